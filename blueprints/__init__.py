@@ -1,0 +1,1 @@
+"""What to serve: patterns, the model and engine catalogues, the resolver and the renderer."""

@@ -1,0 +1,1 @@
+"""What to rent: the fleet's settings, the instance catalogue and the CDKTF stacks."""

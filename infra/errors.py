@@ -1,0 +1,62 @@
+"""Everything the product refuses, as one small tree; each leaf is an exit code that scripts may rely on.
+
+BlueprintError
+├── AnswerIsNo    exit 1: an SLO missed, a plan not empty, a check failed
+├── InputError    exit 2: a file, a field or an argument is wrong
+└── Unavailable   exit 3: a tool, a server or a resource of this machine is missing
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class BlueprintError(Exception):
+    """A refusal that reaches the user as its text alone, without a traceback."""
+
+    exit_code = 1
+
+
+class AnswerIsNo(BlueprintError):
+    """The question was well put and the answer is no."""
+
+    exit_code = 1
+
+
+class Unavailable(BlueprintError):
+    """The machine or a server lacks what the command needs."""
+
+    exit_code = 3
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """One thing that is wrong in one place, and what to write instead.
+
+    `line` and `column` count from 1; a mistake of the file as a whole stands at 1:1. `field` is a dotted path such as `pools.general.size`.
+    """
+
+    file: Path
+    line: int
+    column: int
+    field: str
+    value: str
+    why: str
+    write: str
+
+    def __str__(self) -> str:
+        subject = f"{self.field}: " if self.field else ""
+        now = f"now {self.value}: " if self.value else ""
+        return f"{self.file}:{self.line}:{self.column}: {subject}{now}{self.why}. Write {self.write}."
+
+
+class InputError(BlueprintError):
+    """All mistakes found at once, or one sentence about an argument."""
+
+    exit_code = 2
+
+    def __init__(self, mistakes: Iterable[Mistake] | str) -> None:
+        self.mistakes: tuple[Mistake, ...] = () if isinstance(mistakes, str) else tuple(mistakes)
+        super().__init__(mistakes if isinstance(mistakes, str) else "\n".join(map(str, self.mistakes)))

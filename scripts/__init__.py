@@ -1,0 +1,1 @@
+"""What a person runs: the `blueprint` command line and what stands behind it."""
