@@ -1,0 +1,125 @@
+"""What a person sees while work goes on: steps with their times, and every external command, quoted to run again.
+
+Progress goes to standard error; results go to standard output, so that `--json` can be piped.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from infra.errors import BlueprintError, Unavailable
+from scripts import processes
+
+out = Console(highlight=False, soft_wrap=True)
+err = Console(highlight=False, soft_wrap=True, stderr=True)
+
+
+@dataclass
+class Step:
+    """One step with the time it took, in seconds."""
+
+    title: str
+    seconds: float = 0.0
+    note: str = ""
+
+
+@contextmanager
+def step(title: str) -> Iterator[Step]:
+    """Shows `title` while the block runs, then its time. The block may set `note` for the closing line."""
+    now = Step(title)
+    start = time.monotonic()
+    err.print(f"[bold]▸[/bold] {title}")
+    try:
+        if err.is_terminal:
+            with err.status(title):
+                yield now
+        else:
+            yield now
+    except BaseException:
+        err.print(f"[red]✗[/red] {title} [dim]({time.monotonic() - start:.1f} s)[/dim]")
+        raise
+    now.seconds = time.monotonic() - start
+    note = f": {now.note}" if now.note else ""
+    err.print(f"[green]✓[/green] {title}{note} [dim]({now.seconds:.1f} s)[/dim]")
+
+
+def quoted(command: Sequence[str], *, cwd: Path | None = None, environment: Mapping[str, str] | None = None) -> str:
+    """The command as a line that a person can paste into a shell."""
+    words = [f"{key}={shlex.quote(value)}" for key, value in (environment or {}).items()]
+    line = " ".join([*words, shlex.join(command)])
+    return f"(cd {shlex.quote(_near(cwd))} && {line})" if cwd and cwd.resolve() != Path.cwd() else line
+
+
+def _near(path: Path) -> str:
+    """A path as seen from here where that is shorter."""
+    relative = os.path.relpath(path)
+    return relative if len(relative) < len(str(path)) else str(path)
+
+
+def run(
+    command: Sequence[str],
+    *,
+    log: Path,
+    cwd: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    timeout_s: float = 1800.0,
+) -> str:
+    """Prints an external command, runs it with its output in `log`, and returns that output.
+
+    Args:
+        environment: set on top of this process's own; printed with the command, so nothing secret goes in.
+
+    Raises:
+        Unavailable: the program is not there.
+        CommandFailed: it ended with another code than 0, or not within `timeout_s` seconds.
+    """
+    err.print(f"  [dim]$ {quoted(command, cwd=cwd, environment=environment)}[/dim]", markup=True)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as sink:
+        start = sink.tell()
+        try:
+            child = processes.spawn(command, cwd=cwd, environment=environment, output=sink)
+        except FileNotFoundError:
+            raise Unavailable(f"{command[0]} is not on this machine's PATH") from None
+        try:
+            code = child.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise CommandFailed(command, log, f"did not end within {timeout_s:.0f} s", start) from None
+        finally:
+            processes.stop(child)
+    if code != 0:
+        raise CommandFailed(command, log, f"ended with code {code}", start)
+    return _since(log, start)
+
+
+class CommandFailed(BlueprintError):
+    """An external command failed; carries what it printed last."""
+
+    exit_code = 1
+
+    def __init__(self, command: Sequence[str], log: Path, how: str, start: int = 0) -> None:
+        self.output = _since(log, start)
+        tail = "\n".join(f"    {line}" for line in self.output.splitlines()[-20:])
+        super().__init__(f"{shlex.join(command)}\n  {how}; its last lines, all of them in {_near(log)}:\n{tail}")
+
+
+def _since(log: Path, start: int) -> str:
+    with log.open("rb") as file:
+        file.seek(start)
+        return file.read().decode("utf-8", "replace")
+
+
+def fail(error: BlueprintError) -> int:
+    """Shows a refusal as its text alone; returns the exit code."""
+    print(error, file=sys.stderr)
+    return error.exit_code

@@ -1,0 +1,103 @@
+"""Child processes that never outlive what started them, and waits that always have a limit."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from infra.errors import Unavailable
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def _die_with_parent() -> None:
+    # Linux tells the child when its parent is gone, even where the parent was killed with -9.
+    if _libc is not None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def spawn(
+    command: Sequence[str],
+    *,
+    cwd: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    output: IO[bytes] | int = subprocess.DEVNULL,
+) -> subprocess.Popen[bytes]:
+    """Starts `command` in a process group of its own that ends when this process does.
+
+    Call it from a thread that lives as long as the child: Linux ties the child to the thread.
+    """
+    return subprocess.Popen(
+        list(command),
+        cwd=cwd,
+        env={**os.environ, **(environment or {})},
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        preexec_fn=_die_with_parent,
+    )
+
+
+def stop(child: subprocess.Popen[Any], grace_s: float = 20.0) -> None:
+    """Ends a child's whole group: asked first, then killed after `grace_s` seconds."""
+    if child.poll() is None:
+        _signal(child.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(grace_s)
+    _signal(child.pid, signal.SIGKILL)
+    child.wait()
+
+
+def _signal(group: int, what: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, what)
+
+
+def wait_until(ready: Callable[[], bool], what: str, limit_s: float, every_s: float = 0.1) -> None:
+    """Polls `ready` until it holds.
+
+    Raises:
+        Unavailable: it did not within `limit_s` seconds.
+    """
+    end = time.monotonic() + limit_s
+    while not ready():
+        if time.monotonic() > end:
+            raise Unavailable(f"{what} did not come within {limit_s:.0f} s")
+        time.sleep(every_s)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of the loopback interface that nobody listens on now, all different."""
+    with contextlib.ExitStack() as held:
+        ports = []
+        for _ in range(count):
+            listener = held.enter_context(socket.socket())
+            listener.bind(("127.0.0.1", 0))
+            ports.append(int(listener.getsockname()[1]))
+        return ports
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Turns SIGTERM and SIGHUP into KeyboardInterrupt, so that one way of cleaning up serves all interruptions."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {what: signal.signal(what, interrupt) for what in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for what, handler in before.items():
+            signal.signal(what, handler)
