@@ -9,6 +9,7 @@ import os
 import shlex
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 
 from infra.errors import BlueprintError, Unavailable
 from scripts import processes
@@ -32,25 +34,48 @@ class Step:
     seconds: float = 0.0
     note: str = ""
 
+    def __str__(self) -> str:
+        return f"{self.title}: {self.note}" if self.note else self.title
+
 
 @contextmanager
 def step(title: str) -> Iterator[Step]:
-    """Shows `title` while the block runs, then its time. The block may set `note` for the closing line."""
+    """Shows `title` while the block runs, then its time. The block may set `note`: it shows at once and at the end."""
     now = Step(title)
     start = time.monotonic()
-    err.print(f"[bold]▸[/bold] {title}")
+    err.print(f"[bold]▸[/bold] {escape(title)}")
     try:
-        if err.is_terminal:
-            with err.status(title):
-                yield now
-        else:
+        with _alive(now, start):
             yield now
     except BaseException:
-        err.print(f"[red]✗[/red] {title} [dim]({time.monotonic() - start:.1f} s)[/dim]")
+        now.seconds = time.monotonic() - start
+        err.print(f"[red]✗[/red] {escape(title)} [dim]({now.seconds:.1f} s)[/dim]")
         raise
     now.seconds = time.monotonic() - start
-    note = f": {now.note}" if now.note else ""
-    err.print(f"[green]✓[/green] {title}{note} [dim]({now.seconds:.1f} s)[/dim]")
+    err.print(f"[green]✓[/green] {escape(str(now))} [dim]({now.seconds:.1f} s)[/dim]")
+
+
+@contextmanager
+def _alive(now: Step, start: float) -> Iterator[None]:
+    """Shows that a step goes on: a running line in a terminal, a line every ten seconds elsewhere."""
+    done = threading.Event()
+
+    def show() -> None:
+        if err.is_terminal:
+            with err.status("") as line:
+                while not done.wait(0.5):
+                    line.update(f"{escape(str(now))} [dim]{time.monotonic() - start:.0f} s[/dim]")
+        else:
+            while not done.wait(10):
+                err.print(f"  … {escape(str(now))} ({time.monotonic() - start:.0f} s)")
+
+    shower = threading.Thread(target=show, daemon=True)
+    shower.start()
+    try:
+        yield
+    finally:
+        done.set()
+        shower.join()
 
 
 def quoted(command: Sequence[str], *, cwd: Path | None = None, environment: Mapping[str, str] | None = None) -> str:
@@ -83,7 +108,7 @@ def run(
         Unavailable: the program is not there.
         CommandFailed: it ended with another code than 0, or not within `timeout_s` seconds.
     """
-    err.print(f"  [dim]$ {quoted(command, cwd=cwd, environment=environment)}[/dim]", markup=True)
+    err.print(f"  [dim]$ {escape(quoted(command, cwd=cwd, environment=environment))}[/dim]")
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as sink:
         start = sink.tell()

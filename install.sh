@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# From a bare clone to a load-tested vLLM, on stacks that the real Terraform applied, without an AWS account.
+#   ./install.sh           sets up, then runs the whole road once on embedded defaults
+#   ./install.sh --help    the options
+set -euo pipefail
+cd "$(dirname "$0")"
+
+case " $* " in
+  *" --help "* | *" -h "*) ;;
+  *)
+    echo "▸ What this machine has" >&2
+    python=$(scripts/find-python)
+    "$python" scripts/machine.py
+    ;;
+esac
+start=$SECONDS
+echo "▸ The command line's environment" >&2
+scripts/setup
+exec .venv/bin/blueprint install --set-up-seconds $((SECONDS - start)) "$@"

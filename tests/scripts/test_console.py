@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from infra.errors import InputError, Unavailable
+from scripts import console
+
+
+def test_a_command_is_printed_so_that_a_shell_runs_the_same_again(tmp_path: Path) -> None:
+    folder = tmp_path / "with space"
+    folder.mkdir()
+    line = console.quoted(["printf", "%s|", "a b", "$HOME", "it's"], cwd=folder, environment={"X": "1 2"})
+    again = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True)
+    assert again.stdout == "a b|$HOME|it's|"
+
+
+def test_run_returns_the_output_and_keeps_it_in_the_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "logs" / "echo.log"
+    assert console.run(["echo", "one"], log=log) == "one\n"
+    assert console.run(["echo", "two"], log=log) == "two\n"
+    assert log.read_text() == "one\ntwo\n"
+    assert "$ echo one" in capsys.readouterr().err
+
+
+def test_a_failed_command_says_its_code_its_last_lines_and_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    with pytest.raises(console.CommandFailed) as failed:
+        console.run(["sh", "-c", "seq 1 50; exit 7"], log=log)
+    text = str(failed.value)
+    assert "ended with code 7" in text and "    50" in text and "    30\n" not in text and "x.log" in text
+    assert failed.value.output.startswith("1\n2\n")
+
+
+def test_a_command_that_hangs_is_ended_at_its_limit(tmp_path: Path) -> None:
+    with pytest.raises(console.CommandFailed, match="did not end within 1 s"):
+        console.run(["sleep", "300"], log=tmp_path / "x.log", timeout_s=1)
+
+
+def test_a_program_that_is_not_there_is_the_environments_fault(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match="no-such-program is not on this machine's PATH") as missing:
+        console.run(["no-such-program"], log=tmp_path / "x.log")
+    assert missing.value.exit_code == 3
+
+
+def test_a_step_shows_its_title_note_and_time(capsys: pytest.CaptureFixture[str]) -> None:
+    with console.step("Counting") as step:
+        step.note = "12 found"
+    assert step.seconds > 0
+    shown = capsys.readouterr().err
+    assert "▸ Counting" in shown and "✓ Counting: 12 found (0.0 s)" in shown
+
+
+def test_a_step_that_fails_is_shown_as_failed_and_passes_the_error_on(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(InputError), console.step("Reading"):
+        raise InputError("no")
+    assert "✗ Reading" in capsys.readouterr().err
+
+
+def test_nothing_that_a_command_prints_is_taken_for_markup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argument = "[red]x[/nonsense]"
+    console.run([sys.executable, "-c", "print(1)", argument], log=tmp_path / "x.log")
+    assert shlex.quote(argument) in capsys.readouterr().err
