@@ -144,3 +144,14 @@ Duration = Annotated[
     float, BeforeValidator(_seconds), _schema(rf"^{_number} ?(s|min|h|d)$", "A length of time.", "30s")
 ]
 """`30s`, `5min`, `8h`, `30d`: seconds."""
+
+
+def human_bytes(count: float) -> str:
+    """`886 MB`, `65.5 GB`: bytes in powers of ten, as disks and files are sold."""
+    if count < 1000:
+        return f"{count:.0f} B"
+    for unit in ("kB", "MB", "GB"):
+        count /= 1000
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+    return f"{count / 1000:.3g} TB"

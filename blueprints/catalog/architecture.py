@@ -1,0 +1,311 @@
+"""What a model's own `config.json` says about memory: its tensors and how each is split over accelerators.
+
+The field names of `config.json` are those of Hugging Face transformers. Supported are decoders with grouped-query
+attention (Llama, Qwen2, Qwen3, Mistral), their mixture-of-experts forms (Qwen3-MoE, gpt-oss), multi-head latent attention
+(DeepSeek-V2 and V3) and encoders of the BERT kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict
+
+from infra.errors import InputError
+
+ENCODERS = ("bert", "roberta", "xlm-roberta")
+DECODERS = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gpt_oss", "deepseek_v2", "deepseek_v3")
+
+Split = Literal["even", "kv", "none"]
+"""How tensor parallelism divides a tensor: evenly; by key and value heads, at most into as many parts as there are; not."""
+
+_BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0}
+_FP8_BLOCK_SCALE = 4
+"""DeepSeek's block-wise FP8 keeps one float32 scale (`weight_scale_inv`) for each block, 128 x 128 by default."""
+_MXFP4 = 0.5 + 1 / 32
+"""OCP Microscaling MXFP4: 4 bits a number and one 8-bit scale for each 32 numbers."""
+
+
+class Tensors(NamedTuple):
+    """A group of like tensors of one model."""
+
+    what: str
+    parameters: int
+    bytes: float
+    """As the checkpoint stores them, which is as vLLM holds them."""
+
+    split: Split
+    active: float = 1.0
+    """Share of the parameters that one token passes through: less than 1 for experts."""
+
+    served: bool = True
+    """Whether the engine loads them: layers for multi-token prediction lie in the checkpoint and stay there."""
+
+
+class Latent(BaseModel):
+    """Multi-head latent attention: keys and values of all heads compressed into one vector a token."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    query_rank: int | None
+    kv_rank: int
+    rope_dim: int
+    nope_dim: int
+    value_dim: int
+
+
+class Architecture(BaseModel):
+    """The numbers of `config.json` that memory follows from. Lengths are in numbers, not bytes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: str
+    """transformers' `model_type`."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    tied: bool
+    """Whether the output layer is the embedding itself, so that it takes memory once."""
+
+    max_context: int
+    """Most tokens of a request that the model was made for."""
+
+    dtype: str
+    quantization: Literal["none", "fp8", "mxfp4"] = "none"
+    fp8_block: int = 128
+    attention_bias: bool = False
+    output_bias: bool = False
+    query_key_norm: bool = False
+    experts: int = 0
+    active_experts: int = 0
+    shared_experts: int = 0
+    expert_intermediate: int = 0
+    dense_layers: int = 0
+    """Of a mixture of experts: the first layers, which have an ordinary feed-forward part."""
+
+    prediction_layers: int = 0
+    """Layers for multi-token prediction, stored behind the others."""
+
+    latent: Latent | None = None
+    window: int | None = None
+    """Tokens that a sliding layer looks back over."""
+
+    sliding_layers: int = 0
+    positions: int = 0
+    """Learned position embeddings (encoders)."""
+
+    @property
+    def encoder(self) -> bool:
+        """Encoders read a text once and keep no KV cache."""
+        return self.kind in ENCODERS
+
+    def tensors(self) -> tuple[Tensors, ...]:
+        """All tensors of the checkpoint, in groups that are split and stored alike."""
+        return tuple(_encoder(self) if self.encoder else _decoder(self))
+
+    @property
+    def parameters(self) -> int:
+        """All parameters of the checkpoint that the engine serves."""
+        return sum(group.parameters for group in self.tensors() if group.served)
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that one token passes through; the embedding is looked up, the output layer counts."""
+        return round(sum(group.parameters * group.active for group in self.tensors() if group.served))
+
+
+def read(config: Mapping[str, Any], where: str) -> Architecture:
+    """The architecture that a `config.json` describes; `where` names it in messages.
+
+    Raises:
+        InputError: its kind is not known here, or a number is missing.
+    """
+    kind = config.get("model_type")
+    if kind not in (*DECODERS, *ENCODERS):
+        known = ", ".join(sorted((*DECODERS, *ENCODERS)))
+        raise InputError(f"{where}: model_type: now {kind!r}: its memory is not known here. Write a model of one of {known}.")
+    try:
+        return _architecture(kind, config, where)
+    except KeyError as error:
+        raise InputError(f"{where}: {error.args[0]}: it is missing, and memory follows from it.") from None
+    except (TypeError, ValueError, ZeroDivisionError) as error:
+        raise InputError(f"{where}: a number in it is of another kind: {error}.") from None
+
+
+def _architecture(kind: str, config: Mapping[str, Any], where: str) -> Architecture:
+    heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
+    quantization, block = _quantization(config, where)
+    dense = int(config.get("first_k_dense_replace", 0))
+    experts = int(config.get("n_routed_experts") or config.get("num_experts") or config.get("num_local_experts") or 0)
+    return Architecture(
+        kind=kind,
+        layers=int(config["num_hidden_layers"]),
+        hidden=hidden,
+        intermediate=int(config["intermediate_size"]),
+        heads=heads,
+        kv_heads=int(config.get("num_key_value_heads") or heads),
+        head_dim=int(config.get("head_dim") or hidden // heads),
+        vocabulary=int(config["vocab_size"]),
+        tied=bool(config.get("tie_word_embeddings", kind in ENCODERS)),
+        max_context=_context(kind, config),
+        dtype=str(config.get("torch_dtype") or config.get("dtype") or "bfloat16"),
+        quantization=quantization,
+        fp8_block=block,
+        attention_bias=bool(config.get("attention_bias", kind == "qwen2")),
+        output_bias=kind == "gpt_oss",
+        query_key_norm=kind in ("qwen3", "qwen3_moe"),
+        experts=experts,
+        active_experts=int(config.get("num_experts_per_tok") or config.get("experts_per_token") or 0) if experts else 0,
+        shared_experts=int(config.get("n_shared_experts") or 0),
+        expert_intermediate=int(config.get("moe_intermediate_size") or config["intermediate_size"]) if experts else 0,
+        dense_layers=dense if experts else 0,
+        prediction_layers=int(config.get("num_nextn_predict_layers", 0)),
+        latent=_latent(config),
+        window=_window(config),
+        sliding_layers=_sliding_layers(config),
+        positions=int(config["max_position_embeddings"]) if kind in ENCODERS else 0,
+    )
+
+
+def _context(kind: str, config: Mapping[str, Any]) -> int:
+    positions = int(config["max_position_embeddings"])
+    # RoBERTa's position numbers start behind the padding token's: 514 positions hold 512 tokens.
+    return positions - 2 if kind in ("roberta", "xlm-roberta") else positions
+
+
+def _latent(config: Mapping[str, Any]) -> Latent | None:
+    if not config.get("kv_lora_rank"):
+        return None
+    return Latent(
+        query_rank=config.get("q_lora_rank"),
+        kv_rank=config["kv_lora_rank"],
+        rope_dim=config["qk_rope_head_dim"],
+        nope_dim=config["qk_nope_head_dim"],
+        value_dim=config["v_head_dim"],
+    )
+
+
+def _window(config: Mapping[str, Any]) -> int | None:
+    # Qwen's configs carry a window that `use_sliding_window` switches off.
+    if not config.get("sliding_window") or not config.get("use_sliding_window", True):
+        return None
+    return int(config["sliding_window"])
+
+
+def _sliding_layers(config: Mapping[str, Any]) -> int:
+    if _window(config) is None:
+        return 0
+    kinds = config.get("layer_types")
+    return kinds.count("sliding_attention") if kinds else int(config["num_hidden_layers"])
+
+
+def _quantization(config: Mapping[str, Any], where: str) -> tuple[Literal["none", "fp8", "mxfp4"], int]:
+    settings = config.get("quantization_config")
+    if not settings:
+        return "none", 128
+    method = settings.get("quant_method")
+    if method == "fp8":
+        return "fp8", int((settings.get("weight_block_size") or [128])[0])
+    if method == "mxfp4":
+        return "mxfp4", 128
+    raise InputError(
+        f"{where}: quantization_config.quant_method: now {method!r}: the size of its weights is not known here. "
+        "Write a model in bfloat16, fp8 or mxfp4."
+    )
+
+
+def _decoder(a: Architecture) -> Iterator[Tensors]:
+    plain = _BYTES.get(a.dtype, 2.0)
+    linear = 1 + _FP8_BLOCK_SCALE / a.fp8_block**2 if a.quantization == "fp8" else plain
+    expert = _MXFP4 if a.quantization == "mxfp4" else linear
+    sparse = a.layers - a.dense_layers if a.experts else 0
+    dense = a.layers - sparse
+
+    def group(what: str, count: int, each: float, split: Split, **more: Any) -> Tensors:
+        return Tensors(what, count, count * each, split, **more)
+
+    table = a.vocabulary * a.hidden
+    yield group("embedding", table, plain, "even", active=1.0 if a.tied else 0.0)
+    if not a.tied:
+        yield group("output layer", table, plain, "even")
+    yield group("norms", a.hidden * (2 * a.layers + 1), plain, "none")
+    yield from _attention(a, a.layers, plain, linear)
+    if dense:
+        yield group("feed-forward", dense * 3 * a.hidden * a.intermediate, linear, "even")
+    if sparse:
+        yield from _experts(a, sparse, plain, linear, expert)
+    if a.prediction_layers:
+        yield _prediction(a, plain, linear, expert)
+
+
+def _attention(a: Architecture, layers: int, plain: float, linear: float) -> Iterator[Tensors]:
+    if a.latent:
+        yield from _latent_attention(a, a.latent, layers, plain, linear)
+        return
+    width, kv_width = a.heads * a.head_dim, 2 * a.kv_heads * a.head_dim
+    yield Tensors("query", n := layers * a.hidden * width, n * linear, "even")
+    yield Tensors("key and value", n := layers * a.hidden * kv_width, n * linear, "kv")
+    yield Tensors("attention output", n := layers * width * a.hidden, n * linear, "even")
+    if a.attention_bias:
+        yield Tensors("query bias", n := layers * width, n * plain, "even")
+        yield Tensors("key and value bias", n := layers * kv_width, n * plain, "kv")
+    if a.output_bias:
+        yield Tensors("attention output bias", n := layers * a.hidden, n * plain, "none")
+        yield Tensors("attention sinks", n := layers * a.heads, n * plain, "even")
+    if a.query_key_norm:
+        yield Tensors("query and key norms", n := layers * 2 * a.head_dim, n * plain, "none")
+
+
+def _latent_attention(a: Architecture, latent: Latent, layers: int, plain: float, linear: float) -> Iterator[Tensors]:
+    """vLLM replicates the down-projections and splits the up-projections by heads."""
+    down = a.hidden * (latent.kv_rank + latent.rope_dim) + a.hidden * (latent.query_rank or 0)
+    query = (latent.query_rank or a.hidden) * a.heads * (latent.nope_dim + latent.rope_dim)
+    up = latent.kv_rank * a.heads * (latent.nope_dim + latent.value_dim)
+    output = a.heads * latent.value_dim * a.hidden
+    yield Tensors("latent down-projections", n := layers * down, n * linear, "none")
+    yield Tensors("latent up-projections", n := layers * (query + up), n * linear, "even")
+    yield Tensors("attention output", n := layers * output, n * linear, "even")
+    yield Tensors("latent norms", n := layers * (latent.kv_rank + (latent.query_rank or 0)), n * plain, "none")
+
+
+def _experts(a: Architecture, layers: int, plain: float, linear: float, expert: float) -> Iterator[Tensors]:
+    share = a.active_experts / a.experts
+    each = 3 * a.hidden * a.expert_intermediate
+    yield Tensors("experts", n := layers * a.experts * each, n * expert, "even", share)
+    yield Tensors("expert router", n := layers * a.experts * a.hidden, n * plain, "none")
+    if a.kind == "gpt_oss":
+        biases = layers * a.experts * (2 * a.expert_intermediate + a.hidden)
+        yield Tensors("expert biases", biases, biases * plain, "even", share)
+        yield Tensors("expert router bias", n := layers * a.experts, n * plain, "none")
+    if a.kind == "deepseek_v3":
+        yield Tensors("expert router correction", n := layers * a.experts, n * 4.0, "none")
+    if a.shared_experts:
+        yield Tensors("shared experts", n := layers * a.shared_experts * each, n * linear, "even")
+
+
+def _prediction(a: Architecture, plain: float, linear: float, expert: float) -> Tensors:
+    """DeepSeek-V3's multi-token prediction: a whole sparse layer with its own copies of embedding and output layer."""
+    parts = [*_attention(a, 1, plain, linear), *_experts(a, 1, plain, linear, expert)]
+    outside = 2 * a.vocabulary * a.hidden + 2 * a.hidden * a.hidden + 5 * a.hidden
+    count = a.prediction_layers * (sum(part.parameters for part in parts) + outside)
+    size = a.prediction_layers * (sum(part.bytes for part in parts) + outside * plain)
+    return Tensors("multi-token prediction", count, size, "even", served=False)
+
+
+def _encoder(a: Architecture) -> Iterator[Tensors]:
+    """BERT: biases everywhere, two norms of two vectors a layer, and vLLM replicates none of the large ones."""
+    plain = _BYTES.get(a.dtype, 2.0)
+    # One row of token types for RoBERTa's kind, two for BERT's; the norm behind them has two vectors.
+    kinds = 2 if a.kind == "bert" else 1
+    yield Tensors("embedding", n := a.vocabulary * a.hidden, n * plain, "even", 0.0)
+    yield Tensors("positions", n := (a.positions + kinds + 2) * a.hidden, n * plain, "none", 0.0)
+    yield Tensors("attention", n := a.layers * 4 * a.hidden * a.hidden, n * plain, "even")
+    yield Tensors("feed-forward", n := a.layers * 2 * a.hidden * a.intermediate, n * plain, "even")
+    biases = a.layers * (4 * a.hidden + a.intermediate + a.hidden + 4 * a.hidden)
+    yield Tensors("biases and norms", biases, biases * plain, "none")
