@@ -1,8 +1,8 @@
 """What a model's own `config.json` says about memory: its tensors and how each is split over accelerators.
 
 The field names of `config.json` are those of Hugging Face transformers. Supported are decoders with grouped-query
-attention (Llama, Qwen2, Qwen3, Mistral), their mixture-of-experts forms (Qwen3-MoE, gpt-oss), multi-head latent attention
-(DeepSeek-V2 and V3) and encoders of the BERT kind.
+attention (Llama, Qwen2, Qwen3, Mistral), their mixture-of-experts forms (Qwen3-MoE, gpt-oss), multi-head latent
+attention (DeepSeek-V2 and V3) and encoders of the BERT kind.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ENCODERS = ("bert", "roberta", "xlm-roberta")
 DECODERS = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gpt_oss", "deepseek_v2", "deepseek_v3")
 
 Split = Literal["even", "kv", "none"]
-"""How tensor parallelism divides a tensor: evenly; by key and value heads, at most into as many parts as there are; not."""
+"""How tensor parallelism divides a tensor: evenly; by key and value heads, so into no more parts; not at all."""
 
 _BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0}
 _FP8_BLOCK_SCALE = 4
@@ -129,7 +129,9 @@ def read(config: Mapping[str, Any], where: str) -> Architecture:
     kind = config.get("model_type")
     if kind not in (*DECODERS, *ENCODERS):
         known = ", ".join(sorted((*DECODERS, *ENCODERS)))
-        raise InputError(f"{where}: model_type: now {kind!r}: its memory is not known here. Write a model of one of {known}.")
+        raise InputError(
+            f"{where}: model_type: now {kind!r}: its memory is not known here. Write a model of one of {known}."
+        )
     try:
         return _architecture(kind, config, where)
     except KeyError as error:

@@ -1,4 +1,4 @@
-"""The models that blueprints can name: a catalogue with a source on each row, and any folder that holds a config.json."""
+"""The models that blueprints can name: a catalogue with a source on each row, and folders that hold a config.json."""
 
 from __future__ import annotations
 

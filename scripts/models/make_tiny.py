@@ -1,7 +1,7 @@
-"""Makes a Qwen3 with random weights from a fixed seed and a real tokenizer, so that all of serving can be tried without a hub.
+"""Makes a Qwen3 with random weights and a real tokenizer, so that all of serving can be tried without a hub.
 
-The same size gives the same bytes each time and on each machine. What such a model says has no meaning; its timing, its
-memory and its errors are real. One thing is not random: no token that prints nothing is ever chosen (see `_steer`).
+The seed is fixed: the same size gives the same bytes each time and on each machine. What such a model says has no
+meaning; its timing, its memory and its errors are real. One thing is not random: no token that prints nothing is ever chosen (see `_steer`).
 """
 
 from __future__ import annotations
@@ -53,6 +53,9 @@ _SPREAD = 0.02
 
 _EMBEDDING_SPREAD = 0.5
 """Wider than the matrices, so that each answer depends on its own prompt and not on the layers alone."""
+
+_LOGIT_SPREAD = 3.0
+"""Standard deviation of what the output layer gives: wide enough that some tokens are much likelier than others."""
 
 _STEER = 0
 """The one number of the residual stream that no layer writes to."""
@@ -128,7 +131,7 @@ def tensors(size: Size) -> Iterator[Tensor]:
         yield Tensor(f"{at}.mlp.up_proj.weight", (m.intermediate, m.hidden), _SPREAD)
         yield Tensor(f"{at}.mlp.down_proj.weight", (m.hidden, m.intermediate), _SPREAD)
     yield Tensor("model.norm.weight", (m.hidden,), 0)
-    yield Tensor("lm_head.weight", (m.vocabulary, m.hidden), _SPREAD)
+    yield Tensor("lm_head.weight", (m.vocabulary, m.hidden), _LOGIT_SPREAD / m.hidden**0.5)
 
 
 def train_tokenizer(vocabulary: int) -> Tokenizer:
@@ -155,8 +158,9 @@ def train_tokenizer(vocabulary: int) -> Tokenizer:
 
 def silent_tokens(tokenizer: Tokenizer) -> list[int]:
     """Tokens that print nothing by themselves: special ones, pieces of a UTF-8 character, control characters."""
-    silent = [tokenizer.token_to_id(word) for word in (*_SPECIAL, *_MARKS)]
-    for number in range(tokenizer.get_vocab_size() - len(silent)):
+    ordinary = tokenizer.get_vocab_size(with_added_tokens=False)
+    silent = list(range(ordinary, tokenizer.get_vocab_size()))
+    for number in range(ordinary):
         text = tokenizer.decode([number])
         if "\ufffd" in text or not all(char.isprintable() or char == "\n" for char in text):
             silent.append(number)
