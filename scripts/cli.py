@@ -9,6 +9,7 @@ import typer
 
 from infra.errors import BlueprintError
 from scripts import console
+from scripts.commands import model
 
 app = typer.Typer(
     name="blueprint",
@@ -16,10 +17,9 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-model = typer.Typer(help="Models: make, copy, and see what they fit on.", no_args_is_help=True)
 fleet = typer.Typer(help="The fleet: show it, synthesize its stacks.", no_args_is_help=True)
 catalog = typer.Typer(help="The catalogues' data.", no_args_is_help=True)
-app.add_typer(model, name="model")
+app.add_typer(model.app, name="model")
 app.add_typer(fleet, name="fleet")
 app.add_typer(catalog, name="catalog")
 

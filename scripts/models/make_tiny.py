@@ -1,7 +1,8 @@
 """Makes a Qwen3 with random weights and a real tokenizer, so that all of serving can be tried without a hub.
 
 The seed is fixed: the same size gives the same bytes each time and on each machine. What such a model says has no
-meaning; its timing, its memory and its errors are real. One thing is not random: no token that prints nothing is ever chosen (see `_steer`).
+meaning; its timing, its memory and its errors are real. One thing is not random: no token that prints nothing is ever
+chosen (see `_steer`).
 """
 
 from __future__ import annotations
