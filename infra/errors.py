@@ -8,9 +8,10 @@ BlueprintError
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 
 class BlueprintError(Exception):
@@ -35,7 +36,8 @@ class Unavailable(BlueprintError):
 class Mistake:
     """One thing that is wrong in one place, and what to write instead.
 
-    `line` and `column` count from 1; a mistake of the file as a whole stands at 1:1. `field` is a dotted path such as `pools.general.size`.
+    `line` and `column` count from 1; a mistake of the file as a whole stands at 1:1. `field` is a dotted path such as
+    `pools.general.size`.
     """
 
     file: Path
@@ -47,9 +49,18 @@ class Mistake:
     write: str
 
     def __str__(self) -> str:
-        subject = f"{self.field}: " if self.field else ""
+        subject = f"{_printable(self.field)}: " if self.field else ""
         now = f"now {self.value}: " if self.value else ""
-        return f"{self.file}:{self.line}:{self.column}: {subject}{now}{self.why}. Write {self.write}."
+        return f"{_printable(str(self.file))}:{self.line}:{self.column}: {subject}{now}{self.why}. Write {self.write}."
+
+    def plain(self) -> dict[str, Any]:
+        """The mistake as `--json` shows it."""
+        return {**asdict(self), "file": str(self.file), "message": str(self)}
+
+
+def _printable(text: str) -> str:
+    """A path or a key on one line, whatever it holds."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape", "replace").decode() for char in text)
 
 
 class InputError(BlueprintError):
@@ -60,3 +71,27 @@ class InputError(BlueprintError):
     def __init__(self, mistakes: Iterable[Mistake] | str) -> None:
         self.mistakes: tuple[Mistake, ...] = () if isinstance(mistakes, str) else tuple(mistakes)
         super().__init__(mistakes if isinstance(mistakes, str) else "\n".join(map(str, self.mistakes)))
+
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+def both(first: Callable[[], A], second: Callable[[], B]) -> tuple[A, B]:
+    """What `first` and `second` return.
+
+    Raises:
+        InputError: with the mistakes of both at once.
+    """
+    try:
+        value = first()
+    except InputError as error:
+        mistakes = list(error.mistakes)
+        if not mistakes:
+            raise
+        try:
+            second()
+        except InputError as other:
+            mistakes += other.mistakes
+        raise InputError(mistakes) from None
+    return value, second()

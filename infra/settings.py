@@ -1,31 +1,132 @@
-"""Reads a YAML file into a typed, frozen model; every mistake comes back with its line and column, all at once."""
+"""Typed, frozen settings read from a YAML file; every mistake comes back with its line and column, all at once."""
 
 from __future__ import annotations
 
 import difflib
-import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar, get_args
+from typing import Annotated, Any, Generic, NamedTuple, NoReturn, Self, TypeVar, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    Tag,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError, core_schema
+from pydantic_core.core_schema import CoreSchema
 
+from infra import source
 from infra.errors import InputError, Mistake
+from infra.source import Spot, Steps, dotted
 
-MAX_BYTES = 1_000_000
-"""Settings are written by hand; a larger file is another file given by mistake."""
+WRITTEN = {"written": True}
+"""Validation context of values that a person wrote: units are then required, where code may give plain numbers."""
 
-Path_ = tuple[str | int, ...]
+
+class Contradiction(NamedTuple):
+    """Values that are right by themselves and cannot stand together."""
+
+    where: Steps
+    """The field to blame, below the model that says it, in the file's own keys."""
+
+    why: str
+    write: str
 
 
 class Settings(BaseModel):
     """Base of every settings model: frozen, and a key it does not know is refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        use_attribute_docstrings=True,
+        validate_default=True,
+        allow_inf_nan=False,
+    )
 
+    def contradictions(self) -> Iterable[Iterator[Contradiction]]:
+        """What cannot stand together, one iterator a rule; a model with such rules overrides this."""
+        return ()
+
+    @model_validator(mode="after")
+    def _without_contradiction(self) -> Self:
+        found = [contradiction for rule in self.contradictions() for contradiction in _heard(rule)]
+        if found:
+            raise ValidationError.from_exception_data(
+                type(self).__name__,
+                [
+                    InitErrorDetails(
+                        type=PydanticCustomError("contradiction", "{why}. Write {write}", {"why": why, "write": write}),
+                        loc=where,
+                        input=None,
+                    )
+                    for where, why, write in found
+                ],
+            )
+        return self
+
+    @field_validator("*", mode="wrap")
+    @classmethod
+    def _or_unknown(cls, value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+        return value if isinstance(value, _Unknown) else check(value)
+
+
+class _NotKnownError(Exception):
+    """A rule asked for a value that is wrong by itself."""
+
+
+class _Unknown:
+    """Stands where a value is wrong by itself, so that rules about the other fields can still be heard."""
+
+    def _ask(self, *_: Any) -> NoReturn:
+        raise _NotKnownError
+
+    __getattr__ = __getitem__ = __iter__ = __contains__ = __len__ = __bool__ = _ask
+    __lt__ = __le__ = __gt__ = __ge__ = __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _ask
+    __eq__ = __ne__ = __hash__ = __str__ = __format__ = _ask
+
+
+def _heard(rule: Iterator[Contradiction]) -> Iterator[Contradiction]:
+    try:
+        yield from rule
+    except _NotKnownError:
+        return
+
+
+@dataclass(frozen=True)
+class _Listed:
+    """One item stands for a list of one."""
+
+    def __get_pydantic_core_schema__(self, kind: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self._listed, handler(kind))
+
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        schema = handler(core)
+        return {"anyOf": [schema["items"], schema]}
+
+    def _listed(self, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
+def written(text: str) -> Any:
+    """A field's default, in the words that a person would write."""
+    return Field(text)
+
+
+T = TypeVar("T")
+
+OneOrMore = Annotated[tuple[T, ...], _Listed()]
+"""`a` or `[a, b]`: a list in which one item need not be in brackets."""
 
 M = TypeVar("M", bound=Settings)
 
@@ -36,15 +137,11 @@ class Document(Generic[M]):
 
     path: Path
     value: M
-    positions: Mapping[Path_, tuple[int, int]]
+    positions: Mapping[Steps, Spot]
 
     def mistake(self, where: Sequence[str | int], value: Any, why: str, write: str) -> Mistake:
         """A mistake at the field `where`, or at its nearest parent that stands in the file."""
-        at = tuple(where)
-        while at and at not in self.positions:
-            at = at[:-1]
-        line, column = self.positions.get(at, (1, 1))
-        return Mistake(self.path, line, column, _dotted(where), _show(value), why, write)
+        return _mistake(self.path, self.positions, where, _show(value), why, write)
 
 
 def load(path: Path, kind: type[M]) -> Document[M]:
@@ -53,170 +150,273 @@ def load(path: Path, kind: type[M]) -> Document[M]:
     Raises:
         InputError: with every mistake of the file at once.
     """
-    node, positions = _compose(path)
-    data = yaml.SafeLoader("").construct_document(node)
-    if not isinstance(data, dict):
-        raise InputError(
-            [Mistake(path, 1, 1, "", _show(data), "the file is not a mapping of keys to values", "KEY: VALUE lines")]
+    read = source.read(path)
+    if not isinstance(read.data, dict):
+        why = "the file is not a mapping of keys to values"
+        raise InputError([*read.mistakes, Mistake(path, 1, 1, "", _show(read.data), why, "KEY: VALUE lines")])
+    mistakes = list(read.mistakes)
+    value, details = _validated(kind, read.data)
+    meant = _meant(kind, read.data, details)
+    for detail in details:
+        if detail["loc"] not in meant and not _said(read, detail):
+            mistakes.append(_told(read, kind, detail))
+    if mistakes or value is None:
+        raise InputError(sorted(dict.fromkeys(mistakes), key=lambda mistake: (mistake.line, mistake.column)))
+    return Document(path, value, read.spots)
+
+
+def _mistake(
+    path: Path, spots: Mapping[Steps, Spot], where: Sequence[str | int], value: str, why: str, write: str
+) -> Mistake:
+    at = tuple(where)
+    while at and at not in spots:
+        at = at[:-1]
+    spot = spots.get(at, Spot(1, 1, 1, 1))
+    # A field that is not there is best looked for at its parent's key; one item may stand for a list of one.
+    there = all(isinstance(step, int) for step in where[len(at) :])
+    line, column = spot[:2] if there else spot[2:]
+    return Mistake(path, line, column, dotted(where), value, why, write)
+
+
+def _said(read: source.Source, detail: ErrorDetails) -> bool:
+    """Whether the YAML's own mistakes already speak of the field or of what it stands in."""
+    return any(detail["loc"][:length] in read.wrong for length in range(len(detail["loc"]) + 1))
+
+
+def _meant(kind: type[Settings], data: Any, details: Sequence[ErrorDetails]) -> set[Steps]:
+    """The fields that misspelt keys were meant for: they are not missing."""
+    return {
+        (*detail["loc"][:-1], near)
+        for detail in details
+        if detail["type"] == "extra_forbidden" and (near := _nearest(kind, data, detail["loc"]))
+    }
+
+
+def _nearest(kind: type[Settings], data: Any, loc: Steps) -> str | None:
+    """The key that a misspelt one at `loc` was meant for, where it is not there too."""
+    near = difflib.get_close_matches(str(loc[-1]), _free_keys(kind, data, loc), n=1)
+    return near[0] if near else None
+
+
+def _free_keys(kind: type[Settings], data: Any, loc: Steps) -> list[str]:
+    """The keys that could still be written beside the one at `loc`."""
+    *_, (_, model) = _way(kind, loc)
+    held = source.value_at(data, _steps(data, loc[:-1]))
+    return [name for name in _fields(model) if name not in held] if model and isinstance(held, dict) else []
+
+
+def _validated(kind: type[M], data: Any) -> tuple[M | None, list[ErrorDetails]]:
+    """The model of `data`, or all that is wrong.
+
+    Pydantic looks for contradictions only where each field is right by itself; so what is wrong is set to unknown, and
+    the rest is looked at again, until nothing new is found.
+    """
+    details: list[ErrorDetails] = []
+    new: list[ErrorDetails] = []
+    while True:
+        try:
+            value = kind.model_validate(data, context=WRITTEN)
+        except ValidationError as error:
+            found = error.errors(include_url=False)
+            new = [detail for detail in found if not details or detail["type"] == "contradiction"]
+        else:
+            return (None, details) if details else (value, [])
+        if not new:
+            return None, details
+        details += new
+        for detail in new:
+            data = _with_unknown(kind, data, detail)
+
+
+def _with_unknown(kind: type[Settings], data: Any, detail: ErrorDetails) -> Any:
+    """`data` with the field of a mistake unknown; copied where it changes."""
+    loc = detail["loc"]
+    if detail["type"] == "extra_forbidden":
+        near = _nearest(kind, data, loc)
+        steps = _steps(data, loc)
+        data = _replaced(data, steps, None)
+        return _replaced(data, (*steps[:-1], near), _Unknown()) if near else data
+    known = [length for length, (step, model) in enumerate(_way(kind, loc), 1) if model and step in _fields(model)]
+    return _replaced(data, _steps(data, loc[: known[-1]]), _Unknown()) if known else data
+
+
+def _replaced(data: Any, steps: Steps, value: Any) -> Any:
+    """A copy of nested mappings and lists with another value at `steps`; None takes the key away."""
+    if not steps:
+        return value
+    first, *rest = steps
+    if isinstance(data, list) and isinstance(first, int):
+        return [_replaced(item, tuple(rest), value) if index == first else item for index, item in enumerate(data)]
+    if not isinstance(data, Mapping):
+        return data
+    if not rest and value is None:
+        return {key: held for key, held in data.items() if key != first}
+    return {**data, first: _replaced(data.get(first), tuple(rest), value)}
+
+
+def _told(read: source.Source, kind: type[Settings], detail: ErrorDetails) -> Mistake:
+    """Pydantic's error in the project's words."""
+    why, write = _words(kind, read.data, detail)
+    steps = _steps(read.data, detail["loc"])
+    value = source.value_at(read.data, steps)
+    shown = "" if value is None or detail["type"] == "extra_forbidden" else _show(value)
+    if detail["type"] == "contradiction" and isinstance(value, dict | list):
+        shown = ""
+    mistake = _mistake(read.path, read.spots, steps, shown, why, write)
+    if detail["type"] == "extra_forbidden" or "[key]" in detail["loc"]:
+        spot = read.spots[steps]
+        return Mistake(read.path, spot.key_line, spot.key_column, mistake.field, "", why, write)
+    return mistake
+
+
+def _steps(data: Any, loc: Steps) -> Steps:
+    """A path of Pydantic's as the file has it: no names of branches, no 0 where one item stands for a list."""
+    steps: Steps = ()
+    for step in loc:
+        if not _is_inner(step) and not (isinstance(step, int) and not isinstance(source.value_at(data, steps), list)):
+            steps = (*steps, step)
+    return steps
+
+
+def _is_inner(step: str | int) -> bool:
+    """Whether a step of Pydantic's path is neither key nor index: the branch of a union, or "the key itself"."""
+    return isinstance(step, str) and (step.startswith("<") or step == "[key]")
+
+
+def _way(kind: Any, loc: Sequence[str | int]) -> Iterator[tuple[str | int, type[BaseModel] | None]]:
+    """Each step of a path with the model that it is a key of, or None where it is none's."""
+    for step in loc:
+        model, kind = _below(kind, step)
+        yield step, model
+
+
+def _below(kind: Any, step: str | int) -> tuple[type[BaseModel] | None, Any]:
+    """The model below `kind` that has the key `step`, and the type that stands there."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        found = _fields(kind).get(str(step))
+        return kind, found.annotation if found else None
+    parts = get_args(kind)
+    if get_origin(kind) is Annotated:
+        return (
+            (None, parts[0])
+            if step in [part.tag for part in parts if isinstance(part, Tag)]
+            else _below(parts[0], step)
         )
-    try:
-        return Document(path, kind.model_validate(data), positions)
-    except ValidationError as error:
-        raise InputError(_mistakes(path, kind, positions, error)) from None
+    if get_origin(kind) in (dict, Mapping):
+        return None, parts[1]
+    if get_origin(kind) in (tuple, list):
+        return None, parts[0]
+    for part in parts:
+        model, inner = _below(part, step)
+        if model is not None or inner is not None:
+            return model, inner
+    return None, None
 
 
-def _whole(path: Path, why: str, write: str) -> InputError:
-    return InputError([Mistake(path, 1, 1, "", "", why, write)])
-
-
-def _compose(path: Path) -> tuple[yaml.Node, dict[Path_, tuple[int, int]]]:
-    """The YAML tree of `path` and the position of every value in it."""
-    name = path.name
-    try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_BYTES + 1)
-    except FileNotFoundError:
-        raise _whole(path, "there is no such file", f"the path of a {name} that exists") from None
-    except IsADirectoryError:
-        raise _whole(path, "it is a folder", f"the path of the file, {path / name}") from None
-    except OSError as error:
-        raise _whole(path, f"it cannot be read: {error.strerror}", "the path of a file that you may read") from None
-    if len(raw) > MAX_BYTES:
-        raise _whole(path, f"it is larger than {MAX_BYTES // 1000} kB", "settings of a screenful, not a data file")
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError:
-        raise _whole(path, "it is binary, not text in UTF-8", "a YAML file") from None
-    try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
-        why = f"it is not YAML: {error.problem or error.context}"
-        raise InputError([Mistake(path, line, column, "", "", why, "KEY: VALUE lines, indented by spaces")]) from None
-    except yaml.YAMLError:
-        raise _whole(path, "it is binary, not text", "a YAML file") from None
-    if node is None:
-        raise _whole(path, "it is empty", "at least its required keys; `blueprint schema` lists them")
-    positions: dict[Path_, tuple[int, int]] = {}
-    twice: list[Mistake] = []
-    _walk(path, node, (), positions, twice)
-    if twice:
-        raise InputError(twice)
-    return node, positions
-
-
-def _walk(path: Path, node: yaml.Node, at: Path_, found: dict[Path_, tuple[int, int]], twice: list[Mistake]) -> None:
-    found[at] = (node.start_mark.line + 1, node.start_mark.column + 1)
-    if isinstance(node, yaml.SequenceNode):
-        for index, item in enumerate(node.value):
-            _walk(path, item, (*at, index), found, twice)
-    elif isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            here = (*at, key.value if isinstance(key, yaml.ScalarNode) else str(key.tag))
-            if here in found:
-                line, column = key.start_mark.line + 1, key.start_mark.column + 1
-                why = f"the key stands twice; the first is on line {found[here][0]}"
-                twice.append(Mistake(path, line, column, _dotted(here), "", why, "it once"))
-                continue
-            _walk(path, value, here, found, twice)
-
-
-def _dotted(where: Sequence[str | int]) -> str:
-    text = ""
-    for step in where:
-        text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else str(step)
-    return text
-
-
-_short = reprlib.Repr()
-_short.maxstring = _short.maxother = 60
+def _fields(model: type[BaseModel]) -> dict[str, Any]:
+    """A model's fields by the key that stands in the file."""
+    return {field.alias or name: field for name, field in sorted(model.model_fields.items())}
 
 
 def _show(value: Any) -> str:
-    """A value as a person wrote it, cut to a line."""
+    """A value as a person would write it, cut to a line."""
     if value is None:
         return "empty"
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, str):
-        return repr(value if len(value) <= 60 else value[:57] + "...")
-    return _short.repr(value)
+    if isinstance(value, dict | list):
+        text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**6, allow_unicode=True).strip()
+        return _cut(text)
+    return repr(_cut(value)) if isinstance(value, str) else _cut(str(value))
+
+
+def _cut(text: str, most: int = 60) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 _KINDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number with a fraction",
+    str: "a text",
+    list: "a list",
+    dict: "a mapping of keys to values",
+}
+
+_WANTED = {
     "string_type": "a text",
     "int_type": "a whole number",
     "float_type": "a number",
     "bool_type": "true or false",
-    "bool_parsing": "true or false",
     "tuple_type": "a list such as [a, b]",
-    "list_type": "a list such as [a, b]",
     "dict_type": "a mapping of keys to values",
     "model_type": "a mapping of keys to values",
-    "model_attributes_type": "a mapping of keys to values",
 }
 
 
-def _mistakes(
-    path: Path, kind: type[Settings], positions: Mapping[Path_, tuple[int, int]], error: ValidationError
-) -> list[Mistake]:
-    """Pydantic's errors in the project's words, in the order of the file."""
-    found = []
-    for detail in error.errors(include_url=False):
-        # Pydantic's path holds names of union branches too; keep the steps that stand in the file.
-        at: Path_ = ()
-        for step in detail["loc"]:
-            if (*at, step) in positions or detail["type"] in ("missing", "extra_forbidden"):
-                at = (*at, step)
-        known = at
-        while known and known not in positions:
-            known = known[:-1]
-        line, column = positions.get(known, (1, 1))
-        why, write = _words(kind, detail)
-        value = "" if detail["type"] in ("missing", "extra_forbidden") else _show(detail["input"])
-        found.append(Mistake(path, line, column, _dotted(at), value, why, write))
-    # A union reports each of its branches: one mistake a place is enough, the most telling one last.
-    return sorted({(m.line, m.column, m.field): m for m in found}.values(), key=lambda m: (m.line, m.column))
-
-
-def _words(kind: type[Settings], detail: ErrorDetails) -> tuple[str, str]:
+def _words(kind: type[Settings], data: Any, detail: ErrorDetails) -> tuple[str, str]:
     """Why the value cannot work, and what to write."""
-    what, context = detail["type"], detail.get("ctx", {})
-    if what == "wrong":
+    what, context, value = detail["type"], detail.get("ctx", {}), detail["input"]
+    if "why" in context:
         return str(context["why"]), str(context["write"])
     if what == "missing":
-        return "it is required and missing", f"{detail['loc'][-1]}: VALUE"
+        return "it is required and missing", _example(kind, detail["loc"])
     if what == "extra_forbidden":
-        known = _fields(kind, detail["loc"][:-1])
-        near = difflib.get_close_matches(str(detail["loc"][-1]), known, n=1)
-        return "there is no such key", f"{near[0]}:" if near else f"one of {', '.join(known)}"
-    if what in ("literal_error", "enum"):
-        return "it is none of the words known here", f"one of {context['expected']}"
-    if what in _KINDS:
-        return "it is of another kind", _KINDS[what]
+        return "there is no such key", _known_keys(kind, data, detail["loc"])
+    if what == "literal_error":
+        words = str(context["expected"])
+        near = difflib.get_close_matches(str(value), words.replace("'", "").replace(" or ", ", ").split(", "), n=1)
+        return "there is no such choice", f"{near[0]}; the choices are {words}" if near else f"one of {words}"
+    if what in _WANTED:
+        now = _KINDS.get(type(value), "empty")
+        quotes = what == "string_type" and isinstance(value, bool | int | float)
+        return f"it is {now}", f"{_WANTED[what]}, in quotes: '{_show(value)}'" if quotes else _WANTED[what]
     if "ge" in context or "gt" in context:
-        return "it is too small", f"{context.get('ge', context.get('gt'))} or more"
+        return "it is too small", f"{context['ge']} or more" if "ge" in context else f"a number above {context['gt']}"
     if "le" in context or "lt" in context:
-        return "it is too large", f"{context.get('le', context.get('lt'))} or less"
+        return "it is too large", f"{context['le']} or less" if "le" in context else f"a number below {context['lt']}"
     if what in ("too_short", "string_too_short"):
-        return "it is too short", "at least one"
-    if "pattern" in context:
-        return "it is not of the form expected", f"a text of the form {context['pattern']}"
+        return "it is empty", "at least one" if what == "too_short" else "a text"
+    if what in ("too_long", "string_too_long"):
+        return "it is too long", f"at most {context['max_length']}"
     return detail["msg"].lower(), "another value"
 
 
-def _fields(kind: Any, steps: Sequence[str | int]) -> list[str]:
-    """The keys that the model at `steps` below `kind` knows."""
-    for step in steps:
-        fields = getattr(kind, "model_fields", {})
-        if step in fields:
-            kind = fields[str(step)].annotation
-        inner = [arg for arg in _flat(kind) if isinstance(arg, type) and issubclass(arg, BaseModel)]
-        kind = inner[0] if inner else kind
-    return sorted(getattr(kind, "model_fields", {}))
+def _known_keys(kind: type[Settings], data: Any, loc: Steps) -> str:
+    """What to write in place of a key that does not exist."""
+    near = _nearest(kind, data, loc)
+    free = _free_keys(kind, data, loc)
+    return f"{near}:" if near else f"one of {', '.join(free)}" if free else "nothing in its place"
 
 
-def _flat(kind: Any) -> list[Any]:
-    args = get_args(kind)
-    return [kind] if not args else [leaf for arg in args for leaf in _flat(arg)]
+def _example(kind: type[Settings], loc: Steps) -> str:
+    """A line that would stand for a missing key."""
+    *_, (step, model) = _way(kind, loc)
+    field = _fields(model)[str(step)] if model else None
+    if field is None:
+        return f"{step}: VALUE"
+    below = _settings_in(field.annotation)
+    if below is not None:
+        needed = [name for name, inner in _fields(below).items() if inner.is_required()] or list(_fields(below))[:1]
+        return f"{step}: and below it {', '.join(f'{name}:' for name in needed)}"
+    return f"{step}: {_example_of(field.annotation, field.metadata)}"
+
+
+def _settings_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return None
+
+
+def _example_of(annotation: Any, metadata: Iterable[Any] = ()) -> str:
+    for note in metadata:
+        if hasattr(note, "example"):
+            return str(note.example)
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _example_of(parts[0], parts[1:])
+    if origin is tuple:
+        return f"[{_example_of(parts[0])}]"
+    if origin is dict:
+        return f"{{{_example_of(parts[0])}: ...}}"
+    return str(parts[0]) if parts and isinstance(parts[0], str) else "VALUE"

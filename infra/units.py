@@ -1,36 +1,159 @@
 """Value types of the settings: each owns the shorthand that a person writes, its bounds and its JSON Schema.
 
-A value type parses once, at the edge; behind it the program sees plain numbers in the unit that its docstring names.
+A value type parses once, at the edge; behind it the program sees plain values in the unit that its docstring names.
+A file must name the unit; code may give the plain number.
 """
 
 from __future__ import annotations
 
+import math
 import re
+from dataclasses import dataclass
+from decimal import Decimal
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
-from pydantic_core import PydanticCustomError
-
-_SUFFIX = {"": 1, "k": 1_000, "m": 1_000_000}
-_BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, PlainSerializer, ValidationInfo
+from pydantic_core import PydanticCustomError, core_schema
+from pydantic_core.core_schema import CoreSchema
 
 
-def wrong(why: str, write: str) -> PydanticCustomError:
+def wrong(why: str, write: str, *, kind: str = "wrong") -> PydanticCustomError:
     """An error that says why a value cannot work and what to write instead."""
-    # The texts go in as context: pydantic would read braces in a template as fields.
-    return PydanticCustomError("wrong", "{why}. Write {write}", {"why": why, "write": write})
+    # The texts go in as context: pydantic would read braces in a template as fields. The kind is one of a few literals.
+    return PydanticCustomError(kind, "{why}. Write {write}", {"why": why, "write": write})
 
 
-def _schema(pattern: str, description: str, example: Any, *, number: bool = False) -> WithJsonSchema:
-    text: dict[str, Any] = {"type": "string", "pattern": pattern}
-    shape: dict[str, Any] = {"anyOf": [{"type": "integer", "minimum": 0}, text]} if number else text
-    return WithJsonSchema({**shape, "description": description, "examples": [example]})
+def _misformed(why: str, write: str) -> PydanticCustomError:
+    """An error that the JSON Schema finds too, where `wrong` is beyond it."""
+    return wrong(why, write, kind="form")
 
 
-def _count(text: str) -> int | None:
-    """`8k` as 8000; None where the text is no such number."""
-    found = re.fullmatch(r"(\d+)([km]?)", text.strip())
-    return int(found[1]) * _SUFFIX[found[2]] if found else None
+def _in_file(info: ValidationInfo) -> bool:
+    return bool(info.context and info.context.get("written"))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+@dataclass(frozen=True)
+class Form:
+    """A text of one form; messages use the field's words, never the pattern."""
+
+    pattern: str
+    what: str
+    example: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {
+            "type": "string",
+            "pattern": f"^(?:{self.pattern})$",
+            "description": f"{self.what[0].upper()}{self.what[1:]}.",
+            "examples": [self.example],
+        }
+
+    def _check(self, value: str) -> str:
+        if not re.fullmatch(self.pattern, value):
+            raise _misformed(f"it is not {self.what}", f"{self.what.partition(':')[0]} such as {self.example}")
+        return value
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A number with its unit, such as 20/s; becomes a float, or an int where it is `whole`."""
+
+    units: tuple[tuple[str, Decimal], ...]
+    """Each unit with its size in what comes out."""
+    what: str
+    example: str
+    least: Decimal = Decimal(0)
+    """In what comes out; 0 itself is taken only where `zero`."""
+    most: Decimal = Decimal(10) ** 15
+    zero: bool = False
+    whole: bool = False
+    """Becomes an int."""
+    fraction: bool = True
+    """Whether a person may write a decimal point."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.with_info_plain_validator_function(self._parse)
+
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        what = f"{self.what[0].upper()}{self.what[1:]}."
+        return {"type": "string", "pattern": f"^{self._pattern}$", "description": what, "examples": [self.example]}
+
+    @property
+    def _pattern(self) -> str:
+        fraction = r"(?:\.[0-9]{1,9})?" if self.fraction else ""
+        return rf"([0-9]{{1,12}}{fraction}) ?({'|'.join(re.escape(unit) for unit, _ in self.units)})"
+
+    def _parse(self, value: Any, info: ValidationInfo) -> float | int:
+        if _is_number(value):
+            if _in_file(info):
+                raise _misformed("it has no unit", f"{self.what} such as {self.example}")
+            number = Decimal(str(value))
+        else:
+            found = re.fullmatch(self._pattern, value) if isinstance(value, str) else None
+            if not found:
+                raise _misformed(f"it is not {self.what}", f"{self.what} such as {self.example}")
+            number = Decimal(found[1]) * dict(self.units)[found[2]]
+        if number > self.most or number < self.least or (number == 0 and not self.zero):
+            raise wrong(f"it is not {self._span()}", f"{self.what} such as {self.example}")
+        return int(number) if self.whole else float(number)
+
+    def _span(self) -> str:
+        unit, factor = self.units[0]
+        most = f"up to {self.most / factor:f}{unit}"
+        return (
+            most
+            if self.zero
+            else f"above 0 and {most}"
+            if not self.least
+            else f"from {self.least / factor:f}{unit} {most}"
+        )
+
+
+_COUNT = r"[0-9]{1,9}[km]?"
+_SUFFIX = {"k": 1_000, "m": 1_000_000}
+
+
+def _count(text: str) -> int:
+    """`8k` as 8000."""
+    return int(text[:-1]) * _SUFFIX[text[-1]] if text[-1] in _SUFFIX else int(text)
+
+
+@dataclass(frozen=True)
+class Count:
+    """A whole number such as 4096 or 8k."""
+
+    what: str
+    example: str
+    least: int
+    most: int
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self._parse)
+
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        what = f"{self.what[0].upper()}{self.what[1:]}."
+        number = {"type": "integer", "minimum": self.least, "maximum": self.most}
+        text = {"type": "string", "pattern": f"^{_COUNT}$"}
+        return {"anyOf": [number, text], "description": what, "examples": [self.example]}
+
+    def _parse(self, value: Any) -> int:
+        if isinstance(value, str) and re.fullmatch(_COUNT, value):
+            return self._within(_count(value), wrong)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return self._within(value, _misformed)
+        raise _misformed(f"it is not {self.what}", f"{self.what} such as {self.example}")
+
+    def _within(self, number: int, error: Any) -> int:
+        if not self.least <= number <= self.most:
+            raise error(f"it is not from {self.least} to {self.most}", f"{self.what} such as {self.example}")
+        return number
 
 
 class Bounds(NamedTuple):
@@ -43,107 +166,120 @@ class Bounds(NamedTuple):
         return str(self.least) if self.least == self.most else f"{self.least}..{self.most}"
 
 
-def _bounds(value: Any) -> Bounds:
-    if isinstance(value, Bounds):
-        return value
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        raise wrong("it is not a number or a range", "a number such as 4, or a range such as 0..40")
-    ends = [_count(end) for end in str(value).split("..")]
-    if len(ends) > 2 or any(end is None for end in ends):
-        raise wrong("it is not a number or a range", "a number such as 4, or a range such as 0..40")
-    least, most = ends[0] or 0, ends[-1] or 0
-    if least > most:
-        raise wrong(f"the least, {least}, is more than the most, {most}", f"{most}..{least}")
-    return Bounds(least, most)
+@dataclass(frozen=True)
+class Span:
+    """A whole number or a range of them with both ends included, such as 4, 0..40 or 2k..4k; becomes Bounds."""
+
+    what: str
+    example: str
+    least: int
+    most: int
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self._parse)
+
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        number = {"type": "integer", "minimum": self.least, "maximum": self.most}
+        text = {"type": "string", "pattern": rf"^{_COUNT}(?:\.\.{_COUNT})?$"}
+        what = f"{self.what[0].upper()}{self.what[1:]}, or a range with both ends included."
+        return {"anyOf": [number, text], "description": what, "examples": [self.example]}
+
+    def _parse(self, value: Any) -> Bounds:
+        if isinstance(value, Bounds):
+            return self._within(value, wrong)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return self._within(Bounds(value, value), _misformed)
+        if not isinstance(value, str) or not re.fullmatch(rf"{_COUNT}(?:\.\.{_COUNT})?", value):
+            raise _misformed(
+                f"it is neither {self.what} nor a range", f"{self.what} such as 4, or a range such as {self.example}"
+            )
+        least, _, most = value.partition("..")
+        return self._within(Bounds(_count(least), _count(most or least)), wrong)
+
+    def _within(self, bounds: Bounds, error: Any) -> Bounds:
+        if bounds.least > bounds.most:
+            raise wrong(
+                f"the least, {bounds.least}, is more than the most, {bounds.most}", f"{bounds.most}..{bounds.least}"
+            )
+        if bounds.least < self.least or bounds.most > self.most:
+            raise error(
+                f"it is not within {self.least}..{self.most}",
+                f"{self.what} such as 4, or a range such as {self.example}",
+            )
+        return bounds
 
 
-def _tokens(value: Any) -> int:
-    if isinstance(value, int) and not isinstance(value, bool):
-        count: int | None = value
-    else:
-        count = _count(value) if isinstance(value, str) else None
-    if count is None or count <= 0:
-        raise wrong("it is not a number of tokens above 0", "a number such as 4096, or 8k")
-    return count
+@dataclass(frozen=True)
+class Switch:
+    """True or false, also written on or off."""
+
+    example: str = "true"
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self._parse)
+
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"anyOf": [{"type": "boolean"}, {"enum": ["on", "off"]}]}
+
+    def _parse(self, value: Any) -> bool:
+        if isinstance(value, bool):
+            return value
+        if value in ("on", "off"):
+            return bool(value == "on")
+        raise _misformed("it is neither true nor false", "true or false (on and off mean the same)")
 
 
-def _per_second(value: Any) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*/s", value.strip()) if isinstance(value, str) else None
-    if not found or float(found[1]) <= 0:
-        raise wrong("it is not a rate above 0", "a rate such as 20/s")
-    return float(found[1])
+_ONE = Decimal(1)
+_DAY = Decimal(86400)
 
+_written = PlainSerializer(str, return_type=str)
 
-def _percent(value: Any) -> float:
-    if isinstance(value, float) and 0 <= value <= 1:  # already a share: the model was built in code
-        return value
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", value.strip()) if isinstance(value, str) else None
-    if not found or float(found[1]) > 100:
-        raise wrong("it is not a percentage from 0% to 100%", "a percentage such as 0.1%")
-    return float(found[1]) / 100
+Machines = Annotated[Bounds, Span("a number of machines", "0..40", 0, 100_000), _written]
+"""`4` or `0..40`: a least and a most, both included."""
 
+TokenRange = Annotated[Bounds, Span("a number of tokens", "2k..4k", 1, 10_000_000), _written]
+"""`200` or `2k..4k`: a least and a most, both included."""
 
-def _spend(value: Any) -> float:
-    if isinstance(value, float) and value > 0:
-        return value
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*USD/h", value.strip()) if isinstance(value, str) else None
-    if not found or float(found[1]) <= 0:
-        raise wrong("it is not an amount of money an hour", "an amount such as 500 USD/h")
-    return float(found[1])
-
-
-def _memory(value: Any) -> int:
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-        return value
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(Ki|Mi|Gi|Ti)B?", value.strip()) if isinstance(value, str) else None
-    if not found or float(found[1]) <= 0:
-        raise wrong("it is not an amount of memory", "an amount such as 512Mi or 4Gi")
-    return int(float(found[1]) * _BINARY[found[2]])
-
-
-_DURATION = {"s": 1, "min": 60, "h": 3600, "d": 86400}
-
-
-def _seconds(value: Any) -> float:
-    if isinstance(value, float) and value > 0:
-        return value
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|h|d)", value.strip()) if isinstance(value, str) else None
-    if not found or float(found[1]) <= 0:
-        raise wrong("it is not a length of time above 0", "a length of time such as 30s, 5min, 8h or 30d")
-    return float(found[1]) * _DURATION[found[2]]
-
-
-_number = r"[0-9]+(\.[0-9]+)?"
-
-Range = Annotated[
-    Bounds,
-    BeforeValidator(_bounds),
-    PlainSerializer(str, return_type=str),
-    _schema(r"^[0-9]+[km]?(\.\.[0-9]+[km]?)?$", "A number, or a range with both ends included.", "0..40", number=True),
-]
-"""`4`, `0..40` or `2k..4k`: a least and a most, both included."""
-
-Tokens = Annotated[int, BeforeValidator(_tokens), _schema(r"^[0-9]+[km]?$", "A number of tokens.", "8k", number=True)]
+Tokens = Annotated[int, Count("a number of tokens", "8k", 1, 10_000_000)]
 """`4096` or `8k` (8000): a number of tokens."""
 
-Rate = Annotated[float, BeforeValidator(_per_second), _schema(rf"^{_number} ?/s$", "A rate a second.", "20/s")]
+Rate = Annotated[float, Quantity((("/s", _ONE),), "a rate", "20/s", most=Decimal(1_000_000))]
 """`20/s`: events a second."""
 
-Share = Annotated[float, BeforeValidator(_percent), _schema(rf"^{_number} ?%$", "A percentage.", "0.1%")]
+Share = Annotated[float, Quantity((("%", _ONE / 100),), "a percentage", "0.1%", most=_ONE, zero=True)]
 """`0.1%`: a share from 0 to 1."""
 
-Spend = Annotated[float, BeforeValidator(_spend), _schema(rf"^{_number} ?USD/h$", "Money an hour.", "500 USD/h")]
+Spend = Annotated[
+    float, Quantity((("USD/h", _ONE),), "an amount of money an hour", "500 USD/h", most=Decimal(10_000_000))
+]
 """`500 USD/h`: US dollars an hour."""
 
 Memory = Annotated[
-    int, BeforeValidator(_memory), _schema(rf"^{_number} ?(Ki|Mi|Gi|Ti)B?$", "An amount of memory.", "4Gi")
+    int,
+    Quantity(
+        (("Ki", Decimal(2**10)), ("Mi", Decimal(2**20)), ("Gi", Decimal(2**30)), ("Ti", Decimal(2**40))),
+        "an amount of memory",
+        "4Gi",
+        whole=True,
+    ),
 ]
-"""`4Gi`: bytes."""
+"""`512Mi` or `4Gi`: bytes."""
 
 Duration = Annotated[
-    float, BeforeValidator(_seconds), _schema(rf"^{_number} ?(s|min|h|d)$", "A length of time.", "30s")
+    float,
+    Quantity(
+        (("s", _ONE), ("min", Decimal(60)), ("h", Decimal(3600)), ("d", _DAY)),
+        "a length of time",
+        "30s",
+        most=_DAY * 3653,
+    ),
 ]
 """`30s`, `5min`, `8h`, `30d`: seconds."""
+
+Days = Annotated[
+    float, Quantity((("d", _DAY),), "a number of days", "30d", least=_DAY, most=_DAY * 3653, fraction=False)
+]
+"""`30d`: whole days, in seconds."""
 
 
 def human_bytes(count: float) -> str:
