@@ -1,0 +1,1 @@
+"""The local target: a deployment as supervised processes of this machine."""

@@ -1,0 +1,39 @@
+"""Runs inside the engine's own environment, once, when it has been set up: proves that the engine imports, and makes its starts fast.
+
+    PYTHON engine_imports.py CACHE
+
+Importing writes the byte code of the 5,000 modules that a start needs: 10 instead of 23 CPU-seconds for each of a
+replica's processes. Describing the made models' architecture to the engine spares each first start another process of
+that cost; the descriptions land under CACHE and are copied into a deployment's own cache.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+ARCHITECTURES = ("Qwen3ForCausalLM",)  # of the made models, `tiny` and `mid`
+MODULES = (
+    "vllm.entrypoints.cli.main",
+    "vllm.entrypoints.openai.api_server",
+    "vllm.v1.engine.core",
+    "vllm.v1.worker.cpu_worker",
+    "vllm.model_executor.models.qwen3",
+    "runai_model_streamer",
+    "runai_model_streamer_s3",
+    "vllm_router.launch_router",
+)
+
+
+def main() -> None:
+    os.environ["VLLM_CACHE_ROOT"] = sys.argv[1]
+    for module in MODULES:
+        importlib.import_module(module)
+    registry = importlib.import_module("vllm.model_executor.models.registry").ModelRegistry
+    for name in ARCHITECTURES:
+        registry.models[name].inspect_model_cls()
+
+
+if __name__ == "__main__":
+    main()
