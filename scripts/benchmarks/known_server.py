@@ -1,0 +1,319 @@
+"""A server with the OpenAI API whose delays are known and whose faults are on purpose: the yardstick for a load driver.
+
+It answers without any model: the first token comes a set time after the request, each further one a set time after the
+last. It notes what it really did (`GET /known`), and exports it as vLLM would (`GET /metrics`), so that what a client
+measured can be set beside the truth. One process, standard library only:
+
+    python -m scripts.benchmarks.known_server --port 8000 --ttft-ms 50 --itl-ms 10
+
+A word of up to five letters counts as one token, a longer one as two, and a chat adds CHAT_OVERHEAD tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import bisect
+import contextlib
+import json
+import signal
+import socket
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from scripts import processes
+
+Fault = Literal["hang", "http_500", "cut", "reset", "empty", "error_event", "slow"]
+"""`hang` never answers, `cut` ends the stream half-way, `reset` drops the connection before any answer, `empty` answers
+without a token, `error_event` sends an error inside the stream, `slow` takes ten times as long to the first token."""
+
+CHAT_OVERHEAD = 7
+"""Tokens that a chat's template would add to its messages."""
+
+_BUCKETS = {
+    "vllm:time_to_first_token_seconds": (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0),
+    "vllm:inter_token_latency_seconds": (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
+    "vllm:e2e_request_latency_seconds": (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+}
+"""Upper bounds in seconds as vLLM 0.32 exports them (their small end)."""
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """How the server answers."""
+
+    ttft_s: float = 0.05
+    itl_s: float = 0.01
+    tokens_per_chunk: int = 1
+    """Tokens that one event of the stream carries."""
+    fault: Fault | None = None
+    every: int = 1
+    """The fault strikes each request whose number, from 1, divides by this."""
+    plain: bool = False
+    """Refuses what only vLLM knows, and sends no usage with each chunk, as other servers do."""
+
+
+@dataclass
+class Known:
+    """What the server did: seconds on its own clock, from a request's last byte to the write."""
+
+    ttft_s: list[float] = field(default_factory=list)
+    itl_s: list[float] = field(default_factory=list)
+    e2e_s: list[float] = field(default_factory=list)
+    finished: Counter[str] = field(default_factory=Counter)
+
+    def metrics(self) -> str:
+        """Prometheus text with vLLM's names."""
+        lines = []
+        for reason in ("stop", "length", "abort"):
+            lines.append(f'vllm:request_success_total{{finished_reason="{reason}"}} {self.finished[reason]}')
+        for name, samples in zip(_BUCKETS, (self.ttft_s, self.itl_s, self.e2e_s), strict=True):
+            counts = Counter(bisect.bisect_left(_BUCKETS[name], sample) for sample in samples)
+            below = 0
+            for index, bound in enumerate((*_BUCKETS[name], float("inf"))):
+                below += counts[index]
+                lines.append(f'{name}_bucket{{le="{bound if bound != float("inf") else "+Inf"}"}} {below}')
+            lines += [f"{name}_sum {sum(samples)}", f"{name}_count {len(samples)}"]
+        return "\n".join(lines) + "\n"
+
+
+def tokens(text: str) -> int:
+    """Tokens of a text by this server's rule."""
+    return sum(1 if len(word) <= 5 else 2 for word in text.split())
+
+
+class Connection(asyncio.Protocol):
+    """One client's connection: requests one after another, each answered on a timer."""
+
+    def __init__(self, behaviour: Behaviour, known: Known, number: Iterator[int]) -> None:
+        self._behaviour, self._known, self._number = behaviour, known, number
+        self._buffer = b""
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self._streaming = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        if self._timer:
+            self._timer.cancel()
+        if self._streaming:
+            self._known.finished["abort"] += 1
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        head, found, rest = self._buffer.partition(b"\r\n\r\n")
+        if not found:
+            return
+        length = 0
+        for line in head.split(b"\r\n")[1:]:
+            if line.lower().startswith(b"content-length:"):
+                length = int(line.split(b":")[1])
+        if len(rest) < length:
+            return
+        self._buffer = rest[length:]
+        method, path, _ = head.split(b" ", 2)
+        if method == b"POST":
+            self._answer(path.decode(), json.loads(rest[:length]))
+        else:
+            self._page(path.decode())
+
+    def _page(self, path: str) -> None:
+        if path == "/metrics":
+            self._whole(200, self._known.metrics().encode(), "text/plain; version=0.0.4")
+        elif path == "/known":
+            times = {"ttft_s": self._known.ttft_s, "itl_s": self._known.itl_s, "e2e_s": self._known.e2e_s}
+            self._json(200, {**times, "cpu_s": time.process_time()})
+        elif path == "/version":
+            self._json(200, {"version": "known"})
+        elif path == "/v1/models":
+            self._json(200, {"object": "list", "data": [{"id": "known", "object": "model"}]})
+        elif path in ("/health", "/ping"):
+            self._json(200, {})
+        else:
+            self._json(404, {"error": {"message": f"no such page: {path}"}})
+
+    def _json(self, status: int, body: Any) -> None:
+        self._whole(status, json.dumps(body).encode(), "application/json")
+
+    def _whole(self, status: int, body: bytes, kind: str) -> None:
+        head = f"HTTP/1.1 {status} X\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+        self._transport.write(head.encode() + body)
+
+    def _answer(self, path: str, body: dict[str, Any]) -> None:
+        start = self._loop.time()
+        how = self._behaviour
+        chat = path.endswith("/chat/completions")
+        if how.plain and ("ignore_eos" in body or "continuous_usage_stats" in body.get("stream_options", {})):
+            return self._json(400, {"error": {"message": "unrecognized request argument supplied: ignore_eos"}})
+        text = " ".join(m["content"] for m in body["messages"]) if chat else str(body["prompt"])
+        prompt_tokens = tokens(text) + (CHAT_OVERHEAD if chat else 0)
+        count = int(body.get("max_completion_tokens") or body.get("max_tokens") or 16)
+        if not body.get("stream"):
+            content = {"message": {"role": "assistant", "content": "token " * count}} if chat else {"text": "token"}
+            choice = {"index": 0, "finish_reason": "length", **content}
+            return self._json(200, {"model": body["model"], "choices": [choice], "usage": _usage(prompt_tokens, count)})
+        fault = how.fault if how.fault and next(self._number) % how.every == 0 else None
+        if fault == "hang":
+            return None
+        if fault == "http_500":
+            return self._json(500, {"error": {"message": "a fault on purpose"}})
+        if fault == "reset":
+            return self._transport.abort()
+        self._transport.write(
+            b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
+        self._streaming = True
+        stream = _Stream(body["model"], chat, prompt_tokens, 0 if fault == "empty" else count, fault)
+        stream.usage = bool(body.get("stream_options", {}).get("include_usage"))
+        stream.each_usage = bool(body.get("stream_options", {}).get("continuous_usage_stats"))
+        first = how.ttft_s * (10 if fault == "slow" else 1)
+        self._timer = self._loop.call_at(start + first, self._next, stream, start, start + first)
+        return None
+
+    def _next(self, stream: _Stream, start: float, due: float) -> None:
+        """Writes the event that is due, and sets the timer for the one after it."""
+        how = self._behaviour
+        if stream.sent >= stream.count:
+            return self._end(stream, start)
+        if stream.fault in ("cut", "error_event") and stream.sent * 2 >= stream.count:
+            if stream.fault == "error_event":
+                self._transport.write(_chunk(_event({"error": {"message": "a fault on purpose", "code": 500}})))
+            return self._transport.close()
+        share = min(how.tokens_per_chunk, stream.count - stream.sent)
+        now = self._loop.time()
+        if stream.sent == 0:
+            self._known.ttft_s.append(now - start)
+        else:
+            self._known.itl_s += [(now - stream.last) / share] * share
+        stream.last = now
+        stream.sent += share
+        data = _chunk(stream.event(share))
+        if stream.sent >= stream.count:
+            self._transport.write(data)
+            return self._end(stream, start)
+        self._transport.write(data)
+        # From when it was due, not from now: a late write does not shift all that follow.
+        due += how.itl_s * share
+        self._timer = self._loop.call_at(due, self._next, stream, start, due)
+        return None
+
+    def _end(self, stream: _Stream, start: float) -> None:
+        self._known.e2e_s.append(self._loop.time() - start)
+        self._known.finished["length"] += 1
+        self._streaming = False
+        self._transport.write(_chunk(stream.closing()) + b"0\r\n\r\n")
+
+
+def _usage(prompt: int, completion: int) -> dict[str, int]:
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+def _event(data: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
+
+
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+@dataclass
+class _Stream:
+    """One answer under way."""
+
+    model: str
+    chat: bool
+    prompt_tokens: int
+    count: int
+    fault: Fault | None
+    usage: bool = False
+    each_usage: bool = False
+    sent: int = 0
+    last: float = 0.0
+
+    def event(self, share: int) -> bytes:
+        """The event that carries the `share` tokens just counted as sent."""
+        text = "".join(f"w{index} " for index in range(self.sent - share, self.sent))
+        reason = "length" if self.sent >= self.count else None
+        return self._event(text, reason)
+
+    def closing(self) -> bytes:
+        data = b"" if self.count else self._event("", "stop")
+        if self.usage:
+            last = {"id": "known", "model": self.model, "choices": []}
+            data += _event({**last, "usage": _usage(self.prompt_tokens, self.sent)})
+        return data + b"data: [DONE]\n\n"
+
+    def _event(self, text: str, reason: str | None) -> bytes:
+        content = {"delta": {"content": text}} if self.chat else {"text": text}
+        choice = {"index": 0, **content, "finish_reason": reason}
+        usage = {"usage": _usage(self.prompt_tokens, self.sent)} if self.each_usage else {}
+        return _event({"id": "known", "model": self.model, "choices": [choice], **usage})
+
+
+async def serve(port: int, behaviour: Behaviour) -> None:
+    """Serves on loopback until it is told to end."""
+    known, number = Known(), iter(range(1, sys.maxsize))
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: Connection(behaviour, known, number), "127.0.0.1", port, backlog=4096)
+    ended = asyncio.Event()
+    for what in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(what, ended.set)
+    async with server:
+        await ended.wait()
+
+
+@contextlib.contextmanager
+def running(behaviour: Behaviour = Behaviour(), log: Path | None = None) -> Iterator[str]:  # noqa: B008
+    """Runs the server in a process of its own; yields its base URL, and ends it."""
+    port = processes.free_ports(1)[0]
+    with (log or Path("/dev/null")).open("ab") as sink:
+        child = processes.spawn(command(port, behaviour), output=sink)
+        try:
+            processes.wait_until(lambda: _listens(port), "the server with known delays", limit_s=20)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            processes.stop(child)
+
+
+def _listens(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
+
+
+def command(port: int, behaviour: Behaviour) -> list[str]:
+    """The server's command line."""
+    words = [sys.executable, "-m", "scripts.benchmarks.known_server", "--port", str(port)]
+    words += ["--ttft-ms", str(behaviour.ttft_s * 1000), "--itl-ms", str(behaviour.itl_s * 1000)]
+    words += ["--tokens-per-chunk", str(behaviour.tokens_per_chunk)]
+    words += ["--fault", behaviour.fault, "--every", str(behaviour.every)] if behaviour.fault else []
+    return [*words, "--plain"] if behaviour.plain else words
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--ttft-ms", type=float, default=50.0, help="time to first token")
+    parser.add_argument("--itl-ms", type=float, default=10.0, help="inter-token latency")
+    parser.add_argument("--tokens-per-chunk", type=int, default=1, help="tokens in one event")
+    parser.add_argument("--fault", choices=get_args(Fault), help="what goes wrong")
+    parser.add_argument("--every", type=int, default=1, help="with every how many-th request")
+    parser.add_argument("--plain", action="store_true", help="refuse what only vLLM knows")
+    given = parser.parse_args()
+    behaviour = Behaviour(
+        given.ttft_ms / 1000, given.itl_ms / 1000, given.tokens_per_chunk, given.fault, given.every, given.plain
+    )
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(serve(given.port, behaviour))
+
+
+if __name__ == "__main__":
+    main()

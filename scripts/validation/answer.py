@@ -1,0 +1,188 @@
+"""What one streamed answer says: its tokens and when each came, its text, its usage, and what went wrong. No input or output.
+
+Definitions, the same everywhere in the report:
+
+- The first token is the first event that carries content (text, reasoning or a tool call), or whose usage counts a token: an
+  engine may send a token whose bytes are not yet a character. The event that only opens a chat (its role) is none.
+- Inter-token latency is the gap between two events with tokens, divided by the tokens that the later one carries, and counts
+  once for each of them. How many those are is told by the usage that vLLM sends with each event when asked; on other servers
+  the final usage is spread evenly over the events.
+- An answer is whole when the server said so: `[DONE]`, or a finish reason before a clean end.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+CONNECT = "connect"
+DEADLINE = "deadline"
+TRUNCATED = "truncated"
+EMPTY = "empty"
+SERVER_ERROR = "server_error"
+CLIENT = "client"
+
+KINDS = {
+    CONNECT: "no connection: refused, unreachable, or its name or certificate is wrong",
+    DEADLINE: "not answered in full by the deadline",
+    TRUNCATED: "the stream ended before the server said that it was done",
+    EMPTY: "the answer holds no token",
+    SERVER_ERROR: "the server sent an error inside the stream",
+    CLIENT: "the user class raised an exception",
+}
+"""What each kind of failure means; besides these there are `http_STATUS` and what a user class's `check` returns."""
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Inter-token latency at one event: milliseconds a token, and for how many tokens."""
+
+    ms: float
+    tokens: int
+
+
+@dataclass
+class Sample:
+    """One request and how it went. Times in milliseconds count from when it was due (open loop) or sent (closed loop)."""
+
+    number: int
+    start_s: float
+    """When it was due or sent, in seconds after the counted load began."""
+    late_ms: float = 0.0
+    """How long after it was due it was sent: the driver's own delay, part of the times below."""
+    unread_ms: float = 0.0
+    """The longest that a piece of the answer lay in the kernel before the driver read it: not part of the times below."""
+    ttft_ms: float | None = None
+    e2e_ms: float | None = None
+    gaps: list[Gap] = field(default_factory=list)
+    asked_input: int | None = None
+    asked_output: int | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    error: str | None = None
+    """A key of KINDS, `http_STATUS`, or what the user class calls it; None where the request was answered."""
+    detail: str = ""
+    text: str = ""
+    prompt: str = ""
+    expected: str | None = None
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+        data = asdict(self)
+        data["gaps"] = [[round(gap.ms, 3), gap.tokens] for gap in self.gaps]
+        return json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, line: str) -> Sample:
+        data = json.loads(line)
+        data["gaps"] = [Gap(ms, tokens) for ms, tokens in data["gaps"]]
+        return cls(**data)
+
+
+@dataclass
+class Answer:
+    """What the server sent, with the times at which tokens came on the clock of the pieces."""
+
+    times: list[float] = field(default_factory=list)
+    """One for each event that carries tokens."""
+    counts: list[int] = field(default_factory=list)
+    """Tokens that each of those events carries."""
+    text: str = ""
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    finish_reason: str | None = None
+    done: bool = False
+    failure: str | None = None
+    """The message of an error event."""
+
+    @property
+    def whole(self) -> bool:
+        return self.done or self.finish_reason is not None
+
+    def gaps(self) -> list[Gap]:
+        """Inter-token latencies by the definition above; times in seconds."""
+        share = 1.0
+        if self.output_tokens and sum(self.counts) == len(self.counts) < self.output_tokens:
+            share = self.output_tokens / len(self.counts)
+        found = []
+        for before, after, tokens in zip(self.times, self.times[1:], self.counts[1:], strict=False):
+            found.append(Gap((after - before) * 1000 / tokens / share, tokens))
+        return found
+
+
+def read(pieces: Sequence[tuple[float, bytes]]) -> Answer:
+    """Reads a stream of server-sent events from its pieces, each with the time at which it came, in seconds."""
+    answer = Answer()
+    texts: list[str] = []
+    counted, each = 0, None
+    for time, data in _events(pieces):
+        if data == b"[DONE]":
+            answer.done = True
+            continue
+        try:
+            event = json.loads(data)
+        except ValueError:
+            answer.failure = answer.failure or f"an event that is not JSON: {data[:200]!r}"
+            continue
+        if not isinstance(event, dict):
+            continue
+        if event.get("error") or event.get("object") == "error":
+            answer.failure = answer.failure or _message(event)
+            continue
+        content = "".join(_content(event, answer))
+        texts.append(content)
+        usage = event.get("usage") or {}
+        answer.input_tokens = usage.get("prompt_tokens", answer.input_tokens)
+        answer.output_tokens = usage.get("completion_tokens", answer.output_tokens)
+        if not event.get("choices"):
+            continue
+        each = "completion_tokens" in usage if each is None else each
+        # With a usage in each event the number of its tokens is known; without it, one until the final usage is there.
+        tokens = int(usage.get("completion_tokens", counted)) - counted if each else int(bool(content))
+        counted += tokens
+        if tokens > 0:
+            answer.times.append(time)
+            answer.counts.append(tokens)
+    answer.text = "".join(texts)
+    return answer
+
+
+def _events(pieces: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
+    """The data of each event, and the time of the piece that completed it."""
+    rest, time = b"", 0.0
+    for time, piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                yield time, line[5:].strip()
+    if rest.startswith(b"data:"):
+        yield time, rest[5:].strip()
+
+
+def _content(event: dict[str, Any], answer: Answer) -> Iterator[str]:
+    """Text that an event carries: of a chat's delta its content, reasoning and tool calls, of a completion its text."""
+    for choice in event.get("choices") or ():
+        answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
+        delta = choice.get("delta") or {}
+        yield from (part for part in (choice.get("text"), delta.get("content")) if part)
+        yield from (part for part in (delta.get("reasoning_content"), delta.get("reasoning")) if part)
+        for call in delta.get("tool_calls") or ():
+            function = call.get("function") or {}
+            yield (function.get("name") or "") + (function.get("arguments") or "")
+
+
+def _message(event: dict[str, Any]) -> str:
+    error = event.get("error", event)
+    return str(error.get("message", error)) if isinstance(error, dict) else str(error)
+
+
+def judge(sample: Sample, answer: Answer) -> None:
+    """Sets what went wrong with a stream that ended, if anything did."""
+    if answer.failure:
+        sample.error, sample.detail = SERVER_ERROR, answer.failure
+    elif not answer.whole:
+        sample.error, sample.detail = TRUNCATED, f"the stream ended after {sum(answer.counts)} tokens, not finished"
+    elif not answer.times and not answer.output_tokens:
+        sample.error, sample.detail = EMPTY, "the server finished without a token"

@@ -1,0 +1,149 @@
+"""One HTTP connection that notes when each piece of a streamed answer came. Runs inside Locust, on gevent's sockets.
+
+Python's own HTTP client on a gevent socket: it hands over each piece as it comes, where Locust's FastHttpSession.iter_lines
+waits for 1,024 bytes, which is many tokens. On Linux without TLS the time of a piece is the kernel's, taken when it arrived,
+so that a driver busy with other streams does not make the server look slow; elsewhere it is the time of the read.
+"""
+
+from __future__ import annotations
+
+import functools
+import http.client
+import socket
+import ssl
+import struct
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
+
+from gevent import socket as gsocket
+
+_SO_TIMESTAMPNS = 35
+"""Linux's socket option, which the standard library does not name; the message that carries a time has the same number."""
+
+_TIMESPEC = struct.Struct("qq")
+_PIECE = 65536
+
+IDLE_LIMIT_S = 1.0
+"""A connection that was idle for longer is not used again: servers close idle ones (vLLM after 5 s), and a request sent into
+that moment would fail through no fault of the server."""
+
+
+class StampedSocket(gsocket.socket):  # type: ignore[misc]
+    """A socket that knows when what it read last had arrived, on `time.perf_counter`'s clock."""
+
+    stamp = 0.0
+    offset: float | None = None
+    """Wall clock minus perf_counter, in seconds; None where the kernel gives no times."""
+
+    def ask_for_stamps(self) -> None:
+        """Call before each request: the wall clock may be set while a connection is open."""
+        if sys.platform == "linux":
+            self.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+            self.offset = time.time() - time.perf_counter()
+
+    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
+        if self.offset is None:
+            size = super().recv_into(buffer, nbytes, flags)
+            self.stamp = time.perf_counter()
+            return int(size)
+        view = memoryview(buffer)[: nbytes or len(buffer)]
+        size, notes, _, _ = self.recvmsg_into([view], socket.CMSG_SPACE(_TIMESPEC.size), flags)
+        self.stamp = time.perf_counter()
+        for level, kind, data in notes:
+            if level == socket.SOL_SOCKET and kind == _SO_TIMESTAMPNS:
+                seconds, nanoseconds = _TIMESPEC.unpack(data[: _TIMESPEC.size])
+                # Never later than the read: the wall clock may have been set in between.
+                self.stamp = min(self.stamp, seconds + nanoseconds / 1e9 - self.offset)
+        return int(size)
+
+
+@functools.cache
+def _tls() -> ssl.SSLContext:
+    # Reading the certificates takes milliseconds: once, not for each connection.
+    return ssl.create_default_context()
+
+
+class _Plain(http.client.HTTPConnection):
+    def connect(self) -> None:
+        made = gsocket.create_connection((self.host, self.port))
+        self.sock = StampedSocket(made.family, made.type, made.proto, fileno=made.detach())
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+class HttpError(Exception):
+    """The server answered with another status than 200."""
+
+    def __init__(self, status: int, body: str) -> None:
+        super().__init__(f"HTTP {status}: {body[:500]}")
+        self.status = status
+
+
+class Connection:
+    """One client's connection to the deployment; opened when needed, kept while the client is busy."""
+
+    def __init__(self, url: str, headers: Mapping[str, str]) -> None:
+        self._url: SplitResult = urlsplit(url)
+        self._headers = {"Content-Type": "application/json", "Accept": "text/event-stream", **headers}
+        self._http: http.client.HTTPConnection | None = None
+        self._used = 0.0
+        self.unread_s = 0.0
+        """The longest that a piece of the last answer lay unread."""
+
+    @property
+    def kernel_times(self) -> bool:
+        """Whether times are the kernel's."""
+        return sys.platform == "linux" and self._url.scheme == "http"
+
+    def close(self) -> None:
+        if self._http is not None:
+            self._http.close()
+            self._http = None
+
+    def connect(self) -> None:
+        """Sees to an open connection.
+
+        Raises:
+            OSError: there is none to be had.
+        """
+        if self._http is not None and time.perf_counter() - self._used > IDLE_LIMIT_S:
+            self.close()
+        if self._http is None:
+            fresh = self._new()
+            fresh.connect()
+            self._http = fresh
+
+    def _new(self) -> http.client.HTTPConnection:
+        host = self._url.hostname or ""
+        if self._url.scheme == "https":
+            return http.client.HTTPSConnection(host, self._url.port, context=_tls())
+        return _Plain(host, self._url.port)
+
+    def post(self, path: str, body: bytes) -> Iterator[tuple[float, bytes]]:
+        """Sends a request on the open connection; yields the answer's pieces with their times.
+
+        Raises:
+            HttpError: the status was not 200.
+            OSError, http.client.HTTPException: the connection broke.
+        """
+        assert self._http is not None, "connect first"
+        self.unread_s = 0.0
+        sock = self._http.sock
+        if isinstance(sock, StampedSocket):
+            sock.ask_for_stamps()
+        self._http.request("POST", self._url.path.rstrip("/") + path, body, self._headers)
+        answer = self._http.getresponse()
+        if answer.status != http.client.OK:
+            text = answer.read().decode("utf-8", "replace")
+            self._used = time.perf_counter()
+            raise HttpError(answer.status, text)
+        while piece := answer.read1(_PIECE):
+            now = time.perf_counter()
+            stamp = getattr(sock, "stamp", now)
+            self.unread_s = max(self.unread_s, now - stamp)
+            yield stamp, piece
+        self._used = time.perf_counter()
+        if answer.will_close:
+            self.close()
