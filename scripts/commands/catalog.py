@@ -1,0 +1,71 @@
+"""`blueprint catalog refresh`: reads the catalogue of instance types anew from EC2."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from infra.catalog import instances
+from infra.errors import InputError
+from scripts import console
+
+
+def refresh(
+    region: Annotated[
+        list[str] | None,
+        typer.Option("--region", help="Ask only this region; may be repeated. Left out: all that the account may use."),
+    ] = None,
+    endpoint: Annotated[
+        str | None,
+        typer.Option(help="`embedded`: the copy of EC2's answers that the embedded AWS carries. Left out: AWS itself."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The file to refresh.")] = instances.GENERATED,
+) -> None:
+    """Reads instance types, zones and prices anew from EC2, and says what changed."""
+    if endpoint not in (None, "embedded"):
+        raise InputError(
+            f"--endpoint: now {endpoint!r}: there is no such source. Write --endpoint embedded, or leave it out."
+        )
+    old = json.loads(out.read_text("utf-8")) if out.exists() else {}
+    asked, refusal = _ask(region, embedded=endpoint == "embedded")
+    from scripts.catalog import shape
+
+    new = shape.merge(old, asked)
+    out.write_text(shape.dump(new), "utf-8")
+    _show(shape.changes(old, new), new, out, refusal)
+
+
+def _ask(regions: list[str] | None, *, embedded: bool) -> tuple[dict[str, Any], str]:
+    """Each region's answers, and why prices were not read where that was refused."""
+    from scripts.catalog import ask
+    from scripts.rehearsal import embedded_aws
+
+    today = datetime.date.today()
+    with contextlib.ExitStack() as held:
+        held.enter_context(ask.refusals())
+        if embedded:
+            data = held.enter_context(tempfile.TemporaryDirectory(prefix="blueprint-"))
+            at = held.enter_context(embedded_aws.running(Path(data)))
+            aws = ask.Aws(at, environment=embedded_aws.client_environment(at, ask.PRICE_REGION))
+        else:
+            aws = ask.Aws()
+        names = regions or aws.regions()
+        with console.step(f"asking {aws.source()} about {len(names)} region{'s'[: len(names) > 1]}") as step:
+            asked = {name: aws.region(name, today) for name in names}
+            step.note = f"{len({one for said in asked.values() for one in said['zones']})} types"
+        return asked, aws.price_refusal
+
+
+def _show(changed: list[str], new: dict[str, Any], out: Path, refusal: str) -> None:
+    for line in changed:
+        console.out.print(line, markup=False)
+    if refusal:
+        console.err.print(f"prices stay as they were: AWS refused the price list: {refusal}", markup=False)
+    count = f"{len(new['types'])} types in {len(new['regions'])} regions"
+    console.out.print(f"{out}: {count}, {len(changed) or 'none'} changed", markup=False)
