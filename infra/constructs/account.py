@@ -1,0 +1,46 @@
+"""Where a stack is applied, as Terraform learns it: account, partition, region."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from infra.bindings import aws
+from infra.fleet import Fleet
+
+
+@dataclass(frozen=True)
+class Account:
+    """All but the region are tokens: unknown until Terraform runs."""
+
+    id: str
+    partition: str
+    dns_suffix: str
+    """Domain of service principals: amazonaws.com, or amazonaws.com.cn."""
+
+    service_prefix: str
+    """Prefix of endpoint services: com.amazonaws, or cn.com.amazonaws."""
+
+    region: str
+
+    def arn(self, service: str, resource: str) -> str:
+        """ARN of a resource of this account and region."""
+        return f"arn:{self.partition}:{service}:{self.region}:{self.id}:{resource}"
+
+    @property
+    def root(self) -> str:
+        """The account itself as a principal."""
+        return f"arn:{self.partition}:iam::{self.id}:root"
+
+
+def account(stack: Any, fleet: Fleet) -> Account:
+    """Adds the data sources that tell account and partition; once a stack."""
+    caller = aws.data_aws_caller_identity.DataAwsCallerIdentity(stack, "account")
+    partition = aws.data_aws_partition.DataAwsPartition(stack, "partition")
+    return Account(
+        id=caller.account_id,
+        partition=partition.partition,
+        dns_suffix=partition.dns_suffix,
+        service_prefix=partition.reverse_dns_prefix,
+        region=fleet.region,
+    )

@@ -1,0 +1,129 @@
+"""A private bucket: versioned, encrypted with the fleet's key, reached over TLS alone, and cleaned up by itself.
+
+Server access logs are left off on purpose: their target cannot be encrypted with a KMS key, and CloudTrail data events,
+which the account's owner switches on for all buckets at once, record the same with the caller's identity.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from infra.bindings import aws
+from infra.constructs import policy
+
+_ABANDONED_UPLOAD_DAYS = 7
+"""A multipart upload that nobody finishes is paid for until it is aborted."""
+
+
+def bucket(
+    stack: Any, name: str, *, bucket_name: str, key_arn: str, old_versions_days: int, expire_days: int = 0
+) -> Any:
+    """Adds a bucket and everything that keeps it private.
+
+    Args:
+        old_versions_days: how long an overwritten or deleted object can be brought back.
+        expire_days: objects are deleted at this age; 0 keeps them.
+    """
+    made = aws.s3_bucket.S3Bucket(stack, name, bucket=bucket_name, force_destroy=False)
+    versioning = aws.s3_bucket_versioning.S3BucketVersioningA(
+        stack,
+        f"{name}-versioning",
+        bucket=made.bucket,
+        versioning_configuration=aws.s3_bucket_versioning.S3BucketVersioningVersioningConfiguration(status="Enabled"),
+    )
+    _encrypt(stack, name, made, key_arn)
+    _close(stack, name, made)
+    _clean_up(stack, name, made, old_versions_days, expire_days, versioning)
+    return made
+
+
+def _encrypt(stack: Any, name: str, made: Any, key_arn: str) -> None:
+    sse = aws.s3_bucket_server_side_encryption_configuration
+    sse.S3BucketServerSideEncryptionConfigurationA(
+        stack,
+        f"{name}-encryption",
+        bucket=made.bucket,
+        rule=[
+            sse.S3BucketServerSideEncryptionConfigurationRuleA(
+                # One data key for many objects: without it each GET of a shard is a call to KMS.
+                bucket_key_enabled=True,
+                apply_server_side_encryption_by_default=(
+                    sse.S3BucketServerSideEncryptionConfigurationRuleApplyServerSideEncryptionByDefaultA(
+                        sse_algorithm="aws:kms", kms_master_key_id=key_arn
+                    )
+                ),
+            )
+        ],
+    )
+
+
+def _close(stack: Any, name: str, made: Any) -> None:
+    block = aws.s3_bucket_public_access_block.S3BucketPublicAccessBlock(
+        stack,
+        f"{name}-public-access",
+        bucket=made.bucket,
+        block_public_acls=True,
+        block_public_policy=True,
+        ignore_public_acls=True,
+        restrict_public_buckets=True,
+    )
+    ownership = aws.s3_bucket_ownership_controls
+    ownership.S3BucketOwnershipControls(
+        stack,
+        f"{name}-ownership",
+        bucket=made.bucket,
+        rule=ownership.S3BucketOwnershipControlsRule(object_ownership="BucketOwnerEnforced"),
+    )
+    aws.s3_bucket_policy.S3BucketPolicy(
+        stack,
+        f"{name}-policy",
+        bucket=made.bucket,
+        policy=policy.document(
+            {
+                "Sid": "TlsOnly",
+                "Effect": "Deny",
+                "Principal": "*",
+                "Action": "s3:*",
+                "Resource": [made.arn, f"{made.arn}/*"],
+                "Condition": {"Bool": {"aws:SecureTransport": "false"}},
+            }
+        ),
+        # S3 answers a conflict when both are set at once.
+        depends_on=[block],
+    )
+
+
+def _clean_up(stack: Any, name: str, made: Any, old_versions_days: int, expire_days: int, versioning: Any) -> None:
+    lifecycle = aws.s3_bucket_lifecycle_configuration
+    whole_bucket = {"filter": [lifecycle.S3BucketLifecycleConfigurationRuleFilter(prefix="")], "status": "Enabled"}
+    rules = [
+        lifecycle.S3BucketLifecycleConfigurationRule(
+            id="old-versions",
+            noncurrent_version_expiration=[
+                lifecycle.S3BucketLifecycleConfigurationRuleNoncurrentVersionExpiration(
+                    noncurrent_days=old_versions_days
+                )
+            ],
+            **whole_bucket,
+        ),
+        lifecycle.S3BucketLifecycleConfigurationRule(
+            id="abandoned-uploads",
+            abort_incomplete_multipart_upload=[
+                lifecycle.S3BucketLifecycleConfigurationRuleAbortIncompleteMultipartUpload(
+                    days_after_initiation=_ABANDONED_UPLOAD_DAYS
+                )
+            ],
+            **whole_bucket,
+        ),
+    ]
+    if expire_days:
+        rules.append(
+            lifecycle.S3BucketLifecycleConfigurationRule(
+                id="expiry",
+                expiration=[lifecycle.S3BucketLifecycleConfigurationRuleExpiration(days=expire_days)],
+                **whole_bucket,
+            )
+        )
+    lifecycle.S3BucketLifecycleConfiguration(
+        stack, f"{name}-lifecycle", bucket=made.bucket, rule=rules, depends_on=[versioning]
+    )

@@ -1,0 +1,62 @@
+"""A customer-managed KMS key: rotated, and open to nobody but the account's own IAM policies and the services named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from infra.bindings import aws
+from infra.constructs import policy
+from infra.constructs.account import Account
+
+_DELETION_WINDOW_DAYS = 30
+"""KMS's longest: what the key has encrypted is lost with it."""
+
+
+def key(
+    stack: Any, name: str, *, alias: str, description: str, account: Account, grants: tuple[Mapping[str, Any], ...] = ()
+) -> Any:
+    """Adds a key and its alias.
+
+    Args:
+        grants: statements for services that use the key without an IAM principal of the account.
+    """
+    made = aws.kms_key.KmsKey(
+        stack,
+        name,
+        description=description,
+        enable_key_rotation=True,
+        deletion_window_in_days=_DELETION_WINDOW_DAYS,
+        policy=policy.document(_delegation(account), *grants),
+    )
+    aws.kms_alias.KmsAlias(stack, f"{name}-alias", name=f"alias/{alias}", target_key_id=made.key_id)
+    return made
+
+
+def _delegation(account: Account) -> dict[str, Any]:
+    """Hands the key to IAM, as AWS's own default does: it grants nobody anything; without it a key can be lost.
+
+    Source: KMS developer guide, "Default key policy", 2026-11.
+    """
+    return {
+        "Sid": "AccountUsesIam",
+        "Effect": "Allow",
+        "Principal": {"AWS": account.root},
+        "Action": "kms:*",
+        "Resource": "*",
+    }
+
+
+def for_log_group(account: Account, group: str) -> dict[str, Any]:
+    """Lets CloudWatch Logs encrypt this one log group.
+
+    Source: CloudWatch Logs user guide, "Encrypt log data using KMS", 2026-11.
+    """
+    return {
+        "Sid": "LogGroup",
+        "Effect": "Allow",
+        "Principal": {"Service": f"logs.{account.region}.{account.dns_suffix}"},
+        "Action": ["kms:Encrypt*", "kms:Decrypt*", "kms:ReEncrypt*", "kms:GenerateDataKey*", "kms:Describe*"],
+        "Resource": "*",
+        "Condition": {"ArnEquals": {"kms:EncryptionContext:aws:logs:arn": account.arn("logs", f"log-group:{group}")}},
+    }

@@ -1,0 +1,42 @@
+"""An ECR repository whose tags never move, scanned on push."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from infra.bindings import aws
+
+_UNTAGGED_DAYS = 14
+"""Layers of a failed or replaced push; a tagged image stays, since a deployment may name it."""
+
+
+def registry(stack: Any, name: str, *, repository_name: str, key_arn: str) -> Any:
+    """Adds a repository for one image."""
+    ecr = aws.ecr_repository
+    made = ecr.EcrRepository(
+        stack,
+        name,
+        name=repository_name,
+        image_tag_mutability="IMMUTABLE",
+        image_scanning_configuration=ecr.EcrRepositoryImageScanningConfiguration(scan_on_push=True),
+        encryption_configuration=[ecr.EcrRepositoryEncryptionConfiguration(encryption_type="KMS", kms_key=key_arn)],
+        force_delete=False,
+    )
+    aws.ecr_lifecycle_policy.EcrLifecyclePolicy(stack, f"{name}-lifecycle", repository=made.name, policy=_lifecycle())
+    return made
+
+
+def _lifecycle() -> str:
+    rule = {
+        "rulePriority": 1,
+        "description": f"Images without a tag go after {_UNTAGGED_DAYS} days",
+        "selection": {
+            "tagStatus": "untagged",
+            "countType": "sinceImagePushed",
+            "countUnit": "days",
+            "countNumber": _UNTAGGED_DAYS,
+        },
+        "action": {"type": "expire"},
+    }
+    return json.dumps({"rules": [rule]})

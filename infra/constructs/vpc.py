@@ -1,0 +1,200 @@
+"""The fleet's network: a VPC made for it, private by default, or one that is already there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from infra.bindings import aws
+from infra.constructs import addresses, endpoints
+from infra.constructs.account import Account
+from infra.fleet import ExistingNetwork, Fleet, NewNetwork
+
+
+@dataclass(frozen=True)
+class Network:
+    """Ids, as tokens."""
+
+    vpc_id: str
+    private_subnets: dict[str, str]
+    """By zone."""
+
+
+def new(stack: Any, fleet: Fleet, network: NewNetwork, account: Account) -> Network:
+    """Adds a VPC with a private subnet a zone. Nothing in it has a public address but the NAT gateways."""
+    vpc = aws.vpc.Vpc(
+        stack,
+        "vpc",
+        cidr_block=network.cidr,
+        # Interface endpoints answer under the services' own names, which takes both.
+        enable_dns_support=True,
+        enable_dns_hostnames=True,
+        tags={"Name": fleet.name},
+    )
+    _close_default_security_group(stack, vpc, fleet.name)
+    subnets = {zone: _private_subnet(stack, fleet, network, vpc, zone) for zone in fleet.zones}
+    tables = {zone: _private_routes(stack, fleet, vpc, zone, subnets[zone]) for zone in fleet.zones}
+    if network.nat:
+        _way_out(stack, fleet, network, vpc, tables)
+    aws.vpc_endpoint.VpcEndpoint(
+        stack,
+        "s3",
+        vpc_id=vpc.id,
+        service_name=f"{account.service_prefix}.{fleet.region}.s3",
+        vpc_endpoint_type="Gateway",
+        route_table_ids=[table.id for table in tables.values()],
+        tags={"Name": f"{fleet.name}-s3"},
+    )
+    _interface_endpoints(stack, fleet, vpc, [subnet.id for subnet in subnets.values()], account)
+    return Network(vpc.id, {zone: subnet.id for zone, subnet in subnets.items()})
+
+
+def _close_default_security_group(stack: Any, vpc: Any, name: str) -> None:
+    """Whatever is started without a group of its own can talk to nobody."""
+    group = aws.default_security_group.DefaultSecurityGroup(
+        stack, "default", vpc_id=vpc.id, tags={"Name": f"{name}-default-closed"}
+    )
+    # Said as empty lists, or Terraform would not notice a rule that somebody adds later.
+    group.add_override("ingress", [])
+    group.add_override("egress", [])
+
+
+def _private_subnet(stack: Any, fleet: Fleet, network: NewNetwork, vpc: Any, zone: str) -> Any:
+    return aws.subnet.Subnet(
+        stack,
+        f"private-{zone}",
+        vpc_id=vpc.id,
+        availability_zone=zone,
+        cidr_block=addresses.private(network.cidr, zone),
+        map_public_ip_on_launch=False,
+        tags={"Name": f"{fleet.name}-private-{zone}", **_internal_load_balancers(fleet)},
+    )
+
+
+def _internal_load_balancers(fleet: Fleet) -> dict[str, str]:
+    """The tag by which the AWS load balancer controller finds subnets for internal load balancers."""
+    return {} if fleet.orchestrator == "ecs" else {"kubernetes.io/role/internal-elb": "1"}
+
+
+def _private_routes(stack: Any, fleet: Fleet, vpc: Any, zone: str, subnet: Any) -> Any:
+    table = aws.route_table.RouteTable(
+        stack, f"private-{zone}-routes", vpc_id=vpc.id, tags={"Name": f"{fleet.name}-private-{zone}"}
+    )
+    aws.route_table_association.RouteTableAssociation(
+        stack, f"private-{zone}-association", subnet_id=subnet.id, route_table_id=table.id
+    )
+    return table
+
+
+def _way_out(stack: Any, fleet: Fleet, network: NewNetwork, vpc: Any, tables: dict[str, Any]) -> None:
+    """Public subnets with one NAT gateway a zone: a zone that is lost takes no other zone's way out with it."""
+    gateway = aws.internet_gateway.InternetGateway(stack, "internet", vpc_id=vpc.id, tags={"Name": fleet.name})
+    public = aws.route_table.RouteTable(stack, "public-routes", vpc_id=vpc.id, tags={"Name": f"{fleet.name}-public"})
+    aws.route.Route(
+        stack, "public-way-out", route_table_id=public.id, destination_cidr_block="0.0.0.0/0", gateway_id=gateway.id
+    )
+    for zone, table in tables.items():
+        subnet = aws.subnet.Subnet(
+            stack,
+            f"public-{zone}",
+            vpc_id=vpc.id,
+            availability_zone=zone,
+            cidr_block=addresses.public(network.cidr, zone),
+            map_public_ip_on_launch=False,
+            tags={"Name": f"{fleet.name}-public-{zone}"},
+        )
+        aws.route_table_association.RouteTableAssociation(
+            stack, f"public-{zone}-association", subnet_id=subnet.id, route_table_id=public.id
+        )
+        address = aws.eip.Eip(stack, f"nat-{zone}-address", domain="vpc", tags={"Name": f"{fleet.name}-nat-{zone}"})
+        nat = aws.nat_gateway.NatGateway(
+            stack,
+            f"nat-{zone}",
+            allocation_id=address.allocation_id,
+            subnet_id=subnet.id,
+            tags={"Name": f"{fleet.name}-{zone}"},
+            depends_on=[gateway],
+        )
+        aws.route.Route(
+            stack,
+            f"private-{zone}-way-out",
+            route_table_id=table.id,
+            destination_cidr_block="0.0.0.0/0",
+            nat_gateway_id=nat.id,
+        )
+
+
+def _interface_endpoints(stack: Any, fleet: Fleet, vpc: Any, subnet_ids: list[str], account: Account) -> None:
+    group = aws.security_group.SecurityGroup(
+        stack,
+        "endpoints",
+        name=f"{fleet.name}-endpoints",
+        description="HTTPS from inside the VPC to AWS services",
+        vpc_id=vpc.id,
+        tags={"Name": f"{fleet.name}-endpoints"},
+    )
+    aws.vpc_security_group_ingress_rule.VpcSecurityGroupIngressRule(
+        stack,
+        "endpoints-https",
+        security_group_id=group.id,
+        description="HTTPS from inside the VPC",
+        cidr_ipv4=vpc.cidr_block,
+        ip_protocol="tcp",
+        from_port=443,
+        to_port=443,
+        tags={"Name": f"{fleet.name}-endpoints-https"},
+    )
+    for row in endpoints.needed(fleet.orchestrator):
+        aws.vpc_endpoint.VpcEndpoint(
+            stack,
+            row.service.replace(".", "-"),
+            vpc_id=vpc.id,
+            service_name=f"{account.service_prefix}.{fleet.region}.{row.service}",
+            vpc_endpoint_type="Interface",
+            subnet_ids=subnet_ids,
+            security_group_ids=[group.id],
+            private_dns_enabled=True,
+            tags={"Name": f"{fleet.name}-{row.service}"},
+        )
+
+
+def existing(stack: Any, fleet: Fleet, network: ExistingNetwork) -> Network:
+    """Reads a VPC that is there; adds nothing to it.
+
+    Its owner provides the endpoints too, the S3 gateway endpoint above all: a second interface endpoint for a service
+    collides with the first one's private DNS name, and routes of tables that are not ours are not ours to change.
+    """
+    vpc = aws.data_aws_vpc.DataAwsVpc(stack, "vpc", id=network.vpc)
+    subnets = {}
+    for zone, subnet_id in zip(fleet.zones, network.private_subnets, strict=True):
+        subnet = aws.data_aws_subnet.DataAwsSubnet(stack, f"private-{zone}", id=subnet_id)
+        _expect(subnet, zone, subnet_id, network.vpc)
+        subnets[zone] = subnet.id
+    return Network(vpc.id, subnets)
+
+
+def _expect(subnet: Any, zone: str, subnet_id: str, vpc_id: str) -> None:
+    """Terraform itself says when a subnet is not what the fleet file takes it for."""
+    subnet.add_override(
+        "lifecycle",
+        {
+            "postcondition": [
+                {
+                    "condition": _expression(f'self.availability_zone == "{zone}"'),
+                    "error_message": f"{subnet_id} is not in {zone}. Write private_subnets in the order of zones.",
+                },
+                {
+                    "condition": _expression(f'self.vpc_id == "{vpc_id}"'),
+                    "error_message": f"{subnet_id} is not in the fleet's VPC. Write private subnets of that VPC.",
+                },
+                {
+                    "condition": _expression("!self.map_public_ip_on_launch"),
+                    "error_message": f"{subnet_id} gives public addresses. Write a private subnet.",
+                },
+            ]
+        },
+    )
+
+
+def _expression(text: str) -> str:
+    return "${" + text + "}"

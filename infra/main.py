@@ -1,0 +1,50 @@
+"""The fleet file in, Terraform stacks out: `python -m infra.main` writes cdktf.out/stacks/STACK/cdk.tf.json.
+
+BLUEPRINT_FLEET names another file than ./fleet.yaml, CDKTF_OUTDIR another folder than ./cdktf.out.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from infra.bindings import cdktf
+from infra.constructs import limits
+from infra.errors import BlueprintError, InputError
+from infra.fleet import Fleet
+from infra.settings import Document, load
+from infra.stacks import network, storage
+
+STACKS = (network, storage)
+"""In the order in which one may need another."""
+
+
+def synthesize(document: Document[Fleet], out: Path) -> dict[str, Path]:
+    """Writes every stack under `out`; returns the folder of each, in the order to apply them in.
+
+    Raises:
+        InputError: AWS would refuse something of the fleet.
+    """
+    if wrong := limits.mistakes(document):
+        raise InputError(wrong)
+    out.mkdir(parents=True, exist_ok=True)
+    app = cdktf.App(outdir=str(out))
+    for stack in STACKS:
+        stack.add(app, document)
+    app.synth()
+    return {stack.NAME: out / "stacks" / stack.NAME for stack in STACKS}
+
+
+def main() -> None:
+    """Synthesizes; a refusal ends with its text and exit code."""
+    try:
+        document = load(Path(os.environ.get("BLUEPRINT_FLEET", "fleet.yaml")), Fleet)
+        synthesize(document, Path(os.environ.get("CDKTF_OUTDIR", "cdktf.out")))
+    except BlueprintError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()
