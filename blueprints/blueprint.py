@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from infra.errors import InputError, Mistake, both
 from infra.fleet import Fleet, Name
@@ -63,6 +63,8 @@ class Roles(Settings):
 
 class Traffic(Settings):
     """The load that the deployment is made for; `validate` plays it."""
+
+    model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": ["users"]}, {"required": ["arrivals"]}]})
 
     users: Annotated[int, Field(ge=1, le=100_000)] | None = None
     """Closed loop: this many users, each sending its next request when the last is answered."""
@@ -227,11 +229,11 @@ def read(folder: Path) -> Document[Blueprint]:
     Raises:
         InputError: with every mistake of its file at once.
     """
-    if folder.is_file():
+    if not folder.exists():
+        raise InputError([Mistake(folder, 1, 1, "", "", "there is no such folder", _what_is_there(folder))])
+    if not folder.is_dir():
         why = "it is a file, and a blueprint is a folder"
         raise InputError([Mistake(folder, 1, 1, "", "", why, f"the folder that holds it, {folder.parent}")])
-    if not folder.is_dir():
-        raise InputError([Mistake(folder, 1, 1, "", "", "there is no such folder", _what_is_there(folder))])
     if not (folder / FILE).exists():
         why = f"the folder holds no {FILE}"
         raise InputError([Mistake(folder, 1, 1, "", "", why, "the folder of a blueprint; `blueprint new` makes one")])

@@ -6,9 +6,9 @@ import ipaddress
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag
 
-from infra.settings import Contradiction, OneOrMore, Settings, written
+from infra.settings import Contradiction, Listed, OneOrMore, Settings, written
 from infra.units import Days, Form, Machines, Spend, Switch, wrong
 
 Name = Annotated[
@@ -86,6 +86,8 @@ def _twice(field: str, items: Sequence[Any]) -> Iterator[Contradiction]:
 class Reservation(Settings):
     """Capacity that is already paid for; it holds machines of one type in one zone."""
 
+    model_config = ConfigDict(json_schema_extra={"minProperties": 1, "maxProperties": 1})
+
     capacity_block: ReservationId | None = Field(None, alias="capacity-block")
     """A Capacity Block's id: accelerators booked for a span of days."""
 
@@ -110,13 +112,13 @@ Purchase = Annotated[
 class Pool(Settings):
     """One line of the fleet: like machines that are bought and scaled together."""
 
-    types: Annotated[OneOrMore[InstanceType], Field(min_length=1)]
+    types: OneOrMore[InstanceType]
     """EC2 instance types in order of preference; one, or a list."""
 
-    zones: OneOrMore[Zone] = ()
+    zones: OneOrMore[Zone] = Field((), validate_default=False)
     """Availability Zones of this pool, one or a list; the fleet's where left out."""
 
-    buy: Annotated[OneOrMore[Purchase], Field(min_length=1)] = ("on-demand",)
+    buy: OneOrMore[Purchase] = ("on-demand",)
     """How it is bought, in the order to fall back in: on-demand, spot, or a reservation."""
 
     size: Machines
@@ -172,7 +174,7 @@ class ExistingNetwork(Settings):
     vpc: VpcId
     """The VPC's id."""
 
-    private_subnets: Annotated[OneOrMore[SubnetId], Field(min_length=1)]
+    private_subnets: OneOrMore[SubnetId]
     """Ids of its private subnets, one a zone, in the order of `zones`."""
 
     def contradictions(self) -> Iterable[Iterator[Contradiction]]:
@@ -215,7 +217,7 @@ class Fleet(Settings):
     region: Region
     """AWS region."""
 
-    zones: Annotated[OneOrMore[Zone], Field(min_length=1, max_length=6)]
+    zones: Annotated[tuple[Zone, ...], Field(min_length=1, max_length=6), Listed()]
     """Availability Zones of the fleet, one to six; one subnet each."""
 
     orchestrator: Literal["eks", "ecs", "both"] = "eks"

@@ -104,7 +104,7 @@ def _heard(rule: Iterator[Contradiction]) -> Iterator[Contradiction]:
 
 
 @dataclass(frozen=True)
-class _Listed:
+class Listed:
     """One item stands for a list of one."""
 
     def __get_pydantic_core_schema__(self, kind: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -125,7 +125,7 @@ def written(text: str) -> Any:
 
 T = TypeVar("T")
 
-OneOrMore = Annotated[tuple[T, ...], _Listed()]
+OneOrMore = Annotated[tuple[T, ...], Field(min_length=1), Listed()]
 """`a` or `[a, b]`: a list in which one item need not be in brackets."""
 
 M = TypeVar("M", bound=Settings)
@@ -395,6 +395,8 @@ def _example(kind: type[Settings], loc: Steps) -> str:
     field = _fields(model)[str(step)] if model else None
     if field is None:
         return f"{step}: VALUE"
+    if field.examples:
+        return f"{step}: {field.examples[0]}"
     below = _settings_in(field.annotation)
     if below is not None:
         needed = [name for name, inner in _fields(below).items() if inner.is_required()] or list(_fields(below))[:1]

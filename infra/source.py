@@ -369,10 +369,10 @@ def _not_yaml(path: Path, error: yaml.MarkedYAMLError) -> Mistake:
 def value_at(data: Any, steps: Sequence[str | int]) -> Any:
     """The value at `steps`; None where there is none."""
     for step in steps:
-        if (isinstance(data, list) and isinstance(step, int) and step < len(data)) or (
-            isinstance(data, dict) and step in data
-        ):
-            data = data[step]
-        else:
+        if not isinstance(data, dict | list):
+            return None
+        try:
+            data = data[step]  # type: ignore[index]
+        except (KeyError, IndexError, TypeError):
             return None
     return data

@@ -50,7 +50,7 @@ class Form:
     def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         return {
             "type": "string",
-            "pattern": f"^(?:{self.pattern})$",
+            "pattern": f"^(?:{self.pattern})$" if "|" in self.pattern else f"^{self.pattern}$",
             "description": f"{self.what[0].upper()}{self.what[1:]}.",
             "examples": [self.example],
         }

@@ -4,14 +4,41 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
-from infra.errors import BlueprintError
+from infra.errors import BlueprintError, InputError, Unavailable
 from scripts import console
-from scripts.commands import model
+from scripts.commands import check, model, schema
+
+DEBUG = "BLUEPRINT_DEBUG"
+"""Environment variable that stands for --debug."""
+
+INTERRUPTED, PIPE_CLOSED = 128 + 2, 128 + 13
+"""What shells say of a program that Ctrl-C or a closed pipe ended."""
+
+FAULT = 70
+"""A fault of this program itself (sysexits' EX_SOFTWARE); 1 would read as an answer."""
+
+
+class _ReaderGoneError(Exception):
+    """Whoever read our output has enough."""
+
+
+class _Commands(TyperGroup):
+    """All commands; Typer itself would end with 1, the answer no, when a pipe is closed."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise _ReaderGoneError from None
+
 
 app = typer.Typer(
+    cls=_Commands,
     name="blueprint",
     help="Serve LLMs on AWS: rent a fleet, copy a pattern, deploy it, prove it against its SLO.",
     no_args_is_help=True,
@@ -24,23 +51,77 @@ app.add_typer(fleet, name="fleet")
 app.add_typer(catalog, name="catalog")
 
 
+app.command()(check.check)
+app.command()(schema.schema)
+
+
 @app.callback()
 def options(
-    debug: bool = typer.Option(False, "--debug", envvar="BLUEPRINT_DEBUG", help="Show tracebacks."),
+    debug: bool = typer.Option(
+        False, "--debug", envvar=DEBUG, help="Show tracebacks; stands before or after a command."
+    ),
 ) -> None:
     """Options of every command."""
     if debug:
-        os.environ["BLUEPRINT_DEBUG"] = "1"
+        os.environ[DEBUG] = "1"
 
 
 def main() -> None:
-    """Runs the command line; exit codes are those of infra.errors."""
+    """Runs the command line; exit codes are those of infra.errors, and the three above."""
+    sys.exit(_run(sys.argv[1:]))
+
+
+def _run(arguments: list[str]) -> int:
+    before = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    if "--debug" in before:
+        os.environ[DEBUG] = "1"
+        arguments = [word for word in before if word != "--debug"] + arguments[len(before) :]
     try:
-        app()
+        code = app(arguments, standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
     except KeyboardInterrupt:
-        console.err.print("interrupted")
-        sys.exit(130)
-    except BlueprintError as error:
-        if os.environ.get("BLUEPRINT_DEBUG"):
+        return _said("interrupted", INTERRUPTED)
+    except typer.Abort as error:
+        if isinstance(error.__cause__, EOFError):
+            return _said(
+                "the question has no answer: standard input is at its end; --yes answers it", InputError.exit_code
+            )
+        return _said("interrupted", INTERRUPTED)
+    except (BrokenPipeError, _ReaderGoneError):
+        # Nothing is to be flushed into the closed pipe at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+    except typer.TyperException as error:
+        return _usage(error)
+    except Exception as error:
+        if os.environ.get(DEBUG, "").lower() in ("1", "true", "yes", "on"):
             raise
-        sys.exit(console.fail(error))
+        return _refusal(error)
+
+
+def _said(text: str, code: int) -> int:
+    print(text, file=sys.stderr)
+    return code
+
+
+def _usage(error: typer.TyperException) -> int:
+    """A command line that cannot be understood, in one line."""
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "blueprint"
+    text = " ".join(error.format_message().split()).replace("Value error, ", "")
+    if not text:  # no argument at all: the help is printed already
+        return InputError.exit_code
+    return _said(f"{command}: {text[0].lower()}{text[1:]} ({command} --help shows more)", InputError.exit_code)
+
+
+def _refusal(error: Exception) -> int:
+    """What went wrong, without a traceback."""
+    if isinstance(error, BlueprintError):
+        return console.fail(error)
+    if isinstance(error, OSError | MemoryError):
+        text = (error.strerror if isinstance(error, OSError) else None) or str(error) or "memory is used up"
+        named = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
+        return _said(f"{named}{text.lower()} (blueprint --debug shows where)", Unavailable.exit_code)
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return _said(f"a fault of this program, not of yours: {text[:500]} (blueprint --debug shows where)", FAULT)

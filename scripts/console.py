@@ -22,8 +22,14 @@ from rich.markup import escape
 from infra.errors import BlueprintError, Unavailable
 from scripts import processes
 
-out = Console(highlight=False, soft_wrap=True)
-err = Console(highlight=False, soft_wrap=True, stderr=True)
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        raise
+
+
+out = _Console(highlight=False, soft_wrap=True)
+err = _Console(highlight=False, soft_wrap=True, stderr=True)
 
 
 @dataclass
