@@ -21,10 +21,13 @@ Split = Literal["even", "kv", "none"]
 """How tensor parallelism divides a tensor: evenly; by key and value heads, so into no more parts; not at all."""
 
 _BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0}
-_FP8_BLOCK_SCALE = 4
+_FP8_SCALE_BYTES = 4
 """DeepSeek's block-wise FP8 keeps one float32 scale (`weight_scale_inv`) for each block, 128 x 128 by default."""
-_MXFP4 = 0.5 + 1 / 32
-"""OCP Microscaling MXFP4: 4 bits a number and one 8-bit scale for each 32 numbers."""
+MXFP4_BYTES = 0.5 + 1 / 32
+"""A number of OCP Microscaling MXFP4: 4 bits, and one 8-bit scale for each 32 numbers."""
+
+EXPERTS = "experts"
+"""Name of the group that holds the routed experts."""
 
 
 class Tensors(NamedTuple):
@@ -33,7 +36,7 @@ class Tensors(NamedTuple):
     what: str
     parameters: int
     bytes: float
-    """As the checkpoint stores them, which is as vLLM holds them."""
+    """As the checkpoint stores them."""
 
     split: Split
     active: float = 1.0
@@ -99,6 +102,9 @@ class Architecture(BaseModel):
     sliding_layers: int = 0
     positions: int = 0
     """Learned position embeddings (encoders)."""
+
+    labels: int = 0
+    """Outputs of an encoder's classification head; 0 where it has none."""
 
     @property
     def encoder(self) -> bool:
@@ -170,9 +176,14 @@ def _architecture(kind: str, config: Mapping[str, Any], where: str) -> Architect
         prediction_layers=int(config.get("num_nextn_predict_layers", 0)),
         latent=_latent(config),
         window=_window(config),
-        sliding_layers=_sliding_layers(config),
+        sliding_layers=_sliding_layers(kind, config),
         positions=int(config["max_position_embeddings"]) if kind in ENCODERS else 0,
+        labels=len(config.get("id2label") or "1") if _classifies(config) and kind in ENCODERS else 0,
     )
+
+
+def _classifies(config: Mapping[str, Any]) -> bool:
+    return any("SequenceClassification" in name for name in config.get("architectures") or ())
 
 
 def _context(kind: str, config: Mapping[str, Any]) -> int:
@@ -200,11 +211,16 @@ def _window(config: Mapping[str, Any]) -> int | None:
     return int(config["sliding_window"])
 
 
-def _sliding_layers(config: Mapping[str, Any]) -> int:
+def _sliding_layers(kind: str, config: Mapping[str, Any]) -> int:
     if _window(config) is None:
         return 0
-    kinds = config.get("layer_types")
-    return kinds.count("sliding_attention") if kinds else int(config["num_hidden_layers"])
+    layers, kinds = int(config["num_hidden_layers"]), config.get("layer_types")
+    if kinds:
+        return int(kinds.count("sliding_attention"))
+    if kind == "gpt_oss":  # every second layer, beginning with the first: transformers' default for this kind
+        return (layers + 1) // 2
+    # Qwen2 and Qwen3: the first `max_window_layers` look back over everything.
+    return layers - min(layers, int(config.get("max_window_layers", 0)))
 
 
 def _quantization(config: Mapping[str, Any], where: str) -> tuple[Literal["none", "fp8", "mxfp4"], int]:
@@ -222,92 +238,123 @@ def _quantization(config: Mapping[str, Any], where: str) -> tuple[Literal["none"
     )
 
 
+def _matrix(a: Architecture, rows: int, columns: int, kind: Literal["plain", "linear", "expert"]) -> tuple[int, float]:
+    """Parameters and bytes of one matrix. Quantization spares embeddings, norms and routers (`plain`)."""
+    count = rows * columns
+    if kind == "expert" and a.quantization == "mxfp4":
+        return count, count * MXFP4_BYTES
+    if kind != "plain" and a.quantization == "fp8":
+        return count, count + _FP8_SCALE_BYTES * _blocks(rows, a.fp8_block) * _blocks(columns, a.fp8_block)
+    return count, count * _plain(a)
+
+
+def _plain(a: Architecture) -> float:
+    return _BYTES.get(a.dtype, 2.0)
+
+
+def _blocks(length: int, block: int) -> int:
+    return -(-length // block)
+
+
+def _group(what: str, times: int, parts: list[tuple[int, float]], split: Split, active: float = 1.0) -> Tensors:
+    """`times` layers (or experts in layers) of the same few matrices."""
+    count, size = sum(part[0] for part in parts), sum(part[1] for part in parts)
+    return Tensors(what, times * count, times * size, split, active)
+
+
 def _decoder(a: Architecture) -> Iterator[Tensors]:
-    plain = _BYTES.get(a.dtype, 2.0)
-    linear = 1 + _FP8_BLOCK_SCALE / a.fp8_block**2 if a.quantization == "fp8" else plain
-    expert = _MXFP4 if a.quantization == "mxfp4" else linear
     sparse = a.layers - a.dense_layers if a.experts else 0
     dense = a.layers - sparse
-
-    def group(what: str, count: int, each: float, split: Split, **more: Any) -> Tensors:
-        return Tensors(what, count, count * each, split, **more)
-
-    table = a.vocabulary * a.hidden
-    yield group("embedding", table, plain, "even", active=1.0 if a.tied else 0.0)
+    table = _matrix(a, a.vocabulary, a.hidden, "plain")
+    yield _group("embedding", 1, [table], "even", active=1.0 if a.tied else 0.0)
     if not a.tied:
-        yield group("output layer", table, plain, "even")
-    yield group("norms", a.hidden * (2 * a.layers + 1), plain, "none")
-    yield from _attention(a, a.layers, plain, linear)
+        yield _group("output layer", 1, [table], "even")
+    yield _group("norms", 2 * a.layers + 1, [_matrix(a, 1, a.hidden, "plain")], "none")
+    yield from _attention(a, a.layers)
     if dense:
-        yield group("feed-forward", dense * 3 * a.hidden * a.intermediate, linear, "even")
+        parts = [_matrix(a, a.intermediate, a.hidden, "linear")] * 3
+        yield _group("feed-forward", dense, parts, "even")
     if sparse:
-        yield from _experts(a, sparse, plain, linear, expert)
+        yield from _experts(a, sparse)
     if a.prediction_layers:
-        yield _prediction(a, plain, linear, expert)
+        yield _prediction(a)
 
 
-def _attention(a: Architecture, layers: int, plain: float, linear: float) -> Iterator[Tensors]:
+def _attention(a: Architecture, layers: int) -> Iterator[Tensors]:
     if a.latent:
-        yield from _latent_attention(a, a.latent, layers, plain, linear)
+        yield from _latent_attention(a, a.latent, layers)
         return
-    width, kv_width = a.heads * a.head_dim, 2 * a.kv_heads * a.head_dim
-    yield Tensors("query", n := layers * a.hidden * width, n * linear, "even")
-    yield Tensors("key and value", n := layers * a.hidden * kv_width, n * linear, "kv")
-    yield Tensors("attention output", n := layers * width * a.hidden, n * linear, "even")
+    width, kv_width = a.heads * a.head_dim, a.kv_heads * a.head_dim
+    yield _group("query", layers, [_matrix(a, width, a.hidden, "linear")], "even")
+    yield _group("key and value", layers, [_matrix(a, kv_width, a.hidden, "linear")] * 2, "kv")
+    yield _group("attention output", layers, [_matrix(a, a.hidden, width, "linear")], "even")
     if a.attention_bias:
-        yield Tensors("query bias", n := layers * width, n * plain, "even")
-        yield Tensors("key and value bias", n := layers * kv_width, n * plain, "kv")
+        yield _group("query bias", layers, [_matrix(a, 1, width, "plain")], "even")
+        yield _group("key and value bias", layers, [_matrix(a, 2, kv_width, "plain")], "kv")
     if a.output_bias:
-        yield Tensors("attention output bias", n := layers * a.hidden, n * plain, "none")
-        yield Tensors("attention sinks", n := layers * a.heads, n * plain, "even")
+        yield _group("attention output bias", layers, [_matrix(a, 1, a.hidden, "plain")], "none")
+        yield _group("attention sinks", layers, [_matrix(a, 1, a.heads, "plain")], "even")
     if a.query_key_norm:
-        yield Tensors("query and key norms", n := layers * 2 * a.head_dim, n * plain, "none")
+        yield _group("query and key norms", layers, [_matrix(a, 2, a.head_dim, "plain")], "none")
 
 
-def _latent_attention(a: Architecture, latent: Latent, layers: int, plain: float, linear: float) -> Iterator[Tensors]:
+def _latent_attention(a: Architecture, latent: Latent, layers: int) -> Iterator[Tensors]:
     """vLLM replicates the down-projections and splits the up-projections by heads."""
-    down = a.hidden * (latent.kv_rank + latent.rope_dim) + a.hidden * (latent.query_rank or 0)
-    query = (latent.query_rank or a.hidden) * a.heads * (latent.nope_dim + latent.rope_dim)
-    up = latent.kv_rank * a.heads * (latent.nope_dim + latent.value_dim)
-    output = a.heads * latent.value_dim * a.hidden
-    yield Tensors("latent down-projections", n := layers * down, n * linear, "none")
-    yield Tensors("latent up-projections", n := layers * (query + up), n * linear, "even")
-    yield Tensors("attention output", n := layers * output, n * linear, "even")
-    yield Tensors("latent norms", n := layers * (latent.kv_rank + (latent.query_rank or 0)), n * plain, "none")
+    query_width, up_width = latent.nope_dim + latent.rope_dim, latent.nope_dim + latent.value_dim
+    down = [_matrix(a, latent.kv_rank + latent.rope_dim, a.hidden, "linear")]
+    norms = [_matrix(a, 1, latent.kv_rank, "plain")]
+    if latent.query_rank:
+        down.append(_matrix(a, latent.query_rank, a.hidden, "linear"))
+        norms.append(_matrix(a, 1, latent.query_rank, "plain"))
+    up = [
+        _matrix(a, a.heads * query_width, latent.query_rank or a.hidden, "linear"),
+        _matrix(a, a.heads * up_width, latent.kv_rank, "linear"),
+    ]
+    yield _group("latent down-projections", layers, down, "none")
+    yield _group("latent up-projections", layers, up, "even")
+    yield _group("attention output", layers, [_matrix(a, a.hidden, a.heads * latent.value_dim, "linear")], "even")
+    yield _group("latent norms", layers, norms, "none")
 
 
-def _experts(a: Architecture, layers: int, plain: float, linear: float, expert: float) -> Iterator[Tensors]:
+def _experts(a: Architecture, layers: int) -> Iterator[Tensors]:
     share = a.active_experts / a.experts
-    each = 3 * a.hidden * a.expert_intermediate
-    yield Tensors("experts", n := layers * a.experts * each, n * expert, "even", share)
-    yield Tensors("expert router", n := layers * a.experts * a.hidden, n * plain, "none")
+    yield _group(
+        EXPERTS, layers * a.experts, [_matrix(a, a.expert_intermediate, a.hidden, "expert")] * 3, "even", share
+    )
+    yield _group("expert router", layers, [_matrix(a, a.experts, a.hidden, "plain")], "none")
     if a.kind == "gpt_oss":
-        biases = layers * a.experts * (2 * a.expert_intermediate + a.hidden)
-        yield Tensors("expert biases", biases, biases * plain, "even", share)
-        yield Tensors("expert router bias", n := layers * a.experts, n * plain, "none")
+        biases = _matrix(a, a.experts, 2 * a.expert_intermediate + a.hidden, "plain")
+        yield _group("expert biases", layers, [biases], "even", share)
+        yield _group("expert router bias", layers, [_matrix(a, 1, a.experts, "plain")], "none")
     if a.kind == "deepseek_v3":
-        yield Tensors("expert router correction", n := layers * a.experts, n * 4.0, "none")
+        yield _group("expert router correction", layers, [(a.experts, 4.0 * a.experts)], "none")
     if a.shared_experts:
-        yield Tensors("shared experts", n := layers * a.shared_experts * each, n * linear, "even")
+        shared = _matrix(a, a.shared_experts * a.expert_intermediate, a.hidden, "linear")
+        yield _group("shared experts", layers, [shared] * 3, "even")
 
 
-def _prediction(a: Architecture, plain: float, linear: float, expert: float) -> Tensors:
+def _prediction(a: Architecture) -> Tensors:
     """DeepSeek-V3's multi-token prediction: a whole sparse layer with its own copies of embedding and output layer."""
-    parts = [*_attention(a, 1, plain, linear), *_experts(a, 1, plain, linear, expert)]
+    inside = [*_attention(a, 1), *_experts(a, 1)]
     outside = 2 * a.vocabulary * a.hidden + 2 * a.hidden * a.hidden + 5 * a.hidden
-    count = a.prediction_layers * (sum(part.parameters for part in parts) + outside)
-    size = a.prediction_layers * (sum(part.bytes for part in parts) + outside * plain)
-    return Tensors("multi-token prediction", count, size, "even", served=False)
+    count = a.prediction_layers * (sum(part.parameters for part in inside) + outside)
+    size = a.prediction_layers * (sum(part.bytes for part in inside) + outside * _plain(a))
+    return Tensors("multi-token prediction", count, size, "none", served=False)
 
 
 def _encoder(a: Architecture) -> Iterator[Tensors]:
-    """BERT: biases everywhere, two norms of two vectors a layer, and vLLM replicates none of the large ones."""
-    plain = _BYTES.get(a.dtype, 2.0)
+    """BERT's kind: biases everywhere, two norms of two vectors a layer."""
+
+    def plain(rows: int, columns: int) -> tuple[int, float]:
+        return _matrix(a, rows, columns, "plain")
+
     # One row of token types for RoBERTa's kind, two for BERT's; the norm behind them has two vectors.
     kinds = 2 if a.kind == "bert" else 1
-    yield Tensors("embedding", n := a.vocabulary * a.hidden, n * plain, "even", 0.0)
-    yield Tensors("positions", n := (a.positions + kinds + 2) * a.hidden, n * plain, "none", 0.0)
-    yield Tensors("attention", n := a.layers * 4 * a.hidden * a.hidden, n * plain, "even")
-    yield Tensors("feed-forward", n := a.layers * 2 * a.hidden * a.intermediate, n * plain, "even")
-    biases = a.layers * (4 * a.hidden + a.intermediate + a.hidden + 4 * a.hidden)
-    yield Tensors("biases and norms", biases, biases * plain, "none")
+    yield _group("embedding", 1, [plain(a.vocabulary, a.hidden)], "even", active=0.0)
+    yield _group("positions", 1, [plain(a.positions + kinds + 2, a.hidden)], "none", active=0.0)
+    yield _group("attention", a.layers, [plain(a.hidden, a.hidden)] * 4, "even")
+    yield _group("feed-forward", a.layers, [plain(a.hidden, a.intermediate)] * 2, "even")
+    yield _group("biases and norms", a.layers, [plain(9, a.hidden), plain(1, a.intermediate)], "none")
+    if a.labels:
+        head = [plain(a.hidden + 1, a.hidden), plain(a.labels, a.hidden + 1)]
+        yield _group("classification head", 1, head, "none")
