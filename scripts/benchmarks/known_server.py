@@ -36,9 +36,40 @@ CHAT_OVERHEAD = 7
 """Tokens that a chat's template would add to its messages."""
 
 _BUCKETS = {
-    "vllm:time_to_first_token_seconds": (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0),
+    "vllm:time_to_first_token_seconds": (
+        0.001,
+        0.005,
+        0.01,
+        0.02,
+        0.04,
+        0.06,
+        0.08,
+        0.1,
+        0.25,
+        0.5,
+        0.75,
+        1.0,
+        2.5,
+        5.0,
+    ),
     "vllm:inter_token_latency_seconds": (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
-    "vllm:e2e_request_latency_seconds": (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    "vllm:e2e_request_latency_seconds": (
+        0.3,
+        0.5,
+        0.8,
+        1.0,
+        1.5,
+        2.0,
+        2.5,
+        5.0,
+        10.0,
+        15.0,
+        20.0,
+        30.0,
+        40.0,
+        50.0,
+        60.0,
+    ),
 }
 """Upper bounds in seconds as vLLM 0.32 exports them (their small end)."""
 
@@ -271,7 +302,7 @@ async def serve(port: int, behaviour: Behaviour) -> None:
 
 
 @contextlib.contextmanager
-def running(behaviour: Behaviour = Behaviour(), log: Path | None = None) -> Iterator[str]:  # noqa: B008
+def running(behaviour: Behaviour = Behaviour(), log: Path | None = None) -> Iterator[str]:
     """Runs the server in a process of its own; yields its base URL, and ends it."""
     port = processes.free_ports(1)[0]
     with (log or Path("/dev/null")).open("ab") as sink:

@@ -1,12 +1,13 @@
-"""What one streamed answer says: its tokens and when each came, its text, its usage, and what went wrong. No input or output.
+"""What one streamed answer says: its tokens and when each came, its text, its usage, and what went wrong. Pure.
 
 Definitions, the same everywhere in the report:
 
-- The first token is the first event that carries content (text, reasoning or a tool call), or whose usage counts a token: an
-  engine may send a token whose bytes are not yet a character. The event that only opens a chat (its role) is none.
-- Inter-token latency is the gap between two events with tokens, divided by the tokens that the later one carries, and counts
-  once for each of them. How many those are is told by the usage that vLLM sends with each event when asked; on other servers
-  the final usage is spread evenly over the events.
+- The first token is the first event that carries content (text, reasoning or a tool call), or whose usage counts a
+  token: an engine may send a token whose bytes are not yet a character. The event that only opens a chat (its role) is
+  none.
+- Inter-token latency is the gap between two events with tokens, divided by the tokens that the later one carries, and
+  counts once for each of them. How many those are is told by the usage that vLLM sends with each event when asked; on
+  other servers the final usage is spread evenly over the events.
 - An answer is whole when the server said so: `[DONE]`, or a finish reason before a clean end.
 """
 
@@ -45,7 +46,7 @@ class Gap:
 
 @dataclass
 class Sample:
-    """One request and how it went. Times in milliseconds count from when it was due (open loop) or sent (closed loop)."""
+    """One request and how it went. Times in ms count from when it was due (open loop) or sent (closed loop)."""
 
     number: int
     start_s: float
@@ -53,7 +54,7 @@ class Sample:
     late_ms: float = 0.0
     """How long after it was due it was sent: the driver's own delay, part of the times below."""
     unread_ms: float = 0.0
-    """The longest that a piece of the answer lay in the kernel before the driver read it: not part of the times below."""
+    """The longest that a piece of the answer lay in the kernel before the driver read it: not part of the times."""
     ttft_ms: float | None = None
     e2e_ms: float | None = None
     gaps: list[Gap] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Leads the driver through its phases: asks the server what it understands, warms it up, plays the load, reads the engine's metrics.
+"""Leads the driver through its phases: ask the server what it understands, warm it up, play the load, read metrics.
 
 Runs inside Locust as a greenlet of its own; users and conductor find each other through Locust's environment.
 """
@@ -32,7 +32,7 @@ AT_ONCE = 8
 """Questions asked at once while learning what words cost."""
 
 SETTLE_S = 1.2
-"""Wait after the last answer: the engine counts a request just after it has sent it, and Locust writes its CSV each second."""
+"""Wait after the last answer: the engine counts a request just after it sent it, and Locust writes CSV each second."""
 
 
 def plan(environment: Any) -> Plan:
@@ -51,7 +51,7 @@ def load(environment: Any) -> Load:
     return found
 
 
-def start(environment: Any) -> None:
+def start(environment: Any, **_: Any) -> None:
     """Begins to lead; Locust ends when the load is over."""
     gevent.spawn(_lead, environment)
 

@@ -1,4 +1,4 @@
-"""The load while it is played: which prompt is next and when, who has answered, and how far it is. Runs inside Locust."""
+"""The load while it is played: which prompt is next and when, and how far it is. Runs inside Locust."""
 
 from __future__ import annotations
 
@@ -100,13 +100,13 @@ class Load:
         """Sends prompts that are not counted and waits for their answers; returns how many were sent."""
         self._progress.phase = "warm-up"
         count = 0
-        for count, prompt in enumerate(made, 1):  # noqa: B007
+        for count, prompt in enumerate(made, 1):
             self._ready.put(Item(count, prompt, counted=False))
         self._drain()
         return count
 
     def play(self, made: Iterator[Prompt]) -> None:
-        """Plays the counted load: until all is sent or the time is over, and what is under way is answered or has failed."""
+        """Plays the counted load until all is sent or the time is over, and what is under way has ended."""
         traffic = self.plan.traffic
         ahead = queue.Queue(maxsize=AHEAD)
         maker = gevent.spawn(_fill, ahead, itertools.islice(made, traffic.requests))
@@ -188,6 +188,6 @@ def made_prompts(plan: Plan, phase: str, costs: prompts.Costs) -> Iterator[Promp
 
 
 def own_prompts(plan: Plan, rows: Sequence[prompts.Row]) -> Iterator[Prompt]:
-    """The user's prompts in their order, again and again; an answer ends where the model ends it, or at the longest allowed."""
+    """The user's prompts in their order, again and again; an answer ends where the model ends it, or at its longest."""
     for row in itertools.cycle(rows):
         yield Prompt(row.messages, plan.traffic.output_tokens.most, exact=False, expected=row.expected)

@@ -1,6 +1,7 @@
-"""What the driver is told, and what follows from it alone: when each request is due, and how long it is. No input or output.
+"""What the driver is told, and what follows from it alone: when each request is due, and how long it is. Pure.
 
-Everything is drawn from the seed in `traffic`, so that two runs with the same plan send the same requests at the same times.
+Everything is drawn from the seed in `traffic`, so that two runs with the same plan send the same requests at the same
+times.
 """
 
 from __future__ import annotations
@@ -61,11 +62,11 @@ def lengths(traffic: Traffic, phase: str) -> Iterator[Length]:
 
 
 def arrivals(traffic: Traffic) -> list[float] | None:
-    """When each counted request is due, in seconds from the start; None in the closed loop, where the users' pace decides."""
+    """When each counted request is due, in seconds from the start; None in the closed loop, where users decide."""
     if traffic.arrivals is None:
         return None
     draw = random.Random(f"{traffic.seed}/arrivals")
-    due, times = 0.0, []
+    due, times = 0.0, list[float]()
     while len(times) < traffic.requests and due <= traffic.time_limit:
         times.append(due)
         due += draw.expovariate(traffic.arrivals) if traffic.process == "poisson" else 1 / traffic.arrivals
@@ -75,8 +76,8 @@ def arrivals(traffic: Traffic) -> list[float] | None:
 def users(traffic: Traffic) -> int:
     """How many Locust users play the plan.
 
-    In the open loop an arrival must always find a user that waits. A request ends by its deadline, so as many are busy at
-    once as fall due within one deadline, at the most.
+    In the open loop an arrival must always find a user that waits. A request ends by its deadline, so as many are busy
+    at once as fall due within one deadline, at the most.
     """
     if traffic.users is not None:
         return traffic.users

@@ -1,9 +1,9 @@
 """Prompts of an exact number of tokens for any server that reports `usage`, and the user's own prompts from JSONL.
 
-Tokenizers of today split a text at its spaces before anything else, so that a word costs the same number of tokens wherever it
-stands. A few requests tell what each word of a small vocabulary costs on this server, and what the chat template adds; from
-then on a prompt is words drawn from the seed until the number asked for is reached. The server's `usage` says how many tokens
-each prompt really had, and the report shows both.
+Tokenizers of today split a text at its spaces before anything else, so that a word costs the same number of tokens
+wherever it stands. A few requests tell what each word of a small vocabulary costs on this server, and what the chat
+template adds; from then on a prompt is words drawn from the seed until the number asked for is reached. The server's
+`usage` says how many tokens each prompt really had, and the report shows both.
 """
 
 from __future__ import annotations
@@ -19,10 +19,16 @@ from infra.errors import InputError, Mistake
 from scripts.validation.plan import Length
 
 FIRST = "Read"
-"""What each made prompt begins with: a first word may cost another number of tokens than the same word after a space."""
+"""What each made prompt begins with: a first word may cost other tokens than the same word after a space."""
 
-VOCABULARY = tuple("the of and to in is it on that by for was with as at be this from or an are which you not all".split())
+VOCABULARY = (
+    "the", "of", "and", "to", "in", "is", "it", "on", "that", "by", "for", "was", "with",
+    "as", "at", "be", "this", "from", "or", "an", "are", "which", "you", "not", "all",
+)  # fmt: skip
+"""Words that tokenizers trained on English have whole."""
+
 REPEAT = 8
+"""How often a word stands in the text that tells what it costs."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,9 @@ class Maker:
         """A prompt of `length.input_tokens` tokens, template included, or the shortest possible where that is fewer."""
         room = length.input_tokens - self._costs.base
         shared = min(room, length.shared_tokens - self._costs.base)
-        group = self._groups.setdefault(length.group, _Words(self._costs, random.Random(f"{self._seed}/{length.group}")))
+        group = self._groups.setdefault(
+            length.group, _Words(self._costs, random.Random(f"{self._seed}/{length.group}"))
+        )
         words, used = group.upto(shared)
         own, _ = _Words(self._costs, self._draw).upto(room - used)
         return " ".join([FIRST, *words, *own])
@@ -83,8 +91,8 @@ class _Words:
     def upto(self, tokens: int) -> tuple[list[str], int]:
         """The first words of the sequence that take `tokens` tokens, and what they take.
 
-        What is left when the next word is too long is filled with the shortest word, so the number is met exactly wherever a
-        word of one token exists.
+        What is left when the next word is too long is filled with the shortest word, so the number is met exactly
+        wherever a word of one token exists.
         """
         taken: list[str] = []
         used = 0
@@ -111,7 +119,8 @@ class Row:
 
 
 def read_rows(path: Path, api: str) -> list[Row]:
-    """The user's prompts from JSONL: `{"prompt": ...}` or `{"messages": [...]}` a line, each with `"expected"` if there is one.
+    """The user's prompts from JSONL: `{"prompt": ...}` or `{"messages": [...]}` a line, each with `"expected"` if
+    there is one.
 
     Raises:
         InputError: the file cannot be read, or with every line that is wrong.
@@ -119,7 +128,11 @@ def read_rows(path: Path, api: str) -> list[Row]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        why = "it is not text in UTF-8" if isinstance(error, UnicodeDecodeError) else f"it cannot be read: {error.strerror}"
+        why = (
+            "it is not text in UTF-8"
+            if isinstance(error, UnicodeDecodeError)
+            else f"it cannot be read: {error.strerror}"
+        )
         raise InputError([Mistake(path, 1, 1, "", "", why, "a JSONL file, one JSON object a line")]) from None
     rows, mistakes = [], []
     for number, line in enumerate(lines, 1):
@@ -161,7 +174,9 @@ def _row(line: str, api: str) -> Row:
             raise _Wrong("prompt", "it is not a text, or empty")
         return Row(({"role": "user", "content": data["prompt"]},), expected)
     if api != "chat":
-        raise _Wrong("messages", "the blueprint's traffic uses `api: completions`, which takes a prompt", "prompt: TEXT")
+        raise _Wrong(
+            "messages", "the blueprint's traffic uses `api: completions`, which takes a prompt", "prompt: TEXT"
+        )
     messages = data["messages"]
     if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) and "role" in m for m in messages):
         raise _Wrong("messages", "it is not a list of chat messages", '"messages": [{"role": "user", "content": "Hi"}]')

@@ -1,8 +1,9 @@
 """One HTTP connection that notes when each piece of a streamed answer came. Runs inside Locust, on gevent's sockets.
 
-Python's own HTTP client on a gevent socket: it hands over each piece as it comes, where Locust's FastHttpSession.iter_lines
-waits for 1,024 bytes, which is many tokens. On Linux without TLS the time of a piece is the kernel's, taken when it arrived,
-so that a driver busy with other streams does not make the server look slow; elsewhere it is the time of the read.
+Python's own HTTP client on a gevent socket: it hands over each piece as it comes, where Locust's
+FastHttpSession.iter_lines waits for 1,024 bytes, which is many tokens. On Linux without TLS the time of a piece is the
+kernel's, taken when it arrived, so that a driver busy with other streams does not make the server look slow; elsewhere
+it is the time of the read.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from urllib.parse import SplitResult, urlsplit
 from gevent import socket as gsocket
 
 _SO_TIMESTAMPNS = 35
-"""Linux's socket option, which the standard library does not name; the message that carries a time has the same number."""
+"""Linux's socket option, which the standard library does not name; the message with a time has the same number."""
 
 _TIMESPEC = struct.Struct("qq")
 _PIECE = 65536
 
 IDLE_LIMIT_S = 1.0
-"""A connection that was idle for longer is not used again: servers close idle ones (vLLM after 5 s), and a request sent into
-that moment would fail through no fault of the server."""
+"""A connection that was idle for longer is not used again: servers close idle ones (vLLM after 5 s), and a request
+sent into that moment would fail through no fault of the server."""
 
 
 class StampedSocket(gsocket.socket):  # type: ignore[misc]

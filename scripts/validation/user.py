@@ -1,7 +1,7 @@
 """The Locust user that talks to an OpenAI-compatible server, and that a person extends.
 
-A file with a subclass is given to `blueprint validate DIR --user FILE.py`; what is sent and what counts as answered are its to
-say, the timing stays as it is:
+A file with a subclass is given to `blueprint validate DIR --user FILE.py`; what is sent and what counts as answered
+are its to say, the timing stays as it is:
 
     import json
     from scripts.validation.user import OpenAIUser
@@ -18,8 +18,9 @@ say, the timing stays as it is:
             except ValueError:
                 return "not_json"
 
-Anything of Locust's works in it: `weight` of several classes, `wait_time` between a user's requests in the closed loop,
-`on_start`. Locust's own statistics get three entries for each answered request: POST (end to end), TTFT, and ITL (its mean).
+Anything of Locust's works in it: `weight` of several classes, `wait_time` between a user's requests in the closed
+loop, `on_start`. Locust's own statistics get three entries for each answered request: POST (end to end), TTFT, and ITL
+(its mean).
 """
 
 from __future__ import annotations
@@ -40,14 +41,12 @@ from scripts.validation.load import SHOWN, Item, Load, Prompt
 from scripts.validation.stream import Connection, HttpError
 
 
-@events.init_command_line_parser.add_listener
 def _options(parser: Any) -> None:
     parser.add_argument("--plan", required=True, help="the plan that `blueprint validate` wrote")
 
 
-@events.test_start.add_listener
-def _start(environment: Any) -> None:
-    conductor.start(environment)
+events.init_command_line_parser.add_listener(_options)
+events.test_start.add_listener(conductor.start)
 
 
 class OpenAIUser(User):  # type: ignore[misc]
@@ -88,7 +87,7 @@ class OpenAIUser(User):  # type: ignore[misc]
     def load(self) -> Load:
         return conductor.load(self.environment)
 
-    @task
+    @task  # type: ignore[untyped-decorator]
     def turn(self) -> None:
         """Plays one item of the load."""
         item = self.load.next()
