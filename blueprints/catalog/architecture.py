@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from infra.errors import InputError
 
 ENCODERS = ("bert", "roberta", "xlm-roberta")
-DECODERS = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gpt_oss", "deepseek_v2", "deepseek_v3")
+DECODERS = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gpt_oss", "deepseek_v2", "deepseek_v3")
 
 Split = Literal["even", "kv", "none"]
 """How tensor parallelism divides a tensor: evenly; by key and value heads, so into no more parts; not at all."""
