@@ -28,7 +28,7 @@ _START_LIMIT_S = 60.0
 
 def command(port: int) -> list[str]:
     """Command line of the server on 127.0.0.1:`port`."""
-    return [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    return [sys.executable, "-m", "scripts.rehearsal.moto_server", "-H", "127.0.0.1", "-p", str(port)]
 
 
 def environment() -> dict[str, str]:

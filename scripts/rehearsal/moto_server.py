@@ -1,0 +1,37 @@
+"""moto's own server, with one thing put right: TLS-only bucket policies.
+
+moto takes a denial under a condition for a denial under every condition, so a bucket that refuses plain HTTP would
+refuse everything. Here the statement is applied as if the request had come over TLS, which is what the loopback stands
+for; every other statement stays moto's own.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from moto import server
+from moto.iam.access_control import IAMPolicy, PermissionResult
+from moto.s3.models import FakeBucket
+
+_WITHOUT_TLS = {"Bool": {"aws:SecureTransport": "false"}}
+
+
+def permission(bucket: FakeBucket, action: str, resource: str) -> PermissionResult:
+    """What the bucket's policy says of an action on a resource when the request came over TLS."""
+    if bucket.policy is None:
+        return PermissionResult.NEUTRAL
+    policy = json.loads(bucket.policy)
+    applying = [statement for statement in _listed(policy["Statement"]) if statement.get("Condition") != _WITHOUT_TLS]
+    if not applying:
+        return PermissionResult.NEUTRAL
+    return IAMPolicy(json.dumps({**policy, "Statement": applying})).is_action_permitted(action, resource)
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+if __name__ == "__main__":
+    FakeBucket.get_permission = permission
+    server.main()
