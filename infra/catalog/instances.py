@@ -173,6 +173,11 @@ def regions() -> Mapping[str, Source]:
     return MappingProxyType({name: _region(said) for name, said in generated["regions"].items()})
 
 
+def answered(region: str) -> bool:
+    """Whether the catalogue knows what the region offers."""
+    return region in regions()
+
+
 def find(name: str, catalogue: Catalogue | None = None) -> Instance:
     """The instance type called `name`.
 

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import typer
 
-from infra.catalog import instances
 from infra.errors import InputError
 from scripts import console
 
@@ -25,20 +24,22 @@ def refresh(
         str | None,
         typer.Option(help="`embedded`: the copy of EC2's answers that the embedded AWS carries. Left out: AWS itself."),
     ] = None,
-    out: Annotated[Path, typer.Option(help="The file to refresh.")] = instances.GENERATED,
+    out: Annotated[Path | None, typer.Option(help="The file to refresh; the product's own where left out.")] = None,
 ) -> None:
     """Reads instance types, zones and prices anew from EC2, and says what changed."""
     if endpoint not in (None, "embedded"):
         raise InputError(
             f"--endpoint: now {endpoint!r}: there is no such source. Write --endpoint embedded, or leave it out."
         )
-    old = json.loads(out.read_text("utf-8")) if out.exists() else {}
-    asked, refusal = _ask(region, embedded=endpoint == "embedded")
+    from infra.catalog import instances
     from scripts.catalog import shape
 
+    file = out or instances.GENERATED
+    old = json.loads(file.read_text("utf-8")) if file.exists() else {}
+    asked, refusal = _ask(region, embedded=endpoint == "embedded")
     new = shape.merge(old, asked)
-    out.write_text(shape.dump(new), "utf-8")
-    _show(shape.changes(old, new), new, out, refusal)
+    file.write_text(shape.dump(new), "utf-8")
+    _show(shape.changes(old, new), new, file, refusal)
 
 
 def _ask(regions: list[str] | None, *, embedded: bool) -> tuple[dict[str, Any], str]:

@@ -1,0 +1,34 @@
+"""`blueprint fleet show`: draws the fleet, and says what cannot be rented."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from scripts import console
+
+
+def show(
+    fleet: Annotated[Path, typer.Option("--fleet", metavar="FILE", help="The fleet file.")] = Path("fleet.yaml"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print plain data.")] = False,
+) -> None:
+    """Draw the fleet: zones across, pools down, accelerators and cost an hour at least and at most."""
+    from infra import feasibility, settings
+    from infra.catalog import instances
+    from infra.errors import InputError
+    from infra.fleet import Fleet
+    from scripts import fleet_picture
+
+    document = settings.load(fleet, Fleet)
+    catalogue = instances.load()
+    mistakes = feasibility.check(document, catalogue)
+    if as_json:
+        said = {**fleet_picture.plain(document.value, catalogue), "mistakes": [one.plain() for one in mistakes]}
+        print(json.dumps(said, indent=2))
+        raise typer.Exit(InputError.exit_code if mistakes else 0)
+    console.out.print(fleet_picture.draw(document.value, catalogue, console.out.width), soft_wrap=False)
+    if mistakes:
+        raise InputError(mistakes)
