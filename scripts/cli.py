@@ -11,7 +11,8 @@ from typer.core import TyperGroup
 
 from infra.errors import BlueprintError, InputError, Unavailable
 from scripts import console
-from scripts.commands import check, model, schema
+from scripts.commands import catalog as catalogue
+from scripts.commands import check, fleet_show, model, schema
 
 DEBUG = "BLUEPRINT_DEBUG"
 """Environment variable that stands for --debug."""
@@ -51,6 +52,8 @@ app.add_typer(fleet, name="fleet")
 app.add_typer(catalog, name="catalog")
 
 
+fleet.command("show")(fleet_show.show)
+catalog.command("refresh")(catalogue.refresh)
 app.command()(check.check)
 app.command()(schema.schema)
 
