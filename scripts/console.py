@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,10 +88,10 @@ def quoted(command: Sequence[str], *, cwd: Path | None = None, environment: Mapp
     """The command as a line that a person can paste into a shell."""
     words = [f"{key}={shlex.quote(value)}" for key, value in (environment or {}).items()]
     line = " ".join([*words, shlex.join(command)])
-    return f"(cd {shlex.quote(_near(cwd))} && {line})" if cwd and cwd.resolve() != Path.cwd() else line
+    return f"(cd {shlex.quote(near(cwd))} && {line})" if cwd and cwd.resolve() != Path.cwd() else line
 
 
-def _near(path: Path) -> str:
+def near(path: Path) -> str:
     """A path as seen from here where that is shorter."""
     relative = os.path.relpath(path)
     return relative if len(relative) < len(str(path)) else str(path)
@@ -104,11 +104,13 @@ def run(
     cwd: Path | None = None,
     environment: Mapping[str, str] | None = None,
     timeout_s: float = 1800.0,
+    watch: Callable[[], None] = lambda: None,
 ) -> str:
     """Prints an external command, runs it with its output in `log`, and returns that output.
 
     Args:
         environment: set on top of this process's own; printed with the command, so nothing secret goes in.
+        watch: called a few times a second while the command runs.
 
     Raises:
         Unavailable: the program is not there.
@@ -123,7 +125,7 @@ def run(
         except FileNotFoundError:
             raise Unavailable(f"{command[0]} is not on this machine's PATH") from None
         try:
-            code = child.wait(timeout_s)
+            code = _wait(child, timeout_s, watch)
         except subprocess.TimeoutExpired:
             raise CommandFailed(command, log, f"did not end within {timeout_s:.0f} s", start) from None
         finally:
@@ -131,6 +133,17 @@ def run(
     if code != 0:
         raise CommandFailed(command, log, f"ended with code {code}", start)
     return _since(log, start)
+
+
+def _wait(child: subprocess.Popen[bytes], timeout_s: float, watch: Callable[[], None]) -> int:
+    end = time.monotonic() + timeout_s
+    while True:
+        watch()
+        try:
+            return child.wait(max(0.0, min(0.25, end - time.monotonic())))
+        except subprocess.TimeoutExpired:
+            if time.monotonic() >= end:
+                raise
 
 
 class CommandFailed(BlueprintError):
@@ -141,7 +154,7 @@ class CommandFailed(BlueprintError):
     def __init__(self, command: Sequence[str], log: Path, how: str, start: int = 0) -> None:
         self.output = _since(log, start)
         tail = "\n".join(f"    {line}" for line in self.output.splitlines()[-20:])
-        super().__init__(f"{shlex.join(command)}\n  {how}; its last lines, all of them in {_near(log)}:\n{tail}")
+        super().__init__(f"{shlex.join(command)}\n  {how}; its last lines, all of them in {near(log)}:\n{tail}")
 
 
 def _since(log: Path, start: int) -> str:
