@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -77,15 +79,24 @@ def wait_until(ready: Callable[[], bool], what: str, limit_s: float, every_s: fl
         time.sleep(every_s)
 
 
+_PORTS = range(20000, 32000)
+"""Below the range that systems take the near ends of outgoing connections from, so that none takes a chosen port."""
+
+
 def free_ports(count: int) -> list[int]:
     """Ports of the loopback interface that nobody listens on now, all different."""
-    with contextlib.ExitStack() as held:
-        ports = []
-        for _ in range(count):
-            listener = held.enter_context(socket.socket())
-            listener.bind(("127.0.0.1", 0))
-            ports.append(int(listener.getsockname()[1]))
-        return ports
+    return list(itertools.islice(filter(is_free, random.sample(_PORTS, len(_PORTS))), count))
+
+
+def is_free(port: int) -> bool:
+    """Whether a server could listen on `port` of the loopback interface now."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
 
 
 @contextlib.contextmanager
