@@ -1,8 +1,10 @@
-"""moto's own server, with one thing put right: TLS-only bucket policies.
+"""moto's own server with two things put right, seen in moto 5.2.5:
 
-moto takes a denial under a condition for a denial under every condition, so a bucket that refuses plain HTTP would
-refuse everything. Here the statement is applied as if the request had come over TLS, which is what the loopback stands
-for; every other statement stays moto's own.
+- It takes a denial under a condition for a denial under every condition, so a bucket that refuses plain HTTP would
+  refuse everything. Here that statement is applied as if the request had come over TLS, which is what the loopback
+  stands for; every other statement stays moto's own.
+- Emptying a bucket whose versioning was taken away before, as Terraform's destroy does, fails at the first deletion
+  marker.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from typing import Any
 
 from moto import server
 from moto.iam.access_control import IAMPolicy, PermissionResult
-from moto.s3.models import FakeBucket
+from moto.s3.models import FakeBucket, FakeDeleteMarker
 
 _WITHOUT_TLS = {"Bool": {"aws:SecureTransport": "false"}}
 
@@ -32,6 +34,11 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
+def dispose(_: FakeDeleteMarker) -> None:
+    """A deletion marker holds no data to let go of."""
+
+
 if __name__ == "__main__":
     FakeBucket.get_permission = permission
+    FakeDeleteMarker.dispose = dispose
     server.main()
