@@ -122,19 +122,24 @@ def _bytes(path: Path) -> bytes:
         raise _whole(path, "a path holds no NUL character", "the path of a file that exists") from None
     except OSError as error:
         raise _whole(path, f"it cannot be read: {_reason(error)}", "the path of a file that you may read") from None
-    with os.fdopen(number, "rb") as file:
-        status = os.fstat(number)
-        if stat.S_ISDIR(status.st_mode):
-            raise _whole(path, "it is a folder", f"the path of the file, such as {path / 'fleet.yaml'}")
-        if not stat.S_ISREG(status.st_mode):
-            raise _whole(path, "it is a pipe or a device, not a file", "the path of a file")
-        try:
-            raw = file.read(MAX_BYTES + 1)
-        except OSError as error:
-            raise _whole(path, f"it cannot be read: {_reason(error)}", "the path of a file on a healthy disk") from None
+    try:
+        return _read(path, number)
+    except OSError as error:
+        raise _whole(path, f"it cannot be read: {_reason(error)}", "the path of a file on a healthy disk") from None
+    finally:
+        os.close(number)
+
+
+def _read(path: Path, number: int) -> bytes:
+    status = os.fstat(number)
+    if stat.S_ISDIR(status.st_mode):
+        raise _whole(path, "it is a folder", f"the path of the file, such as {path / 'fleet.yaml'}")
+    if not stat.S_ISREG(status.st_mode):
+        raise _whole(path, "it is a pipe or a device, not a file", "the path of a file")
+    with os.fdopen(number, "rb", closefd=False) as file:
+        raw = file.read(MAX_BYTES + 1)
     if len(raw) > MAX_BYTES:
-        size = max(status.st_size, len(raw))
-        why = f"it holds {size:,} bytes, and settings hold at most {MAX_BYTES:,}"
+        why = f"it holds {max(status.st_size, len(raw)):,} bytes, and settings hold at most {MAX_BYTES:,}"
         raise _whole(path, why, "settings of a screenful, not a data file")
     return raw
 
@@ -223,12 +228,14 @@ class _Builder:
         mistake = Mistake(self.source.path, mark.line + 1, mark.column + 1, dotted(at), value, why, write)
         self.source.mistakes.append(mistake)
 
-    def _value(self, node: yaml.Node, at: Steps, parents: tuple[yaml.Node, ...]) -> Any:
+    def _count(self) -> None:
         self.count += 1
         if self.count > MAX_VALUES:
-            raise _whole(
-                self.source.path, f"its aliases stand for more than {MAX_VALUES:,} values", "the values themselves"
-            )
+            why = f"its aliases stand for more than {MAX_VALUES:,} values"
+            raise _whole(self.source.path, why, "the values themselves")
+
+    def _value(self, node: yaml.Node, at: Steps, parents: tuple[yaml.Node, ...]) -> Any:
+        self._count()
         if node in parents:
             self._refuse(node, at, "the alias stands inside what it is an alias of", "the value itself")
             return None
@@ -264,6 +271,7 @@ class _Builder:
         own: dict[str, tuple[yaml.ScalarNode, yaml.Node]] = {}
         merged: list[yaml.Node] = []
         for key, value in node.value:
+            self._count()
             if key.tag == "tag:yaml.org,2002:merge":
                 merged += value.value if isinstance(value, yaml.SequenceNode) else [value]
             elif not isinstance(key, yaml.ScalarNode):

@@ -260,6 +260,7 @@ Memory = Annotated[
         (("Ki", Decimal(2**10)), ("Mi", Decimal(2**20)), ("Gi", Decimal(2**30)), ("Ti", Decimal(2**40))),
         "an amount of memory",
         "4Gi",
+        least=_ONE,
         whole=True,
     ),
 ]
