@@ -97,6 +97,28 @@ def near(path: Path) -> str:
     return relative if len(relative) < len(str(path)) else str(path)
 
 
+@dataclass(frozen=True)
+class Command:
+    """An external command: where it runs, and where its output goes."""
+
+    words: Sequence[str]
+    log: Path
+    cwd: Path | None = None
+    environment: Mapping[str, str] | None = None
+    """Set on top of this process's own; printed with the command, so nothing secret goes in."""
+
+    good: tuple[int, ...] = (0,)
+    """Exit codes that are no failure."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended, and what it printed."""
+
+    code: int
+    output: str
+
+
 def run(
     command: Sequence[str],
     *,
@@ -106,44 +128,61 @@ def run(
     timeout_s: float = 1800.0,
     watch: Callable[[], None] = lambda: None,
 ) -> str:
-    """Prints an external command, runs it with its output in `log`, and returns that output.
+    """Prints an external command, runs it with its output in `log`, and returns that output; see `run_together`."""
+    return run_together([Command(command, log, cwd, environment)], timeout_s=timeout_s, watch=watch)[0].output
+
+
+def run_together(
+    commands: Sequence[Command], *, timeout_s: float = 1800.0, watch: Callable[[], None] = lambda: None
+) -> list[Ended]:
+    """Prints external commands, runs them side by side, and returns how each ended.
 
     Args:
-        environment: set on top of this process's own; printed with the command, so nothing secret goes in.
-        watch: called a few times a second while the command runs.
+        watch: called a few times a second while they run.
 
     Raises:
-        Unavailable: the program is not there.
-        CommandFailed: it ended with another code than 0, or not within `timeout_s` seconds.
+        Unavailable: a program is not there.
+        CommandFailed: one ended with a code that is not good, or they did not all end within `timeout_s` seconds.
     """
-    err.print(f"  [dim]$ {escape(quoted(command, cwd=cwd, environment=environment))}[/dim]")
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as sink:
+    started: list[tuple[Command, subprocess.Popen[bytes], int]] = []
+    try:
+        for command in commands:
+            started.append((command, *_start(command)))
+        _wait(started, timeout_s, watch)
+    finally:
+        processes.stop_all([child for _, child, _ in started])
+    for command, child, start in started:
+        if child.returncode not in command.good:
+            raise CommandFailed(command.words, command.log, f"ended with code {child.returncode}", start)
+    return [Ended(child.returncode, _since(command.log, start)) for command, child, start in started]
+
+
+def _start(command: Command) -> tuple[subprocess.Popen[bytes], int]:
+    """The running command, and where in its log its own output begins."""
+    show(command.words, cwd=command.cwd, environment=command.environment)
+    command.log.parent.mkdir(parents=True, exist_ok=True)
+    with command.log.open("ab") as sink:
         start = sink.tell()
         try:
-            child = processes.spawn(command, cwd=cwd, environment=environment, output=sink)
+            child = processes.spawn(command.words, cwd=command.cwd, environment=command.environment, output=sink)
         except FileNotFoundError:
-            raise Unavailable(f"{command[0]} is not on this machine's PATH") from None
-        try:
-            code = _wait(child, timeout_s, watch)
-        except subprocess.TimeoutExpired:
-            raise CommandFailed(command, log, f"did not end within {timeout_s:.0f} s", start) from None
-        finally:
-            processes.stop(child)
-    if code != 0:
-        raise CommandFailed(command, log, f"ended with code {code}", start)
-    return _since(log, start)
+            raise Unavailable(f"{command.words[0]} is not on this machine's PATH") from None
+    return child, start
 
 
-def _wait(child: subprocess.Popen[bytes], timeout_s: float, watch: Callable[[], None]) -> int:
+def _wait(
+    started: Sequence[tuple[Command, subprocess.Popen[bytes], int]], timeout_s: float, watch: Callable[[], None]
+) -> None:
     end = time.monotonic() + timeout_s
-    while True:
-        watch()
-        try:
-            return child.wait(max(0.0, min(0.25, end - time.monotonic())))
-        except subprocess.TimeoutExpired:
-            if time.monotonic() >= end:
-                raise
+    for command, child, start in started:
+        while child.poll() is None:
+            watch()
+            try:
+                child.wait(max(0.0, min(0.25, end - time.monotonic())))
+            except subprocess.TimeoutExpired:
+                if time.monotonic() >= end:
+                    how = f"did not end within {timeout_s:.0f} s"
+                    raise CommandFailed(command.words, command.log, how, start) from None
 
 
 class CommandFailed(BlueprintError):

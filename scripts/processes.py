@@ -53,12 +53,20 @@ def spawn(
 
 def stop(child: subprocess.Popen[Any], grace_s: float = 20.0) -> None:
     """Ends a child's whole group: asked first, then killed after `grace_s` seconds."""
-    if child.poll() is None:
-        _signal(child.pid, signal.SIGTERM)
+    stop_all([child], grace_s)
+
+
+def stop_all(children: Sequence[subprocess.Popen[Any]], grace_s: float = 20.0) -> None:
+    """Ends the groups of several children, all within the same `grace_s` seconds."""
+    end = time.monotonic() + grace_s
+    for child in children:
+        if child.poll() is None:
+            _signal(child.pid, signal.SIGTERM)
+    for child in children:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(grace_s)
-    _signal(child.pid, signal.SIGKILL)
-    child.wait()
+            child.wait(max(0.0, end - time.monotonic()))
+        _signal(child.pid, signal.SIGKILL)
+        child.wait()
 
 
 def _signal(group: int, what: signal.Signals) -> None:
