@@ -69,6 +69,11 @@ class Sample:
     prompt: str = ""
     expected: str | None = None
 
+    def mean_gap_ms(self) -> float | None:
+        """Mean inter-token latency of the answer."""
+        tokens = sum(gap.tokens for gap in self.gaps)
+        return sum(gap.ms * gap.tokens for gap in self.gaps) / tokens if tokens else None
+
     def to_json(self) -> str:
         """One line of JSON."""
         data = asdict(self)

@@ -28,9 +28,6 @@ from scripts.validation.outcome import OUTCOME, Outcome
 from scripts.validation.plan import Plan
 from scripts.validation.stream import Connection, HttpError
 
-AT_ONCE = 8
-"""Questions asked at once while learning what words cost."""
-
 SETTLE_S = 1.2
 """Wait after the last answer: the engine counts a request just after it sent it, and Locust writes CSV each second."""
 
@@ -101,7 +98,7 @@ def _prompts(asker: Any, settings: Plan) -> tuple[Iterator[Prompt], Iterator[Pro
     if settings.data:
         rows = prompts.read_rows(Path(settings.data), settings.traffic.api)
         return own_prompts(settings, rows), own_prompts(settings, rows)
-    costs = prompts.measure(lambda text: _count(asker, text), Pool(AT_ONCE).imap)
+    costs = prompts.measure(lambda text: _count(asker, text), Pool(prompts.AT_ONCE).imap)
     return made_prompts(settings, "warm-up", costs), made_prompts(settings, "load", costs)
 
 

@@ -20,7 +20,7 @@ from scripts.validation.plan import Plan, arrivals, lengths
 AHEAD = 1000
 """Prompts made before the load starts; a longer load makes the others while it runs."""
 
-SHOWN = 20
+SHOWN = 5
 """Answers whose text is kept for the report when no answer is expected."""
 
 EVERY_S = 0.5

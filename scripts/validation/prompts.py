@@ -31,6 +31,10 @@ REPEAT = 8
 """How often a word stands in the text that tells what it costs."""
 
 
+AT_ONCE = 8
+"""Questions asked at once while learning what words cost."""
+
+
 @dataclass(frozen=True)
 class Costs:
     """Tokens of a prompt of FIRST alone, and of each word that follows it."""

@@ -184,7 +184,7 @@ def build(
     """Draws the report from what the driver left behind."""
     answered = [sample for sample in samples if sample.error is None]
     by_error = Counter(sample.error for sample in samples if sample.error)
-    metrics = _metrics(answered)
+    metrics = {metric: summary.latency(values) for metric, values in latencies(answered).items()}
     throughput = _throughput(answered, outcome.duration_s)
     missed = gate.missed(deployment.slo, metrics, len(samples), len(samples) - len(answered), throughput.model_dump())
     names = [process.name for process in deployment.workers.processes]
@@ -217,17 +217,13 @@ def build(
     )
 
 
-def _metrics(answered: Sequence[Sample]) -> dict[Metric, Latency]:
+def latencies(answered: Sequence[Sample]) -> dict[Metric, list[float]]:
+    """Every latency in milliseconds; inter-token latency once for each token after its answer's first."""
     return {
-        "ttft_ms": summary.latency([sample.ttft_ms for sample in answered if sample.ttft_ms is not None]),
-        "itl_ms": summary.latency(token_gaps(answered)),
-        "e2e_ms": summary.latency([sample.e2e_ms for sample in answered if sample.e2e_ms is not None]),
+        "ttft_ms": [sample.ttft_ms for sample in answered if sample.ttft_ms is not None],
+        "itl_ms": [gap.ms for sample in answered for gap in sample.gaps for _ in range(gap.tokens)],
+        "e2e_ms": [sample.e2e_ms for sample in answered if sample.e2e_ms is not None],
     }
-
-
-def token_gaps(answered: Sequence[Sample]) -> list[float]:
-    """Inter-token latency of every token after its answer's first, in milliseconds."""
-    return [gap.ms for sample in answered for gap in sample.gaps for _ in range(gap.tokens)]
 
 
 def _throughput(answered: Sequence[Sample], duration_s: float) -> Throughput:

@@ -161,6 +161,5 @@ class OpenAIUser(User):  # type: ignore[misc]
             return
         fire(request_type="POST", response_time=sample.e2e_ms, exception=None, **entry)
         fire(request_type="TTFT", response_time=sample.ttft_ms, exception=None, **entry)
-        if sample.gaps:
-            mean = sum(gap.ms * gap.tokens for gap in sample.gaps) / sum(gap.tokens for gap in sample.gaps)
+        if (mean := sample.mean_gap_ms()) is not None:
             fire(request_type="ITL", response_time=mean, exception=None, **entry)
