@@ -91,6 +91,11 @@ def quoted(command: Sequence[str], *, cwd: Path | None = None, environment: Mapp
     return f"(cd {shlex.quote(near(cwd))} && {line})" if cwd and cwd.resolve() != Path.cwd() else line
 
 
+def show(command: Sequence[str], *, cwd: Path | None = None, environment: Mapping[str, str] | None = None) -> None:
+    """Prints an external command as it is about to run."""
+    err.print(f"  [dim]$ {escape(quoted(command, cwd=cwd, environment=environment))}[/dim]")
+
+
 def near(path: Path) -> str:
     """A path as seen from here where that is shorter."""
     relative = os.path.relpath(path)
