@@ -34,12 +34,26 @@ def refresh(
     from infra.catalog import instances
     from scripts.catalog import shape
 
+    for name in region or ():
+        _is_region(name)
     file = out or instances.GENERATED
     old = json.loads(file.read_text("utf-8")) if file.exists() else {}
     asked, refusal = _ask(region, embedded=endpoint == "embedded")
     new = shape.merge(old, asked)
     file.write_text(shape.dump(new), "utf-8")
     _show(shape.changes(old, new), new, file, refusal)
+
+
+def _is_region(name: str) -> None:
+    from pydantic import TypeAdapter, ValidationError
+
+    from infra.fleet import Region
+
+    try:
+        TypeAdapter(Region).validate_python(name)
+    except ValidationError as error:
+        said = error.errors()[0]["ctx"]
+        raise InputError(f"--region: now {name!r}: {said['why']}. Write {said['write']}.") from None
 
 
 def _ask(regions: list[str] | None, *, embedded: bool) -> tuple[dict[str, Any], str]:
@@ -59,6 +73,11 @@ def _ask(regions: list[str] | None, *, embedded: bool) -> tuple[dict[str, Any], 
         names = regions or aws.regions()
         with console.step(f"asking {aws.source()} about {len(names)} region{'s'[: len(names) > 1]}") as step:
             asked = {name: aws.region(name, today) for name in names}
+            silent = [name for name in regions or () if not asked[name]["zones"]]
+            if silent:
+                raise InputError(
+                    f"--region: {', '.join(silent)} offers none of the catalogue's families. Write another."
+                )
             step.note = f"{len({one for said in asked.values() for one in said['zones']})} types"
         return asked, aws.price_refusal
 

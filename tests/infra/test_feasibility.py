@@ -91,7 +91,9 @@ def test_nothing_is_claimed_about_a_region_that_the_catalogue_was_not_told_of(tm
 
 
 def test_efa_on_a_type_without_it_is_refused_with_the_sizes_that_have_it(tmp_path: Path) -> None:
-    text = f"{HEAD}pools:\n  aa:\n    types: [g6e.xlarge, g6e.2xlarge]\n    zones: us-west-2a\n    efa: true\n    size: 2\n"
+    text = (
+        f"{HEAD}pools:\n  aa:\n    types: [g6e.xlarge, g6e.2xlarge]\n    zones: us-west-2a\n    efa: on\n    size: 2\n"
+    )
     assert _only(_check(tmp_path, text)) == (
         "fleet.yaml:8:10: pools.aa.efa: now true: g6e.xlarge and g6e.2xlarge have no EFA. Write types with it "
         "(g6e.8xlarge, g6e.12xlarge, g6e.16xlarge, g6e.24xlarge, g6e.48xlarge), or efa: false."
@@ -108,8 +110,8 @@ def test_efa_on_a_family_without_it_can_only_be_switched_off(tmp_path: Path) -> 
 def test_gpus_and_neuron_devices_in_one_pool_are_refused(tmp_path: Path) -> None:
     text = f"{HEAD}pools:\n  aa:\n    types: [g6e.xlarge, inf2.xlarge]\n    size: 1\n"
     assert _only(_check(tmp_path, text)) == (
-        "fleet.yaml:6:25: pools.aa.types[1]: now 'inf2.xlarge': it carries Neuron devices, and g6e.xlarge carries GPUs: "
-        "what runs on one does not run on the other. Write a second pool for inf2.xlarge."
+        "fleet.yaml:6:25: pools.aa.types[1]: now 'inf2.xlarge': it carries Neuron devices, and g6e.xlarge carries GPUs"
+        ": what runs on one does not run on the other. Write a second pool for inf2.xlarge."
     )
 
 

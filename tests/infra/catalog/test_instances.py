@@ -17,7 +17,7 @@ CATALOGUE = instances.load()
 OVERLAY = yaml.safe_load(instances.OVERLAY.read_text("utf-8"))
 GENERATED = json.loads(instances.GENERATED.read_text("utf-8"))
 
-# type, accelerators, kind, EFA interfaces, Gbps of the machine, EFA for one accelerator where it divides, GPUDirect RDMA
+# Type, accelerators, EFA interfaces, Gbps of the machine, EFA for one accelerator where it divides, GPUDirect RDMA.
 # Source: AWS's pages of the instance families and EC2's own EFA page, read up to November 2026.
 FIELD = [
     ("g6e.8xlarge", 1, "L40S", 1, 25, None, False),
