@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from infra import cost
 from infra.catalog import instances
 from infra.catalog.instances import Catalogue, Instance
-from infra.errors import Mistake
+from infra.errors import InputError, Mistake
 from infra.fleet import Fleet, Reservation
 from infra.settings import Document
 
@@ -31,6 +31,17 @@ def check(document: Document[Fleet], catalogue: Catalogue) -> list[Mistake]:
         found += _not_sold(document, catalogue, name, rows)
         found += _mixed(document, name, rows)
     return sorted(found, key=lambda mistake: (mistake.line, mistake.column))
+
+
+def require(document: Document[Fleet]) -> None:
+    """Lets a fleet pass that can be rented by the product's own catalogue.
+
+    Raises:
+        InputError: with all that cannot work.
+    """
+    found = check(document, instances.load())
+    if found:
+        raise InputError(found)
 
 
 def _unknown(document: Document[Fleet], catalogue: Catalogue, name: str) -> Found:

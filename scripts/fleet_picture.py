@@ -102,7 +102,7 @@ def _table(fleet: Fleet, costs: cost.Cost, catalogue: Catalogue, *, narrow: bool
     # Only the first column wraps: names may be 32 characters long, and figures must stay whole.
     padding = (0, 0 if narrow else 1, 0, 0)  # the box itself puts a space between columns
     table = Table(box=box.HORIZONTALS, show_footer=True, show_edge=False, pad_edge=False, padding=padding)
-    table.add_column("zones of " + fleet.region, footer="all pools")
+    table.add_column("zones of " + fleet.region, footer="all pools", overflow="fold")
     bar = "━" if narrow or len(fleet.zones) > 4 else "━━━"
     for zone in fleet.zones:
         table.add_column(zone[-1], justify="center", no_wrap=True, min_width=len(bar))

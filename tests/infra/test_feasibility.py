@@ -34,6 +34,15 @@ def _only(mistakes: list[Mistake]) -> str:
 def test_the_repositorys_own_fleet_can_be_rented() -> None:
     own = settings.load(Path(__file__).parents[2] / "fleet.yaml", Fleet)
     assert feasibility.check(own, instances.load()) == []
+    feasibility.require(own)
+
+
+def test_require_refuses_with_every_mistake(tmp_path: Path) -> None:
+    file = tmp_path / "fleet.yaml"
+    file.write_text(f"{HEAD}pools:\n  aa:\n    types: [g6e.9xlarge, g6e.5xlarge]\n    size: 1\n")
+    with pytest.raises(InputError) as refused:
+        feasibility.require(settings.load(file, Fleet))
+    assert [one.field for one in refused.value.mistakes] == ["pools.aa.types[0]", "pools.aa.types[1]"]
 
 
 def test_an_unknown_type_is_refused_with_the_nearest_names(tmp_path: Path) -> None:
