@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 from infra.errors import BlueprintError, InputError, Unavailable
 from scripts import console
 from scripts.commands import catalog as catalogue
-from scripts.commands import check, fleet_show, model, schema
+from scripts.commands import check, fleet_show, model, schema, validate
 
 DEBUG = "BLUEPRINT_DEBUG"
 """Environment variable that stands for --debug."""
@@ -56,6 +56,7 @@ fleet.command("show")(fleet_show.show)
 catalog.command("refresh")(catalogue.refresh)
 app.command()(check.check)
 app.command()(schema.schema)
+app.command()(validate.validate)
 
 
 @app.callback()

@@ -82,9 +82,10 @@ class Behaviour:
     itl_s: float = 0.01
     tokens_per_chunk: int = 1
     """Tokens that one event of the stream carries."""
-    fault: Fault | None = None
+    faults: tuple[Fault, ...] = ()
+    """What goes wrong, one after another."""
     every: int = 1
-    """The fault strikes each request whose number, from 1, divides by this."""
+    """A fault strikes each streamed request whose number, from 1, divides by this."""
     plain: bool = False
     """Refuses what only vLLM knows, and sends no usage with each chunk, as other servers do."""
 
@@ -191,7 +192,8 @@ class Connection(asyncio.Protocol):
             content = {"message": {"role": "assistant", "content": "token " * count}} if chat else {"text": "token"}
             choice = {"index": 0, "finish_reason": "length", **content}
             return self._json(200, {"model": body["model"], "choices": [choice], "usage": _usage(prompt_tokens, count)})
-        fault = how.fault if how.fault and next(self._number) % how.every == 0 else None
+        strikes, rest = divmod(next(self._number), how.every)
+        fault = how.faults[(strikes - 1) % len(how.faults)] if how.faults and rest == 0 else None
         if fault == "hang":
             return None
         if fault == "http_500":
@@ -325,7 +327,7 @@ def command(port: int, behaviour: Behaviour) -> list[str]:
     words = [sys.executable, "-m", "scripts.benchmarks.known_server", "--port", str(port)]
     words += ["--ttft-ms", str(behaviour.ttft_s * 1000), "--itl-ms", str(behaviour.itl_s * 1000)]
     words += ["--tokens-per-chunk", str(behaviour.tokens_per_chunk)]
-    words += ["--fault", behaviour.fault, "--every", str(behaviour.every)] if behaviour.fault else []
+    words += ["--every", str(behaviour.every), "--faults", *behaviour.faults] if behaviour.faults else []
     return [*words, "--plain"] if behaviour.plain else words
 
 
@@ -335,12 +337,12 @@ def main() -> None:
     parser.add_argument("--ttft-ms", type=float, default=50.0, help="time to first token")
     parser.add_argument("--itl-ms", type=float, default=10.0, help="inter-token latency")
     parser.add_argument("--tokens-per-chunk", type=int, default=1, help="tokens in one event")
-    parser.add_argument("--fault", choices=get_args(Fault), help="what goes wrong")
-    parser.add_argument("--every", type=int, default=1, help="with every how many-th request")
+    parser.add_argument("--faults", nargs="*", default=[], choices=get_args(Fault), help="what goes wrong, in turns")
+    parser.add_argument("--every", type=int, default=1, help="with each how many-th request")
     parser.add_argument("--plain", action="store_true", help="refuse what only vLLM knows")
     given = parser.parse_args()
     behaviour = Behaviour(
-        given.ttft_ms / 1000, given.itl_ms / 1000, given.tokens_per_chunk, given.fault, given.every, given.plain
+        given.ttft_ms / 1000, given.itl_ms / 1000, given.tokens_per_chunk, tuple(given.faults), given.every, given.plain
     )
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(serve(given.port, behaviour))

@@ -64,7 +64,7 @@ class Cell(NamedTuple):
     holds: bool
 
 
-def cells(made: Report) -> dict[str, dict[str, Cell]]:
+def cells(made: Report) -> dict[Metric, dict[str, Cell]]:
     """The table metric by statistic."""
     missed = {miss.metric for miss in made.missed}
     slo = made.settings["slo"]

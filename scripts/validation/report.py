@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from blueprints.catalog.models import RANDOM_NOTICE
 from blueprints.deployment import Deployment
 from scripts.validation import answer, engine, gate, summary
 from scripts.validation.answer import Sample
@@ -205,7 +204,7 @@ def build(
         weights=weights,
         settings=_settings(deployment),
         versions={**outcome.versions, **versions},
-        emulated=[*deployment.emulated, *([RANDOM_NOTICE] if weights.random else [])],
+        emulated=list(deployment.emulated),
         name=deployment.name,
         started_at=outcome.started_at,
         duration_s=round(outcome.duration_s, 3),

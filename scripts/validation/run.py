@@ -80,10 +80,7 @@ def validate(
     work = logs.resolve() / "validation"
     with _alone(work, deployment.name):
         told = _plan(deployment, folder or Path.cwd(), work)
-        _play(told, user or _LOCUSTFILE, work)
-        found = Outcome.model_validate_json((work / outcome.OUTCOME).read_text(encoding="utf-8"))
-        if found.refused:
-            raise Unavailable(found.refused)
+        found = _play(told, user or _LOCUSTFILE, work)
         with (work / outcome.SAMPLES).open(encoding="utf-8") as lines:
             samples = [Sample.from_json(line) for line in lines]
         read = weights.read(deployment.weights, [logs / f"{one.name}.log" for one in deployment.workers.processes])
@@ -147,10 +144,11 @@ def command(told: Plan, user_file: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def _play(told: Plan, user_file: Path, work: Path) -> None:
+def _play(told: Plan, user_file: Path, work: Path) -> Outcome:
     """Runs Locust to its end, showing how far it is.
 
     Raises:
+        Unavailable: the deployment does not answer.
         CommandFailed: Locust failed, or did not end in time.
     """
     with console.step("play the load") as step:
@@ -161,6 +159,10 @@ def _play(told: Plan, user_file: Path, work: Path) -> None:
 
         console.run(command(told, user_file), log=work / outcome.LOG, timeout_s=_longest(told), watch=watch)
         watch()
+        found = Outcome.model_validate_json((work / outcome.OUTCOME).read_text(encoding="utf-8"))
+        if found.refused:
+            raise Unavailable(found.refused)
+        return found
 
 
 def _longest(told: Plan) -> float:

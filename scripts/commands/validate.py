@@ -1,0 +1,91 @@
+"""`blueprint validate`: plays the blueprint's traffic against what is deployed, and says whether the SLO holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from blueprints import blueprint, resolve
+from blueprints.deployment import Deployment
+from infra.errors import Unavailable
+from scripts import console, processes
+from scripts.local.run import Run
+
+if TYPE_CHECKING:
+    from scripts.validation.report import Report
+
+RUNS = Path("runs")
+
+
+def validate(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The blueprint's folder.")],
+    target: Annotated[Literal["local"], typer.Option(help="Where it is deployed.")] = "local",
+    url: Annotated[
+        str | None, typer.Option(metavar="URL", help="Another address of the deployment, such as a gateway's.")
+    ] = None,
+    requests: Annotated[
+        int | None, typer.Option(min=1, help="How many requests are counted, in place of the blueprint's number.")
+    ] = None,
+    user: Annotated[
+        Path | None, typer.Option(metavar="FILE.py", help="Locust user of your own: a subclass of OpenAIUser.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print report.json.")] = False,
+) -> None:
+    """Load-test a deployment with the blueprint's traffic; exit 1 names each limit of its SLO that is missed."""
+    from scripts.validation import run
+
+    wanted = blueprint.read(folder)
+    at = Run(resolve.name_of(wanted), Path.cwd())
+    deployed = _deployed(at, folder, target)
+    # Traffic and SLO are the file's as it is now: neither needs a new deployment.
+    deployed = deployed.model_copy(update={"traffic": wanted.value.traffic, "slo": wanted.value.slo})
+    with processes.interruptible():
+        made, kept = run.validate(
+            deployed, logs=at.logs, runs=RUNS, folder=folder, url=url, requests=requests, user=user
+        )
+    if as_json:
+        print(made.model_dump_json(indent=2))
+    else:
+        show(made, kept)
+    run.gate(made)
+
+
+def _deployed(at: Run, folder: Path, target: str) -> Deployment:
+    found = at.deployment()
+    if found is None:
+        how = f"blueprint deploy {console.near(folder)} --target {target}"
+        raise Unavailable(f"{at.name} is not deployed from here; `{how}` brings it up")
+    return found
+
+
+def show(made: Report, kept: Path) -> None:
+    """The result as a person reads it: each number with its limit, and where the report lies."""
+    from scripts.validation import page
+    from scripts.validation.charts import number
+
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    table.add_column("ms")
+    for statistic in page.STATISTICS:
+        table.add_column(statistic, justify="right")
+    for metric, row in page.cells(made).items():
+        texts = []
+        for cell in row.values():
+            value = "-" if cell.value is None else number(cell.value)
+            limit = "" if cell.limit is None else f" ≤ {number(cell.limit)}"
+            colour = "" if cell.limit is None else "green" if cell.holds else "red"
+            texts.append(f"[{colour}]{value}{limit}[/]" if colour else value)
+        table.add_row(page.NAMES[metric], *texts)
+    console.out.print(table)
+    requests, rates = made.requests, made.throughput
+    console.out.print(
+        f"{requests.total} requests, {requests.failed} failed; {number(rates.requests_per_s)} answered and "
+        f"{number(rates.output_tokens_per_s)} tokens a second"
+    )
+    for sentence in (*made.remarks, *(row.said for row in made.agreement if row.said), *made.emulated):
+        console.out.print(f"[yellow]•[/yellow] {escape(sentence)}")
+    colour = "green" if made.verdict == "pass" else "red"
+    console.out.print(f"[bold {colour}]{made.verdict.upper()}[/] {escape(console.near(kept / 'report.html'))}")
