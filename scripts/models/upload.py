@@ -116,6 +116,8 @@ def from_hub(
     uri: str,
     *,
     revision: str = "main",
+    endpoint: str | None = None,
+    environment: Mapping[str, str] | None = None,
     all_files: bool = False,
     staging: Path | None = None,
     progress: Progress | None = None,
@@ -123,13 +125,14 @@ def from_hub(
     """Copies a repository of the hub to s3://BUCKET/PREFIX.
 
     Args:
+        endpoint, environment: of another S3 than the process's own settings lead to; see `s3.Bucket`.
         staging: each file passes through this folder, and is deleted there when S3 has it.
 
     Raises:
         InputError: there is no such repository, or it holds no safetensors, or `uri` is no place in S3.
         Unavailable: the hub or S3 went away or refused, the disk is too full, or a file came damaged.
     """
-    bucket = s3.Bucket(s3.place(uri))
+    bucket = s3.Bucket(s3.place(uri), endpoint=endpoint, environment=environment)
     found = hub.listing(name, revision)
     files = {file.name: file for file in hub.chosen(found, all_files=all_files)}
     folder = (staging or default_staging()) / name.replace("/", "--") / found.commit
