@@ -272,12 +272,12 @@ class Fleet(Settings):
         for name, pool in self.pools.items():
             count, first = len(self.zones_of(pool)), self.zones_of(pool)[0]
             where = ("pools", name, "zones") if pool.zones else ("pools", name, "efa" if pool.efa else "buy")
-            named = f"the pool {'names' if pool.zones else 'takes the fleet’s'} {count}"
+            names = "names" if pool.zones else "takes the fleet's"
             if count > 1 and pool.efa:
-                why = f"EFA traffic does not cross an Availability Zone, and {named}"
+                why = f"EFA traffic does not cross an Availability Zone, and the pool {names} {count}"
                 yield Contradiction(where, why, f"zones: {first} in the pool, or efa: false")
             elif count > 1 and pool.reserved:
-                why = f"a reservation holds machines of one Availability Zone, and {named}"
+                why = f"a reservation holds machines of one Availability Zone, and the pool {names} {count}"
                 yield Contradiction(where, why, f"zones: {first} in the pool, or the reservation's own zone")
 
     def _subnet_for_each_zone(self) -> Iterator[Contradiction]:

@@ -179,7 +179,9 @@ def _mistake(
 
 
 def _said(read: source.Source, detail: ErrorDetails) -> bool:
-    """Whether the YAML's own mistakes already speak of the field or of what it stands in."""
+    """Whether other mistakes already speak of the field: the YAML's own, or those of a list's items."""
+    if detail["type"] == "too_short" and detail["input"]:
+        return True
     return any(detail["loc"][:length] in read.wrong for length in range(len(detail["loc"]) + 1))
 
 
@@ -291,21 +293,16 @@ def _way(kind: Any, loc: Sequence[str | int]) -> Iterator[tuple[str | int, type[
 
 
 def _below(kind: Any, step: str | int) -> tuple[type[BaseModel] | None, Any]:
-    """The model below `kind` that has the key `step`, and the type that stands there."""
+    """The model at `kind` that may have the key `step`, and the type that stands there."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         found = _fields(kind).get(str(step))
-        return kind, found.annotation if found else None
-    parts = get_args(kind)
-    if get_origin(kind) is Annotated:
-        return (
-            (None, parts[0])
-            if step in [part.tag for part in parts if isinstance(part, Tag)]
-            else _below(parts[0], step)
-        )
-    if get_origin(kind) in (dict, Mapping):
-        return None, parts[1]
-    if get_origin(kind) in (tuple, list):
-        return None, parts[0]
+        return (None, None) if _is_inner(step) else (kind, found.annotation if found else None)
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        branch = any(isinstance(part, Tag) and part.tag == step for part in parts)
+        return (None, parts[0]) if branch else _below(parts[0], step)
+    if origin in (dict, tuple) and not _is_inner(step):
+        return None, parts[1] if origin is dict else parts[0]
     for part in parts:
         model, inner = _below(part, step)
         if model is not None or inner is not None:
@@ -344,7 +341,6 @@ _KINDS = {
 }
 
 _WANTED = {
-    "string_type": "a text",
     "int_type": "a whole number",
     "float_type": "a number",
     "bool_type": "true or false",
@@ -368,16 +364,14 @@ def _words(kind: type[Settings], data: Any, detail: ErrorDetails) -> tuple[str, 
         near = difflib.get_close_matches(str(value), words.replace("'", "").replace(" or ", ", ").split(", "), n=1)
         return "there is no such choice", f"{near[0]}; the choices are {words}" if near else f"one of {words}"
     if what in _WANTED:
-        now = _KINDS.get(type(value), "empty")
-        quotes = what == "string_type" and isinstance(value, bool | int | float)
-        return f"it is {now}", f"{_WANTED[what]}, in quotes: '{_show(value)}'" if quotes else _WANTED[what]
+        return f"it is {_KINDS.get(type(value), 'empty')}", _WANTED[what]
     if "ge" in context or "gt" in context:
-        return "it is too small", f"{context['ge']} or more" if "ge" in context else f"a number above {context['gt']}"
+        return "it is too small", f"{context['ge']} or more" if "ge" in context else f"a number above {context['gt']:g}"
     if "le" in context or "lt" in context:
         return "it is too large", f"{context['le']} or less" if "le" in context else f"a number below {context['lt']}"
-    if what in ("too_short", "string_too_short"):
-        return "it is empty", "at least one" if what == "too_short" else "a text"
-    if what in ("too_long", "string_too_long"):
+    if what == "too_short":
+        return "it is empty", "at least one"
+    if what == "too_long":
         return "it is too long", f"at most {context['max_length']}"
     return detail["msg"].lower(), "another value"
 

@@ -45,7 +45,7 @@ class Form:
     example: str
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_after_validator_function(self._check, handler(source))
+        return core_schema.no_info_before_validator_function(self._check, handler(source))
 
     def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         return {
@@ -55,10 +55,16 @@ class Form:
             "examples": [self.example],
         }
 
-    def _check(self, value: str) -> str:
-        if not re.fullmatch(self.pattern, value):
-            raise _misformed(f"it is not {self.what}", f"{self.what.partition(':')[0]} such as {self.example}")
-        return value
+    def _check(self, value: Any) -> str:
+        if isinstance(value, str) and re.fullmatch(self.pattern, value):
+            return value
+        if not isinstance(value, str | dict | list) and re.fullmatch(self.pattern, text := _as_written(value)):
+            raise _misformed("it is no text", f"it in quotes: '{text}'")
+        raise _misformed(f"it is not {self.what}", f"{self.what.partition(':')[0]} such as {self.example}")
+
+
+def _as_written(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from infra.settings import WRITTEN
-from infra.units import Bounds, Days, Duration, Machines, Memory, Rate, Share, Spend, TokenRange, Tokens
+from infra.units import Bounds, Days, Duration, Machines, Memory, Rate, Share, Spend, TokenRange, Tokens, human_bytes
 
 KINDS: dict[str, TypeAdapter[Any]] = {
     "Machines": TypeAdapter(Machines),
@@ -169,3 +170,52 @@ def test_nonsense_is_refused_in_words_or_comes_out_in_bounds(kind: str, value: A
         assert all(detail["ctx"]["why"] and detail["ctx"]["write"] for detail in error.errors())
     else:
         assert all(math.isfinite(end) and end >= 0 for end in (got if isinstance(got, Bounds) else [got]))
+
+
+def _pattern(kind: str) -> str:
+    """The form of a text in the kind's JSON Schema, without its anchors."""
+    schema = KINDS[kind].json_schema()
+    shapes = schema.get("anyOf", [schema])
+    return next(str(shape["pattern"]) for shape in shapes if "pattern" in shape).removeprefix("^").removesuffix("$")
+
+
+def _errors(kind: str, value: Any) -> set[str]:
+    try:
+        written(kind, value)
+    except ValidationError as error:
+        return {detail["type"] for detail in error.errors()}
+    return set()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data())
+def test_an_editor_that_follows_the_schema_never_meets_a_text_of_the_wrong_form(kind: str, data: st.DataObject) -> None:
+    text = data.draw(st.from_regex(_pattern(kind), fullmatch=True))
+    assert _errors(kind, text) <= {"wrong"}, "bounds are beyond a pattern; the form is not"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(
+    text=st.text(max_size=12) | st.from_regex(r"[0-9]{0,14}[.0-9]{0,5} ?(k|m|%|/s|s|d|Gi| USD/h)?\n?", fullmatch=True)
+)
+def test_a_text_that_the_schema_does_not_take_is_refused_for_its_form(kind: str, text: str) -> None:
+    assert (_errors(kind, text) == {"form"}) == (re.fullmatch(_pattern(kind), text) is None)
+
+
+@given(
+    number=st.decimals(min_value="1", max_value="4096", places=3),
+    unit=st.sampled_from([("Ki", 2**10), ("Mi", 2**20), ("Gi", 2**30), ("Ti", 2**40)]),
+)
+def test_an_amount_of_memory_is_whole_bytes_and_never_more_than_was_written(number: Any, unit: tuple[str, int]) -> None:
+    word, size = unit
+    got = written("Memory", f"{number}{word}")
+    assert isinstance(got, int)
+    assert 0 <= number * size - got < 1
+
+
+@given(st.integers(1, 10**15))
+def test_bytes_for_people_keep_three_digits(count: int) -> None:
+    number, unit = human_bytes(count).split()
+    size = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}[unit]
+    assert math.isclose(float(number) * size, count, rel_tol=0.0051)
+    assert float(number) < 1000 or unit == "TB"
