@@ -117,32 +117,6 @@ class Bucket:
             found = self._client.get_object(Bucket=self.where.bucket, Key=self.where.prefix + name, Range=bytes_)
             return bytes(found["Body"].read())
 
-    def sizes(self) -> dict[str, int]:
-        """The objects under the prefix, by name, with their sizes in bytes."""
-        with self._refusals("s3:ListBucket"):
-            pages = self._client.get_paginator("list_objects_v2").paginate(
-                Bucket=self.where.bucket, Prefix=self.where.prefix
-            )
-            found = [one for page in pages for one in page.get("Contents", ())]
-        return {one["Key"].removeprefix(self.where.prefix): one["Size"] for one in found}
-
-    def read(self, name: str, start: int, length: int) -> bytes:
-        """`length` bytes of an object from `start` on; fewer where it ends before."""
-        from botocore.exceptions import ClientError
-
-        with self._refusals("s3:GetObject"):
-            try:
-                found = self._client.get_object(
-                    Bucket=self.where.bucket,
-                    Key=self.where.prefix + name,
-                    Range=f"bytes={start}-{start + length - 1}",
-                )
-            except ClientError as error:
-                if _code(error) == "InvalidRange":
-                    return b""
-                raise
-            return bytes(found["Body"].read())
-
     def send(self, path: Path, name: str, sha256: str, count: Count) -> None:
         """Sends a file, going on with parts that an earlier try has left in S3.
 
