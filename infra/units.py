@@ -111,15 +111,16 @@ class Quantity:
         return int(number) if self.whole else float(number)
 
     def _span(self) -> str:
-        unit, factor = self.units[0]
-        most = f"up to {self.most / factor:f}{unit}"
+        most = f"up to {self._in_units(self.most)}"
         return (
-            most
-            if self.zero
-            else f"above 0 and {most}"
-            if not self.least
-            else f"from {self.least / factor:f}{unit} {most}"
+            most if self.zero else f"from {self._in_units(self.least)} {most}" if self.least else f"above 0 and {most}"
         )
+
+    def _in_units(self, number: Decimal) -> str:
+        """A bound in the largest unit that gives a whole number."""
+        whole = [(unit, size) for unit, size in self.units if number % size == 0] or self.units[:1]
+        unit, size = max(whole, key=lambda one: one[1])
+        return f"{number / size:f}{unit}"
 
 
 _COUNT = r"[0-9]{1,9}[km]?"
@@ -266,7 +267,8 @@ Memory = Annotated[
         (("Ki", Decimal(2**10)), ("Mi", Decimal(2**20)), ("Gi", Decimal(2**30)), ("Ti", Decimal(2**40))),
         "an amount of memory",
         "4Gi",
-        least=_ONE,
+        least=Decimal(2**10),
+        most=Decimal(2**50),
         whole=True,
     ),
 ]
