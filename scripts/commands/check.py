@@ -10,6 +10,7 @@ import typer
 
 from blueprints import blueprint
 from blueprints.blueprint import Blueprint
+from infra import feasibility
 from infra.errors import InputError
 from infra.fleet import Fleet
 from infra.settings import Document
@@ -24,6 +25,7 @@ def check(
     """Check a blueprint and the fleet it is to run on; has no side effect."""
     try:
         served, rented = blueprint.read_both(folder, fleet)
+        feasibility.require(rented)
     except InputError as error:
         if as_json:
             _print({"ok": False, "mistakes": [mistake.plain() for mistake in error.mistakes]})
