@@ -227,4 +227,4 @@ def test_efa_over_the_fleets_many_zones_is_refused_where_the_file_is_read(tmp_pa
     text = f"{HEAD}pools:\n  aa:\n    types: p5.48xlarge\n    size: 2\n    efa: true\n"
     with pytest.raises(InputError) as refused:
         _check(tmp_path, text)
-    assert "EFA traffic does not cross an Availability Zone, and the pool takes the fleet’s 3" in str(refused.value)
+    assert "pools.aa.efa: now true: EFA traffic does not cross an Availability Zone" in str(refused.value)
