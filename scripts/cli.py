@@ -12,7 +12,8 @@ from typer.core import TyperGroup
 from infra.errors import BlueprintError, InputError, Unavailable
 from scripts import console
 from scripts.commands import catalog as catalogue
-from scripts.commands import check, fleet_show, model, schema, validate
+from scripts.commands import check, fleet_show, model, rehearse, schema, validate
+from scripts.commands import fleet as synthesis
 
 DEBUG = "BLUEPRINT_DEBUG"
 """Environment variable that stands for --debug."""
@@ -53,8 +54,10 @@ app.add_typer(catalog, name="catalog")
 
 
 fleet.command("show")(fleet_show.show)
+fleet.command("synth")(synthesis.synth)
 catalog.command("refresh")(catalogue.refresh)
 app.command()(check.check)
+app.command()(rehearse.rehearse)
 app.command()(schema.schema)
 app.command()(validate.validate)
 

@@ -168,12 +168,12 @@ def existing(stack: Any, fleet: Fleet, network: ExistingNetwork) -> Network:
     subnets = {}
     for zone, subnet_id in zip(fleet.zones, network.private_subnets, strict=True):
         subnet = aws.data_aws_subnet.DataAwsSubnet(stack, f"private-{zone}", id=subnet_id)
-        _expect(subnet, zone, subnet_id, network.vpc)
+        _expect(subnet, zone, subnet_id)
         subnets[zone] = subnet.id
     return Network(vpc.id, subnets)
 
 
-def _expect(subnet: Any, zone: str, subnet_id: str, vpc_id: str) -> None:
+def _expect(subnet: Any, zone: str, subnet_id: str) -> None:
     """Terraform itself says when a subnet is not what the fleet file takes it for."""
     subnet.add_override(
         "lifecycle",
@@ -184,7 +184,7 @@ def _expect(subnet: Any, zone: str, subnet_id: str, vpc_id: str) -> None:
                     "error_message": f"{subnet_id} is not in {zone}. Write private_subnets in the order of zones.",
                 },
                 {
-                    "condition": _expression(f'self.vpc_id == "{vpc_id}"'),
+                    "condition": _expression("self.vpc_id == data.aws_vpc.vpc.id"),
                     "error_message": f"{subnet_id} is not in the fleet's VPC. Write private subnets of that VPC.",
                 },
                 {

@@ -10,6 +10,7 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from infra.errors import Unavailable
 from scripts import processes
@@ -22,7 +23,12 @@ EMULATED = (
     "S3, ECR, KMS, EC2, IAM and CloudWatch keep state and answer, enforce no permission and cost nothing."
 )
 
-_PROFILE = Path(__file__).with_name("aws.ini")
+KEY = "rehearsal"
+"""Stands for access key and secret: moto checks neither, and AWS would refuse it."""
+
+PROFILE = Path(__file__).with_name("aws.ini")
+"""An AWS configuration without anything of the user's."""
+
 _START_LIMIT_S = 60.0
 
 
@@ -54,11 +60,11 @@ def client_environment(endpoint: str, region: str) -> dict[str, str]:
         "AWS_ENDPOINT_URL": endpoint,
         "AWS_ENDPOINT_URL_S3": endpoint,  # a user's own setting for S3 alone would win over the general one
         "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS": "false",
-        "AWS_ACCESS_KEY_ID": "rehearsal",
-        "AWS_SECRET_ACCESS_KEY": "rehearsal",
+        "AWS_ACCESS_KEY_ID": KEY,
+        "AWS_SECRET_ACCESS_KEY": KEY,
         "AWS_SESSION_TOKEN": "",
         "AWS_PROFILE": "default",
-        "AWS_CONFIG_FILE": str(_PROFILE),
+        "AWS_CONFIG_FILE": str(PROFILE),
         "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
         "AWS_REGION": region,
         "AWS_DEFAULT_REGION": region,
@@ -73,16 +79,41 @@ def wait_ready(endpoint: str, limit_s: float) -> None:
     Raises:
         Unavailable: it did not within `limit_s` seconds.
     """
-    processes.wait_until(lambda: _answers(endpoint), f"the embedded AWS at {endpoint}", limit_s)
+    processes.wait_until(lambda: answers(endpoint), f"the embedded AWS at {endpoint}", limit_s)
 
 
-def _answers(endpoint: str) -> bool:
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+def answers(endpoint: str) -> bool:
+    """Whether the server at `endpoint` is there."""
     try:
-        with direct.open(f"{endpoint}/moto-api/config", timeout=5) as answer:
-            return "batch" in json.load(answer)
+        return "batch" in json.loads(_ask(endpoint, "config"))
     except (OSError, ValueError):
         return False
+
+
+def reset(endpoint: str) -> None:
+    """Empties it: all that it holds is gone, as in an account that was opened now."""
+    _ask(endpoint, "reset", b"")
+
+
+def _ask(endpoint: str, what: str, body: bytes | None = None) -> bytes:
+    """GET, or POST with a body, to moto's own interface; never through a proxy."""
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with direct.open(f"{endpoint}/moto-api/{what}", data=body, timeout=30) as answer:
+        return bytes(answer.read())
+
+
+def client(service: str, endpoint: str, region: str) -> Any:
+    """A boto3 client for the server at `endpoint`, whatever AWS settings the user has."""
+    import boto3
+    import botocore.config
+    import botocore.session
+
+    core = botocore.session.Session()
+    for name, value in (("config_file", str(PROFILE)), ("credentials_file", os.devnull), ("profile", "default")):
+        core.set_config_variable(name, value)
+    session = boto3.Session(KEY, KEY, region_name=region, botocore_session=core)
+    config = botocore.config.Config(proxies={}, retries={"total_max_attempts": 2}, s3={"addressing_style": "path"})
+    return session.client(service, endpoint_url=endpoint, config=config)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,39 @@
+"""`blueprint rehearse`: the fleet's stacks against an embedded AWS, from the first apply to the last destroy."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from scripts import console, processes
+
+
+def rehearse(
+    stacks: Annotated[
+        list[str] | None, typer.Argument(metavar="[STACK]...", help="Stacks to rehearse; all by default.")
+    ] = None,
+    fleet: Annotated[Path, typer.Option("--fleet", metavar="FILE", help="The fleet file.")] = Path("fleet.yaml"),
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the stacks go.")] = Path("cdktf.out"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Apply the fleet's stacks to an embedded AWS, plan again (nothing may change), destroy (nothing may be left)."""
+    from infra import settings
+    from infra.fleet import Fleet
+    from scripts.rehearsal import embedded_aws
+    from scripts.rehearsal import stacks as rehearsal
+
+    document = settings.load(fleet, Fleet)
+    data = Path(".blueprint") / "rehearsal" / document.value.name
+    with processes.interruptible():
+        done = rehearsal.rehearse(document, out=out, data=data, stacks=stacks or None)
+    if as_json:
+        print(json.dumps({**dataclasses.asdict(done), "emulated": [embedded_aws.EMULATED]}, indent=2))
+        return
+    counted = ", ".join(f"{name} {count}" for name, count in done.resources.items())
+    console.out.print(f"{done.terraform}, AWS provider from {done.provider_from}")
+    console.out.print(f"resources made and taken away: {counted}; the plan between was empty; nothing is left")
+    console.out.print(embedded_aws.EMULATED)

@@ -1,0 +1,315 @@
+"""Applies the stacks to the embedded AWS with the real Terraform and the real AWS provider, and takes them away again.
+
+What is applied is the synthesized stack, byte for byte what AWS would get. Beside it, in a folder of the run's own,
+lies an override file, which Terraform reads on top: the provider talks to the embedded AWS, the state stays there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infra.errors import AnswerIsNo, InputError, Unavailable
+from infra.fleet import ExistingNetwork, Fleet
+from infra.settings import Document
+from scripts import console
+from scripts.rehearsal import embedded_aws, inventory, standins, terraform
+
+_SERVICES = ("ec2", "ecr", "iam", "kms", "logs", "s3", "sts")
+"""AWS services that the stacks' resources and data sources call."""
+
+_DESTRUCTIBLE = {"aws_s3_bucket": {"force_destroy": True}, "aws_ecr_repository": {"force_delete": True}}
+"""On AWS a bucket or registry with something in it stays; a rehearsal must be able to take its own away."""
+
+_STATE = "terraform.tfstate"
+
+
+def apply(
+    document: Document[Fleet],
+    *,
+    out: Path,
+    data: Path,
+    endpoint: str,
+    stacks: Sequence[str] | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Synthesizes to `out`/stacks/STACK/cdk.tf.json and applies; what is there already stays as it is.
+
+    A run that was broken off before is gone on with.
+
+    Args:
+        data: folder of the run: Terraform's state, working folders and logs.
+        endpoint: URL of the embedded AWS.
+        stacks: names of the stacks; all where None.
+
+    Returns:
+        each stack's outputs, by the stack's name.
+
+    Raises:
+        InputError: the fleet cannot be made, or a stack's name is wrong.
+        Unavailable: Terraform is missing, or the embedded AWS stopped answering.
+        CommandFailed: Terraform failed.
+    """
+    folders = _prepare(document, out=out, data=data, endpoint=endpoint, stacks=stacks)
+    program = _terraform(folders, data)
+    _settle(document.value, data, endpoint)
+    with console.step(f"{program} applies {_and(folders)} to the embedded AWS") as step:
+        try:
+            _initialize(program, folders)
+            ended = terraform.run(program, folders, _APPLY, note=lambda note: setattr(step, "note", note))
+        except console.CommandFailed:
+            _still_there(endpoint)
+            raise
+        step.note = ", ".join(f"{name} {_counted(end.output)}" for name, end in ended.items())
+    return {name: terraform.outputs(folder / _STATE) for name, folder in folders.items()}
+
+
+_APPLY = ("apply", "-auto-approve", "-input=false", "-lock-timeout=30s")
+_PLAN = ("plan", "-detailed-exitcode", "-input=false", "-lock-timeout=30s")
+_DESTROY = ("destroy", "-auto-approve", "-input=false", "-lock-timeout=30s")
+
+
+def check_unchanged(
+    document: Document[Fleet], *, data: Path, endpoint: str, stacks: Sequence[str] | None = None
+) -> None:
+    """Plans what is applied once more.
+
+    Raises:
+        AnswerIsNo: the plan would change something; the message names what.
+    """
+    folders = _applied(data, stacks)
+    program = _terraform(folders, data)
+    with console.step(f"{program} plans {_and(folders)} again: nothing may change") as step:
+        try:
+            ended = terraform.run(program, folders, _PLAN, good=(0, 2))
+        except console.CommandFailed:
+            _still_there(endpoint)
+            raise
+        changes = {name: _changes(end.output) for name, end in ended.items() if end.code == 2}
+        if changes:
+            listed = "\n".join(f"  {name}: {line}" for name, lines in changes.items() for line in lines)
+            logs = ", ".join(console.near(folders[name] / "plan.log") for name in changes)
+            raise AnswerIsNo(
+                f"{document.path}: after the apply a plan must be empty, and Terraform would change "
+                f"{_and(changes)} (all of it in {logs}):\n{listed}"
+            )
+        step.note = "no changes"
+
+
+def destroy(document: Document[Fleet], *, data: Path, endpoint: str, stacks: Sequence[str] | None = None) -> None:
+    """Takes the stacks away, with everything that is in their buckets; does nothing where nothing is applied.
+
+    Raises:
+        Unavailable: Terraform is missing, or the embedded AWS stopped answering.
+        CommandFailed: Terraform failed.
+    """
+    _settle(document.value, data, endpoint)
+    folders = {name: folder for name, folder in _applied(data, stacks).items() if (folder / _STATE).is_file()}
+    if not folders:
+        return
+    for folder in folders.values():
+        _point_at(folder, document.value, endpoint)
+    program = _terraform(folders, data)
+    with console.step(f"{program} destroys {_and(folders)} in the embedded AWS") as step:
+        try:
+            _initialize(program, folders)
+            terraform.run(program, folders, _DESTROY, note=lambda note: setattr(step, "note", note))
+        except console.CommandFailed:
+            _still_there(endpoint)
+            raise
+        for folder in folders.values():
+            _forget(folder)
+        step.note = "done"
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What a rehearsal did; times in seconds."""
+
+    terraform: str
+    provider_from: str
+    resources: dict[str, int]
+    """By stack."""
+
+    outputs: dict[str, dict[str, Any]]
+    apply_s: float
+    plan_s: float
+    destroy_s: float
+
+
+def rehearse(document: Document[Fleet], *, out: Path, data: Path, stacks: Sequence[str] | None = None) -> Rehearsal:
+    """Applies to an embedded AWS of its own, plans again, destroys, and looks whether anything is left.
+
+    Raises:
+        AnswerIsNo: the second plan is not empty, or something is left after the destroy.
+    """
+    if data.exists():
+        shutil.rmtree(data)  # of a rehearsal whose AWS ended with it
+    with embedded_aws.running(data) as endpoint:
+        times = [time.monotonic()]
+        outputs = apply(document, out=out, data=data, endpoint=endpoint, stacks=stacks)
+        times.append(time.monotonic())
+        check_unchanged(document, data=data, endpoint=endpoint, stacks=stacks)
+        times.append(time.monotonic())
+        folders = _applied(data, stacks)
+        program = _terraform(folders, data)
+        resources = {name: len(_managed(folder / _STATE)) for name, folder in folders.items()}
+        destroy(document, data=data, endpoint=endpoint, stacks=stacks)
+        times.append(time.monotonic())
+        check_nothing_left(document, endpoint=endpoint)
+    apply_s, plan_s, destroy_s = (round(end - start, 1) for start, end in itertools.pairwise(times))
+    return Rehearsal(str(program), program.provider_from, resources, outputs, apply_s, plan_s, destroy_s)
+
+
+def check_nothing_left(document: Document[Fleet], *, endpoint: str) -> None:
+    """Asks the embedded AWS itself whether anything of the fleet is still there.
+
+    Raises:
+        AnswerIsNo: something is; the message names it.
+    """
+    fleet = document.value
+    if left := inventory.made(endpoint, fleet.region, fleet.name):
+        listed = "\n".join(f"  {resource}" for resource in left)
+        raise AnswerIsNo(f"{document.path}: the destroy left {len(left)} of the fleet's resources:\n{listed}")
+
+
+def _prepare(
+    document: Document[Fleet], *, out: Path, data: Path, endpoint: str, stacks: Sequence[str] | None
+) -> dict[str, Path]:
+    """Synthesizes, and fills each stack's working folder."""
+    with console.step(f"synthesizes the stacks of {console.near(document.path)}") as step:
+        from infra import main  # starts Node: only where something is synthesized
+
+        synthesized = main.synthesize(document, out)
+        step.note = ", ".join(console.near(folder / "cdk.tf.json") for folder in synthesized.values())
+    if unknown := set(stacks or ()) - set(synthesized):
+        raise InputError(f"there is no stack {_and(sorted(unknown))}. Write one of {', '.join(synthesized)}")
+    folders = {name: data / "stacks" / name for name in stacks or synthesized}
+    for name, folder in folders.items():
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(synthesized[name] / "cdk.tf.json", folder / "cdk.tf.json")
+        _point_at(folder, document.value, endpoint)
+    return folders
+
+
+def _applied(data: Path, stacks: Sequence[str] | None) -> dict[str, Path]:
+    """Working folders of the stacks that `_prepare` made earlier."""
+    there = sorted(path.parent for path in (data / "stacks").glob("*/cdk.tf.json"))
+    return {folder.name: folder for folder in there if stacks is None or folder.name in stacks}
+
+
+def _point_at(folder: Path, fleet: Fleet, endpoint: str) -> None:
+    """Writes the override beside a stack."""
+    stack = json.loads((folder / "cdk.tf.json").read_text())
+    resources = {
+        kind: dict.fromkeys(stack["resource"][kind], settings)
+        for kind, settings in _DESTRUCTIBLE.items()
+        if kind in stack.get("resource", {})
+    }
+    override: dict[str, Any] = {
+        "terraform": {"backend": {"local": {"path": _STATE}}},
+        "provider": {"aws": _provider(endpoint)},
+    }
+    if resources:
+        override["resource"] = resources
+    if isinstance(fleet.network, ExistingNetwork) and "aws_vpc" in stack.get("data", {}):
+        override["data"] = standins.existing_network(fleet, fleet.network, endpoint)
+    (folder / "rehearsal_override.tf.json").write_text(json.dumps(override, indent=2))
+
+
+def _provider(endpoint: str) -> dict[str, Any]:
+    """Settings that take the AWS provider to the embedded AWS, and shut it off from the user's own AWS settings."""
+    return {
+        "endpoints": [dict.fromkeys(_SERVICES, endpoint)],
+        "s3_use_path_style": True,
+        "access_key": embedded_aws.KEY,
+        "secret_key": embedded_aws.KEY,
+        "profile": "default",
+        "shared_config_files": [str(embedded_aws.PROFILE)],
+        "shared_credentials_files": ["/dev/null"],
+        "skip_metadata_api_check": True,
+        # The provider's own 25 would wait for many minutes on an embedded AWS that has ended.
+        "max_retries": 3,
+    }
+
+
+def _terraform(folders: Mapping[str, Path], data: Path) -> terraform.Terraform:
+    stack = json.loads((next(iter(folders.values())) / "cdk.tf.json").read_text())
+    return terraform.find(data, stack["terraform"]["required_providers"]["aws"]["version"])
+
+
+def _initialize(program: terraform.Terraform, folders: Mapping[str, Path]) -> None:
+    """One after the other: Terraform's plugin cache bears no two at once."""
+    for name, folder in folders.items():
+        terraform.run(program, {name: folder}, ("init", "-input=false", "-reconfigure"))
+
+
+def _settle(fleet: Fleet, data: Path, endpoint: str) -> None:
+    """Makes what is in the embedded AWS and what Terraform knows of it agree, after a run that was broken off.
+
+    A Terraform that was killed may have made a resource and not have written it down; nothing could then make it again,
+    nor destroy it. And an embedded AWS that has ended took its resources along. Both begin anew.
+    """
+    folders = _applied(data, None)
+    states = {name: folder / _STATE for name, folder in folders.items() if (folder / _STATE).is_file()}
+    known = {identity for state in states.values() for identity in _managed(state)}
+    there = inventory.made(endpoint, fleet.region, fleet.name)
+    unknown = [resource for resource in there if resource.id not in known]
+    if unknown:
+        console.err.print(
+            f"  a run that was broken off left {len(unknown)} resource(s) that Terraform does not know "
+            f"({unknown[0]}{', …' if unknown[1:] else ''}): the embedded AWS is emptied",
+            markup=False,
+        )
+        embedded_aws.reset(endpoint)
+    if unknown or not there:
+        for folder in folders.values():
+            _forget(folder)
+
+
+def _forget(folder: Path) -> None:
+    for state in folder.glob(f"{_STATE}*"):
+        state.unlink()
+
+
+def _managed(state: Path) -> set[str]:
+    """Ids of the resources in a state; none where a killed Terraform left half a file."""
+    try:
+        resources = json.loads(state.read_text())["resources"]
+        return {
+            instance["attributes"]["id"]
+            for resource in resources
+            if resource["mode"] == "managed"
+            for instance in resource["instances"]
+        }
+    except (ValueError, KeyError):
+        return set()
+
+
+def _still_there(endpoint: str) -> None:
+    """Says the cause of a failed command where it is that the embedded AWS is gone."""
+    if not embedded_aws.answers(endpoint):
+        raise Unavailable(f"the embedded AWS at {endpoint} stopped answering. Run the command again: it goes on")
+
+
+_CHANGE = re.compile(r"^  # (\S+ (?:will|must) be .+)$", re.MULTILINE)
+_COUNTS = re.compile(r"Resources: (\d+) added, (\d+) changed, (\d+) destroyed")
+
+
+def _changes(plan: str) -> list[str]:
+    return _CHANGE.findall(plan) or ["its outputs"]
+
+
+def _counted(output: str) -> str:
+    found = _COUNTS.search(output)
+    return f"+{found[1]} ~{found[2]} -{found[3]}" if found else "done"
+
+
+def _and(names: Mapping[str, Any] | Sequence[str]) -> str:
+    return " and ".join(names)
