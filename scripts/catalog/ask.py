@@ -5,42 +5,14 @@ from __future__ import annotations
 import datetime
 import importlib.metadata
 import json
-import urllib.parse
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from infra.errors import Unavailable
+from scripts import aws
 from scripts.catalog import shape
 
 PRICE_REGION = "us-east-1"
 """Region of the price list's own API; its answers cover all regions."""
-
-
-@contextmanager
-def refusals() -> Iterator[None]:
-    """Turns what keeps AWS from being asked into one line.
-
-    Raises:
-        Unavailable: no credentials, no answer, or a refusal.
-    """
-    from botocore import exceptions
-
-    try:
-        yield
-    except (exceptions.NoCredentialsError, exceptions.PartialCredentialsError, exceptions.CredentialRetrievalError):
-        raise Unavailable(
-            "no AWS credentials were found: sign in (`aws sso login`, or set AWS_PROFILE), "
-            "or take the copy of EC2's answers that the embedded AWS carries: `--endpoint embedded`"
-        ) from None
-    except exceptions.ClientError as error:
-        raise Unavailable(f"AWS refused {error.operation_name}: {_said(error)}") from None
-    except exceptions.BotoCoreError as error:  # no route, no name, no answer in time, no such profile
-        raise Unavailable(f"AWS could not be asked: {' '.join(str(error).split())}") from None
-
-
-def _said(error: Any) -> str:
-    return f"{error.response['Error'].get('Code')}: {error.response['Error'].get('Message')}"
 
 
 class Aws:
@@ -69,12 +41,11 @@ class Aws:
         return self._session.client(service, region_name=region, endpoint_url=self._endpoint, config=self._config)
 
     def source(self) -> str:
-        """Who answers. Only a host of AWS's own is called AWS: an endpoint may also come from the environment."""
+        """Who answers."""
         url = self._client("ec2", PRICE_REGION).meta.endpoint_url
-        host = urllib.parse.urlsplit(url).hostname or ""
         if self._endpoint:
             return f"the copy of EC2's answers that moto {importlib.metadata.version('moto')} carries"
-        return "AWS EC2" if host.endswith((".amazonaws.com", ".aws")) else f"the server at {url}"
+        return "AWS EC2" if aws.is_aws(url) else f"the server at {url}"
 
     def regions(self) -> list[str]:
         """Regions that the account may use."""
@@ -112,7 +83,7 @@ class Aws:
         try:
             return self.prices(region, names)
         except exceptions.ClientError as error:
-            self.price_refusal = _said(error)
+            self.price_refusal = aws.said(error)
             return None
 
     def prices(self, region: str, names: Sequence[str]) -> dict[str, float]:

@@ -14,6 +14,8 @@ import typer
 from infra.errors import InputError
 from scripts import console
 
+_WITHOUT_ACCOUNT = ", or take the copy of EC2's answers that the embedded AWS carries: `--endpoint embedded`"
+
 
 def refresh(
     region: Annotated[
@@ -58,12 +60,13 @@ def _is_region(name: str) -> None:
 
 def _ask(regions: list[str] | None, *, embedded: bool) -> tuple[dict[str, Any], str]:
     """Each region's answers, and why prices were not read where that was refused."""
+    from scripts import aws as clients
     from scripts.catalog import ask
     from scripts.rehearsal import embedded_aws
 
     today = datetime.date.today()
     with contextlib.ExitStack() as held:
-        held.enter_context(ask.refusals())
+        held.enter_context(clients.refusals(_WITHOUT_ACCOUNT))
         if embedded:
             data = held.enter_context(tempfile.TemporaryDirectory(prefix="blueprint-"))
             at = held.enter_context(embedded_aws.running(Path(data)))

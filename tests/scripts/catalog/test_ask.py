@@ -9,6 +9,7 @@ import pytest
 from botocore.stub import ANY, Stubber
 
 from infra.errors import Unavailable
+from scripts import aws as clients
 from scripts.catalog import ask
 
 TODAY = datetime.date(2026, 11, 21)
@@ -112,6 +113,6 @@ def test_an_endpoint_from_the_environment_is_not_called_aws(monkeypatch: pytest.
 
 def test_a_refusal_of_aws_is_one_line(aws: _Stubbed) -> None:
     aws.stubs["ec2"].add_client_error("describe_regions", "UnauthorizedOperation", "You are not authorized")
-    with pytest.raises(Unavailable) as refused, ask.refusals():
+    with pytest.raises(Unavailable) as refused, clients.refusals():
         aws.regions()
     assert str(refused.value) == "AWS refused DescribeRegions: UnauthorizedOperation: You are not authorized"

@@ -1,0 +1,96 @@
+"""Service quotas that a fleet meets: AWS's codes, names and defaults, as data.
+
+Codes, names and defaults: Service Quotas' own listings of accounts (`aws service-quotas list-service-quotas`), AWS
+General Reference ("Amazon EC2 endpoints and quotas", "Amazon EKS ..."), VPC user guide ("Amazon VPC quotas"), read
+2026-11. The default is what a new account has; what counts is the account's own value, which preflight asks for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Quota:
+    """One quota of one service, for one region of an account."""
+
+    service: str
+    """Service Quotas' code of the service."""
+
+    code: str
+    name: str
+
+    default: float
+    """What a new account has."""
+
+    unit: str = ""
+    """What it counts, where the name does not say."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """Instance families whose vCPUs are counted together."""
+
+    letters: tuple[str, ...]
+    """What a type's name begins with, up to its first digit."""
+
+    on_demand: Quota
+    """Also counts what an on-demand capacity reservation holds, used or not."""
+
+    spot: Quota
+
+
+def _vcpus(code: str, name: str, default: float) -> Quota:
+    return Quota("ec2", code, name, default, "vCPUs")
+
+
+STANDARD = Family(
+    ("a", "c", "d", "h", "i", "m", "r", "t", "z"),
+    _vcpus("L-1216C47A", "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances", 5),
+    _vcpus("L-34B43A08", "All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests", 5),
+)
+
+FAMILIES = (
+    Family(
+        ("g", "gr", "vt"),
+        _vcpus("L-DB2E81BA", "Running On-Demand G and VT instances", 0),
+        _vcpus("L-3819A6DF", "All G and VT Spot Instance Requests", 0),
+    ),
+    Family(
+        ("p",),
+        _vcpus("L-417A185B", "Running On-Demand P instances", 0),
+        # Until 2025 P5 had a spot quota of its own (L-C4BD4855); listings of 2026 hold this one for all of P.
+        _vcpus("L-7212CCBC", "All P Spot Instance Requests", 0),
+    ),
+    Family(
+        ("trn",),
+        _vcpus("L-2C3B7624", "Running On-Demand Trn instances", 0),
+        _vcpus("L-6B0D517C", "All Trn Spot Instance Requests", 0),
+    ),
+    Family(
+        ("inf",),
+        _vcpus("L-1945791B", "Running On-Demand Inf instances", 0),
+        _vcpus("L-B5D1601B", "All Inf Spot Instance Requests", 0),
+    ),
+    STANDARD,
+)
+
+VPCS = Quota("vpc", "L-F678F1CE", "VPCs per Region", 5)
+INTERNET_GATEWAYS = Quota("vpc", "L-A4707A72", "Internet gateways per Region", 5)
+NAT_GATEWAYS = Quota("vpc", "L-FE5A380F", "NAT gateways per Availability Zone", 5)
+ADDRESSES = Quota("ec2", "L-0263D0A3", "EC2-VPC Elastic IPs", 5)
+GATEWAY_ENDPOINTS = Quota("vpc", "L-1B52E74A", "Gateway VPC endpoints per Region", 20)
+INTERFACE_ENDPOINTS = Quota("vpc", "L-29B6F2EB", "Interface VPC endpoints per VPC", 50)
+INTERFACES = Quota("vpc", "L-DF5E4CA3", "Network interfaces per Region", 5000)
+GROUPS = Quota("autoscaling", "L-CDE20ADC", "Auto Scaling groups per region", 500)
+TEMPLATES = Quota("ec2", "L-FB451C26", "Launch templates", 5000)
+CLUSTERS = Quota("eks", "L-1194D53C", "Clusters", 100)
+NODE_GROUPS = Quota("eks", "L-6D54EA21", "Managed node groups per cluster", 30)
+NODES = Quota("eks", "L-BD136A63", "Nodes per managed node group", 450)
+
+
+def family(instance_type: str) -> Family:
+    """The family whose quota a type's vCPUs count against."""
+    head = instance_type.split(".")[0]
+    letters = head[: next((index for index, char in enumerate(head) if char.isdigit()), len(head))]
+    return next((one for one in FAMILIES if letters in one.letters), STANDARD)
