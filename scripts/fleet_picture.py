@@ -19,6 +19,8 @@ from infra.units import Bounds
 
 _COLOURS = ("cyan", "magenta", "blue", "yellow", "green", "red")
 _GAUGE = 30
+_LAYOUTS = (("━━━", False), ("━", False), ("━", True))
+"""A zone's bar, and whether headings are short; the first that fits the terminal is taken."""
 
 
 def plain(fleet: Fleet, catalogue: Catalogue) -> dict[str, Any]:
@@ -81,10 +83,10 @@ def accelerators_of(pool: Pool, catalogue: Catalogue) -> Bounds:
 def draw(fleet: Fleet, catalogue: Catalogue, width: int) -> RenderableType:
     """The picture, for a terminal `width` columns wide; 80 are enough for a fleet of six zones."""
     costs = cost.of(fleet, catalogue)
-    table = _table(fleet, costs, catalogue, narrow=False)
-    if Console(width=10 * width).measure(table).maximum > width:
-        table = _table(fleet, costs, catalogue, narrow=True)
-    parts: list[RenderableType] = [_title(fleet), table]
+    tables = [_table(fleet, costs, catalogue, bar, short=short) for bar, short in _LAYOUTS]
+    room = Console(width=10 * width)
+    fitting = [table for table in tables if room.measure(table).maximum <= width] or tables[-1:]
+    parts: list[RenderableType] = [_title(fleet), fitting[0]]
     if fleet.spend_limit is not None:
         parts.append(_gauge(costs, fleet.spend_limit))
     return Group(*parts, *_legend(fleet, costs, catalogue))
@@ -95,24 +97,23 @@ def _title(fleet: Fleet) -> Text:
     return Text.assemble((fleet.name, "bold"), f"  {fleet.region}, {len(fleet.zones)} zones, {runs}")
 
 
-def _table(fleet: Fleet, costs: cost.Cost, catalogue: Catalogue, *, narrow: bool) -> Table:
+def _table(fleet: Fleet, costs: cost.Cost, catalogue: Catalogue, bar: str, *, short: bool) -> Table:
     machines = [pool.size for pool in fleet.pools.values()]
     on_board = [accelerators_of(pool, catalogue) for pool in fleet.pools.values()]
     at_least = "≥ " if costs.unknown else ""
     # Only the first column wraps: names may be 32 characters long, and figures must stay whole.
-    padding = (0, 0 if narrow else 1, 0, 0)  # the box itself puts a space between columns
+    padding = (0, 0 if short else 1, 0, 0)  # the box itself puts a space between columns
     table = Table(box=box.HORIZONTALS, show_footer=True, show_edge=False, pad_edge=False, padding=padding)
     table.add_column("zones of " + fleet.region, footer="all pools", overflow="fold")
-    bar = "━" if narrow or len(fleet.zones) > 4 else "━━━"
     for zone in fleet.zones:
         table.add_column(zone[-1], justify="center", no_wrap=True, min_width=len(bar))
-    for title, short, footer in (
+    for title, word, footer in (
         ("machines", "size", _span(_sum(machines))),
         ("accelerators", "accel.", _span(_sum(on_board))),
         ("least USD/h", "least $/h", at_least + _money(costs.least_usd_h)),
         ("most USD/h", "most $/h", at_least + _money(costs.most_usd_h)),
     ):
-        table.add_column(short if narrow else title, footer=footer, justify="right", no_wrap=True)
+        table.add_column(word if short else title, footer=footer, justify="right", no_wrap=True)
     for index, one in enumerate(costs.pools):
         _add_pool(table, fleet, one, catalogue, Text(bar, _COLOURS[index % len(_COLOURS)]))
     return table
