@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from infra.errors import InputError, Mistake, both
-from infra.fleet import Fleet, Name
+from infra.errors import InputError, Mistake
+from infra.fleet import Name
 from infra.settings import Contradiction, Document, Settings, load, written
 from infra.units import Duration, Form, Rate, Share, TokenRange, Tokens
 
@@ -245,15 +245,6 @@ def read(folder: Path) -> Document[Blueprint]:
             [document.mistake(("traffic", "data"), data, why, "the name of a JSONL file beside the blueprint")]
         )
     return document
-
-
-def read_both(folder: Path, fleet: Path) -> tuple[Document[Blueprint], Document[Fleet]]:
-    """Reads the blueprint in `folder` and the fleet file.
-
-    Raises:
-        InputError: with every mistake of both files at once.
-    """
-    return both(lambda: read(folder), lambda: load(fleet, Fleet))
 
 
 def _what_is_there(folder: Path) -> str:

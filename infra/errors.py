@@ -68,30 +68,38 @@ class InputError(BlueprintError):
 
     exit_code = 2
 
-    def __init__(self, mistakes: Iterable[Mistake] | str) -> None:
-        self.mistakes: tuple[Mistake, ...] = () if isinstance(mistakes, str) else tuple(mistakes)
-        super().__init__(mistakes if isinstance(mistakes, str) else "\n".join(map(str, self.mistakes)))
+    def __init__(self, mistakes: Iterable[Mistake | str] | str) -> None:
+        self.parts: tuple[Mistake | str, ...] = (mistakes,) if isinstance(mistakes, str) else tuple(mistakes)
+        self.mistakes = tuple(part for part in self.parts if isinstance(part, Mistake))
+        super().__init__("\n".join(map(str, self.parts)))
+
+    def plain(self) -> list[dict[str, Any]]:
+        """The mistakes as `--json` shows them; of a sentence about an argument, only `message` is known."""
+        return [part.plain() if isinstance(part, Mistake) else {"message": part} for part in self.parts]
 
 
 A = TypeVar("A")
-B = TypeVar("B")
 
 
-def both(first: Callable[[], A], second: Callable[[], B]) -> tuple[A, B]:
-    """What `first` and `second` return.
+class Gather:
+    """Asks one question after another, and tells all that is wrong at once."""
 
-    Raises:
-        InputError: with the mistakes of both at once.
-    """
-    try:
-        value = first()
-    except InputError as error:
-        mistakes = list(error.mistakes)
-        if not mistakes:
-            raise
+    def __init__(self) -> None:
+        self._parts: list[Mistake | str] = []
+
+    def __call__(self, ask: Callable[[], A]) -> A | None:
+        """What `ask` returns; None where its input is wrong."""
         try:
-            second()
-        except InputError as other:
-            mistakes += other.mistakes
-        raise InputError(mistakes) from None
-    return value, second()
+            return ask()
+        except InputError as error:
+            self._parts += [part for part in error.parts if part not in self._parts]
+            return None
+
+    def tell(self) -> None:
+        """Lets pass what has no mistake.
+
+        Raises:
+            InputError: with the mistakes of all questions, in the order of the questions.
+        """
+        if self._parts:
+            raise InputError(self._parts)

@@ -3,48 +3,80 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blueprints import blueprint
 from blueprints.blueprint import Blueprint
-from infra import feasibility
 from infra.errors import InputError
 from infra.fleet import Fleet
 from infra.settings import Document
 from scripts import console
 
+if TYPE_CHECKING:
+    from blueprints.deployment import Deployment
+
 
 def check(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The blueprint's folder.")],
     fleet: Annotated[Path, typer.Option("--fleet", metavar="FILE", help="The fleet file.")] = Path("fleet.yaml"),
+    target: Annotated[str, typer.Option("--target", help="Where it is to run.")] = "local",
     as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
 ) -> None:
     """Check a blueprint and the fleet it is to run on; has no side effect."""
     try:
-        served, rented = blueprint.read_both(folder, fleet)
-        feasibility.require(rented)
+        served, rented, deployment = _understand(folder, fleet, target)
     except InputError as error:
-        if as_json:
-            _print({"ok": False, "mistakes": [mistake.plain() for mistake in error.mistakes]})
-            raise typer.Exit(error.exit_code) from None
-        raise
+        if not as_json:
+            raise
+        print(json.dumps({"ok": False, "mistakes": error.plain()}, indent=2))
+        raise typer.Exit(error.exit_code) from None
     if as_json:
-        _print({"ok": True, "mistakes": []})
+        print(json.dumps({"ok": True, "mistakes": [], "deployment": _plain(deployment)}, indent=2))
     else:
-        _show(served, rented)
+        _show(served, rented, deployment)
 
 
-def _print(answer: dict[str, Any]) -> None:
-    print(json.dumps(answer, indent=2))
+def _understand(folder: Path, fleet: Path, target: str) -> tuple[Document[Blueprint], Document[Fleet], Deployment]:
+    """Both files, and the deployment that would follow; its template is filled in too, and thrown away.
+
+    Raises:
+        InputError: with all that cannot work.
+    """
+    from blueprints import render, resolve
+    from blueprints.deployment import Place
+    from scripts import inputs
+
+    served, rented = inputs.read(folder, fleet)
+    # What a run of the target would find out by starting something stays open here: ports, the bucket, folders.
+    place = Place.model_construct(target=target, region=rented.value.region, bucket="", ports=defaultdict(int), cores=1)
+    deployment = resolve.resolve(served, rented, place)
+    render.text(deployment, render.template(folder, target))
+    return served, rented, deployment
 
 
-def _show(served: Document[Blueprint], rented: Document[Fleet]) -> None:
+def _plain(deployment: Deployment) -> dict[str, Any]:
+    workers = deployment.workers
+    return {
+        "name": deployment.name,
+        "pattern": deployment.pattern,
+        "target": deployment.target,
+        "fleet": deployment.fleet,
+        "model": deployment.model,
+        "pool": workers.pool,
+        "instance_type": workers.instance_type,
+        "accelerators": workers.accelerators,
+        "replicas": workers.count.most,
+        "weight_bytes": deployment.weights.bytes,
+    }
+
+
+def _show(served: Document[Blueprint], rented: Document[Fleet], deployment: Deployment) -> None:
     """What was understood, a line for each part."""
-    for part, text in (*_fleet_lines(rented), *_blueprint_lines(served)):
-        console.out.print(f"[bold]{part:<9}[/bold]", end=" ")
+    for part, text in (*_fleet_lines(rented), *_blueprint_lines(served, deployment)):
+        console.out.print(f"[bold]{part:<10}[/bold]", end="")
         console.out.print(text, markup=False)
 
 
@@ -58,9 +90,9 @@ def _fleet_lines(rented: Document[Fleet]) -> list[tuple[str, str]]:
     return [("fleet", f"{fleet.name} ({rented.path}): {fleet.region}, {fleet.orchestrator}{limit}"), *pools]
 
 
-def _blueprint_lines(served: Document[Blueprint]) -> list[tuple[str, str]]:
-    blueprint = served.value
-    worker, traffic, slo = blueprint.roles.worker, blueprint.traffic, blueprint.slo
+def _blueprint_lines(served: Document[Blueprint], deployment: Deployment) -> list[tuple[str, str]]:
+    blueprint, worker = served.value, deployment.workers
+    traffic, slo, weights = blueprint.traffic, blueprint.slo, deployment.weights
     load = f"{traffic.users} users" if traffic.users else f"{traffic.arrivals:g} requests/s ({traffic.process})"
     limits = [
         f"{metric.removesuffix('_ms')} {percentile} < {limit:g} ms"
@@ -73,13 +105,14 @@ def _blueprint_lines(served: Document[Blueprint]) -> list[tuple[str, str]]:
         for value, unit in ((slo.output_tokens_per_s, "output tokens/s"), (slo.requests_per_s, "requests/s"))
         if value is not None
     ]
+    gigabytes = f"{weights.bytes / 1e9:.{3 if weights.bytes < 1e9 else 1}f} GB"
     return [
-        ("blueprint", f"{served.path}: {blueprint.pattern}"),
+        ("blueprint", f"{deployment.name} ({served.path}): {blueprint.pattern} for the target {deployment.target}"),
+        ("model", f"{blueprint.model} on {blueprint.engine}, context {blueprint.context}, {gigabytes} of weights"),
         (
-            "model",
-            f"{blueprint.model} on {blueprint.engine}, context {blueprint.context}, weights from {blueprint.weights}",
+            "worker",
+            f"{worker.count} x {worker.accelerators} accelerator(s) of {worker.instance_type}, pool {worker.pool}",
         ),
-        ("worker", f"{worker.replicas} x {worker.accelerators} accelerator(s) on the pool {worker.pool}"),
         ("router", blueprint.roles.router.policy),
         (
             "traffic",

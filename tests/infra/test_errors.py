@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from infra.errors import AnswerIsNo, InputError, Mistake, Unavailable, both
+from infra.errors import AnswerIsNo, Gather, InputError, Mistake, Unavailable
 
 ONE = Mistake(Path("a.yaml"), 3, 7, "pools.general.size", "'8..0'", "the least is more than the most", "0..8")
 OTHER = Mistake(Path("b.yaml"), 1, 1, "", "", "it is empty", "something")
@@ -46,23 +47,23 @@ def test_an_input_error_shows_each_of_its_mistakes_on_a_line() -> None:
     assert (str(InputError("no such thing")), InputError("no such thing").mistakes) == ("no such thing", ())
 
 
-def _raise(error: Exception) -> None:
-    raise error
+def wrong(*parts: Mistake | str) -> Callable[[], int]:
+    """A question whose input is wrong."""
+
+    def ask() -> int:
+        raise InputError(parts)
+
+    return ask
 
 
-def test_both_gathers_the_mistakes_of_two_readers() -> None:
-    assert both(lambda: 1, lambda: "a") == (1, "a")
+def test_mistakes_of_several_questions_are_told_at_once_and_each_of_them_once() -> None:
+    gather = Gather()
+    assert gather(lambda: 1) == 1
+    gather.tell()
+    assert gather(wrong(ONE)) is None
+    assert gather(wrong("no such thing", ONE)) is None
     with pytest.raises(InputError) as caught:
-        both(lambda: _raise(InputError([ONE])), lambda: _raise(InputError([OTHER])))
-    assert caught.value.mistakes == (ONE, OTHER)
-    with pytest.raises(InputError) as caught:
-        both(lambda: _raise(InputError([ONE])), lambda: 2)
+        gather.tell()
+    assert str(caught.value) == f"{ONE}\nno such thing"
     assert caught.value.mistakes == (ONE,)
-    with pytest.raises(InputError) as caught:
-        both(lambda: 1, lambda: _raise(InputError([OTHER])))
-    assert caught.value.mistakes == (OTHER,)
-
-
-def test_both_loses_no_sentence_that_names_no_file() -> None:
-    with pytest.raises(InputError, match="no such thing"):
-        both(lambda: _raise(InputError("no such thing")), lambda: _raise(InputError([OTHER])))
+    assert caught.value.plain() == [ONE.plain(), {"message": "no such thing"}]
