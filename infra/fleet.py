@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import AfterValidator, Discriminator, Field, Tag
 
+from infra.pool import Orchestrator, Zone, twice
+from infra.pool import Pool as Pool
+from infra.pool import Reservation as Reservation
 from infra.settings import Contradiction, Listed, OneOrMore, Settings, written
-from infra.units import Days, Form, Machines, Spend, Switch, wrong
+from infra.units import Days, Form, Spend, Switch, wrong
 
 Name = Annotated[
     str, Form("[a-z][a-z0-9-]{0,30}[a-z0-9]", "a name of 2 to 32 characters: a-z, 0-9 and -, a letter first", "general")
 ]
-Zone = Annotated[str, Form("[a-z]{2}(?:-[a-z]+)+-[0-9][a-z]", "an Availability Zone", "us-west-2a")]
 Region = Annotated[str, Form("[a-z]{2}(?:-[a-z]+)+-[0-9]", "an AWS region", "us-west-2")]
-InstanceType = Annotated[str, Form(r"[a-z][a-z0-9-]*\.[a-z0-9-]+", "an EC2 instance type", "g6e.2xlarge")]
-ReservationId = Annotated[
-    str, Form("cr-[0-9a-f]{17}", "a reservation's id: cr- and 17 of 0-9a-f", "cr-0123456789abcdef0")
-]
 VpcId = Annotated[
     str, Form("vpc-(?:[0-9a-f]{8}|[0-9a-f]{17})", "a VPC's id: vpc- and 8 or 17 of 0-9a-f", "vpc-0123456789abcdef0")
 ]
@@ -76,83 +74,27 @@ Cidr = Annotated[
 ]
 
 
-def _twice(field: str, items: Sequence[Any]) -> Iterator[Contradiction]:
-    """A list in order of preference names each item once."""
-    for index, item in enumerate(items):
-        if item in items[:index]:
-            yield Contradiction((field, index), "it stands in the list twice", "it once")
+def _callers(value: str) -> str:
+    try:
+        network = ipaddress.IPv4Network(value)
+    except ValueError as error:
+        raise wrong(f"it is not an IPv4 network: {error}", "a range such as 203.0.113.0/24") from None
+    if network.prefixlen < 8:
+        raise wrong("it opens the cluster's endpoint to much of the internet", "the ranges that you call from")
+    return value
 
 
-class Reservation(Settings):
-    """Capacity that is already paid for; it holds machines of one type in one zone."""
-
-    model_config = ConfigDict(json_schema_extra={"minProperties": 1, "maxProperties": 1})
-
-    capacity_block: ReservationId | None = Field(None, alias="capacity-block")
-    """A Capacity Block's id: accelerators booked for a span of days."""
-
-    reservation: ReservationId | None = None
-    """An on-demand capacity reservation's id."""
-
-    def contradictions(self) -> Iterable[Iterator[Contradiction]]:
-        return (self._exactly_one(),)
-
-    def _exactly_one(self) -> Iterator[Contradiction]:
-        if (self.capacity_block is None) == (self.reservation is None):
-            why = "it must name exactly one of capacity-block and reservation"
-            yield Contradiction((), why, "{capacity-block: cr-...} or {reservation: cr-...}")
-
-
-Purchase = Annotated[
-    Annotated[Literal["on-demand", "spot"], Tag("<word>")] | Annotated[Reservation, Tag("<reservation>")],
-    Discriminator(lambda value: "<reservation>" if isinstance(value, dict | Reservation) else "<word>"),
+CallerCidr = Annotated[
+    str,
+    Form(r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}/[0-9]{1,2}", "an IPv4 network", "203.0.113.0/24"),
+    AfterValidator(_callers),
 ]
 
+EKS_VERSIONS = ("1.34", "1.35", "1.36")
+"""Kubernetes versions of EKS in standard support. Source: EKS user guide, "Kubernetes version lifecycle", 2026-11."""
 
-class Pool(Settings):
-    """One line of the fleet: like machines that are bought and scaled together."""
-
-    types: OneOrMore[InstanceType]
-    """EC2 instance types in order of preference; one, or a list."""
-
-    zones: OneOrMore[Zone] = Field((), validate_default=False)
-    """Availability Zones of this pool, one or a list; the fleet's where left out."""
-
-    buy: OneOrMore[Purchase] = ("on-demand",)
-    """How it is bought, in the order to fall back in: on-demand, spot, or a reservation."""
-
-    size: Machines
-    """Least and most machines, as in 0..40."""
-
-    efa: Annotated[bool, Switch()] = False
-    """Elastic Fabric Adapter between the pool's machines; they then stand in one zone."""
-
-    def contradictions(self) -> Iterable[Iterator[Contradiction]]:
-        return (
-            _twice("types", self.types),
-            _twice("zones", self.zones),
-            _twice("buy", self.buy),
-            self._block_stands_alone(),
-            self._reserves_one_type(),
-        )
-
-    def _block_stands_alone(self) -> Iterator[Contradiction]:
-        if len(self.buy) > 1 and any(isinstance(way, Reservation) and way.capacity_block for way in self.buy):
-            yield Contradiction(
-                ("buy",),
-                "a Capacity Block's machines cannot be mixed with other ways to buy in one pool",
-                "buy: {capacity-block: cr-...} alone, and a second pool for the rest",
-            )
-
-    def _reserves_one_type(self) -> Iterator[Contradiction]:
-        if len(self.types) > 1 and self.reserved:
-            why = f"a reservation holds machines of one type, and the pool names {len(self.types)}"
-            yield Contradiction(("types",), why, f"types: {self.types[0]}")
-
-    @property
-    def reserved(self) -> bool:
-        """Whether the pool draws on capacity that is already paid for."""
-        return any(isinstance(way, Reservation) for way in self.buy)
+DEADLOCKED_RELEASE = "v20260505"
+"""The AL2023 release whose nodes wait for ever for the pause image. Source: awslabs/amazon-eks-ami#2710."""
 
 
 class NewNetwork(Settings):
@@ -178,7 +120,7 @@ class ExistingNetwork(Settings):
     """Ids of its private subnets, one a zone, in the order of `zones`."""
 
     def contradictions(self) -> Iterable[Iterator[Contradiction]]:
-        return (_twice("private_subnets", self.private_subnets),)
+        return (twice("private_subnets", self.private_subnets),)
 
 
 def _which_network(value: Any) -> str:
@@ -205,7 +147,64 @@ class Storage(Settings):
     """ECR repositories for the images of this project, one or a list."""
 
     def contradictions(self) -> Iterable[Iterator[Contradiction]]:
-        return (_twice("repositories", self.repositories),)
+        return (twice("repositories", self.repositories),)
+
+
+class Eks(Settings):
+    """The EKS cluster."""
+
+    version: Literal["1.34", "1.35", "1.36"] = "1.35"
+    """Kubernetes version, in quotes."""
+
+    public_from: Annotated[tuple[CallerCidr, ...], Field(max_length=40), Listed()] = ()
+    """Ranges that may call the cluster's endpoint from the internet; left out, the endpoint is private."""
+
+    al2023: (
+        Annotated[str, Form("v20[0-9]{6}", "a release of the EKS AMI for Amazon Linux 2023", "v20260423")] | None
+    ) = None
+    """Release of the AL2023 nodes' AMI; the pinned one where left out."""
+
+    bottlerocket: Annotated[str, Form(r"1\.[0-9]{1,3}\.[0-9]{1,3}", "a release of Bottlerocket", "1.64.0")] | None = (
+        None
+    )
+    """Release of the Bottlerocket nodes' AMI; the pinned one where left out."""
+
+    def contradictions(self) -> Iterable[Iterator[Contradiction]]:
+        return (twice("public_from", self.public_from), self._release_that_starts())
+
+    def _release_that_starts(self) -> Iterator[Contradiction]:
+        if self.al2023 == DEADLOCKED_RELEASE:
+            why = "nodes of this release wait for ever for the pause image (awslabs/amazon-eks-ami#2710)"
+            yield Contradiction(("al2023",), why, "another release")
+
+
+class Ecs(Settings):
+    """The ECS cluster."""
+
+    al2023: (
+        Annotated[str, Form(r"2023\.0\.20[0-9]{6}", "a release of the ECS AMI for AL2023", "2023.0.20260914")] | None
+    ) = None
+    """Release of the container instances' AMI; the pinned one where left out."""
+
+
+class AddOns(Settings):
+    """Optional parts, each off or on by one line."""
+
+    observability: Annotated[bool, Switch()] = False
+    """Metrics of accelerators, engines and nodes, with dashboards and alarms."""
+
+    gateway: Annotated[bool, Switch()] = False
+    """Gateway API and inference gateway in front of the replicas; EKS."""
+
+    schedulers: Annotated[bool, Switch()] = False
+    """Queues and gangs for work that spans nodes: Kueue and LeaderWorkerSet; EKS."""
+
+    operators: Annotated[bool, Switch()] = False
+    """Operators of serving frameworks: KubeRay, KEDA and their like; EKS."""
+
+
+EKS_ADD_ONS = ("gateway", "schedulers", "operators")
+"""Add-ons that are Kubernetes controllers, without a counterpart on ECS."""
 
 
 class Fleet(Settings):
@@ -235,6 +234,15 @@ class Fleet(Settings):
     storage: Storage = Storage()
     """Buckets and registries."""
 
+    eks: Eks = Eks()
+    """The EKS cluster."""
+
+    ecs: Ecs = Ecs()
+    """The ECS cluster."""
+
+    add_ons: AddOns = AddOns()
+    """Optional parts, each off or on by one line."""
+
     pools: Annotated[dict[Name, Pool], Field(min_length=1)]
     """Machines by the name that blueprints use."""
 
@@ -243,12 +251,25 @@ class Fleet(Settings):
 
     def contradictions(self) -> Iterable[Iterator[Contradiction]]:
         return (
-            _twice("zones", self.zones),
+            twice("zones", self.zones),
             self._zones_in_region(),
             self._pools_in_zones(),
             self._one_zone_where_needed(),
             self._subnet_for_each_zone(),
+            self._settings_of_its_orchestrator(),
+            self._add_ons_of_its_orchestrator(),
+            self._pools_of_its_orchestrator(),
+            self._fields_of_the_pools_orchestrator(),
         )
+
+    @property
+    def orchestrators(self) -> tuple[Orchestrator, ...]:
+        """What places the containers, each once."""
+        return ("eks", "ecs") if self.orchestrator == "both" else (self.orchestrator,)
+
+    def orchestrator_of(self, pool: Pool) -> Orchestrator:
+        """What places containers on the pool."""
+        return pool.orchestrator or self.orchestrators[0]
 
     def zones_of(self, pool: Pool) -> tuple[str, ...]:
         """The zones that a pool may use."""
@@ -288,3 +309,46 @@ class Fleet(Settings):
                 f"it names {have} private subnet{'s' * (have != 1)}, and the fleet has {need} zone{'s' * (need != 1)}",
                 "one private subnet a zone, in the order of `zones`",
             )
+
+    def _settings_of_its_orchestrator(self) -> Iterator[Contradiction]:
+        for name, made, default in (("eks", self.eks, Eks()), ("ecs", self.ecs, Ecs())):
+            if name not in self.orchestrators and made != default:
+                why = f"the fleet has no {name.upper()} cluster; its orchestrator is {self.orchestrator}"
+                yield Contradiction((name,), why, f"orchestrator: both, or no {name}")
+
+    def _add_ons_of_its_orchestrator(self) -> Iterator[Contradiction]:
+        for name in EKS_ADD_ONS:
+            if getattr(self.add_ons, name) and "eks" not in self.orchestrators:
+                why = "it is a set of Kubernetes controllers, and the fleet's orchestrator is ecs"
+                yield Contradiction(("add_ons", name), why, f"{name}: off")
+
+    def _pools_of_its_orchestrator(self) -> Iterator[Contradiction]:
+        for name, pool in self.pools.items():
+            if pool.orchestrator and pool.orchestrator not in self.orchestrators:
+                why = f"the fleet's orchestrator is {self.orchestrator}"
+                yield Contradiction(("pools", name, "orchestrator"), why, "the fleet's, or orchestrator: both up there")
+
+    def _fields_of_the_pools_orchestrator(self) -> Iterator[Contradiction]:
+        for name, pool in self.pools.items():
+            wrong_here = _only_eks(pool) if self.orchestrator_of(pool) == "ecs" else _only_ecs(pool)
+            for field, why, write in wrong_here:
+                yield Contradiction(("pools", name, field), why, write)
+
+
+def _only_eks(pool: Pool) -> Iterator[tuple[str, str, str]]:
+    """Fields of a pool on ECS that only EKS knows: the field, why, and what to write."""
+    if pool.by:
+        yield "by", "on ECS an Auto Scaling group starts machines", "no `by` in a pool on ECS"
+    if pool.os != "al2023":
+        yield "os", "the ECS AMI with GPU drivers that AWS keeps up is Amazon Linux 2023", "os: al2023"
+    if pool.taints:
+        yield "taints", "ECS has no taints", "labels, which a task's placement constraint can ask for"
+    if pool.images == "soci":
+        why = "SOCI on ECS is Fargate's alone, which has no GPUs (aws/containers-roadmap#1832)"
+        yield "images", why, "images: cached, or {snapshot: snap-...} with the images pulled beforehand"
+
+
+def _only_ecs(pool: Pool) -> Iterator[tuple[str, str, str]]:
+    """Fields of a pool on EKS that only ECS knows."""
+    if pool.warm:
+        yield "warm", "machines are kept ready on ECS only", "warm: 0"

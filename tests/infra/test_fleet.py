@@ -112,7 +112,7 @@ HOLDS = "a reservation holds machines of one"
         (GOOD + "orchestrater: ecs\n", ["fleet.yaml:8:1: orchestrater: there is no such key. Write orchestrator:."]),
         (
             pool("types: g6e.2xlarge\nsize: 1\ncount: 2"),
-            ["fleet.yaml:11:5: pools.other.count: there is no such key. Write one of buy, efa, zones."],
+            ["fleet.yaml:11:5: pools.other.count: there is no such key. Write one of ami, buy, by, disk, efa, efa_layout, images, labels, orchestrator, os, placement_group, taints, warm, zones."],
         ),
         (GOOD + "name: again\n", ["fleet.yaml:8:1: name: the key stands twice; the first is on line 1. Write it once."]),
         (
