@@ -159,6 +159,8 @@ def _play(told: Plan, user_file: Path, work: Path) -> Outcome:
 
         console.run(command(told, user_file), log=work / outcome.LOG, timeout_s=_longest(told), watch=watch)
         watch()
+        if not (work / outcome.OUTCOME).is_file():
+            raise Unavailable(f"Locust ended before the load; {console.near(work / outcome.LOG)} tells more")
         found = Outcome.model_validate_json((work / outcome.OUTCOME).read_text(encoding="utf-8"))
         if found.refused:
             raise Unavailable(found.refused)

@@ -114,6 +114,8 @@ class OpenAIUser(User):  # type: ignore[misc]
         sample.gaps = answer.gaps()
         if answer.times:
             sample.ttft_ms = (answer.times[0] - start) * 1000
+        if sample.error == answers.TRUNCATED and (answer.done or answer.failure):
+            sample.error, sample.detail = None, ""  # the connection broke after the server had said how it ended
         if sample.error is None:
             answers.judge(sample, answer)
         if sample.error is None:

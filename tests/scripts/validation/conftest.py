@@ -13,7 +13,7 @@ from infra.units import Bounds
 Deploy = Callable[..., Deployment]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def deploy() -> Deploy:
     """Makes the deployment whose one worker, router and address are the server at a URL."""
     return _deploy
