@@ -48,7 +48,8 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], place: Place
     model, wrong_model = _model(blueprint)
     chosen, wrong_place = _machines(blueprint, fleet, model)
     if model is None or chosen is None or wrong_model:
-        raise InputError(sorted([*wrong_model, *wrong_place], key=lambda mistake: (mistake.line, mistake.column)))
+        wrong = sorted([*wrong_model, *wrong_place], key=lambda mistake: (mistake.line, mistake.column))
+        raise InputError(wrong)
     weights = _weights(wanted, model, place)
     served = served_name(wanted.model)
     workers = Role(

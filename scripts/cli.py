@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 from infra.errors import BlueprintError, InputError, Unavailable
 from scripts import console
 from scripts.commands import catalog as catalogue
-from scripts.commands import check, fleet_show, model, rehearse, schema, validate
+from scripts.commands import check, deploy, fleet_show, model, patterns, rehearse, render, schema, status, validate
 from scripts.commands import fleet as synthesis
 
 DEBUG = "BLUEPRINT_DEBUG"
@@ -56,10 +56,18 @@ app.add_typer(catalog, name="catalog")
 fleet.command("show")(fleet_show.show)
 fleet.command("synth")(synthesis.synth)
 catalog.command("refresh")(catalogue.refresh)
+app.command("list")(patterns.list_)
+app.command()(patterns.new)
 app.command()(check.check)
+app.command()(render.render)
+app.command()(render.diff)
+app.command()(deploy.deploy)
+app.command()(status.status)
+app.command()(status.logs)
 app.command()(rehearse.rehearse)
 app.command()(schema.schema)
 app.command()(validate.validate)
+app.command()(deploy.destroy)
 
 
 @app.callback()

@@ -120,3 +120,14 @@ def interruptible() -> Iterator[None]:
     finally:
         for what, handler in before.items():
             signal.signal(what, handler)
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Lets the block, a cleaning up of limited length, come to its end whatever signal arrives meanwhile."""
+    before = {what: signal.signal(what, signal.SIG_IGN) for what in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for what, handler in before.items():
+            signal.signal(what, handler)

@@ -1,4 +1,4 @@
-"""The engine's own environment: vLLM on CPU, the router and the weight streamer, exactly as requirements/engine.txt locks them.
+"""The engine's own environment: vLLM on CPU, the router and the weight streamer, as requirements/engine.txt locks them.
 
 It stands apart from the command line's because its dependencies, 5 GB, must not be able to break the command line.
 `python -m scripts.local.engine_env` sets it up by hand.
@@ -12,8 +12,7 @@ import os
 import re
 import shutil
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,6 +24,9 @@ FOLDER = ".venv-engine"
 LOCK = "requirements/engine.txt"
 MODELINFOS = "modelinfos"
 """Folder in the environment with the engine's descriptions of architectures, made by engine_imports."""
+
+RECIPE = 1
+"""Goes up with every change of the steps that make another environment of the same lock."""
 
 _STAMP = ".locked"
 _IMPORTS = Path(__file__).with_name("engine_imports.py")
@@ -72,6 +74,12 @@ def ensure(root: Path = ROOT, note: Callable[[str], None] = lambda _: None) -> P
     return root / FOLDER / "bin"
 
 
+def lend_descriptions(caches: Iterable[Path], root: Path = ROOT) -> None:
+    """Copies the engine's descriptions of architectures into the caches of processes that are about to start."""
+    for cache in caches:
+        shutil.copytree(root / FOLDER / MODELINFOS, cache / MODELINFOS, dirs_exist_ok=True)
+
+
 def _build(root: Path, note: Callable[[str], None]) -> None:
     folder, log = root / FOLDER, root / f"{FOLDER}.log"
     log.unlink(missing_ok=True)
@@ -80,10 +88,13 @@ def _build(root: Path, note: Callable[[str], None]) -> None:
     python = folder / "bin" / "python"
     note("making the environment")
     console.run([uv, "venv", "--quiet", "--python", sys.executable, str(folder)], log=log)
-    with _downloads(log, note):
-        # The lock is complete; the packages' own wishes name a torch build that no index holds (engine-overrides.txt).
-        wanted = ["--no-deps", "--require-hashes", "-r", str(root / LOCK)]
-        console.run([uv, "pip", "install", "--python", str(python), *wanted], log=log)
+    # The lock is complete; the packages' own wishes name a torch build that no index holds (engine-overrides.txt).
+    wanted = ["--no-deps", "--require-hashes", "-r", str(root / LOCK)]
+    console.run(
+        [uv, "pip", "install", "--python", str(python), *wanted],
+        log=log,
+        watch=lambda: note(downloaded(log.read_text(errors="replace"))),
+    )
     _name_the_platform(folder)
     note("writing byte code")
     console.run(
@@ -98,9 +109,9 @@ def _build(root: Path, note: Callable[[str], None]) -> None:
 def _wanted(root: Path) -> str:
     """What a finished environment's stamp says: lock, recipe and place, since its scripts hold absolute paths."""
     digest = hashlib.sha256()
-    for part in (root / LOCK, Path(__file__), _IMPORTS):
+    for part in (root / LOCK, _IMPORTS):
         digest.update(part.read_bytes())
-    return f"{root / FOLDER} {digest.hexdigest()}\n"
+    return f"{root / FOLDER} {RECIPE} {digest.hexdigest()}\n"
 
 
 def _uv() -> str:
@@ -129,7 +140,7 @@ _SIZES = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 def downloaded(log: str) -> str:
-    """How far a download is, from what uv has printed: it names each large package when it starts and when it is done."""
+    """How far a download is, from what uv has printed: each large package when it starts and when it is done."""
     started = re.findall(r"^Downloading (\S+) \(([\d.]+)([KMG]iB)\)", log, re.MULTILINE)
     done = set(re.findall(r"^ ?Downloaded (\S+)", log, re.MULTILINE))
     if re.search(r"^Prepared ", log, re.MULTILINE):
@@ -139,23 +150,6 @@ def downloaded(log: str) -> str:
     size = {name: float(number) * _SIZES[unit] for name, number, unit in started}
     got = sum(bytes_ for name, bytes_ in size.items() if name in done)
     return f"downloaded {got / 2**20:.0f} of {sum(size.values()) / 2**20:.0f} MiB of large packages"
-
-
-@contextmanager
-def _downloads(log: Path, note: Callable[[str], None]) -> Iterator[None]:
-    done = threading.Event()
-
-    def follow() -> None:
-        while not done.wait(1):
-            note(downloaded(log.read_text(errors="replace")))
-
-    follower = threading.Thread(target=follow, daemon=True)
-    follower.start()
-    try:
-        yield
-    finally:
-        done.set()
-        follower.join()
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Runs inside the engine's own environment, once, when it has been set up: proves that the engine imports, and makes its starts fast.
+"""Runs once inside the engine's own environment: proves that the engine imports, and makes its starts fast.
 
     PYTHON engine_imports.py CACHE
 

@@ -112,9 +112,16 @@ class Bucket:
 
     def read(self, name: str, first: int, count: int) -> bytes:
         """`count` bytes of the object `name` under the prefix, from the byte `first` on; fewer where it ends sooner."""
+        from botocore.exceptions import ClientError
+
         with self._refusals("s3:GetObject"):
             bytes_ = f"bytes={first}-{first + count - 1}"
-            found = self._client.get_object(Bucket=self.where.bucket, Key=self.where.prefix + name, Range=bytes_)
+            try:
+                found = self._client.get_object(Bucket=self.where.bucket, Key=self.where.prefix + name, Range=bytes_)
+            except ClientError as error:
+                if _code(error) == "InvalidRange":  # it is empty, or ends before
+                    return b""
+                raise
             return bytes(found["Body"].read())
 
     def send(self, path: Path, name: str, sha256: str, count: Count) -> None:

@@ -1,0 +1,40 @@
+"""Arguments that several commands take, and the run that they lead to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from scripts.local.run import Run
+
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The blueprint's folder.")]
+Fleet = Annotated[Path, typer.Option("--fleet", metavar="FILE", help="The fleet file.")]
+Target = Annotated[str, typer.Option("--target", metavar="TARGET", help="Where it runs: local.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print plain data.")]
+
+FLEET = Path("fleet.yaml")
+LOCAL = "local"
+
+
+def run_of(folder: Path, target: str) -> Run:
+    """The local run of the blueprint in `folder`, for commands that must work while the file is being edited.
+
+    Raises:
+        InputError: the folder holds no blueprint and nothing of it is deployed, or it has no template for `target`.
+    """
+    from blueprints import blueprint, render, resolve
+    from infra.errors import InputError
+    from scripts.local.run import Run
+
+    by_folder = Run(folder.resolve().name, Path.cwd())
+    try:
+        wanted = blueprint.read(folder)
+    except InputError:
+        if by_folder.data.is_dir() and target == LOCAL:
+            return by_folder
+        raise
+    render.template(folder, target)
+    return Run(resolve.name_of(wanted), Path.cwd())

@@ -1,0 +1,100 @@
+"""`blueprint deploy` and `blueprint destroy`."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from scripts import console
+from scripts.commands.arguments import FLEET, LOCAL, Fleet, Folder, Target, run_of
+from scripts.commands.render import Force
+
+if TYPE_CHECKING:
+    from blueprints.deployment import Deployment
+
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+def deploy(
+    folder: Folder,
+    fleet: Fleet = FLEET,
+    target: Target = LOCAL,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="The endpoint's port; a free one is chosen otherwise.")
+    ] = None,
+    yes: Yes = False,
+    force: Force = False,
+) -> None:
+    """Bring a blueprint up, and keep it up; shows what will change before it changes it."""
+    from scripts import processes
+    from scripts.local import deploy, engine_env
+
+    with processes.interruptible():
+        plan = deploy.plan(folder, fleet, target=target, port=port)
+        for note in plan.deployment.notes:
+            console.err.print(f"[dim]{note}[/dim]")
+        if not engine_env.is_ready():
+            with console.step("Set up the engine's environment") as step:
+                engine_env.ensure(note=lambda text: setattr(step, "note", text))
+        done = deploy.deploy(plan, lambda changes: _agree(changes, yes), force=force)
+    if done is None:
+        console.out.print(f"{plan.deployment.name}: no change; it is up at {plan.deployment.url}", markup=False)
+    show((done or plan).deployment, console.near(folder))
+
+
+def show(deployment: Deployment, folder: str) -> None:
+    """How to use what is up: a request, the logs, the way to end it."""
+    from blueprints.catalog.models import RANDOM_NOTICE
+
+    body = f'{{"model": "{deployment.served_model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+    curl = f"curl {deployment.url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}"
+    folder = shlex.quote(folder)
+    console.out.print(f"{deployment.name} is up at {deployment.url}", markup=False)
+    if deployment.weights.random:
+        console.out.print(f"[yellow]{RANDOM_NOTICE}[/yellow]")
+    lines = {
+        "ask": curl,
+        "load": f"blueprint validate {folder}",
+        "watch": f"blueprint status {folder}; blueprint logs {folder} --follow",
+        "end": f"blueprint destroy {folder}",
+    }
+    for word, line in lines.items():
+        console.out.print(f"  {word:<6} {line}", markup=False)
+
+
+def destroy(folder: Folder, target: Target = LOCAL, yes: Yes = False) -> None:
+    """End all processes of a deployment and remove all that it wrote."""
+    from scripts.local import deploy
+
+    run = run_of(folder, target)
+    if not run.data.exists():
+        console.out.print(f"{run.name}: nothing is deployed from here", markup=False)
+        return
+    _ask(f"End {run.name} and remove {console.near(run.data)}?", yes)
+    with run.alone(), console.step(f"Destroy {run.name}"):
+        deploy.destroy(run)
+
+
+def _agree(changes: str, yes: bool) -> None:
+    """Shows what will change, and asks.
+
+    Raises:
+        AnswerIsNo: the user does not want it.
+        InputError: there is nobody to ask.
+    """
+    console.err.print(changes or "nothing changes in what is rendered; what does not run is started", markup=False)
+    _ask("Deploy this?", yes)
+
+
+def _ask(question: str, yes: bool) -> None:
+    from infra.errors import AnswerIsNo, InputError
+
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise InputError(f"{question} There is no terminal to ask in. Write --yes.")
+    if not typer.confirm(question, err=True):
+        raise AnswerIsNo("nothing was changed")

@@ -1,0 +1,38 @@
+"""`blueprint render` and `blueprint diff`: what a deployment would run, before it runs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from scripts import console
+from scripts.commands.arguments import FLEET, LOCAL, Fleet, Folder, Target
+
+Force = Annotated[bool, typer.Option("--force", help="Overwrite a rendered file that was edited by hand.")]
+
+
+def render(folder: Folder, fleet: Fleet = FLEET, target: Target = LOCAL, force: Force = False) -> None:
+    """Resolve a blueprint and lay it out for a target, under rendered/NAME/TARGET/."""
+    from blueprints import render
+    from scripts.local import deploy
+
+    plan = deploy.plan(folder, fleet, target=target)
+    file = render.render(plan.deployment, folder, plan.run.rendered, force=force)
+    console.out.print(console.near(file), markup=False)
+
+
+def diff(
+    folder: Folder,
+    fleet: Fleet = FLEET,
+    target: Target = LOCAL,
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit 1 where something would change.")] = False,
+) -> None:
+    """Show what deploying would change, as a unified diff; exit 0 with and without differences."""
+    from infra.errors import AnswerIsNo
+    from scripts.local import deploy
+
+    changes = deploy.difference(deploy.plan(folder, fleet, target=target))
+    console.out.print(changes or "no change", markup=False)
+    if changes and exit_code:
+        raise AnswerIsNo(f"{folder}: what is deployed is not what the files say")

@@ -1,0 +1,57 @@
+"""Whether this machine has what a deployment needs, said in one line before anything starts."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+
+import psutil
+
+from blueprints.deployment import Deployment, Process
+from infra.errors import Unavailable
+from infra.units import human_bytes
+from scripts import processes
+from scripts.local.run import Run
+
+LOGS_BYTES = 200_000_000
+"""Room for logs, Terraform's state and its copies, and the engine's small files."""
+
+
+def check(run: Run, deployment: Deployment, starting: Sequence[Process]) -> None:
+    """Checks ports, memory and disk for the processes that are about to start.
+
+    Raises:
+        Unavailable: something is missing; says how much, and what would help.
+    """
+    _ports(starting)
+    _memory(starting)
+    _disk(run, deployment)
+
+
+def _ports(starting: Sequence[Process]) -> None:
+    taken = [process for process in starting if not processes.is_free(process.port)]
+    if taken:
+        said = ", ".join(f"{process.port} of {process.name}" for process in taken)
+        raise Unavailable(f"taken by another program: port {said}; end that program, or run `blueprint destroy` first")
+
+
+def _memory(starting: Sequence[Process]) -> None:
+    need = sum(process.memory_bytes for process in starting)
+    free = psutil.virtual_memory().available
+    if need > free:
+        parts = ", ".join(f"{process.name} {human_bytes(process.memory_bytes)}" for process in starting)
+        raise Unavailable(
+            f"too little memory: {human_bytes(need)} are needed ({parts}), {human_bytes(free)} are free; "
+            "end other programs, or write fewer replicas or a smaller model"
+        )
+
+
+def _disk(run: Run, deployment: Deployment) -> None:
+    need = LOGS_BYTES + deployment.weights.bytes
+    there = next(parent for parent in (run.data, *run.data.parents) if parent.exists())
+    free = shutil.disk_usage(there).free
+    if need > free:
+        raise Unavailable(
+            f"too little disk: {human_bytes(need)} are needed under {there}, {human_bytes(free)} are free; "
+            "make room, or work in a folder on another disk"
+        )

@@ -1,0 +1,102 @@
+"""Puts a deployment's weights where its replicas stream them from, and checks that all of them are there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict
+
+from blueprints.deployment import Deployment
+from infra.errors import Unavailable
+from scripts.local.run import Run
+
+if TYPE_CHECKING:
+    from scripts.models import s3
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes done and the bytes in all."""
+
+
+class _Where(TypedDict):
+    endpoint: str | None
+    environment: Mapping[str, str]
+
+
+_LENGTH_BYTES = 8
+"""A safetensors file begins with the length of its header; the header says where each tensor ends."""
+
+_HEADER_LIMIT = 100_000_000
+"""Longest header that the format allows."""
+
+
+def put(run: Run, deployment: Deployment, progress: Progress = lambda _done, _all: None) -> None:
+    """Makes or finds the model and puts it into the model bucket; sends nothing that is there already.
+
+    A blueprint that names its own s3://BUCKET/PREFIX has its weights there: nothing is put.
+
+    Raises:
+        Unavailable: S3 or the hub does not answer or refuses, or the disk is full.
+        InputError: the hub has no such model.
+    """
+    from scripts.models import make_tiny, upload
+
+    place, name, uri = deployment.place, deployment.model, deployment.weights.uri
+    if not uri.startswith(f"s3://{place.bucket}/"):
+        return
+    if name in make_tiny.SIZES:
+        folder = make_tiny.make(name, run.data / "model", progress)
+        _send(folder, deployment, progress)
+    elif upload.is_folder(name):
+        _send(Path(name).expanduser(), deployment, progress)
+    else:
+        where: _Where = {"endpoint": place.s3_endpoint, "environment": place.environment}
+        upload.from_hub(name, uri, **where, staging=run.data / "download", progress=progress)
+
+
+def _send(folder: Path, deployment: Deployment, progress: Progress) -> None:
+    from scripts.models import upload
+
+    place = deployment.place
+    where: _Where = {"endpoint": place.s3_endpoint, "environment": place.environment}
+    upload.upload(folder, deployment.weights.uri, **where, progress=progress)
+
+
+def check(deployment: Deployment) -> int:
+    """Checks that config.json and whole safetensors files lie at the deployment's URI; returns the bytes of the latter.
+
+    The engine would find out as well, but half a minute later and in words about its own insides.
+
+    Raises:
+        Unavailable: they are not there, cut short, or must not be read.
+    """
+    from scripts.models import s3
+
+    place, uri = deployment.place, deployment.weights.uri
+    bucket = s3.Bucket(s3.place(uri), endpoint=place.s3_endpoint, environment=place.environment)
+    sizes = bucket.sizes()
+    files = {name: size for name, size in sizes.items() if name.endswith(".safetensors")}
+    if "config.json" not in sizes or not files:
+        missing = "safetensors" if "config.json" in sizes else "config.json"
+        raise Unavailable(f"{uri}: there is no model there, no {missing}; put it there with `blueprint model copy`")
+    for name, size in files.items():
+        whole = _whole(bucket, name)
+        if size != whole:
+            raise Unavailable(
+                f"{uri}{name}: it is cut short or damaged: {size} bytes, and its header speaks of {whole}; "
+                "put it there again with `blueprint model copy`"
+            )
+    return sum(files.values())
+
+
+def _whole(bucket: s3.Bucket, name: str) -> int:
+    """How many bytes a safetensors file has by its own header; 0 where that is none."""
+    length = int.from_bytes(bucket.read(name, 0, _LENGTH_BYTES), "little")
+    if not 0 < length <= _HEADER_LIMIT:
+        return 0
+    try:
+        header = json.loads(bucket.read(name, _LENGTH_BYTES, length))
+    except ValueError:
+        return 0
+    ends = [entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"]
+    return _LENGTH_BYTES + length + max(ends, default=0)
