@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from blueprints.catalog import architecture
 from blueprints.catalog.architecture import Architecture
-from infra.errors import InputError
+from infra.errors import BlueprintError, InputError
 
 FILE = Path(__file__).with_name("models.yaml")
 
@@ -75,13 +75,21 @@ def find(name: str, *, hub: Callable[[str], Mapping[str, Any]] | None = None) ->
     folder = Path(name).expanduser()
     if folder.is_dir() or folder.name == "config.json":
         return in_folder(folder.parent if folder.name == "config.json" else folder)
+    asked = ""
     if hub is not None and "/" in name:
-        return from_config(name, hub(name), source=f"config.json of {name} on the hub", hub=name)
+        try:
+            return from_config(name, hub(name), source=f"config.json of {name} on the hub", hub=name)
+        except BlueprintError as error:
+            asked = f" The hub: {error}"
+    raise InputError(f"{_unknown(name, rows)}{asked}")
+
+
+def _unknown(name: str, rows: Mapping[str, Model]) -> str:
     lower = {known.lower(): known for known in rows}
     short = {known.lower().split("/")[-1]: known for known in rows}
     words = difflib.get_close_matches(name.lower(), [*lower, *short], n=3, cutoff=0.5)
     near = list(dict.fromkeys({**short, **lower}[word] for word in words)) or list(rows)
-    raise InputError(
+    return (
         f"model: now {name!r}: neither in the catalogue nor a folder that holds config.json. "
         f"Write {' or '.join(near[:3])}, or the path of a folder; `blueprint model list` names all."
     )

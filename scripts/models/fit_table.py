@@ -118,14 +118,18 @@ def _table(model: Model, rows: Sequence[Instance], fits: Fits, title: str) -> Ta
     for alike in _alike(rows):
         found = {fit.tensor_parallel: fit for fit in fits[alike[0].name]}
         cells = [_cell(model, found.get(ways)) for ways in columns]
+        if not any(cell.plain for cell in cells):  # it has fewer than the table shows
+            cells[0] = Text("too small", style="red")
         table.add_row(_names([row.name for row in alike]), _accelerators(alike[0]), *cells)
     return table
 
 
 def _columns(rows: Sequence[Instance], fits: Fits) -> list[int]:
-    """The degrees at which something fits; all of them where nothing does."""
+    """The last four degrees up to the greatest at which something fits: enough for GPUs, and NeuronCores are many."""
     found = [fit for row in rows for fit in fits[row.name]]
-    return sorted({fit.tensor_parallel for fit in found if fit.fits} or {fit.tensor_parallel for fit in found})
+    degrees = sorted({fit.tensor_parallel for fit in found})
+    most = max((fit.tensor_parallel for fit in found if fit.fits), default=degrees[-1])
+    return [ways for ways in degrees if ways <= max(most, 8)][-4:]
 
 
 def _alike(rows: Sequence[Instance]) -> list[list[Instance]]:
@@ -141,20 +145,21 @@ def _cell(model: Model, fit: Fit | None) -> Text:
         return Text("")
     if fit.fits:
         return Text("fits" if model.encoder else f"{fit.cache_tokens:,}", style="green")
-    if fit.cache_bytes < 0:
-        return Text(f"-{human_bytes(-fit.cache_bytes)}", style="red")
-    return Text("no split" if memory.indivisible(model, fit.tensor_parallel) else "< 1 request", style="red")
+    if memory.indivisible(model, fit.tensor_parallel):
+        return Text("no split", style="red")
+    return Text(f"-{human_bytes(-fit.cache_bytes)}" if fit.cache_bytes < 0 else "< 1 request", style="red")
 
 
 def _legend(model: Model, fits: Fits) -> Iterator[Text]:
     found = [fit for one in fits.values() for fit in one]
-    if any(fit.cache_bytes < 0 for fit in found):
-        yield Text("-24 GB       so much less would fit on each accelerator", style="dim")
-    if any(fit.cache_bytes >= 0 and fit.cache_tokens == 0 and not fit.fits for fit in found):
+    whole = [fit for fit in found if not memory.indivisible(model, fit.tensor_parallel)]
+    if any(fit.cache_bytes < 0 for fit in whole):
+        yield Text("-24 GB       weights and reserve take so much more than one accelerator has", style="dim")
+    if any(fit.cache_bytes >= 0 and not fit.fits for fit in whole):
         yield Text("< 1 request  the cache holds no request of the context above", style="dim")
-    for ways in sorted({fit.tensor_parallel for fit in found}):
-        if why := memory.indivisible(model, ways):
-            yield Text(f"no split     {why}", style="dim")
+    refused = [why for fit in found if (why := memory.indivisible(model, fit.tensor_parallel))]
+    if refused:
+        yield Text(f"no split     {refused[0]}", style="dim")
     share = f"{memory.UTILIZATION:.0%} of the memory is used, as vLLM does by itself"
     yield Text(f"Computed, not measured: {share}; --type NAME explains one instance type.", style="dim")
     if any(not fit.calibrated for fit in found):

@@ -121,11 +121,15 @@ def config(name: str) -> Mapping[str, Any]:
         InputError: there is no such repository, or it has no config.json.
         Unavailable: no hub answers, or it wants a token.
     """
-    content = io.BytesIO()
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+
     with _refusals(name, "main"):
-        _get(name, "main", "config.json", content, resume=0, size=None)
+        url = hf_hub_url(name, "config.json", endpoint=endpoint())
+        answer = get_session().get(url, headers=build_hf_headers(), timeout=_TIMEOUT_S, follow_redirects=True)
+        hf_raise_for_status(answer)
     try:
-        found = json.loads(content.getvalue())
+        found = json.loads(answer.content)
     except ValueError:
         raise InputError(f"{name}: its config.json is no JSON. Write another model.") from None
     if not isinstance(found, dict):
@@ -180,17 +184,6 @@ def alone(folder: Path) -> Iterator[None]:
 
 def _fetch(found: Listing, file: File, part: Path, count: Count) -> None:
     """Appends what is missing of `file` to `part`."""
-    have = part.stat().st_size if part.exists() else 0
-    if have > file.size:
-        part.unlink()
-        have = 0
-    if have == file.size and part.exists():
-        return
-    with _refusals(found.id, found.commit), part.open("ab") as sink:
-        _get(found.id, found.commit, file.name, _Counted(sink, count), resume=have, size=file.size)
-
-
-def _get(name: str, revision: str, path: str, sink: Any, *, resume: int, size: int | None) -> None:
     from huggingface_hub import hf_hub_url
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import build_hf_headers, disable_progress_bars
@@ -198,8 +191,16 @@ def _get(name: str, revision: str, path: str, sink: Any, *, resume: int, size: i
     disable_progress_bars()
     # The client says each retry on standard error, with a long address; the end of it is what counts here.
     logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
-    url = hf_hub_url(name, path, revision=revision, endpoint=endpoint())
-    http_get(url, sink, resume_size=resume, headers=build_hf_headers(), expected_size=size)
+    have = part.stat().st_size if part.exists() else 0
+    if have > file.size:
+        part.unlink()
+        have = 0
+    if have == file.size and part.exists():
+        return
+    with _refusals(found.id, found.commit), part.open("ab") as sink:
+        url = hf_hub_url(found.id, file.name, revision=found.commit, endpoint=endpoint())
+        target: Any = _Counted(sink, count)
+        http_get(url, target, resume_size=have, headers=build_hf_headers(), expected_size=file.size)
 
 
 class _Counted:

@@ -28,8 +28,8 @@ def test_the_architecture_gives_the_published_size_to_the_byte(name: str) -> Non
 
 @pytest.mark.parametrize(
     ("name", "parameters"),
-    # Source: safetensors totals of the hub's model pages, 2026-11. DeepSeek's 684,489,845,504 hold 13,463,426,304 of the
-    # prediction layer, which is not served.
+    # Source: safetensors totals of the hub's model pages, 2026-11. Of DeepSeek's 684,489,845,504 the prediction layer has
+    # 13,463,426,304, which are not served.
     [
         ("Qwen/Qwen3-32B", 32_762_123_264),
         ("Qwen/Qwen3-235B-A22B", 235_093_634_560),

@@ -29,10 +29,12 @@ def _hashes(folder: Path) -> dict[str, str]:
 
 
 def test_two_processes_make_the_same_bytes(tiny: Path, tmp_path: Path) -> None:
-    code = f"from pathlib import Path; from scripts.models import make_tiny; make_tiny.make('tiny', Path({str(tmp_path / 'b')!r}))"
+    code = (
+        "import pathlib, sys; from scripts.models import make_tiny; make_tiny.make('tiny', pathlib.Path(sys.argv[1]))"
+    )
     # The order of Python's sets and of the trainer's threads must not show in the result.
     environment = {**os.environ, "PYTHONHASHSEED": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=60)
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "b")], check=True, env=environment, timeout=60)
     assert _hashes(tmp_path / "b") == _hashes(tiny)
 
 
