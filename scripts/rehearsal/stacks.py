@@ -6,12 +6,14 @@ lies an override file, which Terraform reads on top: the provider talks to the e
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import itertools
 import json
 import re
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,9 +72,9 @@ def apply(
     return {name: terraform.outputs(folder / _STATE) for name, folder in folders.items()}
 
 
-_APPLY = ("apply", "-auto-approve", "-input=false", "-lock-timeout=30s")
-_PLAN = ("plan", "-detailed-exitcode", "-input=false", "-lock-timeout=30s")
-_DESTROY = ("destroy", "-auto-approve", "-input=false", "-lock-timeout=30s")
+_APPLY = ("apply", "-auto-approve", "-input=false")
+_PLAN = ("plan", "-detailed-exitcode", "-input=false")
+_DESTROY = ("destroy", "-auto-approve", "-input=false")
 
 
 def check_unchanged(
@@ -148,10 +150,9 @@ def rehearse(document: Document[Fleet], *, out: Path, data: Path, stacks: Sequen
 
     Raises:
         AnswerIsNo: the second plan is not empty, or something is left after the destroy.
+        Unavailable: the same fleet is rehearsed at this moment.
     """
-    if data.exists():
-        shutil.rmtree(data)  # of a rehearsal whose AWS ended with it
-    with embedded_aws.running(data) as endpoint:
+    with _alone(data), embedded_aws.running(data) as endpoint:
         times = [time.monotonic()]
         outputs = apply(document, out=out, data=data, endpoint=endpoint, stacks=stacks)
         times.append(time.monotonic())
@@ -165,6 +166,21 @@ def rehearse(document: Document[Fleet], *, out: Path, data: Path, stacks: Sequen
         check_nothing_left(document, endpoint=endpoint)
     apply_s, plan_s, destroy_s = (round(end - start, 1) for start, end in itertools.pairwise(times))
     return Rehearsal(str(program), program.provider_from, resources, outputs, apply_s, plan_s, destroy_s)
+
+
+@contextlib.contextmanager
+def _alone(data: Path) -> Iterator[None]:
+    """Holds `data`, empty, for this process alone; the lock goes with the process, however it ends."""
+    lock = data.with_name(f"{data.name}.lock")
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise Unavailable(f"another process rehearses in {console.near(data)}. Wait until it is done") from None
+        if data.exists():
+            shutil.rmtree(data)  # of a rehearsal whose AWS ended with it
+        yield
 
 
 def check_nothing_left(document: Document[Fleet], *, endpoint: str) -> None:
@@ -240,14 +256,22 @@ def _provider(endpoint: str) -> dict[str, Any]:
 
 
 def _terraform(folders: Mapping[str, Path], data: Path) -> terraform.Terraform:
-    stack = json.loads((next(iter(folders.values())) / "cdk.tf.json").read_text())
-    return terraform.find(data, stack["terraform"]["required_providers"]["aws"]["version"])
+    return terraform.find(data, _provider_version(next(iter(folders.values()))))
+
+
+def _provider_version(folder: Path) -> str:
+    stack = json.loads((folder / "cdk.tf.json").read_text())
+    return str(stack["terraform"]["required_providers"]["aws"]["version"])
 
 
 def _initialize(program: terraform.Terraform, folders: Mapping[str, Path]) -> None:
-    """One after the other: Terraform's plugin cache bears no two at once."""
+    """One after the other: Terraform's plugin cache bears no two at once. Does nothing where it is done."""
     for name, folder in folders.items():
-        terraform.run(program, {name: folder}, ("init", "-input=false", "-reconfigure"))
+        done = folder / ".terraform" / "initialized"
+        asked = f"{program}, provider {_provider_version(folder)} from {program.provider_from}"
+        if not done.is_file() or done.read_text() != asked:
+            terraform.run(program, {name: folder}, ("init", "-input=false"))
+            done.write_text(asked)
 
 
 def _settle(fleet: Fleet, data: Path, endpoint: str) -> None:
@@ -278,18 +302,18 @@ def _forget(folder: Path) -> None:
         state.unlink()
 
 
-def _managed(state: Path) -> set[str]:
-    """Ids of the resources in a state; none where a killed Terraform left half a file."""
+def _managed(state: Path) -> list[str]:
+    """The id of each resource in a state; none where a killed Terraform left half a file."""
     try:
         resources = json.loads(state.read_text())["resources"]
-        return {
+        return [
             instance["attributes"]["id"]
             for resource in resources
             if resource["mode"] == "managed"
             for instance in resource["instances"]
-        }
+        ]
     except (ValueError, KeyError):
-        return set()
+        return []
 
 
 def _still_there(endpoint: str) -> None:
