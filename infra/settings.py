@@ -161,7 +161,8 @@ def load(path: Path, kind: type[M]) -> Document[M]:
         if detail["loc"] not in meant and not _said(read, detail):
             mistakes.append(_told(read, kind, detail))
     if mistakes or value is None:
-        raise InputError(sorted(dict.fromkeys(mistakes), key=lambda mistake: (mistake.line, mistake.column)))
+        told = sorted(dict.fromkeys(mistakes), key=lambda mistake: (mistake.line, mistake.column))
+        raise InputError(told)
     return Document(path, value, read.spots)
 
 
@@ -172,10 +173,10 @@ def _mistake(
     while at and at not in spots:
         at = at[:-1]
     spot = spots.get(at, Spot(1, 1, 1, 1))
-    # A field that is not there is best looked for at its parent's key; one item may stand for a list of one.
-    there = all(isinstance(step, int) for step in where[len(at) :])
-    line, column = spot[:2] if there else spot[2:]
-    return Mistake(path, line, column, dotted(where), value, why, write)
+    if all(isinstance(step, int) for step in where[len(at) :]):  # one item may stand for a list of one
+        return Mistake(path, spot.line, spot.column, dotted(at), value, why, write)
+    # A field that is not there is best looked for at its parent's key.
+    return Mistake(path, spot.key_line, spot.key_column, dotted(where), value, why, write)
 
 
 def _said(read: source.Source, detail: ErrorDetails) -> bool:

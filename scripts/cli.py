@@ -12,7 +12,19 @@ from typer.core import TyperGroup
 from infra.errors import BlueprintError, InputError, Unavailable
 from scripts import console
 from scripts.commands import catalog as catalogue
-from scripts.commands import check, deploy, fleet_show, model, patterns, rehearse, render, schema, status, validate
+from scripts.commands import (
+    check,
+    deploy,
+    fleet_show,
+    install,
+    model,
+    patterns,
+    rehearse,
+    render,
+    schema,
+    status,
+    validate,
+)
 from scripts.commands import fleet as synthesis
 
 DEBUG = "BLUEPRINT_DEBUG"
@@ -68,6 +80,7 @@ app.command()(rehearse.rehearse)
 app.command()(schema.schema)
 app.command()(validate.validate)
 app.command()(deploy.destroy)
+app.command()(install.install)
 
 
 @app.callback()
@@ -83,17 +96,21 @@ def options(
 
 def main() -> None:
     """Runs the command line; exit codes are those of infra.errors, and the three above."""
-    sys.exit(_run(sys.argv[1:]))
+    sys.exit(run(sys.argv[1:]))
 
 
-def _run(arguments: list[str]) -> int:
+def run(arguments: list[str]) -> int:
+    """Runs one command line and returns its exit code; shows what went wrong."""
     before = arguments[: arguments.index("--")] if "--" in arguments else arguments
     if "--debug" in before:
         os.environ[DEBUG] = "1"
         arguments = [word for word in before if word != "--debug"] + arguments[len(before) :]
     try:
-        code = app(arguments, standalone_mode=False)
+        code = app(arguments, prog_name="blueprint", standalone_mode=False)
         sys.stdout.flush()
+        # Typer itself turns a Ctrl-C in a command into this code, without a word.
+        if code == INTERRUPTED:
+            return _said("interrupted", INTERRUPTED)
         return code if isinstance(code, int) else 0
     except KeyboardInterrupt:
         return _said("interrupted", INTERRUPTED)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -14,16 +14,17 @@ from infra.errors import InputError
 from infra.fleet import Fleet
 from infra.settings import Document
 from scripts import console
+from scripts.commands import arguments
 
 if TYPE_CHECKING:
     from blueprints.deployment import Deployment
 
 
 def check(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The blueprint's folder.")],
-    fleet: Annotated[Path, typer.Option("--fleet", metavar="FILE", help="The fleet file.")] = Path("fleet.yaml"),
-    target: Annotated[str, typer.Option("--target", help="Where it is to run.")] = "local",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
+    folder: arguments.Folder,
+    fleet: arguments.Fleet = arguments.FLEET,
+    target: arguments.Target = arguments.LOCAL,
+    as_json: arguments.AsJson = False,
 ) -> None:
     """Check a blueprint and the fleet it is to run on; has no side effect."""
     try:
