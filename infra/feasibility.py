@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from infra import cost
+from infra import cost, scale
 from infra.catalog import instances
 from infra.catalog.instances import Catalogue, Instance
 from infra.errors import InputError, Mistake
@@ -30,6 +30,9 @@ def check(document: Document[Fleet], catalogue: Catalogue) -> list[Mistake]:
         found += _without_efa(document, catalogue, name, rows)
         found += _not_sold(document, catalogue, name, rows)
         found += _mixed(document, name, rows)
+        found += _without_nvme(document, name, rows)
+        found += _slow_volume(document, name, rows)
+    found += scale.mistakes(document, catalogue)
     return sorted(found, key=lambda mistake: (mistake.line, mistake.column))
 
 
@@ -136,6 +139,29 @@ def _mixed(document: Document[Fleet], name: str, rows: Sequence[Instance]) -> Fo
                 why = f"it {mine}, and {rows[0].name} {first}: what runs on one does not run on the other"
                 where = ("pools", name, "types", pool.types.index(row.name))
                 yield document.mistake(where, row.name, why, f"a second pool for {row.name}")
+
+
+def _without_nvme(document: Document[Fleet], name: str, rows: Sequence[Instance]) -> Found:
+    lacking = [row.name for row in rows if not row.nvme_gb]
+    if lacking and document.value.pools[name].disk == "nvme":
+        why = f"{listed(lacking)} {'has' if len(lacking) == 1 else 'have'} no NVMe disks"
+        yield document.mistake(("pools", name, "disk"), "nvme", why, "disk: gp3")
+
+
+LEAST_SOCI_MIB_S = 600
+"""Root volume throughput below which SOCI's parallel pull is slower than none. Source: aws-samples on SOCI, 2026-11."""
+
+
+def _slow_volume(document: Document[Fleet], name: str, rows: Sequence[Instance]) -> Found:
+    """SOCI asked for by name, on a volume that the machine cannot read fast enough."""
+    pool = document.value.pools[name]
+    slow = [row for row in rows if row.ebs_mb_s * 1e6 / 2**20 < LEAST_SOCI_MIB_S]
+    if pool.images != "soci" or pool.disk != "gp3" or not slow:
+        return
+    most = slow[0].ebs_mb_s * 1e6 / 2**20
+    why = f"{slow[0].name} reads {most:.0f} MiB/s from a volume, and below {LEAST_SOCI_MIB_S} SOCI makes starts slower"
+    write = "disk: nvme" if all(row.nvme_gb for row in rows) else "images: plain"
+    yield document.mistake(("pools", name, "images"), "soci", why, write)
 
 
 def _carries(row: Instance) -> str:

@@ -88,7 +88,7 @@ class Group:
     kind: Kind
 
     types: tuple[str, ...]
-    """Instance types in order of preference, all of one family; one with EFA, with warm machines, or in a node group."""
+    """Instance types in order of preference, all of one family; just one with EFA, warm machines and node groups."""
 
     zones: tuple[str, ...]
     bought: Bought

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from infra.constructs import addresses
+from infra import addresses
 from infra.errors import Mistake
 from infra.fleet import Fleet, NewNetwork
 from infra.settings import Document

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from infra import addresses, endpoints
 from infra.bindings import aws
-from infra.constructs import addresses, endpoints
 from infra.constructs.account import Account
 from infra.fleet import ExistingNetwork, Fleet, NewNetwork
 

@@ -186,7 +186,7 @@ def test_a_sum_over_the_limit_says_which_prices_are_missing_from_it(tmp_path: Pa
 
 def test_a_limit_that_cannot_be_added_up_is_refused_and_not_silently_passed(tmp_path: Path) -> None:
     text = "name: demo\nregion: eu-central-1\nzones: eu-central-1b\nspend_limit: 5 USD/h\n"
-    text += "pools:\n  aa:\n    types: g6.xlarge\n    size: 0..900\n"
+    text += "pools:\n  aa:\n    types: g6.xlarge\n    size: 0..90\n"
     assert _only(_check(tmp_path, text)) == (
         "fleet.yaml:4:14: spend_limit: now '5 USD/h': the limit cannot be kept: no price is known in eu-central-1 "
         "of g6.xlarge in pool aa. Write no spend_limit, or run `blueprint catalog refresh --region eu-central-1` "
