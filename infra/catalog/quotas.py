@@ -84,6 +84,7 @@ INTERFACE_ENDPOINTS = Quota("vpc", "L-29B6F2EB", "Interface VPC endpoints per VP
 INTERFACES = Quota("vpc", "L-DF5E4CA3", "Network interfaces per Region", 5000)
 GROUPS = Quota("autoscaling", "L-CDE20ADC", "Auto Scaling groups per region", 500)
 TEMPLATES = Quota("ec2", "L-FB451C26", "Launch templates", 5000)
+VOLUMES = Quota("ebs", "L-7A658B76", "Storage for General Purpose SSD (gp3) volumes, in TiB", 50, "TiB")
 CLUSTERS = Quota("eks", "L-1194D53C", "Clusters", 100)
 NODE_GROUPS = Quota("eks", "L-6D54EA21", "Managed node groups per cluster", 30)
 NODES = Quota("eks", "L-BD136A63", "Nodes per managed node group", 450)
