@@ -26,6 +26,8 @@ from scripts.commands import (
     validate,
 )
 from scripts.commands import fleet as synthesis
+from scripts.commands import preflight as preflights
+from scripts.commands import state as states
 
 DEBUG = "BLUEPRINT_DEBUG"
 """Environment variable that stands for --debug."""
@@ -63,6 +65,7 @@ catalog = typer.Typer(help="The catalogues' data.", no_args_is_help=True)
 app.add_typer(model.app, name="model")
 app.add_typer(fleet, name="fleet")
 app.add_typer(catalog, name="catalog")
+app.add_typer(states.app, name="state")
 
 
 fleet.command("show")(fleet_show.show)
@@ -71,6 +74,7 @@ catalog.command("refresh")(catalogue.refresh)
 app.command("list")(patterns.list_)
 app.command()(patterns.new)
 app.command()(check.check)
+app.command()(preflights.preflight)
 app.command()(render.render)
 app.command()(render.diff)
 app.command()(deploy.deploy)

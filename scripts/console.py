@@ -32,7 +32,7 @@ out = _Console(highlight=False, soft_wrap=True)
 err = _Console(highlight=False, soft_wrap=True, stderr=True)
 
 
-@dataclass
+@dataclass(eq=False)
 class Step:
     """One step with the time it took, in seconds."""
 
@@ -44,21 +44,42 @@ class Step:
         return f"{self.title}: {self.note}" if self.note else self.title
 
 
+_under_way: list[Step] = []
+_recordings: list[list[Step]] = []
+
+
 @contextmanager
 def step(title: str) -> Iterator[Step]:
     """Shows `title` while the block runs, then its time. The block may set `note`: it shows at once and at the end."""
     now = Step(title)
     start = time.monotonic()
-    err.print(f"[bold]▸[/bold] {escape(title)}")
+    indent = "  " * len(_under_way)
+    err.print(f"{indent}[bold]▸[/bold] {escape(title)}")
+    _under_way.append(now)
     try:
         with _alive(now, start):
             yield now
     except BaseException:
-        now.seconds = time.monotonic() - start
-        err.print(f"[red]✗[/red] {escape(title)} [dim]({now.seconds:.1f} s)[/dim]")
+        err.print(f"{indent}[red]✗[/red] {escape(title)} [dim]({time.monotonic() - start:.1f} s)[/dim]")
         raise
-    now.seconds = time.monotonic() - start
-    err.print(f"[green]✓[/green] {escape(str(now))} [dim]({now.seconds:.1f} s)[/dim]")
+    finally:
+        now.seconds = time.monotonic() - start
+        _under_way.pop()
+    err.print(f"{indent}[green]✓[/green] {escape(str(now))} [dim]({now.seconds:.1f} s)[/dim]")
+    if not _under_way:
+        for recording in _recordings:
+            recording.append(now)
+
+
+@contextmanager
+def recorded() -> Iterator[list[Step]]:
+    """Collects the steps that end well inside the block, for a summary; those within others are part of these."""
+    steps: list[Step] = []
+    _recordings.append(steps)
+    try:
+        yield steps
+    finally:
+        _recordings.remove(steps)
 
 
 @contextmanager
@@ -73,7 +94,8 @@ def _alive(now: Step, start: float) -> Iterator[None]:
                     line.update(f"{escape(str(now))} [dim]{time.monotonic() - start:.0f} s[/dim]")
         else:
             while not done.wait(10):
-                err.print(f"  … {escape(str(now))} ({time.monotonic() - start:.0f} s)")
+                if _under_way[-1:] == [now]:  # of steps within steps the innermost speaks
+                    err.print(f"  … {escape(str(now))} ({time.monotonic() - start:.0f} s)")
 
     shower = threading.Thread(target=show, daemon=True)
     shower.start()

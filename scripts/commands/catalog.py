@@ -74,7 +74,7 @@ def _ask(regions: list[str] | None, *, embedded: bool) -> tuple[dict[str, Any], 
         else:
             aws = ask.Aws()
         names = regions or aws.regions()
-        with console.step(f"asking {aws.source()} about {len(names)} region{'s'[: len(names) > 1]}") as step:
+        with console.step(f"Ask {aws.source()} about {len(names)} region{'s'[: len(names) > 1]}") as step:
             asked = {name: aws.region(name, today) for name in names}
             silent = [name for name in regions or () if not asked[name]["zones"]]
             if silent:

@@ -49,20 +49,24 @@ def show(deployment: Deployment, folder: str) -> None:
     """How to use what is up: a request, the logs, the way to end it."""
     from blueprints.catalog.models import RANDOM_NOTICE
 
-    body = f'{{"model": "{deployment.served_model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
-    curl = f"curl {deployment.url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}"
     folder = shlex.quote(folder)
     console.out.print(f"{deployment.name} is up at {deployment.url}", markup=False)
     if deployment.weights.random:
         console.out.print(f"[yellow]{RANDOM_NOTICE}[/yellow]")
     lines = {
-        "ask": curl,
+        "ask": request(deployment),
         "load": f"blueprint validate {folder}",
         "watch": f"blueprint status {folder}; blueprint logs {folder} --follow",
         "end": f"blueprint destroy {folder}",
     }
     for word, line in lines.items():
         console.out.print(f"  {word:<6} {line}", markup=False)
+
+
+def request(deployment: Deployment) -> str:
+    """A line that asks the deployment something."""
+    body = f'{{"model": "{deployment.served_model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+    return f"curl {deployment.url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}"
 
 
 def destroy(folder: Folder, target: Target = LOCAL, yes: Yes = False) -> None:

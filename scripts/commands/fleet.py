@@ -21,7 +21,7 @@ def synth(
     from infra.fleet import Fleet
 
     document = settings.load(fleet, Fleet)
-    with console.step(f"synthesizes the stacks of {console.near(fleet)}"):
+    with console.step(f"Synthesize the stacks of {console.near(fleet)}"):
         from infra import main  # starts Node: only for a file that could be read
 
         folders = main.synthesize(document, out)

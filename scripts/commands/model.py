@@ -31,7 +31,7 @@ def make_tiny(
     known = next((one for one in make_tiny.SIZES if one == size), None)
     if known is None:
         raise InputError(f"--size: now {size!r}: there is no such size. Write {' or '.join(make_tiny.SIZES)}.")
-    with console.step(f"make the model {size} in {to}") as step:
+    with console.step(f"Make the model {size} in {to}") as step:
         folder = make_tiny.make(known, to, _noting(step))
         step.note = f"{models.find(size).parameters / 1e6:.0f} million parameters"
     console.err.print(f"[yellow]{models.RANDOM_NOTICE}[/yellow]")
@@ -118,7 +118,7 @@ def copy(
 
     name = upload.source_name(source)
     uri = to or _fleet_bucket(fleet, name)
-    with console.step(f"copy {source} to {uri}") as step:
+    with console.step(f"Copy {source} to {uri}") as step:
         if upload.is_folder(source):
             folder = Path(source).expanduser()
             copied = upload.upload(folder, uri, all_files=all_files, progress=_noting(step))

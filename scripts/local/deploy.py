@@ -181,11 +181,9 @@ def bring_up(plan: Plan, up: Supervisor, storage: Callable[[Plan], str] = apply_
     with console.step("Start the embedded AWS") as step:
         start_aws(plan, up)
         step.note = plan.deployment.place.s3_endpoint or ""
-    with console.step("Apply the storage stack to it") as step:
-        plan = plan.in_bucket(storage(plan))
-        step.note = f"model bucket {plan.deployment.place.bucket}"
-        write(plan)
-        up.update()
+    plan = plan.in_bucket(storage(plan))
+    write(plan)
+    up.update()
     _put(plan)
     _start(plan, up)
     return plan
@@ -199,8 +197,7 @@ def change(plan: Plan, up: Supervisor, storage: Callable[[Plan], str] = apply_st
     """
     before = plan.run.deployment()
     if before is None or before.place.bucket != plan.deployment.place.bucket:
-        with console.step("Apply the storage stack to the embedded AWS"):
-            plan = plan.in_bucket(storage(plan))
+        plan = plan.in_bucket(storage(plan))
     if before is None or before.weights != plan.deployment.weights:
         _put(plan)
     write(plan)
@@ -271,10 +268,19 @@ def deploy(plan: Plan, agree: Callable[[str], None], *, force: bool = False) -> 
         with or_nothing(plan.run):
             if up is not None:
                 return change(plan, up)
-            take_down(plan.run)
-            _forget_logs(plan.run)
-            write(plan, force=force)
+            start_afresh(plan, force=force)
             return bring_up(plan, supervisor.detached(plan.run))
+
+
+def start_afresh(plan: Plan, *, force: bool = False) -> None:
+    """Ends what an earlier run left, and writes the configuration for a new one.
+
+    Raises:
+        InputError: the rendered file was edited by hand, and `force` is not set.
+    """
+    take_down(plan.run)
+    _forget_logs(plan.run)
+    write(plan, force=force)
 
 
 def _whole(plan: Plan) -> Supervisor | None:

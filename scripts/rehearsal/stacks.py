@@ -61,7 +61,7 @@ def apply(
     folders = _prepare(document, out=out, data=data, endpoint=endpoint, stacks=stacks)
     program = _terraform(folders, data)
     _settle(document.value, data, endpoint)
-    with console.step(f"{program} applies {_and(folders)} to the embedded AWS") as step:
+    with console.step(f"Apply {_and(folders)} to the embedded AWS with {program}") as step:
         try:
             _initialize(program, folders)
             ended = terraform.run(program, folders, _APPLY, note=lambda note: setattr(step, "note", note))
@@ -87,7 +87,7 @@ def check_unchanged(
     """
     folders = _applied(data, stacks)
     program = _terraform(folders, data)
-    with console.step(f"{program} plans {_and(folders)} again: nothing may change") as step:
+    with console.step(f"Plan {_and(folders)} again: nothing may change") as step:
         try:
             ended = terraform.run(program, folders, _PLAN, good=(0, 2))
         except console.CommandFailed:
@@ -118,7 +118,7 @@ def destroy(document: Document[Fleet], *, data: Path, endpoint: str, stacks: Seq
     for folder in folders.values():
         _point_at(folder, document.value, endpoint)
     program = _terraform(folders, data)
-    with console.step(f"{program} destroys {_and(folders)} in the embedded AWS") as step:
+    with console.step(f"Destroy {_and(folders)} in the embedded AWS") as step:
         try:
             _initialize(program, folders)
             terraform.run(program, folders, _DESTROY, note=lambda note: setattr(step, "note", note))
@@ -199,7 +199,7 @@ def _prepare(
     document: Document[Fleet], *, out: Path, data: Path, endpoint: str, stacks: Sequence[str] | None
 ) -> dict[str, Path]:
     """Synthesizes, and fills each stack's working folder."""
-    with console.step(f"synthesizes the stacks of {console.near(document.path)}") as step:
+    with console.step(f"Synthesize the stacks of {console.near(document.path)}") as step:
         from infra import main  # starts Node: only where something is synthesized
 
         synthesized = main.synthesize(document, out)

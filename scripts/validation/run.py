@@ -151,7 +151,7 @@ def _play(told: Plan, user_file: Path, work: Path) -> Outcome:
         Unavailable: the deployment does not answer.
         CommandFailed: Locust failed, or did not end in time.
     """
-    with console.step("play the load") as step:
+    with console.step("Play the load") as step:
 
         def watch() -> None:
             if now := _progress(work):

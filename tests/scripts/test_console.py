@@ -65,3 +65,16 @@ def test_nothing_that_a_command_prints_is_taken_for_markup(tmp_path: Path, capsy
     argument = "[red]x[/nonsense]"
     console.run([sys.executable, "-c", "print(1)", argument], log=tmp_path / "x.log")
     assert shlex.quote(argument) in capsys.readouterr().err
+
+
+def test_a_summary_gets_the_steps_that_ended_well_without_those_inside_others() -> None:
+    with console.recorded() as steps:
+        with console.step("one"), console.step("inside"):
+            pass
+        with pytest.raises(InputError), console.step("failed"):
+            raise InputError("no")
+        with console.step("two"):
+            pass
+    with console.step("later"):
+        pass
+    assert [step.title for step in steps] == ["one", "two"]
