@@ -134,13 +134,14 @@ def ini_value(value: Any) -> str:
 
 
 def ini_command(words: Sequence[str]) -> str:
-    """A command line, quoted for supervisord, which splits it as a shell would."""
-    return ini_value(shlex.join(words))
+    """A command line, quoted for supervisord, which splits it as a shell would; each option on a line of its own."""
+    quoted = [ini_value(shlex.quote(word)) for word in words]
+    return "".join(f"\n    {word}" if word.startswith("--") else f" {word}" for word in quoted).strip()
 
 
 def ini_environment(variables: Mapping[str, str]) -> str:
-    """NAME="VALUE" pairs, quoted for supervisord."""
+    """NAME="VALUE" pairs, one a line, quoted for supervisord."""
     for name, value in variables.items():
         if '"' in value or "\\" in value:
             raise ValueError(f"{name}={value}: supervisord's configuration takes no quote or backslash in a value")
-    return ini_value(",".join(f'{name}="{value}"' for name, value in variables.items()))
+    return ",".join(f'\n    {name}="{ini_value(value)}"' for name, value in variables.items())

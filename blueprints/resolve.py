@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from blueprints import memory
-from blueprints.blueprint import Blueprint
+from blueprints.blueprint import Blueprint, Traffic
 from blueprints.catalog import engines, models
 from blueprints.catalog.models import Model
 from blueprints.deployment import Deployment, Place, Probe, Process, Role, Weights
@@ -33,7 +33,7 @@ START_LIMIT_S = 600.0
 """A replica that has not answered by then never will; a busy machine of two cores takes a minute or two."""
 
 OPEN_LOOP_REQUESTS = 32
-"""Requests that an open loop is taken to have under way at once, for the size of the KV cache on CPU."""
+"""Requests that an open loop is taken to have under way at once."""
 
 LEAST_KV_BYTES = 64 * 2**20
 
@@ -248,10 +248,20 @@ def _kv_bytes(wanted: Blueprint, model: Model, block: int) -> int:
     """Room for one request of the full context and all those under way at once, should one replica take them all."""
     traffic = wanted.traffic
     longest = traffic.input_tokens.most + traffic.output_tokens.most
-    lengths = [wanted.context, *[longest] * (traffic.users or OPEN_LOOP_REQUESTS)]
+    lengths = [wanted.context, *[longest] * _under_way(traffic)]
     blocks = sum(-(-length // block) for length in lengths)
     # The engine keeps one block to itself.
     return max(LEAST_KV_BYTES, (blocks + 1) * block * memory.kv_bytes_per_token(model))
+
+
+def _under_way(traffic: Traffic) -> int:
+    """Requests under way at once, all replicas together."""
+    return traffic.users or OPEN_LOOP_REQUESTS
+
+
+def _imbalance(wanted: Blueprint) -> int:
+    """How many requests more than another a replica may have before a cached beginning counts less than the queue."""
+    return max(1, _under_way(wanted.traffic) // (2 * wanted.roles.worker.replicas))
 
 
 def _router(wanted: Blueprint, workers: Role, served: str, place: Place) -> Role:
@@ -261,6 +271,7 @@ def _router(wanted: Blueprint, workers: Role, served: str, place: Place) -> Role
         "port": place.ports["router"],
         "metrics_port": place.ports["router-metrics"],
         "policy": router.policies[wanted.roles.router.policy],
+        "imbalance": _imbalance(wanted),
         "deadline_s": math.ceil(wanted.traffic.deadline),
         "workers": tuple(f"http://{HOST}:{process.port}" for process in workers.processes),
     }

@@ -31,6 +31,7 @@ VALUES = frozenset(
         "cache",  # a folder of the process's own
         "sockets",  # a folder whose path is short
         "policy",  # in the router's own words
+        "imbalance",  # requests that one replica may have under way more than another
         "deadline_s",  # of a request
         "workers",  # base URLs; an argument that is only this becomes one for each
     }

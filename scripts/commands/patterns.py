@@ -78,5 +78,5 @@ def _about(folder: Path) -> str:
 
 def _lead_to_schema(file: Path, schema: str) -> None:
     """Mends the comment by which editors find the schema: the copy lies elsewhere than what it was copied from."""
-    there = os.path.relpath(ROOT / schema, file.resolve().parent)
+    there = min(os.path.relpath(ROOT / schema, file.resolve().parent), str(ROOT / schema), key=len)
     file.write_text(re.sub(r"(?<=\$schema=)\S+", there, file.read_text(encoding="utf-8")), encoding="utf-8")

@@ -267,9 +267,9 @@ def deploy(plan: Plan, agree: Callable[[str], None], *, force: bool = False) -> 
         check_machine(plan, [process for process in plan.deployment.processes if process.name not in there])
         with or_nothing(plan.run):
             if up is not None:
-                return change(plan, up)
+                return change(plan, up, apply_storage)
             start_afresh(plan, force=force)
-            return bring_up(plan, supervisor.detached(plan.run))
+            return bring_up(plan, supervisor.detached(plan.run), apply_storage)
 
 
 def start_afresh(plan: Plan, *, force: bool = False) -> None:

@@ -8,7 +8,6 @@ import re
 import socket
 import subprocess
 import sys
-import time
 import xmlrpc.client
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -77,7 +76,7 @@ class Supervisor:
         """
         log = self.run.logs / "supervisord.log"
         ended = re.findall(r" exited: (\S+) \(", log.read_text(errors="replace") if log.exists() else "")
-        told = sorted(self._call("getAllProcessInfo"), key=lambda info: info["start"] or time.time())
+        told = self._call("getAllProcessInfo")
         return [_state(info, ended.count(info["name"])) for info in told]
 
     def state(self, name: str) -> State:
