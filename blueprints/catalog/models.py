@@ -72,9 +72,9 @@ def find(name: str, *, hub: Callable[[str], Mapping[str, Any]] | None = None) ->
     rows = catalogue()
     if name in rows:
         return rows[name]
-    folder = Path(name).expanduser()
-    if folder.is_dir() or folder.name == "config.json":
-        return in_folder(folder.parent if folder.name == "config.json" else folder)
+    folder = _folder(name)
+    if folder:
+        return in_folder(folder)
     asked = ""
     if hub is not None and "/" in name:
         try:
@@ -82,6 +82,15 @@ def find(name: str, *, hub: Callable[[str], Mapping[str, Any]] | None = None) ->
         except BlueprintError as error:
             asked = f" The hub: {error}"
     raise InputError(f"{_unknown(name, rows)}{asked}")
+
+
+def _folder(name: str) -> Path | None:
+    """The folder that `name` leads to, or None where it is no path to one or to its config.json."""
+    try:
+        path = Path(name).expanduser()
+        return path if path.is_dir() else path.parent if path.name == "config.json" else None
+    except (OSError, RuntimeError):  # a name too long for a path, or of a home that nobody has
+        return None
 
 
 def _unknown(name: str, rows: Mapping[str, Model]) -> str:

@@ -92,6 +92,12 @@ def test_an_unknown_model_is_refused_with_the_nearest_name(written: str, named: 
     assert named in str(refused.value)
 
 
+@pytest.mark.parametrize("name", ["x" * 5000, "~nobody-of-that-name/model", "a\0b", "..", ""])
+def test_a_name_that_is_no_path_is_refused_like_any_other(name: str) -> None:
+    with pytest.raises(InputError):
+        models.find(name)
+
+
 def test_a_folder_is_read_from_its_own_config_and_sized_by_its_weights(tmp_path: Path) -> None:
     config = {**models.config_of("tiny"), "num_hidden_layers": 7, "random_weights": False}
     (tmp_path / "config.json").write_text(json.dumps(config))
