@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
-from infra.settings import Contradiction, OneOrMore, Settings
+from infra.settings import Contradiction, Listed, OneOrMore, Settings
 from infra.units import Form, Machines, Switch
 
 Orchestrator = Literal["eks", "ecs"]
@@ -145,7 +145,7 @@ class Pool(Settings):
     labels: Annotated[dict[LabelKey, LabelValue], Field(max_length=20)] = Field(default_factory=dict)
     """Labels of the nodes on EKS, attributes of the container instances on ECS."""
 
-    taints: Annotated[tuple[TaintText, ...], Field(max_length=10)] = ()
+    taints: Annotated[tuple[TaintText, ...], Field(max_length=10), Listed()] = ()
     """Taints of EKS nodes, beside the one that keeps other pods off accelerators."""
 
     def contradictions(self) -> Iterable[Iterator[Contradiction]]:

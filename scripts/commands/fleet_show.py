@@ -16,19 +16,27 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="Print plain data.")] = False,
 ) -> None:
     """Draw the fleet: zones across, pools down, accelerators and cost an hour at least and at most."""
-    from infra import feasibility, settings
+    from infra import feasibility, scale, settings
     from infra.catalog import instances
     from infra.errors import InputError
     from infra.fleet import Fleet
-    from scripts import fleet_picture
+    from scripts import fleet_picture, scale_picture
 
     document = settings.load(fleet, Fleet)
     catalogue = instances.load()
     mistakes = feasibility.check(document, catalogue)
+    known = all(kind in catalogue for pool in document.value.pools.values() for kind in pool.types)
+    met = scale.of(document.value, catalogue) if known else None
     if as_json:
-        said = {**fleet_picture.plain(document.value, catalogue), "mistakes": [one.plain() for one in mistakes]}
+        said = {
+            **fleet_picture.plain(document.value, catalogue),
+            "scale": scale_picture.plain(met) if met else None,
+            "mistakes": [one.plain() for one in mistakes],
+        }
         print(json.dumps(said, indent=2))
         raise typer.Exit(InputError.exit_code if mistakes else 0)
     console.out.print(fleet_picture.draw(document.value, catalogue, console.out.width), soft_wrap=False)
+    if met:
+        console.out.print(scale_picture.draw(met), soft_wrap=False)
     if mistakes:
         raise InputError(mistakes)
