@@ -1,0 +1,107 @@
+"""What README tells a person to run, run: each block of ```sh, in the order of the page."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text("utf-8")
+BLOCKS = [found[1] for found in re.finditer(r"^```sh\n(.*?)^```", README, re.MULTILINE | re.DOTALL)]
+FIRST, SECOND, COPY, AWS = BLOCKS
+
+
+def _run(script: str, cwd: Path, limit_s: float, environment: Mapping[str, str] | None = None) -> str:
+    done = subprocess.run(
+        ["bash", "-e", "-c", script],
+        cwd=cwd,
+        env={**os.environ, **(environment or {})},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=limit_s,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def _left(folder: Path) -> list[list[str]]:
+    """Processes that name a run's folder."""
+    return [
+        process.info["cmdline"]
+        for process in psutil.process_iter(["cmdline"])
+        if any(str(folder / ".blueprint") in word for word in process.info["cmdline"] or ())
+    ]
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(1500)
+def test_the_first_command_goes_from_a_clone_to_a_report_and_leaves_nothing_running() -> None:
+    assert FIRST == "./install.sh\n"
+    shown = _run(FIRST, ROOT, 1400)
+    report = json.loads((ROOT / "runs" / "latest" / "report.json").read_text())
+    assert (report["verdict"], report["missed"]) == ("pass", [])
+    assert report["requests"]["total"] >= 300
+    assert report["requests"]["failed"] == 0
+    assert len(report["replicas"]) == 2
+    assert all(replica["requests"] > 0 for replica in report["replicas"])
+    weights = report["weights"]
+    assert weights["source"].startswith("s3://")
+    # Each byte of the bucket's model came over the wire, by the engine's own log.
+    assert weights["bytes"] > 1_000_000
+    assert weights["seconds"] > 0
+    page = re.search(r"^PASS (\S+/report\.html)$", shown, re.MULTILINE)
+    assert page
+    assert (ROOT / page[1]).read_text().startswith("<!doctype html>")
+    for step in ("Apply network and storage", "Plan network and storage again", "Validate it", "Stop everything"):
+        assert re.search(rf"^{step}.* \d+\.\d s$", shown, re.MULTILINE), step
+    assert "random numbers" in shown
+    assert not _left(ROOT)
+
+
+def test_the_second_command_is_this_very_suite() -> None:
+    assert SECOND == "./scripts/test\n"
+    assert "pytest" in (ROOT / "scripts" / "test").read_text()
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(900)
+def test_a_copy_outside_the_repository_is_edited_deployed_validated_and_destroyed(tmp_path: Path) -> None:
+    script = COPY.replace("source .venv", f"source {shlex.quote(str(ROOT / '.venv'))}", 1)
+    assert script != COPY
+    shown = _run(script, tmp_path, 850)
+    assert "aggregated" in shown
+    report = json.loads((tmp_path / "runs" / "latest" / "report.json").read_text())
+    assert report["verdict"] == "pass"
+    assert [replica["name"] for replica in report["replicas"]] == ["worker-0"]
+    assert not (tmp_path / ".blueprint").exists()
+    assert not _left(tmp_path)
+
+
+@pytest.mark.terraform
+@pytest.mark.timeout(600)
+def test_the_way_to_aws_is_shown_rehearsed_and_synthesized(tmp_path: Path) -> None:
+    (tmp_path / "fleet.yaml").write_text((ROOT / "fleet.yaml").read_text())
+    shown = _run(AWS, tmp_path, 550, {"PATH": f"{ROOT / '.venv' / 'bin'}:{os.environ['PATH']}"})
+    assert "nothing is left" in shown
+    for stack in ("network", "storage"):
+        assert json.loads((tmp_path / "cdktf.out" / "stacks" / stack / "cdk.tf.json").read_text())["resource"]
+
+
+def test_every_file_and_folder_that_the_page_names_is_there() -> None:
+    rooms = README[README.index("## Where things are") :]
+    named = re.findall(r"`([a-z][\w./-]*)`", rooms[: rooms.index("Reports lie")]) + re.findall(r"\]\((\S+)\)", rooms)
+    assert len(named) > 10
+    below = {"local/", "models/", "rehearsal/", "validation/", "benchmarks/"}
+    for name in named:
+        assert (ROOT / ("scripts/" + name if name in below else name)).exists(), name
