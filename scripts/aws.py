@@ -76,6 +76,14 @@ def said(error: Any) -> str:
     return " ".join(f"{code(error)}: {error.response.get('Error', {}).get('Message', '')}".split())
 
 
+def errors() -> tuple[type[Exception], ...]:
+    """What a call may raise: a refusal, no answer, or one that is none of AWS's."""
+    from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.parsers import ResponseParserError
+
+    return (ClientError, BotoCoreError, ResponseParserError)
+
+
 @contextmanager
 def refusals(otherwise: str = "") -> Iterator[None]:
     """Turns what keeps AWS from being asked into one line.
@@ -96,5 +104,5 @@ def refusals(otherwise: str = "") -> Iterator[None]:
         ) from None
     except exceptions.ClientError as error:
         raise Unavailable(f"AWS refused {error.operation_name}: {said(error)}") from None
-    except exceptions.BotoCoreError as error:  # no route, no name, no answer in time, no such profile
+    except errors() as error:  # no route, no name, no answer in time, no such profile
         raise Unavailable(f"AWS could not be asked: {' '.join(str(error).split())}") from None

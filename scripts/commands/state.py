@@ -1,0 +1,42 @@
+"""`blueprint state`: the bucket of Terraform's state, made once and taken away last."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from scripts import console
+
+app = typer.Typer(help="The bucket of Terraform's state: make it once, take it away last.", no_args_is_help=True)
+
+FleetFile = Annotated[Path, typer.Option("--fleet", metavar="FILE", help="The fleet file.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do it without asking.")]
+
+
+@app.command()
+def make(fleet: FleetFile = Path("fleet.yaml"), yes: Yes = False) -> None:
+    """Make the bucket that `state` names, or what it lacks: versions, encryption, TLS only, closed to the public."""
+    from infra import settings
+    from infra.fleet import Fleet
+    from scripts.bootstrap import state
+
+    document = settings.load(fleet, Fleet)
+    changed = state.ensure_state_bucket(document.value, agree=lambda: yes or typer.confirm("Make it?", err=True))
+    if not changed:
+        console.out.print(f"{document.value.state}: its bucket is as it should be; nothing was changed", markup=False)
+
+
+@app.command()
+def remove(fleet: FleetFile = Path("fleet.yaml"), yes: Yes = False) -> None:
+    """Delete the bucket that `state` names, if no state in it still holds a resource."""
+    from infra import settings
+    from infra.fleet import Fleet
+    from scripts.bootstrap import state
+
+    document = settings.load(fleet, Fleet)
+    question = "Delete it with all old versions?"
+    removed = state.remove_state_bucket(document.value, agree=lambda: yes or typer.confirm(question, err=True))
+    if not removed:
+        console.out.print(f"{document.value.state}: there is no such bucket", markup=False)
