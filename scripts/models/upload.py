@@ -9,6 +9,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,31 +45,43 @@ class _Stopped(Exception):
 class _Tally:
     """Counts for several threads, and stops them."""
 
-    def __init__(self, total: int, progress: Progress | None) -> None:
+    def __init__(self, total: int, progress: Progress | None, *, ways: int = 1) -> None:
+        """Args: ways: how often a file is moved: once from a folder, twice from a hub."""
         self._lock = threading.Lock()
-        self._total, self._progress = total, progress or (lambda _done, _total: None)
-        self._done = self.sent = self.received = 0
+        self._total, self._progress, self._ways = total, progress or (lambda _done, _total: None), ways
+        self._done = 0
+        self._moved: dict[str, int] = {}
+        self.sent = self.received = 0
         self.stop = threading.Event()
 
-    def send(self, count: int) -> None:
-        self._check()
+    def send(self, name: str, count: int) -> None:
+        """Bytes of a file went to S3."""
+        self._move(name, count)
         with self._lock:
             self.sent += count
 
-    def receive(self, count: int) -> None:
-        self._check()
+    def receive(self, name: str, count: int) -> None:
+        """Bytes of a file came from the hub."""
+        self._move(name, count)
         with self._lock:
             self.received += count
 
-    def finish(self, size: int) -> None:
-        """A whole file is done."""
+    def finish(self, name: str, size: int) -> None:
+        """A whole file is done, moved now or there before."""
         with self._lock:
+            self._moved.pop(name, None)
             self._done += size
-            self._progress(self._done, self._total)
+            self._report()
 
-    def _check(self) -> None:
+    def _move(self, name: str, count: int) -> None:
         if self.stop.is_set():
             raise _Stopped
+        with self._lock:
+            self._moved[name] = self._moved.get(name, 0) + count
+            self._report()
+
+    def _report(self) -> None:
+        self._progress(self._done + sum(self._moved.values()) // self._ways, self._total)
 
 
 def is_folder(source: str) -> bool:
@@ -104,8 +117,8 @@ def upload(
     def one(name: str) -> None:
         sha256 = hub.file_sha256(found[name])
         if not bucket.has(name, sizes[name], sha256):
-            bucket.send(found[name], name, sha256, tally.send)
-        tally.finish(sizes[name])
+            bucket.send(found[name], name, sha256, partial(tally.send, name))
+        tally.finish(name, sizes[name])
 
     _all(one, names, tally)
     return Copied(str(bucket.where), len(names), sum(sizes.values()), tally.sent, tally.received)
@@ -137,18 +150,18 @@ def from_hub(
     files = {file.name: file for file in hub.chosen(found, all_files=all_files)}
     folder = (staging or default_staging()) / name.replace("/", "--") / found.commit
     hub.room(folder, sum(sorted((file.size for file in files.values()), reverse=True)[:AT_ONCE]))
-    tally = _Tally(sum(file.size for file in files.values()), progress)
+    tally = _Tally(sum(file.size for file in files.values()), progress, ways=2)
 
     def one(path: str) -> None:
         file = files[path]
         # Small files have no SHA-256 on the hub: they are fetched to know it.
         if not (file.sha256 and bucket.has(path, file.size, file.sha256)):
-            here = hub.download(found, file, folder, tally.receive)
+            here = hub.download(found, file, folder, partial(tally.receive, path))
             sha256 = file.sha256 or hub.file_sha256(here)
             if not bucket.has(path, file.size, sha256):
-                bucket.send(here, path, sha256, tally.send)
+                bucket.send(here, path, sha256, partial(tally.send, path))
             here.unlink()
-        tally.finish(file.size)
+        tally.finish(path, file.size)
 
     with hub.alone(folder):
         _all(one, files, tally)

@@ -19,7 +19,7 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _blueprint(*words: str) -> int:
-    return cli._run(["model", *words])
+    return cli.run(["model", *words])
 
 
 def test_make_tiny_makes_the_model_and_says_that_it_is_random(

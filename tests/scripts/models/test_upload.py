@@ -76,6 +76,15 @@ def test_a_second_copy_sends_nothing(bucket: s3.Bucket, folder: Path) -> None:
 
 
 @pytest.mark.terraform
+def test_progress_grows_with_the_bytes_and_ends_at_all_of_them(hub: Any, bucket: s3.Bucket, tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    copied = upload.from_hub(hub.id, _uri(bucket), staging=tmp_path, progress=lambda *now: seen.append(now))
+    assert seen == sorted(seen)
+    assert len(seen) > 2 * copied.files  # within the files as well
+    assert seen[-1] == (copied.bytes, copied.bytes)
+
+
+@pytest.mark.terraform
 def test_only_what_changed_is_sent_again(bucket: s3.Bucket, folder: Path) -> None:
     upload.upload(folder, _uri(bucket))
     (folder / "config.json").write_bytes(b'{"other": true}')
