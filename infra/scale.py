@@ -174,6 +174,10 @@ def _machines(fleet: Fleet, made: Sequence[Group], catalogue: Catalogue) -> Iter
         each = max((len(group.interfaces) + _task_addresses(group, catalogue) for group in mine), default=0)
         if each:
             yield Need(quotas.INTERFACES, pool.size.most * each, f"{name} {pool.size.most:,} × {each}")
+    gib = {name: max((one.volume.size_gib for one in made if one.pool == name), default=0) for name in fleet.pools}
+    tib = -(-sum(fleet.pools[name].size.most * size for name, size in gib.items()) // 1024)
+    if tib:
+        yield Need(quotas.VOLUMES, tib, ", ".join(f"{name} {gib[name]} GiB each" for name in gib if gib[name]))
     kept = [group for group in made if group.kind != "karpenter"]
     if kept:
         yield Need(quotas.GROUPS, len(kept), "")
