@@ -22,7 +22,7 @@ _ACCOUNT_DIGITS = 12
 
 
 def days(seconds: float) -> int:
-    """Whole days of a length of time that `mistakes` has passed."""
+    """A length of time in days; the fleet file takes whole days only."""
     return round(seconds / _DAY_S)
 
 
@@ -33,7 +33,7 @@ def bucket_name(fleet: str, purpose: str, account: str, region: str) -> str:
 
 def mistakes(document: Document[Fleet]) -> list[Mistake]:
     """Every field of the fleet that AWS would refuse."""
-    return [*_bucket_names(document), *_lifetimes(document), *_network(document), *_tags(document)]
+    return [*_bucket_names(document), *_network(document)]
 
 
 def _bucket_names(document: Document[Fleet]) -> Iterator[Mistake]:
@@ -48,14 +48,6 @@ def _bucket_names(document: Document[Fleet]) -> Iterator[Mistake]:
         )
 
 
-def _lifetimes(document: Document[Fleet]) -> Iterator[Mistake]:
-    storage = document.value.storage
-    for field, kept in (("results_kept", storage.results_kept), ("old_versions_kept", storage.old_versions_kept)):
-        if kept % _DAY_S:
-            nearest = max(1, round(kept / _DAY_S))
-            yield document.mistake(["storage", field], _shown(kept), "S3 counts in whole days", f"{nearest}d")
-
-
 def _network(document: Document[Fleet]) -> Iterator[Mistake]:
     network = document.value.network
     if not isinstance(network, NewNetwork):
@@ -64,7 +56,7 @@ def _network(document: Document[Fleet]) -> Iterator[Mistake]:
         nearest = min(RETENTIONS, key=lambda day: abs(day * _DAY_S - network.flow_logs))
         yield document.mistake(
             ["network", "flow_logs"],
-            _shown(network.flow_logs),
+            f"{days(network.flow_logs)}d",
             "CloudWatch keeps logs for certain numbers of days only",
             f"{nearest}d, the nearest of {', '.join(map(str, RETENTIONS))}",
         )
@@ -76,19 +68,3 @@ def _network(document: Document[Fleet]) -> Iterator[Mistake]:
                 f"the address plan has room for the zones {addresses.LETTERS[0]} to {addresses.LETTERS[-1]}",
                 "another zone of the region, or a network of your own: {vpc: vpc-..., private_subnets: [...]}",
             )
-
-
-def _tags(document: Document[Fleet]) -> Iterator[Mistake]:
-    for name, value in document.value.tags.items():
-        if name.lower().startswith("aws:"):
-            yield document.mistake(
-                ["tags", name], value, "AWS keeps names that begin with aws: for itself", "another name"
-            )
-        if len(name) > 128 or len(value) > 256:
-            yield document.mistake(
-                ["tags", name], value, "a tag's name takes 128 characters and its value 256", "a shorter tag"
-            )
-
-
-def _shown(seconds: float) -> str:
-    return f"{seconds / _DAY_S:g}d" if seconds >= _DAY_S else f"{seconds / 3600:g}h"

@@ -17,10 +17,9 @@ def synth(
     as_json: Annotated[bool, typer.Option("--json", help="Print the stacks' folders as JSON.")] = False,
 ) -> None:
     """Synthesize the fleet's stacks; terraform and cdktf take them as they are."""
-    from infra import settings
-    from infra.fleet import Fleet
+    from scripts import inputs
 
-    document = settings.load(fleet, Fleet)
+    document = inputs.read_fleet(fleet)
     with console.step(f"Synthesize the stacks of {console.near(fleet)}"):
         from infra import main  # starts Node: only for a file that could be read
 

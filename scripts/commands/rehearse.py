@@ -21,12 +21,11 @@ def rehearse(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Apply the fleet's stacks to an embedded AWS, plan again (nothing may change), destroy (nothing may be left)."""
-    from infra import settings
-    from infra.fleet import Fleet
+    from scripts import inputs
     from scripts.rehearsal import embedded_aws
     from scripts.rehearsal import stacks as rehearsal
 
-    document = settings.load(fleet, Fleet)
+    document = inputs.read_fleet(fleet)
     data = Path(".blueprint") / "rehearsal" / document.value.name
     with processes.interruptible():
         done = rehearsal.rehearse(document, out=out, data=data, stacks=stacks or None)

@@ -1,0 +1,63 @@
+"""Fleets of every shape, synthesized once, in this one process: CDKTF is heavy to start."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.fleet import Fleet
+from infra.settings import load
+
+Stack = dict[str, Any]
+
+_HEAD = """\
+name: demo
+region: us-west-2
+pools:
+  general: {types: g6e.2xlarge, size: 0..8}
+"""
+
+FLEETS = {
+    "eks": "zones: [us-west-2a, us-west-2b, us-west-2c]\ntags: {team: serving}\n",
+    "ecs": "zones: [us-west-2a]\norchestrator: ecs\n",
+    "closed": "zones: [us-west-2a, us-west-2d]\nnetwork: {cidr: 10.32.0.0/20, nat: false, flow_logs: 365d}\n",
+    "existing": (
+        "zones: [us-west-2a, us-west-2b]\n"
+        "network:\n"
+        "  vpc: vpc-0123456789abcdef0\n"
+        "  private_subnets: [subnet-0aaaaaaaaaaaaaaaa, subnet-0bbbbbbbbbbbbbbbb]\n"
+    ),
+    "s3": (
+        "zones: [us-west-2a]\n"
+        "orchestrator: both\n"
+        "state: s3://my-states/serving/prod\n"
+        "storage: {repositories: [vllm, batch-worker], results_kept: 7d}\n"
+    ),
+}
+"""Rest of the fleet file by the fleet's shape."""
+
+
+@pytest.fixture(scope="session")
+def synthesized(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the fleets by shape, each with its stacks/STACK/cdk.tf.json."""
+    from infra import main
+
+    folder = tmp_path_factory.mktemp("synthesized")
+    for shape, rest in FLEETS.items():
+        file = folder / shape / "fleet.yaml"
+        file.parent.mkdir()
+        file.write_text(_HEAD + rest)
+        main.synthesize(load(file, Fleet), file.parent)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def stacks(synthesized: Path) -> dict[tuple[str, str], Stack]:
+    """Each synthesized stack by the fleet's shape and the stack's name."""
+    return {
+        (path.parts[-4], path.parts[-2]): json.loads(path.read_text())
+        for path in synthesized.glob("*/stacks/*/cdk.tf.json")
+    }

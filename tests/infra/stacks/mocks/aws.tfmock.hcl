@@ -1,0 +1,51 @@
+# What the mocked provider answers where the real one checks the form of a value. Everything else it makes up itself.
+mock_data "aws_caller_identity" {
+  defaults = {
+    account_id = "123456789012"
+  }
+}
+
+mock_data "aws_partition" {
+  defaults = {
+    partition          = "aws"
+    dns_suffix         = "amazonaws.com"
+    reverse_dns_prefix = "com.amazonaws"
+  }
+}
+
+mock_data "aws_vpc" {
+  defaults = {
+    id = "vpc-0123456789abcdef0"
+  }
+}
+
+mock_resource "aws_vpc" {
+  defaults = {
+    id = "vpc-0a0a0a0a0a0a0a0a0"
+  }
+}
+
+mock_resource "aws_iam_role" {
+  defaults = {
+    arn = "arn:aws:iam::123456789012:role/mocked"
+  }
+}
+
+mock_resource "aws_cloudwatch_log_group" {
+  defaults = {
+    arn = "arn:aws:logs:us-west-2:123456789012:log-group:mocked"
+  }
+}
+
+mock_resource "aws_kms_key" {
+  defaults = {
+    arn    = "arn:aws:kms:us-west-2:123456789012:key/00000000-0000-0000-0000-000000000000"
+    key_id = "00000000-0000-0000-0000-000000000000"
+  }
+}
+
+mock_resource "aws_s3_bucket" {
+  defaults = {
+    arn = "arn:aws:s3:::mocked"
+  }
+}

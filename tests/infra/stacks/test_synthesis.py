@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import copy
+import json
+import re
+from ipaddress import IPv4Network
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra import endpoints
+from infra.errors import InputError
+from infra.fleet import Fleet
+from infra.settings import load
+from tests.infra.stacks import rules
+from tests.infra.stacks.conftest import FLEETS
+
+Stacks = dict[tuple[str, str], dict[str, Any]]
+
+EVERY = [(shape, name) for shape in FLEETS for name in ("network", "storage")]
+every_stack = pytest.mark.parametrize("stack", EVERY, ids="/".join)
+
+
+@every_stack
+def test_no_list_holds_an_empty_struct(stacks: Stacks, stack: tuple[str, str]) -> None:
+    assert list(rules.empty_structs(stacks[stack])) == []
+
+
+def test_a_snake_case_dict_that_cdktf_drops_is_caught(tmp_path: Path) -> None:
+    from infra.bindings import aws, cdktf
+
+    app = cdktf.App(outdir=str(tmp_path))
+    stack = cdktf.TerraformStack(app, "wrong")
+    aws.provider.AwsProvider(stack, "aws", region="us-west-2")
+    aws.launch_template.LaunchTemplate(stack, "machines", network_interfaces=[{"interface_type": "efa"}])
+    aws.security_group.SecurityGroup(stack, "group", ingress=[{"from_port": 1}])
+    app.synth()
+    synthesized = json.loads((tmp_path / "stacks/wrong/cdk.tf.json").read_text())
+    assert list(rules.empty_structs(synthesized)) == [
+        ".resource.aws_launch_template.machines.network_interfaces[0]",
+        ".resource.aws_security_group.group.ingress[0]",
+    ]
+
+
+ROOT = Path(__file__).parents[3]
+SOURCES = [*ROOT.glob("infra/constructs/*.py"), *ROOT.glob("infra/stacks/*.py")]
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_no_resource_is_given_a_dict_for_a_struct(source: Path) -> None:
+    assert list(rules.dicts_for_structs(source.read_text())) == []
+
+
+def test_a_dict_for_a_struct_is_caught() -> None:
+    wrong = 'aws.launch_template.LaunchTemplate(stack, "m", network_interfaces=[{"device_index": 0, "key": 1}])'
+    assert list(rules.dicts_for_structs(wrong)) == ["line 1: network_interfaces"]
+
+
+@every_stack
+def test_no_policy_allows_a_whole_service_or_everybody(stacks: Stacks, stack: tuple[str, str]) -> None:
+    assert list(rules.wildcards(stacks[stack])) == []
+
+
+def test_a_wildcard_in_a_policy_is_caught(stacks: Stacks) -> None:
+    stack = copy.deepcopy(stacks["eks", "network"])
+    stack["resource"]["aws_iam_role_policy"]["flow-logs-writing"]["policy"] = json.dumps(
+        {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "logs:*", "Resource": "*"}]}
+    )
+    assert list(rules.wildcards(stack)) == ["aws_iam_role_policy.flow-logs-writing allows ['logs:*']"]
+
+
+@every_stack
+def test_nothing_lets_the_internet_in(stacks: Stacks, stack: tuple[str, str]) -> None:
+    assert list(rules.open_doors(stacks[stack])) == []
+
+
+def test_an_open_door_is_caught(stacks: Stacks) -> None:
+    stack = copy.deepcopy(stacks["eks", "network"])
+    stack["resource"]["aws_vpc_security_group_ingress_rule"]["endpoints-https"]["cidr_ipv4"] = "0.0.0.0/0"
+    assert list(rules.open_doors(stack)) == ["aws_vpc_security_group_ingress_rule.endpoints-https"]
+
+
+@pytest.mark.parametrize("shape", ["eks", "ecs", "s3"])
+def test_the_endpoints_are_those_that_the_orchestrator_needs(stacks: Stacks, shape: str) -> None:
+    orchestrator: Any = {"eks": "eks", "ecs": "ecs", "s3": "both"}[shape]
+    made = {
+        settings["service_name"].rpartition("us-west-2.")[2]
+        for _, settings in rules.resources(stacks[shape, "network"], "aws_vpc_endpoint")
+        if settings["vpc_endpoint_type"] == "Interface"
+    }
+    assert made == {row.service for row in endpoints.needed(orchestrator)}
+
+
+def test_each_zone_has_one_nat_gateway(stacks: Stacks) -> None:
+    made = [address for address, _ in rules.resources(stacks["eks", "network"], "aws_nat_gateway")]
+    assert made == [f"aws_nat_gateway.nat-us-west-2{letter}" for letter in "abc"]
+
+
+def test_a_network_without_nat_has_no_way_to_the_internet(stacks: Stacks) -> None:
+    made = {address.partition(".")[0] for address, _ in rules.resources(stacks["closed", "network"])}
+    assert made.isdisjoint({"aws_nat_gateway", "aws_internet_gateway", "aws_eip", "aws_route"})
+
+
+@pytest.mark.parametrize("shape", ["eks", "closed"])
+def test_no_two_subnets_overlap(stacks: Stacks, shape: str) -> None:
+    ranges = [IPv4Network(s["cidr_block"]) for _, s in rules.resources(stacks[shape, "network"], "aws_subnet")]
+    assert len(ranges) == {"eks": 6, "closed": 2}[shape]
+    assert not [pair for pair in combinations(ranges, 2) if pair[0].overlaps(pair[1])]
+
+
+def test_flow_logs_are_kept_as_long_as_the_fleet_file_says(stacks: Stacks) -> None:
+    [(_, group)] = rules.resources(stacks["closed", "network"], "aws_cloudwatch_log_group")
+    assert group["retention_in_days"] == 365
+
+
+def test_internal_load_balancers_find_their_subnets_on_eks_only(stacks: Stacks) -> None:
+    tag = "kubernetes.io/role/internal-elb"
+    private = stacks["eks", "network"]["resource"]["aws_subnet"]["private-us-west-2a"]
+    public = stacks["eks", "network"]["resource"]["aws_subnet"]["public-us-west-2a"]
+    ecs = stacks["ecs", "network"]["resource"]["aws_subnet"]["private-us-west-2a"]
+    assert [tag in subnet["tags"] for subnet in (private, public, ecs)] == [True, False, False]
+
+
+def test_an_existing_network_is_read_and_nothing_is_made(stacks: Stacks) -> None:
+    network = stacks["existing", "network"]
+    assert "resource" not in network
+    assert network["data"]["aws_vpc"]["vpc"]["id"] == "vpc-0123456789abcdef0"
+    assert network["data"]["aws_subnet"]["private-us-west-2b"]["id"] == "subnet-0bbbbbbbbbbbbbbbb"
+
+
+@every_stack
+def test_everything_carries_the_fleets_tags(stacks: Stacks, stack: tuple[str, str]) -> None:
+    [provider] = stacks[stack]["provider"]["aws"]
+    expected = {"fleet": "demo", "stack": stack[1], **({"team": "serving"} if stack[0] == "eks" else {})}
+    assert provider["default_tags"] == [{"tags": expected}]
+
+
+@pytest.mark.parametrize("name", ["network", "storage"])
+def test_local_state_lies_beside_the_fleet_file_by_a_relative_path(stacks: Stacks, name: str) -> None:
+    backend = stacks["eks", name]["terraform"]["backend"]
+    assert backend == {"local": {"path": f"../../terraform.demo.{name}.tfstate"}}
+
+
+@pytest.mark.parametrize("name", ["network", "storage"])
+def test_state_in_s3_is_encrypted_and_locked_by_a_file(stacks: Stacks, name: str) -> None:
+    assert stacks["s3", name]["terraform"]["backend"] == {
+        "s3": {
+            "bucket": "my-states",
+            "key": f"serving/prod/demo/{name}.tfstate",
+            "region": "us-west-2",
+            "encrypt": True,
+            "use_lockfile": True,
+        }
+    }
+
+
+@every_stack
+def test_no_output_is_a_secret(stacks: Stacks, stack: tuple[str, str]) -> None:
+    text = json.dumps(stacks[stack]["output"])
+    assert not re.search(r"password|secret|token|private_key", text, re.IGNORECASE)
+
+
+def test_the_outputs_are_those_that_others_read(stacks: Stacks) -> None:
+    assert set(stacks["eks", "network"]["output"]) == {"vpc_id", "private_subnet_ids"}
+    assert set(stacks["existing", "network"]["output"]) == {"vpc_id", "private_subnet_ids"}
+    assert set(stacks["eks", "storage"]["output"]) == {"model_bucket", "results_bucket", "kms_key_arn", "repositories"}
+
+
+@every_stack
+def test_no_path_of_this_machine_is_in_a_stack(synthesized: Path, stack: tuple[str, str]) -> None:
+    text = (synthesized / stack[0] / "stacks" / stack[1] / "cdk.tf.json").read_text()
+    assert str(Path.cwd()) not in text
+    assert str(synthesized) not in text
+
+
+def test_the_same_fleet_gives_the_same_text(synthesized: Path) -> None:
+    from infra import main
+
+    folder = synthesized / "eks"
+    before = {path: path.read_bytes() for path in folder.glob("stacks/*/cdk.tf.json")}
+    main.synthesize(load(folder / "fleet.yaml", Fleet), folder)
+    assert before == {path: path.read_bytes() for path in folder.glob("stacks/*/cdk.tf.json")}
+
+
+def test_what_aws_would_refuse_is_not_synthesized(tmp_path: Path) -> None:
+    from infra import main
+
+    file = tmp_path / "fleet.yaml"
+    file.write_text(
+        "name: demo\nregion: us-west-2\nzones: [us-west-2a]\nnetwork: {flow_logs: 31d}\n"
+        "pools:\n  general: {types: g6e.2xlarge, size: 0..8}\n"
+    )
+    with pytest.raises(InputError, match=r"fleet\.yaml:4:22: network\.flow_logs: now '31d'"):
+        main.synthesize(load(file, Fleet), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
