@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from infra.errors import Unavailable
+from scripts import processes
+from scripts.rehearsal import embedded_aws
+
+REGION = "us-west-2"
+
+
+@pytest.fixture(scope="module")
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with embedded_aws.running(tmp_path_factory.mktemp("aws")) as endpoint:
+        yield endpoint
+
+
+def bucket(endpoint: str, name: str) -> Any:
+    s3 = embedded_aws.client("s3", endpoint, REGION)
+    s3.create_bucket(Bucket=name, CreateBucketConfiguration={"LocationConstraint": REGION})
+    return s3
+
+
+def denial(name: str, **more: Any) -> dict[str, Any]:
+    return {
+        "Effect": "Deny",
+        "Principal": "*",
+        "Action": "s3:*",
+        "Resource": [f"arn:aws:s3:::{name}", f"arn:aws:s3:::{name}/*"],
+        **more,
+    }
+
+
+def set_policy(s3: Any, name: str, *statements: dict[str, Any]) -> None:
+    s3.put_bucket_policy(Bucket=name, Policy=json.dumps({"Version": "2012-10-17", "Statement": statements}))
+
+
+WITHOUT_TLS = {"Condition": {"Bool": {"aws:SecureTransport": "false"}}}
+
+
+def test_a_bucket_that_refuses_plain_http_answers_on_loopback(endpoint: str) -> None:
+    s3 = bucket(endpoint, "tls-only")
+    set_policy(s3, "tls-only", denial("tls-only", **WITHOUT_TLS))
+    s3.put_object(Bucket="tls-only", Key="a", Body=b"1")
+    assert s3.get_object(Bucket="tls-only", Key="a")["Body"].read() == b"1"
+
+
+def test_a_bucket_that_refuses_everybody_refuses(endpoint: str) -> None:
+    s3 = bucket(endpoint, "closed")
+    set_policy(s3, "closed", denial("closed", **WITHOUT_TLS), denial("closed"))
+    with pytest.raises(s3.exceptions.ClientError, match="Forbidden"):
+        s3.put_object(Bucket="closed", Key="a", Body=b"1")
+
+
+def test_a_bucket_whose_versioning_was_taken_away_can_be_emptied(endpoint: str) -> None:
+    s3 = bucket(endpoint, "versioned")
+    s3.put_bucket_versioning(Bucket="versioned", VersioningConfiguration={"Status": "Enabled"})
+    s3.put_object(Bucket="versioned", Key="a", Body=b"1")
+    s3.put_object(Bucket="versioned", Key="a", Body=b"2")
+    s3.delete_object(Bucket="versioned", Key="a")
+    listed = s3.list_object_versions(Bucket="versioned")
+    versions = [
+        {"Key": row["Key"], "VersionId": row["VersionId"]} for row in listed["Versions"] + listed["DeleteMarkers"]
+    ]
+    assert len(versions) == 3
+    s3.put_bucket_versioning(Bucket="versioned", VersioningConfiguration={"Status": "Suspended"})
+    s3.delete_objects(Bucket="versioned", Delete={"Objects": versions})
+    s3.delete_bucket(Bucket="versioned")
+
+
+def test_the_client_environment_beats_the_users_own_aws_settings(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import boto3
+
+    config = tmp_path / "config"
+    config.write_text("[profile mine]\nendpoint_url = http://127.0.0.1:9\nregion = eu-west-1\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    monkeypatch.setenv("AWS_PROFILE", "no-such-profile")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
+    for key, value in embedded_aws.client_environment(endpoint, REGION).items():
+        monkeypatch.setenv(key, value)
+    assert boto3.Session().client("sts").get_caller_identity()["Account"] == embedded_aws.ACCOUNT
+    assert boto3.Session().client("s3").meta.endpoint_url == endpoint
+
+
+def test_a_client_beats_the_users_own_aws_settings(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "no-such-profile")
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    assert embedded_aws.client("sts", endpoint, REGION).get_caller_identity()["Account"] == embedded_aws.ACCOUNT
+
+
+def test_a_reset_empties_it(tmp_path: Path) -> None:
+    with embedded_aws.running(tmp_path) as endpoint:
+        s3 = bucket(endpoint, "gone-soon")
+        embedded_aws.reset(endpoint)
+        assert s3.list_buckets()["Buckets"] == []
+
+
+def test_it_ends_with_its_block(tmp_path: Path) -> None:
+    with embedded_aws.running(tmp_path) as endpoint:
+        assert embedded_aws.answers(endpoint)
+    assert not embedded_aws.answers(endpoint)
+    assert "moto-api" in (tmp_path / "moto.log").read_text()
+
+
+def test_it_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
+    code = (
+        "import sys, time, pathlib\n"
+        "from scripts.rehearsal import embedded_aws\n"
+        "with embedded_aws.running(pathlib.Path(sys.argv[1])) as endpoint:\n"
+        "    print(endpoint, flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout
+    endpoint = parent.stdout.readline().strip()
+    [server] = psutil.Process(parent.pid).children()
+    parent.kill()
+    parent.wait(10)
+    processes.wait_until(lambda: not server.is_running() or server.status() == "zombie", "the end of the server", 10)
+    assert not embedded_aws.answers(endpoint)
+
+
+def test_a_server_that_does_not_start_is_said_with_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded_aws, "command", lambda _: ["sh", "-c", "echo no such port; sleep 60"])
+    monkeypatch.setattr(embedded_aws, "_START_LIMIT_S", 0.3)
+    with pytest.raises(Unavailable, match=r"did not come within 0 s; what it said is in .*moto\.log"):  # noqa: SIM117
+        with embedded_aws.running(tmp_path):
+            pass
+    assert (tmp_path / "moto.log").read_text() == "no such port\n"
