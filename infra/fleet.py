@@ -90,8 +90,14 @@ CallerCidr = Annotated[
     AfterValidator(_callers),
 ]
 
-EKS_VERSIONS = ("1.34", "1.35", "1.36")
-"""Kubernetes versions of EKS in standard support. Source: EKS user guide, "Kubernetes version lifecycle", 2026-11."""
+RoleArn = Annotated[
+    str,
+    Form(
+        "arn:aws(?:-[a-z]+)*:iam::[0-9]{12}:role/[A-Za-z0-9+=,.@_/-]{1,512}",
+        "an IAM role's ARN",
+        "arn:aws:iam::123456789012:role/platform",
+    ),
+]
 
 DEADLOCKED_RELEASE = "v20260505"
 """The AL2023 release whose nodes wait for ever for the pause image. Source: awslabs/amazon-eks-ami#2710."""
@@ -153,11 +159,15 @@ class Storage(Settings):
 class Eks(Settings):
     """The EKS cluster."""
 
+    # In standard support. Source: EKS user guide, "Understand the Kubernetes version lifecycle on EKS", 2026-11.
     version: Literal["1.34", "1.35", "1.36"] = "1.35"
     """Kubernetes version, in quotes."""
 
     public_from: Annotated[tuple[CallerCidr, ...], Field(max_length=40), Listed()] = ()
     """Ranges that may call the cluster's endpoint from the internet; left out, the endpoint is private."""
+
+    admins: Annotated[tuple[RoleArn, ...], Field(max_length=20), Listed()] = ()
+    """ARNs of the IAM roles that administer the cluster, beside whoever makes it."""
 
     al2023: (
         Annotated[str, Form("v20[0-9]{6}", "a release of the EKS AMI for Amazon Linux 2023", "v20260423")] | None
@@ -170,7 +180,11 @@ class Eks(Settings):
     """Release of the Bottlerocket nodes' AMI; the pinned one where left out."""
 
     def contradictions(self) -> Iterable[Iterator[Contradiction]]:
-        return (twice("public_from", self.public_from), self._release_that_starts())
+        return (
+            twice("public_from", self.public_from),
+            twice("admins", self.admins),
+            self._release_that_starts(),
+        )
 
     def _release_that_starts(self) -> Iterator[Contradiction]:
         if self.al2023 == DEADLOCKED_RELEASE:

@@ -363,7 +363,8 @@ def _words(kind: type[Settings], data: Any, detail: ErrorDetails) -> tuple[str, 
     if what == "literal_error":
         words = str(context["expected"])
         near = difflib.get_close_matches(str(value), words.replace("'", "").replace(" or ", ", ").split(", "), n=1)
-        return "there is no such choice", f"{near[0]}; the choices are {words}" if near else f"one of {words}"
+        nearest = near and (near[0] if isinstance(value, str) else f"'{near[0]}', in quotes")
+        return "there is no such choice", f"{nearest}; the choices are {words}" if near else f"one of {words}"
     if what in _WANTED:
         return f"it is {_KINDS.get(type(value), 'empty')}", _WANTED[what]
     if "ge" in context or "gt" in context:
