@@ -8,6 +8,7 @@ from typing import Any
 from infra import addresses, endpoints
 from infra.bindings import aws
 from infra.constructs.account import Account
+from infra.constructs.expression import expression
 from infra.fleet import ExistingNetwork, Fleet, NewNetwork
 
 
@@ -180,21 +181,17 @@ def _expect(subnet: Any, zone: str, subnet_id: str) -> None:
         {
             "postcondition": [
                 {
-                    "condition": _expression(f'self.availability_zone == "{zone}"'),
+                    "condition": expression(f'self.availability_zone == "{zone}"'),
                     "error_message": f"{subnet_id} is not in {zone}. Write private_subnets in the order of zones.",
                 },
                 {
-                    "condition": _expression("self.vpc_id == data.aws_vpc.vpc.id"),
+                    "condition": expression("self.vpc_id == data.aws_vpc.vpc.id"),
                     "error_message": f"{subnet_id} is not in the fleet's VPC. Write private subnets of that VPC.",
                 },
                 {
-                    "condition": _expression("!self.map_public_ip_on_launch"),
+                    "condition": expression("!self.map_public_ip_on_launch"),
                     "error_message": f"{subnet_id} gives public addresses. Write a private subnet.",
                 },
             ]
         },
     )
-
-
-def _expression(text: str) -> str:
-    return "${" + text + "}"

@@ -1,0 +1,101 @@
+"""EKS's versions, machine images and add-ons: what is pinned, and until when it is looked after.
+
+A pin is a promise that the same fleet file makes the same cluster tomorrow. A newer one is a change of this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date
+from typing import Literal
+
+END_OF_STANDARD_SUPPORT: Mapping[str, date] = {
+    "1.34": date(2026, 12, 2),
+    "1.35": date(2027, 3, 27),
+    "1.36": date(2027, 8, 2),
+}
+"""Day from which a version costs six times as much: 0.60 instead of 0.10 USD an hour and cluster.
+
+Source: EKS user guide, "Amazon EKS Kubernetes release calendar", as read for 1.34 itself, and as quoted by
+endoflife.date/amazon-eks (1.35, 2026-02) and by public upgrade runbooks (1.36, 2026-08).
+"""
+
+AL2023 = "v20261107"
+"""Release of the EKS AMI for Amazon Linux 2023. v20260505 leaves nodes without their pause image
+(awslabs/amazon-eks-ami#2710), v20260930 and v20261003 panic in their kernel (#2845).
+
+Source: github.com/awslabs/amazon-eks-ami/releases/tag/v20261107, 2026-11-07.
+"""
+
+BOTTLEROCKET = "1.64.0"
+"""Release of Bottlerocket; its variants are there for Kubernetes 1.33 to 1.36.
+
+Source: github.com/aws/eks-anywhere/releases/tag/v0.26.1, 2026-08-13.
+"""
+
+Os = Literal["al2023", "bottlerocket"]
+Variant = Literal["nvidia", "neuron", "standard"]
+Arch = Literal["x86_64", "arm64"]
+
+
+def image_parameter(*, os: Os, release: str, version: str, variant: Variant, arch: Arch) -> str:
+    """Name of AWS's public SSM parameter that holds the id of one pinned AMI, in any region.
+
+    Source: EKS user guide, "Retrieve recommended Amazon Linux AMI IDs" and "... Bottlerocket AMI IDs", 2026-11.
+    """
+    if os == "bottlerocket":
+        # The standard variant carries the Neuron driver.
+        flavour = f"aws-k8s-{version}{'-nvidia' if variant == 'nvidia' else ''}"
+        return f"/aws/service/bottlerocket/{flavour}/{arch}/{release}/image_id"
+    name = f"amazon-eks-node-al2023-{arch}-{variant}-{version}-{release}"
+    return f"/aws/service/eks/optimized-ami/{version}/amazon-linux-2023/{arch}/{variant}/{name}/image_id"
+
+
+@dataclass(frozen=True)
+class AddOn:
+    """One EKS add-on."""
+
+    name: str
+
+    versions: Mapping[str, str]
+    """By Kubernetes version."""
+
+    before_nodes: bool = False
+    """Whether nodes need it to join; the others need nodes to run on, and are made after the system's."""
+
+    service_account: str | None = None
+    """The one of its service accounts, in kube-system, that calls AWS."""
+
+
+def _same(version: str) -> dict[str, str]:
+    return dict.fromkeys(END_OF_STANDARD_SUPPORT, version)
+
+
+ADD_ONS = (
+    # zalando-incubator/kubernetes-on-aws#11667, 2026-07-15.
+    AddOn("vpc-cni", _same("v1.23.0-eksbuild.1"), before_nodes=True, service_account="aws-node"),
+    # Seen pinned in public clusters of 1.34 and 1.35 from 2026-07 on, and of 1.36 from 2026-10 on.
+    AddOn(
+        "kube-proxy",
+        {"1.34": "v1.34.6-eksbuild.29", "1.35": "v1.35.3-eksbuild.21", "1.36": "v1.36.0-eksbuild.25"},
+        before_nodes=True,
+    ),
+    # Seen pinned in public clusters of every version from 2026-04 on.
+    AddOn("eks-pod-identity-agent", _same("v1.3.10-eksbuild.3"), before_nodes=True),
+    # As kube-proxy.
+    AddOn("coredns", {"1.34": "v1.12.4-eksbuild.38", "1.35": "v1.14.3-eksbuild.3", "1.36": "v1.14.6-eksbuild.4"}),
+    # Seen pinned in public clusters of 1.34 and 1.35, 2026-07.
+    AddOn("aws-ebs-csi-driver", _same("v1.63.1-eksbuild.1"), service_account="ebs-csi-controller-sa"),
+    # ministryofjustice/modernisation-platform-environments#17347, 2026-06-24.
+    AddOn("aws-efs-csi-driver", _same("v3.3.0-eksbuild.1"), service_account="efs-csi-controller-sa"),
+    # Not confirmed by a source, 2026-11-21: `aws eks describe-addon-versions` tells.
+    AddOn("aws-fsx-csi-driver", _same("v1.8.0-eksbuild.1"), service_account="fsx-csi-controller-sa"),
+    # Seen as the latest of 1.35 in a public scan's report, 2026-07.
+    AddOn("aws-mountpoint-s3-csi-driver", _same("v2.6.0-eksbuild.1"), service_account="s3-csi-driver-sa"),
+    # Seen pinned in public clusters of 1.34 and 1.35, 2026-08.
+    AddOn("metrics-server", _same("v0.9.0-eksbuild.7")),
+    # zalando-incubator/kubernetes-on-aws#11470, 2026-06-22. It tells EKS which nodes to repair.
+    AddOn("eks-node-monitoring-agent", _same("v1.6.6-eksbuild.1")),
+)
+"""In the order to make them in. Where a source names no Kubernetes version, EKS offers the add-on to all of these."""

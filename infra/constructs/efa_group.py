@@ -1,0 +1,38 @@
+"""The security group that EFA traffic needs: everything from itself, and everything to itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from infra import interfaces, names
+from infra.bindings import aws
+
+
+def efa_group(stack: Any, *, fleet: str, vpc_id: str) -> Any:
+    """Adds the group. One serves all of a stack's EFA machines, for roles of one model may stand in several pools."""
+    name = names.efa_group(fleet, stack.node.id)
+    group = aws.security_group.SecurityGroup(
+        stack,
+        "efa",
+        name=name,
+        description="EFA traffic between machines of the fleet",
+        vpc_id=vpc_id,
+        tags={"Name": name},
+    )
+    for rule in interfaces.EFA_RULES:
+        _rule(rule)(
+            stack,
+            f"efa-{rule.direction}",
+            security_group_id=group.id,
+            referenced_security_group_id=group.id,
+            ip_protocol=rule.protocol,
+            description=rule.description,
+            tags={"Name": f"{name}-{rule.direction}"},
+        )
+    return group
+
+
+def _rule(rule: interfaces.Rule) -> Any:
+    if rule.direction == "ingress":
+        return aws.vpc_security_group_ingress_rule.VpcSecurityGroupIngressRule
+    return aws.vpc_security_group_egress_rule.VpcSecurityGroupEgressRule

@@ -1,0 +1,132 @@
+"""The EKS cluster: private by default, secrets under a key of its own, every control-plane log kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from infra import names
+from infra.bindings import aws
+from infra.catalog import eks
+from infra.constructs import policy
+from infra.constructs.account import Account
+from infra.constructs.key import for_log_group, key
+from infra.constructs.role import role
+from infra.fleet import Fleet
+
+LOGS = ("api", "audit", "authenticator", "controllerManager", "scheduler")
+"""All that EKS's control plane writes."""
+
+_LOGS_KEPT_DAYS = 90
+_ADMIN = "AmazonEKSClusterAdminPolicy"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The cluster and its key, as resources."""
+
+    resource: Any
+    key: Any
+
+
+def cluster(stack: Any, fleet: Fleet, *, subnet_ids: Sequence[str], account: Account) -> Cluster:
+    """Adds the cluster, its key, role, log group and access entries."""
+    name = names.cluster(fleet)
+    group_name = f"/aws/eks/{name}/cluster"
+    encryption = key(
+        stack,
+        "cluster-key",
+        alias=f"{fleet.name}-eks",
+        description=f"Kubernetes secrets, logs and interruption messages of the cluster {name}",
+        account=account,
+        grants=(for_log_group(account, group_name), _for_events(account)),
+    )
+    logs = aws.cloudwatch_log_group.CloudwatchLogGroup(
+        stack, "cluster-logs", name=group_name, retention_in_days=_LOGS_KEPT_DAYS, kms_key_id=encryption.arn
+    )
+    service = role(
+        stack,
+        "cluster",
+        fleet=fleet.name,
+        account=account,
+        description=f"Lets EKS run the cluster {name}",
+        trust=policy.assumed_by("eks.amazonaws.com", StringEquals={"aws:SourceAccount": account.id}),
+        managed=("AmazonEKSClusterPolicy",),
+        statements=(
+            {
+                "Effect": "Allow",
+                "Action": ["kms:Encrypt", "kms:Decrypt", "kms:ListGrants", "kms:DescribeKey"],
+                "Resource": encryption.arn,
+            },
+        ),
+    )
+    made = _cluster(stack, fleet, service, encryption, subnet_ids, depends_on=[logs])
+    for number, admin in enumerate(fleet.eks.admins, start=1):
+        _admin(stack, f"admin-{number}", made, admin, account)
+    return Cluster(made, encryption)
+
+
+def _cluster(
+    stack: Any, fleet: Fleet, service: Any, encryption: Any, subnet_ids: Sequence[str], depends_on: list[Any]
+) -> Any:
+    e = aws.eks_cluster
+    return e.EksCluster(
+        stack,
+        "cluster",
+        name=names.cluster(fleet),
+        version=fleet.eks.version,
+        role_arn=service.arn,
+        enabled_cluster_log_types=list(LOGS),
+        # The add-ons bring the same in pinned versions.
+        bootstrap_self_managed_addons=False,
+        access_config=e.EksClusterAccessConfig(
+            authentication_mode="API",
+            # Whoever applies this stack first is never locked out; everybody else is named in the fleet file.
+            bootstrap_cluster_creator_admin_permissions=True,
+        ),
+        encryption_config=e.EksClusterEncryptionConfig(
+            provider=e.EksClusterEncryptionConfigProvider(key_arn=encryption.arn), resources=["secrets"]
+        ),
+        vpc_config=e.EksClusterVpcConfig(
+            subnet_ids=list(subnet_ids),
+            endpoint_private_access=True,
+            endpoint_public_access=bool(fleet.eks.public_from),
+            public_access_cidrs=list(fleet.eks.public_from) or None,
+        ),
+        # At its end of standard support a version goes on, and costs six times as much, until somebody moves it.
+        upgrade_policy=e.EksClusterUpgradePolicy(support_type="EXTENDED"),
+        tags={"end-of-standard-support": eks.END_OF_STANDARD_SUPPORT[fleet.eks.version].isoformat()},
+        depends_on=depends_on,
+    )
+
+
+def _admin(stack: Any, name: str, cluster: Any, principal_arn: str, account: Account) -> None:
+    entry = aws.eks_access_entry.EksAccessEntry(
+        stack, name, cluster_name=cluster.name, principal_arn=principal_arn, type="STANDARD"
+    )
+    scope = aws.eks_access_policy_association.EksAccessPolicyAssociationAccessScope(type="cluster")
+    aws.eks_access_policy_association.EksAccessPolicyAssociation(
+        stack,
+        f"{name}-policy",
+        cluster_name=cluster.name,
+        principal_arn=principal_arn,
+        policy_arn=f"arn:{account.partition}:eks::aws:cluster-access-policy/{_ADMIN}",
+        access_scope=scope,
+        depends_on=[entry],
+    )
+
+
+def _for_events(account: Account) -> dict[str, Any]:
+    """Lets EventBridge put messages into queues that the key encrypts.
+
+    Source: SQS developer guide, "Configuring KMS permissions for AWS services", 2026-11.
+    """
+    return {
+        "Sid": "EventsIntoQueue",
+        "Effect": "Allow",
+        "Principal": {"Service": "events.amazonaws.com"},
+        "Action": ["kms:GenerateDataKey", "kms:Decrypt"],
+        "Resource": "*",
+        "Condition": {"StringEquals": {"aws:SourceAccount": account.id}},
+    }

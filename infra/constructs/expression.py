@@ -1,0 +1,19 @@
+"""Terraform's own expressions, for places where a token of CDKTF's would not do.
+
+Inside an expression CDKTF writes a token bare, so text that is an argument of a function, such as user data to encode,
+must carry Terraform's references instead.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def expression(text: str) -> str:
+    """Terraform's template of one expression."""
+    return "${" + text + "}"
+
+
+def reference(made: Any, path: str) -> str:
+    """An attribute of a resource, such as `endpoint` or `vpc_config[0].vpc_id`, as Terraform's own reference."""
+    return expression(f"{made.terraform_resource_type}.{made.friendly_unique_id}.{path}")

@@ -1,0 +1,239 @@
+"""What Karpenter needs of AWS: a role for its controller, one for its nodes, and word of machines about to go."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from infra import names
+from infra.bindings import aws
+from infra.constructs import pod_identity, policy
+from infra.constructs.account import Account
+from infra.constructs.node_groups import node_role
+from infra.constructs.role import role
+from infra.fleet import Fleet
+
+NAMESPACE = "kube-system"
+SERVICE_ACCOUNT = "karpenter"
+
+_KEPT_S = 300
+"""A warning is two minutes long; an older message is of no use."""
+
+EVENTS = {
+    "health": ("aws.health", "AWS Health Event"),
+    "spot": ("aws.ec2", "EC2 Spot Instance Interruption Warning"),
+    "rebalance": ("aws.ec2", "EC2 Instance Rebalance Recommendation"),
+    "state": ("aws.ec2", "EC2 Instance State-change Notification"),
+    "reservation": ("aws.ec2", "EC2 Capacity Reservation Instance Interruption Warning"),
+}
+"""Source and kind of each event. Source: karpenter.sh/v1.14/reference/cloudformation, 2026-11."""
+
+
+def karpenter(stack: Any, fleet: Fleet, *, cluster: Any, encryption: Any, account: Account) -> None:
+    """Adds the roles, the queue and its rules. Karpenter itself comes as a chart, its NodePools as manifests."""
+    nodes = node_role(stack, names.KARPENTER_NODE, fleet, account)
+    # Made here and not by Karpenter, which then needs no right to make any.
+    profile = aws.iam_instance_profile.IamInstanceProfile(
+        stack, "karpenter-profile", name=names.role(fleet.name, account.region, names.KARPENTER_NODE), role=nodes.name
+    )
+    aws.eks_access_entry.EksAccessEntry(
+        stack, "karpenter-nodes", cluster_name=cluster.name, principal_arn=nodes.arn, type="EC2_LINUX"
+    )
+    queue = _interruptions(stack, fleet, encryption)
+    controller = role(
+        stack,
+        "karpenter",
+        fleet=fleet.name,
+        account=account,
+        description="Lets Karpenter start and end the fleet's machines",
+        trust=pod_identity.trust(names.cluster(fleet), account),
+        statements=_statements(fleet, account, queue.arn, encryption.arn, nodes.arn, profile.arn),
+    )
+    pod_identity.association(
+        stack, "karpenter", cluster=cluster, namespace=NAMESPACE, service_account=SERVICE_ACCOUNT, role=controller
+    )
+
+
+def _interruptions(stack: Any, fleet: Fleet, encryption: Any) -> Any:
+    queue = aws.sqs_queue.SqsQueue(
+        stack,
+        "interruptions",
+        name=names.interruptions(fleet),
+        message_retention_seconds=_KEPT_S,
+        kms_master_key_id=encryption.arn,
+    )
+    aws.sqs_queue_policy.SqsQueuePolicy(
+        stack,
+        "interruptions-policy",
+        queue_url=queue.url,
+        policy=policy.document(_from_events(queue), _over_tls(queue)),
+    )
+    for name, (source, kind) in EVENTS.items():
+        rule = aws.cloudwatch_event_rule.CloudwatchEventRule(
+            stack,
+            f"interruption-{name}",
+            name=f"{fleet.name}-interruption-{name}",
+            description=f"{kind}, for Karpenter",
+            event_pattern=json.dumps({"source": [source], "detail-type": [kind]}),
+        )
+        aws.cloudwatch_event_target.CloudwatchEventTarget(
+            stack, f"interruption-{name}-queue", rule=rule.name, arn=queue.arn, target_id="interruptions"
+        )
+    return queue
+
+
+def _from_events(queue: Any) -> dict[str, Any]:
+    return {
+        "Sid": "FromEvents",
+        "Effect": "Allow",
+        "Principal": {"Service": "events.amazonaws.com"},
+        "Action": "sqs:SendMessage",
+        "Resource": queue.arn,
+    }
+
+
+def _over_tls(queue: Any) -> dict[str, Any]:
+    return {
+        "Sid": "TlsOnly",
+        "Effect": "Deny",
+        "Principal": "*",
+        "Action": "sqs:*",
+        "Resource": queue.arn,
+        "Condition": {"Bool": {"aws:SecureTransport": "false"}},
+    }
+
+
+def _statements(
+    fleet: Fleet, account: Account, queue: str, key: str, node_role_arn: str, profile: str
+) -> list[dict[str, Any]]:
+    """Karpenter's own list, less the instance profiles that it need not make, less the regions that are not ours.
+
+    It may use what it is pointed at, but only make, tag and end what carries this cluster's tags.
+    Source: karpenter.sh/v1.14/reference/cloudformation, 2026-11.
+    """
+    return [
+        *_start(fleet, account),
+        *_tag_and_end(fleet, account),
+        {"Sid": "Read", "Effect": "Allow", "Action": _READ, "Resource": "*", "Condition": _in_region(account)},
+        # The price list answers in a few regions for all, and names no resource.
+        {"Sid": "Prices", "Effect": "Allow", "Action": ["pricing:GetProducts"], "Resource": "*"},
+        {
+            "Sid": "Images",
+            "Effect": "Allow",
+            "Action": ["ssm:GetParameter"],
+            "Resource": f"arn:{account.partition}:ssm:{account.region}::parameter/aws/service/*",
+        },
+        {
+            "Sid": "Interruptions",
+            "Effect": "Allow",
+            "Action": ["sqs:DeleteMessage", "sqs:GetQueueUrl", "sqs:ReceiveMessage"],
+            "Resource": queue,
+        },
+        {"Sid": "InterruptionsKey", "Effect": "Allow", "Action": ["kms:Decrypt"], "Resource": key},
+        {
+            "Sid": "NodeRole",
+            "Effect": "Allow",
+            "Action": ["iam:PassRole"],
+            "Resource": node_role_arn,
+            "Condition": {"StringEquals": {"iam:PassedToService": f"ec2.{account.dns_suffix}"}},
+        },
+        {"Sid": "NodeProfile", "Effect": "Allow", "Action": ["iam:GetInstanceProfile"], "Resource": profile},
+        {
+            "Sid": "Cluster",
+            "Effect": "Allow",
+            "Action": ["eks:DescribeCluster"],
+            "Resource": account.arn("eks", f"cluster/{names.cluster(fleet)}"),
+        },
+    ]
+
+
+_READ = [
+    "ec2:DescribeCapacityReservations",
+    "ec2:DescribeImages",
+    "ec2:DescribeInstances",
+    "ec2:DescribeInstanceStatus",
+    "ec2:DescribeInstanceTypeOfferings",
+    "ec2:DescribeInstanceTypes",
+    "ec2:DescribeLaunchTemplates",
+    "ec2:DescribePlacementGroups",
+    "ec2:DescribeSecurityGroups",
+    "ec2:DescribeSpotPriceHistory",
+    "ec2:DescribeSubnets",
+]
+"""EC2 describes all or nothing: none of these takes a resource."""
+
+
+def _in_region(account: Account) -> dict[str, Any]:
+    return {"StringEquals": {"aws:RequestedRegion": account.region}}
+
+
+def _start(fleet: Fleet, account: Account) -> list[dict[str, Any]]:
+    start = ["ec2:RunInstances", "ec2:CreateFleet"]
+    made = ["fleet", "instance", "volume", "network-interface", "launch-template", "spot-instances-request"]
+    used = ["security-group", "subnet", "capacity-reservation", "placement-group"]
+    # AMIs and snapshots of AWS's own carry no account.
+    public = [f"arn:{account.partition}:ec2:{account.region}::{kind}/*" for kind in ("image", "snapshot")]
+    return [
+        {
+            "Sid": "StartWith",
+            "Effect": "Allow",
+            "Action": start,
+            "Resource": [*public, *(account.arn("ec2", f"{kind}/*") for kind in used)],
+        },
+        {
+            "Sid": "StartFromOwnTemplate",
+            "Effect": "Allow",
+            "Action": start,
+            "Resource": account.arn("ec2", "launch-template/*"),
+            "Condition": _owned(fleet, "aws:ResourceTag"),
+        },
+        {
+            "Sid": "StartTagged",
+            "Effect": "Allow",
+            "Action": [*start, "ec2:CreateLaunchTemplate"],
+            "Resource": [account.arn("ec2", f"{kind}/*") for kind in made],
+            "Condition": _owned(fleet, "aws:RequestTag"),
+        },
+        {
+            "Sid": "TagAtStart",
+            "Effect": "Allow",
+            "Action": ["ec2:CreateTags"],
+            "Resource": [account.arn("ec2", f"{kind}/*") for kind in made],
+            "Condition": _owned(
+                fleet, "aws:RequestTag", **{"ec2:CreateAction": ["RunInstances", "CreateFleet", "CreateLaunchTemplate"]}
+            ),
+        },
+    ]
+
+
+def _tag_and_end(fleet: Fleet, account: Account) -> list[dict[str, Any]]:
+    own = _owned(fleet, "aws:ResourceTag")
+    keys = ["eks:eks-cluster-name", "karpenter.sh/nodeclaim", "Name"]
+    return [
+        {
+            "Sid": "TagNodes",
+            "Effect": "Allow",
+            "Action": ["ec2:CreateTags"],
+            "Resource": account.arn("ec2", "instance/*"),
+            "Condition": {
+                **own,
+                "StringEqualsIfExists": {"aws:RequestTag/eks:eks-cluster-name": names.cluster(fleet)},
+                "ForAllValues:StringEquals": {"aws:TagKeys": keys},
+            },
+        },
+        {
+            "Sid": "End",
+            "Effect": "Allow",
+            "Action": ["ec2:TerminateInstances", "ec2:DeleteLaunchTemplate"],
+            "Resource": [account.arn("ec2", f"{kind}/*") for kind in ("instance", "launch-template")],
+            "Condition": own,
+        },
+    ]
+
+
+def _owned(fleet: Fleet, tag: str, **also: Any) -> dict[str, Any]:
+    """A condition: the tag by which Karpenter marks what belongs to this cluster, and to a NodePool of it."""
+    return {
+        "StringEquals": {f"{tag}/kubernetes.io/cluster/{names.cluster(fleet)}": "owned", **also},
+        "StringLike": {f"{tag}/karpenter.sh/nodepool": "*"},
+    }

@@ -1,0 +1,31 @@
+"""The network stack's VPC and subnets as other stacks find them: by their tags, or by the ids in the fleet file.
+
+Looked up and not read from the network stack's state: a stack then needs no right to that state, and finds a network
+just as well that was made some other way.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from infra import names
+from infra.bindings import aws
+from infra.constructs.vpc import Network
+from infra.fleet import ExistingNetwork, Fleet
+
+
+def found(stack: Any, fleet: Fleet) -> Network:
+    """Adds the data sources that find the fleet's network; the network stack must be applied before."""
+    if isinstance(fleet.network, ExistingNetwork):
+        subnets = dict(zip(fleet.zones, fleet.network.private_subnets, strict=True))
+        return Network(fleet.network.vpc, subnets)
+    vpc = aws.data_aws_vpc.DataAwsVpc(stack, "vpc", tags=names.vpc_tags(fleet))
+    return Network(
+        vpc.id,
+        {
+            zone: aws.data_aws_subnet.DataAwsSubnet(
+                stack, f"private-{zone}", vpc_id=vpc.id, tags=names.private_subnet_tags(fleet, zone)
+            ).id
+            for zone in fleet.zones
+        },
+    )

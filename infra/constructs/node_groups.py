@@ -1,0 +1,189 @@
+"""Managed node groups: the system's own, and one for each machine group of the pools that node groups keep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from infra import interfaces, names, user_data
+from infra.bindings import aws
+from infra.catalog import eks
+from infra.catalog.instances import Catalogue
+from infra.constructs import policy
+from infra.constructs.account import Account
+from infra.constructs.expression import expression, reference
+from infra.constructs.launch_template import launch_template
+from infra.constructs.role import role
+from infra.fleet import Fleet
+from infra.groups import PLAIN, Group
+
+NODE_POLICIES = ("AmazonEKSWorkerNodePolicy", "AmazonEC2ContainerRegistryPullOnly", "AmazonSSMManagedInstanceCore")
+"""AWS's own policies of a node. The CNI's is not among them: its pods have a role of their own."""
+
+_SYSTEM_TYPES = (("m8g.xlarge", "arm64"), ("m7i.xlarge", "x86_64"))
+"""For CoreDNS, controllers and metrics, in order of preference; the second is in every region."""
+
+_CAPACITY = {
+    "on-demand": "ON_DEMAND",
+    "reservation": "ON_DEMAND",
+    "spot": "SPOT",
+    "capacity-block": "CAPACITY_BLOCK",
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """What every node group of a cluster needs."""
+
+    fleet: Fleet
+    cluster: Any
+    node_role: Any
+    subnets: Mapping[str, str]
+    """Ids by zone."""
+
+    efa_group: Any | None
+    before: Sequence[Any]
+    """What must be there before the first node: the add-ons that nodes need to join."""
+
+
+def node_role(stack: Any, name: str, fleet: Fleet, account: Account) -> Any:
+    """Adds a role for nodes; it can do nothing that a pod should do."""
+    return role(
+        stack,
+        name,
+        fleet=fleet.name,
+        account=account,
+        description=f"Lets nodes join the cluster {names.cluster(fleet)}",
+        trust=policy.assumed_by("ec2.amazonaws.com"),
+        managed=NODE_POLICIES,
+    )
+
+
+def system(fleet: Fleet, catalogue: Catalogue) -> Group:
+    """The system's own group: one small node a zone, and never less than two."""
+    kind, arch, zones = _system_type(fleet, catalogue)
+    count = max(2, len(zones))
+    return Group(
+        name="system",
+        pool="system",
+        orchestrator="eks",
+        kind="node-group",
+        types=(kind,),
+        zones=zones,
+        bought="on-demand",
+        reservation=None,
+        choice=0,
+        least=count,
+        most=2 * count,
+        warm=0,
+        accelerators=0,
+        interfaces=(interfaces.Interface(0, 0, "interface"),),
+        efa=0,
+        placement_group=None,
+        labels={"fleet/pool": "system"},
+        taints=(),
+        images="plain",
+        snapshot=None,
+        volume=PLAIN,
+        nvme=False,
+        os="al2023",
+        variant="standard",
+        arch=arch,
+        ami=None,
+    )
+
+
+def _system_type(fleet: Fleet, catalogue: Catalogue) -> tuple[str, eks.Arch, tuple[str, ...]]:
+    first, second = _SYSTEM_TYPES
+    offered = catalogue[first[0]].zones.get(fleet.region, ()) if first[0] in catalogue else ()
+    zones = tuple(zone for zone in fleet.zones if zone in offered)
+    return (first[0], "arm64", zones) if zones else (second[0], "x86_64", fleet.zones)
+
+
+def node_group(stack: Any, place: Place, group: Group) -> Any:
+    """Adds a node group with its launch template, and its placement group where it has one."""
+    placed = placement_group(stack, place.fleet, group)
+    template = launch_template(
+        stack,
+        f"{group.name}-template",
+        fleet=place.fleet,
+        group=group,
+        image_id=image(stack, place.fleet, group),
+        text=user_data.of(group, _joins(place)),
+        security_groups=_security_groups(place, group),
+        depends_on=placed,
+    )
+    e = aws.eks_node_group
+    made = e.EksNodeGroup(
+        stack,
+        group.name,
+        cluster_name=place.cluster.name,
+        node_group_name=group.name,
+        node_role_arn=place.node_role.arn,
+        subnet_ids=[place.subnets[zone] for zone in group.zones],
+        capacity_type=_CAPACITY[group.bought],
+        launch_template=e.EksNodeGroupLaunchTemplate(id=template.id, version=reference(template, "latest_version")),
+        scaling_config=e.EksNodeGroupScalingConfig(
+            desired_size=group.least, min_size=group.least, max_size=max(1, group.most)
+        ),
+        update_config=e.EksNodeGroupUpdateConfig(max_unavailable=1),
+        # Replaces what the monitoring agent finds broken, GPUs after 10 minutes. EKS itself stops at one unhealthy
+        # node in five: then it is not the nodes. Source: EKS user guide, "Node auto repair", 2026-11.
+        node_repair_config=e.EksNodeGroupNodeRepairConfig(enabled=True),
+        labels=dict(group.labels),
+        taint=[
+            e.EksNodeGroupTaint(key=taint.key, value=taint.value, effect=taint.eks_effect) for taint in group.taints
+        ],
+        depends_on=[*place.before],
+    )
+    # The autoscaler moves it; a plan must not move it back.
+    made.add_override("lifecycle", {"ignore_changes": ["scaling_config[0].desired_size"]})
+    return made
+
+
+def _joins(place: Place) -> user_data.Cluster:
+    return user_data.Cluster(
+        name=names.cluster(place.fleet),
+        endpoint=reference(place.cluster, "endpoint"),
+        certificate=reference(place.cluster, "certificate_authority[0].data"),
+        service_cidr=reference(place.cluster, "kubernetes_network_config[0].service_ipv4_cidr"),
+    )
+
+
+def _security_groups(place: Place, group: Group) -> list[str]:
+    """The cluster's own group, by which nodes and control plane reach each other, and EFA's."""
+    own = place.cluster.vpc_config.cluster_security_group_id
+    return [own, place.efa_group.id] if group.efa and place.efa_group else [own]
+
+
+def image(stack: Any, fleet: Fleet, group: Group) -> str:
+    """Id of the group's AMI; adds the data source that looks a pinned release up, once for each AMI."""
+    if group.ami:
+        return group.ami
+    release = fleet.eks.al2023 or eks.AL2023
+    if group.os == "bottlerocket":
+        release = fleet.eks.bottlerocket or eks.BOTTLEROCKET
+    name = f"{group.os}-{group.variant}-{group.arch}"
+    there = stack.node.try_find_child(name)
+    parameter = there or aws.data_aws_ssm_parameter.DataAwsSsmParameter(
+        stack,
+        name,
+        name=eks.image_parameter(
+            os=group.os, release=release, version=fleet.eks.version, variant=group.variant, arch=group.arch
+        ),
+    )
+    # Terraform takes every parameter for a secret; an AMI's id is none, and a plan should show it.
+    return expression(f"nonsensitive(data.aws_ssm_parameter.{parameter.friendly_unique_id}.value)")
+
+
+def placement_group(stack: Any, fleet: Fleet, group: Group) -> list[Any]:
+    """Adds the cluster placement group of the pool and zone, once; none where the group has none."""
+    if not group.placement_group:
+        return []
+    name = f"placement-{group.placement_group}"
+    there = stack.node.try_find_child(name)
+    made = there or aws.placement_group.PlacementGroup(
+        stack, name, name=names.placement_group(fleet.name, group.placement_group), strategy="cluster"
+    )
+    return [made]

@@ -1,0 +1,40 @@
+"""EKS Pod Identity: a role that the pods of one service account of one cluster take on, without any key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from infra.bindings import aws
+from infra.constructs import policy
+from infra.constructs.account import Account
+
+
+def trust(cluster: str, account: Account) -> str:
+    """Trust policy of a role that EKS hands to pods of the cluster `cluster` alone.
+
+    Source: EKS user guide, "Create IAM role with trust policy required by EKS Pod Identity", 2026-11.
+    """
+    return policy.document(
+        {
+            "Effect": "Allow",
+            "Principal": {"Service": "pods.eks.amazonaws.com"},
+            # The agent tags the session with cluster, namespace and service account.
+            "Action": ["sts:AssumeRole", "sts:TagSession"],
+            "Condition": {
+                "StringEquals": {"aws:SourceAccount": account.id},
+                "ArnEquals": {"aws:SourceArn": account.arn("eks", f"cluster/{cluster}")},
+            },
+        }
+    )
+
+
+def association(stack: Any, name: str, *, cluster: Any, namespace: str, service_account: str, role: Any) -> None:
+    """Adds the link from a service account to its role; the service account may come later."""
+    aws.eks_pod_identity_association.EksPodIdentityAssociation(
+        stack,
+        f"{name}-identity",
+        cluster_name=cluster.name,
+        namespace=namespace,
+        service_account=service_account,
+        role_arn=role.arn,
+    )

@@ -1,0 +1,51 @@
+"""An IAM role with what it may do: AWS's own policies where they are the norm, else statements of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from infra import names
+from infra.bindings import aws
+from infra.constructs import policy
+from infra.constructs.account import Account
+
+
+def role(
+    stack: Any,
+    name: str,
+    *,
+    fleet: str,
+    account: Account,
+    description: str,
+    trust: str,
+    managed: Sequence[str] = (),
+    statements: Sequence[Mapping[str, Any]] = (),
+) -> Any:
+    """Adds a role named FLEET-REGION-`name`: roles are the account's, so the region is in their names.
+
+    Args:
+        name: at most 16 characters, for IAM takes 64 in all.
+        trust: who may take it on, as policy.assumed_by gives it.
+        managed: AWS's own policies, named as below arn:aws:iam::aws:policy/.
+        statements: what else it may do.
+    """
+    made = aws.iam_role.IamRole(
+        stack,
+        f"{name}-role",
+        name=names.role(fleet, account.region, name),
+        description=description,
+        assume_role_policy=trust,
+    )
+    for arn in managed:
+        aws.iam_role_policy_attachment.IamRolePolicyAttachment(
+            stack,
+            f"{name}-role-{arn.rpartition('/')[2]}",
+            role=made.name,
+            policy_arn=f"arn:{account.partition}:iam::aws:policy/{arn}",
+        )
+    if statements:
+        aws.iam_role_policy.IamRolePolicy(
+            stack, f"{name}-role-policy", name=name, role=made.name, policy=policy.document(*statements)
+        )
+    return made

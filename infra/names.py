@@ -1,0 +1,44 @@
+"""Names and tags by which stacks, Kubernetes manifests and charts find what another one made."""
+
+from __future__ import annotations
+
+from infra.fleet import Fleet
+
+
+def cluster(fleet: Fleet) -> str:
+    """The EKS cluster."""
+    return fleet.name
+
+
+def vpc_tags(fleet: Fleet) -> dict[str, str]:
+    """Tags that one VPC of the account and region carries."""
+    return {"fleet": fleet.name, "Name": fleet.name}
+
+
+def private_subnet_tags(fleet: Fleet, zone: str) -> dict[str, str]:
+    """Tags that one private subnet of that VPC carries."""
+    return {"fleet": fleet.name, "Name": f"{fleet.name}-private-{zone}"}
+
+
+def efa_group(fleet: str, stack: str) -> str:
+    """Security group of a stack's EFA machines."""
+    return f"{fleet}-{stack}-efa"
+
+
+def placement_group(fleet: str, group: str) -> str:
+    """EC2's name of a placement group."""
+    return f"{fleet}-{group}"
+
+
+def role(fleet: str, region: str, purpose: str) -> str:
+    """An IAM role, and the instance profile that holds it: both are the account's, so the region is in the name."""
+    return f"{fleet}-{region}-{purpose}"
+
+
+KARPENTER_NODE = "karpenter-node"
+"""Purpose of the role of nodes that Karpenter starts."""
+
+
+def interruptions(fleet: Fleet) -> str:
+    """Queue that tells Karpenter of nodes about to go."""
+    return f"{fleet.name}-interruptions"
