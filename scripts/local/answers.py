@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
 import socket
 import time
 import urllib.error
@@ -20,6 +22,9 @@ _ANSWER_S = 60.0
 """Longest wait for one answer; the first one on a busy machine takes seconds."""
 
 _EVERY_S = 0.5
+
+_SIGNAL = 128
+"""An exit status above it tells of the signal that ended a process, as shells and `keep` say it."""
 
 
 class RoleFailed(Unavailable):
@@ -82,14 +87,12 @@ def refuse_failed(run: Run, state: State) -> None:
     Raises:
         RoleFailed: it has; says how, and what it wrote last.
     """
-    if not state.failed:
-        return
-    if state.why:
-        raise RoleFailed(run, state.name, f"could not be started ({state.why})")
-    if state.exit_code > 128:
-        hint = "; did the machine run out of memory?" if state.exit_code == 137 else ""
-        raise RoleFailed(run, state.name, f"was ended by signal {state.exit_code - 128}{hint}")
-    raise RoleFailed(run, state.name, f"ended with code {state.exit_code}")
+    if state.failed:
+        status = re.fullmatch(r"exit status (\d+)", state.ended)
+        number = int(status[1]) - _SIGNAL if status else 0
+        how = f"was ended by signal {number}" if number > 0 else f"ended with {state.ended}"
+        hint = " (did the machine run out of memory?)" if number == signal.SIGKILL else ""
+        raise RoleFailed(run, state.name, how + hint)
 
 
 def _listens(port: int) -> bool:

@@ -33,7 +33,7 @@ def tail(log: str, count: int = 15) -> list[str]:
 def _raised(lines: list[str]) -> list[str]:
     """What each traceback ends with: its first line that is not indented."""
     found, inside = [], False
-    for line, after in zip(lines, [*lines[1:], ""], strict=True):
+    for line, after in zip(lines, [*lines, ""][1:], strict=True):
         if line == _TRACEBACK:
             inside = True
         elif inside and _RAISED.match(line):

@@ -97,13 +97,13 @@ def check_machine(plan: Plan, starting: list[Process] | None = None) -> None:
     room.check(plan.run, plan.deployment, list(plan.deployment.processes) if starting is None else starting)
 
 
-def write(plan: Plan, *, force: bool = False) -> None:
+def write(plan: Plan) -> None:
     """Renders the blueprint for a person to read, and writes the supervisor's configuration.
 
     Raises:
-        InputError: the rendered file was edited by hand, and `force` is not set.
+        InputError: the rendered file was edited by hand.
     """
-    render.render(plan.deployment, plan.folder, plan.run.rendered, force=force)
+    render.render(plan.deployment, plan.folder, plan.run.rendered)
     plan.run.make()
     plan.run.config.write_text(plan.text, encoding="utf-8")
 
@@ -265,22 +265,24 @@ def deploy(plan: Plan, agree: Callable[[str], None], *, force: bool = False) -> 
         agree(difference(plan))
         there = {state.name for state in up.states()} if up else set()
         check_machine(plan, [process for process in plan.deployment.processes if process.name not in there])
+        # Whatever refuses is asked before anything that runs is touched.
+        render.render(plan.deployment, plan.folder, plan.run.rendered, force=force)
         with or_nothing(plan.run):
             if up is not None:
                 return change(plan, up, apply_storage)
-            start_afresh(plan, force=force)
+            start_afresh(plan)
             return bring_up(plan, supervisor.detached(plan.run), apply_storage)
 
 
-def start_afresh(plan: Plan, *, force: bool = False) -> None:
+def start_afresh(plan: Plan) -> None:
     """Ends what an earlier run left, and writes the configuration for a new one.
 
     Raises:
-        InputError: the rendered file was edited by hand, and `force` is not set.
+        InputError: the rendered file was edited by hand.
     """
     take_down(plan.run)
     _forget_logs(plan.run)
-    write(plan, force=force)
+    write(plan)
 
 
 def _whole(plan: Plan) -> Supervisor | None:

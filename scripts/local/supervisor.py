@@ -41,9 +41,8 @@ class State:
     restarts: int
     """How often it ended by itself since supervisord started."""
 
-    exit_code: int
-    why: str
-    """Why it could not be started, in supervisord's words; empty where it could."""
+    ended: str
+    """How it ended last, in supervisord's words, such as `exit status 1`; empty where it never did."""
 
     @property
     def failed(self) -> bool:
@@ -75,9 +74,9 @@ class Supervisor:
             Unavailable: supervisord does not answer.
         """
         log = self.run.logs / "supervisord.log"
-        ended = re.findall(r" exited: (\S+) \(", log.read_text(errors="replace") if log.exists() else "")
+        ends = re.findall(r" exited: (\S+) \(([^;)]+)", log.read_text(errors="replace") if log.exists() else "")
         told = self._call("getAllProcessInfo")
-        return [_state(info, ended.count(info["name"])) for info in told]
+        return [_state(info, [how for name, how in ends if name == info["name"]]) for info in told]
 
     def state(self, name: str) -> State:
         """One process.
@@ -197,16 +196,16 @@ def _when_up(run: Run, child: subprocess.Popen[bytes]) -> Supervisor:
     return supervisor
 
 
-def _state(info: dict[str, Any], restarts: int) -> State:
+def _state(info: dict[str, Any], ends: list[str]) -> State:
+    """One process from what supervisord answers, and from its log, which alone tells how a process ended."""
     alive = info["statename"] in ("STARTING", "RUNNING", "STOPPING")
     return State(
         name=info["name"],
         state=info["statename"],
         pid=info["pid"],
         uptime_s=max(0.0, info["now"] - info["start"]) if alive else 0.0,
-        restarts=restarts,
-        exit_code=info["exitstatus"],
-        why=info["spawnerr"],
+        restarts=len(ends),
+        ended=ends[-1] if ends else info["spawnerr"],
     )
 
 
