@@ -228,3 +228,24 @@ def test_efa_over_the_fleets_many_zones_is_refused_where_the_file_is_read(tmp_pa
     with pytest.raises(InputError) as refused:
         _check(tmp_path, text)
     assert "pools.aa.efa: now true: EFA traffic does not cross an Availability Zone" in str(refused.value)
+
+
+def test_nvme_on_a_type_without_such_disks_is_refused(tmp_path: Path) -> None:
+    text = f"{HEAD}pools:\n  aa:\n    types: [inf2.8xlarge, inf2.24xlarge]\n    size: 0..2\n    disk: nvme\n"
+    assert _only(_check(tmp_path, text)) == (
+        "fleet.yaml:8:11: pools.aa.disk: now 'nvme': inf2.8xlarge and inf2.24xlarge have no NVMe disks. "
+        "Write disk: gp3."
+    )
+
+
+def test_soci_on_a_volume_that_the_machine_reads_too_slowly_is_refused(tmp_path: Path) -> None:
+    text = f"{HEAD}pools:\n  aa:\n    types: g6e.xlarge\n    size: 0..2\n    images: soci\n    disk: gp3\n"
+    assert _only(_check(tmp_path, text)) == (
+        "fleet.yaml:8:13: pools.aa.images: now 'soci': g6e.xlarge reads 596 MiB/s from a volume, and below 600 "
+        "SOCI makes starts slower. Write disk: nvme."
+    )
+
+
+def test_a_range_too_small_for_the_fleet_is_refused(tmp_path: Path) -> None:
+    text = f"{HEAD}network: {{cidr: 10.1.0.0/20}}\npools:\n  aa: {{types: g6e.xlarge, size: 0..60}}\n"
+    assert "now '10.1.0.0/20': at its greatest size the fleet takes" in _only(_check(tmp_path, text))

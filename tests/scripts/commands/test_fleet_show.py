@@ -21,7 +21,7 @@ FLEET = """\
 name: big
 region: us-east-1
 zones: [us-east-1a, us-east-1b, us-east-1c, us-east-1d, us-east-1e, us-east-1f]
-orchestrator: both
+orchestrator: ecs
 spend_limit: 100000 USD/h
 pools:
   general:
@@ -77,7 +77,7 @@ def _line(lines: list[str], start: str) -> list[str]:
 
 def test_a_hundred_columns_show_each_pool_with_its_zones_machines_accelerators_and_cost(tmp_path: Path) -> None:
     lines = _drawn(_load(tmp_path), 100)
-    assert lines[0] == "big  us-east-1, 6 zones, EKS and ECS"
+    assert lines[0] == "big  us-east-1, 6 zones, ECS"
     assert _line(lines, "zones of")[3:9] == list("abcdef")
     assert _line(lines, "general") == ["general", *"━━━━", "100..1,250", "400..10,000", "1,049", "37,664"]
     assert _line(lines, "g6e.48xlarge") == ["g6e.48xlarge", *"●●●●", "8", "×", "L40S", "@", "30.13"]
@@ -161,7 +161,7 @@ def test_an_unknown_type_is_drawn_as_such_and_refused(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "not in the catalogue" in done.stdout
     assert (
-        f"{file}:13:12: pools.h100.types[0]: now 'p5.47xlarge': the catalogue has no such instance type" in done.stderr
+        f"{file}:13:12: pools.h100.types: now 'p5.47xlarge': the catalogue has no such instance type" in done.stderr
     )
 
 
