@@ -38,7 +38,7 @@ def _limit(limit: Limit) -> Line:
     if limit.amount <= limit.most:
         return Line(limit.name, "pass", said, share=share)
     remedy = "fewer zones, types or ways to buy in a pool, smaller pools, or a second fleet for some of them"
-    return Line(limit.name, "fail", f"the fleet takes {said} ({limit.source})", remedy, share=share)
+    return Line(limit.name, "fail", f"needs {said} ({limit.source})", remedy, share=share)
 
 
 def _question(aws: Aws, fleet: Fleet, need: Need) -> Question:
@@ -56,13 +56,13 @@ def _answered(aws: Aws, fleet: Fleet, need: Need, actions: Sequence[str]) -> Lin
     try:
         return _line(aws, fleet, need)
     except clients.errors() as error:
-        said = f"not known; {_takes(need)}, and a new account has {need.quota.default:,.0f}"
+        said = f"{_needs(need)}; a new account has {need.quota.default:,.0f}"
         return unknown(need.quota.name, ask.why(error), ask.remedy(error, actions), said=said)
 
 
-def _takes(need: Need) -> str:
+def _needs(need: Need) -> str:
     unit = f" {need.quota.unit}" if need.quota.unit else ""
-    return f"the fleet takes up to {need.amount:,}{unit}{f' ({need.why})' if need.why else ''}"
+    return f"needs up to {need.amount:,}{unit}{f' ({need.why})' if need.why else ''}"
 
 
 def _line(aws: Aws, fleet: Fleet, need: Need) -> Line:
@@ -71,10 +71,10 @@ def _line(aws: Aws, fleet: Fleet, need: Need) -> Line:
     used = _used(aws, fleet, need.quota, answer)
     share = (need.amount + used) / value if value else math.inf
     if need.amount > value:
-        said = f"{_takes(need)}, and the quota is {value:,.0f}"
+        said = f"{_needs(need)}; the quota is {value:,.0f}"
         return Line(name, "fail", said, *_more(aws, need, answer, used), share=share)
     if used and need.amount + used > value:
-        said = f"{_takes(need)}, {used:,.0f} are in use already, and the quota is {value:,.0f}"
+        said = f"{_needs(need)}, beside {used:,.0f} in use; the quota is {value:,.0f}"
         return Line(name, _short(need.quota), said, *_more(aws, need, answer, used), share=share)
     unit = f" {need.quota.unit}" if need.quota.unit else ""
     beside = f", {used:,.0f} in use" if used else ""

@@ -27,7 +27,7 @@ def questions(aws: Aws, fleet: Fleet, catalogue: Catalogue, met: Scale) -> list[
 def _new(subnet: Subnet) -> Line:
     about, share = f"private {subnet.zone}", subnet.needed / subnet.there
     if subnet.needed > subnet.there:
-        said = f"{subnet.cidr} has {subnet.there:,} addresses, and the fleet takes up to {subnet.needed:,} there"
+        said = f"{subnet.cidr} has {subnet.there:,} addresses; the fleet needs up to {subnet.needed:,} there"
         return Line(about, "fail", said, "a wider network.cidr, smaller pools, or pools over more zones", share=share)
     return Line(about, "pass", f"{subnet.cidr}: {subnet.needed:,} of {subnet.there:,} addresses", share=share)
 
@@ -67,6 +67,6 @@ def _subnet(network: ExistingNetwork, zone: str, name: str, found: Mapping[str, 
     free = found["AvailableIpAddressCount"]
     share = need / free if free else math.inf
     if need > free:
-        said = f"{found['CidrBlock']} has {free:,} free addresses, and the fleet takes up to {need:,} there"
+        said = f"{found['CidrBlock']} has {free:,} free addresses; the fleet needs up to {need:,} there"
         return Line(about, "fail", said, "a larger subnet, or smaller pools", share=share)
     return Line(about, "pass", f"{found['CidrBlock']}: {need:,} of {free:,} free addresses", share=share)
