@@ -94,7 +94,7 @@ def draw(fleet: Fleet, catalogue: Catalogue, width: int) -> RenderableType:
 
 def _title(fleet: Fleet) -> Text:
     runs = {"both": "EKS and ECS"}.get(fleet.orchestrator, fleet.orchestrator.upper())
-    return Text.assemble((fleet.name, "bold"), f"  {fleet.region}, {len(fleet.zones)} zones, {runs}")
+    return Text.assemble((fleet.name, "bold"), f"  {fleet.region}, {len(fleet.zones)} zone{'s' * (len(fleet.zones) != 1)}, {runs}")
 
 
 def _table(fleet: Fleet, costs: cost.Cost, catalogue: Catalogue, bar: str, *, short: bool) -> Table:
@@ -137,7 +137,7 @@ def _add_pool(table: Table, fleet: Fleet, costs: cost.PoolCost, catalogue: Catal
         table.add_row(
             f"  {kind}", *marks, "", _on_board(row), "", _each(row, fleet.region), style="dim" if row is None else ""
         )
-    table.add_row(Text(f"  {_bought(pool)}", "dim"), end_section=True)
+    table.add_row(Text(f"  {_bought(fleet, pool)}", "dim"), end_section=True)
 
 
 def _mark(row: Instance | None, region: str, zone: str) -> Text:
@@ -167,11 +167,17 @@ def _each(row: Instance | None, region: str) -> str:
     return "unknown" if price is None else f"@ {_money(price)}"
 
 
-def _bought(pool: Pool) -> str:
+def _bought(fleet: Fleet, pool: Pool) -> str:
+    """How the pool is bought, and what else sets it apart."""
     words = [
         way if isinstance(way, str) else "Capacity Block" if way.capacity_block else "reserved" for way in pool.buy
     ]
-    return " → ".join(words) + (", EFA" if pool.efa else "")
+    further = [
+        "EFA" if pool.efa else "",
+        f"{pool.warm} warm" if pool.warm else "",
+        f"on {fleet.orchestrator_of(pool).upper()}" if fleet.orchestrator == "both" else "",
+    ]
+    return ", ".join(filter(None, [" → ".join(words), *further]))
 
 
 def _way(way: str | Reservation) -> Any:

@@ -39,8 +39,16 @@ state: s3://my-state/fleets/ads
 network: {cidr: 10.0.0.0/16, nat: on, flow_logs: 30d}
 storage: {results_kept: 30d, old_versions_kept: 7d, repositories: [vllm, router]}
 pools:
-  p5: {types: p5.48xlarge, zones: us-west-2a, buy: {capacity-block: cr-0123456789abcdef0}, size: 2, efa: true}
-  mixed: {types: [g6e.2xlarge, g6e.4xlarge], buy: [spot, on-demand], size: 1..4}
+  p5: {types: p5.48xlarge, zones: us-west-2a, buy: {capacity-block: cr-0123456789abcdef0}, size: 2, efa: true,
+       efa_layout: ip-bandwidth, placement_group: none, orchestrator: eks, by: node-groups, os: bottlerocket,
+       ami: ami-0123456789abcdef0, images: {snapshot: snap-0123456789abcdef0}, disk: gp3, labels: {team: ads},
+       taints: [team=ads:NoSchedule]}
+  mixed: {types: [g6e.2xlarge, g6e.4xlarge], buy: [spot, on-demand], size: 1..4, orchestrator: ecs, images: cached,
+          warm: 2}
+eks: {version: "1.35", public_from: [203.0.113.0/24], admins: ["arn:aws:iam::123456789012:role/platform"],
+      al2023: v20260423, bottlerocket: 1.64.0}
+ecs: {al2023: 2023.0.20260914}
+add_ons: {observability: on, gateway: on, schedulers: off, operators: off}
 tags: {team: ads}
 """
 ANOTHER_NETWORK = """\

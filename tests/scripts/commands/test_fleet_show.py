@@ -160,9 +160,7 @@ def test_an_unknown_type_is_drawn_as_such_and_refused(tmp_path: Path) -> None:
     done = _show(file)
     assert done.returncode == 2
     assert "not in the catalogue" in done.stdout
-    assert (
-        f"{file}:13:12: pools.h100.types: now 'p5.47xlarge': the catalogue has no such instance type" in done.stderr
-    )
+    assert f"{file}:13:12: pools.h100.types: now 'p5.47xlarge': the catalogue has no such instance type" in done.stderr
 
 
 def test_json_holds_the_same_facts_for_scripts(tmp_path: Path) -> None:
@@ -197,3 +195,12 @@ def test_the_default_is_the_fleet_file_of_this_folder() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("demo  us-west-2, 3 zones, EKS\n")
+
+
+def test_a_fleet_of_both_says_where_each_pool_runs_and_what_is_kept_warm(tmp_path: Path) -> None:
+    text = "name: two\nregion: us-east-1\nzones: us-east-1a\norchestrator: both\npools:\n"
+    text += "  aa: {types: g6e.xlarge, size: 1}\n  bb: {types: g6e.xlarge, size: 3, orchestrator: ecs, warm: 2}\n"
+    lines = [" ".join(line.split()) for line in _drawn(_load(tmp_path, text), 100)]
+    assert lines[0] == "two us-east-1, 1 zone, EKS and ECS"
+    assert "on-demand, on EKS" in lines
+    assert "on-demand, 2 warm, on ECS" in lines
