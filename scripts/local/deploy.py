@@ -263,8 +263,7 @@ def deploy(plan: Plan, agree: Callable[[str], None], *, force: bool = False) -> 
             plan.run.keep(plan.deployment)  # traffic and SLO may have changed, which need no restart
             return None
         agree(difference(plan))
-        there = {state.name for state in up.states()} if up else set()
-        check_machine(plan, [process for process in plan.deployment.processes if process.name not in there])
+        check_machine(plan, _not_there(plan))
         # Whatever refuses is asked before anything that runs is touched.
         render.render(plan.deployment, plan.folder, plan.run.rendered, force=force)
         with or_nothing(plan.run):
@@ -291,6 +290,13 @@ def _whole(plan: Plan) -> Supervisor | None:
     states = up.states() if up else []
     services = {process.name for process in plan.deployment.place.services}
     return up if services <= {state.name for state in states if state.state in ("STARTING", "RUNNING")} else None
+
+
+def _not_there(plan: Plan) -> list[Process]:
+    """What runs in addition to what runs already, whether or not that is whole."""
+    up = supervisor.running(plan.run)
+    running = {state.name for state in up.states() if state.pid} if up else set()
+    return [process for process in plan.deployment.processes if process.name not in running]
 
 
 def _all_answer(plan: Plan) -> bool:

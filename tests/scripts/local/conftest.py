@@ -24,7 +24,8 @@ if os.path.exists(os.path.join(os.path.dirname(__file__), "fail")):
     print("Traceback (most recent call last):\\n  File \\"x.py\\", line 1\\nbotocore.errorfactory.NoSuchBucket: no bucket")
     sys.exit(1)
 # As the engine does: a process of its own that does not notice when its parent is killed.
-subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "ENGINE", os.environ.get("VLLM_CACHE_ROOT", "")])
+port = arguments[arguments.index("--port") + 1]
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", port])
 class Answer(http.server.BaseHTTPRequestHandler):
     def do_POST(self):
         body = json.dumps({{"choices": [{{"text": "ok"}}]}}).encode()
@@ -35,7 +36,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_):
         pass
 print("serving", model, flush=True)
-http.server.ThreadingHTTPServer(("127.0.0.1", int(arguments[arguments.index("--port") + 1])), Answer).serve_forever()
+http.server.ThreadingHTTPServer(("127.0.0.1", int(port)), Answer).serve_forever()
 '''
 
 

@@ -34,14 +34,14 @@ def _up(plan: Plan) -> dict[str, supervisor.State]:
 
 def _of(plan: Plan) -> list[psutil.Process]:
     """All processes that have to do with a run."""
-    mine = str(plan.run.data)
+    folder, ports = str(plan.run.data), {str(port) for port in plan.deployment.place.ports.values()}
     found = []
     for process in psutil.process_iter():
         try:
-            words = [*process.cmdline(), *process.environ().values()]
+            words = process.cmdline()
         except psutil.Error:
             continue
-        if process.pid != os.getpid() and any(mine in word for word in words):
+        if any(folder in word or word in ports for word in words):
             found.append(process)
     return found
 
