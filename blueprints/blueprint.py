@@ -54,7 +54,7 @@ class Router(Settings):
 class Roles(Settings):
     """The roles of the aggregated pattern."""
 
-    worker: Worker
+    worker: Annotated[Worker, Field(examples=[{"pool": "general"}])]
     """Replicas of the engine; each does prefill and decode."""
 
     router: Router = Router()
@@ -200,13 +200,13 @@ class Blueprint(Settings):
     context: Tokens = 4096
     """Most tokens of a request, prompt and answer together."""
 
-    roles: Roles
+    roles: Annotated[Roles, Field(examples=[{"worker": {"pool": "general"}}])]
     """What runs, and on which pool."""
 
-    traffic: Traffic
+    traffic: Annotated[Traffic, Field(examples=[{"users": 8}])]
     """The load it is made for."""
 
-    slo: Slo
+    slo: Annotated[Slo, Field(examples=[{"ttft_ms": {"p95": 800}}])]
     """What the answers must be like."""
 
     def contradictions(self) -> Iterable[Iterator[Contradiction]]:

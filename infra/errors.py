@@ -49,17 +49,17 @@ class Mistake:
     write: str
 
     def __str__(self) -> str:
-        subject = f"{_printable(self.field)}: " if self.field else ""
+        subject = f"{self.field}: " if self.field else ""
         now = f"now {self.value}: " if self.value else ""
-        return f"{_printable(str(self.file))}:{self.line}:{self.column}: {subject}{now}{self.why}. Write {self.write}."
+        return _on_a_line(f"{self.file}:{self.line}:{self.column}: {subject}{now}{self.why}. Write {self.write}.")
 
     def plain(self) -> dict[str, Any]:
         """The mistake as `--json` shows it."""
         return {**asdict(self), "file": str(self.file), "message": str(self)}
 
 
-def _printable(text: str) -> str:
-    """A path or a key on one line, whatever it holds."""
+def _on_a_line(text: str) -> str:
+    """The text with what cannot be printed spelled out: paths, keys and values may hold anything."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape", "replace").decode() for char in text)
 
 

@@ -215,13 +215,11 @@ def _validated(kind: type[M], data: Any) -> tuple[M | None, list[ErrorDetails]]:
     the rest is looked at again, until nothing new is found.
     """
     details: list[ErrorDetails] = []
-    new: list[ErrorDetails] = []
     while True:
         try:
             value = kind.model_validate(data, context=WRITTEN)
         except ValidationError as error:
-            found = error.errors(include_url=False)
-            new = [detail for detail in found if not details or detail["type"] == "contradiction"]
+            new = [detail for detail in error.errors(include_url=False) if _is_new(detail, details)]
         else:
             return (None, details) if details else (value, [])
         if not new:
@@ -229,6 +227,11 @@ def _validated(kind: type[M], data: Any) -> tuple[M | None, list[ErrorDetails]]:
         details += new
         for detail in new:
             data = _with_unknown(kind, data, detail)
+
+
+def _is_new(detail: ErrorDetails, known: Sequence[ErrorDetails]) -> bool:
+    """Whether a further look tells more: contradictions alone can, and where there is one already, it says no more."""
+    return not known or (detail["type"] == "contradiction" and all(detail["loc"] != one["loc"] for one in known))
 
 
 def _with_unknown(kind: type[Settings], data: Any, detail: ErrorDetails) -> Any:
@@ -322,10 +325,14 @@ def _show(value: Any) -> str:
         return "empty"
     if isinstance(value, bool):
         return "true" if value else "false"
+    return repr(_cut(value)) if isinstance(value, str) else _cut(_plain(value))
+
+
+def _plain(value: Any) -> str:
+    """A value as it would stand on one line of the file."""
     if isinstance(value, dict | list):
-        text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**6, allow_unicode=True).strip()
-        return _cut(text)
-    return repr(_cut(value)) if isinstance(value, str) else _cut(str(value))
+        return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**6, allow_unicode=True).strip()
+    return str(value)
 
 
 def _cut(text: str, most: int = 60) -> str:
@@ -392,18 +399,8 @@ def _example(kind: type[Settings], loc: Steps) -> str:
     if field is None:
         return f"{step}: VALUE"
     if field.examples:
-        return f"{step}: {field.examples[0]}"
-    below = _settings_in(field.annotation)
-    if below is not None:
-        needed = [name for name, inner in _fields(below).items() if inner.is_required()] or list(_fields(below))[:1]
-        return f"{step}: and below it {', '.join(f'{name}:' for name in needed)}"
+        return f"{step}: {_plain(field.examples[0])}"
     return f"{step}: {_example_of(field.annotation, field.metadata)}"
-
-
-def _settings_in(annotation: Any) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return None
 
 
 def _example_of(annotation: Any, metadata: Iterable[Any] = ()) -> str:
