@@ -73,9 +73,10 @@ class Supervisor:
         Raises:
             Unavailable: supervisord does not answer.
         """
+        told = self._call("getAllProcessInfo")
+        # Read after the answer, so that the end of each process that it tells of stands there.
         log = self.run.logs / "supervisord.log"
         ends = re.findall(r" exited: (\S+) \(([^;)]+)", log.read_text(errors="replace") if log.exists() else "")
-        told = self._call("getAllProcessInfo")
         return [_state(info, [how for name, how in ends if name == info["name"]]) for info in told]
 
     def state(self, name: str) -> State:

@@ -20,7 +20,7 @@ STAND_IN = '''#!{python}
 import http.server, json, os, subprocess, sys, time
 arguments = sys.argv[1:]
 model = arguments[arguments.index("--served-model-name") + 1] if "--served-model-name" in arguments else "any"
-if os.path.exists(os.path.join(os.path.dirname(__file__), "fail")):
+if __file__.endswith("/vllm") and os.path.exists(os.path.join(os.path.dirname(__file__), "fail")):
     print("Traceback (most recent call last):\\n  File \\"x.py\\", line 1\\nbotocore.errorfactory.NoSuchBucket: no bucket")
     sys.exit(1)
 # As the engine does: a process of its own that does not notice when its parent is killed.
