@@ -88,6 +88,12 @@ class Scale:
     subnets: tuple[Subnet, ...]
     """By zone; empty in a VPC that is there, whose sizes only preflight knows."""
 
+    ceiling: int
+    """Machines if every fallback were filled at once: no Auto Scaling group knows of the others."""
+
+    ceiling_usd_h: float
+    """US dollars an hour of the ceiling on demand, as far as prices are known; a Capacity Block is paid already."""
+
     launch_s: float
     """Seconds until EC2's API has taken all machines from none, capacity aside."""
 
@@ -111,6 +117,8 @@ def of(fleet: Fleet, catalogue: Catalogue) -> Scale:
         needs=tuple(_summed([*_vcpus(fleet, made, catalogue), *_network(fleet), *_machines(fleet, made, catalogue)])),
         limits=tuple(_limits(fleet, made, catalogue)),
         subnets=tuple(_subnets(fleet, made, catalogue)),
+        ceiling=sum(group.most for group in made),
+        ceiling_usd_h=sum(group.most * _price(fleet, group, catalogue) for group in made),
         launch_s=max(0, machines - at_once) / each_second,
         lost_with=tuple(_lost(fleet, made)),
         in_one_zone=tuple(name for name in fleet.pools if len(_zones_of(made, name)) == 1 and len(fleet.zones) > 1),
@@ -204,6 +212,12 @@ def _limits(fleet: Fleet, made: Sequence[Group], catalogue: Catalogue) -> Iterat
         fixed = 6 * len(fleet.zones) * (len(endpoints.needed(fleet.orchestrator)) + fleet.network.nat)
         source = "VPC user guide, Network Address Usage, 2026-11: 64,000 until AWS raises it, up to 256,000"
         yield Limit("network address units of the VPC", usage + fixed, 256_000, source)
+
+
+def _price(fleet: Fleet, group: Group, catalogue: Catalogue) -> float:
+    """US dollars an hour of the group's dearest type; 0 where no price is known, or it is paid already."""
+    prices = [catalogue[name].price_usd_h(fleet.region) or 0.0 for name in group.types]
+    return 0.0 if group.bought == "capacity-block" else max(prices)
 
 
 def _usage(group: Group, catalogue: Catalogue) -> int:

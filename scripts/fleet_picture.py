@@ -94,7 +94,8 @@ def draw(fleet: Fleet, catalogue: Catalogue, width: int) -> RenderableType:
 
 def _title(fleet: Fleet) -> Text:
     runs = {"both": "EKS and ECS"}.get(fleet.orchestrator, fleet.orchestrator.upper())
-    return Text.assemble((fleet.name, "bold"), f"  {fleet.region}, {len(fleet.zones)} zone{'s' * (len(fleet.zones) != 1)}, {runs}")
+    zones = f"{len(fleet.zones)} zone{'s' * (len(fleet.zones) != 1)}"
+    return Text.assemble((fleet.name, "bold"), f"  {fleet.region}, {zones}, {runs}")
 
 
 def _table(fleet: Fleet, costs: cost.Cost, catalogue: Catalogue, bar: str, *, short: bool) -> Table:

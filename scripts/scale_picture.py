@@ -21,14 +21,19 @@ def plain(met: Scale) -> dict[str, Any]:
         "quotas": [{**asdict(need.quota), "needed": need.amount, "why": need.why} for need in met.needs],
         "limits": [asdict(limit) for limit in met.limits],
         "subnets": [asdict(subnet) for subnet in met.subnets],
+        "ceiling_machines": met.ceiling,
+        "ceiling_usd_h": met.ceiling_usd_h,
         "launch_s": met.launch_s,
         "lost_with_zone": dict(met.lost_with),
         "pools_in_one_zone": list(met.in_one_zone),
     }
 
 
-def draw(met: Scale) -> RenderableType:
-    """Quotas to ask for, then a line each for limits, addresses, launch and a zone's loss."""
+def draw(met: Scale, machines: int) -> RenderableType:
+    """Quotas to ask for, then a line each for limits, addresses, fallbacks, launch and a zone's loss.
+
+    `machines` is the sum of the pools' greatest sizes.
+    """
     over = [need for need in met.needs if need.amount > need.quota.default]
     parts: list[RenderableType] = [Text("\nat its greatest size", "bold")]
     if over:
@@ -39,6 +44,7 @@ def draw(met: Scale) -> RenderableType:
     for label, words in (
         ("limits", [_limit(limit) for limit in met.limits]),
         ("addresses", [_subnet(subnet) for subnet in met.subnets]),
+        ("fallbacks", list(_fallbacks(met, machines))),
         ("launch", list(_launch(met))),
         ("a zone lost", list(_lost(met))),
     ):
@@ -81,6 +87,14 @@ def _shared(name: str, amount: int, most: int) -> Text:
     share = amount / most
     colour = "red" if share > 1 else "yellow" if share > 0.8 else "green"
     return Text.assemble((f"{share:4.0%} ", colour), f"{name}: {amount:,} of {most:,}")
+
+
+def _fallbacks(met: Scale, machines: int) -> Iterator[Text]:
+    if met.ceiling > machines:
+        yield Text(
+            f"groups may hold {met.ceiling:,} machines if all fallbacks fill at once ({met.ceiling_usd_h:,.0f} USD/h); "
+            f"tasks and pods ask for {machines:,} at the most"
+        )
 
 
 def _launch(met: Scale) -> Iterator[Text]:

@@ -37,6 +37,7 @@ def show(
         raise typer.Exit(InputError.exit_code if mistakes else 0)
     console.out.print(fleet_picture.draw(document.value, catalogue, console.out.width), soft_wrap=False)
     if met:
-        console.out.print(scale_picture.draw(met), soft_wrap=False)
+        machines = sum(pool.size.most for pool in document.value.pools.values())
+        console.out.print(scale_picture.draw(met, machines), soft_wrap=False)
     if mistakes:
         raise InputError(mistakes)
