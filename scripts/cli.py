@@ -119,7 +119,7 @@ def run(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return _said("interrupted", INTERRUPTED)
     except typer.Abort as error:
-        if isinstance(error.__cause__, EOFError):
+        if isinstance(error.__cause__ or error.__context__, EOFError):
             return _said(
                 "the question has no answer: standard input is at its end; --yes answers it", InputError.exit_code
             )
