@@ -119,6 +119,11 @@ def tokens(text: str) -> int:
     return sum(1 if len(word) <= 5 else 2 for word in text.split())
 
 
+def _said(content: str | list[dict[str, Any]]) -> str:
+    """A message's text, which may come in parts."""
+    return content if isinstance(content, str) else " ".join(str(part.get("text", "")) for part in content)
+
+
 class Connection(asyncio.Protocol):
     """One client's connection: requests one after another, each answered on a timer."""
 
@@ -185,7 +190,7 @@ class Connection(asyncio.Protocol):
         chat = path.endswith("/chat/completions")
         if how.plain and ("ignore_eos" in body or "continuous_usage_stats" in body.get("stream_options", {})):
             return self._json(400, {"error": {"message": "unrecognized request argument supplied: ignore_eos"}})
-        text = " ".join(m["content"] for m in body["messages"]) if chat else str(body["prompt"])
+        text = " ".join(_said(message["content"]) for message in body["messages"]) if chat else str(body["prompt"])
         prompt_tokens = tokens(text) + (CHAT_OVERHEAD if chat else 0)
         count = int(body.get("max_completion_tokens") or body.get("max_tokens") or 16)
         if not body.get("stream"):
@@ -304,11 +309,12 @@ async def serve(port: int, behaviour: Behaviour) -> None:
 
 
 @contextlib.contextmanager
-def running(behaviour: Behaviour = Behaviour(), log: Path | None = None) -> Iterator[str]:
-    """Runs the server in a process of its own; yields its base URL, and ends it."""
+def running(behaviour: Behaviour = Behaviour(), log: Path | None = None, core: int | None = None) -> Iterator[str]:
+    """Runs the server in a process of its own, on one core if told which; yields its base URL, and ends it."""
     port = processes.free_ports(1)[0]
+    words = command(port, behaviour)
     with (log or Path("/dev/null")).open("ab") as sink:
-        child = processes.spawn(command(port, behaviour), output=sink)
+        child = processes.spawn(words if core is None else ["taskset", "-c", str(core), *words], output=sink)
         try:
             processes.wait_until(lambda: _listens(port), "the server with known delays", limit_s=20)
             yield f"http://127.0.0.1:{port}"

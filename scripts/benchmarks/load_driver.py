@@ -1,0 +1,242 @@
+"""The load driver beside `guidellm` and `vllm bench serve`: streams a core carries, and the error of its times.
+
+All load the same server, whose delays are known (scripts/benchmarks/known_server.py), in one run on this machine:
+
+    python -m scripts.benchmarks.load_driver [--tools blueprint vllm guidellm] [--requests 1500]
+
+How each number is got:
+
+- error: the tool's own percentile of the time to first token, less the server's of the same requests (from a request's
+  last byte to the write of its first token, by the server's clock), under a load that leaves driver and server idle
+  most of the time. The error holds the way through the kernel, which is the same for all.
+- streams a second: by the tool's own report, with the tool on one core and the server on another, users enough to keep
+  the tool busy.
+- streams a CPU second: processor time of the tool and its children, user and system, between a short run and a long
+  one, so that starting up does not count.
+- server: the share of a core that the server used in the long run. Near 100% it is the server that was measured.
+
+guidellm runs from an environment that uv makes in its cache, vLLM from the engine's; neither is part of the product.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.table import Table
+
+from blueprints.blueprint import Traffic
+from infra.errors import Unavailable
+from scripts import console
+from scripts.benchmarks import known_server
+from scripts.benchmarks.known_server import Behaviour
+from scripts.models import make_tiny
+from scripts.validation import outcome, run, summary
+from scripts.validation.answer import Sample
+from scripts.validation.outcome import Outcome
+from scripts.validation.plan import Plan
+
+GUIDELLM = "guidellm==0.8.1"
+ENGINE = Path(__file__).parents[2] / ".venv-engine" / "bin"
+INPUT_TOKENS, OUTPUT_TOKENS = 64, 32
+LIMIT_S = 900.0
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a tool is asked to do."""
+
+    behaviour: Behaviour
+    users: int
+    requests: int
+
+
+CALM = Load(Behaviour(ttft_s=0.050, itl_s=0.010), users=8, requests=300)
+"""Both sides idle most of the time: what is left is the tool's own error."""
+
+BUSY = Behaviour(ttft_s=0.005, itl_s=0.001)
+BUSY_USERS = 64
+
+
+class Told(NamedTuple):
+    """What a tool reports of a load."""
+
+    answered: int
+    per_s: float
+    ttft_p50_ms: float
+    ttft_p99_ms: float
+
+
+class Measured(NamedTuple):
+    """What a tool reports, beside what it cost and what the server knows."""
+
+    told: Told
+    cpu_s: float
+    true_p50_ms: float
+    true_p99_ms: float
+    server_share: float
+
+
+Tool = Callable[[str, Load, Path], Told]
+
+
+def measure(tool: Tool, load: Load, folder: Path) -> Measured:
+    """Runs a tool against a fresh server."""
+    folder.mkdir(parents=True)
+    with known_server.running(load.behaviour, log=folder / "server.log", core=1 if _two_cores() else None) as url:
+        before, used = _known(url)["cpu_s"], _children_cpu_s()
+        told = tool(url, load, folder)
+        spent, known = _children_cpu_s() - used, _known(url)
+    if told.answered != load.requests:
+        raise Unavailable(f"{told.answered} of {load.requests} requests were answered; see {console.near(folder)}")
+    # Requests before the last ones are the tool's own questions and warm-up.
+    truth = summary.latency([one * 1000 for one in known["ttft_s"][-load.requests :]])
+    seconds = told.answered / told.per_s
+    server = (known["cpu_s"] - before) / seconds
+    return Measured(told, spent, truth.p50 or 0.0, truth.p99 or 0.0, server)
+
+
+def _known(url: str) -> dict[str, Any]:
+    with urllib.request.urlopen(f"{url}/known", timeout=30) as answer:
+        found: dict[str, Any] = json.load(answer)
+        return found
+
+
+def _children_cpu_s() -> float:
+    """Processor time of the children that have ended, and of theirs."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _two_cores() -> bool:
+    return (os.cpu_count() or 1) >= 2 and shutil.which("taskset") is not None
+
+
+def _on_one_core(command: Sequence[str]) -> list[str]:
+    return ["taskset", "-c", "0", *command] if _two_cores() else list(command)
+
+
+def blueprint(url: str, load: Load, folder: Path) -> Told:
+    """This project's driver: Locust with the plan that `blueprint validate` would give it."""
+    traffic = Traffic.model_validate(
+        {
+            "users": load.users, "requests": load.requests, "warm_up": load.users,
+            "input_tokens": INPUT_TOKENS, "output_tokens": OUTPUT_TOKENS,
+        }
+    )  # fmt: skip
+    told = Plan(url=url, model="tiny", traffic=traffic, folder=str(folder))
+    (folder / outcome.PLAN).write_text(told.model_dump_json(), encoding="utf-8")
+    command = run.command(told, Path(run.__file__).with_name("locustfile.py"))
+    console.run(_on_one_core(command), log=folder / "locust.log", timeout_s=LIMIT_S)
+    found = Outcome.model_validate_json((folder / outcome.OUTCOME).read_text())
+    samples = [Sample.from_json(line) for line in (folder / outcome.SAMPLES).read_text().splitlines()]
+    ttft = summary.latency([sample.ttft_ms for sample in samples if sample.error is None and sample.ttft_ms])
+    return Told(ttft.count, ttft.count / found.duration_s, ttft.p50 or 0.0, ttft.p99 or 0.0)
+
+
+def vllm(url: str, load: Load, folder: Path) -> Told:
+    """vLLM's own benchmark client."""
+    if not (ENGINE / "vllm").exists():
+        raise Unavailable("the engine's environment is not there; ./install.sh makes it")
+    model = make_tiny.make("tiny", folder.parent / "tiny")
+    command = [
+        str(ENGINE / "vllm"), "bench", "serve", "--backend", "openai-chat", "--base-url", url,
+        "--endpoint", "/v1/chat/completions", "--model", "tiny", "--tokenizer", str(model),
+        "--dataset-name", "random", "--random-input-len", str(INPUT_TOKENS), "--random-output-len", str(OUTPUT_TOKENS),
+        "--num-prompts", str(load.requests), "--max-concurrency", str(load.users), "--ignore-eos", "--disable-tqdm",
+        "--num-warmups", str(load.users), "--metric-percentiles", "50,99",
+        "--save-result", "--result-dir", str(folder), "--result-filename", "vllm.json",
+    ]  # fmt: skip
+    console.run(_on_one_core(command), log=folder / "vllm.log", environment=_OFFLINE, timeout_s=LIMIT_S)
+    found = json.loads((folder / "vllm.json").read_text())
+    return Told(found["completed"], found["request_throughput"], found["p50_ttft_ms"], found["p99_ttft_ms"])
+
+
+def guidellm(url: str, load: Load, folder: Path) -> Told:
+    """GuideLLM, from an environment that uv makes in its cache."""
+    prompts = folder / "prompts.jsonl"
+    rows = [
+        {"prompt": f"{number} " + "the " * INPUT_TOKENS, "output_tokens_count": OUTPUT_TOKENS}
+        for number in range(load.requests)
+    ]
+    prompts.write_text("\n".join(map(json.dumps, rows)))
+    command = [
+        str(Path(sys.executable).with_name("uv")), "tool", "run", "--from", GUIDELLM, "guidellm", "run",
+        "--backend", f"kind=openai_http,target={url},model=tiny",
+        "--profile", f"kind=concurrent,streams={load.users}",
+        "--constraint", f"kind=max_requests,count={load.requests}",
+        "--data", f"kind=json_file,path={prompts}",
+        "--output", f"kind=json,path={folder / 'guidellm.json'}", "--disable-console",
+    ]  # fmt: skip
+    console.run(_on_one_core(command), log=folder / "guidellm.log", environment=_OFFLINE, timeout_s=LIMIT_S)
+    found = json.loads((folder / "guidellm.json").read_text())["benchmarks"][0]
+    ttft = found["metrics"]["time_to_first_token_ms"]["successful"]
+    answered = found["metrics"]["request_totals"]["successful"]
+    percentiles = ttft["percentiles"]
+    return Told(answered, answered / found["duration"], percentiles["p50"], percentiles["p99"])
+
+
+_OFFLINE = {"HF_HUB_OFFLINE": "1"}
+
+TOOLS: dict[str, Tool] = {"blueprint": blueprint, "vllm": vllm, "guidellm": guidellm}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--tools", nargs="*", default=list(TOOLS), choices=TOOLS, help="which to run")
+    parser.add_argument(
+        "--requests", type=int, default=1500, help="requests of the long run; the short one has a fifth"
+    )
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as work:
+        rows = {name: _rows(name, given.requests, Path(work) / name) for name in given.tools}
+    _show(rows)
+
+
+def _rows(name: str, requests: int, folder: Path) -> tuple[Measured, Measured, Measured]:
+    """A tool's calm run, its short busy one, and its long busy one."""
+    with console.step(f"{name}: error of the time to first token"):
+        calm = measure(TOOLS[name], CALM, folder / "calm")
+    with console.step(f"{name}: streams a core"):
+        short = measure(TOOLS[name], Load(BUSY, BUSY_USERS, requests // 5), folder / "short")
+        long = measure(TOOLS[name], Load(BUSY, BUSY_USERS, requests), folder / "long")
+    return calm, short, long
+
+
+def _show(rows: dict[str, tuple[Measured, Measured, Measured]]) -> None:
+    table = Table(title="Load drivers against a server with known delays", title_justify="left")
+    table.add_column("tool")
+    for title in ("TTFT p50 (error) ms", "TTFT p99 (error) ms", "streams/s", "streams/CPU s", "server busy"):
+        table.add_column(title, justify="right")
+    for name, (calm, short, long) in rows.items():
+        p50, p99 = calm.told.ttft_p50_ms, calm.told.ttft_p99_ms
+        table.add_row(
+            name,
+            f"{p50:.2f} ({p50 - calm.true_p50_ms:+.2f})",
+            f"{p99:.2f} ({p99 - calm.true_p99_ms:+.2f})",
+            f"{long.told.per_s:.0f}",
+            f"{(long.told.answered - short.told.answered) / (long.cpu_s - short.cpu_s):.0f}",
+            f"{long.server_share:.0%}",
+        )
+    console.out.print(table)
+    console.out.print(
+        f"TTFT: {CALM.users} users, {CALM.requests} streams of {OUTPUT_TOKENS} tokens, first token after "
+        f"{CALM.behaviour.ttft_s * 1000:g} ms, then one each {CALM.behaviour.itl_s * 1000:g} ms. Streams: {BUSY_USERS} "
+        f"users, the tool on one core and the server on another, of {os.cpu_count()}. "
+        "How each number is got: scripts/benchmarks/load_driver.py.",
+        markup=False,
+    )
+
+
+if __name__ == "__main__":
+    main()
