@@ -153,12 +153,14 @@ def test_the_layer_for_multi_token_prediction_is_stored_and_not_loaded() -> None
     assert memory.weight_bytes(model) < model.weight_bytes
 
 
-@pytest.mark.parametrize("name", ["tiny", "mid"])
-def test_made_models_fill_a_gibibyte_as_vllm_on_cpu_said(name: str) -> None:
-    # vLLM 0.32.0 on CPU with VLLM_CPU_KVCACHE_SPACE=1 and --max-model-len 2048, 2026-11-20.
-    said = {"tiny": 524_288, "mid": 9_344}[name]
-    counted = memory.cache_tokens(models.find(name), memory.GIB, context=2048, block=memory.CPU_BLOCK)
-    assert counted == said
+@pytest.mark.parametrize(
+    ("name", "context", "ways", "said"),
+    # vLLM 0.32.0 on CPU with VLLM_CPU_KVCACHE_SPACE=1, --max-model-len and --tensor-parallel-size as here, 2026-11-21.
+    [("tiny", 2048, 1, 524_288), ("mid", 2048, 1, 9_344), ("mid", 3000, 1, 9_125), ("tiny", 3000, 2, 1_024_000)],
+)
+def test_made_models_fill_a_gibibyte_as_vllm_on_cpu_said(name: str, context: int, ways: int, said: int) -> None:
+    model, block = models.find(name), memory.CPU_BLOCK
+    assert memory.cache_tokens(model, memory.GIB, context=context, tensor_parallel=ways, block=block) == said
 
 
 def test_a_window_bounds_what_long_requests_take() -> None:
