@@ -7,12 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from scripts.commands import completions
+
 if TYPE_CHECKING:
     from scripts.local.run import Run
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The blueprint's folder.")]
 Fleet = Annotated[Path, typer.Option("--fleet", metavar="FILE", help="The fleet file.")]
-Target = Annotated[str, typer.Option("--target", metavar="TARGET", help="Where it runs: local.")]
+Target = Annotated[
+    str,
+    typer.Option("--target", metavar="TARGET", help="Where it runs: local.", autocompletion=completions.targets),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print plain data.")]
 
 FLEET = Path("fleet.yaml")

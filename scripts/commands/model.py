@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from scripts import console
+from scripts.commands import completions
 
 app = typer.Typer(help="Models: make, copy, and see what they fit on.", no_args_is_help=True)
 
@@ -74,8 +75,16 @@ def list_(as_json: As_json = False) -> None:
 
 @app.command()
 def fit(
-    model: Annotated[str, typer.Argument(help="A name of the catalogue, a folder with config.json, or a hub id.")],
-    type_: Annotated[list[str] | None, typer.Option("--type", help="Only this instance type, explained.")] = None,
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A name of the catalogue, a folder with config.json, or a hub id.", autocompletion=completions.models
+        ),
+    ],
+    type_: Annotated[
+        list[str] | None,
+        typer.Option("--type", help="Only this instance type, explained.", autocompletion=completions.instance_types),
+    ] = None,
     context: Annotated[str, typer.Option(help="Longest request, prompt and answer, in tokens.")] = "8k",
     kv_cache_dtype: Annotated[str, typer.Option(help="auto, or fp8 for half the cache.")] = "auto",
     as_json: As_json = False,

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from scripts import console
+from scripts.commands import completions
 from scripts.commands.arguments import FLEET, AsJson
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,7 +37,12 @@ def list_(as_json: AsJson = False) -> None:
 
 def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The folder to make, and the deployment's name.")],
-    from_: Annotated[str, typer.Option("--from", metavar="PATTERN", help="What to copy; `list` names all.")],
+    from_: Annotated[
+        str,
+        typer.Option(
+            "--from", metavar="PATTERN", help="What to copy; `list` names all.", autocompletion=completions.patterns
+        ),
+    ],
 ) -> None:
     """Copy a pattern to a folder of your own."""
     from pydantic import TypeAdapter, ValidationError

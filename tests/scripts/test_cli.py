@@ -160,6 +160,13 @@ def test_the_shell_completes_commands_and_choices() -> None:
     assert completed("blueprint schema ") == ["fleet", "blueprint"]
 
 
+def test_the_shell_completes_what_patterns_targets_models_and_types_there_are() -> None:
+    assert completed("blueprint new x --from aggre") == ["aggregated"]
+    assert "local" in completed("blueprint check x --target ")
+    assert "tiny" in completed("blueprint model fit ti")
+    assert "p5.48xlarge" in completed("blueprint model fit tiny --type p5.")
+
+
 def test_completion_is_installed_where_bash_finds_it(tmp_path: Path) -> None:
     done = shell(
         "blueprint --install-completion bash", HOME=str(tmp_path), _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1"
