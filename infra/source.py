@@ -231,8 +231,8 @@ class _Builder:
     def _count(self) -> None:
         self.count += 1
         if self.count > MAX_VALUES:
-            why = f"its aliases stand for more than {MAX_VALUES:,} values"
-            raise _whole(self.source.path, why, "the values themselves")
+            why = f"it holds more than {MAX_VALUES:,} values, aliases counted each time they are used"
+            raise _whole(self.source.path, why, "settings of a screenful, not a data file")
 
     def _value(self, node: yaml.Node, at: Steps, parents: tuple[yaml.Node, ...]) -> Any:
         self._count()
