@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
-from blueprints import blueprint, resolve
-from blueprints.deployment import Deployment
-from infra.errors import Unavailable
-from scripts import console, processes
-from scripts.local.run import Run
+from scripts import console
+from scripts.commands.arguments import LOCAL, AsJson, Folder, Target, run_of
 
 if TYPE_CHECKING:
     from scripts.validation.report import Report
 
-RUNS = Path("runs")
-
 
 def validate(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The blueprint's folder.")],
-    target: Annotated[Literal["local"], typer.Option(help="Where it is deployed.")] = "local",
+    folder: Folder,
+    target: Target = LOCAL,
     url: Annotated[
         str | None, typer.Option(metavar="URL", help="Another address of the deployment, such as a gateway's.")
     ] = None,
@@ -33,19 +26,25 @@ def validate(
     user: Annotated[
         Path | None, typer.Option(metavar="FILE.py", help="Locust user of your own: a subclass of OpenAIUser.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print report.json.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Load-test a deployment with the blueprint's traffic; exit 1 names each limit of its SLO that is missed."""
+    from blueprints import blueprint
+    from infra.errors import Unavailable
+    from scripts import processes
     from scripts.validation import run
 
-    wanted = blueprint.read(folder)
-    at = Run(resolve.name_of(wanted), Path.cwd())
-    deployed = _deployed(at, folder, target)
+    wanted = blueprint.read(folder).value
+    at = run_of(folder, target)
+    deployed = at.deployment()
+    if deployed is None:
+        how = f"blueprint deploy {console.near(folder)}"
+        raise Unavailable(f"{at.name} is not deployed from here; `{how}` brings it up")
     # Traffic and SLO are the file's as it is now: neither needs a new deployment.
-    deployed = deployed.model_copy(update={"traffic": wanted.value.traffic, "slo": wanted.value.slo})
+    deployed = deployed.model_copy(update={"traffic": wanted.traffic, "slo": wanted.slo})
     with processes.interruptible():
         made, kept = run.validate(
-            deployed, logs=at.logs, runs=RUNS, folder=folder, url=url, requests=requests, user=user
+            deployed, logs=at.logs, runs=at.root / "runs", folder=folder, url=url, requests=requests, user=user
         )
     if as_json:
         print(made.model_dump_json(indent=2))
@@ -54,16 +53,11 @@ def validate(
     run.gate(made)
 
 
-def _deployed(at: Run, folder: Path, target: str) -> Deployment:
-    found = at.deployment()
-    if found is None:
-        how = f"blueprint deploy {console.near(folder)} --target {target}"
-        raise Unavailable(f"{at.name} is not deployed from here; `{how}` brings it up")
-    return found
-
-
 def show(made: Report, kept: Path) -> None:
     """The result as a person reads it: each number with its limit, and where the report lies."""
+    from rich.markup import escape
+    from rich.table import Table
+
     from scripts.validation import page
     from scripts.validation.charts import number
 

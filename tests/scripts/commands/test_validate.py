@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from infra.units import Bounds
 from scripts import processes
 from scripts.benchmarks import known_server
 from scripts.benchmarks.known_server import Behaviour
+
+_PATTERN = Path(__file__).parents[3] / "blueprints" / "aggregated"
 
 _BLUEPRINT = """
 pattern: aggregated
@@ -48,7 +51,7 @@ def here(tmp_path: Path, server: str) -> Path:
 
 
 def _write(root: Path, limit: float) -> None:
-    (root / "mine").mkdir(exist_ok=True)
+    shutil.copytree(_PATTERN, root / "mine", dirs_exist_ok=True)
     (root / "mine" / "blueprint.yaml").write_text(_BLUEPRINT.format(limit=limit))
 
 
@@ -116,7 +119,7 @@ def test_what_is_not_deployed_is_said_with_how_to_deploy_it(tmp_path: Path) -> N
     _write(tmp_path, 5000)
     done = _validate(tmp_path, "mine")
     assert done.returncode == 3
-    assert done.stderr == "mine is not deployed from here; `blueprint deploy mine --target local` brings it up\n"
+    assert done.stderr == "mine is not deployed from here; `blueprint deploy mine` brings it up\n"
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
