@@ -250,43 +250,43 @@ def test_a_file_that_is_no_settings_file_is_refused_in_words(text: str | bytes, 
 
 @pytest.mark.usefixtures("here")
 def test_deep_nesting_is_refused_at_its_place_and_at_once() -> None:
-    start = time.monotonic()
+    start = time.process_time()
     assert said("a: " + "[" * 100_000) == [
         "a.yaml:1:23: it is not YAML: it is nested deeper than 20 levels. "
         "Write settings as `blueprint schema` describes them."
     ]
-    assert time.monotonic() - start < 5
+    assert time.process_time() - start < 5
 
 
 @pytest.mark.usefixtures("here")
 def test_a_few_aliases_that_stand_for_billions_are_refused_at_once() -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 15)]
-    start = time.monotonic()
+    start = time.process_time()
     assert said("\n".join(lines)) == [
         "a.yaml:1:1: it holds more than 20,000 values, aliases counted each time they are used. "
         "Write settings of a screenful, not a data file."
     ]
-    assert time.monotonic() - start < 5
+    assert time.process_time() - start < 5
 
 
 @pytest.mark.usefixtures("here")
 def test_merging_a_mapping_into_itself_many_times_over_is_refused_at_once() -> None:
     lines = ["m0: &m0 {k: 1}"]
     lines += [f"m{n}: &m{n}\n  <<: [{', '.join([f'*m{n - 1}'] * 20)}]" for n in range(1, 15)]
-    start = time.monotonic()
+    start = time.process_time()
     said("\n".join(lines))
-    assert time.monotonic() - start < 5
+    assert time.process_time() - start < 5
 
 
 @pytest.mark.usefixtures("here")
 def test_a_file_of_10_mb_is_refused_unread() -> None:
-    start = time.monotonic()
+    start = time.process_time()
     assert said(b"a: 1\n" * 2_000_000) == [
         "a.yaml:1:1: it holds 10,000,000 bytes, and settings hold at most 200,000. "
         "Write settings of a screenful, not a data file."
     ]
-    assert time.monotonic() - start < 1
+    assert time.process_time() - start < 1
 
 
 def refused(path: Path) -> str:
