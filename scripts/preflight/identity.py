@@ -75,7 +75,7 @@ def _spot_role(aws: Aws) -> Line:
         if not clients.code(error).startswith("NoSuchEntity"):
             raise
         command = ("aws", "iam", "create-service-linked-role", "--aws-service-name", "spot.amazonaws.com")
-        said = "it is not there: this account never had a spot instance, and Karpenter may not make the role"
+        said = "it is not there: no spot instance was ever started here, and the fleet's own roles may not make it"
         return Line(_SPOT_ROLE, "warn", said, "make it once", command)
     return Line(_SPOT_ROLE, "pass", "there")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import math
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,9 @@ from scripts.preflight.line import Line, Question, Status, unknown
 
 _USAGE_HOURS = 3
 """CloudWatch's usage metrics come every few minutes; the newest of these hours counts."""
+
+_OPEN = ("PENDING", "CASE_OPENED")
+"""Requests that AWS has not answered yet."""
 
 _LISTED: Mapping[Quota, tuple[str, str]] = {
     quotas.VPCS: ("describe_vpcs", "Vpcs"),
@@ -44,7 +48,12 @@ def _limit(limit: Limit) -> Line:
 def _question(aws: Aws, fleet: Fleet, need: Need) -> Question:
     counting = f"ec2:{_camel(_LISTED[need.quota][0])}" if need.quota in _LISTED else "cloudwatch:GetMetricData"
     actions = ("servicequotas:GetServiceQuota", "servicequotas:GetAWSDefaultServiceQuota", counting)
-    return Question("quotas", need.quota.name, lambda: [_answered(aws, fleet, need, actions)], actions)
+    return Question("quotas", _name(need.quota), lambda: [_answered(aws, fleet, need, actions)], actions)
+
+
+def _name(quota: Quota, answered: str | None = None) -> str:
+    """AWS's own name; EKS's name nothing but what is counted."""
+    return f"{'EKS: ' if quota.service == 'eks' else ''}{answered or quota.name}"
 
 
 def _camel(method: str) -> str:
@@ -57,7 +66,7 @@ def _answered(aws: Aws, fleet: Fleet, need: Need, actions: Sequence[str]) -> Lin
         return _line(aws, fleet, need)
     except clients.errors() as error:
         said = f"{_needs(need)}; a new account has {need.quota.default:,.0f}"
-        return unknown(need.quota.name, ask.why(error), ask.remedy(error, actions), said=said)
+        return unknown(_name(need.quota), ask.why(error), ask.remedy(error, actions), said=said)
 
 
 def _needs(need: Need) -> str:
@@ -67,7 +76,7 @@ def _needs(need: Need) -> str:
 
 def _line(aws: Aws, fleet: Fleet, need: Need) -> Line:
     answer = _asked(aws, need.quota)
-    name, value = answer.get("QuotaName", need.quota.name), float(answer["Value"])
+    name, value = _name(need.quota, answer.get("QuotaName")), float(answer["Value"])
     used = _used(aws, fleet, need.quota, answer)
     share = (need.amount + used) / value if value else math.inf
     if need.amount > value:
@@ -91,11 +100,27 @@ def _more(aws: Aws, need: Need, answer: Mapping[str, Any], used: float) -> tuple
     if not answer.get("Adjustable", True):
         return "AWS raises this quota for nobody: a smaller fleet, or two in two accounts or regions", ()
     wanted = math.ceil(need.amount + used)
+    requested = _requested(aws, need.quota)
+    if requested >= wanted:
+        return f"{requested:,.0f} are asked for already: wait for AWS's answer", ()
     command = (
         *("aws", "service-quotas", "request-service-quota-increase", "--region", aws.region),
         *("--service-code", need.quota.service, "--quota-code", need.quota.code, "--desired-value", str(wanted)),
     )
-    return "ask AWS for more (accelerators take it days), or make the pools smaller", command
+    # Other quotas are mostly raised by a machine, those of accelerators by people who ask back.
+    ahead = ", days ahead," if need.quota.unit == "vCPUs" else ""
+    return f"ask AWS for more{ahead} or make the pools smaller", command
+
+
+def _requested(aws: Aws, quota: Quota) -> float:
+    """What an open request asks for; 0 where there is none, or where nobody says."""
+    with contextlib.suppress(*clients.errors()):
+        answer = aws.client("service-quotas").list_requested_service_quota_change_history_by_quota(
+            ServiceCode=quota.service, QuotaCode=quota.code
+        )
+        found = answer["RequestedQuotas"]
+        return float(max((one["DesiredValue"] for one in found if one["Status"] in _OPEN), default=0))
+    return 0.0
 
 
 def _asked(aws: Aws, quota: Quota) -> Mapping[str, Any]:

@@ -48,6 +48,18 @@ def test_a_quota_that_is_too_low_fails_with_the_command_that_asks_for_more(stubb
     )
 
 
+def test_more_that_is_asked_for_already_is_not_asked_for_again(stubbed: Any, fleet: Any) -> None:
+    stub = stubbed.stub("service-quotas")
+    for open_, command in ((768.0, False), (400.0, True)):
+        stub.add_response("get_service_quota", _answer(192, Adjustable=True))
+        history = [{"DesiredValue": 9000.0, "Status": "DENIED"}, {"DesiredValue": open_, "Status": "CASE_OPENED"}]
+        stub.add_response("list_requested_service_quota_change_history_by_quota", {"RequestedQuotas": history})
+        line = _line(stubbed, fleet, P)
+        assert line.status == "fail"
+        assert bool(line.command) is command
+        assert (line.remedy == "768 are asked for already: wait for AWS's answer") is not command
+
+
 def test_a_quota_that_is_enough_passes(stubbed: Any, fleet: Any) -> None:
     stubbed.stub("service-quotas").add_response("get_service_quota", _answer(768))
     line = _line(stubbed, fleet, P)
