@@ -50,6 +50,8 @@ GUIDELLM = "guidellm==0.8.1"
 ENGINE = Path(__file__).parents[2] / ".venv-engine" / "bin"
 INPUT_TOKENS, OUTPUT_TOKENS = 64, 32
 LIMIT_S = 900.0
+ENOUGH = 0.95
+"""Share of the requests that must be answered; guidellm leaves out a few that its last users had begun."""
 
 
 @dataclass(frozen=True)
@@ -97,10 +99,10 @@ def measure(tool: Tool, load: Load, folder: Path) -> Measured:
         before, used = _known(url)["cpu_s"], _children_cpu_s()
         told = tool(url, load, folder)
         spent, known = _children_cpu_s() - used, _known(url)
-    if told.answered != load.requests:
-        raise Unavailable(f"{told.answered} of {load.requests} requests were answered; see {console.near(folder)}")
+    if told.answered < load.requests * ENOUGH:
+        raise Unavailable(f"only {told.answered} of {load.requests} requests were answered")
     # Requests before the last ones are the tool's own questions and warm-up.
-    truth = summary.latency([one * 1000 for one in known["ttft_s"][-load.requests :]])
+    truth = summary.latency([one * 1000 for one in known["ttft_s"][-told.answered :]])
     seconds = told.answered / told.per_s
     server = (known["cpu_s"] - before) / seconds
     return Measured(told, spent, truth.p50 or 0.0, truth.p99 or 0.0, server)
