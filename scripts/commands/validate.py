@@ -24,7 +24,7 @@ def validate(
         int | None, typer.Option(min=1, help="How many requests are counted, in place of the blueprint's number.")
     ] = None,
     user: Annotated[
-        Path | None, typer.Option(metavar="FILE.py", help="Locust user of your own: a subclass of OpenAIUser.")
+        Path | None, typer.Option(metavar="FILE.py", help="Your own Locust user; scripts/validation/user.py shows how.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
