@@ -23,9 +23,6 @@ UTILIZATION = 0.92
 BLOCK = 16
 """Tokens in a block of the KV cache on GPUs (vLLM 0.32.0, `CacheConfig.DEFAULT_BLOCK_SIZE`)."""
 
-CPU_BLOCK = 128
-"""Tokens in a block on CPU, as vLLM 0.32.0 reports it there."""
-
 # Bytes of a number in the KV cache, by vLLM's --kv-cache-dtype. `auto` is the model's own type: 16 bits.
 _CACHE_BYTES = {"auto": 2, "bfloat16": 2, "float16": 2, "fp8": 1}
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blueprints import memory
-from blueprints.catalog import architecture, models
+from blueprints.catalog import architecture, engines, models
 from blueprints.catalog.architecture import Architecture
 from infra.catalog import instances
 from infra.catalog.instances import Accelerators, Instance
@@ -159,7 +159,7 @@ def test_the_layer_for_multi_token_prediction_is_stored_and_not_loaded() -> None
     [("tiny", 2048, 1, 524_288), ("mid", 2048, 1, 9_344), ("mid", 3000, 1, 9_125), ("tiny", 3000, 2, 1_024_000)],
 )
 def test_made_models_fill_a_gibibyte_as_vllm_on_cpu_said(name: str, context: int, ways: int, said: int) -> None:
-    model, block = models.find(name), memory.CPU_BLOCK
+    model, block = models.find(name), engines.engines()["vllm"].platforms["cpu"].kv_block
     assert memory.cache_tokens(model, memory.GIB, context=context, tensor_parallel=ways, block=block) == said
 
 

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from blueprints import memory
-from blueprints.catalog import models
+from blueprints.catalog import engines, models
 from blueprints.catalog.models import Model
 from scripts.local import engine_env
 
 NAMES = ("openai/gpt-oss-20b", "openai/gpt-oss-120b", "deepseek-ai/DeepSeek-V3", "Qwen/Qwen3-32B", "mid")
 CONTEXTS = (2048, 8192, 10_000, 32_768)
 ROOM = 20 * memory.GIB
+CPU_BLOCK = engines.engines()["vllm"].platforms["cpu"].kv_block
 
 
 def _question(model: Model, context: int, block: int, ways: int) -> dict[str, Any]:
@@ -39,7 +40,7 @@ def _question(model: Model, context: int, block: int, ways: int) -> dict[str, An
 
 @pytest.mark.engine
 def test_vllms_planner_counts_the_same_tokens_for_every_kind_of_attention() -> None:
-    cases = list(product(NAMES, CONTEXTS, (memory.BLOCK, memory.CPU_BLOCK), (1, 4)))
+    cases = list(product(NAMES, CONTEXTS, (memory.BLOCK, CPU_BLOCK), (1, 4)))
     questions = [_question(models.find(name), context, block, ways) for name, context, block, ways in cases]
     done = subprocess.run(
         [engine_env.ensure() / "python", Path(__file__).with_name("engine_planner.py")],
