@@ -43,7 +43,7 @@ def _group(group: Group, width: int) -> Iterator[RenderableType]:
     for line in group.lines:
         yield _line(line, names, gauge)
         if line.command:
-            indent = _MARGIN + 2
+            indent = _MARGIN + 3  # under the name
             yield Text("\n".join(_pasted(line.command, width, indent)), "cyan", no_wrap=True, overflow="ignore")
     # One cause often stands behind several lines.
     for cause in dict.fromkeys(line.unanswered for line in group.lines if line.unanswered):

@@ -107,9 +107,9 @@ def _more(aws: Aws, need: Need, answer: Mapping[str, Any], used: float) -> tuple
         *("aws", "service-quotas", "request-service-quota-increase", "--region", aws.region),
         *("--service-code", need.quota.service, "--quota-code", need.quota.code, "--desired-value", str(wanted)),
     )
-    # Other quotas are mostly raised by a machine, those of accelerators by people who ask back.
-    ahead = ", days ahead," if need.quota.unit == "vCPUs" else ""
-    return f"ask AWS for more{ahead} or make the pools smaller", command
+    if need.quota.unit == "vCPUs":  # people decide on those of accelerators, and ask back
+        return "ask AWS for more, days ahead, or make the pools smaller", command
+    return f"ask AWS for more{', or remove what nobody uses' if used else ''}", command
 
 
 def _requested(aws: Aws, quota: Quota) -> float:

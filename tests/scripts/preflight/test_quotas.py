@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from infra import scale
 from infra.catalog import instances, quotas
-from infra.scale import Limit, Need, Scale
+from infra.scale import Limit
 from scripts.aws import Aws
 from scripts.preflight import quotas as asked
 from scripts.preflight.line import Line
@@ -118,7 +119,8 @@ def test_vpcs_of_others_count_and_the_fleets_own_do_not(account: Aws, fleet: Any
 
 def test_a_limit_that_is_the_same_for_everybody_is_held_against_the_fleet(stubbed: Any, fleet: Any) -> None:
     limit = Limit("capacity providers of the ECS cluster", 24, 20, "ECS developer guide")
-    met = Scale((Need(P, 0, ""),), (limit,), (), 0.0, (), ())
-    (question,) = asked.questions(stubbed, fleet(POOL).value, met)
+    document = fleet(POOL)
+    met = replace(scale.of(document.value, instances.load()), needs=(), limits=(limit,))
+    (question,) = asked.questions(stubbed, document.value, met)
     (line,) = question.ask()
     assert (line.status, line.said) == ("fail", "needs 24 of 20 (ECS developer guide)")
