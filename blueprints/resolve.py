@@ -94,8 +94,8 @@ def name_of(blueprint: Document[Blueprint]) -> str:
     try:
         return TypeAdapter(Name).validate_python(folder)
     except ValidationError:
-        why = f"the deployment takes the folder's name, {folder!r}, which is none"
-        raise InputError([blueprint.mistake(["name"], "", why, "name: NAME, 2 to 32 of a-z, 0-9 and -")]) from None
+        why = "the folder's name stands in for it, and is none"
+        raise InputError([blueprint.mistake(["name"], folder, why, "name: NAME, 2 to 32 of a-z, 0-9 and -")]) from None
 
 
 def served_name(model: str) -> str:
@@ -161,8 +161,10 @@ def _placed(
     fits = {row.name: memory.fit(model, row, worker.accelerators, context=context) for row in types}
     holding = [row for row in types if fits[row.name].fits]
     if not holding:
-        seen = "; ".join(f"{name}: {fit.why}" for name, fit in fits.items())
-        why = f"it does not fit into {worker.accelerators} of the accelerators of the pool {worker.pool}: {seen}"
+        alike = {fit.why: [name for name in fits if fits[name].why == fit.why] for fit in fits.values()}
+        seen = "; ".join(f"on {' and '.join(names)} {reason}" for reason, names in alike.items())
+        one = "accelerator" if worker.accelerators == 1 else "accelerators"
+        why = f"it does not fit into {worker.accelerators} {one} of the pool {worker.pool}: {seen}"
         write = _what_holds(model, worker.accelerators, context)
         return None, [blueprint.mistake(["model"], blueprint.value.model, why, write)]
     enough = [row for row in holding if _replicas(row, worker.accelerators) * pool.size.most >= worker.replicas]

@@ -200,6 +200,8 @@ def change(plan: Plan, up: Supervisor, storage: Callable[[Plan], str] = apply_st
         plan = plan.in_bucket(storage(plan))
     if before is None or before.weights != plan.deployment.weights:
         _put(plan)
+    else:
+        weights.check(plan.deployment)
     write(plan)
     with console.step("Restart what has changed") as step:
         step.note = ", ".join(up.update()) or "nothing"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
+from blueprints import resolve
 from blueprints.deployment import Deployment
 from infra.errors import Unavailable
 from scripts.local.run import Run
@@ -42,7 +43,7 @@ def put(run: Run, deployment: Deployment, progress: Progress = lambda _done, _al
     from scripts.models import make_tiny, upload
 
     place, name, uri = deployment.place, deployment.model, deployment.weights.uri
-    if not uri.startswith(f"s3://{place.bucket}/"):
+    if uri != f"s3://{place.bucket}/{resolve.prefix_of(name)}/":
         return
     if name in make_tiny.SIZES:
         folder = make_tiny.make(name, run.data / "model", progress)
