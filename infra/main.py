@@ -14,10 +14,13 @@ from infra.constructs import limits
 from infra.errors import BlueprintError, InputError
 from infra.fleet import Fleet
 from infra.settings import Document, load
-from infra.stacks import network, storage
+from infra.stacks import eks, network, storage
 
-STACKS = (network, storage)
+STACKS = (network, storage, eks)
 """In the order in which one may need another."""
+
+ORCHESTRATORS = ("eks", "ecs")
+"""Stacks that only a fleet with the orchestrator of the same name has."""
 
 
 def synthesize(document: Document[Fleet], out: Path) -> dict[str, Path]:
@@ -30,10 +33,11 @@ def synthesize(document: Document[Fleet], out: Path) -> dict[str, Path]:
         raise InputError(wrong)
     out.mkdir(parents=True, exist_ok=True)
     app = cdktf.App(outdir=str(out))
-    for stack in STACKS:
+    made = [stack for stack in STACKS if stack.NAME not in ORCHESTRATORS or stack.NAME in document.value.orchestrators]
+    for stack in made:
         stack.add(app, document)
     app.synth()
-    return {stack.NAME: out / "stacks" / stack.NAME for stack in STACKS}
+    return {stack.NAME: out / "stacks" / stack.NAME for stack in made}
 
 
 def main() -> None:

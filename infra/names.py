@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from infra.fleet import Fleet
 
+BASE_STACKS = ("network", "storage")
+"""Stacks that the others look things up in: applied before them, destroyed after them."""
+
 
 def cluster(fleet: Fleet) -> str:
-    """The EKS cluster."""
+    """The cluster, EKS's as ECS's."""
     return fleet.name
 
 
@@ -37,6 +40,11 @@ def role(fleet: str, region: str, purpose: str) -> str:
 
 KARPENTER_NODE = "karpenter-node"
 """Purpose of the role of nodes that Karpenter starts."""
+
+
+def namespace(fleet: Fleet) -> str:
+    """Private DNS namespace of Cloud Map, in which peers on ECS find each other; `internal` is nobody's domain."""
+    return f"{fleet.name}.internal"
 
 
 def interruptions(fleet: Fleet) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from ipaddress import IPv4Network
 from typing import Any
 
 from infra import names
@@ -13,12 +14,13 @@ from infra.constructs import policy
 from infra.constructs.account import Account
 from infra.constructs.key import for_log_group, key
 from infra.constructs.role import role
-from infra.fleet import Fleet
+from infra.fleet import Fleet, NewNetwork
 
 LOGS = ("api", "audit", "authenticator", "controllerManager", "scheduler")
 """All that EKS's control plane writes."""
 
 _LOGS_KEPT_DAYS = 90
+_SERVICE_CIDRS = ("172.20.0.0/16", "10.100.0.0/16")
 _ADMIN = "AmazonEKSClusterAdminPolicy"
 
 
@@ -94,11 +96,21 @@ def _cluster(
             endpoint_public_access=bool(fleet.eks.public_from),
             public_access_cidrs=list(fleet.eks.public_from) or None,
         ),
+        kubernetes_network_config=e.EksClusterKubernetesNetworkConfig(
+            ip_family="ipv4", service_ipv4_cidr=service_cidr(fleet)
+        ),
         # At its end of standard support a version goes on, and costs six times as much, until somebody moves it.
         upgrade_policy=e.EksClusterUpgradePolicy(support_type="EXTENDED"),
         tags={"end-of-standard-support": eks.END_OF_STANDARD_SUPPORT[fleet.eks.version].isoformat()},
         depends_on=depends_on,
     )
+
+
+def service_cidr(fleet: Fleet) -> str:
+    """Range of Kubernetes services, which no machine has: one of the two that EKS itself takes, clear of the VPC."""
+    first, second = _SERVICE_CIDRS
+    vpc = fleet.network.cidr if isinstance(fleet.network, NewNetwork) else second
+    return second if IPv4Network(vpc).overlaps(IPv4Network(first)) else first
 
 
 def _admin(stack: Any, name: str, cluster: Any, principal_arn: str, account: Account) -> None:

@@ -12,6 +12,7 @@ from infra.catalog import eks
 from infra.catalog.instances import Catalogue
 from infra.constructs import policy
 from infra.constructs.account import Account
+from infra.constructs.eks_cluster import service_cidr
 from infra.constructs.expression import expression, reference
 from infra.constructs.launch_template import launch_template
 from infra.constructs.role import role
@@ -147,7 +148,7 @@ def _joins(place: Place) -> user_data.Cluster:
         name=names.cluster(place.fleet),
         endpoint=reference(place.cluster, "endpoint"),
         certificate=reference(place.cluster, "certificate_authority[0].data"),
-        service_cidr=reference(place.cluster, "kubernetes_network_config[0].service_ipv4_cidr"),
+        service_cidr=service_cidr(place.fleet),
     )
 
 

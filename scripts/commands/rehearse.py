@@ -22,7 +22,7 @@ def rehearse(
 ) -> None:
     """Apply the fleet's stacks to an embedded AWS, plan again (nothing may change), destroy (nothing may be left)."""
     from scripts import inputs
-    from scripts.rehearsal import embedded_aws
+    from scripts.rehearsal import embedded_aws, unheld
     from scripts.rehearsal import stacks as rehearsal
 
     document = inputs.read_fleet(fleet)
@@ -35,4 +35,7 @@ def rehearse(
     counted = ", ".join(f"{name} {count}" for name, count in done.resources.items())
     console.out.print(f"{done.terraform}, AWS provider from {done.provider_from}")
     console.out.print(f"resources made and taken away: {counted}; the plan between was empty; nothing is left")
+    for stack, kinds in done.left_out.items():
+        for kind, count in kinds.items():
+            console.out.print(f"left out of {stack}: {count} {kind}, for {unheld.REASONS[kind]}")
     console.out.print(embedded_aws.EMULATED)

@@ -41,6 +41,7 @@ _EC2 = (
     ("describe_vpc_endpoints", "VpcEndpoints", "VpcEndpointId"),
     ("describe_security_groups", "SecurityGroups", "GroupId"),
     ("describe_flow_logs", "FlowLogs", "FlowLogId"),
+    ("describe_launch_templates", "LaunchTemplates", "LaunchTemplateId"),
 )
 
 
@@ -78,6 +79,11 @@ def _named(client: Clients, fleet: str) -> Iterator[Resource]:
         for repository in page["repositories"]:
             if repository["repositoryName"].startswith(f"{fleet}/"):
                 yield Resource("repository", repository["repositoryName"])
+    for cluster in client("eks").list_clusters()["clusters"]:
+        if cluster == fleet:
+            yield Resource("cluster", cluster)
+    for queue in client("sqs").list_queues(QueueNamePrefix=f"{fleet}-").get("QueueUrls", []):
+        yield Resource("queue", queue)
     for page in client("iam").get_paginator("list_roles").paginate():
         for role in page["Roles"]:
             if role["RoleName"].startswith(f"{fleet}-"):

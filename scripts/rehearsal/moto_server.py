@@ -1,10 +1,11 @@
-"""moto's own server with two things put right, seen in moto 5.2.5:
+"""moto's own server with three things put right, seen in moto 5.2.5:
 
 - It takes a denial under a condition for a denial under every condition, so a bucket that refuses plain HTTP would
   refuse everything. Here that statement is applied as if the request had come over TLS, which is what the loopback
   stands for; every other statement stays moto's own.
 - Emptying a bucket whose versioning was taken away before, as Terraform's destroy does, fails at the first deletion
   marker.
+- A cluster of EKS has no security group, where AWS makes one that its nodes stand in.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import json
 from typing import Any
 
 from moto import server
+from moto.ec2.utils import random_security_group_id
+from moto.eks.models import Cluster, EKSBackend
 from moto.iam.access_control import IAMPolicy, PermissionResult
 from moto.s3.models import FakeBucket, FakeDeleteMarker
 
@@ -38,7 +41,18 @@ def dispose(_: FakeDeleteMarker) -> None:
     """A deletion marker holds no data to let go of."""
 
 
+_create_cluster = EKSBackend.create_cluster
+
+
+def create_cluster(backend: EKSBackend, *args: Any, **settings: Any) -> Cluster:
+    """A cluster as moto makes it, with the id of a security group."""
+    made: Cluster = _create_cluster(backend, *args, **settings)
+    made.resources_vpc_config.setdefault("clusterSecurityGroupId", random_security_group_id())
+    return made
+
+
 if __name__ == "__main__":
     FakeBucket.get_permission = permission
     FakeDeleteMarker.dispose = dispose
+    EKSBackend.create_cluster = create_cluster
     server.main()

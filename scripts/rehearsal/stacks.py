@@ -18,13 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from infra import names
 from infra.errors import AnswerIsNo, InputError, Unavailable
 from infra.fleet import ExistingNetwork, Fleet
 from infra.settings import Document
 from scripts import console
-from scripts.rehearsal import embedded_aws, inventory, standins, terraform
+from scripts.rehearsal import embedded_aws, inventory, standins, terraform, unheld
 
-_SERVICES = ("ec2", "ecr", "iam", "kms", "logs", "s3", "sts")
+_SERVICES = ("ec2", "ecr", "eks", "events", "iam", "kms", "logs", "s3", "sqs", "ssm", "sts")
 """AWS services that the stacks' resources and data sources call."""
 
 _DESTRUCTIBLE = {"aws_s3_bucket": {"force_destroy": True}, "aws_ecr_repository": {"force_delete": True}}
@@ -64,7 +65,9 @@ def apply(
     with console.step(f"Apply {_and(folders)} to the embedded AWS with {program}") as step:
         try:
             _initialize(program, folders)
-            ended = terraform.run(program, folders, _APPLY, note=lambda note: setattr(step, "note", note))
+            ended: dict[str, console.Ended] = {}
+            for wave in _waves(folders):
+                ended |= terraform.run(program, wave, _APPLY, note=lambda note: setattr(step, "note", note))
         except console.CommandFailed:
             _still_there(endpoint)
             raise
@@ -121,7 +124,8 @@ def destroy(document: Document[Fleet], *, data: Path, endpoint: str, stacks: Seq
     with console.step(f"Destroy {_and(folders)} in the embedded AWS") as step:
         try:
             _initialize(program, folders)
-            terraform.run(program, folders, _DESTROY, note=lambda note: setattr(step, "note", note))
+            for wave in reversed(_waves(folders)):
+                terraform.run(program, wave, _DESTROY, note=lambda note: setattr(step, "note", note))
         except console.CommandFailed:
             _still_there(endpoint)
             raise
@@ -138,6 +142,9 @@ class Rehearsal:
     provider_from: str
     resources: dict[str, int]
     """By stack."""
+
+    left_out: dict[str, dict[str, int]]
+    """What the embedded AWS cannot hold, by stack and kind of resource."""
 
     outputs: dict[str, dict[str, Any]]
     apply_s: float
@@ -161,11 +168,12 @@ def rehearse(document: Document[Fleet], *, out: Path, data: Path, stacks: Sequen
         folders = _applied(data, stacks)
         program = _terraform(folders, data)
         resources = {name: len(_managed(folder / _STATE)) for name, folder in folders.items()}
+        left_out = {name: unheld.counted(_stack(folder)) for name, folder in folders.items()}
         destroy(document, data=data, endpoint=endpoint, stacks=stacks)
         times.append(time.monotonic())
         check_nothing_left(document, endpoint=endpoint)
     apply_s, plan_s, destroy_s = (round(end - start, 1) for start, end in itertools.pairwise(times))
-    return Rehearsal(str(program), program.provider_from, resources, outputs, apply_s, plan_s, destroy_s)
+    return Rehearsal(str(program), program.provider_from, resources, left_out, outputs, apply_s, plan_s, destroy_s)
 
 
 @contextlib.contextmanager
@@ -222,21 +230,36 @@ def _applied(data: Path, stacks: Sequence[str] | None) -> dict[str, Path]:
 
 def _point_at(folder: Path, fleet: Fleet, endpoint: str) -> None:
     """Writes the override beside a stack."""
-    stack = json.loads((folder / "cdk.tf.json").read_text())
-    resources = {
-        kind: dict.fromkeys(stack["resource"][kind], settings)
-        for kind, settings in _DESTRUCTIBLE.items()
-        if kind in stack.get("resource", {})
-    }
+    stack = _stack(folder)
+    resources: dict[str, Any] = unheld.override(stack)
+    for kind, settings in _DESTRUCTIBLE.items():
+        if kind in stack.get("resource", {}):
+            resources[kind] = dict.fromkeys(stack["resource"][kind], settings)
     override: dict[str, Any] = {
         "terraform": {"backend": {"local": {"path": _STATE}}},
         "provider": {"aws": _provider(endpoint)},
     }
     if resources:
         override["resource"] = resources
-    if isinstance(fleet.network, ExistingNetwork) and "aws_vpc" in stack.get("data", {}):
+    read = stack.get("data", {})
+    if isinstance(fleet.network, ExistingNetwork) and "aws_vpc" in read:
         override["data"] = standins.existing_network(fleet, fleet.network, endpoint)
+    if "aws_ssm_parameter" in read:
+        override.setdefault("data", {}).update(standins.images(read["aws_ssm_parameter"]))
     (folder / "rehearsal_override.tf.json").write_text(json.dumps(override, indent=2))
+
+
+def _stack(folder: Path) -> dict[str, Any]:
+    """The synthesized stack in a working folder."""
+    made: dict[str, Any] = json.loads((folder / "cdk.tf.json").read_text())
+    return made
+
+
+def _waves(folders: Mapping[str, Path]) -> list[dict[str, Path]]:
+    """Stacks that may be applied side by side, wave by wave: first those that others look things up in."""
+    first = {name: folder for name, folder in folders.items() if name in names.BASE_STACKS}
+    then = {name: folder for name, folder in folders.items() if name not in names.BASE_STACKS}
+    return [wave for wave in (first, then) if wave]
 
 
 def _provider(endpoint: str) -> dict[str, Any]:

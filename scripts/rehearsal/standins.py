@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Mapping
 from typing import Any
 
 from infra.fleet import ExistingNetwork, Fleet
@@ -10,6 +11,7 @@ from scripts.rehearsal import embedded_aws
 
 _RANGE = ipaddress.IPv4Network("10.0.0.0/16")
 _NAME = "stand-in"
+_AMI = "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-x86_64"
 
 
 def existing_network(fleet: Fleet, network: ExistingNetwork, endpoint: str) -> dict[str, Any]:
@@ -35,3 +37,8 @@ def existing_network(fleet: Fleet, network: ExistingNetwork, endpoint: str) -> d
         "aws_vpc": {"vpc": {"id": vpc}},
         "aws_subnet": {f"private-{zone}": {"id": subnets[zone]} for zone in fleet.zones},
     }
+
+
+def images(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of an override that takes an AMI which the embedded AWS knows for those it does not: EKS's."""
+    return {"aws_ssm_parameter": {name: {"name": _AMI} for name in parameters}}

@@ -36,6 +36,19 @@ FLEETS = {
         "state: s3://my-states/serving/prod\n"
         "storage: {repositories: [vllm, batch-worker], results_kept: 7d}\n"
     ),
+    "machines": (
+        "  block: {types: p5en.48xlarge, zones: us-west-2c, buy: {capacity-block: cr-0123456789abcdef0}, size: 2, efa: on}\n"
+        "  wide: {types: p5.48xlarge, zones: us-west-2a, size: 2, efa: on, efa_layout: ip-bandwidth, placement_group: cluster}\n"
+        "  odcr: {types: g6e.12xlarge, zones: us-west-2a, size: 1, buy: [{reservation: cr-0123456789abcdef1}, spot], disk: gp3}\n"
+        "  rocket: {types: g6e.2xlarge, size: 3..9, os: bottlerocket, taints: [team=ads:NoExecute], ami: ami-0123456789abcdef0}\n"
+        "  pulled: {types: g6e.2xlarge, size: 1, images: {snapshot: snap-0123456789abcdef0}}\n"
+        "zones: [us-west-2a, us-west-2b, us-west-2c]\n"
+        "eks:\n"
+        '  version: "1.36"\n'
+        "  public_from: [203.0.113.0/24]\n"
+        "  admins: [arn:aws:iam::123456789012:role/platform]\n"
+        "network: {cidr: 172.20.0.0/16}\n"
+    ),
 }
 """Rest of the fleet file by the fleet's shape."""
 

@@ -19,7 +19,10 @@ from tests.infra.stacks.conftest import FLEETS
 
 Stacks = dict[tuple[str, str], dict[str, Any]]
 
-EVERY = [(shape, name) for shape in FLEETS for name in ("network", "storage")]
+EVERY = [
+    *((shape, name) for shape in FLEETS for name in ("network", "storage")),
+    *((shape, "eks") for shape in FLEETS if shape != "ecs"),
+]
 every_stack = pytest.mark.parametrize("stack", EVERY, ids="/".join)
 
 

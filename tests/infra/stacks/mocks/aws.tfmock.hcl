@@ -49,3 +49,36 @@ mock_resource "aws_s3_bucket" {
     arn = "arn:aws:s3:::mocked"
   }
 }
+
+mock_data "aws_ssm_parameter" {
+  defaults = {
+    value = "ami-0123456789abcdef0"
+  }
+}
+
+mock_resource "aws_eks_cluster" {
+  defaults = {
+    arn                   = "arn:aws:eks:us-west-2:123456789012:cluster/mocked"
+    endpoint              = "https://mocked.eks.amazonaws.com"
+    certificate_authority = [{ data = "bW9ja2Vk" }]
+  }
+}
+
+mock_resource "aws_iam_instance_profile" {
+  defaults = {
+    arn = "arn:aws:iam::123456789012:instance-profile/mocked"
+  }
+}
+
+mock_resource "aws_sqs_queue" {
+  defaults = {
+    arn = "arn:aws:sqs:us-west-2:123456789012:mocked"
+    url = "https://sqs.us-west-2.amazonaws.com/123456789012/mocked"
+  }
+}
+
+mock_resource "aws_launch_template" {
+  defaults = {
+    id = "lt-0123456789abcdef0"
+  }
+}
