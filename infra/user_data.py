@@ -10,7 +10,7 @@ Sources, read 2026-11: awslabs.github.io/amazon-eks-ami/nodeadm/doc/api; bottler
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +58,11 @@ def _al2023(group: Group, cluster: Cluster | None) -> str:
         # Before containerd starts: nodeadm starts it after cloud-init has mounted.
         mounts = {"mounts": [[SNAPSHOT_DEVICE, "/var/lib/containerd", "auto", "defaults"]]}
         parts.append(("text/cloud-config", f"#cloud-config\n{yaml.safe_dump(mounts)}"))
+    return multipart(parts)
+
+
+def multipart(parts: Sequence[tuple[str, str]]) -> str:
+    """User data of several parts for cloud-init, each with its MIME type."""
     lines = ["MIME-Version: 1.0", f'Content-Type: multipart/mixed; boundary="{_BOUNDARY}"', ""]
     for kind, text in parts:
         lines += [f"--{_BOUNDARY}", f"Content-Type: {kind}", "", text.rstrip("\n"), ""]

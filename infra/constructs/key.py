@@ -47,13 +47,13 @@ def _delegation(account: Account) -> dict[str, Any]:
     }
 
 
-def for_log_group(account: Account, group: str) -> dict[str, Any]:
-    """Lets CloudWatch Logs encrypt this one log group.
+def for_log_group(account: Account, group: str, sid: str = "LogGroup") -> dict[str, Any]:
+    """Lets CloudWatch Logs encrypt this one log group; `sid` tells several of one key apart.
 
     Source: CloudWatch Logs user guide, "Encrypt log data using KMS", 2026-11.
     """
     return {
-        "Sid": "LogGroup",
+        "Sid": sid,
         "Effect": "Allow",
         "Principal": {"Service": f"logs.{account.region}.{account.dns_suffix}"},
         "Action": ["kms:Encrypt*", "kms:Decrypt*", "kms:ReEncrypt*", "kms:GenerateDataKey*", "kms:Describe*"],

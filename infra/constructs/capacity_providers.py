@@ -1,0 +1,165 @@
+"""Capacity of an ECS cluster: an Auto Scaling group and a capacity provider for each machine group.
+
+How managed scaling, termination protection and draining work together: ECS sets each group's desired size by the tasks
+that wait; machines are born protected from scale-in, and ECS lifts that from one that has no task left; a machine that
+goes all the same (spot, a refresh) is drained first.
+
+ECS does not fall back by itself: a task goes to one provider of its strategy, by weight, and waits there for capacity.
+So the first choice of a pool has all the weight, its zones alike, and falling back is a change of weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from infra import ecs_user_data, groups, names
+from infra.bindings import aws
+from infra.constructs import container_instances
+from infra.constructs.expression import reference
+from infra.constructs.launch_template import launch_template
+from infra.constructs.node_groups import placement_group
+from infra.fleet import Fleet
+from infra.groups import Group
+
+TARGET_PERCENT = 100
+"""Share of the machines that tasks fill: no spare one is kept running. A warm machine is what waits cheaply."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """What every capacity provider of a cluster needs."""
+
+    fleet: Fleet
+    cluster: Any
+    profile: Any
+    subnets: Mapping[str, str]
+    """Ids by zone."""
+
+    security_group: Any
+    efa_group: Any | None
+
+
+def capacity_provider(stack: Any, place: Place, group: Group) -> Any:
+    """Adds the group's launch template, Auto Scaling group and capacity provider."""
+    template = launch_template(
+        stack,
+        f"{group.name}-template",
+        fleet=place.fleet,
+        group=group,
+        image_id=container_instances.image(stack, place.fleet, group),
+        text=ecs_user_data.of(group, names.cluster(place.fleet)),
+        security_groups=[one.id for one in (place.security_group, place.efa_group if group.efa else None) if one],
+        instance_profile_arn=place.profile.arn,
+        depends_on=placement_group(stack, place.fleet, group),
+    )
+    machines = _machines(stack, place, group, template)
+    e = aws.ecs_capacity_provider
+    return e.EcsCapacityProvider(
+        stack,
+        group.name,
+        name=groups.provider_name(place.fleet, group),
+        auto_scaling_group_provider=e.EcsCapacityProviderAutoScalingGroupProvider(
+            auto_scaling_group_arn=machines.arn,
+            managed_termination_protection="ENABLED",
+            managed_draining="ENABLED",
+            managed_scaling=e.EcsCapacityProviderAutoScalingGroupProviderManagedScaling(
+                status="ENABLED",
+                target_capacity=TARGET_PERCENT,
+                minimum_scaling_step_size=1,
+                maximum_scaling_step_size=group.most,
+            ),
+        ),
+    )
+
+
+def associate(stack: Any, place: Place, pool_groups: Sequence[Sequence[Group]], providers: Sequence[Any]) -> None:
+    """Hands the providers to the cluster. Tasks that name no strategy go to the first pool's first service."""
+    e = aws.ecs_cluster_capacity_providers
+    default = groups.strategies(pool_groups[0])[0]
+    e.EcsClusterCapacityProviders(
+        stack,
+        "capacity-providers",
+        cluster_name=place.cluster.name,
+        capacity_providers=[provider.name for provider in providers],
+        default_capacity_provider_strategy=[
+            e.EcsClusterCapacityProvidersDefaultCapacityProviderStrategy(
+                capacity_provider=groups.provider_name(place.fleet, group), weight=weight
+            )
+            for group, weight in weights(default)
+        ],
+    )
+
+
+def weights(service: Sequence[Group]) -> list[tuple[Group, int]]:
+    """Weights of a service's strategy: the most preferred choice among its groups takes all, its zones alike."""
+    first = min(group.choice for group in service)
+    return [(group, int(group.choice == first)) for group in service]
+
+
+def _machines(stack: Any, place: Place, group: Group, template: Any) -> Any:
+    a = aws.autoscaling_group
+    name = f"{place.fleet.name}-{group.name}"
+    version = reference(template, "latest_version")
+    alone = group.bought != "spot" and len(group.types) == 1
+    return a.AutoscalingGroup(
+        stack,
+        f"{group.name}-machines",
+        name=name,
+        min_size=group.least,
+        max_size=group.most,
+        vpc_zone_identifier=[place.subnets[zone] for zone in group.zones],
+        launch_template=a.AutoscalingGroupLaunchTemplate(id=template.id, version=version) if alone else None,
+        mixed_instances_policy=None if alone else _mixed(group, template, version),
+        protect_from_scale_in=True,
+        # Accelerators may take hours to come; an apply does not wait for them.
+        wait_for_capacity_timeout="0",
+        health_check_type="EC2",
+        warm_pool=_warm(group),
+        tag=[
+            a.AutoscalingGroupTag(key=key, value=value, propagate_at_launch=True)
+            for key, value in _tags(place.fleet, group, stack.node.id).items()
+        ],
+        # Machines go before the cluster that they are in.
+        depends_on=[place.cluster],
+    )
+
+
+def _tags(fleet: Fleet, group: Group, stack: str) -> dict[str, str]:
+    """The provider's default tags do not reach Auto Scaling groups."""
+    own = {"fleet": fleet.name, "stack": stack, "pool": group.pool, "Name": f"{fleet.name}-{group.name}"}
+    # ECS sets the last one itself; where it is missing here, Terraform would take it away and managed scaling with it.
+    return {**fleet.tags, **own, "AmazonECSManaged": "true"}
+
+
+def _mixed(group: Group, template: Any, version: str) -> Any:
+    """Several types, or spot: in one group either all is spot or nothing is."""
+    a = aws.autoscaling_group
+    spot = group.bought == "spot"
+    source = a.AutoscalingGroupMixedInstancesPolicyLaunchTemplateLaunchTemplateSpecification
+    override = a.AutoscalingGroupMixedInstancesPolicyLaunchTemplateOverride
+    return a.AutoscalingGroupMixedInstancesPolicy(
+        instances_distribution=a.AutoscalingGroupMixedInstancesPolicyInstancesDistribution(
+            on_demand_base_capacity=0,
+            on_demand_percentage_above_base_capacity=0 if spot else 100,
+            on_demand_allocation_strategy=None if spot else group.allocation,
+            spot_allocation_strategy=group.allocation if spot else None,
+        ),
+        launch_template=a.AutoscalingGroupMixedInstancesPolicyLaunchTemplate(
+            launch_template_specification=source(launch_template_id=template.id, version=version),
+            override=[override(instance_type=kind) for kind in group.types],
+        ),
+    )
+
+
+def _warm(group: Group) -> Any:
+    """Always the same number of stopped machines, whatever runs: with a least alone the pool would fill to the most.
+
+    Source: EC2 Auto Scaling user guide, "Warm pools", 2026-11.
+    """
+    if not group.warm:
+        return None
+    return aws.autoscaling_group.AutoscalingGroupWarmPool(
+        pool_state="Stopped", min_size=group.warm, max_group_prepared_capacity=group.warm
+    )

@@ -1,0 +1,117 @@
+"""What the machines of an ECS cluster are to AWS: their role, their security group, their AMI."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from infra import names
+from infra.bindings import aws
+from infra.catalog import ecs
+from infra.constructs import policy
+from infra.constructs.account import Account
+from infra.constructs.expression import expression
+from infra.constructs.role import role
+from infra.fleet import Fleet
+from infra.groups import Group
+
+
+def profile(stack: Any, fleet: Fleet, *, account: Account) -> Any:
+    """Adds the machines' role and the instance profile that holds it.
+
+    It is the agent's alone: images are pulled, logs shipped and weights read with roles of the tasks' own.
+    """
+    made = role(
+        stack,
+        "instance",
+        fleet=fleet.name,
+        account=account,
+        description=f"Lets machines join the cluster {names.cluster(fleet)}",
+        trust=policy.assumed_by("ec2.amazonaws.com"),
+        statements=tuple(_rights(fleet, account)),
+    )
+    return aws.iam_instance_profile.IamInstanceProfile(stack, "instance-profile", name=made.name, role=made.name)
+
+
+def _rights(fleet: Fleet, account: Account) -> Iterator[dict[str, Any]]:
+    """Narrower than AWS's AmazonEC2ContainerServiceforEC2Role, which may make clusters and join any.
+
+    Source: service authorization reference, "Amazon Elastic Container Service" and "AWS Systems Manager", 2026-11.
+    """
+    name = names.cluster(fleet)
+    yield {
+        "Sid": "Join",
+        "Effect": "Allow",
+        "Action": [
+            "ecs:DeregisterContainerInstance",
+            "ecs:RegisterContainerInstance",
+            "ecs:SubmitAttachmentStateChanges",
+            "ecs:SubmitContainerStateChange",
+            "ecs:SubmitTaskStateChange",
+        ],
+        "Resource": account.arn("ecs", f"cluster/{name}"),
+    }
+    yield {
+        "Sid": "TakeOrders",
+        "Effect": "Allow",
+        "Action": ["ecs:Poll", "ecs:StartTelemetrySession", "ecs:UpdateContainerInstancesState"],
+        "Resource": account.arn("ecs", f"container-instance/{name}/*"),
+    }
+    # AWS takes no resource for these: they ask where to call, and open Session Manager's channels to this machine.
+    yield {
+        "Sid": "WithoutResource",
+        "Effect": "Allow",
+        "Action": [
+            "ecs:DiscoverPollEndpoint",
+            "ssm:UpdateInstanceInformation",
+            "ssmmessages:CreateControlChannel",
+            "ssmmessages:CreateDataChannel",
+            "ssmmessages:OpenControlChannel",
+            "ssmmessages:OpenDataChannel",
+        ],
+        "Resource": "*",
+    }
+
+
+def security_group(stack: Any, fleet: Fleet, *, vpc_id: str) -> Any:
+    """Adds the machines' security group: nothing comes in, and HTTPS alone goes out.
+
+    Tasks with network interfaces of their own (awsvpc) have groups of their own.
+    """
+    name = f"{fleet.name}-{stack.node.id}-machines"
+    made = aws.security_group.SecurityGroup(
+        stack,
+        "machines",
+        name=name,
+        description="Machines of the ECS cluster",
+        vpc_id=vpc_id,
+        tags={"Name": name},
+    )
+    aws.vpc_security_group_egress_rule.VpcSecurityGroupEgressRule(
+        stack,
+        "machines-https",
+        security_group_id=made.id,
+        # Endpoints of AWS in the VPC, S3 by its gateway, and registries, whose addresses nobody can list.
+        description="HTTPS to AWS and to registries",
+        cidr_ipv4="0.0.0.0/0",
+        ip_protocol="tcp",
+        from_port=443,
+        to_port=443,
+        tags={"Name": f"{name}-https"},
+    )
+    return made
+
+
+def image(stack: Any, fleet: Fleet, group: Group) -> str:
+    """Id of the group's AMI; adds the data source that looks the pinned release up, once for each AMI."""
+    if group.ami:
+        return group.ami
+    name = f"al2023-{group.variant}-{group.arch}"
+    there = stack.node.try_find_child(name)
+    parameter = there or aws.data_aws_ssm_parameter.DataAwsSsmParameter(
+        stack,
+        name,
+        name=ecs.image_parameter(release=fleet.ecs.al2023 or ecs.AL2023, variant=group.variant, arch=group.arch),
+    )
+    # Terraform takes every parameter for a secret; an AMI's id is none, and a plan should show it.
+    return expression(f"nonsensitive(data.aws_ssm_parameter.{parameter.friendly_unique_id}.value)")

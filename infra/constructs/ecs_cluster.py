@@ -1,0 +1,73 @@
+"""The ECS cluster: watched by Container Insights, every command run inside a task logged, names for its services."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from infra import names
+from infra.bindings import aws
+from infra.constructs.account import Account
+from infra.constructs.key import for_log_group, key
+from infra.fleet import Fleet
+
+_LOGS_KEPT_DAYS = 90
+
+
+def cluster(stack: Any, fleet: Fleet, *, account: Account) -> Any:
+    """Adds the cluster with its key, log groups and Service Connect namespace."""
+    name = names.cluster(fleet)
+    commands = f"/aws/ecs/{name}/exec"
+    # Container Insights makes its own log group where there is none: without a key, and kept for ever.
+    insights = f"/aws/ecs/containerinsights/{name}/performance"
+    encryption = key(
+        stack,
+        "cluster-key",
+        alias=f"{fleet.name}-ecs",
+        description=f"Commands run inside tasks, and logs, of the cluster {name}",
+        account=account,
+        grants=(for_log_group(account, commands, "Commands"), for_log_group(account, insights, "Insights")),
+    )
+    commands_log = _log_group(stack, "exec-logs", commands, encryption)
+    insights_log = _log_group(stack, "insights-logs", insights, encryption)
+    namespace = aws.service_discovery_http_namespace.ServiceDiscoveryHttpNamespace(
+        stack, "service-connect", name=name, description=f"Service Connect of the cluster {name}"
+    )
+    e = aws.ecs_cluster
+    return e.EcsCluster(
+        stack,
+        "cluster",
+        name=name,
+        setting=[e.EcsClusterSetting(name="containerInsights", value="enhanced")],
+        configuration=_exec_configuration(encryption, commands_log),
+        service_connect_defaults=e.EcsClusterServiceConnectDefaults(namespace=namespace.arn),
+        depends_on=[insights_log],
+    )
+
+
+def peers(stack: Any, fleet: Fleet, *, vpc_id: str) -> Any:
+    """Adds the private DNS namespace of Cloud Map, for peers that must know each task's own address.
+
+    Prefill and decode workers, or the ranks of one model: Service Connect's proxies would hide who is who.
+    """
+    return aws.service_discovery_private_dns_namespace.ServiceDiscoveryPrivateDnsNamespace(
+        stack, "peers", name=names.namespace(fleet), description=f"Tasks of the fleet {fleet.name}", vpc=vpc_id
+    )
+
+
+def _log_group(stack: Any, name: str, group: str, encryption: Any) -> Any:
+    return aws.cloudwatch_log_group.CloudwatchLogGroup(
+        stack, name, name=group, retention_in_days=_LOGS_KEPT_DAYS, kms_key_id=encryption.arn
+    )
+
+
+def _exec_configuration(encryption: Any, log_group: Any) -> Any:
+    e = aws.ecs_cluster
+    return e.EcsClusterConfiguration(
+        execute_command_configuration=e.EcsClusterConfigurationExecuteCommandConfiguration(
+            kms_key_id=encryption.arn,
+            logging="OVERRIDE",
+            log_configuration=e.EcsClusterConfigurationExecuteCommandConfigurationLogConfiguration(
+                cloud_watch_encryption_enabled=True, cloud_watch_log_group_name=log_group.name
+            ),
+        )
+    )
