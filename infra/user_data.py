@@ -16,13 +16,16 @@ from typing import Any
 
 import yaml
 
-from infra.groups import Group
+from infra.groups import Group, Volume
 
 MOST_PODS = 110
 """Pods of a node at the most, where the CNI hands out whole prefixes. Source: EKS best practices, "Prefix Mode"."""
 
 SNAPSHOT_DEVICE = "/dev/xvdb"
 """The volume made from a snapshot of images, and Bottlerocket's data volume."""
+
+BOTTLEROCKET_ROOT = Volume(4, 125, 3000)
+"""Bottlerocket's system volume: never written to, so its size is the image's."""
 
 _SOCI = {
     # Of one image at a time; the defaults of 3 and 1 leave a fast volume idle.
@@ -112,7 +115,7 @@ def _bottlerocket(group: Group, cluster: Cluster | None) -> str:
         plugin = "settings.container-runtime-plugins.soci-snapshotter"
         tables[plugin] = {"pull-mode": "parallel-pull-unpack"}
         tables[f"{plugin}.parallel-pull-unpack"] = _SOCI
-    if group.nvme and cluster:
+    if group.nvme:
         tables["settings.bootstrap-commands.instance-store"] = _instance_store(group)
     return "\n".join(f"[{name}]\n{_toml(table)}" for name, table in tables.items() if table)
 

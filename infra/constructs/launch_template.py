@@ -12,9 +12,6 @@ from infra.constructs.expression import expression
 from infra.fleet import Fleet
 from infra.groups import Group, Volume
 
-_BOTTLEROCKET_ROOT = Volume(4, 125, 3000)
-"""Bottlerocket's system volume: never written to, so its size is the image's."""
-
 
 def launch_template(
     stack: Any,
@@ -101,7 +98,7 @@ def _metadata() -> Any:
 def _volumes(group: Group) -> Iterator[Any]:
     """AWS's own key encrypts: one of ours would have to trust the service-linked roles that start machines."""
     if group.os == "bottlerocket":
-        yield _volume("/dev/xvda", _BOTTLEROCKET_ROOT)
+        yield _volume("/dev/xvda", user_data.BOTTLEROCKET_ROOT)
         yield _volume(user_data.SNAPSHOT_DEVICE, group.volume, group.snapshot)
     else:
         yield _volume("/dev/xvda", group.volume)
