@@ -44,7 +44,7 @@ def python() -> Finding:
 def terraform() -> Finding:
     """Terraform, or OpenTofu in its place."""
     remedy = "install Terraform 1.10 or later (developer.hashicorp.com/terraform/install) or OpenTofu (opentofu.org)"
-    names = [os.environ["BLUEPRINT_TERRAFORM"]] if os.environ.get("BLUEPRINT_TERRAFORM") else ["terraform", "tofu"]
+    names = [os.environ["TERRAFORM_BINARY_NAME"]] if os.environ.get("TERRAFORM_BINARY_NAME") else ["terraform", "tofu"]
     path = next(filter(None, map(shutil.which, names)), None)
     if path is None:
         return Finding("Terraform", False, "none of " + ", ".join(names) + " on PATH", remedy)

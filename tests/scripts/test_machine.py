@@ -21,7 +21,7 @@ def _fake(folder: Path, name: str, says: str) -> None:
 def only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A PATH with nothing on it but what a test puts there."""
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
-    monkeypatch.delenv("BLUEPRINT_TERRAFORM", raising=False)
+    monkeypatch.delenv("TERRAFORM_BINARY_NAME", raising=False)
     return tmp_path
 
 
