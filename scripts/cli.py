@@ -19,6 +19,7 @@ from scripts.commands import (
     install,
     model,
     patterns,
+    platform,
     rehearse,
     render,
     schema,
@@ -63,6 +64,7 @@ app = typer.Typer(
 fleet = typer.Typer(help="The fleet: show it, synthesize its stacks.", no_args_is_help=True)
 catalog = typer.Typer(help="The catalogues' data.", no_args_is_help=True)
 app.add_typer(model.app, name="model")
+app.add_typer(platform.app, name="platform")
 app.add_typer(fleet, name="fleet")
 app.add_typer(catalog, name="catalog")
 app.add_typer(states.app, name="state")

@@ -6,7 +6,7 @@ from typing import Any
 
 from infra import groups
 from infra.catalog import eks, instances
-from infra.constructs import eks_add_ons, eks_cluster, network, node_groups
+from infra.constructs import controllers, eks_add_ons, eks_cluster, network, node_groups
 from infra.constructs.account import account
 from infra.constructs.efa_group import efa_group
 from infra.constructs.karpenter import karpenter
@@ -45,6 +45,8 @@ def add(app: Any, document: Document[Fleet]) -> None:
         karpenter(stack, fleet, cluster=cluster.resource, encryption=cluster.key, account=here)
     for group in started:
         node_groups.placement_group(stack, fleet, group)
+    controllers.load_balancers(stack, fleet, cluster=cluster.resource, account=here)
+    controllers.autoscaler(stack, fleet, cluster=cluster.resource, account=here)
     _outputs(stack, fleet, cluster.resource, [group.name for group in kept])
 
 

@@ -1,0 +1,223 @@
+"""Roles of the platform's controllers that call AWS: the load balancer controller and the cluster autoscaler.
+
+Their charts give the service accounts the names that stand here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from infra import names
+from infra.constructs import pod_identity
+from infra.constructs.account import Account
+from infra.constructs.role import role
+from infra.fleet import Fleet
+
+NAMESPACE = "kube-system"
+LOAD_BALANCERS = "aws-load-balancer-controller"
+AUTOSCALER = "cluster-autoscaler"
+
+_CLUSTER_TAG = "elbv2.k8s.aws/cluster"
+"""The tag by which the load balancer controller marks what it made."""
+
+
+def load_balancers(stack: Any, fleet: Fleet, *, cluster: Any, account: Account) -> None:
+    """Adds the load balancer controller's role."""
+    _controller(stack, "load-balancers", LOAD_BALANCERS, fleet, cluster, account, _load_balancers(fleet, account))
+
+
+def autoscaler(stack: Any, fleet: Fleet, *, cluster: Any, account: Account) -> None:
+    """Adds the cluster autoscaler's role; Karpenter sizes what it starts itself."""
+    _controller(stack, "autoscaler", AUTOSCALER, fleet, cluster, account, _autoscaler(fleet, account))
+
+
+def _controller(
+    stack: Any,
+    name: str,
+    service_account: str,
+    fleet: Fleet,
+    cluster: Any,
+    account: Account,
+    statements: list[dict[str, Any]],
+) -> None:
+    made = role(
+        stack,
+        name,
+        fleet=fleet.name,
+        account=account,
+        description=f"Lets {service_account} call AWS",
+        trust=pod_identity.trust(names.cluster(fleet), account),
+        statements=statements,
+    )
+    pod_identity.association(
+        stack, name, cluster=cluster, namespace=NAMESPACE, service_account=service_account, role=made
+    )
+
+
+def _load_balancers(fleet: Fleet, account: Account) -> list[dict[str, Any]]:
+    """The controller's own list, less WAF, Shield and Cognito, which its chart's values switch off.
+
+    Source: kubernetes-sigs/aws-load-balancer-controller, docs/install/iam_policy.json, 2026-11.
+    """
+    balancers = [account.arn("elasticloadbalancing", f"{kind}/*") for kind in ("loadbalancer", "targetgroup")]
+    listeners = [account.arn("elasticloadbalancing", f"{kind}/*") for kind in ("listener", "listener-rule")]
+    groups = account.arn("ec2", "security-group/*")
+    asked = {"StringEquals": {f"aws:RequestTag/{_CLUSTER_TAG}": names.cluster(fleet)}}
+    own = {"StringEquals": {f"aws:ResourceTag/{_CLUSTER_TAG}": names.cluster(fleet)}}
+    return [
+        # Neither service describes single resources, nor do certificates tell their names.
+        {"Sid": "Read", "Effect": "Allow", "Action": _READ, "Resource": "*"},
+        {
+            "Sid": "MakeGroups",
+            "Effect": "Allow",
+            "Action": ["ec2:CreateSecurityGroup"],
+            "Resource": [groups, account.arn("ec2", "vpc/*")],
+        },
+        {
+            "Sid": "TagGroups",
+            "Effect": "Allow",
+            "Action": ["ec2:CreateTags"],
+            "Resource": groups,
+            "Condition": {"StringEquals": {"ec2:CreateAction": "CreateSecurityGroup", **asked["StringEquals"]}},
+        },
+        {
+            "Sid": "OwnGroups",
+            "Effect": "Allow",
+            "Action": ["ec2:DeleteSecurityGroup", "ec2:CreateTags", "ec2:DeleteTags"],
+            "Resource": groups,
+            "Condition": own,
+        },
+        {
+            # On the nodes' group too, which EKS made: load balancers must reach pods.
+            "Sid": "Rules",
+            "Effect": "Allow",
+            "Action": ["ec2:AuthorizeSecurityGroupIngress", "ec2:RevokeSecurityGroupIngress"],
+            "Resource": groups,
+        },
+        {
+            "Sid": "Make",
+            "Effect": "Allow",
+            "Action": [
+                "elasticloadbalancing:CreateLoadBalancer",
+                "elasticloadbalancing:CreateTargetGroup",
+                "elasticloadbalancing:AddTags",
+            ],
+            "Resource": balancers,
+            "Condition": asked,
+        },
+        {
+            "Sid": "Own",
+            "Effect": "Allow",
+            "Action": [f"elasticloadbalancing:{action}" for action in _OWN],
+            "Resource": [*balancers, *listeners],
+            "Condition": own,
+        },
+        {
+            # A listener's tags are those of its load balancer only once both stand.
+            "Sid": "Listeners",
+            "Effect": "Allow",
+            "Action": [f"elasticloadbalancing:{action}" for action in _LISTENERS],
+            "Resource": [*balancers, *listeners],
+        },
+    ]
+
+
+_READ = [
+    *(
+        f"ec2:Describe{what}"
+        for what in (
+            "AccountAttributes",
+            "AvailabilityZones",
+            "InternetGateways",
+            "Vpcs",
+            "Subnets",
+            "SecurityGroups",
+            "Instances",
+            "NetworkInterfaces",
+            "RouteTables",
+            "Tags",
+        )
+    ),
+    "ec2:GetSecurityGroupsForVpc",
+    *(
+        f"elasticloadbalancing:Describe{what}"
+        for what in (
+            "LoadBalancers",
+            "LoadBalancerAttributes",
+            "CapacityReservation",
+            "Listeners",
+            "ListenerAttributes",
+            "ListenerCertificates",
+            "SSLPolicies",
+            "Rules",
+            "TargetGroups",
+            "TargetGroupAttributes",
+            "TargetHealth",
+            "Tags",
+        )
+    ),
+    "acm:ListCertificates",
+    "acm:DescribeCertificate",
+]
+_OWN = (
+    "AddTags",
+    "RemoveTags",
+    "ModifyLoadBalancerAttributes",
+    "SetIpAddressType",
+    "SetSecurityGroups",
+    "SetSubnets",
+    "DeleteLoadBalancer",
+    "ModifyTargetGroup",
+    "ModifyTargetGroupAttributes",
+    "RegisterTargets",
+    "DeregisterTargets",
+    "DeleteTargetGroup",
+)
+_LISTENERS = (
+    "CreateListener",
+    "ModifyListener",
+    "ModifyListenerAttributes",
+    "DeleteListener",
+    "CreateRule",
+    "ModifyRule",
+    "SetRulePriorities",
+    "DeleteRule",
+    "AddListenerCertificates",
+    "RemoveListenerCertificates",
+)
+
+
+def _autoscaler(fleet: Fleet, account: Account) -> list[dict[str, Any]]:
+    """Source: kubernetes/autoscaler, cluster-autoscaler/cloudprovider/aws/README.md, 2026-11."""
+    cluster = names.cluster(fleet)
+    return [
+        {
+            "Sid": "Read",  # Auto Scaling describes all or nothing
+            "Effect": "Allow",
+            "Action": [
+                "autoscaling:DescribeAutoScalingGroups",
+                "autoscaling:DescribeAutoScalingInstances",
+                "autoscaling:DescribeLaunchConfigurations",
+                "autoscaling:DescribeScalingActivities",
+                "ec2:DescribeImages",
+                "ec2:DescribeInstanceTypes",
+                "ec2:DescribeLaunchTemplateVersions",
+                "ec2:GetInstanceTypesFromInstanceRequirements",
+            ],
+            "Resource": "*",
+        },
+        {
+            "Sid": "NodeGroups",  # for the labels and taints of a group that has no node yet
+            "Effect": "Allow",
+            "Action": ["eks:DescribeNodegroup"],
+            "Resource": account.arn("eks", f"nodegroup/{cluster}/*"),
+        },
+        {
+            "Sid": "Size",
+            "Effect": "Allow",
+            "Action": ["autoscaling:SetDesiredCapacity", "autoscaling:TerminateInstanceInAutoScalingGroup"],
+            "Resource": account.arn("autoscaling", "autoScalingGroup:*:autoScalingGroupName/*"),
+            # EKS gives both tags to the groups of its node groups.
+            "Condition": {"StringEquals": {f"aws:ResourceTag/k8s.io/cluster-autoscaler/{cluster}": "owned"}},
+        },
+    ]

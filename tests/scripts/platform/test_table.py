@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from infra.catalog import instances
+from infra.constructs import controllers, karpenter
+from infra.fleet import AddOns, Fleet
+from infra.settings import load
+from scripts import cli
+from scripts.platform import install, table
+
+ROOT = Path(__file__).parents[3]
+
+
+def example(name: str) -> Fleet:
+    return load(ROOT / "infra" / "fleets" / f"{name}.yaml", Fleet).value
+
+
+def rows(name: str) -> list[str]:
+    return [step.row.name for step in table.steps(example(name), instances.load())]
+
+
+def test_every_row_is_pinned_names_its_source_and_asks_for_something_there_is() -> None:
+    words = {*table.CONDITIONS, *AddOns.model_fields}
+    for row in table.rows():
+        assert set(row.when.split(" and ")) <= words, row.name
+        assert row.manifest or (row.version and row.version[-1].isdigit() and row.source), row.name
+
+
+def test_a_chart_without_a_version_is_refused() -> None:
+    with pytest.raises(ValidationError, match="a chart has version, namespace and source"):
+        table.Row(name="x", why="y", when="always", chart="x", namespace="x", source="z")
+
+
+@pytest.mark.parametrize("add_on", AddOns.model_fields)
+def test_each_add_on_line_turns_something_on_or_waits_for_what_it_belongs_to(add_on: str) -> None:
+    assert any(add_on in row.when for row in table.rows())
+
+
+def test_a_fleet_runs_what_its_machines_and_add_ons_ask_for() -> None:
+    assert rows("p5-efa") == [
+        "kube-prometheus-stack",
+        "nvidia-device-plugin",
+        "dcgm-exporter",
+        "aws-efa-k8s-device-plugin",
+        "aws-load-balancer-controller",
+        "cluster-autoscaler",
+        "lws",
+        "kueue",
+    ]
+    assert {"neuron", "karpenter", "node-pools"} <= set(rows("mixed"))
+    assert "nvidia-device-plugin" not in rows("trn2")
+
+
+def test_node_pools_come_after_the_karpenter_that_knows_their_kind() -> None:
+    names = [row.name for row in table.rows()]
+    assert names.index("karpenter") < names.index("node-pools")
+
+
+def test_service_accounts_are_those_that_the_stack_gives_roles_to() -> None:
+    by_name = {row.name: row for row in table.rows()}
+    balancers, autoscaler = by_name["aws-load-balancer-controller"], by_name["cluster-autoscaler"]
+    started = by_name["karpenter"]
+    assert balancers.values and autoscaler.values and started.values
+    assert balancers.values["serviceAccount"]["name"] == controllers.LOAD_BALANCERS
+    assert autoscaler.values["rbac"]["serviceAccount"]["name"] == controllers.AUTOSCALER
+    assert started.values["serviceAccount"]["name"] == karpenter.SERVICE_ACCOUNT
+    assert {row.namespace for row in (balancers, autoscaler)} == {controllers.NAMESPACE}
+    assert started.namespace == karpenter.NAMESPACE
+
+
+def test_values_are_filled_in_from_the_fleet() -> None:
+    filled = {step.row.name: step.values for step in table.steps(example("mixed"), instances.load())}
+    assert filled["karpenter"]["settings"]["interruptionQueue"] == "mixed-interruptions"
+    assert filled["aws-load-balancer-controller"]["vpcTags"] == {"fleet": "mixed", "Name": "mixed"}
+    assert "{" not in str([value for values in filled.values() for value in leaves(values)])
+
+
+def leaves(value: object) -> list[str]:
+    if isinstance(value, dict):
+        return [leaf for item in value.values() for leaf in leaves(item)]
+    if isinstance(value, list):
+        return [leaf for item in value for leaf in leaves(item)]
+    return [str(value)]
+
+
+def test_a_name_that_nobody_knows_is_no_value() -> None:
+    with pytest.raises(KeyError):
+        table.filled({"a": ["{nobody}"]}, {"cluster": "demo"})
+
+
+def test_every_command_waits_and_can_be_run_again(tmp_path: Path) -> None:
+    made = install.commands(example("mixed"), instances.load(), tmp_path)
+    for command in made:
+        if command.words[0] == "helm":
+            assert command.words[1:3] == ["upgrade", "--install"]
+            assert {"--version", "--wait", "--timeout"} <= set(command.words)
+        else:
+            assert command.words[:4] == ["kubectl", "apply", "--server-side", "-f"]
+    assert (tmp_path / "node-pools.yaml").read_text().count("kind: NodePool") >= 1
+
+
+def test_the_plan_is_shown_without_a_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fleet = str(ROOT / "infra" / "fleets" / "p5-efa.yaml")
+    assert cli.run(["platform", "install", "--plan", "--fleet", fleet]) == 0
+    out = capsys.readouterr().out
+    assert "helm upgrade --install nvidia-device-plugin" in out
+    assert "kubectl" not in out
+
+
+def test_a_fleet_without_kubernetes_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fleet = str(ROOT / "infra" / "fleets" / "ads-scale.yaml")
+    assert cli.run(["platform", "install", "--fleet", fleet]) == 2
+    assert "the fleet's orchestrator is ecs, and charts are for EKS" in capsys.readouterr().err
+
+
+def test_the_rows_are_installed_in_order_and_a_failure_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    helm = tools / "helm"
+    helm.write_text(f'#!/bin/sh\necho "$3" >> {tmp_path}/said\ntest "$3" != lws\n')
+    helm.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
+    monkeypatch.chdir(tmp_path)
+    fleet = str(ROOT / "infra" / "fleets" / "p5-efa.yaml")
+    assert cli.run(["platform", "install", "--fleet", fleet]) == 1
+    assert (tmp_path / "said").read_text().split() == rows("p5-efa")[:-1]
+    assert "helm upgrade --install lws" in capsys.readouterr().err
