@@ -1,9 +1,10 @@
-"""The arithmetic against vLLM itself: its planner, asked for models that no machine here holds."""
+"""The arithmetic against vLLM itself: what it logs when it starts, and its planner, asked for larger models."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from itertools import product
 from pathlib import Path
@@ -15,6 +16,7 @@ from blueprints import memory
 from blueprints.catalog import engines, models
 from blueprints.catalog.models import Model
 from scripts.local import engine_env
+from scripts.local.deploy import Plan
 
 NAMES = ("openai/gpt-oss-20b", "openai/gpt-oss-120b", "deepseek-ai/DeepSeek-V3", "Qwen/Qwen3-32B", "mid")
 CONTEXTS = (2048, 8192, 10_000, 32_768)
@@ -38,12 +40,40 @@ def _question(model: Model, context: int, block: int, ways: int) -> dict[str, An
     }
 
 
+SAID = re.compile(r"KV cache size: ([\d,]+) tokens, Maximum concurrency for ([\d,]+) tokens per request")
+
+
+def _reported(log: str) -> list[tuple[int, int]]:
+    """Tokens of the cache and of the longest request, as each start of vLLM logged them."""
+    return [(int(found[1].replace(",", "")), int(found[2].replace(",", ""))) for found in SAID.finditer(log)]
+
+
+def test_the_engines_line_is_read_from_its_log() -> None:
+    line = (
+        "INFO 11-21 04:06:32 [kv_cache_utils.py:2327] CPU KV cache size: 524,288 tokens, Maximum concurrency for 2,048 "
+    )
+    assert _reported(f"{line}tokens per request: 256.00x\nnothing else\n") == [(524_288, 2_048)]
+    assert _reported("INFO KV cache is on") == []
+
+
+@pytest.mark.engine
+def test_each_running_replica_reports_the_tokens_that_were_computed_for_it(served: Plan) -> None:
+    deployment = served.deployment
+    model = models.find(deployment.model)
+    for process in deployment.workers.processes:
+        given = int(process.command[process.command.index("--kv-cache-memory-bytes") + 1])
+        computed = memory.cache_tokens(model, given, context=deployment.context, block=CPU_BLOCK)
+        reported = _reported(served.run.log(process.name).read_text())
+        assert reported, "the engine's log does not speak of its cache"
+        assert set(reported) == {(computed, deployment.context)}
+
+
 @pytest.mark.engine
 def test_vllms_planner_counts_the_same_tokens_for_every_kind_of_attention() -> None:
     cases = list(product(NAMES, CONTEXTS, (memory.BLOCK, CPU_BLOCK), (1, 4)))
     questions = [_question(models.find(name), context, block, ways) for name, context, block, ways in cases]
     done = subprocess.run(
-        [engine_env.ensure() / "python", Path(__file__).with_name("engine_planner.py")],
+        [engine_env.executables() / "python", Path(__file__).with_name("engine_planner.py")],
         input=json.dumps(questions),
         env={**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"},
         capture_output=True,
