@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from infra import groups
 from infra.catalog import eks, instances
 from infra.fleet import Fleet
 from infra.settings import load
+from scripts.rehearsal import unheld
 from tests.infra.stacks import rules
 
 Stacks = dict[tuple[str, str], dict[str, Any]]
@@ -188,3 +190,18 @@ def test_names_of_roles_fit_with_the_longest_fleet_and_region(stacks: Stacks) ->
     longest = len("f" * 32) + len("ap-southeast-2") - len("demo") - len("us-west-2")
     for _, role in rules.resources(stacks["eks", "eks"], "aws_iam_role"):
         assert len(role["name"]) + longest <= 64, role["name"]
+
+
+def references(stack: Stack) -> set[str]:
+    """Kinds that a rehearsal leaves out, and whose attributes something reads: `count = 0` would break that."""
+    return set(re.findall(rf"\$\{{[^}}]*?({'|'.join(unheld.REASONS)})\.", str(stack)))
+
+
+def test_reading_what_is_left_out_is_caught() -> None:
+    assert references({"a": "${aws_placement_group.close.name}"}) == {"aws_placement_group"}
+    assert references({"depends_on": ["aws_placement_group.close"]}) == set()
+
+
+@pytest.mark.parametrize("shape", ["eks", "existing", "machines"])
+def test_nothing_reads_what_the_embedded_aws_leaves_out(stacks: Stacks, shape: str) -> None:
+    assert references(stacks[shape, "eks"]) == set()
