@@ -14,9 +14,9 @@ from infra.constructs import limits
 from infra.errors import BlueprintError, InputError
 from infra.fleet import Fleet
 from infra.settings import Document, load
-from infra.stacks import eks, network, storage
+from infra.stacks import ecs, eks, network, storage
 
-STACKS = (network, storage, eks)
+STACKS = (network, storage, eks, ecs)
 """In the order in which one may need another."""
 
 ORCHESTRATORS = ("eks", "ecs")

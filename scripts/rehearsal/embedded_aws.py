@@ -20,7 +20,8 @@ ACCOUNT = "123456789012"
 
 EMULATED = (
     f"AWS is emulated by moto {importlib.metadata.version('moto')} on this machine: "
-    "S3, ECR, KMS, EC2, EKS, IAM, SQS and CloudWatch keep state and answer, enforce no permission and cost nothing."
+    "S3, ECR, KMS, EC2, Auto Scaling, ECS, EKS, IAM, SQS, Cloud Map and CloudWatch keep state and answer, enforce no "
+    "permission and cost nothing."
 )
 
 KEY = "rehearsal"

@@ -28,7 +28,7 @@ def made(endpoint: str, region: str, fleet: str) -> list[Resource]:
     def client(service: str) -> Any:
         return embedded_aws.client(service, endpoint, region)
 
-    return sorted({*_ec2(client, fleet), *_kms(client, fleet), *_named(client, fleet)})
+    return sorted({*_ec2(client, fleet), *_kms(client, fleet), *_ecs(client, fleet), *_named(client, fleet)})
 
 
 _EC2 = (
@@ -71,6 +71,24 @@ def _kms(client: Clients, fleet: str) -> Iterator[Resource]:
                 yield Resource("alias", alias["AliasName"])
 
 
+def _ecs(client: Clients, fleet: str) -> Iterator[Resource]:
+    ecs = client("ecs")
+    for cluster in ecs.describe_clusters(clusters=[fleet])["clusters"]:
+        if cluster["status"] == "ACTIVE":  # a deleted one is shown for a while after
+            yield Resource("cluster", cluster["clusterArn"])
+    for provider in ecs.describe_capacity_providers()["capacityProviders"]:
+        if provider["name"].startswith(f"cp-{fleet}-") and provider["status"] == "ACTIVE":
+            yield Resource("capacity provider", provider["capacityProviderArn"])
+    for page in client("autoscaling").get_paginator("describe_auto_scaling_groups").paginate():
+        for group in page["AutoScalingGroups"]:
+            if {"fleet": fleet}.items() <= {tag["Key"]: tag["Value"] for tag in group["Tags"]}.items():
+                yield Resource("Auto Scaling group", group["AutoScalingGroupName"])
+    for page in client("servicediscovery").get_paginator("list_namespaces").paginate():
+        for namespace in page["Namespaces"]:
+            if namespace["Name"] in (fleet, f"{fleet}.internal"):
+                yield Resource("namespace", namespace["Id"])
+
+
 def _named(client: Clients, fleet: str) -> Iterator[Resource]:
     for bucket in client("s3").list_buckets()["Buckets"]:
         if bucket["Name"].startswith(f"{fleet}-"):
@@ -88,6 +106,10 @@ def _named(client: Clients, fleet: str) -> Iterator[Resource]:
         for role in page["Roles"]:
             if role["RoleName"].startswith(f"{fleet}-"):
                 yield Resource("role", role["RoleName"])
+    for page in client("iam").get_paginator("list_instance_profiles").paginate():
+        for profile in page["InstanceProfiles"]:
+            if profile["InstanceProfileName"].startswith(f"{fleet}-"):
+                yield Resource("instance profile", profile["InstanceProfileName"])
     for page in client("logs").get_paginator("describe_log_groups").paginate():
         for group in page["logGroups"]:
             if f"/{fleet}/" in group["logGroupName"]:

@@ -1,4 +1,4 @@
-"""moto's own server with three things put right, seen in moto 5.2.5:
+"""moto's own server with five things put right, seen in moto 5.2.5:
 
 - It takes a denial under a condition for a denial under every condition, so a bucket that refuses plain HTTP would
   refuse everything. Here that statement is applied as if the request had come over TLS, which is what the loopback
@@ -6,6 +6,9 @@
 - Emptying a bucket whose versioning was taken away before, as Terraform's destroy does, fails at the first deletion
   marker.
 - A cluster of EKS has no security group, where AWS makes one that its nodes stand in.
+- An Auto Scaling group that was to shrink and whose machines were protected does not do so when that protection is
+  lifted, which is how Terraform's destroy empties one.
+- Asked for all capacity providers of ECS, it fails.
 """
 
 from __future__ import annotations
@@ -14,7 +17,9 @@ import json
 from typing import Any
 
 from moto import server
+from moto.autoscaling.models import AutoScalingBackend
 from moto.ec2.utils import random_security_group_id
+from moto.ecs.models import EC2ContainerServiceBackend
 from moto.eks.models import Cluster, EKSBackend
 from moto.iam.access_control import IAMPolicy, PermissionResult
 from moto.s3.models import FakeBucket, FakeDeleteMarker
@@ -51,8 +56,31 @@ def create_cluster(backend: EKSBackend, *args: Any, **settings: Any) -> Cluster:
     return made
 
 
+_set_instance_protection = AutoScalingBackend.set_instance_protection
+
+
+def set_instance_protection(
+    backend: AutoScalingBackend, group_name: str, instance_ids: list[str], protected_from_scale_in: bool | None
+) -> None:
+    """Protects machines from scale-in, or lifts that and lets the group go to the size that it should have."""
+    _set_instance_protection(backend, group_name, instance_ids, protected_from_scale_in)
+    if not protected_from_scale_in:
+        group = backend.autoscaling_groups[group_name]
+        group.set_desired_capacity(group.desired_capacity)
+
+
+_describe_capacity_providers = EC2ContainerServiceBackend.describe_capacity_providers
+
+
+def describe_capacity_providers(backend: EC2ContainerServiceBackend, names: list[str] | None) -> Any:
+    """The capacity providers of these names; all where none are given."""
+    return _describe_capacity_providers(backend, list(backend.capacity_providers) if names is None else names)
+
+
 if __name__ == "__main__":
     FakeBucket.get_permission = permission
     FakeDeleteMarker.dispose = dispose
     EKSBackend.create_cluster = create_cluster
+    AutoScalingBackend.set_instance_protection = set_instance_protection
+    EC2ContainerServiceBackend.describe_capacity_providers = describe_capacity_providers
     server.main()

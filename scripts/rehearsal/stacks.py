@@ -25,7 +25,10 @@ from infra.settings import Document
 from scripts import console
 from scripts.rehearsal import embedded_aws, inventory, standins, terraform, unheld
 
-_SERVICES = ("ec2", "ecr", "eks", "events", "iam", "kms", "logs", "s3", "sqs", "ssm", "sts")
+_SERVICES = (
+    "autoscaling", "ec2", "ecr", "ecs", "eks", "events", "iam",
+    "kms", "logs", "s3", "servicediscovery", "sqs", "ssm", "sts",
+)  # fmt: skip
 """AWS services that the stacks' resources and data sources call."""
 
 _DESTRUCTIBLE = {"aws_s3_bucket": {"force_destroy": True}, "aws_ecr_repository": {"force_delete": True}}

@@ -13,6 +13,8 @@ from infra.settings import load
 
 Stack = dict[str, Any]
 
+_EXAMPLES = Path(__file__).parents[3] / "infra/fleets"
+
 _HEAD = """\
 name: demo
 region: us-west-2
@@ -49,8 +51,22 @@ FLEETS = {
         "  admins: [arn:aws:iam::123456789012:role/platform]\n"
         "network: {cidr: 172.20.0.0/16}\n"
     ),
+    "instances": (
+        "  block: {types: p5en.48xlarge, zones: us-west-2c, buy: {capacity-block: cr-0123456789abcdef0}, size: 2, efa: on}\n"
+        "  wide: {types: p5.48xlarge, zones: us-west-2a, size: 2, efa: on, efa_layout: ip-bandwidth, placement_group: cluster}\n"
+        "  odcr: {types: g6e.12xlarge, zones: us-west-2a, size: 1, buy: [{reservation: cr-0123456789abcdef1}, spot], disk: gp3}\n"
+        "  pulled: {types: g6e.2xlarge, size: 1, images: {snapshot: snap-0123456789abcdef0}, ami: ami-0123456789abcdef0}\n"
+        "  neuron: {types: [inf2.8xlarge, inf2.24xlarge], size: 0..4, buy: [spot, on-demand], labels: {team: ads}}\n"
+        "  warm: {types: g6e.2xlarge, size: 0..6, warm: 2, images: plain}\n"
+        "zones: [us-west-2a, us-west-2b, us-west-2c]\n"
+        "orchestrator: ecs\n"
+        "ecs: {al2023: 2023.0.20260901}\n"
+    ),
 }
 """Rest of the fleet file by the fleet's shape."""
+
+EXAMPLES = ("ecs-multi-az", "ads-scale")
+"""Example fleets beside them, by the name of their file."""
 
 
 @pytest.fixture(scope="session")
@@ -59,10 +75,12 @@ def synthesized(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from infra import main
 
     folder = tmp_path_factory.mktemp("synthesized")
-    for shape, rest in FLEETS.items():
+    texts = {name: (_EXAMPLES / f"{name}.yaml").read_text() for name in EXAMPLES}
+    texts |= {shape: _HEAD + rest for shape, rest in FLEETS.items()}
+    for shape, text in texts.items():
         file = folder / shape / "fleet.yaml"
         file.parent.mkdir()
-        file.write_text(_HEAD + rest)
+        file.write_text(text)
         main.synthesize(load(file, Fleet), file.parent)
     return folder
 

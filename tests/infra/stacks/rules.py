@@ -72,7 +72,8 @@ def open_doors(stack: Stack) -> Iterator[str]:
     for address, settings in resources(stack):
         if not address.startswith(("aws_security_group.", "aws_default_security_group.", "aws_vpc_security_group_")):
             continue
-        ingress = settings.get("ingress", []) if "egress_rule" not in address else []
-        flat = json.dumps([ingress, settings.get("cidr_ipv4"), settings.get("cidr_ipv6")])
+        if "egress_rule" in address:
+            continue
+        flat = json.dumps([settings.get("ingress", []), settings.get("cidr_ipv4"), settings.get("cidr_ipv6")])
         if "0.0.0.0/0" in flat or "::/0" in flat:
             yield address

@@ -21,7 +21,8 @@ Stacks = dict[tuple[str, str], dict[str, Any]]
 
 EVERY = [
     *((shape, name) for shape in FLEETS for name in ("network", "storage")),
-    *((shape, "eks") for shape in FLEETS if shape != "ecs"),
+    *((shape, "eks") for shape, rest in FLEETS.items() if "orchestrator: ecs" not in rest),
+    *((shape, "ecs") for shape, rest in FLEETS.items() if "orchestrator: " in rest),
 ]
 every_stack = pytest.mark.parametrize("stack", EVERY, ids="/".join)
 

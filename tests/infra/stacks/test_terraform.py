@@ -60,7 +60,7 @@ def workspace(synthesized: Path, tmp_path_factory: pytest.TempPathFactory) -> Wo
     return made
 
 
-@pytest.mark.parametrize("name", ["network", "storage", "eks"])
+@pytest.mark.parametrize("name", ["network", "storage", "eks", "ecs"])
 def test_every_resource_is_planned_and_applied_as_it_must_be(workspace: Workspace, name: str) -> None:
     ended = workspace.run("test", f"-filter={name}.tftest.hcl")
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -97,4 +97,7 @@ def test_the_runs_cover_every_kind_of_stack() -> None:
         "eks/stacks/eks",
         "existing/stacks/eks",
         "machines/stacks/eks",
+        "ecs-multi-az/stacks/ecs",
+        "ads-scale/stacks/ecs",
+        "instances/stacks/ecs",
     }

@@ -1,0 +1,285 @@
+"""What an ECS stack must hold, for every fleet on ECS and for the two example fleets."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra import groups, interfaces
+from infra.catalog import instances
+from infra.fleet import Fleet
+from infra.groups import Group
+from infra.settings import load
+from tests.infra.stacks import rules
+
+Stack = dict[str, Any]
+Stacks = dict[tuple[str, str], Stack]
+
+FLEETS = ("ecs", "instances", "ecs-multi-az", "ads-scale")
+each = pytest.mark.parametrize("shape", FLEETS)
+
+
+def made(synthesized: Path, shape: str) -> list[Group]:
+    fleet = load(synthesized / shape / "fleet.yaml", Fleet).value
+    return [group for group in groups.groups(fleet, instances.load()) if group.orchestrator == "ecs"]
+
+
+def of(stack: Stack, kind: str) -> dict[str, Stack]:
+    found: dict[str, Stack] = stack["resource"].get(kind, {})
+    return found
+
+
+def unprotected(stack: Stack) -> Iterator[str]:
+    """Capacity providers whose termination protection, scaling and draining do not work together."""
+    machines = of(stack, "aws_autoscaling_group")
+    for name, provider in of(stack, "aws_ecs_capacity_provider").items():
+        settings = provider["auto_scaling_group_provider"]
+        group = machines[settings["auto_scaling_group_arn"].split(".")[1]]
+        tags = {tag["key"]: tag for tag in group["tag"]}
+        together = (
+            settings["managed_termination_protection"] == "ENABLED",
+            settings["managed_scaling"]["status"] == "ENABLED",
+            settings["managed_draining"] == "ENABLED",
+            group.get("protect_from_scale_in") is True,
+            tags.get("AmazonECSManaged", {}).get("propagate_at_launch") is True,
+            "desired_capacity" not in group,
+        )
+        if not all(together):
+            yield name
+
+
+def wrong_cards(stack: Stack, fleet: list[Group]) -> Iterator[str]:
+    """Groups whose launch template asks for other interfaces than the instance type's own layout, or spans zones."""
+    rows = instances.load()
+    for group in fleet:
+        template = of(stack, "aws_launch_template")[f"{group.name}-template"]
+        zones = of(stack, "aws_autoscaling_group")[f"{group.name}-machines"]["vpc_zone_identifier"]
+        asked = {
+            (one["network_card_index"], one["device_index"], one["interface_type"])
+            for one in template.get("network_interfaces", [])
+        }
+        layout = "ip-bandwidth" if group.pool == "wide" else "save-addresses"
+        own = interfaces.of(rows[group.types[0]], efa=True, layout=layout) if group.efa else ()
+        if asked != {(one.card, one.device, one.kind) for one in own} or (group.efa and len(zones) != 1):
+            yield group.name
+
+
+def too_many(stack: Stack) -> Iterator[str]:
+    """Strategies with more providers than ECS takes."""
+    default = of(stack, "aws_ecs_cluster_capacity_providers")["capacity-providers"]
+    every = {"default": [default["default_capacity_provider_strategy"]], **stack["output"]["strategies"]["value"]}
+    for pool, services in every.items():
+        yield from (pool for service in services if len(service) > groups.MOST_PROVIDERS)
+
+
+@each
+def test_every_machine_group_has_a_capacity_provider_an_auto_scaling_group_and_a_template(
+    stacks: Stacks, synthesized: Path, shape: str
+) -> None:
+    names = [group.name for group in made(synthesized, shape)]
+    stack = stacks[shape, "ecs"]
+    assert list(of(stack, "aws_ecs_capacity_provider")) == sorted(names)
+    assert list(of(stack, "aws_autoscaling_group")) == sorted(f"{name}-machines" for name in names)
+    assert list(of(stack, "aws_launch_template")) == sorted(f"{name}-template" for name in names)
+    handed = of(stack, "aws_ecs_cluster_capacity_providers")["capacity-providers"]["capacity_providers"]
+    assert len(handed) == len(names)
+
+
+def test_a_cluster_without_pools_has_no_capacity_providers(stacks: Stacks) -> None:
+    stack = stacks["s3", "ecs"]
+    assert set(of(stack, "aws_ecs_cluster")) == {"cluster"}
+    assert not of(stack, "aws_ecs_capacity_provider")
+    assert not of(stack, "aws_ecs_cluster_capacity_providers")
+
+
+@each
+def test_scaling_protection_and_draining_work_together(stacks: Stacks, shape: str) -> None:
+    assert list(unprotected(stacks[shape, "ecs"])) == []
+
+
+@pytest.mark.parametrize("lost", ["protect_from_scale_in", "tag"])
+def test_a_group_without_its_protection_or_its_tag_is_caught(stacks: Stacks, lost: str) -> None:
+    stack = copy.deepcopy(stacks["ecs-multi-az", "ecs"])
+    group = of(stack, "aws_autoscaling_group")["general-g6e-a-od-machines"]
+    group[lost] = [] if lost == "tag" else False
+    assert list(unprotected(stack)) == ["general-g6e-a-od"]
+
+
+@each
+def test_interfaces_are_the_types_own_and_efa_stands_in_one_zone(stacks: Stacks, synthesized: Path, shape: str) -> None:
+    assert list(wrong_cards(stacks[shape, "ecs"], made(synthesized, shape))) == []
+
+
+def test_the_fleets_have_efa_in_both_layouts(synthesized: Path) -> None:
+    counts = {group.name: (group.efa, len(group.interfaces)) for group in made(synthesized, "instances") if group.efa}
+    assert counts == {"block-p5en-48xlarge-c-cb": (16, 17), "wide-p5-48xlarge-a-od": (32, 40)}
+
+
+@pytest.mark.parametrize("wrong", ["card", "zone"])
+def test_an_interface_on_the_wrong_card_or_a_second_zone_is_caught(
+    stacks: Stacks, synthesized: Path, wrong: str
+) -> None:
+    stack = copy.deepcopy(stacks["ads-scale", "ecs"])
+    name = "spanning-p6-b200-48xlarge-c-cb"
+    if wrong == "card":
+        of(stack, "aws_launch_template")[f"{name}-template"]["network_interfaces"][-1]["network_card_index"] += 1
+    else:
+        zones = of(stack, "aws_autoscaling_group")[f"{name}-machines"]["vpc_zone_identifier"]
+        zones.append("${data.aws_subnet.private-us-east-1a.id}")
+    assert list(wrong_cards(stack, made(synthesized, "ads-scale"))) == [name]
+
+
+@each
+def test_no_strategy_has_more_than_six_providers(stacks: Stacks, shape: str) -> None:
+    assert list(too_many(stacks[shape, "ecs"])) == []
+
+
+def test_a_strategy_of_seven_is_caught(stacks: Stacks) -> None:
+    stack = copy.deepcopy(stacks["ecs-multi-az", "ecs"])
+    services = stack["output"]["strategies"]["value"]["general"]
+    services[0].append(services[0][0])
+    assert list(too_many(stack)) == ["general"]
+
+
+def test_a_pool_of_eight_providers_is_split_into_services_that_keep_their_fallback(stacks: Stacks) -> None:
+    services = stacks["ads-scale", "ecs"]["output"]["strategies"]["value"]["ranking"]
+    assert [[row["capacity_provider"].rpartition("g6e-")[2] for row in service] for service in services] == [
+        ["a-spot", "c-spot", "a-od", "c-od"],
+        ["b-spot", "d-spot", "b-od", "d-od"],
+    ]
+    assert [[row["weight"] for row in service] for service in services] == [[1, 1, 0, 0], [1, 1, 0, 0]]
+
+
+@each
+def test_every_strategy_has_a_weight_for_its_first_choice_alone(stacks: Stacks, synthesized: Path, shape: str) -> None:
+    fleet = load(synthesized / shape / "fleet.yaml", Fleet).value
+    choice = {groups.provider_name(fleet, group): group.choice for group in made(synthesized, shape)}
+    for services in stacks[shape, "ecs"]["output"]["strategies"]["value"].values():
+        for service in services:
+            first = min(choice[row["capacity_provider"]] for row in service)
+            assert [row["weight"] for row in service] == [
+                int(choice[row["capacity_provider"]] == first) for row in service
+            ]
+
+
+@each
+def test_a_machine_speaks_imdsv2_to_itself_alone_from_encrypted_disks(stacks: Stacks, shape: str) -> None:
+    for template in of(stacks[shape, "ecs"], "aws_launch_template").values():
+        options = template["metadata_options"]
+        assert (options["http_tokens"], options["http_put_response_hop_limit"]) == ("required", 1)
+        for device in template["block_device_mappings"]:
+            assert (device["ebs"]["encrypted"], device["ebs"]["volume_type"]) == ("true", "gp3")
+
+
+@each
+def test_a_group_tags_its_machines_with_the_fleets_tags(stacks: Stacks, synthesized: Path, shape: str) -> None:
+    fleet = load(synthesized / shape / "fleet.yaml", Fleet).value
+    for group in of(stacks[shape, "ecs"], "aws_autoscaling_group").values():
+        tags = {tag["key"]: tag["value"] for tag in group["tag"] if tag["propagate_at_launch"]}
+        assert {**tags, **fleet.tags, "fleet": fleet.name} == tags
+
+
+@each
+def test_a_wildcard_resource_stands_only_where_aws_takes_no_other(stacks: Stacks, shape: str) -> None:
+    policy = json.loads(of(stacks[shape, "ecs"], "aws_iam_role_policy")["instance-role-policy"]["policy"])
+    wide = [statement for statement in policy["Statement"] if statement["Resource"] == "*"]
+    assert [action for statement in wide for action in statement["Action"]] == [
+        "ecs:DiscoverPollEndpoint",
+        "ssm:UpdateInstanceInformation",
+        "ssmmessages:CreateControlChannel",
+        "ssmmessages:CreateDataChannel",
+        "ssmmessages:OpenControlChannel",
+        "ssmmessages:OpenDataChannel",
+    ]
+    assert not any("*" in action for statement in policy["Statement"] for action in statement["Action"])
+
+
+def test_several_types_or_spot_are_a_mixed_group_and_one_type_on_demand_is_not(stacks: Stacks) -> None:
+    machines = of(stacks["ecs-multi-az", "ecs"], "aws_autoscaling_group")
+    spread = {
+        name: group["mixed_instances_policy"]["instances_distribution"]
+        for name, group in machines.items()
+        if "mixed_instances_policy" in group
+    }
+    spot = {
+        "on_demand_base_capacity": 0,
+        "on_demand_percentage_above_base_capacity": 0,
+        "spot_allocation_strategy": "price-capacity-optimized",
+    }
+    bought = {
+        "on_demand_base_capacity": 0,
+        "on_demand_percentage_above_base_capacity": 100,
+        "on_demand_allocation_strategy": "prioritized",
+    }
+    assert spread == {
+        f"general-g6e-{zone}-{way}-machines": spot if way == "spot" else bought
+        for zone in "abc"
+        for way in ("od", "spot")
+    }
+    kinds = machines["general-g6e-a-od-machines"]["mixed_instances_policy"]["launch_template"]["override"]
+    assert [one["instance_type"] for one in kinds] == ["g6e.12xlarge", "g6e.48xlarge"]
+
+
+def test_a_warm_pool_keeps_the_same_number_stopped_and_takes_none_back(stacks: Stacks) -> None:
+    machines = of(stacks["ecs-multi-az", "ecs"], "aws_autoscaling_group")
+    warm = {name: group["warm_pool"] for name, group in machines.items() if "warm_pool" in group}
+    kept = {"pool_state": "Stopped", "min_size": 1, "max_group_prepared_capacity": 1}
+    assert warm == {f"peak-g6e-4xlarge-{zone}-od-machines": kept for zone in "abc"}
+
+
+def test_capacity_that_is_paid_for_is_targeted(stacks: Stacks) -> None:
+    templates = of(stacks["ads-scale", "ecs"], "aws_launch_template")
+    targets = {
+        name: template["capacity_reservation_specification"]["capacity_reservation_target"]["capacity_reservation_id"]
+        for name, template in templates.items()
+        if "capacity_reservation_specification" in template
+    }
+    assert targets == {
+        "large-p5-b-cr-template": "cr-0aaaaaaaaaaaaaaa1",
+        "spanning-p6-b200-48xlarge-c-cb-template": "cr-0bbbbbbbbbbbbbbb2",
+    }
+    markets = {name for name, template in templates.items() if "instance_market_options" in template}
+    assert markets == {"spanning-p6-b200-48xlarge-c-cb-template"}
+
+
+def test_images_come_from_a_pinned_release_or_are_the_users_own(stacks: Stacks) -> None:
+    stack = stacks["instances", "ecs"]
+    names = {one["name"].split("/")[-2] for one in stack["data"]["aws_ssm_parameter"].values()}
+    assert names == {
+        "al2023-ami-ecs-gpu-hvm-2023.0.20260901-kernel-6.1-x86_64-ebs",
+        "al2023-ami-ecs-neuron-hvm-2023.0.20260901-kernel-6.1-x86_64",
+    }
+    pulled = [one for name, one in of(stack, "aws_launch_template").items() if name.startswith("pulled-")]
+    assert {one["image_id"] for one in pulled} == {"ami-0123456789abcdef0"}
+    assert {one["block_device_mappings"][1]["ebs"]["snapshot_id"] for one in pulled} == {"snap-0123456789abcdef0"}
+
+
+@each
+def test_the_user_data_joins_the_fleets_cluster(stacks: Stacks, synthesized: Path, shape: str) -> None:
+    fleet = load(synthesized / shape / "fleet.yaml", Fleet).value
+    for template in of(stacks[shape, "ecs"], "aws_launch_template").values():
+        text = template["user_data"]
+        assert text.startswith("${base64encode(")
+        assert f"ECS_CLUSTER={fleet.name}\\n" in text
+        assert "${" not in text[2:]
+        assert len(text) < 16 * 1024
+
+
+@each
+def test_nothing_but_efa_comes_in(stacks: Stacks, synthesized: Path, shape: str) -> None:
+    rows = of(stacks[shape, "ecs"], "aws_vpc_security_group_ingress_rule")
+    has_efa = any(group.efa for group in made(synthesized, shape))
+    assert set(rows) == ({"efa-ingress"} if has_efa else set())
+    for rule in rows.values():
+        assert rule["referenced_security_group_id"] == rule["security_group_id"]
+
+
+@pytest.mark.parametrize("shape", ["ecs-multi-az", "ads-scale"])
+def test_an_example_passes_the_rules_of_every_stack(stacks: Stacks, shape: str) -> None:
+    stack = stacks[shape, "ecs"]
+    assert [*rules.empty_structs(stack), *rules.wildcards(stack), *rules.open_doors(stack)] == []
