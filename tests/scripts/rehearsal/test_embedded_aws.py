@@ -76,6 +76,43 @@ def test_a_bucket_whose_versioning_was_taken_away_can_be_emptied(endpoint: str) 
     s3.delete_bucket(Bucket="versioned")
 
 
+def test_machines_whose_protection_is_lifted_go_where_their_group_was_to_shrink(endpoint: str) -> None:
+    ec2, groups = (embedded_aws.client(name, endpoint, REGION) for name in ("ec2", "autoscaling"))
+    image = ec2.describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
+    ec2.create_launch_template(
+        LaunchTemplateName="machine", LaunchTemplateData={"ImageId": image, "InstanceType": "g6e.2xlarge"}
+    )
+    groups.create_auto_scaling_group(
+        AutoScalingGroupName="machines",
+        MinSize=0,
+        MaxSize=2,
+        DesiredCapacity=2,
+        AvailabilityZones=[f"{REGION}a"],
+        LaunchTemplate={"LaunchTemplateName": "machine"},
+        NewInstancesProtectedFromScaleIn=True,
+    )
+
+    def machines() -> list[str]:
+        (group,) = groups.describe_auto_scaling_groups(AutoScalingGroupNames=["machines"])["AutoScalingGroups"]
+        return [machine["InstanceId"] for machine in group["Instances"]]
+
+    groups.set_desired_capacity(AutoScalingGroupName="machines", DesiredCapacity=0)
+    there = machines()
+    assert len(there) == 2
+    groups.set_instance_protection(AutoScalingGroupName="machines", InstanceIds=there, ProtectedFromScaleIn=False)
+    assert machines() == []
+
+
+def test_all_capacity_providers_can_be_asked_for(endpoint: str) -> None:
+    ecs = embedded_aws.client("ecs", endpoint, REGION)
+    group = f"arn:aws:autoscaling:{REGION}:{embedded_aws.ACCOUNT}:autoScalingGroup:1:autoScalingGroupName/machines"
+    for name in ("cp-a", "cp-b"):
+        ecs.create_capacity_provider(name=name, autoScalingGroupProvider={"autoScalingGroupArn": group})
+    assert [one["name"] for one in ecs.describe_capacity_providers()["capacityProviders"]] == ["cp-a", "cp-b"]
+    (one,) = ecs.describe_capacity_providers(capacityProviders=["cp-b"])["capacityProviders"]
+    assert one["name"] == "cp-b"
+
+
 def test_the_client_environment_beats_the_users_own_aws_settings(
     endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
