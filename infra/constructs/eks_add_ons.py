@@ -12,7 +12,7 @@ from infra.catalog import eks
 from infra.constructs import pod_identity
 from infra.constructs.account import Account
 from infra.constructs.limits import bucket_name
-from infra.constructs.role import role
+from infra.constructs.role import rights, role
 from infra.fleet import Fleet
 
 _KEY_BY_ALIAS = "kms:ResourceAliases"
@@ -40,7 +40,7 @@ def add(stack: Any, fleet: Fleet, *, cluster: Any, account: Account, system: Any
 def _add_on(
     stack: Any, fleet: Fleet, row: eks.AddOn, right: _Right | None, cluster: Any, account: Account, system: Any | None
 ) -> Any:
-    identity = []
+    identity, before = [], [system] if system else []
     if right and row.service_account:
         made = role(
             stack,
@@ -52,6 +52,7 @@ def _add_on(
             managed=right.managed,
             statements=right.statements,
         )
+        before += rights(stack, right.role)
         binding = aws.eks_addon.EksAddonPodIdentityAssociation
         identity = [binding(role_arn=made.arn, service_account=row.service_account)]
     return aws.eks_addon.EksAddon(
@@ -64,7 +65,7 @@ def _add_on(
         pod_identity_association=identity or None,
         resolve_conflicts_on_create="OVERWRITE",
         resolve_conflicts_on_update="OVERWRITE",
-        depends_on=[system] if system else None,
+        depends_on=before,
     )
 
 

@@ -13,7 +13,7 @@ from infra.catalog import eks
 from infra.constructs import policy
 from infra.constructs.account import Account
 from infra.constructs.key import for_log_group, key
-from infra.constructs.role import role
+from infra.constructs.role import rights, role
 from infra.fleet import Fleet, NewNetwork
 
 LOGS = ("api", "audit", "authenticator", "controllerManager", "scheduler")
@@ -63,7 +63,7 @@ def cluster(stack: Any, fleet: Fleet, *, subnet_ids: Sequence[str], account: Acc
             },
         ),
     )
-    made = _cluster(stack, fleet, service, encryption, subnet_ids, depends_on=[logs])
+    made = _cluster(stack, fleet, service, encryption, subnet_ids, depends_on=[logs, *rights(stack, "cluster")])
     for number, admin in enumerate(fleet.eks.admins, start=1):
         _admin(stack, f"admin-{number}", made, admin, account)
     return Cluster(made, encryption)

@@ -45,7 +45,7 @@ class Place:
 
     efa_group: Any | None
     before: Sequence[Any]
-    """What must be there before the first node: the add-ons that nodes need to join."""
+    """What must be there before the first node: the add-ons that nodes need to join, and the nodes' rights."""
 
 
 def node_role(stack: Any, name: str, fleet: Fleet, account: Account) -> Any:

@@ -49,3 +49,10 @@ def role(
             stack, f"{name}-role-policy", name=name, role=made.name, policy=policy.document(*statements)
         )
     return made
+
+
+def rights(stack: Any, name: str) -> list[Any]:
+    """What `role` gave the role `name`. Whoever acts by the role names these in depends_on: made after its rights are,
+    and gone before they are, so that it can still clean up.
+    """
+    return [child for child in stack.node.children if child.node.id.startswith(f"{name}-role-")]

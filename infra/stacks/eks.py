@@ -10,6 +10,7 @@ from infra.constructs import controllers, eks_add_ons, eks_cluster, network, nod
 from infra.constructs.account import account
 from infra.constructs.efa_group import efa_group
 from infra.constructs.karpenter import karpenter
+from infra.constructs.role import rights
 from infra.fleet import Fleet
 from infra.settings import Document
 from infra.stacks import stack as stacks
@@ -33,7 +34,10 @@ def add(app: Any, document: Document[Fleet]) -> None:
         node_role=node_groups.node_role(stack, "node", fleet, here),
         subnets=where.private_subnets,
         efa_group=efa,
-        before=eks_add_ons.add(stack, fleet, cluster=cluster.resource, account=here, system=None),
+        before=[
+            *eks_add_ons.add(stack, fleet, cluster=cluster.resource, account=here, system=None),
+            *rights(stack, "node"),
+        ],
     )
     system = node_groups.node_group(stack, place, node_groups.system(fleet, catalogue))
     eks_add_ons.add(stack, fleet, cluster=cluster.resource, account=here, system=system)

@@ -205,3 +205,19 @@ def test_reading_what_is_left_out_is_caught() -> None:
 @pytest.mark.parametrize("shape", ["eks", "existing", "machines"])
 def test_nothing_reads_what_the_embedded_aws_leaves_out(stacks: Stacks, shape: str) -> None:
     assert references(stacks[shape, "eks"]) == set()
+
+
+def test_who_acts_by_a_role_waits_for_its_rights_and_goes_before_them(machines: Stack) -> None:
+    made = machines["resource"]
+    assert set(made["aws_eks_cluster"]["cluster"]["depends_on"]) == {
+        "aws_cloudwatch_log_group.cluster-logs",
+        "aws_iam_role_policy_attachment.cluster-role-AmazonEKSClusterPolicy",
+        "aws_iam_role_policy.cluster-role-policy",
+    }
+    for group in made["aws_eks_node_group"].values():
+        rights = {one for one in group["depends_on"] if one.startswith("aws_iam_role_policy_attachment.node-role-")}
+        assert len(rights) == 3
+    assert (
+        "aws_iam_role_policy_attachment.vpc-cni-role-AmazonEKS_CNI_Policy"
+        in made["aws_eks_addon"]["vpc-cni"]["depends_on"]
+    )
