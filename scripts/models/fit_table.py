@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -110,9 +111,11 @@ def _kind(model: Model) -> str:
 
 def _table(model: Model, rows: Sequence[Instance], fits: Fits, title: str) -> Table:
     columns = _columns(rows, fits)
-    table = Table(title=f"Tokens of KV cache of one replica, by {title} that it is split over", title_justify="left")
-    table.add_column("instance types", overflow="fold")
-    table.add_column("accelerators", no_wrap=True)
+    # Narrow enough for a terminal of 80 columns, where the names fold and the numbers stay whole.
+    title = f"Thousand tokens of KV cache of one replica, by {title} that it is split over"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    table.add_column("instance types", max_width=15)
+    table.add_column("accelerators", max_width=19)
     for ways in columns:
         table.add_column(str(ways), justify="right", no_wrap=True)
     for alike in _alike(rows):
@@ -144,7 +147,7 @@ def _cell(model: Model, fit: Fit | None) -> Text:
     if fit is None:
         return Text("")
     if fit.fits:
-        return Text("fits" if model.encoder else f"{fit.cache_tokens:,}", style="green")
+        return Text("fits" if model.encoder else f"{fit.cache_tokens / 1000:,.1f}", style="green")
     if memory.indivisible(model, fit.tensor_parallel):
         return Text("no split", style="red")
     return Text(f"-{human_bytes(-fit.cache_bytes)}" if fit.cache_bytes < 0 else "< 1 request", style="red")
