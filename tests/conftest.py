@@ -3,10 +3,53 @@
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from scripts.local import deploy, engine_env, supervisor
+from scripts.local.deploy import Plan
+from scripts.rehearsal import embedded_aws
+
+ROOT = Path(__file__).resolve().parents[1]
 
 # A busy machine is no failure. Where CI is set, Hypothesis' own profile says the same, and draws the same each time.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 if not os.environ.get("CI"):
     settings.load_profile("busy")
+
+
+@pytest.fixture(scope="session")
+def make_bucket() -> Callable[[Plan], str]:
+    """Makes the model bucket of a plan as the storage stack would, without Terraform."""
+
+    def made(plan: Plan) -> str:
+        place = plan.deployment.place
+        client = embedded_aws.client("s3", place.s3_endpoint or "", place.region)
+        client.create_bucket(Bucket=place.bucket, CreateBucketConfiguration={"LocationConstraint": place.region})
+        return place.bucket
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory, make_bucket: Callable[[Plan], str]) -> Iterator[Plan]:
+    """The aggregated pattern, up on the real engine for the whole session: embedded AWS, two replicas, the router.
+
+    A test that disturbs it leaves it as it was. The home folder of all its processes is empty, at `HOME` below the run.
+    """
+    engine_env.executables()
+    root = tmp_path_factory.mktemp("served")
+    shutil.copytree(ROOT / "blueprints" / "aggregated", root / "mine")
+    home = root / "home"
+    home.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(home))
+        plan = deploy.plan(root / "mine", ROOT / "fleet.yaml", root=root)
+        deploy.check_machine(plan)
+        deploy.start_afresh(plan)
+        with supervisor.supervised(plan.run) as up:
+            yield deploy.bring_up(plan, up, make_bucket)

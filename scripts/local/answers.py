@@ -50,10 +50,11 @@ def wait(supervisor: Supervisor, wanted: Sequence[Process], note: Callable[[str]
     """
     start = time.monotonic()
     waiting = {process.name: process for process in wanted if process.probe}
+    before = {state.name: state.restarts for state in supervisor.states()}
     while waiting:
         states = {state.name: state for state in supervisor.states()}
         for name, process in list(waiting.items()):
-            refuse_failed(supervisor.run, states[name])
+            refuse_failed(supervisor.run, states[name], before[name])
             if answers(process):
                 del waiting[name]
             elif process.probe and time.monotonic() - start > process.probe.deadline_s:
@@ -81,13 +82,13 @@ def answers(process: Process) -> bool:
         return False
 
 
-def refuse_failed(run: Run, state: State) -> None:
-    """Lets a process pass that has not ended.
+def refuse_failed(run: Run, state: State, restarts: int) -> None:
+    """Lets a process pass that has not ended since it had ended `restarts` times.
 
     Raises:
-        RoleFailed: it has; says how, and what it wrote last.
+        RoleFailed: it has, even where the supervisor is trying it again already; says how, and what it wrote last.
     """
-    if state.failed:
+    if state.failed or state.restarts > restarts:
         status = re.fullmatch(r"exit status (\d+)", state.ended)
         number = int(status[1]) - _SIGNAL if status else 0
         how = f"was ended by signal {number}" if number > 0 else f"ended with {state.ended}"

@@ -9,6 +9,9 @@ _PREFIX = re.compile(r"^(?:\([^)]*pid=\d+\) )?(?:[A-Z]+ \d\d-\d\d [\d:]+ \[[^\]]
 _TRACEBACK = "Traceback (most recent call last):"
 _RAISED = re.compile(r"^[A-Za-z_][\w.]*: \S")
 _ERROR = re.compile(r"\berror\b|panicked at|cannot|failed", re.IGNORECASE)
+_UNREAD = re.compile(r"Failed to read from file (\S+)")
+"""What the weight streamer says of a file; the exception that follows does not name it."""
+
 _ELSEWHERE = ("Engine core initialization failed", "See root cause above")
 """What says only that another process has failed."""
 
@@ -21,7 +24,8 @@ def find(log: str) -> str:
     lines = [_PREFIX.sub("", line).rstrip() for line in log.splitlines()]
     raised = [text for text in _raised(lines) if not any(words in text for words in _ELSEWHERE)]
     if raised:
-        return raised[-1]
+        unread = _UNREAD.findall(log)
+        return f"{raised[-1]} (reading {unread[-1]})" if unread else raised[-1]
     return next((line.strip() for line in reversed(lines) if _ERROR.search(line)), "")
 
 

@@ -118,7 +118,7 @@ def start_aws(plan: Plan, up: Supervisor) -> None:
         up.start(process.name)
     end = time.monotonic() + AWS_LIMIT_S
     while True:
-        answers.refuse_failed(plan.run, up.state(place.AWS))
+        answers.refuse_failed(plan.run, up.state(place.AWS), restarts=0)
         try:
             return embedded_aws.wait_ready(plan.deployment.place.s3_endpoint or "", 1)
         except Unavailable:

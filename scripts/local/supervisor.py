@@ -94,7 +94,7 @@ class Supervisor:
 
     def stop(self, name: str) -> None:
         """Stops a process, and returns when it is gone."""
-        if self.state(name).pid:
+        if self.state(name).state in ("STARTING", "RUNNING", "BACKOFF"):
             self._call("stopProcess", name, True)
 
     def update(self) -> list[str]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from scripts.local import deploy, engine_env
 from scripts.local.deploy import Plan
+from scripts.local.run import Run
 from scripts.rehearsal import embedded_aws
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -66,6 +67,14 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def nothing_left(tmp_path: Path) -> Iterator[None]:
+    """Ends what a test has deployed."""
+    yield
+    for data in tmp_path.glob("**/.blueprint/*"):
+        deploy.take_down(Run(data.name, data.parents[1]))
+
+
 AWS_STAND_IN = """
 import http.server, sys
 class Answer(http.server.BaseHTTPRequestHandler):
@@ -77,14 +86,6 @@ class Answer(http.server.BaseHTTPRequestHandler):
         pass
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Answer).serve_forever()
 """
-
-
-def make_bucket(plan: Plan) -> str:
-    """Makes the model bucket as the storage stack would, without Terraform."""
-    place = plan.deployment.place
-    client = embedded_aws.client("s3", place.s3_endpoint or "", place.region)
-    client.create_bucket(Bucket=place.bucket, CreateBucketConfiguration={"LocationConstraint": place.region})
-    return place.bucket
 
 
 @pytest.fixture
@@ -99,7 +100,9 @@ def planned(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
 
 
 @pytest.fixture
-def planned_with_bucket(work: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Plan]:
+def planned_with_bucket(
+    work: Path, make_bucket: Callable[[Plan], str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[], Plan]:
     """The same with the embedded AWS itself, in which the bucket is made without Terraform."""
     monkeypatch.setattr(deploy, "apply_storage", make_bucket)
     return _plan

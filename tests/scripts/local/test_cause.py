@@ -36,6 +36,12 @@ Traceback (most recent call last):
   File "/engine/utils.py", line 1
 RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}
 """
+UNREAD = """\
+[ERROR  ] [streamer/impl/batch/batch.cc:106 @ handle_error] Failed to read from file s3://b/model.safetensors ; error: x
+Traceback (most recent call last):
+  File "/engine/file_streamer.py", line 305, in get_chunks
+ValueError: Could not receive response from libstreamer due to: b'File access error'
+"""
 INVALID = """\
 Traceback (most recent call last):
   File "/engine/arg_utils.py", line 1
@@ -63,6 +69,11 @@ vllm serve: error: unrecognized arguments: --no-such-flag
             'Could not connect to the endpoint URL: "http://127.0.0.1:9/models"',
         ),
         (CUT_SHORT, "ValueError: an unexpected number of bytes (truncated)"),
+        (
+            UNREAD,
+            "ValueError: Could not receive response from libstreamer due to: b'File access error' "
+            "(reading s3://b/model.safetensors)",
+        ),
         (
             INVALID,
             "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig: "

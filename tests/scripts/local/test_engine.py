@@ -1,0 +1,267 @@
+"""The real engine: what it serves, where its weights come from, and how it fails."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import threading
+import time
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from blueprints.catalog import models
+from blueprints.deployment import Process
+from scripts import processes
+from scripts.local import answers, deploy, supervisor, weights
+from scripts.local.answers import RoleFailed
+from scripts.local.deploy import Plan
+from scripts.local.supervisor import Supervisor
+from scripts.rehearsal import embedded_aws
+
+pytestmark = pytest.mark.engine
+
+PROMPT = "The router sends a request to"
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def _ask(base: str, timeout_s: float = 60, **body: Any) -> str:
+    request = urllib.request.Request(
+        f"{base}/v1/completions",
+        data=json.dumps({"model": "tiny", "prompt": PROMPT, "max_tokens": 8, "temperature": 0, **body}).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+        return str(answer.read().decode())
+
+
+def _text(base: str) -> str:
+    return str(json.loads(_ask(base))["choices"][0]["text"])
+
+
+def _served(process: Process) -> float:
+    """Requests that a replica has answered, by its own count."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{process.port}/metrics", timeout=30) as page:
+        counts = re.findall(r"^vllm:request_success_total\{.*\} (\S+)$", page.read().decode(), re.MULTILINE)
+    return sum(map(float, counts))
+
+
+def _up(plan: Plan) -> Supervisor:
+    up = supervisor.running(plan.run)
+    assert up is not None
+    return up
+
+
+def test_both_replicas_and_the_router_give_the_same_answer(served: Plan) -> None:
+    urls = [f"http://127.0.0.1:{process.port}" for process in served.deployment.workers.processes]
+    texts = {_text(url) for url in [*urls, served.deployment.url]}
+    assert len(texts) == 1
+    assert len(texts.pop()) > 8
+
+
+def test_each_replica_streamed_its_weights_from_the_bucket_and_stored_none(served: Plan) -> None:
+    for process in served.deployment.workers.processes:
+        log = served.run.log(process.name).read_text()
+        assert f"'model': '{served.deployment.weights.uri}'" in log
+        streamed = re.search(r"Overall time to stream ([\d.]+) MiB of all files to cpu: [\d.]+s", log)
+        assert streamed is not None
+        assert abs(float(streamed[1]) * 2**20 - served.deployment.weights.bytes) < 0.1 * 2**20
+    stored = [
+        path
+        for path in served.run.data.rglob("*.safetensors")
+        if "model" not in path.relative_to(served.run.data).parts[0]
+    ]
+    assert stored == []
+
+
+def test_the_cache_has_the_room_that_the_resolver_asked_for(served: Plan) -> None:
+    for process in served.deployment.workers.processes:
+        told = re.search(r"KV cache size: ([\d,]+) tokens", served.run.log(process.name).read_text())
+        assert told is not None
+        asked = int(process.command[process.command.index("--kv-cache-memory-bytes") + 1])
+        assert int(told[1].replace(",", "")) >= 0.95 * asked // (2 * 4 * 2 * 64 * 2), (
+            "layers, heads, size, bytes of tiny"
+        )
+
+
+def test_nothing_is_written_outside_the_runs_folder(served: Plan) -> None:
+    assert list((served.run.root / "home").rglob("*")) == []
+
+
+def test_a_replica_takes_no_more_memory_than_the_resolver_counts_on(served: Plan) -> None:
+    up = _up(served)
+    for process in served.deployment.workers.processes:
+        family = psutil.Process(up.state(process.name).pid).children(recursive=True)
+        taken = sum(member.memory_full_info().pss for member in family)
+        assert taken < process.memory_bytes
+
+
+@dataclass
+class Load:
+    """Streamed requests of several users at once, through the router."""
+
+    url: str
+    deadline_s: float
+    done: list[float] = field(default_factory=list)
+    """When each began that was answered in full."""
+
+    failed: list[str] = field(default_factory=list)
+    longest_s: float = 0.0
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _users: list[threading.Thread] = field(default_factory=list)
+
+    def __enter__(self) -> Load:
+        self._users = [threading.Thread(target=self._user, args=(number,)) for number in range(8)]
+        for user in self._users:
+            user.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for user in self._users:
+            user.join()
+
+    def _user(self, number: int) -> None:
+        while not self._stop.is_set():
+            start = time.monotonic()
+            try:
+                text = _ask(self.url, self.deadline_s + 10, stream=True, prompt=f"{PROMPT} {number} {start}")
+                if "data: [DONE]" not in text:
+                    raise OSError("the stream was cut")
+                self.done.append(start)
+            except (OSError, ValueError, http.client.HTTPException) as error:
+                self.failed.append(repr(error))
+            self.longest_s = max(self.longest_s, time.monotonic() - start)
+
+
+def test_a_replica_killed_under_load_comes_back_while_the_other_serves(served: Plan) -> None:
+    up, victim = _up(served), served.deployment.workers.processes[0]
+    keeper = psutil.Process(up.state(victim.name).pid)
+    family = keeper.children(recursive=True)
+    restarts = up.state(victim.name).restarts
+    with Load(served.deployment.url, served.deployment.traffic.deadline) as load:
+        processes.wait_until(lambda: len(load.done) > 20, "answers", 60)
+        family[0].kill()
+        killed = time.monotonic()
+        _, alive = psutil.wait_procs([keeper, *family], timeout=10)
+        assert alive == [], "the engine's own processes are gone with the server"
+        time.sleep(8)
+        meanwhile = [start for start in load.done if start > killed + 2]
+        assert not answers.answers(victim), "the other replica alone has served meanwhile"
+        assert len(meanwhile) > 8
+    assert len(load.failed) <= 8, "no more than were under way"
+    assert load.longest_s < load.deadline_s
+    answers.wait(up, [victim])
+    assert up.state(victim.name).restarts == restarts + 1
+    before = _served(victim)
+    with Load(served.deployment.url, served.deployment.traffic.deadline) as load:
+        processes.wait_until(lambda: _served(victim) > before, "its share of the requests", 60)
+    assert load.failed == []
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Plan:
+    """Four replicas, each of which is to read its weights from somewhere else."""
+    folder = tmp_path / "broken"
+    folder.mkdir()
+    text = (ROOT / "blueprints/aggregated/blueprint.yaml").read_text()
+    (folder / "blueprint.yaml").write_text(text.replace("replicas: 2", "replicas: 4"))
+    (folder / "local.conf.j2").write_text((ROOT / "blueprints/aggregated/local.conf.j2").read_text())
+    return deploy.plan(folder, ROOT / "fleet.yaml", root=tmp_path)
+
+
+def _reading(plan: Plan, places: list[tuple[str, str]]) -> Plan:
+    """The plan with each worker reading from its own (URI, endpoint)."""
+    workers = [
+        process.model_copy(
+            update={
+                "command": tuple(uri if word == plan.deployment.weights.uri else word for word in process.command),
+                "environment": {**process.environment, "AWS_ENDPOINT_URL": endpoint, "AWS_ENDPOINT_URL_S3": endpoint},
+            }
+        )
+        for process, (uri, endpoint) in zip(plan.deployment.workers.processes, places, strict=True)
+    ]
+    role = plan.deployment.workers.model_copy(update={"processes": tuple(workers)})
+    deployment = plan.deployment.model_copy(update={"workers": role})
+    text = deploy.render.text(deployment, plan.folder / "local.conf.j2")
+    return replace(plan, deployment=deployment, text=text)
+
+
+def test_a_replica_that_cannot_read_its_weights_ends_with_a_clear_line(
+    broken: Plan, make_bucket: Callable[[Plan], str]
+) -> None:
+    place = broken.deployment.place
+    bucket, endpoint = place.bucket, place.s3_endpoint or ""
+    nobody = f"http://127.0.0.1:{processes.free_ports(1)[0]}"
+    cut, denied = f"s3://{bucket}/models/cut/", "s3://demo-denied/models/tiny/"
+    places = [
+        (broken.deployment.weights.uri, nobody),
+        ("s3://demo-nowhere/models/tiny/", endpoint),
+        (cut, endpoint),
+        (denied, endpoint),
+    ]
+    plan = _reading(broken, places)
+    deploy.start_afresh(plan)
+    with supervisor.supervised(plan.run) as up:
+        deploy.start_aws(plan, up)
+        make_bucket(plan)
+        weights.put(plan.run, plan.deployment)
+        _break(plan, "cut", "demo-denied")
+        deploy.engine_env.lend_descriptions(
+            plan.run.cache(process.name) for process in plan.deployment.workers.processes
+        )
+        said = _failures(up, list(plan.deployment.workers.processes))
+        assert up.state("aws").pid
+    assert said["worker-0"].startswith("worker-0 ended with exit status 1: botocore.exceptions.EndpointConnectionError")
+    assert nobody in said["worker-0"].splitlines()[0]
+    assert "NoSuchBucket" in said["worker-1"].splitlines()[0]
+    # The streamer says either that the answer was truncated or that the file could not be accessed.
+    assert said["worker-2"].splitlines()[0].endswith(f"(reading {cut}model-00002-of-00004.safetensors)")
+    assert "Forbidden" in said["worker-3"].splitlines()[0]
+    for name, text in said.items():
+        assert f"its last lines, all of them in {deploy.console.near(plan.run.log(name))}" in text
+        assert len(text.splitlines()) > 5
+
+
+def _break(plan: Plan, prefix: str, denied: str) -> None:
+    """A copy of the model with one file cut short, and a bucket that lets nobody read."""
+    place = plan.deployment.place
+    client = embedded_aws.client("s3", place.s3_endpoint or "", place.region)
+    client.create_bucket(Bucket=denied, CreateBucketConfiguration={"LocationConstraint": place.region})
+    for path in sorted((plan.run.data / "model").iterdir()):
+        body = path.read_bytes()
+        cut = path.name.endswith("00002-of-00004.safetensors")
+        short = body[: len(body) * 2 // 3] if cut else body
+        client.put_object(Bucket=place.bucket, Key=f"models/{prefix}/{path.name}", Body=short)
+        client.put_object(Bucket=denied, Key=f"models/tiny/{path.name}", Body=body)
+    statement = {
+        "Effect": "Deny",
+        "Principal": "*",
+        "Action": "s3:*",
+        "Resource": [f"arn:aws:s3:::{denied}", f"arn:aws:s3:::{denied}/*"],
+    }
+    client.put_bucket_policy(Bucket=denied, Policy=json.dumps({"Version": "2012-10-17", "Statement": [statement]}))
+
+
+def _failures(up: Supervisor, workers: list[Process]) -> dict[str, str]:
+    """What is said of each worker when it has failed; each is then stopped, so that it does not try again."""
+    said: dict[str, str] = {}
+    for process in workers:
+        up.start(process.name)
+    while left := [process for process in workers if process.name not in said]:
+        with pytest.raises(RoleFailed) as failed:
+            answers.wait(up, left)
+        name = str(failed.value).split()[0]
+        said[name] = str(failed.value)
+        up.stop(name)
+    return said
+
+
+def test_models_that_are_made_say_that_their_weights_are_random(served: Plan) -> None:
+    assert models.RANDOM_NOTICE in served.deployment.emulated
