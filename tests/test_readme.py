@@ -79,7 +79,11 @@ def test_the_second_command_is_this_very_suite() -> None:
 def test_a_copy_outside_the_repository_is_edited_deployed_validated_and_destroyed(tmp_path: Path) -> None:
     script = COPY.replace("source .venv", f"source {shlex.quote(str(ROOT / '.venv'))}", 1)
     assert script != COPY
-    shown = _run(script, tmp_path, 850)
+    try:
+        shown = _run(script, tmp_path, 850)
+    finally:
+        program = shlex.quote(str(ROOT / ".venv" / "bin" / "blueprint"))
+        _run(f"{program} destroy mine --yes", tmp_path, 120)
     assert "aggregated" in shown
     report = json.loads((tmp_path / "runs" / "latest" / "report.json").read_text())
     assert report["verdict"] == "pass"
