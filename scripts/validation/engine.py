@@ -190,11 +190,10 @@ def compare(metrics: Mapping[Metric, Latency], before: Mapping[str, str], after:
 def _mean(metric: Metric, client: float, engine: float) -> Agreement:
     off = client / engine - 1
     agrees = abs(off) <= TOLERANCE
-    said = (
-        ""
-        if agrees
-        else f"the client's mean is {client - engine:+.1f} ms ({off:+.0%}) from the engine's: {_why(metric, off)}"
-    )
+    said = ""
+    if not agrees:
+        far = f"{client - engine:+.1f} ms ({off:+.0%})"
+        said = f"{metric}: the client's mean is {far} from the engine's; {_why(metric, off)}"
     return Agreement(
         metric=metric, statistic="mean", client_ms=client, engine_ms=round(engine, 3), agrees=agrees, said=said
     )
@@ -206,7 +205,7 @@ def _percentile(metric: Metric, statistic: str, client: float, bucket: tuple[flo
     said = ""
     if not agrees:
         off = client / high - 1 if client > high else client / low - 1
-        said = f"the client's {statistic} is {off:+.0%} from the engine's bucket: {_why(metric, off)}"
+        said = f"{metric}: the client's {statistic} is {off:+.0%} from the engine's bucket; {_why(metric, off)}"
     return Agreement(
         metric=metric,
         statistic=statistic,

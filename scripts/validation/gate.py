@@ -51,7 +51,7 @@ def missed(
             found += _latency(f"{metric}.{statistic}", getattr(latencies[metric], statistic), limit)
     share = failed / total if total else None
     if share is not None and share > slo.errors:
-        why = f"{failed} of {total} requests failed ({share:.2%}), the limit is {slo.errors:.2%}"
+        why = f"{failed} of {total} requests failed ({share:.2%}), the limit is {slo.errors * 100:g}%"
         found.append(Miss(metric="errors", value=share, limit=slo.errors, why=why))
     for name, least in (("output_tokens_per_s", slo.output_tokens_per_s), ("requests_per_s", slo.requests_per_s)):
         if least is not None and throughput[name] < least:

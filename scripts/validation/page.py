@@ -95,7 +95,7 @@ def _totals(made: Report) -> Iterator[Total]:
     missed = {miss.metric for miss in made.missed}
     slo, requests = made.settings["slo"], made.requests
     share = requests.failed / requests.total if requests.total else 0.0
-    most = f"at most {slo['errors']:.2%}"
+    most = f"at most {slo['errors'] * 100:g}%"
     yield Total("Failed requests", f"{requests.failed} of {requests.total} ({share:.2%})", most, "errors" not in missed)
     rates = made.throughput
     for key, name in (

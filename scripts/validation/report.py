@@ -259,6 +259,8 @@ def _settings(deployment: Deployment) -> dict[str, Any]:
         },
         exclude_none=True,
     )  # fmt: skip
+    if deployment.traffic.arrivals is None:
+        plain["traffic"].pop("process")  # it spaces arrivals, and there are none
     return {**plain, "replicas": len(deployment.workers.processes)}
 
 
