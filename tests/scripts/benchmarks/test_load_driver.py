@@ -22,7 +22,7 @@ def test_the_driver_is_measured_against_what_the_server_did(tmp_path: Path) -> N
 
 
 def test_a_tool_that_leaves_requests_out_is_not_compared(tmp_path: Path) -> None:
-    def lazy(url: str, load: Load, folder: Path) -> Told:  # noqa: ARG001
+    def lazy(url: str, load: Load, folder: Path) -> Told:
         return Told(answered=load.requests // 2, per_s=1.0, ttft_p50_ms=1.0, ttft_p99_ms=1.0)
 
     with pytest.raises(Unavailable, match="only 12 of 24 requests were answered"):
