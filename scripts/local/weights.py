@@ -81,23 +81,24 @@ def check(deployment: Deployment) -> int:
         missing = "safetensors" if "config.json" in sizes else "config.json"
         raise Unavailable(f"{uri}: there is no model there, no {missing}; put it there with `blueprint model copy`")
     for name, size in files.items():
-        whole = _whole(bucket, name)
+        whole = _whole(bucket, name, size)
         if size != whole:
+            speaks = "and no header of a safetensors file" if whole is None else f"and its header speaks of {whole}"
             raise Unavailable(
-                f"{uri}{name}: it is cut short or damaged: {size} bytes, and its header speaks of {whole}; "
+                f"{uri}{name}: it is cut short or damaged: {size} bytes, {speaks}; "
                 "put it there again with `blueprint model copy`"
             )
     return sum(files.values())
 
 
-def _whole(bucket: s3.Bucket, name: str) -> int:
-    """How many bytes a safetensors file has by its own header; 0 where that is none."""
-    length = int.from_bytes(bucket.read(name, 0, _LENGTH_BYTES), "little")
-    if not 0 < length <= _HEADER_LIMIT:
-        return 0
+def _whole(bucket: s3.Bucket, name: str, size: int) -> int | None:
+    """How many bytes a safetensors file has by its own header; None where that cannot be read."""
+    length = int.from_bytes(bucket.read(name, 0, _LENGTH_BYTES), "little") if size > _LENGTH_BYTES else 0
+    if not 0 < length <= min(_HEADER_LIMIT, size):
+        return None
     try:
         header = json.loads(bucket.read(name, _LENGTH_BYTES, length))
     except ValueError:
-        return 0
+        return None
     ends = [entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"]
     return _LENGTH_BYTES + length + max(ends, default=0)
