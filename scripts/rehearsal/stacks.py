@@ -62,9 +62,11 @@ def apply(
         Unavailable: Terraform is missing, or the embedded AWS stopped answering.
         CommandFailed: Terraform failed.
     """
-    folders = _prepare(document, out=out, data=data, endpoint=endpoint, stacks=stacks)
+    folders = _prepare(document, out=out, data=data, stacks=stacks)
     program = _terraform(folders, data)
     _settle(document.value, data, endpoint)
+    for folder in folders.values():
+        _point_at(folder, document.value, endpoint)
     with console.step(f"Apply {_and(folders)} to the embedded AWS with {program}") as step:
         try:
             _initialize(program, folders)
@@ -206,9 +208,7 @@ def check_nothing_left(document: Document[Fleet], *, endpoint: str) -> None:
         raise AnswerIsNo(f"{document.path}: the destroy left {len(left)} of the fleet's resources:\n{listed}")
 
 
-def _prepare(
-    document: Document[Fleet], *, out: Path, data: Path, endpoint: str, stacks: Sequence[str] | None
-) -> dict[str, Path]:
+def _prepare(document: Document[Fleet], *, out: Path, data: Path, stacks: Sequence[str] | None) -> dict[str, Path]:
     """Synthesizes, and fills each stack's working folder."""
     with console.step(f"Synthesize the stacks of {console.near(document.path)}") as step:
         from infra import main  # starts Node: only where something is synthesized
@@ -221,7 +221,6 @@ def _prepare(
     for name, folder in folders.items():
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(synthesized[name] / "cdk.tf.json", folder / "cdk.tf.json")
-        _point_at(folder, document.value, endpoint)
     return folders
 
 
@@ -305,7 +304,11 @@ def _settle(fleet: Fleet, data: Path, endpoint: str) -> None:
 
     A Terraform that was killed may have made a resource and not have written it down; nothing could then make it again,
     nor destroy it. And an embedded AWS that has ended took its resources along. Both begin anew.
+
+    Raises:
+        Unavailable: the embedded AWS does not answer.
     """
+    _still_there(endpoint)
     folders = _applied(data, None)
     states = {name: folder / _STATE for name, folder in folders.items() if (folder / _STATE).is_file()}
     known = {identity for state in states.values() for identity in _managed(state)}
@@ -343,9 +346,9 @@ def _managed(state: Path) -> list[str]:
 
 
 def _still_there(endpoint: str) -> None:
-    """Says the cause of a failed command where it is that the embedded AWS is gone."""
+    """Says so where the embedded AWS is gone: it is then the cause of whatever failed."""
     if not embedded_aws.answers(endpoint):
-        raise Unavailable(f"the embedded AWS at {endpoint} stopped answering. Run the command again: it goes on")
+        raise Unavailable(f"the embedded AWS at {endpoint} does not answer. Run the command again: it goes on")
 
 
 _CHANGE = re.compile(r"^  # (\S+ (?:will|must) be .+)$", re.MULTILINE)

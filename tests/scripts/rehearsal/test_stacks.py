@@ -118,7 +118,10 @@ def network(
     log = data / "stacks/network/apply.log"
     with embedded_aws.running(data) as endpoint:
         with (
-            pytest.raises(Unavailable, match=r"the embedded AWS at http://127\.0\.0\.1:\d+ stopped answering"),
+            pytest.raises(
+                Unavailable,
+                match=r"the embedded AWS at http://127\.0\.0\.1:\d+ does not answer\. Run the command again",
+            ),
             killed_when(logged(log, "aws_vpc.vpc: Creation complete"), endpoint),
         ):
             apply(fleet, data, endpoint)
@@ -208,6 +211,11 @@ def test_buckets_with_versions_and_deleted_objects_go_without_a_trace(elsewhere:
 def test_a_stack_that_is_not_there_is_refused(fleet: Document[Fleet], tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"there is no stack nettwork\. Write one of network, storage"):
         stacks.apply(fleet, out=tmp_path / "out", data=tmp_path, endpoint="http://127.0.0.1:9", stacks=["nettwork"])
+
+
+def test_a_destroy_without_its_aws_says_so(fleet: Document[Fleet], tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match=r"the embedded AWS at http://127\.0\.0\.1:9 does not answer"):
+        stacks.destroy(fleet, data=tmp_path, endpoint="http://127.0.0.1:9")
 
 
 EXISTING = "{vpc: vpc-0123456789abcdef0, private_subnets: subnet-0aaaaaaaaaaaaaaaa}"
