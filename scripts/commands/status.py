@@ -63,12 +63,15 @@ def logs(
     """Show what a deployment's processes write."""
     run = run_of(folder, target)
     files = _files(run, process)
+    read = {}
     for file in files:
-        text = file.read_text(encoding="utf-8", errors="replace").splitlines()
+        whole = _whole_lines(file, 0)
+        read[file] = len(whole)
+        text = whole.decode("utf-8", "replace").splitlines()
         for line in text[len(text) - min(lines, len(text)) :]:
             _line(file, line, len(files) > 1)
     if follow:
-        for file, line in _new_lines(files):
+        for file, line in _new_lines(read):
             _line(file, line, len(files) > 1)
 
 
@@ -86,23 +89,27 @@ def _files(run: Run, process: str | None) -> list[Path]:
     return [run.log(process)]
 
 
-def _new_lines(files: list[Path]) -> Iterator[tuple[Path, str]]:
-    """Whole lines as they are written, until the user interrupts; a log that was set aside begins anew."""
-    offsets = {file: file.stat().st_size for file in files}
+def _new_lines(read: dict[Path, int]) -> Iterator[tuple[Path, str]]:
+    """Whole lines as they are written behind the bytes `read`, until the user interrupts."""
     while True:
-        for file in files:
-            size = file.stat().st_size if file.exists() else 0
-            if size < offsets[file]:
-                offsets[file] = 0
-            if size > offsets[file]:
-                with file.open("rb") as open_file:
-                    open_file.seek(offsets[file])
-                    new = open_file.read(size - offsets[file])
-                whole = new[: new.rfind(b"\n") + 1]
-                offsets[file] += len(whole)
-                for line in whole.decode("utf-8", "replace").splitlines():
-                    yield file, line
+        for file in read:
+            if file.exists() and file.stat().st_size < read[file]:
+                read[file] = 0  # the log was set aside and begins anew
+            new = _whole_lines(file, read[file])
+            read[file] += len(new)
+            for line in new.decode("utf-8", "replace").splitlines():
+                yield file, line
         time.sleep(0.3)
+
+
+def _whole_lines(file: Path, start: int) -> bytes:
+    """What a log holds from the byte `start` to the end of its last whole line."""
+    if not file.exists():
+        return b""
+    with file.open("rb") as log:
+        log.seek(start)
+        new = log.read()
+    return new[: new.rfind(b"\n") + 1]
 
 
 def _line(file: Path, line: str, named: bool) -> None:
