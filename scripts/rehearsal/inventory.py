@@ -91,7 +91,8 @@ def _ecs(client: Clients, fleet: str) -> Iterator[Resource]:
 
 def _named(client: Clients, fleet: str) -> Iterator[Resource]:
     for bucket in client("s3").list_buckets()["Buckets"]:
-        if bucket["Name"].startswith(f"{fleet}-"):
+        # Not by the fleet's name alone: a bucket that the user made beside is no part of the fleet.
+        if bucket["Name"].startswith((f"{fleet}-models-", f"{fleet}-results-")):
             yield Resource("bucket", bucket["Name"])
     for page in client("ecr").get_paginator("describe_repositories").paginate():
         for repository in page["repositories"]:
