@@ -122,7 +122,8 @@ def dots(title: str, points: Sequence[tuple[float, float]], failed: Sequence[flo
     y = Scale(0, max([most, *near.values()]) * 1.05, HEIGHT - BOTTOM, LOW_TOP)
     body = [*_axis_x(x, "s"), *_axis_y(y, "ms")]
     body += [f'<circle class="dot" cx="{x(at)}" cy="{y(value)}" r="2.2"/>' for at, value in _thin(points, last)]
-    body += [f'<path class="cross" d="M{x(at) - 4},{LOW_TOP - 18}l8,8m0,-8l-8,8"/>' for at in failed]
+    places = sorted({round(x(at)) for at in failed})
+    body += [f'<path class="cross" d="M{at - 4},{LOW_TOP - 18}l8,8m0,-8l-8,8"/>' for at in places]
     for name, limit in near.items():
         body.append(f'<line class="limit" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(limit)}" y2="{y(limit)}"/>')
         body.append(_text(LEFT + 6, y(limit) + 14, f"{name} limit {number(limit)}", "start", "limit"))

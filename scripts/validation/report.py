@@ -27,6 +27,9 @@ BUSY = 0.8
 LATE_MS = 20.0
 """Lateness of the driver (its 99th percentile) that is worth a remark."""
 
+SHOWN_MOST = 200
+"""Answers that a report shows; requests.jsonl holds all of them."""
+
 METHOD = (
     "Only answered requests count for latencies; failed ones count for the error rate.",
     "Time to first token runs to the first event that carries content or whose usage counts a token.",
@@ -118,6 +121,16 @@ class Shown(_Part):
     detail: str
 
 
+class Expected(_Part):
+    """How many answers are as expected."""
+
+    compared: int
+    """Answered requests with an expected answer."""
+
+    same: int
+    """Of them, those whose answer is the same but for white space."""
+
+
 class Report(_Part):
     """One validation of a deployment against its SLO."""
 
@@ -154,8 +167,11 @@ class Report(_Part):
     agreement: list[Agreement]
     """The client's numbers beside the engine's own."""
 
+    expected: Expected | None
+    """Over all requests; null where no expected answer was given."""
+
     answers: list[Shown]
-    """Answers beside the expected ones; without expected ones, the first few, and the first failures."""
+    """The first answers beside the expected ones, or the first few; and the first failure of each kind."""
 
     remarks: list[str]
     """What a reader should know before trusting the numbers."""
@@ -211,6 +227,7 @@ def build(
         duration_s=round(outcome.duration_s, 3),
         tokens=tokens,
         agreement=engine.compare(metrics, outcome.pages_before, outcome.pages_after),
+        expected=_expected(answered),
         answers=_shown(samples),
         remarks=_remarks(deployment, outcome, samples, replicas, tokens),
         method=[_clock(deployment, outcome), *METHOD],
@@ -264,23 +281,35 @@ def _settings(deployment: Deployment) -> dict[str, Any]:
     return {**plain, "replicas": len(deployment.workers.processes)}
 
 
+def _expected(answered: Sequence[Sample]) -> Expected | None:
+    known = [same for sample in answered if (same := _same(sample)) is not None]
+    return Expected(compared=len(known), same=sum(known)) if known else None
+
+
+def _same(sample: Sample) -> bool | None:
+    """Whether the answer is the expected one, white space aside; None where none was given."""
+    return None if sample.expected is None else sample.text.split() == sample.expected.split()
+
+
 def _shown(samples: Sequence[Sample]) -> list[Shown]:
-    """Answers whose text was kept, in the order in which they were sent; of the failed at most the first of each
-    kind."""
-    shown, failures = [], set()
+    """In the order of sending: the first answers whose text was kept, and the first failure of each kind."""
+    shown: list[Shown] = []
+    failures: set[str] = set()
     for sample in sorted(samples, key=lambda one: one.number):
-        if sample.error and sample.error in failures and sample.expected is None:
+        if sample.error in failures or not (sample.error or sample.prompt) or len(shown) >= SHOWN_MOST:
             continue
-        failures.add(sample.error)
-        if not (sample.prompt or sample.error):
-            continue
-        same = None if sample.expected is None else sample.text.split() == sample.expected.split()
+        if sample.error:
+            failures.add(sample.error)
         shown.append(
             Shown(
-                prompt=sample.prompt, actual=sample.text, expected=sample.expected, same=same,
-                error=sample.error, detail=sample.detail,
+                prompt=sample.prompt,
+                actual=sample.text,
+                expected=sample.expected,
+                same=_same(sample),
+                error=sample.error,
+                detail=sample.detail,
             )
-        )  # fmt: skip
+        )
     return shown
 
 

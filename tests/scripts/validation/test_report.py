@@ -146,8 +146,24 @@ def test_answers_stand_beside_what_was_expected(build: Any) -> None:
     ]
     made = build(samples)
     assert [(one.prompt, one.same) for one in made.answers] == [("3+3=", False), ("2+2=", True)]
-    text = page.render(made, samples)
-    assert "1 of 2 are as expected" in text
+    assert made.expected is not None
+    assert (made.expected.compared, made.expected.same) == (2, 1)
+    assert "1 of 2 are as expected, white space aside." in page.render(made, samples)
+
+
+def test_a_report_shows_the_first_answers_and_counts_all(build: Any) -> None:
+    samples = [_sample(number, expected="an answer") for number in range(500)]
+    made = build(samples)
+    assert made.expected.same == 500
+    assert len(made.answers) == report.SHOWN_MOST
+    assert f"500 of 500 are as expected, white space aside; the first {report.SHOWN_MOST} are shown." in page.render(
+        made, samples
+    )
+
+
+def test_of_failures_the_first_of_each_kind_is_shown(build: Any) -> None:
+    failed = [_sample(number, error=kind, text="") for number, kind in enumerate(["a", "b", "a", "b", "a"])]
+    assert [one.error for one in build(failed).answers] == ["a", "b"]
 
 
 class _Links(HTMLParser):
