@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.local import deploy, engine_env
+from scripts.local import deploy, engine_env, weights
 from scripts.local.deploy import Plan
 from scripts.local.run import Run
 from scripts.rehearsal import embedded_aws
@@ -95,7 +95,8 @@ def planned(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
     program.write_text(AWS_STAND_IN)
     monkeypatch.setattr(embedded_aws, "command", lambda port: [sys.executable, str(program), str(port)])
     monkeypatch.setattr(deploy, "apply_storage", lambda plan: plan.deployment.place.bucket)
-    monkeypatch.setattr(deploy, "put_weights", lambda plan, _note: plan.deployment.weights.bytes)
+    monkeypatch.setattr(weights, "put", lambda *_: None)
+    monkeypatch.setattr(weights, "check", lambda deployment: deployment.weights.bytes)
     return _plan
 
 
