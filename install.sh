@@ -4,6 +4,7 @@
 #   ./install.sh --help    the options
 set -euo pipefail
 cd "$(dirname "$0")"
+export PYTHONDONTWRITEBYTECODE= # the many processes that this starts share the byte code of the first
 
 case " $* " in
   *" --help "* | *" -h "*) ;;
