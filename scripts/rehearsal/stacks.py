@@ -365,4 +365,5 @@ def _counted(output: str) -> str:
 
 
 def _and(names: Mapping[str, Any] | Sequence[str]) -> str:
-    return " and ".join(names)
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last
