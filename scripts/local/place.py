@@ -38,7 +38,8 @@ def find(run: Run, blueprint: Blueprint, fleet: Fleet, *, own_ports: bool, port:
     aws = Process(
         name=AWS,
         command=tuple(embedded_aws.command(ports[AWS])),
-        environment=embedded_aws.environment(),
+        # What it does not keep in memory goes to the folder for temporary files: the run's own.
+        environment={**embedded_aws.environment(), "TMPDIR": str(run.sockets)},
         port=ports[AWS],
         stateful=True,
         memory_bytes=AWS_BYTES,
