@@ -11,7 +11,7 @@ case " $* " in
   *)
     echo "▸ What this machine has" >&2
     python=$(scripts/find-python)
-    "$python" scripts/machine.py
+    "$python" -P scripts/machine.py # -P: its neighbours hide no module of the standard library
     ;;
 esac
 start=$SECONDS

@@ -29,7 +29,7 @@ def install(
     from infra.catalog import instances
     from infra.errors import InputError
     from infra.fleet import Fleet
-    from scripts.platform import install as platforms
+    from scripts.addons import install as platforms
 
     document = settings.load(fleet, Fleet)
     if "eks" not in document.value.orchestrators:

@@ -237,6 +237,7 @@ def take_down(run: Run) -> bool:
     up = supervisor.running(run)
     if up is not None:
         up.shut_down()
+    run.close()
     run.forget()
     return up is not None
 

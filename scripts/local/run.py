@@ -85,9 +85,16 @@ class Run:
                 raise Unavailable(f"{folder} belongs to another user; remove it, or work in another folder")
             folder.chmod(0o700)
 
+    def close(self) -> None:
+        """Removes the sockets and temporary files, when no process is left to use them."""
+        shutil.rmtree(self.sockets, ignore_errors=True)
+        if not self.sockets.is_relative_to(self.data):
+            with contextlib.suppress(OSError):  # other runs may have theirs beside it
+                self.sockets.parent.rmdir()
+
     def remove(self) -> None:
         """Removes all that the run wrote."""
-        shutil.rmtree(self.sockets, ignore_errors=True)
+        self.close()
         shutil.rmtree(self.rendered, ignore_errors=True)
         shutil.rmtree(self.data, ignore_errors=True)
         for parent in (self.rendered.parent, self.rendered.parent.parent, self.data.parent):
@@ -118,7 +125,7 @@ class Run:
 
     def keep_ports(self, ports: dict[str, int]) -> None:
         """Writes the ports down."""
-        self.make()
+        self.data.mkdir(mode=0o700, parents=True, exist_ok=True)
         (self.data / "ports.json").write_text(json.dumps(ports, indent=2) + "\n")
 
     @contextlib.contextmanager
@@ -128,7 +135,7 @@ class Run:
         Raises:
             Unavailable: one is at work.
         """
-        self.make()
+        self.data.mkdir(mode=0o700, parents=True, exist_ok=True)
         with (self.data / ".busy").open("w") as held:
             try:
                 fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)

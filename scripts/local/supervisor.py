@@ -152,6 +152,7 @@ def supervised(run: Run) -> Iterator[Supervisor]:
     finally:
         Supervisor(run).shut_down()
         processes.stop(child, grace_s=_STOP_S)
+        run.close()
 
 
 def detached(run: Run) -> Supervisor:

@@ -54,7 +54,8 @@ def test_too_little_memory_and_disk_are_said_with_what_is_needed(
 
 
 def test_it_runs_on_the_standard_library_alone_and_ends_3_where_something_is_missing(only: Path) -> None:
-    command = [sys.executable, "-I", "-S", str(ROOT / "scripts" / "machine.py")]
+    # Without -P the folder of the program comes first: none of its neighbours may hide a module that it imports.
+    command = [sys.executable, "-E", "-S", str(ROOT / "scripts" / "machine.py")]
     done = subprocess.run(command, cwd=only, capture_output=True, text=True, check=False)
     assert done.returncode == 3
     assert "✗ Terraform: none of terraform, tofu on PATH. To mend: install" in done.stderr

@@ -72,7 +72,7 @@ def nothing_left(tmp_path: Path) -> Iterator[None]:
     """Ends what a test has deployed."""
     yield
     for data in tmp_path.glob("**/.blueprint/*"):
-        deploy.take_down(Run(data.name, data.parents[1]))
+        deploy.destroy(Run(data.name, data.parents[1]))
 
 
 AWS_STAND_IN = """

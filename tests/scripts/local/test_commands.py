@@ -195,6 +195,7 @@ def test_status_says_which_process_does_not_run(
 
 def test_logs_follow_what_is_written_from_now_on(work: Path, planned: Planned) -> None:
     run = planned().run
+    run.make()
     run.log("worker-0").write_text("old 1\nold 2\n")
     command = ["logs", "mine", "worker-0", "--follow", "--lines", "1"]
     program = "from scripts.cli import main; main()"

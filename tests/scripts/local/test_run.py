@@ -48,11 +48,12 @@ def test_removing_leaves_nothing_of_the_run_and_all_of_the_others(tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_ports_are_written_down(tmp_path: Path) -> None:
+def test_ports_are_written_down_and_nothing_else_is_made(tmp_path: Path) -> None:
     run = Run("mine", tmp_path)
     assert run.ports() == {}
     run.keep_ports({"router": 8000})
     assert run.ports() == {"router": 8000}
+    assert list(run.data.iterdir()) == [run.data / "ports.json"]
     (run.data / "ports.json").write_text("half a fi")
     assert run.ports() == {}
 

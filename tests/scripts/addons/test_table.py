@@ -10,7 +10,7 @@ from infra.constructs import controllers, karpenter
 from infra.fleet import AddOns, Fleet
 from infra.settings import load
 from scripts import cli
-from scripts.platform import install, table
+from scripts.addons import install, table
 
 ROOT = Path(__file__).parents[3]
 

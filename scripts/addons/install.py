@@ -12,8 +12,8 @@ from infra import karpenter
 from infra.catalog.instances import Catalogue
 from infra.fleet import Fleet
 from scripts import console
-from scripts.platform import table
-from scripts.platform.table import Step
+from scripts.addons import table
+from scripts.addons.table import Step
 
 _LIMIT_S = 900
 """Images of a chart are pulled and its pods become ready within that time, or it is said to have failed."""
