@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -46,10 +47,13 @@ def served(tmp_path_factory: pytest.TempPathFactory, make_bucket: Callable[[Plan
     shutil.copytree(ROOT / "blueprints" / "aggregated", root / "mine")
     home = root / "home"
     home.mkdir()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HOME", str(home))
-        plan = deploy.plan(root / "mine", ROOT / "fleet.yaml", root=root)
-        deploy.check_machine(plan)
-        deploy.start_afresh(plan)
-        with supervisor.supervised(plan.run) as up:
-            yield deploy.bring_up(plan, up, make_bucket)
+    with contextlib.ExitStack() as until_the_end:
+        # For what is started here alone: other tests' own processes fill the home folder that they find.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("HOME", str(home))
+            plan = deploy.plan(root / "mine", ROOT / "fleet.yaml", root=root)
+            deploy.check_machine(plan)
+            deploy.start_afresh(plan)
+            up = until_the_end.enter_context(supervisor.supervised(plan.run))
+            plan = deploy.bring_up(plan, up, make_bucket)
+        yield plan

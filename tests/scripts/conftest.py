@@ -170,7 +170,7 @@ def bucket(aws: str, request: pytest.FixtureRequest) -> s3.Bucket:
     import boto3
 
     name = "b-" + hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:20]
-    client = boto3.client("s3", endpoint_url=aws)
+    client = boto3.Session().client("s3", endpoint_url=aws)
     client.create_bucket(Bucket=name, CreateBucketConfiguration={"LocationConstraint": REGION})
     return s3.Bucket(s3.place(f"s3://{name}/models/m"))
 

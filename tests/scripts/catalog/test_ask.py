@@ -30,7 +30,7 @@ class _Stubbed(ask.Aws):
         self._clients: dict[str, Any] = {}
         for service in ("ec2", "pricing"):
             keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
-            self._clients[service] = boto3.client(service, region_name="us-east-1", **keys)
+            self._clients[service] = boto3.Session().client(service, region_name="us-east-1", **keys)
             self.stubs[service] = Stubber(self._clients[service])
             self.stubs[service].activate()
 

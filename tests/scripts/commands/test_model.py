@@ -158,7 +158,7 @@ def test_copy_to_a_fleet_goes_where_its_blueprints_look(
 
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
     name = "demo-models-123456789012-us-west-2"
-    client = boto3.client("s3", endpoint_url=aws)
+    client = boto3.Session().client("s3", endpoint_url=aws)
     client.create_bucket(Bucket=name, CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
     fleet = Path(__file__).parents[3] / "fleet.yaml"
     assert _blueprint("copy", hub.id, "--fleet", str(fleet), "--staging", str(tmp_path)) == 0
