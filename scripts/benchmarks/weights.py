@@ -149,13 +149,13 @@ def gateway() -> str:
 
 
 @contextmanager
-def _s3(port: int, work: Path) -> Iterator[None]:
+def _s3(port: int, region: str, work: Path) -> Iterator[None]:
     """The S3 server, with the keys that the embedded AWS's clients use."""
     store = work / "s3"
     store.mkdir()
     keys = {"ROOT_ACCESS_KEY": embedded_aws.KEY, "ROOT_SECRET_KEY": embedded_aws.KEY}
     with (work / "s3.log").open("wb") as sink:
-        command = [gateway(), "--port", f"127.0.0.1:{port}", "posix", str(store)]
+        command = [gateway(), "--port", f"127.0.0.1:{port}", "--region", region, "posix", str(store)]
         console.show(command)
         child = processes.spawn(command, environment=keys, output=sink)
     try:
@@ -178,7 +178,8 @@ def _bench(model: str) -> Iterator[Bench]:
         plan = deploy.plan(folder, ROOT / "fleet.yaml", root=work)
         plan.run.make()
         bench = Bench(plan.deployment, work)
-        with _s3(plan.deployment.place.ports["aws"], work):
+        place = plan.deployment.place
+        with _s3(place.ports["aws"], place.region, work):
             _fill(plan.deployment, plan.run)
             yield bench
 
