@@ -19,12 +19,12 @@ from rich.table import Table
 
 from infra.errors import InputError, Unavailable
 from scripts import console, processes
-from scripts.commands import deploy as deployed
-from scripts.commands import validate as validated
 from scripts.console import Step
 from scripts.local import deploy, engine_env, supervisor
+from scripts.local import picture as deployed
 from scripts.local.deploy import Plan
 from scripts.rehearsal import stacks
+from scripts.validation import picture as validated
 from scripts.validation import run as validation
 from scripts.validation.report import Report
 
@@ -151,7 +151,7 @@ def summary(done: Done, folder: Path, set_up_s: float) -> None:
     console.out.rule("What was done", align="left")
     console.out.print(table)
     console.out.rule("What came of it", align="left")
-    validated.show(done.report, done.folder)
+    console.out.print(validated.draw(done.report, done.folder))
     console.out.rule("What to do next", align="left")
     port = done.plan.deployment.router.processes[0].port
     here = shlex.quote(console.near(folder))

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from scripts import console
 from scripts.commands.arguments import FLEET, LOCAL, Fleet, Folder, Target, run_of
 from scripts.commands.render import Force
-
-if TYPE_CHECKING:
-    from blueprints.deployment import Deployment
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
@@ -30,7 +26,7 @@ def deploy(
 ) -> None:
     """Bring a blueprint up, and keep it up; shows what will change before it changes it."""
     from scripts import processes
-    from scripts.local import deploy, engine_env
+    from scripts.local import deploy, engine_env, picture
 
     with processes.interruptible():
         plan = deploy.plan(folder, fleet, target=target, port=port)
@@ -42,31 +38,7 @@ def deploy(
         done = deploy.deploy(plan, lambda changes: _agree(changes, yes), force=force)
     if done is None:
         console.out.print(f"{plan.deployment.name}: no change; it is up at {plan.deployment.url}", markup=False)
-    show((done or plan).deployment, console.near(folder))
-
-
-def show(deployment: Deployment, folder: str) -> None:
-    """How to use what is up: a request, the logs, the way to end it."""
-    from blueprints.catalog.models import RANDOM_NOTICE
-
-    folder = shlex.quote(folder)
-    console.out.print(f"{deployment.name} is up at {deployment.url}", markup=False)
-    if deployment.weights.random:
-        console.out.print(f"[yellow]{RANDOM_NOTICE}[/yellow]")
-    lines = {
-        "ask": request(deployment),
-        "load": f"blueprint validate {folder}",
-        "watch": f"blueprint status {folder}; blueprint logs {folder} --follow",
-        "end": f"blueprint destroy {folder}",
-    }
-    for word, line in lines.items():
-        console.out.print(f"  {word:<6} {line}", markup=False)
-
-
-def request(deployment: Deployment) -> str:
-    """A line that asks the deployment something."""
-    body = f'{{"model": "{deployment.served_model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
-    return f"curl {deployment.url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}"
+    console.out.print(picture.draw((done or plan).deployment, console.near(folder)))
 
 
 def destroy(folder: Folder, target: Target = LOCAL, yes: Yes = False) -> None:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from scripts import console
 from scripts.commands.arguments import LOCAL, AsJson, Folder, Target, run_of
-
-if TYPE_CHECKING:
-    from scripts.validation.report import Report
 
 
 def validate(
@@ -32,7 +29,7 @@ def validate(
     from blueprints import blueprint
     from infra.errors import Unavailable
     from scripts import processes
-    from scripts.validation import run
+    from scripts.validation import picture, run
 
     wanted = blueprint.read(folder).value
     at = run_of(folder, target)
@@ -49,37 +46,5 @@ def validate(
     if as_json:
         print(made.model_dump_json(indent=2))
     else:
-        show(made, kept)
+        console.out.print(picture.draw(made, kept))
     run.gate(made)
-
-
-def show(made: Report, kept: Path) -> None:
-    """The result as a person reads it: each number with its limit, and where the report lies."""
-    from rich.markup import escape
-    from rich.table import Table
-
-    from scripts.validation import page
-    from scripts.validation.charts import number
-
-    table = Table(box=None, header_style="dim", pad_edge=False)
-    table.add_column("ms")
-    for statistic in page.STATISTICS:
-        table.add_column(statistic, justify="right")
-    for metric, row in page.cells(made).items():
-        texts = []
-        for cell in row.values():
-            value = "-" if cell.value is None else number(cell.value)
-            limit = "" if cell.limit is None else f" ≤ {number(cell.limit)}"
-            colour = "" if cell.limit is None else "green" if cell.holds else "red"
-            texts.append(f"[{colour}]{value}{limit}[/]" if colour else value)
-        table.add_row(page.NAMES[metric], *texts)
-    console.out.print(table)
-    requests, rates = made.requests, made.throughput
-    console.out.print(
-        f"{requests.total} requests, {requests.failed} failed; {number(rates.requests_per_s)} answered and "
-        f"{number(rates.output_tokens_per_s)} tokens a second"
-    )
-    for sentence in (*made.remarks, *(row.said for row in made.agreement if row.said), *made.emulated):
-        console.out.print(f"[yellow]•[/yellow] {escape(sentence)}")
-    colour = "green" if made.verdict == "pass" else "red"
-    console.out.print(f"[bold {colour}]{made.verdict.upper()}[/] {escape(console.near(kept / 'report.html'))}")

@@ -1,0 +1,51 @@
+"""A validation's result in the terminal: each number with its limit, and where the report lies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from scripts import console
+from scripts.validation import page
+from scripts.validation.charts import number
+from scripts.validation.page import Cell
+from scripts.validation.report import Report
+
+
+def draw(made: Report, kept: Path) -> RenderableType:
+    """The report in the folder `kept` as a person reads it."""
+    requests, rates = made.requests, made.throughput
+    said = (*made.remarks, *(row.said for row in made.agreement if row.said), *made.emulated)
+    return Group(
+        _latencies(made),
+        f"{requests.total} requests, {requests.failed} failed; {number(rates.requests_per_s)} answered and "
+        f"{number(rates.output_tokens_per_s)} tokens a second",
+        *(Text.assemble(("• ", "yellow"), sentence) for sentence in said),
+        Text.assemble(
+            (made.verdict.upper(), "bold green" if made.verdict == "pass" else "bold red"),
+            f" {console.near(kept / 'report.html')}",
+        ),
+    )
+
+
+def _latencies(made: Report) -> Table:
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    table.add_column("ms")
+    for statistic in page.STATISTICS:
+        table.add_column(statistic, justify="right")
+    for metric, row in page.cells(made).items():
+        table.add_row(page.NAMES[metric], *_cells(row.values()))
+    return table
+
+
+def _cells(row: Iterable[Cell]) -> Iterator[Text]:
+    for cell in row:
+        value = "-" if cell.value is None else number(cell.value)
+        if cell.limit is None:
+            yield Text(value)
+        else:
+            yield Text(f"{value} ≤ {number(cell.limit)}", "green" if cell.holds else "red")
