@@ -63,14 +63,14 @@ def list_(as_json: As_json = False) -> None:
         ]
         print(json.dumps(said, indent=2))
         return
-    table = Table("name", "task")
-    for title in ("parameters", "weights", "KV bytes a token", "most context"):
+    table = Table("name", "task", box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    for title in ("parameters", "weights", "KV bytes\na token", "most\ncontext"):
         table.add_column(title, justify="right")
     for row in rows:
         cache, name = memory.kv_bytes_per_token(row), f"{row.name} (random weights)" if row.random else row.name
         numbers = (f"{row.parameters / 1e9:.3g} B", human_bytes(row.weight_bytes), f"{cache:,}", f"{row.max_context:,}")
         table.add_row(name, row.task, *numbers)
-    console.out.print(table)
+    console.out.print(table, soft_wrap=False)
 
 
 @app.command()

@@ -111,11 +111,11 @@ def _kind(model: Model) -> str:
 
 def _table(model: Model, rows: Sequence[Instance], fits: Fits, title: str) -> Table:
     columns = _columns(rows, fits)
-    # Narrow enough for a terminal of 80 columns, where the names fold and the numbers stay whole.
+    # Narrow enough for a terminal of 80 columns: lists of names fold, names and numbers stay whole.
     title = f"Thousand tokens of KV cache of one replica, by {title} that it is split over"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    table.add_column("instance types", max_width=15)
-    table.add_column("accelerators", max_width=19)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("instance types", min_width=20)
+    table.add_column("accelerators", max_width=17)
     for ways in columns:
         table.add_column(str(ways), justify="right", no_wrap=True)
     for alike in _alike(rows):
@@ -150,19 +150,19 @@ def _cell(model: Model, fit: Fit | None) -> Text:
         return Text("fits" if model.encoder else f"{fit.cache_tokens / 1000:,.1f}", style="green")
     if memory.indivisible(model, fit.tensor_parallel):
         return Text("no split", style="red")
-    return Text(f"-{human_bytes(-fit.cache_bytes)}" if fit.cache_bytes < 0 else "< 1 request", style="red")
+    return Text(f"-{human_bytes(-fit.cache_bytes)}" if fit.cache_bytes < 0 else "< 1", style="red")
 
 
 def _legend(model: Model, fits: Fits) -> Iterator[Text]:
     found = [fit for one in fits.values() for fit in one]
     whole = [fit for fit in found if not memory.indivisible(model, fit.tensor_parallel)]
     if any(fit.cache_bytes < 0 for fit in whole):
-        yield Text("-24 GB       weights and reserve take so much more than one accelerator has", style="dim")
+        yield Text("-24 GB    weights and reserve take so much more than one accelerator has", style="dim")
     if any(fit.cache_bytes >= 0 and not fit.fits for fit in whole):
-        yield Text("< 1 request  the cache holds no request of the context above", style="dim")
+        yield Text("< 1       the cache holds no request of the context above", style="dim")
     refused = [why for fit in found if (why := memory.indivisible(model, fit.tensor_parallel))]
     if refused:
-        yield Text(f"no split     {refused[0]}", style="dim")
+        yield Text(f"no split  {refused[0]}", style="dim")
     share = f"{memory.UTILIZATION:.0%} of the memory is used, as vLLM does by itself"
     yield Text(f"Computed, not measured: {share}; --type NAME explains one instance type.", style="dim")
     if any(not fit.calibrated for fit in found):

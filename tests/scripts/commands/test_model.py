@@ -48,6 +48,28 @@ def test_fit_shows_tokens_where_it_fits_and_the_lack_where_it_does_not(capsys: p
     assert "m8g.medium" in text
 
 
+@pytest.mark.parametrize("model", ["Qwen/Qwen3-235B-A22B-FP8", "openai/gpt-oss-20b", "tiny"])
+def test_in_80_columns_fit_cuts_no_name_and_no_number(
+    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console.out, "_width", 80)
+    assert _blueprint("fit", model) == 0
+    text = capsys.readouterr().out
+    assert "…" not in text
+    assert all(name in text for name in ("g6e.48xlarge", "p6-b200.48xlarge", "trn1n.32xlarge"))
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_in_80_columns_the_list_of_models_cuts_no_name(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console.out, "_width", 80)
+    assert _blueprint("list") == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in models.catalogue())
+    assert max(map(len, text.splitlines())) <= 80
+
+
 def test_fit_says_why_a_model_cannot_be_split(capsys: pytest.CaptureFixture[str]) -> None:
     assert _blueprint("fit", "Qwen/Qwen3-235B-A22B-FP8") == 0
     text = capsys.readouterr().out
