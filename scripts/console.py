@@ -160,12 +160,17 @@ def run(
 
 
 def run_together(
-    commands: Sequence[Command], *, timeout_s: float = 1800.0, watch: Callable[[], None] = lambda: None
+    commands: Sequence[Command],
+    *,
+    timeout_s: float = 1800.0,
+    watch: Callable[[], None] = lambda: None,
+    grace_s: float = 20.0,
 ) -> list[Ended]:
     """Prints external commands, runs them side by side, and returns how each ended.
 
     Args:
         watch: called a few times a second while they run.
+        grace_s: how long they may take to end where this is interrupted, before they are killed.
 
     Raises:
         Unavailable: a program is not there.
@@ -177,7 +182,7 @@ def run_together(
             started.append((command, *_start(command)))
         _wait(started, timeout_s, watch)
     finally:
-        processes.stop_all([child for _, child, _ in started])
+        processes.stop_all([child for _, child, _ in started], grace_s)
     for command, child, start in started:
         if child.returncode not in command.good:
             raise CommandFailed(command.words, command.log, f"ended with code {child.returncode}", start)

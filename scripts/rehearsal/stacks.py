@@ -63,15 +63,15 @@ def apply(
         CommandFailed: Terraform failed.
     """
     folders = _prepare(document, out=out, data=data, stacks=stacks)
-    program = _terraform(folders, data)
+    program = find_terraform(folders, data)
     _settle(document.value, data, endpoint)
     for folder in folders.values():
-        _point_at(folder, document.value, endpoint)
+        point_at(folder, document.value, endpoint)
     with console.step(f"Apply {_and(folders)} to the embedded AWS with {program}") as step:
         try:
-            _initialize(program, folders)
+            initialize(program, folders)
             ended: dict[str, console.Ended] = {}
-            for wave in _waves(folders):
+            for wave in waves(folders):
                 ended |= terraform.run(program, wave, _APPLY, note=lambda note: setattr(step, "note", note))
         except console.CommandFailed:
             _still_there(endpoint)
@@ -94,7 +94,7 @@ def check_unchanged(
         AnswerIsNo: the plan would change something; the message names what.
     """
     folders = _applied(data, stacks)
-    program = _terraform(folders, data)
+    program = find_terraform(folders, data)
     with console.step(f"Plan {_and(folders)} again: nothing may change") as step:
         try:
             ended = terraform.run(program, folders, _PLAN, good=(0, 2))
@@ -124,12 +124,12 @@ def destroy(document: Document[Fleet], *, data: Path, endpoint: str, stacks: Seq
     if not folders:
         return
     for folder in folders.values():
-        _point_at(folder, document.value, endpoint)
-    program = _terraform(folders, data)
+        point_at(folder, document.value, endpoint)
+    program = find_terraform(folders, data)
     with console.step(f"Destroy {_and(folders)} in the embedded AWS") as step:
         try:
-            _initialize(program, folders)
-            for wave in reversed(_waves(folders)):
+            initialize(program, folders)
+            for wave in reversed(waves(folders)):
                 terraform.run(program, wave, _DESTROY, note=lambda note: setattr(step, "note", note))
         except console.CommandFailed:
             _still_there(endpoint)
@@ -171,7 +171,7 @@ def rehearse(document: Document[Fleet], *, out: Path, data: Path, stacks: Sequen
         check_unchanged(document, data=data, endpoint=endpoint, stacks=stacks)
         times.append(time.monotonic())
         folders = _applied(data, stacks)
-        program = _terraform(folders, data)
+        program = find_terraform(folders, data)
         resources = {name: len(_managed(folder / _STATE)) for name, folder in folders.items()}
         left_out = {name: unheld.counted(_stack(folder)) for name, folder in folders.items()}
         destroy(document, data=data, endpoint=endpoint, stacks=stacks)
@@ -230,15 +230,26 @@ def _applied(data: Path, stacks: Sequence[str] | None) -> dict[str, Path]:
     return {folder.name: folder for folder in there if stacks is None or folder.name in stacks}
 
 
-def _point_at(folder: Path, fleet: Fleet, endpoint: str) -> None:
-    """Writes the override beside a stack."""
+OVERRIDE = "rehearsal_override.tf.json"
+"""What takes a stack to the embedded AWS; Terraform reads it on top of the stack."""
+
+
+def point_at(
+    folder: Path, fleet: Fleet, endpoint: str, *, state: Mapping[str, Any] | None = None, keep_data: bool = False
+) -> None:
+    """Writes the override beside a stack.
+
+    Args:
+        state: the backend that keeps the state; a file in the stack's folder where left out.
+        keep_data: a bucket or registry with something in it stays, as on AWS.
+    """
     stack = _stack(folder)
     resources: dict[str, Any] = unheld.override(stack)
-    for kind, settings in _DESTRUCTIBLE.items():
+    for kind, settings in () if keep_data else _DESTRUCTIBLE.items():
         if kind in stack.get("resource", {}):
             resources[kind] = dict.fromkeys(stack["resource"][kind], settings)
     override: dict[str, Any] = {
-        "terraform": {"backend": {"local": {"path": _STATE}}},
+        "terraform": {"backend": state or {"local": {"path": _STATE}}},
         "provider": {"aws": _provider(endpoint)},
     }
     if resources:
@@ -248,7 +259,7 @@ def _point_at(folder: Path, fleet: Fleet, endpoint: str) -> None:
         override["data"] = standins.existing_network(fleet, fleet.network, endpoint)
     if "aws_ssm_parameter" in read:
         override.setdefault("data", {}).update(standins.images(read["aws_ssm_parameter"]))
-    (folder / "rehearsal_override.tf.json").write_text(json.dumps(override, indent=2))
+    (folder / OVERRIDE).write_text(json.dumps(override, indent=2))
 
 
 def _stack(folder: Path) -> dict[str, Any]:
@@ -257,7 +268,7 @@ def _stack(folder: Path) -> dict[str, Any]:
     return made
 
 
-def _waves(folders: Mapping[str, Path]) -> list[dict[str, Path]]:
+def waves(folders: Mapping[str, Path]) -> list[dict[str, Path]]:
     """Stacks that may be applied side by side, wave by wave: first those that others look things up in."""
     first = {name: folder for name, folder in folders.items() if name in names.BASE_STACKS}
     then = {name: folder for name, folder in folders.items() if name not in names.BASE_STACKS}
@@ -280,7 +291,8 @@ def _provider(endpoint: str) -> dict[str, Any]:
     }
 
 
-def _terraform(folders: Mapping[str, Path], data: Path) -> terraform.Terraform:
+def find_terraform(folders: Mapping[str, Path], data: Path) -> terraform.Terraform:
+    """The program, and the provider in the version that the stacks ask for; see `terraform.find`."""
     return terraform.find(data, _provider_version(next(iter(folders.values()))))
 
 
@@ -289,13 +301,17 @@ def _provider_version(folder: Path) -> str:
     return str(stack["terraform"]["required_providers"]["aws"]["version"])
 
 
-def _initialize(program: terraform.Terraform, folders: Mapping[str, Path]) -> None:
-    """One after the other: Terraform's plugin cache bears no two at once. Does nothing where it is done."""
+def initialize(program: terraform.Terraform, folders: Mapping[str, Path], *, state: str = "") -> None:
+    """One after the other: Terraform's plugin cache bears no two at once. Does nothing where it is done.
+
+    Args:
+        state: where the state is kept: a change of place is a new start, and moves nothing.
+    """
     for name, folder in folders.items():
         done = folder / ".terraform" / "initialized"
-        asked = f"{program}, provider {_provider_version(folder)} from {program.provider_from}"
+        asked = f"{program}, provider {_provider_version(folder)} from {program.provider_from}, state {state}"
         if not done.is_file() or done.read_text() != asked:
-            terraform.run(program, {name: folder}, ("init", "-input=false"))
+            terraform.run(program, {name: folder}, ("init", "-input=false", "-reconfigure"))
             done.write_text(asked)
 
 

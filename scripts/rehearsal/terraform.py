@@ -198,12 +198,14 @@ def run(
     *,
     good: tuple[int, ...] = (0,),
     timeout_s: float = 1200.0,
+    grace_s: float = 20.0,
     note: Callable[[str], None] = lambda _: None,
 ) -> dict[str, console.Ended]:
     """Runs one Terraform command on several stacks side by side, each with its log in the stack's folder.
 
     Args:
         folders: each stack's working folder, by the stack's name.
+        grace_s: how long Terraform may take to write down what it made, where this is interrupted.
         note: told how far the stacks are, whenever that changes.
 
     Raises:
@@ -222,7 +224,7 @@ def run(
         )
         for name, folder in folders.items()
     ]
-    ended = console.run_together(commands, timeout_s=timeout_s, watch=lambda: note(_progress(logs)))
+    ended = console.run_together(commands, timeout_s=timeout_s, watch=lambda: note(_progress(logs)), grace_s=grace_s)
     return dict(zip(folders, ended, strict=True))
 
 
