@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import re
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, PlainSerializer, ValidationInfo
 from pydantic_core import PydanticCustomError, core_schema
@@ -133,25 +134,40 @@ def _count(text: str) -> int:
 
 
 @dataclass(frozen=True)
-class Count:
-    """A whole number such as 4096 or 8k."""
+class _Whole(ABC):
+    """What a file says as a whole number within bounds, or as a text that stands for one or more."""
 
     what: str
     example: str
     least: int
     most: int
 
+    pattern: ClassVar[str]
+    """Of the text."""
+
+    also: ClassVar[str] = ""
+    """What the text may be besides one number, as the end of a sentence."""
+
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(self._parse)
 
     def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        what = f"{self.what[0].upper()}{self.what[1:]}."
+        what = f"{self.what[0].upper()}{self.what[1:]}{self.also}."
         number = {"type": "integer", "minimum": self.least, "maximum": self.most}
-        text = {"type": "string", "pattern": f"^{_COUNT}$"}
+        text = {"type": "string", "pattern": f"^{self.pattern}$"}
         return {"anyOf": [number, text], "description": what, "examples": [self.example]}
 
+    @abstractmethod
+    def _parse(self, value: Any) -> Any: ...
+
+
+class Count(_Whole):
+    """A whole number such as 4096 or 8k."""
+
+    pattern = _COUNT
+
     def _parse(self, value: Any) -> int:
-        if isinstance(value, str) and re.fullmatch(_COUNT, value):
+        if isinstance(value, str) and re.fullmatch(self.pattern, value):
             return self._within(_count(value), wrong)
         if isinstance(value, int) and not isinstance(value, bool):
             return self._within(value, _misformed)
@@ -173,30 +189,18 @@ class Bounds(NamedTuple):
         return str(self.least) if self.least == self.most else f"{self.least}..{self.most}"
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(_Whole):
     """A whole number or a range of them with both ends included, such as 4, 0..40 or 2k..4k; becomes Bounds."""
 
-    what: str
-    example: str
-    least: int
-    most: int
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(self._parse)
-
-    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        number = {"type": "integer", "minimum": self.least, "maximum": self.most}
-        text = {"type": "string", "pattern": rf"^{_COUNT}(?:\.\.{_COUNT})?$"}
-        what = f"{self.what[0].upper()}{self.what[1:]}, or a range with both ends included."
-        return {"anyOf": [number, text], "description": what, "examples": [self.example]}
+    pattern = rf"{_COUNT}(?:\.\.{_COUNT})?"
+    also = ", or a range with both ends included"
 
     def _parse(self, value: Any) -> Bounds:
         if isinstance(value, Bounds):
             return self._within(value, wrong)
         if isinstance(value, int) and not isinstance(value, bool):
             return self._within(Bounds(value, value), _misformed)
-        if not isinstance(value, str) or not re.fullmatch(rf"{_COUNT}(?:\.\.{_COUNT})?", value):
+        if not isinstance(value, str) or not re.fullmatch(self.pattern, value):
             raise _misformed(
                 f"it is neither {self.what} nor a range", f"{self.what} such as 4, or a range such as {self.example}"
             )
@@ -243,6 +247,9 @@ _written = PlainSerializer(str, return_type=str)
 
 Machines = Annotated[Bounds, Span("a number of machines", "0..40", 0, 100_000), _written]
 """`4` or `0..40`: a least and a most, both included."""
+
+Replicas = Annotated[Bounds, Span("a number of replicas", "1..8", 0, 10_000), _written]
+"""`2` or `1..8`: a least and a most, both included."""
 
 TokenRange = Annotated[Bounds, Span("a number of tokens", "2k..4k", 1, 10_000_000), _written]
 """`200` or `2k..4k`: a least and a most, both included."""
