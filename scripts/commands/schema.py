@@ -1,4 +1,4 @@
-"""`blueprint schema`: the JSON Schema of a settings file, for editors and other programs."""
+"""`blueprint schema`: the JSON Schema of a file that people write or scripts read."""
 
 from __future__ import annotations
 
@@ -7,22 +7,31 @@ from typing import Annotated
 
 import typer
 
-from blueprints.blueprint import Blueprint
-from infra import schema as json_schema
-from infra.fleet import Fleet
-from infra.settings import Settings
-
 
 class File(StrEnum):
-    """The settings files."""
+    """The files with a published schema."""
 
     FLEET = "fleet"
     BLUEPRINT = "blueprint"
+    REPORT = "report"
 
 
-_KINDS: dict[File, type[Settings]] = {File.FLEET: Fleet, File.BLUEPRINT: Blueprint}
+def schema(file: Annotated[File, typer.Argument(help="Which file.")]) -> None:
+    """Print the JSON Schema of fleet.yaml, blueprint.yaml or a validation's report.json."""
+    print(text(file), end="")
 
 
-def schema(file: Annotated[File, typer.Argument(help="Which settings file.")]) -> None:
-    """Print the JSON Schema of fleet.yaml or blueprint.yaml."""
-    print(json_schema.text(_KINDS[file], f"{file.value}.yaml"), end="")
+def text(file: File) -> str:
+    """The schema as it is published."""
+    from blueprints.blueprint import Blueprint
+    from infra import schema as settings
+    from infra.fleet import Fleet
+    from scripts.validation import report
+
+    match file:
+        case File.FLEET:
+            return settings.text(Fleet, "fleet.yaml")
+        case File.BLUEPRINT:
+            return settings.text(Blueprint, "blueprint.yaml")
+        case File.REPORT:
+            return report.schema_text()

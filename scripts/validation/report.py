@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -369,7 +368,3 @@ def _meaning(kind: str) -> str:
     if kind.startswith("http_"):
         return f"the server answered with status {kind.removeprefix('http_')}"
     return answer.KINDS.get(kind, "what the user class calls it")
-
-
-if __name__ == "__main__":
-    Path(__file__).with_name("report.schema.json").write_text(schema_text(), encoding="utf-8")

@@ -39,7 +39,7 @@ def shell(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
         (["check", "x", "y"], "blueprint check: got unexpected extra argument(s) (y) (blueprint check --help shows more)"),
         (["check", "x", "--flet", "y"], "blueprint check: no such option: --flet (Possible options: --fleet) (blueprint check --help shows more)"),
         (["check", "x", "--fleet"], "blueprint: option '--fleet' requires an argument. (blueprint --help shows more)"),
-        (["schema", "x"], "blueprint schema: invalid value for 'file': 'x' is not one of 'fleet', 'blueprint'. (blueprint schema --help shows more)"),
+        (["schema", "x"], "blueprint schema: invalid value for 'file': 'x' is not one of 'fleet', 'blueprint', 'report'. (blueprint schema --help shows more)"),
         (["model", "x"], "blueprint model: no such command 'x'. (blueprint model --help shows more)"),
     ],
 )  # fmt: skip
@@ -74,7 +74,7 @@ def raising(monkeypatch: pytest.MonkeyPatch) -> object:
         def broken(*_: object) -> str:
             raise error
 
-        monkeypatch.setattr(schema.json_schema, "text", broken)
+        monkeypatch.setattr(schema, "text", broken)
         return ["schema", "fleet"]
 
     return choose
@@ -157,7 +157,7 @@ def completed(words: str) -> list[str]:
 
 def test_the_shell_completes_commands_and_choices() -> None:
     assert completed("blueprint che") == ["check"]
-    assert completed("blueprint schema ") == ["fleet", "blueprint"]
+    assert completed("blueprint schema ") == ["fleet", "blueprint", "report"]
 
 
 def test_the_shell_completes_what_patterns_targets_models_and_types_there_are() -> None:

@@ -82,7 +82,7 @@ def test_every_report_fits_the_published_schema(build: Any, samples: list[Sample
 
 def test_the_published_schema_is_the_models() -> None:
     published = Path(report.__file__).with_name("report.schema.json").read_text()
-    assert published == report.schema_text(), "write it anew: python -m scripts.validation.report"
+    assert published == report.schema_text(), "blueprint schema report > scripts/validation/report.schema.json"
 
 
 def test_every_field_of_the_schema_has_a_sentence() -> None:
