@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import itertools
 import os
 import random
@@ -105,6 +106,25 @@ def is_free(port: int) -> bool:
         except OSError:
             return False
         return True
+
+
+@contextlib.contextmanager
+def locked(file: Path, busy: str) -> Iterator[None]:
+    """Keeps every other process out while the block runs; the lock goes with this process, however it ends.
+
+    Args:
+        file: stands for what is kept; made where it is not there.
+        busy: what to say where another process is in.
+
+    Raises:
+        Unavailable: one is.
+    """
+    with file.open("w") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise Unavailable(f"{busy}; wait for it") from None
+        yield
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -17,6 +16,7 @@ from pydantic import ValidationError
 
 from blueprints.deployment import Deployment
 from infra.errors import Unavailable
+from scripts import processes
 
 FOLDER = ".blueprint"
 
@@ -136,11 +136,7 @@ class Run:
             Unavailable: one is at work.
         """
         self.data.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with (self.data / ".busy").open("w") as held:
-            try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise Unavailable(f"another command is deploying or destroying {self.name}; wait for it") from None
+        with processes.locked(self.data / ".busy", f"another command is deploying or destroying {self.name}"):
             yield
 
 

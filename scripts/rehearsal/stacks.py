@@ -7,7 +7,6 @@ lies an override file, which Terraform reads on top: the provider talks to the e
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
 import json
 import re
@@ -22,7 +21,7 @@ from infra import names
 from infra.errors import AnswerIsNo, InputError, Unavailable
 from infra.fleet import ExistingNetwork, Fleet
 from infra.settings import Document
-from scripts import console
+from scripts import console, processes
 from scripts.rehearsal import embedded_aws, inventory, standins, terraform, unheld
 
 _SERVICES = (
@@ -186,11 +185,7 @@ def _alone(data: Path) -> Iterator[None]:
     """Holds `data`, empty, for this process alone; the lock goes with the process, however it ends."""
     lock = data.with_name(f"{data.name}.lock")
     lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise Unavailable(f"another process rehearses in {console.near(data)}. Wait until it is done") from None
+    with processes.locked(lock, f"another process rehearses in {console.near(data)}"):
         if data.exists():
             shutil.rmtree(data)  # of a rehearsal whose AWS ended with it
         yield
