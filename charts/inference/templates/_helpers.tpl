@@ -1,0 +1,85 @@
+{{/* Names, labels, and the roles with their defaults. All other templates build on these. */}}
+
+{{/* `over` laid on `base`, mappings key by key. Helm's own merge functions drop 0, false and "". */}}
+{{- define "inference.merged" -}}
+{{- $merged := deepCopy .base -}}
+{{- range $key, $value := .over -}}
+{{- $under := get $merged $key -}}
+{{- if and (kindIs "map" $value) (kindIs "map" $under) (ne $key "body") -}}
+{{- $value = include "inference.merged" (dict "base" $under "over" $value) | fromYaml -}}
+{{- end -}}
+{{- $_ := set $merged $key $value -}}
+{{- end -}}
+{{- toYaml $merged -}}
+{{- end -}}
+
+{{/* All roles by name, each with every key. */}}
+{{- define "inference.roles" -}}
+{{- $roles := dict -}}
+{{- range $name, $role := .Values.roles -}}
+{{- $base := get $.Values.defaults $role.kind -}}
+{{- $merged := include "inference.merged" (dict "base" $base "over" $role) | fromYaml -}}
+{{- $_ := set $merged "image" ($merged.image | default $.Values.image) -}}
+{{- $_ := set $roles $name $merged -}}
+{{- end -}}
+{{- toYaml $roles -}}
+{{- end -}}
+
+{{/* The name of the role that clients reach: the router, or the only engine role. */}}
+{{- define "inference.front" -}}
+{{- $routers := list -}}
+{{- range $name, $role := .Values.roles -}}
+{{- if eq $role.kind "router" -}}{{- $routers = append $routers $name -}}{{- end -}}
+{{- end -}}
+{{- first (concat $routers (keys .Values.roles)) -}}
+{{- end -}}
+
+{{/* What selects the objects of a release. */}}
+{{- define "inference.selector" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{/* What selects the pods of a role. (dict "root" $ "name" NAME) */}}
+{{- define "inference.roleSelector" -}}
+{{ include "inference.selector" .root }}
+app.kubernetes.io/component: {{ .name }}
+{{- end -}}
+
+{{/* `metadata` of an object. (dict "root" $ "name" NAME, and maybe "role" ROLE-NAME, "labels" {}, "annotations" {}) */}}
+{{- define "inference.metadata" -}}
+name: {{ .name }}
+namespace: {{ .root.Release.Namespace }}
+labels:
+  {{- include "inference.selector" .root | nindent 2 }}
+  {{- with .role }}
+  app.kubernetes.io/component: {{ . }}
+  {{- end }}
+  app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+  app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+  helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
+  {{- with .root.Values.labels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+  {{- with .labels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- with merge (dict) (.annotations | default dict) .root.Values.annotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- define "inference.serviceAccount" -}}
+{{- .Values.serviceAccount.name | default .Release.Name -}}
+{{- end -}}
+
+{{/* Prometheus labels of a role's engines. (dict "root" $ "name" NAME) */}}
+{{- define "inference.metricLabels" -}}
+namespace="{{ .root.Release.Namespace }}",app_kubernetes_io_instance="{{ .root.Release.Name }}",app_kubernetes_io_component="{{ .name }}"
+{{- end -}}
+
+{{/* A count, or a share such as "50%". */}}
+{{- define "inference.share" -}}
+{{- if kindIs "string" . -}}{{ . | quote }}{{- else -}}{{ int . }}{{- end -}}
+{{- end -}}

@@ -1,0 +1,264 @@
+{{/*
+A pod of a role: the same whatever controller makes it.
+(dict "root" $ "name" NAME "role" ROLE "command" LIST "listens" BOOL)
+`listens` is whether it answers HTTP: all pods but the followers of a replica over several nodes.
+*/}}
+{{- define "inference.pod" -}}
+metadata:
+  labels:
+    {{- include "inference.roleSelector" . | nindent 4 }}
+    inference/listens: {{ .listens | quote }}
+    {{- if .role.placement.oneZone }}
+    inference/one-zone: "true"
+    {{- end }}
+    {{- with merge (dict) .role.labels .root.Values.labels }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  annotations:
+    inference/probe: {{ .root.Files.Get "files/answer.py" | sha256sum | trunc 16 }}
+    {{- with merge (dict) .role.annotations .root.Values.annotations }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+spec:
+  {{- if eq .role.kind "router" }}
+  serviceAccountName: {{ .root.Release.Name }}-router
+  {{- else }}
+  serviceAccountName: {{ include "inference.serviceAccount" .root }}
+  {{- end }}
+  # Only the router asks the cluster. Pod Identity brings its own token.
+  automountServiceAccountToken: {{ eq .role.kind "router" }}
+  # A Service called vllm would set VLLM_PORT, which the engine reads as its own.
+  enableServiceLinks: false
+  terminationGracePeriodSeconds: {{ int .role.drain.graceSeconds }}
+  {{- with .role.priorityClass }}
+  priorityClassName: {{ . }}
+  {{- end }}
+  {{- with .root.Values.imagePullSecrets }}
+  imagePullSecrets:
+    {{- range . }}
+    - name: {{ . }}
+    {{- end }}
+  {{- end }}
+  securityContext:
+    {{- $user := kindIs "invalid" .role.user | ternary .root.Values.security.user .role.user | int }}
+    runAsNonRoot: {{ ne $user 0 }}
+    runAsUser: {{ $user }}
+    runAsGroup: {{ int .root.Values.security.group }}
+    fsGroup: {{ int .root.Values.security.group }}
+    fsGroupChangePolicy: OnRootMismatch
+    seccompProfile: {type: RuntimeDefault}
+  {{- include "inference.placement" . | trim | nindent 2 }}
+  containers:
+    - name: {{ .role.kind }}
+      {{- include "inference.container" . | nindent 6 }}
+  volumes:
+    - name: scratch
+      emptyDir: {sizeLimit: {{ .role.scratch }}}
+    - name: tmp
+      emptyDir: {sizeLimit: {{ .role.scratch }}}
+    - name: shm
+      emptyDir: {medium: Memory, sizeLimit: {{ .role.sharedMemory }}}
+    - name: probe
+      configMap: {name: {{ .root.Release.Name }}-probe}
+    {{- range $name, $mount := .role.mounts }}
+    - name: mount-{{ $name }}
+      {{- with $mount.claim }}
+      persistentVolumeClaim: {claimName: {{ . }}, readOnly: {{ $mount.readOnly | default false }}}
+      {{- end }}
+      {{- with $mount.configMap }}
+      configMap: {name: {{ . }}}
+      {{- end }}
+      {{- with $mount.secret }}
+      secret: {secretName: {{ . }}}
+      {{- end }}
+    {{- end }}
+{{- end -}}
+
+{{- define "inference.container" -}}
+{{- $efa := int .role.resources.efa -}}
+image: {{ .role.image }}
+imagePullPolicy: IfNotPresent
+command:
+  {{- range .command }}
+  - {{ . | quote }}
+  {{- end }}
+env:
+  {{- include "inference.environment" . | trim | nindent 2 }}
+{{- if .listens }}
+ports:
+  - {name: http, containerPort: {{ int .role.port }}}
+  {{- range $name, $port := .role.ports }}
+  - {name: {{ $name }}, containerPort: {{ int $port }}}
+  {{- end }}
+{{- range $probe := list "startup" "readiness" "liveness" }}
+{{ $probe }}Probe:
+  {{- include "inference.probe" (merge (dict "probe" (get $.role.probes $probe)) $) | nindent 2 }}
+{{- end }}
+{{- end }}
+{{- if int .role.drain.preStopSeconds }}
+lifecycle:
+  preStop:
+    sleep: {seconds: {{ int .role.drain.preStopSeconds }}}
+{{- end }}
+resources:
+  {{- include "inference.resources" .role | nindent 2 }}
+securityContext:
+  readOnlyRootFilesystem: true
+  {{- if .role.privileged }}
+  privileged: true
+  {{- else }}
+  allowPrivilegeEscalation: false
+  capabilities:
+    drop: [ALL]
+    {{- if $efa }}
+    # Memory that an EFA interface reads and writes by itself must stay where it is.
+    add: [IPC_LOCK]
+    {{- end }}
+  {{- end }}
+volumeMounts:
+  - {name: scratch, mountPath: /scratch}
+  - {name: tmp, mountPath: /tmp}
+  - {name: shm, mountPath: /dev/shm}
+  - {name: probe, mountPath: /etc/inference, readOnly: true}
+  {{- range $name, $mount := .role.mounts }}
+  - {name: mount-{{ $name }}, mountPath: {{ $mount.path }}, readOnly: {{ $mount.readOnly | default false }}}
+  {{- end }}
+{{- end -}}
+
+{{/* The pod's own facts come first: what stands below them may name them. */}}
+{{- define "inference.environment" -}}
+{{- range $name, $field := dict "NAMESPACE" "metadata.namespace" "POD_NAME" "metadata.name" "POD_IP" "status.podIP" "NODE_NAME" "spec.nodeName" }}
+- name: {{ $name }}
+  valueFrom: {fieldRef: {fieldPath: {{ $field }}}}
+{{- end }}
+- {name: RELEASE, value: {{ .root.Release.Name | quote }}}
+- {name: SERVED_MODEL, value: {{ .root.Values.model.served | quote }}}
+- {name: WEIGHTS, value: {{ .root.Values.model.weights | quote }}}
+- {name: HOME, value: /scratch}
+- {name: TMPDIR, value: /tmp}
+# PyTorch asks who it runs as, and the image may not know this user.
+- {name: USER, value: inference}
+{{- range $name, $value := .role.env }}
+- name: {{ $name }}
+  value: {{ $value | quote }}
+{{- end }}
+{{- range $name, $from := .role.secretEnv }}
+- name: {{ $name }}
+  valueFrom: {secretKeyRef: {name: {{ $from.secret }}, key: {{ $from.key }}}}
+{{- end }}
+{{- end -}}
+
+{{/* One probe. `probe` beside what "inference.container" takes. */}}
+{{- define "inference.probe" -}}
+{{- if .probe.body -}}
+{{- $body := merge (dict) .probe.body (dict "model" .root.Values.model.served) -}}
+exec:
+  command:
+    - python3
+    - /etc/inference/answer.py
+    - http://127.0.0.1:{{ int .role.port }}{{ .probe.path }}
+    - {{ $body | toJson | quote }}
+    - {{ .probe.timeoutSeconds | int | quote }}
+{{- else -}}
+httpGet: {path: {{ .probe.path }}, port: http}
+{{- end }}
+periodSeconds: {{ int .probe.periodSeconds }}
+timeoutSeconds: {{ int .probe.timeoutSeconds }}
+failureThreshold: {{ int .probe.failureThreshold }}
+{{- end -}}
+
+{{- define "inference.resources" -}}
+{{- $wanted := .resources -}}
+{{- $both := dict "memory" $wanted.memory -}}
+{{- with $wanted.accelerator -}}
+{{- if int .count -}}{{- $_ := set $both .name (int .count | toString) -}}{{- end -}}
+{{- end -}}
+{{- with int $wanted.efa -}}{{- $_ := set $both "vpc.amazonaws.com/efa" (toString .) -}}{{- end -}}
+{{- with $wanted.hugepages -}}{{- $_ := set $both "hugepages-2Mi" . -}}{{- end -}}
+requests:
+  cpu: {{ $wanted.cpu | quote }}
+  ephemeral-storage: {{ .scratch }}
+  {{- toYaml $both | nindent 2 }}
+limits:
+  {{- toYaml $both | nindent 2 }}
+{{- end -}}
+
+{{/* Which nodes, and how the pods of a role stand to each other. */}}
+{{- define "inference.placement" -}}
+{{- $placement := .role.placement -}}
+{{- $accelerator := .role.resources.accelerator -}}
+{{- with $placement.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- if or (int $accelerator.count) $placement.tolerations }}
+tolerations:
+  {{- if int $accelerator.count }}
+  - {key: {{ $accelerator.name }}, operator: Exists, effect: NoSchedule}
+  {{- end }}
+  {{- with $placement.tolerations }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end }}
+{{- $close := include "inference.closeness" . -}}
+{{- if or $placement.instanceTypes $placement.zones $close }}
+affinity:
+  {{- if or $placement.instanceTypes $placement.zones }}
+  nodeAffinity:
+    requiredDuringSchedulingIgnoredDuringExecution:
+      nodeSelectorTerms:
+        - matchExpressions:
+            {{- with $placement.instanceTypes }}
+            - {key: node.kubernetes.io/instance-type, operator: In, values: {{ toJson . }}}
+            {{- end }}
+            {{- with $placement.zones }}
+            - {key: topology.kubernetes.io/zone, operator: In, values: {{ toJson . }}}
+            {{- end }}
+  {{- end }}
+  {{- with $close }}
+  {{- . | nindent 2 }}
+  {{- end }}
+{{- end }}
+{{- if not $close }}
+# No zone holds all copies, where there is a choice.
+topologySpreadConstraints:
+  - maxSkew: 1
+    topologyKey: topology.kubernetes.io/zone
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels:
+        {{- include "inference.roleSelector" . | nindent 8 }}
+{{- end }}
+{{- end -}}
+
+{{/* Pods that must stand in one zone, and like to stand closer: those of one replica, or all of the roles with oneZone. */}}
+{{- define "inference.closeness" -}}
+{{- if or .role.placement.oneZone (gt (int .role.nodes) 1) -}}
+podAffinity:
+  requiredDuringSchedulingIgnoredDuringExecution:
+    - topologyKey: topology.kubernetes.io/zone
+      {{- include "inference.closeTo" . | nindent 6 }}
+  {{- with .role.placement.networkLayer }}
+  preferredDuringSchedulingIgnoredDuringExecution:
+    - weight: 100
+      podAffinityTerm:
+        topologyKey: {{ . }}
+        {{- include "inference.closeTo" $ | nindent 8 }}
+  {{- end }}
+{{- end -}}
+{{- end -}}
+
+{{- define "inference.closeTo" -}}
+labelSelector:
+  matchLabels:
+    {{- if .role.placement.oneZone }}
+    {{- include "inference.selector" .root | nindent 4 }}
+    inference/one-zone: "true"
+    {{- else }}
+    {{- include "inference.roleSelector" . | nindent 4 }}
+    {{- end }}
+{{- if not .role.placement.oneZone }}
+# The pods of the same group: LeaderWorkerSet gives them one key.
+matchLabelKeys: [leaderworkerset.sigs.k8s.io/group-key]
+{{- end }}
+{{- end -}}
