@@ -34,9 +34,9 @@ from typing import NamedTuple
 from rich.table import Table
 
 from blueprints.deployment import Deployment, Process
-from infra.errors import AnswerIsNo, BlueprintError, Unavailable
+from infra.errors import AnswerIsNo, BlueprintError
 from infra.units import human_bytes
-from scripts import console, processes
+from scripts import console, go_programs, processes
 from scripts.local import answers, deploy, engine_env
 from scripts.local.run import Run
 from scripts.models import make_tiny, upload
@@ -44,7 +44,6 @@ from scripts.rehearsal import embedded_aws
 from scripts.validation import weights
 
 ROOT = Path(__file__).resolve().parents[2]
-VERSITYGW = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
 AT_ONCE = 16
 """Requests that the streamer makes at once by default (RUNAI_STREAMER_CONCURRENCY)."""
 
@@ -68,7 +67,7 @@ class Bench:
 
     @property
     def worker(self) -> Process:
-        return self.deployment.workers.processes[0]
+        return self.deployment.replicas[0]
 
     @property
     def log(self) -> Path:
@@ -80,7 +79,7 @@ def streamed(bench: Bench) -> Took:
     start = time.monotonic()
     _answered(bench, bench.worker.command)
     answered = time.monotonic()
-    read = weights.read(bench.deployment.weights, [bench.log])
+    read = weights.read(bench.deployment.models[0].weights, [bench.log])
     if read.seconds is None:
         raise AnswerIsNo(f"the engine's log {bench.log} does not tell how long it streamed")
     return Took(read.seconds, answered - start, 0)
@@ -92,7 +91,7 @@ def downloaded(bench: Bench) -> Took:
     start = time.monotonic()
     _download(bench.deployment, folder)
     fetched = time.monotonic()
-    uri, loader = bench.deployment.weights.uri, bench.deployment.weights.loader
+    uri, loader = bench.deployment.models[0].weights.uri, bench.deployment.models[0].weights.loader
     swap = {uri: str(folder), loader: "safetensors"}
     _answered(bench, tuple(swap.get(word, word) for word in bench.worker.command))
     answered = time.monotonic()
@@ -109,7 +108,7 @@ def _download(deployment: Deployment, folder: Path) -> None:
 
     folder.mkdir()
     place = deployment.place
-    bucket, _, prefix = deployment.weights.uri.removeprefix("s3://").partition("/")
+    bucket, _, prefix = deployment.models[0].weights.uri.removeprefix("s3://").partition("/")
     client = embedded_aws.client("s3", place.s3_endpoint or "", place.region)
     settings = boto3.s3.transfer.TransferConfig(max_concurrency=AT_ONCE)
     for found in client.list_objects_v2(Bucket=bucket, Prefix=prefix)["Contents"]:
@@ -130,32 +129,15 @@ def _answered(bench: Bench, command: tuple[str, ...]) -> None:
         raise AnswerIsNo(f"the engine ended with {child.returncode}:\n{tail}")
 
 
-def gateway() -> str:
-    """The S3 server's program.
-
-    Raises:
-        Unavailable: it is not on PATH and there is no Go to build it with.
-    """
-    built = Path.home() / ".cache" / "llm-serving-blueprints" / "bin"
-    found = shutil.which("versitygw") or shutil.which("versitygw", path=str(built))
-    if found:
-        return found
-    if not shutil.which("go"):
-        raise Unavailable(f"versitygw is not on PATH; install it, or Go, with which {VERSITYGW} is built")
-    with console.step("Build versitygw, once"):
-        environment = {"GOBIN": str(built), "CGO_ENABLED": "0"}
-        console.run(["go", "install", VERSITYGW], log=built.with_name("build.log"), environment=environment)
-    return str(built / "versitygw")
-
-
 @contextmanager
 def _s3(port: int, region: str, work: Path) -> Iterator[None]:
     """The S3 server, with the keys that the embedded AWS's clients use."""
     store = work / "s3"
     store.mkdir()
     keys = {"ROOT_ACCESS_KEY": embedded_aws.KEY, "ROOT_SECRET_KEY": embedded_aws.KEY}
+    server = go_programs.path_of(go_programs.VERSITYGW)
     with (work / "s3.log").open("wb") as sink:
-        command = [gateway(), "--port", f"127.0.0.1:{port}", "--region", region, "posix", str(store)]
+        command = [server, "--port", f"127.0.0.1:{port}", "--region", region, "posix", str(store)]
         console.show(command)
         child = processes.spawn(command, environment=keys, output=sink)
     try:
@@ -186,16 +168,16 @@ def _bench(model: str) -> Iterator[Bench]:
 
 def _fill(deployment: Deployment, run: Run) -> None:
     place = deployment.place
-    with console.step(f"Make {deployment.model} and put it into the bucket") as step:
+    with console.step(f"Make {deployment.models[0].model} and put it into the bucket") as step:
         client = embedded_aws.client("s3", place.s3_endpoint or "", place.region)
-        bucket, _, _ = deployment.weights.uri.removeprefix("s3://").partition("/")
+        bucket, _, _ = deployment.models[0].weights.uri.removeprefix("s3://").partition("/")
         client.create_bucket(Bucket=bucket, CreateBucketConfiguration={"LocationConstraint": place.region})
-        folder = make_tiny.make(deployment.model, run.data / "model")  # type: ignore[arg-type]
+        folder = make_tiny.make(deployment.models[0].model, run.data / "model")  # type: ignore[arg-type]
         copied = upload.upload(
-            folder, deployment.weights.uri, endpoint=place.s3_endpoint, environment=place.environment
+            folder, deployment.models[0].weights.uri, endpoint=place.s3_endpoint, environment=place.environment
         )
         step.note = human_bytes(copied.bytes)
-        engine_env.lend_descriptions([run.cache(process.name) for process in deployment.workers.processes])
+        engine_env.lend_descriptions([run.cache(process.name) for process in deployment.replicas])
 
 
 SIDES = {"streamed": streamed, "downloaded, then loaded": downloaded}

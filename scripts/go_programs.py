@@ -1,0 +1,97 @@
+"""Programs that are Go modules: the user's own where new enough, else built once, of the pinned version.
+
+What is built lies in the user's cache folder, a folder a version, outside of this repository.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from infra.errors import Unavailable
+from scripts import console
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program, and the module that it is built from."""
+
+    name: str
+    package: str
+    version: str
+    least: tuple[int, int] = (0, 0)
+    """Oldest version that PATH's own may have; (0, 0) asks for none."""
+
+    version_words: tuple[str, ...] = ("version",)
+    """Arguments by which it tells its version."""
+
+    stamps: Mapping[str, str] = field(default_factory=dict)
+    """What its own makefile has the linker write into it, by variable."""
+
+
+HELM = Program(
+    "helm",
+    "helm.sh/helm/v3/cmd/helm",
+    "v3.22.0",
+    least=(3, 18),  # the first that says which value a schema refuses, and where
+    version_words=("version", "--short"),
+    stamps={
+        "helm.sh/helm/v3/internal/version.version": "v3.22.0",
+        # What `helm template` takes for the cluster's version where there is no cluster: that of its client library.
+        "helm.sh/helm/v3/pkg/chartutil.k8sVersionMajor": "1",
+        "helm.sh/helm/v3/pkg/chartutil.k8sVersionMinor": "37",
+    },
+)
+KUBECONFORM = Program(
+    "kubeconform",
+    "github.com/yannh/kubeconform/cmd/kubeconform",
+    "v0.8.0",
+    least=(0, 8),
+    version_words=("-v",),
+    stamps={"main.version": "v0.8.0"},
+)
+VERSITYGW = Program("versitygw", "github.com/versity/versitygw/cmd/versitygw", "v1.8.0")
+
+
+def path_of(program: Program) -> str:
+    """The program's path: the first on PATH that is new enough, else the built one, else a new build of it (minutes).
+
+    Raises:
+        Unavailable: it is not there, and there is no Go to build it with.
+        CommandFailed: the build failed.
+    """
+    found = shutil.which(program.name)
+    if found and _version(found, program) >= program.least:
+        return found
+    cache = Path.home() / ".cache" / "llm-serving-blueprints"
+    folder = cache / "bin" / f"{program.name}-{program.version}"
+    built = folder / program.name
+    if not built.exists():
+        _build(program, folder, cache / f"{program.name}.log")
+    return str(built)
+
+
+def _build(program: Program, folder: Path, log: Path) -> None:
+    module = f"{program.package}@{program.version}"
+    if not shutil.which("go"):
+        raise Unavailable(f"{program.name} is not on PATH; install it, or Go, with which {module} is built")
+    stamps = [f"-X {variable}={value}" for variable, value in program.stamps.items()]
+    command = ["go", "install", "-ldflags", " ".join(["-s -w", *stamps]), module]
+    with console.step(f"Build {program.name} {program.version}, once"):
+        console.run(command, log=log, environment={"GOBIN": str(folder), "CGO_ENABLED": "0"})
+
+
+def _version(path: str, program: Program) -> tuple[int, int]:
+    """(0, 0) where it does not say."""
+    if program.least == (0, 0):
+        return (0, 0)
+    try:
+        said = subprocess.run([path, *program.version_words], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return (0, 0)
+    found = re.search(r"v?(\d+)\.(\d+)\.\d+", said.stdout)
+    return (int(found[1]), int(found[2])) if found else (0, 0)

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from infra.errors import Unavailable
+from scripts import go_programs
+from scripts.console import CommandFailed
+from scripts.go_programs import Program
+
+TOOL = Program("tool", "example.org/tool/cmd/tool", "v2.1.0", least=(2, 0))
+
+Put = Callable[[str, str], Path]
+
+
+@pytest.fixture
+def put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Put:
+    """Puts a program on an otherwise empty PATH; home is an empty folder."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+
+    def made(name: str, script: str) -> Path:
+        file = folder / name
+        file.write_text(f"#!/bin/sh\nPATH={os.defpath}\n{script}\n")
+        file.chmod(0o755)
+        return file
+
+    return made
+
+
+def test_the_users_own_is_taken_where_it_is_new_enough(put: Put) -> None:
+    own = put("tool", "echo tool v2.0.3")
+    assert go_programs.path_of(TOOL) == str(own)
+
+
+GO = 'mkdir -p "$GOBIN"; echo "$@" > "$GOBIN/tool"; chmod +x "$GOBIN/tool"'
+"""Stands in for Go: what it builds holds the arguments it was called with."""
+
+
+@pytest.mark.parametrize("says", ["echo tool v1.9.9", "echo no version here", "exit 1"])
+def test_one_too_old_or_broken_is_left_for_a_built_one(put: Put, tmp_path: Path, says: str) -> None:
+    put("tool", says)
+    put("go", GO)
+    built = Path(go_programs.path_of(TOOL))
+    assert built == tmp_path / "home/.cache/llm-serving-blueprints/bin/tool-v2.1.0/tool"
+    assert built.read_text() == "install -ldflags -s -w example.org/tool/cmd/tool@v2.1.0\n"
+
+
+def test_it_is_built_once_for_each_version(put: Put) -> None:
+    go = put("go", GO)
+    first = go_programs.path_of(TOOL)
+    go.write_text("#!/bin/sh\nexit 1\n")
+    assert go_programs.path_of(TOOL) == first
+    with pytest.raises(CommandFailed):
+        go_programs.path_of(Program("tool", TOOL.package, "v2.2.0"))
+
+
+def test_without_go_it_says_what_to_install(put: Put) -> None:
+    with pytest.raises(Unavailable) as refused:
+        go_programs.path_of(TOOL)
+    assert str(refused.value) == (
+        "tool is not on PATH; install it, or Go, with which example.org/tool/cmd/tool@v2.1.0 is built"
+    )
