@@ -6,6 +6,7 @@ Progress goes to standard error; results go to standard output, so that `--json`
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
 from infra.errors import BlueprintError, Unavailable
 from scripts import processes
@@ -80,6 +82,17 @@ def recorded() -> Iterator[list[Step]]:
         yield steps
     finally:
         _recordings.remove(steps)
+
+
+def times(steps: Sequence[Step]) -> Table:
+    """Every step with its time, and the sum."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for step in steps:
+        table.add_row(escape(re.sub(r" \(.*", "", step.title)), f"{step.seconds:.1f} s")
+    table.add_row("[bold]In all[/bold]", f"[bold]{sum(step.seconds for step in steps):.1f} s[/bold]")
+    return table
 
 
 @contextmanager

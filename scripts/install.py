@@ -7,15 +7,12 @@ machine checked, command line set up (install.sh) -> engine's environment, besid
 from __future__ import annotations
 
 import contextlib
-import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from rich.table import Table
 
 from infra.errors import InputError, Unavailable
 from scripts import console, processes
@@ -142,14 +139,8 @@ def _engine_being_set_up(plan: Plan) -> Iterator[_Engine]:
 def summary(done: Done, folder: Path, set_up_s: float) -> None:
     """Every step with its time, where the report lies, and the three lines a person wants next."""
     steps = [Step("Set up the command line", set_up_s), *done.steps]
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column()
-    table.add_column(justify="right")
-    for step in steps:
-        table.add_row(re.sub(r" \(.*", "", step.title), f"{step.seconds:.1f} s")
-    table.add_row("[bold]In all[/bold]", f"[bold]{sum(step.seconds for step in steps):.1f} s[/bold]")
     console.out.rule("What was done", align="left")
-    console.out.print(table)
+    console.out.print(console.times(steps))
     console.out.rule("What came of it", align="left")
     console.out.print(validated.draw(done.report, done.folder))
     console.out.rule("What to do next", align="left")

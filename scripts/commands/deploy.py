@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
 
 from scripts import console
+from scripts.commands import question
 from scripts.commands.arguments import FLEET, LOCAL, Fleet, Folder, Target, run_of
 from scripts.commands.render import Force
 
@@ -49,7 +49,7 @@ def destroy(folder: Folder, target: Target = LOCAL, yes: Yes = False) -> None:
     if not run.data.exists():
         console.out.print(f"{run.name}: nothing is deployed from here", markup=False)
         return
-    _ask(f"End {run.name} and remove {console.near(run.data)}?", yes)
+    question.ask(f"End {run.name} and remove {console.near(run.data)}?", yes)
     with run.alone(), console.step(f"Destroy {run.name}"):
         deploy.destroy(run)
 
@@ -62,15 +62,4 @@ def _agree(changes: str, yes: bool) -> None:
         InputError: there is nobody to ask.
     """
     console.err.print(changes or "nothing changes in what is rendered; what does not run is started", markup=False)
-    _ask("Deploy this?", yes)
-
-
-def _ask(question: str, yes: bool) -> None:
-    from infra.errors import AnswerIsNo, InputError
-
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise InputError(f"{question} There is no terminal to ask in. Write --yes.")
-    if not typer.confirm(question, err=True):
-        raise AnswerIsNo("nothing was changed")
+    question.ask("Deploy this?", yes)
