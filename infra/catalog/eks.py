@@ -21,6 +21,21 @@ Source: EKS user guide, "Amazon EKS Kubernetes release calendar", as read for 1.
 endoflife.date/amazon-eks (1.35, 2026-02) and by public upgrade runbooks (1.36, 2026-08).
 """
 
+SOON_DAYS = 90
+"""An end of support that near is warned of: an upgrade of the control plane and its nodes takes planning."""
+
+
+def support(version: str, today: date) -> tuple[str, bool]:
+    """Until when EKS looks after a version at the usual price, in words; and whether that is over or soon."""
+    end = END_OF_STANDARD_SUPPORT[version]
+    days = (end - today).days
+    price = "the cluster costs 0.60 instead of 0.10 USD/h"
+    if days <= 0:
+        return f"Kubernetes {version}: standard support ended on {end}, and {price}", True
+    left = "in 1 day" if days == 1 else f"in {days} days"
+    return f"Kubernetes {version}: standard support ends on {end}, {left}; then {price}", days <= SOON_DAYS
+
+
 AL2023 = "v20261107"
 """Release of the EKS AMI for Amazon Linux 2023. v20260505 leaves nodes without their pause image
 (awslabs/amazon-eks-ami#2710), v20260930 and v20261003 panic in their kernel (#2845).

@@ -248,7 +248,7 @@ def remove_state_bucket(fleet: Fleet, *, agree: Callable[[], bool], aws: Aws | N
         if not agree():
             raise AnswerIsNo(f"s3://{where.bucket} is left as it is")
         with console.step(f"Remove s3://{where.bucket} and the old versions in it"):
-            _empty(aws.client("s3"), where.bucket)
+            empty(aws.client("s3"), where.bucket)
             aws.client("s3").delete_bucket(Bucket=where.bucket)
     return True
 
@@ -273,7 +273,8 @@ def _see_that_nothing_is_held(s3: Any, bucket: str) -> None:
             )
 
 
-def _empty(s3: Any, bucket: str) -> None:
+def empty(s3: Any, bucket: str) -> None:
+    """Deletes every version of every object."""
     pages = s3.get_paginator("list_object_versions").paginate(Bucket=bucket)
     for page in pages:
         found = [*page.get("Versions", ()), *page.get("DeleteMarkers", ())]

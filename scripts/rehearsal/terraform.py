@@ -239,12 +239,13 @@ def _progress(logs: Mapping[str, Path]) -> str:
 
 
 def _far(log: str) -> str:
-    planned = _PLANNED.search(log)
-    if not planned:
+    planned, begun = _PLANNED.search(log), _BEGUN.findall(log)
+    if not planned and not begun:
         return ""
     done = set(_DONE.findall(log))
-    waiting = [address for address in _BEGUN.findall(log) if address not in done]
-    count = f"{len(done)}/{sum(map(int, planned.groups()))}"
+    waiting = [address for address in begun if address not in done]
+    # A plan that was kept is applied without being shown again, so nothing says how much it is in all.
+    count = f"{len(done)}/{sum(map(int, planned.groups()))}" if planned else f"{len(done)} done"
     return f"{count} ({waiting[0]})" if waiting else count
 
 

@@ -1,0 +1,120 @@
+"""A fleet's plan in the terminal: what Terraform would do, stack by stack, and what an hour of it costs."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from infra import cost
+from infra.catalog import eks
+from infra.catalog.instances import Catalogue
+from infra.feasibility import listed
+from infra.fleet import Fleet
+from scripts.fleet.plans import StackPlan
+from scripts.fleet.site import Site
+from scripts.rehearsal import unheld
+
+_SHOWN = 20
+"""Resources that change, of one stack: more are in Terraform's own words in the log."""
+
+
+def plain(site: Site, made: Sequence[StackPlan], catalogue: Catalogue) -> dict[str, Any]:
+    """What `--json` prints. Costs are US dollars an hour on demand, as far as prices are known."""
+    costs = cost.of(site.fleet, catalogue)
+    return {
+        "fleet": site.fleet.name,
+        "region": site.fleet.region,
+        "account": site.account,
+        "answered_by": site.at,
+        "stacks": [plan.plain() for plan in made],
+        "least_usd_h": costs.least_usd_h,
+        "most_usd_h": costs.most_usd_h,
+        "price_unknown": list(costs.unknown),
+        "end_of_standard_support": _end(site.fleet),
+    }
+
+
+def _end(fleet: Fleet) -> str | None:
+    known = "eks" in fleet.orchestrators
+    return eks.END_OF_STANDARD_SUPPORT[fleet.eks.version].isoformat() if known else None
+
+
+def draw(site: Site, made: Sequence[StackPlan], catalogue: Catalogue) -> RenderableType:
+    """The plan; 80 columns are enough."""
+    return Group(_title(site), _table(made), *_touched(made), *_notes(site.fleet, made, catalogue))
+
+
+def _title(site: Site) -> Text:
+    title = Text.assemble((site.fleet.name, "bold"), f"  {site.fleet.region}, account {site.account}")
+    if site.endpoint:
+        title.append(f"\nanswered by {site.at}, which stands in for AWS and costs nothing", "yellow")
+    return title
+
+
+def _table(made: Sequence[StackPlan]) -> Table:
+    table = Table(box=box.HORIZONTALS, show_edge=False, pad_edge=False)
+    table.add_column("stack", no_wrap=True)
+    for name in ("add", "change", "destroy"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("", overflow="fold")
+    for plan in made:
+        if plan.waits:
+            said = f"not planned yet: it {plan.waits}; {plan.resources} resources, then"
+            table.add_row(plan.name, "?", "?", "?", Text(said, "dim"))
+        else:
+            counts = (_count(plan.add, "green"), _count(plan.change, "yellow"), _count(plan.destroy, "bold red"))
+            table.add_row(plan.name, *counts, Text("as it should be" if plan.empty else "", "dim"))
+    return table
+
+
+def _count(number: int, colour: str) -> Text:
+    return Text(f"{number:,}", colour if number else "dim")
+
+
+def _touched(made: Sequence[StackPlan]) -> Iterator[RenderableType]:
+    """What is there and would not stay as it is, by name: it is what a reader must not miss."""
+    for plan in made:
+        rows = [(address, what) for address, what in plan.touched.items()]
+        for address, what in rows[:_SHOWN]:
+            colour = "yellow" if what == "updated in-place" else "bold red"
+            yield Padding(Text.assemble((what, colour), f"  {plan.name}: {address}"), (0, 0, 0, 2))
+        if rows[_SHOWN:]:
+            yield Padding(Text(f"and {len(rows) - _SHOWN} more of {plan.name}", "dim"), (0, 0, 0, 2))
+
+
+def _notes(fleet: Fleet, made: Sequence[StackPlan], catalogue: Catalogue) -> Iterator[Text]:
+    yield Text.assemble("\n", ("cost  ", "bold"), price(fleet, catalogue))
+    yield Text("      machines alone; NAT gateways, endpoints, load balancers, storage and traffic come on top", "dim")
+    if "eks" in fleet.orchestrators:
+        yield Text.assemble(("EKS   ", "bold"), support(fleet))
+    for plan in made:
+        for kind, count in plan.left_out.items():
+            yield Text(f"left out of {plan.name}: {count} {kind}, for {unheld.REASONS[kind]}", "dim")
+
+
+def price(fleet: Fleet, catalogue: Catalogue) -> str:
+    """What an hour costs, in one line."""
+    costs = cost.of(fleet, catalogue)
+    sign = "at least " if costs.unknown else ""
+    dates = listed(list(dict.fromkeys(source.date for source in costs.sources)))
+    unknown = f"; the price of {listed(costs.unknown)} is not known" if costs.unknown else ""
+    said = f"{costs.least_usd_h:,.2f} to {sign}{costs.most_usd_h:,.2f} USD an hour on demand"
+    return f"{said}{f', prices of {dates}' if dates else ''}{unknown}"
+
+
+def support(fleet: Fleet) -> Text:
+    """Until when the fleet's Kubernetes version is looked after at the usual price."""
+    said, soon = eks.support(fleet.eks.version, datetime.date.today())
+    return Text(said, "yellow" if soon else "")
+
+
+def counted(held: Mapping[str, int]) -> str:
+    """`network 49, storage 18`."""
+    return ", ".join(f"{name} {count}" for name, count in held.items())
