@@ -16,7 +16,7 @@ class PoolCost:
     pool: str
 
     least_usd_h: float
-    """The least size, all of the cheapest type."""
+    """The least size, all of the cheapest type; where the fleet reserves more, that: unused it costs as if used."""
 
     most_usd_h: float
     """The greatest size, all of the dearest type: any type of the list may be what there is."""
@@ -26,6 +26,9 @@ class PoolCost:
 
     prepaid: bool
     """Bought as a Capacity Block: paid up front, so the hour costs nothing more."""
+
+    reserved_usd_h: float = 0.0
+    """The part of both that reservations made by the fleet cost from the apply on, machines in them or none."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +75,14 @@ def _pool(fleet: Fleet, name: str, pool: Pool, catalogue: Catalogue) -> PoolCost
         return PoolCost(name, 0.0, 0.0, (), prepaid(pool))
     known = [price.usd_h for price in _prices(fleet, pool, catalogue)]
     unknown = tuple(kind for kind in pool.types if kind not in catalogue or fleet.region not in catalogue[kind].prices)
+    cheapest, dearest = min(known, default=0.0), max(known, default=0.0)
     return PoolCost(
-        name, pool.size.least * min(known, default=0.0), pool.size.most * max(known, default=0.0), unknown, False
+        pool=name,
+        least_usd_h=max(pool.size.least, pool.to_reserve) * cheapest,
+        most_usd_h=pool.size.most * dearest,
+        unknown=unknown,
+        prepaid=False,
+        reserved_usd_h=pool.to_reserve * cheapest,
     )
 
 

@@ -8,6 +8,7 @@ the preferred type in all its ways before the next. Within a choice:
   A group of Karpenter's spans them too, unless a placement group holds it in one.
 - The first choice keeps the pool's least. Each choice may carry the pool's most alone, or it would be no fallback; what
   asks for machines (a service's tasks, pods that wait) keeps the sum at the pool's most.
+- A reservation that the fleet makes holds as many machines as it says, and its group no more.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from infra.pool import Orchestrator, Purchase, Snapshot
 Kind = Literal["node-group", "karpenter", "capacity-provider"]
 Bought = Literal["on-demand", "spot", "reservation", "capacity-block"]
 Images = Literal["soci", "cached", "snapshot", "plain"]
+
+PAID: tuple[Bought, ...] = ("reservation", "capacity-block")
+"""Ways to buy that hold capacity, and cost whether it is used or not."""
 
 MOST_PROVIDERS = 6
 """Capacity providers of one strategy. Source: ECS API reference, CreateService, capacityProviderStrategy, 2026-11."""
@@ -94,7 +98,10 @@ class Group:
     bought: Bought
 
     reservation: str | None
-    """The reservation's or Capacity Block's id."""
+    """The id of the reservation or Capacity Block that is there; None for one to make."""
+
+    reserve: int
+    """Machines of the reservation that the fleet makes for this group; 0 where it makes none."""
 
     choice: int
     """Place in the pool's order of preference, from 0; the zones of one choice are peers."""
@@ -229,7 +236,8 @@ def _of_choice(
     spans = pool.size.most < len(zones) or (kind(fleet, pool) == "karpenter" and pool.placement_group == "none")
     places = [zones] if spans else [(zone,) for zone in zones]
     least = _shared(0 if choice else pool.size.least, len(places))
-    most = _shared(pool.size.most, len(places))
+    reserve = way.reserve if isinstance(way, Reservation) else None
+    most = _shared(reserve or pool.size.most, len(places))
     warm = _shared(pool.warm if _is_first_on_demand(pool, types, way) else 0, len(places))
     for index, place in enumerate(places):
         offered = [row for row in rows if any(_offered([row], fleet.region, zone, catalogue) for zone in place)]
@@ -279,6 +287,7 @@ def _group(
         zones=zones,
         bought=bought,
         reservation=reservation,
+        reserve=way.reserve or 0 if isinstance(way, Reservation) else 0,
         choice=choice,
         least=counts[0],
         most=counts[1],

@@ -15,7 +15,7 @@ from infra import groups, names, user_data
 from infra.catalog import eks
 from infra.catalog.instances import Catalogue
 from infra.fleet import ExistingNetwork, Fleet
-from infra.groups import Group, Volume
+from infra.groups import PAID, Group, Volume
 
 Manifest = dict[str, Any]
 
@@ -66,8 +66,8 @@ def node_class(fleet: Fleet, group: Group) -> Manifest:
         ]
     if group.placement_group:
         spec["placementGroupSelector"] = {"name": names.placement_group(fleet.name, group.placement_group)}
-    if group.reservation:
-        spec["capacityReservationSelectorTerms"] = [{"id": group.reservation}]
+    if group.bought in PAID:
+        spec["capacityReservationSelectorTerms"] = [_reserved(fleet, group)]
     return {
         "apiVersion": "karpenter.k8s.aws/v1",
         "kind": "EC2NodeClass",
@@ -100,12 +100,19 @@ def node_pool(group: Group, catalogue: Catalogue) -> Manifest:
                         {"key": taint.key, "value": taint.value, "effect": taint.effect} for taint in group.taints
                     ],
                     # What is paid for until its own end is given back only then.
-                    "expireAfter": "Never" if group.reservation else _EXPIRE_AFTER,
+                    "expireAfter": "Never" if group.bought in PAID else _EXPIRE_AFTER,
                     "terminationGracePeriod": _GRACE,
                 },
             },
         },
     }
+
+
+def _reserved(fleet: Fleet, group: Group) -> Manifest:
+    """Karpenter knows no resource groups: what the fleet made is found by its tags, and what was there by its id."""
+    if group.reservation:
+        return {"id": group.reservation}
+    return {"tags": {"fleet": fleet.name, "Name": names.reservation(fleet.name, group.name)}}
 
 
 def _limits(group: Group, catalogue: Catalogue) -> dict[str, str]:

@@ -33,6 +33,11 @@ def placement_group(fleet: str, group: str) -> str:
     return f"{fleet}-{group}"
 
 
+def reservation(fleet: str, group: str) -> str:
+    """A machine group's reservations, and the resource group that holds them; none of the latter may begin with aws."""
+    return f"reserved-{fleet}-{group}"
+
+
 def role(fleet: str, region: str, purpose: str) -> str:
     """An IAM role, and the instance profile that holds it: both are the account's, so the region is in the name."""
     return f"{fleet}-{region}-{purpose}"

@@ -59,7 +59,7 @@ def twice(field: str, items: Sequence[Any]) -> Iterator[Contradiction]:
 
 
 class Reservation(Settings):
-    """Capacity that is already paid for; it holds machines of one type in one zone."""
+    """Capacity that is paid for whether it is used or not; it holds machines of one type in one zone."""
 
     model_config = ConfigDict(json_schema_extra={"minProperties": 1, "maxProperties": 1})
 
@@ -69,13 +69,16 @@ class Reservation(Settings):
     reservation: ReservationId | None = None
     """An on-demand capacity reservation's id."""
 
+    reserve: Annotated[int, Field(ge=1)] | None = None
+    """Machines to reserve on demand: the fleet makes the reservation, and it costs from then on, used or not."""
+
     def contradictions(self) -> Iterable[Iterator[Contradiction]]:
         return (self._exactly_one(),)
 
     def _exactly_one(self) -> Iterator[Contradiction]:
-        if (self.capacity_block is None) == (self.reservation is None):
-            why = "it must name exactly one of capacity-block and reservation"
-            yield Contradiction((), why, "{capacity-block: cr-...} or {reservation: cr-...}")
+        if sum(one is not None for one in (self.capacity_block, self.reservation, self.reserve)) != 1:
+            why = "it must name exactly one of capacity-block, reservation and reserve"
+            yield Contradiction((), why, "{capacity-block: cr-...}, {reservation: cr-...} or {reserve: MACHINES}")
 
 
 Purchase = Annotated[
@@ -107,7 +110,7 @@ class Pool(Settings):
     """Availability Zones of this pool, one or a list; the fleet's where left out."""
 
     buy: OneOrMore[Purchase] = ("on-demand",)
-    """How it is bought, in the order to fall back in: on-demand, spot, or a reservation."""
+    """How it is bought, in the order to fall back in: on-demand, spot, a reservation that is there or one to make."""
 
     size: Machines
     """Least and most machines, as in 0..40."""
@@ -157,6 +160,7 @@ class Pool(Settings):
             self._block_stands_alone(),
             self._reserves_one_type(),
             self._paid_comes_first(),
+            self._reserves_what_runs(),
             self._group_without_reservation(),
             self._layout_needs_efa(),
             self._karpenter_keeps_no_least(),
@@ -180,17 +184,37 @@ class Pool(Settings):
     def _paid_comes_first(self) -> Iterator[Contradiction]:
         for index, way in enumerate(self.buy):
             bought_before = index and not isinstance(self.buy[index - 1], Reservation)
-            if bought_before and isinstance(way, Reservation) and way.reservation:
+            if bought_before and isinstance(way, Reservation) and not way.capacity_block:
                 why = "a reservation is paid for whether it is used or not, so nothing is bought before it"
                 yield Contradiction(("buy", index), why, "the reservation first in the list")
 
+    def _reserves_what_runs(self) -> Iterator[Contradiction]:
+        """What is reserved is no more than what may run, holds the least where it comes first, and the most alone."""
+        made = [index for index, way in enumerate(self.buy) if isinstance(way, Reservation) and way.reserve]
+        if not made:
+            return
+        reserved, (least, most) = self.to_reserve, self.size
+        first = self.buy[0].reserve if isinstance(self.buy[0], Reservation) else None
+        if reserved > most:
+            why = f"{reserved} would be reserved and paid for, and the pool starts {most} at the most"
+            yield Contradiction(("buy", made[0]), why, f"{{reserve: {most}}}, or size: {least}..{reserved}")
+        elif first and first < least:
+            why = f"the first way to buy keeps the pool's least, {least} machines, and {first} would be reserved"
+            yield Contradiction(("buy", 0), why, f"{{reserve: {least}}}, or size: {first}..{most}")
+        elif len(made) == len(self.buy) and reserved < most:
+            why = f"no other way to buy stands beside it, so of up to {most} machines {reserved} could start"
+            write = f"size: {min(least, reserved)}..{reserved}, or on-demand after it"
+            yield Contradiction(("buy", made[0]), why, write)
+
     def _group_without_reservation(self) -> Iterator[Contradiction]:
-        if self.placement_group == "cluster" and self.reserved:
+        foreign = [way for way in self.buy if isinstance(way, Reservation) and way.reserve is None]
+        if self.placement_group == "cluster" and foreign:
             why = (
                 "EC2 answers InsufficientInstanceCapacity where a placement group meets a reservation "
                 "that was not made inside it, and the fleet makes its groups itself"
             )
-            yield Contradiction(("placement_group",), why, "placement_group: none")
+            on_demand = "" if foreign[0].capacity_block else ", or buy: {reserve: MACHINES}, made inside the group"
+            yield Contradiction(("placement_group",), why, f"placement_group: none{on_demand}")
 
     def _layout_needs_efa(self) -> Iterator[Contradiction]:
         if self.efa_layout != "save-addresses" and not self.efa:
@@ -220,5 +244,10 @@ class Pool(Settings):
 
     @property
     def reserved(self) -> bool:
-        """Whether the pool draws on capacity that is already paid for."""
+        """Whether the pool draws on capacity that is paid for whether it is used or not."""
         return any(isinstance(way, Reservation) for way in self.buy)
+
+    @property
+    def to_reserve(self) -> int:
+        """Machines of the reservations that the fleet makes for this pool."""
+        return sum(way.reserve or 0 for way in self.buy if isinstance(way, Reservation))

@@ -55,6 +55,7 @@ def _plain_pool(fleet: Fleet, costs: cost.PoolCost, catalogue: Catalogue) -> dic
         "most_usd_h": costs.most_usd_h,
         "price_unknown": list(costs.unknown),
         "prepaid": costs.prepaid,
+        "reserved_usd_h": costs.reserved_usd_h,
     }
 
 
@@ -170,15 +171,19 @@ def _each(row: Instance | None, region: str) -> str:
 
 def _bought(fleet: Fleet, pool: Pool) -> str:
     """How the pool is bought, and what else sets it apart."""
-    words = [
-        way if isinstance(way, str) else "Capacity Block" if way.capacity_block else "reserved" for way in pool.buy
-    ]
+    words = [way if isinstance(way, str) else _reserved(way) for way in pool.buy]
     further = [
         "EFA" if pool.efa else "",
         f"{pool.warm} warm" if pool.warm else "",
         f"on {fleet.orchestrator_of(pool).upper()}" if fleet.orchestrator == "both" else "",
     ]
     return ", ".join(filter(None, [" → ".join(words), *further]))
+
+
+def _reserved(way: Reservation) -> str:
+    if way.reserve:
+        return f"{way.reserve} reserved by the fleet"
+    return "Capacity Block" if way.capacity_block else "reserved"
 
 
 def _way(way: str | Reservation) -> Any:
@@ -208,6 +213,8 @@ def _legend(fleet: Fleet, costs: cost.Cost, catalogue: Catalogue) -> Iterator[Te
         yield _note("? offered or not: ", f"the catalogue has no answer for {fleet.region}")
     for source in costs.sources:
         yield _note("prices on demand: ", f"{source.name}, {source.date}")
+    if reserved := sum(pool.reserved_usd_h for pool in costs.pools):
+        yield _note("reserved by the fleet: ", f"{_money(reserved)} USD/h from the apply on, used or not; in both sums")
     if any("spot" in pool.buy for pool in fleet.pools.values()):
         yield _note("spot: ", "costs less than shown, and changes by the hour")
     reasons = {kind: catalogue[kind].unpriced.get(fleet.region, "") for kind in costs.unknown if kind in catalogue}

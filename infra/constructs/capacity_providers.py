@@ -10,16 +10,15 @@ So the first choice of a pool has all the weight, its zones alike, and falling b
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from infra import ecs_user_data, groups, names
 from infra.bindings import aws
-from infra.constructs import container_instances
+from infra.catalog import ecs
+from infra.constructs import machines
 from infra.constructs.expression import reference
-from infra.constructs.launch_template import launch_template
-from infra.constructs.node_groups import placement_group
 from infra.fleet import Fleet
 from infra.groups import Group
 
@@ -28,40 +27,30 @@ TARGET_PERCENT = 100
 
 
 @dataclass(frozen=True)
-class Place:
-    """What every capacity provider of a cluster needs."""
+class Place(machines.Place):
+    """Where container instances stand, and the profile that lets them join."""
 
-    fleet: Fleet
-    cluster: Any
     profile: Any
-    subnets: Mapping[str, str]
-    """Ids by zone."""
-
-    security_group: Any
-    efa_group: Any | None
 
 
 def capacity_provider(stack: Any, place: Place, group: Group) -> Any:
     """Adds the group's launch template, Auto Scaling group and capacity provider."""
-    template = launch_template(
+    template = machines.template(
         stack,
-        f"{group.name}-template",
-        fleet=place.fleet,
-        group=group,
-        image_id=container_instances.image(stack, place.fleet, group),
+        place,
+        group,
         text=ecs_user_data.of(group, names.cluster(place.fleet)),
-        security_groups=[one.id for one in (place.security_group, place.efa_group if group.efa else None) if one],
+        image=ecs.image_parameter(release=place.fleet.ecs.al2023 or ecs.AL2023, variant=group.variant, arch=group.arch),
         instance_profile_arn=place.profile.arn,
-        depends_on=placement_group(stack, place.fleet, group),
     )
-    machines = _machines(stack, place, group, template)
+    made = _machines(stack, place, group, template)
     e = aws.ecs_capacity_provider
     return e.EcsCapacityProvider(
         stack,
         group.name,
         name=groups.provider_name(place.fleet, group),
         auto_scaling_group_provider=e.EcsCapacityProviderAutoScalingGroupProvider(
-            auto_scaling_group_arn=machines.arn,
+            auto_scaling_group_arn=made.arn,
             managed_termination_protection="ENABLED",
             managed_draining="ENABLED",
             managed_scaling=e.EcsCapacityProviderAutoScalingGroupProviderManagedScaling(
@@ -109,7 +98,7 @@ def _machines(stack: Any, place: Place, group: Group, template: Any) -> Any:
         name=name,
         min_size=group.least,
         max_size=group.most,
-        vpc_zone_identifier=[place.subnets[zone] for zone in group.zones],
+        vpc_zone_identifier=place.subnets_of(group),
         launch_template=a.AutoscalingGroupLaunchTemplate(id=template.id, version=version) if alone else None,
         mixed_instances_policy=None if alone else _mixed(group, template, version),
         protect_from_scale_in=True,

@@ -1,4 +1,4 @@
-"""What the machines of an ECS cluster are to AWS: their role, their security group, their AMI."""
+"""What the machines of an ECS cluster are to AWS: their role and their security group."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from typing import Any
 
 from infra import names
 from infra.bindings import aws
-from infra.catalog import ecs
 from infra.constructs import policy
+from infra.constructs import security_group as groups
 from infra.constructs.account import Account
-from infra.constructs.expression import expression
 from infra.constructs.role import role
 from infra.fleet import Fleet
-from infra.groups import Group
 
 
 def profile(stack: Any, fleet: Fleet, *, account: Account) -> Any:
@@ -79,14 +77,7 @@ def security_group(stack: Any, fleet: Fleet, *, vpc_id: str) -> Any:
     Tasks with network interfaces of their own (awsvpc) have groups of their own.
     """
     name = f"{fleet.name}-{stack.node.id}-machines"
-    made = aws.security_group.SecurityGroup(
-        stack,
-        "machines",
-        name=name,
-        description="Machines of the ECS cluster",
-        vpc_id=vpc_id,
-        tags={"Name": name},
-    )
+    made = groups.security_group(stack, "machines", name=name, description="Machines of the ECS cluster", vpc_id=vpc_id)
     aws.vpc_security_group_egress_rule.VpcSecurityGroupEgressRule(
         stack,
         "machines-https",
@@ -100,18 +91,3 @@ def security_group(stack: Any, fleet: Fleet, *, vpc_id: str) -> Any:
         tags={"Name": f"{name}-https"},
     )
     return made
-
-
-def image(stack: Any, fleet: Fleet, group: Group) -> str:
-    """Id of the group's AMI; adds the data source that looks the pinned release up, once for each AMI."""
-    if group.ami:
-        return group.ami
-    name = f"al2023-{group.variant}-{group.arch}"
-    there = stack.node.try_find_child(name)
-    parameter = there or aws.data_aws_ssm_parameter.DataAwsSsmParameter(
-        stack,
-        name,
-        name=ecs.image_parameter(release=fleet.ecs.al2023 or ecs.AL2023, variant=group.variant, arch=group.arch),
-    )
-    # Terraform takes every parameter for a secret; an AMI's id is none, and a plan should show it.
-    return expression(f"nonsensitive(data.aws_ssm_parameter.{parameter.friendly_unique_id}.value)")

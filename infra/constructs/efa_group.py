@@ -6,18 +6,14 @@ from typing import Any
 
 from infra import interfaces, names
 from infra.bindings import aws
+from infra.constructs.security_group import security_group
 
 
 def efa_group(stack: Any, *, fleet: str, vpc_id: str) -> Any:
     """Adds the group. One serves all of a stack's EFA machines, for roles of one model may stand in several pools."""
     name = names.efa_group(fleet, stack.node.id)
-    group = aws.security_group.SecurityGroup(
-        stack,
-        "efa",
-        name=name,
-        description="EFA traffic between machines of the fleet",
-        vpc_id=vpc_id,
-        tags={"Name": name},
+    group = security_group(
+        stack, "efa", name=name, description="EFA traffic between machines of the fleet", vpc_id=vpc_id
     )
     for rule in interfaces.EFA_RULES:
         _rule(rule)(

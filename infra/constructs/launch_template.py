@@ -23,6 +23,7 @@ def launch_template(
     text: str,
     security_groups: Sequence[str],
     instance_profile_arn: str | None = None,
+    reservations_arn: str,
     depends_on: Sequence[Any] = (),
 ) -> Any:
     """Adds the template.
@@ -31,6 +32,7 @@ def launch_template(
         text: user data, in the clear, with Terraform's references and no tokens of CDKTF's.
         security_groups: ids, for every interface; the EFA group among them where the group has EFA.
         instance_profile_arn: for Auto Scaling groups of our own; a managed node group brings its role itself.
+        reservations_arn: the resource group with the group's reservations; it counts only where the group has any.
     """
     lt = aws.launch_template
     return lt.LaunchTemplate(
@@ -57,7 +59,7 @@ def launch_template(
             for kind in ("instance", "volume", "network-interface")
         ],
         **_network(group, security_groups),
-        **_capacity(group),
+        **_capacity(group, reservations_arn),
         **_placement(fleet, group),
         depends_on=list(depends_on),
     )
@@ -122,18 +124,21 @@ def _volume(device: str, volume: Volume, snapshot: str | None = None) -> Any:
     )
 
 
-def _capacity(group: Group) -> dict[str, Any]:
-    if not group.reservation:
-        return {}
+def _capacity(group: Group, reservations_arn: str) -> dict[str, Any]:
     lt = aws.launch_template
-    made = {
-        "capacity_reservation_specification": lt.LaunchTemplateCapacityReservationSpecification(
-            capacity_reservation_target=lt.LaunchTemplateCapacityReservationSpecificationCapacityReservationTarget(
-                capacity_reservation_id=group.reservation
-            )
+    made: dict[str, Any] = {}
+    target = lt.LaunchTemplateCapacityReservationSpecificationCapacityReservationTarget
+    specification = lt.LaunchTemplateCapacityReservationSpecification
+    if group.bought == "reservation":
+        made["capacity_reservation_specification"] = specification(
+            # Else EC2 would start machines on demand where the group is full, and falling back is the next choice's.
+            capacity_reservation_preference="capacity-reservations-only",
+            capacity_reservation_target=target(capacity_reservation_resource_group_arn=reservations_arn),
         )
-    }
-    if group.bought == "capacity-block":
+    elif group.bought == "capacity-block":
+        made["capacity_reservation_specification"] = specification(
+            capacity_reservation_target=target(capacity_reservation_id=group.reservation)
+        )
         made["instance_market_options"] = lt.LaunchTemplateInstanceMarketOptions(market_type="capacity-block")
     return made
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +10,10 @@ from infra import interfaces, names, user_data
 from infra.bindings import aws
 from infra.catalog import eks
 from infra.catalog.instances import Catalogue
-from infra.constructs import policy
+from infra.constructs import machines, policy
 from infra.constructs.account import Account
 from infra.constructs.eks_cluster import service_cidr
-from infra.constructs.expression import expression, reference
-from infra.constructs.launch_template import launch_template
+from infra.constructs.expression import reference
 from infra.constructs.role import role
 from infra.fleet import Fleet
 from infra.groups import PLAIN, Group
@@ -34,16 +33,10 @@ _CAPACITY = {
 
 
 @dataclass(frozen=True)
-class Place:
-    """What every node group of a cluster needs."""
+class Place(machines.Place):
+    """Where nodes stand, and what they need to join."""
 
-    fleet: Fleet
-    cluster: Any
     node_role: Any
-    subnets: Mapping[str, str]
-    """Ids by zone."""
-
-    efa_group: Any | None
     before: Sequence[Any]
     """What must be there before the first node: the add-ons that nodes need to join, and the nodes' rights."""
 
@@ -74,6 +67,7 @@ def system(fleet: Fleet, catalogue: Catalogue) -> Group:
         zones=zones,
         bought="on-demand",
         reservation=None,
+        reserve=0,
         choice=0,
         least=count,
         most=2 * count,
@@ -103,17 +97,9 @@ def _system_type(fleet: Fleet, catalogue: Catalogue) -> tuple[str, eks.Arch, tup
 
 
 def node_group(stack: Any, place: Place, group: Group) -> Any:
-    """Adds a node group with its launch template, and its placement group where it has one."""
-    placed = placement_group(stack, place.fleet, group)
-    template = launch_template(
-        stack,
-        f"{group.name}-template",
-        fleet=place.fleet,
-        group=group,
-        image_id=image(stack, place.fleet, group),
-        text=user_data.of(group, _joins(place)),
-        security_groups=_security_groups(place, group),
-        depends_on=placed,
+    """Adds a node group with its launch template, and the capacity that it stands in."""
+    template = machines.template(
+        stack, place, group, text=user_data.of(group, _joins(place)), image=_image(place.fleet, group)
     )
     e = aws.eks_node_group
     made = e.EksNodeGroup(
@@ -122,7 +108,7 @@ def node_group(stack: Any, place: Place, group: Group) -> Any:
         cluster_name=place.cluster.name,
         node_group_name=group.name,
         node_role_arn=place.node_role.arn,
-        subnet_ids=[place.subnets[zone] for zone in group.zones],
+        subnet_ids=place.subnets_of(group),
         capacity_type=_CAPACITY[group.bought],
         launch_template=e.EksNodeGroupLaunchTemplate(id=template.id, version=reference(template, "latest_version")),
         scaling_config=e.EksNodeGroupScalingConfig(
@@ -152,39 +138,11 @@ def _joins(place: Place) -> user_data.Cluster:
     )
 
 
-def _security_groups(place: Place, group: Group) -> list[str]:
-    """The cluster's own group, by which nodes and control plane reach each other, and EFA's."""
-    own = place.cluster.vpc_config.cluster_security_group_id
-    return [own, place.efa_group.id] if group.efa and place.efa_group else [own]
-
-
-def image(stack: Any, fleet: Fleet, group: Group) -> str:
-    """Id of the group's AMI; adds the data source that looks a pinned release up, once for each AMI."""
-    if group.ami:
-        return group.ami
+def _image(fleet: Fleet, group: Group) -> str:
+    """SSM parameter of the group's pinned AMI."""
     release = fleet.eks.al2023 or eks.AL2023
     if group.os == "bottlerocket":
         release = fleet.eks.bottlerocket or eks.BOTTLEROCKET
-    name = f"{group.os}-{group.variant}-{group.arch}"
-    there = stack.node.try_find_child(name)
-    parameter = there or aws.data_aws_ssm_parameter.DataAwsSsmParameter(
-        stack,
-        name,
-        name=eks.image_parameter(
-            os=group.os, release=release, version=fleet.eks.version, variant=group.variant, arch=group.arch
-        ),
+    return eks.image_parameter(
+        os=group.os, release=release, version=fleet.eks.version, variant=group.variant, arch=group.arch
     )
-    # Terraform takes every parameter for a secret; an AMI's id is none, and a plan should show it.
-    return expression(f"nonsensitive(data.aws_ssm_parameter.{parameter.friendly_unique_id}.value)")
-
-
-def placement_group(stack: Any, fleet: Fleet, group: Group) -> list[Any]:
-    """Adds the cluster placement group of the pool and zone, once; none where the group has none."""
-    if not group.placement_group:
-        return []
-    name = f"placement-{group.placement_group}"
-    there = stack.node.try_find_child(name)
-    made = there or aws.placement_group.PlacementGroup(
-        stack, name, name=names.placement_group(fleet.name, group.placement_group), strategy="cluster"
-    )
-    return [made]

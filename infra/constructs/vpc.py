@@ -9,6 +9,7 @@ from infra import addresses, endpoints
 from infra.bindings import aws
 from infra.constructs.account import Account
 from infra.constructs.expression import expression
+from infra.constructs.security_group import security_group
 from infra.fleet import ExistingNetwork, Fleet, NewNetwork
 
 
@@ -126,13 +127,12 @@ def _way_out(stack: Any, fleet: Fleet, network: NewNetwork, vpc: Any, tables: di
 
 
 def _interface_endpoints(stack: Any, fleet: Fleet, vpc: Any, subnet_ids: list[str], account: Account) -> None:
-    group = aws.security_group.SecurityGroup(
+    group = security_group(
         stack,
         "endpoints",
         name=f"{fleet.name}-endpoints",
         description="HTTPS from inside the VPC to AWS services",
         vpc_id=vpc.id,
-        tags={"Name": f"{fleet.name}-endpoints"},
     )
     aws.vpc_security_group_ingress_rule.VpcSecurityGroupIngressRule(
         stack,

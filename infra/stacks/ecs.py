@@ -30,10 +30,11 @@ def add(app: Any, document: Document[Fleet]) -> None:
     peers = ecs_cluster.peers(stack, fleet, vpc_id=where.vpc_id)
     place = capacity_providers.Place(
         fleet=fleet,
+        account=here,
         cluster=cluster,
         profile=container_instances.profile(stack, fleet, account=here),
         subnets=where.private_subnets,
-        security_group=container_instances.security_group(stack, fleet, vpc_id=where.vpc_id),
+        security_group_id=container_instances.security_group(stack, fleet, vpc_id=where.vpc_id).id,
         efa_group=(
             efa_group(stack, fleet=fleet.name, vpc_id=where.vpc_id) if any(group.efa for group in made) else None
         ),

@@ -8,6 +8,7 @@ from infra import groups
 from infra.catalog import eks, instances
 from infra.constructs import controllers, eks_add_ons, eks_cluster, network, node_groups
 from infra.constructs.account import account
+from infra.constructs.capacity import capacity
 from infra.constructs.efa_group import efa_group
 from infra.constructs.karpenter import karpenter
 from infra.constructs.role import rights
@@ -30,7 +31,9 @@ def add(app: Any, document: Document[Fleet]) -> None:
     efa = efa_group(stack, fleet=fleet.name, vpc_id=where.vpc_id) if any(group.efa for group in pools) else None
     place = node_groups.Place(
         fleet=fleet,
+        account=here,
         cluster=cluster.resource,
+        security_group_id=cluster.resource.vpc_config.cluster_security_group_id,
         node_role=node_groups.node_role(stack, "node", fleet, here),
         subnets=where.private_subnets,
         efa_group=efa,
@@ -48,7 +51,7 @@ def add(app: Any, document: Document[Fleet]) -> None:
     if started:
         karpenter(stack, fleet, cluster=cluster.resource, encryption=cluster.key, account=here)
     for group in started:
-        node_groups.placement_group(stack, fleet, group)
+        capacity(stack, fleet, group, account=here)
     controllers.load_balancers(stack, fleet, cluster=cluster.resource, account=here)
     controllers.autoscaler(stack, fleet, cluster=cluster.resource, account=here)
     _outputs(stack, fleet, cluster.resource, [group.name for group in kept])

@@ -6,9 +6,9 @@ Reading (Describe, Get, List) comes along with every grant of these in practice 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-from infra.fleet import Fleet, NewNetwork
+from infra.fleet import Fleet, NewNetwork, Reservation
 
 _KEY = ("kms:CreateKey", "kms:CreateAlias", "kms:EnableKeyRotation", "kms:TagResource", "kms:ScheduleKeyDeletion")
 _ROLE = ("iam:CreateRole", "iam:PutRolePolicy", "iam:AttachRolePolicy", "iam:PassRole", "iam:DeleteRole")
@@ -49,6 +49,14 @@ _ECS = (
 )
 
 
+_RESERVATIONS = (
+    *("resource-groups:CreateGroup", "resource-groups:DeleteGroup", "resource-groups:GroupResources"),
+    *("resource-groups:UngroupResources", "resource-groups:Tag"),
+)
+_RESERVE = ("ec2:CreateCapacityReservation", "ec2:ModifyCapacityReservation", "ec2:CancelCapacityReservation")
+_PLACEMENT = ("ec2:CreatePlacementGroup", "ec2:DeletePlacementGroup")
+
+
 def needed(fleet: Fleet) -> Mapping[str, tuple[str, ...]]:
     """Actions by part of the fleet, each once."""
     parts: dict[str, tuple[str, ...]] = {}
@@ -57,8 +65,19 @@ def needed(fleet: Fleet) -> Mapping[str, tuple[str, ...]]:
     parts["storage"] = _STORAGE
     if fleet.state != "local":
         parts["state"] = _STATE
-    parts["machines"] = _MACHINES
+    parts["machines"] = _MACHINES + tuple(_held(fleet))
     for name, actions in (("eks", _EKS), ("ecs", _ECS)):
         if name in fleet.orchestrators:
             parts[name.upper()] = actions
     return {part: tuple(dict.fromkeys(actions)) for part, actions in parts.items()}
+
+
+def _held(fleet: Fleet) -> Iterator[str]:
+    """What the pools' reservations and placement groups take."""
+    pools = fleet.pools.values()
+    if any(isinstance(way, Reservation) and not way.capacity_block for pool in pools for way in pool.buy):
+        yield from _RESERVATIONS
+    if any(pool.to_reserve for pool in pools):
+        yield from _RESERVE
+    if any(pool.placement_group == "cluster" for pool in pools):
+        yield from _PLACEMENT

@@ -85,7 +85,7 @@ def _questions(
         Question("fleet file", "fleet file", lambda: [_mistake(one) for one in others]),
         *zones.questions(aws, fleet),
         *_sizes(document, catalogue, aws),
-        *reservations.questions(aws, fleet),
+        *reservations.questions(aws, fleet, catalogue),
         *state.questions(aws, fleet, who, str(document.path)),
         Question("price", "price", lambda: price.lines(fleet, catalogue, limit, datetime.date.today())),
     ]

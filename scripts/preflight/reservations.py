@@ -6,8 +6,11 @@ import datetime
 from collections.abc import Mapping
 from typing import Any
 
+from infra import groups, names
+from infra.catalog.instances import Catalogue
 from infra.feasibility import listed
 from infra.fleet import Fleet, Pool, Reservation
+from infra.groups import Group
 from scripts import aws as clients
 from scripts.aws import Aws
 from scripts.preflight.line import Line, Question
@@ -18,20 +21,48 @@ _BEFORE_END = datetime.timedelta(minutes=30)
 """EC2 ends a Capacity Block's instances this long before the block ends; EC2 user guide, "Capacity Blocks", 2026-11."""
 
 
-def questions(aws: Aws, fleet: Fleet) -> list[Question]:
-    """One for each reservation that a pool names."""
-    return [
+def questions(aws: Aws, fleet: Fleet, catalogue: Catalogue) -> list[Question]:
+    """One for each reservation that a pool names, or that the fleet makes."""
+    named = [
         _question(aws, fleet, name, way)
         for name, pool in fleet.pools.items()
         for way in pool.buy
-        if isinstance(way, Reservation)
+        if isinstance(way, Reservation) and not way.reserve
     ]
+    known = all(kind in catalogue for pool in fleet.pools.values() for kind in pool.types)
+    made = [group for group in groups.groups(fleet, catalogue) if group.reserve] if known else []
+    return [*named, *(_question_of_own(aws, fleet, group, catalogue) for group in made)]
+
+
+_ACTIONS = ("ec2:DescribeCapacityReservations",)
 
 
 def _question(aws: Aws, fleet: Fleet, name: str, way: Reservation) -> Question:
     about = f"{way.capacity_block or way.reservation} for {name}"
-    actions = ("ec2:DescribeCapacityReservations",)
-    return Question("reservations", about, lambda: [_line(aws, fleet, name, way, about)], actions)
+    return Question("reservations", about, lambda: [_line(aws, fleet, name, way, about)], _ACTIONS)
+
+
+def _question_of_own(aws: Aws, fleet: Fleet, group: Group, catalogue: Catalogue) -> Question:
+    about = f"{group.reserve} reserved for {group.pool}"
+    return Question("reservations", about, lambda: [_own(aws, fleet, group, catalogue, about)], _ACTIONS)
+
+
+def _own(aws: Aws, fleet: Fleet, group: Group, catalogue: Catalogue, about: str) -> Line:
+    """A reservation that the fleet makes: what it costs, and whether it is there already."""
+    kind, zone = group.types[0], group.zones[0]
+    price = catalogue[kind].price_usd_h(fleet.region)
+    each_hour = "at a price that is not known" if price is None else f"for {group.reserve * price:,.2f} USD/h"
+    filters = {"tag:fleet": fleet.name, "tag:Name": names.reservation(fleet.name, group.name), "state": "active"}
+    answer = aws.client("ec2").describe_capacity_reservations(
+        Filters=[{"Name": name, "Values": [value]} for name, value in filters.items()]
+    )
+    held = sum(one["TotalInstanceCount"] for one in answer["CapacityReservations"])
+    if held:
+        free = sum(one["AvailableInstanceCount"] for one in answer["CapacityReservations"])
+        return Line(about, "pass", f"{held} × {kind} in {zone}, {free} free, {each_hour}, used or not")
+    said = f"the apply makes it: {group.reserve} × {kind} in {zone}, {each_hour} from then on, used or not"
+    # EC2 tells nobody what it has left but by an answer to the request itself.
+    return Line(about, "pass", f"{said}; where EC2 has too few, the apply says so")
 
 
 def _line(aws: Aws, fleet: Fleet, name: str, way: Reservation, about: str) -> Line:

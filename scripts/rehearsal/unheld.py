@@ -3,7 +3,7 @@
 The synthesized stack stays as it is; the override beside it says what Terraform does otherwise here:
 
 - `count` is 0 for kinds of resources that the embedded AWS does not know. So nothing in a stack may read an attribute
-  of such a resource, only come after it (depends_on).
+  of such a resource but by a splat (`[*]`), only come after it (depends_on).
 - Changes are ignored of settings that it takes and does not give back.
 
 The mocked provider's tests cover both: there every resource is planned and applied whole.
@@ -23,6 +23,9 @@ REASONS: Mapping[str, str] = {
     "aws_eks_access_policy_association": "the embedded EKS has no access entries",
     "aws_eks_pod_identity_association": "the embedded EKS has no Pod Identity",
     "aws_placement_group": "the embedded EC2 has no placement groups",
+    "aws_ec2_capacity_reservation": "the embedded EC2 has no capacity reservations",
+    "aws_resourcegroups_group": "the embedded Resource Groups holds no capacity reservations",
+    "aws_resourcegroups_resource": "the embedded Resource Groups holds no capacity reservations",
 }
 """Why, by kind of resource. Seen in moto 5.2.5."""
 

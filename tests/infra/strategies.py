@@ -15,6 +15,7 @@ from infra import feasibility
 from infra.catalog import instances
 from infra.catalog.instances import Instance
 from infra.fleet import AddOns, Fleet, NewNetwork
+from infra.groups import PAID
 from infra.pool import Orchestrator, Pool, Reservation, Snapshot
 from infra.settings import Document
 from infra.units import Bounds
@@ -61,7 +62,7 @@ def _pools(draw: st.DrawFn, region: str, zones: tuple[str, ...], orchestrator: s
     here = tuple(zone for zone in zones if zone in first.zones[region])
     efa = bool(first.efa_interfaces) and draw(st.booleans())
     way = draw(st.sampled_from(_ways(first)))
-    reserved = way in ("capacity-block", "reservation")
+    reserved = way in (*PAID, "reserve")
     one_zone = efa or reserved
     taken = (draw(st.sampled_from(here)),) if one_zone else here
     alike = [row.name for row in _offered(region, taken) if _stands_in(row, first, efa)]
@@ -72,12 +73,12 @@ def _pools(draw: st.DrawFn, region: str, zones: tuple[str, ...], orchestrator: s
     values: dict[str, Any] = {
         "types": types,
         "zones": taken,
-        "buy": _bought(draw, way),
+        "buy": _bought(draw, way, size),
         "size": size,
         "orchestrator": on if orchestrator == "both" else None,
         "efa": efa,
         "efa_layout": draw(st.sampled_from(("save-addresses", "ip-bandwidth"))) if efa else "save-addresses",
-        "placement_group": "none" if reserved else draw(st.sampled_from(("none", "cluster"))),
+        "placement_group": "none" if way in PAID else draw(st.sampled_from(("none", "cluster"))),
         "labels": draw(st.dictionaries(NAMES, NAMES, max_size=2)),
     }
     return Pool(**values, **(_of_eks(draw, size) if on == "eks" else _of_ecs(draw, values["buy"], size)))
@@ -99,7 +100,10 @@ def _of_ecs(draw: st.DrawFn, buy: tuple[Any, ...], size: Bounds) -> dict[str, An
     return {"images": draw(st.sampled_from((None, "cached", "plain", snapshot))), "warm": warm}
 
 
-def _bought(draw: st.DrawFn, way: str) -> tuple[Any, ...]:
+def _bought(draw: st.DrawFn, way: str, size: Bounds) -> tuple[Any, ...]:
+    if way == "reserve":
+        held = draw(st.integers(max(1, size.least), size.most))
+        return (Reservation(reserve=held), *(("on-demand",) if held < size.most else ()))
     if way == "capacity-block":
         return (Reservation.model_validate({"capacity-block": f"cr-{draw(ID)}"}),)
     if way == "reservation":
@@ -109,7 +113,7 @@ def _bought(draw: st.DrawFn, way: str) -> tuple[Any, ...]:
 
 
 def _ways(row: Instance) -> list[str]:
-    ways = ["on-demand", "reservation"]
+    ways = ["on-demand", "reservation", "reserve"]
     ways += ["spot", "spot+on-demand", "on-demand+spot"] if "spot" in row.purchase else []
     return ways + (["capacity-block"] if "capacity-block" in row.purchase else [])
 

@@ -46,6 +46,19 @@ def test_an_on_demand_reservation_costs_its_hours_like_any_machine() -> None:
     assert costs.most_usd_h == pytest.approx(110.08)
 
 
+def test_what_the_fleet_reserves_costs_from_the_apply_on_whether_it_is_used_or_not() -> None:
+    buy = [{"reserve": 4}, "on-demand"]
+    costs = cost.of(_fleet(aa={"types": "p5.48xlarge", "size": "1..10", "buy": buy}), CATALOGUE)
+    assert costs.least_usd_h == pytest.approx(4 * 55.04), "four are paid for where one runs"
+    assert costs.most_usd_h == pytest.approx(10 * 55.04), "a machine in the reservation is not paid for twice"
+    assert costs.pools[0].reserved_usd_h == pytest.approx(4 * 55.04)
+
+
+def test_without_a_reservation_of_its_own_a_pool_costs_no_more_than_its_least() -> None:
+    costs = cost.of(_fleet(aa={"types": "p5.48xlarge", "size": "1..10"}), CATALOGUE)
+    assert (costs.least_usd_h, costs.pools[0].reserved_usd_h) == (pytest.approx(55.04), 0)
+
+
 _pools = st.dictionaries(
     st.sampled_from(["aa", "bb", "cc"]),
     st.fixed_dictionaries(

@@ -164,7 +164,7 @@ HOLDS = "a reservation holds machines of one"
         (pool("types: g6e.2xlarge\nsize: 1\nbuy: [spot, ondemand]"), [f"fleet.yaml:11:17: pools.other.buy[1]: now 'ondemand': {CHOICE} Write on-demand; the choices are 'on-demand' or 'spot'."]),
         (pool("types: g6e.2xlarge\nsize: 1\nbuy: {capacity-block: cr-1}"), ["fleet.yaml:11:27: pools.other.buy.capacity-block: now 'cr-1': it is not a reservation's id: cr- and 17 of 0-9a-f. Write a reservation's id such as cr-0123456789abcdef0."]),
         (pool("types: g6e.2xlarge\nsize: 1\nbuy: {capacity_block: cr-0123456789abcdef0}"), ["fleet.yaml:11:11: pools.other.buy.capacity_block: there is no such key. Write capacity-block:."]),
-        (pool("types: g6e.2xlarge\nsize: 1\nbuy: {}"), ["fleet.yaml:11:10: pools.other.buy: it must name exactly one of capacity-block and reservation. Write {capacity-block: cr-...} or {reservation: cr-...}."]),
+        (pool("types: g6e.2xlarge\nsize: 1\nbuy: {}"), ["fleet.yaml:11:10: pools.other.buy: it must name exactly one of capacity-block, reservation and reserve. Write {capacity-block: cr-...}, {reservation: cr-...} or {reserve: MACHINES}."]),
         (pool("types: g6e.2xlarge\nsize: 1\nbuy: 2"), [f"fleet.yaml:11:10: pools.other.buy: now 2: {CHOICE} Write one of 'on-demand' or 'spot'."]),
         # a pool
         (pool("types: []\nsize: 1"), ["fleet.yaml:9:12: pools.other.types: now []: it is empty. Write at least one."]),
@@ -187,7 +187,7 @@ HOLDS = "a reservation holds machines of one"
         (pool("types: p5.48xlarge\nsize: 2\nbuy: {capacity-block: cr-0123456789abcdef0}"), [f"fleet.yaml:11:10: pools.other.buy: {HOLDS} Availability Zone, and the pool takes the fleet's 2. Write zones: us-west-2a in the pool, or the reservation's own zone."]),
         (pool("types: [p5.48xlarge, p5e.48xlarge]\nsize: 2\nzones: us-west-2a\nbuy: {reservation: cr-0123456789abcdef0}"), [f"fleet.yaml:9:12: pools.other.types: {HOLDS} type, and the pool names 2. Write types: p5.48xlarge."]),
         (pool("types: p5.48xlarge\nsize: 2\nzones: us-west-2a\nbuy: [spot, {capacity-block: cr-0123456789abcdef0}]"), ["fleet.yaml:12:10: pools.other.buy: a Capacity Block's machines cannot be mixed with other ways to buy in one pool. Write buy: {capacity-block: cr-...} alone, and a second pool for the rest."]),
-        (pool("types: p5.48xlarge\nsize: 2\nzones: us-west-2a\nbuy: {capacity-block: cr-0123456789abcdef0, reservation: cr-0123456789abcdef0}"), ["fleet.yaml:12:10: pools.other.buy: it must name exactly one of capacity-block and reservation. Write {capacity-block: cr-...} or {reservation: cr-...}."]),
+        (pool("types: p5.48xlarge\nsize: 2\nzones: us-west-2a\nbuy: {capacity-block: cr-0123456789abcdef0, reservation: cr-0123456789abcdef0}"), ["fleet.yaml:12:10: pools.other.buy: it must name exactly one of capacity-block, reservation and reserve. Write {capacity-block: cr-...}, {reservation: cr-...} or {reserve: MACHINES}."]),
         (GOOD + "network: {vpc: vpc-01234567, private_subnets: subnet-01234567}\n", ["fleet.yaml:8:47: network.private_subnets: now 'subnet-01234567': it names 1 private subnet, and the fleet has 2 zones. Write one private subnet a zone, in the order of `zones`."]),
         # the file as a whole
         ("", ["fleet.yaml:1:1: it is empty. Write at least its required keys; `blueprint schema` lists them."]),

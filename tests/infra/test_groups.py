@@ -124,6 +124,16 @@ def test_a_reservation_keeps_its_id_and_two_of_them_stay_apart(made: Make) -> No
     ]
 
 
+def test_a_reservation_of_the_fleets_own_holds_what_it_says_and_its_group_no_more(made: Make) -> None:
+    lines = "types: p5.48xlarge, zones: us-west-2a, size: 2..6, efa: on, placement_group: cluster"
+    got = made(f"{lines}, buy: [{{reserve: 3}}, on-demand]")
+    assert [(group.name, group.reserve, group.reservation, group.least, group.most) for group in got] == [
+        ("aa-p5-48xlarge-a-cr", 3, None, 2, 3),
+        ("aa-p5-48xlarge-a-od", 0, None, 0, 6),
+    ]
+    assert {group.placement_group for group in got} == {"aa-a"}, "made inside the group that both share"
+
+
 def test_a_cluster_placement_group_is_one_a_zone_for_karpenter_too(made: Make) -> None:
     got = made("types: g6e.48xlarge, size: 0..6, placement_group: cluster")
     assert [(group.zones, group.placement_group) for group in got] == [
@@ -223,7 +233,8 @@ def test_any_valid_fleet_resolves_within_its_bounds(fleet: Fleet) -> None:
         assert mine, "every pool has machines"
         assert sum(group.least for group in mine) == pool.size.least
         for choice in {group.choice for group in mine}:
-            assert sum(group.most for group in mine if group.choice == choice) == pool.size.most
+            here = [group for group in mine if group.choice == choice]
+            assert sum(group.most for group in here) == (here[0].reserve or pool.size.most)
         assert all(group.least <= group.most and group.most for group in mine)
         assert {zone for group in mine for zone in group.zones} <= set(fleet.zones_of(pool))
         assert {kind for group in mine for kind in group.types} == set(pool.types)

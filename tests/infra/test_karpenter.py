@@ -24,6 +24,7 @@ zones: [us-west-2a, us-west-2c]
 pools:
   general: {types: [g6e.2xlarge, g6e.12xlarge, g6.2xlarge], buy: [spot, on-demand], size: 0..10, taints: [team=ads:NoSchedule]}
   block: {types: p5en.48xlarge, zones: us-west-2c, buy: {capacity-block: cr-0123456789abcdef0}, by: karpenter, efa: on, size: 0..2}
+  held: {types: p5.48xlarge, zones: us-west-2a, buy: [{reserve: 2}, on-demand], by: karpenter, placement_group: cluster, size: 0..4}
   close: {types: g6e.12xlarge, zones: us-west-2a, by: karpenter, placement_group: cluster, size: 0..2}
   rocket: {types: g6e.2xlarge, os: bottlerocket, size: 0..4}
   own: {types: g6e.2xlarge, ami: ami-0123456789abcdef0, images: {snapshot: snap-0123456789abcdef0}, size: 0..4}
@@ -77,7 +78,7 @@ def test_the_manifests_of_every_example_agree_with_karpenters_own_schemas(file: 
 
 def test_every_field_agrees_with_karpenters_own_schemas(fleet: Fleet) -> None:
     made = karpenter.manifests(fleet, instances.load())
-    assert [one["kind"] for one in made].count("NodePool") == len(made) / 2 == 8
+    assert [one["kind"] for one in made].count("NodePool") == len(made) / 2 == 10
     for manifest in made:
         validator(manifest["kind"]).validate(manifest["spec"])
 
@@ -105,6 +106,16 @@ def test_reserved_capacity_is_asked_for_by_its_id_and_kept_to_its_end(fleet: Fle
     assert wanted["karpenter.sh/capacity-type"] == ["reserved"]
     assert wanted["topology.kubernetes.io/zone"] == ["us-west-2c"]
     assert template["expireAfter"] == "Never"
+
+
+def test_a_reservation_of_the_fleets_own_is_found_by_its_tags_and_bounds_its_pool(fleet: Fleet) -> None:
+    node_class, node_pool = by_pool(fleet, "held")
+    assert node_class["spec"]["capacityReservationSelectorTerms"] == [
+        {"tags": {"fleet": "demo", "Name": "reserved-demo-held-p5-a-cr"}}
+    ]
+    assert node_class["spec"]["placementGroupSelector"] == {"name": "demo-held-a"}
+    assert node_pool["spec"]["limits"] == {"nodes": "2", "nvidia.com/gpu": "16"}
+    assert node_pool["spec"]["template"]["spec"]["expireAfter"] == "Never"
 
 
 def test_efa_nodes_ask_for_the_catalogues_interfaces_and_stand_in_efas_group(fleet: Fleet) -> None:

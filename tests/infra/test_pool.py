@@ -48,6 +48,36 @@ def _pool(lines: str, orchestrator: str = "eks") -> str:
             "bought before it. Write the reservation first in the list.",
         ),
         (
+            f"{P5}, buy: [spot, {{reserve: 1}}]",
+            "eks",
+            "fleet.yaml:6:68: pools.aa.buy[1]: a reservation is paid for whether it is used or not, so nothing is "
+            "bought before it. Write the reservation first in the list.",
+        ),
+        (
+            "types: p5.48xlarge, zones: us-west-2a, size: 2..6, buy: [{reserve: 9}, on-demand]",
+            "eks",
+            "fleet.yaml:6:65: pools.aa.buy[0]: 9 would be reserved and paid for, and the pool starts 6 at the most. "
+            "Write {reserve: 6}, or size: 2..9.",
+        ),
+        (
+            "types: p5.48xlarge, zones: us-west-2a, size: 2..6, buy: [{reserve: 1}, on-demand]",
+            "eks",
+            "fleet.yaml:6:65: pools.aa.buy[0]: the first way to buy keeps the pool's least, 2 machines, and 1 would be "
+            "reserved. Write {reserve: 2}, or size: 1..6.",
+        ),
+        (
+            "types: p5.48xlarge, zones: us-west-2a, size: 2..6, buy: {reserve: 4}",
+            "eks",
+            "fleet.yaml:6:64: pools.aa.buy: no other way to buy stands beside it, so of up to 6 machines 4 could "
+            "start. Write size: 2..4, or on-demand after it.",
+        ),
+        (
+            "types: [p5.48xlarge, p5en.48xlarge], zones: us-west-2a, size: 2, buy: {reserve: 2}",
+            "eks",
+            "fleet.yaml:6:15: pools.aa.types: a reservation holds machines of one "
+            "type, and the pool names 2. Write types: p5.48xlarge.",
+        ),
+        (
             f"{P5}, buy: {{reservation: cr-123}}",
             "eks",
             "fleet.yaml:6:75: pools.aa.buy.reservation: now 'cr-123': it is not a reservation's id: cr- and 17 of "
@@ -77,6 +107,13 @@ def _pool(lines: str, orchestrator: str = "eks") -> str:
             "eks",
             "fleet.yaml:6:42: pools.aa.efa: now 'on': EFA traffic does not cross an Availability Zone, and the pool "
             "takes the fleet's 2. Write zones: us-west-2a in the pool, or efa: false.",
+        ),
+        (
+            f"{P5}, buy: {RESERVED}, placement_group: cluster",
+            "eks",
+            "fleet.yaml:6:115: pools.aa.placement_group: now 'cluster': EC2 answers InsufficientInstanceCapacity where "
+            "a placement group meets a reservation that was not made inside it, and the fleet makes its groups "
+            "itself. Write placement_group: none, or buy: {reserve: MACHINES}, made inside the group.",
         ),
         # what starts it
         (

@@ -149,6 +149,16 @@ run "every_kind_of_instance" {
 
   assert {
     condition = (
+      aws_ec2_capacity_reservation.held-p5-48xlarge-b-cr-reservation.instance_count == 2 &&
+      aws_resourcegroups_resource.held-p5-48xlarge-b-cr-reservations-member.group_arn == aws_launch_template.held-p5-48xlarge-b-cr-template.capacity_reservation_specification[0].capacity_reservation_target[0].capacity_reservation_resource_group_arn &&
+      aws_autoscaling_group.held-p5-48xlarge-b-cr-machines.max_size == 2 &&
+      aws_launch_template.held-p5-48xlarge-b-cr-template.placement[0].group_name == aws_placement_group.placement-held-b.name
+    )
+    error_message = "a reservation of the fleet's own holds the machines of one group, close together"
+  }
+
+  assert {
+    condition = (
       aws_placement_group.placement-wide-a.strategy == "cluster" &&
       aws_launch_template.wide-p5-48xlarge-a-od-template.placement[0].group_name == aws_placement_group.placement-wide-a.name
     )

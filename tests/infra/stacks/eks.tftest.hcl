@@ -113,10 +113,34 @@ run "machines_of_every_kind" {
 
   assert {
     condition = (
-      aws_launch_template.odcr-g6e-12xlarge-a-cr-template.capacity_reservation_specification[0].capacity_reservation_target[0].capacity_reservation_id == "cr-0123456789abcdef1" &&
+      aws_resourcegroups_resource.odcr-g6e-12xlarge-a-cr-reservations-member.resource_arn == "arn:aws:ec2:us-west-2:123456789012:capacity-reservation/cr-0123456789abcdef1" &&
+      aws_launch_template.odcr-g6e-12xlarge-a-cr-template.capacity_reservation_specification[0].capacity_reservation_target[0].capacity_reservation_resource_group_arn == "arn:aws:resource-groups:us-west-2:123456789012:group/${aws_resourcegroups_group.odcr-g6e-12xlarge-a-cr-reservations.name}" &&
+      aws_launch_template.odcr-g6e-12xlarge-a-cr-template.capacity_reservation_specification[0].capacity_reservation_preference == "capacity-reservations-only" &&
       aws_eks_node_group.odcr-g6e-12xlarge-a-spot.capacity_type == "SPOT"
     )
-    error_message = "a reservation is drawn on, and spot stands in for it"
+    error_message = "a reservation is drawn on through its resource group, and spot stands in for it"
+  }
+
+  assert {
+    condition = (
+      aws_ec2_capacity_reservation.held-p5-48xlarge-b-cr-reservation.instance_count == 2 &&
+      aws_ec2_capacity_reservation.held-p5-48xlarge-b-cr-reservation.instance_match_criteria == "targeted" &&
+      aws_ec2_capacity_reservation.held-p5-48xlarge-b-cr-reservation.end_date_type == "unlimited" &&
+      aws_ec2_capacity_reservation.held-p5-48xlarge-b-cr-reservation.availability_zone == "us-west-2b" &&
+      aws_ec2_capacity_reservation.held-p5-48xlarge-b-cr-reservation.placement_group_arn == "arn:aws:ec2:us-west-2:123456789012:placement-group/${aws_placement_group.placement-held-b.name}" &&
+      aws_resourcegroups_resource.held-p5-48xlarge-b-cr-reservations-member.resource_arn == aws_ec2_capacity_reservation.held-p5-48xlarge-b-cr-reservation.arn &&
+      aws_eks_node_group.held-p5-48xlarge-b-cr.scaling_config[0].max_size == 2 &&
+      aws_eks_node_group.held-p5-48xlarge-b-od.scaling_config[0].max_size == 6 &&
+      length(aws_launch_template.held-p5-48xlarge-b-od-template.capacity_reservation_specification) == 0
+    )
+    error_message = "a reservation of the fleet's own is made inside its placement group, and holds as many machines as it says"
+  }
+
+  assert {
+    condition = toset([for one in aws_resourcegroups_group.held-p5-48xlarge-b-cr-reservations.configuration : one.type]) == toset([
+      "AWS::EC2::CapacityReservationPool", "AWS::ResourceGroups::Generic",
+    ])
+    error_message = "the resource group is one that launch templates can target"
   }
 
   assert {

@@ -117,7 +117,12 @@ def test_interfaces_are_the_types_own_and_efa_stands_in_one_zone(stacks: Stacks,
 
 def test_the_fleets_have_efa_in_both_layouts(synthesized: Path) -> None:
     counts = {group.name: (group.efa, len(group.interfaces)) for group in made(synthesized, "instances") if group.efa}
-    assert counts == {"block-p5en-48xlarge-c-cb": (16, 17), "wide-p5-48xlarge-a-od": (32, 40)}
+    assert counts == {
+        "block-p5en-48xlarge-c-cb": (16, 17),
+        "wide-p5-48xlarge-a-od": (32, 40),
+        "held-p5-48xlarge-b-cr": (32, 33),
+        "held-p5-48xlarge-b-od": (32, 33),
+    }
 
 
 @pytest.mark.parametrize("wrong", ["card", "zone"])
@@ -235,13 +240,22 @@ def test_a_warm_pool_keeps_the_same_number_stopped_and_takes_none_back(stacks: S
 def test_capacity_that_is_paid_for_is_targeted(stacks: Stacks) -> None:
     templates = of(stacks["ads-scale", "ecs"], "aws_launch_template")
     targets = {
-        name: template["capacity_reservation_specification"]["capacity_reservation_target"]["capacity_reservation_id"]
+        name: template["capacity_reservation_specification"]
         for name, template in templates.items()
         if "capacity_reservation_specification" in template
     }
+    account = "${data.aws_caller_identity.account.account_id}"
+    group = "arn:${data.aws_partition.partition.partition}:resource-groups:us-east-1:" + account + ":group/"
     assert targets == {
-        "large-p5-b-cr-template": "cr-0aaaaaaaaaaaaaaa1",
-        "spanning-p6-b200-48xlarge-c-cb-template": "cr-0bbbbbbbbbbbbbbb2",
+        "large-p5-b-cr-template": {
+            "capacity_reservation_preference": "capacity-reservations-only",
+            "capacity_reservation_target": {
+                "capacity_reservation_resource_group_arn": f"{group}reserved-ads-scale-large-p5-b-cr"
+            },
+        },
+        "spanning-p6-b200-48xlarge-c-cb-template": {
+            "capacity_reservation_target": {"capacity_reservation_id": "cr-0bbbbbbbbbbbbbbb2"}
+        },
     }
     markets = {name for name, template in templates.items() if "instance_market_options" in template}
     assert markets == {"spanning-p6-b200-48xlarge-c-cb-template"}

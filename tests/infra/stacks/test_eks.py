@@ -71,7 +71,7 @@ def over_zones(stack: Stack, kept: dict[str, groups.Group]) -> list[str]:
 
 
 def test_an_efa_group_stands_in_one_zone(machines: Stack, kept: dict[str, groups.Group]) -> None:
-    assert sum(group.efa > 0 for group in kept.values()) == 2
+    assert sum(group.efa > 0 for group in kept.values()) == 4
     assert over_zones(machines, kept) == []
 
 
@@ -193,13 +193,18 @@ def test_names_of_roles_fit_with_the_longest_fleet_and_region(stacks: Stacks) ->
 
 
 def references(stack: Stack) -> set[str]:
-    """Kinds that a rehearsal leaves out, and whose attributes something reads: `count = 0` would break that."""
-    return set(re.findall(rf"\$\{{[^}}]*?({'|'.join(unheld.REASONS)})\.", str(stack)))
+    """Kinds that a rehearsal leaves out, and whose attributes something reads: `count = 0` would break that.
+
+    A splat reads what is there, and nothing where nothing is.
+    """
+    kinds = "|".join(unheld.REASONS)
+    return set(re.findall(rf"\$\{{[^}}]*?({kinds})\.[A-Za-z0-9_-]+(?!\[\*\]|[A-Za-z0-9_-])", str(stack)))
 
 
 def test_reading_what_is_left_out_is_caught() -> None:
     assert references({"a": "${aws_placement_group.close.name}"}) == {"aws_placement_group"}
     assert references({"depends_on": ["aws_placement_group.close"]}) == set()
+    assert references({"a": "${one(aws_placement_group.close[*].name)}"}) == set()
 
 
 @pytest.mark.parametrize("shape", ["eks", "existing", "machines"])

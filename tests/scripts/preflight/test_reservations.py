@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from scripts.preflight import reservations
+from infra.catalog import instances
+from scripts.preflight import permissions, reservations
 from scripts.preflight.line import Line
 
 NAME = "cr-0123456789abcdef0"
@@ -38,7 +39,11 @@ def _line(stubbed: Any, document: Any, found: dict[str, Any] | None) -> Line:
     else:
         wanted = {"CapacityReservationIds": [NAME]}
         stub.add_response("describe_capacity_reservations", {"CapacityReservations": [found]}, wanted)
-    (question,) = reservations.questions(stubbed, document.value)
+    return _answer(stubbed, document)
+
+
+def _answer(stubbed: Any, document: Any) -> Line:
+    (question,) = reservations.questions(stubbed, document.value, instances.load())
     (line,) = question.ask()
     return line
 
@@ -123,3 +128,36 @@ def test_a_block_that_ends_within_a_day_says_when_its_machines_end(stubbed: Any,
 def test_machines_that_are_taken_are_said(stubbed: Any, fleet: Any) -> None:
     line = _line(stubbed, fleet(_pool("reservation", "4")), {**GOOD, "AvailableInstanceCount": 1})
     assert (line.status, line.said) == ("warn", "1 of 4 × p5.48xlarge free in us-west-2a, and the pool takes up to 4")
+
+
+OWN = "  prefill:\n    types: p5.48xlarge\n    zones: us-west-2a\n    buy: [{reserve: 3}, on-demand]\n    size: 2..6\n"
+WANTED = {
+    "Filters": [
+        {"Name": "tag:fleet", "Values": ["demo"]},
+        {"Name": "tag:Name", "Values": ["reserved-demo-prefill-p5-48xlarge-a-cr"]},
+        {"Name": "state", "Values": ["active"]},
+    ]
+}
+
+
+def test_a_reservation_that_the_fleet_makes_says_what_it_costs_used_or_not(stubbed: Any, fleet: Any) -> None:
+    stubbed.stub("ec2").add_response("describe_capacity_reservations", {"CapacityReservations": []}, WANTED)
+    line = _answer(stubbed, fleet(OWN))
+    assert (line.status, line.about) == ("pass", "3 reserved for prefill")
+    assert line.said == (
+        "the apply makes it: 3 × p5.48xlarge in us-west-2a, for 165.12 USD/h from then on, used or not; "
+        "where EC2 has too few, the apply says so"
+    )
+
+
+def test_one_that_is_made_says_what_is_free_of_it(stubbed: Any, fleet: Any) -> None:
+    found = {**GOOD, "TotalInstanceCount": 3, "AvailableInstanceCount": 1}
+    stubbed.stub("ec2").add_response("describe_capacity_reservations", {"CapacityReservations": [found]}, WANTED)
+    line = _answer(stubbed, fleet(OWN))
+    assert line.said == "3 × p5.48xlarge in us-west-2a, 1 free, for 165.12 USD/h, used or not"
+
+
+def test_making_a_reservation_takes_rights_that_drawing_on_one_does_not(fleet: Any) -> None:
+    made, drawn = (permissions.needed(fleet(text).value)["machines"] for text in (OWN, _pool("reservation", "4")))
+    assert "ec2:CreateCapacityReservation" in made and "ec2:CreateCapacityReservation" not in drawn
+    assert "resource-groups:GroupResources" in made and "resource-groups:GroupResources" in drawn

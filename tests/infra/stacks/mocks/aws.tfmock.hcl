@@ -82,3 +82,15 @@ mock_resource "aws_launch_template" {
     id = "lt-0123456789abcdef0"
   }
 }
+
+mock_resource "aws_ec2_capacity_reservation" {
+  defaults = {
+    arn = "arn:aws:ec2:us-west-2:123456789012:capacity-reservation/cr-0123456789abcdef9"
+  }
+}
+
+mock_resource "aws_resourcegroups_group" {
+  defaults = {
+    arn = "arn:aws:resource-groups:us-west-2:123456789012:group/mocked"
+  }
+}

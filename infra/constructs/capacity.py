@@ -1,0 +1,106 @@
+"""Where a machine group's capacity comes from beside the open market: placement groups and on-demand reservations.
+
+A reservation is targeted through a resource group, one for each machine group: further reservations can be put into it
+by hand, and neither launch template nor machines change. Karpenter knows no resource groups and selects by tag and id.
+
+A reservation costs the on-demand price from the apply that makes it, machines in it or none. Where EC2 has no such
+capacity at that moment, the apply says so and can be run again.
+
+Sources, read 2026-11: EC2 user guide, "Capacity Reservation groups", "Use Capacity Reservations with placement groups";
+Resource Groups user guide, "Service configurations for resource groups".
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from infra import names
+from infra.bindings import aws
+from infra.constructs.account import Account
+from infra.constructs.expression import expression
+from infra.fleet import Fleet
+from infra.groups import Group
+
+
+def capacity(stack: Any, fleet: Fleet, group: Group, *, account: Account) -> list[Any]:
+    """Adds what the group's machines are started in; returns what must be there before the first of them."""
+    placed = _placement_group(stack, fleet, group)
+    if group.bought != "reservation":
+        return placed
+    made = [_reservation(stack, fleet, group, account, placed)] if group.reserve else []
+    if group.kind == "karpenter":
+        return [*placed, *made]
+    return [*placed, *made, *_resource_group(stack, fleet, group, account)]
+
+
+def resource_group_arn(fleet: Fleet, group: Group, account: Account) -> str:
+    """ARN of the resource group that holds the machine group's reservations."""
+    return account.arn("resource-groups", f"group/{names.reservation(fleet.name, group.name)}")
+
+
+def _placement_group(stack: Any, fleet: Fleet, group: Group) -> list[Any]:
+    """The cluster placement group of the pool and zone, once; none where the group has none."""
+    if not group.placement_group:
+        return []
+    name = f"placement-{group.placement_group}"
+    there = stack.node.try_find_child(name)
+    made = there or aws.placement_group.PlacementGroup(
+        stack, name, name=names.placement_group(fleet.name, group.placement_group), strategy="cluster"
+    )
+    return [made]
+
+
+def _reservation(stack: Any, fleet: Fleet, group: Group, account: Account, placed: list[Any]) -> Any:
+    """Made inside the placement group where there is one: EC2 moves no reservation into it later."""
+    inside = group.placement_group and names.placement_group(fleet.name, group.placement_group)
+    return aws.ec2_capacity_reservation.Ec2CapacityReservation(
+        stack,
+        f"{group.name}-reservation",
+        instance_type=group.types[0],
+        instance_platform="Linux/UNIX",
+        availability_zone=group.zones[0],
+        instance_count=group.reserve,
+        # Nobody else's machines of the same type may take it.
+        instance_match_criteria="targeted",
+        end_date_type="unlimited",
+        placement_group_arn=account.arn("ec2", f"placement-group/{inside}") if inside else None,
+        tags={"Name": names.reservation(fleet.name, group.name), "pool": group.pool},
+        depends_on=placed,
+    )
+
+
+def _resource_group(stack: Any, fleet: Fleet, group: Group, account: Account) -> list[Any]:
+    rg = aws.resourcegroups_group
+    name = f"{group.name}-reservations"
+    made = rg.ResourcegroupsGroup(
+        stack,
+        name,
+        name=names.reservation(fleet.name, group.name),
+        description=f"Capacity reservations of the pool {group.pool}",
+        configuration=[
+            rg.ResourcegroupsGroupConfiguration(type="AWS::EC2::CapacityReservationPool"),
+            rg.ResourcegroupsGroupConfiguration(
+                type="AWS::ResourceGroups::Generic",
+                parameters=[
+                    rg.ResourcegroupsGroupConfigurationParameters(
+                        name="allowed-resource-types", values=["AWS::EC2::CapacityReservation"]
+                    )
+                ],
+            ),
+        ],
+    )
+    member = aws.resourcegroups_resource.ResourcegroupsResource(
+        stack,
+        f"{name}-member",
+        group_arn=resource_group_arn(fleet, group, account),
+        resource_arn=_reservation_arn(group, account),
+        depends_on=[made],
+    )
+    return [member]
+
+
+def _reservation_arn(group: Group, account: Account) -> str:
+    if group.reservation:
+        return account.arn("ec2", f"capacity-reservation/{group.reservation}")
+    # By a splat, so that a rehearsal may leave the reservation out.
+    return expression(f"one(aws_ec2_capacity_reservation.{group.name}-reservation[*].arn)")
