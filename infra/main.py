@@ -9,11 +9,12 @@ import os
 import sys
 from pathlib import Path
 
+from infra import reading
 from infra.bindings import cdktf
 from infra.constructs import limits
 from infra.errors import BlueprintError, InputError
 from infra.fleet import Fleet
-from infra.settings import Document, load
+from infra.settings import Document
 from infra.stacks import ecs, eks, network, storage
 
 STACKS = (network, storage, eks, ecs)
@@ -43,7 +44,7 @@ def synthesize(document: Document[Fleet], out: Path) -> dict[str, Path]:
 def main() -> None:
     """Synthesizes; a refusal ends with its text and exit code."""
     try:
-        document = load(Path(os.environ.get("BLUEPRINT_FLEET", "fleet.yaml")), Fleet)
+        document = reading.read(Path(os.environ.get("BLUEPRINT_FLEET", "fleet.yaml")))
         synthesize(document, Path(os.environ.get("CDKTF_OUTDIR", "cdktf.out")))
     except BlueprintError as error:
         print(error, file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The two files that every command starts from: read, and held against what the catalogue and AWS say, all at once."""
+"""The two files that a blueprint's commands start from: read, with the mistakes of both at once."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from pathlib import Path
 
 from blueprints import blueprint
 from blueprints.blueprint import Blueprint
-from infra import feasibility
-from infra.constructs import limits
-from infra.errors import Gather, InputError
+from infra.errors import Gather
 from infra.fleet import Fleet
-from infra.settings import Document, load
+from infra.reading import read as read_fleet
+from infra.settings import Document
+
+__all__ = ["read", "read_fleet"]
 
 
 def read(folder: Path, fleet: Path) -> tuple[Document[Blueprint], Document[Fleet]]:
@@ -25,23 +26,3 @@ def read(folder: Path, fleet: Path) -> tuple[Document[Blueprint], Document[Fleet
     gather.tell()
     assert served and rented
     return served, rented
-
-
-def read_fleet(path: Path) -> Document[Fleet]:
-    """The fleet of the file `path`.
-
-    Raises:
-        InputError: with every mistake: of the file, then of what cannot be rented or made.
-    """
-    document = load(path, Fleet)
-    gather = Gather()
-    gather(lambda: feasibility.require(document))
-    gather(lambda: _within_limits(document))
-    gather.tell()
-    return document
-
-
-def _within_limits(document: Document[Fleet]) -> None:
-    found = limits.mistakes(document)
-    if found:
-        raise InputError(found)

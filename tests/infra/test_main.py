@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from infra import main
+from scripts import cli
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_what_cdktf_runs_refuses_what_the_command_line_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "fleet.yaml"
+    file.write_text((ROOT / "fleet.yaml").read_text().replace("100 USD/h", "1 USD/h"))
+    monkeypatch.setenv("BLUEPRINT_FLEET", str(file))
+    monkeypatch.setenv("CDKTF_OUTDIR", str(tmp_path / "out"))
+    with pytest.raises(SystemExit, match="2"):
+        main.main()
+    said = capsys.readouterr().err
+    assert said.startswith(f"{file}:8:14: spend_limit: now '1 USD/h': at their greatest size the pools cost ")
+    assert not (tmp_path / "out").exists()
+    assert cli.run(["fleet", "synth", "--fleet", str(file), "--out", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err == said
