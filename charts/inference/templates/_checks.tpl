@@ -58,9 +58,13 @@
 {{- $wrong = append $wrong (printf "%s: the name %s has %d characters, and its pods' labels have room for 52. Write a shorter release or role" $at $name (len $name)) -}}
 {{- end -}}
 {{- $image := $role.image -}}
+{{- if not $image -}}
+{{- $wrong = append $wrong (printf "%s.image: now empty. Write the image that the role needs (a preset's first lines say which), --set image=REPOSITORY:VERSION" $at) -}}
+{{- else -}}
 {{- $last := splitList "/" $image | last -}}
 {{- if and (not (contains "@sha256:" $image)) (or (not (contains ":" $last)) (hasSuffix ":latest" $last) (hasSuffix ":" $last)) -}}
 {{- $wrong = append $wrong (printf "%s.image: now %q, which means another image tomorrow: replicas would differ, and a rollback would roll nothing back. Write REPOSITORY:VERSION or REPOSITORY@sha256:DIGEST" $at $image) -}}
+{{- end -}}
 {{- end -}}
 {{- if and (gt (int $role.nodes) 1) (not $role.workerCommand) -}}
 {{- $wrong = append $wrong (printf "%s.workerCommand: now empty, and %d of the %d nodes of a replica run it. Write their command line" $at (sub (int $role.nodes) 1) (int $role.nodes)) -}}

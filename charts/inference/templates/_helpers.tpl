@@ -46,24 +46,20 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: {{ .name }}
 {{- end -}}
 
-{{/* `metadata` of an object. (dict "root" $ "name" NAME, and maybe "role" ROLE-NAME, "labels" {}, "annotations" {}) */}}
+{{/*
+`metadata` of an object. (dict "root" $), and what there is of "role" NAME, "name", "labels", "annotations".
+Without a name it is called RELEASE-ROLE.
+*/}}
 {{- define "inference.metadata" -}}
-name: {{ .name }}
+name: {{ .name | default (printf "%s-%s" .root.Release.Name .role) }}
 namespace: {{ .root.Release.Namespace }}
 labels:
-  {{- include "inference.selector" .root | nindent 2 }}
-  {{- with .role }}
-  app.kubernetes.io/component: {{ . }}
-  {{- end }}
-  app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
-  app.kubernetes.io/managed-by: {{ .root.Release.Service }}
-  helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
-  {{- with .root.Values.labels }}
-  {{- toYaml . | nindent 2 }}
-  {{- end }}
-  {{- with .labels }}
-  {{- toYaml . | nindent 2 }}
-  {{- end }}
+  {{- $own := include "inference.selector" .root | fromYaml }}
+  {{- with .role }}{{ $_ := set $own "app.kubernetes.io/component" . }}{{ end }}
+  {{- $_ := set $own "app.kubernetes.io/version" .root.Chart.AppVersion }}
+  {{- $_ := set $own "app.kubernetes.io/managed-by" .root.Release.Service }}
+  {{- $_ := set $own "helm.sh/chart" (printf "%s-%s" .root.Chart.Name .root.Chart.Version) }}
+  {{- merge $own (.labels | default dict) .root.Values.labels | toYaml | nindent 2 }}
 {{- with merge (dict) (.annotations | default dict) .root.Values.annotations }}
 annotations:
   {{- toYaml . | nindent 2 }}
@@ -76,7 +72,11 @@ annotations:
 
 {{/* Prometheus labels of a role's engines. (dict "root" $ "name" NAME) */}}
 {{- define "inference.metricLabels" -}}
-namespace="{{ .root.Release.Namespace }}",app_kubernetes_io_instance="{{ .root.Release.Name }}",app_kubernetes_io_component="{{ .name }}"
+namespace="{{ .root.Release.Namespace }}",
+{{- /* */ -}}
+app_kubernetes_io_instance="{{ .root.Release.Name }}",
+{{- /* */ -}}
+app_kubernetes_io_component="{{ .name }}"
 {{- end -}}
 
 {{/* A count, or a share such as "50%". */}}

@@ -6,14 +6,10 @@ A pod of a role: the same whatever controller makes it.
 {{- define "inference.pod" -}}
 metadata:
   labels:
-    {{- include "inference.roleSelector" . | nindent 4 }}
-    inference/listens: {{ .listens | quote }}
-    {{- if .role.placement.oneZone }}
-    inference/one-zone: "true"
-    {{- end }}
-    {{- with merge (dict) .role.labels .root.Values.labels }}
-    {{- toYaml . | nindent 4 }}
-    {{- end }}
+    {{- $own := include "inference.roleSelector" . | fromYaml }}
+    {{- $_ := set $own "inference/listens" (toString .listens) }}
+    {{- if .role.placement.oneZone }}{{ $_ := set $own "inference/one-zone" "true" }}{{ end }}
+    {{- merge $own .role.labels .root.Values.labels | toYaml | nindent 4 }}
   annotations:
     inference/probe: {{ .root.Files.Get "files/answer.py" | sha256sum | trunc 16 }}
     {{- with merge (dict) .role.annotations .root.Values.annotations }}
