@@ -3,180 +3,95 @@
 from __future__ import annotations
 
 import difflib
-import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
+from blueprints.roles import PATTERNS, Engine, Model, Roles, Weights
+from blueprints.traffic import Slo, Traffic
 from infra.errors import InputError, Mistake
 from infra.fleet import Name
 from infra.settings import Contradiction, Document, Settings, load, written
-from infra.units import Duration, Form, Rate, Share, TokenRange, Tokens
+from infra.units import Duration, Form, Memory, Switch, Tokens
 
 FILE = "blueprint.yaml"
 
-Model = Annotated[
-    str, Form(r"[^\s-].{0,254}", "a model: a name of the catalogue, a hub id or a folder", "Qwen/Qwen3-0.6B")
-]
-Weights = Annotated[
+Image = Annotated[
     str,
     Form(
-        r"s3(?:://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]/[A-Za-z0-9._/=+@-]+)?",
-        "a place to stream weights from: s3 or s3://BUCKET/PREFIX",
-        "s3://my-models/qwen3-32b",
+        r"[a-z0-9][a-z0-9./_-]*(?::[0-9]+/[a-z0-9./_-]+)?(?::(?!latest(?:@|$))[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?"
+        r"(?:(?<!/)@sha256:[0-9a-f]{64})?(?<![a-z])(?<=.)",
+        "an image with a tag other than latest, or a digest",
+        "vllm/vllm-openai:v0.32.0",
     ),
 ]
-Prompts = Annotated[str, Form(r"[^\s/~-].{0,250}\.jsonl", "a JSONL file in the blueprint's folder", "prompts.jsonl")]
 
 
-class Worker(Settings):
-    """The role that runs the engine."""
+class Speculative(Settings):
+    """Tokens guessed ahead and checked at once."""
 
-    pool: Name
-    """The fleet's pool that carries it."""
+    method: Literal["ngram", "eagle", "eagle3", "draft_model", "mtp"]
+    """Where guesses come from: the prompt itself, a small model made for it, or the model's own prediction layers."""
 
-    replicas: Annotated[int, Field(ge=1, le=10_000)] = 1
-    """How many copies run."""
+    tokens: Annotated[int, Field(ge=1, le=16)] = 3
+    """Tokens guessed at a time."""
 
-    accelerators: Annotated[int, Field(ge=1, le=64)] = 1
-    """Accelerators of one replica; the model is split over them (tensor parallelism)."""
-
-
-class Router(Settings):
-    """The role that spreads requests over the workers."""
-
-    policy: Literal["cache-aware", "round-robin", "random", "power-of-two", "consistent-hash"] = "cache-aware"
-    """How a worker is chosen for a request."""
-
-
-class Roles(Settings):
-    """The roles of the aggregated pattern."""
-
-    worker: Annotated[Worker, Field(examples=[{"pool": "general"}])]
-    """Replicas of the engine; each does prefill and decode."""
-
-    router: Router = Router()
-    """One endpoint before the workers."""
-
-
-class Traffic(Settings):
-    """The load that the deployment is made for; `validate` plays it."""
-
-    model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": ["users"]}, {"required": ["arrivals"]}]})
-
-    users: Annotated[int, Field(ge=1, le=100_000)] | None = None
-    """Closed loop: this many users, each sending its next request when the last is answered."""
-
-    arrivals: Rate | None = None
-    """Open loop: requests a second, whatever the server does."""
-
-    process: Literal["poisson", "constant"] = "poisson"
-    """How arrivals are spaced in the open loop."""
-
-    requests: Annotated[int, Field(ge=1, le=10_000_000)] = 300
-    """How many requests are counted."""
-
-    time_limit: Duration = written("10min")
-    """The validation ends then, however many requests are done."""
-
-    deadline: Duration = written("60s")
-    """A request not answered by then has failed."""
-
-    warm_up: Annotated[int, Field(ge=0, le=100_000)] = 10
-    """Requests sent first and not counted."""
-
-    api: Literal["chat", "completions"] = "chat"
-    """The OpenAI endpoint that is called."""
-
-    input_tokens: TokenRange = written("256")
-    """Length of a prompt, drawn evenly from the range."""
-
-    output_tokens: TokenRange = written("64")
-    """Length of an answer, drawn evenly from the range."""
-
-    shared_prefix: Share = written("0%")
-    """Share of each prompt that it has in common with the other prompts of its group."""
-
-    prefix_groups: Annotated[int, Field(ge=1, le=1_000_000)] = 1
-    """How many groups of prompts with a common prefix there are."""
-
-    data: Prompts | None = None
-    """A JSONL file beside the blueprint with prompts (and expected answers) to send instead of made ones."""
-
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    """Seed of lengths, prompts and arrivals."""
+    model: Model | None = None
+    """The model that guesses; for eagle, eagle3 and draft_model."""
 
     def contradictions(self) -> Iterable[Iterator[Contradiction]]:
-        return (self._one_loop(), self._spaced_arrivals(), self._groups_share())
+        return (self._model_where_one_guesses(),)
 
-    def _one_loop(self) -> Iterator[Contradiction]:
-        if (self.users is None) == (self.arrivals is None):
-            where = () if self.users is None else ("arrivals",)
-            yield Contradiction(where, "it must have exactly one of users and arrivals", "users: 8, or arrivals: 20/s")
-
-    def _spaced_arrivals(self) -> Iterator[Contradiction]:
-        if self.users is not None and self.process == "constant":
-            why = "it spaces the arrivals of the open loop, and users is the closed loop"
-            yield Contradiction(("process",), why, "arrivals: 20/s in place of users, or no process")
-
-    def _groups_share(self) -> Iterator[Contradiction]:
-        if self.prefix_groups > 1 and self.shared_prefix == 0:
-            why = "the prompts of a group have nothing in common while shared_prefix is 0%"
-            yield Contradiction(("prefix_groups",), why, "shared_prefix: 50% too, or no prefix_groups")
+    def _model_where_one_guesses(self) -> Iterator[Contradiction]:
+        guesses = self.method in ("eagle", "eagle3", "draft_model")
+        if guesses and not self.model:
+            yield Contradiction(("method",), "this method guesses with a model of its own", "model: NAME too, or ngram")
+        if self.model and not guesses:
+            why = f"{self.method} needs no second model"
+            yield Contradiction(("model",), why, "no model, or method: draft_model")
 
 
-class Percentiles(Settings):
-    """Limits in milliseconds by percentile."""
+class Tuning(Settings):
+    """Settings of the engine; what is left out, the engine decides."""
 
-    p50: Annotated[float, Field(gt=0)] | None = None
-    """Half of all requests stay below."""
+    quantization: Literal["fp8"] | None = None
+    """Weights of 16 bits made smaller as they are loaded; a checkpoint that is quantized already says so itself."""
 
-    p90: Annotated[float, Field(gt=0)] | None = None
-    """Nine in ten stay below."""
+    kv_cache: Literal["auto", "fp8"] = "auto"
+    """Numbers of the KV cache: the model's own, or 8 bits for twice the tokens."""
 
-    p95: Annotated[float, Field(gt=0)] | None = None
-    """Nineteen in twenty stay below."""
+    prefix_cache: Annotated[bool, Switch()] = True
+    """Keeps the cache of prompts' beginnings for later requests."""
 
-    p99: Annotated[float, Field(gt=0)] | None = None
-    """Ninety-nine in a hundred stay below."""
+    chunked_prefill: Annotated[bool, Switch()] = True
+    """Cuts long prompts, so that answers under way are not held up."""
 
-    mean: Annotated[float, Field(gt=0)] | None = None
-    """The mean stays below."""
+    batch_tokens: Tokens | None = None
+    """Most tokens of one step."""
 
-    def contradictions(self) -> Iterable[Iterator[Contradiction]]:
-        return (self._in_order(),)
+    sequences: Annotated[int, Field(ge=1, le=8192)] | None = None
+    """Most requests of one step."""
 
-    def _in_order(self) -> Iterator[Contradiction]:
-        limits = [(name, getattr(self, name)) for name in ("p50", "p90", "p95", "p99")]
-        limits = [(name, limit) for name, limit in limits if limit is not None]
-        for (lower, limit), (higher, least) in itertools.pairwise(limits):
-            if limit > least:
-                why = f"{higher} is {least:g}, which {lower} cannot exceed: this limit would say nothing"
-                yield Contradiction((lower,), why, f"{least:g} or less, or no {lower}")
+    kv_offload: Memory | None = None
+    """Memory of the machine, for each replica, that cached prompts move to when the accelerators' is full."""
+
+    speculative: Speculative | None = None
+    """Tokens guessed ahead."""
+
+    kv_transfer: Literal["auto", "rdma", "host"] = "auto"
+    """How prefill hands its cache to decode: between accelerators by EFA, through the machines' memory, or the best."""
 
 
-class Slo(Settings):
-    """What the answers must be like; `validate` says whether they are."""
+class Disruption(Settings):
+    """What may go at once, and how long it may take."""
 
-    ttft_ms: Percentiles = Percentiles()
-    """Time to first token."""
+    unavailable: Annotated[int, Field(ge=0, le=1000)] = 1
+    """Replicas of a role that an upgrade or a drained machine may take away at once."""
 
-    itl_ms: Percentiles = Percentiles()
-    """Inter-token latency."""
-
-    e2e_ms: Percentiles = Percentiles()
-    """From the request's start to its last token."""
-
-    errors: Share = written("0%")
-    """Most failed requests, as a share of all."""
-
-    output_tokens_per_s: Annotated[float, Field(gt=0)] | None = None
-    """Least throughput of generated tokens."""
-
-    requests_per_s: Annotated[float, Field(gt=0)] | None = None
-    """Least throughput of answered requests."""
+    drain: Duration = written("120s")
+    """How long a replica that is to go may finish its requests."""
 
 
 class Blueprint(Settings):
@@ -185,14 +100,20 @@ class Blueprint(Settings):
     name: Name | None = None
     """Name of the deployment; the folder's name where left out."""
 
-    pattern: Literal["aggregated"]
+    pattern: Literal["aggregated", "disaggregated", "distributed", "multi-model"]
     """The folder under blueprints/ that this is a copy of."""
 
-    model: Model
+    model: Model | None = None
     """A model of the catalogue, a hub id such as Qwen/Qwen3-0.6B, or a folder that holds config.json."""
 
     engine: Literal["vllm"] = "vllm"
     """What runs the model."""
+
+    framework: Literal["plain"] = "plain"
+    """What keeps the replicas on EKS: Deployments, and LeaderWorkerSets where a replica spans machines."""
+
+    image: Image | None = None
+    """The engine's image on EKS and ECS, with its tag or digest; the pinned one where left out."""
 
     weights: Weights = "s3"
     """Where the weights are streamed from: `s3` is the fleet's model bucket, or s3://BUCKET/PREFIX."""
@@ -203,6 +124,12 @@ class Blueprint(Settings):
     roles: Annotated[Roles, Field(examples=[{"worker": {"pool": "general"}}])]
     """What runs, and on which pool."""
 
+    tuning: Tuning = Tuning()
+    """Settings of the engine."""
+
+    disruption: Disruption = Disruption()
+    """What may go at once."""
+
     traffic: Annotated[Traffic, Field(examples=[{"users": 8}])]
     """The load it is made for."""
 
@@ -210,17 +137,62 @@ class Blueprint(Settings):
     """What the answers must be like."""
 
     def contradictions(self) -> Iterable[Iterator[Contradiction]]:
-        return (self._fits_the_context(),)
+        return (
+            self._roles_of_its_pattern(),
+            self._one_model_or_many(),
+            self._fits_the_context(),
+            self._decode_splits_as_prefill(),
+            self._stages_where_they_work(),
+        )
+
+    def _roles_of_its_pattern(self) -> Iterator[Contradiction]:
+        wanted = PATTERNS[self.pattern]
+        for name in ("worker", "prefill", "decode", "models"):
+            there = bool(getattr(self.roles, name))
+            if there and name not in wanted:
+                has = " and ".join(wanted)
+                yield Contradiction(("roles", name), f"the pattern {self.pattern} has {has}", f"no {name}")
+            if name in wanted and not there:
+                why = f"the pattern {self.pattern} needs it, and it is missing"
+                yield Contradiction(("roles", name), why, f"{name}: {_role(name)}")
+
+    def _one_model_or_many(self) -> Iterator[Contradiction]:
+        many = self.pattern == "multi-model"
+        if many and self.model:
+            yield Contradiction(("model",), "each role of this pattern names its own", "it in roles.models instead")
+        if not many and not self.model:
+            yield Contradiction(("model",), "it is required and missing", "model: Qwen/Qwen3-0.6B")
 
     def _fits_the_context(self) -> Iterator[Contradiction]:
         longest = self.traffic.input_tokens.most + self.traffic.output_tokens.most
-        if longest > self.context:
+        contexts = [role.context for role in self.roles.models.values()] or [self.context]
+        if longest > max(contexts):
             yield Contradiction(
                 ("context",) if "context" in self.model_fields_set else ("traffic", "input_tokens"),
                 f"a request of this traffic takes up to {longest} tokens, input and output together, "
-                f"and the context is {self.context}",
+                f"and the context is {max(contexts)}",
                 f"context: {longest} or more, or shorter input_tokens and output_tokens",
             )
+
+    def _decode_splits_as_prefill(self) -> Iterator[Contradiction]:
+        prefill, decode = self.roles.prefill, self.roles.decode
+        if prefill and decode and decode.tensor < prefill.tensor:
+            why = (
+                f"decode splits a layer {decode.tensor} ways and prefill {prefill.tensor}: NIXL hands a cache on "
+                "to as many ways or more, never to fewer"
+            )
+            yield Contradiction(("roles", "decode"), why, f"accelerators: {prefill.tensor} or more for decode")
+
+    def _stages_where_they_work(self) -> Iterator[Contradiction]:
+        for name in ("prefill", "decode"):
+            role: Engine | None = getattr(self.roles, name)
+            if role and role.pipeline > 1:
+                why = "vLLM's NIXL connector hands on the cache of one stage"
+                yield Contradiction(("roles", name, "pipeline"), why, "pipeline: 1")
+
+
+def _role(name: str) -> str:
+    return "{NAME: {model: tiny, pool: general}}" if name == "models" else "{pool: general}"
 
 
 def read(folder: Path) -> Document[Blueprint]:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict
 
-from blueprints.blueprint import Slo, Traffic
+from blueprints.blueprint import Disruption
+from blueprints.roles import Scale
+from blueprints.traffic import Slo, Traffic
 from infra.units import Bounds
 
 
@@ -37,6 +41,12 @@ class Process(Resolved):
 
     probe: Probe | None = None
     """None where something else than a completion proves it, as for an emulated AWS."""
+
+    rank: int = 0
+    """Which machine of its replica it runs on, from 0; the first one answers requests."""
+
+    own_address: tuple[str, ...] = ()
+    """Variables that must hold the address by which other machines reach it, where only the place can know it."""
 
     stateful: bool = False
     """What it holds is gone when it ends, so it is not simply started again."""
@@ -79,31 +89,19 @@ class Place(Resolved):
     """What runs beside the deployment and stands in for AWS."""
 
     ports: dict[str, int] = {}
-    """Port by process name, where they are chosen by the place."""
+    """Port by the name that `resolve.ports` gives it, where they are chosen by the place."""
+
+    registry: str = ""
+    """Where the fleet's own images lie: ACCOUNT.dkr.ecr.REGION.amazonaws.com/FLEET."""
+
+    namespace: str = ""
+    """Of the deployment on EKS; the private DNS namespace of its peers on ECS."""
 
     cores: int = 0
     """Cores of this machine, where the place is one machine."""
 
     emulated: tuple[str, ...] = ()
     """What stands in for what, a sentence each."""
-
-
-class Role(Resolved):
-    """One kind of process in a deployment."""
-
-    name: str
-    pool: str
-    """The fleet's pool; empty where it needs no machine of its own."""
-
-    instance_type: str
-    """The type of that pool that was chosen."""
-
-    accelerators: int
-    """Of one replica."""
-
-    count: Bounds
-    processes: tuple[Process, ...]
-    """On `local` one for each replica; elsewhere the one that all replicas are like."""
 
 
 class Weights(Resolved):
@@ -122,6 +120,104 @@ class Weights(Resolved):
     """Whether they are random numbers from a seed: every page that shows their output says so."""
 
 
+class Served(Resolved):
+    """A model as clients see it."""
+
+    model: str
+    """As the blueprint names it: in the catalogue, on the hub, or a folder."""
+
+    name: str
+    """What clients put in `model`."""
+
+    weights: Weights
+    context: int
+    """Most tokens of a request."""
+
+    adapters: dict[str, str] = {}
+    """LoRA adapters: where each lies, by the name that clients put in `model`."""
+
+
+class Split(Resolved):
+    """How one replica is spread over accelerators."""
+
+    tensor: int = 1
+    """Ways that each layer is split."""
+
+    pipeline: int = 1
+    """Stages of layers."""
+
+    data: int = 1
+    """Copies of the attention layers."""
+
+    expert: bool = False
+    """Whether whole experts are spread over the accelerators."""
+
+
+class Resources(Resolved):
+    """What one machine gives to one replica."""
+
+    device: str = ""
+    """Kubernetes' name of the accelerator; empty where none is needed."""
+
+    accelerators: int = 0
+    efa: int = 0
+    """EFA interfaces: the replica's share by accelerators."""
+
+    cpus: int = 1
+    memory_bytes: int = 0
+    shared_memory_bytes: int = 0
+    """Of /dev/shm, which the processes of one machine exchange tensors through."""
+
+
+class Toleration(Resolved):
+    """A taint of the pool's nodes that the role's pods tolerate, in Kubernetes' words."""
+
+    key: str
+    value: str
+    effect: str
+
+
+class Role(Resolved):
+    """One kind of process in a deployment."""
+
+    name: str
+    kind: Literal["engine", "router"]
+    image: str = ""
+    """Empty on `local`."""
+
+    serves: Served | None = None
+    """The model; None for the router, which serves what the engines do."""
+
+    pool: str = ""
+    """The fleet's pool; empty where it needs no machine of its own."""
+
+    instance_types: tuple[str, ...] = ()
+    """The pool's types that hold a replica, all alike in what they give; exactly these are asked for."""
+
+    zones: tuple[str, ...] = ()
+    labels: dict[str, str] = {}
+    """Labels that the pool's nodes carry."""
+
+    tolerations: tuple[Toleration, ...] = ()
+    accelerators: int = 0
+    """Of one replica."""
+
+    machines: int = 1
+    """Of one replica: more than one start together, in one zone."""
+
+    split: Split = Split()
+    resources: Resources = Resources()
+    count: Bounds
+    scale: Scale | None = None
+    """When replicas come and go between the bounds; None where they are always as many."""
+
+    ports: dict[str, int] = {}
+    """Further ports that its processes listen on, by name, where each replica has an address of its own."""
+
+    processes: tuple[Process, ...]
+    """On `local` one for each replica; elsewhere what all replicas are like, one for each of its machines."""
+
+
 class Deployment(Resolved):
     """What runs: all that a renderer needs."""
 
@@ -129,20 +225,15 @@ class Deployment(Resolved):
     pattern: str
     target: str
     fleet: str
-    model: str
-    """As the blueprint names it: in the catalogue, on the hub, or a folder."""
-
-    served_model: str
-    """The name that clients put in `model`."""
-
     engine: str
-    weights: Weights
-    context: int
-    workers: Role
-    router: Role
+    framework: str
+    roles: tuple[Role, ...]
+    """Engines in the order in which requests meet them, and the router last."""
+
     url: str
     """Base URL for clients, without /v1."""
 
+    disruption: Disruption
     traffic: Traffic
     slo: Slo
     place: Place
@@ -153,6 +244,26 @@ class Deployment(Resolved):
     """What stands in for what; shown to the user wherever a result is."""
 
     @property
+    def engines(self) -> tuple[Role, ...]:
+        """The roles that run an engine."""
+        return tuple(role for role in self.roles if role.kind == "engine")
+
+    @property
+    def router(self) -> Role:
+        """The one endpoint."""
+        return self.roles[-1]
+
+    @property
+    def replicas(self) -> tuple[Process, ...]:
+        """The processes of all engines."""
+        return tuple(process for role in self.engines for process in role.processes)
+
+    @property
+    def models(self) -> tuple[Served, ...]:
+        """The models that clients can name, each once."""
+        return tuple({role.serves.name: role.serves for role in self.engines if role.serves}.values())
+
+    @property
     def processes(self) -> tuple[Process, ...]:
         """All that runs, in the order of starting."""
-        return (*self.place.services, *self.workers.processes, *self.router.processes)
+        return (*self.place.services, *(process for role in self.roles for process in role.processes))

@@ -60,6 +60,7 @@ class Fit(BaseModel):
 
     instance: str
     tensor_parallel: int
+    pipeline: int = 1
     fits: bool
     why: str
     """Why it does not fit, as a sentence; empty where it does."""
@@ -123,9 +124,33 @@ def cache_tokens(
     return blocks * context // in_request
 
 
-def weight_bytes(model: Architecture, tensor_parallel: int = 1) -> int:
-    """Bytes of weights on the fullest accelerator of a replica, as the engine holds them."""
-    loaded = sum(_on_one(model, group, tensor_parallel) for group in model.tensors() if group.served)
+def stage(model: Architecture, pipeline: int) -> Architecture:
+    """The fullest of the `pipeline` stages that the layers are split into, as a model of its own.
+
+    Only the first stage holds the embedding and only the last the output layer; the sparse layers of a mixture of
+    experts are the larger ones, and some stage holds nothing else.
+    """
+    if pipeline == 1:
+        return model
+    layers = _up(model.layers, pipeline)
+    smaller = {
+        "layers": layers,
+        "sliding_layers": min(layers, _up(model.sliding_layers, pipeline)),
+        "dense_layers": 0,
+        "prediction_layers": 0,
+        "tied": True,
+    }
+    return model.model_copy(update=smaller)
+
+
+def weight_bytes(model: Architecture, tensor_parallel: int = 1, *, pipeline: int = 1, expert_ranks: int = 0) -> int:
+    """Bytes of weights on the fullest accelerator of a replica, as the engine holds them.
+
+    Args:
+        expert_ranks: accelerators over which whole experts are spread (expert parallelism); 0 splits each of them.
+    """
+    model = stage(model, pipeline)
+    loaded = sum(_on_one(model, group, tensor_parallel, expert_ranks) for group in model.tensors() if group.served)
     if model.latent:
         # vLLM keeps the keys' and values' up-projection twice: as loaded, and in 16 bits as decode multiplies it.
         width = model.latent.nope_dim + model.latent.value_dim
@@ -162,13 +187,19 @@ def fit(
     instance: Instance,
     tensor_parallel: int,
     *,
+    pipeline: int = 1,
+    expert_ranks: int = 0,
     context: int | None = None,
     utilization: float = UTILIZATION,
     dtype: str = "auto",
+    batch: Batch | None = None,
 ) -> Fit:
     """Whether one replica of `model`, split over accelerators of one `instance`, serves requests of `context` tokens.
 
     Args:
+        pipeline: stages of layers, each on machines like this one.
+        expert_ranks: accelerators over which whole experts are spread; 0 splits each expert like all else.
+        batch: the largest step, where it is not the engine's own choice.
         context: the longest request, prompt and answer; the model's own most where left out.
         utilization: share of each accelerator's memory that the engine may use.
         dtype: of the KV cache: `auto` or `fp8`.
@@ -180,20 +211,22 @@ def fit(
     if device is None:
         raise ValueError(f"{instance.name} has no accelerators")
     context = context or model.max_context
-    batch = batch_of(device)
+    batch = batch or batch_of(device)
+    part = stage(model, pipeline)
     budget = int(rank_bytes(device) * _VISIBLE * utilization)
-    weights = weight_bytes(model, tensor_parallel)
-    reserve = reserve_bytes(model, batch, tensor_parallel)
+    weights = weight_bytes(model, tensor_parallel, pipeline=pipeline, expert_ranks=expert_ranks)
+    reserve = reserve_bytes(part, batch, tensor_parallel)
     cache = budget - weights - reserve
     tokens = cache_tokens(
-        model, cache, context=context, tensor_parallel=tensor_parallel, batch_tokens=batch.tokens, dtype=dtype
+        part, cache, context=context, tensor_parallel=tensor_parallel, batch_tokens=batch.tokens, dtype=dtype
     )
-    why = _misfit(model, device, tensor_parallel, context) or _shortage(
+    why = _misfit(model, device, tensor_parallel, context, whole_experts=bool(expert_ranks)) or _shortage(
         model, budget, weights, reserve, tokens, context
     )
     return Fit(
         instance=instance.name,
         tensor_parallel=tensor_parallel,
+        pipeline=pipeline,
         fits=not why,
         why=why,
         budget_bytes=budget,
@@ -224,26 +257,30 @@ def sizes(model: Architecture, instance: Instance) -> tuple[int, ...]:
     return tuple(2**power for power in range(most.bit_length()) if 2**power <= min(most, model.heads))
 
 
-def indivisible(model: Architecture, tensor_parallel: int) -> str:
-    """Why the model cannot be split this many ways, as a sentence; empty where it can."""
+def indivisible(model: Architecture, tensor_parallel: int, *, whole_experts: bool = False) -> str:
+    """Why the model cannot be split this many ways, as a sentence; empty where it can.
+
+    Args:
+        whole_experts: experts are spread over accelerators instead of being split.
+    """
     t = tensor_parallel
     if model.heads % t:
         return f"{model.heads} attention heads do not divide by {t}"
     if not model.latent and model.kv_heads % t and t % model.kv_heads:
         return f"{model.kv_heads} key and value heads neither divide by {t} nor are divided by it"
     # vLLM pads MXFP4 experts, and refuses the rest.
-    if model.expert_intermediate % t and model.quantization != "mxfp4":
+    if model.expert_intermediate % t and model.quantization != "mxfp4" and not whole_experts:
         return f"an expert's width, {model.expert_intermediate}, does not divide by {t}"
     if (not model.experts or model.dense_layers) and model.intermediate % t:
         return f"the feed-forward width, {model.intermediate}, does not divide by {t}"
-    if model.quantization == "fp8":
-        return _broken_blocks(model, t)
+    if model.quantization == "fp8" and model.fp8_block:
+        return _broken_blocks(model, t, whole_experts)
     return ""
 
 
-def _broken_blocks(model: Architecture, t: int) -> str:
+def _broken_blocks(model: Architecture, t: int, whole_experts: bool) -> str:
     """vLLM refuses to cut a block of FP8 weights, which shares one scale (vllm-project/vllm#17569)."""
-    widths = {"an expert's width": model.expert_intermediate}
+    widths = {} if whole_experts else {"an expert's width": model.expert_intermediate}
     if not model.experts or model.dense_layers:
         widths["the feed-forward width"] = model.intermediate
     for what, width in widths.items():
@@ -255,13 +292,13 @@ def _broken_blocks(model: Architecture, t: int) -> str:
     return ""
 
 
-def _misfit(model: Model, device: Accelerators, tensor_parallel: int, context: int) -> str:
+def _misfit(model: Model, device: Accelerators, tensor_parallel: int, context: int, *, whole_experts: bool) -> str:
     """What has nothing to do with memory."""
     if tensor_parallel > ranks(device):
         return f"one machine has {ranks(device)}, not {tensor_parallel}"
     if context > model.max_context:
         return f"the model was made for {model.max_context} tokens a request, not {context}"
-    return indivisible(model, tensor_parallel)
+    return indivisible(model, tensor_parallel, whole_experts=whole_experts)
 
 
 def _shortage(model: Model, budget: int, weights: int, reserve: int, tokens: int, context: int) -> str:
@@ -275,8 +312,10 @@ def _shortage(model: Model, budget: int, weights: int, reserve: int, tokens: int
     return ""
 
 
-def _on_one(model: Architecture, group: Tensors, tensor_parallel: int) -> float:
+def _on_one(model: Architecture, group: Tensors, tensor_parallel: int, expert_ranks: int) -> float:
     """Bytes of a group on one accelerator."""
+    if group.what == EXPERTS and expert_ranks:
+        return group.bytes * _up(model.experts, expert_ranks) / model.experts
     if group.what == EXPERTS and model.quantization == "mxfp4":
         # vLLM's kernels take widths in steps: the hidden one of 256, the expert's of 128 after the split (vLLM 0.32.0,
         # fused_moe/oracle/mxfp4.py, Marlin and TensorRT-LLM). gpt-oss-20b then takes 13.7 GiB, not 12.8.

@@ -92,7 +92,8 @@ class _Unknown:
         raise _NotKnownError
 
     __getattr__ = __getitem__ = __iter__ = __contains__ = __len__ = __bool__ = _ask
-    __lt__ = __le__ = __gt__ = __ge__ = __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _ask
+    __lt__ = __le__ = __gt__ = __ge__ = __add__ = __radd__ = __sub__ = __rsub__ = _ask
+    __mul__ = __rmul__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = _ask
     __eq__ = __ne__ = __hash__ = __str__ = __format__ = _ask
 
 

@@ -17,12 +17,16 @@ from infra.errors import InputError
 ENCODERS = ("bert", "roberta", "xlm-roberta")
 DECODERS = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gpt_oss", "deepseek_v2", "deepseek_v3")
 
+Quantization = Literal["none", "fp8", "mxfp4", "nvfp4"]
+
 Split = Literal["even", "kv", "none"]
 """How tensor parallelism divides a tensor: evenly; by key and value heads, so into no more parts; not at all."""
 
 _BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0}
 _FP8_SCALE_BYTES = 4
 """DeepSeek's block-wise FP8 keeps one float32 scale (`weight_scale_inv`) for each block, 128 x 128 by default."""
+NVFP4_BYTES = 0.5 + 1 / 16
+"""A number of NVIDIA's NVFP4: 4 bits, and one 8-bit scale for each 16 numbers."""
 MXFP4_BYTES = 0.5 + 1 / 32
 """A number of OCP Microscaling MXFP4: 4 bits, and one 8-bit scale for each 32 numbers."""
 
@@ -80,8 +84,10 @@ class Architecture(BaseModel):
     """Most tokens of a request that the model was made for."""
 
     dtype: str
-    quantization: Literal["none", "fp8", "mxfp4"] = "none"
+    quantization: Quantization = "none"
     fp8_block: int = 128
+    """Side of the blocks that share a scale; 0 where a whole matrix does."""
+
     attention_bias: bool = False
     output_bias: bool = False
     query_key_norm: bool = False
@@ -223,7 +229,7 @@ def _sliding_layers(kind: str, config: Mapping[str, Any]) -> int:
     return layers - min(layers, int(config.get("max_window_layers", 0)))
 
 
-def _quantization(config: Mapping[str, Any], where: str) -> tuple[Literal["none", "fp8", "mxfp4"], int]:
+def _quantization(config: Mapping[str, Any], where: str) -> tuple[Quantization, int]:
     settings = config.get("quantization_config")
     if not settings:
         return "none", 128
@@ -232,9 +238,11 @@ def _quantization(config: Mapping[str, Any], where: str) -> tuple[Literal["none"
         return "fp8", int((settings.get("weight_block_size") or [128])[0])
     if method == "mxfp4":
         return "mxfp4", 128
+    if method == "modelopt" and settings.get("quant_algo") == "NVFP4":
+        return "nvfp4", 128
     raise InputError(
         f"{where}: quantization_config.quant_method: now {method!r}: the size of its weights is not known here. "
-        "Write a model in bfloat16, fp8 or mxfp4."
+        "Write a model in bfloat16, fp8, mxfp4 or NVFP4."
     )
 
 
@@ -243,6 +251,8 @@ def _matrix(a: Architecture, rows: int, columns: int, kind: Literal["plain", "li
     count = rows * columns
     if kind == "expert" and a.quantization == "mxfp4":
         return count, count * MXFP4_BYTES
+    if kind != "plain" and a.quantization == "nvfp4":
+        return count, count * NVFP4_BYTES
     if kind != "plain" and a.quantization == "fp8":
         return count, count + _FP8_SCALE_BYTES * _blocks(rows, a.fp8_block) * _blocks(columns, a.fp8_block)
     return count, count * _plain(a)
@@ -253,7 +263,7 @@ def _plain(a: Architecture) -> float:
 
 
 def _blocks(length: int, block: int) -> int:
-    return -(-length // block)
+    return -(-length // block) if block else 1
 
 
 def _group(what: str, times: int, parts: list[tuple[int, float]], split: Split, active: float = 1.0) -> Tensors:

@@ -11,7 +11,7 @@ import string
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict
@@ -23,26 +23,55 @@ VALUES = frozenset(
         "weights",  # s3://BUCKET/PREFIX/
         "served_model",  # the name that clients use
         "host",  # the address to listen on
+        "bind",  # the same in ZeroMQ's words, where * is every address
         "port",
         "metrics_port",  # of a router that has its own
+        "side_port",  # where prefill and decode agree on a transfer
+        "events_port",  # where KV cache events are published
+        "master_port",  # where the machines of a replica meet
+        "ray_port",  # where Ray's machines meet
+        "data_port",  # where its data-parallel ranks meet
         "context",  # most tokens of a request
         "kv_bytes",  # memory of the KV cache
+        "kv_block",  # tokens of a block of it
+        "kv_role",  # whether it makes or takes KV caches
         "threads",  # of computation
+        "tensor",  # ways that a layer is split
+        "pipeline",  # stages of layers
+        "data",  # data-parallel ranks
+        "machines",  # of one replica
+        "rank",  # of this machine among them
+        "leader",  # address of the first of them
+        "batch_tokens",  # most tokens of a step
+        "sequences",  # most requests of a step
+        "offload_gib",  # memory for cached prompts, GiB
+        "speculative",  # the engine's settings for guessed tokens, JSON
+        "adapters",  # NAME=PLACE of each LoRA adapter
+        "adapters_most",  # how many of them at once
         "cache",  # a folder of the process's own
         "sockets",  # a folder whose path is short
         "policy",  # in the router's own words
         "imbalance",  # requests that one replica may have under way more than another
         "deadline_s",  # of a request
-        "workers",  # base URLs; an argument that is only this becomes one for each
+        "namespace",  # where the engines' pods live
+        "engine_port",  # where every engine listens
+        "workers",  # base URLs, or labels, of engines that do both halves of a request
+        "prefill",  # the same of those that read prompts
+        "decode",  # and of those that write answers
+        "events",  # URL=ENDPOINT of each engine's KV cache events
     }
 )
-"""What rows may ask for."""
+"""What rows may ask for. Where a value is a list, the argument that asks for it is repeated for each item."""
 
 Values = Mapping[str, str | int | tuple[str, ...]]
 
 
+def _asked(text: str) -> set[str]:
+    return {name for _, name, _, _ in string.Formatter().parse(text) if name is not None}
+
+
 def _known(text: str) -> str:
-    asked = {name for _, name, _, _ in string.Formatter().parse(text) if name is not None}
+    asked = _asked(text)
     if asked - VALUES:
         raise ValueError(f"{text}: no value is called {', '.join(sorted(asked - VALUES))}")
     return text
@@ -60,6 +89,8 @@ class Part(_Row):
 
     arguments: tuple[Text, ...] = ()
     environment: Mapping[str, Text] = {}
+    own_address: tuple[str, ...] = ()
+    """Variables that must hold the address by which other machines reach the process."""
 
 
 class Streaming(Part):
@@ -75,11 +106,27 @@ class Platform(Part):
     kv_block: int
     """Tokens in one block of the KV cache."""
 
-    base_bytes: int
-    """Memory of one replica besides weights and KV cache."""
+    device: str
+    """The engine's word for it."""
 
-    weight_copies: float
-    """Memory of one replica for each byte of weights."""
+    base_bytes: int = 0
+    """Memory of one replica besides weights and KV cache, where those lie in the machine's own memory."""
+
+    weight_copies: float = 0
+    """Memory of one replica for each byte of weights, there."""
+
+    options: Mapping[str, Part] = {}
+    """What an option adds on this kind of processor."""
+
+
+class Ray(_Row):
+    """What the machines of a replica run where Ray joins them."""
+
+    lead: tuple[Text, ...]
+    """Put before the engine's command on the first."""
+
+    follow: tuple[Text, ...]
+    """The whole command on the others."""
 
 
 class Engine(_Row):
@@ -89,6 +136,18 @@ class Engine(_Row):
     read: str
     command: tuple[Text, ...]
     environment: Mapping[str, Text]
+    image: str
+    """Of a container that runs it on GPUs."""
+
+    options: Mapping[str, Part]
+    """What a setting adds, by name."""
+
+    ray: Ray
+    """Ray in place of the engine's own processes."""
+
+    transfers: Mapping[str, Part]
+    """How a KV cache is handed on, by what lies between the machines."""
+
     streaming: Streaming
     other_s3: Part
     """For an S3 that is not AWS's own."""
@@ -101,13 +160,30 @@ class Engine(_Row):
     """Path of its own counters and histograms, in Prometheus's format."""
 
 
+class Finding(_Row):
+    """How a router finds the engines."""
+
+    together: Part
+    """Engines that do both halves of a request."""
+
+    apart: Part
+    """Engines that read prompts, and engines that write answers."""
+
+
 class Router(_Row):
     """What spreads requests over the replicas."""
 
     source: str
     read: str
+    image: str
+    """Of a container that runs it, where {registry} is the fleet's own."""
+
     command: tuple[Text, ...]
     environment: Mapping[str, Text] = {}
+    finds: Mapping[Literal["addresses", "labels"], Finding]
+    kv_events: Part
+    """What a policy adds that follows the engines' caches."""
+
     policies: Mapping[str, str]
     """The router's word for each of a blueprint's policies."""
 
@@ -143,9 +219,16 @@ def arguments(texts: Iterable[str], values: Values) -> tuple[str, ...]:
     """
     filled: list[str] = []
     for text in texts:
-        listed = values.get(text[1:-1]) if text.startswith("{") and text.endswith("}") else None
-        filled += listed if isinstance(listed, tuple) else (_fill(text, values),)
+        listed = [name for name in _asked(text) if isinstance(values.get(name), tuple)]
+        if listed:
+            filled += [_fill(text, {**values, listed[0]: item}) for item in _items(values[listed[0]])]
+        else:
+            filled.append(_fill(text, values))
     return tuple(filled)
+
+
+def _items(value: str | int | tuple[str, ...]) -> tuple[str, ...]:
+    return value if isinstance(value, tuple) else (str(value),)
 
 
 def environment(parts: Iterable[Mapping[str, str]], values: Values) -> dict[str, str]:

@@ -17,7 +17,7 @@ from scripts import console
 from scripts.commands import arguments
 
 if TYPE_CHECKING:
-    from blueprints.deployment import Deployment
+    from blueprints.deployment import Deployment, Role, Served
 
 
 def check(
@@ -51,26 +51,35 @@ def _understand(folder: Path, fleet: Path, target: str) -> tuple[Document[Bluepr
     from scripts import inputs
 
     served, rented = inputs.read(folder, fleet)
+    template = render.template(folder, target)
     # What a run of the target would find out by starting something stays open here: ports, the bucket, folders.
     place = Place.model_construct(target=target, region=rented.value.region, bucket="", ports=defaultdict(int), cores=1)
     deployment = resolve.resolve(served, rented, place)
-    render.text(deployment, render.template(folder, target))
+    render.text(deployment, template)
     return served, rented, deployment
 
 
 def _plain(deployment: Deployment) -> dict[str, Any]:
-    workers = deployment.workers
     return {
         "name": deployment.name,
         "pattern": deployment.pattern,
         "target": deployment.target,
         "fleet": deployment.fleet,
-        "model": deployment.model,
-        "pool": workers.pool,
-        "instance_type": workers.instance_type,
-        "accelerators": workers.accelerators,
-        "replicas": workers.count.most,
-        "weight_bytes": deployment.weights.bytes,
+        "models": [
+            {"model": served.model, "context": served.context, "weight_bytes": served.weights.bytes}
+            for served in deployment.models
+        ],
+        "roles": [
+            {
+                "name": role.name,
+                "pool": role.pool,
+                "instance_types": list(role.instance_types),
+                "accelerators": role.accelerators,
+                "machines": role.machines,
+                "replicas": {"least": role.count.least, "most": role.count.most},
+            }
+            for role in deployment.engines
+        ],
     }
 
 
@@ -92,8 +101,9 @@ def _fleet_lines(rented: Document[Fleet]) -> list[tuple[str, str]]:
 
 
 def _blueprint_lines(served: Document[Blueprint], deployment: Deployment) -> list[tuple[str, str]]:
-    blueprint, worker = served.value, deployment.workers
-    traffic, slo, weights = blueprint.traffic, blueprint.slo, deployment.weights
+    from blueprints import resolve
+
+    blueprint, traffic, slo = served.value, deployment.traffic, deployment.slo
     load = f"{traffic.users} users" if traffic.users else f"{traffic.arrivals:g} requests/s ({traffic.process})"
     limits = [
         f"{metric.removesuffix('_ms')} {percentile} < {limit:g} ms"
@@ -106,21 +116,29 @@ def _blueprint_lines(served: Document[Blueprint], deployment: Deployment) -> lis
         for value, unit in ((slo.output_tokens_per_s, "output tokens/s"), (slo.requests_per_s, "requests/s"))
         if value is not None
     ]
-    gigabytes = f"{weights.bytes / 1e9:.{3 if weights.bytes < 1e9 else 1}f} GB"
     return [
         ("blueprint", f"{deployment.name} ({served.path}): {blueprint.pattern} for the target {deployment.target}"),
-        ("model", f"{blueprint.model} on {blueprint.engine}, context {blueprint.context}, {gigabytes} of weights"),
-        (
-            "worker",
-            f"{worker.count} x {worker.accelerators} accelerator(s) of {worker.instance_type}, pool {worker.pool}",
-        ),
-        ("router", blueprint.roles.router.policy),
+        *(("model", _model(blueprint, one)) for one in deployment.models),
+        *((role.name, _role(role)) for role in deployment.engines),
+        ("router", resolve.policy(blueprint)),
         (
             "traffic",
             f"{load}, {traffic.input_tokens} tokens in, {traffic.output_tokens} out, {traffic.requests} requests",
         ),
         ("slo", ", ".join([*limits, *least, f"errors at most {slo.errors * 100:g}%"])),
     ]
+
+
+def _model(blueprint: Blueprint, served: Served) -> str:
+    size = served.weights.bytes / 1e9
+    gigabytes = f"{size:.{3 if size < 1 else 1}f} GB"
+    return f"{served.model} on {blueprint.engine}, context {served.context}, {gigabytes} of weights"
+
+
+def _role(role: Role) -> str:
+    machines = f" over {role.machines} machines" if role.machines > 1 else ""
+    types = " or ".join(role.instance_types)
+    return f"{role.count} x {role.accelerators} accelerator(s) of {types}{machines}, pool {role.pool}"
 
 
 def _list(zones: tuple[str, ...]) -> str:

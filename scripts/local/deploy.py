@@ -161,8 +161,8 @@ def start_roles(plan: Plan, up: Supervisor, note: Callable[[str], None] = lambda
     Raises:
         RoleFailed: one ended, or did not answer in time.
     """
-    engine_env.lend_descriptions(plan.run.cache(process.name) for process in plan.deployment.workers.processes)
-    roles = (*plan.deployment.workers.processes, *plan.deployment.router.processes)
+    engine_env.lend_descriptions(plan.run.cache(process.name) for process in plan.deployment.replicas)
+    roles = (*plan.deployment.replicas, *plan.deployment.router.processes)
     for process in roles:
         up.start(process.name)
     answers.wait(up, roles, note)
@@ -198,7 +198,7 @@ def change(plan: Plan, up: Supervisor, storage: Callable[[Plan], str] = apply_st
     before = plan.run.deployment()
     if before is None or before.place.bucket != plan.deployment.place.bucket:
         plan = plan.in_bucket(storage(plan))
-    if before is None or before.weights != plan.deployment.weights:
+    if before is None or before.models != plan.deployment.models:
         _put(plan)
     else:
         weights.check(plan.deployment)
@@ -210,9 +210,10 @@ def change(plan: Plan, up: Supervisor, storage: Callable[[Plan], str] = apply_st
 
 
 def _put(plan: Plan) -> None:
-    with console.step(f"Put the model {plan.deployment.model} into the bucket") as step:
+    models = " and ".join(served.model for served in plan.deployment.models)
+    with console.step(f"Put the model {models} into the bucket") as step:
         size = put_weights(plan, lambda text: setattr(step, "note", text))
-        step.note = f"{human_bytes(size)} at {plan.deployment.weights.uri}"
+        step.note = f"{human_bytes(size)} at {', '.join(served.weights.uri for served in plan.deployment.models)}"
 
 
 def _start(plan: Plan, up: Supervisor) -> None:

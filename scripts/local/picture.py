@@ -22,12 +22,12 @@ def draw(deployment: Deployment, folder: str) -> RenderableType:
     }
     return Group(
         Text(f"{deployment.name} is up at {deployment.url}"),
-        *([Text(RANDOM_NOTICE, "yellow")] if deployment.weights.random else []),
+        *([Text(RANDOM_NOTICE, "yellow")] if any(served.weights.random for served in deployment.models) else []),
         *(Text(f"  {word:<6} {line}") for word, line in lines.items()),
     )
 
 
 def request(deployment: Deployment) -> str:
     """A line that asks the deployment something."""
-    body = f'{{"model": "{deployment.served_model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+    body = f'{{"model": "{deployment.models[0].name}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
     return f"curl {deployment.url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+from blueprints import resolve
 from blueprints.blueprint import Blueprint
 from blueprints.deployment import Place, Process
 from infra.constructs import limits
@@ -32,8 +33,7 @@ def find(run: Run, blueprint: Blueprint, fleet: Fleet, *, own_ports: bool, port:
     Raises:
         Unavailable: `port` is taken.
     """
-    workers = [f"worker-{number}" for number in range(blueprint.roles.worker.replicas)]
-    ports = _ports(run, [AWS, ROUTER, "router-metrics", *workers], own_ports, port)
+    ports = _ports(run, [AWS, *resolve.ports(blueprint)], own_ports, port)
     endpoint = f"http://127.0.0.1:{ports[AWS]}"
     aws = Process(
         name=AWS,

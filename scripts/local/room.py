@@ -40,7 +40,7 @@ def _ports(starting: Sequence[Process]) -> None:
 
 
 def _memory(deployment: Deployment, starting: Sequence[Process]) -> None:
-    held = int(AWS_COPIES * deployment.weights.bytes)
+    held = int(AWS_COPIES * _weights(deployment))
     needs = {process.name: process.memory_bytes + (held if process.stateful else 0) for process in starting}
     need, free = sum(needs.values()), psutil.virtual_memory().available
     if need > free:
@@ -51,8 +51,12 @@ def _memory(deployment: Deployment, starting: Sequence[Process]) -> None:
         )
 
 
+def _weights(deployment: Deployment) -> int:
+    return sum(served.weights.bytes for served in deployment.models)
+
+
 def _disk(run: Run, deployment: Deployment) -> None:
-    need = LOGS_BYTES + deployment.weights.bytes
+    need = LOGS_BYTES + _weights(deployment)
     there = next(parent for parent in (run.data, *run.data.parents) if parent.exists())
     free = shutil.disk_usage(there).free
     if need > free:

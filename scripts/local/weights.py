@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from blueprints import resolve
-from blueprints.deployment import Deployment
+from blueprints.deployment import Deployment, Place, Served
 from infra.errors import Unavailable
 from scripts.local.run import Run
 
@@ -40,40 +40,47 @@ def put(run: Run, deployment: Deployment, progress: Progress = lambda _done, _al
         Unavailable: S3 or the hub does not answer or refuses, or the disk is full.
         InputError: the hub has no such model.
     """
+    for served in deployment.models:
+        _put_one(run, deployment.place, served, progress)
+
+
+def _put_one(run: Run, place: Place, served: Served, progress: Progress) -> None:
     from scripts.models import make_tiny, upload
 
-    place, name, uri = deployment.place, deployment.model, deployment.weights.uri
+    name, uri = served.model, served.weights.uri
     if uri != f"s3://{place.bucket}/{resolve.prefix_of(name)}/":
         return
     if name in make_tiny.SIZES:
-        folder = make_tiny.make(name, run.data / "model", progress)
-        _send(folder, deployment, progress)
+        folder = make_tiny.make(name, run.data / "model" / name, progress)
+        _send(folder, place, uri, progress)
     elif upload.is_folder(name):
-        _send(Path(name).expanduser(), deployment, progress)
+        _send(Path(name).expanduser(), place, uri, progress)
     else:
         where: _Where = {"endpoint": place.s3_endpoint, "environment": place.environment}
         upload.from_hub(name, uri, **where, staging=run.data / "download", progress=progress)
 
 
-def _send(folder: Path, deployment: Deployment, progress: Progress) -> None:
+def _send(folder: Path, place: Place, uri: str, progress: Progress) -> None:
     from scripts.models import upload
 
-    place = deployment.place
     where: _Where = {"endpoint": place.s3_endpoint, "environment": place.environment}
-    upload.upload(folder, deployment.weights.uri, **where, progress=progress)
+    upload.upload(folder, uri, **where, progress=progress)
 
 
 def check(deployment: Deployment) -> int:
-    """Checks that config.json and whole safetensors files lie at the deployment's URI; returns the bytes of the latter.
+    """Checks that config.json and whole safetensors files lie at each model's URI; returns the bytes of the latter.
 
     The engine would find out as well, but half a minute later and in words about its own insides.
 
     Raises:
         Unavailable: they are not there, cut short, or must not be read.
     """
+    return sum(_check_one(deployment.place, served.weights.uri) for served in deployment.models)
+
+
+def _check_one(place: Place, uri: str) -> int:
     from scripts.models import s3
 
-    place, uri = deployment.place, deployment.weights.uri
     bucket = s3.Bucket(s3.place(uri), endpoint=place.s3_endpoint, environment=place.environment)
     sizes = bucket.sizes()
     files = {name: size for name, size in sizes.items() if name.endswith(".safetensors")}

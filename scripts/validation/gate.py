@@ -8,7 +8,7 @@ from typing import get_args
 
 from pydantic import BaseModel, ConfigDict
 
-from blueprints.blueprint import Slo
+from blueprints.traffic import Slo
 from scripts.validation.summary import Latency, Metric
 
 LATENCIES: tuple[Metric, ...] = get_args(Metric)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict
 
-from blueprints.blueprint import Traffic
+from blueprints.traffic import Traffic
 
 
 class Plan(BaseModel):

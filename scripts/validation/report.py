@@ -202,7 +202,7 @@ def build(
     metrics = {metric: summary.latency(values) for metric, values in latencies(answered).items()}
     throughput = _throughput(answered, outcome.duration_s)
     missed = gate.missed(deployment.slo, metrics, len(samples), len(samples) - len(answered), throughput.model_dump())
-    names = [process.name for process in deployment.workers.processes]
+    names = [process.name for process in deployment.replicas]
     replicas = engine.replicas(names, outcome.pages_before, outcome.pages_after) if outcome.pages_after else []
     tokens = _tokens(answered)
     return Report(
@@ -270,14 +270,21 @@ def _tokens(answered: Sequence[Sample]) -> Tokens:
 def _settings(deployment: Deployment) -> dict[str, Any]:
     plain = deployment.model_dump(
         mode="json",
-        include={
-            "pattern", "target", "fleet", "model", "served_model", "engine", "context", "url", "traffic", "slo",
-        },
+        include={"pattern", "target", "fleet", "engine", "url", "traffic", "slo"},
         exclude_none=True,
-    )  # fmt: skip
+    )
+    first = deployment.models[0]
     if deployment.traffic.arrivals is None:
         plain["traffic"].pop("process")  # it spaces arrivals, and there are none
-    return {**plain, "replicas": len(deployment.workers.processes)}
+    roles = {role.name: len(role.processes) for role in deployment.engines}
+    return {
+        **plain,
+        "model": first.model,
+        "served_model": first.name,
+        "context": first.context,
+        "replicas": len(deployment.replicas),
+        **({"roles": roles} if len(roles) > 1 else {}),
+    }
 
 
 def _expected(answered: Sequence[Sample]) -> Expected | None:

@@ -83,7 +83,7 @@ def validate(
         found = _play(told, user or _LOCUSTFILE, work)
         with (work / outcome.SAMPLES).open(encoding="utf-8") as lines:
             samples = [Sample.from_json(line) for line in lines]
-        read = weights.read(deployment.weights, [logs / f"{one.name}.log" for one in deployment.workers.processes])
+        read = weights.read(deployment.models[0].weights, [logs / f"{one.name}.log" for one in deployment.replicas])
         made = report.build(deployment, found, samples, read, _versions(deployment))
         return made, _keep(made, samples, work, runs / deployment.name)
 
@@ -120,10 +120,10 @@ def _plan(deployment: Deployment, folder: Path, work: Path) -> Plan:
         prompts.read_rows(data, traffic.api)  # a mistake in it is said before anything starts
     pages = {}
     if deployment.target == "local":
-        pages = {one.name: f"http://127.0.0.1:{one.port}/metrics" for one in deployment.workers.processes}
+        pages = {one.name: f"http://127.0.0.1:{one.port}/metrics" for one in deployment.replicas}
     told = Plan(
         url=deployment.url,
-        model=deployment.served_model,
+        model=deployment.models[0].name,
         traffic=traffic,
         data=str(data) if data else None,
         engine_pages=pages,
@@ -198,7 +198,7 @@ def _versions(deployment: Deployment) -> dict[str, str]:
     found = {"blueprint": importlib.metadata.version("llm-serving-blueprints")}
     if deployment.target != "local":
         return found
-    page_url = f"http://127.0.0.1:{deployment.workers.processes[0].port}/version"
+    page_url = f"http://127.0.0.1:{deployment.replicas[0].port}/version"
     with contextlib.suppress(OSError, ValueError, KeyError), urllib.request.urlopen(page_url, timeout=5) as answer:
         found[deployment.engine] = str(json.load(answer)["version"])
     return found

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from blueprints import blueprint
-from blueprints.blueprint import Blueprint, Traffic
+from blueprints.blueprint import Blueprint
+from blueprints.traffic import Traffic
 from infra.errors import InputError
 from infra.units import Bounds
 
@@ -52,8 +53,9 @@ def test_every_pattern_is_itself_right_and_bears_its_own_name(folder: Path) -> N
 def test_what_is_left_out_has_its_default() -> None:
     value = read(GOOD)
     assert (value.name, value.engine, value.weights, value.context) == (None, "vllm", "s3", 4096)
-    assert (value.roles.worker.replicas, value.roles.worker.accelerators) == (1, 1)
-    assert value.roles.router.policy == "cache-aware"
+    assert value.roles.worker is not None
+    assert (value.roles.worker.replicas, value.roles.worker.accelerators) == (Bounds(1, 1), 1)
+    assert value.roles.router.policy is None, "it follows from the traffic"
     traffic = value.traffic
     assert (traffic.users, traffic.arrivals, traffic.requests, traffic.warm_up) == (8, None, 300, 10)
     assert (traffic.time_limit, traffic.deadline) == (600.0, 60.0)
@@ -83,20 +85,20 @@ TOKENS = "Write a number of tokens such as"
         (
             "pattern: aggregated\n",
             [
-                "1:1: model: it is required and missing. Write model: Qwen/Qwen3-0.6B.",
                 "1:1: roles: it is required and missing. Write roles: {worker: {pool: general}}.",
                 "1:1: traffic: it is required and missing. Write traffic: {users: 8}.",
                 "1:1: slo: it is required and missing. Write slo: {ttft_ms: {p95: 800}}.",
+                "1:1: model: it is required and missing. Write model: Qwen/Qwen3-0.6B.",
             ],
         ),
-        (GOOD + "modle: tiny\n", ["7:1: modle: there is no such key. Write one of context, engine, name, weights."]),
+        (GOOD + "modle: tiny\n", ["7:1: modle: there is no such key. Write one of context, disruption, engine, framework, image, name, tuning, weights."]),
         (GOOD.replace("model:", "modle:"), ["2:1: modle: there is no such key. Write model:."]),
         (GOOD + "model: mid\n", ["7:1: model: the key stands twice; the first is on line 2. Write it once."]),
-        (GOOD.replace("worker: {pool: general}", "router: {}"), ["3:1: roles.worker: it is required and missing. Write worker: {pool: general}."]),
+        (GOOD.replace("worker: {pool: general}", "router: {}"), ["3:1: roles.worker: the pattern aggregated needs it, and it is missing. Write worker: {pool: general}."]),
         (GOOD.replace("roles:\n  worker: {pool: general}\n", "roles:\n"), ["3:7: roles: the key has no value. Write a value, or leave it out."]),
-        (GOOD.replace("pool: general", "pool: general, tp: 2"), ["4:27: roles.worker.tp: there is no such key. Write one of accelerators, replicas."]),
+        (GOOD.replace("pool: general", "pool: general, tp: 2"), ["4:27: roles.worker.tp: there is no such key. Write one of accelerators, adapters, data, executor, expert, pipeline, replicas, scale."]),
         # a value has the wrong kind or form
-        (GOOD.replace("aggregated", "agregated"), [f"1:10: pattern: now 'agregated': {CHOICE} Write aggregated; the choices are 'aggregated'."]),
+        (GOOD.replace("aggregated", "agregated"), [f"1:10: pattern: now 'agregated': {CHOICE} Write aggregated; the choices are 'aggregated', 'disaggregated', 'distributed' or 'multi-model'."]),
         (GOOD.replace("model: tiny", "model: 5"), ["2:8: model: now 5: it is no text. Write it in quotes: '5'."]),
         (GOOD.replace("model: tiny", "model: --trust-remote-code"), ["2:8: model: now '--trust-remote-code': it is not a model: a name of the catalogue, a hub id or a folder. Write a model such as Qwen/Qwen3-0.6B."]),
         (GOOD.replace("model: tiny", 'model: ""'), ["2:8: model: now '': it is not a model: a name of the catalogue, a hub id or a folder. Write a model such as Qwen/Qwen3-0.6B."]),
@@ -107,10 +109,10 @@ TOKENS = "Write a number of tokens such as"
         (GOOD + "context: 0\n", [f"7:10: context: now 0: it is not from 1 to 10000000. {TOKENS} 8k."]),
         (GOOD + "name: Mine\n", ["7:7: name: now 'Mine': it is not a name of 2 to 32 characters: a-z, 0-9 and -, a letter first. Write a name of 2 to 32 characters such as general."]),
         (GOOD.replace("{pool: general}", "general"), ["4:11: roles.worker: now 'general': it is a text. Write a mapping of keys to values."]),
-        (GOOD.replace("{pool: general}", "{pool: general, replicas: two}"), ["4:37: roles.worker.replicas: now 'two': it is a text. Write a whole number."]),
-        (GOOD.replace("{pool: general}", "{pool: general, replicas: 0}"), ["4:37: roles.worker.replicas: now 0: it is too small. Write 1 or more."]),
-        (GOOD.replace("{pool: general}", "{pool: general, accelerators: 65}"), ["4:41: roles.worker.accelerators: now 65: it is too large. Write 64 or less."]),
-        (GOOD.replace("{pool: general}", "{pool: general}\n  router: {policy: random-ish}"), [f"5:20: roles.router.policy: now 'random-ish': {CHOICE} Write random; the choices are 'cache-aware', 'round-robin', 'random', 'power-of-two' or 'consistent-hash'."]),
+        (GOOD.replace("{pool: general}", "{pool: general, replicas: two}"), ["4:37: roles.worker.replicas: now 'two': it is neither a number of replicas nor a range. Write a number of replicas such as 4, or a range such as 1..8."]),
+        (GOOD.replace("{pool: general}", "{pool: general, replicas: 0}"), ["4:37: roles.worker.replicas: now 0: nothing would ever run. Write replicas: 1, or a range such as 0..4."]),
+        (GOOD.replace("{pool: general}", "{pool: general, accelerators: 1025}"), ["4:41: roles.worker.accelerators: now 1025: it is too large. Write 1024 or less."]),
+        (GOOD.replace("{pool: general}", "{pool: general}\n  router: {policy: random-ish}"), [f"5:20: roles.router.policy: now 'random-ish': {CHOICE} Write random; the choices are 'cache-aware', 'kv-aware', 'load-aware', 'round-robin', 'random' or 'consistent-hash'."]),
         # traffic
         (with_traffic("users: 0"), ["5:18: traffic.users: now 0: it is too small. Write 1 or more."]),
         (with_traffic("users: 8.5"), ["5:18: traffic.users: now 8.5: it is a number with a fraction. Write a whole number."]),

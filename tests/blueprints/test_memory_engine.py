@@ -60,7 +60,7 @@ def test_the_engines_line_is_read_from_its_log() -> None:
 def test_each_running_replica_reports_the_tokens_that_were_computed_for_it(served: Plan) -> None:
     deployment = served.deployment
     model = models.find(deployment.model)
-    for process in deployment.workers.processes:
+    for process in deployment.replicas:
         given = int(process.command[process.command.index("--kv-cache-memory-bytes") + 1])
         computed = memory.cache_tokens(model, given, context=deployment.context, block=CPU_BLOCK)
         reported = _reported(served.run.log(process.name).read_text())

@@ -69,7 +69,7 @@ def _resolve(folder: Path, place: Place | None = None, **changed: str) -> Deploy
 
 
 def _flag(deployment: Deployment, name: str, process: int = 0) -> str:
-    command = deployment.workers.processes[process].command
+    command = deployment.replicas[process].command
     return command[command.index(name) + 1]
 
 
@@ -79,7 +79,7 @@ def _router(deployment: Deployment, name: str) -> str:
 
 
 def test_each_replica_has_a_name_a_port_and_a_cache_of_its_own(tmp_path: Path) -> None:
-    first, second = _resolve(tmp_path).workers.processes
+    first, second = _resolve(tmp_path).replicas
     assert (first.name, second.name) == ("worker-0", "worker-1")
     assert (first.port, second.port) == (PORTS["worker-0"], PORTS["worker-1"])
     assert first.environment["VLLM_CACHE_ROOT"] == "/run/mine/cache/worker-0"
@@ -88,31 +88,31 @@ def test_each_replica_has_a_name_a_port_and_a_cache_of_its_own(tmp_path: Path) -
 
 def test_the_engine_listens_on_loopback_and_streams_from_the_bucket(tmp_path: Path) -> None:
     made = _resolve(tmp_path)
-    assert made.workers.processes[0].command[:3] == ("/engine/bin/vllm", "serve", "s3://demo-models/models/tiny/")
+    assert made.replicas[0].command[:3] == ("/engine/bin/vllm", "serve", "s3://demo-models/models/tiny/")
     assert _flag(made, "--host") == "127.0.0.1"
     assert _flag(made, "--load-format") == "runai_streamer"
     assert _flag(made, "--served-model-name") == "tiny"
     assert _flag(made, "--max-model-len") == "2000"
-    assert made.weights.bytes == models.find("tiny").weight_bytes
-    assert made.weights.random
+    assert made.models[0].weights.bytes == models.find("tiny").weight_bytes
+    assert made.models[0].weights.random
 
 
 def test_another_s3_than_awss_is_addressed_by_path(tmp_path: Path) -> None:
-    other = _resolve(tmp_path).workers.processes[0].environment
-    aws = _resolve(tmp_path, _place(s3_endpoint=None)).workers.processes[0].environment
+    other = _resolve(tmp_path).replicas[0].environment
+    aws = _resolve(tmp_path, _place(s3_endpoint=None)).replicas[0].environment
     assert other["RUNAI_STREAMER_S3_USE_VIRTUAL_ADDRESSING"] == "0"
     assert "RUNAI_STREAMER_S3_USE_VIRTUAL_ADDRESSING" not in aws
     assert other["AWS_REGION"] == "us-west-2"
 
 
 def test_weights_of_ones_own_are_taken_from_there(tmp_path: Path) -> None:
-    assert _resolve(tmp_path, weights="s3://mine/some/model").weights.uri == "s3://mine/some/model/"
+    assert _resolve(tmp_path, weights="s3://mine/some/model").models[0].weights.uri == "s3://mine/some/model/"
 
 
 @pytest.mark.parametrize(("cores", "replicas", "threads"), [(4, 2, "2"), (2, 2, "1"), (2, 3, "1"), (8, 1, "8")])
 def test_the_replicas_share_the_cores(tmp_path: Path, cores: int, replicas: int, threads: str) -> None:
     made = _resolve(tmp_path, _place(cores=cores), worker=f"{{pool: small, replicas: {replicas}}}")
-    assert {process.environment["OMP_NUM_THREADS"] for process in made.workers.processes} == {threads}
+    assert {process.environment["OMP_NUM_THREADS"] for process in made.replicas} == {threads}
 
 
 def test_the_cache_holds_a_full_request_and_all_requests_under_way(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_the_cache_holds_a_full_request_and_all_requests_under_way(tmp_path: Pat
 
 
 def test_what_a_replica_takes_grows_with_its_weights_and_its_cache(tmp_path: Path) -> None:
-    tiny, mid = (_resolve(tmp_path, model=name).workers.processes[0].memory_bytes for name in ("tiny", "mid"))
+    tiny, mid = (_resolve(tmp_path, model=name).replicas[0].memory_bytes for name in ("tiny", "mid"))
     assert mid - tiny > models.find("mid").weight_bytes
 
 
@@ -135,7 +135,7 @@ def test_what_a_replica_takes_grows_with_its_weights_and_its_cache(tmp_path: Pat
         ("cache-aware", "cache_aware"),
         ("round-robin", "round_robin"),
         ("random", "random"),
-        ("power-of-two", "power_of_two"),
+        ("load-aware", "power_of_two"),
         ("consistent-hash", "consistent_hash"),
     ],
 )
@@ -145,7 +145,7 @@ def test_every_policy_of_the_blueprint_has_a_word_of_the_routers(tmp_path: Path,
 
 def test_the_router_knows_every_replica_and_the_requests_deadline(tmp_path: Path) -> None:
     made = _resolve(tmp_path, traffic="{users: 8, deadline: 2.5s, input_tokens: 8, output_tokens: 8}")
-    urls = tuple(f"http://127.0.0.1:{process.port}" for process in made.workers.processes)
+    urls = tuple(f"http://127.0.0.1:{process.port}" for process in made.replicas)
     assert made.router.processes[0].command[-2:] == urls
     assert _router(made, "--request-timeout-secs") == "3"
     assert made.url == f"http://127.0.0.1:{PORTS['router']}"
@@ -164,16 +164,17 @@ def test_load_counts_more_than_a_cached_beginning_at_half_a_replicas_share(
 
 
 def test_the_first_type_in_the_pools_order_that_holds_it_is_taken(tmp_path: Path) -> None:
-    assert _resolve(tmp_path, worker="{pool: large}").workers.instance_type == "g6e.2xlarge"
-    assert _resolve(tmp_path, worker="{pool: large, accelerators: 2}").workers.instance_type == "g6e.48xlarge"
-    assert _resolve(tmp_path, worker="{pool: large, replicas: 9}").workers.instance_type == "g6e.48xlarge"
+    assert _resolve(tmp_path, worker="{pool: large}").engines[0].instance_types[0] == "g6e.2xlarge"
+    assert _resolve(tmp_path, worker="{pool: large, accelerators: 2}").engines[0].instance_types[0] == "g6e.48xlarge"
+    assert _resolve(tmp_path, _place(cores=8), worker="{pool: large, replicas: 9}").engines[0].instance_types[0] == "g6e.48xlarge"
 
 
 def test_what_stands_in_for_what_is_said(tmp_path: Path) -> None:
     made = _resolve(tmp_path, _place(emulated=("AWS is emulated.",)))
     assert made.notes == (
         "On this machine the engine runs on CPU; the 1 x L40S of g6e.2xlarge that the pool small would give each "
-        "replica stay unused.",
+        "replica of worker stay unused.",
+        "The router's policy is load-aware, since by the blueprint's traffic its prompts share nothing.",
     )
     assert made.emulated == (
         "The engine runs on this machine's CPU in place of L40S on g6e.2xlarge, at the CPU's speed.",
@@ -199,9 +200,9 @@ def test_a_model_in_a_folder_is_served_by_the_folders_name(tmp_path: Path) -> No
     config = {key: value for key, value in models.config_of("tiny").items() if key != models.RANDOM_KEY}
     (folder / "config.json").write_text(json.dumps(config))
     made = _resolve(tmp_path, model=str(folder))
-    assert made.served_model == "my-model"
-    assert made.weights.uri == "s3://demo-models/models/my-model/"
-    assert not made.weights.random
+    assert made.models[0].name == "my-model"
+    assert made.models[0].weights.uri == "s3://demo-models/models/my-model/"
+    assert not made.models[0].weights.random
 
 
 REFUSED = [
@@ -227,7 +228,7 @@ REFUSED = [
     (
         {"worker": "{pool: small, accelerators: 2}"},
         "blueprint.yaml:6:39: roles.worker.accelerators: now 2: a replica stands on one machine, and of the pool small "
-        "g6e.2xlarge has 1, g6e.4xlarge has 1. Write accelerators: 1 or less, or a pool of larger types.",
+        "g6e.2xlarge has 1, g6e.4xlarge has 1. Write accelerators: 1 or less, or a pool of larger types, or pattern: distributed.",
     ),
     (
         {"worker": "{pool: plain}"},

@@ -174,7 +174,7 @@ def test_an_editor_that_reads_yaml_1_1_agrees(kind: type[Settings], text: str) -
         (Fleet, "team: ads", "team: 1"),
         (Blueprint, "pattern: aggregated", "pattern: aggregate"),
         (Blueprint, "context: 8k", "context: 0"),
-        (Blueprint, "replicas: 2", "replicas: 0"),
+        (Blueprint, "replicas: 2", "replicas: -1"),
         (Blueprint, "replicas: 2", "replicas: 2.5"),
         (Blueprint, "arrivals: 20/s", "arrivals: 20"),
         (Blueprint, "arrivals: 20/s", "users: 3, arrivals: 20/s"),

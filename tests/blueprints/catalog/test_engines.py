@@ -6,15 +6,17 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from pydantic import ValidationError
 
 from blueprints import resolve
-from blueprints.blueprint import Blueprint, Router
+from blueprints.blueprint import Blueprint
 from blueprints.catalog import engines
 from blueprints.catalog.engines import Part
 from blueprints.deployment import Deployment, Place
+from blueprints.roles import Policy
 from infra.fleet import Fleet
 from infra.settings import load
 from scripts.local import engine_env
@@ -53,7 +55,7 @@ def test_a_later_part_of_an_environment_wins() -> None:
 
 
 def test_every_policy_of_a_blueprint_is_known_to_every_router() -> None:
-    wanted = set(Router.model_fields["policy"].annotation.__args__)  # type: ignore[union-attr]
+    wanted = set(get_args(Policy))
     assert all(set(row.policies) == wanted for row in engines.routers().values())
 
 
@@ -99,7 +101,7 @@ def _parse(program: str, lines: list[list[str]]) -> list[str]:
 @pytest.mark.engine
 def test_the_engines_own_parser_takes_every_command_line_and_refuses_an_unknown_flag() -> None:
     # The program and `serve` are not the parser's.
-    lines = [list(process.command[2:]) for process in _deployment().workers.processes]
+    lines = [list(process.command[2:]) for process in _deployment().replicas]
     said = _parse("vllm", [*lines, [*lines[0], "--no-such-flag", "1"]])
     assert said == ["parsed 20001", "parsed 20002", "refused 2"]
 

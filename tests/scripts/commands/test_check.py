@@ -64,7 +64,7 @@ def test_what_was_understood_is_shown_a_line_for_each_part(capsys: pytest.Captur
         ["blueprint", "mine (mine/blueprint.yaml): aggregated for the target local"],
         ["model", "tiny on vllm, context 4096, 0.008 GB of weights"],
         ["worker", "2 x 1 accelerator(s) of g6e.2xlarge, pool general"],
-        ["router", "cache-aware"],
+        ["router", "load-aware"],
         ["traffic", "8 users, 256 tokens in, 64 out, 300 requests"],
         ["slo", "ttft p95 < 2000 ms, errors at most 0.1%"],
     ]
@@ -75,7 +75,7 @@ def test_the_answer_can_be_had_as_json(capsys: pytest.CaptureFixture[str]) -> No
     answer = json.loads(out)
     assert (code, err, answer["ok"], answer["mistakes"]) == (0, "", True, [])
     assert answer["deployment"]["name"] == "mine"
-    assert answer["deployment"]["instance_type"] == "g6e.2xlarge"
+    assert answer["deployment"]["roles"][0]["instance_types"] == ["g6e.2xlarge"]
 
 
 def test_mistakes_of_both_files_are_shown_together(capsys: pytest.CaptureFixture[str]) -> None:

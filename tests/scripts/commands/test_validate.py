@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
-from blueprints.deployment import Deployment, Place, Process, Role, Weights
+from blueprints.deployment import Deployment, Place, Process, Role, Served, Weights
 from infra.units import Bounds
 from scripts import processes
 from scripts.benchmarks import known_server
@@ -58,18 +58,20 @@ def _write(root: Path, limit: float) -> None:
 def _deployed(root: Path, url: str) -> None:
     port = urlsplit(url).port or 0
 
-    def role(name: str) -> Role:
+    weights = Weights(uri="s3://models/tiny/", loader="runai_streamer", bytes=1, random=True)
+    tiny = Served(model="tiny", name="tiny", weights=weights, context=4096)
+
+    def role(kind: str, name: str, serves: Served | None = None) -> Role:
         process = Process(name=f"{name}-0", command=("true",), environment={}, port=port)
-        return Role(
-            name=name, pool="general", instance_type="", accelerators=0, count=Bounds(1, 1), processes=(process,)
+        return Role.model_validate(
+            {"name": name, "kind": kind, "serves": serves, "count": Bounds(1, 1), "processes": (process,)}
         )
 
     made = Deployment.model_validate(
         {
-            "name": "mine", "pattern": "aggregated", "target": "local", "fleet": "demo", "model": "tiny",
-            "served_model": "tiny", "engine": "vllm", "context": 4096, "url": url,
-            "weights": Weights(uri="s3://models/tiny/", loader="runai_streamer", bytes=1, random=True),
-            "workers": role("worker"), "router": role("router"), "traffic": {"users": 1}, "slo": {},
+            "name": "mine", "pattern": "aggregated", "target": "local", "fleet": "demo", "engine": "vllm",
+            "framework": "plain", "url": url, "roles": (role("engine", "worker", tiny), role("router", "router")),
+            "disruption": {}, "traffic": {"users": 1}, "slo": {},
             "place": Place(target="local", region="us-west-2", bucket="models"), "emulated": ("A stand-in.",),
         }
     )  # fmt: skip

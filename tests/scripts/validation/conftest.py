@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import pytest
 
-from blueprints.blueprint import Slo, Traffic
-from blueprints.deployment import Deployment, Place, Process, Role, Weights
+from blueprints.blueprint import Disruption
+from blueprints.deployment import Deployment, Place, Process, Role, Served, Weights
+from blueprints.traffic import Slo, Traffic
 from infra.units import Bounds
 
 Deploy = Callable[..., Deployment]
@@ -21,19 +22,20 @@ def deploy() -> Deploy:
 
 def _deploy(url: str, traffic: dict[str, Any], slo: dict[str, Any] | None = None, *, random: bool = True) -> Deployment:
     port = urlsplit(url).port or 0
+    weights = Weights(uri="s3://models/tiny/", loader="runai_streamer", bytes=1, random=random)
     return Deployment(
         name="known",
         pattern="aggregated",
         target="local",
         fleet="demo",
-        model="tiny",
-        served_model="tiny",
         engine="vllm",
-        weights=Weights(uri="s3://models/tiny/", loader="runai_streamer", bytes=1, random=random),
-        context=4096,
-        workers=_role("worker", "worker-0", port),
-        router=_role("router", "router-0", port),
+        framework="plain",
+        roles=(
+            _role("engine", "worker", port, Served(model="tiny", name="tiny", weights=weights, context=4096)),
+            _role("router", "router", port),
+        ),
         url=url,
+        disruption=Disruption(),
         traffic=Traffic.model_validate(traffic),
         slo=Slo.model_validate(slo or {}),
         place=Place(target="local", region="us-west-2", bucket="models"),
@@ -41,12 +43,6 @@ def _deploy(url: str, traffic: dict[str, Any], slo: dict[str, Any] | None = None
     )
 
 
-def _role(name: str, process: str, port: int) -> Role:
-    return Role(
-        name=name,
-        pool="general",
-        instance_type="g6e.2xlarge",
-        accelerators=1,
-        count=Bounds(1, 1),
-        processes=(Process(name=process, command=("true",), environment={}, port=port),),
-    )
+def _role(kind: Literal["engine", "router"], name: str, port: int, serves: Served | None = None) -> Role:
+    process = Process(name=f"{name}-0", command=("true",), environment={}, port=port)
+    return Role(name=name, kind=kind, serves=serves, pool="general", count=Bounds(1, 1), processes=(process,))

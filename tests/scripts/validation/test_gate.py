@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-from blueprints.blueprint import Slo
+from blueprints.traffic import Slo
 from scripts.validation import gate, summary
 from scripts.validation.gate import Miss
 from scripts.validation.summary import Metric

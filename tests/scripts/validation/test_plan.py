@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from blueprints.blueprint import Traffic
+from blueprints.traffic import Traffic
 from scripts.validation import plan
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from blueprints.blueprint import Slo, Traffic
+from blueprints.traffic import Slo, Traffic
 from infra.errors import AnswerIsNo
 from scripts.local.deploy import Plan
 from scripts.validation import report, run
@@ -45,8 +45,8 @@ def test_prompts_and_answers_have_exactly_the_tokens_asked_for(validated: Report
 
 
 def test_the_weights_bytes_and_seconds_come_from_the_engines_log(served: Plan, validated: Report) -> None:
-    assert validated.weights.source == served.deployment.weights.uri
-    assert validated.weights.bytes == pytest.approx(served.deployment.weights.bytes, rel=0.05)
+    assert validated.weights.source == served.deployment.models[0].weights.uri
+    assert validated.weights.bytes == pytest.approx(served.deployment.models[0].weights.bytes, rel=0.05)
     assert validated.weights.seconds is not None
     assert validated.weights.random
 

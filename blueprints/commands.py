@@ -1,0 +1,345 @@
+"""Command lines and environments: rows of the engines' catalogue with the deployment's numbers filled in."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from blueprints import memory
+from blueprints.blueprint import Blueprint
+from blueprints.catalog import engines
+from blueprints.catalog.engines import Part, Values
+from blueprints.deployment import Place, Probe, Process, Role, Served
+from blueprints.placement import Placement
+from blueprints.roles import Engine, Policy
+from blueprints.traffic import Traffic
+
+LOOPBACK = "127.0.0.1"
+"""Where processes of the local target listen: no other machine reaches them."""
+
+ROUTER = "vllm-router"
+
+ENGINE_PORT, ROUTER_PORT, METRICS_PORT = 8000, 8080, 9090
+"""Where a container listens that has an address of its own."""
+
+PORTS = {"side": 5600, "events": 5557, "master": 29500, "data": 13345, "ray": 6379}
+"""Further ports of an engine's container: transfers of KV caches, its cache's events, ranks of a replica."""
+
+START_LIMIT_S = 600.0
+"""A replica that has not answered by then never will; a busy machine of two cores takes a minute or two."""
+
+LOAD_BYTES_S = 200e6
+"""Least bytes a second that weights are taken to stream with, for the limit of a start: a tenth of a good S3's."""
+
+OPEN_LOOP_REQUESTS = 32
+"""Requests that an open loop is taken to have under way at once."""
+
+LEAST_KV_BYTES = 64 * 2**20
+
+ADAPTERS = "/adapters"
+"""Folder of a container that the LoRA adapters are copied to before the engine starts."""
+
+KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the command lines of all roles follow from."""
+
+    blueprint: Blueprint
+    name: str
+    """The deployment's."""
+
+    place: Place
+    policy: Policy
+    transfer: str
+    """Which of the engine's transfers hands caches on; empty where none do."""
+
+    @property
+    def local(self) -> bool:
+        """Whether all processes share this machine."""
+        return self.place.target == "local"
+
+    @property
+    def host(self) -> str:
+        """The address to listen on."""
+        return LOOPBACK if self.local else "0.0.0.0"
+
+    @property
+    def row(self) -> engines.Engine:
+        """The engine."""
+        return engines.engines()[self.blueprint.engine]
+
+    @property
+    def platform(self) -> engines.Platform:
+        """The engine on the processors of this place."""
+        return self.row.platforms["cpu" if self.local else "gpu"]
+
+
+def port_names(blueprint: Blueprint, replicas: Mapping[str, int]) -> list[str]:
+    """The ports that a place where processes share one address must choose, by name.
+
+    Args:
+        replicas: by role.
+    """
+    apart = blueprint.pattern == "disaggregated"
+    events = blueprint.roles.router.policy == "kv-aware"
+    further = [name for name, wanted in (("side", apart), ("events", events)) if wanted]
+    processes = [f"{role}-{number}" for role, count in replicas.items() for number in range(count)]
+    named = [f"{process}-{name}" for process in processes for name in further]
+    return ["router", "router-metrics", *processes, *named]
+
+
+def options(context: Context, role: Engine, machines: int) -> Iterator[str]:
+    """Names of the engine's options that the blueprint's settings ask for, in the order of the command line."""
+    tuning = context.blueprint.tuning
+    asked = {
+        "single": role.tensor == 1,
+        "tensor": role.tensor > 1,
+        "pipeline": role.pipeline > 1,
+        "data": role.data > 1,
+        "expert": role.expert,
+        "machines": machines > 1 and role.executor == "mp",
+        "data-machines": machines > 1 and role.data > 1,
+        "ray": machines > 1 and role.executor == "ray",
+        "fp8-weights": tuning.quantization == "fp8",
+        "fp8-cache": tuning.kv_cache == "fp8",
+        "no-prefix-cache": not tuning.prefix_cache,
+        "no-chunked-prefill": not tuning.chunked_prefill,
+        "batch-tokens": tuning.batch_tokens is not None,
+        "sequences": tuning.sequences is not None,
+        "kv-offload": tuning.kv_offload is not None,
+        "speculative": tuning.speculative is not None,
+        "adapters": bool(role.adapters),
+        "kv-events": context.policy == "kv-aware",
+    }
+    return (name for name, wanted in asked.items() if wanted)
+
+
+def engine(context: Context, name: str, role: Engine, placed: Placement, serves: Served) -> list[Process]:
+    """The processes of a role: each replica on this machine; elsewhere what all replicas are like, by machine."""
+    if context.local:
+        count = max(1, role.replicas.least)
+        return [_engine_process(context, name, role, placed, serves, number, 0) for number in range(count)]
+    if context.place.target == "ecs" and placed.machines > 1:
+        # A service is made of like tasks, so each machine of each replica is one of its own.
+        return [
+            _engine_process(context, name, role, placed, serves, replica, rank)
+            for replica in range(role.replicas.most)
+            for rank in range(placed.machines)
+        ]
+    # A group's machines are the first and its followers, whose number the group itself tells them.
+    return [_engine_process(context, name, role, placed, serves, 0, rank) for rank in range(min(2, placed.machines))]
+
+
+def _engine_process(
+    context: Context, name: str, role: Engine, placed: Placement, serves: Served, number: int, rank: int
+) -> Process:
+    row, platform, place = context.row, context.platform, context.place
+    process = _name(context, name, placed.machines, number, rank)
+    asked = list(options(context, role, placed.machines))
+    parts: list[Part] = [row.streaming, *((row.other_s3,) if place.s3_endpoint else ()), platform]
+    parts += [part for option in asked for part in (row.options.get(option), platform.options.get(option)) if part]
+    parts += [row.transfers[context.transfer]] if context.transfer else []
+    parts += [row.options["follower"]] if rank and role.executor == "mp" else []
+    values = {
+        **_shared_values(context, name, role, placed, serves),
+        **_own_values(context, process, name, number, rank),
+    }
+    command = engines.arguments((*row.command, *(text for part in parts for text in part.arguments)), values)
+    environment = engines.environment((row.environment, *(part.environment for part in parts)), values)
+    own = tuple(dict.fromkeys(variable for part in parts for variable in part.own_address))
+    if context.local:
+        environment |= dict.fromkeys(own, LOOPBACK)
+    if role.executor == "ray" and placed.machines > 1:
+        command = _joined_by_ray(row.ray.lead if rank == 0 else row.ray.follow, command, values, rank)
+    return Process(
+        name=process,
+        command=(_executable(place, command[0]), *command[1:]),
+        environment={**place.environment, **environment},
+        port=_port(context, process, ENGINE_PORT),
+        probe=_probe(serves.name, serves.weights.bytes) if rank == 0 else None,
+        rank=rank,
+        own_address=() if context.local else own,
+        memory_bytes=_memory(context, role, serves, placed) if context.local else 0,
+    )
+
+
+def _name(context: Context, role: str, machines: int, number: int, rank: int) -> str:
+    if context.local:
+        return f"{role}-{number}"
+    if context.place.target == "ecs" and machines > 1:
+        return f"{role}-{number}-{rank}"
+    return f"{role}-follower" if rank else role
+
+
+def _joined_by_ray(texts: Sequence[str], command: Sequence[str], values: Values, rank: int) -> tuple[str, ...]:
+    joined = engines.arguments(texts, values)
+    return joined if rank else (*joined, *command)
+
+
+def _shared_values(context: Context, name: str, role: Engine, placed: Placement, serves: Served) -> Values:
+    """What all processes of a role have in common."""
+    tuning, platform = context.blueprint.tuning, context.platform
+    copies = sum(max(1, other.replicas.least) * _ranks(other) for other in context.blueprint.roles.engines.values())
+    return {
+        "weights": serves.weights.uri,
+        "served_model": serves.name,
+        "host": context.host,
+        "bind": LOOPBACK if context.local else "*",
+        "context": serves.context,
+        "kv_bytes": _kv_bytes(context, role, placed, serves),
+        "kv_block": platform.kv_block,
+        "kv_role": KV_ROLES.get(name, "kv_both"),
+        "threads": max(1, context.place.cores // copies),
+        "tensor": role.tensor,
+        "pipeline": role.pipeline,
+        "data": role.data,
+        "machines": placed.machines,
+        "batch_tokens": tuning.batch_tokens or 0,
+        "sequences": tuning.sequences or 0,
+        "offload_gib": f"{(tuning.kv_offload or 0) / 2**30:g}",
+        "speculative": _speculative(context),
+        "adapters": tuple(f"{adapter}={where}" for adapter, where in _adapters(context, serves).items()),
+        "adapters_most": len(serves.adapters),
+        "sockets": context.place.sockets,
+    }
+
+
+def _own_values(context: Context, process: str, role: str, number: int, rank: int) -> Values:
+    """What a process has for itself."""
+    place = context.place
+    return {
+        "port": _port(context, process, ENGINE_PORT),
+        "side_port": _port(context, f"{process}-side", PORTS["side"]),
+        "events_port": _port(context, f"{process}-events", PORTS["events"]),
+        "master_port": PORTS["master"],
+        "data_port": PORTS["data"],
+        "ray_port": PORTS["ray"],
+        "cache": f"{place.data}/cache/{process}" if context.local else f"{place.data}/cache",
+        "rank": rank if place.target != "eks" or rank == 0 else "$(LWS_WORKER_INDEX)",
+        "leader": "$(LWS_LEADER_ADDRESS)" if place.target == "eks" else peer(context, f"{role}-{number}-0"),
+    }
+
+
+def peer(context: Context, service: str) -> str:
+    """The DNS name by which peers find a service on ECS."""
+    return f"{service}.{context.place.namespace}"
+
+
+def _ranks(role: Engine) -> int:
+    """Processes that compute, of one replica."""
+    return role.tensor * role.data
+
+
+def _speculative(context: Context) -> str:
+    wanted = context.blueprint.tuning.speculative
+    if wanted is None:
+        return ""
+    said = {"method": wanted.method, "num_speculative_tokens": wanted.tokens}
+    if wanted.method == "ngram":
+        said |= {"prompt_lookup_max": 4, "prompt_lookup_min": 2}
+    return json.dumps(said | ({"model": wanted.model} if wanted.model else {}))
+
+
+def _adapters(context: Context, serves: Served) -> Mapping[str, str]:
+    """Where the engine finds its adapters: on this machine where they lie, in a container where they are copied to."""
+    return serves.adapters if context.local else {name: f"{ADAPTERS}/{name}" for name in serves.adapters}
+
+
+def _kv_bytes(context: Context, role: Engine, placed: Placement, serves: Served) -> int:
+    """Room for one request of the full context and all those under way at once, should one replica take them all.
+
+    Of one rank, where the KV cache lies in the machine's own memory.
+    """
+    traffic, block = context.blueprint.traffic, context.platform.kv_block
+    longest = traffic.input_tokens.most + traffic.output_tokens.most
+    lengths = [serves.context, *[longest] * under_way(traffic)]
+    blocks = sum(-(-length // block) for length in lengths)
+    # The engine keeps one block to itself.
+    return max(LEAST_KV_BYTES, (blocks + 1) * block * memory.kv_bytes_per_token(placed.model, role.tensor))
+
+
+def _memory(context: Context, role: Engine, serves: Served, placed: Placement) -> int:
+    """What one replica takes of this machine's memory."""
+    platform = context.platform
+    own = platform.base_bytes + _kv_bytes(context, role, placed, serves)
+    return int(_ranks(role) * own + role.data * platform.weight_copies * serves.weights.bytes)
+
+
+def under_way(traffic: Traffic) -> int:
+    """Requests under way at once, all replicas together."""
+    return traffic.users or OPEN_LOOP_REQUESTS
+
+
+def router(context: Context, roles: Sequence[Role], serves: Served) -> Process:
+    """The router before the engines of `roles`."""
+    row, place = engines.routers()[ROUTER], context.place
+    found = row.finds["labels" if place.target == "eks" else "addresses"]
+    apart = {"prefill", "decode"} <= {role.name for role in roles}
+    parts = [found.apart if apart else found.together]
+    parts += [row.kv_events] if context.policy == "kv-aware" and context.local else []
+    values: Values = {
+        "host": context.host,
+        "port": _port(context, "router", ROUTER_PORT),
+        "metrics_port": _port(context, "router-metrics", METRICS_PORT),
+        "policy": row.policies[context.policy],
+        "imbalance": _imbalance(context.blueprint),
+        "deadline_s": math.ceil(context.blueprint.traffic.deadline),
+        "namespace": place.namespace,
+        "engine_port": ENGINE_PORT,
+        "kv_block": context.platform.kv_block,
+        "served_model": serves.name,
+        **{role.name: _whereabouts(context, role) for role in roles if role.name in ("worker", "prefill", "decode")},
+        "workers": tuple(where for role in roles for where in _whereabouts(context, role)),
+        "events": tuple(_events(context, roles)),
+    }
+    command = engines.arguments((*row.command, *(text for part in parts for text in part.arguments)), values)
+    environment = engines.environment((row.environment, *(part.environment for part in parts)), values)
+    return Process(
+        name="router",
+        command=(_executable(place, command[0]), *command[1:]),
+        environment=environment,
+        port=_port(context, "router", ROUTER_PORT),
+        probe=_probe(serves.name, serves.weights.bytes),
+        memory_bytes=row.base_bytes,
+    )
+
+
+def _whereabouts(context: Context, role: Role) -> tuple[str, ...]:
+    """How the router finds the engines of a role: each by its address, or all by their labels."""
+    place = context.place
+    if context.local:
+        return tuple(f"http://{LOOPBACK}:{process.port}" for process in role.processes)
+    if place.target == "eks":
+        return (f"deployment={context.name}", f"role={role.name}")
+    heads = [process.name for process in role.processes if process.rank == 0]
+    return tuple(f"http://{peer(context, name)}:{ENGINE_PORT}" for name in heads)
+
+
+def _events(context: Context, roles: Sequence[Role]) -> Iterator[str]:
+    for process in (process for role in roles for process in role.processes):
+        port = _port(context, f"{process.name}-events", PORTS["events"])
+        yield f"http://{LOOPBACK}:{process.port}=tcp://{LOOPBACK}:{port}"
+
+
+def _imbalance(wanted: Blueprint) -> int:
+    """How many requests more than another a replica may have before a cached beginning counts less than the queue."""
+    replicas = sum(max(1, role.replicas.least) for role in wanted.roles.engines.values())
+    return max(1, under_way(wanted.traffic) // (2 * replicas))
+
+
+def _port(context: Context, name: str, fixed: int) -> int:
+    """The port that the place chose, or the fixed one where each process has an address of its own."""
+    return context.place.ports.get(name, 0) if context.local else fixed
+
+
+def _executable(place: Place, name: str) -> str:
+    return f"{place.engine}/{name}" if place.engine else name
+
+
+def _probe(served: str, weight_bytes: int) -> Probe:
+    body: dict[str, str | int] = {"model": served, "prompt": "ready?", "max_tokens": 1}
+    return Probe(path="/v1/completions", body=body, deadline_s=START_LIMIT_S + weight_bytes / LOAD_BYTES_S)
