@@ -96,7 +96,7 @@ def planned(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
     monkeypatch.setattr(embedded_aws, "command", lambda port: [sys.executable, str(program), str(port)])
     monkeypatch.setattr(deploy, "apply_storage", lambda plan: plan.deployment.place.bucket)
     monkeypatch.setattr(weights, "put", lambda *_: None)
-    monkeypatch.setattr(weights, "check", lambda deployment: deployment.weights.bytes)
+    monkeypatch.setattr(weights, "check", lambda deployment: deployment.models[0].weights.bytes)
     return _plan
 
 

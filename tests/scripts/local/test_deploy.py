@@ -159,7 +159,7 @@ def test_a_replica_that_is_killed_comes_back_and_leaves_nothing_behind(planned: 
     before[0].kill()
     _, alive = psutil.wait_procs([keeper, *before], timeout=20)
     assert alive == []
-    worker = plan.deployment.workers.processes[0]
+    worker = plan.deployment.replicas[0]
     processes.wait_until(lambda: answers.answers(worker), "the replica's return", 30)
     assert _up(plan)["worker-0"].restarts == 1
     assert _up(plan)["worker-1"].restarts == 0
@@ -248,7 +248,7 @@ def test_a_port_that_is_taken_is_said_before_anything_starts(work: Path, taken: 
 
 def test_a_port_that_is_taken_after_the_plan_is_said_before_anything_starts(planned: Planned) -> None:
     plan = planned()
-    port = plan.deployment.workers.processes[1].port
+    port = plan.deployment.replicas[1].port
     with socket.create_server(("127.0.0.1", port)), pytest.raises(Unavailable) as refused:
         deploy.deploy(plan, _agree)
     assert str(refused.value) == (
@@ -325,5 +325,5 @@ def test_a_bucket_of_another_name_is_taken_up(planned_with_bucket: Planned, monk
     monkeypatch.setattr(deploy, "apply_storage", elsewhere)
     done = deploy.deploy(before, _agree)
     assert done is not None
-    assert done.deployment.weights.uri == "s3://elsewhere/models/tiny/"
+    assert done.deployment.models[0].weights.uri == "s3://elsewhere/models/tiny/"
     assert "s3://elsewhere/models/tiny/" in before.run.config.read_text()

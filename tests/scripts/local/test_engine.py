@@ -59,19 +59,19 @@ def _up(plan: Plan) -> Supervisor:
 
 
 def test_both_replicas_and_the_router_give_the_same_answer(served: Plan) -> None:
-    urls = [f"http://127.0.0.1:{process.port}" for process in served.deployment.workers.processes]
+    urls = [f"http://127.0.0.1:{process.port}" for process in served.deployment.replicas]
     texts = {_text(url) for url in [*urls, served.deployment.url]}
     assert len(texts) == 1
     assert len(texts.pop()) > 8
 
 
 def test_each_replica_streamed_its_weights_from_the_bucket_and_stored_none(served: Plan) -> None:
-    for process in served.deployment.workers.processes:
+    for process in served.deployment.replicas:
         log = served.run.log(process.name).read_text()
-        assert f"'model': '{served.deployment.weights.uri}'" in log
+        assert f"'model': '{served.deployment.models[0].weights.uri}'" in log
         streamed = re.search(r"Overall time to stream ([\d.]+) MiB of all files to cpu: [\d.]+s", log)
         assert streamed is not None
-        assert abs(float(streamed[1]) * 2**20 - served.deployment.weights.bytes) < 0.1 * 2**20
+        assert abs(float(streamed[1]) * 2**20 - served.deployment.models[0].weights.bytes) < 0.1 * 2**20
     stored = [
         path
         for path in served.run.data.rglob("*.safetensors")
@@ -81,7 +81,7 @@ def test_each_replica_streamed_its_weights_from_the_bucket_and_stored_none(serve
 
 
 def test_the_cache_has_the_room_that_the_resolver_asked_for(served: Plan) -> None:
-    for process in served.deployment.workers.processes:
+    for process in served.deployment.replicas:
         told = re.search(r"KV cache size: ([\d,]+) tokens", served.run.log(process.name).read_text())
         assert told is not None
         asked = int(process.command[process.command.index("--kv-cache-memory-bytes") + 1])
@@ -96,7 +96,7 @@ def test_nothing_is_written_outside_the_runs_folder(served: Plan) -> None:
 
 def test_a_replica_takes_no_more_memory_than_the_resolver_counts_on(served: Plan) -> None:
     up = _up(served)
-    for process in served.deployment.workers.processes:
+    for process in served.deployment.replicas:
         family = psutil.Process(up.state(process.name).pid).children(recursive=True)
         taken = sum(member.memory_full_info().pss for member in family)
         assert taken < process.memory_bytes
@@ -141,7 +141,7 @@ class Load:
 
 
 def test_a_replica_killed_under_load_comes_back_while_the_other_serves(served: Plan) -> None:
-    up, victim = _up(served), served.deployment.workers.processes[0]
+    up, victim = _up(served), served.deployment.replicas[0]
     keeper = psutil.Process(up.state(victim.name).pid)
     family = keeper.children(recursive=True)
     restarts = up.state(victim.name).restarts
@@ -178,17 +178,18 @@ def broken(tmp_path: Path) -> Plan:
 
 def _reading(plan: Plan, places: list[tuple[str, str]]) -> Plan:
     """The plan with each worker reading from its own (URI, endpoint)."""
+    own = plan.deployment.models[0].weights.uri
     workers = [
         process.model_copy(
             update={
-                "command": tuple(uri if word == plan.deployment.weights.uri else word for word in process.command),
+                "command": tuple(uri if word == own else word for word in process.command),
                 "environment": {**process.environment, "AWS_ENDPOINT_URL": endpoint, "AWS_ENDPOINT_URL_S3": endpoint},
             }
         )
-        for process, (uri, endpoint) in zip(plan.deployment.workers.processes, places, strict=True)
+        for process, (uri, endpoint) in zip(plan.deployment.replicas, places, strict=True)
     ]
-    role = plan.deployment.workers.model_copy(update={"processes": tuple(workers)})
-    deployment = plan.deployment.model_copy(update={"workers": role})
+    role = plan.deployment.engines[0].model_copy(update={"processes": tuple(workers)})
+    deployment = plan.deployment.model_copy(update={"roles": (role, plan.deployment.router)})
     text = deploy.render.text(deployment, plan.folder / "local.conf.j2")
     return replace(plan, deployment=deployment, text=text)
 
@@ -201,7 +202,7 @@ def test_a_replica_that_cannot_read_its_weights_ends_with_a_clear_line(
     nobody = f"http://127.0.0.1:{processes.free_ports(1)[0]}"
     cut, denied = f"s3://{bucket}/models/cut/", "s3://demo-denied/models/tiny/"
     places = [
-        (broken.deployment.weights.uri, nobody),
+        (broken.deployment.models[0].weights.uri, nobody),
         ("s3://demo-nowhere/models/tiny/", endpoint),
         (cut, endpoint),
         (denied, endpoint),
@@ -214,9 +215,9 @@ def test_a_replica_that_cannot_read_its_weights_ends_with_a_clear_line(
         weights.put(plan.run, plan.deployment)
         _break(plan, "cut", "demo-denied")
         deploy.engine_env.lend_descriptions(
-            plan.run.cache(process.name) for process in plan.deployment.workers.processes
+            plan.run.cache(process.name) for process in plan.deployment.replicas
         )
-        said = _failures(up, list(plan.deployment.workers.processes))
+        said = _failures(up, list(plan.deployment.replicas))
         assert up.state("aws").pid
     assert said["worker-0"].startswith("worker-0 ended with exit status 1: botocore.exceptions.EndpointConnectionError")
     assert nobody in said["worker-0"].splitlines()[0]

@@ -38,8 +38,16 @@ def deployment(embedded: str, tmp_path: Path, client: Any, request: pytest.Fixtu
             "environment": embedded_aws.client_environment(embedded, "us-west-2"),
         }
     )
-    there = made.weights.model_copy(update={"uri": f"s3://{bucket}/models/tiny/"})
-    return made.model_copy(update={"place": place, "weights": there})
+    return _serving(made.model_copy(update={"place": place}), f"s3://{bucket}/models/tiny/")
+
+
+def _serving(deployment: Deployment, uri: str, model: str = "tiny") -> Deployment:
+    """The deployment with its workers' weights at `uri`."""
+    worker, router = deployment.roles
+    assert worker.serves
+    there = worker.serves.weights.model_copy(update={"uri": uri})
+    serves = worker.serves.model_copy(update={"weights": there, "model": model})
+    return deployment.model_copy(update={"roles": (worker.model_copy(update={"serves": serves}), router)})
 
 
 @pytest.fixture
@@ -66,14 +74,12 @@ def test_a_made_model_is_put_whole_and_only_once(deployment: Deployment, run: Ru
 
 def test_a_model_in_a_folder_is_put(deployment: Deployment, run: Run, client: Any, folder: Path) -> None:
     bucket = deployment.place.bucket
-    there = deployment.weights.model_copy(update={"uri": f"s3://{bucket}/models/model/"})
-    weights.put(run, deployment.model_copy(update={"model": str(folder), "weights": there}))
+    weights.put(run, _serving(deployment, f"s3://{bucket}/models/model/", str(folder)))
     assert "models/model/config.json" in _keys(client, bucket)
 
 
 def test_weights_of_ones_own_are_left_alone(deployment: Deployment, run: Run, client: Any) -> None:
-    there = deployment.weights.model_copy(update={"uri": f"s3://{deployment.place.bucket}/mine/"})
-    weights.put(run, deployment.model_copy(update={"weights": there}))
+    weights.put(run, _serving(deployment, f"s3://{deployment.place.bucket}/mine/"))
     assert _keys(client, deployment.place.bucket) == []
 
 
@@ -81,7 +87,8 @@ def test_an_emptied_bucket_is_told(deployment: Deployment) -> None:
     with pytest.raises(Unavailable) as refused:
         weights.check(deployment)
     assert str(refused.value) == (
-        f"{deployment.weights.uri}: there is no model there, no config.json; put it there with `blueprint model copy`"
+        f"{deployment.models[0].weights.uri}: there is no model there, no config.json; "
+        "put it there with `blueprint model copy`"
     )
 
 
@@ -95,20 +102,19 @@ def test_a_model_without_weights_is_told(deployment: Deployment, client: Any) ->
 def test_an_object_cut_short_is_named(deployment: Deployment, run: Run, client: Any, kept: int) -> None:
     weights.put(run, deployment)
     name = "model-00002-of-00004.safetensors"
-    body = (run.data / "model" / name).read_bytes()[:kept]
+    body = (run.data / "model" / "tiny" / name).read_bytes()[:kept]
     client.put_object(Bucket=deployment.place.bucket, Key=f"models/tiny/{name}", Body=body)
     with pytest.raises(Unavailable) as refused:
         weights.check(deployment)
     said = str(refused.value)
-    assert said.startswith(f"{deployment.weights.uri}{name}: it is cut short or damaged: {kept} bytes, and ")
+    assert said.startswith(f"{deployment.models[0].weights.uri}{name}: it is cut short or damaged: {kept} bytes, and ")
     assert ("its header speaks of 19" if kept > 200 else "no header of a safetensors file") in said
     assert "\n" not in said
 
 
 def test_a_bucket_that_is_not_there_is_told(deployment: Deployment) -> None:
-    there = deployment.weights.model_copy(update={"uri": "s3://demo-nowhere/models/tiny/"})
     with pytest.raises(Unavailable, match=r"s3://demo-nowhere: \S+ has no such bucket"):
-        weights.check(deployment.model_copy(update={"weights": there}))
+        weights.check(_serving(deployment, "s3://demo-nowhere/models/tiny/"))
 
 
 def test_a_bucket_that_nobody_may_read_is_told(deployment: Deployment, run: Run, client: Any) -> None:
