@@ -21,6 +21,7 @@ from scripts import processes
 from scripts.local import answers, deploy, supervisor
 from scripts.local.answers import RoleFailed
 from scripts.local.deploy import Plan
+from scripts.rehearsal import embedded_aws
 
 Planned = Callable[[], Plan]
 
@@ -148,6 +149,21 @@ def test_a_role_that_fails_is_named_with_its_cause_and_last_lines_and_nothing_st
     assert failed.value.exit_code == 3
     assert _of(plan) == []
     assert plan.run.deployment() is None
+
+
+def test_an_emptied_bucket_makes_the_next_deploy_fail_and_leaves_nothing_running(
+    planned_with_bucket: Planned, work: Path
+) -> None:
+    plan = planned_with_bucket()
+    deploy.deploy(plan, _agree)
+    place = plan.deployment.place
+    client = embedded_aws.client("s3", place.s3_endpoint or "", place.region)
+    for one in client.list_objects_v2(Bucket=place.bucket)["Contents"]:
+        client.delete_object(Bucket=place.bucket, Key=one["Key"])
+    _edit(work, "policy: cache-aware", "policy: round-robin")
+    with pytest.raises(Unavailable, match=f"s3://{place.bucket}/models/tiny/: there is no model there, no config.json"):
+        deploy.deploy(planned_with_bucket(), _agree)
+    assert _of(plan) == []
 
 
 def test_a_replica_that_is_killed_comes_back_and_leaves_nothing_behind(planned: Planned) -> None:
