@@ -168,7 +168,8 @@ def _axis_x(scale: Scale, unit: str) -> list[str]:
     drawn = [f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{base}" y2="{base}"/>']
     for tick in scale.ticks(7):
         drawn.append(f'<line class="axis" x1="{scale(tick)}" x2="{scale(tick)}" y1="{base}" y2="{base + 4}"/>')
-        drawn.append(_text(scale(tick), base + 17, number(tick), "middle"))
+        label = number(tick)
+        drawn.append(_text(min(scale(tick), WIDTH - len(label) * LETTER / 2), base + 17, label, "middle"))
     return [*drawn, _text(WIDTH - RIGHT, HEIGHT - 2, unit, "end")]
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -252,3 +253,11 @@ def test_tokens_and_requests_under_way_are_spread_over_time() -> None:
     sample = _sample(0, ttft_ms=1000.0, gaps=[Gap(500.0, 2)], output_tokens=3, e2e_ms=2000.0)
     assert page.tokens_by_time([sample], 1.0) == [0.0, 1.0, 2.0]
     assert page.under_way([sample], 1.0) == pytest.approx([1.0, 1.0, 0.0])
+
+
+def test_no_label_of_an_axis_leaves_the_picture() -> None:
+    values = [float(value) for value in range(0, 1_000_001, 10_000)]
+    drawn = charts.distribution("d", values, summary.latency(values), {})
+    labels = re.findall(r'<text x="([\d.]+)" y="[\d.]+" text-anchor="middle" class="">([^<]+)<', drawn)
+    assert labels[-1][1] == "1,000,000"
+    assert all(float(x) + len(text) * charts.LETTER / 2 <= charts.WIDTH + 0.1 for x, text in labels)
