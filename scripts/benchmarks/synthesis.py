@@ -1,6 +1,6 @@
 """How long synthesis takes: the bindings imported plainly, as their documentation shows, and as this project does it.
 
-    .venv/bin/python -m scripts.benchmarks.synthesis [--runs 3] [--json]
+    .venv/bin/python -m scripts.benchmarks.synthesis [--runs 3] [--fleet FILE] [--json]
 
 Both sides run in one go, in turns, each in processes of their own, with warm caches (Python's byte code, jsii's
 packages): one run of each is not counted. Both synthesize the same stacks of the same fleet, and their results are
@@ -50,8 +50,8 @@ class Run(NamedTuple):
     peak_mib: float
 
 
-def measure(code: str, out: Path, cache: Path) -> Run:
-    """Runs `code` in a Python of its own that synthesizes to `out`.
+def measure(code: str, fleet: Path, out: Path, cache: Path) -> Run:
+    """Runs `code` in a Python of its own that synthesizes `fleet` to `out`.
 
     The peak is the largest of its processes; a parent keeps one figure for all its children, so a process is put
     between this one and the measured one.
@@ -59,7 +59,7 @@ def measure(code: str, out: Path, cache: Path) -> Run:
     environment = {
         **{key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"},
         "PYTHONPYCACHEPREFIX": str(cache),
-        "BLUEPRINT_FLEET": str(FLEET),
+        "BLUEPRINT_FLEET": str(fleet),
         "CDKTF_OUTDIR": str(out),
     }
     between = [sys.executable, "-m", __spec__.name if __spec__ else __name__, "--measure"]
@@ -74,7 +74,7 @@ def _measured(code: str) -> Run:
     return Run(round(used.ru_utime, 2), round(time.monotonic() - start, 2), round(used.ru_maxrss / 1024))
 
 
-def compare(runs: int) -> dict[str, list[Run]]:
+def compare(runs: int, fleet: Path) -> dict[str, list[Run]]:
     """Runs of both sides, in turns.
 
     Raises:
@@ -86,7 +86,7 @@ def compare(runs: int) -> dict[str, list[Run]]:
         measured: dict[str, list[Run]] = {side: [] for side in sides}
         for turn in range(runs + 1):
             for side, code in sides.items():
-                run = measure(code, outs[side], Path(folder) / "bytecode")
+                run = measure(code, fleet, outs[side], Path(folder) / "bytecode")
                 if turn:
                     measured[side].append(run)
                     print(
@@ -103,6 +103,7 @@ def main() -> None:
     """Prints both sides: the median of the runs, and the ratio."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--runs", type=int, default=3, help="counted runs of each side")
+    options.add_argument("--fleet", type=Path, default=FLEET, help="what to synthesize")
     options.add_argument("--json", action="store_true", help="print plain data")
     options.add_argument("--measure", help=argparse.SUPPRESS)
     chosen = options.parse_args()
@@ -110,7 +111,8 @@ def main() -> None:
         print(json.dumps(_measured(chosen.measure)))
         return
     medians = {
-        side: Run(*map(statistics.median, zip(*runs, strict=True))) for side, runs in compare(chosen.runs).items()
+        side: Run(*map(statistics.median, zip(*runs, strict=True)))
+        for side, runs in compare(chosen.runs, chosen.fleet).items()
     }
     ratio = Run(*(round(plain / ours, 1) for plain, ours in zip(medians["plain"], medians["ours"], strict=True)))
     if chosen.json:
