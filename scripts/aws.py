@@ -17,6 +17,10 @@ DENIED = frozenset(
 """Codes by which AWS's services say that the caller may not do this."""
 
 
+EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired"})
+"""Codes by which they say that the caller was known, once."""
+
+
 class Aws:
     """Clients for one region; safe to use from several threads."""
 
@@ -48,6 +52,11 @@ class Aws:
 
     def _make(self, service: str) -> Any:
         return self._session.client(service, region_name=self.region, config=self._config)
+
+    def has_credentials(self) -> bool:
+        """Whether any were found; whether they are good is for AWS to say."""
+        with self._lock:
+            return self._session.get_credentials() is not None
 
     @staticmethod
     def endpoint(service: str) -> str | None:
@@ -103,6 +112,8 @@ def refusals(otherwise: str = "") -> Iterator[None]:
             f"no AWS credentials were found: sign in (`aws sso login`, or set AWS_PROFILE){otherwise}"
         ) from None
     except exceptions.ClientError as error:
+        if code(error) in EXPIRED:
+            raise Unavailable("the AWS credentials have expired: sign in again (`aws sso login`)") from None
         raise Unavailable(f"AWS refused {error.operation_name}: {said(error)}") from None
     except errors() as error:  # no route, no name, no answer in time, no such profile
         raise Unavailable(f"AWS could not be asked: {' '.join(str(error).split())}") from None
