@@ -114,6 +114,7 @@ def options(context: Context, role: Engine, machines: int) -> Iterator[str]:
         "speculative": tuning.speculative is not None,
         "adapters": bool(role.adapters),
         "kv-events": context.policy == "kv-aware",
+        "drain": not context.local,
     }
     return (name for name, wanted in asked.items() if wanted)
 
@@ -204,6 +205,7 @@ def _shared_values(context: Context, name: str, role: Engine, placed: Placement,
         "speculative": _speculative(context),
         "adapters": tuple(f"{adapter}={where}" for adapter, where in _adapters(context, serves).items()),
         "adapters_most": len(serves.adapters),
+        "drain_s": math.ceil(context.blueprint.disruption.drain),
         "sockets": context.place.sockets,
     }
 
@@ -314,7 +316,9 @@ def _whereabouts(context: Context, role: Role) -> tuple[str, ...]:
     if context.local:
         return tuple(f"http://{LOOPBACK}:{process.port}" for process in role.processes)
     if place.target == "eks":
-        return (f"deployment={context.name}", f"role={role.name}")
+        labels = {"app.kubernetes.io/instance": context.name, "app.kubernetes.io/component": role.name}
+        listens = {"inference/listens": "true"} if role.machines > 1 else {}
+        return tuple(f"{key}={value}" for key, value in {**labels, **listens}.items())
     heads = [process.name for process in role.processes if process.rank == 0]
     return tuple(f"http://{peer(context, name)}:{ENGINE_PORT}" for name in heads)
 

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from pydantic import BaseModel
+
 from blueprints.deployment import Deployment
 from infra.errors import InputError, Mistake
 
@@ -52,14 +54,20 @@ def text(deployment: Deployment, source: Path) -> str:
     import jinja2  # takes longer to import than most commands take to run
 
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(source.parent),
+        loader=jinja2.FileSystemLoader([source.parent, Path(__file__).parent]),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
         autoescape=False,
     )
-    environment.filters |= {"ini_command": ini_command, "ini_environment": ini_environment, "ini_value": ini_value}
+    environment.filters |= {
+        "ini_command": ini_command,
+        "ini_environment": ini_environment,
+        "ini_value": ini_value,
+        "yaml": yaml_value,
+        "mebibytes": mebibytes,
+    }
     try:
         return environment.get_template(source.name).render(deployment=deployment)
     except jinja2.TemplateSyntaxError as error:
@@ -119,6 +127,18 @@ def _line(trace: TracebackType | None, source: Path) -> int:
             line = trace.tb_lineno
         trace = trace.tb_next
     return line
+
+
+def yaml_value(value: Any) -> str:
+    """A value on one line of YAML: JSON is YAML, and leaves nothing to be guessed."""
+    if isinstance(value, BaseModel):
+        value = value.model_dump(mode="json")
+    return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
+
+
+def mebibytes(count: int) -> int:
+    """Whole mebibytes of a number of bytes: what both Kubernetes (Mi) and ECS count in."""
+    return count // 2**20
 
 
 def ini_value(value: Any) -> str:

@@ -161,10 +161,12 @@ def _model(
 
 def _role(context: Context, blueprint: Document[Blueprint], name: str, role: Engine, found: Placement) -> Role:
     serves = _served(context, blueprint, role, found.model)
+    # EFA joins a replica's machines and hands caches on; nothing else goes over it.
+    over_efa = found.resources.efa > 0 and (found.machines > 1 or context.transfer == "rdma")
     return Role(
         name=name,
         kind="engine",
-        image="" if context.local else context.blueprint.image or context.row.image,
+        image="" if context.local else _image(context, over_efa),
         serves=serves,
         pool=role.pool,
         instance_types=tuple(row.name for row in found.types),
@@ -174,12 +176,18 @@ def _role(context: Context, blueprint: Document[Blueprint], name: str, role: Eng
         accelerators=role.accelerators,
         machines=found.machines,
         split=found.split,
-        resources=found.resources,
+        resources=found.resources if over_efa else found.resources.model_copy(update={"efa": 0}),
         count=always(role) if context.local else role.replicas,
         scale=None if context.local else scale_of(name, role),
         ports=_further_ports(context, found),
         processes=tuple(commands.engine(context, name, role, found, serves)),
     )
+
+
+def _image(context: Context, over_efa: bool) -> str:
+    row = context.row
+    with_efa = row.efa_image.replace("{registry}", context.place.registry)
+    return context.blueprint.image or (with_efa if over_efa else row.image)
 
 
 def _further_ports(context: Context, found: Placement) -> dict[str, int]:
@@ -222,8 +230,9 @@ def _router(context: Context, roles: Sequence[Role]) -> Role:
     return Role(
         name="router",
         kind="router",
-        image="" if context.local else row.image.replace("{registry}", context.place.registry),
+        image="" if context.local else row.image,
         resources=Resources(cpus=ROUTER_CPUS, memory_bytes=ROUTER_BYTES),
+        ports={} if context.local else {"metrics": commands.METRICS_PORT},
         count=Bounds(count, count),
         processes=(commands.router(context, roles, serves),),
     )
@@ -233,8 +242,9 @@ def _url(context: Context, router: Role) -> str:
     port = router.processes[0].port
     if context.local:
         return f"http://{commands.LOOPBACK}:{port}"
-    name = f"{context.name}-router"
-    return f"http://{name}.{context.place.namespace}{'.svc' if context.place.target == 'eks' else ''}:{port}"
+    if context.place.target == "eks":
+        return f"http://{context.name}.{context.place.namespace}.svc:{port}"
+    return f"http://{context.name}-router.{context.place.namespace}:{port}"
 
 
 def _notes(context: Context, placed: Sequence[Placed]) -> Iterator[str]:

@@ -48,6 +48,7 @@ VALUES = frozenset(
         "speculative",  # the engine's settings for guessed tokens, JSON
         "adapters",  # NAME=PLACE of each LoRA adapter
         "adapters_most",  # how many of them at once
+        "drain_s",  # for requests under way when a replica is to end
         "cache",  # a folder of the process's own
         "sockets",  # a folder whose path is short
         "policy",  # in the router's own words
@@ -139,6 +140,9 @@ class Engine(_Row):
     image: str
     """Of a container that runs it on GPUs."""
 
+    efa_image: str
+    """The same with what EFA needs; {registry} is the fleet's own."""
+
     options: Mapping[str, Part]
     """What a setting adds, by name."""
 
@@ -176,7 +180,7 @@ class Router(_Row):
     source: str
     read: str
     image: str
-    """Of a container that runs it, where {registry} is the fleet's own."""
+    """Of a container that runs it."""
 
     command: tuple[Text, ...]
     environment: Mapping[str, Text] = {}

@@ -1,0 +1,64 @@
+"""A blueprint decided in full for a target on AWS, and laid out; nothing has been started or asked to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from blueprints import render, resolve
+from blueprints.blueprint import Blueprint
+from blueprints.deployment import Deployment
+from infra.fleet import Fleet
+from infra.settings import Document
+from scripts import inputs
+from scripts.cloud import place
+from scripts.local.run import Run
+
+TARGETS = ("eks", "ecs")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to run."""
+
+    folder: Path
+    """The blueprint's folder, whose template is rendered."""
+
+    blueprint: Document[Blueprint]
+    fleet: Document[Fleet]
+    run: Run
+    deployment: Deployment
+    text: str
+    """What the template makes of it: the chart's values on EKS, task definitions and services on ECS."""
+
+    @property
+    def rendered(self) -> Path:
+        """Folder of what is rendered for people to read."""
+        return self.run.root / "rendered" / self.deployment.name / self.deployment.target
+
+
+def plan(folder: Path, fleet: Path, *, target: str, root: Path | None = None, account: str | None = None) -> Plan:
+    """Reads both files and decides everything.
+
+    Args:
+        root: the folder that `rendered/` lies in; where the user stands, if left out.
+        account: AWS's number of it; asked of AWS where left out.
+
+    Raises:
+        InputError: a file is wrong, or the blueprint cannot work, or has no template for `target`.
+    """
+    wanted, rented = inputs.read(folder, fleet)
+    template = render.template(folder, target)
+    name = resolve.name_of(wanted)
+    deployment = resolve.resolve(wanted, rented, place.find(target, name, rented.value, account=account))
+    run = Run(name, (root or Path.cwd()).resolve())
+    return Plan(folder, wanted, rented, run, deployment, render.text(deployment, template))
+
+
+def write(plan: Plan, *, force: bool = False) -> Path:
+    """Renders it for a person to read, under rendered/NAME/TARGET/, and returns the file.
+
+    Raises:
+        InputError: the rendered file was edited by hand, and `force` is not set.
+    """
+    return render.render(plan.deployment, plan.folder, plan.rendered, force=force)
