@@ -15,7 +15,7 @@ from infra.constructs import limits
 from infra.errors import BlueprintError, InputError
 from infra.fleet import Fleet
 from infra.settings import Document
-from infra.stacks import ecs, eks, network, storage
+from infra.stacks import ecs, eks, network, rules, storage
 
 STACKS = (network, storage, eks, ecs)
 """In the order in which one may need another."""
@@ -29,6 +29,7 @@ def synthesize(document: Document[Fleet], out: Path) -> dict[str, Path]:
 
     Raises:
         InputError: AWS would refuse something of the fleet.
+        AnswerIsNo: a stack breaks a rule that every stack keeps.
     """
     if wrong := limits.mistakes(document):
         raise InputError(wrong)
@@ -37,8 +38,13 @@ def synthesize(document: Document[Fleet], out: Path) -> dict[str, Path]:
     made = [stack for stack in STACKS if stack.NAME not in ORCHESTRATORS or stack.NAME in document.value.orchestrators]
     for stack in made:
         stack.add(app, document)
+        if stack.NAME in ORCHESTRATORS:
+            # They find the network by its tags, so nothing in them tells `cdktf deploy` to make it first.
+            app.node.find_child(stack.NAME).add_dependency(app.node.find_child(network.NAME))
     app.synth()
-    return {stack.NAME: out / "stacks" / stack.NAME for stack in made}
+    folders = {stack.NAME: out / "stacks" / stack.NAME for stack in made}
+    rules.require(document, folders)
+    return folders
 
 
 def main() -> None:

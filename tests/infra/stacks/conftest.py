@@ -67,7 +67,7 @@ FLEETS = {
 }
 """Rest of the fleet file by the fleet's shape."""
 
-EXAMPLES = ("ecs-multi-az", "ads-scale")
+EXAMPLES = tuple(sorted(path.stem for path in _EXAMPLES.glob("*.yaml")))
 """Example fleets beside them, by the name of their file."""
 
 

@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-import copy
+import ast
 import json
 import re
-from ipaddress import IPv4Network
-from itertools import combinations
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from infra import endpoints
 from infra.errors import InputError
 from infra.fleet import Fleet
 from infra.settings import load
-from tests.infra.stacks import rules
+from infra.stacks import rules
 from tests.infra.stacks.conftest import FLEETS
 
 Stacks = dict[tuple[str, str], dict[str, Any]]
@@ -25,11 +24,6 @@ EVERY = [
     *((shape, "ecs") for shape, rest in FLEETS.items() if "orchestrator: " in rest),
 ]
 every_stack = pytest.mark.parametrize("stack", EVERY, ids="/".join)
-
-
-@every_stack
-def test_no_list_holds_an_empty_struct(stacks: Stacks, stack: tuple[str, str]) -> None:
-    assert list(rules.empty_structs(stacks[stack])) == []
 
 
 def test_a_snake_case_dict_that_cdktf_drops_is_caught(tmp_path: Path) -> None:
@@ -43,8 +37,8 @@ def test_a_snake_case_dict_that_cdktf_drops_is_caught(tmp_path: Path) -> None:
     app.synth()
     synthesized = json.loads((tmp_path / "stacks/wrong/cdk.tf.json").read_text())
     assert list(rules.empty_structs(synthesized)) == [
-        ".resource.aws_launch_template.machines.network_interfaces[0]",
-        ".resource.aws_security_group.group.ingress[0]",
+        "resource.aws_launch_template.machines.network_interfaces[0] is empty",
+        "resource.aws_security_group.group.ingress[0] is empty",
     ]
 
 
@@ -52,38 +46,26 @@ ROOT = Path(__file__).parents[3]
 SOURCES = [*ROOT.glob("infra/constructs/*.py"), *ROOT.glob("infra/stacks/*.py")]
 
 
+def dicts_for_structs(source: str) -> Iterator[str]:
+    """Lines of Python where a resource is given a dict inside a list.
+
+    CDKTF drops each of its keys that has an underscore; where another key stays, nothing in the result shows it.
+    """
+    for node in ast.walk(ast.parse(source)):
+        for keyword in node.keywords if isinstance(node, ast.Call) else ():
+            inside = keyword.value.elts if isinstance(keyword.value, ast.List) else ()
+            if any(isinstance(item, ast.Dict) for item in inside):
+                yield f"line {node.lineno}: {keyword.arg}"
+
+
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
 def test_no_resource_is_given_a_dict_for_a_struct(source: Path) -> None:
-    assert list(rules.dicts_for_structs(source.read_text())) == []
+    assert list(dicts_for_structs(source.read_text())) == []
 
 
 def test_a_dict_for_a_struct_is_caught() -> None:
     wrong = 'aws.launch_template.LaunchTemplate(stack, "m", network_interfaces=[{"device_index": 0, "key": 1}])'
-    assert list(rules.dicts_for_structs(wrong)) == ["line 1: network_interfaces"]
-
-
-@every_stack
-def test_no_policy_allows_a_whole_service_or_everybody(stacks: Stacks, stack: tuple[str, str]) -> None:
-    assert list(rules.wildcards(stacks[stack])) == []
-
-
-def test_a_wildcard_in_a_policy_is_caught(stacks: Stacks) -> None:
-    stack = copy.deepcopy(stacks["eks", "network"])
-    stack["resource"]["aws_iam_role_policy"]["flow-logs-writing"]["policy"] = json.dumps(
-        {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "logs:*", "Resource": "*"}]}
-    )
-    assert list(rules.wildcards(stack)) == ["aws_iam_role_policy.flow-logs-writing allows ['logs:*']"]
-
-
-@every_stack
-def test_nothing_lets_the_internet_in(stacks: Stacks, stack: tuple[str, str]) -> None:
-    assert list(rules.open_doors(stacks[stack])) == []
-
-
-def test_an_open_door_is_caught(stacks: Stacks) -> None:
-    stack = copy.deepcopy(stacks["eks", "network"])
-    stack["resource"]["aws_vpc_security_group_ingress_rule"]["endpoints-https"]["cidr_ipv4"] = "0.0.0.0/0"
-    assert list(rules.open_doors(stack)) == ["aws_vpc_security_group_ingress_rule.endpoints-https"]
+    assert list(dicts_for_structs(wrong)) == ["line 1: network_interfaces"]
 
 
 @pytest.mark.parametrize("shape", ["eks", "ecs", "s3"])
@@ -105,13 +87,6 @@ def test_each_zone_has_one_nat_gateway(stacks: Stacks) -> None:
 def test_a_network_without_nat_has_no_way_to_the_internet(stacks: Stacks) -> None:
     made = {address.partition(".")[0] for address, _ in rules.resources(stacks["closed", "network"])}
     assert made.isdisjoint({"aws_nat_gateway", "aws_internet_gateway", "aws_eip", "aws_route"})
-
-
-@pytest.mark.parametrize("shape", ["eks", "closed"])
-def test_no_two_subnets_overlap(stacks: Stacks, shape: str) -> None:
-    ranges = [IPv4Network(s["cidr_block"]) for _, s in rules.resources(stacks[shape, "network"], "aws_subnet")]
-    assert len(ranges) == {"eks": 6, "closed": 2}[shape]
-    assert not [pair for pair in combinations(ranges, 2) if pair[0].overlaps(pair[1])]
 
 
 def test_flow_logs_are_kept_as_long_as_the_fleet_file_says(stacks: Stacks) -> None:
