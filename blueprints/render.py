@@ -71,12 +71,12 @@ def text(deployment: Deployment, source: Path) -> str:
     try:
         return environment.get_template(source.name).render(deployment=deployment)
     except jinja2.TemplateSyntaxError as error:
-        named = source.parent / error.name if error.name else source
+        named = Path(error.filename) if error.filename else source
         raise _wrong(named, error.lineno, error.message or "it cannot be read") from None
     except jinja2.TemplateNotFound as error:
-        raise _wrong(source, _line(error.__traceback__, source), f"there is no template {error.name}") from None
+        raise _wrong(*_spot(error.__traceback__, source), f"there is no template {error.name}") from None
     except Exception as error:  # noqa: BLE001 - a template can raise anything; each is a mistake of the template
-        raise _wrong(source, _line(error.__traceback__, source), str(error)) from None
+        raise _wrong(*_spot(error.__traceback__, source), str(error)) from None
 
 
 def render(deployment: Deployment, folder: Path, out: Path, *, force: bool = False) -> Path:
@@ -119,14 +119,14 @@ def _wrong(path: Path, line: int, why: str) -> InputError:
     return InputError([Mistake(path, line, 1, "", "", why.rstrip("."), write)])
 
 
-def _line(trace: TracebackType | None, source: Path) -> int:
-    """The line of the template where it failed: Jinja puts the template's own file and lines into the traceback."""
-    line = 1
+def _spot(trace: TracebackType | None, source: Path) -> tuple[Path, int]:
+    """The template and line where it failed: Jinja puts a template's own file and lines into the traceback."""
+    spot = source, 1
     while trace is not None:
-        if trace.tb_frame.f_code.co_filename == str(source):
-            line = trace.tb_lineno
+        file = trace.tb_frame.f_code.co_filename
+        spot = (Path(file), trace.tb_lineno) if file.endswith(SUFFIX) else spot
         trace = trace.tb_next
-    return line
+    return spot
 
 
 def yaml_value(value: Any) -> str:

@@ -10,7 +10,7 @@ from infra.fleet import Fleet
 from scripts.aws import Aws, refusals
 from scripts.rehearsal import embedded_aws
 
-NO_ACCOUNT = f"No AWS credentials were found, so names hold the embedded AWS's account, {embedded_aws.ACCOUNT}, in place of yours."
+NO_ACCOUNT = f"No AWS credentials were found: names hold {embedded_aws.ACCOUNT}, the embedded AWS's account, not yours."
 
 SCRATCH = "/scratch"
 """The one folder that an engine's container may write to, beside /tmp."""

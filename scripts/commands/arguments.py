@@ -16,7 +16,9 @@ Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The blueprint's fol
 Fleet = Annotated[Path, typer.Option("--fleet", metavar="FILE", help="The fleet file.")]
 Target = Annotated[
     str,
-    typer.Option("--target", metavar="TARGET", help="Where it runs: local.", autocompletion=completions.targets),
+    typer.Option(
+        "--target", metavar="TARGET", help="Where it runs: local, eks or ecs.", autocompletion=completions.targets
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print plain data.")]
 

@@ -63,6 +63,7 @@ def new(
     if to.exists():
         raise InputError(f"{to}: it is there already, and nothing is overwritten. Write another name.")
     shutil.copytree(source, to, ignore=shutil.ignore_patterns("__pycache__"))
+    _complete_templates(to)
     _lead_to_schema(to / "blueprint.yaml", "blueprints/blueprint.schema.json")
     console.out.print(f"{to}: a copy of the pattern {from_}", markup=False)
     if not FLEET.exists():
@@ -70,6 +71,18 @@ def new(
         _lead_to_schema(FLEET, "infra/fleet.schema.json")
         console.out.print(f"{FLEET}: none was here, so this is a copy of the default fleet", markup=False)
     console.out.print(f"Next: edit {to / 'blueprint.yaml'}, then blueprint deploy {to}", markup=False)
+
+
+def _complete_templates(folder: Path) -> None:
+    """Puts what the patterns' templates share into the copies, so that a user finds every line there to change."""
+    for template in folder.glob("*.j2"):
+        shared = re.sub(
+            r'^\{% include "(targets/[\w.]+)" %\}\n',
+            lambda found: (PATTERNS / found[1]).read_text(encoding="utf-8"),
+            template.read_text(encoding="utf-8"),
+            flags=re.MULTILINE,
+        )
+        template.write_text(shared, encoding="utf-8")
 
 
 def _patterns() -> list[Path]:

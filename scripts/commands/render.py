@@ -15,10 +15,14 @@ Force = Annotated[bool, typer.Option("--force", help="Overwrite a rendered file 
 def render(folder: Folder, fleet: Fleet = FLEET, target: Target = LOCAL, force: Force = False) -> None:
     """Resolve a blueprint and lay it out for a target, under rendered/NAME/TARGET/."""
     from blueprints import render
+    from scripts.cloud import plan as cloud
     from scripts.local import deploy
 
-    plan = deploy.plan(folder, fleet, target=target)
-    file = render.render(plan.deployment, folder, plan.run.rendered, force=force)
+    if target in cloud.TARGETS:
+        file = cloud.write(cloud.plan(folder, fleet, target=target), force=force)
+    else:
+        plan = deploy.plan(folder, fleet, target=target)
+        file = render.render(plan.deployment, folder, plan.run.rendered, force=force)
     console.out.print(console.near(file), markup=False)
 
 
