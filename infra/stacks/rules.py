@@ -31,6 +31,10 @@ WITHOUT_RESOURCE = (
     "fsx:Describe",
     # Who asks is told which of AWS's endpoints to call.
     "ecs:DiscoverPollEndpoint",
+    "ecs:DescribeTaskDefinition",
+    "ecs:ListServices",
+    # Takes a container instance, and none that names a service.
+    "ecs:ListTasks",
     # Session Manager's channels to the machine that asks.
     "ssm:UpdateInstanceInformation",
     "ssmmessages:",
