@@ -1,0 +1,98 @@
+"""The real Helm on the chart, and the schemas that its objects are held against."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from infra.errors import Unavailable
+from scripts import go_programs
+from scripts.console import CommandFailed
+from tests.charts import objects
+
+CHART = Path(__file__).parents[2] / "charts" / "inference"
+PRESETS = CHART / "presets"
+EFA_IMAGE = "registry.example/vllm-efa:0.32.0"
+"""What a user would name for presets that leave it open."""
+
+
+class Helm:
+    """The program, away from the user's own settings."""
+
+    def __init__(self, program: str, home: Path) -> None:
+        self._program = program
+        self._home = home
+
+    def __call__(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Runs it; nothing is raised where it fails."""
+        home = {f"HELM_{what}_HOME": str(self._home) for what in ("CACHE", "CONFIG", "DATA")}
+        environment = {**os.environ, **home, "KUBECONFIG": "/dev/null"}
+        command = [self._program, *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
+
+
+@pytest.fixture(scope="session")
+def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
+    """Helm: the one on PATH if it is new enough, else built."""
+    try:
+        return Helm(go_programs.path_of(go_programs.HELM), tmp_path_factory.mktemp("helm"))
+    except (Unavailable, CommandFailed) as error:
+        pytest.skip(f"no Helm: {error}")
+
+
+@pytest.fixture(scope="session")
+def location(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Where kubeconform finds the schemas."""
+    try:
+        go_programs.path_of(go_programs.KUBECONFORM)
+        return objects.schemas(tmp_path_factory.mktemp("schemas"))
+    except (Unavailable, CommandFailed) as error:
+        pytest.skip(f"nothing to hold objects against: {error}")
+
+
+@pytest.fixture(scope="session")
+def preset() -> Callable[[str], dict[str, Any]]:
+    """Values of a preset, the image filled in where it is left to the user."""
+
+    def read(name: str) -> dict[str, Any]:
+        values: dict[str, Any] = yaml.safe_load((PRESETS / f"{name}.yaml").read_text())
+        return {**values, "image": EFA_IMAGE} if values.get("image") == "" else values
+
+    return read
+
+
+Render = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture
+def rendered(helm: Helm, tmp_path: Path) -> Render:
+    """The objects that values make as the release `mine` in the namespace `serving`; the chart may be a changed copy."""
+
+    def made(values: Mapping[str, Any], chart: Path = CHART) -> list[dict[str, Any]]:
+        file = tmp_path / "values.yaml"
+        file.write_text(yaml.safe_dump(dict(values)))
+        run = helm("template", "mine", str(chart), "--namespace", "serving", "--values", str(file))
+        assert run.returncode == 0, run.stderr
+        return [one for one in yaml.safe_load_all(run.stdout) if one]
+
+    return made
+
+
+@pytest.fixture
+def refused(helm: Helm, tmp_path: Path) -> Callable[[Mapping[str, Any]], str]:
+    """What Helm says against values that it must not take."""
+
+    def said(values: Mapping[str, Any]) -> str:
+        file = tmp_path / "values.yaml"
+        file.write_text(yaml.safe_dump(dict(values)))
+        run = helm("template", "mine", str(CHART), "--namespace", "serving", "--values", str(file))
+        assert run.returncode != 0, "Helm took them"
+        return run.stderr
+
+    return said

@@ -1,0 +1,431 @@
+"""What the chart makes of values: that the objects fit each other, what pods may do, where they stand, how they scale."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.charts import objects
+from tests.charts.conftest import CHART, PRESETS, Render
+
+NAMES = sorted(file.stem for file in PRESETS.glob("*.yaml"))
+Preset = Callable[[str], dict[str, Any]]
+Object = Mapping[str, Any]
+
+each_preset = pytest.mark.parametrize("name", NAMES)
+
+
+def of(made: list[dict[str, Any]], kind: str, name: str | None = None) -> list[dict[str, Any]]:
+    """Objects of a kind, and maybe of a name."""
+    return [one for one in made if one["kind"] == kind and name in (None, one["metadata"]["name"])]
+
+
+def pods(made: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """All pod templates of a release."""
+    deployments = [one["spec"]["template"] for one in of(made, "Deployment")]
+    groups = [one["spec"]["leaderWorkerTemplate"] for one in of(made, "LeaderWorkerSet")]
+    return deployments + [group[which] for group in groups for which in ("leaderTemplate", "workerTemplate")]
+
+
+def engine(**over: Any) -> dict[str, Any]:
+    """A small engine role."""
+    return {"kind": "engine", "command": ["serve"], **over}
+
+
+def values(*roles: Mapping[str, Any], **over: Any) -> dict[str, Any]:
+    """A release of one role called `worker` and a router, or of the roles given."""
+    named = {f"worker{number or ''}": role for number, role in enumerate(roles or [engine()])}
+    return {"model": {"served": "m"}, "roles": {**named, "router": {"kind": "router", "command": ["route"]}}, **over}
+
+
+EVERYTHING = values(
+    engine(
+        nodes=2,
+        workerCommand=["serve", "--headless"],
+        resources={"accelerator": {"count": 8}, "efa": 16, "hugepages": "5120Mi"},
+        placement={
+            "instanceTypes": ["p5en.48xlarge"],
+            "zones": ["us-west-2b"],
+            "nodeSelector": {"fleet/pool": "h200"},
+            "tolerations": [{"key": "team", "operator": "Equal", "value": "ads", "effect": "NoSchedule"}],
+            "networkLayer": "topology.k8s.aws/network-node-layer-3",
+        },
+        autoscaling={
+            "min": 0,
+            "max": 3,
+            "metric": "kv-usage",
+            "threshold": 0.8,
+            "cooldownSeconds": 300,
+            "pollingSeconds": 15,
+        },
+        secretEnv={"HF_TOKEN": {"secret": "hub", "key": "token"}},
+        mounts={
+            "adapters": {"path": "/adapters", "claim": "adapters", "readOnly": True},
+            "settings": {"path": "/settings", "configMap": "settings"},
+            "keys": {"path": "/keys", "secret": "keys"},
+        },
+        ports={"kv-events": 5557},
+        disruption={"minAvailable": "50%"},
+        rollout={"maxSurge": "25%", "maxUnavailable": 0},
+        priorityClass="serving",
+        labels={"kueue.x-k8s.io/queue-name": "gpus"},
+        annotations={"note": "one"},
+        user=0,
+    ),
+    imagePullSecrets=["registry"],
+    labels={"team": "ads"},
+    annotations={"owner": "ads"},
+    monitoring={"podMonitors": True, "rules": True, "labels": {"release": "prometheus"}},
+    networkPolicy={"clients": [{"namespaceSelector": {"matchLabels": {"team": "ads"}}}]},
+    route={"gateway": {"name": "gateway", "namespace": "edge", "section": "https"}, "hostnames": ["llm.example.org"]},
+)
+EVERYTHING["roles"]["router"]["probes"] = {"readiness": {"path": "/liveness", "body": None}}
+
+
+def test_all_that_can_be_set_makes_objects_that_kubernetes_takes(rendered: Render, location: str) -> None:
+    made = rendered(EVERYTHING)
+    assert {one["kind"] for one in made} >= {
+        *("LeaderWorkerSet", "Deployment", "ScaledObject", "PodMonitor", "PrometheusRule", "HTTPRoute"),
+        *(
+            "NetworkPolicy",
+            "PodDisruptionBudget",
+            "ServiceAccount",
+            "Role",
+            "RoleBinding",
+            "Service",
+            "ConfigMap",
+            "Pod",
+        ),
+    }
+    assert objects.mistakes(yaml.safe_dump_all(made), location) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "right", "wrong", "kinds"),
+    [
+        ("_pod.tpl", "terminationGracePeriodSeconds", "terminationGracePeriod", {"Deployment", "LeaderWorkerSet"}),
+        ("_pod.tpl", "matchLabelKeys:", "matchLabelKey:", {"LeaderWorkerSet"}),
+        ("plain/groups.yaml", "restartPolicy:", "restartPolicies:", {"LeaderWorkerSet"}),
+        ("scaling.yaml", "minReplicaCount", "minReplicas", {"ScaledObject"}),
+        ("route.yaml", "backendRefs", "backends", {"HTTPRoute"}),
+        ("monitors.yaml", "podMetricsEndpoints", "endpoints", {"PodMonitor"}),
+        ("network.yaml", "podSelector: {}", "podSelectors: {}", {"NetworkPolicy"}),
+        ("disruption.yaml", "minAvailable:", "minAvailable: [1]\n  maxUnavailable:", {"PodDisruptionBudget"}),
+    ],
+)
+def test_a_typo_in_a_template_would_be_noticed(
+    rendered: Render, location: str, tmp_path: Path, file: str, right: str, wrong: str, kinds: set[str]
+) -> None:
+    chart = tmp_path / "inference"
+    shutil.copytree(CHART, chart)
+    template = chart / "templates" / file
+    text = template.read_text()
+    assert right in text
+    template.write_text(text.replace(right, wrong))
+    open_to_all = {**EVERYTHING, "networkPolicy": {}}
+    said = objects.mistakes(yaml.safe_dump_all(rendered(open_to_all, chart)), location)
+    assert {line.split()[0] for line in said} == kinds
+
+
+# How the objects fit each other.
+
+
+def selects(selector: Mapping[str, str], made: list[dict[str, Any]]) -> bool:
+    return any(selector.items() <= pod["metadata"]["labels"].items() for pod in pods(made))
+
+
+@each_preset
+def test_every_selector_finds_pods_and_every_name_an_object(rendered: Render, preset: Preset, name: str) -> None:
+    made = rendered(preset(name))
+    for one in made:
+        for selector in selectors_of(one):
+            assert selects(selector, made), one["metadata"]["name"]
+    for pod in pods(made):
+        assert of(made, "ServiceAccount", pod["spec"]["serviceAccountName"])
+        for volume in pod["spec"]["volumes"]:
+            assert "configMap" not in volume or of(made, "ConfigMap", volume["configMap"]["name"])
+    for scaled in of(made, "ScaledObject"):
+        target = scaled["spec"]["scaleTargetRef"]
+        assert of(made, target["kind"], target["name"])
+
+
+def selectors_of(one: Object) -> Iterator[Mapping[str, str]]:
+    """By which pods an object finds pods."""
+    spec = one.get("spec", {})
+    if one["kind"] == "Service":
+        yield spec["selector"]
+    if one["kind"] in ("PodDisruptionBudget", "PodMonitor", "Deployment"):
+        yield spec["selector"]["matchLabels"]
+    if one["kind"] == "NetworkPolicy":
+        yield spec["podSelector"]["matchLabels"]
+
+
+@each_preset
+def test_no_two_objects_of_a_kind_share_a_name_and_all_are_in_the_releases_namespace(
+    rendered: Render, preset: Preset, name: str
+) -> None:
+    made = rendered(preset(name))
+    names = [(one["kind"], one["metadata"]["name"]) for one in made]
+    assert len(names) == len(set(names))
+    assert {one["metadata"]["namespace"] for one in made} == {"serving"}
+
+
+def test_clients_reach_the_router_or_the_only_engines_leaders_by_the_releases_name(rendered: Render) -> None:
+    service = of(rendered(values()), "Service", "mine")[0]["spec"]
+    assert service["selector"]["app.kubernetes.io/component"] == "router"
+    alone = values(engine(nodes=2, workerCommand=["serve"], port=9000))
+    del alone["roles"]["router"]
+    service = of(rendered(alone), "Service", "mine")[0]["spec"]
+    assert service["selector"]["app.kubernetes.io/component"] == "worker"
+    assert service["selector"]["inference/listens"] == "true"
+    assert service["ports"] == [{"name": "http", "port": 9000, "targetPort": "http"}]
+
+
+def test_the_service_account_is_called_as_the_release_unless_it_has_a_name(rendered: Render) -> None:
+    assert of(rendered(values()), "ServiceAccount", "mine")
+    made = rendered(values(serviceAccount={"name": "weights", "create": False}))
+    assert not of(made, "ServiceAccount", "weights")
+    assert {pod["spec"]["serviceAccountName"] for pod in pods(made)} == {"weights", "mine-router"}
+
+
+# What a role says wins over the defaults, also where it says nothing, none or no.
+
+
+def test_zero_and_no_are_values_too(rendered: Render) -> None:
+    changed = values(engine(replicas=0, drain={"preStopSeconds": 0}, user=0))
+    changed["defaults"] = {"engine": {"privileged": True}}
+    changed["roles"]["worker"]["privileged"] = False
+    deployment = of(rendered(changed), "Deployment", "mine-worker")[0]["spec"]
+    container = deployment["template"]["spec"]["containers"][0]
+    assert deployment["replicas"] == 0
+    assert "lifecycle" not in container
+    assert "privileged" not in container["securityContext"]
+    assert deployment["template"]["spec"]["securityContext"]["runAsUser"] == 0
+
+
+def test_defaults_hold_for_every_role_of_the_kind(rendered: Render) -> None:
+    changed = values(engine(), engine(), defaults={"engine": {"placement": {"zones": ["us-west-2b"]}}})
+    zones = {
+        pod["metadata"]["labels"]["app.kubernetes.io/component"]: "us-west-2b" in str(pod["spec"].get("affinity"))
+        for pod in pods(rendered(changed))
+    }
+    assert zones == {"worker": True, "worker1": True, "router": False}
+
+
+# What pods may do.
+
+
+@each_preset
+def test_a_pod_can_do_nothing_that_it_need_not(rendered: Render, preset: Preset, name: str) -> None:
+    made = rendered(preset(name))
+    for pod in [*pods(made), *of(made, "Pod")]:
+        spec = pod["spec"]
+        container = spec["containers"][0]
+        efa = "vpc.amazonaws.com/efa" in container["resources"].get("limits", {})
+        root = spec["securityContext"]["runAsUser"] == 0
+        # Kubernetes hands IPC_LOCK to root alone.
+        assert root == efa == (not spec["securityContext"]["runAsNonRoot"])
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert container["securityContext"] == {
+            "readOnlyRootFilesystem": True,
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"], **({"add": ["IPC_LOCK"]} if efa else {})},
+        }
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
+        assert not any("hostPath" in volume for volume in spec["volumes"])
+        router = container["name"] == "router"
+        assert spec["automountServiceAccountToken"] is router
+        assert spec["enableServiceLinks"] is False
+
+
+def test_privileged_is_a_switch_and_says_nothing_that_contradicts_it(rendered: Render) -> None:
+    pod = next(one for one in pods(rendered(values(engine(privileged=True)))) if "engine" in str(one))
+    assert pod["spec"]["containers"][0]["securityContext"] == {"readOnlyRootFilesystem": True, "privileged": True}
+
+
+@each_preset
+def test_all_is_refused_but_what_a_role_needs(rendered: Render, preset: Preset, name: str) -> None:
+    made = rendered(preset(name))
+    policies = {one["metadata"]["name"]: one["spec"] for one in of(made, "NetworkPolicy")}
+    everyone = policies.pop("mine")
+    assert everyone["policyTypes"] == ["Ingress", "Egress"]
+    assert "ingress" not in everyone
+    all_pods = everyone["podSelector"]["matchLabels"].items()
+    assert all(all_pods <= pod["metadata"]["labels"].items() for pod in [*pods(made), *of(made, "Pod")])
+    for role, spec in policies.items():
+        outside = [one["ipBlock"]["cidr"] for rule in spec["egress"] for one in rule["to"] if "ipBlock" in one]
+        assert outside == ["0.0.0.0/0"] + ["169.254.170.23/32"] * (role != "mine-router")
+        assert all(rule["ports"] for rule in spec["egress"])
+
+
+def test_only_named_clients_call_the_router_and_nobody_the_engines(rendered: Render) -> None:
+    policies = {one["metadata"]["name"]: one["spec"] for one in of(rendered(EVERYTHING), "NetworkPolicy")}
+    client = {"namespaceSelector": {"matchLabels": {"team": "ads"}}}
+    assert client in [one for rule in policies["mine-router"]["ingress"] for one in rule["from"]]
+    assert client not in [one for rule in policies["mine-worker"]["ingress"] for one in rule["from"]]
+
+
+def test_a_router_sees_pods_of_its_namespace_and_no_more(rendered: Render) -> None:
+    made = rendered(values())
+    assert of(made, "Role")[0]["rules"] == [
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}
+    ]
+    assert not of(made, "ClusterRole")
+    assert of(made, "RoleBinding")[0]["subjects"][0]["name"] == "mine-router"
+
+
+# Where pods stand.
+
+
+def test_pods_of_one_replica_over_several_nodes_stand_in_one_zone_and_replicas_where_they_like(
+    rendered: Render,
+) -> None:
+    group = of(rendered(EVERYTHING), "LeaderWorkerSet")[0]["spec"]["leaderWorkerTemplate"]
+    assert group["size"] == 2
+    assert group["restartPolicy"] == "RecreateGroupOnPodRestart"
+    for which in ("leaderTemplate", "workerTemplate"):
+        affinity = group[which]["spec"]["affinity"]["podAffinity"]
+        zone = affinity["requiredDuringSchedulingIgnoredDuringExecution"]
+        assert [one["topologyKey"] for one in zone] == ["topology.kubernetes.io/zone"]
+        assert zone[0]["matchLabelKeys"] == ["leaderworkerset.sigs.k8s.io/group-key"]
+        near = affinity["preferredDuringSchedulingIgnoredDuringExecution"][0]["podAffinityTerm"]
+        assert near["topologyKey"] == "topology.k8s.aws/network-node-layer-3"
+        assert group[which]["metadata"]["labels"]["inference/listens"] == str(which == "leaderTemplate").lower()
+
+
+def test_roles_with_one_zone_stand_in_the_same(rendered: Render, preset: Preset) -> None:
+    made = rendered(preset("qwen3-235b-a22b-p6-b300-disaggregated"))
+    zone = {"app.kubernetes.io/name": "inference", "app.kubernetes.io/instance": "mine", "inference/one-zone": "true"}
+    for pod in pods(made):
+        term = pod["spec"].get("affinity", {}).get("podAffinity")
+        if pod["metadata"]["labels"]["app.kubernetes.io/component"] == "router":
+            assert term is None
+        else:
+            assert zone.items() <= pod["metadata"]["labels"].items()
+            required = term["requiredDuringSchedulingIgnoredDuringExecution"]
+            assert required == [{"topologyKey": "topology.kubernetes.io/zone", "labelSelector": {"matchLabels": zone}}]
+
+
+def test_replicas_of_one_node_spread_over_zones(rendered: Render) -> None:
+    for pod in pods(rendered(values())):
+        spread = pod["spec"]["topologySpreadConstraints"]
+        assert [one["topologyKey"] for one in spread] == ["topology.kubernetes.io/zone"]
+        assert spread[0]["labelSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+
+
+def test_exact_types_zones_labels_and_the_accelerators_taint(rendered: Render) -> None:
+    leader = pods(rendered(EVERYTHING))[1]["spec"]
+    terms = leader["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert terms == [
+        {
+            "matchExpressions": [
+                {"key": "node.kubernetes.io/instance-type", "operator": "In", "values": ["p5en.48xlarge"]},
+                {"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["us-west-2b"]},
+            ]
+        }
+    ]
+    assert leader["nodeSelector"] == {"fleet/pool": "h200"}
+    assert leader["tolerations"] == [
+        {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
+        {"key": "team", "operator": "Equal", "value": "ads", "effect": "NoSchedule"},
+    ]
+    assert leader["containers"][0]["resources"]["limits"] == {
+        "memory": "16Gi",
+        "nvidia.com/gpu": "8",
+        "vpc.amazonaws.com/efa": "16",
+        "hugepages-2Mi": "5120Mi",
+    }
+
+
+# How it starts, scales and ends.
+
+
+@each_preset
+def test_ready_means_that_the_model_answered(rendered: Render, preset: Preset, name: str) -> None:
+    for pod in pods(rendered(preset(name))):
+        container = pod["spec"]["containers"][0]
+        if pod["metadata"]["labels"]["inference/listens"] == "true":
+            assert container["readinessProbe"]["exec"]["command"][:2] == ["python3", "/etc/inference/answer.py"]
+            assert "httpGet" in container["livenessProbe"]
+        else:
+            assert not [key for key in container if key.endswith("Probe")]
+
+
+def test_a_probe_asks_for_the_served_model_unless_it_names_one(rendered: Render) -> None:
+    own = engine(probes={"startup": {"body": {"model": "other", "prompt": "x"}}})
+    container = pods(rendered(values(own)))[1]["spec"]["containers"][0]
+    assert container["name"] == "engine"
+    asked = [container[f"{which}Probe"]["exec"]["command"][3] for which in ("startup", "readiness")]
+    assert [yaml.safe_load(body) for body in asked] == [
+        {"model": "other", "prompt": "x"},
+        {"model": "m", "prompt": "ready?", "max_tokens": 1},
+    ]
+
+
+def test_a_pod_knows_its_address_before_its_environment_uses_it(rendered: Render) -> None:
+    container = pods(rendered(values(engine(env={"A": "$(POD_IP)"}))))[1]["spec"]["containers"][0]
+    names = [one["name"] for one in container["env"]]
+    assert names.index("POD_IP") < names.index("A")
+
+
+def test_the_autoscaler_sets_the_count_alone_and_sums_over_replicas(rendered: Render) -> None:
+    made = rendered(EVERYTHING)
+    assert "replicas" not in of(made, "LeaderWorkerSet")[0]["spec"]
+    spec = of(made, "ScaledObject")[0]["spec"]
+    assert (spec["minReplicaCount"], spec["maxReplicaCount"], spec["cooldownPeriod"]) == (0, 3, 300)
+    usage, arrivals = spec["triggers"]
+    role = 'namespace="serving",app_kubernetes_io_instance="mine",app_kubernetes_io_component="worker"'
+    assert usage["metricType"] == "AverageValue"
+    assert usage["metadata"]["query"] == f"sum(vllm:kv_cache_usage_perc{{{role}}}) or vector(0)"
+    assert usage["metadata"]["threshold"] == "0.8"
+    counters = (
+        '{__name__=~"vllm_router_requests_total|vllm_router_request_errors_total",'
+        + role.replace('"worker"', '"router"')
+        + "}"
+    )
+    assert arrivals["metadata"]["query"] == (
+        f"clamp_min((sum({counters}) or vector(0)) - (sum({counters} offset 300s) or vector(0)), 0)"
+    )
+
+
+def test_what_the_autoscaler_and_the_alerts_ask_for_carries_the_labels_that_the_monitors_give(rendered: Render) -> None:
+    made = rendered(EVERYTHING)
+    labels = ["app.kubernetes.io/instance", "app.kubernetes.io/component"]
+    assert all(one["spec"]["podTargetLabels"] == labels for one in of(made, "PodMonitor"))
+    asked = [one["metadata"]["query"] for one in of(made, "ScaledObject")[0]["spec"]["triggers"]]
+    asked += [rule["expr"] for group in of(made, "PrometheusRule")[0]["spec"]["groups"] for rule in group["rules"]]
+    assert len(asked) >= 5
+    assert all(label.replace(".", "_").replace("/", "_") + '="' in query for label in labels for query in asked)
+
+
+def test_the_monitor_scrapes_the_routers_own_port_and_the_engines_only_one(rendered: Render) -> None:
+    monitors = {one["metadata"]["name"]: one["spec"] for one in of(rendered(EVERYTHING), "PodMonitor")}
+    ports = {name: spec["podMetricsEndpoints"][0]["port"] for name, spec in monitors.items()}
+    assert ports == {"mine-router": "metrics", "mine-worker": "http"}
+
+
+# Two versions side by side.
+
+
+def test_a_release_without_roles_is_a_route_that_shares_requests_by_weight(rendered: Render, location: str) -> None:
+    backends = [
+        {"release": "mine-v1", "port": 8000, "weight": 90},
+        {"release": "mine-v2", "port": 8000, "weight": 10},
+    ]
+    made = rendered({"route": {"gateway": {"name": "gateway"}, "backends": backends}})
+    assert [one["kind"] for one in made] == ["HTTPRoute"]
+    rule = of(made, "HTTPRoute")[0]["spec"]["rules"][0]
+    assert [(one["name"], one["weight"]) for one in rule["backendRefs"]] == [("mine-v1", 90), ("mine-v2", 10)]
+    assert rule["timeouts"] == {"request": "600s"}
+    assert objects.mistakes(yaml.safe_dump_all(made), location) == []
+
+
+def test_a_route_of_its_own_leads_to_the_release(rendered: Render) -> None:
+    route = of(rendered(EVERYTHING), "HTTPRoute")[0]["spec"]
+    assert route["parentRefs"] == [{"name": "gateway", "namespace": "edge", "sectionName": "https"}]
+    assert route["rules"][0]["backendRefs"] == [{"name": "mine", "port": 8000}]

@@ -1,0 +1,255 @@
+"""The contract of the chart's values: all of them documented, and what cannot work refused with what to write."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.charts.conftest import CHART, Helm, Render
+
+SCHEMA = json.loads((CHART / "values.schema.json").read_text())
+TEXT = (CHART / "values.yaml").read_text()
+Refused = Callable[[Mapping[str, Any]], str]
+
+
+def release(over: Mapping[str, Any] | None = None, /, **role: Any) -> dict[str, Any]:
+    """A release of one engine role, changed."""
+    worker = {"kind": "engine", "command": ["serve"], **role}
+    return {"model": {"served": "m"}, "roles": {"worker": worker}, **(over or {})}
+
+
+ROUTER = {"kind": "router", "command": ["route"]}
+
+
+def properties(schema: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every key of the schema with where it stands; a role's are taken once."""
+    for name, one in schema.get("properties", {}).items():
+        yield f"{path}{name}", one
+        inner = [one, *one.get("oneOf", []), one.get("items", {}), one.get("additionalProperties") or {}]
+        for below in inner:
+            if isinstance(below, dict):
+                yield from properties(below, f"{path}{name}.")
+
+
+ALL = [
+    *properties(SCHEMA),
+    *properties(SCHEMA["$defs"]["role"], "role."),
+    *properties(SCHEMA["$defs"]["probe"], "probe."),
+]
+
+
+def test_every_key_is_described_in_the_schema() -> None:
+    bare = [name for name, one in ALL if not one.get("description") and set(one) != {"$ref"}]
+    assert len(ALL) > 100
+    # What a reference alone says is said where it leads.
+    assert [name for name in bare if name != "global"] == []
+
+
+def test_every_key_of_the_schema_stands_in_values_yaml_and_the_other_way_round() -> None:
+    keys = {name.rpartition(".")[2] for name, _ in ALL} - {"global"}
+    missing = {key for key in keys if not re.search(rf"\b{key}\b", TEXT)}
+    assert missing == set()
+    assert set(yaml.safe_load(TEXT)) == set(SCHEMA["properties"]) - {"global"}
+    role = set(SCHEMA["$defs"]["role"]["properties"]) - {"kind", "command", "workerCommand"}
+    for kind, defaults in yaml.safe_load(TEXT)["defaults"].items():
+        assert set(defaults) == role, kind
+
+
+def test_no_object_takes_a_key_that_it_does_not_name() -> None:
+    def open_ones(schema: Any, path: str) -> Iterator[str]:
+        if isinstance(schema, dict):
+            if "properties" in schema and schema.get("additionalProperties") is not False:
+                yield path
+            for key, below in schema.items():
+                yield from open_ones(below, f"{path}/{key}")
+        if isinstance(schema, list):
+            for number, below in enumerate(schema):
+                yield from open_ones(below, f"{path}/{number}")
+
+    assert list(open_ones(SCHEMA, "")) == []
+
+
+# What the schema refuses. Helm says where; the words are its own.
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (release(replcas=2), "at '/roles/worker': additional properties 'replcas' not allowed"),
+        (release(replicas="2"), "at '/roles/worker/replicas': got string, want integer"),
+        (release(command="serve"), "at '/roles/worker/command': got string, want array"),
+        (release(env={"PORT": 8000}), "at '/roles/worker/env/PORT': got number, want string"),
+        (release(port=80000), "at '/roles/worker/port': maximum: got 80,000, want 65,535"),
+        (release(resources={"memory": "lots"}), "at '/roles/worker/resources/memory': 'lots' does not match pattern"),
+        (release(resources={"gpus": 8}), "at '/roles/worker/resources': additional properties 'gpus' not allowed"),
+        (release(kind="worker"), "at '/roles/worker/kind': value must be one of 'engine', 'router'"),
+        (release(mounts={"x": {"path": "/x"}}), "at '/roles/worker/mounts/x': 'oneOf' failed, none matched"),
+        (release({"engine": "other"}), "at '/engine': value must be 'vllm'"),
+        (release({"framework": "ray"}), "at '/framework': value must be 'plain'"),
+        (release({"security": {"user": 0}}), "at '/security/user': minimum: got 0, want 1"),
+        (release({"imgae": "x:1"}), "at '': additional properties 'imgae' not allowed"),
+        (
+            {"model": {"served": "m"}, "roles": {"worker": {"kind": "engine"}}},
+            "at '/roles/worker': missing property 'command'",
+        ),
+    ],
+)
+def test_a_wrong_type_or_an_unknown_key_is_refused_with_its_place(
+    refused: Refused, values: dict[str, Any], said: str
+) -> None:
+    assert said in refused(values)
+
+
+# What the schema cannot say, in the chart's own words.
+
+NIXL = '--kv-transfer-config={"kv_connector": "NixlConnector"}'
+SCALING = {"min": 1, "max": 4, "metric": "queue", "threshold": 4, "cooldownSeconds": 300, "pollingSeconds": 15}
+MONITORED = {"monitoring": {"podMonitors": True}}
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (
+            release(image="vllm/vllm-openai:latest"),
+            'roles.worker.image: now "vllm/vllm-openai:latest", which means another image tomorrow: replicas would differ, '
+            "and a rollback would roll nothing back. Write REPOSITORY:VERSION or REPOSITORY@sha256:DIGEST",
+        ),
+        (
+            release({"image": "localhost:5000/vllm"}),
+            'roles.worker.image: now "localhost:5000/vllm", which means another image tomorrow: replicas would differ, '
+            "and a rollback would roll nothing back. Write REPOSITORY:VERSION or REPOSITORY@sha256:DIGEST",
+        ),
+        (
+            release({"image": ""}),
+            "roles.worker.image: now empty. Write the image that the role needs (a preset's first lines say which), "
+            "--set image=REPOSITORY:VERSION",
+        ),
+        (
+            {},
+            "roles: now empty, so nothing would run. Write -f charts/inference/presets/PRESET.yaml, or roles of your own, "
+            "or route.backends",
+        ),
+        (
+            release({"model": {}}),
+            "model.served: now empty, and the probes must name the model that they ask. Write the name that clients put in "
+            "`model`",
+        ),
+        (
+            {"model": {"served": "m"}, "roles": {"a": ROUTER, "b": ROUTER}},
+            "roles: a and b are routers, and a release has one address. Write one router, or a release for each",
+        ),
+        (
+            {"model": {"served": "m"}, "roles": {"a": release()["roles"]["worker"], "b": release()["roles"]["worker"]}},
+            "roles: a and b have no router before them, and a release has one address. Write a role of kind: router",
+        ),
+        (
+            release(nodes=3),
+            "roles.worker.workerCommand: now empty, and 2 of the 3 nodes of a replica run it. Write their command line",
+        ),
+        (
+            release(resources={"accelerator": {"name": "", "count": 2}}),
+            "roles.worker.resources.accelerator.name: now empty, with a count of 2. Write nvidia.com/gpu or "
+            "aws.amazon.com/neuron",
+        ),
+        (
+            release(drain={"graceSeconds": 30, "preStopSeconds": 30}),
+            "roles.worker.drain.graceSeconds: now 30, and preStopSeconds, 30, is taken from it: requests under way would be "
+            "cut. Write more",
+        ),
+        (
+            release(MONITORED, autoscaling={**SCALING, "min": 5}),
+            "roles.worker.autoscaling.min: now 5, above max, 4. Write 4 or less",
+        ),
+        (
+            release(MONITORED, autoscaling={**SCALING, "metric": "kv-usage", "threshold": 80}),
+            "roles.worker.autoscaling.threshold: now 80, and kv-usage is a share that never passes 1: it would not scale "
+            "out. Write 0.8",
+        ),
+        (
+            release(autoscaling=SCALING),
+            "roles.worker.autoscaling: it reads what the PodMonitors bring, and monitoring.podMonitors is false: a queue "
+            "that nobody measures counts as 0. Write monitoring: {podMonitors: true}",
+        ),
+        (
+            release(MONITORED, autoscaling={**SCALING, "min": 0}),
+            "roles.worker.autoscaling.min: now 0, and without a router nothing notices the request that must wake it. Write "
+            "min: 1, or a role of kind: router",
+        ),
+        (
+            {
+                **release(MONITORED),
+                "roles": {**release(autoscaling={**SCALING, "min": 0})["roles"], "router": ROUTER},
+            },
+            "roles.router.probes.readiness.body: it asks for an answer, and while worker is at none there is none: the "
+            "router would refuse the request that must wake it. Write readiness: {path: /liveness, body: null}",
+        ),
+        (
+            {**release(MONITORED), "roles": {**release()["roles"], "router": {**ROUTER, "autoscaling": SCALING}}},
+            "roles.router.autoscaling: its metrics are the engine's, and this is a router. Write replicas",
+        ),
+        (
+            release(command=["serve", NIXL], env={"VLLM_NIXL_SIDE_CHANNEL_HOST": "$(POD_IP)"}, resources={"efa": 2}),
+            "roles.worker.command: its kv-transfer-config names no backend, and NIXL then takes UCX, which is TCP on EFA: "
+            "about 98 s to the first token in place of 1 s. Write "
+            '"kv_connector_extra_config": {"backends": ["LIBFABRIC"]}',
+        ),
+        (
+            release(command=["serve", NIXL]),
+            "roles.worker.env.VLLM_NIXL_SIDE_CHANNEL_HOST: not set, and the other roles would look for this one at "
+            "localhost. Write $(POD_IP)",
+        ),
+        (
+            release(resources={"efa": 2}, placement={"zones": ["us-west-2a", "us-west-2b"]}),
+            "roles.worker.placement: EFA does not cross zones, and these pods may stand in any of us-west-2a, us-west-2b. "
+            "Write oneZone: true, or zones with one zone",
+        ),
+        (
+            release({"route": {"backends": [{"release": "v1", "port": 8000, "weight": 1}]}}),
+            "route.gateway.name: now empty, and route.backends needs the Gateway that carries it. Write its name",
+        ),
+        (
+            {"route": {"gateway": {"name": "g"}, "backends": [{"release": "v1", "port": 8000, "weight": 0}]}},
+            "route.backends: all weights are 0, so every request would be refused. Write a weight above 0 for one",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_with_what_to_write(refused: Refused, values: dict[str, Any], said: str) -> None:
+    assert said in refused(values)
+
+
+def test_all_mistakes_are_said_at_once(refused: Refused) -> None:
+    said = refused(release(image="a:latest", nodes=2, drain={"graceSeconds": 5, "preStopSeconds": 9}))
+    assert [name in said for name in (".image: ", ".workerCommand: ", ".drain.graceSeconds: ")] == [True] * 3
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        "vllm/vllm-openai:v0.32.0",
+        "localhost:5000/vllm:1",
+        f"vllm/vllm-openai@sha256:{'0' * 64}",
+        f"vllm/vllm-openai:latest@sha256:{'0' * 64}",
+    ],
+)
+def test_a_version_or_a_digest_is_pinned_enough(rendered: Render, image: str) -> None:
+    made = rendered(release(image=image))
+    deployment = next(one for one in made if one["kind"] == "Deployment")
+    assert deployment["spec"]["template"]["spec"]["containers"][0]["image"] == image
+
+
+def test_a_release_whose_names_would_not_fit_into_labels_is_refused(helm: Helm, tmp_path: Path) -> None:
+    file = tmp_path / "values.yaml"
+    file.write_text(yaml.safe_dump(release()))
+    name = "a" * 46
+    run = helm("template", name, str(CHART), "--values", str(file))
+    assert (
+        f"roles.worker: the name {name}-worker has 53 characters, and its pods' labels have room for 52. Write a shorter "
+        "release or role"
+    ) in run.stderr
