@@ -43,8 +43,19 @@ def role(fleet: str, region: str, purpose: str) -> str:
     return f"{fleet}-{region}-{purpose}"
 
 
+SERVING = "serving"
+"""Namespace of deployments on EKS."""
+
+ENGINES = "engines"
+"""Service account there that reads weights."""
+
 KARPENTER_NODE = "karpenter-node"
 """Purpose of the role of nodes that Karpenter starts."""
+
+
+def function(fleet: Fleet, purpose: str) -> str:
+    """A Lambda function."""
+    return f"{fleet.name}-{purpose}"
 
 
 def namespace(fleet: Fleet) -> str:

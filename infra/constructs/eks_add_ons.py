@@ -9,13 +9,10 @@ from typing import Any
 
 from infra.bindings import aws
 from infra.catalog import eks
-from infra.constructs import pod_identity
+from infra.constructs import model_reader, pod_identity
 from infra.constructs.account import Account
-from infra.constructs.limits import bucket_name
 from infra.constructs.role import rights, role
 from infra.fleet import Fleet
-
-_KEY_BY_ALIAS = "kms:ResourceAliases"
 
 
 @dataclass(frozen=True)
@@ -96,7 +93,7 @@ def _rights(fleet: Fleet, account: Account) -> dict[str, _Right]:
         "aws-ebs-csi-driver": _Right("ebs-csi", ("service-role/AmazonEBSCSIDriverPolicy",)),
         "aws-efs-csi-driver": _Right("efs-csi", ("service-role/AmazonEFSCSIDriverPolicy",)),
         "aws-fsx-csi-driver": _Right("fsx-csi", statements=_fsx(fleet, account)),
-        "aws-mountpoint-s3-csi-driver": _Right("s3-csi", statements=_s3(fleet, account)),
+        "aws-mountpoint-s3-csi-driver": _Right("s3-csi", statements=model_reader.statements(fleet, account)),
     }
 
 
@@ -118,19 +115,4 @@ def _fsx(fleet: Fleet, account: Account) -> list[dict[str, Any]]:
         },
         # FSx describes all or nothing.
         {"Effect": "Allow", "Action": ["fsx:DescribeFileSystems"], "Resource": "*"},
-    ]
-
-
-def _s3(fleet: Fleet, account: Account) -> list[dict[str, Any]]:
-    """Reads weights; who writes results has a role of its own."""
-    bucket = f"arn:{account.partition}:s3:::{bucket_name(fleet.name, 'models', account.id, fleet.region)}"
-    return [
-        {"Effect": "Allow", "Action": ["s3:ListBucket"], "Resource": bucket},
-        {"Effect": "Allow", "Action": ["s3:GetObject"], "Resource": f"{bucket}/*"},
-        {
-            "Effect": "Allow",
-            "Action": ["kms:Decrypt"],
-            "Resource": account.arn("kms", "key/*"),
-            "Condition": {"ForAnyValue:StringEquals": {_KEY_BY_ALIAS: f"alias/{fleet.name}-storage"}},
-        },
     ]

@@ -6,7 +6,7 @@ from typing import Any
 
 from infra import groups
 from infra.catalog import eks, instances
-from infra.constructs import controllers, eks_add_ons, eks_cluster, network, node_groups
+from infra.constructs import controllers, eks_add_ons, eks_cluster, model_reader, network, node_groups
 from infra.constructs.account import account
 from infra.constructs.capacity import capacity
 from infra.constructs.efa_group import efa_group
@@ -54,6 +54,7 @@ def add(app: Any, document: Document[Fleet]) -> None:
         capacity(stack, fleet, group, account=here)
     controllers.load_balancers(stack, fleet, cluster=cluster.resource, account=here)
     controllers.autoscaler(stack, fleet, cluster=cluster.resource, account=here)
+    model_reader.serving_identity(stack, fleet, cluster=cluster.resource, account=here)
     _outputs(stack, fleet, cluster.resource, [group.name for group in kept])
 
 
