@@ -191,28 +191,18 @@ def kind(fleet: Fleet, pool: Pool) -> Kind:
 
 
 def strategies(pool_groups: Sequence[Group]) -> list[list[Group]]:
-    """One pool's capacity providers by service, at most six each, for a strategy takes no more.
+    """One pool's capacity providers by service, in the order to fall back in: a service for each choice.
 
-    A service gets all choices of its zones, so that it can fall back; the zones are spread evenly over as few services
-    as that allows. Only where one zone alone has more than six choices, they are cut in the order of preference.
+    The groups of a choice, one a zone, share a service's tasks evenly. A fleet has six zones at the most, and a
+    strategy takes six providers: none is ever too long. `infra.functions.ecs_fallback` moves tasks between services.
     """
-    by_zones = [list(group) for _, group in groupby(sorted(pool_groups, key=_zones), key=_zones)]
-    whole = [part for part in by_zones if len(part) <= MOST_PROVIDERS]
-    made = [part[at : at + MOST_PROVIDERS] for part in by_zones if part not in whole for at in range(0, len(part), 6)]
-    if whole:
-        together = max(1, MOST_PROVIDERS // max(map(len, whole)))
-        services = -(-len(whole) // together)
-        made += [[group for part in whole[at::services] for group in part] for at in range(services)]
-    return [sorted(service, key=lambda group: (group.choice, group.zones)) for service in made]
+    ordered = sorted(pool_groups, key=lambda group: (group.choice, group.zones))
+    return [list(peers) for _, peers in groupby(ordered, key=lambda group: group.choice)]
 
 
 def provider_name(fleet: Fleet, group: Group) -> str:
     """The group's name as a capacity provider: one account has one list of them, and none may begin with aws or ecs."""
     return f"cp-{fleet.name}-{group.name}"
-
-
-def _zones(group: Group) -> tuple[str, ...]:
-    return group.zones
 
 
 def _choices(fleet: Fleet, pool: Pool) -> Iterator[tuple[tuple[str, ...], Purchase]]:

@@ -5,7 +5,8 @@ that wait; machines are born protected from scale-in, and ECS lifts that from on
 goes all the same (spot, a refresh) is drained first.
 
 ECS does not fall back by itself: a task goes to one provider of its strategy, by weight, and waits there for capacity.
-So the first choice of a pool has all the weight, its zones alike, and falling back is a change of weights.
+So each choice of a pool has a strategy of its own, its zones alike, for a service of its own, and
+`infra.functions.ecs_fallback` moves tasks from one service to the next.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def capacity_provider(stack: Any, place: Place, group: Group) -> Any:
 
 
 def associate(stack: Any, place: Place, pool_groups: Sequence[Sequence[Group]], providers: Sequence[Any]) -> None:
-    """Hands the providers to the cluster. Tasks that name no strategy go to the first pool's first service."""
+    """Hands the providers to the cluster. Tasks that name no strategy go to the first pool's first choice."""
     e = aws.ecs_cluster_capacity_providers
     default = groups.strategies(pool_groups[0])[0]
     e.EcsClusterCapacityProviders(
@@ -74,17 +75,11 @@ def associate(stack: Any, place: Place, pool_groups: Sequence[Sequence[Group]], 
         capacity_providers=[provider.name for provider in providers],
         default_capacity_provider_strategy=[
             e.EcsClusterCapacityProvidersDefaultCapacityProviderStrategy(
-                capacity_provider=groups.provider_name(place.fleet, group), weight=weight
+                capacity_provider=groups.provider_name(place.fleet, group), weight=1
             )
-            for group, weight in weights(default)
+            for group in default
         ],
     )
-
-
-def weights(service: Sequence[Group]) -> list[tuple[Group, int]]:
-    """Weights of a service's strategy: the most preferred choice among its groups takes all, its zones alike."""
-    first = min(group.choice for group in service)
-    return [(group, int(group.choice == first)) for group in service]
 
 
 def _machines(stack: Any, place: Place, group: Group, template: Any) -> Any:

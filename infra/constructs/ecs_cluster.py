@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from infra import names
 from infra.bindings import aws
 from infra.constructs.account import Account
+from infra.constructs.function import log_group
 from infra.constructs.key import for_log_group, key
 from infra.fleet import Fleet
 
 _LOGS_KEPT_DAYS = 90
 
 
-def cluster(stack: Any, fleet: Fleet, *, account: Account) -> Any:
-    """Adds the cluster with its key, log groups and Service Connect namespace."""
+@dataclass(frozen=True)
+class Cluster:
+    """The cluster and its key, as resources."""
+
+    resource: Any
+    key: Any
+
+
+def cluster(stack: Any, fleet: Fleet, *, account: Account, functions: Sequence[str] = ()) -> Cluster:
+    """Adds the cluster with its key, log groups and Service Connect namespace.
+
+    Args:
+        functions: names of the Lambda functions whose logs the key encrypts as well.
+    """
     name = names.cluster(fleet)
     commands = f"/aws/ecs/{name}/exec"
     # Container Insights makes its own log group where there is none: without a key, and kept for ever.
@@ -25,7 +40,11 @@ def cluster(stack: Any, fleet: Fleet, *, account: Account) -> Any:
         alias=f"{fleet.name}-ecs",
         description=f"Commands run inside tasks, and logs, of the cluster {name}",
         account=account,
-        grants=(for_log_group(account, commands, "Commands"), for_log_group(account, insights, "Insights")),
+        grants=(
+            for_log_group(account, commands, "Commands"),
+            for_log_group(account, insights, "Insights"),
+            *(for_log_group(account, log_group(fleet, one), f"Function{at}") for at, one in enumerate(functions)),
+        ),
     )
     commands_log = _log_group(stack, "exec-logs", commands, encryption)
     insights_log = _log_group(stack, "insights-logs", insights, encryption)
@@ -33,7 +52,7 @@ def cluster(stack: Any, fleet: Fleet, *, account: Account) -> Any:
         stack, "service-connect", name=name, description=f"Service Connect of the cluster {name}"
     )
     e = aws.ecs_cluster
-    return e.EcsCluster(
+    made = e.EcsCluster(
         stack,
         "cluster",
         name=name,
@@ -42,6 +61,7 @@ def cluster(stack: Any, fleet: Fleet, *, account: Account) -> Any:
         service_connect_defaults=e.EcsClusterServiceConnectDefaults(namespace=namespace.arn),
         depends_on=[insights_log],
     )
+    return Cluster(made, encryption)
 
 
 def peers(stack: Any, fleet: Fleet, *, vpc_id: str) -> Any:

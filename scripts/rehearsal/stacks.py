@@ -26,7 +26,7 @@ from scripts.rehearsal import embedded_aws, inventory, standins, terraform, unhe
 
 _SERVICES = (
     "autoscaling", "ec2", "ecr", "ecs", "eks", "events", "iam",
-    "kms", "logs", "s3", "servicediscovery", "sqs", "ssm", "sts",
+    "kms", "lambda", "logs", "s3", "servicediscovery", "sqs", "ssm", "sts",
 )  # fmt: skip
 """AWS services that the stacks' resources and data sources call."""
 
@@ -214,8 +214,7 @@ def _prepare(document: Document[Fleet], *, out: Path, data: Path, stacks: Sequen
         raise InputError(f"there is no stack {_and(sorted(unknown))}. Write one of {', '.join(synthesized)}")
     folders = {name: data / "stacks" / name for name in stacks or synthesized}
     for name, folder in folders.items():
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(synthesized[name] / "cdk.tf.json", folder / "cdk.tf.json")
+        shutil.copytree(synthesized[name], folder, dirs_exist_ok=True)
     return folders
 
 

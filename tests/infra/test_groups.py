@@ -193,25 +193,23 @@ def test_an_unknown_type_is_refused_in_one_sentence(made: Make) -> None:
 # Services of one pool
 
 
-def test_six_providers_are_one_service(made: Make) -> None:
-    got = made("types: g6e.48xlarge, buy: [spot, on-demand], size: 3..9", "ecs")
-    assert [[group.name for group in service] for service in groups.strategies(got)] == [[group.name for group in got]]
-
-
-def test_more_than_six_are_split_by_zone_so_that_each_service_keeps_its_fallback(made: Make) -> None:
+def test_each_choice_is_a_service_whose_zones_share_its_tasks(made: Make) -> None:
     got = made("types: [g6e.48xlarge, g6.48xlarge], buy: [spot, on-demand], size: 3..9", "ecs")
-    assert len(got) == 12
     services = groups.strategies(got)
-    assert [len(service) for service in services] == [4, 4, 4]
-    for service in services:
-        assert [group.choice for group in service] == [0, 1, 2, 3]
-        assert len({group.zones for group in service}) == 1
+    assert [[(group.family, group.bought, group.zones[0][-1]) for group in service] for service in services] == [
+        [("g6e", "spot", zone) for zone in "abc"],
+        [("g6e", "on-demand", zone) for zone in "abc"],
+        [("g6", "spot", zone) for zone in "abc"],
+        [("g6", "on-demand", zone) for zone in "abc"],
+    ]
 
 
-def test_a_zone_with_more_than_six_choices_is_cut_in_their_order(made: Make) -> None:
-    types = "[g6e.48xlarge, g6.48xlarge, g5.48xlarge, p5.48xlarge]"
-    got = made(f"types: {types}, zones: us-west-2a, buy: [spot, on-demand], size: 3..9", "ecs")
-    assert [[group.choice for group in service] for service in groups.strategies(got)] == [[0, 1, 2, 3, 4, 5], [6, 7]]
+def test_no_strategy_is_too_long_in_a_fleet_of_six_zones() -> None:
+    zones = tuple(f"us-east-1{letter}" for letter in "abcdef")
+    pool = {"types": ["p5.48xlarge", "g6.48xlarge"], "buy": ["spot", "on-demand"], "size": "6..60"}
+    fleet = Fleet(name="demo", region="us-east-1", zones=zones, orchestrator="ecs", pools={"aa": pool})
+    lengths = [len(service) for service in groups.strategies(groups.groups(fleet, instances.load()))]
+    assert lengths == [groups.MOST_PROVIDERS] * 2 + [5, 5], "one of the zones has no g6"
 
 
 def test_no_group_makes_no_service() -> None:

@@ -82,10 +82,10 @@ def test_eks_multi_az_has_four_zones_and_g6e_by_karpenter() -> None:
     assert {(group.kind, group.family, group.images) for group in made} == {("karpenter", "g6e", "soci")}
 
 
-def test_ecs_multi_az_fills_one_strategy_and_keeps_machines_warm() -> None:
+def test_ecs_multi_az_falls_back_from_spot_in_three_zones_and_keeps_machines_warm() -> None:
     fleet = _read("ecs-multi-az").value
-    (service,) = groups.strategies(groups.of_pool(fleet, "general", instances.load()))
-    assert len(service) == 6
+    services = groups.strategies(groups.of_pool(fleet, "general", instances.load()))
+    assert [[group.bought for group in service] for service in services] == [["spot"] * 3, ["on-demand"] * 3]
     assert sum(group.warm for group in groups.of_pool(fleet, "peak", instances.load())) == 3
 
 

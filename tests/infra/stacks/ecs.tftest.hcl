@@ -33,8 +33,9 @@ run "three_zones_two_ways" {
     condition = [for statement in jsondecode(aws_kms_key.cluster-key.policy).Statement : statement.Condition.ArnEquals["kms:EncryptionContext:aws:logs:arn"] if statement.Sid != "AccountUsesIam"] == [
       "arn:aws:logs:us-east-1:123456789012:log-group:/aws/ecs/ecs-multi-az/exec",
       "arn:aws:logs:us-east-1:123456789012:log-group:/aws/ecs/containerinsights/ecs-multi-az/performance",
+      "arn:aws:logs:us-east-1:123456789012:log-group:/aws/lambda/ecs-multi-az-ecs-fallback",
     ]
-    error_message = "the key serves the cluster's own two log groups"
+    error_message = "the key serves the cluster's own log groups"
   }
 
   assert {
@@ -74,8 +75,33 @@ run "three_zones_two_ways" {
   }
 
   assert {
-    condition     = length(aws_ecs_cluster_capacity_providers.capacity-providers.default_capacity_provider_strategy) == 6
-    error_message = "the default strategy is the first pool's, full to the last of six"
+    condition = (
+      length(aws_ecs_cluster_capacity_providers.capacity-providers.default_capacity_provider_strategy) == 3 &&
+      alltrue([for one in aws_ecs_cluster_capacity_providers.capacity-providers.default_capacity_provider_strategy : one.weight == 1 && endswith(one.capacity_provider, "-spot")])
+    )
+    error_message = "the default strategy is the first pool's first choice, its zones alike"
+  }
+
+  assert {
+    condition = (
+      aws_lambda_function.ecs-fallback.role == aws_iam_role.ecs-fallback-role.arn &&
+      aws_lambda_function.ecs-fallback.runtime == "python3.13" &&
+      aws_cloudwatch_log_group.ecs-fallback-log.name == "/aws/lambda/${aws_lambda_function.ecs-fallback.function_name}" &&
+      aws_cloudwatch_log_group.ecs-fallback-log.kms_key_id == aws_kms_key.cluster-key.arn
+    )
+    error_message = "the function that falls back has a role of its own and an encrypted log"
+  }
+
+  assert {
+    condition = (
+      aws_cloudwatch_event_rule.ecs-fallback-minute.schedule_expression == "rate(1 minute)" &&
+      jsondecode(aws_cloudwatch_event_target.ecs-fallback-minute-target.input).cluster == "ecs-multi-az" &&
+      jsondecode(aws_cloudwatch_event_rule.ecs-fallback-failed.event_pattern).detail.AutoScalingGroupName == [{ prefix = "ecs-multi-az-" }] &&
+      aws_cloudwatch_event_target.ecs-fallback-failed-target.input_transformer[0].input_paths.group == "$.detail.AutoScalingGroupName" &&
+      alltrue([for one in [aws_lambda_permission.ecs-fallback-minute-permission, aws_lambda_permission.ecs-fallback-failed-permission] : one.principal == "events.amazonaws.com"]) &&
+      aws_lambda_permission.ecs-fallback-failed-permission.source_arn == aws_cloudwatch_event_rule.ecs-fallback-failed.arn
+    )
+    error_message = "it is called each minute, and when a group of the fleet could not start a machine"
   }
 
   assert {

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import copy
+import hashlib
 import json
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ import pytest
 from infra import groups, interfaces
 from infra.catalog import instances
 from infra.fleet import Fleet
+from infra.functions import ecs_fallback
 from infra.groups import Group
 from infra.settings import load
 from tests.infra.stacks import rules
@@ -147,29 +151,62 @@ def test_no_strategy_has_more_than_six_providers(stacks: Stacks, shape: str) -> 
 def test_a_strategy_of_seven_is_caught(stacks: Stacks) -> None:
     stack = copy.deepcopy(stacks["ecs-multi-az", "ecs"])
     services = stack["output"]["strategies"]["value"]["general"]
-    services[0].append(services[0][0])
+    services[0] += services[0] + services[0][:1]
     assert list(too_many(stack)) == ["general"]
 
 
-def test_a_pool_of_eight_providers_is_split_into_services_that_keep_their_fallback(stacks: Stacks) -> None:
+def test_a_pool_of_eight_providers_is_split_into_a_service_for_each_choice(stacks: Stacks) -> None:
     services = stacks["ads-scale", "ecs"]["output"]["strategies"]["value"]["ranking"]
     assert [[row["capacity_provider"].rpartition("g6e-")[2] for row in service] for service in services] == [
-        ["a-spot", "c-spot", "a-od", "c-od"],
-        ["b-spot", "d-spot", "b-od", "d-od"],
+        ["a-spot", "b-spot", "c-spot", "d-spot"],
+        ["a-od", "b-od", "c-od", "d-od"],
     ]
-    assert [[row["weight"] for row in service] for service in services] == [[1, 1, 0, 0], [1, 1, 0, 0]]
 
 
 @each
-def test_every_strategy_has_a_weight_for_its_first_choice_alone(stacks: Stacks, synthesized: Path, shape: str) -> None:
+def test_the_zones_of_a_choice_share_its_tasks_evenly(stacks: Stacks, synthesized: Path, shape: str) -> None:
     fleet = load(synthesized / shape / "fleet.yaml", Fleet).value
     choice = {groups.provider_name(fleet, group): group.choice for group in made(synthesized, shape)}
     for services in stacks[shape, "ecs"]["output"]["strategies"]["value"].values():
-        for service in services:
-            first = min(choice[row["capacity_provider"]] for row in service)
-            assert [row["weight"] for row in service] == [
-                int(choice[row["capacity_provider"]] == first) for row in service
-            ]
+        order = [{choice[row["capacity_provider"]] for row in service} for service in services]
+        assert order == [{at} for at in range(len(services))]
+        assert {row["weight"] for service in services for row in service} == {1}
+
+
+def test_only_a_fleet_that_can_fall_back_has_the_function_that_does(stacks: Stacks) -> None:
+    falls_back = {shape: bool(of(stacks[shape, "ecs"], "aws_lambda_function")) for shape in FLEETS}
+    assert falls_back == {"ecs": False, "instances": True, "ecs-multi-az": True, "ads-scale": True}
+
+
+@pytest.mark.parametrize("shape", ["ecs-multi-az", "ads-scale"])
+def test_the_function_is_deployed_as_it_lies_in_the_repository(synthesized: Path, stacks: Stacks, shape: str) -> None:
+    function = of(stacks[shape, "ecs"], "aws_lambda_function")["ecs-fallback"]
+    assert function["handler"] == "ecs_fallback.handler"
+    archive = synthesized / shape / "stacks" / "ecs" / function["filename"].removeprefix("${path.module}/")
+    digest = base64.b64encode(hashlib.sha256(archive.read_bytes()).digest()).decode()
+    assert function["source_code_hash"] == digest
+    with zipfile.ZipFile(archive) as opened:
+        assert opened.namelist() == ["ecs_fallback.py"]
+        assert opened.read("ecs_fallback.py") == Path(str(ecs_fallback.__file__)).read_bytes()
+
+
+@each
+def test_a_capacity_provider_is_named_after_its_group_as_the_function_takes_it(stacks: Stacks, shape: str) -> None:
+    stack = stacks[shape, "ecs"]
+    for provider in of(stack, "aws_ecs_capacity_provider").values():
+        group = provider["auto_scaling_group_provider"]["auto_scaling_group_arn"].split(".")[1]
+        assert provider["name"] == f"cp-{of(stack, 'aws_autoscaling_group')[group]['name']}"
+
+
+def test_the_function_may_move_no_first_choice(stacks: Stacks) -> None:
+    policy = json.loads(of(stacks["ads-scale", "ecs"], "aws_iam_role_policy")["ecs-fallback-role-policy"]["policy"])
+    by_sid = {statement["Sid"]: statement for statement in policy["Statement"]}
+    assert by_sid["Move"]["Condition"] == {
+        "StringNotEquals": {"aws:ResourceTag/choice": "0"},
+        "Null": {"aws:ResourceTag/fallback": "false"},
+    }
+    wide = [sid for sid, statement in by_sid.items() if statement["Resource"] == "*"]
+    assert wide == ["List", "ReadDefinitions"], "AWS takes no narrower resource for these"
 
 
 @each

@@ -1,0 +1,130 @@
+"""A Lambda function from one file of infra/functions: its archive, its role, its log, and nothing else."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infra import names
+from infra.bindings import aws
+from infra.constructs import policy
+from infra.constructs.account import Account
+from infra.constructs.expression import expression
+from infra.constructs.role import rights, role
+from infra.fleet import Fleet
+
+FUNCTIONS = Path(__file__).parents[1] / "functions"
+
+RUNTIME = "python3.13"
+"""Brings boto3 along. Supported until 2029-06-30; Lambda developer guide, "Lambda runtimes", 2026-11."""
+
+_LOGS_KEPT_DAYS = 90
+
+
+@dataclass(frozen=True)
+class Code:
+    """A handler's archive beside its stack."""
+
+    file: str
+    sha256: str
+    """Base64, as Lambda writes it."""
+
+
+def function(
+    stack: Any,
+    name: str,
+    *,
+    fleet: Fleet,
+    account: Account,
+    key: Any,
+    source: str,
+    description: str,
+    statements: Sequence[Mapping[str, Any]],
+    timeout_s: int,
+) -> Any:
+    """Adds a function that runs the handler of one file.
+
+    Calls may overlap, so a handler sets what must be and adds nothing up: no concurrency is reserved, since a new
+    account has ten calls at once in all and may reserve none of them.
+
+    Args:
+        name: at most 16 characters, unique in the fleet.
+        source: the file's name in infra/functions, without its suffix. It is not imported: handlers import boto3.
+        key: encrypts its log, and must let CloudWatch Logs do so for `log_group(fleet, name)`.
+        statements: what it may do beside writing its log.
+    """
+    log = aws.cloudwatch_log_group.CloudwatchLogGroup(
+        stack, f"{name}-log", name=log_group(fleet, name), retention_in_days=_LOGS_KEPT_DAYS, kms_key_id=key.arn
+    )
+    acts_by = role(
+        stack,
+        name,
+        fleet=fleet.name,
+        account=account,
+        description=description,
+        trust=policy.assumed_by("lambda.amazonaws.com"),
+        statements=(_writes(account, fleet, name), *statements),
+    )
+    code = _archive(stack, FUNCTIONS / f"{source}.py")
+    return aws.lambda_function.LambdaFunction(
+        stack,
+        name,
+        function_name=names.function(fleet, name),
+        description=description,
+        role=acts_by.arn,
+        runtime=RUNTIME,
+        architectures=["arm64"],
+        handler=f"{source}.handler",
+        filename=expression("path.module") + f"/{code.file}",
+        source_code_hash=code.sha256,
+        memory_size=256,
+        timeout=timeout_s,
+        depends_on=[log, *rights(stack, name)],
+    )
+
+
+def log_group(fleet: Fleet, name: str) -> str:
+    """The log group that Lambda gives the function by its name."""
+    return f"/aws/lambda/{names.function(fleet, name)}"
+
+
+def invoked_by(stack: Any, name: str, *, function: Any, rule: Any, event: Mapping[str, Any]) -> None:
+    """Has an EventBridge rule call the function; `event` is the target's `input` or `input_transformer`."""
+    aws.cloudwatch_event_target.CloudwatchEventTarget(
+        stack, f"{name}-target", rule=rule.name, arn=function.arn, target_id="function", **event
+    )
+    aws.lambda_permission.LambdaPermission(
+        stack,
+        f"{name}-permission",
+        statement_id=name,
+        action="lambda:InvokeFunction",
+        function_name=function.function_name,
+        principal="events.amazonaws.com",
+        source_arn=rule.arn,
+    )
+
+
+def _writes(account: Account, fleet: Fleet, name: str) -> dict[str, Any]:
+    return {
+        "Sid": "Log",
+        "Effect": "Allow",
+        "Action": ["logs:CreateLogStream", "logs:PutLogEvents"],
+        "Resource": account.arn("logs", f"log-group:{log_group(fleet, name)}:*"),
+    }
+
+
+def _archive(stack: Any, source: Path) -> Code:
+    """Writes the archive beside the stack; the same source gives the same bytes."""
+    folder = Path(stack.node.root.outdir) / "stacks" / stack.node.id
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{source.stem}.zip"
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        entry = zipfile.ZipInfo(source.name)  # which dates it 1980-01-01
+        entry.external_attr = 0o644 << 16
+        archive.writestr(entry, source.read_bytes(), zipfile.ZIP_DEFLATED)
+    return Code(file.name, base64.b64encode(hashlib.sha256(file.read_bytes()).digest()).decode())
