@@ -26,7 +26,7 @@ from scripts.commands import (
     status,
     validate,
 )
-from scripts.commands import fleet as synthesis
+from scripts.commands import fleet as fleets
 from scripts.commands import preflight as preflights
 from scripts.commands import state as states
 
@@ -61,7 +61,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-fleet = typer.Typer(help="The fleet: show it, synthesize its stacks.", no_args_is_help=True)
+fleet = typer.Typer(help="The fleet: show it, plan it, apply it, destroy it.", no_args_is_help=True)
 catalog = typer.Typer(help="The catalogues' data.", no_args_is_help=True)
 app.add_typer(model.app, name="model")
 app.add_typer(platform.app, name="platform")
@@ -71,7 +71,10 @@ app.add_typer(states.app, name="state")
 
 
 fleet.command("show")(fleet_show.show)
-fleet.command("synth")(synthesis.synth)
+fleet.command("synth")(fleets.synth)
+fleet.command("plan")(fleets.plan)
+fleet.command("apply")(fleets.apply)
+fleet.command("destroy")(fleets.destroy)
 catalog.command("refresh")(catalogue.refresh)
 app.command("list")(patterns.list_)
 app.command()(patterns.new)

@@ -3,24 +3,101 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from scripts.commands.arguments import FLEET, Fleet
+from scripts.commands import deploy as deploys
+from scripts.commands import question
+from scripts.commands.arguments import FLEET, LOCAL, Fleet
+from scripts.commands.deploy import Yes
+from scripts.commands.fleet import WithData
+
+if TYPE_CHECKING:
+    from scripts.install_aws import Serving
+
+CDKTF = "cdktf"
 
 
 def install(
-    folder: Annotated[Path, typer.Option("--blueprint", metavar="DIR", help="The blueprint to prove.")] = Path(
-        "blueprints/aggregated"
-    ),
+    blueprint: Annotated[
+        str | None,
+        typer.Option("--blueprint", metavar="DIR", help="The blueprint to serve: a folder, or a pattern's name."),
+    ] = None,
     fleet: Fleet = FLEET,
+    target: Annotated[
+        str, typer.Option("--target", metavar="TARGET", help="Where to: local, eks or ecs; the latter two on AWS.")
+    ] = LOCAL,
+    rehearse: Annotated[
+        bool, typer.Option("--rehearse", help="eks, ecs: an embedded AWS stands in, as it does without credentials.")
+    ] = False,
+    with_: Annotated[
+        str | None, typer.Option("--with", metavar="TOOL", help="eks, ecs: `cdktf` applies the stacks by npx.")
+    ] = None,
+    destroy: Annotated[bool, typer.Option("--destroy", help="Undo eks or ecs: machines first, then the rest.")] = False,
+    with_data: WithData = False,
+    yes: Yes = False,
     set_up_seconds: Annotated[float, typer.Option(hidden=True)] = 0.0,
 ) -> None:
-    """Apply the stacks to an embedded AWS, serve a blueprint from it, load-test it, and stop it again."""
+    """Serve a blueprint and load-test it: on this machine with an embedded AWS, or on AWS itself.
+
+    For eks and ecs it shows what will be made and what an hour costs, asks once, and goes on where it was broken off.
+    """
+    from infra.errors import InputError
+
+    if destroy:
+        _undo(fleet, with_data, yes)
+    elif target == LOCAL:
+        _local(blueprint, fleet, set_up_seconds)
+    elif with_ not in (None, CDKTF):
+        raise InputError(f"--with: now {with_!r}: there is no such tool. Write {CDKTF}, or leave it out.")
+    else:
+        _aws(target, fleet, blueprint, rehearse, with_ == CDKTF, yes, set_up_seconds)
+
+
+def _local(blueprint: str | None, fleet: Path, set_up_s: float) -> None:
     from scripts import install as road
     from scripts.validation import run as validation
 
+    folder = Path(blueprint or "blueprints/aggregated")
     done = road.install(folder, fleet)
-    road.summary(done, folder, set_up_seconds)
+    road.summary(done, folder, set_up_s)
     validation.gate(done.report)
+
+
+def _aws(
+    target: str, fleet: Path, blueprint: str | None, rehearse: bool, cdktf: bool, yes: bool, set_up_s: float
+) -> None:
+    from infra.errors import InputError
+    from scripts import install_aws as road
+
+    if target not in road.TARGETS:
+        raise InputError(f"--target: now {target!r}: there is no such target. Write local, eks or ecs.")
+    wanted = road.read(target, fleet, blueprint, cdktf=cdktf)
+    done = road.install(
+        wanted,
+        _serving(),
+        lambda asked: question.ask(asked, yes),
+        rehearse=rehearse,
+        somebody=lambda: question.require_answer(yes),
+    )
+    road.summary(done, wanted, set_up_s)
+
+
+def _undo(fleet: Path, with_data: bool, yes: bool) -> None:
+    from scripts import install_aws as road
+
+    question.require_answer(yes)
+    road.undo(fleet, _serving(), lambda asked: question.ask(asked, yes), with_data=with_data)
+
+
+def _serving() -> Serving:
+    """The commands themselves, so that the road does what a person would do by hand."""
+    from scripts.commands import validate
+    from scripts.install_aws import Serving
+
+    return Serving(
+        deploy=lambda folder, fleet, target: deploys.deploy(folder, fleet, target, yes=True),
+        validate=lambda folder, target: validate.validate(folder, target),
+        destroy=lambda folder, target: deploys.destroy(folder, target, yes=True),
+    )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from infra.errors import AnswerIsNo
 from scripts import console
+from scripts.bootstrap import state
 from scripts.fleet import plans
 from scripts.fleet.plans import StackPlan
-from scripts.fleet.site import Site, states
+from scripts.fleet.site import Site, connect
 from scripts.rehearsal import terraform
 
 LIMIT_S = 3 * 3600.0
@@ -21,14 +21,11 @@ GRACE_S = 300.0
 """Terraform, asked to stop, waits for what it has begun and writes it down. Killed before, it would forget it."""
 
 
-def apply(site: Site, agreed: Sequence[StackPlan]) -> dict[str, Mapping[str, Any]]:
+def apply(site: Site, agreed: Sequence[StackPlan]) -> None:
     """Applies each stack's plan, wave by wave; a stack that could not be planned before is planned when its turn comes.
 
     Args:
         agreed: what the user has seen.
-
-    Returns:
-        each stack's outputs, by the stack's name.
 
     Raises:
         AnswerIsNo: a later plan would touch what the one that was shown does not.
@@ -46,7 +43,22 @@ def apply(site: Site, agreed: Sequence[StackPlan]) -> dict[str, Mapping[str, Any
         _apply(site, {plan.name: wave[plan.name] for plan in now if not plan.empty})
         for name in wave:
             (wave[name] / plans.FILE).unlink(missing_ok=True)
-    return {name: state.outputs for name, state in states(site).items()}
+
+
+def state_bucket(site: Site) -> None:
+    """Makes the bucket of Terraform's state, or what it lacks, once it is agreed to; says so where nothing is to do.
+
+    Raises:
+        AnswerIsNo: the bucket is somebody else's, or in another region.
+        Unavailable: AWS refuses, or does not answer.
+    """
+    if site.fleet.state == "local":
+        return
+    if state.ensure_state_bucket(site.fleet, agree=lambda: True):
+        forget_plans(site)
+        connect(site)
+    else:
+        console.err.print(f"[green]✓[/green] {site.fleet.state}: done already, its bucket is as it should be")
 
 
 def forget_plans(site: Site) -> None:

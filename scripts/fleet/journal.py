@@ -48,6 +48,10 @@ class Journal:
         found = self._entries.get(name)
         return found if found and found.key == key else None
 
+    def last(self, name: str) -> Entry | None:
+        """When it was done last, with whatever."""
+        return self._entries.get(name)
+
     def note(self, name: str, key: str = "", note: str = "") -> None:
         """Writes down that it is done."""
         now = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M")

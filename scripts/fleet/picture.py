@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich import box
@@ -17,6 +18,8 @@ from infra.catalog import eks
 from infra.catalog.instances import Catalogue
 from infra.feasibility import listed
 from infra.fleet import Fleet
+from scripts import console
+from scripts.fleet.destroy import Going
 from scripts.fleet.plans import StackPlan
 from scripts.fleet.site import Site
 from scripts.rehearsal import unheld
@@ -54,7 +57,7 @@ def draw(site: Site, made: Sequence[StackPlan], catalogue: Catalogue) -> Rendera
 def _title(site: Site) -> Text:
     title = Text.assemble((site.fleet.name, "bold"), f"  {site.fleet.region}, account {site.account}")
     if site.endpoint:
-        title.append(f"\nanswered by {site.at}, which stands in for AWS and costs nothing", "yellow")
+        title.append(f"\nanswered by {site.at} at {site.endpoint}, which stands in for AWS and costs nothing", "yellow")
     return title
 
 
@@ -115,6 +118,40 @@ def support(fleet: Fleet) -> Text:
     return Text(said, "yellow" if soon else "")
 
 
-def counted(held: Mapping[str, int]) -> str:
-    """`network 49, storage 18`."""
-    return ", ".join(f"{name} {count}" for name, count in held.items())
+def going(going: Going) -> RenderableType:
+    """What a destroy would take, in the order of going, and what stays."""
+    parts: list[RenderableType] = [_title(going.site)]
+    if not going.states:
+        return Group(*parts, Text("nothing of it is there"))
+    if going.karpenter:
+        parts.append(Text(f"  first {len(going.karpenter)} machine(s) that Karpenter started"))
+    table = Table(box=box.HORIZONTALS, show_edge=False, pad_edge=False)
+    table.add_column("goes, in this order", no_wrap=True)
+    table.add_column("resources", justify="right", no_wrap=True)
+    for name in going.stacks:
+        table.add_row(name, f"{len(going.states[name].resources):,}")
+    parts.append(table)
+    for one in going.held:
+        what = Text("stays  ", "yellow") if going.stays else Text("deleted for ever  ", "bold red")
+        parts.append(Padding(what + Text(f"{one.kind} {one.name}: {one.said}"), (0, 0, 0, 2)))
+    if going.stays:
+        parts.append(Text(f"The stack storage stays for that; to delete it too: {with_data(going.site)}", "yellow"))
+    return Group(*parts)
+
+
+def gone(going: Going) -> RenderableType:
+    """What is left after a destroy."""
+    took = ", ".join(f"{name} {len(going.states[name].resources)}" for name in going.stacks)
+    parts: list[RenderableType] = [Text(f"Gone, by stack: {took}; no machine of {going.site.fleet.name} runs.")]
+    if going.stays:
+        names = listed([one.name for one in going.held])
+        parts.append(Text(f"What remains: the stack storage with {names}. To delete it: {with_data(going.site)}"))
+    if going.site.fleet.state != "local":
+        file = shlex.quote(console.near(going.site.document.path))
+        parts.append(Text(f"The state's bucket stays: blueprint state remove --fleet {file}"))
+    return Group(*parts)
+
+
+def with_data(site: Site) -> str:
+    """The command that takes the data as well."""
+    return f"blueprint fleet destroy --fleet {shlex.quote(console.near(site.document.path))} --with-data"

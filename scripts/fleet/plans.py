@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from infra import names
 from infra.fleet import ExistingNetwork
 from scripts import console
-from scripts.fleet.site import Site, State, states
+from scripts.fleet.site import Site, states
 from scripts.rehearsal import terraform, unheld
 
 FILE = "fleet.tfplan"
@@ -73,7 +74,7 @@ def make(site: Site, only: Sequence[str] | None = None) -> list[StackPlan]:
         CommandFailed: Terraform failed.
     """
     wanted = {name: folder for name, folder in site.folders.items() if only is None or name in only}
-    with console.step(f"Plan {', '.join(wanted)}: Terraform asks {site.at}, nothing is changed") as step:
+    with console.step(f"Plan {', '.join(wanted)}: nothing is changed yet") as step:
         waiting = _waiting(site, wanted)
         ready = {name: folder for name, folder in wanted.items() if name not in waiting}
         said = _planned(site, ready) if ready else {}
@@ -90,10 +91,10 @@ def short(plan: StackPlan) -> str:
 
 def _waiting(site: Site, wanted: Mapping[str, Path]) -> dict[str, str]:
     """Why some stacks cannot be planned yet."""
-    others = [name for name in wanted if name not in site.waves[0]] if len(site.waves) > 1 else []
+    others = [name for name in wanted if name not in names.BASE_STACKS]
     if not others or isinstance(site.fleet.network, ExistingNetwork):
         return {}
-    network = states(site).get(NETWORK, State({}, ()))
+    network = states(site, [NETWORK])[NETWORK]
     missing = set(site.fleet.zones) - set(network.outputs.get("private_subnet_ids", {}))
     why = f"looks up the VPC and its subnets, which the stack {NETWORK} makes first"
     return dict.fromkeys(others, why) if missing else {}

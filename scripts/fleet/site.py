@@ -60,7 +60,7 @@ class Site:
     @property
     def at(self) -> str:
         """Who makes them, for people."""
-        return f"the embedded AWS at {self.endpoint}" if self.endpoint else "AWS"
+        return "the embedded AWS" if self.endpoint else "AWS"
 
     @property
     def waves(self) -> list[dict[str, Path]]:
@@ -94,6 +94,30 @@ def rehearsed(document: Document[Fleet]) -> Iterator[str]:
                     del os.environ[name]
                 else:
                     os.environ[name] = value
+
+
+@contextmanager
+def somewhere(document: Document[Fleet], *, rehearse: bool | None) -> Iterator[bool]:
+    """AWS, or an embedded AWS for the time of the block; yields whether it is the latter.
+
+    Args:
+        rehearse: None leaves it to whether there are credentials; False leaves a lack of them to whoever asks AWS.
+    """
+    if rehearse is None and not signed_in(document.value.region):
+        console.err.print(f"No AWS credentials were found: {embedded_aws.EMULATED}", markup=False)
+        rehearse = True
+    if not rehearse or endpoint_here():
+        yield False
+        return
+    with rehearsed(document):
+        yield True
+
+
+def signed_in(region: str) -> bool:
+    """Whether AWS's own ways lead to credentials: environment, profile, role of the machine; whether they are good is
+    for AWS to say."""
+    with clients.refusals():
+        return Aws(region).has_credentials()
 
 
 @contextmanager
@@ -205,9 +229,14 @@ class State(NamedTuple):
     """Addresses of what it manages, as in `aws_vpc.vpc`."""
 
 
-def states(site: Site) -> dict[str, State]:
-    """The state of each stack; empty where nothing was applied."""
-    ended = terraform.run(site.program, site.folders, ("state", "pull"), timeout_s=_QUICK_S)
+def states(site: Site, only: Sequence[str] | None = None) -> dict[str, State]:
+    """The state of each stack; empty where nothing was applied.
+
+    Args:
+        only: names of the stacks to ask about; all where None.
+    """
+    folders = {name: folder for name, folder in site.folders.items() if only is None or name in only}
+    ended = terraform.run(site.program, folders, ("state", "pull"), timeout_s=_QUICK_S)
     return {name: _state(name, end.output) for name, end in ended.items()}
 
 

@@ -1,0 +1,408 @@
+"""The road to AWS of install.sh: from a fleet file to a validated service, each step shown, and gone on with.
+
+preflight -> stacks planned, their cost shown -> one question -> state bucket -> stacks in order -> weights into the
+model bucket -> platform charts (EKS) -> the blueprint's own deploy -> its validation
+
+Without an account the embedded AWS stands in for AWS, and the road ends where machines would be needed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from blueprints import render
+from infra.catalog import instances
+from infra.errors import AnswerIsNo, InputError, Unavailable
+from infra.fleet import Fleet
+from infra.settings import Document
+from infra.units import human_bytes
+from scripts import console, inputs, processes
+from scripts.addons import install as platform
+from scripts.aws import Aws
+from scripts.cloud import plan
+from scripts.console import Step
+from scripts.fleet import apply, cluster, destroy, picture, plans, site
+from scripts.fleet.journal import Journal, digest
+from scripts.fleet.plans import StackPlan
+from scripts.fleet.site import Site
+from scripts.local import weights
+from scripts.preflight import picture as answers
+from scripts.preflight import report
+from scripts.rehearsal import embedded_aws, stacks, terraform
+
+TARGETS = ("eks", "ecs")
+CDKTF = "cdktf-cli@0.21.0"
+"""The last of CDKTF's own command lines; the bindings are of the same version."""
+
+ROOT = Path(__file__).resolve().parents[1]
+_PATTERNS = ROOT / "blueprints"
+_DEFAULT = "aggregated"
+
+
+@dataclass(frozen=True)
+class Serving:
+    """The commands that serve a blueprint, as the command line has them."""
+
+    deploy: Callable[[Path, Path, str], None]
+    """Takes folder, fleet file and target."""
+
+    validate: Callable[[Path, str], None]
+    destroy: Callable[[Path, str], None]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the user asked for, read and found possible."""
+
+    target: str
+    fleet: Document[Fleet]
+    blueprint: Path | None
+    """None where only the fleet is made."""
+
+    cdktf: bool = False
+    """Whether CDKTF's own command line applies the stacks."""
+
+    @property
+    def again(self) -> str:
+        """The command line that goes on with it."""
+        words = ["./install.sh", "--target", self.target, "--fleet", console.near(self.fleet.path)]
+        if self.blueprint:
+            words += ["--blueprint", console.near(self.blueprint)]
+        return console.quoted(words)
+
+    @property
+    def undo(self) -> str:
+        """The command line that undoes it."""
+        return console.quoted(["./install.sh", "--destroy", "--fleet", console.near(self.fleet.path)])
+
+
+@dataclass
+class Done:
+    """How far the road led."""
+
+    steps: Sequence[Step]
+    already: list[str] = field(default_factory=list)
+    """What was done before this run."""
+
+    left: list[str] = field(default_factory=list)
+    """Where it ended before machines were needed: the commands that remain."""
+
+    why: str = ""
+    """Why it ended there; "" where it went to its end."""
+
+
+def read(target: str, fleet: Path, named: str | None, *, cdktf: bool = False) -> Wanted:
+    """Reads both files, and refuses what cannot work before anything is asked of AWS.
+
+    Args:
+        named: the blueprint's folder, or a pattern's name; the default pattern, if it can, where None.
+
+    Raises:
+        InputError: a file is wrong, the fleet has another orchestrator, or the blueprint no template for the target.
+    """
+    document = inputs.read_fleet(fleet)
+    if target not in document.value.orchestrators:
+        raise InputError(
+            f"--target {target}: the fleet of {fleet} has the orchestrator {document.value.orchestrator}. "
+            f"Write --target {document.value.orchestrators[0]}, or orchestrator: {target} or both in {fleet}."
+        )
+    folder = _blueprint(named, target)
+    if folder:
+        plan.plan(folder, fleet, target=target, account=embedded_aws.ACCOUNT)  # refuses what cannot work
+    else:
+        there = ", ".join(render.targets(_PATTERNS / _DEFAULT))
+        console.err.print(
+            f"The pattern {_DEFAULT} has no template for {target} (it has {there}): this makes the fleet, and serves "
+            "nothing on it. --blueprint names another.",
+            markup=False,
+        )
+    return Wanted(target, document, folder, cdktf)
+
+
+def _blueprint(named: str | None, target: str) -> Path | None:
+    if named is None:
+        default = _PATTERNS / _DEFAULT
+        return default if target in render.targets(default) else None
+    folder = Path(named) if Path(named).is_dir() else _PATTERNS / named
+    if not (folder / "blueprint.yaml").is_file():
+        raise InputError(f"--blueprint: now {named!r}: it is neither a blueprint's folder nor a pattern's name.")
+    render.template(folder, target)
+    return folder
+
+
+def install(
+    wanted: Wanted,
+    serving: Serving,
+    agree: Callable[[str], None],
+    *,
+    rehearse: bool,
+    somebody: Callable[[], None] = lambda: None,
+) -> Done:
+    """Goes the whole road, or on from where it was broken off.
+
+    Args:
+        agree: asked once, before anything is made; raises where the user does not want it. A rehearsal rents nothing,
+            and does not ask.
+        somebody: raises where nobody could answer: said before minutes are spent on what leads to the question.
+        rehearse: an embedded AWS stands in even where there are credentials.
+
+    Raises:
+        BlueprintError: a step failed; the same command goes on there.
+    """
+    fleet = wanted.fleet.value
+    where = site.somewhere(wanted.fleet, rehearse=True if rehearse else None)
+    with console.recorded() as steps, processes.interruptible(), site.alone(fleet), where as own:
+        done = Done(steps)
+        try:
+            if not own:
+                somebody()
+            _tools(wanted, rehearsed=site.endpoint_here() is not None)
+            _go(wanted, serving, (lambda _: None) if own else agree, done, own=own)
+        except KeyboardInterrupt:
+            then = "the embedded AWS ends with it, so a rehearsal begins anew" if own else f"{wanted.again} goes on"
+            console.err.print(f"Broken off: {then}; {wanted.undo} undoes what was made", markup=False)
+            raise
+    return done
+
+
+def _tools(wanted: Wanted, *, rehearsed: bool) -> None:
+    """Programs that a later step calls, looked for before anything is paid for."""
+    if wanted.cdktf and not shutil.which("npx"):
+        raise Unavailable("--with cdktf: there is no npx on this machine's PATH. Install Node.js 20 or later")
+    if wanted.target == "eks" and not rehearsed:
+        platform.require_tools(cluster.TOOLS)
+
+
+def _go(wanted: Wanted, serving: Serving, agree: Callable[[str], None], done: Done, *, own: bool) -> None:
+    fleet = wanted.fleet.value
+    _preflight(wanted)
+    made_at = site.prepare(wanted.fleet, out=Path("cdktf.out"))
+    kept = Journal(made_at.data, _place(made_at, own=own))
+    made = plans.make(made_at)
+    console.out.print(picture.draw(made_at, made, instances.load()), soft_wrap=False)
+    _ask(wanted, made_at, made, kept, agree, done)
+    with console.step(f"Make what keeps the state: {fleet.state}") as step:
+        apply.state_bucket(made_at)
+        step.note = "there"
+    _apply(wanted, made_at, made)
+    kept.note("stacks", note=", ".join(made_at.folders))
+    if wanted.blueprint:
+        _copy(wanted, made_at, wanted.blueprint)
+        kept.note("weights")
+    if made_at.endpoint:
+        _end_here(wanted, made_at, kept, done, own=own)
+        return
+    _serve(wanted, serving, made_at, kept, done)
+
+
+def _place(made_at: Site, *, own: bool) -> str:
+    """Where things were done: an embedded AWS that ends with its run is another one each time."""
+    if own:
+        return f"a rehearsal at {made_at.endpoint}"
+    return f"account {made_at.account}, {made_at.fleet.region}, {made_at.at}"
+
+
+def _preflight(wanted: Wanted) -> None:
+    """What of the fleet the account can hold.
+
+    Raises:
+        AnswerIsNo: not all of it.
+    """
+    fleet = wanted.fleet.value
+    console.show(("blueprint", "preflight", "--fleet", console.near(wanted.fleet.path)))
+    found = report.run(wanted.fleet, instances.load(), Aws(fleet.region))
+    answers.show(found)
+    failed = found.counts["fail"]
+    if failed:
+        raise AnswerIsNo(
+            f"{wanted.fleet.path}: {failed} of the preflight's answers {'is' if failed == 1 else 'are'} no, each with "
+            "its remedy above. Nothing was made"
+        )
+
+
+def _ask(
+    wanted: Wanted, made_at: Site, made: Sequence[StackPlan], kept: Journal, agree: Callable[[str], None], done: Done
+) -> None:
+    """The one question; none where the same was agreed to before, or nothing is to be made."""
+    if all(one.empty for one in made):
+        done.already.append("the stacks")
+        return
+    key = digest(*((folder / "cdk.tf.json").read_text() for folder in made_at.folders.values()))
+    before = kept.done("agreed", key)
+    if before and not any(one.touched for one in made):
+        console.err.print(f"[green]✓[/green] agreed to on {before.at}, and nothing else is to be made")
+        return
+    for line in _remarks(wanted, made_at):
+        console.err.print(line, markup=False)
+    count = sum(one.add or one.resources for one in made if not one.empty)
+    agree(f"Make these {count:,} resources at {made_at.at}, {picture.price(made_at.fleet, instances.load())}?")
+    kept.note("agreed", key)
+
+
+def _remarks(wanted: Wanted, made_at: Site) -> list[str]:
+    """What a user should know before the answer."""
+    fleet, lines = made_at.fleet, []
+    if fleet.state == "local":
+        lines.append(
+            f"Terraform's state is a file of this machine; state: s3://BUCKET/PREFIX in {wanted.fleet.path} "
+            "keeps it where a team finds it"
+        )
+    if wanted.target == "eks" and not fleet.eks.public_from:
+        lines.append(f"Charts are installed from here by kubectl. {cluster.remedy(fleet)}")
+    return lines
+
+
+def _apply(wanted: Wanted, made_at: Site, made: Sequence[StackPlan]) -> None:
+    if wanted.cdktf:
+        _cdktf(made_at)
+    else:
+        apply.apply(made_at, made)
+
+
+def _cdktf(made_at: Site) -> None:
+    """The same stacks by CDKTF's own command line, which plans and applies each in its folder."""
+    out = next(iter(made_at.folders.values())).parents[1].absolute()
+    apply.forget_plans(made_at)
+    with console.step(f"Apply {', '.join(made_at.folders)} to {made_at.at} by {CDKTF}") as step:
+        console.run_together(
+            [
+                console.Command(
+                    ["npx", "--yes", CDKTF, "deploy", *made_at.folders, "--auto-approve", "--skip-synth",
+                     "--skip-provider-lock", "--output", str(out)],
+                    made_at.data / "cdktf.log",
+                    cwd=ROOT,
+                    environment={**made_at.program.environment, terraform.BINARY: made_at.program.program, "CI": "1"},
+                )
+            ],
+            timeout_s=apply.LIMIT_S,
+            grace_s=apply.GRACE_S,
+        )  # fmt: skip
+        step.note = "done"
+
+
+def _copy(wanted: Wanted, made_at: Site, folder: Path) -> None:
+    """The blueprint's models into the fleet's model bucket; sends nothing that is there already."""
+    planned = plan.plan(folder, wanted.fleet.path, target=wanted.target, account=made_at.account)
+    # Sent from here, with what this process may do, and not from where the service will run.
+    here = planned.deployment.place.model_copy(
+        update={"environment": dict(os.environ), "s3_endpoint": Aws.endpoint("s3")}
+    )
+    deployment = planned.deployment.model_copy(update={"place": here})
+    names = ", ".join(served.model for served in deployment.models)
+    with console.step(f"Copy {names} into the model bucket s3://{here.bucket}") as step:
+
+        def note(done: int, total: int) -> None:
+            step.note = f"{human_bytes(done)} of {human_bytes(total)}"
+
+        weights.put(planned.run, deployment, note)
+        step.note = f"{human_bytes(weights.check(deployment))} of weights, whole"
+
+
+def _end_here(wanted: Wanted, made_at: Site, kept: Journal, done: Done, *, own: bool) -> None:
+    """The end of a rehearsal: what remains is named, and an embedded AWS of its own is left as it was found."""
+    fleet = wanted.fleet.value
+    if wanted.target == "eks":
+        done.why = "the embedded EKS has no Kubernetes API and starts no nodes, so no chart and no pod can run"
+        rows = platform.commands(fleet, instances.load(), _charts(fleet))
+        done.left += [console.quoted(cluster.way_in(fleet)), *(console.quoted(row.words) for row in rows)]
+    else:
+        done.why = "the embedded ECS starts no machines, so no task can run"
+    if wanted.blueprint:
+        here = console.near(wanted.blueprint)
+        done.left += [
+            console.quoted(("blueprint", verb, here, "--target", wanted.target)) for verb in ("deploy", "validate")
+        ]
+    if own:
+        going = destroy.look(made_at, with_data=True)
+        console.out.print(picture.going(going), soft_wrap=False)
+        destroy.destroy(going)
+        stacks.check_nothing_left(wanted.fleet, endpoint=str(made_at.endpoint))
+        kept.forget()
+
+
+def _charts(fleet: Fleet) -> Path:
+    return Path("rendered") / fleet.name / "platform"
+
+
+def _serve(wanted: Wanted, serving: Serving, made_at: Site, kept: Journal, done: Done) -> None:
+    """What needs machines: charts, the blueprint, its validation."""
+    if wanted.target == "eks":
+        _platform(made_at, kept, done)
+    if not wanted.blueprint:
+        return
+    here = console.near(wanted.blueprint)
+    options = ("--target", wanted.target)
+    console.show(("blueprint", "deploy", here, "--fleet", console.near(wanted.fleet.path), *options, "--yes"))
+    with console.step(f"Deploy {here} on {wanted.target}"):
+        kept.note("blueprint", note=f"{wanted.blueprint.resolve()} {wanted.target}")
+        serving.deploy(wanted.blueprint, wanted.fleet.path, wanted.target)
+    console.show(("blueprint", "validate", here, *options))
+    with console.step("Validate it against the SLO"):
+        serving.validate(wanted.blueprint, wanted.target)
+
+
+def _platform(made_at: Site, kept: Journal, done: Done) -> None:
+    """Charts in order; one that was installed with the same values is not installed again."""
+    fleet = made_at.fleet
+    rows = platform.commands(fleet, instances.load(), _charts(fleet))
+    keys = {row.step.row.name: digest(*row.words, str(row.step.values), made_at.account) for row in rows}
+    with console.step(f"Reach the cluster {fleet.name}"):
+        reached = cluster.connect(fleet, made_at.data)
+    fresh = [row for row in rows if not kept.done(f"chart {row.step.row.name}", keys[row.step.row.name])]
+    there = [f"chart {row.step.row.name}" for row in rows if row not in fresh]
+    for name in there:
+        console.err.print(f"[green]✓[/green] {name}: done already")
+    done.already += there
+
+    def note(row: platform.Command) -> None:
+        kept.note(f"chart {row.step.row.name}", keys[row.step.row.name])
+
+    platform.run(fresh, _charts(fleet), environment=reached.environment, done=note)
+
+
+def undo(fleet: Path, serving: Serving, agree: Callable[[str], None], *, with_data: bool) -> destroy.Going:
+    """Undoes what `install` made, in reverse: the blueprint, machines, charts, stacks.
+
+    Raises:
+        BlueprintError: a step failed; the same command goes on there.
+    """
+    document = inputs.read_fleet(fleet)
+    with processes.interruptible(), site.alone(document.value), site.somewhere(document, rehearse=False):
+        made_at = site.prepare(document, out=Path("cdktf.out"))
+        going = destroy.look(made_at, with_data=with_data)
+        console.out.print(picture.going(going), soft_wrap=False)
+        if going.stacks:
+            kept = Journal(made_at.data, _place(made_at, own=False))
+            served = kept.last("blueprint")
+            agree("Destroy this?")
+            if served:
+                folder, target = served.note.rsplit(" ", 1)
+                with console.step(f"Take {console.near(Path(folder))} off {target}"):
+                    serving.destroy(Path(folder), target)
+                going = destroy.look(made_at, with_data=with_data)
+            destroy.require_no_service(going)
+            destroy.destroy(going)
+            kept.forget()
+            console.out.print(picture.gone(going), soft_wrap=False)
+    return going
+
+
+def summary(done: Done, wanted: Wanted, set_up_s: float) -> None:
+    """Every step with its time, where the road ended, and what comes next."""
+    console.out.rule("What was done", align="left")
+    console.out.print(console.times([Step("Set up the command line", set_up_s), *done.steps]))
+    if done.already:
+        console.out.print(f"[dim]done already: {', '.join(done.already)}[/dim]")
+    if done.why:
+        console.out.rule("Where it ends without an account", align="left")
+        console.out.print(f"{done.why}. On AWS it goes on with:" if done.left else f"{done.why}.", markup=False)
+        for line in done.left:
+            console.out.print(f"  {line}", markup=False)
+    console.out.rule("What to do next", align="left")
+    lines = {"the same on AWS": f"aws sso login && {wanted.again}"} if done.why else {"undo all of it": wanted.undo}
+    for word, line in lines.items():
+        console.out.print(f"[dim]{word}[/dim]\n  {line}")
