@@ -23,6 +23,34 @@ if not os.environ.get("CI"):
     settings.load_profile("busy")
 
 
+ENGINE, STACKS = "engine", "stacks"
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What tests share is set up once: they run on one worker, one after the other; the longest begin first.
+
+    The engine is one group, since two at a time would measure each other; the synthesized stacks are one; else a file.
+    """
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(_group(item)))
+    items.sort(key=_length, reverse=True)
+
+
+def _group(item: pytest.Item) -> str:
+    if item.get_closest_marker("engine"):
+        return ENGINE
+    if "synthesized" in getattr(item, "fixturenames", ()):
+        return STACKS
+    return str(item.path.relative_to(ROOT / "tests"))
+
+
+def _length(item: pytest.Item) -> tuple[bool, bool, bool]:
+    """Greater for what takes longer; of the engine's tests, those that share no running engine come first."""
+    engine, terraform = (item.get_closest_marker(name) is not None for name in ("engine", "terraform"))
+    return engine, engine and "served" not in getattr(item, "fixturenames", ()), terraform
+
+
 @pytest.fixture(scope="session")
 def make_bucket() -> Callable[[Plan], str]:
     """Makes the model bucket of a plan as the storage stack would, without Terraform."""
