@@ -1,0 +1,32 @@
+"""The chart's README: what it says to run renders, and what it lists is there."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+
+from tests.charts.conftest import CHART, PRESETS, Helm
+
+TEXT = (CHART / "README.md").read_text()
+ROOT = CHART.parents[1]
+_BLOCKS = "\n".join(re.findall(r"```sh\n(.*?)```", TEXT, re.S)).replace("\\\n", " ")
+COMMANDS = [line for line in _BLOCKS.splitlines() if line.startswith(("helm install ", "helm upgrade "))]
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_what_it_installs_renders(helm: Helm, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    words = [word for word in shlex.split(line)[2:] if word != "--install"]
+    run = helm("template", *words)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.count("kind:") >= 1
+
+
+def test_it_has_such_lines() -> None:
+    assert len(COMMANDS) == 5
+
+
+def test_its_table_lists_the_presets() -> None:
+    assert sorted(re.findall(r"^\| `([\w.-]+)`", TEXT, re.M)) == sorted(file.stem for file in PRESETS.glob("*.yaml"))
