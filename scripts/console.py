@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import threading
@@ -178,12 +179,14 @@ def run_together(
     timeout_s: float = 1800.0,
     watch: Callable[[], None] = lambda: None,
     grace_s: float = 20.0,
+    stop_by: signal.Signals = signal.SIGTERM,
 ) -> list[Ended]:
     """Prints external commands, runs them side by side, and returns how each ended.
 
     Args:
         watch: called a few times a second while they run.
         grace_s: how long they may take to end where this is interrupted, before they are killed.
+        stop_by: what asks them to end.
 
     Raises:
         Unavailable: a program is not there.
@@ -194,8 +197,11 @@ def run_together(
         for command in commands:
             started.append((command, *_start(command)))
         _wait(started, timeout_s, watch)
+    except KeyboardInterrupt:
+        err.print(f"  [dim]asked to stop: what runs has up to {grace_s:.0f} s to end in order[/dim]")
+        raise
     finally:
-        processes.stop_all([child for _, child, _ in started], grace_s)
+        processes.stop_all([child for _, child, _ in started], grace_s, by=stop_by)
     for command, child, start in started:
         if child.returncode not in command.good:
             raise CommandFailed(command.words, command.log, f"ended with code {child.returncode}", start)

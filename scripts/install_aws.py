@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,7 +52,7 @@ class Serving:
     """Takes folder, fleet file and target."""
 
     validate: Callable[[Path, str], None]
-    destroy: Callable[[Path, str], None]
+    destroy: Callable[[Path, Path, str], None]
 
 
 @dataclass(frozen=True)
@@ -280,6 +281,7 @@ def _cdktf(made_at: Site) -> None:
             ],
             timeout_s=apply.LIMIT_S,
             grace_s=apply.GRACE_S,
+            stop_by=signal.SIGINT,
         )  # fmt: skip
         step.note = "done"
 
@@ -382,7 +384,7 @@ def undo(fleet: Path, serving: Serving, agree: Callable[[str], None], *, with_da
             if served:
                 folder, target = served.note.rsplit(" ", 1)
                 with console.step(f"Take {console.near(Path(folder))} off {target}"):
-                    serving.destroy(Path(folder), target)
+                    serving.destroy(Path(folder), fleet, target)
                 going = destroy.look(made_at, with_data=with_data)
             destroy.require_no_service(going)
             destroy.destroy(going)

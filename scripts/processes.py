@@ -57,12 +57,18 @@ def stop(child: subprocess.Popen[Any], grace_s: float = 20.0) -> None:
     stop_all([child], grace_s)
 
 
-def stop_all(children: Sequence[subprocess.Popen[Any]], grace_s: float = 20.0) -> None:
-    """Ends the groups of several children, all within the same `grace_s` seconds."""
+def stop_all(
+    children: Sequence[subprocess.Popen[Any]], grace_s: float = 20.0, *, by: signal.Signals = signal.SIGTERM
+) -> None:
+    """Ends the groups of several children, all within the same `grace_s` seconds.
+
+    Args:
+        by: what asks them.
+    """
     end = time.monotonic() + grace_s
     for child in children:
         if child.poll() is None:
-            _signal(child.pid, signal.SIGTERM)
+            _signal(child.pid, by)
     for child in children:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(max(0.0, end - time.monotonic()))
