@@ -182,7 +182,7 @@ def _go(wanted: Wanted, serving: Serving, agree: Callable[[str], None], done: Do
     fleet = wanted.fleet.value
     _preflight(wanted)
     made_at = site.prepare(wanted.fleet, out=Path("cdktf.out"))
-    kept = Journal(made_at.data, _place(made_at, own=own))
+    kept = _journal(made_at, own=own)
     made = plans.make(made_at)
     console.out.print(picture.draw(made_at, made, instances.load()), soft_wrap=False)
     _ask(wanted, made_at, made, kept, agree, done)
@@ -200,11 +200,11 @@ def _go(wanted: Wanted, serving: Serving, agree: Callable[[str], None], done: Do
     _serve(wanted, serving, made_at, kept, done)
 
 
-def _place(made_at: Site, *, own: bool) -> str:
-    """Where things were done: an embedded AWS that ends with its run is another one each time."""
+def _journal(made_at: Site, *, own: bool) -> Journal:
+    """What was done at this place; a rehearsal keeps its own, and begins anew with its embedded AWS."""
     if own:
-        return f"a rehearsal at {made_at.endpoint}"
-    return f"account {made_at.account}, {made_at.fleet.region}, {made_at.at}"
+        return Journal(made_at.data / "rehearsal.json", f"a rehearsal at {made_at.endpoint}")
+    return Journal(made_at.data / "journal.json", f"account {made_at.account}, {made_at.fleet.region}, {made_at.at}")
 
 
 def _preflight(wanted: Wanted) -> None:
@@ -378,7 +378,7 @@ def undo(fleet: Path, serving: Serving, agree: Callable[[str], None], *, with_da
         going = destroy.look(made_at, with_data=with_data)
         console.out.print(picture.going(going), soft_wrap=False)
         if going.stacks:
-            kept = Journal(made_at.data, _place(made_at, own=False))
+            kept = _journal(made_at, own=False)
             served = kept.last("blueprint")
             agree("Destroy this?")
             if served:

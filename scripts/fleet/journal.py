@@ -32,14 +32,13 @@ class Entry:
 class Journal:
     """The entries of one fleet at one place, by what was done. Every entry is written down at once."""
 
-    def __init__(self, data: Path, place: str) -> None:
+    def __init__(self, file: Path, place: str) -> None:
         """Reads what there is.
 
         Args:
-            data: the run's folder.
             place: account and region, or the embedded AWS: what was done at another place counts for nothing.
         """
-        self.file = data / "journal.json"
+        self.file = file
         self._place = place
         self._entries = _read(self.file, place)
 
