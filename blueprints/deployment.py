@@ -12,6 +12,10 @@ from blueprints.traffic import Slo, Traffic
 from infra.units import Bounds
 
 
+PREFILL, DECODE = "prefill", "decode"
+"""Names of the roles that a request is split between."""
+
+
 class Resolved(BaseModel):
     """Base of resolved data: frozen, plain, and JSON at any time."""
 
@@ -95,7 +99,10 @@ class Place(Resolved):
     """Where the fleet's own images lie: ACCOUNT.dkr.ecr.REGION.amazonaws.com/FLEET."""
 
     namespace: str = ""
-    """Of the deployment on EKS; the private DNS namespace of its peers on ECS."""
+    """Of deployments on EKS; the private DNS namespace of their peers on ECS."""
+
+    service_account: str = ""
+    """On EKS, whom the engines act as; the fleet's stacks tie it to a role that may read weights."""
 
     cores: int = 0
     """Cores of this machine, where the place is one machine."""
@@ -257,6 +264,11 @@ class Deployment(Resolved):
     def replicas(self) -> tuple[Process, ...]:
         """The processes of all engines."""
         return tuple(process for role in self.engines for process in role.processes)
+
+    @property
+    def answering(self) -> tuple[Role, ...]:
+        """The engines' roles whose answers reach a client: prefill only hands its cache on."""
+        return tuple(role for role in self.engines if role.name != PREFILL)
 
     @property
     def models(self) -> tuple[Served, ...]:

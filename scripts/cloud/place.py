@@ -16,8 +16,8 @@ SCRATCH = "/scratch"
 """The one folder that an engine's container may write to, beside /tmp."""
 
 
-def find(target: str, name: str, fleet: Fleet, *, account: str | None = None) -> Place:
-    """The place of the deployment `name`.
+def find(target: str, fleet: Fleet, *, account: str | None = None) -> Place:
+    """The place of a deployment.
 
     Args:
         account: AWS's number of it; asked of AWS where left out, and the embedded AWS's where nobody is signed in.
@@ -32,7 +32,8 @@ def find(target: str, name: str, fleet: Fleet, *, account: str | None = None) ->
         data=SCRATCH,
         sockets="/tmp",
         registry=f"{number}.dkr.ecr.{fleet.region}.amazonaws.com/{fleet.name}",
-        namespace=name if target == "eks" else names.namespace(fleet),
+        namespace=names.SERVING if target == "eks" else names.namespace(fleet),
+        service_account=names.ENGINES if target == "eks" else "",
         emulated=() if known else (NO_ACCOUNT,),
     )
 

@@ -14,8 +14,6 @@ from scripts import inputs
 from scripts.cloud import place
 from scripts.local.run import Run
 
-TARGETS = ("eks", "ecs")
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -50,7 +48,7 @@ def plan(folder: Path, fleet: Path, *, target: str, root: Path | None = None, ac
     wanted, rented = inputs.read(folder, fleet)
     template = render.template(folder, target)
     name = resolve.name_of(wanted)
-    deployment = resolve.resolve(wanted, rented, place.find(target, name, rented.value, account=account))
+    deployment = resolve.resolve(wanted, rented, place.find(target, rented.value, account=account))
     run = Run(name, (root or Path.cwd()).resolve())
     return Plan(folder, wanted, rented, run, deployment, render.text(deployment, template))
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from scripts import console
-from scripts.commands import question
+from scripts.commands import on_aws, question
 from scripts.commands.arguments import FLEET, LOCAL, Fleet, Folder, Target, run_of
 from scripts.commands.render import Force
 
@@ -28,6 +28,10 @@ def deploy(
     from scripts import processes
     from scripts.local import deploy, engine_env, picture
 
+    if target in on_aws.TARGETS:
+        made = on_aws.plan(folder, fleet, target)
+        on_aws.deploy(made, lambda changes: _agree(changes, yes), force=force)
+        return
     with processes.interruptible():
         plan = deploy.plan(folder, fleet, target=target, port=port)
         for note in plan.deployment.notes:
@@ -41,10 +45,16 @@ def deploy(
     console.out.print(picture.draw((done or plan).deployment, console.near(folder)))
 
 
-def destroy(folder: Folder, target: Target = LOCAL, yes: Yes = False) -> None:
+def destroy(folder: Folder, fleet: Fleet = FLEET, target: Target = LOCAL, yes: Yes = False) -> None:
     """End all processes of a deployment and remove all that it wrote."""
     from scripts.local import deploy
 
+    if target in on_aws.TARGETS:
+        made = on_aws.plan(folder, fleet, target)
+        question.ask(f"Remove {made.deployment.name} from {target}?", yes)
+        if not on_aws.module_of(target).destroy(made):
+            console.out.print(f"{made.deployment.name}: nothing is deployed on {target}", markup=False)
+        return
     run = run_of(folder, target)
     if not run.data.exists():
         console.out.print(f"{run.name}: nothing is deployed from here", markup=False)

@@ -99,5 +99,5 @@ def _serving() -> Serving:
     return Serving(
         deploy=lambda folder, fleet, target: deploys.deploy(folder, fleet, target, yes=True),
         validate=lambda folder, target: validate.validate(folder, target),
-        destroy=lambda folder, target: deploys.destroy(folder, target, yes=True),
+        destroy=lambda folder, fleet, target: deploys.destroy(folder, fleet, target, yes=True),
     )

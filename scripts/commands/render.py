@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from scripts import console
+from scripts.commands import on_aws
 from scripts.commands.arguments import FLEET, LOCAL, Fleet, Folder, Target
 
 Force = Annotated[bool, typer.Option("--force", help="Overwrite a rendered file that was edited by hand.")]
@@ -18,8 +19,8 @@ def render(folder: Folder, fleet: Fleet = FLEET, target: Target = LOCAL, force: 
     from scripts.cloud import plan as cloud
     from scripts.local import deploy
 
-    if target in cloud.TARGETS:
-        file = cloud.write(cloud.plan(folder, fleet, target=target), force=force)
+    if target in on_aws.TARGETS:
+        file = cloud.write(on_aws.plan(folder, fleet, target), force=force)
     else:
         plan = deploy.plan(folder, fleet, target=target)
         file = render.render(plan.deployment, folder, plan.run.rendered, force=force)
@@ -36,7 +37,10 @@ def diff(
     from infra.errors import AnswerIsNo
     from scripts.local import deploy
 
-    changes = deploy.difference(deploy.plan(folder, fleet, target=target))
+    if target in on_aws.TARGETS:
+        changes = on_aws.module_of(target).difference(on_aws.plan(folder, fleet, target))
+    else:
+        changes = deploy.difference(deploy.plan(folder, fleet, target=target))
     console.out.print(changes or "no change", markup=False)
     if changes and exit_code:
         raise AnswerIsNo(f"{folder}: what is deployed is not what the files say")

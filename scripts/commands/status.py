@@ -12,17 +12,22 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from scripts import console
-from scripts.commands.arguments import LOCAL, AsJson, Folder, Target, run_of
+from scripts.commands import on_aws
+from scripts.commands.arguments import FLEET, LOCAL, AsJson, Fleet, Folder, Target, run_of
 
 if TYPE_CHECKING:
     from scripts.local.run import Run
     from scripts.local.supervisor import State
 
 
-def status(folder: Folder, target: Target = LOCAL, as_json: AsJson = False) -> None:
+def status(folder: Folder, fleet: Fleet = FLEET, target: Target = LOCAL, as_json: AsJson = False) -> None:
     """Show a deployment's processes; exit 1 where not all of them run."""
     from infra.errors import AnswerIsNo
     from scripts.local import supervisor
+
+    if target in on_aws.TARGETS:
+        on_aws.status(on_aws.plan(folder, fleet, target), as_json=as_json)
+        return
 
     run = run_of(folder, target)
     up, deployed, ports = supervisor.running(run), run.deployment(), run.ports()
@@ -56,11 +61,15 @@ def _draw(states: list[State], ports: dict[str, int]) -> None:
 def logs(
     folder: Folder,
     process: Annotated[str | None, typer.Argument(metavar="PROCESS", help="One of them; all otherwise.")] = None,
+    fleet: Fleet = FLEET,
     target: Target = LOCAL,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is written from now on.")] = False,
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many of the last lines.")] = 20,
 ) -> None:
     """Show what a deployment's processes write."""
+    if target in on_aws.TARGETS:
+        on_aws.module_of(target).logs(on_aws.plan(folder, fleet, target), process, lines=lines, follow=follow)
+        return
     run = run_of(folder, target)
     files = _files(run, process)
     read = {}

@@ -15,6 +15,8 @@ from scripts import cli
 from scripts.local.deploy import Plan
 
 ROOT = Path(__file__).resolve().parents[3]
+PATTERNS = ROOT / "blueprints"
+NAMES = sorted(path.parent.name for path in PATTERNS.glob("*/blueprint.yaml"))
 Planned = Callable[[], Plan]
 
 
@@ -37,11 +39,11 @@ Blueprint = Callable[..., tuple[int, str, str]]
 def test_list_names_each_pattern_with_its_targets_and_a_line(blueprint: Blueprint) -> None:
     code, out, _ = blueprint("list")
     assert code == 0
-    assert "aggregated (local)" in out
+    assert "aggregated (eks, local)" in out or "aggregated (ecs, eks, local)" in out
     assert "Replicas of one engine behind a router" in out
     listed = json.loads(blueprint("list", "--json")[1])
-    assert [one["name"] for one in listed] == ["aggregated"]
-    assert listed[0]["targets"] == ["local"]
+    assert [one["name"] for one in listed] == NAMES
+    assert {"eks", "local"} <= set(listed[0]["targets"])
 
 
 def test_new_copies_a_pattern_and_a_fleet_where_there_is_none(
@@ -50,7 +52,8 @@ def test_new_copies_a_pattern_and_a_fleet_where_there_is_none(
     monkeypatch.chdir(tmp_path)
     code, out, _ = blueprint("new", "mine", "--from", "aggregated")
     assert code == 0
-    assert {path.name for path in Path("mine").iterdir()} == {"blueprint.yaml", "local.conf.j2", "README.md"}
+    assert {path.name for path in Path("mine").iterdir()} == {path.name for path in (PATTERNS / "aggregated").iterdir()}
+    assert "include" not in Path("mine/local.conf.j2").read_text(), "every line is there to be changed"
     assert "fleet.yaml: none was here, so this is a copy of the default fleet" in out
     for file in (Path("mine/blueprint.yaml"), Path("fleet.yaml")):
         schema = file.read_text().split("$schema=")[1].split()[0]
@@ -71,7 +74,7 @@ def test_new_overwrites_nothing(work: Path, blueprint: Blueprint) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("mine", "--from", "nothing"), "--from: now 'nothing': there is no such pattern. Write aggregated.\n"),
+        (("mine", "--from", "nothing"), f"--from: now 'nothing': there is no such pattern. Write {' or '.join(NAMES)}.\n"),
         (
             ("My_Own", "--from", "aggregated"),
             "NAME: now 'My_Own': its last part is to be the deployment's name. "
@@ -98,8 +101,10 @@ def test_a_fleet_file_that_is_not_there_is_said(work: Path, blueprint: Blueprint
 
 @pytest.mark.parametrize("command", ["render", "diff", "deploy", "destroy", "status", "logs"])
 def test_a_target_without_a_template_is_said(work: Path, blueprint: Blueprint, command: str) -> None:
+    (work / "mine" / "eks.yaml.j2").unlink()
     code, _, err = blueprint(command, "mine", "--target", "eks")
-    assert (code, err) == (2, "mine: it holds no template for the target eks (eks.*.j2); it has one for local.\n")
+    there = ", ".join(sorted(path.name.split(".")[0] for path in (work / "mine").glob("*.j2")))
+    assert (code, err) == (2, f"mine: it holds no template for the target eks (eks.*.j2); it has one for {there}.\n")
     assert not (work / ".blueprint").exists()
 
 

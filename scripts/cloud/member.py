@@ -1,0 +1,21 @@
+"""One running part of a deployment on AWS: a pod on EKS, a task on ECS."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+READY = "ready"
+
+
+@dataclass(frozen=True)
+class Member:
+    """As `blueprint status` shows it."""
+
+    name: str
+    role: str
+    state: str
+    """`ready`, or why it is not, in the orchestrator's words."""
+
+    restarts: int
+    machine: str
+    """The node or container instance; empty where it has none yet."""
