@@ -9,7 +9,7 @@ from typing import Any
 from infra import names
 from infra.bindings import aws
 from infra.constructs.account import Account
-from infra.constructs.function import log_group
+from infra.constructs.function import log_grants
 from infra.constructs.key import for_log_group, key
 from infra.fleet import Fleet
 
@@ -43,7 +43,7 @@ def cluster(stack: Any, fleet: Fleet, *, account: Account, functions: Sequence[s
         grants=(
             for_log_group(account, commands, "Commands"),
             for_log_group(account, insights, "Insights"),
-            *(for_log_group(account, log_group(fleet, one), f"Function{at}") for at, one in enumerate(functions)),
+            *log_grants(fleet, account, functions),
         ),
     )
     commands_log = _log_group(stack, "exec-logs", commands, encryption)

@@ -12,6 +12,7 @@ from infra.bindings import aws
 from infra.catalog import eks
 from infra.constructs import policy
 from infra.constructs.account import Account
+from infra.constructs.function import log_grants
 from infra.constructs.key import for_log_group, key
 from infra.constructs.role import rights, role
 from infra.fleet import Fleet, NewNetwork
@@ -32,8 +33,14 @@ class Cluster:
     key: Any
 
 
-def cluster(stack: Any, fleet: Fleet, *, subnet_ids: Sequence[str], account: Account) -> Cluster:
-    """Adds the cluster, its key, role, log group and access entries."""
+def cluster(
+    stack: Any, fleet: Fleet, *, subnet_ids: Sequence[str], account: Account, functions: Sequence[str] = ()
+) -> Cluster:
+    """Adds the cluster, its key, role, log group and access entries.
+
+    Args:
+        functions: names of the Lambda functions whose logs the key encrypts as well.
+    """
     name = names.cluster(fleet)
     group_name = f"/aws/eks/{name}/cluster"
     encryption = key(
@@ -42,7 +49,11 @@ def cluster(stack: Any, fleet: Fleet, *, subnet_ids: Sequence[str], account: Acc
         alias=f"{fleet.name}-eks",
         description=f"Kubernetes secrets, logs and interruption messages of the cluster {name}",
         account=account,
-        grants=(for_log_group(account, group_name), _for_events(account)),
+        grants=(
+            for_log_group(account, group_name),
+            _for_events(account),
+            *log_grants(fleet, account, functions),
+        ),
     )
     logs = aws.cloudwatch_log_group.CloudwatchLogGroup(
         stack, "cluster-logs", name=group_name, retention_in_days=_LOGS_KEPT_DAYS, kms_key_id=encryption.arn

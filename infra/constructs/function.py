@@ -15,6 +15,7 @@ from infra.bindings import aws
 from infra.constructs import policy
 from infra.constructs.account import Account
 from infra.constructs.expression import expression
+from infra.constructs.key import for_log_group
 from infra.constructs.role import rights, role
 from infra.fleet import Fleet
 
@@ -91,6 +92,11 @@ def function(
 def log_group(fleet: Fleet, name: str) -> str:
     """The log group that Lambda gives the function by its name."""
     return f"/aws/lambda/{names.function(fleet, name)}"
+
+
+def log_grants(fleet: Fleet, account: Account, functions: Sequence[str]) -> list[dict[str, Any]]:
+    """Statements of a key's policy by which it encrypts the functions' logs."""
+    return [for_log_group(account, log_group(fleet, one), f"Function{at}") for at, one in enumerate(functions)]
 
 
 def invoked_by(stack: Any, name: str, *, function: Any, rule: Any, event: Mapping[str, Any]) -> None:

@@ -115,8 +115,8 @@ def node_group(stack: Any, place: Place, group: Group) -> Any:
             desired_size=group.least, min_size=group.least, max_size=max(1, group.most)
         ),
         update_config=e.EksNodeGroupUpdateConfig(max_unavailable=1),
-        # Replaces what the monitoring agent finds broken, GPUs after 10 minutes. EKS itself stops at one unhealthy
-        # node in five: then it is not the nodes. Source: EKS user guide, "Node auto repair", 2026-11.
+        # Replaces what the monitoring agent finds broken, GPUs after 10 minutes. Source: EKS user guide, "Automatically
+        # repair nodes", 2026-11. Its cap comes after it: `infra.constructs.node_repair`.
         node_repair_config=e.EksNodeGroupNodeRepairConfig(enabled=True),
         labels=dict(group.labels),
         taint=[

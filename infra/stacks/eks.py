@@ -6,7 +6,7 @@ from typing import Any
 
 from infra import groups
 from infra.catalog import eks, instances
-from infra.constructs import controllers, eks_add_ons, eks_cluster, model_reader, network, node_groups
+from infra.constructs import controllers, eks_add_ons, eks_cluster, model_reader, network, node_groups, node_repair
 from infra.constructs.account import account
 from infra.constructs.capacity import capacity
 from infra.constructs.efa_group import efa_group
@@ -27,7 +27,13 @@ def add(app: Any, document: Document[Fleet]) -> None:
     stack = stacks.new(app, NAME, document)
     here, where = account(stack, fleet), network.found(stack, fleet)
     pools = [group for group in groups.groups(fleet, catalogue) if group.orchestrator == "eks"]
-    cluster = eks_cluster.cluster(stack, fleet, subnet_ids=list(where.private_subnets.values()), account=here)
+    cluster = eks_cluster.cluster(
+        stack,
+        fleet,
+        subnet_ids=list(where.private_subnets.values()),
+        account=here,
+        functions=[node_repair.NAME],
+    )
     efa = efa_group(stack, fleet=fleet.name, vpc_id=where.vpc_id) if any(group.efa for group in pools) else None
     place = node_groups.Place(
         fleet=fleet,
@@ -42,11 +48,12 @@ def add(app: Any, document: Document[Fleet]) -> None:
             *rights(stack, "node"),
         ],
     )
-    system = node_groups.node_group(stack, place, node_groups.system(fleet, catalogue))
+    first = node_groups.system(fleet, catalogue)
+    system = node_groups.node_group(stack, place, first)
     eks_add_ons.add(stack, fleet, cluster=cluster.resource, account=here, system=system)
     kept = [group for group in pools if group.kind == "node-group"]
-    for group in kept:
-        node_groups.node_group(stack, place, group)
+    made = [(first, system), *((group, node_groups.node_group(stack, place, group)) for group in kept)]
+    node_repair.capped(stack, fleet, made, key=cluster.key, account=here)
     started = [group for group in pools if group.kind == "karpenter"]
     if started:
         karpenter(stack, fleet, cluster=cluster.resource, encryption=cluster.key, account=here)

@@ -24,6 +24,7 @@ REASONS: Mapping[str, str] = {
     "aws_eks_pod_identity_association": "the embedded EKS has no Pod Identity",
     "aws_placement_group": "the embedded EC2 has no placement groups",
     "aws_ec2_capacity_reservation": "the embedded EC2 has no capacity reservations",
+    "aws_lambda_invocation": "the embedded AWS runs no functions",
     "aws_resourcegroups_group": "the embedded Resource Groups holds no capacity reservations",
     "aws_resourcegroups_resource": "the embedded Resource Groups holds no capacity reservations",
 }

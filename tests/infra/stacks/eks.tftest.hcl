@@ -58,6 +58,20 @@ run "a_cluster_for_karpenter" {
 
   assert {
     condition = (
+      aws_lambda_invocation.system-repair.function_name == aws_lambda_function.node-repair.function_name &&
+      aws_lambda_invocation.system-repair.triggers.group == aws_eks_node_group.system.arn &&
+      jsondecode(aws_lambda_invocation.system-repair.input) == {
+        cluster = "demo"
+        group   = "system"
+        repair  = { enabled = true, maxUnhealthyNodeThresholdCount = 1, maxParallelNodesRepairedCount = 1 }
+      } &&
+      aws_cloudwatch_log_group.node-repair-log.kms_key_id == aws_kms_key.cluster-key.arn
+    )
+    error_message = "repair is capped: one at a time, and none where two of a few are broken"
+  }
+
+  assert {
+    condition = (
       aws_sqs_queue.interruptions.kms_master_key_id == aws_kms_key.cluster-key.arn &&
       aws_cloudwatch_event_target.interruption-spot-queue.arn == aws_sqs_queue.interruptions.arn
     )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
 import pytest
 
-from infra.catalog import eks
+from infra import groups
+from infra.catalog import eks, instances
+from infra.fleet import Fleet
 from infra.stacks import rules
 from scripts.rehearsal import unheld
 
@@ -66,6 +69,34 @@ def test_what_calls_aws_has_a_role_for_this_cluster_alone(stacks: Stacks) -> Non
     for statement in trusted:
         assert statement["Action"] == ["sts:AssumeRole", "sts:TagSession"]
         assert statement["Condition"]["ArnEquals"]["aws:SourceArn"].endswith(":cluster/demo")
+
+
+def test_every_node_group_has_its_repair_capped(machines: Stack) -> None:
+    calls = machines["resource"]["aws_lambda_invocation"].values()
+    events = {event["group"]: event["repair"] for event in (json.loads(call["input"]) for call in calls)}
+    assert set(events) == set(machines["resource"]["aws_eks_node_group"])
+    assert all(repair["enabled"] and repair["maxParallelNodesRepairedCount"] == 1 for repair in events.values())
+
+
+@pytest.mark.parametrize(
+    ("most", "stops"),
+    [
+        (1, {"maxUnhealthyNodeThresholdCount": 1}),
+        (8, {"maxUnhealthyNodeThresholdCount": 1}),
+        (9, {"maxUnhealthyNodeThresholdPercentage": 20}),
+    ],
+)
+def test_repair_stops_at_a_fifth_and_among_few_nodes_at_the_second(most: int, stops: dict[str, int]) -> None:
+    from infra.constructs import node_repair
+
+    fleet = Fleet(
+        name="demo",
+        region="us-west-2",
+        zones=("us-west-2a",),
+        pools={"aa": {"types": "g6e.2xlarge", "size": f"1..{most}", "by": "node-groups"}},
+    )
+    (group,) = groups.groups(fleet, instances.load())
+    assert node_repair.repair(group) == {"enabled": True, **stops, "maxParallelNodesRepairedCount": 1}
 
 
 def test_names_of_roles_fit_with_the_longest_fleet_and_region(stacks: Stacks) -> None:

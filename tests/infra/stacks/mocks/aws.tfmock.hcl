@@ -94,3 +94,9 @@ mock_resource "aws_resourcegroups_group" {
     arn = "arn:aws:resource-groups:us-west-2:123456789012:group/mocked"
   }
 }
+
+mock_resource "aws_lambda_function" {
+  defaults = {
+    arn = "arn:aws:lambda:us-east-1:123456789012:function:mocked"
+  }
+}

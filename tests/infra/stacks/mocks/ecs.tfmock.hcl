@@ -22,12 +22,6 @@ mock_resource "aws_service_discovery_http_namespace" {
   }
 }
 
-mock_resource "aws_lambda_function" {
-  defaults = {
-    arn = "arn:aws:lambda:us-east-1:123456789012:function:mocked"
-  }
-}
-
 mock_resource "aws_cloudwatch_event_rule" {
   defaults = {
     arn = "arn:aws:events:us-east-1:123456789012:rule/mocked"

@@ -1,0 +1,63 @@
+"""The cap of EKS's node repair: a function that sets it, called by Terraform for each node group."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from infra import names
+from infra.bindings import aws
+from infra.constructs.account import Account
+from infra.constructs.function import function
+from infra.fleet import Fleet
+from infra.groups import Group
+
+NAME = "node-repair"
+
+SMALL = 9
+"""Below so many nodes a fifth is less than two: then one broken node is repaired, and two are not the nodes' fault."""
+
+_TIMEOUT_S = 90
+
+
+def repair(group: Group) -> dict[str, Any]:
+    """EKS's NodeRepairConfig for a group: one node at a time, and none where more than a fifth are broken."""
+    stops = {"maxUnhealthyNodeThresholdCount": 1} if group.most < SMALL else {"maxUnhealthyNodeThresholdPercentage": 20}
+    return {"enabled": True, **stops, "maxParallelNodesRepairedCount": 1}
+
+
+def capped(stack: Any, fleet: Fleet, made: Sequence[tuple[Group, Any]], *, key: Any, account: Account) -> None:
+    """Adds the function, and a call of it for each group with its node group's resource."""
+    cluster = names.cluster(fleet)
+    sets = function(
+        stack,
+        NAME,
+        fleet=fleet,
+        account=account,
+        key=key,
+        source="node_repair",
+        description="Caps the repair of nodes",
+        statements=_statements(cluster, account),
+        timeout_s=_TIMEOUT_S,
+    )
+    for group, node_group in made:
+        aws.lambda_invocation.LambdaInvocation(
+            stack,
+            f"{group.name}-repair",
+            function_name=sets.function_name,
+            input=json.dumps({"cluster": cluster, "group": group.name, "repair": repair(group)}),
+            # A group that is made anew has a new one.
+            triggers={"group": node_group.arn},
+        )
+
+
+def _statements(cluster: str, account: Account) -> list[dict[str, Any]]:
+    return [
+        {
+            "Sid": "NodeGroups",
+            "Effect": "Allow",
+            "Action": ["eks:DescribeNodegroup", "eks:UpdateNodegroupConfig"],
+            "Resource": account.arn("eks", f"nodegroup/{cluster}/*"),
+        }
+    ]
