@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from scripts import processes
+
 PROGRAM = Path(__file__).parents[2] / "charts" / "inference" / "files" / "answer.py"
 
 
@@ -58,9 +60,9 @@ def server() -> Iterator[Server]:
         thread.join(10)
 
 
-def ask(server: Server, *, seconds: str = "5", key: str = "") -> tuple[int, str]:
+def ask(port: int, *, seconds: str = "5", key: str = "") -> tuple[int, str]:
     """Exit code and standard error of the program."""
-    url = f"http://127.0.0.1:{server.server_address[1]}/v1/completions"
+    url = f"http://127.0.0.1:{port}/v1/completions"
     environment = {**os.environ, "VLLM_API_KEY": key}
     command = [sys.executable, str(PROGRAM), url, '{"model": "m", "prompt": "ready?"}', seconds]
     run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
@@ -70,13 +72,13 @@ def ask(server: Server, *, seconds: str = "5", key: str = "") -> tuple[int, str]
 @pytest.mark.parametrize("said", ['{"choices": [{"text": "y"}]}', '{"data": [[0.1]]}', '{"results": [{"index": 0}]}'])
 def test_a_completion_an_embedding_and_a_ranking_are_answers(server: Server, said: str) -> None:
     server.said = said.encode()
-    assert ask(server) == (0, "")
+    assert ask(server.server_port) == (0, "")
     assert server.asked == [("/v1/completions", {"model": "m", "prompt": "ready?"}, None)]
 
 
 def test_the_servers_key_goes_along(server: Server) -> None:
     server.said = b'{"choices": [{}]}'
-    assert ask(server, key="secret")[0] == 0
+    assert ask(server.server_port, key="secret")[0] == 0
     assert server.asked[0][2] == "Bearer secret"
 
 
@@ -93,20 +95,19 @@ def test_the_servers_key_goes_along(server: Server) -> None:
 )
 def test_whatever_else_comes_is_none_and_is_said(server: Server, status: int, said: str, why: str) -> None:
     server.status, server.said = status, said.encode()
-    code, error = ask(server)
+    code, error = ask(server.server_port)
     assert code == 1
     assert why in error
 
 
 def test_a_server_that_hangs_is_given_up_after_the_seconds(server: Server) -> None:
     server.silent.clear()
-    code, error = ask(server, seconds="0.5")
+    code, error = ask(server.server_port, seconds="0.5")
     assert code == 1
     assert "timed out" in error
 
 
-def test_nobody_there_is_said(server: Server) -> None:
-    server.server_close()
-    code, error = ask(server)
+def test_nobody_there_is_said() -> None:
+    code, error = ask(processes.free_ports(1)[0])
     assert code == 1
     assert "Connection refused" in error

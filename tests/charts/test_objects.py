@@ -259,7 +259,7 @@ def test_all_is_refused_but_what_a_role_needs(rendered: Render, preset: Preset, 
     assert all(all_pods <= pod["metadata"]["labels"].items() for pod in [*pods(made), *of(made, "Pod")])
     for role, spec in policies.items():
         outside = [one["ipBlock"]["cidr"] for rule in spec["egress"] for one in rule["to"] if "ipBlock" in one]
-        assert outside == ["0.0.0.0/0"] + ["169.254.170.23/32"] * (role != "mine-router")
+        assert outside == ["0.0.0.0/0"] + ["169.254.170.23/32", "fd00:ec2::23/128"] * (role != "mine-router")
         assert all(rule["ports"] for rule in spec["egress"])
 
 

@@ -66,6 +66,9 @@
 {{- $wrong = append $wrong (printf "%s.image: now %q, which means another image tomorrow: replicas would differ, and a rollback would roll nothing back. Write REPOSITORY:VERSION or REPOSITORY@sha256:DIGEST" $at $image) -}}
 {{- end -}}
 {{- end -}}
+{{- if not $role.command -}}
+{{- $wrong = append $wrong (printf "%s.command: now empty. Write the whole command line, a list" $at) -}}
+{{- end -}}
 {{- if and (gt (int $role.nodes) 1) (not $role.workerCommand) -}}
 {{- $wrong = append $wrong (printf "%s.workerCommand: now empty, and %d of the %d nodes of a replica run it. Write their command line" $at (sub (int $role.nodes) 1) (int $role.nodes)) -}}
 {{- end -}}
@@ -104,7 +107,7 @@
 {{- define "inference.efaChecks" -}}
 {{- $wrong := list -}}
 {{- $role := .role -}}
-{{- $command := join " " (concat $role.command ($role.workerCommand | default list)) -}}
+{{- $command := join " " (concat ($role.command | default list) ($role.workerCommand | default list)) -}}
 {{- $efa := int $role.resources.efa -}}
 {{- if contains "NixlConnector" $command -}}
 {{- if and $efa (not (contains "LIBFABRIC" $command)) -}}

@@ -7,6 +7,7 @@ A pod of a role: the same whatever controller makes it.
 metadata:
   labels:
     {{- $own := include "inference.roleSelector" . | fromYaml }}
+    {{- $_ := set $own "inference/kind" .role.kind }}
     {{- $_ := set $own "inference/listens" (toString .listens) }}
     {{- if .role.placement.oneZone }}{{ $_ := set $own "inference/one-zone" "true" }}{{ end }}
     {{- merge $own .role.labels .root.Values.labels | toYaml | nindent 4 }}
@@ -130,6 +131,7 @@ volumeMounts:
 - {name: RELEASE, value: {{ .root.Release.Name | quote }}}
 - {name: SERVED_MODEL, value: {{ .root.Values.model.served | quote }}}
 - {name: WEIGHTS, value: {{ .root.Values.model.weights | quote }}}
+- {name: DO_NOT_TRACK, value: "1"}
 - {name: HOME, value: /scratch}
 - {name: TMPDIR, value: /tmp}
 # PyTorch asks who it runs as, and the image may not know this user.
