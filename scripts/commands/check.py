@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from collections import defaultdict
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from blueprints.blueprint import Blueprint
+from infra.catalog import eks
 from infra.errors import InputError
 from infra.fleet import Fleet
 from infra.settings import Document
@@ -97,7 +99,9 @@ def _fleet_lines(rented: Document[Fleet]) -> list[tuple[str, str]]:
         ("pool", f"{name}: {pool.size} x {' or '.join(pool.types)} in {_list(fleet.zones_of(pool))}")
         for name, pool in fleet.pools.items()
     ]
-    return [("fleet", f"{fleet.name} ({rented.path}): {fleet.region}, {fleet.orchestrator}{limit}"), *pools]
+    known = "eks" in fleet.orchestrators
+    support = [("EKS", eks.support(fleet.eks.version, datetime.date.today())[0])] if known else []
+    return [("fleet", f"{fleet.name} ({rented.path}): {fleet.region}, {fleet.orchestrator}{limit}"), *support, *pools]
 
 
 def _blueprint_lines(served: Document[Blueprint], deployment: Deployment) -> list[tuple[str, str]]:
