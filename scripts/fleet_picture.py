@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from infra import cost
-from infra.catalog import instances
+from infra.catalog import eks, instances
 from infra.catalog.instances import Catalogue, Instance
 from infra.feasibility import listed
 from infra.fleet import Fleet, Pool, Reservation
@@ -36,8 +37,14 @@ def plain(fleet: Fleet, catalogue: Catalogue) -> dict[str, Any]:
         "least_usd_h": costs.least_usd_h,
         "most_usd_h": costs.most_usd_h,
         "price_unknown": list(costs.unknown),
+        "end_of_standard_support": end_of_support(fleet),
         "price_sources": [source.model_dump() for source in costs.sources],
     }
+
+
+def end_of_support(fleet: Fleet) -> str | None:
+    """Day from which the cluster's Kubernetes version costs more; None without EKS."""
+    return eks.END_OF_STANDARD_SUPPORT[fleet.eks.version].isoformat() if "eks" in fleet.orchestrators else None
 
 
 def _plain_pool(fleet: Fleet, costs: cost.PoolCost, catalogue: Catalogue) -> dict[str, Any]:
@@ -220,6 +227,9 @@ def _legend(fleet: Fleet, costs: cost.Cost, catalogue: Catalogue) -> Iterator[Te
     reasons = {kind: catalogue[kind].unpriced.get(fleet.region, "") for kind in costs.unknown if kind in catalogue}
     for kinds, why in _alike(reasons):
         yield _note(f"no price of {kinds}: ", why)
+    if "eks" in fleet.orchestrators:
+        said, soon = eks.support(fleet.eks.version, datetime.date.today())
+        yield Text(said, "yellow") if soon else _note("EKS: ", said)
     with_efa = [kind for pool in fleet.pools.values() if pool.efa for kind in pool.types if kind in catalogue]
     for kinds, text in _alike({kind: _efa(catalogue[kind]) for kind in with_efa}):
         yield _note(f"EFA on {kinds}: ", text)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Says what this machine has of what the local rehearsal needs, one line an item, and how to get what is missing.
+"""Says what this machine has of what install.sh needs, one line an item, and how to get what is missing.
 
 Runs before anything is installed, so it imports the standard library alone.
 """
@@ -97,17 +97,28 @@ def disk(folder: Path) -> Finding:
     return Finding("disk", free >= needed, f"{free:.1f} GiB free", f"free at least {needed} GiB under {folder}")
 
 
-def findings(folder: Path) -> Iterator[Finding]:
-    """Every item, the cheap ones first."""
-    checks: tuple[Callable[[], Finding], ...] = (python, processor, numa, memory, lambda: disk(folder), terraform)
-    for check in checks:
+def findings(folder: Path, *, engine: bool = True) -> Iterator[Finding]:
+    """Every item, the cheap ones first.
+
+    Args:
+        engine: whether the model is served on this machine; what serves on AWS needs little here.
+    """
+    local: tuple[Callable[[], Finding], ...] = (processor, numa, memory, lambda: disk(folder)) if engine else ()
+    for check in (python, *local, terraform):
         yield check()
+
+
+def serves_here(arguments: list[str]) -> bool:
+    """Whether a command line of install.sh serves on this machine."""
+    words = [part for word in arguments for part in word.split("=", 1)]
+    target = words[words.index("--target") + 1 :][:1] if "--target" in words else []
+    return "--destroy" not in words and target in ([], ["local"])
 
 
 def main() -> int:
     """Prints a line an item; 3 where something is missing."""
     good = True
-    for item, ok, seen, remedy in findings(Path.cwd()):
+    for item, ok, seen, remedy in findings(Path.cwd(), engine=serves_here(sys.argv[1:])):
         good &= ok
         line = f"✓ {item}: {seen}" if ok else f"✗ {item}: {seen}. To mend: {remedy}"
         print(line, file=sys.stderr, flush=True)

@@ -18,7 +18,7 @@ from infra.catalog import eks
 from infra.catalog.instances import Catalogue
 from infra.feasibility import listed
 from infra.fleet import Fleet
-from scripts import console
+from scripts import console, fleet_picture
 from scripts.fleet.destroy import Going
 from scripts.fleet.plans import StackPlan
 from scripts.fleet.site import Site
@@ -40,13 +40,8 @@ def plain(site: Site, made: Sequence[StackPlan], catalogue: Catalogue) -> dict[s
         "least_usd_h": costs.least_usd_h,
         "most_usd_h": costs.most_usd_h,
         "price_unknown": list(costs.unknown),
-        "end_of_standard_support": _end(site.fleet),
+        "end_of_standard_support": fleet_picture.end_of_support(site.fleet),
     }
-
-
-def _end(fleet: Fleet) -> str | None:
-    known = "eks" in fleet.orchestrators
-    return eks.END_OF_STANDARD_SUPPORT[fleet.eks.version].isoformat() if known else None
 
 
 def draw(site: Site, made: Sequence[StackPlan], catalogue: Catalogue) -> RenderableType:
