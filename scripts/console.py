@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
@@ -33,6 +33,11 @@ class _Console(Console):
 
 out = _Console(highlight=False, soft_wrap=True)
 err = _Console(highlight=False, soft_wrap=True, stderr=True)
+
+
+def result(what: RenderableType) -> None:
+    """Prints prose and tables: folded between words in a terminal, in whole lines elsewhere."""
+    out.print(what, soft_wrap=not out.is_terminal)
 
 
 @dataclass(eq=False)

@@ -142,7 +142,7 @@ def summary(done: Done, folder: Path, set_up_s: float) -> None:
     console.out.rule("What was done", align="left")
     console.out.print(console.times(steps))
     console.out.rule("What came of it", align="left")
-    console.out.print(validated.draw(done.report, done.folder))
+    console.result(validated.draw(done.report, done.folder))
     console.out.rule("What to do next", align="left")
     port = done.plan.deployment.router.processes[0].port
     here = shlex.quote(console.near(folder))

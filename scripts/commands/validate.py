@@ -46,5 +46,5 @@ def validate(
     if as_json:
         print(made.model_dump_json(indent=2))
     else:
-        console.out.print(picture.draw(made, kept))
+        console.result(picture.draw(made, kept))
     run.gate(made)

@@ -78,3 +78,16 @@ def test_a_summary_gets_the_steps_that_ended_well_without_those_inside_others() 
     with console.step("later"):
         pass
     assert [step.title for step in steps] == ["one", "two"]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_result_is_folded_between_words_in_a_terminal_and_whole_elsewhere(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(console.out, "_width", 40)
+    monkeypatch.setattr(console.out, "_force_terminal", terminal)
+    sentence = "The weights are random numbers from a fixed seed: the text has no meaning."
+    console.result(sentence)
+    lines = capsys.readouterr().out.splitlines()
+    assert " ".join(line.rstrip() for line in lines) == sentence
+    assert len(lines) == (2 if terminal else 1)
