@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,7 +114,23 @@ def _known(fleet: Fleet, catalogue: Catalogue) -> dict[str, Any]:
         "nvidia_pools": pools(lambda group: group.variant == "nvidia" and group.os == "al2023"),
         "neuron_pools": pools(lambda group: group.variant == "neuron"),
         "efa_pools": pools(lambda group: group.efa > 0),
+        "priorities": _priorities(group for group in here if group.kind == "node-group"),
     }
+
+
+_FIRST = 100
+"""Priority of every pool's first choice; each further one has one less, and the system's own group the least."""
+
+
+def _priorities(node_groups: Iterable[Group]) -> dict[str, list[str]]:
+    """Node groups by the order to fall back in, as cluster-autoscaler's priority expander takes it.
+
+    It knows them by their Auto Scaling groups, which EKS names eks-GROUP-UUID, and leaves out what nothing matches.
+    """
+    found: dict[str, list[str]] = {}
+    for group in node_groups:
+        found.setdefault(str(max(2, _FIRST - group.choice)), []).append(f"^eks-{group.name}-[0-9a-f-]+$")
+    return {**found, "1": ["^eks-system-[0-9a-f-]+$"]}
 
 
 def filled(value: Any, known: Mapping[str, Any]) -> Any:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,29 @@ def test_values_are_filled_in_from_the_fleet() -> None:
     assert filled["karpenter"]["settings"]["interruptionQueue"] == "mixed-interruptions"
     assert filled["aws-load-balancer-controller"]["vpcTags"] == {"fleet": "mixed", "Name": "mixed"}
     assert "{" not in str([value for values in filled.values() for value in leaves(values)])
+
+
+def test_node_groups_are_tried_in_the_order_of_their_pools_choices(tmp_path: Path) -> None:
+    (tmp_path / "fleet.yaml").write_text(
+        "name: demo\nregion: us-west-2\nzones: [us-west-2a]\npools:\n"
+        "  large: {types: [p5.48xlarge, g6e.48xlarge], buy: [spot, on-demand], size: 1..4}\n"
+    )
+    fleet = load(tmp_path / "fleet.yaml", Fleet).value
+    filled = {step.row.name: step.values for step in table.steps(fleet, instances.load())}["cluster-autoscaler"]
+    assert filled["extraArgs"]["expander"].split(",")[0] == "priority"
+    priorities = filled["expanderPriorities"]
+    made = {
+        "eks-large-p5-48xlarge-a-spot-6cc4a6c9-1b2f-4f0e-9d5e-0a1b2c3d4e5f": "100",
+        "eks-large-p5-48xlarge-a-od-6cc4a6c9-1b2f-4f0e-9d5e-0a1b2c3d4e5f": "99",
+        "eks-large-g6e-48xlarge-a-spot-6cc4a6c9-1b2f-4f0e-9d5e-0a1b2c3d4e5f": "98",
+        "eks-large-g6e-48xlarge-a-od-6cc4a6c9-1b2f-4f0e-9d5e-0a1b2c3d4e5f": "97",
+        "eks-system-6cc4a6c9-1b2f-4f0e-9d5e-0a1b2c3d4e5f": "1",
+    }
+    matched = {
+        name: [key for key, patterns in priorities.items() if any(re.search(one, name) for one in patterns)]
+        for name in made
+    }
+    assert matched == {name: [priority] for name, priority in made.items()}
 
 
 def leaves(value: object) -> list[str]:
