@@ -11,7 +11,7 @@ from blueprints import memory
 from blueprints.blueprint import Blueprint
 from blueprints.catalog import engines
 from blueprints.catalog.engines import Part, Values
-from blueprints.deployment import Place, Probe, Process, Role, Served
+from blueprints.deployment import DECODE, PREFILL, Place, Probe, Process, Role, Served
 from blueprints.placement import Placement
 from blueprints.roles import Engine, Policy
 from blueprints.traffic import Traffic
@@ -41,7 +41,7 @@ LEAST_KV_BYTES = 64 * 2**20
 ADAPTERS = "/adapters"
 """Folder of a container that the LoRA adapters are copied to before the engine starts."""
 
-KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
+KV_ROLES = {PREFILL: "kv_producer", DECODE: "kv_consumer"}
 
 
 @dataclass(frozen=True)
@@ -280,7 +280,7 @@ def router(context: Context, roles: Sequence[Role], serves: Served) -> Process:
     """The router before the engines of `roles`."""
     row, place = engines.routers()[ROUTER], context.place
     found = row.finds["labels" if place.target == "eks" else "addresses"]
-    apart = {"prefill", "decode"} <= {role.name for role in roles}
+    apart = {PREFILL, DECODE} <= {role.name for role in roles}
     parts = [found.apart if apart else found.together]
     parts += [row.kv_events] if context.policy == "kv-aware" and context.local else []
     values: Values = {
@@ -294,7 +294,7 @@ def router(context: Context, roles: Sequence[Role], serves: Served) -> Process:
         "engine_port": ENGINE_PORT,
         "kv_block": context.platform.kv_block,
         "served_model": serves.name,
-        **{role.name: _whereabouts(context, role) for role in roles if role.name in ("worker", "prefill", "decode")},
+        **{role.name: _whereabouts(context, role) for role in roles if role.name in ("worker", PREFILL, DECODE)},
         "workers": tuple(where for role in roles for where in _whereabouts(context, role)),
         "events": tuple(_events(context, roles)),
     }

@@ -11,7 +11,6 @@ from blueprints.roles import Scale
 from blueprints.traffic import Slo, Traffic
 from infra.units import Bounds
 
-
 PREFILL, DECODE = "prefill", "decode"
 """Names of the roles that a request is split between."""
 

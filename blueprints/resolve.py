@@ -108,7 +108,9 @@ def transfer(wanted: Blueprint, placed: Sequence[Placed], place: Place) -> str:
     """Which of the engine's transfers hands caches from prefill to decode; empty where none do."""
     if wanted.pattern != "disaggregated":
         return ""
-    rdma = place.target != "local" and all(found.rdma for _, _, found in placed)
+    if place.target == "local":
+        return "loopback"
+    rdma = all(found.rdma for _, _, found in placed)
     return "rdma" if rdma and wanted.tuning.kv_transfer != "host" else "host"
 
 
@@ -262,7 +264,7 @@ def _notes(context: Context, placed: Sequence[Placed]) -> Iterator[str]:
         shared = context.blueprint.traffic.shared_prefix
         why = f"{shared:.0%} of each prompt is shared" if shared else "its prompts share nothing"
         yield f"The router's policy is {context.policy}, since by the blueprint's traffic {why}."
-    if context.transfer == "host" and not context.local:
+    if context.transfer == "host":
         yield (
             "Caches go from prefill to decode through the machines' memory and TCP, for the pools have no EFA with "
             "GPUDirect RDMA: measure it against `blueprint twin` before it is worth its price."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,7 +56,10 @@ def _understand(folder: Path, fleet: Path, target: str) -> tuple[Document[Bluepr
     served, rented = inputs.read(folder, fleet)
     template = render.template(folder, target)
     # What a run of the target would find out by starting something stays open here: ports, the bucket, folders.
-    place = Place.model_construct(target=target, region=rented.value.region, bucket="", ports=defaultdict(int), cores=1)
+    cores = len(os.sched_getaffinity(0))
+    place = Place.model_construct(
+        target=target, region=rented.value.region, bucket="", ports=defaultdict(int), cores=cores
+    )
     deployment = resolve.resolve(served, rented, place)
     render.text(deployment, template)
     return served, rented, deployment

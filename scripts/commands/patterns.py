@@ -1,4 +1,4 @@
-"""`blueprint list` and `blueprint new`: the patterns, and a copy of one to work on."""
+"""`blueprint list`, `new` and `twin`: the patterns, a copy of one to work on, and what to measure it against."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ import typer
 
 from scripts import console
 from scripts.commands import completions
-from scripts.commands.arguments import FLEET, AsJson
+from scripts.commands.arguments import FLEET, AsJson, Folder
 
 ROOT = Path(__file__).resolve().parents[2]
 PATTERNS = ROOT / "blueprints"
+PRESETS = "presets"
+"""Folder of a pattern with blueprints of its own shape, each in place of the pattern's."""
 
 
 def list_(as_json: AsJson = False) -> None:
@@ -24,7 +26,13 @@ def list_(as_json: AsJson = False) -> None:
     from blueprints import render
 
     found = [
-        {"name": folder.name, "targets": render.targets(folder), "about": _about(folder), "folder": str(folder)}
+        {
+            "name": folder.name,
+            "targets": render.targets(folder),
+            "about": _about(folder),
+            "folder": str(folder),
+            "presets": _presets(folder),
+        }
         for folder in _patterns()
     ]
     if as_json:
@@ -32,7 +40,8 @@ def list_(as_json: AsJson = False) -> None:
         return
     for one in found:
         console.out.print(f"[bold]{one['name']}[/bold] ({', '.join(one['targets'])})", end="  ")
-        console.out.print(one["about"], markup=False)
+        presets = f" Presets: {', '.join(one['presets'])}." if one["presets"] else ""
+        console.out.print(f"{one['about']}{presets}", markup=False)
 
 
 def new(
@@ -43,34 +52,81 @@ def new(
             "--from", metavar="PATTERN", help="What to copy; `list` names all.", autocompletion=completions.patterns
         ),
     ],
+    preset: Annotated[
+        str | None, typer.Option(metavar="PRESET", help="A shape of it that stands ready; `list` names all.")
+    ] = None,
 ) -> None:
     """Copy a pattern to a folder of your own."""
-    from pydantic import TypeAdapter, ValidationError
-
     from infra.errors import InputError
-    from infra.fleet import Name
 
     source = PATTERNS / from_
     names = [folder.name for folder in _patterns()]
     if from_ not in names:
         raise InputError(f"--from: now {from_!r}: there is no such pattern. Write {' or '.join(names)}.")
-    try:
-        TypeAdapter(Name).validate_python(Path(name).name)
-    except ValidationError:
-        why = "its last part is to be the deployment's name"
-        raise InputError(f"NAME: now {name!r}: {why}. Write 2 to 32 of a-z, 0-9 and -, a letter first.") from None
-    to = Path(name)
-    if to.exists():
-        raise InputError(f"{to}: it is there already, and nothing is overwritten. Write another name.")
-    shutil.copytree(source, to, ignore=shutil.ignore_patterns("__pycache__"))
+    presets = _presets(source)
+    if preset is not None and preset not in presets:
+        known = " or ".join(presets) or "no --preset"
+        raise InputError(f"--preset: now {preset!r}: {from_} has no such preset. Write {known}.")
+    to = _fresh(Path(name), "NAME")
+    shutil.copytree(source, to, ignore=shutil.ignore_patterns("__pycache__", PRESETS))
+    if preset is not None:
+        shutil.copy(source / PRESETS / f"{preset}.yaml", to / "blueprint.yaml")
     _complete_templates(to)
     _lead_to_schema(to / "blueprint.yaml", "blueprints/blueprint.schema.json")
-    console.out.print(f"{to}: a copy of the pattern {from_}", markup=False)
+    console.out.print(f"{to}: a copy of the pattern {from_}{f', preset {preset}' if preset else ''}", markup=False)
     if not FLEET.exists():
         shutil.copy(ROOT / "fleet.yaml", FLEET)
         _lead_to_schema(FLEET, "infra/fleet.schema.json")
         console.out.print(f"{FLEET}: none was here, so this is a copy of the default fleet", markup=False)
     console.out.print(f"Next: edit {to / 'blueprint.yaml'}, then blueprint deploy {to}", markup=False)
+
+
+def twin(
+    folder: Folder,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="The folder to make; DIR-twin where left out.")
+    ] = None,
+) -> None:
+    """Make the aggregated blueprint with as many accelerators as a disaggregated one, to measure it against."""
+    from blueprints import blueprint
+    from blueprints import twin as twins
+
+    made = twins.text(blueprint.read(folder))
+    whole = folder.resolve()
+    to = _fresh(Path(name or console.near(whole.with_name(f"{whole.name}-twin"))), "NAME")
+    # Its templates are the user's own by now; prompts and adapters lie beside them.
+    shutil.copytree(whole, to, ignore=shutil.ignore_patterns("__pycache__", PRESETS))
+    (to / blueprint.FILE).write_text(made, encoding="utf-8")
+    shutil.copy(PATTERNS / "aggregated" / "README.md", to)
+    _complete_templates(to)
+    console.out.print(f"{to}: as many accelerators as {folder}, each replica doing both halves", markup=False)
+    console.out.print(f"Next: validate {folder} and {to}, one after the other, and compare their reports", markup=False)
+
+
+def _fresh(folder: Path, argument: str) -> Path:
+    """The folder, which is not there yet and whose name is a deployment's.
+
+    Raises:
+        InputError: it is, or is not.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    from infra.errors import InputError
+    from infra.fleet import Name
+
+    try:
+        TypeAdapter(Name).validate_python(folder.name)
+    except ValidationError:
+        why = "its last part is to be the deployment's name"
+        write = "2 to 32 of a-z, 0-9 and -, a letter first"
+        raise InputError(f"{argument}: now {str(folder)!r}: {why}. Write {write}.") from None
+    if folder.exists():
+        raise InputError(f"{folder}: it is there already, and nothing is overwritten. Write another name.")
+    return folder
+
+
+def _presets(pattern: Path) -> list[str]:
+    return sorted(path.stem for path in (pattern / PRESETS).glob("*.yaml"))
 
 
 def _complete_templates(folder: Path) -> None:

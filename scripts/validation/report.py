@@ -225,12 +225,29 @@ def build(
         started_at=outcome.started_at,
         duration_s=round(outcome.duration_s, 3),
         tokens=tokens,
-        agreement=engine.compare(metrics, outcome.pages_before, outcome.pages_after),
+        agreement=_agreement(deployment, metrics, outcome),
         expected=_expected(answered),
         answers=_shown(samples),
-        remarks=_remarks(deployment, outcome, samples, replicas, tokens),
+        remarks=_remarks(deployment, outcome, samples, _answering(deployment, replicas), tokens),
         method=[_clock(deployment, outcome), *METHOD],
     )
+
+
+def _agreement(deployment: Deployment, metrics: Mapping[Metric, Latency], outcome: Outcome) -> list[Agreement]:
+    """The client's numbers beside those of the engines that answer it.
+
+    Where prefill stands apart, no engine sees a whole request: decode's own times begin when the prompt is read.
+    """
+    names = {process.name for role in deployment.answering for process in role.processes}
+    whole = deployment.answering == deployment.engines
+    both: Mapping[Metric, Latency] = metrics if whole else {"itl_ms": metrics["itl_ms"]}
+    after = {name: text for name, text in outcome.pages_after.items() if name in names}
+    return engine.compare(both, outcome.pages_before, after)
+
+
+def _answering(deployment: Deployment, replicas: Sequence[Replica]) -> list[Replica]:
+    names = {process.name for role in deployment.answering for process in role.processes}
+    return [one for one in replicas if one.name in names]
 
 
 def latencies(answered: Sequence[Sample]) -> dict[Metric, list[float]]:
