@@ -186,9 +186,7 @@ def _go(wanted: Wanted, serving: Serving, agree: Callable[[str], None], done: Do
     made = plans.make(made_at)
     console.out.print(picture.draw(made_at, made, instances.load()), soft_wrap=False)
     _ask(wanted, made_at, made, kept, agree, done)
-    with console.step(f"Make what keeps the state: {fleet.state}") as step:
-        apply.state_bucket(made_at)
-        step.note = "there"
+    apply.state_bucket(made_at)
     _apply(wanted, made_at, made)
     kept.note("stacks", note=", ".join(made_at.folders))
     if wanted.blueprint:

@@ -60,3 +60,21 @@ def test_it_runs_on_the_standard_library_alone_and_ends_3_where_something_is_mis
     assert done.returncode == 3
     assert "✗ Terraform: none of terraform, tofu on PATH. To mend: install" in done.stderr
     assert "✓ Python" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "here"),
+    [
+        ([], True),
+        (["--target", "local"], True),
+        (["--fleet", "f.yaml", "--target", "eks"], False),
+        (["--target=ecs"], False),
+        (["--destroy"], False),
+    ],
+)
+def test_what_serves_on_aws_asks_nothing_of_this_machines_processor(words: list[str], here: bool) -> None:
+    assert machine.serves_here(words) is here
+    asked = {finding.item for finding in machine.findings(Path.cwd(), engine=here)}
+    assert asked == (
+        {"Python", "Terraform", "processor", "libnuma", "memory", "disk"} if here else {"Python", "Terraform"}
+    )

@@ -24,6 +24,21 @@ def test_a_later_version_is_supported_longer() -> None:
     assert ends[0] > date(2025, 1, 1)
 
 
+@pytest.mark.parametrize(
+    ("day", "said", "soon"),
+    [
+        (date(2026, 11, 21), "standard support ends on 2027-03-27, in 126 days; then the cluster", False),
+        (date(2027, 3, 26), "standard support ends on 2027-03-27, in 1 day; then the cluster", True),
+        (date(2027, 3, 27), "standard support ended on 2027-03-27, and the cluster", True),
+    ],
+)
+def test_the_end_of_support_is_said_with_the_days_that_are_left_and_what_it_costs(
+    day: date, said: str, soon: bool
+) -> None:
+    expected = f"Kubernetes 1.35: {said} costs 0.60 instead of 0.10 USD/h"
+    assert eks.support("1.35", day) == (expected, soon)
+
+
 def test_nodes_join_only_with_the_network_the_proxy_and_the_identity_agent() -> None:
     assert [row.name for row in eks.ADD_ONS if row.before_nodes] == ["vpc-cni", "kube-proxy", "eks-pod-identity-agent"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from infra.catalog import eks
 from scripts import cli
 
 ROOT = Path(__file__).parents[3]
@@ -58,8 +60,10 @@ def check(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str
 def test_what_was_understood_is_shown_a_line_for_each_part(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = check(capsys, "mine")
     assert (code, err) == (0, "")
+    said, _ = eks.support("1.35", datetime.date.today())
     assert [line.split(maxsplit=1) for line in out.splitlines()] == [
         ["fleet", "demo (fleet.yaml): us-west-2, eks"],
+        ["EKS", said],
         ["pool", "general: 0..4 x g6e.2xlarge in us-west-2a, us-west-2b"],
         ["blueprint", "mine (mine/blueprint.yaml): aggregated for the target local"],
         ["model", "tiny on vllm, context 4096, 0.008 GB of weights"],

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from infra import settings
+from infra.catalog import instances
+from infra.errors import AnswerIsNo, Unavailable
+from infra.fleet import Fleet
+from scripts.addons import install as platform
+from scripts.aws import Aws
+from scripts.fleet import cluster
+from tests.scripts.fleet.conftest import Recorder
+
+FLEET = """\
+name: small
+region: us-west-2
+zones: us-west-2a
+orchestrator: eks
+{more}pools:
+  general: {{types: g6e.2xlarge, size: 0..4}}
+"""
+
+
+def fleet(tmp_path: Path, more: str = "") -> Fleet:
+    file = tmp_path / "fleet.yaml"
+    file.write_text(FLEET.format(more=more))
+    return settings.load(file, Fleet).value
+
+
+def test_missing_programs_are_named_together_with_where_to_get_them(recorder: Recorder) -> None:
+    recorder.lend("kubectl")
+    with pytest.raises(Unavailable) as refused:
+        platform.require_tools(cluster.TOOLS)
+    assert str(refused.value) == (
+        "not on this machine's PATH: helm and aws. Install helm (https://helm.sh/docs/intro/install), "
+        "aws (https://docs.aws.amazon.com/cli/latest/userguide/getting-started-install.html)"
+    )
+
+
+def test_kubectl_and_helm_are_led_to_the_fleets_own_cluster_alone(recorder: Recorder, tmp_path: Path) -> None:
+    recorder.lend("aws", "kubectl", "helm")
+    reached = cluster.connect(fleet(tmp_path), tmp_path)
+    assert reached.environment == {"KUBECONFIG": str(tmp_path / "kubeconfig")}
+    assert recorder.calls == [
+        ["aws", "eks", "update-kubeconfig", "--name", "small", "--region", "us-west-2"],
+        ["kubectl", "get", "--raw", "/readyz", "--request-timeout=15s"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("more", "remedy"),
+    [
+        ("", "Its endpoint is private: run this inside the VPC, or write your range in `eks.public_from`"),
+        ("eks: {public_from: [203.0.113.0/24]}\n", "Its endpoint is open to 203.0.113.0/24 alone"),
+    ],
+)
+def test_a_cluster_that_does_not_answer_is_said_with_who_can_reach_it(
+    recorder: Recorder, tmp_path: Path, more: str, remedy: str
+) -> None:
+    recorder.lend("aws", "kubectl", "helm", failing=("/readyz",))
+    with pytest.raises(Unavailable) as refused:
+        cluster.connect(fleet(tmp_path, more), tmp_path)
+    assert str(refused.value) == (
+        "the cluster small does not answer kubectl (Unable to connect to the server: dial tcp 10.0.0.1:443: "
+        f"i/o timeout). {remedy}"
+    )
+
+
+def test_machines_go_before_load_balancers_and_these_before_the_charts_that_made_them(
+    recorder: Recorder, tmp_path: Path
+) -> None:
+    recorder.lend("aws", "kubectl", "helm")
+    rented = fleet(tmp_path)
+    reached = cluster.Cluster(rented, tmp_path, cluster.kubeconfig(tmp_path))
+    cluster.end_machines(reached)
+    cluster.end_load_balancers(reached)
+    removals = platform.removals(rented, instances.load(), tmp_path / "platform")
+    platform.run(removals, tmp_path / "platform", doing="Remove", environment=reached.environment)
+    done = [" ".join(call[:4]) for call in recorder.calls]
+    assert done == [
+        "kubectl get crd nodepools.karpenter.sh",
+        "kubectl delete nodepools.karpenter.sh --all",
+        "kubectl delete nodeclaims.karpenter.sh --all",
+        "kubectl delete ingresses --all",
+        "kubectl delete services --field-selector=spec.type=LoadBalancer",
+        "kubectl delete --ignore-not-found --timeout=900s",
+        "helm uninstall karpenter --namespace",
+        "helm uninstall aws-load-balancer-controller --namespace",
+        "helm uninstall nvidia-device-plugin --namespace",
+    ]
+
+
+def test_removal_is_the_installation_backwards(tmp_path: Path) -> None:
+    rented, catalogue = fleet(tmp_path), instances.load()
+    there = [one.step.row.name for one in platform.commands(rented, catalogue, tmp_path)]
+    back = [one.step.row.name for one in platform.removals(rented, catalogue, tmp_path)]
+    assert back == there[::-1]
+    assert there.index("karpenter") < there.index("node-pools")
+
+
+def test_machines_of_karpenter_are_found_in_ec2_itself_and_are_no_end(aws: str, tmp_path: Path) -> None:
+    rented = fleet(tmp_path)
+    asked = Aws(rented.region)
+    cluster.require_none_left(asked, rented)
+    tags = {"karpenter.sh/nodepool": "general-spot", "kubernetes.io/cluster/small": "owned"}
+    images = asked.client("ec2").describe_images(Owners=["amazon"])["Images"]
+    made = asked.client("ec2").run_instances(
+        ImageId=images[0]["ImageId"],
+        MinCount=1,
+        MaxCount=1,
+        TagSpecifications=[
+            {"ResourceType": "instance", "Tags": [{"Key": key, "Value": value} for key, value in tags.items()]}
+        ],
+    )
+    name = made["Instances"][0]["InstanceId"]
+    try:
+        assert cluster.started_by_karpenter(asked, rented) == [name]
+        with pytest.raises(AnswerIsNo) as refused:
+            cluster.require_none_left(asked, rented)
+        assert str(refused.value) == (
+            "1 machine(s) of the fleet small still run, and cost. To end them: "
+            f"aws ec2 terminate-instances --region us-west-2 --instance-ids {name}"
+        )
+    finally:
+        asked.client("ec2").terminate_instances(InstanceIds=[name])
+    cluster.require_none_left(asked, rented)
