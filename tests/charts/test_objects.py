@@ -349,8 +349,12 @@ def test_exact_types_zones_labels_and_the_accelerators_taint(rendered: Render) -
 def test_ready_means_that_the_model_answered(rendered: Render, preset: Preset, name: str) -> None:
     for pod in pods(rendered(preset(name))):
         container = pod["spec"]["containers"][0]
-        if pod["metadata"]["labels"]["inference/listens"] == "true":
-            assert container["readinessProbe"]["exec"]["command"][:2] == ["python3", "/etc/inference/answer.py"]
+        if container["name"] == "router":
+            # It knows an engine that has answered.
+            assert container["readinessProbe"]["httpGet"]["path"] == "/readiness"
+        elif pod["metadata"]["labels"]["inference/listens"] == "true":
+            for which in ("startup", "readiness"):
+                assert container[f"{which}Probe"]["exec"]["command"][:2] == ["python3", "/etc/inference/answer.py"]
             assert "httpGet" in container["livenessProbe"]
         else:
             assert not [key for key in container if key.endswith("Probe")]

@@ -189,8 +189,8 @@ MONITORED = {"monitoring": {"podMonitors": True}}
                 **release(MONITORED),
                 "roles": {**release(autoscaling={**SCALING, "min": 0})["roles"], "router": ROUTER},
             },
-            "roles.router.probes.readiness.body: it asks for an answer, and while worker is at none there is none: the "
-            "router would refuse the request that must wake it. Write readiness: {path: /liveness, body: null}",
+            "roles.router.probes.readiness: it wants an engine, and while worker is at none there is none: the router would "
+            "be out of reach of the request that must wake it. Write readiness: {path: /liveness, body: null}",
         ),
         (
             {**release(MONITORED), "roles": {**release()["roles"], "router": {**ROUTER, "autoscaling": SCALING}}},

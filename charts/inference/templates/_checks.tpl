@@ -28,8 +28,9 @@
 {{- $wrong = append $wrong (printf "roles.%s.autoscaling.min: now 0, and without a router nothing notices the request that must wake it. Write min: 1, or a role of kind: router" (first $toZero)) -}}
 {{- end -}}
 {{- range $routers -}}
-{{- if dig "probes" "readiness" "body" nil (get $roles .) -}}
-{{- $wrong = append $wrong (printf "roles.%s.probes.readiness.body: it asks for an answer, and while %s is at none there is none: the router would refuse the request that must wake it. Write readiness: {path: /liveness, body: null}" . (join " and " $toZero)) -}}
+{{- $readiness := (get $roles .).probes.readiness -}}
+{{- if or $readiness.body (eq $readiness.path "/readiness") -}}
+{{- $wrong = append $wrong (printf "roles.%s.probes.readiness: it wants an engine, and while %s is at none there is none: the router would be out of reach of the request that must wake it. Write readiness: {path: /liveness, body: null}" . (join " and " $toZero)) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
