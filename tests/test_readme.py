@@ -93,13 +93,17 @@ def test_a_copy_outside_the_repository_is_edited_deployed_validated_and_destroye
 
 
 @pytest.mark.terraform
-@pytest.mark.timeout(600)
-def test_the_way_to_aws_is_shown_rehearsed_and_synthesized(tmp_path: Path) -> None:
-    (tmp_path / "fleet.yaml").write_text((ROOT / "fleet.yaml").read_text())
-    shown = _run(AWS, tmp_path, 550, {"PATH": f"{ROOT / '.venv' / 'bin'}:{os.environ['PATH']}"})
-    assert "nothing is left" in shown
-    for stack in ("network", "storage"):
-        assert json.loads((tmp_path / "cdktf.out" / "stacks" / stack / "cdk.tf.json").read_text())["resource"]
+@pytest.mark.timeout(900)
+def test_the_way_to_aws_is_shown_planned_and_rehearsed_to_where_machines_are_needed() -> None:
+    nobody = {"AWS_ACCESS_KEY_ID": "", "AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull}
+    path = f"{ROOT / '.venv' / 'bin'}:{os.environ['PATH']}"
+    shown = _run(AWS, ROOT, 850, {**nobody, "PATH": path, "AWS_EC2_METADATA_DISABLED": "true"})
+    for step in ("Plan network, storage, ecs", "Apply network, storage", "Apply ecs", "Destroy the machines of ecs"):
+        assert re.search(rf"^{step}.* \d+\.\d s$", shown, re.MULTILINE), step
+    assert "Where it ends without an account" in shown
+    assert "the embedded ECS starts no machines, so no task can run" in shown
+    assert "USD an hour on demand" in shown
+    assert not _left(ROOT)
 
 
 def test_every_file_and_folder_that_the_page_names_is_there() -> None:
