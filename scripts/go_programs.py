@@ -5,6 +5,7 @@ What is built lies in the user's cache folder, a folder a version, outside of th
 
 from __future__ import annotations
 
+import fcntl
 import re
 import shutil
 import subprocess
@@ -70,8 +71,12 @@ def path_of(program: Program) -> str:
     cache = Path.home() / ".cache" / "llm-serving-blueprints"
     folder = cache / "bin" / f"{program.name}-{program.version}"
     built = folder / program.name
-    if not built.exists():
-        _build(program, folder, cache / f"{program.name}.log")
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        # One process builds, others wait for it.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not built.exists():
+            _build(program, folder, cache / f"{program.name}.log")
     return str(built)
 
 

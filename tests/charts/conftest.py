@@ -70,16 +70,23 @@ def preset() -> Callable[[str], dict[str, Any]]:
 Render = Callable[..., list[dict[str, Any]]]
 
 
-@pytest.fixture
-def rendered(helm: Helm, tmp_path: Path) -> Render:
-    """The objects that values make as the release `mine` in the namespace `serving`; the chart may be a changed copy."""
+@pytest.fixture(scope="session")
+def rendered(helm: Helm, tmp_path_factory: pytest.TempPathFactory) -> Render:
+    """The objects that values make as the release `mine` in the namespace `serving`; the chart may be a changed copy.
+
+    What was rendered before is not rendered again.
+    """
+    file = tmp_path_factory.mktemp("values") / "values.yaml"
+    known: dict[tuple[str, Path], str] = {}
 
     def made(values: Mapping[str, Any], chart: Path = CHART) -> list[dict[str, Any]]:
-        file = tmp_path / "values.yaml"
-        file.write_text(yaml.safe_dump(dict(values)))
-        run = helm("template", "mine", str(chart), "--namespace", "serving", "--values", str(file))
-        assert run.returncode == 0, run.stderr
-        return [one for one in yaml.safe_load_all(run.stdout) if one]
+        text = yaml.safe_dump(dict(values))
+        if (text, chart) not in known:
+            file.write_text(text)
+            run = helm("template", "mine", str(chart), "--namespace", "serving", "--values", str(file))
+            assert run.returncode == 0, run.stderr
+            known[text, chart] = run.stdout
+        return [one for one in yaml.load_all(known[text, chart], yaml.CSafeLoader) if one]
 
     return made
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,15 @@ def test_it_is_built_once_for_each_version(put: Put) -> None:
     assert go_programs.path_of(TOOL) == first
     with pytest.raises(CommandFailed):
         go_programs.path_of(Program("tool", TOOL.package, "v2.2.0"))
+
+
+def test_several_at_once_wait_for_one_build(put: Put, tmp_path: Path) -> None:
+    count = tmp_path / "count"
+    put("go", f"echo build >> {count}; sleep 0.5; {GO}")
+    with ThreadPoolExecutor(4) as pool:
+        built = set(pool.map(go_programs.path_of, [TOOL] * 4, timeout=60))
+    assert len(built) == 1
+    assert count.read_text() == "build\n"
 
 
 def test_without_go_it_says_what_to_install(put: Put) -> None:
