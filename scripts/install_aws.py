@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from blueprints import render
 from infra.catalog import instances
 from infra.errors import AnswerIsNo, InputError, Unavailable
 from infra.fleet import Fleet
@@ -111,27 +110,25 @@ def read(target: str, fleet: Path, named: str | None, *, cdktf: bool = False) ->
             f"--target {target}: the fleet of {fleet} has the orchestrator {document.value.orchestrator}. "
             f"Write --target {document.value.orchestrators[0]}, or orchestrator: {target} or both in {fleet}."
         )
-    folder = _blueprint(named, target)
-    if folder:
-        plan.plan(folder, fleet, target=target, account=embedded_aws.ACCOUNT)  # refuses what cannot work
-    else:
-        there = ", ".join(render.targets(_PATTERNS / _DEFAULT))
-        console.err.print(
-            f"The pattern {_DEFAULT} has no template for {target} (it has {there}): this makes the fleet, and serves "
-            "nothing on it. --blueprint names another.",
-            markup=False,
-        )
-    return Wanted(target, document, folder, cdktf)
+    return Wanted(target, document, _blueprint(named, fleet, target), cdktf)
 
 
-def _blueprint(named: str | None, target: str) -> Path | None:
-    if named is None:
-        default = _PATTERNS / _DEFAULT
-        return default if target in render.targets(default) else None
-    folder = Path(named) if Path(named).is_dir() else _PATTERNS / named
+def _blueprint(named: str | None, fleet: Path, target: str) -> Path | None:
+    """The folder of what is to be served; None where nobody named one and the default cannot work on this fleet."""
+    folder = Path(named) if named and Path(named).is_dir() else _PATTERNS / (named or _DEFAULT)
     if not (folder / "blueprint.yaml").is_file():
         raise InputError(f"--blueprint: now {named!r}: it is neither a blueprint's folder nor a pattern's name.")
-    render.template(folder, target)
+    try:
+        plan.plan(folder, fleet, target=target, account=embedded_aws.ACCOUNT)  # no account is asked yet
+    except InputError as error:
+        if named:
+            raise
+        console.err.print(
+            f"This makes the fleet, and serves nothing on it: --blueprint names none, and {_DEFAULT} cannot be "
+            f"served there.\n  {error}",
+            markup=False,
+        )
+        return None
     return folder
 
 
