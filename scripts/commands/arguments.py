@@ -20,9 +20,12 @@ Target = Annotated[
         "--target", metavar="TARGET", help="Where it runs: local, eks or ecs.", autocompletion=completions.targets
     ),
 ]
+Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the stacks go.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print plain data.")]
 
 FLEET = Path("fleet.yaml")
+OUT = Path("cdktf.out")
 LOCAL = "local"
 
 

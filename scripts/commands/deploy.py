@@ -8,10 +8,8 @@ import typer
 
 from scripts import console
 from scripts.commands import on_aws, question
-from scripts.commands.arguments import FLEET, LOCAL, Fleet, Folder, Target, run_of
+from scripts.commands.arguments import FLEET, LOCAL, Fleet, Folder, Target, Yes, run_of
 from scripts.commands.render import Force
-
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
 def deploy(

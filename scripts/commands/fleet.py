@@ -12,8 +12,7 @@ import typer
 
 from scripts import console
 from scripts.commands import question
-from scripts.commands.arguments import FLEET, AsJson, Fleet
-from scripts.commands.deploy import Yes
+from scripts.commands.arguments import FLEET, OUT, AsJson, Fleet, Out, Yes
 
 if TYPE_CHECKING:
     from infra import fleet as fleets
@@ -21,19 +20,16 @@ if TYPE_CHECKING:
     from scripts.fleet.plans import StackPlan
     from scripts.fleet.site import Site
 
-Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the stacks go.")]
 Stacks = Annotated[list[str] | None, typer.Argument(metavar="[STACK]...", help="Stacks; all by default.")]
 WithData = Annotated[
     bool, typer.Option("--with-data", help="Delete what buckets and registries hold, old versions too.")
 ]
 
-OUT = Path("cdktf.out")
-
 
 def synth(
     fleet: Fleet = FLEET,
     out: Out = OUT,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the stacks' folders as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Synthesize the fleet's stacks; terraform and cdktf take them as they are."""
     from scripts import inputs

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from scripts import console
+from scripts.commands import arguments
 
 
 def show(
-    fleet: Annotated[Path, typer.Option("--fleet", metavar="FILE", help="The fleet file.")] = Path("fleet.yaml"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print plain data.")] = False,
+    fleet: arguments.Fleet = arguments.FLEET,
+    as_json: arguments.AsJson = False,
 ) -> None:
     """Draw the fleet: zones across, pools down, accelerators and cost an hour at least and at most."""
     from infra import feasibility, scale, settings

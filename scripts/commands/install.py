@@ -9,8 +9,7 @@ import typer
 
 from scripts.commands import deploy as deploys
 from scripts.commands import question
-from scripts.commands.arguments import FLEET, LOCAL, Fleet
-from scripts.commands.deploy import Yes
+from scripts.commands.arguments import FLEET, LOCAL, Fleet, Yes
 from scripts.commands.fleet import WithData
 
 if TYPE_CHECKING:

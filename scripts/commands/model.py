@@ -11,10 +11,9 @@ import typer
 
 from scripts import console
 from scripts.commands import completions
+from scripts.commands.arguments import FLEET, AsJson
 
 app = typer.Typer(help="Models: make, copy, and see what they fit on.", no_args_is_help=True)
-
-As_json = Annotated[bool, typer.Option("--json", help="Print plain data.")]
 
 
 @app.command("make-tiny")
@@ -40,7 +39,7 @@ def make_tiny(
 
 
 @app.command("list")
-def list_(as_json: As_json = False) -> None:
+def list_(as_json: AsJson = False) -> None:
     """List the models that a blueprint can name."""
     from rich.table import Table
 
@@ -87,7 +86,7 @@ def fit(
     ] = None,
     context: Annotated[str, typer.Option(help="Longest request, prompt and answer, in tokens.")] = "8k",
     kv_cache_dtype: Annotated[str, typer.Option(help="auto, or fp8 for half the cache.")] = "auto",
-    as_json: As_json = False,
+    as_json: AsJson = False,
 ) -> None:
     """See on which instance types a model fits, and how many tokens of KV cache remain."""
     from blueprints.catalog import models
@@ -113,13 +112,11 @@ def fit(
 def copy(
     source: Annotated[str, typer.Argument(help="An id on the hub, ORGANIZATION/MODEL, or a folder.")],
     to: Annotated[str | None, typer.Option(metavar="s3://BUCKET/PREFIX", help="Where to.")] = None,
-    fleet: Annotated[Path, typer.Option(metavar="FILE", help="Without --to: the model bucket of this fleet.")] = Path(
-        "fleet.yaml"
-    ),
+    fleet: Annotated[Path, typer.Option(metavar="FILE", help="Without --to: the model bucket of this fleet.")] = FLEET,
     revision: Annotated[str, typer.Option(help="Branch, tag or commit on the hub.")] = "main",
     all_files: Annotated[bool, typer.Option("--all-files", help="Other formats than safetensors as well.")] = False,
     staging: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where files lie on their way.")] = None,
-    as_json: As_json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Copy a model from the hub or a folder to S3: checked, several files at a time, resumed where it broke off."""
     from infra.units import human_bytes

@@ -11,8 +11,7 @@ import typer
 
 from scripts import console
 from scripts.commands import question
-from scripts.commands.arguments import FLEET, AsJson, Fleet
-from scripts.commands.deploy import Yes
+from scripts.commands.arguments import FLEET, AsJson, Fleet, Yes
 
 if TYPE_CHECKING:
     from infra.fleet import Fleet as Rented

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Annotated
 
 import typer
 
+from scripts.commands import arguments
+
 
 def preflight(
-    fleet: Annotated[Path, typer.Option("--fleet", metavar="FILE", help="The fleet file.")] = Path("fleet.yaml"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print plain data.")] = False,
+    fleet: arguments.Fleet = arguments.FLEET,
+    as_json: arguments.AsJson = False,
 ) -> None:
     """Ask AWS whether the account can hold the fleet: permissions, quotas, zones, subnets, reservations, price.
 

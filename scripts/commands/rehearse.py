@@ -10,15 +10,16 @@ from typing import Annotated
 import typer
 
 from scripts import console, processes
+from scripts.commands.arguments import FLEET, OUT, AsJson, Fleet, Out
 
 
 def rehearse(
     stacks: Annotated[
         list[str] | None, typer.Argument(metavar="[STACK]...", help="Stacks to rehearse; all by default.")
     ] = None,
-    fleet: Annotated[Path, typer.Option("--fleet", metavar="FILE", help="The fleet file.")] = Path("fleet.yaml"),
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the stacks go.")] = Path("cdktf.out"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    fleet: Fleet = FLEET,
+    out: Out = OUT,
+    as_json: AsJson = False,
 ) -> None:
     """Apply the fleet's stacks to an embedded AWS, plan again (nothing may change), destroy (nothing may be left)."""
     from scripts import inputs

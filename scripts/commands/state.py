@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
 import typer
 
 from scripts import console
+from scripts.commands import arguments
 
 app = typer.Typer(help="The bucket of Terraform's state: make it once, take it away last.", no_args_is_help=True)
 
-FleetFile = Annotated[Path, typer.Option("--fleet", metavar="FILE", help="The fleet file.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do it without asking.")]
-
 
 @app.command()
-def make(fleet: FleetFile = Path("fleet.yaml"), yes: Yes = False) -> None:
+def make(fleet: arguments.Fleet = arguments.FLEET, yes: arguments.Yes = False) -> None:
     """Make the bucket that `state` names, or what it lacks: versions, encryption, TLS only, closed to the public."""
     from infra import settings
     from infra.fleet import Fleet
@@ -29,7 +24,7 @@ def make(fleet: FleetFile = Path("fleet.yaml"), yes: Yes = False) -> None:
 
 
 @app.command()
-def remove(fleet: FleetFile = Path("fleet.yaml"), yes: Yes = False) -> None:
+def remove(fleet: arguments.Fleet = arguments.FLEET, yes: arguments.Yes = False) -> None:
     """Delete the bucket that `state` names, if no state in it still holds a resource."""
     from infra import settings
     from infra.fleet import Fleet
