@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
-from blueprints.blueprint import Traffic
+from blueprints.traffic import Traffic
 from infra.errors import Unavailable
 from scripts import console
 from scripts.benchmarks import known_server
