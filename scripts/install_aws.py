@@ -176,7 +176,6 @@ def _tools(wanted: Wanted, *, rehearsed: bool) -> None:
 
 
 def _go(wanted: Wanted, serving: Serving, agree: Callable[[str], None], done: Done, *, own: bool) -> None:
-    fleet = wanted.fleet.value
     _preflight(wanted)
     made_at = site.prepare(wanted.fleet, out=Path("cdktf.out"))
     kept = _journal(made_at, own=own)
