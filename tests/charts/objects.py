@@ -10,7 +10,7 @@ import json
 import shutil
 import subprocess
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +112,18 @@ def _custom() -> Iterator[tuple[str, str, str, dict[str, Any]]]:
         spec = yaml.load(file.read_text(), yaml.CSafeLoader)["spec"]
         for version in spec["versions"]:
             yield spec["group"], spec["names"]["kind"], version["name"], version["schema"]["openAPIV3Schema"]
+
+
+def pods(made: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """All pod templates of a release: a Deployment's one, a LeaderWorkerSet's leader and worker."""
+    found: list[dict[str, Any]] = []
+    for one in made:
+        if one["kind"] == "Deployment":
+            found.append(one["spec"]["template"])
+        if one["kind"] == "LeaderWorkerSet":
+            group = one["spec"]["leaderWorkerTemplate"]
+            found += [group["leaderTemplate"], group["workerTemplate"]]
+    return found
 
 
 def mistakes(manifests: str, location: str) -> list[str]:

@@ -12,6 +12,7 @@ import yaml
 
 from tests.charts import objects
 from tests.charts.conftest import CHART, PRESETS, Render
+from tests.charts.objects import pods
 
 NAMES = sorted(file.stem for file in PRESETS.glob("*.yaml"))
 Preset = Callable[[str], dict[str, Any]]
@@ -23,13 +24,6 @@ each_preset = pytest.mark.parametrize("name", NAMES)
 def of(made: list[dict[str, Any]], kind: str, name: str | None = None) -> list[dict[str, Any]]:
     """Objects of a kind, and maybe of a name."""
     return [one for one in made if one["kind"] == kind and name in (None, one["metadata"]["name"])]
-
-
-def pods(made: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """All pod templates of a release."""
-    deployments = [one["spec"]["template"] for one in of(made, "Deployment")]
-    groups = [one["spec"]["leaderWorkerTemplate"] for one in of(made, "LeaderWorkerSet")]
-    return deployments + [group[which] for group in groups for which in ("leaderTemplate", "workerTemplate")]
 
 
 def engine(**over: Any) -> dict[str, Any]:

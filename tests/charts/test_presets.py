@@ -168,8 +168,7 @@ def test_the_disaggregated_one_fills_two_machines(preset: Preset) -> None:
 
 @each_preset
 def test_the_routers_selectors_find_the_pods_that_listen(rendered: Render, preset: Preset, name: str) -> None:
-    made = [one for one in rendered(preset(name)) if one["kind"] in ("Deployment", "LeaderWorkerSet")]
-    templates = [template for one in made for template in pod_templates(one)]
+    templates = objects.pods(rendered(preset(name)))
     for router in (one for one in templates if component(one) == "router"):
         container = router["spec"]["containers"][0]
         words = [resolved(word, container) for word in container["command"]]
@@ -178,13 +177,6 @@ def test_the_routers_selectors_find_the_pods_that_listen(rendered: Render, prese
             found = [one for one in templates if selector.items() <= one["metadata"]["labels"].items()]
             assert len(found) == 1, selector
             assert found[0]["spec"]["containers"][0]["ports"][0]["containerPort"] == int(port)
-
-
-def pod_templates(workload: Mapping[str, Any]) -> list[dict[str, Any]]:
-    if workload["kind"] == "Deployment":
-        return [workload["spec"]["template"]]
-    group = workload["spec"]["leaderWorkerTemplate"]
-    return [group["leaderTemplate"], group["workerTemplate"]]
 
 
 def component(template: Mapping[str, Any]) -> str:
@@ -214,8 +206,7 @@ def selectors(words: list[str]) -> list[dict[str, str]]:
 
 @each_preset
 def test_every_name_in_a_command_is_one_that_its_container_has(rendered: Render, preset: Preset, name: str) -> None:
-    made = [one for one in rendered(preset(name)) if one["kind"] in ("Deployment", "LeaderWorkerSet")]
-    for container in (template["spec"]["containers"][0] for one in made for template in pod_templates(one)):
+    for container in (pod["spec"]["containers"][0] for pod in objects.pods(rendered(preset(name)))):
         for word in container["command"]:
             resolved(word, container)
 
@@ -237,11 +228,9 @@ def test_the_routers_own_parser_takes_every_command_line_of_every_preset(rendere
 def commands(kind: str, rendered: Render, preset: Preset) -> Iterator[list[str]]:
     """All command lines of engines or routers, as processes get them."""
     for name in NAMES:
-        for one in rendered(preset(name)):
-            if one["kind"] in ("Deployment", "LeaderWorkerSet"):
-                for container in (template["spec"]["containers"][0] for template in pod_templates(one)):
-                    if container["name"] == kind:
-                        yield [resolved(word, container) for word in container["command"]]
+        for container in (pod["spec"]["containers"][0] for pod in objects.pods(rendered(preset(name)))):
+            if container["name"] == kind:
+                yield [resolved(word, container) for word in container["command"]]
 
 
 def test_json_in_command_lines_is_json(preset: Preset) -> None:
