@@ -10,15 +10,14 @@ from typing import Any
 
 from infra import names
 from infra.bindings import aws
-from infra.constructs.vpc import Network
+from infra.constructs.vpc import Network, existing
 from infra.fleet import ExistingNetwork, Fleet
 
 
 def found(stack: Any, fleet: Fleet) -> Network:
     """Adds the data sources that find the fleet's network; the network stack must be applied before."""
     if isinstance(fleet.network, ExistingNetwork):
-        subnets = dict(zip(fleet.zones, fleet.network.private_subnets, strict=True))
-        return Network(fleet.network.vpc, subnets)
+        return existing(stack, fleet, fleet.network)
     vpc = aws.data_aws_vpc.DataAwsVpc(stack, "vpc", tags=names.vpc_tags(fleet))
     return Network(
         vpc.id,

@@ -1,4 +1,4 @@
-"""`blueprint rehearse`: the fleet's stacks against an embedded AWS, from the first apply to the last destroy."""
+"""`blueprint rehearse`: the fleet's stacks with a mocked provider, then against an embedded AWS to the last destroy."""
 
 from __future__ import annotations
 
@@ -10,33 +10,59 @@ from typing import Annotated
 import typer
 
 from scripts import console, processes
-from scripts.commands.arguments import FLEET, OUT, AsJson, Fleet, Out
+from scripts.commands.arguments import FLEET, OUT, AsJson, Out
 
 
 def rehearse(
     stacks: Annotated[
         list[str] | None, typer.Argument(metavar="[STACK]...", help="Stacks to rehearse; all by default.")
     ] = None,
-    fleet: Fleet = FLEET,
+    fleet: Annotated[Path, typer.Option("--fleet", metavar="FILE", help="The fleet file, or a folder of them.")] = FLEET,
     out: Out = OUT,
+    mocked: Annotated[
+        bool, typer.Option("--mocked", help="Plan with a mocked provider alone: seconds, and no emulator.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Apply the fleet's stacks to an embedded AWS, plan again (nothing may change), destroy (nothing may be left)."""
+    """Plan the stacks with a mocked provider, apply them to an embedded AWS, plan again, destroy, look what is left."""
+    from infra.errors import InputError
     from scripts import inputs
-    from scripts.rehearsal import embedded_aws, unheld
-    from scripts.rehearsal import stacks as rehearsal
+    from scripts.rehearsal import embedded_aws, picture, run
 
-    document = inputs.read_fleet(fleet)
-    data = Path(".blueprint") / "rehearsal" / document.value.name
+    if mocked and stacks:
+        raise InputError("--mocked plans all stacks. Write no stack, or leave --mocked out")
+    documents = [inputs.read_fleet(file) for file in _files(fleet)]
+    data = Path(".blueprint") / "rehearsal"
     with processes.interruptible():
-        done = rehearsal.rehearse(document, out=out, data=data, stacks=stacks or None)
+        if mocked:
+            done = run.plan(documents, out=out, data=data / "mocked")
+        else:
+            done = [
+                run.rehearse(
+                    document,
+                    out=out if len(documents) == 1 else out / document.value.name,
+                    data=data / document.value.name,
+                    names=stacks or None,
+                )
+                for document in documents
+            ]
     if as_json:
-        print(json.dumps({**dataclasses.asdict(done), "emulated": [embedded_aws.EMULATED]}, indent=2))
+        emulated = [] if mocked else [embedded_aws.EMULATED]
+        print(json.dumps({"rehearsals": [dataclasses.asdict(one) for one in done], "emulated": emulated}, indent=2))
         return
-    counted = ", ".join(f"{name} {count}" for name, count in done.resources.items())
-    console.out.print(f"{done.terraform}, AWS provider from {done.provider_from}")
-    console.out.print(f"resources made and taken away: {counted}; the plan between was empty; nothing is left")
-    for stack, kinds in done.left_out.items():
-        for kind, count in kinds.items():
-            console.out.print(f"left out of {stack}: {count} {kind}, for {unheld.REASONS[kind]}")
-    console.out.print(embedded_aws.EMULATED)
+    console.out.print(f"{done[0].terraform}, AWS provider from {done[0].provider_from}")
+    console.out.print(picture.draw(done), soft_wrap=False)
+    if not mocked:
+        console.out.print("after each apply a plan was empty, and after the destroy nothing is left")
+        console.out.print(embedded_aws.EMULATED)
+
+
+def _files(fleet: Path) -> list[Path]:
+    """The fleet file, or those of a folder."""
+    from infra.errors import InputError
+
+    if not fleet.is_dir():
+        return [fleet]
+    if files := sorted(fleet.glob("*.yaml")):
+        return files
+    raise InputError(f"{fleet} holds no fleet file. Write a folder with fleet files, *.yaml, or a file")

@@ -6,14 +6,10 @@ lies an override file, which Terraform reads on top: the provider talks to the e
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import json
 import re
 import shutil
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +17,7 @@ from infra import names
 from infra.errors import AnswerIsNo, InputError, Unavailable
 from infra.fleet import ExistingNetwork, Fleet
 from infra.settings import Document
-from scripts import console, processes
+from scripts import console
 from scripts.rehearsal import embedded_aws, inventory, standins, terraform, unheld
 
 _SERVICES = (
@@ -61,7 +57,14 @@ def apply(
         Unavailable: Terraform is missing, or the embedded AWS stopped answering.
         CommandFailed: Terraform failed.
     """
-    folders = _prepare(document, out=out, data=data, stacks=stacks)
+    folders = prepare(document, out=out, data=data, stacks=stacks)
+    return apply_prepared(document, folders, data=data, endpoint=endpoint)
+
+
+def apply_prepared(
+    document: Document[Fleet], folders: Mapping[str, Path], *, data: Path, endpoint: str
+) -> dict[str, dict[str, Any]]:
+    """The same for stacks that `prepare` made."""
     program = find_terraform(folders, data)
     _settle(document.value, data, endpoint)
     for folder in folders.values():
@@ -138,59 +141,6 @@ def destroy(document: Document[Fleet], *, data: Path, endpoint: str, stacks: Seq
         step.note = "done"
 
 
-@dataclass(frozen=True)
-class Rehearsal:
-    """What a rehearsal did; times in seconds."""
-
-    terraform: str
-    provider_from: str
-    resources: dict[str, int]
-    """By stack."""
-
-    left_out: dict[str, dict[str, int]]
-    """What the embedded AWS cannot hold, by stack and kind of resource."""
-
-    outputs: dict[str, dict[str, Any]]
-    apply_s: float
-    plan_s: float
-    destroy_s: float
-
-
-def rehearse(document: Document[Fleet], *, out: Path, data: Path, stacks: Sequence[str] | None = None) -> Rehearsal:
-    """Applies to an embedded AWS of its own, plans again, destroys, and looks whether anything is left.
-
-    Raises:
-        AnswerIsNo: the second plan is not empty, or something is left after the destroy.
-        Unavailable: the same fleet is rehearsed at this moment.
-    """
-    with _alone(data), embedded_aws.running(data) as endpoint:
-        times = [time.monotonic()]
-        outputs = apply(document, out=out, data=data, endpoint=endpoint, stacks=stacks)
-        times.append(time.monotonic())
-        check_unchanged(document, data=data, endpoint=endpoint, stacks=stacks)
-        times.append(time.monotonic())
-        folders = _applied(data, stacks)
-        program = find_terraform(folders, data)
-        resources = {name: len(_managed(folder / _STATE)) for name, folder in folders.items()}
-        left_out = {name: unheld.counted(_stack(folder)) for name, folder in folders.items()}
-        destroy(document, data=data, endpoint=endpoint, stacks=stacks)
-        times.append(time.monotonic())
-        check_nothing_left(document, endpoint=endpoint)
-    apply_s, plan_s, destroy_s = (round(end - start, 1) for start, end in itertools.pairwise(times))
-    return Rehearsal(str(program), program.provider_from, resources, left_out, outputs, apply_s, plan_s, destroy_s)
-
-
-@contextlib.contextmanager
-def _alone(data: Path) -> Iterator[None]:
-    """Holds `data`, empty, for this process alone; the lock goes with the process, however it ends."""
-    lock = data.with_name(f"{data.name}.lock")
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with processes.locked(lock, f"another process rehearses in {console.near(data)}"):
-        if data.exists():
-            shutil.rmtree(data)  # of a rehearsal whose AWS ended with it
-        yield
-
-
 def check_nothing_left(document: Document[Fleet], *, endpoint: str) -> None:
     """Asks the embedded AWS itself whether anything of the fleet is still there.
 
@@ -203,8 +153,8 @@ def check_nothing_left(document: Document[Fleet], *, endpoint: str) -> None:
         raise AnswerIsNo(f"{document.path}: the destroy left {len(left)} of the fleet's resources:\n{listed}")
 
 
-def _prepare(document: Document[Fleet], *, out: Path, data: Path, stacks: Sequence[str] | None) -> dict[str, Path]:
-    """Synthesizes, and fills each stack's working folder."""
+def prepare(document: Document[Fleet], *, out: Path, data: Path, stacks: Sequence[str] | None) -> dict[str, Path]:
+    """Synthesizes to `out`, and fills each stack's working folder in `data`; returns those by the stack's name."""
     with console.step(f"Synthesize the stacks of {console.near(document.path)}") as step:
         from infra import main  # starts Node: only where something is synthesized
 
@@ -219,7 +169,7 @@ def _prepare(document: Document[Fleet], *, out: Path, data: Path, stacks: Sequen
 
 
 def _applied(data: Path, stacks: Sequence[str] | None) -> dict[str, Path]:
-    """Working folders of the stacks that `_prepare` made earlier."""
+    """Working folders of the stacks that `prepare` made earlier."""
     there = sorted(path.parent for path in (data / "stacks").glob("*/cdk.tf.json"))
     return {folder.name: folder for folder in there if stacks is None or folder.name in stacks}
 
@@ -237,7 +187,7 @@ def point_at(
         state: the backend that keeps the state; a file in the stack's folder where left out.
         keep_data: a bucket or registry with something in it stays, as on AWS.
     """
-    stack = _stack(folder)
+    stack = read(folder)
     resources: dict[str, Any] = unheld.override(stack)
     for kind, settings in () if keep_data else _DESTRUCTIBLE.items():
         if kind in stack.get("resource", {}):
@@ -248,15 +198,15 @@ def point_at(
     }
     if resources:
         override["resource"] = resources
-    read = stack.get("data", {})
-    if isinstance(fleet.network, ExistingNetwork) and "aws_vpc" in read:
+    looked_up = stack.get("data", {})
+    if isinstance(fleet.network, ExistingNetwork) and "aws_vpc" in looked_up:
         override["data"] = standins.existing_network(fleet, fleet.network, endpoint)
-    if "aws_ssm_parameter" in read:
-        override.setdefault("data", {}).update(standins.images(read["aws_ssm_parameter"]))
+    if "aws_ssm_parameter" in looked_up:
+        override.setdefault("data", {}).update(standins.images(looked_up["aws_ssm_parameter"]))
     (folder / OVERRIDE).write_text(json.dumps(override, indent=2))
 
 
-def _stack(folder: Path) -> dict[str, Any]:
+def read(folder: Path) -> dict[str, Any]:
     """The synthesized stack in a working folder."""
     made: dict[str, Any] = json.loads((folder / "cdk.tf.json").read_text())
     return made
@@ -339,6 +289,11 @@ def _settle(fleet: Fleet, data: Path, endpoint: str) -> None:
 def _forget(folder: Path) -> None:
     for state in folder.glob(f"{_STATE}*"):
         state.unlink()
+
+
+def applied_ids(folder: Path) -> list[str]:
+    """The id of each resource that was applied from a working folder."""
+    return _managed(folder / _STATE)
 
 
 def _managed(state: Path) -> list[str]:

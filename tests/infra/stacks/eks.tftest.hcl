@@ -89,6 +89,16 @@ run "an_existing_network" {
     source = "./existing/stacks/eks"
   }
 
+  override_data {
+    target = data.aws_subnet.private-us-west-2a
+    values = { id = "subnet-0aaaaaaaaaaaaaaaa", availability_zone = "us-west-2a", vpc_id = "vpc-0123456789abcdef0", map_public_ip_on_launch = false }
+  }
+
+  override_data {
+    target = data.aws_subnet.private-us-west-2b
+    values = { id = "subnet-0bbbbbbbbbbbbbbbb", availability_zone = "us-west-2b", vpc_id = "vpc-0123456789abcdef0", map_public_ip_on_launch = false }
+  }
+
   assert {
     condition = aws_eks_cluster.cluster.vpc_config[0].subnet_ids == toset([
       "subnet-0aaaaaaaaaaaaaaaa", "subnet-0bbbbbbbbbbbbbbbb",

@@ -13,13 +13,12 @@ from typing import Any
 
 import pytest
 
-from infra import groups, interfaces
+from infra import groups
 from infra.catalog import instances
 from infra.fleet import Fleet
 from infra.functions import ecs_fallback
 from infra.groups import Group
 from infra.settings import load
-from tests.infra.stacks import rules
 
 Stack = dict[str, Any]
 Stacks = dict[tuple[str, str], Stack]
@@ -57,30 +56,6 @@ def unprotected(stack: Stack) -> Iterator[str]:
             yield name
 
 
-def wrong_cards(stack: Stack, fleet: list[Group]) -> Iterator[str]:
-    """Groups whose launch template asks for other interfaces than the instance type's own layout, or spans zones."""
-    rows = instances.load()
-    for group in fleet:
-        template = of(stack, "aws_launch_template")[f"{group.name}-template"]
-        zones = of(stack, "aws_autoscaling_group")[f"{group.name}-machines"]["vpc_zone_identifier"]
-        asked = {
-            (one["network_card_index"], one["device_index"], one["interface_type"])
-            for one in template.get("network_interfaces", [])
-        }
-        layout = "ip-bandwidth" if group.pool == "wide" else "save-addresses"
-        own = interfaces.of(rows[group.types[0]], efa=True, layout=layout) if group.efa else ()
-        if asked != {(one.card, one.device, one.kind) for one in own} or (group.efa and len(zones) != 1):
-            yield group.name
-
-
-def too_many(stack: Stack) -> Iterator[str]:
-    """Strategies with more providers than ECS takes."""
-    default = of(stack, "aws_ecs_cluster_capacity_providers")["capacity-providers"]
-    every = {"default": [default["default_capacity_provider_strategy"]], **stack["output"]["strategies"]["value"]}
-    for pool, services in every.items():
-        yield from (pool for service in services if len(service) > groups.MOST_PROVIDERS)
-
-
 @each
 def test_every_machine_group_has_a_capacity_provider_an_auto_scaling_group_and_a_template(
     stacks: Stacks, synthesized: Path, shape: str
@@ -114,11 +89,6 @@ def test_a_group_without_its_protection_or_its_tag_is_caught(stacks: Stacks, los
     assert list(unprotected(stack)) == ["general-g6e-a-od"]
 
 
-@each
-def test_interfaces_are_the_types_own_and_efa_stands_in_one_zone(stacks: Stacks, synthesized: Path, shape: str) -> None:
-    assert list(wrong_cards(stacks[shape, "ecs"], made(synthesized, shape))) == []
-
-
 def test_the_fleets_have_efa_in_both_layouts(synthesized: Path) -> None:
     counts = {group.name: (group.efa, len(group.interfaces)) for group in made(synthesized, "instances") if group.efa}
     assert counts == {
@@ -127,32 +97,6 @@ def test_the_fleets_have_efa_in_both_layouts(synthesized: Path) -> None:
         "held-p5-48xlarge-b-cr": (32, 33),
         "held-p5-48xlarge-b-od": (32, 33),
     }
-
-
-@pytest.mark.parametrize("wrong", ["card", "zone"])
-def test_an_interface_on_the_wrong_card_or_a_second_zone_is_caught(
-    stacks: Stacks, synthesized: Path, wrong: str
-) -> None:
-    stack = copy.deepcopy(stacks["ads-scale", "ecs"])
-    name = "spanning-p6-b200-48xlarge-c-cb"
-    if wrong == "card":
-        of(stack, "aws_launch_template")[f"{name}-template"]["network_interfaces"][-1]["network_card_index"] += 1
-    else:
-        zones = of(stack, "aws_autoscaling_group")[f"{name}-machines"]["vpc_zone_identifier"]
-        zones.append("${data.aws_subnet.private-us-east-1a.id}")
-    assert list(wrong_cards(stack, made(synthesized, "ads-scale"))) == [name]
-
-
-@each
-def test_no_strategy_has_more_than_six_providers(stacks: Stacks, shape: str) -> None:
-    assert list(too_many(stacks[shape, "ecs"])) == []
-
-
-def test_a_strategy_of_seven_is_caught(stacks: Stacks) -> None:
-    stack = copy.deepcopy(stacks["ecs-multi-az", "ecs"])
-    services = stack["output"]["strategies"]["value"]["general"]
-    services[0] += services[0] + services[0][:1]
-    assert list(too_many(stack)) == ["general"]
 
 
 def test_a_pool_of_eight_providers_is_split_into_a_service_for_each_choice(stacks: Stacks) -> None:
@@ -207,23 +151,6 @@ def test_the_function_may_move_no_first_choice(stacks: Stacks) -> None:
     }
     wide = [sid for sid, statement in by_sid.items() if statement["Resource"] == "*"]
     assert wide == ["List", "ReadDefinitions"], "AWS takes no narrower resource for these"
-
-
-@each
-def test_a_machine_speaks_imdsv2_to_itself_alone_from_encrypted_disks(stacks: Stacks, shape: str) -> None:
-    for template in of(stacks[shape, "ecs"], "aws_launch_template").values():
-        options = template["metadata_options"]
-        assert (options["http_tokens"], options["http_put_response_hop_limit"]) == ("required", 1)
-        for device in template["block_device_mappings"]:
-            assert (device["ebs"]["encrypted"], device["ebs"]["volume_type"]) == ("true", "gp3")
-
-
-@each
-def test_a_group_tags_its_machines_with_the_fleets_tags(stacks: Stacks, synthesized: Path, shape: str) -> None:
-    fleet = load(synthesized / shape / "fleet.yaml", Fleet).value
-    for group in of(stacks[shape, "ecs"], "aws_autoscaling_group").values():
-        tags = {tag["key"]: tag["value"] for tag in group["tag"] if tag["propagate_at_launch"]}
-        assert {**tags, **fleet.tags, "fleet": fleet.name} == tags
 
 
 @each
@@ -328,9 +255,3 @@ def test_nothing_but_efa_comes_in(stacks: Stacks, synthesized: Path, shape: str)
     assert set(rows) == ({"efa-ingress"} if has_efa else set())
     for rule in rows.values():
         assert rule["referenced_security_group_id"] == rule["security_group_id"]
-
-
-@pytest.mark.parametrize("shape", ["ecs-multi-az", "ads-scale"])
-def test_an_example_passes_the_rules_of_every_stack(stacks: Stacks, shape: str) -> None:
-    stack = stacks[shape, "ecs"]
-    assert [*rules.empty_structs(stack), *rules.wildcards(stack), *rules.open_doors(stack)] == []

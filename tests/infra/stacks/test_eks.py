@@ -65,7 +65,7 @@ def test_what_calls_aws_has_a_role_for_this_cluster_alone(stacks: Stacks) -> Non
         for address, statement in rules.statements(stack)
         if address.startswith("aws_iam_role.") and statement["Principal"] == {"Service": "pods.eks.amazonaws.com"}
     ]
-    assert len(trusted) == 8  # five add-ons, Karpenter, the load balancer controller, the autoscaler
+    assert len(trusted) == 9  # five add-ons, Karpenter, the load balancer controller, the autoscaler, the engines
     for statement in trusted:
         assert statement["Action"] == ["sts:AssumeRole", "sts:TagSession"]
         assert statement["Condition"]["ArnEquals"]["aws:SourceArn"].endswith(":cluster/demo")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.rehearsal import terraform
+from scripts.rehearsal import mocked, terraform
 from tests.infra.stacks.conftest import FLEETS
 
 pytestmark = pytest.mark.terraform
@@ -48,7 +48,7 @@ class Workspace:
 def workspace(synthesized: Path, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     folder = tmp_path_factory.mktemp("terraform")
     shutil.copytree(synthesized, folder, dirs_exist_ok=True)
-    shutil.copytree(HERE / "mocks", folder / "mocks")
+    shutil.copytree(mocked.MOCKS, folder / "mocks")
     for file in HERE.glob("*.tftest.hcl"):
         shutil.copy(file, folder)
     (folder / "main.tf.json").write_text(json.dumps({"terraform": {"required_version": ">= 1.10"}}))
@@ -60,7 +60,7 @@ def workspace(synthesized: Path, tmp_path_factory: pytest.TempPathFactory) -> Wo
     return made
 
 
-@pytest.mark.parametrize("name", ["network", "storage", "eks", "ecs"])
+@pytest.mark.parametrize("name", ["network", "storage", "eks", "ecs", "examples"])
 def test_every_resource_is_planned_and_applied_as_it_must_be(workspace: Workspace, name: str) -> None:
     ended = workspace.run("test", f"-filter={name}.tftest.hcl")
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -77,6 +77,18 @@ def test_a_bucket_that_lost_its_policy_fails(workspace: Workspace) -> None:
         path.write_text(text)
     assert ended.returncode != 0
     assert "plain HTTP is refused for buckets and objects" in ended.stdout + ended.stderr
+
+
+def test_an_efa_interface_on_the_wrong_card_fails(workspace: Workspace) -> None:
+    path = workspace.folder / "trn2/stacks/eks/cdk.tf.json"
+    text = path.read_text()
+    try:
+        path.write_text(text.replace('"network_card_index": 15', '"network_card_index": 14'))
+        ended = workspace.run("test", "-filter=examples.tftest.hcl")
+    finally:
+        path.write_text(text)
+    assert ended.returncode != 0
+    assert "Trainium2 has EFA on each of its 16 cards" in ended.stdout + ended.stderr
 
 
 def test_the_runs_cover_every_kind_of_stack() -> None:
@@ -100,4 +112,9 @@ def test_the_runs_cover_every_kind_of_stack() -> None:
         "ecs-multi-az/stacks/ecs",
         "ads-scale/stacks/ecs",
         "instances/stacks/ecs",
+        "one-gpu/stacks/ecs",
+        "eks-multi-az/stacks/eks",
+        "p5-efa/stacks/eks",
+        "trn2/stacks/eks",
+        "mixed/stacks/eks",
     }

@@ -226,15 +226,18 @@ def blueprint(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_rehearse_of_an_existing_network_makes_a_stand_in_for_it(tmp_path: Path) -> None:
+def test_rehearse_of_an_existing_network_makes_a_stand_in_that_every_stack_finds(tmp_path: Path) -> None:
     (tmp_path / "fleet.yaml").write_text(FLEET.replace("{nat: false}", EXISTING))
-    running = blueprint(tmp_path, "rehearse", "network", "--json")
-    out, err = running.communicate(timeout=240)
+    running = blueprint(tmp_path, "rehearse", "network", "ecs", "--json")
+    out, err = running.communicate(timeout=280)
     assert running.returncode == 0, err
-    done = json.loads(out)
-    assert done["resources"] == {"network": 0}
+    said = json.loads(out)
+    [done] = said["rehearsals"]
+    assert done["stacks"]["network"] == {"resources": 0, "mocked": 0, "applied": 0, "not_held": {}}
+    ecs = done["stacks"]["ecs"]
+    assert ecs["resources"] == ecs["mocked"] == ecs["applied"] > 10
     assert done["outputs"]["network"]["vpc_id"] != "vpc-0123456789abcdef0"
-    assert done["emulated"] == [embedded_aws.EMULATED]
+    assert said["emulated"] == [embedded_aws.EMULATED]
     assert "terraform -chdir=.blueprint/rehearsal/small/stacks/network apply" in err
 
 
