@@ -17,6 +17,7 @@ from scripts.commands import (
     deploy,
     fleet_show,
     install,
+    matrix,
     model,
     patterns,
     platform,
@@ -88,6 +89,7 @@ app.command()(status.status)
 app.command()(status.logs)
 app.command()(rehearse.rehearse)
 app.command()(schema.schema)
+app.command()(matrix.matrix)
 app.command()(validate.validate)
 app.command()(deploy.destroy)
 app.command()(install.install)

@@ -1,0 +1,98 @@
+"""Every pattern on every target with every example fleet: what renders, and why the rest does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from blueprints import blueprint, render, resolve
+from blueprints.blueprint import Blueprint
+from blueprints.deployment import Deployment, Place
+from infra.errors import InputError, Mistake
+from infra.fleet import Fleet
+from infra.reading import read as read_fleet
+from infra.settings import Document
+from scripts.cloud import place as cloud
+from scripts.rehearsal import embedded_aws
+
+ROOT = Path(__file__).resolve().parents[1]
+PATTERNS = ROOT / "blueprints"
+FLEETS = ROOT / "infra" / "fleets"
+TARGETS = ("local", "eks", "ecs")
+
+CORES = 2
+"""Of the machine that cells of `local` are meant for; the smallest that the local target runs on."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One pattern on one target with one fleet."""
+
+    pattern: str
+    target: str
+    fleet: str
+    deployment: Deployment | None
+    """On the first of the fleet's pools that holds all of its roles; None where none does."""
+
+    why: str
+    """Why it is empty; `` where it is not."""
+
+    @property
+    def pool(self) -> str:
+        """The pool of its engines."""
+        return self.deployment.engines[0].pool if self.deployment else ""
+
+
+def cells() -> Iterator[Cell]:
+    """All of them: by pattern, by target, by fleet."""
+    fleets = [read_fleet(file) for file in sorted(FLEETS.glob("*.yaml"))]
+    for folder in patterns():
+        wanted = blueprint.read(folder)
+        for target in TARGETS:
+            for fleet in fleets:
+                yield _cell(wanted, target, fleet)
+
+
+def patterns() -> list[Path]:
+    """The patterns' folders."""
+    return sorted(path.parent for path in PATTERNS.glob("*/blueprint.yaml"))
+
+
+def _cell(wanted: Document[Blueprint], target: str, fleet: Document[Fleet]) -> Cell:
+    folder = wanted.path.parent
+    empty = Cell(folder.name, target, fleet.path.stem, None, f"the pattern has no template for {target}")
+    if target not in render.targets(folder):
+        return empty
+    reasons: dict[str, list[str]] = {}
+    for pool in fleet.value.pools:
+        try:
+            made = resolve.resolve(on_pool(wanted, pool), fleet, _place(target, wanted.value, fleet.value))
+        except InputError as error:
+            reasons.setdefault(_first(error), []).append(pool)
+            continue
+        return replace(empty, deployment=made, why="")
+    return replace(empty, why="; ".join(f"{', '.join(pools)}: {reason}" for reason, pools in reasons.items()))
+
+
+def on_pool(wanted: Document[Blueprint], pool: str) -> Document[Blueprint]:
+    """The blueprint with all engines on another pool."""
+    roles = wanted.value.roles
+    named = {name: getattr(roles, name) for name in ("worker", "prefill", "decode")}
+    moved = {name: role.model_copy(update={"pool": pool}) for name, role in named.items() if role}
+    models = {name: role.model_copy(update={"pool": pool}) for name, role in roles.models.items()}
+    value = wanted.value.model_copy(update={"roles": roles.model_copy(update={**moved, "models": models})})
+    return replace(wanted, value=value)
+
+
+def _place(target: str, wanted: Blueprint, fleet: Fleet) -> Place:
+    if target != "local":
+        return cloud.find(target, fleet, account=embedded_aws.ACCOUNT)
+    ports = {name: 20000 + number for number, name in enumerate(resolve.ports(wanted))}
+    return Place(target="local", region=fleet.region, bucket="models", ports=ports, cores=CORES)
+
+
+def _first(error: InputError) -> str:
+    """The first reason, without its place in a file and without what to write instead."""
+    first = error.parts[0]
+    return first.why if isinstance(first, Mistake) else first
