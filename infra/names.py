@@ -53,6 +53,16 @@ KARPENTER_NODE = "karpenter-node"
 """Purpose of the role of nodes that Karpenter starts."""
 
 
+def fallback_tags(role: str, choice: int) -> dict[str, str]:
+    """Tags of the ECS service that runs a role on one of its pool's choices, by which `ecs_fallback` knows it.
+
+    Args:
+        role: the same for all of the role's services, and no other's in the cluster.
+        choice: place in the pool's order of preference, from 0.
+    """
+    return {"fallback": role, "choice": str(choice)}
+
+
 def function(fleet: Fleet, purpose: str) -> str:
     """A Lambda function."""
     return f"{fleet.name}-{purpose}"

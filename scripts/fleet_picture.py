@@ -237,7 +237,8 @@ def _legend(fleet: Fleet, costs: cost.Cost, catalogue: Catalogue) -> Iterator[Te
 
 def _efa(row: Instance) -> str:
     count = f"{row.efa_interfaces} interface{'s' * (row.efa_interfaces != 1)} a machine" if row.efa_interfaces else ""
-    return "; ".join(filter(None, [count, row.layout_note]))
+    by_host = "no GPUDirect RDMA: what leaves a GPU goes by the host's memory" if row.gpudirect_rdma is False else ""
+    return "; ".join(filter(None, [count, by_host, row.layout_note]))
 
 
 def _alike(said: Mapping[str, str]) -> Iterator[tuple[str, str]]:

@@ -36,16 +36,21 @@ _MACHINES = (
     *("ec2:CreateTags", "iam:CreateInstanceProfile", "iam:AddRoleToInstanceProfile", "iam:CreateServiceLinkedRole"),
     *_ROLE,
 )
+_FUNCTION = (
+    *("lambda:CreateFunction", "lambda:UpdateFunctionCode", "lambda:AddPermission", "lambda:DeleteFunction"),
+    *("events:PutRule", "events:PutTargets", "events:RemoveTargets", "events:DeleteRule"),
+)
 _EKS = (
     *("eks:CreateCluster", "eks:UpdateClusterConfig", "eks:CreateNodegroup", "eks:CreateAddon"),
     *("eks:CreateAccessEntry", "eks:AssociateAccessPolicy", "eks:CreatePodIdentityAssociation"),
-    *("eks:DeleteCluster", "eks:DeleteNodegroup", "sqs:CreateQueue", "events:PutRule", "events:PutTargets", *_KEY),
+    *("eks:DeleteCluster", "eks:DeleteNodegroup", "sqs:CreateQueue", "lambda:InvokeFunction", *_FUNCTION),
+    *_KEY,
 )
 _ECS = (
     *("ecs:CreateCluster", "ecs:CreateCapacityProvider", "ecs:PutClusterCapacityProviders"),
     *("ecs:RegisterTaskDefinition", "ecs:CreateService", "ecs:DeleteService", "ecs:DeleteCluster"),
     *("autoscaling:CreateAutoScalingGroup", "autoscaling:UpdateAutoScalingGroup", "autoscaling:DeleteAutoScalingGroup"),
-    *("servicediscovery:CreateHttpNamespace", "logs:CreateLogGroup", *_KEY),
+    *("servicediscovery:CreateHttpNamespace", "logs:CreateLogGroup", *_FUNCTION, *_KEY),
 )
 
 

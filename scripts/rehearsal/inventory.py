@@ -103,6 +103,10 @@ def _named(client: Clients, fleet: str) -> Iterator[Resource]:
             yield Resource("cluster", cluster)
     for queue in client("sqs").list_queues(QueueNamePrefix=f"{fleet}-").get("QueueUrls", []):
         yield Resource("queue", queue)
+    for page in client("lambda").get_paginator("list_functions").paginate():
+        for function in page["Functions"]:
+            if function["FunctionName"].startswith(f"{fleet}-"):
+                yield Resource("function", function["FunctionName"])
     for page in client("iam").get_paginator("list_roles").paginate():
         for role in page["Roles"]:
             if role["RoleName"].startswith(f"{fleet}-"):

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from moto import mock_aws
 
+from infra import names
 from infra.functions import ecs_fallback
 from infra.functions.ecs_fallback import Choice
 
@@ -159,8 +160,8 @@ class Ecs:
         self.stub.add_response("update_service", {}, asked)
 
 
-FIRST = service("decode-0", 2, fallback="decode", choice="0")
-SECOND = service("decode-1", 0, fallback="decode", choice="1")
+FIRST = service("decode-0", 2, **names.fallback_tags("decode", 0))
+SECOND = service("decode-1", 0, **names.fallback_tags("decode", 1))
 
 
 def test_a_failed_launch_moves_what_waits_for_that_group_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
