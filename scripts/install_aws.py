@@ -94,6 +94,9 @@ class Done:
     why: str = ""
     """Why it ended there; "" where it went to its end."""
 
+    stands: bool = True
+    """Whether what was made is there still."""
+
 
 def read(target: str, fleet: Path, named: str | None, *, cdktf: bool = False) -> Wanted:
     """Reads both files, and refuses what cannot work before anything is asked of AWS.
@@ -303,8 +306,8 @@ def _end_here(wanted: Wanted, made_at: Site, kept: Journal, done: Done, *, own: 
     fleet = wanted.fleet.value
     if wanted.target == "eks":
         done.why = "the embedded EKS has no Kubernetes API and starts no nodes, so no chart and no pod can run"
-        rows = platform.commands(fleet, instances.load(), _charts(fleet))
-        done.left += [console.quoted(cluster.way_in(fleet)), *(console.quoted(row.words) for row in rows)]
+        charts = ("blueprint", "platform", "install", "--fleet", console.near(wanted.fleet.path))
+        done.left += [console.quoted(cluster.way_in(fleet)), console.quoted(charts)]
     else:
         done.why = "the embedded ECS starts no machines, so no task can run"
     if wanted.blueprint:
@@ -318,6 +321,7 @@ def _end_here(wanted: Wanted, made_at: Site, kept: Journal, done: Done, *, own: 
         destroy.destroy(going)
         stacks.check_nothing_left(wanted.fleet, endpoint=str(made_at.endpoint))
         kept.forget()
+        done.stands = False
 
 
 def _charts(fleet: Fleet) -> Path:
@@ -399,6 +403,8 @@ def summary(done: Done, wanted: Wanted, set_up_s: float) -> None:
         for line in done.left:
             console.out.print(f"  {line}", markup=False)
     console.out.rule("What to do next", align="left")
-    lines = {"the same on AWS": f"aws sso login && {wanted.again}"} if done.why else {"undo all of it": wanted.undo}
+    lines = {"signed in to AWS, to its end": wanted.again} if done.why else {}
+    if done.stands:
+        lines["undo all of it"] = wanted.undo
     for word, line in lines.items():
         console.out.print(f"[dim]{word}[/dim]\n  {line}")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -91,3 +92,30 @@ def test_a_result_is_folded_between_words_in_a_terminal_and_whole_elsewhere(
     lines = capsys.readouterr().out.splitlines()
     assert " ".join(line.rstrip() for line in lines) == sentence
     assert len(lines) == (2 if terminal else 1)
+
+
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
+def test_what_is_interrupted_gets_its_own_signal_and_the_time_to_end_in_order(
+    tmp_path: Path, by: signal.Signals, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = (
+        "import pathlib, signal, sys, time\n"
+        "def end(number, frame):\n"
+        "    time.sleep(0.5)\n"
+        "    pathlib.Path('told').write_text(signal.Signals(number).name)\n"
+        "    sys.exit()\n"
+        "for number in (signal.SIGINT, signal.SIGTERM):\n"
+        "    signal.signal(number, end)\n"
+        "pathlib.Path('up').touch()\n"
+        "time.sleep(60)\n"
+    )
+
+    def interrupt() -> None:
+        if (tmp_path / "up").exists():
+            raise KeyboardInterrupt
+
+    command = console.Command([sys.executable, "-c", code], tmp_path / "log", cwd=tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        console.run_together([command], watch=interrupt, grace_s=30, stop_by=by, timeout_s=60)
+    assert (tmp_path / "told").read_text() == by.name
+    assert "up to 30 s to end in order" in capsys.readouterr().err
