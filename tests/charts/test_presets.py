@@ -14,6 +14,7 @@ from blueprints import memory
 from blueprints.catalog import models
 from infra.catalog import instances
 from infra.catalog.instances import Instance
+from scripts.local import engine_env
 from tests.blueprints.catalog import test_engines as parsers
 from tests.charts import objects
 from tests.charts.conftest import CHART, EFA_IMAGE, PRESETS, Helm, Render
@@ -231,6 +232,20 @@ def commands(kind: str, rendered: Render, preset: Preset) -> Iterator[list[str]]
         for container in (pod["spec"]["containers"][0] for pod in objects.pods(rendered(preset(name)))):
             if container["name"] == kind:
                 yield [resolved(word, container) for word in container["command"]]
+
+
+@pytest.mark.engine
+def test_the_metrics_that_are_scaled_and_alerted_by_are_the_engines_and_the_routers_own() -> None:
+    packages = next((engine_env.executables().parent / "lib").glob("python3*/site-packages"))
+    sources = [*(packages / "vllm/v1/metrics").rglob("*.py"), *(packages / "vllm/distributed").rglob("*.py")]
+    engine = "".join(file.read_text() for file in sources)
+    router = (packages / "vllm_router_rs.abi3.so").read_bytes()
+    rows = yaml.safe_load((CHART / "files" / "engines.yaml").read_text())
+    for name in rows["vllm"].values():
+        # Prometheus' client puts _total behind a counter's name.
+        assert f'"{name.removesuffix("_total")}"' in engine, name
+    for name in rows["vllm-router"].values():
+        assert name.encode() in router, name
 
 
 def test_json_in_command_lines_is_json(preset: Preset) -> None:
