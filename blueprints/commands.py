@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from blueprints import memory
 from blueprints.blueprint import Blueprint
@@ -21,7 +22,7 @@ LOOPBACK = "127.0.0.1"
 
 ROUTER = "vllm-router"
 
-ENGINE_PORT, ROUTER_PORT, METRICS_PORT = 8000, 8080, 9090
+ENGINE_PORT, ROUTER_PORT, METRICS_PORT, DISCOVERY_PORT = 8000, 8080, 9090, 9091
 """Where a container listens that has an address of its own."""
 
 PORTS = {"side": 5600, "events": 5557, "master": 29500, "data": 13345, "ray": 6379}
@@ -40,6 +41,9 @@ LEAST_KV_BYTES = 64 * 2**20
 
 ADAPTERS = "/adapters"
 """Folder of a container that the LoRA adapters are copied to before the engine starts."""
+
+FINDS: Mapping[str, Literal["addresses", "labels", "names"]] = {"local": "addresses", "eks": "labels", "ecs": "names"}
+"""How the router finds the engines, by target."""
 
 KV_ROLES = {PREFILL: "kv_producer", DECODE: "kv_consumer"}
 
@@ -96,6 +100,7 @@ def options(context: Context, role: Engine, machines: int) -> Iterator[str]:
     """Names of the engine's options that the blueprint's settings ask for, in the order of the command line."""
     tuning = context.blueprint.tuning
     asked = {
+        "one-rank": role.accelerators == 1,
         "single": role.tensor == 1,
         "tensor": role.tensor > 1,
         "pipeline": role.pipeline > 1,
@@ -227,8 +232,8 @@ def _own_values(context: Context, process: str, role: str, number: int, rank: in
 
 
 def peer(context: Context, service: str) -> str:
-    """The DNS name by which peers find a service on ECS."""
-    return f"{service}.{context.place.namespace}"
+    """The DNS name by which peers find a service on ECS, where all deployments of a fleet share one namespace."""
+    return f"{context.name}-{service}.{context.place.namespace}"
 
 
 def _ranks(role: Engine) -> int:
@@ -279,9 +284,10 @@ def under_way(traffic: Traffic) -> int:
 def router(context: Context, roles: Sequence[Role], serves: Served) -> Process:
     """The router before the engines of `roles`."""
     row, place = engines.routers()[ROUTER], context.place
-    found = row.finds["labels" if place.target == "eks" else "addresses"]
+    found = row.finds[FINDS[place.target]]
     apart = {PREFILL, DECODE} <= {role.name for role in roles}
-    parts = [found.apart if apart else found.together]
+    way = found.apart if apart else found.together
+    parts: list[Part] = [way]
     parts += [row.kv_events] if context.policy == "kv-aware" and context.local else []
     values: Values = {
         "host": context.host,
@@ -292,13 +298,15 @@ def router(context: Context, roles: Sequence[Role], serves: Served) -> Process:
         "deadline_s": math.ceil(context.blueprint.traffic.deadline),
         "namespace": place.namespace,
         "engine_port": ENGINE_PORT,
+        "discovery_port": DISCOVERY_PORT,
         "kv_block": context.platform.kv_block,
         "served_model": serves.name,
         **{role.name: _whereabouts(context, role) for role in roles if role.name in ("worker", PREFILL, DECODE)},
         "workers": tuple(where for role in roles for where in _whereabouts(context, role)),
         "events": tuple(_events(context, roles)),
     }
-    command = engines.arguments((*row.command, *(text for part in parts for text in part.arguments)), values)
+    further = (text for part in parts for text in part.arguments)
+    command = engines.arguments((*way.before, *row.command, *further), values)
     environment = engines.environment((row.environment, *(part.environment for part in parts)), values)
     return Process(
         name="router",
@@ -311,7 +319,7 @@ def router(context: Context, roles: Sequence[Role], serves: Served) -> Process:
 
 
 def _whereabouts(context: Context, role: Role) -> tuple[str, ...]:
-    """How the router finds the engines of a role: each by its address, or all by their labels."""
+    """How the router finds the engines of a role: each by its address, or all by their labels or their name."""
     place = context.place
     if context.local:
         return tuple(f"http://{LOOPBACK}:{process.port}" for process in role.processes)
@@ -320,7 +328,7 @@ def _whereabouts(context: Context, role: Role) -> tuple[str, ...]:
         listens = {"inference/listens": "true"} if role.machines > 1 else {}
         return tuple(f"{key}={value}" for key, value in {**labels, **listens}.items())
     heads = [process.name for process in role.processes if process.rank == 0]
-    return tuple(f"http://{peer(context, name)}:{ENGINE_PORT}" for name in heads)
+    return tuple(f"{peer(context, name)}:{ENGINE_PORT}" for name in heads)
 
 
 def _events(context: Context, roles: Sequence[Role]) -> Iterator[str]:

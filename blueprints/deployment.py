@@ -169,6 +169,9 @@ class Resources(Resolved):
     efa: int = 0
     """EFA interfaces: the replica's share by accelerators."""
 
+    machine_efa: int = 0
+    """EFA interfaces of the whole machine: what ECS, which hands out none of them, shows to each task."""
+
     cpus: int = 1
     memory_bytes: int = 0
     shared_memory_bytes: int = 0

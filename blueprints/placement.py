@@ -207,6 +207,8 @@ class _Search:
             ]
             several = [n * role.pipeline * role.data for n in ways[-3:]]
             write = f"accelerators: {' or '.join(map(str, several))}"
+            if not role.expert and not memory.indivisible(self.model, role.tensor, whole_experts=True):
+                write += ", or expert: on"
             raise self._refuse("accelerators", role.accelerators, split, write)
 
     def _fit(self, row: Instance) -> memory.Fit | None:
@@ -294,6 +296,7 @@ class _Search:
             device=DEVICES[next(row.accelerators.kind for row in types if row.accelerators)],
             accelerators=each,
             efa=min(int(row.efa_interfaces * share) for row, share in shares) if pool.efa else 0,
+            machine_efa=min(row.efa_interfaces for row in types) if pool.efa else 0,
             cpus=max(1, math.floor(min(row.vcpus * share for row, share in shares) * HEADROOM)),
             memory_bytes=memory_bytes,
             shared_memory_bytes=min(SHARED_MEMORY_BYTES * each, memory_bytes // 2),

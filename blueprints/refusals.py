@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from blueprints.blueprint import Blueprint
 from blueprints.deployment import Place
-from blueprints.placement import Placement, plain
+from blueprints.placement import Placement, accelerators, plain
 from blueprints.roles import Engine, always
+from infra import interfaces
 from infra.errors import Mistake
 from infra.fleet import Fleet
 from infra.settings import Document
@@ -31,6 +32,8 @@ def of(
         yield from _orchestrator(blueprint, fleet, place, placed)
         yield from _neuron(blueprint, placed)
         yield from _events(blueprint)
+        if place.target == "ecs":
+            yield from _on_ecs(blueprint, placed)
 
 
 def _offload_beside_transfer(blueprint: Document[Blueprint]) -> Iterator[Mistake]:
@@ -137,3 +140,35 @@ def _events(blueprint: Document[Blueprint]) -> Iterator[Mistake]:
     if blueprint.value.roles.router.policy == "kv-aware":
         why = "vllm-router takes the sources of KV cache events as fixed addresses, and replicas here come and go"
         yield blueprint.mistake(["roles", "router", "policy"], "kv-aware", why, "policy: cache-aware")
+
+
+def _on_ecs(blueprint: Document[Blueprint], placed: Sequence[Placed]) -> Iterator[Mistake]:
+    for at, role, found in placed:
+        where, replicas = [*at, "replicas"], plain(role.replicas)
+        if role.replicas.least == 0:
+            why = "with no replica left nothing on ECS measures what waits, so none would come back"
+            yield blueprint.mistake(where, replicas, why, f"replicas: 1..{role.replicas.most}")
+        elif found.machines > 1 and role.replicas.least != role.replicas.most:
+            why = f"a replica is {found.machines} services on ECS, which autoscaling does not start together"
+            yield blueprint.mistake(where, replicas, why, f"replicas: {role.replicas.most}")
+        free, tasks = _free_interfaces(found), accelerators(found.instance) // found.resources.accelerators
+        if free < tasks:
+            efa = " beside EFA's" if found.pool.efa else ""
+            why = (
+                f"ECS gives each task a network interface of its own on the machine's first card, where "
+                f"{found.instance.name} has room for {free}{efa}, and {tasks} of such replicas' tasks would stand on it"
+            )
+            enough = -(-accelerators(found.instance) // free) if free else 0
+            more = f"accelerators: {enough} or more" if enough else "a pool of another type, such as p5en or p6-b200"
+            yield blueprint.mistake([*at, "accelerators"], role.accelerators, why, f"{more}, or --target eks")
+        for name, where_from in role.adapters.items():
+            if not where_from.startswith("s3://"):
+                why = "a task on ECS copies its adapters from S3"
+                yield blueprint.mistake([*at, "adapters", name], where_from, why, "s3://BUCKET/PREFIX")
+
+
+def _free_interfaces(found: Placement) -> int:
+    """Interfaces that the first card takes beside those that the machine starts with."""
+    pool, row = found.pool, found.instance
+    taken = [one for one in interfaces.of(row, efa=pool.efa, layout=pool.efa_layout) if one.card == row.cards[0].index]
+    return row.cards[0].interfaces - len(taken)

@@ -178,7 +178,7 @@ def _role(context: Context, blueprint: Document[Blueprint], name: str, role: Eng
         accelerators=role.accelerators,
         machines=found.machines,
         split=found.split,
-        resources=found.resources if over_efa else found.resources.model_copy(update={"efa": 0}),
+        resources=found.resources if over_efa else found.resources.model_copy(update={"efa": 0, "machine_efa": 0}),
         count=always(role) if context.local else role.replicas,
         scale=None if context.local else scale_of(name, role),
         ports=_further_ports(context, found),
@@ -232,12 +232,17 @@ def _router(context: Context, roles: Sequence[Role]) -> Role:
     return Role(
         name="router",
         kind="router",
-        image="" if context.local else row.image,
+        image=_router_image(context, row),
         resources=Resources(cpus=ROUTER_CPUS, memory_bytes=ROUTER_BYTES),
         ports={} if context.local else {"metrics": commands.METRICS_PORT},
         count=Bounds(count, count),
         processes=(commands.router(context, roles, serves),),
     )
+
+
+def _router_image(context: Context, row: engines.Router) -> str:
+    following = row.following_image.replace("{registry}", context.place.registry)
+    return {"local": "", "eks": row.image, "ecs": following}[context.place.target]
 
 
 def _url(context: Context, router: Role) -> str:
@@ -265,9 +270,11 @@ def _notes(context: Context, placed: Sequence[Placed]) -> Iterator[str]:
         why = f"{shared:.0%} of each prompt is shared" if shared else "its prompts share nothing"
         yield f"The router's policy is {context.policy}, since by the blueprint's traffic {why}."
     if context.transfer == "host":
+        rdma = all(found.rdma for _, _, found in placed)
+        why = "as the blueprint asks" if rdma else "for the pools have no EFA with GPUDirect RDMA"
         yield (
-            "Caches go from prefill to decode through the machines' memory and TCP, for the pools have no EFA with "
-            "GPUDirect RDMA: measure it against `blueprint twin` before it is worth its price."
+            f"Caches go from prefill to decode through the machines' memory and TCP, {why}: measure it against "
+            "`blueprint twin` before it is worth its price."
         )
 
 

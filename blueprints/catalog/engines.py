@@ -31,6 +31,7 @@ VALUES = frozenset(
         "master_port",  # where the machines of a replica meet
         "ray_port",  # where Ray's machines meet
         "data_port",  # where its data-parallel ranks meet
+        "discovery_port",  # where a router is told of prefill and decode
         "context",  # most tokens of a request
         "kv_bytes",  # memory of the KV cache
         "kv_block",  # tokens of a block of it
@@ -56,7 +57,7 @@ VALUES = frozenset(
         "deadline_s",  # of a request
         "namespace",  # where the engines' pods live
         "engine_port",  # where every engine listens
-        "workers",  # base URLs, or labels, of engines that do both halves of a request
+        "workers",  # base URLs, labels or NAME:PORT of engines that do both halves of a request
         "prefill",  # the same of those that read prompts
         "decode",  # and of those that write answers
         "events",  # URL=ENDPOINT of each engine's KV cache events
@@ -164,13 +165,20 @@ class Engine(_Row):
     """Path of its own counters and histograms, in Prometheus's format."""
 
 
+class Way(Part):
+    """One way of finding engines."""
+
+    before: tuple[Text, ...] = ()
+    """Put before the router's own command: what finds them for it."""
+
+
 class Finding(_Row):
     """How a router finds the engines."""
 
-    together: Part
+    together: Way
     """Engines that do both halves of a request."""
 
-    apart: Part
+    apart: Way
     """Engines that read prompts, and engines that write answers."""
 
 
@@ -182,9 +190,12 @@ class Router(_Row):
     image: str
     """Of a container that runs it."""
 
+    following_image: str
+    """The same with what looks DNS names up for it; {registry} is the fleet's own."""
+
     command: tuple[Text, ...]
     environment: Mapping[str, Text] = {}
-    finds: Mapping[Literal["addresses", "labels"], Finding]
+    finds: Mapping[Literal["addresses", "labels", "names"], Finding]
     kv_events: Part
     """What a policy adds that follows the engines' caches."""
 
