@@ -332,17 +332,24 @@ def _serve(wanted: Wanted, serving: Serving, made_at: Site, kept: Journal, done:
     """What needs machines: charts, the blueprint, its validation."""
     if wanted.target == "eks":
         _platform(made_at, kept, done)
-    if not wanted.blueprint:
+    folder = wanted.blueprint
+    if not folder:
         return
-    here = console.near(wanted.blueprint)
+    here = console.near(folder)
     options = ("--target", wanted.target)
     console.show(("blueprint", "deploy", here, "--fleet", console.near(wanted.fleet.path), *options, "--yes"))
     with console.step(f"Deploy {here} on {wanted.target}"):
-        kept.note("blueprint", note=f"{wanted.blueprint.resolve()} {wanted.target}")
-        serving.deploy(wanted.blueprint, wanted.fleet.path, wanted.target)
+        kept.note("blueprint", note=f"{folder.resolve()} {wanted.target}")
+        _led(wanted.target, made_at, lambda: serving.deploy(folder, wanted.fleet.path, wanted.target))
     console.show(("blueprint", "validate", here, *options))
     with console.step("Validate it against the SLO"):
-        serving.validate(wanted.blueprint, wanted.target)
+        _led(wanted.target, made_at, lambda: serving.validate(folder, wanted.target))
+
+
+def _led(target: str, made_at: Site, command: Callable[[], None]) -> None:
+    """Runs a command that calls kubectl or helm, which then find the fleet's own cluster."""
+    with site.lent(cluster.kubeconfig(made_at.data) if target == "eks" else {}):
+        command()
 
 
 def _platform(made_at: Site, kept: Journal, done: Done) -> None:

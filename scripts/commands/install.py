@@ -97,6 +97,6 @@ def _serving() -> Serving:
 
     return Serving(
         deploy=lambda folder, fleet, target: deploys.deploy(folder, fleet, target, yes=True),
-        validate=lambda folder, target: validate.validate(folder, target),
+        validate=lambda folder, target: validate.validate(folder, target=target),
         destroy=lambda folder, fleet, target: deploys.destroy(folder, fleet, target, yes=True),
     )

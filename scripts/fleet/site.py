@@ -82,18 +82,27 @@ def endpoint_here() -> str | None:
 @contextmanager
 def rehearsed(document: Document[Fleet]) -> Iterator[str]:
     """An embedded AWS of one's own, which every AWS client of this process and its children takes for AWS meanwhile."""
-    with embedded_aws.running(data_of(document.value)) as endpoint:
-        lent = embedded_aws.client_environment(endpoint, document.value.region)
-        before = {name: os.environ.get(name) for name in lent}
-        os.environ.update(lent)
-        try:
-            yield endpoint
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    del os.environ[name]
-                else:
-                    os.environ[name] = value
+    region = document.value.region
+    with (
+        embedded_aws.running(data_of(document.value)) as endpoint,
+        lent(embedded_aws.client_environment(endpoint, region)),
+    ):
+        yield endpoint
+
+
+@contextmanager
+def lent(variables: Mapping[str, str]) -> Iterator[None]:
+    """Sets environment variables for the time of the block."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 @contextmanager
