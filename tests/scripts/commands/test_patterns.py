@@ -122,6 +122,23 @@ def test_twelve_times_one_and_one_times_four_fits_b300_and_is_refused_on_p5en_by
         )
 
 
+@pytest.mark.parametrize(("preset", "split"), [("two-machines", (8, 2, 1)), ("wide-experts", (1, 1, 16))])
+def test_a_preset_of_two_machines_stands_on_both_of_the_pool_that_its_comment_asks_for(
+    blueprint: Command, preset: str, split: tuple[int, int, int]
+) -> None:
+    blueprint("new", "mine", "--from", "distributed", "--preset", preset)
+    pool = "p5en: {types: p5en.48xlarge, zones: us-west-2a, size: 2, efa: on}"
+    Path("fleet.yaml").write_text(
+        f"name: big\nregion: us-west-2\nzones: [us-west-2a, us-west-2b]\npools:\n  {pool}\n"
+    )
+    code, out, err = blueprint("check", "mine", "--target", "eks")
+    assert code == 0, err
+    assert "worker    1 x 16 accelerator(s) of p5en.48xlarge over 2 machines, pool p5en" in out
+    worker = load(Path("mine/blueprint.yaml"), Blueprint).value.roles.worker
+    assert worker is not None
+    assert (worker.tensor, worker.pipeline, worker.data) == split
+
+
 def test_the_preset_of_a_long_context_fits_the_default_fleet(blueprint: Command) -> None:
     blueprint("new", "mine", "--from", "aggregated", "--preset", "long-context")
     code, out, err = blueprint("check", "mine", "--target", "eks")
