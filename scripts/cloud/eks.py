@@ -36,7 +36,7 @@ _LAST_LINES = 20
 
 
 def difference(plan: Plan) -> str:
-    """What deploying would change in the cluster's objects, as a unified diff; empty where nothing.
+    """What deploying would change in the cluster: a unified diff, or of a first deployment the objects' names.
 
     Raises:
         Unavailable: helm is missing, or the cluster does not answer.
@@ -45,6 +45,8 @@ def difference(plan: Plan) -> str:
     _require("helm")
     before = _manifest(plan)
     after = _ask([*_helm("template", plan), str(CHART), "--values", str(plans.write(plan, force=True))])
+    if not before:
+        return "\n".join(f"+ {one['kind']} {one['metadata']['name']}" for one in _read(after))
     lines = difflib.unified_diff(
         _objects(before), _objects(after), "deployed", console.near(plan.rendered), lineterm="", n=2
     )
@@ -200,10 +202,14 @@ def _manifest(plan: Plan) -> str:
 
 def _objects(manifest: str) -> list[str]:
     """Objects in one order and one form, so that a difference is one of content."""
+    return yaml.safe_dump_all(_read(manifest), sort_keys=True, width=10**6).splitlines()
+
+
+def _read(manifest: str) -> list[dict[str, Any]]:
+    """A release's objects by kind and name, without what runs only when it is asked for."""
     found = [one for one in yaml.safe_load_all(manifest) if one]
-    found = [one for one in found if "helm.sh/hook" not in one.get("metadata", {}).get("annotations", {})]
-    found.sort(key=lambda one: (one["kind"], one["metadata"]["name"]))
-    return yaml.safe_dump_all(found, sort_keys=True, width=10**6).splitlines()
+    kept = [one for one in found if "helm.sh/hook" not in one["metadata"].get("annotations", {})]
+    return sorted(kept, key=lambda one: (one["kind"], one["metadata"]["name"]))
 
 
 def _why(plan: Plan) -> str:
