@@ -13,7 +13,10 @@ from infra.constructs.function import log_grants
 from infra.constructs.key import for_log_group, key
 from infra.fleet import Fleet
 
-_LOGS_KEPT_DAYS = 90
+_COMMANDS_KEPT_DAYS = 365
+"""Who looks into what happened often does so months later."""
+
+_INSIGHTS_KEPT_DAYS = 90
 
 
 @dataclass(frozen=True)
@@ -46,8 +49,8 @@ def cluster(stack: Any, fleet: Fleet, *, account: Account, functions: Sequence[s
             *log_grants(fleet, account, functions),
         ),
     )
-    commands_log = _log_group(stack, "exec-logs", commands, encryption)
-    insights_log = _log_group(stack, "insights-logs", insights, encryption)
+    commands_log = _log_group(stack, "exec-logs", commands, encryption, _COMMANDS_KEPT_DAYS)
+    insights_log = _log_group(stack, "insights-logs", insights, encryption, _INSIGHTS_KEPT_DAYS)
     namespace = aws.service_discovery_http_namespace.ServiceDiscoveryHttpNamespace(
         stack, "service-connect", name=name, description=f"Service Connect of the cluster {name}"
     )
@@ -74,9 +77,9 @@ def peers(stack: Any, fleet: Fleet, *, vpc_id: str) -> Any:
     )
 
 
-def _log_group(stack: Any, name: str, group: str, encryption: Any) -> Any:
+def _log_group(stack: Any, name: str, group: str, encryption: Any, kept_days: int) -> Any:
     return aws.cloudwatch_log_group.CloudwatchLogGroup(
-        stack, name, name=group, retention_in_days=_LOGS_KEPT_DAYS, kms_key_id=encryption.arn
+        stack, name, name=group, retention_in_days=kept_days, kms_key_id=encryption.arn
     )
 
 

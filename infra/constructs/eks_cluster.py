@@ -20,7 +20,9 @@ from infra.fleet import Fleet, NewNetwork
 LOGS = ("api", "audit", "authenticator", "controllerManager", "scheduler")
 """All that EKS's control plane writes."""
 
-_LOGS_KEPT_DAYS = 90
+_LOGS_KEPT_DAYS = 365
+"""The audit log is among them: who looks into what happened often does so months later."""
+
 _SERVICE_CIDRS = ("172.20.0.0/16", "10.100.0.0/16")
 _ADMIN = "AmazonEKSClusterAdminPolicy"
 

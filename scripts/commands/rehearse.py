@@ -17,7 +17,7 @@ def rehearse(
     stacks: Annotated[
         list[str] | None, typer.Argument(metavar="[STACK]...", help="Stacks to rehearse; all by default.")
     ] = None,
-    fleet: Annotated[Path, typer.Option("--fleet", metavar="FILE", help="The fleet file, or a folder of them.")] = FLEET,
+    fleet: Annotated[Path, typer.Option("--fleet", metavar="FILE", help="The fleet file, or a folder.")] = FLEET,
     out: Out = OUT,
     mocked: Annotated[
         bool, typer.Option("--mocked", help="Plan with a mocked provider alone: seconds, and no emulator.")

@@ -33,6 +33,11 @@ run "four_zones_by_karpenter" {
   }
 
   assert {
+    condition     = aws_cloudwatch_log_group.cluster-logs.retention_in_days == 365 && contains(aws_eks_cluster.cluster.enabled_cluster_log_types, "audit")
+    error_message = "the audit log is kept for a year"
+  }
+
+  assert {
     condition     = aws_sqs_queue.interruptions.message_retention_seconds == 300
     error_message = "Karpenter hears of machines that are about to go"
   }
