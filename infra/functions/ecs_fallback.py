@@ -9,7 +9,7 @@ what is wanted. Each further one is asked for the tasks that the one before it f
 back only once the one before serves in its place. No task that serves is ever stopped for want of another.
 
 What a service must carry: the tags `fallback`, a name that the services of one role share, and `choice`, its place in
-the order from 0. Whoever scales a role scales choice 0 alone.
+the order from 0. Whoever scales a role scales choice 0 alone, and whoever makes the services leaves their counts be.
 
 It runs each minute, and at once when an Auto Scaling group could not start a machine. Events:
     {"cluster": NAME}
