@@ -72,6 +72,8 @@ class Wanted:
         words = ["./install.sh", "--target", self.target, "--fleet", console.near(self.fleet.path)]
         if self.blueprint:
             words += ["--blueprint", console.near(self.blueprint)]
+        if self.cdktf:
+            words += ["--with", "cdktf"]
         return console.quoted(words)
 
     @property
@@ -96,6 +98,9 @@ class Done:
 
     stands: bool = True
     """Whether what was made is there still."""
+
+    missed: AnswerIsNo | None = None
+    """What the validation missed of the SLO."""
 
 
 def read(target: str, fleet: Path, named: str | None, *, cdktf: bool = False) -> Wanted:
@@ -343,7 +348,10 @@ def _serve(wanted: Wanted, serving: Serving, made_at: Site, kept: Journal, done:
         _led(wanted.target, made_at, lambda: serving.deploy(folder, wanted.fleet.path, wanted.target))
     console.show(("blueprint", "validate", here, *options))
     with console.step("Validate it against the SLO"):
-        _led(wanted.target, made_at, lambda: serving.validate(folder, wanted.target))
+        try:
+            _led(wanted.target, made_at, lambda: serving.validate(folder, wanted.target))
+        except AnswerIsNo as missed:  # said after the summary
+            done.missed = missed
 
 
 def _led(target: str, made_at: Site, command: Callable[[], None]) -> None:
@@ -371,7 +379,7 @@ def _platform(made_at: Site, kept: Journal, done: Done) -> None:
     platform.run(fresh, _charts(fleet), environment=reached.environment, done=note)
 
 
-def undo(fleet: Path, serving: Serving, agree: Callable[[str], None], *, with_data: bool) -> destroy.Going:
+def undo(fleet: Path, serving: Serving, agree: Callable[[str], None], *, with_data: bool) -> None:
     """Undoes what `install` made, in reverse: the blueprint, machines, charts, stacks.
 
     Raises:
@@ -380,22 +388,24 @@ def undo(fleet: Path, serving: Serving, agree: Callable[[str], None], *, with_da
     document = inputs.read_fleet(fleet)
     with processes.interruptible(), site.alone(document.value), site.somewhere(document, rehearse=False):
         made_at = site.prepare(document, out=Path("cdktf.out"))
+        kept = _journal(made_at, own=False)
         going = destroy.look(made_at, with_data=with_data)
         console.out.print(picture.going(going), soft_wrap=False)
-        if going.stacks:
-            kept = _journal(made_at, own=False)
-            served = kept.last("blueprint")
-            agree("Destroy this?")
-            if served:
-                folder, target = served.note.rsplit(" ", 1)
-                with console.step(f"Take {console.near(Path(folder))} off {target}"):
-                    serving.destroy(Path(folder), fleet, target)
-                going = destroy.look(made_at, with_data=with_data)
-            destroy.require_no_service(going)
-            destroy.destroy(going)
-            kept.forget()
-            console.out.print(picture.gone(going), soft_wrap=False)
-    return going
+        served = kept.last("blueprint")
+        if not served:
+            destroy.require_alone(going)
+        if not going.stacks:
+            return
+        agree("Destroy this?")
+        if served:
+            folder, target = served.note.rsplit(" ", 1)
+            with console.step(f"Take {console.near(Path(folder))} off {target}"):
+                _led(target, made_at, lambda: serving.destroy(Path(folder), fleet, target))
+            going = destroy.look(made_at, with_data=with_data)
+            destroy.require_alone(going)
+        destroy.destroy(going)
+        kept.forget()
+        console.out.print(picture.gone(going), soft_wrap=False)
 
 
 def summary(done: Done, wanted: Wanted, set_up_s: float) -> None:

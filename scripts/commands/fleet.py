@@ -90,9 +90,9 @@ def destroy(fleet: Fleet = FLEET, out: Out = OUT, yes: Yes = False, with_data: W
     with processes.interruptible(), _at_work(fleet, rehearse=False) as document:
         going = destroy.look(site.prepare(document, out=out), with_data=with_data)
         console.out.print(picture.going(going), soft_wrap=False)
+        destroy.require_alone(going)
         if not going.stacks:
             return
-        destroy.require_no_service(going)
         question.ask("Destroy this?", yes)
         destroy.destroy(going)
         console.out.print(picture.gone(going), soft_wrap=False)

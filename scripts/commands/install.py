@@ -81,6 +81,8 @@ def _aws(
         somebody=lambda: question.require_answer(yes),
     )
     road.summary(done, wanted, set_up_s)
+    if done.missed:
+        raise done.missed
 
 
 def _undo(fleet: Path, with_data: bool, yes: bool) -> None:

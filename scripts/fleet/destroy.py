@@ -23,7 +23,7 @@ from scripts.aws import Aws
 from scripts.fleet import cluster, held
 from scripts.fleet.apply import GRACE_S, LIMIT_S
 from scripts.fleet.held import Held
-from scripts.fleet.site import Site, State, states
+from scripts.fleet.site import Site, State, states, strangers
 from scripts.rehearsal import terraform
 
 STORAGE = "storage"
@@ -55,6 +55,9 @@ class Going:
     services: Sequence[str]
     """Services on the ECS cluster, which keep its capacity providers."""
 
+    strangers: Sequence[str]
+    """Stacks that the state holds, and that the fleet file does not make."""
+
     with_data: bool
 
     @property
@@ -85,6 +88,7 @@ def look(site: Site, *, with_data: bool) -> Going:
             held.look(aws, outputs, site.fleet.name),
             cluster.started_by_karpenter(aws, site.fleet) if EKS in there else (),
             _services(aws, site) if ECS in there else (),
+            strangers(site),
             with_data,
         )
         step.note = ", ".join(f"{name} {len(state.resources)}" for name, state in there.items()) or "nothing"
@@ -136,16 +140,22 @@ def _services(aws: Aws, site: Site) -> list[str]:
             return []
 
 
-def require_no_service(going: Going) -> None:
-    """Sees that no blueprint is deployed on ECS any more.
+def require_alone(going: Going) -> None:
+    """Sees that nothing stands on what goes: no blueprint on ECS, no stack that this fleet file does not make.
 
     Raises:
-        AnswerIsNo: one is; says how to take it away.
+        AnswerIsNo: something does; says how to take it away.
     """
     if going.services:
         raise AnswerIsNo(
             f"{listed(going.services)} still runs on the cluster {names.cluster(going.site.fleet)}, and keeps its "
             "machines. Run `blueprint destroy DIR --target ecs` first"
+        )
+    if going.strangers:
+        raise AnswerIsNo(
+            f"the state also holds {listed(going.strangers)}, which {going.site.document.path} does not make and which "
+            "would outlive it. Destroy a blueprint's stack with `blueprint destroy`; write the orchestrator back that "
+            "made a cluster's"
         )
 
 

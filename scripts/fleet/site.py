@@ -264,3 +264,39 @@ def _state(name: str, text: str) -> State:
         )
     except (ValueError, KeyError) as error:
         raise Unavailable(f"{name}: Terraform's state cannot be read: {error}") from None
+
+
+def strangers(site: Site) -> list[str]:
+    """Stacks of the same fleet whose state holds something, and that its file does not make: by another orchestrator.
+
+    Raises:
+        Unavailable: AWS refuses, or does not answer.
+    """
+    texts = _kept_in_s3(site) if site.fleet.state != "local" else _kept_here(site)
+    return [name for name, text in texts if name not in site.folders and _state(name, text).resources]
+
+
+def _kept_here(site: Site) -> Iterator[tuple[str, str]]:
+    if site.endpoint:
+        beside = next(iter(site.folders.values())).parent
+        for file in sorted(beside.glob("*/terraform.tfstate")):
+            yield file.parent.name, file.read_text()
+        return
+    start, end = f"terraform.{site.fleet.name}.", ".tfstate"
+    for file in sorted(site.document.path.absolute().parent.glob(f"{start}*{end}")):
+        yield file.name.removeprefix(start).removesuffix(end), file.read_text()
+
+
+def _kept_in_s3(site: Site) -> Iterator[tuple[str, str]]:
+    if not _state_there(site.fleet):
+        return
+    bucket, _, prefix = site.fleet.state.removeprefix("s3://").partition("/")
+    folder = "/".join(filter(None, [prefix.strip("/"), site.fleet.name])) + "/"
+    s3 = Aws(site.fleet.region).client("s3")
+    with clients.refusals():
+        for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=folder):
+            for one in page.get("Contents", ()):
+                name = one["Key"].removeprefix(folder)
+                if name.endswith(".tfstate"):
+                    text = s3.get_object(Bucket=bucket, Key=one["Key"])["Body"].read().decode()
+                    yield name.removesuffix(".tfstate"), text

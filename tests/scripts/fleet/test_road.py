@@ -62,6 +62,12 @@ def test_what_is_planned_is_applied_and_what_a_bucket_holds_outlives_a_destroy(
 
     models = f"kept-models-123456789012-{REGION}"
     s3.put_object(Bucket=models, Key="models/x/config.json", Body=b"{}")
+    stranger = {"outputs": {}, "resources": [{"mode": "managed", "type": "x", "name": "y", "instances": [{}]}]}
+    s3.put_object(Bucket="kept-state", Key="fleets/kept/eks.tfstate", Body=json.dumps(stranger).encode())
+    assert cli.run(["fleet", "destroy", "--yes"]) == 1
+    assert "the state also holds eks, which fleet.yaml does not make" in capsys.readouterr().err
+    s3.delete_object(Bucket="kept-state", Key="fleets/kept/eks.tfstate")
+
     kept = said(capsys, "fleet", "destroy", "--yes")
     assert f"stays bucket {models}: 1 object with old versions, 2 B" in kept
     assert "to delete it too: blueprint fleet destroy --fleet fleet.yaml --with-data" in kept
