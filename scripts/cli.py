@@ -24,6 +24,7 @@ from scripts.commands import (
     rehearse,
     render,
     schema,
+    shift,
     status,
     validate,
 )
@@ -90,6 +91,7 @@ app.command()(status.logs)
 app.command()(rehearse.rehearse)
 app.command()(schema.schema)
 app.command()(matrix.matrix)
+app.command()(shift.shift)
 app.command()(validate.validate)
 app.command()(deploy.destroy)
 app.command()(install.install)

@@ -88,30 +88,6 @@ def deploy(plan: Plan, agree: Callable[[str], None], *, force: bool = False) -> 
     return True
 
 
-def shift(plan: Plan, shares: dict[str, int]) -> None:
-    """Shares the requests of a route between releases that stand side by side, by weight.
-
-    The route is a release of its own, NAME-route: `helm rollback NAME-route` goes back.
-
-    Raises:
-        Unavailable: helm is missing, or the cluster does not answer.
-        CommandFailed: the chart or the cluster refuses it.
-    """
-    _require("helm")
-    port = plan.deployment.router.processes[0].port
-    backends = [{"release": release, "port": port, "weight": weight} for release, weight in shares.items()]
-    values = {"route": {"gateway": _gateway(plan), "backends": backends}}
-    file = plan.rendered / "route.yaml"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(yaml.safe_dump(values, sort_keys=False))
-    route = f"{plan.deployment.name}-route"
-    console.run(
-        ["helm", "upgrade", "--install", route, str(CHART), "--namespace", names.SERVING, "--values", str(file)],
-        log=_log(plan),
-        timeout_s=_ASK_S,
-    )
-
-
 def members(plan: Plan) -> list[Member]:
     """The deployment's pods, by role and name.
 
@@ -182,12 +158,6 @@ def _base(plan: Plan) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(yaml.safe_dump_all(objects, sort_keys=False))
     return file
-
-
-def _gateway(plan: Plan) -> dict[str, str]:
-    values: dict[str, Any] = yaml.safe_load(plan.text)
-    gateway = values.get("route", {}).get("gateway", {})
-    return gateway or {"name": "inference", "namespace": "gateway", "section": ""}
 
 
 def _manifest(plan: Plan) -> str:
