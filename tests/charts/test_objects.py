@@ -427,3 +427,36 @@ def test_a_route_of_its_own_leads_to_the_release(rendered: Render) -> None:
     route = of(rendered(EVERYTHING), "HTTPRoute")[0]["spec"]
     assert route["parentRefs"] == [{"name": "gateway", "namespace": "edge", "sectionName": "https"}]
     assert route["rules"][0]["backendRefs"] == [{"name": "mine", "port": 8000}]
+
+
+# What Helm says after an installation. It is told nowhere without a cluster, so a changed copy puts it into an object.
+
+
+def notes(rendered: Render, values: Mapping[str, Any], folder: Path) -> str:
+    chart = folder / "told"
+    shutil.copytree(CHART, chart)
+    text = (chart / "templates" / "NOTES.txt").read_text()
+    (chart / "templates" / "_notes.tpl").write_text('{{- define "notes" -}}' + text + "{{- end -}}")
+    told = 'apiVersion: v1\nkind: Told\nmetadata: {name: told}\nsaid: {{ include "notes" . | quote }}\n'
+    (chart / "templates" / "told.yaml").write_text(told)
+    return str(of(rendered(values, chart), "Told")[0]["said"])
+
+
+def test_after_an_installation_helm_says_what_runs_and_how_to_ask_it(
+    rendered: Render, preset: Preset, tmp_path: Path
+) -> None:
+    said = notes(rendered, preset("qwen3-235b-a22b-p6-b300-disaggregated"), tmp_path)
+    assert said.split("\n\n")[:2] == [
+        "\nqwen3-235b-a22b as mine in serving:",
+        "  decode       1 x 4 nvidia.com/gpu and 8 EFA\n"
+        "  prefill      12 x 1 nvidia.com/gpu and 2 EFA\n"
+        "  router       2 x 1 CPU",
+    ]
+    assert "port-forward service/mine 8000" in said
+    assert said.endswith("helm -n serving rollback mine")
+
+
+def test_of_a_route_alone_helm_says_where_requests_go(rendered: Render, tmp_path: Path) -> None:
+    backends = [{"release": "mine-v1", "port": 8000, "weight": 90}]
+    said = notes(rendered, {"route": {"gateway": {"name": "edge"}, "backends": backends}}, tmp_path)
+    assert "Requests to /v1 go to:\n\n  mine-v1 with weight 90\n" in said
