@@ -87,10 +87,15 @@ def test_the_root_user_is_warned_of() -> None:
 
 
 def test_credentials_that_aws_does_not_take_are_one_line(stubbed: Any) -> None:
-    stubbed.stub("sts").add_client_error("get_caller_identity", "ExpiredToken", "The security token is expired")
+    stub = stubbed.stub("sts")
+    stub.add_client_error("get_caller_identity", "ExpiredToken", "The security token is expired")
     with pytest.raises(Unavailable) as refused:
         identity.whoami(stubbed)
-    assert str(refused.value) == "AWS refused GetCallerIdentity: ExpiredToken: The security token is expired"
+    assert str(refused.value) == "the AWS credentials have expired: sign in again (`aws sso login`)"
+    stub.add_client_error("get_caller_identity", "InvalidClientTokenId", "The security token is invalid")
+    with pytest.raises(Unavailable) as refused:
+        identity.whoami(stubbed)
+    assert str(refused.value) == "AWS refused GetCallerIdentity: InvalidClientTokenId: The security token is invalid"
 
 
 def test_a_missing_spot_role_is_said_with_the_command_that_makes_it(stubbed: Any, fleet: Any) -> None:
