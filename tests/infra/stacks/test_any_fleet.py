@@ -1,0 +1,85 @@
+"""Any fleet that can be rented synthesizes, and its stacks keep every rule; a sample of them is planned by Terraform."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from ipaddress import IPv4Network
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+
+from infra import scale
+from infra.catalog import instances
+from infra.fleet import Fleet, NewNetwork
+from infra.stacks import rules
+from scripts.rehearsal import mocked, stacks
+from tests.infra import strategies
+
+SAMPLE = 3
+"""How many of the fleets are planned."""
+
+
+def synthesize(fleet: Fleet, out: Path) -> dict[str, Path]:
+    from infra import main
+
+    return main.synthesize(strategies.document(fleet), out)
+
+
+drawn = settings(deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@settings(drawn, max_examples=25)
+@given(fleet=strategies.rentable())
+def test_any_fleet_that_can_be_rented_keeps_every_rule(fleet: Fleet) -> None:
+    with tempfile.TemporaryDirectory() as out:
+        folders = synthesize(fleet, Path(out))
+        made = {name: json.loads((folder / "cdk.tf.json").read_text()) for name, folder in folders.items()}
+    assert set(made) == {"network", "storage", *fleet.orchestrators}
+    assert list(rules.broken(fleet, made)) == []
+    # The rules are the product's own. What follows says the same again by other ways.
+    assert len(efa_zones(made)) == len([pool for pool in fleet.pools.values() if pool.efa])
+    assert all(len(zones) == 1 for zones in efa_zones(made).values())
+    assert isinstance(fleet.network, NewNetwork)
+    subnets = [IPv4Network(one["cidr_block"]) for one in made["network"]["resource"]["aws_subnet"].values()]
+    assert sum(one.num_addresses for one in subnets) <= IPv4Network(fleet.network.cidr).num_addresses
+    assert all(one.needed <= one.there for one in scale.of(fleet, instances.load()).subnets)
+    assert "[{}]" not in json.dumps(made)
+
+
+def efa_zones(made: dict[str, Any]) -> dict[str, set[str]]:
+    """Subnets of the machines with EFA interfaces, by pool."""
+    found: dict[str, set[str]] = {}
+    for stack in made.values():
+        resources = stack.get("resource", {})
+        for name, template in resources.get("aws_launch_template", {}).items():
+            if "efa-only" in json.dumps(template.get("network_interfaces", [])):
+                users = {**resources.get("aws_eks_node_group", {}), **resources.get("aws_autoscaling_group", {})}
+                for user in users.values():
+                    if f"aws_launch_template.{name}.id" in json.dumps(user):
+                        pool = template["tag_specifications"][0]["tags"]["pool"]
+                        subnets = user.get("subnet_ids") or user["vpc_zone_identifier"]
+                        found.setdefault(pool, set()).update(subnets)
+    return found
+
+
+@pytest.mark.terraform
+def test_a_sample_of_them_is_planned_with_a_mocked_provider(tmp_path: Path) -> None:
+    fleets: list[Fleet] = []
+
+    @settings(drawn, max_examples=4 * SAMPLE, phases=[Phase.generate], database=None)
+    @given(fleet=strategies.rentable())
+    def draw(fleet: Fleet) -> None:
+        fleets.append(fleet)
+
+    draw()
+    folders = {
+        f"fleet{index}_{name}": folder
+        for index, fleet in enumerate(fleets[-SAMPLE:])  # the first that Hypothesis draws are the simplest
+        for name, folder in synthesize(fleet, tmp_path / f"fleet{index}").items()
+    }
+    planned = mocked.plan(folders, program=stacks.find_terraform(folders, tmp_path), data=tmp_path)
+    assert planned.keys() == folders.keys()
+    assert sum(planned.values()) > 50 * SAMPLE
