@@ -296,6 +296,9 @@ def _copy(wanted: Wanted, made_at: Site, folder: Path) -> None:
         update={"environment": dict(os.environ), "s3_endpoint": Aws.endpoint("s3")}
     )
     deployment = planned.deployment.model_copy(update={"place": here})
+    for served in deployment.models:
+        if not served.weights.random:
+            console.show(("blueprint", "model", "copy", served.model, "--to", served.weights.uri))
     names = ", ".join(served.model for served in deployment.models)
     with console.step(f"Copy {names} into the model bucket s3://{here.bucket}") as step:
 

@@ -130,6 +130,30 @@ def started_by_karpenter(aws: Aws, fleet: Fleet) -> list[str]:
     )
 
 
+_TAGS_AT_ONCE = 20
+"""Load balancers in one call. Source: Elastic Load Balancing API reference, DescribeTags, 2026-11."""
+
+
+def load_balancers(aws: Aws, fleet: Fleet) -> list[str]:
+    """Names of the load balancers that the cluster's controller made, by the tag that it puts on each.
+
+    Raises:
+        Unavailable: AWS refuses, or does not answer.
+    """
+    balancers = aws.client("elbv2")
+    own = {"Key": "elbv2.k8s.aws/cluster", "Value": names.cluster(fleet)}
+    with clients.refusals():
+        pages = balancers.get_paginator("describe_load_balancers").paginate()
+        by_arn = {one["LoadBalancerArn"]: one["LoadBalancerName"] for page in pages for one in page["LoadBalancers"]}
+        arns = list(by_arn)
+        found = [
+            one
+            for first in range(0, len(arns), _TAGS_AT_ONCE)
+            for one in balancers.describe_tags(ResourceArns=arns[first : first + _TAGS_AT_ONCE])["TagDescriptions"]
+        ]
+    return [by_arn[one["ResourceArn"]] for one in found if own in one["Tags"]]
+
+
 def require_none_left(aws: Aws, fleet: Fleet) -> None:
     """Asks EC2 itself whether any machine of the fleet still runs.
 

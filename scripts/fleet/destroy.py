@@ -116,17 +116,6 @@ def destroy(going: Going) -> None:
     cluster.require_none_left(Aws(site.fleet.region), site.fleet)
 
 
-def cluster_commands(site: Site) -> list[tuple[str, ...]]:
-    """What is run inside the cluster before it goes, for people."""
-    folder = Path("rendered") / site.fleet.name / "platform"
-    removals = platform.removals(site.fleet, instances.load(), folder)
-    return [
-        ("kubectl", "delete", "nodepools.karpenter.sh", "--all"),
-        ("kubectl", "delete", "services", "--field-selector=spec.type=LoadBalancer", "--all-namespaces"),
-        *(tuple(one.words) for one in removals),
-    ]
-
-
 def _services(aws: Aws, site: Site) -> list[str]:
     from botocore.exceptions import ClientError
 
@@ -171,12 +160,13 @@ def _end_what_the_cluster_made(going: Going) -> None:
         with console.step(f"Reach the cluster {site.fleet.name}"):
             reached = cluster.connect(site.fleet, site.data)
     except (Unavailable, console.CommandFailed) as error:
-        if going.karpenter:
-            count = len(going.karpenter)
+        balancers = cluster.load_balancers(Aws(site.fleet.region), site.fleet)
+        if going.karpenter or balancers:
             raise Unavailable(
-                f"{count} machine(s) that Karpenter started run in the cluster, and would outlive it: {error}"
+                f"{listed([*going.karpenter, *balancers])} would outlive the cluster, which made "
+                f"{'it' if len([*going.karpenter, *balancers]) == 1 else 'them'}: {error}"
             ) from None
-        console.err.print(f"  nothing that Karpenter started runs, so the cluster is not needed: {error}", markup=False)
+        console.err.print(f"  nothing is there that the cluster made, so it is not needed: {error}", markup=False)
         return
     with console.step("End the machines that Karpenter started"):
         cluster.end_machines(reached)

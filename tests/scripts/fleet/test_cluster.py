@@ -126,3 +126,27 @@ def test_machines_of_karpenter_are_found_in_ec2_itself_and_are_no_end(aws: str, 
     finally:
         asked.client("ec2").terminate_instances(InstanceIds=[name])
     cluster.require_none_left(asked, rented)
+
+
+def test_load_balancers_that_the_cluster_made_are_told_from_others(aws: str, tmp_path: Path) -> None:
+    rented = fleet(tmp_path)
+    asked = Aws(rented.region)
+    balancers, ec2 = asked.client("elbv2"), asked.client("ec2")
+    vpc = ec2.create_vpc(CidrBlock="10.9.0.0/16")["Vpc"]["VpcId"]
+    subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.9.0.0/24", AvailabilityZone="us-west-2a")["Subnet"]["SubnetId"]
+    made = []
+    for name, tags in (
+        ("k8s-one", {"elbv2.k8s.aws/cluster": "small"}),
+        ("k8s-two", {"elbv2.k8s.aws/cluster": "other"}),
+    ):
+        listed = [{"Key": key, "Value": value} for key, value in tags.items()]
+        answer = balancers.create_load_balancer(Name=name, Type="network", Subnets=[subnet], Tags=listed)
+        made.append(answer["LoadBalancers"][0]["LoadBalancerArn"])
+    try:
+        assert cluster.load_balancers(asked, rented) == ["k8s-one"]
+    finally:
+        for arn in made:
+            balancers.delete_load_balancer(LoadBalancerArn=arn)
+        ec2.delete_subnet(SubnetId=subnet)
+        ec2.delete_vpc(VpcId=vpc)
+    assert cluster.load_balancers(asked, rented) == []
