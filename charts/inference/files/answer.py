@@ -25,7 +25,7 @@ def answer(url, body, seconds):
         with urllib.request.urlopen(request, timeout=seconds) as response:
             said = json.load(response)
     except urllib.error.HTTPError as error:
-        return "%s: %s" % (error, error.read(500).decode(errors="replace"))
+        return f"{error}: {error.read(500).decode(errors='replace')}"
     except (OSError, ValueError) as error:
         return str(error)
     found = isinstance(said, dict) and any(said.get(name) for name in ANSWERS)
