@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import subprocess
@@ -11,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from infra import settings
-from infra.catalog import instances
+from infra.catalog import eks, instances
 from infra.fleet import Fleet
 from scripts import fleet_picture
 
@@ -170,6 +171,7 @@ def test_json_holds_the_same_facts_for_scripts(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     said: dict[str, Any] = json.loads(done.stdout)
     assert said["region"] == "us-east-1" and said["mistakes"] == []
+    assert said["end_of_standard_support"] is None  # of ECS there is none
     assert said["most_usd_h"] == pytest.approx(43813.4, abs=1)
     pool = said["pools"][1]
     assert pool["machines"] == {"least": 1, "most": 100}
@@ -195,6 +197,10 @@ def test_the_default_is_the_fleet_file_of_this_folder() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("demo  us-west-2, 3 zones, EKS\n")
+    end = eks.END_OF_STANDARD_SUPPORT["1.35"]
+    assert f"Kubernetes 1.35: standard support end{'s' if datetime.date.today() < end else 'ed'} on {end}" in " ".join(
+        done.stdout.split()
+    )
 
 
 def test_a_fleet_of_both_says_where_each_pool_runs_and_what_is_kept_warm(tmp_path: Path) -> None:
