@@ -1,5 +1,6 @@
 """The fleet file in, Terraform stacks out: `python -m infra.main` writes cdktf.out/stacks/STACK/cdk.tf.json.
 
+A deployment that is rendered for ECS (rendered/NAME/ecs/ecs.yaml) is a stack as well.
 BLUEPRINT_FLEET names another file than ./fleet.yaml, CDKTF_OUTDIR another folder than ./cdktf.out.
 """
 
@@ -7,15 +8,17 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from infra import reading
+from infra import reading, serving
 from infra.bindings import cdktf
 from infra.constructs import limits
 from infra.errors import BlueprintError, InputError
 from infra.fleet import Fleet
 from infra.settings import Document
 from infra.stacks import ecs, eks, network, rules, storage
+from infra.stacks import serving as serving_stack
 
 STACKS = (network, storage, eks, ecs)
 """In the order in which one may need another."""
@@ -24,11 +27,14 @@ ORCHESTRATORS = ("eks", "ecs")
 """Stacks that only a fleet with the orchestrator of the same name has."""
 
 
-def synthesize(document: Document[Fleet], out: Path) -> dict[str, Path]:
+def synthesize(document: Document[Fleet], out: Path, servings: Sequence[Path] = ()) -> dict[str, Path]:
     """Writes every stack under `out`; returns the folder of each, in the order to apply them in.
 
+    Args:
+        servings: what was rendered for ECS: each file becomes a stack serving-NAME.
+
     Raises:
-        InputError: AWS would refuse something of the fleet.
+        InputError: AWS would refuse something of the fleet, or a rendered file is wrong.
         AnswerIsNo: a stack breaks a rule that every stack keeps.
     """
     if wrong := limits.mistakes(document):
@@ -41,17 +47,46 @@ def synthesize(document: Document[Fleet], out: Path) -> dict[str, Path]:
         if stack.NAME in ORCHESTRATORS:
             # They find the network by its tags, so nothing in them tells `cdktf deploy` to make it first.
             app.node.find_child(stack.NAME).add_dependency(app.node.find_child(network.NAME))
+    deployments = [serving.read(file, document).value for file in servings]
+    for deployment in deployments:
+        serving_stack.add(app, document, deployment)
+        app.node.find_child(serving_stack.name_of(deployment.name)).add_dependency(app.node.find_child(ecs.NAME))
     app.synth()
-    folders = {stack.NAME: out / "stacks" / stack.NAME for stack in made}
+    made_names = [*(stack.NAME for stack in made), *(serving_stack.name_of(one.name) for one in deployments)]
+    folders = {name: out / "stacks" / name for name in made_names}
     rules.require(document, folders)
     return folders
+
+
+def synthesize_serving(document: Document[Fleet], out: Path, file: Path) -> dict[str, Path]:
+    """Writes the stack of one deployment alone; returns its folder, by its name.
+
+    Raises:
+        InputError: the rendered file is wrong.
+        AnswerIsNo: the stack breaks a rule that every stack keeps.
+    """
+    deployment = serving.read(file, document).value
+    app = cdktf.App(outdir=str(out))
+    serving_stack.add(app, document, deployment)
+    app.synth()
+    name = serving_stack.name_of(deployment.name)
+    folders = {name: out / "stacks" / name}
+    rules.require(document, folders)
+    return folders
+
+
+def rendered(fleet: Fleet, root: Path) -> list[Path]:
+    """What lies rendered for ECS below `root`, of that fleet."""
+    files = sorted(root.glob("rendered/*/ecs/ecs.yaml"))
+    return [file for file in files if f"\nfleet: {fleet.name}\n" in file.read_text(encoding="utf-8")]
 
 
 def main() -> None:
     """Synthesizes; a refusal ends with its text and exit code."""
     try:
         document = reading.read(Path(os.environ.get("BLUEPRINT_FLEET", "fleet.yaml")))
-        synthesize(document, Path(os.environ.get("CDKTF_OUTDIR", "cdktf.out")))
+        out = Path(os.environ.get("CDKTF_OUTDIR", "cdktf.out"))
+        synthesize(document, out, rendered(document.value, Path()))
     except BlueprintError as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 from infra.fleet import Fleet
 
 BASE_STACKS = ("network", "storage")
@@ -61,6 +63,16 @@ def fallback_tags(role: str, choice: int) -> dict[str, str]:
         choice: place in the pool's order of preference, from 0.
     """
     return {"fallback": role, "choice": str(choice)}
+
+
+def of_deployment(deployment: str, part: str) -> str:
+    """Purpose of a deployment's role, in the 16 characters that IAM's limit leaves.
+
+    Args:
+        part: at most 5 characters.
+    """
+    digest = hashlib.sha256(deployment.encode()).hexdigest()[:4]
+    return f"{deployment if len(deployment) <= 10 else f'{deployment[:5]}-{digest}'}-{part}"
 
 
 def function(fleet: Fleet, purpose: str) -> str:

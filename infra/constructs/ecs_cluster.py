@@ -34,7 +34,7 @@ def cluster(stack: Any, fleet: Fleet, *, account: Account, functions: Sequence[s
         functions: names of the Lambda functions whose logs the key encrypts as well.
     """
     name = names.cluster(fleet)
-    commands = f"/aws/ecs/{name}/exec"
+    commands = exec_log_group(fleet)
     # Container Insights makes its own log group where there is none: without a key, and kept for ever.
     insights = f"/aws/ecs/containerinsights/{name}/performance"
     encryption = key(
@@ -65,6 +65,11 @@ def cluster(stack: Any, fleet: Fleet, *, account: Account, functions: Sequence[s
         depends_on=[insights_log],
     )
     return Cluster(made, encryption)
+
+
+def exec_log_group(fleet: Fleet) -> str:
+    """Log group of the commands that were run inside tasks."""
+    return f"/aws/ecs/{names.cluster(fleet)}/exec"
 
 
 def peers(stack: Any, fleet: Fleet, *, vpc_id: str) -> Any:

@@ -29,6 +29,8 @@ WITHOUT_RESOURCE = (
     "ec2:Get",
     "elasticloadbalancing:Describe",
     "fsx:Describe",
+    # A password for all registries of the account.
+    "ecr:GetAuthorizationToken",
     # Who asks is told which of AWS's endpoints to call.
     "ecs:DiscoverPollEndpoint",
     "ecs:DescribeTaskDefinition",
