@@ -169,8 +169,9 @@ def install(
             _tools(wanted, rehearsed=site.endpoint_here() is not None)
             _go(wanted, serving, (lambda _: None) if own else agree, done, own=own)
         except KeyboardInterrupt:
-            then = "the embedded AWS ends with it, so a rehearsal begins anew" if own else f"{wanted.again} goes on"
-            console.err.print(f"Broken off: {then}; {wanted.undo} undoes what was made", markup=False)
+            goes_on = f"{wanted.again} goes on; {wanted.undo} undoes what was made"
+            then = "the embedded AWS ended with it, so a rehearsal begins anew" if own else goes_on
+            console.err.print(f"Broken off: {then}", markup=False)
             raise
     return done
 
