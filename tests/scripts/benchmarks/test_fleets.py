@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+import pytest
+
+from infra.errors import AnswerIsNo
+from scripts.benchmarks import fleets
+
+
+@pytest.mark.terraform
+def test_a_run_counts_what_was_planned_and_what_it_took() -> None:
+    run = fleets.measure("one-gpu", "--fleet", str(fleets.FLEETS / "one-gpu.yaml"), "--mocked")
+    assert (run.what, run.applied) == ("one-gpu", 0)
+    assert run.planned > 70
+    assert run.user_s > 0
+    assert run.wall_s > 0
+    assert run.peak_mib > 100  # Terraform holds the provider's schemas
+
+
+def test_a_rehearsal_that_fails_is_no_measurement() -> None:
+    with pytest.raises(
+        AnswerIsNo, match=r"^blueprint rehearse --fleet none\.yaml --json ended with 2\. Run it to see why$"
+    ):
+        fleets.measure("none", "--fleet", "none.yaml")
