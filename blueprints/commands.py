@@ -232,7 +232,7 @@ def _own_values(context: Context, process: str, role: str, number: int, rank: in
 
 
 def peer(context: Context, service: str) -> str:
-    """The DNS name by which peers find a service on ECS, where all deployments of a fleet share one namespace."""
+    """The DNS name by which peers find a service: on ECS all deployments of a fleet share one namespace."""
     return f"{context.name}-{service}.{context.place.namespace}"
 
 
@@ -284,7 +284,7 @@ def under_way(traffic: Traffic) -> int:
 def router(context: Context, roles: Sequence[Role], serves: Served) -> Process:
     """The router before the engines of `roles`."""
     row, place = engines.routers()[ROUTER], context.place
-    found = row.finds[FINDS[place.target]]
+    found = row.finds[finds(context)]
     apart = {PREFILL, DECODE} <= {role.name for role in roles}
     way = found.apart if apart else found.together
     parts: list[Part] = [way]
@@ -306,11 +306,12 @@ def router(context: Context, roles: Sequence[Role], serves: Served) -> Process:
         "events": tuple(_events(context, roles)),
     }
     further = (text for part in parts for text in part.arguments)
-    command = engines.arguments((*way.before, *row.command, *further), values)
+    command = engines.arguments((*row.command, *further), values)
+    before = engines.arguments(way.before, values)
     environment = engines.environment((row.environment, *(part.environment for part in parts)), values)
     return Process(
         name="router",
-        command=(_executable(place, command[0]), *command[1:]),
+        command=(*_before(place, before), _executable(place, command[0]), *command[1:]),
         environment=environment,
         port=_port(context, "router", ROUTER_PORT),
         probe=_probe(serves.name, serves.weights.bytes),
@@ -318,17 +319,30 @@ def router(context: Context, roles: Sequence[Role], serves: Served) -> Process:
     )
 
 
+def finds(context: Context) -> Literal["addresses", "labels", "names"]:
+    """How the router finds the engines here."""
+    # Which model an engine serves cannot be told to a router at its start: it takes that by its interface alone.
+    return "names" if context.blueprint.pattern == "multi-model" else FINDS[context.place.target]
+
+
+def _before(place: Place, words: Sequence[str]) -> tuple[str, ...]:
+    """What finds the engines for the router, as it is called here."""
+    return (*(place.follow or words[:1]), *words[1:]) if words else ()
+
+
 def _whereabouts(context: Context, role: Role) -> tuple[str, ...]:
     """How the router finds the engines of a role: each by its address, or all by their labels or their name."""
-    place = context.place
+    place, names = context.place, finds(context) == "names"
     if context.local:
-        return tuple(f"http://{LOOPBACK}:{process.port}" for process in role.processes)
-    if place.target == "eks":
-        labels = {"app.kubernetes.io/instance": context.name, "app.kubernetes.io/component": role.name}
-        listens = {"inference/listens": "true"} if role.machines > 1 else {}
-        return tuple(f"{key}={value}" for key, value in {**labels, **listens}.items())
-    heads = [process.name for process in role.processes if process.rank == 0]
-    return tuple(f"{peer(context, name)}:{ENGINE_PORT}" for name in heads)
+        return tuple(f"{'' if names else 'http://'}{LOOPBACK}:{process.port}" for process in role.processes)
+    if place.target == "ecs":
+        heads = [process.name for process in role.processes if process.rank == 0]
+        return tuple(f"{peer(context, name)}:{ENGINE_PORT}" for name in heads)
+    if names:
+        return (f"{peer(context, role.name)}:{ENGINE_PORT}",)
+    labels = {"app.kubernetes.io/instance": context.name, "app.kubernetes.io/component": role.name}
+    listens = {"inference/listens": "true"} if role.machines > 1 else {}
+    return tuple(f"{key}={value}" for key, value in {**labels, **listens}.items())
 
 
 def _events(context: Context, roles: Sequence[Role]) -> Iterator[str]:

@@ -88,6 +88,9 @@ class Place(Resolved):
     launcher: tuple[str, ...] = ()
     """Put before every command: sees to it that nothing of a process is left when it ends."""
 
+    follow: tuple[str, ...] = ()
+    """What runs images/router's program; empty where the image's PATH has it."""
+
     services: tuple[Process, ...] = ()
     """What runs beside the deployment and stands in for AWS."""
 
@@ -276,6 +279,11 @@ class Deployment(Resolved):
     def models(self) -> tuple[Served, ...]:
         """The models that clients can name, each once."""
         return tuple({role.serves.name: role.serves for role in self.engines if role.serves}.values())
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that clients can put in `model`: models and their adapters."""
+        return tuple(name for served in self.models for name in (served.name, *served.adapters))
 
     @property
     def processes(self) -> tuple[Process, ...]:

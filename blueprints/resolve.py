@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from blueprints import commands, placement, refusals
+from blueprints import adapters, commands, placement, refusals
 from blueprints.blueprint import Blueprint
 from blueprints.catalog import engines, models
 from blueprints.catalog.models import Model
@@ -42,6 +42,7 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], place: Place
     """
     wanted = blueprint.value
     placed, wrong = _placed(blueprint, fleet)
+    wrong += adapters.wrong(blueprint, place.target)
     if not wrong:
         wrong = [*placement.overfull(blueprint, fleet, placed), *refusals.of(blueprint, fleet, place, placed)]
     if wrong:
@@ -162,7 +163,7 @@ def _model(
 
 
 def _role(context: Context, blueprint: Document[Blueprint], name: str, role: Engine, found: Placement) -> Role:
-    serves = _served(context, blueprint, role, found.model)
+    serves = _served(context, blueprint, name, role, found.model)
     # EFA joins a replica's machines and hands caches on; nothing else goes over it.
     over_efa = found.resources.efa > 0 and (found.machines > 1 or context.transfer == "rdma")
     return Role(
@@ -202,7 +203,7 @@ def _further_ports(context: Context, found: Placement) -> dict[str, int]:
     return {} if context.local else {name: commands.PORTS[name] for name, there in wanted.items() if there}
 
 
-def _served(context: Context, blueprint: Document[Blueprint], role: Engine, model: Model) -> Served:
+def _served(context: Context, blueprint: Document[Blueprint], name: str, role: Engine, model: Model) -> Served:
     wanted, place = context.blueprint, context.place
     named, weights = (
         (role.model, role.weights) if isinstance(role, ServedSettings) else (wanted.model or "", wanted.weights)
@@ -211,7 +212,8 @@ def _served(context: Context, blueprint: Document[Blueprint], role: Engine, mode
     folder = blueprint.path.resolve().parent
     return Served(
         model=named,
-        name=served_name(named),
+        # Of many models each is called as its role is: the same model may be there twice, with other settings.
+        name=name if isinstance(role, ServedSettings) else served_name(named),
         weights=Weights(
             uri=f"{uri.rstrip('/')}/",
             loader=context.row.streaming.loader,
@@ -220,7 +222,8 @@ def _served(context: Context, blueprint: Document[Blueprint], role: Engine, mode
         ),
         context=_context(wanted, role),
         adapters={
-            name: where if where.startswith("s3://") else str(folder / where) for name, where in role.adapters.items()
+            adapter: where if where.startswith("s3://") else str(folder / where)
+            for adapter, where in role.adapters.items()
         },
     )
 
@@ -241,8 +244,10 @@ def _router(context: Context, roles: Sequence[Role]) -> Role:
 
 
 def _router_image(context: Context, row: engines.Router) -> str:
+    if context.local:
+        return ""
     following = row.following_image.replace("{registry}", context.place.registry)
-    return {"local": "", "eks": row.image, "ecs": following}[context.place.target]
+    return following if commands.finds(context) == "names" else row.image
 
 
 def _url(context: Context, router: Role) -> str:

@@ -110,7 +110,7 @@ class Engine(Settings):
 
 
 class Served(Engine):
-    """One of many models behind one endpoint: its role is named after it."""
+    """One of many models behind one endpoint: clients put the name of its role in `model`."""
 
     model: Model
     """A model of the catalogue, a hub id such as Qwen/Qwen3-0.6B, or a folder that holds config.json."""
@@ -145,7 +145,7 @@ class Roles(Settings):
     """Replicas that write answers (disaggregated)."""
 
     models: dict[Name, Served] = Field(default_factory=dict)
-    """Models behind one endpoint by the name of their role (multi-model)."""
+    """Models behind one endpoint by the name that clients put in `model` (multi-model)."""
 
     router: Router = Router()
     """One endpoint before them all."""

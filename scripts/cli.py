@@ -11,8 +11,8 @@ from typer.core import TyperGroup
 
 from infra.errors import BlueprintError, InputError, Unavailable
 from scripts import console
-from scripts.commands import catalog as catalogue
 from scripts.commands import (
+    adapter,
     check,
     deploy,
     fleet_show,
@@ -28,6 +28,7 @@ from scripts.commands import (
     status,
     validate,
 )
+from scripts.commands import catalog as catalogue
 from scripts.commands import fleet as fleets
 from scripts.commands import preflight as preflights
 from scripts.commands import state as states
@@ -66,6 +67,7 @@ app = typer.Typer(
 fleet = typer.Typer(help="The fleet: show it, plan it, apply it, destroy it.", no_args_is_help=True)
 catalog = typer.Typer(help="The catalogues' data.", no_args_is_help=True)
 app.add_typer(model.app, name="model")
+app.add_typer(adapter.app, name="adapter")
 app.add_typer(platform.app, name="platform")
 app.add_typer(fleet, name="fleet")
 app.add_typer(catalog, name="catalog")

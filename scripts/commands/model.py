@@ -22,6 +22,7 @@ def make_tiny(
     size: Annotated[
         str, typer.Option(help="tiny: a few MB. mid: 0.9 GB, so that streaming is worth measuring.")
     ] = "tiny",
+    adapter: Annotated[bool, typer.Option("--adapter", help="A LoRA adapter of tiny instead of the model.")] = False,
 ) -> None:
     """Make a Qwen3 with random weights and a real tokenizer, the same bytes each time."""
     from blueprints.catalog import models
@@ -31,6 +32,9 @@ def make_tiny(
     known = next((one for one in make_tiny.SIZES if one == size), None)
     if known is None:
         raise InputError(f"--size: now {size!r}: there is no such size. Write {' or '.join(make_tiny.SIZES)}.")
+    if adapter:
+        console.out.print(str(make_tiny.make_adapter(to)), markup=False)
+        return
     with console.step(f"Make the model {size} in {to}") as step:
         folder = make_tiny.make(known, to, _noting(step))
         step.note = f"{models.find(size).parameters / 1e6:.0f} million parameters"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 from blueprints import resolve
 from blueprints.blueprint import Blueprint
@@ -15,6 +16,9 @@ from scripts import processes
 from scripts.local import engine_env, keep
 from scripts.local.run import Run
 from scripts.rehearsal import embedded_aws
+
+FOLLOW = Path(__file__).resolve().parents[2] / "images" / "router" / "follow.py"
+"""Tells a router of many models which engine serves which, here as on ECS."""
 
 AWS = "aws"
 ROUTER = "router"
@@ -55,6 +59,7 @@ def find(run: Run, blueprint: Blueprint, fleet: Fleet, *, own_ports: bool, port:
         data=str(run.data),
         sockets=str(run.sockets),
         launcher=(sys.executable, keep.__file__),
+        follow=(sys.executable, str(FOLLOW)),
         services=(aws,),
         ports=ports,
         cores=len(os.sched_getaffinity(0)),

@@ -113,6 +113,60 @@ def make(size: Size, folder: Path, progress: Progress | None = None) -> Path:
     return folder
 
 
+ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj")
+ADAPTER_RANK = 8
+
+
+def make_adapter(folder: Path) -> Path:
+    """Makes a LoRA adapter of the model `tiny` in `folder`, as PEFT writes one, and returns `folder`.
+
+    It says something else than the model alone, and than adapters of other names: its numbers follow from the
+    folder's name.
+
+    Raises:
+        InputError: `folder` is there.
+        Unavailable: it cannot be written.
+    """
+    folder = folder.expanduser().absolute()
+    if folder.exists():
+        raise InputError(f"{folder}: it is there already. Write a folder that is not there yet.")
+    first = int(hashlib.sha256(folder.name.encode()).hexdigest()[:8], 16)
+    draft = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.part")
+    try:
+        draft.mkdir(parents=True)
+        _write_json(draft / "adapter_config.json", _adapter_settings())
+        _write_shard(draft / "adapter_model.safetensors", list(_adapter_tensors()), first, [])
+        draft.rename(folder)
+    except OSError as error:
+        raise Unavailable(f"{folder}: the adapter cannot be written there: {error.strerror or error}.") from None
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return folder
+
+
+def _adapter_settings() -> dict[str, Any]:
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": "tiny",
+        "r": ADAPTER_RANK,
+        "lora_alpha": 2 * ADAPTER_RANK,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": list(ADAPTED),
+    }
+
+
+def _adapter_tensors() -> Iterator[Tensor]:
+    """Two narrow matrices beside each that is adapted; wide enough in their numbers to change what is said."""
+    for tensor in tensors("tiny"):
+        name = tensor.name.removesuffix(".weight")
+        if name.endswith(ADAPTED):
+            out, into = tensor.shape
+            yield Tensor(f"base_model.model.{name}.lora_A.weight", (ADAPTER_RANK, into), 0.05)
+            yield Tensor(f"base_model.model.{name}.lora_B.weight", (out, ADAPTER_RANK), 0.5)
+
+
 def tensors(size: Size) -> Iterator[Tensor]:
     """The checkpoint's tensors in the order of the shards."""
     m = models.find(size)
@@ -264,7 +318,7 @@ def _steer(name: str, values: np.ndarray[Any, np.dtype[np.uint16]], silent: list
     """
     if name == "model.embed_tokens.weight":
         values[:, _STEER] = _bfloat16(0.5)
-    elif name.endswith(("o_proj.weight", "down_proj.weight")):
+    elif name.endswith(("o_proj.weight", "down_proj.weight", "o_proj.lora_B.weight")):
         values[_STEER, :] = 0
     elif name == "model.norm.weight":
         values[_STEER] = _bfloat16(16.0)

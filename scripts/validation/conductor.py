@@ -6,6 +6,7 @@ Runs inside Locust as a greenlet of its own; users and conductor find each other
 from __future__ import annotations
 
 import datetime
+import functools
 import gc
 import http.client
 import json
@@ -98,7 +99,8 @@ def _prompts(asker: Any, settings: Plan) -> tuple[Iterator[Prompt], Iterator[Pro
     if settings.data:
         rows = prompts.read_rows(Path(settings.data), settings.traffic.api)
         return own_prompts(settings, rows), own_prompts(settings, rows)
-    costs = prompts.measure(lambda text: _count(asker, text), Pool(prompts.AT_ONCE).imap)
+    many = Pool(prompts.AT_ONCE).imap
+    costs = {model: prompts.measure(functools.partial(_count, asker, model), many) for model in settings.models}
     return made_prompts(settings, "warm-up", costs), made_prompts(settings, "load", costs)
 
 
@@ -117,9 +119,9 @@ def _speaks_vllm(asker: Any, now: Load) -> bool:
     raise AssertionError("unreachable: the second try returns or raises")
 
 
-def _count(asker: Any, text: str) -> int:
+def _count(asker: Any, model: str, text: str) -> int:
     """Tokens of a prompt, by the server's own usage."""
-    body = asker.body(Prompt(({"role": "user", "content": text},), max_tokens=1))
+    body = asker.body(Prompt(({"role": "user", "content": text},), max_tokens=1, model=model))
     body = {key: value for key, value in body.items() if key != "stream_options"} | {"stream": False}
     try:
         usage = json.loads(_ask(asker, body)).get("usage") or {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,8 @@ class Prompt:
     """Whether the answer should have exactly `max_tokens` tokens."""
     asked_input: int | None = None
     expected: str | None = None
+    model: str | None = None
+    """Whom to ask; the plan's first where left out."""
 
     @property
     def text(self) -> str:
@@ -179,15 +181,23 @@ def _fill(ahead: queue.Queue, made: Iterable[Prompt]) -> None:
         ahead.put(prompt)
 
 
-def made_prompts(plan: Plan, phase: str, costs: prompts.Costs) -> Iterator[Prompt]:
-    """Prompts of the lengths that the plan draws for a phase, without end."""
-    maker = prompts.Maker(costs, f"{plan.traffic.seed}/{phase}")
-    for length in lengths(plan.traffic, phase):
-        message = {"role": "user", "content": maker.make(length)}
-        yield Prompt((message,), length.output_tokens, asked_input=length.input_tokens)
+def made_prompts(plan: Plan, phase: str, costs: Mapping[str, prompts.Costs]) -> Iterator[Prompt]:
+    """Prompts of the lengths that the plan draws for a phase, without end, for its models in turn.
+
+    Args:
+        costs: what words cost each model.
+    """
+    makers = {model: prompts.Maker(costs[model], f"{plan.traffic.seed}/{phase}") for model in plan.models}
+    for model, length in zip(itertools.cycle(plan.models), lengths(plan.traffic, phase), strict=False):
+        message = {"role": "user", "content": makers[model].make(length)}
+        yield Prompt((message,), length.output_tokens, asked_input=length.input_tokens, model=model)
 
 
 def own_prompts(plan: Plan, rows: Sequence[prompts.Row]) -> Iterator[Prompt]:
-    """The user's prompts in their order, again and again; an answer ends where the model ends it, or at its longest."""
-    for row in itertools.cycle(rows):
-        yield Prompt(row.messages, plan.traffic.output_tokens.most, exact=False, expected=row.expected)
+    """The user's prompts in their order, again and again, each put to all of the plan's models.
+
+    An answer ends where the model ends it, or at its longest.
+    """
+    for row, model in itertools.cycle(itertools.product(rows, plan.models)):
+        most = plan.traffic.output_tokens.most
+        yield Prompt(row.messages, most, exact=False, expected=row.expected, model=model)

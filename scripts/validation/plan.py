@@ -24,8 +24,8 @@ class Plan(BaseModel):
     url: str
     """Base URL of the deployment, without /v1."""
 
-    model: str
-    """The name to put into each request's `model`."""
+    models: tuple[str, ...]
+    """The names to put into requests' `model`, in turn."""
 
     traffic: Traffic
     """The load, as the blueprint says it."""

@@ -298,6 +298,7 @@ def _settings(deployment: Deployment) -> dict[str, Any]:
         **plain,
         "model": first.model,
         "served_model": first.name,
+        **({"models": list(deployment.names)} if len(deployment.names) > 1 else {}),
         "context": first.context,
         "replicas": len(deployment.replicas),
         **({"roles": roles} if len(roles) > 1 else {}),

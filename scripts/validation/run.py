@@ -36,7 +36,7 @@ LATEST = "latest"
 
 _LOCUSTFILE = Path(__file__).with_name("locustfile.py")
 ASKED = 3 + math.ceil(len(prompts.VOCABULARY) / prompts.AT_ONCE)
-"""Longest chain of questions before the warm-up: two for what the server understands, then what words cost."""
+"""Longest chain of questions to a model before the warm-up: two for what it understands, then what words cost."""
 
 _START_S = 60.0
 """Longest that Locust may take to start and to end."""
@@ -83,7 +83,9 @@ def validate(
         found = _play(told, user or _LOCUSTFILE, work)
         with (work / outcome.SAMPLES).open(encoding="utf-8") as lines:
             samples = [Sample.from_json(line) for line in lines]
-        read = weights.read(deployment.models[0].weights, [logs / f"{one.name}.log" for one in deployment.replicas])
+        first = deployment.models[0]
+        readers = [one for role in deployment.engines if role.serves == first for one in role.processes]
+        read = weights.read(first.weights, [logs / f"{one.name}.log" for one in readers])
         made = report.build(deployment, found, samples, read, _versions(deployment))
         return made, _keep(made, samples, work, runs / deployment.name)
 
@@ -123,7 +125,7 @@ def _plan(deployment: Deployment, folder: Path, work: Path) -> Plan:
         pages = {one.name: f"http://127.0.0.1:{one.port}/metrics" for one in deployment.replicas}
     told = Plan(
         url=deployment.url,
-        model=deployment.models[0].name,
+        models=deployment.names,
         traffic=traffic,
         data=str(data) if data else None,
         engine_pages=pages,
@@ -170,7 +172,7 @@ def _play(told: Plan, user_file: Path, work: Path) -> Outcome:
 def _longest(told: Plan) -> float:
     """Seconds after which the driver must have ended, whatever the server does."""
     traffic = told.traffic
-    asked = ASKED + traffic.warm_up // plan.users(traffic) + 1
+    asked = ASKED * len(told.models) + traffic.warm_up // plan.users(traffic) + 1
     return _START_S + asked * traffic.deadline + traffic.time_limit + traffic.deadline
 
 

@@ -73,7 +73,8 @@ class OpenAIUser(User):  # type: ignore[misc]
         """The JSON that is sent for a prompt."""
         content = {"messages": prompt.messages} if self.plan.traffic.api == "chat" else {"prompt": prompt.text}
         options = {"include_usage": True}
-        body = {"model": self.plan.model, **content, "max_tokens": prompt.max_tokens, "temperature": 0}
+        model = prompt.model or self.plan.models[0]
+        body = {"model": model, **content, "max_tokens": prompt.max_tokens, "temperature": 0}
         if self.load.vllm_dialect:
             options["continuous_usage_stats"] = True
             body |= {"ignore_eos": True, "min_tokens": prompt.max_tokens} if prompt.exact else {}

@@ -190,3 +190,16 @@ def _tensor(folder: Path, name: str):  # type: ignore[no-untyped-def]
     tensors = dict(deserialize((folder / index["weight_map"][name]).read_bytes()))
     raw = np.frombuffer(tensors[name]["data"], dtype="<u2").astype("<u4") << 16
     return raw.view("<f4").reshape(tensors[name]["shape"])
+
+
+def test_an_adapter_is_the_same_for_the_same_name_and_another_for_another(tmp_path: Path) -> None:
+    one, same, other = (make_tiny.make_adapter(tmp_path / name) for name in ("a/tone", "b/tone", "a/other"))
+    assert _hashes(one) == _hashes(same)
+    assert _hashes(one)["adapter_model.safetensors"] != _hashes(other)["adapter_model.safetensors"]
+
+
+def test_an_adapter_never_overwrites(tmp_path: Path) -> None:
+    make_tiny.make_adapter(tmp_path / "tone")
+    with pytest.raises(InputError) as refused:
+        make_tiny.make_adapter(tmp_path / "tone")
+    assert str(refused.value) == f"{tmp_path}/tone: it is there already. Write a folder that is not there yet."

@@ -1,0 +1,102 @@
+"""LoRA adapters of a blueprint: what cannot be loaded is refused at its line, before anything runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from blueprints import adapters
+from blueprints.blueprint import Blueprint
+from infra.settings import load
+from scripts.models import make_tiny
+
+BLUEPRINT = """\
+pattern: multi-model
+roles:
+  models:
+    plain: {{model: tiny, pool: general}}
+    tuned: {{model: {model}, pool: general, adapters: {{tone: {where}}}}}
+traffic: {{users: 2}}
+slo: {{}}
+"""
+
+
+def _refused(folder: Path, where: str = "adapters/tone", model: str = "tiny", target: str = "local") -> list[str]:
+    (folder / "blueprint.yaml").write_text(BLUEPRINT.format(model=model, where=where))
+    wrong = adapters.wrong(load(folder / "blueprint.yaml", Blueprint), target)
+    return [str(mistake).replace(f"{folder}/", "") for mistake in wrong]
+
+
+@pytest.fixture
+def tone(tmp_path: Path) -> Path:
+    """An adapter of `tiny` beside the blueprint."""
+    return make_tiny.make_adapter(tmp_path / "adapters" / "tone")
+
+
+def _change(folder: Path, **values: object) -> None:
+    file = folder / adapters.CONFIG
+    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+
+
+def test_an_adapter_of_its_roles_model_is_taken(tmp_path: Path, tone: Path) -> None:
+    assert tone.is_dir()
+    assert _refused(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("base", "model"),
+    [
+        ("Qwen/Qwen3-8B", "Qwen/Qwen3-8B"),
+        ("/data/models/Qwen3-8B", "Qwen/Qwen3-8B"),
+        ("Qwen/Qwen3-235B-A22B", "Qwen/Qwen3-235B-A22B-FP8"),
+        ("Qwen/Qwen3-235B-A22B", "nvidia/Qwen3-235B-A22B-NVFP4"),
+    ],
+)
+def test_the_model_may_come_from_elsewhere_or_be_quantized(tmp_path: Path, tone: Path, base: str, model: str) -> None:
+    _change(tone, base_model_name_or_path=base)
+    assert _refused(tmp_path, model=model) == []
+
+
+def test_an_adapter_of_another_model_is_refused(tmp_path: Path, tone: Path) -> None:
+    _change(tone, base_model_name_or_path="Qwen/Qwen3-8B")
+    assert _refused(tmp_path) == [
+        "blueprint.yaml:5:58: roles.models.tuned.adapters.tone: now 'adapters/tone': it was made for Qwen/Qwen3-8B, and "
+        "the role serves tiny. Write an adapter of tiny, or a role of Qwen/Qwen3-8B."
+    ]
+
+
+def test_an_adapter_of_a_rank_beyond_what_is_set_aside_is_refused(tmp_path: Path, tone: Path) -> None:
+    _change(tone, r=128)
+    assert _refused(tmp_path) == [
+        "blueprint.yaml:5:58: roles.models.tuned.adapters.tone: now 'adapters/tone': its rank is 128, and replicas set "
+        "memory aside for 64. Write an adapter of rank 64 or less."
+    ]
+
+
+def test_the_rank_is_the_one_of_the_engines_command_line() -> None:
+    from blueprints.catalog import engines
+
+    arguments = engines.engines()["vllm"].options["adapters"].arguments
+    assert arguments[arguments.index("--max-lora-rank") + 1] == str(adapters.MOST_RANK)
+
+
+def test_a_folder_that_is_no_adapter_is_refused(tmp_path: Path) -> None:
+    assert _refused(tmp_path) == [
+        "blueprint.yaml:5:58: roles.models.tuned.adapters.tone: now 'adapters/tone': there is no adapter_config.json "
+        "and no adapter_model.safetensors in adapters/tone. Write a folder that PEFT wrote."
+    ]
+
+
+def test_a_folder_is_of_no_use_to_a_container_nor_s3_to_this_machine(tmp_path: Path, tone: Path) -> None:
+    assert tone.is_dir()
+    assert _refused(tmp_path, target="eks") == [
+        "blueprint.yaml:5:58: roles.models.tuned.adapters.tone: now 'adapters/tone': a container on eks does not see "
+        "this folder. Write s3://BUCKET/PREFIX; `blueprint model copy FOLDER --to` puts it there."
+    ]
+    assert _refused(tmp_path, "s3://mine/tone", target="eks") == []
+    assert _refused(tmp_path, "s3://mine/tone") == [
+        "blueprint.yaml:5:58: roles.models.tuned.adapters.tone: now 's3://mine/tone': the S3 of this machine is an "
+        "embedded one, which has no adapters. Write a folder beside the blueprint."
+    ]
