@@ -50,9 +50,9 @@ def synthesize(document: Document[Fleet], out: Path, servings: Sequence[Path] = 
     deployments = [serving.read(file, document).value for file in servings]
     for deployment in deployments:
         serving_stack.add(app, document, deployment)
-        app.node.find_child(serving_stack.name_of(deployment.name)).add_dependency(app.node.find_child(ecs.NAME))
+        app.node.find_child(serving_stack.stack_of(deployment.name)).add_dependency(app.node.find_child(ecs.NAME))
     app.synth()
-    made_names = [*(stack.NAME for stack in made), *(serving_stack.name_of(one.name) for one in deployments)]
+    made_names = [*(stack.NAME for stack in made), *(serving_stack.stack_of(one.name) for one in deployments)]
     folders = {name: out / "stacks" / name for name in made_names}
     rules.require(document, folders)
     return folders
@@ -69,7 +69,7 @@ def synthesize_serving(document: Document[Fleet], out: Path, file: Path) -> dict
     app = cdktf.App(outdir=str(out))
     serving_stack.add(app, document, deployment)
     app.synth()
-    name = serving_stack.name_of(deployment.name)
+    name = serving_stack.stack_of(deployment.name)
     folders = {name: out / "stacks" / name}
     rules.require(document, folders)
     return folders

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field
 
-from infra import groups
+from infra import groups, names
 from infra.catalog import instances
 from infra.errors import InputError, Mistake
 from infra.fleet import Fleet, Name
@@ -182,6 +183,42 @@ def read(path: Path, fleet: Document[Fleet]) -> Document[Serving]:
     if wrong := list(_mistakes(document, fleet)):
         raise InputError(wrong)
     return document
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Where the tasks of one ECS service go."""
+
+    number: int
+    """Place in the pool's order of preference, from 0."""
+
+    providers: tuple[str, ...]
+    """Capacity providers; empty on Fargate."""
+
+
+def choices(fleet: Fleet, service: Service) -> list[Choice]:
+    """The service's choices; only the first for a machine of a replica, which must stand beside the others."""
+    if service.pool is None:
+        return [Choice(0, ())]
+    strategies = groups.strategies(groups.of_pool(fleet, service.pool, instances.load()))
+    if service.member:
+        peers = strategies[0]
+        return [Choice(0, (groups.provider_name(fleet, peers[service.member.replica % len(peers)]),))]
+    return [
+        Choice(number, tuple(groups.provider_name(fleet, group) for group in peers))
+        for number, peers in enumerate(strategies)
+    ]
+
+
+def name_of(serving: Serving, service: Service, choice: Choice) -> str:
+    """Name of the ECS service of a choice."""
+    further = f"-{choice.number}" if choice.number else ""
+    return f"{serving.name}-{service.name}{further}"
+
+
+def log_group(fleet: Fleet, deployment: str) -> str:
+    """Log group of all tasks of a deployment; the streams begin with the role."""
+    return f"/aws/ecs/{names.cluster(fleet)}/serving/{deployment}"
 
 
 def _mistakes(document: Document[Serving], fleet: Document[Fleet]) -> Iterator[Mistake]:

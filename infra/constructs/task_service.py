@@ -6,22 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from infra import groups, names
+from infra import names
 from infra.bindings import aws
-from infra.catalog import instances
 from infra.fleet import Fleet
-from infra.serving import Service, Serving
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Where the tasks of one ECS service go."""
-
-    number: int
-    """Place in the pool's order of preference, from 0."""
-
-    providers: tuple[str, ...]
-    """Capacity providers; empty on Fargate."""
+from infra.serving import Choice, Service, Serving, choices, name_of
 
 
 @dataclass(frozen=True)
@@ -36,26 +24,6 @@ class Setting:
 
     alarm: str
     """Name of the alarm that takes a deployment back."""
-
-
-def choices(fleet: Fleet, service: Service) -> list[Choice]:
-    """The service's choices; only the first for a machine of a replica, which must stand beside the others."""
-    if service.pool is None:
-        return [Choice(0, ())]
-    strategies = groups.strategies(groups.of_pool(fleet, service.pool, instances.load()))
-    if service.member:
-        peers = strategies[0]
-        return [Choice(0, (groups.provider_name(fleet, peers[service.member.replica % len(peers)]),))]
-    return [
-        Choice(number, tuple(groups.provider_name(fleet, group) for group in peers))
-        for number, peers in enumerate(strategies)
-    ]
-
-
-def name_of(serving: Serving, service: Service, choice: Choice) -> str:
-    """Name of the ECS service."""
-    further = f"-{choice.number}" if choice.number else ""
-    return f"{serving.name}-{service.name}{further}"
 
 
 def services(

@@ -38,7 +38,8 @@ def errors(stack: Any, fleet: Fleet, serving: Serving, stream: Stream) -> Any:
             _metric("errors", stream, router, METRICS["router"]["errors"], "Sum"),
             aws.cloudwatch_metric_alarm.CloudwatchMetricAlarmMetricQuery(
                 id="share",
-                expression="IF(requests > 0, errors / requests, 0)",
+                # What finds no engine at all is an error, and no request of any.
+                expression="FILL(errors, 0) / (FILL(requests, 0) + FILL(errors, 0) + 0.001)",
                 label="Share of requests that failed",
                 return_data=True,
             ),

@@ -11,21 +11,16 @@ from infra.constructs.account import Account, account
 from infra.constructs.collector import Stream
 from infra.constructs.key import for_log_group, key
 from infra.fleet import Fleet
-from infra.serving import Service, Serving
+from infra.serving import Service, Serving, choices, log_group, name_of
 from infra.settings import Document
 from infra.stacks import stack as stacks
 
 _LOGS_KEPT_DAYS = 90
 
 
-def name_of(deployment: str) -> str:
+def stack_of(deployment: str) -> str:
     """Name of the stack."""
     return f"serving-{deployment}"
-
-
-def log_group(fleet: Fleet, deployment: str) -> str:
-    """Log group of all tasks; the streams begin with the role."""
-    return f"/aws/ecs/{names.cluster(fleet)}/serving/{deployment}"
 
 
 def add(app: Any, document: Document[Fleet], serving: Serving) -> None:
@@ -33,7 +28,7 @@ def add(app: Any, document: Document[Fleet], serving: Serving) -> None:
     (names of the ECS services, by role), ask (what runs the question that proves an answer).
     """
     fleet = document.value
-    stack = stacks.new(app, name_of(serving.name), document)
+    stack = stacks.new(app, stack_of(serving.name), document)
     here, where = account(stack, fleet), network.found(stack, fleet)
     vpc = aws.data_aws_vpc.DataAwsVpc(stack, "range", id=where.vpc_id)
     namespace = aws.data_aws_service_discovery_dns_namespace.DataAwsServiceDiscoveryDnsNamespace(
@@ -131,7 +126,7 @@ def _roles(stack: Any, fleet: Fleet, serving: Serving, here: Account, logs: list
 def _watch(
     stack: Any, fleet: Fleet, serving: Serving, service: Service, stream: Stream, ecs_services: list[Any]
 ) -> None:
-    ecs_names = [task_service.name_of(serving, service, one) for one in task_service.choices(fleet, service)]
+    ecs_names = [name_of(serving, service, one) for one in choices(fleet, service)]
     task_watch.running(stack, fleet, serving, service, ecs_names)
     if service.kind == "engine" and (service.member is None or (service.member.replica, service.member.rank) == (0, 0)):
         task_watch.queue(stack, fleet, serving, stream, service)

@@ -92,7 +92,7 @@ def short(plan: StackPlan) -> str:
 def _waiting(site: Site, wanted: Mapping[str, Path]) -> dict[str, str]:
     """Why some stacks cannot be planned yet."""
     others = [name for name in wanted if name not in names.BASE_STACKS]
-    if not others or isinstance(site.fleet.network, ExistingNetwork):
+    if not others or NETWORK not in site.folders or isinstance(site.fleet.network, ExistingNetwork):
         return {}
     network = states(site, [NETWORK])[NETWORK]
     missing = set(site.fleet.zones) - set(network.outputs.get("private_subnet_ids", {}))

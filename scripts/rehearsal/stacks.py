@@ -21,7 +21,7 @@ from scripts import console
 from scripts.rehearsal import embedded_aws, inventory, standins, terraform, unheld
 
 _SERVICES = (
-    "autoscaling", "ec2", "ecr", "ecs", "eks", "events", "iam",
+    "appautoscaling", "autoscaling", "cloudwatch", "ec2", "ecr", "ecs", "eks", "events", "iam",
     "kms", "lambda", "logs", "s3", "servicediscovery", "sqs", "ssm", "sts",
 )  # fmt: skip
 """AWS services that the stacks' resources and data sources call."""

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from infra.constructs import collector
 from scripts import processes
 from scripts.local import engine_env
 
@@ -85,6 +86,8 @@ class Stage:
     folder: Path
     port: int = field(default_factory=lambda: processes.free_ports(1)[0])
     up: dict[str, Engine] = field(default_factory=dict)
+    metrics: str = ""
+    """URL of the router's own metrics."""
 
     @property
     def log(self) -> str:
@@ -111,6 +114,7 @@ class Stage:
     def following(self, *follow: str, router: tuple[str, ...]) -> Iterator[str]:
         """The program and the real router before the engines; yields the router's URL."""
         listen, metrics = processes.free_ports(2)
+        self.metrics = f"http://127.0.0.1:{metrics}/metrics"
         url = f"http://127.0.0.1:{listen}"
         code = RUNNER.format(folder=str(FOLDER), dns=str(self.folder / "dns.json"))
         command = [
@@ -245,6 +249,18 @@ def test_prefill_and_decode_come_and_go_with_their_names(stage: Stage) -> None:
         until(url, {C})
         stage.dns(prefill=[], decode=[C])
         until(url, {"503"})
+
+
+@pytest.mark.engine
+def test_what_cloudwatch_is_sent_of_the_router_is_there(stage: Stage) -> None:
+    with stage.following("--router=ROUTER", f"--worker=worker:{stage.port}", router=TOGETHER) as url:
+        assert ask(url) == "503"
+        stage.start(A)
+        stage.dns(worker=[A])
+        until(url, {A})
+        page = (_get(stage.metrics) or b"").decode()
+    found = {line.split("{")[0].split(" ")[0] for line in page.splitlines() if not line.startswith("#")}
+    assert set(collector.METRICS["router"].values()) <= found
 
 
 @pytest.mark.engine

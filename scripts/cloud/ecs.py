@@ -1,0 +1,320 @@
+"""The target ecs: the stack serving-NAME, applied by Terraform; the services' own state says whether it answers.
+
+An engine's container is healthy once it has answered a completion, so a service that is steady has answered; at the end
+a task in the VPC asks the router as a client would. What fails is rolled back by ECS to what ran before.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infra import names, serving
+from infra.errors import AnswerIsNo, Unavailable
+from infra.serving import Service, Serving
+from scripts import aws as clients
+from scripts import console
+from scripts.aws import Aws
+from scripts.cloud import plan as plans
+from scripts.cloud.member import READY, Member
+from scripts.cloud.plan import Plan
+from scripts.fleet import apply, site
+from scripts.fleet import plans as fleet_plans
+from scripts.fleet.plans import StackPlan
+from scripts.fleet.site import Site
+from scripts.rehearsal import stacks, terraform
+
+EMULATED = "the embedded AWS keeps task definitions and services, and runs no task: nothing answers"
+
+_MACHINES_S = 900
+"""A machine comes, pulls an image of several GB and starts; a model's own start is counted beside."""
+
+_ASK_S = 300
+_EVERY_S = 10.0
+_LAST_LINES = 20
+_TOUCHED = re.compile(r"^  # (\S+) (?:will|must) be (.*?)(?:, as requested)?$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A deployment as its rendered file has it, and the services of each of its roles."""
+
+    fleet: Any
+    serving: Serving
+
+    @property
+    def services(self) -> Iterator[tuple[Service, str]]:
+        """Each ECS service by its name."""
+        for service in self.serving.services:
+            for choice in serving.choices(self.fleet, service):
+                yield service, serving.name_of(self.serving, service, choice)
+
+
+def difference(plan: Plan) -> str:
+    """What deploying would change, by Terraform's own plan; empty where nothing.
+
+    Raises:
+        Unavailable: Terraform is missing, or AWS cannot be asked.
+        CommandFailed: Terraform failed.
+    """
+    file = plans.write(plan, force=True)
+    with site.alone(plan.fleet.value):
+        made = _site(plan, file)
+        try:
+            [stack] = fleet_plans.make(made)
+            return _said(made, stack)
+        finally:
+            apply.forget_plans(made)
+
+
+def deploy(plan: Plan, agree: Callable[[str], None], *, force: bool = False) -> bool:
+    """Brings the stack to what the plan says, and waits until it answers; False where nothing is to be changed.
+
+    Args:
+        agree: shown what will change; raises where the user does not want it.
+        force: overwrite a rendered file that was edited by hand.
+
+    Raises:
+        Unavailable: Terraform is missing, or AWS cannot be asked.
+        AnswerIsNo: it did not come to answer; what ran before runs again.
+        CommandFailed: Terraform failed; the same command goes on.
+    """
+    file = plans.write(plan, force=force)
+    with site.alone(plan.fleet.value):
+        made = _site(plan, file)
+        [stack] = fleet_plans.make(made)
+        changes = _said(made, stack)
+        if not changes:
+            apply.forget_plans(made)
+            return False
+        agree(changes)
+        apply.apply(made, [stack])
+        if made.endpoint:
+            console.err.print(f"  {EMULATED}", markup=False)
+            return True
+        found, aws = _found(plan, file), Aws(plan.fleet.value.region)
+        limit = _MACHINES_S + max(one.probe.deadline_s for one in found.serving.engines if one.probe)
+        with console.step(f"Wait for {plan.deployment.name}'s answers (at most {limit / 60:.0f} min)") as step:
+            _wait_steady(aws, found, limit, lambda text: setattr(step, "note", text))
+        with console.step("Ask it, as a client would"):
+            _ask(aws, found, site.states(made)[stack.name].outputs["ask"])
+    return True
+
+
+def members(plan: Plan) -> list[Member]:
+    """The deployment's tasks, by role and name.
+
+    Raises:
+        Unavailable: AWS refuses, or does not answer.
+    """
+    found, ecs = _found(plan), Aws(plan.fleet.value.region).client("ecs")
+    with clients.refusals():
+        tasks = [
+            _member(service, task) for service, name in found.services for task in _tasks(ecs, found, name, "RUNNING")
+        ]
+    return sorted(tasks, key=lambda one: (one.role, one.name))
+
+
+def logs(plan: Plan, role: str | None, *, lines: int, follow: bool) -> None:
+    """Shows what the tasks write, each line with its role and task.
+
+    Raises:
+        Unavailable: AWS refuses, or does not answer.
+    """
+    found, client = _found(plan), Aws(plan.fleet.value.region).client("logs")
+    since = 0
+    with clients.refusals():
+        for said in _last(client, found, role, lines):
+            console.out.print(said, markup=False)
+        while follow:
+            since = since or int(time.time() * 1000)
+            time.sleep(2)
+            for event in _events(client, found, role, since):
+                since = max(since, event["timestamp"] + 1)
+                console.out.print(_line(event["logStreamName"], event["message"]), markup=False)
+
+
+def destroy(plan: Plan) -> bool:
+    """Removes the stack and waits until its tasks are gone; False where there was none.
+
+    Raises:
+        Unavailable: Terraform is missing, or AWS cannot be asked.
+        CommandFailed: Terraform failed; the same command goes on.
+    """
+    with site.alone(plan.fleet.value):
+        made = _site(plan, plans.write(plan, force=True))
+        if not any(state.resources for state in site.states(made).values()):
+            return False
+        with console.step(f"Remove {plan.deployment.name} from {made.at}"):
+            words = ("destroy", "-auto-approve", "-input=false")
+            terraform.run(made.program, made.folders, words, timeout_s=apply.LIMIT_S, grace_s=apply.GRACE_S)
+    return True
+
+
+def _site(plan: Plan, file: Path) -> Site:
+    """The deployment's stack, synthesized and ready for Terraform."""
+    from infra import main  # starts Node: only where something is synthesized
+
+    endpoint, data = site.endpoint_here(), site.data_of(plan.fleet.value)
+    out = data / "cdktf.out" if endpoint else plan.run.root / "cdktf.out"
+    with console.step(f"Synthesize the stack of {console.near(file)}") as step:
+        folders = main.synthesize_serving(plan.fleet, out, file)
+        step.note = ", ".join(console.near(folder / "cdk.tf.json") for folder in folders.values())
+    account = plan.deployment.place.registry.partition(".")[0]
+    made = Site(plan.fleet, data, folders, stacks.find_terraform(folders, data), endpoint, account)
+    site.connect(made)
+    return made
+
+
+def _found(plan: Plan, file: Path | None = None) -> _Found:
+    written = file or plans.write(plan, force=True)
+    return _Found(plan.fleet.value, serving.read(written, plan.fleet).value)
+
+
+def _said(made: Site, stack: StackPlan) -> str:
+    """Terraform's plan, a line a resource."""
+    if stack.empty:
+        return ""
+    log = (made.folders[stack.name] / "plan.log").read_text(encoding="utf-8")
+    lines = [f"  {what}: {address}" for address, what in _TOUCHED.findall(log)]
+    return "\n".join([f"{stack.name}: {fleet_plans.short(stack)}", *lines])
+
+
+def _wait_steady(aws: Aws, found: _Found, limit_s: float, note: Callable[[str], None]) -> None:
+    """Waits until the last deployment of every service is done.
+
+    Raises:
+        AnswerIsNo: one failed and was rolled back, or is not done in time; with its reason and last lines.
+    """
+    ecs, end = aws.client("ecs"), time.monotonic() + limit_s
+    while True:
+        with clients.refusals():
+            states = dict(_states(ecs, found))
+        failed = [role for role, (state, _) in states.items() if state == "FAILED"]
+        waiting = [role for role, (state, _) in states.items() if state != "COMPLETED"]
+        note(f"{', '.join(waiting)} not yet" if waiting else "done")
+        if not waiting:
+            return
+        if failed or time.monotonic() > end:
+            raise AnswerIsNo(_why(aws, found, (failed or waiting)[0], states, rolled_back=bool(failed)))
+        time.sleep(_EVERY_S)
+
+
+def _states(ecs: Any, found: _Found) -> Iterator[tuple[str, tuple[str, str]]]:
+    """State and reason of each ECS service's last deployment, by the service's name."""
+    wanted = [name for _, name in found.services]
+    for first in range(0, len(wanted), 10):  # ECS takes no more in one call
+        described = ecs.describe_services(cluster=names.cluster(found.fleet), services=wanted[first : first + 10])
+        for one in described["services"]:
+            states = [(row.get("rolloutState", "COMPLETED"), row) for row in one["deployments"]]
+            state, row = next((pair for pair in states if pair[0] == "FAILED"), states[0])
+            yield one["serviceName"], (state, row.get("rolloutStateReason", ""))
+
+
+def _why(aws: Aws, found: _Found, name: str, states: dict[str, tuple[str, str]], *, rolled_back: bool) -> str:
+    service = next(service for service, one in found.services if one == name)
+    end = "ECS has rolled it back to what ran before" if rolled_back else "it still tries; `blueprint logs` follows it"
+    said = [f"{name} does not answer: {states[name][1] or 'not in time'}; {end}"]
+    try:
+        with clients.refusals():
+            stopped = _tasks(aws.client("ecs"), found, name, "STOPPED")
+            said += [f"  {_short(task['taskArn'])}: {task.get('stoppedReason', '')}" for task in stopped[:3]]
+            said += list(_last(aws.client("logs"), found, service.role, _LAST_LINES))
+    except Unavailable as error:
+        said.append(f"its log cannot be read: {error}")
+    return "\n".join(said)
+
+
+def _ask(aws: Aws, found: _Found, ask: dict[str, Any]) -> None:
+    """Has a task in the VPC ask the router for a completion.
+
+    Raises:
+        AnswerIsNo: no answer came; with what the task said.
+    """
+    ecs, cluster = aws.client("ecs"), names.cluster(found.fleet)
+    network = {"subnets": ask["subnets"], "securityGroups": [ask["group"]], "assignPublicIp": "DISABLED"}
+    with clients.refusals():
+        started = ecs.run_task(
+            cluster=cluster,
+            taskDefinition=ask["task_definition"],
+            launchType="FARGATE",
+            networkConfiguration={"awsvpcConfiguration": network},
+        )
+        if started["failures"]:
+            raise AnswerIsNo(f"the question could not be asked: {started['failures'][0].get('reason')}")
+        arn, end = started["tasks"][0]["taskArn"], time.monotonic() + _ASK_S
+        while time.monotonic() < end:
+            [task] = ecs.describe_tasks(cluster=cluster, tasks=[arn])["tasks"]
+            if task["lastStatus"] == "STOPPED":
+                break
+            time.sleep(_EVERY_S / 2)
+        if task["containers"][0].get("exitCode") != 0:
+            said = "\n".join(_last(aws.client("logs"), found, "ask", _LAST_LINES))
+            raise AnswerIsNo(f"the router gave no answer: {task.get('stoppedReason', 'not in time')}\n{said}")
+
+
+def _tasks(ecs: Any, found: _Found, name: str, status: str) -> list[dict[str, Any]]:
+    """Tasks of an ECS service; none where there is no such service or cluster."""
+    from botocore.exceptions import ClientError
+
+    cluster = names.cluster(found.fleet)
+    try:
+        pages = ecs.get_paginator("list_tasks").paginate(cluster=cluster, serviceName=name, desiredStatus=status)
+        arns = [arn for page in pages for arn in page["taskArns"]]
+    except ClientError as error:
+        if clients.code(error) in ("ServiceNotFoundException", "ClusterNotFoundException"):
+            return []
+        raise
+    batches = [arns[first : first + 100] for first in range(0, len(arns), 100)]
+    return [task for some in batches for task in ecs.describe_tasks(cluster=cluster, tasks=some)["tasks"]]
+
+
+def _member(service: Service, task: dict[str, Any]) -> Member:
+    running, healthy = task["lastStatus"] == "RUNNING", task.get("healthStatus") == "HEALTHY"
+    ready = running and (healthy or service.probe is None)
+    why = "no answer yet" if running else task["lastStatus"].lower()
+    return Member(
+        name=_short(task["taskArn"]),
+        role=service.role,
+        state=READY if ready else why,
+        restarts=0,
+        machine=_short(task.get("containerInstanceArn", "")) or task.get("launchType", "").lower(),
+    )
+
+
+def _last(client: Any, found: _Found, role: str | None, lines: int) -> Iterator[str]:
+    """The last lines of the streams that were written to last."""
+    from botocore.exceptions import ClientError
+
+    group = serving.log_group(found.fleet, found.serving.name)
+    try:
+        streams = client.describe_log_streams(logGroupName=group, orderBy="LastEventTime", descending=True)
+    except ClientError as error:
+        if clients.code(error) == "ResourceNotFoundException":
+            return
+        raise
+    mine = [one["logStreamName"] for one in streams["logStreams"]]
+    for stream in [one for one in mine if role is None or one.startswith(f"{role}/")][:3]:
+        events = client.get_log_events(logGroupName=group, logStreamName=stream, limit=max(1, lines))["events"]
+        yield from (_line(stream, event["message"]) for event in events[:lines])
+
+
+def _events(client: Any, found: _Found, role: str | None, since: int) -> Iterator[dict[str, Any]]:
+    group = serving.log_group(found.fleet, found.serving.name)
+    prefix = {"logStreamNamePrefix": f"{role}/"} if role else {}
+    for page in client.get_paginator("filter_log_events").paginate(logGroupName=group, startTime=since, **prefix):
+        yield from page["events"]
+
+
+def _line(stream: str, message: str) -> str:
+    """Streams are named ROLE/CONTAINER/TASK."""
+    role, _, rest = stream.partition("/")
+    return f"{role} {_short(rest)[:8]} | {message.rstrip()}"
+
+
+def _short(arn: str) -> str:
+    return arn.rpartition("/")[2]

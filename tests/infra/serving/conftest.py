@@ -1,0 +1,103 @@
+"""Deployments on ECS of every shape, rendered and synthesized once, in this one process."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra import reading
+from scripts.cloud import plan
+
+Stack = dict[str, Any]
+
+ROOT = Path(__file__).parents[3]
+
+FLEET = """\
+name: fabric
+region: us-west-2
+zones: [us-west-2a, us-west-2b]
+orchestrator: ecs
+pools:
+  general: {types: [g6e.2xlarge, g6e.12xlarge], size: 0..8, buy: [spot, on-demand]}
+  alone: {types: g6e.2xlarge, zones: us-west-2a, size: 0..2}
+  fast: {types: p5en.48xlarge, zones: us-west-2a, size: 0..6, efa: on}
+"""
+
+_REST = """\
+traffic: {users: 4, input_tokens: 100..200, output_tokens: 10}
+slo: {ttft_ms: {p95: 1000}, errors: 2%}
+"""
+
+SHAPES = {
+    "aggregated": (
+        "pattern: aggregated\nmodel: Qwen/Qwen3-0.6B\n"
+        "roles:\n"
+        "  worker:\n"
+        "    pool: general\n"
+        "    replicas: 2..6\n"
+        "    scale: {queue: 4, cool_down: 10min}\n"
+        "    adapters: {sql: s3://my-adapters/lora/sql}\n"
+        "  router: {policy: load-aware, replicas: 2}\n"
+    ),
+    "single": "pattern: aggregated\nmodel: Qwen/Qwen3-0.6B\nroles: {worker: {pool: alone}}\n",
+    "disaggregated": (
+        "pattern: disaggregated\nmodel: Qwen/Qwen3-32B\n"
+        "roles:\n"
+        "  prefill: {pool: fast, replicas: 2, accelerators: 4}\n"
+        "  decode: {pool: fast, replicas: 1..3, accelerators: 4}\n"
+    ),
+    "distributed": (
+        "pattern: distributed\nmodel: Qwen/Qwen3-32B\n"
+        "roles: {worker: {pool: fast, replicas: 2, accelerators: 16, pipeline: 2}}\n"
+    ),
+}
+"""Rest of blueprint.yaml by the deployment's name."""
+
+
+def blueprint(folder: Path, shape: str, text: str | None = None) -> Path:
+    """The folder of a blueprint of that shape, with the pattern's own templates."""
+    made = folder / shape
+    wanted = text or SHAPES[shape]
+    pattern = wanted.split("\n")[0].removeprefix("pattern: ")
+    shutil.copytree(ROOT / "blueprints" / pattern, made)
+    (made / "blueprint.yaml").write_text(wanted + _REST)
+    return made
+
+
+@pytest.fixture(scope="session")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("fleet") / "fleet.yaml"
+    file.write_text(FLEET)
+    return file
+
+
+@pytest.fixture(scope="session")
+def rendered(fleet: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """What each shape is rendered to."""
+    folder = tmp_path_factory.mktemp("serving")
+    return {
+        shape: plan.write(plan.plan(blueprint(folder, shape), fleet, target="ecs", root=folder, account="123456789012"))
+        for shape in SHAPES
+    }
+
+
+@pytest.fixture(scope="session")
+def synthesized(rendered: dict[str, Path], fleet: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with stacks/serving-SHAPE/cdk.tf.json."""
+    from infra import main
+
+    out = tmp_path_factory.mktemp("synthesized")
+    document = reading.read(fleet)
+    for file in rendered.values():
+        main.synthesize_serving(document, out, file)
+    return out
+
+
+@pytest.fixture(scope="session")
+def stacks(synthesized: Path) -> dict[str, Stack]:
+    """Each synthesized stack by the deployment's name."""
+    return {shape: json.loads((synthesized / f"stacks/serving-{shape}/cdk.tf.json").read_text()) for shape in SHAPES}

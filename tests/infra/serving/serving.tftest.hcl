@@ -1,0 +1,147 @@
+mock_provider "aws" {
+  source = "./mocks"
+}
+
+run "aggregated" {
+  module {
+    source = "./stacks/serving-aggregated"
+  }
+
+  assert {
+    condition = (
+      [for one in aws_ecs_service.worker-0.capacity_provider_strategy : one.capacity_provider] == ["cp-fabric-general-g6e-a-spot", "cp-fabric-general-g6e-b-spot"] &&
+      [for one in aws_ecs_service.worker-1.capacity_provider_strategy : one.capacity_provider] == ["cp-fabric-general-g6e-a-od", "cp-fabric-general-g6e-b-od"] &&
+      aws_ecs_service.worker-0.desired_count == 2 && aws_ecs_service.worker-1.desired_count == 0
+    )
+    error_message = "the first choice has the tasks, the second takes those that find no machine"
+  }
+
+  assert {
+    condition = (
+      aws_ecs_service.worker-0.tags == tomap({ fallback = "aggregated-worker", choice = "0" }) &&
+      aws_ecs_service.worker-1.tags == tomap({ fallback = "aggregated-worker", choice = "1" })
+    )
+    error_message = "the fallback finds both services by their tags"
+  }
+
+  assert {
+    condition = alltrue([for one in [aws_ecs_service.worker-0, aws_ecs_service.worker-1, aws_ecs_service.router-0] :
+      one.deployment_circuit_breaker[0].enable && one.deployment_circuit_breaker[0].rollback && one.enable_execute_command &&
+      one.alarms[0].rollback && one.alarms[0].alarm_names == toset(["fabric-aggregated-errors"]) &&
+      !one.network_configuration[0].assign_public_ip
+    ])
+    error_message = "a deployment that fails is taken back, commands can be run inside, and nothing has a public address"
+  }
+
+  assert {
+    condition = (
+      aws_ecs_service.worker-0.deployment_minimum_healthy_percent == 50 && aws_ecs_service.worker-0.deployment_maximum_percent == 100 &&
+      aws_ecs_service.router-0.deployment_minimum_healthy_percent == 100 && aws_ecs_service.router-0.deployment_maximum_percent == 200
+    )
+    error_message = "GPUs make room for their successors, one replica at a time; routers need not"
+  }
+
+  assert {
+    condition = (
+      aws_appautoscaling_target.worker-scaling.resource_id == "service/fabric/aggregated-worker" &&
+      aws_appautoscaling_target.worker-scaling.min_capacity == 2 && aws_appautoscaling_target.worker-scaling.max_capacity == 6 &&
+      aws_appautoscaling_policy.worker-scaling-policy.target_tracking_scaling_policy_configuration[0].target_value == 4 &&
+      aws_appautoscaling_policy.worker-scaling-policy.target_tracking_scaling_policy_configuration[0].scale_in_cooldown == 600 &&
+      aws_appautoscaling_policy.worker-scaling-policy.target_tracking_scaling_policy_configuration[0].customized_metric_specification[0].metric_name == "vllm:num_requests_waiting" &&
+      aws_appautoscaling_policy.worker-scaling-policy.target_tracking_scaling_policy_configuration[0].customized_metric_specification[0].namespace == "Serving/aggregated"
+    )
+    error_message = "replicas come and go by the engine's own queue"
+  }
+
+  assert {
+    condition = (
+      aws_service_discovery_service.worker-name.name == "aggregated-worker" &&
+      aws_service_discovery_service.worker-name.dns_config[0].routing_policy == "MULTIVALUE" &&
+      one(aws_service_discovery_service.worker-name.dns_config[0].dns_records).type == "A"
+    )
+    error_message = "the router finds an address for each task"
+  }
+
+  assert {
+    condition = (
+      one(one(aws_ecs_service.router-0.service_connect_configuration[0].service).client_alias).dns_name == "aggregated-router.fabric.internal" &&
+      one(one(aws_ecs_service.router-0.service_connect_configuration[0].service).client_alias).port == 8080
+    )
+    error_message = "clients reach the router by one name"
+  }
+
+  assert {
+    condition = alltrue([for one in [aws_cloudwatch_log_group.tasks-logs, aws_cloudwatch_log_group.metrics-logs] :
+      one.kms_key_id == aws_kms_key.logs-key.arn && one.retention_in_days == 90
+    ])
+    error_message = "logs are encrypted and end some day"
+  }
+
+  assert {
+    condition = (
+      aws_vpc_security_group_ingress_rule.router-from-vpc.cidr_ipv4 == "10.0.0.0/16" &&
+      aws_vpc_security_group_ingress_rule.router-from-vpc.from_port == 8080 &&
+      aws_vpc_security_group_ingress_rule.engine-8000-from-router.referenced_security_group_id == aws_security_group.router-group.id
+    )
+    error_message = "the VPC alone reaches the router, and the router alone the engines"
+  }
+}
+
+run "single" {
+  module {
+    source = "./stacks/serving-single"
+  }
+
+  assert {
+    condition     = aws_ecs_service.worker-0.deployment_minimum_healthy_percent == 0 && aws_ecs_service.worker-0.deployment_maximum_percent == 100
+    error_message = "where no GPU is to spare, the only replica goes before the next one comes"
+  }
+}
+
+run "disaggregated" {
+  module {
+    source = "./stacks/serving-disaggregated"
+  }
+
+  assert {
+    condition = alltrue([for definition in [aws_ecs_task_definition.prefill-task, aws_ecs_task_definition.decode-task] : alltrue([
+      for one in jsondecode(definition.container_definitions) :
+      length(one.linuxParameters.devices) == 16 &&
+      one.linuxParameters.devices[15].hostPath == "/dev/infiniband/uverbs15" && one.linuxParameters.devices[15].containerPath == "/dev/infiniband/uverbs15" &&
+      one.ulimits[0].softLimit == -1 && one.linuxParameters.capabilities.add == ["IPC_LOCK"] && one.linuxParameters.sharedMemorySize == 16384 &&
+      one.resourceRequirements[0].value == "4"
+      if contains(["prefill", "decode"], one.name)
+    ])])
+    error_message = "tasks see EFA's devices, lock memory, and share it"
+  }
+
+  assert {
+    condition = alltrue([for rule in [aws_vpc_security_group_ingress_rule.engine-from-engine, aws_vpc_security_group_egress_rule.engine-to-engine] :
+      rule.ip_protocol == "-1" && rule.security_group_id == rule.referenced_security_group_id
+    ])
+    error_message = "prefill and decode reach each other, in and out"
+  }
+
+  assert {
+    condition     = aws_appautoscaling_policy.decode-scaling-policy.target_tracking_scaling_policy_configuration[0].customized_metric_specification[0].metric_name == "vllm:kv_cache_usage_perc"
+    error_message = "decode scales by its cache"
+  }
+}
+
+run "distributed" {
+  module {
+    source = "./stacks/serving-distributed"
+  }
+
+  assert {
+    condition = alltrue([for one in [aws_ecs_service.worker-0-0-0, aws_ecs_service.worker-0-1-0, aws_ecs_service.worker-1-0-0, aws_ecs_service.worker-1-1-0] :
+      one.desired_count == 1 && length(one.capacity_provider_strategy) == 1 && length(one.network_configuration[0].subnets) == 1
+    ])
+    error_message = "each machine of a replica is a service, all in one zone"
+  }
+
+  assert {
+    condition     = aws_service_discovery_service.worker-0-0-name.name == "distributed-worker-0-0"
+    error_message = "the machines of a replica find the first of them by its name"
+  }
+}

@@ -1,0 +1,187 @@
+"""What a stack serving-NAME must hold, whatever its shape."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra import reading
+from infra.serving import read
+from infra.stacks import rules
+from tests.infra.serving.conftest import SHAPES
+
+Stack = dict[str, Any]
+Stacks = dict[str, Stack]
+
+each = pytest.mark.parametrize("shape", SHAPES)
+
+
+def of(stack: Stack, kind: str) -> dict[str, Stack]:
+    found: dict[str, Stack] = stack["resource"].get(kind, {})
+    return found
+
+
+def containers(stack: Stack, task: str) -> dict[str, Any]:
+    text = of(stack, "aws_ecs_task_definition")[f"{task}-task"]["container_definitions"]
+    return {one["name"]: one for one in json.loads(text)}
+
+
+def allowed(stack: Stack) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Role, actions and resources of every statement of a task's own roles."""
+    for address, statement in rules.statements(stack):
+        if address.startswith("aws_iam_role_policy."):
+            actions, on = statement["Action"], statement["Resource"]
+            yield address.split(".")[1], actions, on if isinstance(on, list) else [on]
+
+
+def beyond_reading(stack: Stack) -> Iterator[str]:
+    """S3 and KMS rights of the engines' role beyond reading its own places."""
+    for role, actions, on in allowed(stack):
+        for action in actions:
+            if "-read-" in role and action.startswith(("s3:", "kms:")):
+                wide = any(one.endswith((":::*", "/*/*")) or one == "*" for one in on)
+                if wide or action not in ("s3:GetObject", "s3:ListBucket", "kms:Decrypt"):
+                    yield f"{role}: {action}"
+            elif action.startswith("s3:"):
+                yield f"{role}: {action}"
+
+
+@each
+def test_it_keeps_the_rules_of_every_stack(stacks: Stacks, fleet: Path, shape: str) -> None:
+    assert list(rules.broken(reading.read(fleet).value, {shape: stacks[shape]})) == []
+
+
+@each
+def test_an_engine_reads_its_own_weights_and_nothing_else(stacks: Stacks, shape: str) -> None:
+    assert list(beyond_reading(stacks[shape])) == []
+    [objects] = [on for role, actions, on in allowed(stacks[shape]) if actions == ["s3:GetObject"]]
+    own = [one for one in objects if "fabric-models-123456789012-us-west-2/models/Qwen/Qwen3-" in one]
+    adapters = ["arn:${data.aws_partition.partition.partition}:s3:::my-adapters/lora/sql/*"]
+    assert sorted(objects) == sorted([*own, *(adapters if shape == "aggregated" else [])])
+    assert len(own) == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [('"s3:GetObject"', '"s3:PutObject"'), ('"kms:Decrypt"', '"kms:Encrypt"'), ("/models/Qwen/Qwen3-0.6B/*", "/*/*")],
+)
+def test_a_wider_right_is_caught(stacks: Stacks, old: str, new: str) -> None:
+    stack = copy.deepcopy(stacks["single"])
+    policy = of(stack, "aws_iam_role_policy")["single-read-role-policy"]
+    assert old in policy["policy"]
+    policy["policy"] = policy["policy"].replace(old, new)
+    assert list(beyond_reading(stack)) != []
+
+
+@each
+def test_the_probe_of_every_engine_asks_for_a_completion(stacks: Stacks, shape: str) -> None:
+    tasks = [name.removesuffix("-task") for name in of(stacks[shape], "aws_ecs_task_definition")]
+    asked = {
+        task: one["healthCheck"]["command"][4:6]
+        for task in tasks
+        for one in containers(stacks[shape], task).values()
+        if "healthCheck" in one
+    }
+    followers = {f"worker-{replica}-1" for replica in range(2)} if shape == "distributed" else set()
+    assert set(asked) == set(tasks) - followers - {"ask"}
+    for task, (url, body) in asked.items():
+        if task == "router":
+            assert (url, body) == ("http://127.0.0.1:8080/health", "")
+        else:
+            assert url == "http://127.0.0.1:8000/v1/completions"
+            assert json.loads(body)["max_tokens"] == 1
+
+
+@each
+def test_a_start_has_the_time_that_it_may_take(
+    stacks: Stacks, rendered: dict[str, Path], fleet: Path, shape: str
+) -> None:
+    deadlines = {
+        one.name: one.probe.deadline_s for one in read(rendered[shape], reading.read(fleet)).value.engines if one.probe
+    }
+    for task, deadline in deadlines.items():
+        [check] = [one["healthCheck"] for one in containers(stacks[shape], task).values() if "healthCheck" in one]
+        assert check["startPeriod"] + check["interval"] * check["retries"] >= deadline
+        assert check["startPeriod"] <= 300 and check["interval"] <= 300 and check["retries"] <= 10, "ECS takes no more"
+
+
+def test_an_address_that_only_the_task_knows_is_put_into_its_environment(stacks: Stacks) -> None:
+    one = containers(stacks["disaggregated"], "prefill")["prefill"]
+    assert one["entryPoint"][:2] == ["sh", "-c"]
+    assert 'export VLLM_NIXL_SIDE_CHANNEL_HOST="$address"' in one["entryPoint"][2]
+    assert one["command"][:2] == ["vllm", "serve"]
+    assert "LIBFABRIC" in " ".join(one["command"])
+    plain = containers(stacks["single"], "worker")["worker"]
+    assert (plain["entryPoint"], plain["command"][0]) == (["vllm"], "serve")
+
+
+def test_adapters_are_there_before_the_engine_starts(stacks: Stacks) -> None:
+    found = containers(stacks["aggregated"], "worker")
+    assert found["worker"]["dependsOn"] == [{"containerName": "adapter-sql", "condition": "SUCCESS"}]
+    assert found["adapter-sql"]["command"][-2:] == ["s3://my-adapters/lora/sql", "/adapters/sql"]
+
+
+def test_the_router_follows_the_names_of_the_engines(stacks: Stacks) -> None:
+    together = containers(stacks["aggregated"], "router")["router"]
+    assert together["entryPoint"] == ["follow"]
+    assert "--worker=aggregated-worker.fabric.internal:8000" in together["command"]
+    apart = containers(stacks["disaggregated"], "router")["router"]["command"]
+    assert "--prefill=disaggregated-prefill.fabric.internal:8000" in apart
+    assert "--decode=disaggregated-decode.fabric.internal:8000" in apart
+    several = containers(stacks["distributed"], "router")["router"]["command"]
+    assert [word for word in several if word.startswith("--worker=")] == [
+        f"--worker=distributed-worker-{replica}-0.fabric.internal:8000" for replica in range(2)
+    ]
+
+
+@each
+def test_every_name_that_a_task_asks_for_is_registered(stacks: Stacks, shape: str) -> None:
+    registered = {one["name"] for one in of(stacks[shape], "aws_service_discovery_service").values()}
+    texts = [one["container_definitions"] for one in of(stacks[shape], "aws_ecs_task_definition").values()]
+    asked = {
+        word.rpartition(".fabric.internal")[0].split("=")[-1].split("/")[-1] for text in texts for word in _words(text)
+    }
+    assert asked - {""} <= registered
+
+
+def _words(text: str) -> Iterator[str]:
+    for one in json.loads(text):
+        yield from (word for word in one.get("command", []) if ".fabric.internal" in word)
+
+
+def test_machines_of_one_replica_stand_with_one_provider(stacks: Stacks) -> None:
+    services = of(stacks["distributed"], "aws_ecs_service")
+    by_replica: dict[str, set[str]] = {}
+    for name, one in services.items():
+        if name.startswith("worker-"):
+            providers = [row["capacity_provider"] for row in one["capacity_provider_strategy"]]
+            by_replica.setdefault(name.split("-")[1], set()).update(providers)
+    assert {replica: len(found) for replica, found in by_replica.items()} == {"0": 1, "1": 1}
+
+
+def test_metrics_that_scaling_and_alarms_read_are_sent(stacks: Stacks) -> None:
+    for shape in SHAPES:
+        sent: set[tuple[str, str]] = set()
+        for task in of(stacks[shape], "aws_ecs_task_definition"):
+            for one in containers(stacks[shape], task.removesuffix("-task")).values():
+                if one["name"] == "collector":
+                    told = json.loads(one["environment"][0]["value"])
+                    [row] = told["exporters"]["awsemf"]["metric_declarations"]
+                    [scrape] = told["receivers"]["prometheus"]["config"]["scrape_configs"]
+                    role = scrape["static_configs"][0]["labels"]["role"]
+                    sent |= {(role, name.strip("^$")) for name in row["metric_name_selectors"]}
+        read_ = {
+            (query["metric"]["dimensions"]["role"], query["metric"]["metric_name"])
+            for alarm in of(stacks[shape], "aws_cloudwatch_metric_alarm").values()
+            for query in alarm["metric_query"]
+            if query.get("metric", {}).get("namespace", "").startswith("Serving/")
+        }
+        for policy in of(stacks[shape], "aws_appautoscaling_policy").values():
+            told = policy["target_tracking_scaling_policy_configuration"]["customized_metric_specification"]
+            read_.add(({row["name"]: row["value"] for row in told["dimensions"]}["role"], told["metric_name"]))
+        assert read_ and read_ <= sent
