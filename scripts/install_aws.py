@@ -25,13 +25,13 @@ from scripts.addons import install as platform
 from scripts.aws import Aws
 from scripts.cloud import plan
 from scripts.console import Step
-from scripts.fleet import apply, cluster, destroy, picture, plans, site
+from scripts.fleet import apply, cluster, destroy, journal, picture, plans, site
 from scripts.fleet.journal import Journal, digest
 from scripts.fleet.plans import StackPlan
 from scripts.fleet.site import Site
 from scripts.local import weights
+from scripts.preflight import identity, report
 from scripts.preflight import picture as answers
-from scripts.preflight import report
 from scripts.rehearsal import embedded_aws, stacks, terraform
 
 TARGETS = ("eks", "ecs")
@@ -185,40 +185,45 @@ def _tools(wanted: Wanted, *, rehearsed: bool) -> None:
 
 
 def _go(wanted: Wanted, serving: Serving, agree: Callable[[str], None], done: Done, *, own: bool) -> None:
-    _preflight(wanted)
+    kept = _journal(wanted.fleet.value, own=own)
+    _preflight(wanted, kept, done)
     made_at = site.prepare(wanted.fleet, out=Path("cdktf.out"))
-    kept = _journal(made_at, own=own)
     made = plans.make(made_at)
     console.out.print(picture.draw(made_at, made, instances.load()), soft_wrap=False)
     _ask(wanted, made_at, made, kept, agree, done)
     apply.state_bucket(made_at)
     _apply(wanted, made_at, made)
-    kept.note("stacks", note=", ".join(made_at.folders))
+    kept.drop("agreed")  # it was for what is made now, and not for a later time
     if wanted.blueprint:
         _copy(wanted, made_at, wanted.blueprint)
-        kept.note("weights")
     if made_at.endpoint:
         _end_here(wanted, made_at, kept, done, own=own)
         return
     _serve(wanted, serving, made_at, kept, done)
 
 
-def _journal(made_at: Site, *, own: bool) -> Journal:
+def _journal(fleet: Fleet, *, own: bool) -> Journal:
     """What was done at this place; a rehearsal keeps its own, and begins anew with its embedded AWS."""
+    data, endpoint = site.data_of(fleet), site.endpoint_here()
     if own:
-        return Journal(made_at.data / "rehearsal.json", f"a rehearsal at {made_at.endpoint}")
-    return Journal(made_at.data / "journal.json", f"account {made_at.account}, {made_at.fleet.region}, {made_at.at}")
+        return Journal(data / "rehearsal.json", f"a rehearsal at {endpoint}")
+    account = identity.whoami(Aws(fleet.region)).account
+    return Journal(data / journal.FILE, f"account {account}, {fleet.region}, {endpoint or 'AWS'}")
 
 
-def _preflight(wanted: Wanted) -> None:
-    """What of the fleet the account can hold.
+def _preflight(wanted: Wanted, kept: Journal, done: Done) -> None:
+    """What of the fleet the account can hold; asked once, for what is made since would count against it.
 
     Raises:
         AnswerIsNo: not all of it.
     """
-    fleet = wanted.fleet.value
+    key = digest(wanted.fleet.path.read_text(encoding="utf-8"))
     console.show(("blueprint", "preflight", "--fleet", console.near(wanted.fleet.path)))
-    found = report.run(wanted.fleet, instances.load(), Aws(fleet.region))
+    if before := kept.done("preflight", key):
+        console.err.print(f"[green]✓[/green] preflight: done already on {before.at}")
+        done.already.append("preflight")
+        return
+    found = report.run(wanted.fleet, instances.load(), Aws(wanted.fleet.value.region))
     answers.show(found)
     failed = found.counts["fail"]
     if failed:
@@ -226,6 +231,7 @@ def _preflight(wanted: Wanted) -> None:
             f"{wanted.fleet.path}: {failed} of the preflight's answers {'is' if failed == 1 else 'are'} no, each with "
             "its remedy above. Nothing was made"
         )
+    kept.note("preflight", key)
 
 
 def _ask(
@@ -368,9 +374,10 @@ def _platform(made_at: Site, kept: Journal, done: Done) -> None:
     """Charts in order; one that was installed with the same values is not installed again."""
     fleet = made_at.fleet
     rows = platform.commands(fleet, instances.load(), _charts(fleet))
-    keys = {row.step.row.name: digest(*row.words, str(row.step.values), made_at.account) for row in rows}
     with console.step(f"Reach the cluster {fleet.name}"):
         reached = cluster.connect(fleet, made_at.data)
+        same = reached.identity()
+    keys = {row.step.row.name: digest(*row.words, str(row.step.values), same) for row in rows}
     fresh = [row for row in rows if not kept.done(f"chart {row.step.row.name}", keys[row.step.row.name])]
     there = [f"chart {row.step.row.name}" for row in rows if row not in fresh]
     for name in there:
@@ -392,7 +399,7 @@ def undo(fleet: Path, serving: Serving, agree: Callable[[str], None], *, with_da
     document = inputs.read_fleet(fleet)
     with processes.interruptible(), site.alone(document.value), site.somewhere(document, rehearse=False):
         made_at = site.prepare(document, out=Path("cdktf.out"))
-        kept = _journal(made_at, own=False)
+        kept = _journal(document.value, own=False)
         going = destroy.look(made_at, with_data=with_data)
         console.out.print(picture.going(going), soft_wrap=False)
         served = kept.last("blueprint")
@@ -408,7 +415,6 @@ def undo(fleet: Path, serving: Serving, agree: Callable[[str], None], *, with_da
             going = destroy.look(made_at, with_data=with_data)
             destroy.require_alone(going)
         destroy.destroy(going)
-        kept.forget()
         console.out.print(picture.gone(going), soft_wrap=False)
 
 

@@ -52,6 +52,10 @@ class Cluster:
         log = self.folder / "kubectl.log"
         return console.run(("kubectl", *words), log=log, environment=self.environment, timeout_s=limit_s)
 
+    def identity(self) -> str:
+        """What no other cluster has, not even the next one of the same name."""
+        return self.kubectl("get", "namespace", "kube-system", "--output=jsonpath={.metadata.uid}").strip()
+
 
 def kubeconfig(data: Path) -> dict[str, str]:
     """What leads kubectl and helm to the fleet's cluster."""

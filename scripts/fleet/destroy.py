@@ -20,7 +20,7 @@ from scripts import aws as clients
 from scripts import console
 from scripts.addons import install as platform
 from scripts.aws import Aws
-from scripts.fleet import cluster, held
+from scripts.fleet import cluster, held, journal
 from scripts.fleet.apply import GRACE_S, LIMIT_S
 from scripts.fleet.held import Held
 from scripts.fleet.site import Site, State, states, strangers
@@ -113,6 +113,7 @@ def destroy(going: Going) -> None:
         for one in going.held:
             held.empty(Aws(site.fleet.region), one)
     _destroy(site, base)
+    (site.data / journal.FILE).unlink(missing_ok=True)  # what it tells of is undone
     cluster.require_none_left(Aws(site.fleet.region), site.fleet)
 
 

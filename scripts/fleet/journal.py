@@ -8,12 +8,15 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from scripts import console
+
+FILE = "journal.json"
+"""In the fleet's own folder."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +60,10 @@ class Journal:
         self._entries[name] = Entry(key, now, note)
         self._write()
 
-    def names(self) -> Iterable[str]:
-        """All that was done, in order."""
-        return tuple(self._entries)
+    def drop(self, name: str) -> None:
+        """It counts no longer."""
+        if self._entries.pop(name, None):
+            self._write()
 
     def forget(self) -> None:
         """All of it was undone."""

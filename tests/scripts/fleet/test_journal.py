@@ -42,3 +42,14 @@ def test_what_was_undone_is_forgotten(tmp_path: Path) -> None:
     journal.forget()
     assert not file.exists()
     assert not Journal(file, "account 1").done("weights")
+
+
+def test_what_counts_no_longer_is_dropped_alone(tmp_path: Path) -> None:
+    file = tmp_path / "journal.json"
+    journal = Journal(file, "account 1")
+    journal.note("agreed")
+    journal.note("preflight")
+    journal.drop("agreed")
+    journal.drop("never there")
+    again = Journal(file, "account 1")
+    assert again.done("preflight") and not again.done("agreed")
