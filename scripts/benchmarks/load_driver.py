@@ -136,7 +136,7 @@ def blueprint(url: str, load: Load, folder: Path) -> Told:
             "input_tokens": INPUT_TOKENS, "output_tokens": OUTPUT_TOKENS,
         }
     )  # fmt: skip
-    told = Plan(url=url, model="tiny", traffic=traffic, folder=str(folder))
+    told = Plan(url=url, models=("tiny",), traffic=traffic, folder=str(folder))
     (folder / outcome.PLAN).write_text(told.model_dump_json(), encoding="utf-8")
     command = run.command(told, Path(run.__file__).with_name("locustfile.py"))
     console.run(_on_one_core(command), log=folder / "locust.log", timeout_s=LIMIT_S)
