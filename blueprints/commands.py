@@ -25,7 +25,7 @@ ROUTER = "vllm-router"
 ENGINE_PORT, ROUTER_PORT, METRICS_PORT, DISCOVERY_PORT = 8000, 8080, 9090, 9091
 """Where a container listens that has an address of its own."""
 
-PORTS = {"side": 5600, "events": 5557, "master": 29500, "data": 13345, "ray": 6379}
+PORTS = {"side": 5600, "events": 5557, "replay": 5558, "master": 29500, "data": 13345, "ray": 6379}
 """Further ports of an engine's container: transfers of KV caches, its cache's events, ranks of a replica."""
 
 START_LIMIT_S = 600.0
@@ -90,7 +90,7 @@ def port_names(blueprint: Blueprint, replicas: Mapping[str, int]) -> list[str]:
     """
     apart = blueprint.pattern == "disaggregated"
     events = blueprint.roles.router.policy == "kv-aware"
-    further = [name for name, wanted in (("side", apart), ("events", events)) if wanted]
+    further = [name for name, wanted in (("side", apart), ("events", events), ("replay", events)) if wanted]
     processes = [f"{role}-{number}" for role, count in replicas.items() for number in range(count)]
     named = [f"{process}-{name}" for process in processes for name in further]
     return ["router", "router-metrics", *processes, *named]
@@ -222,6 +222,7 @@ def _own_values(context: Context, process: str, role: str, number: int, rank: in
         "port": _port(context, process, ENGINE_PORT),
         "side_port": _port(context, f"{process}-side", PORTS["side"]),
         "events_port": _port(context, f"{process}-events", PORTS["events"]),
+        "replay_port": _port(context, f"{process}-replay", PORTS["replay"]),
         "master_port": PORTS["master"],
         "data_port": PORTS["data"],
         "ray_port": PORTS["ray"],
@@ -303,7 +304,8 @@ def router(context: Context, roles: Sequence[Role], serves: Served) -> Process:
         "served_model": serves.name,
         **{role.name: _whereabouts(context, role) for role in roles if role.name in ("worker", PREFILL, DECODE)},
         "workers": tuple(where for role in roles for where in _whereabouts(context, role)),
-        "events": tuple(_events(context, roles)),
+        "events": tuple(_sources(context, roles, "events")),
+        "replays": tuple(_sources(context, roles, "replay")),
     }
     further = (text for part in parts for text in part.arguments)
     command = engines.arguments((*row.command, *further), values)
@@ -345,10 +347,11 @@ def _whereabouts(context: Context, role: Role) -> tuple[str, ...]:
     return tuple(f"{key}={value}" for key, value in {**labels, **listens}.items())
 
 
-def _events(context: Context, roles: Sequence[Role]) -> Iterator[str]:
+def _sources(context: Context, roles: Sequence[Role], port: str) -> Iterator[str]:
+    """Where the router hears of each engine's cache."""
     for process in (process for role in roles for process in role.processes):
-        port = _port(context, f"{process.name}-events", PORTS["events"])
-        yield f"http://{LOOPBACK}:{process.port}=tcp://{LOOPBACK}:{port}"
+        number = _port(context, f"{process.name}-{port}", PORTS[port])
+        yield f"http://{LOOPBACK}:{process.port}=tcp://{LOOPBACK}:{number}"
 
 
 def _imbalance(wanted: Blueprint) -> int:

@@ -25,13 +25,13 @@ def of(
     """All of them, in no order."""
     yield from _offload_beside_transfer(blueprint)
     yield from _transfer(blueprint, placed)
+    yield from _events(blueprint, place)
     if place.target == "local":
         yield from _beyond_a_cpu(blueprint, placed)
         yield from _beyond_this_machine(blueprint, place, placed)
     else:
         yield from _orchestrator(blueprint, fleet, place, placed)
         yield from _neuron(blueprint, placed)
-        yield from _events(blueprint)
         if place.target == "ecs":
             yield from _on_ecs(blueprint, placed)
 
@@ -136,9 +136,18 @@ def _neuron(blueprint: Document[Blueprint], placed: Sequence[Placed]) -> Iterato
             yield blueprint.mistake([*at, "pool"], role.pool, why, "a pool of GPUs")
 
 
-def _events(blueprint: Document[Blueprint]) -> Iterator[Mistake]:
-    if blueprint.value.roles.router.policy == "kv-aware":
+def _events(blueprint: Document[Blueprint], place: Place) -> Iterator[Mistake]:
+    """Routing by the events of caches, where the router does not hear them."""
+    wanted = blueprint.value
+    if wanted.roles.router.policy != "kv-aware":
+        return
+    why = {
+        "disaggregated": "of prefill's caches vllm-router takes events of blocks of 16 tokens, and CPUs have 128",
+        "multi-model": "vllm-router takes events of one model's caches",
+    }.get(wanted.pattern, "")
+    if place.target != "local":
         why = "vllm-router takes the sources of KV cache events as fixed addresses, and replicas here come and go"
+    if why:
         yield blueprint.mistake(["roles", "router", "policy"], "kv-aware", why, "policy: cache-aware")
 
 
@@ -161,10 +170,6 @@ def _on_ecs(blueprint: Document[Blueprint], placed: Sequence[Placed]) -> Iterato
             enough = -(-accelerators(found.instance) // free) if free else 0
             more = f"accelerators: {enough} or more" if enough else "a pool of another type, such as p5en or p6-b200"
             yield blueprint.mistake([*at, "accelerators"], role.accelerators, why, f"{more}, or --target eks")
-        for name, where_from in role.adapters.items():
-            if not where_from.startswith("s3://"):
-                why = "a task on ECS copies its adapters from S3"
-                yield blueprint.mistake([*at, "adapters", name], where_from, why, "s3://BUCKET/PREFIX")
 
 
 def _free_interfaces(found: Placement) -> int:

@@ -197,6 +197,7 @@ def _further_ports(context: Context, found: Placement) -> dict[str, int]:
     wanted = {
         "side": bool(context.transfer),
         "events": context.policy == "kv-aware",
+        "replay": context.policy == "kv-aware",
         "master": found.machines > 1,
         "data": found.machines > 1 and found.split.data > 1,
     }

@@ -28,6 +28,7 @@ VALUES = frozenset(
         "metrics_port",  # of a router that has its own
         "side_port",  # where prefill and decode agree on a transfer
         "events_port",  # where KV cache events are published
+        "replay_port",  # where those of before are asked for
         "master_port",  # where the machines of a replica meet
         "ray_port",  # where Ray's machines meet
         "data_port",  # where its data-parallel ranks meet
@@ -61,6 +62,7 @@ VALUES = frozenset(
         "prefill",  # the same of those that read prompts
         "decode",  # and of those that write answers
         "events",  # URL=ENDPOINT of each engine's KV cache events
+        "replays",  # the same of those of before
     }
 )
 """What rows may ask for. Where a value is a list, the argument that asks for it is repeated for each item."""

@@ -199,6 +199,39 @@ def test_it_is_refused_before_anything_is_rented(tmp_path: Path, text: str, mess
     assert said(tmp_path, text) == message
 
 
+MANY = "pattern: multi-model\nroles:\n  models: {one: {model: tiny, pool: general}}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "target", "why"),
+    [
+        (
+            apart(GENERAL, GENERAL, "tiny").replace("traffic:", "  router: {policy: kv-aware}\ntraffic:"),
+            "local",
+            "of prefill's caches vllm-router takes events of blocks of 16 tokens, and CPUs have 128",
+        ),
+        (
+            f"{MANY}  router: {{policy: kv-aware}}\n{REST}",
+            "local",
+            "vllm-router takes events of one model's caches",
+        ),
+        (
+            together(pool="general").replace("traffic:", "  router: {policy: kv-aware}\ntraffic:"),
+            "eks",
+            "vllm-router takes the sources of KV cache events as fixed addresses, and replicas here come and go",
+        ),
+    ],
+)
+def test_routing_by_events_is_refused_where_the_router_does_not_hear_them(
+    tmp_path: Path, text: str, target: str, why: str
+) -> None:
+    line = next(number for number, one in enumerate(text.splitlines(), 1) if "kv-aware" in one)
+    assert said(tmp_path, text, target) == (
+        f"blueprint.yaml:{line}:20: roles.router.policy: now 'kv-aware': {why}. Write policy: cache-aware."
+    )
+    resolved(tmp_path, text.replace("kv-aware", "cache-aware"), target)
+
+
 @pytest.mark.parametrize(("text", "message"), REFUSED_HERE)
 def test_what_a_cpu_cannot_do_is_refused_on_local_alone(tmp_path: Path, text: str, message: str) -> None:
     assert said(tmp_path, text, "local") == message

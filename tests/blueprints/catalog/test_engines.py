@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 from typing import get_args
 
@@ -19,6 +20,8 @@ from blueprints.deployment import Deployment, Place
 from blueprints.roles import Policy
 from infra.fleet import Fleet
 from infra.settings import load
+from scripts import matrix
+from scripts.cloud import place as cloud
 from scripts.local import engine_env
 
 ROOT = Path(__file__).parents[3]
@@ -98,18 +101,114 @@ def _parse(program: str, lines: list[list[str]]) -> list[str]:
     return [line for line in answer.stdout.splitlines() if line.startswith(("parsed", "refused"))]
 
 
+FLEET = """\
+name: demo
+region: us-west-2
+zones: [us-west-2a, us-west-2b, us-west-2c]
+orchestrator: both
+pools:
+  general: {types: g6e.12xlarge, size: 0..4}
+  on-ecs: {types: g6e.12xlarge, size: 0..4, orchestrator: ecs}
+  p5en: {types: p5en.48xlarge, zones: us-west-2c, size: 4, efa: on}
+"""
+TRAFFIC = "traffic: {users: 2, input_tokens: 32, output_tokens: 8}\nslo: {}\n"
+SMALL, EXPERTS = "Qwen/Qwen3-0.6B", "deepseek-ai/DeepSeek-V3"
+TUNED = (
+    "tuning: {kv_cache: fp8, prefix_cache: off, chunked_prefill: off, batch_tokens: 8k, sequences: 32, "
+    "kv_offload: 8Gi, speculative: {method: SPECULATIVE}}\n"
+)
+SPECULATIVE = ("ngram", "mtp", f"eagle, model: {SMALL}", f"eagle3, model: {SMALL}", f"draft_model, model: {SMALL}")
+
+
+def _one(model: str, worker: str, rest: str = "", pattern: str = "aggregated") -> str:
+    return f"pattern: {pattern}\nmodel: {model}\nroles: {{worker: {{{worker}}}}}\n{rest}{TRAFFIC}"
+
+
+def _apart(pool: str) -> str:
+    roles = f"prefill: {{pool: {pool}}}, decode: {{pool: {pool}, accelerators: 2}}"
+    return f"pattern: disaggregated\nmodel: {SMALL}\nroles: {{{roles}}}\n{TRAFFIC}"
+
+
+CASES = [
+    *((_one(SMALL, "pool: general", TUNED.replace("SPECULATIVE", said)), "eks") for said in SPECULATIVE),
+    (_one(SMALL, "pool: general", "tuning: {quantization: fp8}\n"), "eks"),
+    (_one(SMALL, "pool: general, accelerators: 4, data: 2, adapters: {sql: 's3://mine/sql'}"), "eks"),
+    (_one(SMALL, "pool: on-ecs"), "ecs"),
+    *((_one(EXPERTS, f"pool: p5en, accelerators: 16, {how}", pattern="distributed"), "eks") for how in (
+        "pipeline: 2, expert: on",
+        "pipeline: 2, expert: on, executor: ray",
+        "data: 16, expert: on",
+    )),
+    *((_apart(pool), "eks") for pool in ("general", "p5en")),
+    (_apart("general").replace(SMALL, "tiny"), "local"),
+    (_one("tiny", "pool: general", "", "aggregated").replace("}}", "}, router: {policy: kv-aware}}"), "local"),
+    (_one("tiny", "pool: general, accelerators: 2"), "local"),
+    (_one("tiny", "pool: general, accelerators: 2, data: 2"), "local"),
+]  # fmt: skip
+"""Blueprints that ask for every option of the engine between them, and the target of each."""
+
+
+def _resolved(folder: Path, text: str, target: str) -> Deployment:
+    (folder / "blueprint.yaml").write_text(f"name: mine\n{text}")
+    (folder / "fleet.yaml").write_text(FLEET)
+    wanted, fleet = load(folder / "blueprint.yaml", Blueprint), load(folder / "fleet.yaml", Fleet)
+    where = cloud.find(target, fleet.value, account="123456789012")
+    if target == "local":
+        ports = {name: 20000 + number for number, name in enumerate(resolve.ports(wanted.value))}
+        where = where.model_copy(update={"ports": ports, "cores": 2, "s3_endpoint": "http://127.0.0.1:20000"})
+    return resolve.resolve(wanted, fleet, where)
+
+
+def _lines(deployments: Iterable[Deployment]) -> list[list[str]]:
+    """What the engine's own parser is given: all after `vllm serve`, whatever joins the machines before it."""
+    commands = {process.command for made in deployments for process in made.replicas if "serve" in process.command}
+    # Kubernetes fills in a follower's number before the engine sees it.
+    filled = ([word.replace("$(LWS_WORKER_INDEX)", "1") for word in command] for command in commands)
+    return sorted(command[command.index("serve") + 1 :] for command in filled)
+
+
+def _asked(folder: Path) -> list[list[str]]:
+    every = (cell.deployment for cell in matrix.cells())
+    return _lines([*(made for made in every if made), *(_resolved(folder, *case) for case in CASES)])
+
+
+def test_the_command_lines_that_are_parsed_name_every_flag_of_the_catalogue(tmp_path: Path) -> None:
+    row = engines.engines()["vllm"]
+    parts = [*row.options.values(), *row.transfers.values(), row.streaming, row.other_s3, *row.platforms.values()]
+    parts += [option for platform in row.platforms.values() for option in platform.options.values()]
+    flags = {text for part in parts for text in part.arguments if text.startswith("--")}
+    named = {word for line in _asked(tmp_path) for word in line if word.startswith("--")}
+    assert flags - named == set()
+
+
 @pytest.mark.engine
-def test_the_engines_own_parser_takes_every_command_line_and_refuses_an_unknown_flag() -> None:
-    # The program and `serve` are not the parser's.
-    lines = [list(process.command[2:]) for process in _deployment().replicas]
+def test_the_engines_own_parser_takes_every_command_line_and_refuses_an_unknown_flag(tmp_path: Path) -> None:
+    lines = _asked(tmp_path)
     said = _parse("vllm", [*lines, [*lines[0], "--no-such-flag", "1"]])
-    assert said == ["parsed 20001", "parsed 20002", "refused 2"]
+    assert [line for line, answer in zip(lines, said, strict=False) if not answer.startswith("parsed")] == []
+    assert said[-1] == "refused 2"
+    assert len(said) == len(lines) + 1
+
+
+def _routers(deployments: Iterable[Deployment]) -> list[list[str]]:
+    """What the router's own parser is given, whatever finds the engines for it."""
+    commands = [process.command for made in deployments for process in made.router.processes]
+    at = [next(number for number, word in enumerate(line) if word.endswith("vllm-router")) for line in commands]
+    lines = {line[number + 1 :] for line, number in zip(commands, at, strict=True)}
+    return [list(line) for line in sorted(lines)]
 
 
 @pytest.mark.engine
-def test_the_routers_own_parser_takes_its_command_line_with_every_policy_and_refuses_an_unknown_one() -> None:
+def test_the_routers_own_parser_takes_every_command_line_with_every_policy_and_refuses_an_unknown_one(
+    tmp_path: Path,
+) -> None:
+    every = [cell.deployment for cell in matrix.cells() if cell.deployment]
+    lines = _routers([*every, *(_resolved(tmp_path, *case) for case in CASES)])
     command = list(_deployment().router.processes[0].command[1:])
     at = command.index("--policy") + 1
     words = [*engines.routers()["vllm-router"].policies.values(), "no_such_policy"]
-    said = _parse("vllm-router", [[*command[:at], word, *command[at + 1 :]] for word in words])
-    assert said == ["parsed 20003"] * (len(words) - 1) + ["refused 2"]
+    said = _parse("vllm-router", [*lines, *([*command[:at], word, *command[at + 1 :]] for word in words)])
+    assert [line for line, answer in zip(lines, said, strict=False) if not answer.startswith("parsed")] == []
+    assert said[len(lines) :] == ["parsed 20003"] * (len(words) - 1) + ["refused 2"]
+    named = {word.partition("=")[0] for line in lines for word in line}
+    assert {"--prefill", "--decode", "--enable-igw", "--selector", "--kv-event-source", "--worker-urls"} <= named
