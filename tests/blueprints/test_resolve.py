@@ -166,7 +166,10 @@ def test_load_counts_more_than_a_cached_beginning_at_half_a_replicas_share(
 def test_the_first_type_in_the_pools_order_that_holds_it_is_taken(tmp_path: Path) -> None:
     assert _resolve(tmp_path, worker="{pool: large}").engines[0].instance_types[0] == "g6e.2xlarge"
     assert _resolve(tmp_path, worker="{pool: large, accelerators: 2}").engines[0].instance_types[0] == "g6e.48xlarge"
-    assert _resolve(tmp_path, _place(cores=8), worker="{pool: large, replicas: 9}").engines[0].instance_types[0] == "g6e.48xlarge"
+    assert (
+        _resolve(tmp_path, _place(cores=8), worker="{pool: large, replicas: 9}").engines[0].instance_types[0]
+        == "g6e.48xlarge"
+    )
 
 
 def test_what_stands_in_for_what_is_said(tmp_path: Path) -> None:

@@ -128,9 +128,7 @@ def test_a_preset_of_two_machines_stands_on_both_of_the_pool_that_its_comment_as
 ) -> None:
     blueprint("new", "mine", "--from", "distributed", "--preset", preset)
     pool = "p5en: {types: p5en.48xlarge, zones: us-west-2a, size: 2, efa: on}"
-    Path("fleet.yaml").write_text(
-        f"name: big\nregion: us-west-2\nzones: [us-west-2a, us-west-2b]\npools:\n  {pool}\n"
-    )
+    Path("fleet.yaml").write_text(f"name: big\nregion: us-west-2\nzones: [us-west-2a, us-west-2b]\npools:\n  {pool}\n")
     code, out, err = blueprint("check", "mine", "--target", "eks")
     assert code == 0, err
     assert "worker    1 x 16 accelerator(s) of p5en.48xlarge over 2 machines, pool p5en" in out

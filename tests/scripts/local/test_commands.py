@@ -76,7 +76,10 @@ def test_new_overwrites_nothing(work: Path, blueprint: Blueprint) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("mine", "--from", "nothing"), f"--from: now 'nothing': there is no such pattern. Write {' or '.join(NAMES)}.\n"),
+        (
+            ("mine", "--from", "nothing"),
+            f"--from: now 'nothing': there is no such pattern. Write {' or '.join(NAMES)}.\n",
+        ),
         (
             ("My_Own", "--from", "aggregated"),
             "NAME: now 'My_Own': its last part is to be the deployment's name. "
