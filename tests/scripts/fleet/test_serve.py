@@ -88,3 +88,19 @@ def test_the_blueprint_is_deployed_after_the_charts_then_validated_and_finds_the
     assert os.environ.get("KUBECONFIG") == before
     served = journal.last("blueprint")
     assert served and served.note == f"{made_at.data / 'mine'} eks"
+
+
+def test_a_preflight_that_passed_is_not_asked_again_for_the_same_file(
+    aws: str, made_at: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted, done = Wanted("eks", made_at.document, None), Done([])
+    journal = Journal(made_at.data / "journal.json", "account")
+    install_aws._preflight(wanted, journal, done)
+    assert "identity" in capsys.readouterr().out
+    install_aws._preflight(wanted, journal, done)
+    again = capsys.readouterr()
+    assert again.out == "" and "preflight: done already" in again.err
+    assert done.already == ["preflight"]
+    made_at.document.path.write_text(FLEET.replace("0..4", "0..5"))
+    install_aws._preflight(wanted, journal, done)
+    assert "identity" in capsys.readouterr().out
