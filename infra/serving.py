@@ -236,7 +236,13 @@ def _mistakes(document: Document[Serving], fleet: Document[Fleet]) -> Iterator[M
             why = f"the fleet {rented.name} has no such pool on ECS"
             yield document.mistake([*at, "pool"], service.pool, why, f"one of {', '.join(there) or 'another fleet'}")
             continue
-        most = max(group.accelerators for group in of_pool)
+        types = {name for group in of_pool for name in group.types}
+        for number, name in enumerate(service.types):
+            if name not in types:
+                why = f"no machine of the pool {service.pool} is one"
+                yield document.mistake([*at, "types", number], name, why, f"one of {', '.join(sorted(types))}")
+        asked = [rows[name] for name in (types.intersection(service.types) or types)]
+        most = max(row.accelerators.count if row.accelerators else 0 for row in asked)
         if service.gpus > most:
             why = f"a machine of the pool {service.pool} has {most} at the most"
             yield document.mistake([*at, "gpus"], service.gpus, why, f"{most} or less")

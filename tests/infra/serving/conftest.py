@@ -54,6 +54,13 @@ SHAPES = {
         "pattern: distributed\nmodel: Qwen/Qwen3-32B\n"
         "roles: {worker: {pool: fast, replicas: 2, accelerators: 16, pipeline: 2}}\n"
     ),
+    "multi-model": (
+        "pattern: multi-model\n"
+        "roles:\n"
+        "  models:\n"
+        "    small: {model: Qwen/Qwen3-0.6B, pool: alone}\n"
+        "    large: {model: Qwen/Qwen3-8B, pool: general, replicas: 2}\n"
+    ),
 }
 """Rest of blueprint.yaml by the deployment's name."""
 

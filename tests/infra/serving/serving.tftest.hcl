@@ -145,3 +145,14 @@ run "distributed" {
     error_message = "the machines of a replica find the first of them by its name"
   }
 }
+
+run "multi_model" {
+  module {
+    source = "./stacks/serving-multi-model"
+  }
+
+  assert {
+    condition     = aws_ecs_service.small-0.desired_count == 1 && aws_ecs_service.large-0.desired_count == 2 && aws_ecs_service.large-1.desired_count == 0
+    error_message = "each model has services of its own"
+  }
+}

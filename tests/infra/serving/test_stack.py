@@ -63,7 +63,7 @@ def test_an_engine_reads_its_own_weights_and_nothing_else(stacks: Stacks, shape:
     own = [one for one in objects if "fabric-models-123456789012-us-west-2/models/Qwen/Qwen3-" in one]
     adapters = ["arn:${data.aws_partition.partition.partition}:s3:::my-adapters/lora/sql/*"]
     assert sorted(objects) == sorted([*own, *(adapters if shape == "aggregated" else [])])
-    assert len(own) == 1
+    assert len(own) == (2 if shape == "multi-model" else 1)
 
 
 @pytest.mark.parametrize(
@@ -133,6 +133,10 @@ def test_the_router_follows_the_names_of_the_engines(stacks: Stacks) -> None:
     apart = containers(stacks["disaggregated"], "router")["router"]["command"]
     assert "--prefill=disaggregated-prefill.fabric.internal:8000" in apart
     assert "--decode=disaggregated-decode.fabric.internal:8000" in apart
+    many = containers(stacks["multi-model"], "router")["router"]["command"]
+    assert [word for word in many if word.startswith("--worker=")] == [
+        f"--worker=multi-model-{model}.fabric.internal:8000" for model in ("small", "large")
+    ]
     several = containers(stacks["distributed"], "router")["router"]["command"]
     assert [word for word in several if word.startswith("--worker=")] == [
         f"--worker=distributed-worker-{replica}-0.fabric.internal:8000" for replica in range(2)

@@ -1,0 +1,107 @@
+"""What a rendered deployment for ECS may say: a person may have changed it, or its template."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from infra import reading, serving
+from infra.errors import InputError
+from scripts.cloud import plan
+from tests.infra.serving.conftest import SHAPES, blueprint
+
+
+def refused(file: Path, fleet: Path) -> str:
+    with pytest.raises(InputError) as caught:
+        serving.read(file, reading.read(fleet))
+    return str(caught.value)
+
+
+def line_of(text: str, part: str) -> int:
+    return next(number for number, line in enumerate(text.splitlines(), 1) if part in line)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_each_pattern_renders_to_can_be_read(rendered: dict[str, Path], fleet: Path, shape: str) -> None:
+    made = serving.read(rendered[shape], reading.read(fleet)).value
+    assert made.name == shape
+    assert made.router.command[0] == "follow"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("gpus: 1", "gpus: 8", "gpus: now 8: a machine of the pool general has 4 at the most. Write 4 or less"),
+        (
+            "pool: general",
+            "pool: genral",
+            "the fleet fabric has no such pool on ECS. Write one of general, alone, fast",
+        ),
+        ("fleet: fabric", "fleet: cotton", "Write fleet: fabric"),
+        ("most: 6", "most: 1", "scale.most: now 1: the least is 2. Write 2 or more"),
+        ("port: 8000", "port: 80000", "65535"),
+        ("    kind: router", "    kind: engine", "0 of them are routers. Write exactly one of kind: router"),
+        ("name: router", "name: worker", "another service has it"),
+        ("stop_s: 120", "stop_s: 600", "without a pool the task runs on Fargate, which waits 120 s at the longest"),
+        ("    cpus: ", "    cpu: ", "cpus"),
+        ('"s3://my-adapters/lora/sql"', '"https://my-adapters/lora/sql"', "a place in S3"),
+        ('["g6e.2xlarge", ', '["g6e.8xlarge", ', "now 'g6e.8xlarge': no machine of the pool general is one"),
+        ("devices: []", "devices: [/dev/infiniband/uverbs0]", "has 0 EFA interfaces. Write 0 of them"),
+    ],
+)
+def test_a_mistake_is_said_at_its_line(
+    rendered: dict[str, Path], fleet: Path, tmp_path: Path, old: str, new: str, said: str
+) -> None:
+    text = rendered["aggregated"].read_text()
+    assert old in text
+    file = tmp_path / "ecs.yaml"
+    file.write_text(text.replace(old, new, 1))
+    answer = refused(file, fleet)
+    assert said in answer
+    assert answer.startswith(f"{file}:")
+    if new not in ("    kind: engine", "name: worker"):
+        assert f"{file}:{line_of(file.read_text(), new)}:" in answer
+
+
+def decided(folder: Path, fleet: Path, text: str) -> str:
+    with pytest.raises(InputError) as caught:
+        plan.plan(blueprint(folder, "mine", text), fleet, target="ecs", root=folder, account="123456789012")
+    return str(caught.value)
+
+
+HEAD = "pattern: aggregated\nmodel: Qwen/Qwen3-0.6B\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            HEAD + "roles: {worker: {pool: general, replicas: 0..4}}\n",
+            "replicas: now '0..4': with no replica left nothing on ECS measures what waits, so none would come back. "
+            "Write replicas: 1..4.",
+        ),
+        (
+            "pattern: distributed\nmodel: Qwen/Qwen3-32B\nroles: {worker: {pool: fast, replicas: 1..2, accelerators: 16, pipeline: 2}}\n",
+            "now '1..2': a replica is 2 services on ECS, which autoscaling does not start together. Write replicas: 2.",
+        ),
+        (
+            HEAD + "roles: {worker: {pool: fast}}\n",
+            "accelerators: now 1: ECS gives each task a network interface of its own on the machine's first card, where "
+            "p5en.48xlarge has room for 2 beside EFA's, and 8 of such replicas' tasks would stand on it. "
+            "Write accelerators: 4 or more, or --target eks.",
+        ),
+    ],
+)
+def test_what_ecs_cannot_do_is_refused_before_anything_is_rented(
+    tmp_path: Path, fleet: Path, text: str, said: str
+) -> None:
+    assert said in " ".join(decided(tmp_path, fleet, text).split())
+
+
+def test_p5_has_no_interface_left_for_a_task(tmp_path: Path, fleet: Path) -> None:
+    file = tmp_path / "fleet.yaml"
+    file.write_text(fleet.read_text().replace("p5en.48xlarge", "p5.48xlarge"))
+    said = decided(tmp_path, file, HEAD + "roles: {worker: {pool: fast, accelerators: 8}}\n")
+    assert "p5.48xlarge has room for 0 beside EFA's" in said
+    assert "a pool of another type, such as p5en or p6-b200, or --target eks" in said
