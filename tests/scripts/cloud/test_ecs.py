@@ -1,0 +1,195 @@
+"""Deploying to ECS before an ECS that says what AWS's would; Terraform's part is under test with the real one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from infra.errors import AnswerIsNo
+from scripts.cloud import ecs
+from scripts.cloud import plan as plans
+from scripts.cloud.member import READY
+from scripts.cloud.plan import Plan
+from scripts.fleet import apply, site
+from scripts.fleet import plans as fleet_plans
+from scripts.fleet.plans import StackPlan
+from tests.infra.serving.conftest import FLEET, blueprint
+
+SERVICES = ("aggregated-worker", "aggregated-worker-1", "aggregated-router")
+ROLE_OF = {"aggregated-worker": "worker", "aggregated-worker-1": "worker", "aggregated-router": "router"}
+
+
+@dataclass
+class Ecs:
+    """ECS and CloudWatch Logs of one cluster: what the tests put in, by the calls that are made."""
+
+    rollouts: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
+    """States of a service's last deployment with their reasons, one a question; the last one stays."""
+
+    tasks: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    lines: dict[str, list[str]] = field(default_factory=dict)
+    exit_code: int = 0
+    asked: list[dict[str, Any]] = field(default_factory=list)
+
+    def describe_services(self, *, cluster: str, services: list[str]) -> dict[str, Any]:
+        assert cluster == "fabric" and len(services) <= 10
+        return {"services": [self._service(name) for name in services]}
+
+    def _service(self, name: str) -> dict[str, Any]:
+        states = self.rollouts.get(name, [("COMPLETED", "")])
+        state, reason = states.pop(0) if len(states) > 1 else states[0]
+        return {"serviceName": name, "deployments": [{"rolloutState": state, "rolloutStateReason": reason}]}
+
+    def get_paginator(self, call: str) -> Any:
+        return SimpleNamespace(paginate=getattr(self, f"_{call}"))
+
+    def _list_tasks(self, *, cluster: str, serviceName: str, desiredStatus: str) -> Iterator[dict[str, Any]]:  # noqa: N803
+        assert cluster == "fabric"
+        kept = [task for task in self.tasks.get(serviceName, []) if task["desiredStatus"] == desiredStatus]
+        yield {"taskArns": [task["taskArn"] for task in kept]}
+
+    def describe_tasks(self, *, cluster: str, tasks: list[str]) -> dict[str, Any]:
+        assert cluster == "fabric" and len(tasks) <= 100
+        every = [task for found in self.tasks.values() for task in found]
+        ended = {"taskArn": "arn/ask", "lastStatus": "STOPPED", "containers": [{"exitCode": self.exit_code}]}
+        return {"tasks": [one for one in (*every, ended) if one["taskArn"] in tasks]}
+
+    def run_task(self, **asked: Any) -> dict[str, Any]:
+        self.asked.append(asked)
+        return {"failures": [], "tasks": [{"taskArn": "arn/ask"}]}
+
+    def describe_log_streams(self, *, logGroupName: str, **_: Any) -> dict[str, Any]:  # noqa: N803
+        assert logGroupName == "/aws/ecs/fabric/serving/aggregated"
+        return {"logStreams": [{"logStreamName": name} for name in self.lines]}
+
+    def get_log_events(self, *, logStreamName: str, limit: int, **_: Any) -> dict[str, Any]:  # noqa: N803
+        return {"events": [{"message": line} for line in self.lines[logStreamName][-limit:]]}
+
+
+@pytest.fixture
+def aws(monkeypatch: pytest.MonkeyPatch) -> Ecs:
+    made = Ecs()
+    monkeypatch.setattr(ecs, "Aws", lambda _: SimpleNamespace(client=lambda _: made))
+    monkeypatch.setattr(ecs, "_EVERY_S", 0.0)
+    return made
+
+
+@pytest.fixture
+def wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
+    monkeypatch.chdir(tmp_path)
+    fleet = tmp_path / "fleet.yaml"
+    fleet.write_text(FLEET)
+    folder = blueprint(tmp_path, "aggregated")
+    return plans.plan(folder, fleet, target="ecs", root=tmp_path, account="123456789012")
+
+
+@pytest.fixture
+def terraform(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """Terraform that has one service to make; what it was told."""
+    told: list[str] = []
+    name = "serving-aggregated"
+    made = SimpleNamespace(folders={name: tmp_path}, endpoint=None, at="AWS")
+    (tmp_path / "plan.log").write_text("  # aws_ecs_service.worker-0 will be created\n  # x.y must be replaced\n")
+    outputs = {"ask": {"task_definition": "arn:ask", "subnets": ["subnet-1"], "group": "sg-1"}}
+    monkeypatch.setattr(ecs, "_site", lambda *_: made)
+    monkeypatch.setattr(fleet_plans, "make", lambda _: [StackPlan(name, 40, add=0 if told else 2)])
+    monkeypatch.setattr(apply, "apply", lambda *_: told.append("apply"))
+    monkeypatch.setattr(site, "states", lambda *_: {name: site.State(outputs, ("x.y",))})
+    return told
+
+
+def task(name: str, status: str, health: str = "UNKNOWN", desired: str = "RUNNING", **more: Any) -> dict[str, Any]:
+    arn = f"arn:aws:ecs:us-west-2:123456789012:task/fabric/{name}"
+    return {"taskArn": arn, "lastStatus": status, "healthStatus": health, "desiredStatus": desired, **more}
+
+
+def test_it_shows_what_changes_waits_for_every_service_and_asks_as_a_client(
+    aws: Ecs, wanted: Plan, terraform: list[str]
+) -> None:
+    aws.rollouts["aggregated-worker"] = [("IN_PROGRESS", ""), ("IN_PROGRESS", ""), ("COMPLETED", "")]
+    shown: list[str] = []
+    assert ecs.deploy(wanted, shown.append) is True
+    assert shown == ["serving-aggregated: +2 ~0 -0\n  created: aws_ecs_service.worker-0\n  replaced: x.y"]
+    assert terraform == ["apply"]
+    assert len(aws.rollouts["aggregated-worker"]) == 1, "it waited until the last state"
+    [asked] = aws.asked
+    assert (asked["taskDefinition"], asked["launchType"]) == ("arn:ask", "FARGATE")
+    assert ecs.deploy(wanted, shown.append) is False, "nothing is left to change"
+
+
+def test_who_does_not_agree_changes_nothing(aws: Ecs, wanted: Plan, terraform: list[str]) -> None:
+    def refuse(_: str) -> None:
+        raise AnswerIsNo("nothing was changed")
+
+    with pytest.raises(AnswerIsNo):
+        ecs.deploy(wanted, refuse)
+    assert terraform == []
+
+
+def test_a_role_that_fails_is_named_with_its_reason_and_last_lines(
+    aws: Ecs, wanted: Plan, terraform: list[str]
+) -> None:
+    reason = "ECS deployment circuit breaker: tasks failed to start."
+    aws.rollouts["aggregated-worker"] = [("IN_PROGRESS", ""), ("FAILED", reason)]
+    aws.tasks["aggregated-worker"] = [
+        task("a1", "STOPPED", desired="STOPPED", stoppedReason="Task failed container health checks")
+    ]
+    aws.lines = {"worker/worker/a1": ["loading", "CUDA out of memory"], "router/router/b2": ["all well"]}
+    with pytest.raises(AnswerIsNo) as caught:
+        ecs.deploy(wanted, lambda _: None)
+    assert str(caught.value) == (
+        f"aggregated-worker does not answer: {reason}; ECS has rolled it back to what ran before\n"
+        "  a1: Task failed container health checks\n"
+        "worker a1 | loading\n"
+        "worker a1 | CUDA out of memory"
+    )
+    assert aws.asked == [], "nobody is asked who does not run"
+
+
+def test_what_is_not_steady_in_time_is_said(
+    aws: Ecs, wanted: Plan, terraform: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ecs, "_MACHINES_S", -10_000)
+    aws.rollouts["aggregated-router"] = [("IN_PROGRESS", "")]
+    with pytest.raises(AnswerIsNo, match="aggregated-router does not answer: not in time; it still tries"):
+        ecs.deploy(wanted, lambda _: None)
+
+
+def test_a_router_without_an_answer_fails_the_deploy(aws: Ecs, wanted: Plan, terraform: list[str]) -> None:
+    aws.exit_code = 1
+    aws.lines = {"ask/ask/c3": ["urllib.error.HTTPError: HTTP Error 503"]}
+    with pytest.raises(AnswerIsNo, match="the router gave no answer") as caught:
+        ecs.deploy(wanted, lambda _: None)
+    assert "ask c3 | urllib.error.HTTPError: HTTP Error 503" in str(caught.value)
+
+
+def test_a_task_is_ready_once_it_has_answered(aws: Ecs, wanted: Plan) -> None:
+    machine = "arn:aws:ecs:us-west-2:123456789012:container-instance/fabric/m1"
+    aws.tasks = {
+        "aggregated-worker": [
+            task("a1", "RUNNING", "HEALTHY", containerInstanceArn=machine),
+            task("a2", "RUNNING", containerInstanceArn=machine),
+        ],
+        "aggregated-worker-1": [task("a3", "PROVISIONING")],
+        "aggregated-router": [task("b1", "RUNNING", "HEALTHY", launchType="FARGATE")],
+    }
+    found = [(one.role, one.name, one.state, one.machine) for one in ecs.members(wanted)]
+    assert found == [
+        ("router", "b1", READY, "fargate"),
+        ("worker", "a1", READY, "m1"),
+        ("worker", "a2", "no answer yet", "m1"),
+        ("worker", "a3", "provisioning", ""),
+    ]
+
+
+def test_the_last_lines_of_one_role_are_shown(aws: Ecs, wanted: Plan, capsys: pytest.CaptureFixture[str]) -> None:
+    aws.lines = {"worker/worker/a1": ["one", "two", "three"], "router/router/b1": ["routed"]}
+    ecs.logs(wanted, "worker", lines=2, follow=False)
+    assert capsys.readouterr().out.splitlines() == ["worker a1 | two", "worker a1 | three"]
+    ecs.logs(wanted, None, lines=1, follow=False)
+    assert capsys.readouterr().out.splitlines() == ["worker a1 | three", "router b1 | routed"]
