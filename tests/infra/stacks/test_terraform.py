@@ -67,28 +67,36 @@ def test_every_resource_is_planned_and_applied_as_it_must_be(workspace: Workspac
     assert " 0 failed" in ended.stdout
 
 
-def test_a_bucket_that_lost_its_policy_fails(workspace: Workspace) -> None:
-    path = workspace.folder / "eks/stacks/storage/cdk.tf.json"
+BROKEN = {
+    "a bucket that lost its policy": (
+        "storage",
+        "eks/stacks/storage",
+        ('\\"aws:SecureTransport\\": \\"false\\"', '\\"aws:SecureTransport\\": \\"true\\"'),
+        "plain HTTP is refused for buckets and objects",
+    ),
+    "an EFA interface on the wrong card": (
+        "examples",
+        "trn2/stacks/eks",
+        ('"network_card_index": 15', '"network_card_index": 14'),
+        "Trainium2 has EFA on each of its 16 cards",
+    ),
+}
+"""File of the assertions, stack, what is written for what in it, and the assertion that fails."""
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_what_is_broken_on_purpose_fails(workspace: Workspace, broken: str) -> None:
+    name, stack, (right, wrong), message = BROKEN[broken]
+    path = workspace.folder / stack / "cdk.tf.json"
     text = path.read_text()
+    assert right in text
     try:
-        path.write_text(text.replace('\\"aws:SecureTransport\\": \\"false\\"', '\\"aws:SecureTransport\\": \\"true\\"'))
-        ended = workspace.run("test", "-filter=storage.tftest.hcl")
+        path.write_text(text.replace(right, wrong))
+        ended = workspace.run("test", f"-filter={name}.tftest.hcl")
     finally:
         path.write_text(text)
     assert ended.returncode != 0
-    assert "plain HTTP is refused for buckets and objects" in ended.stdout + ended.stderr
-
-
-def test_an_efa_interface_on_the_wrong_card_fails(workspace: Workspace) -> None:
-    path = workspace.folder / "trn2/stacks/eks/cdk.tf.json"
-    text = path.read_text()
-    try:
-        path.write_text(text.replace('"network_card_index": 15', '"network_card_index": 14'))
-        ended = workspace.run("test", "-filter=examples.tftest.hcl")
-    finally:
-        path.write_text(text)
-    assert ended.returncode != 0
-    assert "Trainium2 has EFA on each of its 16 cards" in ended.stdout + ended.stderr
+    assert message in ended.stdout + ended.stderr
 
 
 def test_the_runs_cover_every_kind_of_stack() -> None:
