@@ -190,6 +190,26 @@ def test_the_engines_own_parser_takes_every_command_line_and_refuses_an_unknown_
     assert len(said) == len(lines) + 1
 
 
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        ("local", "--worker=127.0.0.1:20002 --worker=127.0.0.1:20003"),
+        ("eks", "--worker=mine-one.serving:8000 --worker=mine-two.serving:8000"),
+        ("ecs", "--worker=mine-one.demo.internal:8000 --worker=mine-two.demo.internal:8000"),
+    ],
+)
+def test_of_many_models_the_router_is_told_by_what_runs_it(tmp_path: Path, target: str, told: str) -> None:
+    pool = "on-ecs" if target == "ecs" else "general"
+    model = f"{{model: tiny, pool: {pool}}}"
+    text = f"pattern: multi-model\nroles: {{models: {{one: {model}, two: {model}}}}}\n{TRAFFIC}"
+    made = _resolved(tmp_path, text, target)
+    said = " ".join(made.router.processes[0].command)
+    assert said.startswith(f"follow --router=http://127.0.0.1:{made.router.processes[0].port} {told} -- vllm-router ")
+    assert said.endswith(" --enable-igw")
+    assert made.names == ("one", "two"), "what clients put in `model`"
+    assert [flag[flag.index("--served-model-name") + 1] for flag in _lines([made])] == ["one", "two"]
+
+
 def _routers(deployments: Iterable[Deployment]) -> list[list[str]]:
     """What the router's own parser is given, whatever finds the engines for it."""
     commands = [process.command for made in deployments for process in made.router.processes]
