@@ -179,7 +179,7 @@ def _health(service: Service) -> dict[str, Any] | None:
         "timeout": _ANSWER_S,
         "startPeriod": min(start, _MOST_START_S),
         "interval": interval,
-        "retries": max(3, math.ceil(late / interval)),
+        "retries": min(_MOST_TRIES, max(3, math.ceil(late / interval))),
     }
 
 

@@ -184,6 +184,10 @@ def too_many_providers(stack: Stack) -> Found:
         count = len(made.get("default_capacity_provider_strategy", []))
         if count > MOST_PROVIDERS:
             yield f"{address} has {count} providers in its default strategy, and ECS takes {MOST_PROVIDERS}"
+    for address, made in resources(stack, "aws_ecs_service"):
+        count = len(made.get("capacity_provider_strategy", []))
+        if count > MOST_PROVIDERS:
+            yield f"{address} has a strategy of {count}, and ECS takes {MOST_PROVIDERS}"
     for pool, services in stack.get("output", {}).get("strategies", {}).get("value", {}).items():
         for service in services:
             if len(service) > MOST_PROVIDERS:

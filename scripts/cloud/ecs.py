@@ -28,6 +28,9 @@ from scripts.fleet.plans import StackPlan
 from scripts.fleet.site import Site
 from scripts.rehearsal import stacks, terraform
 
+FILE = "ecs.yaml"
+"""What a blueprint is rendered to."""
+
 EMULATED = "the embedded AWS keeps task definitions and services, and runs no task: nothing answers"
 
 _MACHINES_S = 900
@@ -58,10 +61,11 @@ def difference(plan: Plan) -> str:
     """What deploying would change, by Terraform's own plan; empty where nothing.
 
     Raises:
+        InputError: the rendered file was edited by hand.
         Unavailable: Terraform is missing, or AWS cannot be asked.
         CommandFailed: Terraform failed.
     """
-    file = plans.write(plan, force=True)
+    file = plans.write(plan)
     with site.alone(plan.fleet.value):
         made = _site(plan, file)
         try:
@@ -96,7 +100,7 @@ def deploy(plan: Plan, agree: Callable[[str], None], *, force: bool = False) -> 
         if made.endpoint:
             console.err.print(f"  {EMULATED}", markup=False)
             return True
-        found, aws = _found(plan, file), Aws(plan.fleet.value.region)
+        found, aws = _found(plan), Aws(plan.fleet.value.region)
         limit = _MACHINES_S + max(one.probe.deadline_s for one in found.serving.engines if one.probe)
         with console.step(f"Wait for {plan.deployment.name}'s answers (at most {limit / 60:.0f} min)") as step:
             _wait_steady(aws, found, limit, lambda text: setattr(step, "note", text))
@@ -146,7 +150,7 @@ def destroy(plan: Plan) -> bool:
         CommandFailed: Terraform failed; the same command goes on.
     """
     with site.alone(plan.fleet.value):
-        made = _site(plan, plans.write(plan, force=True))
+        made = _site(plan, _rendered(plan))
         if not any(state.resources for state in site.states(made).values()):
             return False
         with console.step(f"Remove {plan.deployment.name} from {made.at}"):
@@ -170,9 +174,14 @@ def _site(plan: Plan, file: Path) -> Site:
     return made
 
 
-def _found(plan: Plan, file: Path | None = None) -> _Found:
-    written = file or plans.write(plan, force=True)
-    return _Found(plan.fleet.value, serving.read(written, plan.fleet).value)
+def _found(plan: Plan) -> _Found:
+    return _Found(plan.fleet.value, serving.read(_rendered(plan), plan.fleet).value)
+
+
+def _rendered(plan: Plan) -> Path:
+    """What was deployed, as it lies there; rendered now where it does not."""
+    file = plan.rendered / FILE
+    return file if file.is_file() else plans.write(plan)
 
 
 def _said(made: Site, stack: StackPlan) -> str:

@@ -56,6 +56,12 @@ def test_it_keeps_the_rules_of_every_stack(stacks: Stacks, fleet: Path, shape: s
     assert list(rules.broken(reading.read(fleet).value, {shape: stacks[shape]})) == []
 
 
+def test_a_strategy_of_seven_is_caught(stacks: Stacks) -> None:
+    stack = copy.deepcopy(stacks["aggregated"])
+    of(stack, "aws_ecs_service")["worker-0"]["capacity_provider_strategy"] *= 4
+    assert list(rules.too_many_providers(stack)) == ["aws_ecs_service.worker-0 has a strategy of 8, and ECS takes 6"]
+
+
 @each
 def test_an_engine_reads_its_own_weights_and_nothing_else(stacks: Stacks, shape: str) -> None:
     assert list(beyond_reading(stacks[shape])) == []
