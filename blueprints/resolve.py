@@ -30,6 +30,13 @@ from infra.units import Bounds
 ROUTER_CPUS, ROUTER_BYTES = 2, 4 * 2**30
 """Of a router's container: it keeps the beginnings of prompts that it has seen, up to its --max-tree-size."""
 
+SHARED_ENOUGH = 0.3
+"""Share of a prompt above which the router follows cached beginnings, unless told otherwise.
+
+vllm-router 0.1.17's cache_aware follows none of 30% of a prompt or less (`--cache-threshold`, its default). What
+following takes off the mean end to end of load alone, simulated (scripts/benchmarks/replay.py, 2026-11-21): with short
+caches 4% where 25% is shared, 7% at 40%, 10% at 50%, 21 to 24% at 80%; with ample ones 0 to 3%; nothing at 0%."""
+
 Placed = tuple[tuple[str, ...], Engine, Placement]
 """A role's place in the file, the role, and where it stands."""
 
@@ -101,8 +108,9 @@ def prefix_of(model: str) -> str:
 
 
 def policy(wanted: Blueprint) -> Policy:
-    """How the router chooses: as written, else by cached beginnings where the traffic's prompts share any."""
-    return wanted.roles.router.policy or ("cache-aware" if wanted.traffic.shared_prefix else "load-aware")
+    """How the router chooses: as written, else by cached beginnings where the traffic's prompts share enough."""
+    follows = wanted.traffic.shared_prefix > SHARED_ENOUGH
+    return wanted.roles.router.policy or ("cache-aware" if follows else "load-aware")
 
 
 def transfer(wanted: Blueprint, placed: Sequence[Placed], place: Place) -> str:
@@ -273,7 +281,8 @@ def _notes(context: Context, placed: Sequence[Placed]) -> Iterator[str]:
             yield f"Nothing scales on this machine: {at[-1]} runs {count} of {role.replicas} replicas."
     if context.blueprint.roles.router.policy is None:
         shared = context.blueprint.traffic.shared_prefix
-        why = f"{shared:.0%} of each prompt is shared" if shared else "its prompts share nothing"
+        beside = f"{'more' if shared > SHARED_ENOUGH else 'not more'} than the {SHARED_ENOUGH:.0%} that it follows"
+        why = f"{shared:.0%} of each prompt is shared, {beside}" if shared else "its prompts share nothing"
         yield f"The router's policy is {context.policy}, since by the blueprint's traffic {why}."
     if context.transfer == "host":
         rdma = all(found.rdma for _, _, found in placed)

@@ -143,6 +143,30 @@ def test_every_policy_of_the_blueprint_has_a_word_of_the_routers(tmp_path: Path,
     assert _router(_resolve(tmp_path, router=f"{{policy: {policy}}}"), "--policy") == word
 
 
+@pytest.mark.parametrize(
+    ("shared", "word", "why"),
+    [
+        ("0%", "power_of_two", "load-aware, since by the blueprint's traffic its prompts share nothing."),
+        (
+            "30%",
+            "power_of_two",
+            "load-aware, since by the blueprint's traffic 30% of each prompt is shared, not more than the 30% that it follows.",
+        ),
+        (
+            "31%",
+            "cache_aware",
+            "cache-aware, since by the blueprint's traffic 31% of each prompt is shared, more than the 30% that it follows.",
+        ),
+    ],
+)
+def test_the_router_follows_cached_beginnings_by_default_where_they_are_long_enough(
+    tmp_path: Path, shared: str, word: str, why: str
+) -> None:
+    made = _resolve(tmp_path, traffic=f"{{users: 8, input_tokens: 8, output_tokens: 8, shared_prefix: {shared}}}")
+    assert _router(made, "--policy") == word
+    assert f"The router's policy is {why}" in made.notes
+
+
 def test_the_router_knows_every_replica_and_the_requests_deadline(tmp_path: Path) -> None:
     made = _resolve(tmp_path, traffic="{users: 8, deadline: 2.5s, input_tokens: 8, output_tokens: 8}")
     urls = tuple(f"http://127.0.0.1:{process.port}" for process in made.replicas)

@@ -1,0 +1,246 @@
+"""What a router that knows caches is worth, by the share of prompts that users repeat: simulated, not measured.
+
+    python -m scripts.benchmarks.replay [--shares 0 25 50 80] [--arrivals 6] [--requests 1000]
+
+Users come back with prompts whose beginning is their own: a share of each prompt is the user's, the rest is new. Eight
+replicas of Qwen3-32B, each on one of the eight H200 of a p5en.48xlarge, answer them. The same requests at the same
+moments go through each router, with few users and with many: each replica's cache holds the beginnings of all few, and
+only all caches together those of many.
+
+How each number is got: Dynamo's offline replay (`dynamo.replay`, its version in the output) simulates the engines'
+schedulers and caches, and runs its own router's code, on a simulated clock. Time passes as AIConfigurator's tables say:
+kernels of this model measured by NVIDIA on H200 with vLLM, put together to the time of a step. The size of a cache is
+what this project's memory arithmetic says. Nothing here ran on an accelerator, and no network lies between the parts.
+
+The routers:
+
+- round-robin: one after the other.
+- load: Dynamo's router told to leave caches out of its cost. Stands for `load-aware`.
+- seen: the same router with the prompts that it sent, in place of what engines report. Stands for `cache-aware`.
+- kv-aware: the same router with the blocks that engines report.
+
+vllm-router, which deployments run, is no part of this. Its cache_aware keeps the prompts seen too, but follows them
+only where the longest match is more than 30% of the prompt (`--cache-threshold`), and else takes the replica with the
+least requests; its power_of_two draws two replicas at random. Dynamo's cost counts tokens, not requests, and weighs
+them against what is cached. With nothing shared, `load`, `seen` and `kv-aware` decide alike: what differs is noise.
+
+Dynamo comes from requirements/replay.txt, in an environment that uv makes for the run and that goes with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich import box
+from rich.table import Table
+
+from blueprints import memory
+from blueprints.catalog import models
+from infra.catalog import instances
+from infra.errors import BlueprintError
+from scripts import console
+from scripts.validation import summary
+from scripts.validation.summary import Latency
+
+ROOT = Path(__file__).resolve().parents[2]
+LOCK = ROOT / "requirements" / "replay.txt"
+
+MODEL, INSTANCE, SYSTEM, REPLICAS, TENSOR = "Qwen/Qwen3-32B", "p5en.48xlarge", "h200_sxm", 8, 1
+PROMPT, ANSWER = (4000, 12000), (100, 300)
+"""Tokens, drawn evenly. The talk that named 20 to 40% gave no lengths, only "long shared prefixes"."""
+
+FEW, MANY = 16, 160
+"""Users. At most 9,600 tokens of a prompt are shared: those of 16 users fit one replica's cache, of 160 all eight."""
+
+TRACE_BLOCK = 64
+"""Tokens by which a trace says what is the same. Also what its lengths are multiples of."""
+
+WARM_UP = 0.2
+"""Share of the requests that fill the caches first and are not counted."""
+
+ROUTERS = ("round-robin", "load", "seen", "kv-aware")
+TALK = "20 to 40%"
+"""What the talk said KV-aware routing takes off end to end."""
+
+LIMIT_S = 1800.0
+
+
+class Cell(NamedTuple):
+    """A kind of traffic."""
+
+    share: float
+    """Of each prompt that is its user's."""
+
+    users: int
+
+
+class Found(NamedTuple):
+    """What one router made of one kind of traffic. Simulated."""
+
+    ttft: Latency
+    e2e: Latency
+    reused: float
+    """Share of the prompts' tokens that were in the cache."""
+
+
+class Told(NamedTuple):
+    """What the replay found, and by what."""
+
+    found: Mapping[tuple[Cell, str], Found]
+    prefill_ms: float
+    """Of a prompt of mean length, alone, by the timing table."""
+
+    versions: Mapping[str, str]
+
+
+def cells(shares: Sequence[float]) -> list[Cell]:
+    """Each share with few users and with many; where nothing is shared their number does not matter."""
+    return [Cell(share, users) for share in shares for users in ((FEW, MANY) if share else (MANY,))]
+
+
+def trace(cell: Cell, requests: int, arrivals: float, seed: int = 0) -> Iterator[dict[str, Any]]:
+    """Requests as Dynamo reads them, in Mooncake's format: milliseconds, lengths, and a number for each block.
+
+    Two prompts share the beginning over which their numbers agree. Arrivals are Poisson's, `arrivals` a second.
+    """
+    draw = random.Random(seed)
+    now, fresh = 0.0, cell.users * PROMPT[1]
+    for _ in range(requests):
+        now += draw.expovariate(arrivals) * 1000
+        blocks = draw.randint(*PROMPT) // TRACE_BLOCK
+        own = int(blocks * cell.share)
+        first = draw.randrange(cell.users) * PROMPT[1]
+        numbers = [*range(first, first + own), *range(fresh, fresh + blocks - own)]
+        fresh += blocks - own
+        yield {
+            "timestamp": now,
+            "input_length": blocks * TRACE_BLOCK,
+            "output_length": draw.randint(*ANSWER),
+            "hash_ids": numbers,
+        }
+
+
+def cache_tokens() -> int:
+    """Tokens that a replica's cache holds, by the memory arithmetic."""
+    found = memory.fit(models.find(MODEL), instances.find(INSTANCE), TENSOR, context=PROMPT[1] + ANSWER[1])
+    return found.cache_tokens
+
+
+def replay(wanted: Sequence[Cell], requests: int, arrivals: float, work: Path) -> Told:
+    """Runs every kind of traffic through every router."""
+    traces = {str(work / f"{index}.jsonl"): cell for index, cell in enumerate(wanted)}
+    for name, cell in traces.items():
+        Path(name).write_text("".join(f"{json.dumps(one)}\n" for one in trace(cell, requests, arrivals)))
+    device = instances.find(INSTANCE).accelerators
+    assert device is not None
+    batch = memory.batch_of(device)
+    asked = {
+        "model": MODEL, "system": SYSTEM, "tensor": TENSOR, "replicas": REPLICAS, "cache_tokens": cache_tokens(),
+        "block": memory.BLOCK, "batch_tokens": batch.tokens, "sequences": batch.sequences,
+        "prompt_tokens": sum(PROMPT) / 2, "trace_block": TRACE_BLOCK, "traces": list(traces), "routers": ROUTERS,
+    }  # fmt: skip
+    (work / "asked.json").write_text(json.dumps(asked))
+    with console.step("Install Dynamo's replay beside the tree"):
+        python = _environment(work)
+    with console.step(f"Replay {len(wanted)} kinds of traffic through {len(ROUTERS)} routers"):
+        worker = Path(__file__).with_name("replay_dynamo.py")
+        command = [str(python), str(worker), str(work / "asked.json"), str(work / "told.json")]
+        console.run(command, log=work / "replay.log", environment={"DYN_LOG": "error"}, timeout_s=LIMIT_S)
+    told = json.loads((work / "told.json").read_text())
+    found = {(traces[one["trace"]], one["router"]): _counted(one) for one in told["replays"]}
+    return Told(found, told["prefill_ms"], told["versions"])
+
+
+def _environment(work: Path) -> Path:
+    """The Python of an environment with what LOCK holds, and nothing else."""
+    uv, python = str(Path(sys.executable).with_name("uv")), work / "venv" / "bin" / "python"
+    for command in (
+        [uv, "venv", "--quiet", "--python", sys.executable, str(work / "venv")],
+        [uv, "pip", "install", "--quiet", "--python", str(python), "--no-deps", "--require-hashes", "-r", str(LOCK)],
+    ):
+        console.run(command, log=work / "environment.log", timeout_s=LIMIT_S)
+    return python
+
+
+def _counted(one: Mapping[str, Any]) -> Found:
+    """A replay without its warm-up."""
+    start = int(len(one["ttft_ms"]) * WARM_UP)
+    reused = sum(one["reused_tokens"][start:]) / sum(one["input_tokens"][start:])
+    return Found(summary.latency(one["ttft_ms"][start:]), summary.latency(one["e2e_ms"][start:]), reused)
+
+
+def table(found: Mapping[tuple[Cell, str], Found]) -> Table:
+    """A line for each kind of traffic and router; the last column is the mean end to end beside round robin's."""
+    title = f"Simulated: {MODEL}, {REPLICAS} replicas on {INSTANCE}; seconds at p50, p95, p99"
+    drawn = Table(title=title, title_justify="left", box=box.SIMPLE, collapse_padding=True)
+    for column in ("shared", "users", "router"):
+        drawn.add_column(column)
+    for column in ("TTFT s", "end to end s", "cached", "mean"):
+        drawn.add_column(column, justify="right", no_wrap=True)
+    for (cell, router), one in found.items():
+        drawn.add_row(
+            f"{cell.share:.0%}",
+            str(cell.users),
+            router,
+            _seconds(one.ttft, 2),
+            _seconds(one.e2e, 1),
+            f"{one.reused:.0%}",
+            f"{change(one, found[cell, 'round-robin']):+.1%}",
+            end_section=router == ROUTERS[-1],
+        )
+    return drawn
+
+
+def _seconds(latency: Latency, digits: int) -> str:
+    return " ".join(f"{(ms or 0) / 1000:.{digits}f}" for ms in (latency.p50, latency.p95, latency.p99))
+
+
+def change(one: Found, base: Found) -> float:
+    """By what share its mean end to end is above the other's."""
+    return (one.e2e.mean or 0.0) / (base.e2e.mean or 1.0) - 1
+
+
+def notes(told: Told, arrivals: float) -> str:
+    """What stands under the table: by what the numbers were got, and beside what they stand."""
+    busy = arrivals * told.prefill_ms / 1000 / REPLICAS
+    best = min(change(told.found[cell, "kv-aware"], told.found[cell, "round-robin"]) for cell, _ in told.found)
+    dynamo, kernels = told.versions["ai-dynamo"], told.versions["aiconfigurator-core"]
+    return (
+        f"Every number is simulated by Dynamo {dynamo}'s offline replay. A step takes as long as the tables of "
+        f"AIConfigurator {kernels} for vLLM on {SYSTEM} say.\n"
+        f"{arrivals:g} requests a second of {PROMPT[0]:,} to {PROMPT[1]:,} tokens, with {ANSWER[0]} to {ANSWER[1]} in "
+        f"answer: with nothing cached, prefill alone keeps the replicas {busy:.0%} busy.\n"
+        f"A replica's cache holds {cache_tokens():,} tokens.\n"
+        f"mean: of end to end, beside round robin. kv-aware takes off {-best:.0%} at most here; the talk said {TALK}, "
+        "at a load that it did not name.\n"
+        "What each router stands for: scripts/benchmarks/replay.py."
+    )
+
+
+def main() -> int:
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--shares", nargs="+", type=float, default=[0, 25, 50, 80], help="percent of a prompt")
+    parser.add_argument("--arrivals", type=float, default=6.0, help="requests a second")
+    parser.add_argument("--requests", type=int, default=1000, help="of each kind of traffic")
+    asked = parser.parse_args()
+    try:
+        with tempfile.TemporaryDirectory(prefix="replay-") as work:
+            wanted = cells([share / 100 for share in asked.shares])
+            told = replay(wanted, asked.requests, asked.arrivals, Path(work))
+    except BlueprintError as error:
+        return console.fail(error)
+    console.out.print(table(told.found))
+    console.out.print(notes(told, asked.arrivals), markup=False)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

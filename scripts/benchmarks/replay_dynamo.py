@@ -1,0 +1,100 @@
+"""The half of scripts/benchmarks/replay.py that runs where Dynamo is installed, and imports nothing of this project.
+
+    python replay_dynamo.py ASKED.json TOLD.json
+
+Reads what to replay, writes what each replay gave: milliseconds of each request, in the order of arrival.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from aiconfigurator_core.sdk import EngineHandle
+from dynamo.llm import KvRouterConfig
+from dynamo.replay import run_trace_replay
+
+PREFILL_TOKENS = [64 * 2**power for power in range(9)]
+"""64 to 16384 tokens of a step; between them Dynamo interpolates."""
+
+CONTEXTS = [256, 1024, 2048, 4096, 8192, 16384]
+HELD_TOKENS = [0, 4096, 16384, 65536, 131072, 262144, 524288]
+"""Tokens in the caches of all requests that decode in a step."""
+
+ROUTERS: dict[str, dict[str, Any]] = {
+    "round-robin": {"router_mode": "round_robin"},
+    # Where the least is to be done, whatever the caches hold.
+    "load": {"router_mode": "kv_router", "router_config": KvRouterConfig(overlap_score_credit=0.0)},
+    # By the prompts that were sent to each engine, as the router remembers them.
+    "seen": {
+        "router_mode": "kv_router",
+        "router_config": KvRouterConfig(use_kv_events=False, router_approximate_cache_policy="lru"),
+    },
+    # By the blocks that each engine says it holds.
+    "kv-aware": {"router_mode": "kv_router", "router_config": KvRouterConfig()},
+}
+
+
+def timing(asked: dict[str, Any], file: Path) -> dict[str, float]:
+    """Writes the table of step times that Dynamo interpolates in; returns milliseconds of a prefill by its tokens."""
+    engine = EngineHandle.compile(asked["model"], asked["system"], "vllm", tp_size=asked["tensor"])
+    prefill = [engine.predict_prefill_latency(1, tokens) for tokens in PREFILL_TOKENS]
+    decode = [
+        [engine.predict_decode_latency(max(1, round(held / context)), context, 2) for context in CONTEXTS]
+        for held in HELD_TOKENS
+    ]
+    np.savez(
+        file,
+        prefill_isl=np.array(PREFILL_TOKENS, float),
+        prefill_ttft_ms=np.array(prefill),
+        decode_active_kv_tokens=np.array(HELD_TOKENS, float),
+        decode_context_length=np.array(CONTEXTS, float),
+        decode_itl=np.array(decode),
+    )
+    return {"prefill_ms": float(np.interp(asked["prompt_tokens"], PREFILL_TOKENS, prefill))}
+
+
+def replay(asked: dict[str, Any], trace: str, router: str, table: Path) -> dict[str, Any]:
+    """One trace through one router."""
+    report = run_trace_replay(
+        trace,
+        trace_block_size=asked["trace_block"],
+        num_workers=asked["replicas"],
+        extra_engine_args={
+            "engine": {
+                "num_gpu_blocks": asked["cache_tokens"] // asked["block"],
+                "block_size": asked["block"],
+                "max_num_batched_tokens": asked["batch_tokens"],
+                "max_num_seqs": asked["sequences"],
+                "timing_model": {"type": "external", "provider": "dynamo_profile", "config": {"path": str(table)}},
+            }
+        },
+        capture_per_request=True,
+        **ROUTERS[router],
+    )
+    requests = sorted(report.per_request, key=lambda request: request["arrival_time_ms"])
+    return {
+        "trace": trace,
+        "router": router,
+        "ttft_ms": [request["ttft_ms"] for request in requests],
+        "e2e_ms": [request["e2e_latency_ms"] for request in requests],
+        "input_tokens": [request["input_length"] for request in requests],
+        "reused_tokens": [request["reused_input_tokens"] for request in requests],
+    }
+
+
+def main() -> None:
+    asked = json.loads(Path(sys.argv[1]).read_text())
+    table = Path(sys.argv[1]).with_name("timing.npz")
+    told = timing(asked, table)
+    replays = [replay(asked, trace, router, table) for trace in asked["traces"] for router in asked["routers"]]
+    versions = {name: version(name) for name in ("ai-dynamo", "aiconfigurator-core")}
+    Path(sys.argv[2]).write_text(json.dumps({**told, "versions": versions, "replays": replays}))
+
+
+if __name__ == "__main__":
+    main()
