@@ -101,12 +101,15 @@ def scaling(stack: Any, fleet: Fleet, service: Service, stream: Stream, ecs_serv
     """
     scale = service.scale
     assert scale
+    scaled = {
+        "service_namespace": "ecs",
+        "scalable_dimension": "ecs:service:DesiredCount",
+        "resource_id": f"service/{names.cluster(fleet)}/{ecs_service.name}",
+    }
     target = aws.appautoscaling_target.AppautoscalingTarget(
         stack,
         f"{service.name}-scaling",
-        service_namespace="ecs",
-        scalable_dimension="ecs:service:DesiredCount",
-        resource_id=f"service/{names.cluster(fleet)}/{ecs_service.name}",
+        **scaled,
         min_capacity=service.count,
         max_capacity=scale.most,
     )
@@ -119,9 +122,7 @@ def scaling(stack: Any, fleet: Fleet, service: Service, stream: Stream, ecs_serv
         f"{service.name}-scaling-policy",
         name=f"{ecs_service.name}-{scale.metric}",
         policy_type="TargetTrackingScaling",
-        service_namespace=target.service_namespace,
-        scalable_dimension=target.scalable_dimension,
-        resource_id=target.resource_id,
+        **scaled,
         target_tracking_scaling_policy_configuration=configuration(
             target_value=scale.target,
             scale_in_cooldown=scale.cool_down,
@@ -134,6 +135,7 @@ def scaling(stack: Any, fleet: Fleet, service: Service, stream: Stream, ecs_serv
                 dimensions=[dimension(name=name, value=value) for name, value in _dimensions(stream, service).items()],
             ),
         ),
+        depends_on=[target],
     )
 
 

@@ -1,4 +1,4 @@
-"""moto's own server with five things put right, seen in moto 5.2.5:
+"""moto's own server with six things put right, seen in moto 5.2.5:
 
 - It takes a denial under a condition for a denial under every condition, so a bucket that refuses plain HTTP would
   refuse everything. Here that statement is applied as if the request had come over TLS, which is what the loopback
@@ -9,6 +9,7 @@
 - An Auto Scaling group that was to shrink and whose machines were protected does not do so when that protection is
   lifted, which is how Terraform's destroy empties one.
 - Asked for all capacity providers of ECS, it fails.
+- It lists services of ECS that were deleted, and AWS does not.
 """
 
 from __future__ import annotations
@@ -77,10 +78,20 @@ def describe_capacity_providers(backend: EC2ContainerServiceBackend, names: list
     return _describe_capacity_providers(backend, list(backend.capacity_providers) if names is None else names)
 
 
+_list_services = EC2ContainerServiceBackend.list_services
+
+
+def list_services(backend: EC2ContainerServiceBackend, cluster: str, *args: Any, **settings: Any) -> list[str]:
+    """The services of a cluster that are there."""
+    there = {service.arn for service in backend.services.values() if service.status != "INACTIVE"}
+    return [arn for arn in _list_services(backend, cluster, *args, **settings) if arn in there]
+
+
 if __name__ == "__main__":
     FakeBucket.get_permission = permission
     FakeDeleteMarker.dispose = dispose
     EKSBackend.create_cluster = create_cluster
     AutoScalingBackend.set_instance_protection = set_instance_protection
     EC2ContainerServiceBackend.describe_capacity_providers = describe_capacity_providers
+    EC2ContainerServiceBackend.list_services = list_services
     server.main()

@@ -18,6 +18,8 @@ from typing import Any
 Stack = Mapping[str, Any]
 
 REASONS: Mapping[str, str] = {
+    "aws_appautoscaling_policy": "the embedded Application Auto Scaling cannot be asked for tags",
+    "aws_appautoscaling_target": "the embedded Application Auto Scaling cannot be asked for tags",
     "aws_eks_addon": "the embedded EKS has no add-ons",
     "aws_eks_access_entry": "the embedded EKS has no access entries",
     "aws_eks_access_policy_association": "the embedded EKS has no access entries",
@@ -42,6 +44,22 @@ class Forgotten:
 
 
 FORGOTTEN = (
+    # It keeps who runs and how many, and not where.
+    Forgotten(
+        "aws_ecs_service",
+        (
+            "availability_zone_rebalancing",
+            "capacity_provider_strategy",
+            "deployment_controller",
+            "enable_ecs_managed_tags",
+            "enable_execute_command",
+            "health_check_grace_period_seconds",
+            "launch_type",
+            "ordered_placement_strategy",
+            "placement_constraints",
+            "service_registries",
+        ),
+    ),
     Forgotten("aws_eks_cluster", ("access_config", "upgrade_policy")),
     # It makes up an SSH key where none was asked for.
     Forgotten("aws_eks_node_group", ("node_repair_config", "remote_access", "update_config")),
