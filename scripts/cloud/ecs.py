@@ -161,14 +161,16 @@ def destroy(plan: Plan) -> bool:
 
 def _site(plan: Plan, file: Path) -> Site:
     """The deployment's stack, synthesized and ready for Terraform."""
-    from infra import main  # starts Node: only where something is synthesized
+    from scripts.preflight import identity
 
+    account = identity.whoami(Aws(plan.fleet.value.region)).account
     endpoint, data = site.endpoint_here(), site.data_of(plan.fleet.value)
     out = data / "cdktf.out" if endpoint else plan.run.root / "cdktf.out"
     with console.step(f"Synthesize the stack of {console.near(file)}") as step:
+        from infra import main  # starts Node: only where something is synthesized
+
         folders = main.synthesize_serving(plan.fleet, out, file)
         step.note = ", ".join(console.near(folder / "cdk.tf.json") for folder in folders.values())
-    account = plan.deployment.place.registry.partition(".")[0]
     made = Site(plan.fleet, data, folders, stacks.find_terraform(folders, data), endpoint, account)
     site.connect(made)
     return made

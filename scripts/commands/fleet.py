@@ -31,14 +31,14 @@ def synth(
     out: Out = OUT,
     as_json: AsJson = False,
 ) -> None:
-    """Synthesize the fleet's stacks; terraform and cdktf take them as they are."""
+    """Synthesize the fleet's stacks, and what is rendered for ECS; terraform and cdktf take them as they are."""
     from scripts import inputs
 
     document = inputs.read_fleet(fleet)
     with console.step(f"Synthesize the stacks of {console.near(fleet)}"):
         from infra import main  # starts Node: only for a file that could be read
 
-        folders = main.synthesize(document, out)
+        folders = main.synthesize(document, out, main.rendered(document.value, Path()))
     if as_json:
         print(json.dumps({name: str(folder) for name, folder in folders.items()}, indent=2))
         return
