@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -65,12 +66,29 @@ def make_bucket() -> Callable[[Plan], str]:
 
 
 @pytest.fixture(scope="session")
-def served(tmp_path_factory: pytest.TempPathFactory, make_bucket: Callable[[Plan], str]) -> Iterator[Plan]:
+def brought_up(make_bucket: Callable[[Plan], str]) -> Callable[[Path, Path], AbstractContextManager[Plan]]:
+    """Brings a blueprint up on the real engine below a folder that is there, and ends it after the block."""
+
+    @contextlib.contextmanager
+    def up(blueprint: Path, root: Path) -> Iterator[Plan]:
+        engine_env.executables()
+        plan = deploy.plan(blueprint, ROOT / "fleet.yaml", root=root)
+        deploy.check_machine(plan)
+        deploy.start_afresh(plan)
+        with supervisor.supervised(plan.run) as supervised:
+            yield deploy.bring_up(plan, supervised, make_bucket)
+
+    return up
+
+
+@pytest.fixture(scope="session")
+def served(
+    tmp_path_factory: pytest.TempPathFactory, brought_up: Callable[[Path, Path], AbstractContextManager[Plan]]
+) -> Iterator[Plan]:
     """The aggregated pattern, up on the real engine for the whole session: embedded AWS, two replicas, the router.
 
     A test that disturbs it leaves it as it was. The home folder of all its processes is empty, at `HOME` below the run.
     """
-    engine_env.executables()
     root = tmp_path_factory.mktemp("served")
     shutil.copytree(ROOT / "blueprints" / "aggregated", root / "mine")
     home = root / "home"
@@ -79,9 +97,5 @@ def served(tmp_path_factory: pytest.TempPathFactory, make_bucket: Callable[[Plan
         # For what is started here alone: other tests' own processes fill the home folder that they find.
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("HOME", str(home))
-            plan = deploy.plan(root / "mine", ROOT / "fleet.yaml", root=root)
-            deploy.check_machine(plan)
-            deploy.start_afresh(plan)
-            up = until_the_end.enter_context(supervisor.supervised(plan.run))
-            plan = deploy.bring_up(plan, up, make_bucket)
+            plan = until_the_end.enter_context(brought_up(root / "mine", root))
         yield plan

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import re
-import threading
 import time
-import urllib.request
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -24,32 +20,12 @@ from scripts.local.answers import RoleFailed
 from scripts.local.deploy import Plan
 from scripts.local.supervisor import Supervisor
 from scripts.rehearsal import embedded_aws
+from tests import serving
+from tests.serving import Load
 
 pytestmark = pytest.mark.engine
 
-PROMPT = "The router sends a request to"
 ROOT = Path(__file__).resolve().parents[3]
-
-
-def _ask(base: str, timeout_s: float = 60, **body: Any) -> str:
-    request = urllib.request.Request(
-        f"{base}/v1/completions",
-        data=json.dumps({"model": "tiny", "prompt": PROMPT, "max_tokens": 8, "temperature": 0, **body}).encode(),
-        headers={"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=timeout_s) as answer:
-        return str(answer.read().decode())
-
-
-def _text(base: str) -> str:
-    return str(json.loads(_ask(base))["choices"][0]["text"])
-
-
-def _served(process: Process) -> float:
-    """Requests that a replica has answered, by its own count."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{process.port}/metrics", timeout=30) as page:
-        counts = re.findall(r"^vllm:request_success_total\{.*\} (\S+)$", page.read().decode(), re.MULTILINE)
-    return sum(map(float, counts))
 
 
 def _up(plan: Plan) -> Supervisor:
@@ -59,8 +35,8 @@ def _up(plan: Plan) -> Supervisor:
 
 
 def test_both_replicas_and_the_router_give_the_same_answer(served: Plan) -> None:
-    urls = [f"http://127.0.0.1:{process.port}" for process in served.deployment.replicas]
-    texts = {_text(url) for url in [*urls, served.deployment.url]}
+    urls = [serving.url(process) for process in served.deployment.replicas]
+    texts = {serving.text(url) for url in [*urls, served.deployment.url]}
     assert len(texts) == 1
     assert len(texts.pop()) > 8
 
@@ -102,44 +78,6 @@ def test_a_replica_takes_no_more_memory_than_the_resolver_counts_on(served: Plan
         assert taken < process.memory_bytes
 
 
-@dataclass
-class Load:
-    """Streamed requests of several users at once, through the router."""
-
-    url: str
-    deadline_s: float
-    done: list[float] = field(default_factory=list)
-    """When each began that was answered in full."""
-
-    failed: list[str] = field(default_factory=list)
-    longest_s: float = 0.0
-    _stop: threading.Event = field(default_factory=threading.Event)
-    _users: list[threading.Thread] = field(default_factory=list)
-
-    def __enter__(self) -> Load:
-        self._users = [threading.Thread(target=self._user, args=(number,)) for number in range(8)]
-        for user in self._users:
-            user.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for user in self._users:
-            user.join()
-
-    def _user(self, number: int) -> None:
-        while not self._stop.is_set():
-            start = time.monotonic()
-            try:
-                text = _ask(self.url, self.deadline_s + 10, stream=True, prompt=f"{PROMPT} {number} {start}")
-                if "data: [DONE]" not in text:
-                    raise OSError("the stream was cut")
-                self.done.append(start)
-            except (OSError, ValueError, http.client.HTTPException) as error:
-                self.failed.append(repr(error))
-            self.longest_s = max(self.longest_s, time.monotonic() - start)
-
-
 def test_a_replica_killed_under_load_comes_back_while_the_other_serves(served: Plan) -> None:
     up, victim = _up(served), served.deployment.replicas[0]
     keeper = psutil.Process(up.state(victim.name).pid)
@@ -159,9 +97,11 @@ def test_a_replica_killed_under_load_comes_back_while_the_other_serves(served: P
     assert load.longest_s < load.deadline_s
     answers.wait(up, [victim])
     assert up.state(victim.name).restarts == restarts + 1
-    before = _served(victim)
+    before = serving.counter(victim, "vllm:request_success_total")
     with Load(served.deployment.url, served.deployment.traffic.deadline) as load:
-        processes.wait_until(lambda: _served(victim) > before, "its share of the requests", 60)
+        processes.wait_until(
+            lambda: serving.counter(victim, "vllm:request_success_total") > before, "its share of the requests", 60
+        )
     assert load.failed == []
 
 
@@ -214,9 +154,7 @@ def test_a_replica_that_cannot_read_its_weights_ends_with_a_clear_line(
         make_bucket(plan)
         weights.put(plan.run, plan.deployment)
         _break(plan, "cut", "demo-denied")
-        deploy.engine_env.lend_descriptions(
-            plan.run.cache(process.name) for process in plan.deployment.replicas
-        )
+        deploy.engine_env.lend_descriptions(plan.run.cache(process.name) for process in plan.deployment.replicas)
         said = _failures(up, list(plan.deployment.replicas))
         assert up.state("aws").pid
     assert said["worker-0"].startswith("worker-0 ended with exit status 1: botocore.exceptions.EndpointConnectionError")
@@ -235,7 +173,7 @@ def _break(plan: Plan, prefix: str, denied: str) -> None:
     place = plan.deployment.place
     client = embedded_aws.client("s3", place.s3_endpoint or "", place.region)
     client.create_bucket(Bucket=denied, CreateBucketConfiguration={"LocationConstraint": place.region})
-    for path in sorted((plan.run.data / "model").iterdir()):
+    for path in sorted((plan.run.data / "model" / "tiny").iterdir()):
         body = path.read_bytes()
         cut = path.name.endswith("00002-of-00004.safetensors")
         short = body[: len(body) * 2 // 3] if cut else body

@@ -1,0 +1,101 @@
+"""What tests ask of engines that are up: completions, their counters, and a load of several users."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import threading
+import time
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from blueprints.deployment import Process
+
+PROMPT = "The router sends a request to"
+
+
+def url(process: Process) -> str:
+    """Where a process listens."""
+    return f"http://127.0.0.1:{process.port}"
+
+
+def ask(base: str, timeout_s: float = 60, **body: Any) -> str:
+    """The whole answer of a completion, as it came."""
+    return post(base, "/v1/completions", timeout_s, **{"model": "tiny", "prompt": PROMPT, "max_tokens": 8, **body})
+
+
+def post(base: str, path: str, timeout_s: float = 60, **body: Any) -> str:
+    """The body of the answer to a request, at temperature 0 where the page has one.
+
+    Raises:
+        OSError: no answer, or one that is not 200.
+    """
+    told = {"temperature": 0, **body} if "prompt" in body else body
+    request = urllib.request.Request(
+        f"{base}{path}", data=json.dumps(told).encode(), headers={"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+        return str(answer.read().decode())
+
+
+def text(base: str, **body: Any) -> str:
+    """The text of a completion."""
+    return str(json.loads(ask(base, **body))["choices"][0]["text"])
+
+
+def counter(process: Process, name: str, **labels: str) -> float:
+    """One of an engine's own counters, added up over all series that have the labels; 0 where there are none."""
+    with urllib.request.urlopen(f"{url(process)}/metrics", timeout=30) as page:
+        lines = page.read().decode().splitlines()
+    series = [re.fullmatch(rf"{re.escape(name)}(?:\{{(.*)\}})? (\S+)", line) for line in lines]
+    return sum(float(one[2]) for one in series if one and _has(one[1] or "", labels))
+
+
+def _has(written: str, labels: Mapping[str, str]) -> bool:
+    return all(f'{name}="{value}"' in written for name, value in labels.items())
+
+
+@dataclass
+class Load:
+    """Streamed requests of several users at once, through the router."""
+
+    url: str
+    deadline_s: float
+    users: int = 8
+    prompt: str = PROMPT
+    pause_s: float = 0.0
+    """Between a user's requests."""
+
+    done: list[float] = field(default_factory=list)
+    """When each began that was answered in full."""
+
+    failed: list[str] = field(default_factory=list)
+    longest_s: float = 0.0
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _users: list[threading.Thread] = field(default_factory=list)
+
+    def __enter__(self) -> Load:
+        self._users = [threading.Thread(target=self._user, args=(number,)) for number in range(self.users)]
+        for user in self._users:
+            user.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for user in self._users:
+            user.join()
+
+    def _user(self, number: int) -> None:
+        while not self._stop.wait(self.pause_s):
+            start = time.monotonic()
+            try:
+                answer = ask(self.url, self.deadline_s + 10, stream=True, prompt=f"{self.prompt} {number} {start}")
+                if "data: [DONE]" not in answer:
+                    raise OSError("the stream was cut")
+                self.done.append(start)
+            except (OSError, ValueError, http.client.HTTPException) as error:
+                self.failed.append(repr(error))
+            self.longest_s = max(self.longest_s, time.monotonic() - start)
