@@ -130,6 +130,9 @@ def _main(service: Service, logs: Logs) -> dict[str, Any]:
         "stopTimeout": service.stop_s,
         "logConfiguration": logs.of(service.role),
     }
+    if service.kind == "engine":
+        # Its caches lie in the container's own layer, to which root alone may add; it has no capability all the same.
+        made["user"] = "0:0"
     if service.gpus:
         made["resourceRequirements"] = [{"type": "GPU", "value": str(service.gpus)}]
     if service.devices:
