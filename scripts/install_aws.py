@@ -50,7 +50,7 @@ class Serving:
     deploy: Callable[[Path, Path, str], None]
     """Takes folder, fleet file and target."""
 
-    validate: Callable[[Path, str], None]
+    validate: Callable[[Path, Path, str], None]
     destroy: Callable[[Path, Path, str], None]
 
 
@@ -356,10 +356,10 @@ def _serve(wanted: Wanted, serving: Serving, made_at: Site, kept: Journal, done:
     with console.step(f"Deploy {here} on {wanted.target}"):
         kept.note("blueprint", note=f"{folder.resolve()} {wanted.target}")
         _led(wanted.target, made_at, lambda: serving.deploy(folder, wanted.fleet.path, wanted.target))
-    console.show(("blueprint", "validate", here, *options))
+    console.show(("blueprint", "validate", here, "--fleet", console.near(wanted.fleet.path), *options))
     with console.step("Validate it against the SLO"):
         try:
-            _led(wanted.target, made_at, lambda: serving.validate(folder, wanted.target))
+            _led(wanted.target, made_at, lambda: serving.validate(folder, wanted.fleet.path, wanted.target))
         except AnswerIsNo as missed:  # said after the summary
             done.missed = missed
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ from infra.errors import AnswerIsNo, Unavailable
 from infra.serving import Service, Serving
 from scripts import aws as clients
 from scripts import console
+from scripts.addons import install as addons
 from scripts.aws import Aws
 from scripts.cloud import plan as plans
+from scripts.cloud import tunnel
 from scripts.cloud.member import READY, Member
 from scripts.cloud.plan import Plan
 from scripts.fleet import apply, site
@@ -35,6 +38,12 @@ EMULATED = "the embedded AWS keeps task definitions and services, and runs no ta
 
 _MACHINES_S = 900
 """A machine comes, pulls an image of several GB and starts; a model's own start is counted beside."""
+
+_SESSION = {
+    "aws": "https://docs.aws.amazon.com/cli/latest/userguide/getting-started-install.html",
+    "session-manager-plugin": "https://docs.aws.amazon.com/systems-manager/latest/userguide/session-manager.html",
+}
+"""What a session calls, and where it is to be had."""
 
 _ASK_S = 300
 _EVERY_S = 10.0
@@ -84,7 +93,7 @@ def deploy(plan: Plan, agree: Callable[[str], None], *, force: bool = False) -> 
 
     Raises:
         Unavailable: Terraform is missing, or AWS cannot be asked.
-        AnswerIsNo: it did not come to answer; what ran before runs again.
+        AnswerIsNo: an image is missing, or it did not come to answer; what ran before runs again.
         CommandFailed: Terraform failed; the same command goes on.
     """
     file = plans.write(plan, force=force)
@@ -95,6 +104,8 @@ def deploy(plan: Plan, agree: Callable[[str], None], *, force: bool = False) -> 
         if not changes:
             apply.forget_plans(made)
             return False
+        if not made.endpoint:
+            _require_images(plan)
         agree(changes)
         apply.apply(made, [stack])
         if made.endpoint:
@@ -142,6 +153,36 @@ def logs(plan: Plan, role: str | None, *, lines: int, follow: bool) -> None:
                 console.out.print(_line(event["logStreamName"], event["message"]), markup=False)
 
 
+def reachable(plan: Plan) -> AbstractContextManager[str]:
+    """A URL of the deployment on this machine, by a session of Systems Manager to a router's task: good for a trial,
+    not for load tests of thousands of requests a second.
+
+    Raises:
+        Unavailable: the AWS command line or its session plugin is missing, or no router's task runs.
+    """
+    addons.require_tools(_SESSION)
+    found, aws = _found(plan), Aws(plan.fleet.value.region)
+    cluster = names.cluster(found.fleet)
+    services = [name for service, name in found.services if service.role == plan.deployment.router.name]
+    with clients.refusals():
+        tasks = [task for name in services for task in _tasks(aws.client("ecs"), found, name, "RUNNING")]
+    running = [
+        (_short(task["taskArn"]), container["runtimeId"])
+        for task in tasks
+        for container in task["containers"]
+        if container["name"] == plan.deployment.router.name and container.get("runtimeId")
+    ]
+    if not running:
+        raise Unavailable(f"{plan.deployment.name}: no task of its router runs")
+    task, container = running[0]
+    port = plan.deployment.router.processes[0].port
+    words = ["aws", "ssm", "start-session", "--region", aws.region, "--target", f"ecs:{cluster}_{task}_{container}"]
+    words += ["--document-name", "AWS-StartPortForwardingSession", "--parameters"]
+    return tunnel.through(
+        lambda near: [*words, f"portNumber={port},localPortNumber={near}"], plan.run.logs / "tunnel.log"
+    )
+
+
 def destroy(plan: Plan) -> bool:
     """Removes the stack and waits until its tasks are gone; False where there was none.
 
@@ -174,6 +215,34 @@ def _site(plan: Plan, file: Path) -> Site:
     made = Site(plan.fleet, data, folders, stacks.find_terraform(folders, data), endpoint, account)
     site.connect(made)
     return made
+
+
+def _require_images(plan: Plan) -> None:
+    """Sees that the fleet's registry has the images that are to come from there.
+
+    Raises:
+        AnswerIsNo: one is not there; a task would wait for it until the deployment is given up.
+    """
+    from botocore.exceptions import ClientError
+
+    own = f"{plan.deployment.place.registry}/"
+    ecr = Aws(plan.fleet.value.region).client("ecr")
+    for image in dict.fromkeys(service.image for service in _found(plan).serving.services):
+        if not image.startswith(own):
+            continue
+        name, _, tag = image.removeprefix(own).partition(":")
+        with clients.refusals():
+            try:
+                repository = f"{plan.fleet.value.name}/{name}"
+                ecr.describe_images(repositoryName=repository, imageIds=[{"imageTag": tag}])
+            except ClientError as error:
+                if clients.code(error) not in ("ImageNotFoundException", "RepositoryNotFoundException"):
+                    raise
+                raise AnswerIsNo(
+                    f"the image {image} is not in the fleet's registry. Nothing was changed; name {name} in "
+                    f"storage.repositories of {plan.fleet.path}, apply the stack storage, and run "
+                    f"images/build {name} --fleet {plan.fleet.path}"
+                ) from None
 
 
 def _found(plan: Plan) -> _Found:

@@ -10,6 +10,7 @@ import difflib
 import json
 import subprocess
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from infra.errors import AnswerIsNo, Unavailable
 from scripts import console
 from scripts.addons import install as addons
 from scripts.cloud import plan as plans
+from scripts.cloud import tunnel
 from scripts.cloud.member import READY, Member
 from scripts.cloud.plan import Plan
 from scripts.console import CommandFailed
@@ -111,6 +113,19 @@ def logs(plan: Plan, role: str | None, *, lines: int, follow: bool) -> None:
     label += f",app.kubernetes.io/component={role}" if role else ""
     words = ["kubectl", "logs", "--namespace", names.SERVING, "-l", label, "--prefix", f"--tail={lines}"]
     subprocess.run([*words, *(["--follow"] if follow else [])], check=False)
+
+
+def reachable(plan: Plan) -> AbstractContextManager[str]:
+    """A URL of the deployment on this machine, by kubectl's port forwarding: good for a trial, not for load tests of
+    thousands of requests a second.
+
+    Raises:
+        Unavailable: kubectl is missing, or the cluster does not answer.
+    """
+    _require("kubectl")
+    port = plan.deployment.router.processes[0].port
+    words = ["kubectl", "port-forward", "--namespace", names.SERVING, f"service/{plan.deployment.name}"]
+    return tunnel.through(lambda near: [*words, f"{near}:{port}"], plan.run.logs / "tunnel.log")
 
 
 def destroy(plan: Plan) -> bool:

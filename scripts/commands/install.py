@@ -99,6 +99,6 @@ def _serving() -> Serving:
 
     return Serving(
         deploy=lambda folder, fleet, target: deploys.deploy(folder, fleet, target, yes=True),
-        validate=lambda folder, target: validate.validate(folder, target=target),
+        validate=lambda folder, fleet, target: validate.validate(folder, fleet, target),
         destroy=lambda folder, fleet, target: deploys.destroy(folder, fleet, target, yes=True),
     )

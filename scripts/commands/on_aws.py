@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
@@ -35,6 +37,14 @@ def plan(folder: Path, fleet: Path, target: str) -> Plan:
     for note in (*made.deployment.notes, *made.deployment.emulated):
         console.err.print(f"[dim]{note}[/dim]")
     return made
+
+
+def reachable(made: Plan, url: str | None) -> AbstractContextManager[str]:
+    """The URL to load: the one that the user names, such as a gateway's, else the near end of a tunnel."""
+    if url:
+        return contextlib.nullcontext(url)
+    tunnel: AbstractContextManager[str] = module_of(made.deployment.target).reachable(made)
+    return tunnel
 
 
 def deploy(made: Plan, agree: Callable[[str], None], *, force: bool) -> None:

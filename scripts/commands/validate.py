@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from scripts import console
-from scripts.commands.arguments import LOCAL, AsJson, Folder, Target, run_of
+from scripts.commands import on_aws
+from scripts.commands.arguments import FLEET, LOCAL, AsJson, Fleet, Folder, Target, run_of
+
+if TYPE_CHECKING:
+    from scripts.validation.report import Report
 
 
 def validate(
     folder: Folder,
+    fleet: Fleet = FLEET,
     target: Target = LOCAL,
     url: Annotated[
         str | None, typer.Option(metavar="URL", help="Another address of the deployment, such as a gateway's.")
@@ -29,8 +34,21 @@ def validate(
     from blueprints import blueprint
     from infra.errors import Unavailable
     from scripts import processes
-    from scripts.validation import picture, run
+    from scripts.validation import run
 
+    if target in on_aws.TARGETS:
+        made_on = on_aws.plan(folder, fleet, target)
+        with processes.interruptible(), on_aws.reachable(made_on, url) as near:
+            made, kept = run.validate(
+                made_on.deployment,
+                logs=made_on.run.logs,
+                runs=made_on.run.root / "runs",
+                folder=folder,
+                url=near,
+                requests=requests,
+                user=user,
+            )
+        return _tell(made, kept, as_json)
     wanted = blueprint.read(folder).value
     at = run_of(folder, target)
     deployed = at.deployment()
@@ -43,6 +61,12 @@ def validate(
         made, kept = run.validate(
             deployed, logs=at.logs, runs=at.root / "runs", folder=folder, url=url, requests=requests, user=user
         )
+    return _tell(made, kept, as_json)
+
+
+def _tell(made: Report, kept: Path, as_json: bool) -> None:
+    from scripts.validation import picture, run
+
     if as_json:
         print(made.model_dump_json(indent=2))
     else:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 
 from infra.errors import AnswerIsNo
 from scripts.cloud import ecs
@@ -35,6 +36,11 @@ class Ecs:
     lines: dict[str, list[str]] = field(default_factory=dict)
     exit_code: int = 0
     asked: list[dict[str, Any]] = field(default_factory=list)
+    images: tuple[str, ...] = ("fabric/router:0.1.17",)
+
+    def describe_images(self, *, repositoryName: str, imageIds: list[dict[str, str]]) -> None:  # noqa: N803
+        if f"{repositoryName}:{imageIds[0]['imageTag']}" not in self.images:
+            raise ClientError({"Error": {"Code": "ImageNotFoundException"}}, "DescribeImages")
 
     def describe_services(self, *, cluster: str, services: list[str]) -> dict[str, Any]:
         assert cluster == "fabric" and len(services) <= 10
@@ -128,6 +134,16 @@ def test_who_does_not_agree_changes_nothing(aws: Ecs, wanted: Plan, terraform: l
 
     with pytest.raises(AnswerIsNo):
         ecs.deploy(wanted, refuse)
+    assert terraform == []
+
+
+def test_an_image_that_is_not_there_is_said_before_anything_is_changed(
+    aws: Ecs, wanted: Plan, terraform: list[str]
+) -> None:
+    aws.images = ("fabric/router:0.1.16",)
+    with pytest.raises(AnswerIsNo, match=r"fabric/router:0\.1\.17 is not in the fleet's registry") as caught:
+        ecs.deploy(wanted, lambda _: None)
+    assert "images/build router --fleet" in str(caught.value)
     assert terraform == []
 
 
