@@ -72,7 +72,7 @@ def configuration(service: Service, stream: Stream) -> dict[str, Any]:
         "namespace": stream.namespace,
         "region": stream.region,
         "log_group_name": stream.log_group,
-        "log_stream_name": f"{service.role}/{{TaskId}}",
+        "log_stream_name": service.name,
         # Tasks of one role are one series: an average over them is one over replicas.
         "dimension_rollup_option": "NoDimensionRollup",
         "metric_declarations": [

@@ -15,7 +15,8 @@ mock_data "aws_partition" {
 
 mock_data "aws_vpc" {
   defaults = {
-    id = "vpc-0123456789abcdef0"
+    id         = "vpc-0123456789abcdef0"
+    cidr_block = "10.0.0.0/16"
   }
 }
 

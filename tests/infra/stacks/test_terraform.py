@@ -6,16 +6,13 @@ to is asserted in Terraform's own language, in the *.tftest.hcl files beside thi
 
 from __future__ import annotations
 
-import json
-import shutil
-import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from scripts.rehearsal import mocked, terraform
+from tests.infra import workspace as workspaces
 from tests.infra.stacks.conftest import FLEETS
+from tests.infra.workspace import Workspace
 
 pytestmark = pytest.mark.terraform
 
@@ -23,41 +20,15 @@ HERE = Path(__file__).parent
 STACKS = [f"{shape}/stacks/{name}" for shape in FLEETS for name in ("network", "storage")]
 
 
-@dataclass(frozen=True)
-class Workspace:
-    """A folder with the stacks, the tests and the provider."""
-
-    folder: Path
-    program: terraform.Terraform
-
-    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        import os
-
-        return subprocess.run(
-            [self.program.program, *arguments, "-no-color"],
-            cwd=self.folder,
-            env={**os.environ, **self.program.environment},
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
-
-
 @pytest.fixture(scope="module")
 def workspace(synthesized: Path, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    folder = tmp_path_factory.mktemp("terraform")
-    shutil.copytree(synthesized, folder, dirs_exist_ok=True)
-    shutil.copytree(mocked.MOCKS, folder / "mocks")
-    for file in HERE.glob("*.tftest.hcl"):
-        shutil.copy(file, folder)
-    (folder / "main.tf.json").write_text(json.dumps({"terraform": {"required_version": ">= 1.10"}}))
-    stack = json.loads((folder / STACKS[0] / "cdk.tf.json").read_text())
-    version = stack["terraform"]["required_providers"]["aws"]["version"]
-    made = Workspace(folder, terraform.find(tmp_path_factory.mktemp("data"), version))
-    ended = made.run("init", "-input=false")
-    assert ended.returncode == 0, ended.stderr
-    return made
+    return workspaces.made(
+        tmp_path_factory.mktemp("terraform"),
+        synthesized,
+        tests=HERE.glob("*.tftest.hcl"),
+        stack=STACKS[0],
+        data=tmp_path_factory.mktemp("data"),
+    )
 
 
 @pytest.mark.parametrize("name", ["network", "storage", "eks", "ecs", "examples"])

@@ -1,0 +1,17 @@
+mock_data "aws_kms_alias" {
+  defaults = {
+    target_key_arn = "arn:aws:kms:us-west-2:123456789012:key/11111111-1111-1111-1111-111111111111"
+  }
+}
+
+mock_resource "aws_ecs_task_definition" {
+  defaults = {
+    arn = "arn:aws:ecs:us-west-2:123456789012:task-definition/mocked:1"
+  }
+}
+
+mock_resource "aws_service_discovery_service" {
+  defaults = {
+    arn = "arn:aws:servicediscovery:us-west-2:123456789012:service/srv-mocked"
+  }
+}

@@ -1,0 +1,50 @@
+"""A folder in which `terraform test` runs on synthesized stacks, with a mocked AWS provider."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from scripts.rehearsal import mocked, terraform
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """A folder with the stacks, the tests and the provider."""
+
+    folder: Path
+    program: terraform.Terraform
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [self.program.program, *arguments, "-no-color"],
+            cwd=self.folder,
+            env={**os.environ, **self.program.environment},
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+
+
+def made(folder: Path, synthesized: Path, *, tests: Iterable[Path], stack: str, data: Path) -> Workspace:
+    """Copies the stacks and tests to `folder` and starts Terraform there.
+
+    Args:
+        stack: one of the stacks, below `synthesized`; all ask for the same provider.
+    """
+    shutil.copytree(synthesized, folder, dirs_exist_ok=True)
+    shutil.copytree(mocked.MOCKS, folder / "mocks")
+    for file in tests:
+        shutil.copy(file, folder)
+    (folder / "main.tf.json").write_text(json.dumps({"terraform": {"required_version": ">= 1.10"}}))
+    wanted = json.loads((folder / stack / "cdk.tf.json").read_text())["terraform"]["required_providers"]["aws"]
+    workspace = Workspace(folder, terraform.find(data, wanted["version"]))
+    ended = workspace.run("init", "-input=false")
+    assert ended.returncode == 0, ended.stderr
+    return workspace
