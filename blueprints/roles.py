@@ -126,7 +126,7 @@ class Router(Settings):
     """The role that spreads requests over the replicas."""
 
     policy: Policy | None = None
-    """How a replica is chosen; left out, by cached beginnings where the traffic's prompts share any, else by load."""
+    """How a replica is chosen; left out, by cached beginnings where prompts share more than 30%, else by load."""
 
     replicas: Annotated[int, Field(ge=1, le=100)] = 1
     """How many copies run."""

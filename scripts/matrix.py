@@ -67,7 +67,7 @@ def _cell(wanted: Document[Blueprint], target: str, fleet: Document[Fleet]) -> C
     reasons: dict[str, list[str]] = {}
     for pool in fleet.value.pools:
         try:
-            made = resolve.resolve(on_pool(wanted, pool), fleet, _place(target, wanted.value, fleet.value))
+            made = resolve.resolve(on_pool(wanted, pool), fleet, place_of(target, wanted.value, fleet.value))
         except InputError as error:
             reasons.setdefault(_first(error), []).append(pool)
             continue
@@ -85,7 +85,8 @@ def on_pool(wanted: Document[Blueprint], pool: str) -> Document[Blueprint]:
     return replace(wanted, value=value)
 
 
-def _place(target: str, wanted: Blueprint, fleet: Fleet) -> Place:
+def place_of(target: str, wanted: Blueprint, fleet: Fleet) -> Place:
+    """Where a deployment would run that nobody deploys."""
     if target != "local":
         return cloud.find(target, fleet, account=embedded_aws.ACCOUNT)
     ports = {name: 20000 + number for number, name in enumerate(resolve.ports(wanted))}
