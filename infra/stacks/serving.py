@@ -24,8 +24,10 @@ def stack_of(deployment: str) -> str:
 
 
 def add(app: Any, document: Document[Fleet], serving: Serving) -> None:
-    """Adds the stack to the app; the stacks ecs and storage must be applied before. Outputs: url, log_group, services
-    (names of the ECS services, by role), ask (what runs the question that proves an answer).
+    """Adds the stack to the app; the stacks ecs and storage must be applied before.
+
+    Outputs: url, log_group, services (names of the ECS services, by role), definitions (task definitions, by service),
+    ask (what runs the question that proves an answer).
     """
     fleet = document.value
     stack = stacks.new(app, stack_of(serving.name), document)
@@ -50,6 +52,7 @@ def add(app: Any, document: Document[Fleet], serving: Serving) -> None:
         alarm=alarm.alarm_name,
     )
     made: dict[str, list[str]] = {}
+    definitions: dict[str, str] = {}
     written = task.Logs(log_group(fleet, serving.name), fleet.region)
     for service in serving.services:
         definition = task.definition(
@@ -70,6 +73,7 @@ def add(app: Any, document: Document[Fleet], serving: Serving) -> None:
             after=[alarm, *logs, *roles[service.kind].rights],
         )
         _watch(stack, fleet, serving, service, stream, ecs_services)
+        definitions[service.name] = definition.arn
         made.setdefault(service.role, []).extend(one.name for one in ecs_services)
     url = f"http://{serving.name}-{serving.router.name}.{names.namespace(fleet)}:{serving.router.port}"
     family = f"{fleet.name}-{serving.name}-ask"
@@ -77,6 +81,7 @@ def add(app: Any, document: Document[Fleet], serving: Serving) -> None:
     stacks.output(stack, "url", url, "Base URL for clients in the VPC")
     stacks.output(stack, "log_group", written.group, "Log group of all tasks; streams begin with the role")
     stacks.output(stack, "services", made, "Names of the ECS services, by role, in the order to fall back in")
+    stacks.output(stack, "definitions", definitions, "Task definitions, by service: what runs unless ECS went back")
     stacks.output(
         stack,
         "ask",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +45,8 @@ _SESSION = {
 }
 """What a session calls, and where it is to be had."""
 
+Note = Callable[[str], None]
+
 _ASK_S = 300
 _EVERY_S = 10.0
 _LAST_LINES = 20
@@ -62,8 +64,12 @@ class _Found:
     def services(self) -> Iterator[tuple[Service, str]]:
         """Each ECS service by its name."""
         for service in self.serving.services:
-            for choice in serving.choices(self.fleet, service):
-                yield service, serving.name_of(self.serving, service, choice)
+            yield from ((service, name) for name in self.names_of(service))
+
+    def names_of(self, service: Service) -> list[str]:
+        """The ECS services of one: a choice of its pool each."""
+        choices = serving.choices(self.fleet, service)
+        return [serving.name_of(self.serving, service, choice) for choice in choices]
 
 
 def difference(plan: Plan) -> str:
@@ -112,11 +118,12 @@ def deploy(plan: Plan, agree: Callable[[str], None], *, force: bool = False) -> 
             console.err.print(f"  {EMULATED}", markup=False)
             return True
         found, aws = _found(plan), Aws(plan.fleet.value.region)
+        outputs = site.states(made)[stack.name].outputs
         limit = _MACHINES_S + max(one.probe.deadline_s for one in found.serving.engines if one.probe)
         with console.step(f"Wait for {plan.deployment.name}'s answers (at most {limit / 60:.0f} min)") as step:
-            _wait_steady(aws, found, limit, lambda text: setattr(step, "note", text))
+            _wait_steady(aws, found, outputs["definitions"], limit, lambda text: setattr(step, "note", text))
         with console.step("Ask it, as a client would"):
-            _ask(aws, found, site.states(made)[stack.name].outputs["ask"])
+            _ask(aws, found, outputs["ask"])
     return True
 
 
@@ -264,44 +271,57 @@ def _said(made: Site, stack: StackPlan) -> str:
     return "\n".join([f"{stack.name}: {fleet_plans.short(stack)}", *lines])
 
 
-def _wait_steady(aws: Aws, found: _Found, limit_s: float, note: Callable[[str], None]) -> None:
-    """Waits until the last deployment of every service is done.
+def _wait_steady(aws: Aws, found: _Found, definitions: Mapping[str, str], limit_s: float, note: Note) -> None:
+    """Waits until every service has the tasks that it should, of what was deployed, and each has answered.
+
+    Which of a pool's choices they are found on does not matter: where the first has no machines, another one serves.
 
     Raises:
-        AnswerIsNo: one failed and was rolled back, or is not done in time; with its reason and last lines.
+        AnswerIsNo: one failed and was rolled back, or is not there in time; with its reason and last lines.
     """
     ecs, end = aws.client("ecs"), time.monotonic() + limit_s
     while True:
-        with clients.refusals():
-            states = dict(_states(ecs, found))
-        failed = [role for role, (state, _) in states.items() if state == "FAILED"]
-        waiting = [role for role, (state, _) in states.items() if state != "COMPLETED"]
-        note(f"{', '.join(waiting)} not yet" if waiting else "done")
-        if not waiting:
+        late = []
+        for service in found.serving.services:
+            with clients.refusals():
+                failed = _failed(ecs, found, service, definitions[service.name])
+                ready = _ready_tasks(ecs, found, service, definitions[service.name])
+            if failed:
+                raise AnswerIsNo(_why(aws, found, service, failed, "ECS has rolled it back to what ran before"))
+            late += [(service, ready)] if ready < service.count else []
+        note(", ".join(f"{service.name} {ready} of {service.count}" for service, ready in late) or "done")
+        if not late:
             return
-        if failed or time.monotonic() > end:
-            raise AnswerIsNo(_why(aws, found, (failed or waiting)[0], states, rolled_back=bool(failed)))
+        if time.monotonic() > end:
+            still = "it still tries; `blueprint logs` follows it"
+            raise AnswerIsNo(_why(aws, found, late[0][0], "not in time", still))
         time.sleep(_EVERY_S)
 
 
-def _states(ecs: Any, found: _Found) -> Iterator[tuple[str, tuple[str, str]]]:
-    """State and reason of each ECS service's last deployment, by the service's name."""
-    wanted = [name for _, name in found.services]
-    for first in range(0, len(wanted), 10):  # ECS takes no more in one call
-        described = ecs.describe_services(cluster=names.cluster(found.fleet), services=wanted[first : first + 10])
-        for one in described["services"]:
-            states = [(row.get("rolloutState", "COMPLETED"), row) for row in one["deployments"]]
-            state, row = next((pair for pair in states if pair[0] == "FAILED"), states[0])
-            yield one["serviceName"], (state, row.get("rolloutStateReason", ""))
+def _failed(ecs: Any, found: _Found, service: Service, definition: str) -> str:
+    """Why a service's deployment was given up; empty where it was not."""
+    described = ecs.describe_services(cluster=names.cluster(found.fleet), services=found.names_of(service))
+    for one in described["services"]:
+        for row in one["deployments"]:
+            if row.get("rolloutState") == "FAILED":
+                return row.get("rolloutStateReason") or "its deployment failed"
+            if row["status"] == "PRIMARY" and row["taskDefinition"] != definition:
+                return f"its deployment was given up, and {_short(row['taskDefinition'])} runs again"
+    return ""
 
 
-def _why(aws: Aws, found: _Found, name: str, states: dict[str, tuple[str, str]], *, rolled_back: bool) -> str:
-    service = next(service for service, one in found.services if one == name)
-    end = "ECS has rolled it back to what ran before" if rolled_back else "it still tries; `blueprint logs` follows it"
-    said = [f"{name} does not answer: {states[name][1] or 'not in time'}; {end}"]
+def _ready_tasks(ecs: Any, found: _Found, service: Service, definition: str) -> int:
+    tasks = [task for name in found.names_of(service) for task in _tasks(ecs, found, name, "RUNNING")]
+    return sum(_is_ready(service, task) for task in tasks if task["taskDefinitionArn"] == definition)
+
+
+def _why(aws: Aws, found: _Found, service: Service, reason: str, then: str) -> str:
+    """What is known of a service that does not answer: why its last tasks ended, and what they wrote."""
+    said = [f"{service.name} does not answer: {reason}; {then}"]
     try:
         with clients.refusals():
-            stopped = _tasks(aws.client("ecs"), found, name, "STOPPED")
+            ecs = aws.client("ecs")
+            stopped = [task for name in found.names_of(service) for task in _tasks(ecs, found, name, "STOPPED")]
             said += [f"  {_short(task['taskArn'])}: {task.get('stoppedReason', '')}" for task in stopped[:3]]
             said += list(_last(aws.client("logs"), found, service.role, _LAST_LINES))
     except Unavailable as error:
@@ -354,16 +374,20 @@ def _tasks(ecs: Any, found: _Found, name: str, status: str) -> list[dict[str, An
 
 
 def _member(service: Service, task: dict[str, Any]) -> Member:
-    running, healthy = task["lastStatus"] == "RUNNING", task.get("healthStatus") == "HEALTHY"
-    ready = running and (healthy or service.probe is None)
-    why = "no answer yet" if running else task["lastStatus"].lower()
+    why = "no answer yet" if task["lastStatus"] == "RUNNING" else task["lastStatus"].lower()
     return Member(
         name=_short(task["taskArn"]),
         role=service.role,
-        state=READY if ready else why,
+        state=READY if _is_ready(service, task) else why,
         restarts=0,
         machine=_short(task.get("containerInstanceArn", "")) or task.get("launchType", "").lower(),
     )
+
+
+def _is_ready(service: Service, task: dict[str, Any]) -> bool:
+    """Whether a task has answered; that it runs, where it is not asked."""
+    healthy = task.get("healthStatus") == "HEALTHY" or service.probe is None
+    return bool(task["lastStatus"] == "RUNNING" and healthy)
 
 
 def _last(client: Any, found: _Found, role: str | None, lines: int) -> Iterator[str]:

@@ -29,8 +29,11 @@ ROLE_OF = {"aggregated-worker": "worker", "aggregated-worker-1": "worker", "aggr
 class Ecs:
     """ECS and CloudWatch Logs of one cluster: what the tests put in, by the calls that are made."""
 
-    rollouts: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
-    """States of a service's last deployment with their reasons, one a question; the last one stays."""
+    failed: dict[str, str] = field(default_factory=dict)
+    """Why the last deployment of an ECS service failed."""
+
+    running: dict[str, str] = field(default_factory=dict)
+    """Task definition of an ECS service, where it is not the deployed one."""
 
     tasks: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     lines: dict[str, list[str]] = field(default_factory=dict)
@@ -44,18 +47,24 @@ class Ecs:
 
     def describe_services(self, *, cluster: str, services: list[str]) -> dict[str, Any]:
         assert cluster == "fabric" and len(services) <= 10
-        return {"services": [self._service(name) for name in services]}
+        return {"services": [{"deployments": [self._deployment(name)]} for name in services]}
 
-    def _service(self, name: str) -> dict[str, Any]:
-        states = self.rollouts.get(name, [("COMPLETED", "")])
-        state, reason = states.pop(0) if len(states) > 1 else states[0]
-        return {"serviceName": name, "deployments": [{"rolloutState": state, "rolloutStateReason": reason}]}
+    def _deployment(self, name: str) -> dict[str, Any]:
+        definition = self.running.get(name, f"arn/{ROLE_OF[name]}:2")
+        found = {"status": "PRIMARY", "taskDefinition": definition, "rolloutState": "IN_PROGRESS"}
+        if name in self.failed:
+            found |= {"rolloutState": "FAILED", "rolloutStateReason": self.failed[name]}
+        return found
 
     def get_paginator(self, call: str) -> Any:
         return SimpleNamespace(paginate=getattr(self, f"_{call}"))
 
     def _list_tasks(self, *, cluster: str, serviceName: str, desiredStatus: str) -> Iterator[dict[str, Any]]:  # noqa: N803
         assert cluster == "fabric"
+        for coming in self.tasks.get(serviceName, []):
+            coming["asked"] = coming.get("asked", 0) + 1
+            if coming["asked"] > 4:  # two looks later
+                coming["healthStatus"] = coming.get("later", coming["healthStatus"])
         kept = [task for task in self.tasks.get(serviceName, []) if task["desiredStatus"] == desiredStatus]
         yield {"taskArns": [task["taskArn"] for task in kept]}
 
@@ -101,7 +110,10 @@ def terraform(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     name = "serving-aggregated"
     made = SimpleNamespace(folders={name: tmp_path}, endpoint=None, at="AWS")
     (tmp_path / "plan.log").write_text("  # aws_ecs_service.worker-0 will be created\n  # x.y must be replaced\n")
-    outputs = {"ask": {"task_definition": "arn:ask", "subnets": ["subnet-1"], "group": "sg-1"}}
+    outputs = {
+        "ask": {"task_definition": "arn:ask", "subnets": ["subnet-1"], "group": "sg-1"},
+        "definitions": {"worker": "arn/worker:2", "router": "arn/router:2"},
+    }
     monkeypatch.setattr(ecs, "_site", lambda *_: made)
     monkeypatch.setattr(fleet_plans, "make", lambda _: [StackPlan(name, 40, add=0 if told else 2)])
     monkeypatch.setattr(apply, "apply", lambda *_: told.append("apply"))
@@ -111,18 +123,29 @@ def terraform(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
 def task(name: str, status: str, health: str = "UNKNOWN", desired: str = "RUNNING", **more: Any) -> dict[str, Any]:
     arn = f"arn:aws:ecs:us-west-2:123456789012:task/fabric/{name}"
-    return {"taskArn": arn, "lastStatus": status, "healthStatus": health, "desiredStatus": desired, **more}
+    made = {"taskArn": arn, "lastStatus": status, "healthStatus": health, "desiredStatus": desired}
+    return {**made, "taskDefinitionArn": "arn/worker:2", **more}
+
+
+def up(**more: Any) -> dict[str, list[dict[str, Any]]]:
+    """Tasks of a deployment that answers: on the second choice one, where the first had no machine for it."""
+    routers = [task(name, "RUNNING", "HEALTHY", taskDefinitionArn="arn/router:2") for name in ("b1", "b2")]
+    return {
+        "aggregated-worker": [task("a1", "RUNNING", "HEALTHY"), task("a2", "PROVISIONING")],
+        "aggregated-worker-1": [task("a3", "RUNNING", **{"later": "HEALTHY", **more})],
+        "aggregated-router": routers,
+    }
 
 
 def test_it_shows_what_changes_waits_for_every_service_and_asks_as_a_client(
     aws: Ecs, wanted: Plan, terraform: list[str]
 ) -> None:
-    aws.rollouts["aggregated-worker"] = [("IN_PROGRESS", ""), ("IN_PROGRESS", ""), ("COMPLETED", "")]
+    aws.tasks = up()
     shown: list[str] = []
     assert ecs.deploy(wanted, shown.append) is True
     assert shown == ["serving-aggregated: +2 ~0 -0\n  created: aws_ecs_service.worker-0\n  replaced: x.y"]
     assert terraform == ["apply"]
-    assert len(aws.rollouts["aggregated-worker"]) == 1, "it waited until the last state"
+    assert aws.tasks["aggregated-worker-1"][0]["asked"] > 4, "it waited for the last task's answer"
     [asked] = aws.asked
     assert (asked["taskDefinition"], asked["launchType"]) == ("arn:ask", "FARGATE")
     assert ecs.deploy(wanted, shown.append) is False, "nothing is left to change"
@@ -151,7 +174,7 @@ def test_a_role_that_fails_is_named_with_its_reason_and_last_lines(
     aws: Ecs, wanted: Plan, terraform: list[str]
 ) -> None:
     reason = "ECS deployment circuit breaker: tasks failed to start."
-    aws.rollouts["aggregated-worker"] = [("IN_PROGRESS", ""), ("FAILED", reason)]
+    aws.failed["aggregated-worker"] = reason
     aws.tasks["aggregated-worker"] = [
         task("a1", "STOPPED", desired="STOPPED", stoppedReason="Task failed container health checks")
     ]
@@ -159,7 +182,7 @@ def test_a_role_that_fails_is_named_with_its_reason_and_last_lines(
     with pytest.raises(AnswerIsNo) as caught:
         ecs.deploy(wanted, lambda _: None)
     assert str(caught.value) == (
-        f"aggregated-worker does not answer: {reason}; ECS has rolled it back to what ran before\n"
+        f"worker does not answer: {reason}; ECS has rolled it back to what ran before\n"
         "  a1: Task failed container health checks\n"
         "worker a1 | loading\n"
         "worker a1 | CUDA out of memory"
@@ -167,16 +190,34 @@ def test_a_role_that_fails_is_named_with_its_reason_and_last_lines(
     assert aws.asked == [], "nobody is asked who does not run"
 
 
+def test_a_deployment_that_was_rolled_back_unseen_is_no_success(aws: Ecs, wanted: Plan, terraform: list[str]) -> None:
+    aws.tasks = up()
+    aws.running["aggregated-router"] = "arn:aws:ecs:us-west-2:123456789012:task-definition/fabric-aggregated-router:1"
+    with pytest.raises(AnswerIsNo, match=r"router does not answer: its deployment was given up, and \S+router:1 runs"):
+        ecs.deploy(wanted, lambda _: None)
+
+
+def test_tasks_of_what_ran_before_do_not_count(
+    aws: Ecs, wanted: Plan, terraform: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ecs, "_MACHINES_S", -10_000)
+    aws.tasks = up(taskDefinitionArn="arn/worker:1")
+    with pytest.raises(AnswerIsNo, match="worker does not answer: not in time"):
+        ecs.deploy(wanted, lambda _: None)
+
+
 def test_what_is_not_steady_in_time_is_said(
     aws: Ecs, wanted: Plan, terraform: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ecs, "_MACHINES_S", -10_000)
-    aws.rollouts["aggregated-router"] = [("IN_PROGRESS", "")]
-    with pytest.raises(AnswerIsNo, match="aggregated-router does not answer: not in time; it still tries"):
+    aws.tasks = up()
+    aws.tasks["aggregated-router"].pop()
+    with pytest.raises(AnswerIsNo, match="does not answer: not in time; it still tries"):
         ecs.deploy(wanted, lambda _: None)
 
 
 def test_a_router_without_an_answer_fails_the_deploy(aws: Ecs, wanted: Plan, terraform: list[str]) -> None:
+    aws.tasks = up()
     aws.exit_code = 1
     aws.lines = {"ask/ask/c3": ["urllib.error.HTTPError: HTTP Error 503"]}
     with pytest.raises(AnswerIsNo, match="the router gave no answer") as caught:
