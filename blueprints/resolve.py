@@ -35,7 +35,7 @@ SHARED_ENOUGH = 0.3
 
 vllm-router 0.1.17's cache_aware follows none of 30% of a prompt or less (`--cache-threshold`, its default). What
 following takes off the mean end to end of load alone, simulated (scripts/benchmarks/replay.py, 2026-11-21): with short
-caches 4% where 25% is shared, 7% at 40%, 10% at 50%, 21 to 24% at 80%; with ample ones 0 to 3%; nothing at 0%."""
+caches 1 to 4% where 25% is shared, 7% at 40%, 10% at 50%, about 20% at 80%; with ample ones 0 to 3%; nothing at 0%."""
 
 Placed = tuple[tuple[str, ...], Engine, Placement]
 """A role's place in the file, the role, and where it stands."""

@@ -180,14 +180,14 @@ def table(found: Mapping[tuple[Cell, str], Found]) -> Table:
     """A line for each kind of traffic and router; the last column is the mean end to end beside round robin's."""
     title = f"Simulated: {MODEL}, {REPLICAS} replicas on {INSTANCE}; seconds at p50, p95, p99"
     drawn = Table(title=title, title_justify="left", box=box.SIMPLE, collapse_padding=True)
-    for column in ("shared", "users", "router"):
+    for column in ("shared", "cache", "router"):
         drawn.add_column(column)
     for column in ("TTFT s", "end to end s", "cached", "mean"):
         drawn.add_column(column, justify="right", no_wrap=True)
     for (cell, router), one in found.items():
         drawn.add_row(
             f"{cell.share:.0%}",
-            str(cell.users),
+            ("ample" if cell.users == FEW else "short") if cell.share else "",
             router,
             _seconds(one.ttft, 2),
             _seconds(one.e2e, 1),
@@ -217,7 +217,8 @@ def notes(told: Told, arrivals: float) -> str:
         f"AIConfigurator {kernels} for vLLM on {SYSTEM} say.\n"
         f"{arrivals:g} requests a second of {PROMPT[0]:,} to {PROMPT[1]:,} tokens, with {ANSWER[0]} to {ANSWER[1]} in "
         f"answer: with nothing cached, prefill alone keeps the replicas {busy:.0%} busy.\n"
-        f"A replica's cache holds {cache_tokens():,} tokens.\n"
+        f"A replica's cache holds {cache_tokens():,} tokens: the beginnings of {FEW} users (ample), and only together "
+        f"with all others' those of {MANY} (short).\n"
         f"mean: of end to end, beside round robin. kv-aware takes off {-best:.0%} at most here; the talk said {TALK}, "
         "at a load that it did not name.\n"
         "What each router stands for: scripts/benchmarks/replay.py."

@@ -28,7 +28,8 @@ def _named() -> dict[str, str]:
 
 def _labelled(name: str) -> str:
     text = (IMAGES / name / "Dockerfile").read_text()
-    return re.findall(r'org\.opencontainers\.image\.version="([^"]+)"', text)[0]
+    version: str = re.findall(r'org\.opencontainers\.image\.version="([^"]+)"', text)[0]
+    return version
 
 
 def test_every_image_of_the_catalogues_is_built_here_under_the_same_version() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from scripts import console
 from scripts.benchmarks import replay
 from scripts.benchmarks.replay import Cell, Found, Told
 from scripts.validation import summary
@@ -73,7 +74,9 @@ def test_the_table_sets_every_router_beside_round_robin_and_the_notes_say_by_wha
         prefill_ms=800.0,
         versions={"ai-dynamo": "1.6.1", "aiconfigurator-core": "0.12.0"},
     )
-    changes = list(replay.table(told.found).columns[-1].cells)
+    drawn = replay.table(told.found)
+    changes = list(drawn.columns[-1].cells)
+    assert set(drawn.columns[1].cells) == {"short"}
     assert changes == ["+0.0%", "-10.0%", "-25.0%", "-30.0%"]
     said = replay.notes(told, arrivals=6.0)
     assert "Every number is simulated by Dynamo 1.6.1's offline replay." in said
@@ -103,6 +106,6 @@ def test_the_other_half_asks_for_what_this_half_gives(tmp_path: Path, monkeypatc
         ]
         told.write_text(json.dumps({"prefill_ms": 1.0, "versions": {}, "replays": one}))
 
-    monkeypatch.setattr(replay.console, "run", run)
+    monkeypatch.setattr(console, "run", run)
     told = replay.replay([Cell(0.5, 16)], requests=10, arrivals=6.0, work=tmp_path)
     assert set(told.found) == {(Cell(0.5, 16), router) for router in replay.ROUTERS}
