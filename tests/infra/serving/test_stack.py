@@ -150,6 +150,11 @@ def test_the_router_follows_the_names_of_the_engines(stacks: Stacks) -> None:
 
 
 @each
+def test_the_stack_says_the_same_url_as_the_deployment(stacks: Stacks, shape: str) -> None:
+    assert stacks[shape]["output"]["url"]["value"] == f"http://{shape}-router.fabric.internal:8080"
+
+
+@each
 def test_every_name_that_a_task_asks_for_is_registered(stacks: Stacks, shape: str) -> None:
     registered = {one["name"] for one in of(stacks[shape], "aws_service_discovery_service").values()}
     texts = [one["container_definitions"] for one in of(stacks[shape], "aws_ecs_task_definition").values()]
