@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from infra import names, serving
 from infra.errors import AnswerIsNo, Unavailable
 from infra.serving import Service, Serving
 from scripts import aws as clients
-from scripts import console
+from scripts import console, processes
 from scripts.addons import install as addons
 from scripts.aws import Aws
 from scripts.cloud import plan as plans
@@ -81,8 +81,8 @@ def difference(plan: Plan) -> str:
         CommandFailed: Terraform failed.
     """
     file = plans.write(plan)
-    with site.alone(plan.fleet.value):
-        made = _site(plan, file)
+    with _alone(plan) as data:
+        made = _site(plan, file, data)
         try:
             [stack] = fleet_plans.make(made)
             return _said(made, stack)
@@ -103,8 +103,8 @@ def deploy(plan: Plan, agree: Callable[[str], None], *, force: bool = False) -> 
         CommandFailed: Terraform failed; the same command goes on.
     """
     file = plans.write(plan, force=force)
-    with site.alone(plan.fleet.value):
-        made = _site(plan, file)
+    with _alone(plan) as data:
+        made = _site(plan, file, data)
         [stack] = fleet_plans.make(made)
         changes = _said(made, stack)
         if not changes:
@@ -197,8 +197,8 @@ def destroy(plan: Plan) -> bool:
         Unavailable: Terraform is missing, or AWS cannot be asked.
         CommandFailed: Terraform failed; the same command goes on.
     """
-    with site.alone(plan.fleet.value):
-        made = _site(plan, _rendered(plan))
+    with _alone(plan) as data:
+        made = _site(plan, _rendered(plan), data)
         if not any(state.resources for state in site.states(made).values()):
             return False
         with console.step(f"Remove {plan.deployment.name} from {made.at}"):
@@ -207,12 +207,25 @@ def destroy(plan: Plan) -> bool:
     return True
 
 
-def _site(plan: Plan, file: Path) -> Site:
+@contextmanager
+def _alone(plan: Plan) -> Iterator[Path]:
+    """The deployment's own folder, held by this command alone; whoever called it may hold the fleet's.
+
+    Raises:
+        Unavailable: another command is at work on it.
+    """
+    data = site.data_of(plan.fleet.value) / f"serving-{plan.deployment.name}"
+    data.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with processes.locked(data / ".busy", f"another command is at work on {plan.deployment.name} from here"):
+        yield data
+
+
+def _site(plan: Plan, file: Path, data: Path) -> Site:
     """The deployment's stack, synthesized and ready for Terraform."""
     from scripts.preflight import identity
 
     account = identity.whoami(Aws(plan.fleet.value.region)).account
-    endpoint, data = site.endpoint_here(), site.data_of(plan.fleet.value)
+    endpoint = site.endpoint_here()
     out = data / "cdktf.out" if endpoint else plan.run.root / "cdktf.out"
     with console.step(f"Synthesize the stack of {console.near(file)}") as step:
         from infra import main  # starts Node: only where something is synthesized

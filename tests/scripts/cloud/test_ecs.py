@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from infra.errors import AnswerIsNo
+from infra.errors import AnswerIsNo, Unavailable
 from scripts.cloud import ecs
 from scripts.cloud import plan as plans
 from scripts.cloud.member import READY
@@ -149,6 +149,15 @@ def test_it_shows_what_changes_waits_for_every_service_and_asks_as_a_client(
     [asked] = aws.asked
     assert (asked["taskDefinition"], asked["launchType"]) == ("arn:ask", "FARGATE")
     assert ecs.deploy(wanted, shown.append) is False, "nothing is left to change"
+
+
+def test_two_commands_are_not_at_work_on_one_deployment(aws: Ecs, wanted: Plan, terraform: list[str]) -> None:
+    def meanwhile(_: str) -> None:
+        with pytest.raises(Unavailable, match="another command is at work on aggregated"):
+            ecs.destroy(wanted)
+
+    aws.tasks = up(later="HEALTHY")
+    assert ecs.deploy(wanted, meanwhile) is True
 
 
 def test_who_does_not_agree_changes_nothing(aws: Ecs, wanted: Plan, terraform: list[str]) -> None:
