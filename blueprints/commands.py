@@ -90,10 +90,9 @@ def port_names(blueprint: Blueprint, replicas: Mapping[str, int]) -> list[str]:
     """
     apart = blueprint.pattern == "disaggregated"
     events = blueprint.roles.router.policy == "kv-aware"
-    further = [name for name, wanted in (("side", apart), ("events", events), ("replay", events)) if wanted]
     processes = [f"{role}-{number}" for role, count in replicas.items() for number in range(count)]
-    named = [f"{process}-{name}" for process in processes for name in further]
-    return ["router", "router-metrics", *processes, *named]
+    further = [name for name, wanted in (("side", apart), ("events", events), ("replay", events)) if wanted]
+    return ["router", "router-metrics", *processes, *(f"{one}-{name}" for one in processes for name in further)]
 
 
 def options(context: Context, role: Engine, machines: int) -> Iterator[str]:
@@ -194,7 +193,6 @@ def _shared_values(context: Context, name: str, role: Engine, placed: Placement,
         "weights": serves.weights.uri,
         "served_model": serves.name,
         "host": context.host,
-        "bind": LOOPBACK if context.local else "*",
         "context": serves.context,
         "kv_bytes": _kv_bytes(context, role, placed, serves),
         "kv_block": platform.kv_block,
@@ -221,8 +219,8 @@ def _own_values(context: Context, process: str, role: str, number: int, rank: in
     return {
         "port": _port(context, process, ENGINE_PORT),
         "side_port": _port(context, f"{process}-side", PORTS["side"]),
-        "events_port": _port(context, f"{process}-events", PORTS["events"]),
-        "replay_port": _port(context, f"{process}-replay", PORTS["replay"]),
+        "events_at": _tells_at(context, process, "events"),
+        "replay_at": _tells_at(context, process, "replay"),
         "master_port": PORTS["master"],
         "data_port": PORTS["data"],
         "ray_port": PORTS["ray"],
@@ -294,7 +292,7 @@ def router(context: Context, roles: Sequence[Role], serves: Served) -> Process:
         "host": context.host,
         "port": _port(context, "router", ROUTER_PORT),
         "metrics_port": _port(context, "router-metrics", METRICS_PORT),
-        "policy": row.policies[context.policy],
+        "policy": row.policies[_choosing(context, roles)],
         "imbalance": _imbalance(context.blueprint),
         "deadline_s": math.ceil(context.blueprint.traffic.deadline),
         "namespace": place.namespace,
@@ -319,6 +317,12 @@ def router(context: Context, roles: Sequence[Role], serves: Served) -> Process:
         probe=_probe(serves.name, serves.weights.bytes),
         memory_bytes=row.base_bytes,
     )
+
+
+def _choosing(context: Context, roles: Sequence[Role]) -> Policy:
+    """The policy; of one replica at a known address there is nothing to choose, and load-aware wants two."""
+    alone = finds(context) == "addresses" and sum(len(role.processes) for role in roles) == 1
+    return "round-robin" if alone and context.policy == "load-aware" else context.policy
 
 
 def finds(context: Context) -> Literal["addresses", "labels", "names"]:
@@ -347,11 +351,18 @@ def _whereabouts(context: Context, role: Role) -> tuple[str, ...]:
     return tuple(f"{key}={value}" for key, value in {**labels, **listens}.items())
 
 
-def _sources(context: Context, roles: Sequence[Role], port: str) -> Iterator[str]:
+def _sources(context: Context, roles: Sequence[Role], what: str) -> Iterator[str]:
     """Where the router hears of each engine's cache."""
     for process in (process for role in roles for process in role.processes):
-        number = _port(context, f"{process.name}-{port}", PORTS[port])
-        yield f"http://{LOOPBACK}:{process.port}=tcp://{LOOPBACK}:{number}"
+        port = _port(context, f"{process.name}-{what}", PORTS[what])
+        yield f"http://{LOOPBACK}:{process.port}=tcp://{LOOPBACK}:{port}"
+
+
+def _tells_at(context: Context, process: str, what: str) -> str:
+    """Where an engine tells of its cache, as ZeroMQ is told to listen."""
+    # The loopback address in IPv6's notation, where nobody else hears it: by its colons the engine knows to listen.
+    host = f"[::ffff:{LOOPBACK}]" if context.local else "*"
+    return f"tcp://{host}:{_port(context, f'{process}-{what}', PORTS[what])}"
 
 
 def _imbalance(wanted: Blueprint) -> int:

@@ -23,12 +23,11 @@ VALUES = frozenset(
         "weights",  # s3://BUCKET/PREFIX/
         "served_model",  # the name that clients use
         "host",  # the address to listen on
-        "bind",  # the same in ZeroMQ's words, where * is every address
         "port",
         "metrics_port",  # of a router that has its own
         "side_port",  # where prefill and decode agree on a transfer
-        "events_port",  # where KV cache events are published
-        "replay_port",  # where those of before are asked for
+        "events_at",  # where KV cache events are published, in ZeroMQ's words
+        "replay_at",  # where those of before are asked for
         "master_port",  # where the machines of a replica meet
         "ray_port",  # where Ray's machines meet
         "data_port",  # where its data-parallel ranks meet

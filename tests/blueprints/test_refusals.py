@@ -216,6 +216,13 @@ MANY = "pattern: multi-model\nroles:\n  models: {one: {model: tiny, pool: genera
             "vllm-router takes events of one model's caches",
         ),
         (
+            together("tiny", pool="general", accelerators=2, data=2).replace(
+                "traffic:", "  router: {policy: kv-aware}\ntraffic:"
+            ),
+            "local",
+            "each data-parallel rank tells of a cache of its own, and the router here takes one of each replica",
+        ),
+        (
             together(pool="general").replace("traffic:", "  router: {policy: kv-aware}\ntraffic:"),
             "eks",
             "vllm-router takes the sources of KV cache events as fixed addresses, and replicas here come and go",

@@ -167,6 +167,15 @@ def test_the_router_follows_cached_beginnings_by_default_where_they_are_long_eno
     assert f"The router's policy is {why}" in made.notes
 
 
+def test_before_one_replica_alone_the_router_has_nothing_to_choose_and_its_load_aware_policy_wants_two(
+    tmp_path: Path,
+) -> None:
+    one = _resolve(tmp_path, worker="{pool: small, replicas: 1}", router="{policy: load-aware}")
+    assert _router(one, "--policy") == "round_robin"
+    two = _resolve(tmp_path, worker="{pool: small, replicas: 2}", router="{policy: load-aware}")
+    assert _router(two, "--policy") == "power_of_two"
+
+
 def test_the_router_knows_every_replica_and_the_requests_deadline(tmp_path: Path) -> None:
     made = _resolve(tmp_path, traffic="{users: 8, deadline: 2.5s, input_tokens: 8, output_tokens: 8}")
     urls = tuple(f"http://127.0.0.1:{process.port}" for process in made.replicas)
