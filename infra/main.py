@@ -40,7 +40,8 @@ def synthesize(document: Document[Fleet], out: Path, servings: Sequence[Path] = 
     if wrong := limits.mistakes(document):
         raise InputError(wrong)
     out.mkdir(parents=True, exist_ok=True)
-    app = cdktf.App(outdir=str(out))
+    # In full: the process that CDKTF runs in stays in the folder in which it was started.
+    app = cdktf.App(outdir=str(out.resolve()))
     made = [stack for stack in STACKS if stack.NAME not in ORCHESTRATORS or stack.NAME in document.value.orchestrators]
     for stack in made:
         stack.add(app, document)
@@ -66,7 +67,8 @@ def synthesize_serving(document: Document[Fleet], out: Path, file: Path) -> dict
         AnswerIsNo: the stack breaks a rule that every stack keeps.
     """
     deployment = serving.read(file, document).value
-    app = cdktf.App(outdir=str(out))
+    # In full: the process that CDKTF runs in stays in the folder in which it was started.
+    app = cdktf.App(outdir=str(out.resolve()))
     serving_stack.add(app, document, deployment)
     app.synth()
     name = serving_stack.stack_of(deployment.name)

@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
 BLOCKS = [found[1] for found in re.finditer(r"^```sh\n(.*?)^```", README, re.MULTILINE | re.DOTALL)]
-FIRST, SECOND, COPY, AWS = BLOCKS
+FIRST, SECOND, COPY, PATTERNS, AWS = BLOCKS
 
 
 def _run(script: str, cwd: Path, limit_s: float, environment: Mapping[str, str] | None = None) -> str:
@@ -90,6 +90,13 @@ def test_a_copy_outside_the_repository_is_edited_deployed_validated_and_destroye
     assert [replica["name"] for replica in report["replicas"]] == ["worker-0"]
     assert not (tmp_path / ".blueprint").exists()
     assert not _left(tmp_path)
+
+
+def test_the_patterns_are_shown_by_fleet_and_target_and_a_preset_is_copied(tmp_path: Path) -> None:
+    path = f"{ROOT / '.venv' / 'bin'}:{os.environ['PATH']}"
+    shown = _run(PATTERNS, tmp_path, 120, {"PATH": path, "COLUMNS": "120"})
+    assert all(name in shown for name in ("aggregated", "disaggregated", "distributed", "multi-model", "ads-scale"))
+    assert (tmp_path / "talk" / "blueprint.yaml").is_file()
 
 
 @pytest.mark.terraform

@@ -59,13 +59,13 @@ def test_the_engines_line_is_read_from_its_log() -> None:
 @pytest.mark.engine
 def test_each_running_replica_reports_the_tokens_that_were_computed_for_it(served: Plan) -> None:
     deployment = served.deployment
-    model = models.find(deployment.model)
+    model = models.find(deployment.models[0].model)
     for process in deployment.replicas:
         given = int(process.command[process.command.index("--kv-cache-memory-bytes") + 1])
-        computed = memory.cache_tokens(model, given, context=deployment.context, block=CPU_BLOCK)
+        computed = memory.cache_tokens(model, given, context=deployment.models[0].context, block=CPU_BLOCK)
         reported = _reported(served.run.log(process.name).read_text())
         assert reported, "the engine's log does not speak of its cache"
-        assert set(reported) == {(computed, deployment.context)}
+        assert set(reported) == {(computed, deployment.models[0].context)}
 
 
 @pytest.mark.engine

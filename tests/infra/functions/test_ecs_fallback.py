@@ -19,10 +19,14 @@ from infra import names
 from infra.functions import ecs_fallback
 from infra.functions.ecs_fallback import Choice
 
-NOW = datetime.datetime.now(datetime.UTC)
-OLD = NOW - datetime.timedelta(hours=1)
+HOUR = datetime.timedelta(hours=1)
 ARN = "arn:aws:ecs:us-west-2:123456789012"
 FAILED = {"cluster": "demo", "failed_group": "demo-aa-g6e-a-spot"}
+
+
+def ago(span: datetime.timedelta = datetime.timedelta()) -> datetime.datetime:
+    """That long before now, at the moment of the test."""
+    return datetime.datetime.now(datetime.UTC) - span
 
 
 def choices(*rows: tuple[int, int, int]) -> list[Choice]:
@@ -107,13 +111,18 @@ def test_tasks_find_the_most_preferred_room_and_come_back_when_there_is_more(
 
 
 def task(
-    number: int, status: str, *, provider: str = "cp-demo-aa-g6e-a-spot", since: Any = OLD, health: str = "UNKNOWN"
+    number: int,
+    status: str,
+    *,
+    provider: str = "cp-demo-aa-g6e-a-spot",
+    since: datetime.datetime | None = None,
+    health: str = "UNKNOWN",
 ) -> dict[str, Any]:
     return {
         "taskArn": f"{ARN}:task/demo/{number}",
         "lastStatus": status,
         "healthStatus": health,
-        "createdAt": since,
+        "createdAt": since or ago(HOUR),
         "capacityProviderName": provider,
         "taskDefinitionArn": f"{ARN}:task-definition/vllm:{number}",
     }
@@ -166,8 +175,8 @@ SECOND = service("decode-1", 0, **names.fallback_tags("decode", 1))
 
 def test_a_failed_launch_moves_what_waits_for_that_group_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     ecs = Ecs(monkeypatch, [SECOND, FIRST])
-    other = task(2, "PROVISIONING", since=NOW, provider="cp-demo-aa-g6e-b-spot")
-    ecs.tasks("decode-0", task(1, "PROVISIONING", since=NOW), other)
+    other = task(2, "PROVISIONING", since=ago(), provider="cp-demo-aa-g6e-b-spot")
+    ecs.tasks("decode-0", task(1, "PROVISIONING", since=ago()), other)
     ecs.tasks("decode-1")
     ecs.moved("decode-1", 1)
     changed = ecs_fallback.handler(FAILED)
@@ -175,12 +184,12 @@ def test_a_failed_launch_moves_what_waits_for_that_group_at_once(monkeypatch: py
     ecs.stub.assert_no_pending_responses()
 
 
-@pytest.mark.parametrize(("since", "moved"), [(NOW - datetime.timedelta(minutes=9), 0), (OLD, 2)])
+@pytest.mark.parametrize(("waiting", "moved"), [(datetime.timedelta(minutes=9), 0), (HOUR, 2)])
 def test_without_word_of_a_failure_a_task_waits_ten_minutes(
-    monkeypatch: pytest.MonkeyPatch, since: datetime.datetime, moved: int
+    monkeypatch: pytest.MonkeyPatch, waiting: datetime.timedelta, moved: int
 ) -> None:
     ecs = Ecs(monkeypatch, [FIRST, SECOND])
-    ecs.tasks("decode-0", *(task(number, "PROVISIONING", since=since) for number in (1, 2)))
+    ecs.tasks("decode-0", *(task(number, "PROVISIONING", since=ago(waiting)) for number in (1, 2)))
     ecs.tasks("decode-1")
     if moved:
         ecs.moved("decode-1", moved)

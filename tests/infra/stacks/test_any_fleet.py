@@ -31,6 +31,7 @@ def synthesize(fleet: Fleet, out: Path) -> dict[str, Path]:
 drawn = settings(deadline=None, suppress_health_check=list(HealthCheck))
 
 
+@pytest.mark.timeout(900)
 @settings(drawn, max_examples=25)
 @given(fleet=strategies.rentable())
 def test_any_fleet_that_can_be_rented_keeps_every_rule(fleet: Fleet) -> None:
