@@ -87,6 +87,7 @@ def test_what_one_replica_was_asked_directly_draws_the_next_to_it(aware: Plan) -
 
 
 def test_a_router_that_was_killed_learns_again_what_the_caches_hold(aware: Plan) -> None:
+    """With an engine's next event, whose number tells the router that it missed some: it asks for those then."""
     replica = aware.deployment.replicas[1]
     prompts = _prompts(3, groups=1, each=4)
     serving.text(serving.url(replica), prompt=prompts[0], max_tokens=2)
@@ -98,6 +99,8 @@ def test_a_router_that_was_killed_learns_again_what_the_caches_hold(aware: Plan)
         process.kill()
     processes.wait_until(lambda: up.state("router").pid not in (0, before), "the router", 60)
     answers.wait(up, aware.deployment.router.processes)
+    serving.text(serving.url(replica), prompt=_prompts(4, groups=1, each=1)[0], max_tokens=2)
+    time.sleep(UNTIL_HEARD_S)
     answered = serving.counter(replica, "vllm:request_success_total")
     for prompt in prompts[1:]:
         serving.text(aware.deployment.url, prompt=prompt, max_tokens=2)
