@@ -9,11 +9,12 @@ import fcntl
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from infra.errors import Unavailable
+from infra.errors import BlueprintError, Unavailable
 from scripts import console
 
 
@@ -100,3 +101,20 @@ def _version(path: str, program: Program) -> tuple[int, int]:
         return (0, 0)
     found = re.search(r"v?(\d+)\.(\d+)\.\d+", said.stdout)
     return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def main() -> int:
+    """Has ready what tests of the chart run, before tests that have limits on their time ask for it.
+
+    Without Go there is nothing to build with: a line says so, and those tests are skipped with the reason.
+    """
+    for program in (HELM, KUBECONFORM):
+        try:
+            path_of(program)
+        except BlueprintError as error:
+            console.fail(error)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
