@@ -46,7 +46,7 @@ def difference(plan: Plan) -> str:
     """
     _require("helm")
     before = _manifest(plan)
-    after = _ask([*_helm("template", plan), str(CHART), "--values", str(plans.write(plan, force=True))])
+    after = _ask([*_helm("template", plan), str(CHART), "--values", "-"], told=plan.text)
     if not before:
         return "\n".join(f"+ {one['kind']} {one['metadata']['name']}" for one in _read(after))
     lines = difflib.unified_diff(
@@ -236,14 +236,14 @@ def _helm_version() -> int:
     return int(_ask(["helm", "version", "--template", "{{.Version}}"]).lstrip("v").split(".")[0])
 
 
-def _ask(words: Sequence[str]) -> str:
-    """What a command prints.
+def _ask(words: Sequence[str], told: str = "") -> str:
+    """What a command prints, being told something on its standard input.
 
     Raises:
         Unavailable: it failed or did not answer; carries what it said.
     """
     try:
-        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=_ASK_S)
+        done = subprocess.run(words, input=told, capture_output=True, text=True, check=False, timeout=_ASK_S)
     except subprocess.TimeoutExpired:
         raise Unavailable(
             f"{words[0]} did not answer within {_ASK_S} s; is the cluster's endpoint reachable?"

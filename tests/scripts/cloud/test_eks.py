@@ -158,6 +158,18 @@ def test_a_second_deploy_changes_nothing_and_an_edit_shows_as_its_difference(
     assert blueprint("diff", "--exit-code")[0] == 1
 
 
+def test_diff_writes_nothing_so_that_a_rendered_file_edited_by_hand_stays(
+    cluster: Path, work: Path, blueprint: Blueprint
+) -> None:
+    blueprint("render")
+    rendered = work / "rendered/mine/eks/eks.yaml"
+    rendered.write_text(rendered.read_text() + "# mine\n")
+    assert blueprint("diff")[0] == 0
+    assert rendered.read_text().endswith("# mine\n")
+    code, _, err = blueprint("deploy", "--yes")
+    assert code == 2 and "eks.yaml" in err, "deploying asks before it is overwritten"
+
+
 def test_a_release_that_does_not_come_to_answer_is_rolled_back_and_the_pod_is_named(
     cluster: Path, work: Path, blueprint: Blueprint
 ) -> None:
