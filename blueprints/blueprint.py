@@ -21,8 +21,9 @@ FILE = "blueprint.yaml"
 Image = Annotated[
     str,
     Form(
-        r"[a-z0-9][a-z0-9./_-]*(?::[0-9]+/[a-z0-9./_-]+)?(?::(?!latest(?:@|$))[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?"
-        r"(?:(?<!/)@sha256:[0-9a-f]{64})?(?<![a-z])(?<=.)",
+        # Registry and repository, then a tag that stays what it is, a digest, or both.
+        r"[a-z0-9][a-z0-9._-]*(?::[0-9]{2,5})?(?:/[a-z0-9._-]+)*"
+        r"(?::(?!latest(?:@|$))[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}(?:@sha256:[0-9a-f]{64})?|@sha256:[0-9a-f]{64})",
         "an image with a tag other than latest, or a digest",
         "vllm/vllm-openai:v0.32.0",
     ),

@@ -63,6 +63,32 @@ def test_what_is_left_out_has_its_default() -> None:
     assert (traffic.shared_prefix, value.slo.errors, value.slo.ttft_ms.p95) == (0.0, 0.0, None)
 
 
+DIGEST = "@sha256:" + "0" * 64
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        "vllm/vllm-openai:v0.32.0",
+        "vllm/vllm-router:nightly",
+        "123456789012.dkr.ecr.us-west-2.amazonaws.com/demo/vllm:0.32.0-efa",
+        "registry.internal:5000/vllm:1",
+        f"vllm/vllm-openai{DIGEST}",
+        f"vllm/vllm-openai:v0.32.0{DIGEST}",
+    ],
+)
+def test_an_image_that_stays_what_it_is_is_taken(image: str) -> None:
+    assert read(f"{GOOD}image: {image}\n").image == image
+
+
+@pytest.mark.parametrize(
+    "image", ["vllm/vllm-openai", "vllm/vllm1", "vllm/vllm-openai:latest", f"vllm/vllm-openai:latest{DIGEST}"]
+)
+def test_an_image_that_may_become_another_is_refused(image: str) -> None:
+    with pytest.raises(InputError, match="it is not an image with a tag other than latest, or a digest"):
+        read(f"{GOOD}image: {image}\n")
+
+
 def test_traffic_comes_back_from_its_own_json() -> None:
     traffic = read(GOOD.replace("users: 8", "arrivals: 0.5/s, shared_prefix: 12.5%, input_tokens: 2k..4k, context: 8k")
                    .replace(", context: 8k", "").replace("model: tiny", "model: tiny\ncontext: 8k")).traffic  # fmt: skip
