@@ -14,7 +14,7 @@ from blueprints.catalog import engines
 from blueprints.catalog.engines import Part, Values
 from blueprints.deployment import DECODE, PREFILL, Place, Probe, Process, Role, Served
 from blueprints.placement import Placement
-from blueprints.roles import Engine, Policy
+from blueprints.roles import Engine, Policy, always
 from blueprints.traffic import Traffic
 
 LOOPBACK = "127.0.0.1"
@@ -126,7 +126,7 @@ def options(context: Context, role: Engine, machines: int) -> Iterator[str]:
 def engine(context: Context, name: str, role: Engine, placed: Placement, serves: Served) -> list[Process]:
     """The processes of a role: each replica on this machine; elsewhere what all replicas are like, by machine."""
     if context.local:
-        count = max(1, role.replicas.least)
+        count = always(role).least
         return [_engine_process(context, name, role, placed, serves, number, 0) for number in range(count)]
     if context.place.target == "ecs" and placed.machines > 1:
         # A service is made of like tasks, so each machine of each replica is one of its own.
@@ -188,7 +188,7 @@ def _joined_by_ray(texts: Sequence[str], command: Sequence[str], values: Values,
 def _shared_values(context: Context, name: str, role: Engine, placed: Placement, serves: Served) -> Values:
     """What all processes of a role have in common."""
     tuning, platform = context.blueprint.tuning, context.platform
-    copies = sum(max(1, other.replicas.least) * _ranks(other) for other in context.blueprint.roles.engines.values())
+    copies = sum(always(other).least * _ranks(other) for other in context.blueprint.roles.engines.values())
     return {
         "weights": serves.weights.uri,
         "served_model": serves.name,
@@ -367,7 +367,7 @@ def _tells_at(context: Context, process: str, what: str) -> str:
 
 def _imbalance(wanted: Blueprint) -> int:
     """How many requests more than another a replica may have before a cached beginning counts less than the queue."""
-    replicas = sum(max(1, role.replicas.least) for role in wanted.roles.engines.values())
+    replicas = sum(always(role).least for role in wanted.roles.engines.values())
     return max(1, under_way(wanted.traffic) // (2 * replicas))
 
 

@@ -64,6 +64,10 @@ class Placement:
         return self.resources.efa > 0 and all(row.gpudirect_rdma for row in self.types)
 
 
+Placed = tuple[tuple[str, ...], Engine, Placement]
+"""A role's place in the file, the role, and where it stands."""
+
+
 class Refused(Exception):
     """The role cannot be placed."""
 
@@ -338,9 +342,7 @@ def machines_for(row: Instance, wanted: int, replicas: int) -> int:
     return -(-replicas // on_one) if on_one else replicas * -(-wanted // accelerators(row))
 
 
-def overfull(
-    blueprint: Document[Blueprint], fleet: Document[Fleet], placed: Sequence[tuple[tuple[str, ...], Engine, Placement]]
-) -> list[Mistake]:
+def overfull(blueprint: Document[Blueprint], fleet: Document[Fleet], placed: Sequence[Placed]) -> list[Mistake]:
     """Pools that the roles, each of which fits alone, ask too much of together; said at the last of the roles."""
     wrong = []
     for name in dict.fromkeys(role.pool for _, role, _ in placed):
@@ -359,7 +361,7 @@ def overfull(
     return wrong
 
 
-def _shared_machines(here: Sequence[tuple[tuple[str, ...], Engine, Placement]]) -> int:
+def _shared_machines(here: Sequence[Placed]) -> int:
     """Machines for all roles of a pool: replicas that leave accelerators free share their machine with others."""
     free: list[int] = []
     count = 0

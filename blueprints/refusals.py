@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from blueprints.blueprint import Blueprint
 from blueprints.deployment import Place
-from blueprints.placement import Placement, accelerators, plain
-from blueprints.roles import Engine, always
+from blueprints.placement import Placed, Placement, accelerators, plain
+from blueprints.roles import always
 from infra import interfaces
 from infra.errors import Mistake
 from infra.fleet import Fleet
@@ -15,8 +15,6 @@ from infra.settings import Document
 
 RANKS_PER_CORE = 2
 """Engine processes that one core still carries: each start takes about a minute of CPU time."""
-
-Placed = tuple[tuple[str, ...], Engine, Placement]
 
 
 def of(

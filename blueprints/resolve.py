@@ -19,7 +19,7 @@ from blueprints.catalog import engines, models
 from blueprints.catalog.models import Model
 from blueprints.commands import Context
 from blueprints.deployment import Deployment, Place, Resources, Role, Served, Weights
-from blueprints.placement import Placement, Refused
+from blueprints.placement import Placed, Placement, Refused
 from blueprints.roles import Engine, Policy, always, scale_of
 from blueprints.roles import Served as ServedSettings
 from infra.errors import InputError, Mistake
@@ -36,9 +36,6 @@ SHARED_ENOUGH = 0.3
 vllm-router 0.1.17's cache_aware follows none of 30% of a prompt or less (`--cache-threshold`, its default). What
 following takes off the mean end to end of load alone, simulated (scripts/benchmarks/replay.py, 2026-11-21): with short
 caches 1 to 4% where 25% is shared, 7% at 40%, 10% at 50%, about 20% at 80%; with ample ones 0 to 3%; nothing at 0%."""
-
-Placed = tuple[tuple[str, ...], Engine, Placement]
-"""A role's place in the file, the role, and where it stands."""
 
 
 def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], place: Place) -> Deployment:
