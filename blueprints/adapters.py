@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from blueprints.blueprint import Blueprint
-from blueprints.roles import Served
 from infra.errors import Mistake
 from infra.settings import Document
 
@@ -26,12 +25,11 @@ _QUANTIZED = re.compile(r"-(?:FP8|NVFP4|AWQ|GPTQ-Int[48]|W8A8)$", re.IGNORECASE)
 def wrong(blueprint: Document[Blueprint], target: str) -> Iterator[Mistake]:
     """Adapters that their roles cannot load on `target`."""
     for name, role in blueprint.value.roles.engines.items():
-        at = ("roles", "models", name) if isinstance(role, Served) else ("roles", name)
-        model = role.model if isinstance(role, Served) else blueprint.value.model or ""
+        model = blueprint.value.served_by(role).model or ""
         for adapter, where in role.adapters.items():
             found = _cannot_load(blueprint, model, where, target)
             if found:
-                yield blueprint.mistake([*at, "adapters", adapter], where, *found)
+                yield blueprint.mistake([*blueprint.value.at(name), "adapters", adapter], where, *found)
 
 
 def _cannot_load(blueprint: Document[Blueprint], model: str, where: str, target: str) -> tuple[str, str] | None:

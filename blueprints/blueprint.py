@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from blueprints.roles import PATTERNS, Engine, Model, Roles, Weights
+from blueprints.roles import PATTERNS, Engine, Model, Roles, Served, Weights
 from blueprints.traffic import Slo, Traffic
 from infra.errors import InputError, Mistake
 from infra.fleet import Name
@@ -136,6 +136,14 @@ class Blueprint(Settings):
 
     slo: Annotated[Slo, Field(examples=[{"ttft_ms": {"p95": 800}}])]
     """What the answers must be like."""
+
+    def at(self, name: str) -> tuple[str, ...]:
+        """Where the engine role `name` stands in the file."""
+        return ("roles", "models", name) if name in self.roles.models else ("roles", name)
+
+    def served_by(self, role: Engine) -> Blueprint | Served:
+        """Where a role's model, its weights and its context are written: at itself, or once for all roles."""
+        return role if isinstance(role, Served) else self
 
     def contradictions(self) -> Iterable[Iterator[Contradiction]]:
         return (

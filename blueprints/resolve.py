@@ -21,7 +21,6 @@ from blueprints.commands import Context
 from blueprints.deployment import Deployment, Place, Resources, Role, Served, Weights
 from blueprints.placement import Placed, Placement, Refused
 from blueprints.roles import Engine, Policy, always, scale_of
-from blueprints.roles import Served as ServedSettings
 from infra.errors import InputError, Mistake
 from infra.fleet import Fleet, Name
 from infra.settings import Document
@@ -125,28 +124,20 @@ def _placed(blueprint: Document[Blueprint], fleet: Document[Fleet]) -> tuple[lis
     wanted, found, wrong = blueprint.value, [], []
     seen: dict[str, tuple[Model | None, list[Mistake]]] = {}
     for name, role in wanted.roles.engines.items():
-        at = _at(name, role)
-        named = role.model if isinstance(role, ServedSettings) else wanted.model or ""
-        where = [*at, "model"] if isinstance(role, ServedSettings) else ["model"]
+        at, written = wanted.at(name), wanted.served_by(role)
+        named = written.model or ""
+        where = ["model"] if written is wanted else [*at, "model"]
         new = named not in seen
-        model, mistakes = seen.setdefault(named, _model(blueprint, where, named, _context(wanted, role)))
+        model, mistakes = seen.setdefault(named, _model(blueprint, where, named, written.context))
         wrong += mistakes if new else []
         try:
             if model is None:
                 placement.require_pool(blueprint, fleet, at, role)
             else:
-                found.append((at, role, placement.place(blueprint, fleet, at, role, model, _context(wanted, role))))
+                found.append((at, role, placement.place(blueprint, fleet, at, role, model, written.context)))
         except Refused as refused:
             wrong += [mistake for mistake in refused.mistakes if mistake not in wrong]
     return found, wrong
-
-
-def _at(name: str, role: Engine) -> tuple[str, ...]:
-    return ("roles", "models", name) if isinstance(role, ServedSettings) else ("roles", name)
-
-
-def _context(wanted: Blueprint, role: Engine) -> int:
-    return role.context if isinstance(role, ServedSettings) else wanted.context
 
 
 def _model(
@@ -211,22 +202,21 @@ def _further_ports(context: Context, found: Placement) -> dict[str, int]:
 
 def _served(context: Context, blueprint: Document[Blueprint], name: str, role: Engine, model: Model) -> Served:
     wanted, place = context.blueprint, context.place
-    named, weights = (
-        (role.model, role.weights) if isinstance(role, ServedSettings) else (wanted.model or "", wanted.weights)
-    )
-    uri = weights if weights != "s3" else f"s3://{place.bucket}/{prefix_of(named)}"
+    written = wanted.served_by(role)
+    named = written.model or ""
+    uri = written.weights if written.weights != "s3" else f"s3://{place.bucket}/{prefix_of(named)}"
     folder = blueprint.path.resolve().parent
     return Served(
         model=named,
         # Of many models each is called as its role is: the same model may be there twice, with other settings.
-        name=name if isinstance(role, ServedSettings) else served_name(named),
+        name=served_name(named) if written is wanted else name,
         weights=Weights(
             uri=f"{uri.rstrip('/')}/",
             loader=context.row.streaming.loader,
             bytes=model.weight_bytes,
             random=model.random,
         ),
-        context=_context(wanted, role),
+        context=written.context,
         adapters={
             adapter: where if where.startswith("s3://") else str(folder / where)
             for adapter, where in role.adapters.items()
