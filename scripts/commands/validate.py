@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +13,11 @@ from scripts.commands import on_aws
 from scripts.commands.arguments import FLEET, LOCAL, AsJson, Fleet, Folder, Target, run_of
 
 if TYPE_CHECKING:
-    from scripts.validation.report import Report
+    from blueprints.deployment import Deployment
+    from scripts.local.run import Run
+
+    Loaded = tuple[Deployment, Run, contextlib.AbstractContextManager[str | None]]
+    """A deployment, where its files lie, and the way to it: its URL, where that is not its own."""
 
 
 def validate(
@@ -31,24 +36,30 @@ def validate(
     as_json: AsJson = False,
 ) -> None:
     """Load-test a deployment with the blueprint's traffic; exit 1 names each limit of its SLO that is missed."""
+    from scripts import processes
+    from scripts.validation import picture, run
+
+    deployed, at, way = _on_aws(folder, fleet, target, url) if target in on_aws.TARGETS else _here(folder, target, url)
+    with processes.interruptible(), way as near:
+        made, kept = run.validate(
+            deployed, logs=at.logs, runs=at.root / "runs", folder=folder, url=near, requests=requests, user=user
+        )
+    if as_json:
+        print(made.model_dump_json(indent=2))
+    else:
+        console.result(picture.draw(made, kept))
+    run.gate(made)
+
+
+def _on_aws(folder: Path, fleet: Path, target: str, url: str | None) -> Loaded:
+    made = on_aws.plan(folder, fleet, target)
+    return made.deployment, made.run, on_aws.reachable(made, url)
+
+
+def _here(folder: Path, target: str, url: str | None) -> Loaded:
     from blueprints import blueprint
     from infra.errors import Unavailable
-    from scripts import processes
-    from scripts.validation import run
 
-    if target in on_aws.TARGETS:
-        made_on = on_aws.plan(folder, fleet, target)
-        with processes.interruptible(), on_aws.reachable(made_on, url) as near:
-            made, kept = run.validate(
-                made_on.deployment,
-                logs=made_on.run.logs,
-                runs=made_on.run.root / "runs",
-                folder=folder,
-                url=near,
-                requests=requests,
-                user=user,
-            )
-        return _tell(made, kept, as_json)
     wanted = blueprint.read(folder).value
     at = run_of(folder, target)
     deployed = at.deployment()
@@ -56,19 +67,4 @@ def validate(
         how = f"blueprint deploy {console.near(folder)}"
         raise Unavailable(f"{at.name} is not deployed from here; `{how}` brings it up")
     # Traffic and SLO are the file's as it is now: neither needs a new deployment.
-    deployed = deployed.model_copy(update={"traffic": wanted.traffic, "slo": wanted.slo})
-    with processes.interruptible():
-        made, kept = run.validate(
-            deployed, logs=at.logs, runs=at.root / "runs", folder=folder, url=url, requests=requests, user=user
-        )
-    return _tell(made, kept, as_json)
-
-
-def _tell(made: Report, kept: Path, as_json: bool) -> None:
-    from scripts.validation import picture, run
-
-    if as_json:
-        print(made.model_dump_json(indent=2))
-    else:
-        console.result(picture.draw(made, kept))
-    run.gate(made)
+    return deployed.model_copy(update={"traffic": wanted.traffic, "slo": wanted.slo}), at, contextlib.nullcontext(url)
