@@ -219,7 +219,7 @@ def test_kill_9_of_the_one_that_supervises_leaves_nothing(planned: Planned, work
     processes.wait_until(lambda: _of(plan) == [], "the end of all processes", 30)
 
 
-def test_kill_9_of_the_supervisor_leaves_nothing(planned: Planned) -> None:
+def test_kill_9_of_the_supervisor_leaves_nothing_and_deploy_begins_anew(planned: Planned) -> None:
     plan = planned()
     deploy.deploy(plan, _agree)
     up = supervisor.running(plan.run)
@@ -227,8 +227,12 @@ def test_kill_9_of_the_supervisor_leaves_nothing(planned: Planned) -> None:
     assert up.pid is not None
     psutil.Process(up.pid).kill()
     processes.wait_until(lambda: _of(plan) == [], "the end of all processes", 30)
+    validated = plan.run.logs / "validation" / "requests.jsonl"
+    validated.parent.mkdir()
+    validated.touch()
     deploy.deploy(planned(), _agree)
     assert len(_up(plan)) == 4
+    assert not validated.exists()  # what was measured of the one that is gone
 
 
 @pytest.mark.parametrize("what", [signal.SIGINT, signal.SIGTERM])
