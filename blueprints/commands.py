@@ -225,6 +225,7 @@ def _own_values(context: Context, process: str, role: str, number: int, rank: in
         "data_port": PORTS["data"],
         "ray_port": PORTS["ray"],
         "cache": f"{place.data}/cache/{process}" if context.local else f"{place.data}/cache",
+        "modules": place.modules,
         "rank": rank if place.target != "eks" or rank == 0 else "$(LWS_WORKER_INDEX)",
         "leader": "$(LWS_LEADER_ADDRESS)" if place.target == "eks" else peer(context, f"{role}-{number}-0"),
     }
@@ -285,9 +286,8 @@ def router(context: Context, roles: Sequence[Role], serves: Served) -> Process:
     row, place = engines.routers()[ROUTER], context.place
     found = row.finds[finds(context)]
     apart = {PREFILL, DECODE} <= {role.name for role in roles}
-    way = found.apart if apart else found.together
-    parts: list[Part] = [way]
-    parts += [row.kv_events] if context.policy == "kv-aware" and context.local else []
+    by_events = found.heard if context.policy == "kv-aware" else None
+    way = found.apart if apart else by_events or found.together
     values: Values = {
         "host": context.host,
         "port": _port(context, "router", ROUTER_PORT),
@@ -298,21 +298,15 @@ def router(context: Context, roles: Sequence[Role], serves: Served) -> Process:
         "namespace": place.namespace,
         "engine_port": ENGINE_PORT,
         "discovery_port": DISCOVERY_PORT,
-        "kv_block": context.platform.kv_block,
-        "served_model": serves.name,
         **{role.name: _whereabouts(context, role) for role in roles if role.name in ("worker", PREFILL, DECODE)},
         "workers": tuple(where for role in roles for where in _whereabouts(context, role)),
-        "events": tuple(_sources(context, roles, "events")),
-        "replays": tuple(_sources(context, roles, "replay")),
     }
-    further = (text for part in parts for text in part.arguments)
-    command = engines.arguments((*row.command, *further), values)
+    command = engines.arguments((*row.command, *way.arguments), values)
     before = engines.arguments(way.before, values)
-    environment = engines.environment((row.environment, *(part.environment for part in parts)), values)
     return Process(
         name="router",
         command=(*_before(place, before), _executable(place, command[0]), *command[1:]),
-        environment=environment,
+        environment=engines.environment((row.environment, way.environment), values),
         port=_port(context, "router", ROUTER_PORT),
         probe=_probe(serves.name, serves.weights.bytes),
         memory_bytes=row.base_bytes,
@@ -328,7 +322,10 @@ def _choosing(context: Context, roles: Sequence[Role]) -> Policy:
 def finds(context: Context) -> Literal["addresses", "labels", "names"]:
     """How the router finds the engines here."""
     # Which model an engine serves cannot be told to a router at its start: it takes that by its interface alone.
-    return "names" if context.blueprint.pattern == "multi-model" else FINDS[context.place.target]
+    many = context.blueprint.pattern == "multi-model"
+    # The router's own image is older than this policy; the fleet's own has what looks names up.
+    events = context.policy == "kv-aware" and not context.local
+    return "names" if many or events else FINDS[context.place.target]
 
 
 def _before(place: Place, words: Sequence[str]) -> tuple[str, ...]:
@@ -349,13 +346,6 @@ def _whereabouts(context: Context, role: Role) -> tuple[str, ...]:
     labels = {"app.kubernetes.io/instance": context.name, "app.kubernetes.io/component": role.name}
     listens = {"inference/listens": "true"} if role.machines > 1 else {}
     return tuple(f"{key}={value}" for key, value in {**labels, **listens}.items())
-
-
-def _sources(context: Context, roles: Sequence[Role], what: str) -> Iterator[str]:
-    """Where the router hears of each engine's cache."""
-    for process in (process for role in roles for process in role.processes):
-        port = _port(context, f"{process.name}-{what}", PORTS[what])
-        yield f"http://{LOOPBACK}:{process.port}=tcp://{LOOPBACK}:{port}"
 
 
 def _tells_at(context: Context, process: str, what: str) -> str:

@@ -91,6 +91,9 @@ class Place(Resolved):
     follow: tuple[str, ...] = ()
     """What runs images/router's program; empty where the image's PATH has it."""
 
+    modules: str = "/opt/vllm"
+    """Folder with images/vllm's event_sources.py, which an engine loads."""
+
     services: tuple[Process, ...] = ()
     """What runs beside the deployment and stands in for AWS."""
 

@@ -23,7 +23,7 @@ def of(
     """All of them, in no order."""
     yield from _offload_beside_transfer(blueprint)
     yield from _transfer(blueprint, placed)
-    yield from _events(blueprint, place, placed)
+    yield from _events(blueprint, placed)
     if place.target == "local":
         yield from _beyond_a_cpu(blueprint, placed)
         yield from _beyond_this_machine(blueprint, place, placed)
@@ -134,7 +134,7 @@ def _neuron(blueprint: Document[Blueprint], placed: Sequence[Placed]) -> Iterato
             yield blueprint.mistake([*at, "pool"], role.pool, why, "a pool of GPUs")
 
 
-def _events(blueprint: Document[Blueprint], place: Place, placed: Sequence[Placed]) -> Iterator[Mistake]:
+def _events(blueprint: Document[Blueprint], placed: Sequence[Placed]) -> Iterator[Mistake]:
     """Routing by the events of caches, where the router does not hear them."""
     wanted = blueprint.value
     if wanted.roles.router.policy != "kv-aware":
@@ -145,8 +145,6 @@ def _events(blueprint: Document[Blueprint], place: Place, placed: Sequence[Place
     }.get(wanted.pattern, "")
     if any(role.data > 1 for _, role, _ in placed):
         why = "each data-parallel rank tells of a cache of its own, and the router here takes one of each replica"
-    if place.target != "local":
-        why = "vllm-router takes the sources of KV cache events as fixed addresses, and replicas here come and go"
     if why:
         yield blueprint.mistake(["roles", "router", "policy"], "kv-aware", why, "policy: cache-aware")
 

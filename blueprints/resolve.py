@@ -185,8 +185,8 @@ def _role(context: Context, blueprint: Document[Blueprint], name: str, role: Eng
 
 def _image(context: Context, over_efa: bool) -> str:
     row = context.row
-    with_efa = row.efa_image.replace("{registry}", context.place.registry)
-    return context.blueprint.image or (with_efa if over_efa else row.image)
+    own = row.own_image.replace("{registry}", context.place.registry)
+    return context.blueprint.image or (own if over_efa or context.policy == "kv-aware" else row.image)
 
 
 def _further_ports(context: Context, found: Placement) -> dict[str, int]:

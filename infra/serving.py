@@ -92,6 +92,9 @@ class Service(Settings):
     metrics_port: Port
     """Where its own metrics are, at /metrics."""
 
+    events_ports: Many[Port] = ()
+    """Where routers hear of its cache."""
+
     image: str
     command: Many[str]
     environment: dict[str, str] = Field(default_factory=dict)

@@ -51,6 +51,7 @@ VALUES = frozenset(
         "adapters_most",  # how many of them at once
         "drain_s",  # for requests under way when a replica is to end
         "cache",  # a folder of the process's own
+        "modules",  # the folder with event_sources.py
         "sockets",  # a folder whose path is short
         "policy",  # in the router's own words
         "imbalance",  # requests that one replica may have under way more than another
@@ -60,8 +61,6 @@ VALUES = frozenset(
         "workers",  # base URLs, labels or NAME:PORT of engines that do both halves of a request
         "prefill",  # the same of those that read prompts
         "decode",  # and of those that write answers
-        "events",  # URL=ENDPOINT of each engine's KV cache events
-        "replays",  # the same of those of before
     }
 )
 """What rows may ask for. Where a value is a list, the argument that asks for it is repeated for each item."""
@@ -142,8 +141,8 @@ class Engine(_Row):
     image: str
     """Of a container that runs it on GPUs."""
 
-    efa_image: str
-    """The same with what EFA needs; {registry} is the fleet's own."""
+    own_image: str
+    """The same with what EFA and routing by events need; {registry} is the fleet's own."""
 
     options: Mapping[str, Part]
     """What a setting adds, by name."""
@@ -182,6 +181,9 @@ class Finding(_Row):
     apart: Way
     """Engines that read prompts, and engines that write answers."""
 
+    heard: Way | None = None
+    """Engines of which the router hears what their caches hold, where that is another way than `together`."""
+
 
 class Router(_Row):
     """What spreads requests over the replicas."""
@@ -197,9 +199,6 @@ class Router(_Row):
     command: tuple[Text, ...]
     environment: Mapping[str, Text] = {}
     finds: Mapping[Literal["addresses", "labels", "names"], Finding]
-    kv_events: Part
-    """What a policy adds that follows the engines' caches."""
-
     policies: Mapping[str, str]
     """The router's word for each of a blueprint's policies."""
 

@@ -3,11 +3,13 @@
     follow --router URL [--worker NAME:PORT]... -- vllm-router ...
     follow --discovery HOST:PORT --prefill NAME:PORT... --decode NAME:PORT... -- vllm-router ...
 
-On ECS replicas come and go, and what they leave is a DNS name with an address for each (Cloud Map, MULTIVALUE).
-vllm-router takes addresses at its start, or watches Kubernetes; what else it listens to depends on its mode:
+Replicas come and go, and what they leave is a DNS name with an address for each: Cloud Map's MULTIVALUE on ECS, a
+headless Service on EKS. vllm-router takes addresses at its start, or watches Kubernetes; what else it listens to
+depends on its mode:
 
-- Engines that do both halves of a request are added and removed by its HTTP interface (`/workers`, with --enable-igw),
-  under every model that they list: LoRA adapters that were loaded at run time are routed too.
+- Engines that do both halves of a request are added and removed by its HTTP interface (`/workers`): with --enable-igw
+  under every model that they list, so that LoRA adapters that were loaded at run time are routed too; without it once
+  each, and the router then asks an engine that joins where to hear what its cache holds.
 - Prefill and decode register themselves by ZeroMQ messages that hold for five seconds (--vllm-discovery-address). They
   are sent here on their behalf, from the same container: nobody else can reach that socket.
 
@@ -100,10 +102,15 @@ def models(url: str) -> tuple[str, ...] | None:
 
 
 class Workers:
-    """The router's list of workers, by its HTTP interface."""
+    """The router's list of workers, by its HTTP interface.
 
-    def __init__(self, router: str) -> None:
+    Args:
+        each_model: the router tells models apart, and is told of an engine for each that it lists.
+    """
+
+    def __init__(self, router: str, *, each_model: bool) -> None:
         self.router = router
+        self.each_model = each_model
         self.told: dict[str, set[str]] = {}
         """Models by URL, as the router was told."""
 
@@ -116,7 +123,8 @@ class Workers:
         self.told = {url: told for url, told in self.told.items() if url in there}
         for url in sorted(there - engines.keys()):
             self._remove(url)
-        for url, served in engines.items():
+        for url, listed in engines.items():
+            served = listed if self.each_model else listed[:1]
             told = self.told.get(url, set())
             if told - set(served):  # the interface takes away workers, not models
                 self._remove(url)
@@ -201,7 +209,7 @@ def main(arguments: Sequence[str]) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
-    workers = Workers(asked.router) if asked.router else None
+    workers = Workers(asked.router, each_model="--enable-igw" in command) if asked.router else None
     discovery = Discovery(asked.discovery) if asked.discovery else None
     while router.poll() is None and not ended.is_set():
         found = {

@@ -46,6 +46,9 @@ def doors(stack: Any, fleet: Fleet, serving: Serving, *, vpc_id: str, vpc_cidr: 
     for port in sorted({service.port for service in serving.engines}):
         _rule(stack, f"engine-{port}-from-router", made.engine, "in", "Requests", port, peer=made.router)
         _rule(stack, f"router-to-engine-{port}", made.router, "out", "Requests", port, peer=made.engine)
+    for port in sorted({port for service in serving.engines for port in service.events_ports}):
+        _rule(stack, f"engine-{port}-from-router", made.engine, "in", "Events of the cache", port, peer=made.router)
+        _rule(stack, f"router-to-engine-{port}", made.router, "out", "Events of the cache", port, peer=made.engine)
     if any(needs_peers(service) for service in serving.engines):
         # EFA's own protocol has no number that a rule could name, and NIXL and NCCL take any port.
         _rule(stack, "engine-from-engine", made.engine, "in", "Caches and ranks of one model", peer=made.engine)

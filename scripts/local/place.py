@@ -17,7 +17,9 @@ from scripts.local import engine_env, keep
 from scripts.local.run import Run
 from scripts.rehearsal import embedded_aws
 
-FOLLOW = Path(__file__).resolve().parents[2] / "images" / "router" / "follow.py"
+IMAGES = Path(__file__).resolve().parents[2] / "images"
+
+FOLLOW = IMAGES / "router" / "follow.py"
 """Tells a router of many models which engine serves which, here as on ECS."""
 
 AWS = "aws"
@@ -60,6 +62,7 @@ def find(run: Run, blueprint: Blueprint, fleet: Fleet, *, own_ports: bool, port:
         sockets=str(run.sockets),
         launcher=(sys.executable, keep.__file__),
         follow=(sys.executable, str(FOLLOW)),
+        modules=str(IMAGES / "vllm"),
         services=(aws,),
         ports=ports,
         cores=len(os.sched_getaffinity(0)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import time
@@ -12,10 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from blueprints.deployment import Process
 from scripts import processes
 from scripts.local import answers, supervisor
 from scripts.local.deploy import Plan
-from tests import serving
+from tests import following, serving
 
 pytestmark = pytest.mark.engine
 
@@ -105,3 +107,45 @@ def test_a_router_that_was_killed_learns_again_what_the_caches_hold(aware: Plan)
     for prompt in prompts[1:]:
         serving.text(aware.deployment.url, prompt=prompt, max_tokens=2)
     assert serving.counter(replica, "vllm:request_success_total") - answered == 3
+
+
+def test_of_engines_that_come_and_go_the_router_hears_those_that_are_there(aware: Plan, tmp_path: Path) -> None:
+    """As on EKS and ECS: the router starts before any engine, and is told of them by what looks their names up."""
+    here, away = aware.deployment.replicas
+    names = {"here": here, "away": away}
+    workers = [f"--worker={name}:{process.port}" for name, process in names.items()]
+    following.dns(tmp_path)
+    with following.running(tmp_path, "--router=ROUTER", *workers, router=("--policy", "kv_aware")) as (router, _):
+
+        def there(*present: str) -> None:
+            following.dns(tmp_path, **{name: ["127.0.0.1"] for name in present})
+            expected = {serving.url(names[name]) for name in present}
+            processes.wait_until(lambda: _workers(router) == expected, f"{present} and no other", 30)
+
+        def drawn(prompts: list[list[int]], to: Process) -> float:
+            before = serving.counter(to, "vllm:request_success_total")
+            for prompt in prompts:
+                serving.text(router, prompt=prompt, max_tokens=2)
+            return serving.counter(to, "vllm:request_success_total") - before
+
+        def ask_directly(prompt: list[int], of: Process) -> None:
+            serving.text(serving.url(of), prompt=prompt, max_tokens=2)
+            time.sleep(UNTIL_HEARD_S)
+
+        there("here", "away")
+        first, missed, last = (_prompts(seed, groups=1, each=4) for seed in (21, 22, 23))
+        ask_directly(first[0], of=away)
+        assert drawn(first[1:], to=away) == 3
+
+        there("here")
+        ask_directly(missed[0], of=away)
+        assert drawn(first[1:2], to=here) == 1, "the cache that holds it is not to be had"
+
+        there("here", "away")
+        ask_directly(last[0], of=away)
+        assert drawn(last[1:], to=away) == 3
+        assert drawn(missed[1:], to=away) == 3, "the router asks for the events that it missed"
+
+
+def _workers(router: str) -> set[str]:
+    return {worker["url"] for worker in json.loads(following.get(f"{router}/workers") or b"{}").get("workers", ())}

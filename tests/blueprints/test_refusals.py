@@ -222,11 +222,6 @@ MANY = "pattern: multi-model\nroles:\n  models: {one: {model: tiny, pool: genera
             "local",
             "each data-parallel rank tells of a cache of its own, and the router here takes one of each replica",
         ),
-        (
-            together(pool="general").replace("traffic:", "  router: {policy: kv-aware}\ntraffic:"),
-            "eks",
-            "vllm-router takes the sources of KV cache events as fixed addresses, and replicas here come and go",
-        ),
     ],
 )
 def test_routing_by_events_is_refused_where_the_router_does_not_hear_them(

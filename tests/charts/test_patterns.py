@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import yaml
 
 from blueprints import render
 from scripts import matrix
+from scripts.cloud import plan
 from scripts.matrix import Cell
 from tests.charts import objects
 from tests.charts.conftest import Render
@@ -58,6 +61,30 @@ def test_its_pods_ask_for_the_accelerators_and_run_the_commands_of_the_deploymen
             if role.kind == "engine":
                 assert spec["nodeSelector"] == role.labels
                 assert spec["serviceAccountName"] == cell.deployment.place.service_account
+
+
+def test_by_events_the_router_follows_the_pods_of_a_service_and_no_client_hears_them(
+    rendered: Render, tmp_path: Path
+) -> None:
+    shutil.copytree(matrix.PATTERNS / "aggregated", tmp_path / "mine")
+    file = tmp_path / "mine" / "blueprint.yaml"
+    file.write_text(file.read_text().replace("policy: cache-aware", "policy: kv-aware"))
+    fleet = matrix.PATTERNS.parent / "fleet.yaml"
+    text = plan.write(plan.plan(file.parent, fleet, target="eks", root=tmp_path, account="123456789012")).read_text()
+    made = rendered(yaml.safe_load(text))
+    found = {(one["kind"], one["metadata"]["name"]): one for one in made}
+    [router] = [one for (kind, name), one in found.items() if kind == "Deployment" and name.endswith("-router")]
+    [told] = [word for word in router["spec"]["template"]["spec"]["containers"][0]["command"] if "--worker=" in word]
+    service = found["Service", told.removeprefix("--worker=").partition(".")[0]]
+    assert service["spec"]["clusterIP"] == "None", "an address a pod"
+    engine = found["Deployment", service["metadata"]["name"]]["spec"]["template"]
+    assert {5557, 5558} <= {port["containerPort"] for port in engine["spec"]["containers"][0]["ports"]}
+    ingress = found["NetworkPolicy", service["metadata"]["name"]]["spec"]["ingress"]
+    here = {"app.kubernetes.io/name": "inference", "app.kubernetes.io/instance": "mine"}
+    every_port = [rule["from"] for rule in ingress if "ports" not in rule]
+    assert every_port == [[{"podSelector": {"matchLabels": here}}]], "the release's own pods"
+    others = {port["port"] for rule in ingress for port in rule.get("ports", ())}
+    assert not others & {5557, 5558}
 
 
 def test_a_typo_in_a_users_template_does_not_get_past_the_chart(rendered: Render) -> None:

@@ -21,7 +21,7 @@ def _build(*words: str) -> subprocess.CompletedProcess[str]:
 
 def _named() -> dict[str, str]:
     """Version by name of each image of the fleet's own registry, as the catalogue has it."""
-    rows = [row.efa_image for row in engines.engines().values()]
+    rows = [row.own_image for row in engines.engines().values()]
     rows += [row.following_image for row in engines.routers().values()]
     return dict(row.removeprefix("{registry}/").split(":", 1) for row in rows if row.startswith("{registry}/"))
 
@@ -38,7 +38,7 @@ def test_every_image_of_the_catalogues_is_built_here_under_the_same_version() ->
     assert named == {name: _labelled(name) for name in named}
 
 
-def test_the_image_with_efa_is_the_plain_image_with_something_added() -> None:
+def test_the_own_image_is_the_plain_image_with_something_added() -> None:
     base = re.findall(r"(?m)^FROM (\S+)$", (IMAGES / "vllm" / "Dockerfile").read_text())
     assert base == [engines.engines()["vllm"].image]
 

@@ -142,6 +142,10 @@ CASES = [
     *((_apart(pool), "eks") for pool in ("general", "p5en")),
     (_apart("general").replace(SMALL, "tiny"), "local"),
     (_one("tiny", "pool: general", "", "aggregated").replace("}}", "}, router: {policy: kv-aware}}"), "local"),
+    *((_one(SMALL, f"pool: {pool}").replace("}}", "}, router: {policy: kv-aware}}"), target) for pool, target in (
+        ("general", "eks"),
+        ("on-ecs", "ecs"),
+    )),
     (_one("tiny", "pool: general, accelerators: 2"), "local"),
     (_one("tiny", "pool: general, accelerators: 2, data: 2"), "local"),
 ]  # fmt: skip
@@ -210,6 +214,26 @@ def test_of_many_models_the_router_is_told_by_what_runs_it(tmp_path: Path, targe
     assert [flag[flag.index("--served-model-name") + 1] for flag in _lines([made])] == ["one", "two"]
 
 
+@pytest.mark.parametrize(
+    ("target", "pool", "name"),
+    [("eks", "general", "mine-worker.serving:8000"), ("ecs", "on-ecs", "mine-worker.demo.internal:8000")],
+)
+def test_by_events_the_router_is_told_of_replicas_and_they_tell_it_where_to_listen(
+    tmp_path: Path, target: str, pool: str, name: str
+) -> None:
+    made = _resolved(tmp_path, _one(SMALL, f"pool: {pool}").replace("}}", "}, router: {policy: kv-aware}}"), target)
+    said = made.router.processes[0].command
+    assert said[:4] == ("follow", "--router=http://127.0.0.1:8080", f"--worker={name}", "--")
+    assert "--enable-igw" not in said, "with it vllm-router asks no engine for its events"
+    registry = "123456789012.dkr.ecr.us-west-2.amazonaws.com/demo"
+    assert (made.router.image, made.roles[0].image) == (f"{registry}/router:0.1.17", f"{registry}/vllm:0.32.0-efa")
+    [engine] = made.replicas
+    assert '"endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"' in " ".join(engine.command)
+    assert engine.command[engine.command.index("--middleware") + 1] == "event_sources.EventSources"
+    assert engine.environment["PYTHONPATH"] == "/opt/vllm"
+    assert made.roles[0].ports == {"events": 5557, "replay": 5558}
+
+
 def _routers(deployments: Iterable[Deployment]) -> list[list[str]]:
     """What the router's own parser is given, whatever finds the engines for it."""
     commands = [process.command for made in deployments for process in made.router.processes]
@@ -231,4 +255,4 @@ def test_the_routers_own_parser_takes_every_command_line_with_every_policy_and_r
     assert [line for line, answer in zip(lines, said, strict=False) if not answer.startswith("parsed")] == []
     assert said[len(lines) :] == ["parsed 20003"] * (len(words) - 1) + ["refused 2"]
     named = {word.partition("=")[0] for line in lines for word in line}
-    assert {"--prefill", "--decode", "--enable-igw", "--selector", "--kv-event-source", "--worker-urls"} <= named
+    assert {"--prefill", "--decode", "--enable-igw", "--selector", "--worker-urls"} <= named

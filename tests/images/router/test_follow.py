@@ -21,21 +21,7 @@ import pytest
 from infra.constructs import collector
 from scripts import processes
 from scripts.local import engine_env
-
-FOLDER = Path(__file__).parents[3] / "images" / "router"
-
-RUNNER = """
-import json, pathlib, sys
-sys.path.insert(0, {folder!r})
-import follow
-follow.INTERVAL_S = 0.5
-def resolve(host):
-    answer = json.loads(pathlib.Path({dns!r}).read_text()).get(host, [])
-    return None if answer is None else set(answer)
-follow.resolve = resolve
-sys.exit(follow.main(sys.argv[1:]))
-"""
-"""The program with a file in the place of DNS."""
+from tests import following
 
 
 class Engine(ThreadingHTTPServer):
@@ -94,9 +80,7 @@ class Stage:
         return (self.folder / "follow.log").read_text()
 
     def dns(self, **names: list[str] | None) -> None:
-        new = self.folder / "dns.new"
-        new.write_text(json.dumps(names))
-        new.replace(self.folder / "dns.json")
+        following.dns(self.folder, **names)
 
     def start(self, address: str, *models: str) -> Engine:
         made = Engine((address, self.port), Handler)
@@ -113,27 +97,8 @@ class Stage:
     @contextlib.contextmanager
     def following(self, *follow: str, router: tuple[str, ...]) -> Iterator[str]:
         """The program and the real router before the engines; yields the router's URL."""
-        listen, metrics = processes.free_ports(2)
-        self.metrics = f"http://127.0.0.1:{metrics}/metrics"
-        url = f"http://127.0.0.1:{listen}"
-        code = RUNNER.format(folder=str(FOLDER), dns=str(self.folder / "dns.json"))
-        command = [
-            *(sys.executable, "-c", code, *(word.replace("ROUTER", url) for word in follow), "--"),
-            *(str(engine_env.executables() / "vllm-router"), "--host", "127.0.0.1", "--port", str(listen)),
-            *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics)),
-            *("--worker-startup-check-interval", "1", "--health-check-interval-secs", "1", *router),
-        ]
-        with (self.folder / "follow.log").open("wb") as sink:
-            child = processes.spawn(command, environment={}, output=sink)
-        try:
-            processes.wait_until(lambda: _get(f"{url}/health") is not None, "the router", 60)
+        with following.running(self.folder, *follow, router=router) as (url, self.metrics):
             yield url
-        finally:
-            child.terminate()
-            try:
-                assert child.wait(20) is not None
-            finally:
-                processes.stop(child, grace_s=1)
 
 
 @pytest.fixture
@@ -147,14 +112,6 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
 
 def _answer(addresses: set[str], _: str) -> set[str]:
     return addresses
-
-
-def _get(url: str) -> bytes | None:
-    try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
-            return bytes(answer.read())
-    except OSError:
-        return None
 
 
 def ask(url: str, model: str = "alpha") -> str:
@@ -258,7 +215,7 @@ def test_what_cloudwatch_is_sent_of_the_router_is_there(stage: Stage) -> None:
         stage.start(A)
         stage.dns(worker=[A])
         until(url, {A})
-        page = (_get(stage.metrics) or b"").decode()
+        page = (following.get(stage.metrics) or b"").decode()
     found = {line.split("{")[0].split(" ")[0] for line in page.splitlines() if not line.startswith("#")}
     assert set(collector.METRICS["router"].values()) <= found
 
@@ -267,7 +224,7 @@ def test_what_cloudwatch_is_sent_of_the_router_is_there(stage: Stage) -> None:
 def test_the_router_s_end_is_the_program_s_end(stage: Stage) -> None:
     command = [
         sys.executable,
-        str(FOLDER / "follow.py"),
+        str(following.FOLDER / "follow.py"),
         "--",
         str(engine_env.executables() / "vllm-router"),
         "--nonsense",
@@ -286,14 +243,14 @@ def test_the_router_s_end_is_the_program_s_end(stage: Stage) -> None:
     ],
 )
 def test_what_cannot_work_is_said(arguments: list[str], said: str) -> None:
-    command = [sys.executable, str(FOLDER / "follow.py"), *arguments]
+    command = [sys.executable, str(following.FOLDER / "follow.py"), *arguments]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert ended.returncode == 2
     assert said in ended.stderr
 
 
 def test_more_replicas_than_one_answer_holds_are_all_found_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(FOLDER)
+    monkeypatch.syspath_prepend(following.FOLDER)
     import follow
 
     every = [f"10.0.0.{number}" for number in range(20)]

@@ -43,7 +43,9 @@ SHAPES = {
         "    adapters: {sql: s3://my-adapters/lora/sql}\n"
         "  router: {policy: load-aware, replicas: 2}\n"
     ),
-    "single": "pattern: aggregated\nmodel: Qwen/Qwen3-0.6B\nroles: {worker: {pool: alone}}\n",
+    "single": (
+        "pattern: aggregated\nmodel: Qwen/Qwen3-0.6B\nroles: {worker: {pool: alone}, router: {policy: kv-aware}}\n"
+    ),
     "disaggregated": (
         "pattern: disaggregated\nmodel: Qwen/Qwen3-32B\n"
         "roles:\n"

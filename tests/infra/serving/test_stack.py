@@ -149,6 +149,21 @@ def test_the_router_follows_the_names_of_the_engines(stacks: Stacks) -> None:
     ]
 
 
+def test_the_router_alone_hears_what_the_caches_hold(stacks: Stacks) -> None:
+    for direction in ("ingress", "egress"):
+        rules = of(stacks["single"], f"aws_vpc_security_group_{direction}_rule").values()
+        heard = {rule["from_port"]: rule for rule in rules if rule["description"] == "Events of the cache"}
+        assert sorted(heard) == [5557, 5558]
+        inward = direction == "ingress"
+        at, peer = ("engine", "router") if inward else ("router", "engine")
+        for port, rule in heard.items():
+            assert rule["to_port"] == port
+            assert f"{at}-group" in rule["security_group_id"]
+            assert f"{peer}-group" in rule["referenced_security_group_id"]
+    engine = of(stacks["aggregated"], "aws_vpc_security_group_ingress_rule").values()
+    assert 5557 not in {rule.get("from_port") for rule in engine}, "where nobody listens nothing is open"
+
+
 @each
 def test_the_stack_says_the_same_url_as_the_deployment(stacks: Stacks, shape: str) -> None:
     assert stacks[shape]["output"]["url"]["value"] == f"http://{shape}-router.fabric.internal:8080"

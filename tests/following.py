@@ -1,0 +1,74 @@
+"""images/router's program with the real vllm-router, and a file in the place of DNS."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+from scripts import processes
+from scripts.local import engine_env
+
+FOLDER = Path(__file__).parents[1] / "images" / "router"
+
+RUNNER = """
+import json, pathlib, sys
+sys.path.insert(0, {folder!r})
+import follow
+follow.INTERVAL_S = 0.5
+def resolve(host):
+    answer = json.loads(pathlib.Path({dns!r}).read_text()).get(host, [])
+    return None if answer is None else set(answer)
+follow.resolve = resolve
+sys.exit(follow.main(sys.argv[1:]))
+"""
+"""The program with that file."""
+
+
+def dns(folder: Path, **names: list[str] | None) -> None:
+    """Says which addresses stand behind each name from now on; None: DNS does not answer."""
+    new = folder / "dns.new"
+    new.write_text(json.dumps(names))
+    new.replace(folder / "dns.json")
+
+
+@contextlib.contextmanager
+def running(folder: Path, *follow: str, router: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """The program and the router; yields the URLs of the router and of its own metrics. The log is `follow.log`.
+
+    Args:
+        follow: the program's arguments, where ROUTER stands for the router's URL.
+        router: the router's further arguments.
+    """
+    listen, metrics = processes.free_ports(2)
+    url = f"http://127.0.0.1:{listen}"
+    code = RUNNER.format(folder=str(FOLDER), dns=str(folder / "dns.json"))
+    command = [
+        *(sys.executable, "-c", code, *(word.replace("ROUTER", url) for word in follow), "--"),
+        *(str(engine_env.executables() / "vllm-router"), "--host", "127.0.0.1", "--port", str(listen)),
+        *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics)),
+        *("--worker-startup-check-interval", "1", "--health-check-interval-secs", "1", *router),
+    ]
+    with (folder / "follow.log").open("wb") as sink:
+        child = processes.spawn(command, environment={}, output=sink)
+    try:
+        processes.wait_until(lambda: get(f"{url}/health") is not None, "the router", 60)
+        yield url, f"http://127.0.0.1:{metrics}/metrics"
+    finally:
+        child.terminate()
+        try:
+            assert child.wait(20) is not None
+        finally:
+            processes.stop(child, grace_s=1)
+
+
+def get(url: str) -> bytes | None:
+    """A page; None where nobody gives it."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return bytes(answer.read())
+    except OSError:
+        return None
