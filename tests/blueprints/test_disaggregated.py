@@ -39,10 +39,7 @@ UNTIL_COUNTED_S = 20.0
 def pair(
     tmp_path_factory: pytest.TempPathFactory, brought_up: Callable[[Path, Path], AbstractContextManager[Plan]]
 ) -> Iterator[Plan]:
-    """The pattern as it is copied, up: a test that disturbs it leaves it as it was.
-
-    For this module alone: NIXL keeps one core busy in each of its processes, whatever there is to do.
-    """
+    """The pattern as it is copied, up: a test that disturbs it leaves it as it was."""
     root = tmp_path_factory.mktemp("pair")
     shutil.copytree(ROOT / "blueprints" / "disaggregated", root / "mine")
     with brought_up(root / "mine", root) as plan:
@@ -142,6 +139,23 @@ def test_another_prompts_cache_changes_the_text_so_the_cache_that_arrives_is_wha
     wrong = [_with_cache_of(pair, prompt, other) for prompt, other in zip(mine, others, strict=True)]
     # Random weights heed what lies far back but weakly, so that some texts may stay.
     assert sum(one != other for one, other in zip(wrong, right, strict=True)) >= 2
+
+
+def test_an_idle_pair_leaves_the_cores_to_others(pair: Plan) -> None:
+    up = supervisor.running(pair.run)
+    assert up is not None
+    families = [
+        psutil.Process(up.state(process.name).pid).children(recursive=True) for process in pair.deployment.replicas
+    ]
+    before = [_worked_s(family) for family in families]
+    time.sleep(3)
+    # NIXL's thread that asks without a pause takes each of these seconds.
+    assert [_worked_s(family) - earlier < 1 for family, earlier in zip(families, before, strict=True)] == [True, True]
+
+
+def _worked_s(family: list[psutil.Process]) -> float:
+    """CPU-seconds of all of them."""
+    return sum(sum(process.cpu_times()[:2]) for process in family)
 
 
 @pytest.mark.parametrize("role", ["decode", "prefill", "router"])
