@@ -45,6 +45,7 @@ def _left(folder: Path, within: str = ".blueprint") -> list[list[str]]:
 
 
 @pytest.mark.engine
+@pytest.mark.xdist_group("commands")
 @pytest.mark.timeout(1500)
 def test_the_first_command_goes_from_a_clone_to_a_report_and_leaves_nothing_running() -> None:
     assert FIRST == "./install.sh\n"
@@ -75,6 +76,7 @@ def test_the_second_command_is_this_very_suite() -> None:
 
 
 @pytest.mark.engine
+@pytest.mark.xdist_group("commands")
 @pytest.mark.timeout(900)
 def test_a_copy_outside_the_repository_is_edited_deployed_validated_and_destroyed(tmp_path: Path) -> None:
     script = COPY.replace("source .venv", f"source {shlex.quote(str(ROOT / '.venv'))}", 1)

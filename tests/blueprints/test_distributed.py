@@ -31,6 +31,17 @@ def _pattern(root: Path, split: str) -> Path:
     return folder
 
 
+def test_two_data_parallel_ranks_each_answer_their_share(tmp_path: Path, brought_up: BringUp) -> None:
+    with brought_up(_pattern(tmp_path, "accelerators: 2, data: 2"), tmp_path) as plan:
+        (worker,) = plan.deployment.replicas
+        with ThreadPoolExecutor(8) as users:
+            said = list(users.map(lambda number: serving.text(plan.deployment.url, prompt=f"{number}"), range(24)))
+        shares = [serving.counter(worker, "vllm:request_success_total", engine=str(rank)) for rank in (0, 1)]
+    assert all(said)
+    assert min(shares) > 0, shares
+    assert sum(shares) >= len(said)
+
+
 @pytest.fixture(scope="module")
 def tensor(tmp_path_factory: pytest.TempPathFactory, brought_up: BringUp) -> Iterator[Plan]:
     """The pattern as it is copied, up: each layer over two ranks."""
@@ -53,14 +64,3 @@ def test_the_ranks_take_no_more_memory_than_the_resolver_counts_on(tensor: Plan)
     for process in tensor.deployment.replicas:
         family = psutil.Process(up.state(process.name).pid).children(recursive=True)
         assert sum(member.memory_full_info().pss for member in family) < process.memory_bytes
-
-
-def test_two_data_parallel_ranks_each_answer_their_share(tmp_path: Path, brought_up: BringUp) -> None:
-    with brought_up(_pattern(tmp_path, "accelerators: 2, data: 2"), tmp_path) as plan:
-        (worker,) = plan.deployment.replicas
-        with ThreadPoolExecutor(8) as users:
-            said = list(users.map(lambda number: serving.text(plan.deployment.url, prompt=f"{number}"), range(24)))
-        shares = [serving.counter(worker, "vllm:request_success_total", engine=str(rank)) for rank in (0, 1)]
-    assert all(said)
-    assert min(shares) > 0, shares
-    assert sum(shares) >= len(said)

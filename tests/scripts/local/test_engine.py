@@ -155,7 +155,7 @@ def test_a_replica_that_cannot_read_its_weights_ends_with_a_clear_line(
         weights.put(plan.run, plan.deployment)
         _break(plan, "cut", "demo-denied")
         deploy.engine_env.lend_descriptions(plan.run.cache(process.name) for process in plan.deployment.replicas)
-        said = _failures(up, list(plan.deployment.replicas))
+        said = {worker.name: _failure(up, worker) for worker in plan.deployment.replicas}
         assert up.state("aws").pid
     assert said["worker-0"].startswith("worker-0 ended with exit status 1: botocore.exceptions.EndpointConnectionError")
     assert nobody in said["worker-0"].splitlines()[0]
@@ -188,18 +188,13 @@ def _break(plan: Plan, prefix: str, denied: str) -> None:
     client.put_bucket_policy(Bucket=denied, Policy=json.dumps({"Version": "2012-10-17", "Statement": [statement]}))
 
 
-def _failures(up: Supervisor, workers: list[Process]) -> dict[str, str]:
-    """What is said of each worker when it has failed; each is then stopped, so that it does not try again."""
-    said: dict[str, str] = {}
-    for process in workers:
-        up.start(process.name)
-    while left := [process for process in workers if process.name not in said]:
-        with pytest.raises(RoleFailed) as failed:
-            answers.wait(up, left)
-        name = str(failed.value).split()[0]
-        said[name] = str(failed.value)
-        up.stop(name)
-    return said
+def _failure(up: Supervisor, worker: Process) -> str:
+    """What is said of a worker that fails; it is then stopped, so that it does not try again."""
+    up.start(worker.name)
+    with pytest.raises(RoleFailed) as failed:
+        answers.wait(up, [worker])
+    up.stop(worker.name)
+    return str(failed.value)
 
 
 def test_models_that_are_made_say_that_their_weights_are_random(served: Plan) -> None:
