@@ -152,10 +152,7 @@ def _events(blueprint: Document[Blueprint], placed: Sequence[Placed]) -> Iterato
 def _on_ecs(blueprint: Document[Blueprint], placed: Sequence[Placed]) -> Iterator[Mistake]:
     for at, role, found in placed:
         where, replicas = [*at, "replicas"], plain(role.replicas)
-        if role.replicas.least == 0:
-            why = "with no replica left nothing on ECS measures what waits, so none would come back"
-            yield blueprint.mistake(where, replicas, why, f"replicas: 1..{role.replicas.most}")
-        elif found.machines > 1 and role.replicas.least != role.replicas.most:
+        if found.machines > 1 and role.replicas.least != role.replicas.most:
             why = f"a replica is {found.machines} services on ECS, which autoscaling does not start together"
             yield blueprint.mistake(where, replicas, why, f"replicas: {role.replicas.most}")
         free, tasks = _free_interfaces(found), accelerators(found.instance) // found.resources.accelerators

@@ -64,7 +64,7 @@ class Engine(Settings):
     """The fleet's pool that carries it."""
 
     replicas: Replicas = written("1")
-    """How many copies run; a range, as in 1..8, scales between its ends."""
+    """How many copies run; a range, as in 1..8, scales between its ends; from 0, they sleep while nobody asks."""
 
     accelerators: Annotated[int, Field(ge=1, le=1024)] = 1
     """Accelerators of one replica, over all its machines."""

@@ -37,6 +37,10 @@ Source: ECS API reference, ContainerDefinition, stopTimeout, 2026-11.
 """
 
 
+MACHINES_S = 900
+"""A machine comes, pulls an image of several GB and starts; a model's own start is counted beside."""
+
+
 class Scale(Settings):
     """When tasks come and go."""
 
@@ -80,8 +84,8 @@ class Service(Settings):
     """Instance types that hold a task."""
 
     zones: Many[str] = ()
-    count: Annotated[int, Field(ge=1, le=5000)] = 1
-    """Tasks; where they scale, the least."""
+    count: Annotated[int, Field(ge=0, le=5000)] = 1
+    """Tasks; where they scale, the least. 0: they sleep while nobody asks."""
 
     member: Member | None = None
     scale: Scale | None = None
@@ -118,7 +122,17 @@ class Service(Settings):
     """From being asked to stop until it is killed."""
 
     def contradictions(self) -> Iterable[Iterator[Contradiction]]:
-        return (self._on_fargate(), self._scales_up(), self._gpus_have_machines())
+        return (self._on_fargate(), self._scales_up(), self._wakes(), self._gpus_have_machines())
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether it has no task while nobody asks."""
+        return self.count == 0
+
+    @property
+    def first(self) -> int:
+        """Tasks that it starts with, and that a deployment waits for."""
+        return max(1, self.count)
 
     def _on_fargate(self) -> Iterator[Contradiction]:
         if self.pool is None and self.stop_s > MOST_STOP_S:
@@ -136,6 +150,11 @@ class Service(Settings):
     def _gpus_have_machines(self) -> Iterator[Contradiction]:
         if self.gpus and self.pool is None:
             yield Contradiction(("gpus",), "without a pool the task runs on Fargate, which has none", "gpus: 0")
+    def _wakes(self) -> Iterator[Contradiction]:
+        if self.sleeps and (self.kind == "router" or self.scale is None):
+            why = "the router stands always, to see who asks" if self.kind == "router" else "without scale none comes"
+            yield Contradiction(("count",), why, "1 or more")
+
 
 
 class Serving(Settings):
@@ -178,6 +197,11 @@ class Serving(Settings):
 
 def read(path: Path, fleet: Document[Fleet]) -> Document[Serving]:
     """The deployment of the file `path`, on that fleet.
+    @property
+    def sleepers(self) -> tuple[Service, ...]:
+        """Engines that have no task while nobody asks."""
+        return tuple(service for service in self.engines if service.sleeps)
+
 
     Raises:
         InputError: with every mistake of the file: of its form, then of what the fleet does not have.

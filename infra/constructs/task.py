@@ -169,11 +169,14 @@ def _linux(service: Service) -> dict[str, Any]:
 
 
 def _health(service: Service) -> dict[str, Any] | None:
-    """A completion for an engine; for the router that it lives, for without engines it has nobody to ask."""
+    """A completion for an engine; for the router that it lives, for without engines it has nobody to ask.
+
+    /health will not do: before prefill and decode, vllm-router answers it with 503 until it knows both.
+    """
     if service.probe is None:
         return None
     here = f"http://127.0.0.1:{service.port}"
-    asked = [f"{here}/health", ""] if service.kind == "router" else [here + service.probe.path, service.probe.body]
+    asked = [f"{here}/liveness", ""] if service.kind == "router" else [here + service.probe.path, service.probe.body]
     start = 60 if service.kind == "router" else service.probe.deadline_s
     late = max(0, start - _MOST_START_S)
     interval = min(_MOST_INTERVAL_S, max(30, math.ceil(late / _MOST_TRIES)))

@@ -61,7 +61,7 @@ def _service(
         name=name_of(setting.serving, service, choice),
         cluster=setting.cluster_arn,
         task_definition=definition.arn,
-        desired_count=0 if choice.number else service.count,
+        desired_count=0 if choice.number else service.first,
         launch_type=None if choice.providers else "FARGATE",
         capacity_provider_strategy=[
             e.EcsServiceCapacityProviderStrategy(capacity_provider=provider, weight=1) for provider in choice.providers
@@ -96,7 +96,7 @@ def _healthy(service: Service) -> tuple[int, int]:
     """Least and most percent of the tasks during a deployment. GPUs are not lent twice: what goes makes room."""
     if service.pool is None or service.unavailable == 0:
         return 100, 200
-    return 100 * max(0, service.count - service.unavailable) // service.count, 100
+    return 100 * max(0, service.count - service.unavailable) // service.first, 100
 
 
 def _subnets(setting: Setting, service: Service) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from infra import names
 from infra.bindings import aws
-from infra.constructs import network, role, task, task_network, task_roles, task_service, task_watch
+from infra.constructs import network, role, task, task_network, task_roles, task_scaling, task_service, task_watch
 from infra.constructs.account import Account, account
 from infra.constructs.collector import Stream
 from infra.constructs.key import for_log_group, key
@@ -108,7 +108,8 @@ def _logs(stack: Any, fleet: Fleet, serving: Serving, here: Account) -> tuple[li
         )
         for name, group in groups.items()
     ]
-    return made, Stream(serving.name, fleet.region, groups["metrics"])
+    sleepers = tuple(service.role for service in serving.sleepers)
+    return made, Stream(serving.name, fleet.region, groups["metrics"], sleepers)
 
 
 def _roles(stack: Any, fleet: Fleet, serving: Serving, here: Account, logs: list[Any]) -> dict[str, task.Roles]:
@@ -132,8 +133,9 @@ def _watch(
     stack: Any, fleet: Fleet, serving: Serving, service: Service, stream: Stream, ecs_services: list[Any]
 ) -> None:
     ecs_names = [name_of(serving, service, one) for one in choices(fleet, service)]
-    task_watch.running(stack, fleet, serving, service, ecs_names)
+    if not service.sleeps:
+        task_watch.running(stack, fleet, serving, service, ecs_names)
     if service.kind == "engine" and (service.member is None or (service.member.replica, service.member.rank) == (0, 0)):
         task_watch.queue(stack, fleet, serving, stream, service)
     if service.scale:
-        task_watch.scaling(stack, fleet, service, stream, ecs_services[0])
+        task_scaling.scaling(stack, fleet, serving, service, stream, ecs_services[0])

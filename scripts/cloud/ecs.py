@@ -36,8 +36,7 @@ FILE = "ecs.yaml"
 
 EMULATED = "the embedded AWS keeps task definitions and services, and runs no task: nothing answers"
 
-_MACHINES_S = 900
-"""A machine comes, pulls an image of several GB and starts; a model's own start is counted beside."""
+_MACHINES_S = serving.MACHINES_S
 
 _SESSION = {
     "aws": "https://docs.aws.amazon.com/cli/latest/userguide/getting-started-install.html",
@@ -119,6 +118,7 @@ def deploy(plan: Plan, agree: Callable[[str], None], *, force: bool = False) -> 
             return True
         found, aws = _found(plan), Aws(plan.fleet.value.region)
         outputs = site.states(made)[stack.name].outputs
+        _wake(aws, found)
         limit = _MACHINES_S + max(one.probe.deadline_s for one in found.serving.engines if one.probe)
         with console.step(f"Wait for {plan.deployment.name}'s answers (at most {limit / 60:.0f} min)") as step:
             _wait_steady(aws, found, outputs["definitions"], limit, lambda text: setattr(step, "note", text))
@@ -284,6 +284,17 @@ def _said(made: Site, stack: StackPlan) -> str:
     return "\n".join([f"{stack.name}: {fleet_plans.short(stack)}", *lines])
 
 
+def _wake(aws: Aws, found: _Found) -> None:
+    """Brings a replica of each role that sleeps: what was deployed must answer. It sleeps again when nobody asks it."""
+    ecs, cluster = aws.client("ecs"), names.cluster(found.fleet)
+    for service in found.serving.sleepers:
+        first = found.names_of(service)[0]
+        with clients.refusals():
+            [said] = ecs.describe_services(cluster=cluster, services=[first])["services"]
+            if said["desiredCount"] == 0:
+                ecs.update_service(cluster=cluster, service=first, desiredCount=service.first)
+
+
 def _wait_steady(aws: Aws, found: _Found, definitions: Mapping[str, str], limit_s: float, note: Note) -> None:
     """Waits until every service has the tasks that it should, of what was deployed, and each has answered.
 
@@ -301,8 +312,8 @@ def _wait_steady(aws: Aws, found: _Found, definitions: Mapping[str, str], limit_
                 ready = _ready_tasks(ecs, found, service, definitions[service.name])
             if failed:
                 raise AnswerIsNo(_why(aws, found, service, failed, "ECS has rolled it back to what ran before"))
-            late += [(service, ready)] if ready < service.count else []
-        note(", ".join(f"{service.name} {ready} of {service.count}" for service, ready in late) or "done")
+            late += [(service, ready)] if ready < service.first else []
+        note(", ".join(f"{service.name} {ready} of {service.first}" for service, ready in late) or "done")
         if not late:
             return
         if time.monotonic() > end:

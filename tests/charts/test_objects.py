@@ -382,7 +382,7 @@ def test_the_autoscaler_sets_the_count_alone_and_sums_over_replicas(rendered: Re
     assert usage["metadata"]["query"] == f"sum(vllm:kv_cache_usage_perc{{{role}}}) or vector(0)"
     assert usage["metadata"]["threshold"] == "0.8"
     counters = (
-        '{__name__=~"vllm_router_requests_total|vllm_router_request_errors_total",'
+        '{__name__=~"vllm_router_(pd_)?requests_total|vllm_router_(request|pd)_errors_total",'
         + role.replace('"worker"', '"router"')
         + "}"
     )

@@ -15,3 +15,9 @@ mock_resource "aws_service_discovery_service" {
     arn = "arn:aws:servicediscovery:us-west-2:123456789012:service/srv-mocked"
   }
 }
+
+mock_resource "aws_appautoscaling_policy" {
+  defaults = {
+    arn = "arn:aws:autoscaling:us-west-2:123456789012:scalingPolicy:00000000-0000-0000-0000-000000000000:resource/ecs/service/mocked/mocked:policyName/mocked"
+  }
+}

@@ -204,20 +204,39 @@ def test_prefill_and_decode_come_and_go_with_their_names(stage: Stage) -> None:
         until(url, {B, C})
         stage.dns(prefill=[A], decode=[C])
         until(url, {C})
+        before = counted(stage, "router of halves", "errors")
         stage.dns(prefill=[], decode=[C])
         until(url, {"503"})
+        assert counted(stage, "router of halves", "errors") >= before + 8, "each is counted that finds nobody"
+        assert counted(stage, "router of halves", "requests") > 0
+        assert following.get(f"{url}/liveness") == b"OK", "what ECS asks: a router that waits for engines is to stay"
+        assert following.get(f"{url}/health") is None
 
 
 @pytest.mark.engine
-def test_what_cloudwatch_is_sent_of_the_router_is_there(stage: Stage) -> None:
+def test_requests_that_come_while_nobody_is_there_are_counted_and_nothing_else_is(stage: Stage) -> None:
     with stage.following("--router=ROUTER", f"--worker=worker:{stage.port}", router=TOGETHER) as url:
-        assert ask(url) == "503"
+        for path in ("health", "liveness", "v1/models", "workers"):
+            following.get(f"{url}/{path}")
+        assert counted(stage, "router", "errors") == counted(stage, "router", "requests") == 0, "nobody asked"
+        assert asked(url, times=3) == {"503"}
+        refused = counted(stage, "router", "errors")
+        assert refused >= 3
+        assert counted(stage, "router", "requests") == 0
         stage.start(A)
         stage.dns(worker=[A])
         until(url, {A})
-        page = (following.get(stage.metrics) or b"").decode()
-    found = {line.split("{")[0].split(" ")[0] for line in page.splitlines() if not line.startswith("#")}
-    assert set(collector.METRICS["router"].values()) <= found
+        served, refused = counted(stage, "router", "requests"), counted(stage, "router", "errors")
+        assert asked(url, times=3) == {A}
+        assert counted(stage, "router", "requests") == served + 3
+        assert counted(stage, "router", "errors") == refused, "and whom somebody answers is no longer refused"
+
+
+def counted(stage: Stage, mode: str, name: str) -> float:
+    """The sum of what CloudWatch is sent of a router in that mode, by our name of it."""
+    lines = (following.get(stage.metrics) or b"").decode().splitlines()
+    own = collector.METRICS[mode][name]
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{own}{{", f"{own} ")))
 
 
 @pytest.mark.engine

@@ -44,12 +44,13 @@ SHAPES = {
         "  router: {policy: load-aware, replicas: 2}\n"
     ),
     "single": (
-        "pattern: aggregated\nmodel: Qwen/Qwen3-0.6B\nroles: {worker: {pool: alone}, router: {policy: kv-aware}}\n"
+        "pattern: aggregated\nmodel: Qwen/Qwen3-0.6B\n"
+        "roles: {worker: {pool: alone, replicas: 0..2}, router: {policy: kv-aware}}\n"
     ),
     "disaggregated": (
         "pattern: disaggregated\nmodel: Qwen/Qwen3-32B\n"
         "roles:\n"
-        "  prefill: {pool: fast, replicas: 2, accelerators: 4}\n"
+        "  prefill: {pool: fast, replicas: 0..2, accelerators: 4}\n"
         "  decode: {pool: fast, replicas: 1..3, accelerators: 4}\n"
     ),
     "distributed": (

@@ -92,9 +92,39 @@ run "single" {
     source = "./stacks/serving-single"
   }
 
+  # The mocked provider gives all policies one ARN.
+  override_resource {
+    target = aws_appautoscaling_policy.worker-wake-policy
+    values = { arn = "arn:aws:autoscaling:us-west-2:123456789012:scalingPolicy:00000000-0000-0000-0000-000000000000:resource/ecs/service/fabric/single-worker:policyName/wake" }
+  }
+  override_resource {
+    target = aws_appautoscaling_policy.worker-sleep-policy
+    values = { arn = "arn:aws:autoscaling:us-west-2:123456789012:scalingPolicy:00000000-0000-0000-0000-000000000000:resource/ecs/service/fabric/single-worker:policyName/sleep" }
+  }
+
   assert {
     condition     = aws_ecs_service.worker-0.deployment_minimum_healthy_percent == 0 && aws_ecs_service.worker-0.deployment_maximum_percent == 100
     error_message = "where no GPU is to spare, the only replica goes before the next one comes"
+  }
+
+  assert {
+    condition = (
+      aws_appautoscaling_target.worker-scaling.min_capacity == 0 && aws_ecs_service.worker-0.desired_count == 1 &&
+      aws_appautoscaling_policy.worker-wake-policy.step_scaling_policy_configuration[0].adjustment_type == "ExactCapacity" &&
+      one(aws_appautoscaling_policy.worker-wake-policy.step_scaling_policy_configuration[0].step_adjustment).scaling_adjustment == 1 &&
+      one(aws_appautoscaling_policy.worker-sleep-policy.step_scaling_policy_configuration[0].step_adjustment).scaling_adjustment == 0
+    )
+    error_message = "a role that may sleep starts with one replica, and two steps take it to none and back"
+  }
+
+  assert {
+    condition = (
+      aws_cloudwatch_metric_alarm.worker-sleep-alarm.alarm_actions == toset([aws_appautoscaling_policy.worker-sleep-policy.arn]) &&
+      alltrue([for one in [aws_cloudwatch_metric_alarm.worker-wake-errors, aws_cloudwatch_metric_alarm.worker-wake-requests] :
+        one.alarm_actions == toset([aws_appautoscaling_policy.worker-wake-policy.arn]) && one.evaluation_periods == 1
+      ])
+    )
+    error_message = "requests that find nobody wake it, and quiet sends it to sleep"
   }
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from infra import reading, serving
 from infra.errors import InputError
@@ -64,6 +65,25 @@ def test_a_mistake_is_said_at_its_line(
         assert f"{file}:{line_of(file.read_text(), new)}:" in answer
 
 
+@pytest.mark.parametrize(
+    ("kind", "scaled", "said"),
+    [
+        ("router", True, "the router stands always, to see who asks. Write 1 or more"),
+        ("engine", False, "without scale none comes. Write 1 or more"),
+    ],
+)
+def test_what_nothing_would_wake_does_not_sleep(
+    rendered: dict[str, Path], fleet: Path, tmp_path: Path, kind: str, scaled: bool, said: str
+) -> None:
+    wanted = yaml.safe_load(rendered["aggregated"].read_text())
+    one = next(one for one in wanted["services"] if one["kind"] == kind)
+    one["count"] = 0
+    one["scale"] = {"most": 4, "metric": "queue", "target": 4, "cool_down": 300} if scaled else None
+    file = tmp_path / "ecs.yaml"
+    file.write_text(yaml.safe_dump(wanted))
+    assert f"now 0: {said}" in refused(file, fleet)
+
+
 def decided(folder: Path, fleet: Path, text: str) -> str:
     with pytest.raises(InputError) as caught:
         plan.plan(blueprint(folder, "mine", text), fleet, target="ecs", root=folder, account="123456789012")
@@ -76,11 +96,6 @@ HEAD = "pattern: aggregated\nmodel: Qwen/Qwen3-0.6B\n"
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (
-            HEAD + "roles: {worker: {pool: general, replicas: 0..4}}\n",
-            "replicas: now '0..4': with no replica left nothing on ECS measures what waits, so none would come back. "
-            "Write replicas: 1..4.",
-        ),
         (
             "pattern: distributed\nmodel: Qwen/Qwen3-32B\nroles: {worker: {pool: fast, replicas: 1..2, accelerators: 16, pipeline: 2}}\n",
             "now '1..2': a replica is 2 services on ECS, which autoscaling does not start together. Write replicas: 2.",

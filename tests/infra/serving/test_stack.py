@@ -97,7 +97,7 @@ def test_the_probe_of_every_engine_asks_for_a_completion(stacks: Stacks, shape: 
     assert set(asked) == set(tasks) - followers - {"ask"}
     for task, (url, body) in asked.items():
         if task == "router":
-            assert (url, body) == ("http://127.0.0.1:8080/health", "")
+            assert (url, body) == ("http://127.0.0.1:8080/liveness", "")
         else:
             assert url == "http://127.0.0.1:8000/v1/completions"
             assert json.loads(body)["max_tokens"] == 1
@@ -194,24 +194,71 @@ def test_machines_of_one_replica_stand_with_one_provider(stacks: Stacks) -> None
     assert {replica: len(found) for replica, found in by_replica.items()} == {"0": 1, "1": 1}
 
 
-def test_metrics_that_scaling_and_alarms_read_are_sent(stacks: Stacks) -> None:
-    for shape in SHAPES:
-        sent: set[tuple[str, str]] = set()
-        for task in of(stacks[shape], "aws_ecs_task_definition"):
-            for one in containers(stacks[shape], task.removesuffix("-task")).values():
-                if one["name"] == "collector":
-                    told = json.loads(one["environment"][0]["value"])
-                    [row] = told["exporters"]["awsemf"]["metric_declarations"]
-                    [scrape] = told["receivers"]["prometheus"]["config"]["scrape_configs"]
-                    role = scrape["static_configs"][0]["labels"]["role"]
-                    sent |= {(role, name.strip("^$")) for name in row["metric_name_selectors"]}
-        read_ = {
-            (query["metric"]["dimensions"]["role"], query["metric"]["metric_name"])
-            for alarm in of(stacks[shape], "aws_cloudwatch_metric_alarm").values()
-            for query in alarm["metric_query"]
-            if query.get("metric", {}).get("namespace", "").startswith("Serving/")
-        }
-        for policy in of(stacks[shape], "aws_appautoscaling_policy").values():
-            told = policy["target_tracking_scaling_policy_configuration"]["customized_metric_specification"]
-            read_.add(({row["name"]: row["value"] for row in told["dimensions"]}["role"], told["metric_name"]))
-        assert read_ and read_ <= sent
+def told(stack: Stack, task: str) -> dict[str, Any]:
+    """What the collector of a task is told."""
+    found: dict[str, Any] = json.loads(containers(stack, task)["collector"]["environment"][0]["value"])
+    return found
+
+
+def metrics_sent(stack: Stack) -> Iterator[tuple[str, str]]:
+    """Role and name of each metric that a collector sends."""
+    for task in of(stack, "aws_ecs_task_definition"):
+        if "collector" in containers(stack, task.removesuffix("-task")):
+            found = told(stack, task.removesuffix("-task"))
+            [row] = found["exporters"]["awsemf"]["metric_declarations"]
+            names = [name.strip("^$") for name in row["metric_name_selectors"]]
+            own, *others = found["receivers"]["prometheus"]["config"]["scrape_configs"]
+            yield from ((own["static_configs"][0]["labels"]["role"], name) for name in names)
+            # Of others it can only say that it read nothing.
+            yield from ((one["static_configs"][0]["labels"]["role"], "up") for one in others if "up" in names)
+
+
+def metrics_read(stack: Stack) -> Iterator[tuple[str, str]]:
+    """Role and name of each metric that an alarm or tracking reads."""
+    for alarm in of(stack, "aws_cloudwatch_metric_alarm").values():
+        own = [one["metric"] for one in alarm["metric_query"] if "metric" in one]
+        yield from (
+            (one["dimensions"]["role"], one["metric_name"]) for one in own if one["namespace"].startswith("Serving/")
+        )
+    for policy in of(stack, "aws_appautoscaling_policy").values():
+        if policy["policy_type"] == "TargetTrackingScaling":
+            load = policy["target_tracking_scaling_policy_configuration"]["customized_metric_specification"]
+            each = [one["metric_stat"]["metric"] for one in load.get("metrics", []) if "metric_stat" in one] or [load]
+            for one in each:
+                yield {row["name"]: row["value"] for row in one["dimensions"]}["role"], one["metric_name"]
+
+
+@each
+def test_metrics_that_scaling_and_alarms_read_are_sent(stacks: Stacks, shape: str) -> None:
+    read_, sent = set(metrics_read(stacks[shape])), set(metrics_sent(stacks[shape]))
+    assert read_ and read_ <= sent
+
+
+def test_a_role_that_sleeps_is_seen_by_the_router_while_nobody_is_there(stacks: Stacks) -> None:
+    own, absent = told(stacks["single"], "router")["receivers"]["prometheus"]["config"]["scrape_configs"]
+    assert own["static_configs"][0]["targets"] == ["127.0.0.1:9090"]
+    assert absent["static_configs"] == [
+        {"targets": ["127.0.0.1:9"], "labels": {"deployment": "single", "role": "worker"}}
+    ]
+    assert told(stacks["single"], "router")["exporters"]["awsemf"]["retain_initial_value_of_delta_metric"] is True
+    [always] = told(stacks["aggregated"], "router")["receivers"]["prometheus"]["config"]["scrape_configs"]
+    assert always["job_name"] == "router", "who does not sleep costs no metric more"
+
+
+def test_a_role_that_sleeps_starts_with_one_replica_and_is_not_missed(stacks: Stacks) -> None:
+    for shape, role in (("single", "worker"), ("disaggregated", "prefill")):
+        assert of(stacks[shape], "aws_ecs_service")[f"{role}-0"]["desired_count"] == 1
+        assert of(stacks[shape], "aws_appautoscaling_target")[f"{role}-scaling"]["min_capacity"] == 0
+        alarms = of(stacks[shape], "aws_cloudwatch_metric_alarm")
+        assert f"{role}-running-alarm" not in alarms
+        wakes = [name for name in alarms if name.startswith(f"{role}-wake")]
+        assert sorted(wakes) == [f"{role}-wake-errors", f"{role}-wake-requests"]
+        assert all(alarms[name]["treat_missing_data"] == "notBreaching" for name in alarms if name.startswith(role))
+        refused = alarms["errors-alarm"]["metric_query"][-1]["expression"]
+        assert refused.startswith("IF(up0 > 0, "), "who is refused while it sleeps takes no deployment back"
+    assert "worker-running-alarm" in of(stacks["aggregated"], "aws_cloudwatch_metric_alarm")
+
+
+def test_an_alarm_reckons_with_as_many_metrics_as_cloudwatch_takes(stacks: Stacks) -> None:
+    for stack in stacks.values():
+        assert all(len(one["metric_query"]) <= 10 for one in of(stack, "aws_cloudwatch_metric_alarm").values())

@@ -32,6 +32,9 @@ class Ecs:
     failed: dict[str, str] = field(default_factory=dict)
     """Why the last deployment of an ECS service failed."""
 
+    desired: dict[str, int] = field(default_factory=dict)
+    """Tasks that an ECS service should have."""
+
     running: dict[str, str] = field(default_factory=dict)
     """Task definition of an ECS service, where it is not the deployed one."""
 
@@ -47,7 +50,14 @@ class Ecs:
 
     def describe_services(self, *, cluster: str, services: list[str]) -> dict[str, Any]:
         assert cluster == "fabric" and len(services) <= 10
-        return {"services": [{"deployments": [self._deployment(name)]} for name in services]}
+        found = [
+            {"desiredCount": self.desired.get(name, 1), "deployments": [self._deployment(name)]} for name in services
+        ]
+        return {"services": found}
+
+    def update_service(self, *, cluster: str, service: str, desiredCount: int) -> None:  # noqa: N803
+        assert cluster == "fabric"
+        self.desired[service] = desiredCount
 
     def _deployment(self, name: str) -> dict[str, Any]:
         definition = self.running.get(name, f"arn/{ROLE_OF[name]}:2")
@@ -149,6 +159,20 @@ def test_it_shows_what_changes_waits_for_every_service_and_asks_as_a_client(
     [asked] = aws.asked
     assert (asked["taskDefinition"], asked["launchType"]) == ("arn:ask", "FARGATE")
     assert ecs.deploy(wanted, shown.append) is False, "nothing is left to change"
+
+
+@pytest.mark.parametrize("desired", [0, 3])
+def test_a_role_that_sleeps_is_woken_to_show_that_it_answers(
+    aws: Ecs, wanted: Plan, terraform: list[str], desired: int
+) -> None:
+    file = wanted.folder / "blueprint.yaml"
+    file.write_text(file.read_text().replace("replicas: 2..6", "replicas: 0..6"))
+    wanted = plans.plan(wanted.folder, wanted.fleet.path, target="ecs", root=wanted.run.root, account="123456789012")
+    aws.desired["aggregated-worker"] = desired
+    aws.tasks = {**up(), "aggregated-worker": [], "aggregated-worker-1": [task("a3", "RUNNING", later="HEALTHY")]}
+    assert ecs.deploy(wanted, lambda _: None) is True
+    assert aws.desired == {"aggregated-worker": max(1, desired)}
+    assert aws.tasks["aggregated-worker-1"][0]["asked"] > 4, "it waited for the first replica's answer"
 
 
 def test_two_commands_are_not_at_work_on_one_deployment(aws: Ecs, wanted: Plan, terraform: list[str]) -> None:

@@ -16,7 +16,7 @@ from scripts.cloud import ecs
 from scripts.cloud import plan as plans
 from scripts.fleet import site
 from scripts.rehearsal import embedded_aws
-from tests.infra.serving.conftest import FLEET, blueprint
+from tests.infra.serving.conftest import FLEET, SHAPES, blueprint
 
 pytestmark = [pytest.mark.terraform, pytest.mark.timeout(600)]
 
@@ -60,7 +60,8 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Doc
 
 def test_a_deployment_comes_stays_and_goes(fleet: tuple[Document[Fleet], str], tmp_path: Path) -> None:
     document, endpoint = fleet
-    wanted = plans.plan(blueprint(tmp_path, "aggregated"), document.path, target="ecs")
+    text = SHAPES["aggregated"].replace("replicas: 2..6", "replicas: 0..6")
+    wanted = plans.plan(blueprint(tmp_path, "aggregated", text), document.path, target="ecs")
     shown: list[str] = []
     with site.alone(document.value):  # as the road to AWS holds it while it deploys
         assert ecs.deploy(wanted, shown.append) is True
@@ -73,6 +74,11 @@ def test_a_deployment_comes_stays_and_goes(fleet: tuple[Document[Fleet], str], t
         "aggregated-worker",
         "aggregated-worker-1",
     ]
+    alarms = embedded_aws.client("cloudwatch", endpoint, REGION).describe_alarms()["MetricAlarms"]
+    to_none = {one["AlarmName"].partition("worker-")[2]: one["AlarmActions"] for one in alarms}
+    assert to_none.items() >= {"sleep": [], "wake-errors": [], "wake-requests": [], "late": []}.items(), (
+        "the policies that they call are left out here"
+    )
     assert ecs.difference(wanted) == "", "a plan after the apply is empty"
     assert ecs.deploy(wanted, shown.append) is False
     assert len(shown) == 1
