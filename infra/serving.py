@@ -147,14 +147,14 @@ class Service(Settings):
         if self.scale and self.member:
             yield Contradiction(("scale",), "the machines of a replica do not come and go alone", "no scale")
 
-    def _gpus_have_machines(self) -> Iterator[Contradiction]:
-        if self.gpus and self.pool is None:
-            yield Contradiction(("gpus",), "without a pool the task runs on Fargate, which has none", "gpus: 0")
     def _wakes(self) -> Iterator[Contradiction]:
         if self.sleeps and (self.kind == "router" or self.scale is None):
             why = "the router stands always, to see who asks" if self.kind == "router" else "without scale none comes"
             yield Contradiction(("count",), why, "1 or more")
 
+    def _gpus_have_machines(self) -> Iterator[Contradiction]:
+        if self.gpus and self.pool is None:
+            yield Contradiction(("gpus",), "without a pool the task runs on Fargate, which has none", "gpus: 0")
 
 
 class Serving(Settings):
@@ -194,14 +194,14 @@ class Serving(Settings):
         """What the router spreads requests over."""
         return tuple(service for service in self.services if service.kind == "engine")
 
-
-def read(path: Path, fleet: Document[Fleet]) -> Document[Serving]:
-    """The deployment of the file `path`, on that fleet.
     @property
     def sleepers(self) -> tuple[Service, ...]:
         """Engines that have no task while nobody asks."""
         return tuple(service for service in self.engines if service.sleeps)
 
+
+def read(path: Path, fleet: Document[Fleet]) -> Document[Serving]:
+    """The deployment of the file `path`, on that fleet.
 
     Raises:
         InputError: with every mistake of the file: of its form, then of what the fleet does not have.
