@@ -6,6 +6,8 @@ What is built lies in the user's cache folder, a folder a version, outside of th
 from __future__ import annotations
 
 import fcntl
+import hashlib
+import os
 import re
 import shutil
 import subprocess
@@ -33,6 +35,18 @@ class Program:
 
     stamps: Mapping[str, str] = field(default_factory=dict)
     """What its own makefile has the linker write into it, by variable."""
+
+    tool_of: Path | None = None
+    """Folder of a Go module that names the package as a tool, for one that `go install` cannot build by itself. What
+    is built is that module's: it is built anew when its go.mod or go.sum changes."""
+
+    @property
+    def build(self) -> str:
+        """What no other build of the program is called."""
+        if self.tool_of is None:
+            return f"{self.name}-{self.version}"
+        pins = b"".join((self.tool_of / name).read_bytes() for name in ("go.mod", "go.sum"))
+        return f"{self.name}-{self.version}-{hashlib.sha256(pins).hexdigest()[:12]}"
 
 
 HELM = Program(
@@ -62,15 +76,18 @@ VERSITYGW = Program("versitygw", "github.com/versity/versitygw/cmd/versitygw", "
 def path_of(program: Program) -> str:
     """The program's path: the first on PATH that is new enough, else the built one, else a new build of it (minutes).
 
+    The folder that KUBEBUILDER_ASSETS names, where Kubernetes' programs for tests lie, comes before PATH.
+
     Raises:
         Unavailable: it is not there, and there is no Go to build it with.
         CommandFailed: the build failed.
     """
-    found = shutil.which(program.name)
+    folders = (os.environ.get("KUBEBUILDER_ASSETS"), os.environ.get("PATH"))
+    found = shutil.which(program.name, path=os.pathsep.join(filter(None, folders)))
     if found and _version(found, program) >= program.least:
         return found
     cache = Path.home() / ".cache" / "llm-serving-blueprints"
-    folder = cache / "bin" / f"{program.name}-{program.version}"
+    folder = cache / "bin" / program.build
     built = folder / program.name
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
@@ -86,9 +103,16 @@ def _build(program: Program, folder: Path, log: Path) -> None:
     if not shutil.which("go"):
         raise Unavailable(f"{program.name} is not on PATH; install it, or Go, with which {module} is built")
     stamps = [f"-X {variable}={value}" for variable, value in program.stamps.items()]
-    command = ["go", "install", "-ldflags", " ".join(["-s -w", *stamps]), module]
+    flags = ["-ldflags", " ".join(["-s -w", *stamps])]
+    environment = {"CGO_ENABLED": "0"}
     with console.step(f"Build {program.name} {program.version}, once"):
-        console.run(command, log=log, environment={"GOBIN": str(folder), "CGO_ENABLED": "0"})
+        if program.tool_of is None:
+            console.run(["go", "install", *flags, module], log=log, environment={**environment, "GOBIN": str(folder)})
+            return
+        part = folder / "part"  # its name is the program's when it is whole
+        command = ["go", "build", *flags, "-o", str(part), program.package]
+        console.run(command, log=log, cwd=program.tool_of, environment=environment)
+        part.rename(folder / program.name)
 
 
 def _version(path: str, program: Program) -> tuple[int, int]:

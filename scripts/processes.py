@@ -23,8 +23,8 @@ _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
-def _die_with_parent() -> None:
-    # Linux tells the child when its parent is gone, even where the parent was killed with -9.
+def end_with_parent() -> None:
+    """Has this process asked to end when its parent is gone; Linux does that even where the parent was killed."""
     if _libc is not None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
@@ -48,7 +48,7 @@ def spawn(
         stdout=output,
         stderr=subprocess.STDOUT,
         start_new_session=True,
-        preexec_fn=_die_with_parent,
+        preexec_fn=end_with_parent,
     )
 
 

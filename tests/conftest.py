@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -18,38 +19,52 @@ from scripts.rehearsal import embedded_aws
 
 ROOT = Path(__file__).resolve().parents[1]
 
+pytest_plugins = ["tests.control_plane.fixtures"]
+
 # A busy machine is no failure. Where CI is set, Hypothesis' own profile says the same, and draws the same each time.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 if not os.environ.get("CI"):
     settings.load_profile("busy")
 
 
-ENGINE, STACKS = "engine", "stacks"
+ENGINE, SERVED, STACKS, CONTROL_PLANE = "engine", "served", "stacks", "control plane"
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What tests share is set up once: they run on one worker, one after the other; the longest begin first.
 
-    The engine is one group, since two at a time would measure each other; the synthesized stacks are one; else a file.
+    The engine is two groups, by whether a module asks for the deployment that stays up: what each brings up by itself is
+    no more than two cores carry. The synthesized stacks are one group, and what meets the control plane; else a file.
     """
+    modules = defaultdict(list)
     for item in items:
-        item.add_marker(pytest.mark.xdist_group(_group(item)))
-    items.sort(key=_length, reverse=True)
+        modules[item.path].append(item)
+    for item in items:
+        if not item.get_closest_marker("xdist_group"):  # of its own
+            item.add_marker(pytest.mark.xdist_group(_group(item, modules[item.path])))
+    # A module stays in one piece: what it has brought up goes with its last test.
+    items.sort(key=lambda item: _limit(modules[item.path]), reverse=True)
 
 
-def _group(item: pytest.Item) -> str:
+def _group(item: pytest.Item, module: list[pytest.Item]) -> str:
     if item.get_closest_marker("engine"):
-        return ENGINE
-    if "synthesized" in getattr(item, "fixturenames", ()):
+        return SERVED if any("served" in _fixtures(one) for one in module) else ENGINE
+    if "synthesized" in _fixtures(item):
         return STACKS
+    if "control_plane" in _fixtures(item):
+        return CONTROL_PLANE
     return str(item.path.relative_to(ROOT / "tests"))
 
 
-def _length(item: pytest.Item) -> tuple[bool, bool, bool]:
-    """Greater for what takes longer; of the engine's tests, those that share no running engine come first."""
-    engine, terraform = (item.get_closest_marker(name) is not None for name in ("engine", "terraform"))
-    return engine, engine and "served" not in getattr(item, "fixturenames", ()), terraform
+def _fixtures(item: pytest.Item) -> Sequence[str]:
+    return getattr(item, "fixturenames", ())
+
+
+def _limit(module: list[pytest.Item]) -> tuple[bool, float]:
+    """The most seconds that a module says a test of it may take, which those say that take long; the engine's first."""
+    limits = [mark.args[0] for item in module if (mark := item.get_closest_marker("timeout"))]
+    return any(item.get_closest_marker("engine") for item in module), max(limits, default=0)
 
 
 @pytest.fixture(scope="session")

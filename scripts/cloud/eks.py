@@ -1,7 +1,8 @@
 """The target eks: the chart `inference` with the rendered values, by the user's own helm and kubectl.
 
-Readiness is the chart's: a pod that has not answered a completion is not ready, so helm's wait is a wait for answers.
-What fails is rolled back by helm to what ran before.
+Readiness is the chart's: a pod that has not answered a completion is not ready. Waiting for it is done here, for helm's
+own wait is content with fewer pods (a rollout may have some unavailable), knows no LeaderWorkerSet, and takes the pods
+away before anyone could ask why they failed. What fails is rolled back to what ran before.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import difflib
 import json
 import subprocess
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +34,35 @@ CHART = Path(__file__).resolve().parents[2] / "charts" / "inference"
 _ASK_S = 60
 """Helm and kubectl answer a question within that time, or the cluster is out of reach."""
 
+_INSTALL_S = 120
+"""Helm hands all objects to the cluster within that time."""
+
 _TEST_S = 180
 """The chart's own test, one completion through the router, ends within that time."""
 
 _LAST_LINES = 20
+
+_EVERY_S = 5.0
+"""Between two looks at what is coming up."""
+
+_MOST_PODS = 1000
+"""Whose logs kubectl follows at once; its own limit is five."""
+
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class _Release:
+    """What helm knows of a deployment."""
+
+    revision: int | None
+    """The last one that was installed in full; None where none was."""
+
+    settled: bool
+    """Whether that is the last one of all."""
+
+    manifest: str
+    """The objects of `revision`; empty where there is none."""
 
 
 def difference(plan: Plan) -> str:
@@ -45,14 +73,7 @@ def difference(plan: Plan) -> str:
         CommandFailed: the chart refuses the values.
     """
     _require("helm")
-    before = _manifest(plan)
-    after = _ask([*_helm("template", plan), str(CHART), "--values", "-"], told=plan.text)
-    if not before:
-        return "\n".join(f"+ {one['kind']} {one['metadata']['name']}" for one in _read(after))
-    lines = difflib.unified_diff(
-        _objects(before), _objects(after), "deployed", console.near(plan.rendered), lineterm="", n=2
-    )
-    return "\n".join(lines)
+    return _difference(plan, _release(plan))
 
 
 def deploy(plan: Plan, agree: Callable[[str], None], *, force: bool = False) -> bool:
@@ -64,29 +85,28 @@ def deploy(plan: Plan, agree: Callable[[str], None], *, force: bool = False) -> 
 
     Raises:
         Unavailable: helm or kubectl is missing, or the cluster does not answer.
-        AnswerIsNo: it did not come to answer; what ran before runs again.
+        CommandFailed: the cluster refuses an object.
+        AnswerIsNo: it did not come to answer; says why, and what runs now.
     """
     _require("helm", "kubectl")
     values = plans.write(plan, force=force)
-    changes = difference(plan)
-    if not changes:
+    before = _release(plan)
+    changes = _difference(plan, before)
+    if not changes and before.settled:
+        _wait(plan)
         return False
     agree(changes)
     log = _log(plan)
-    limit = _limit_s(plan)
     with console.step("Namespace and service account of the engines"):
         console.run(["kubectl", "apply", "--server-side", "-f", str(_base(plan))], log=log, timeout_s=_ASK_S)
-    with console.step(f"Start {plan.deployment.name} and wait for its answers (at most {limit / 60:.0f} min)"):
-        words = [
-            *(*_helm("upgrade", plan), str(CHART), "--install", "--values", str(values)),
-            *("--wait", "--rollback-on-failure" if _helm_version() >= 4 else "--atomic", "--timeout", f"{limit}s"),
-        ]
-        try:
-            console.run(words, log=log, timeout_s=limit + 120)
-        except CommandFailed as failed:
-            raise AnswerIsNo(f"{failed}\n{_why(plan)}") from None
-    with console.step("Ask it, as a client would"):
-        console.run([*_helm("test", plan), "--timeout", f"{_TEST_S}s"], log=log, timeout_s=_TEST_S + 30)
+    try:
+        with console.step(f"Start {plan.deployment.name}"):
+            words = [*_helm("upgrade", plan), str(CHART), "--install", "--values", str(values)]
+            console.run(words, log=log, timeout_s=_INSTALL_S)
+        _wait(plan)
+        _try(plan)
+    except (AnswerIsNo, CommandFailed) as failed:
+        raise AnswerIsNo(f"{failed}\n{_go_back(plan, before)}") from None
     return True
 
 
@@ -97,8 +117,7 @@ def members(plan: Plan) -> list[Member]:
         Unavailable: kubectl is missing, or the cluster does not answer.
     """
     _require("kubectl")
-    label = f"app.kubernetes.io/instance={plan.deployment.name}"
-    said = _ask(["kubectl", "get", "pods", "--namespace", names.SERVING, "-l", label, "-o", "json"])
+    said = _ask([*_kubectl("get", plan), "pods", "-l", _pods(plan), "-o", "json"])
     return sorted(map(_pod, json.loads(said)["items"]), key=lambda pod: (pod.role, pod.name))
 
 
@@ -106,13 +125,19 @@ def logs(plan: Plan, role: str | None, *, lines: int, follow: bool) -> None:
     """Shows what the pods write, with kubectl's own words in front of each line.
 
     Raises:
-        Unavailable: kubectl is missing.
+        Unavailable: kubectl is missing, or the cluster does not answer.
     """
     _require("kubectl")
-    label = f"app.kubernetes.io/instance={plan.deployment.name}"
-    label += f",app.kubernetes.io/component={role}" if role else ""
-    words = ["kubectl", "logs", "--namespace", names.SERVING, "-l", label, "--prefix", f"--tail={lines}"]
-    subprocess.run([*words, *(["--follow"] if follow else [])], check=False)
+    # A pod that waits for a machine has no log, and hides no other's.
+    words = [*_kubectl("logs", plan), "-l", _pods(plan, role), "--prefix", "--ignore-errors", f"--tail={lines}"]
+    done = subprocess.run(
+        [*words, *(["--follow", f"--max-log-requests={_MOST_PODS}"] if follow else [])],
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise Unavailable(f"{console.quoted(words)}: {' '.join(done.stderr.split()) or 'failed'}")
 
 
 def reachable(plan: Plan) -> AbstractContextManager[str]:
@@ -124,34 +149,128 @@ def reachable(plan: Plan) -> AbstractContextManager[str]:
     """
     _require("kubectl")
     port = plan.deployment.router.processes[0].port
-    words = ["kubectl", "port-forward", "--namespace", names.SERVING, f"service/{plan.deployment.name}"]
+    words = [*_kubectl("port-forward", plan), f"service/{plan.deployment.name}"]
     return tunnel.through(lambda near: [*words, f"{near}:{port}"], plan.run.logs / "tunnel.log")
 
 
 def destroy(plan: Plan) -> bool:
-    """Removes the release and waits until its objects are gone; False where there was none.
+    """Removes the release and waits until its objects and pods are gone; False where there was none.
 
     Raises:
-        Unavailable: helm is missing, or the cluster does not answer.
+        Unavailable: helm or kubectl is missing, or the cluster does not answer.
     """
-    _require("helm")
-    if not _manifest(plan):
+    _require("helm", "kubectl")
+    if not _history(plan):
         return False
-    limit = int(plan.deployment.disruption.drain) + 300
-    words = ["helm", "uninstall", plan.deployment.name, "--namespace", names.SERVING, "--wait", f"--timeout={limit}s"]
     with console.step(f"Remove {plan.deployment.name}"):
-        console.run(words, log=_log(plan), timeout_s=limit + 60)
+        _remove(plan)
     return True
 
 
+def _remove(plan: Plan) -> None:
+    limit = int(plan.deployment.disruption.drain) + 300
+    # In the foreground: what made the pods goes when they are gone.
+    words = [*_helm("uninstall", plan), "--cascade=foreground", "--wait", f"--timeout={limit}s"]
+    console.run(words, log=_log(plan), timeout_s=limit + 60)
+    # Helm keeps the pod of a test that failed, for its log.
+    words = [*_kubectl("delete", plan), "pods", "-l", _of(plan), "--ignore-not-found", f"--timeout={_ASK_S}s"]
+    console.run(words, log=_log(plan), timeout_s=_ASK_S + 30)
+
+
 def _helm(command: str, plan: Plan) -> list[str]:
-    return ["helm", command, plan.deployment.name, "--namespace", names.SERVING]
+    """A command of helm's on the release."""
+    return ["helm", *command.split(), plan.deployment.name, "--namespace", plan.deployment.place.namespace]
+
+
+def _kubectl(command: str, plan: Plan) -> list[str]:
+    return ["kubectl", command, "--namespace", plan.deployment.place.namespace]
+
+
+def _of(plan: Plan) -> str:
+    """Selects all of the release's objects."""
+    return f"app.kubernetes.io/instance={plan.deployment.name}"
+
+
+def _pods(plan: Plan, role: str | None = None) -> str:
+    """Selects the pods of one role, or of all; no pod of helm's tests is among them."""
+    return ",".join([_of(plan), "inference/kind", *([f"app.kubernetes.io/component={role}"] if role else [])])
 
 
 def _limit_s(plan: Plan) -> int:
     """A start's own limit and the time that a machine takes to come, which Karpenter and images need."""
-    deadlines = [process.probe.deadline_s for process in plan.deployment.replicas if process.probe]
-    return int(max(deadlines)) + 900
+    starts = [
+        role.fetch_s + process.probe.deadline_s
+        for role in plan.deployment.engines
+        for process in role.processes
+        if process.probe
+    ]
+    return int(max(starts)) + 900
+
+
+def _wait(plan: Plan) -> None:
+    """Waits until all of the release's pods are of what was deployed last, and each has answered.
+
+    Raises:
+        AnswerIsNo: they are not in time; says which, and why.
+    """
+    limit = _limit_s(plan)
+    end = time.monotonic() + limit
+    with console.step(f"Wait for {plan.deployment.name}'s answers (at most {limit / 60:.0f} min)") as step:
+        while late := list(_late(plan)):
+            if time.monotonic() > end:
+                raise AnswerIsNo("\n".join([f"{plan.deployment.name} does not answer: {'; '.join(late)}", *_why(plan)]))
+            step.note = "; ".join(late)
+            time.sleep(_EVERY_S)
+        step.note = ""
+
+
+def _try(plan: Plan) -> None:
+    """Has a pod ask the router for a completion.
+
+    Raises:
+        AnswerIsNo: no answer came; with what the pod said.
+    """
+    with console.step("Ask it, as a client would"):
+        try:
+            console.run([*_helm("test", plan), "--timeout", f"{_TEST_S}s"], log=_log(plan), timeout_s=_TEST_S + 30)
+        except CommandFailed as failed:
+            raise AnswerIsNo(f"{failed}\n{_log_of(plan, f'{plan.deployment.name}-test')}") from None
+
+
+def _late(plan: Plan) -> Iterator[str]:
+    """The roles whose pods are not all there yet, with what the cluster says against making them."""
+    kinds = ["deployments.apps"]
+    if any(role.machines > 1 for role in plan.deployment.roles):
+        kinds.append("leaderworkersets.leaderworkerset.x-k8s.io")
+    try:
+        said = _ask([*_kubectl("get", plan), ",".join(kinds), "-l", _of(plan), "-o", "json"])
+    except Unavailable as error:  # for as long as the wait, an answer may come
+        yield str(error)
+        return
+    for one in json.loads(said)["items"]:
+        status, wanted = one.get("status", {}), one["spec"].get("replicas", 1)
+        new, ready = (status.get(key, 0) for key in ("updatedReplicas", "readyReplicas"))
+        seen = status.get("observedGeneration", 0) >= one["metadata"]["generation"]
+        if not (seen and new == ready == status.get("replicas", 0) == wanted):
+            refused = [c["message"] for c in status.get("conditions", []) if c["type"] == "ReplicaFailure"]
+            role = one["metadata"]["labels"]["app.kubernetes.io/component"]
+            yield ": ".join([f"{role} {min(new, ready)} of {wanted}", *refused])
+
+
+def _go_back(plan: Plan, before: _Release) -> str:
+    """Puts back what ran before; returns what runs now."""
+    name = plan.deployment.name
+    try:
+        if before.revision is None:
+            with console.step(f"Remove {name}, before which nothing ran"):
+                _remove(plan)
+            return f"nothing of {name} ran before, and nothing is left of it"
+        with console.step(f"Put back what ran before, revision {before.revision}"):
+            console.run([*_helm("rollback", plan), str(before.revision)], log=_log(plan), timeout_s=_INSTALL_S)
+        _wait(plan)
+    except (AnswerIsNo, CommandFailed) as failed:
+        return f"what ran before is not back: {failed}"
+    return "what ran before runs again"
 
 
 def _base(plan: Plan) -> Path:
@@ -175,14 +294,39 @@ def _base(plan: Plan) -> Path:
     return file
 
 
-def _manifest(plan: Plan) -> str:
-    """The release's objects as they are; empty where there is no release."""
+def _release(plan: Plan) -> _Release:
+    """The release as it is.
+
+    Raises:
+        Unavailable: the cluster does not answer.
+    """
+    known = _history(plan)
+    whole = [one["revision"] for one in known if one["status"] == "deployed"]
+    if not whole:
+        return _Release(None, False, "")
+    manifest = _ask([*_helm("get manifest", plan), f"--revision={whole[-1]}"])
+    return _Release(whole[-1], whole[-1] == known[-1]["revision"], manifest)
+
+
+def _history(plan: Plan) -> list[dict[str, Any]]:
+    """The release's revisions, the last one last; none where there is no release."""
     try:
-        return _ask(["helm", "get", "manifest", plan.deployment.name, "--namespace", names.SERVING])
+        said: list[dict[str, Any]] = json.loads(_ask([*_helm("history", plan), "--output=json"]))
     except Unavailable as error:
         if "release: not found" in str(error):
-            return ""
+            return []
         raise
+    return said
+
+
+def _difference(plan: Plan, before: _Release) -> str:
+    after = _ask([*_helm("template", plan), str(CHART), "--values", "-"], told=plan.text)
+    if not before.manifest:
+        return "\n".join(f"+ {one['kind']} {one['metadata']['name']}" for one in _read(after))
+    lines = difflib.unified_diff(
+        _objects(before.manifest), _objects(after), "deployed", console.near(plan.rendered), lineterm="", n=2
+    )
+    return "\n".join(lines)
 
 
 def _objects(manifest: str) -> list[str]:
@@ -197,17 +341,26 @@ def _read(manifest: str) -> list[dict[str, Any]]:
     return sorted(kept, key=lambda one: (one["kind"], one["metadata"]["name"]))
 
 
-def _why(plan: Plan) -> str:
-    """The pods that did not come to answer, with the last lines of the first of them."""
+def _why(plan: Plan) -> list[str]:
+    """The pods that did not come to answer, with the last lines of the first that wrote any."""
     try:
         failed = [pod for pod in members(plan) if pod.state != READY]
-        if not failed:
-            return "what ran before runs again; the pods that failed are gone"
-        said = "\n".join(f"  {pod.role}: {pod.name}: {pod.state}, {pod.restarts} restarts" for pod in failed)
-        words = ["kubectl", "logs", "--namespace", names.SERVING, failed[0].name, f"--tail={_LAST_LINES}"]
-        return f"{said}\n{_ask(words)}"
     except Unavailable as error:
-        return f"why cannot be asked: {error}"
+        return [f"why cannot be asked: {error}"]
+    said = [
+        f"  {pod.role}: {pod.name}: {pod.state}" + (f", {pod.restarts} restarts" if pod.restarts else "")
+        for pod in failed
+    ]
+    ran = sorted((pod for pod in failed if pod.machine), key=lambda pod: -pod.restarts)
+    return [*said, *(_log_of(plan, pod.name) for pod in ran[:1])]
+
+
+def _log_of(plan: Plan, pod: str) -> str:
+    """The last lines that a pod wrote."""
+    try:
+        return _ask([*_kubectl("logs", plan), pod, f"--tail={_LAST_LINES}"]).rstrip()
+    except Unavailable as error:
+        return f"its log cannot be read: {error}"
 
 
 def _pod(said: dict[str, Any]) -> Member:
@@ -229,11 +382,6 @@ def _pod(said: dict[str, Any]) -> Member:
 
 def _require(*tools: str) -> None:
     addons.require_tools({name: addons.TOOLS[name] for name in tools})
-
-
-def _helm_version() -> int:
-    """Helm 4 calls --atomic by another name."""
-    return int(_ask(["helm", "version", "--template", "{{.Version}}"]).lstrip("v").split(".")[0])
 
 
 def _ask(words: Sequence[str], told: str = "") -> str:

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,17 @@ def test_the_users_own_is_taken_where_it_is_new_enough(put: Put) -> None:
     assert go_programs.path_of(TOOL) == str(own)
 
 
+def test_what_kubebuilder_assets_names_comes_before_path(
+    put: Put, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, assets = put("tool", "echo tool v2.0.3"), tmp_path / "assets"
+    assets.mkdir()
+    monkeypatch.setenv("KUBEBUILDER_ASSETS", str(assets))
+    assert go_programs.path_of(TOOL) == str(own), "nothing is there yet"
+    shutil.copy(own, assets)
+    assert go_programs.path_of(TOOL) == str(assets / "tool")
+
+
 GO = 'mkdir -p "$GOBIN"; echo "$@" > "$GOBIN/tool"; chmod +x "$GOBIN/tool"'
 """Stands in for Go: what it builds holds the arguments it was called with."""
 
@@ -59,6 +72,21 @@ def test_it_is_built_once_for_each_version(put: Put) -> None:
     assert go_programs.path_of(TOOL) == first
     with pytest.raises(CommandFailed):
         go_programs.path_of(Program("tool", TOOL.package, "v2.2.0"))
+
+
+def test_a_tool_of_a_module_is_built_there_and_anew_when_its_pins_change(put: Put, tmp_path: Path) -> None:
+    put("go", 'while [ "$1" != -o ]; do shift; done; pwd > "$2"; chmod +x "$2"')
+    module = tmp_path / "module"
+    module.mkdir()
+    (module / "go.mod").write_text("module m\n")
+    (module / "go.sum").write_text("")
+    tool = replace(TOOL, tool_of=module)
+    first = Path(go_programs.path_of(tool))
+    assert first.read_text() == f"{module}\n"
+    (module / "go.sum").write_text("other\n")
+    second = Path(go_programs.path_of(tool))
+    assert second != first and second.parent.name.startswith("tool-v2.1.0-")
+    assert go_programs.path_of(tool) == str(second)
 
 
 def test_several_at_once_wait_for_one_build(put: Put, tmp_path: Path) -> None:

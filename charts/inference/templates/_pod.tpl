@@ -45,6 +45,13 @@ spec:
     fsGroupChangePolicy: OnRootMismatch
     seccompProfile: {type: RuntimeDefault}
   {{- include "inference.placement" . | trim | nindent 2 }}
+  {{- with .role.fetch }}
+  initContainers:
+    {{- range $name, $from := . }}
+    - name: fetch-{{ $name }}
+      {{- include "inference.fetch" (dict "root" $.root "role" $.role "name" $name "from" $from) | nindent 6 }}
+    {{- end }}
+  {{- end }}
   containers:
     - name: {{ .role.kind }}
       {{- include "inference.container" . | nindent 6 }}
@@ -71,8 +78,27 @@ spec:
     {{- end }}
 {{- end -}}
 
+{{/* Copies from S3 to the node's disk before the container starts; begun again, it copies what is missing. */}}
+{{- define "inference.fetch" -}}
+image: {{ .root.Values.copier }}
+imagePullPolicy: IfNotPresent
+command: [aws, s3, sync, --only-show-errors, {{ .from | quote }}, {{ printf "/scratch/fetched/%s" .name | quote }}]
+env:
+  {{- include "inference.environment" . | trim | nindent 2 }}
+resources:
+  requests: {cpu: "1", memory: 1Gi, ephemeral-storage: {{ .role.scratch }}}
+  limits: {memory: 1Gi}
+securityContext:
+  readOnlyRootFilesystem: true
+  allowPrivilegeEscalation: false
+  capabilities: {drop: [ALL]}
+volumeMounts:
+  - {name: scratch, mountPath: /scratch}
+  - {name: tmp, mountPath: /tmp}
+{{- end -}}
+
 {{- define "inference.container" -}}
-{{- $efa := int .role.resources.efa -}}
+{{- $pins := or (int .role.resources.efa) (eq .role.resources.accelerator.name "aws.amazon.com/neuron") -}}
 image: {{ .role.image }}
 imagePullPolicy: IfNotPresent
 command:
@@ -107,8 +133,8 @@ securityContext:
   allowPrivilegeEscalation: false
   capabilities:
     drop: [ALL]
-    {{- if $efa }}
-    # Memory that an EFA interface reads and writes by itself must stay where it is.
+    {{- if $pins }}
+    # Memory that an EFA interface or a Neuron device reads and writes by itself must stay where it is.
     add: [IPC_LOCK]
     {{- end }}
   {{- end }}
@@ -122,20 +148,25 @@ volumeMounts:
   {{- end }}
 {{- end -}}
 
-{{/* The pod's own facts come first: what stands below them may name them. */}}
+{{/*
+The pod's own facts come first: what stands below them may name them. What a role sets itself stands there once: the API
+server warns of a name that comes twice, and drops one of them where the object is applied.
+*/}}
 {{- define "inference.environment" -}}
 {{- range $name, $field := dict "NAMESPACE" "metadata.namespace" "POD_NAME" "metadata.name" "POD_IP" "status.podIP" "NODE_NAME" "spec.nodeName" }}
 - name: {{ $name }}
   valueFrom: {fieldRef: {fieldPath: {{ $field }}}}
 {{- end }}
-- {name: RELEASE, value: {{ .root.Release.Name | quote }}}
-- {name: SERVED_MODEL, value: {{ .root.Values.model.served | quote }}}
-- {name: WEIGHTS, value: {{ .root.Values.model.weights | quote }}}
-- {name: DO_NOT_TRACK, value: "1"}
-- {name: HOME, value: /scratch}
-- {name: TMPDIR, value: /tmp}
-# PyTorch asks who it runs as, and the image may not know this user.
-- {name: USER, value: inference}
+{{- $model := .root.Values.model }}
+{{- $own := dict "RELEASE" .root.Release.Name "SERVED_MODEL" $model.served "WEIGHTS" $model.weights }}
+{{- /* PyTorch asks who it runs as, and the image may not know this user. */}}
+{{- $own = merge $own (dict "DO_NOT_TRACK" "1" "HOME" "/scratch" "TMPDIR" "/tmp" "USER" "inference") }}
+{{- range $name, $value := $own }}
+{{- if not (or (hasKey $.role.env $name) (hasKey $.role.secretEnv $name)) }}
+- name: {{ $name }}
+  value: {{ $value | quote }}
+{{- end }}
+{{- end }}
 {{- range $name, $value := .role.env }}
 - name: {{ $name }}
   value: {{ $value | quote }}

@@ -1,0 +1,233 @@
+"""A Kubernetes control plane on loopback: the real API server, controllers, scheduler and clients; kwok plays machines.
+
+Real is what a cluster decides: what the API takes and refuses, admission, RBAC, placement, rollouts, evictions, and the
+streams of `kubectl logs` and `kubectl port-forward` through the API server. Not real is what a machine does: no container
+runs, a pod is ready without its probes being asked, nothing routes a service or enforces a network policy. Controllers of
+custom kinds (KEDA, LeaderWorkerSet, Prometheus, a Gateway) do not run either: their objects are taken, and stay as they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import ssl
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+from infra.errors import Unavailable
+from scripts import go_programs, processes
+from scripts.go_programs import Program
+from tests.control_plane import programs
+
+STAGES = Path(__file__).with_name("stages.yaml")
+CRDS = Path(__file__).parents[1] / "charts" / "crds"
+
+_START_S = 60.0
+_ASK_S = 30.0
+
+_CONTROLLERS = (
+    "deployment-controller",
+    "disruption-controller",
+    "endpointslice-controller",
+    "garbage-collector-controller",
+    "namespace-controller",
+    "replicaset-controller",
+    "serviceaccount-controller",
+)
+"""What the tests' objects need; the one that watches machines' heartbeats is not among them, for kwok sends none."""
+
+
+@dataclass(frozen=True)
+class ControlPlane:
+    """One that answers."""
+
+    folder: Path
+    """Its logs and its state."""
+
+    helm: str
+    """The program's path."""
+
+    kubectl: str
+    """The program's path."""
+
+    @property
+    def kubeconfig(self) -> Path:
+        """Leads clients to it, as one who may do everything."""
+        return self.folder / "kubeconfig"
+
+    @property
+    def pods_log(self) -> Path:
+        """What every container has written, in the form of the Container Runtime Interface."""
+        return self.folder / "pods.log"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What leads helm and kubectl, as the command line finds them, to it alone."""
+        path = os.pathsep.join([*(str(Path(one).parent) for one in (self.helm, self.kubectl)), os.environ["PATH"]])
+        home = {f"HELM_{what}_HOME": str(self.folder / "helm") for what in ("CACHE", "CONFIG", "DATA")}
+        return {"PATH": path, "KUBECONFIG": str(self.kubeconfig), **home}
+
+    def ask(self, *words: str, told: Any = None) -> subprocess.CompletedProcess[str]:
+        """Runs kubectl, with an object or a list of them for its standard input; nothing is raised where it fails."""
+        command = [self.kubectl, f"--kubeconfig={self.kubeconfig}", *words]
+        text = json.dumps({"apiVersion": "v1", "kind": "List", "items": told} if isinstance(told, list) else told)
+        return subprocess.run(command, input=text, capture_output=True, text=True, timeout=_ASK_S, check=False)
+
+    def do(self, *words: str, told: Any = None) -> str:
+        """What kubectl prints, which must not fail."""
+        done = self.ask(*words, told=told)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def read(self, *words: str) -> Any:
+        """What `kubectl get` finds; of several objects the list."""
+        said = json.loads(self.do("get", *words, "--output=json"))
+        return said["items"] if said["kind"].endswith("List") else said
+
+
+@contextlib.contextmanager
+def running(folder: Path, helm: str, behind: int) -> Iterator[ControlPlane]:
+    """Brings one up with the custom kinds that the chart makes, and ends all of it after the block.
+
+    Args:
+        folder: empty; holds what it writes.
+        helm: the program's path, for those who use it.
+        behind: the loopback port that a connection to any port of any pod ends at.
+
+    Raises:
+        Unavailable: it cannot be built or does not come up.
+        CommandFailed: the build failed.
+    """
+    tools = {program.name: go_programs.path_of(program) for program in programs.ALL}
+    etcd, peer, api, kubelet = processes.free_ports(4)
+    made = ControlPlane(folder, helm, tools["kubectl"])
+    with contextlib.ExitStack() as until_the_end:
+        children: dict[str, subprocess.Popen[bytes]] = {}
+
+        def start(program: Program, *words: str) -> None:
+            log = until_the_end.enter_context((folder / f"{program.name}.log").open("wb"))
+            children[program.name] = processes.spawn([tools[program.name], *words], cwd=folder, output=log)
+
+        def up(url: str, context: ssl.SSLContext | None = None) -> bool:
+            for name, child in children.items():
+                if child.poll() is not None:
+                    said = (folder / f"{name}.log").read_text(errors="replace").splitlines()[-5:]
+                    raise Unavailable(f"{name} ended: {' '.join(said)}")
+            with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5, context=context):
+                return True
+            return False
+
+        # Nothing of it is kept, so nobody waits for an end in order.
+        until_the_end.callback(lambda: processes.stop_all(list(children.values()), grace_s=0.2))
+        start(programs.ETCD, *_etcd(etcd, peer))
+        token = _identities(folder)
+        start(programs.API_SERVER, *_api_server(etcd, api))
+        ready = f"https://127.0.0.1:{api}/readyz"
+        authority = folder / "certificates" / "apiserver.crt"
+        processes.wait_until(authority.exists, "the API server's certificate", _START_S)
+        _kubeconfig(made.kubeconfig, api, token, authority)
+        context = ssl.create_default_context(cafile=str(authority))
+        processes.wait_until(lambda: up(ready, context), "the API server", _START_S)
+        as_all = (f"--kubeconfig={made.kubeconfig}",)
+        alone = ("--leader-elect=false", "--secure-port=0")
+        keys = ("--service-account-private-key-file=accounts.key", f"--root-ca-file={authority}")
+        start(programs.CONTROLLERS, *as_all, *alone, *keys, f"--controllers={','.join(_CONTROLLERS)}")
+        start(programs.SCHEDULER, *as_all, *alone)
+        start(programs.KWOK, *as_all, *_kwok(made, kubelet, behind))
+        add_kinds(made, CRDS)
+        processes.wait_until(lambda: up(f"http://127.0.0.1:{kubelet}/healthz"), "kwok", _START_S)
+        yield made
+
+
+def add_kinds(made: ControlPlane, folder: Path) -> None:
+    """Adds the custom kinds whose definitions lie in a folder, and waits until objects of them are taken."""
+    made.do("apply", "--server-side", f"--filename={folder}")
+
+    def known(definition: dict[str, Any]) -> bool:
+        conditions = definition.get("status", {}).get("conditions") or []
+        return any(one["type"] == "Established" and one["status"] == "True" for one in conditions)
+
+    processes.wait_until(lambda: all(map(known, made.read("crd"))), "the custom kinds", _ASK_S)
+
+
+def _identities(folder: Path) -> str:
+    """Writes the key that signs service accounts' tokens, and who may do everything; returns the latter's token."""
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    form = serialization.PrivateFormat.TraditionalOpenSSL
+    text = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+    token = secrets.token_hex(16)
+    for name, content in (("accounts.key", text), ("tokens.csv", f"{token},admin,1,system:masters\n".encode())):
+        (folder / name).touch(mode=0o600)
+        (folder / name).write_bytes(content)
+    return token
+
+
+def _etcd(port: int, peer: int) -> Sequence[str]:
+    client, other = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{peer}"
+    return (
+        "--data-dir=etcd",
+        "--unsafe-no-fsync",  # nothing is to outlive the session
+        *(f"--listen-client-urls={client}", f"--advertise-client-urls={client}"),
+        *(f"--listen-peer-urls={other}", f"--initial-advertise-peer-urls={other}"),
+        f"--initial-cluster=default={other}",
+    )
+
+
+def _api_server(etcd: int, port: int) -> Sequence[str]:
+    return (
+        f"--etcd-servers=http://127.0.0.1:{etcd}",
+        *("--bind-address=127.0.0.1", f"--secure-port={port}", "--cert-dir=certificates"),
+        "--endpoint-reconciler-type=none",  # loopback is no address of a service
+        "--service-cluster-ip-range=10.96.0.0/16",
+        *("--authorization-mode=RBAC", "--token-auth-file=tokens.csv"),
+        "--service-account-issuer=https://kubernetes.default.svc",
+        *("--service-account-key-file=accounts.key", "--service-account-signing-key-file=accounts.key"),
+        # The taint of a new machine goes with its first heartbeat, and kwok sends none.
+        "--disable-admission-plugins=TaintNodesByCondition",
+        "--kubelet-preferred-address-types=InternalIP",
+        "--allow-privileged",
+    )
+
+
+def _kwok(made: ControlPlane, port: int, behind: int) -> Sequence[str]:
+    """Pods live as the stages say; what is written to `pods_log` is what each has written."""
+    made.pods_log.touch()
+    forwards = {"forwards": [{"target": {"address": "127.0.0.1", "port": behind}}]}
+    logs = {"logs": [{"logsFile": str(made.pods_log)}]}
+    served = [
+        {"apiVersion": "kwok.x-k8s.io/v1alpha1", "kind": kind, "metadata": {"name": "all"}, "spec": spec}
+        for kind, spec in (("ClusterPortForward", forwards), ("ClusterLogs", logs))
+    ]
+    told = made.folder / "kwok.yaml"
+    told.write_text(f"{STAGES.read_text()}---\n{yaml.safe_dump_all(served)}")
+    certificate = made.folder / "certificates" / "apiserver"
+    return (
+        *(f"--config={told}", "--manage-all-nodes", "--cidr=10.244.0.0/16", "--node-lease-duration-seconds=0"),
+        *(f"--server-address=127.0.0.1:{port}", f"--node-port={port}", "--node-ip=127.0.0.1"),
+        *(f"--tls-cert-file={certificate}.crt", f"--tls-private-key-file={certificate}.key"),
+    )
+
+
+def _kubeconfig(file: Path, port: int, token: str, authority: Path) -> None:
+    place = {"server": f"https://127.0.0.1:{port}", "certificate-authority": str(authority)}
+    said = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "here", "cluster": place}],
+        "users": [{"name": "admin", "user": {"token": token}}],
+        "contexts": [{"name": "here", "context": {"cluster": "here", "user": "admin"}}],
+        "current-context": "here",
+    }
+    file.touch(mode=0o600)
+    file.write_text(yaml.safe_dump(said))

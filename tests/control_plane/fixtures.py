@@ -1,0 +1,30 @@
+"""What tests against the control plane share: one a session, on one worker (tests/conftest.py sees to that)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import pytest
+
+from infra.errors import Unavailable
+from scripts import go_programs
+from scripts.benchmarks import known_server
+from scripts.console import CommandFailed
+from tests.control_plane import control_plane as planes
+from tests.control_plane import programs
+from tests.control_plane.control_plane import ControlPlane
+
+
+@pytest.fixture(scope="session")
+def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """A control plane without machines. What connects to any pod reaches a server with the OpenAI API."""
+    try:
+        helm = go_programs.path_of(go_programs.HELM)
+        for program in programs.ALL:
+            go_programs.path_of(program)
+    except (Unavailable, CommandFailed) as error:
+        pytest.skip(f"no control plane: {error}")
+    folder = tmp_path_factory.mktemp("control-plane")
+    with known_server.running() as url, planes.running(folder, helm, urlsplit(url).port or 0) as made:
+        yield made

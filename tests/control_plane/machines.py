@@ -1,0 +1,84 @@
+"""Machines that kwok plays, with what a kubelet on EKS would say of each: the scheduler places pods on nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from infra import user_data
+from infra.catalog import instances
+from infra.catalog.instances import Instance
+from infra.fleet import Fleet
+from infra.groups import Group, groups
+
+_DEVICES = {"gpu": "nvidia.com/gpu", "neuron": "aws.amazon.com/neuron"}
+
+_HUGE_PAGES_MIB = 2 * 5128
+"""What the EFA installer sets aside. Source: its /etc/sysctl.d, vm.nr_hugepages, EFA installer 1.4x, 2026-11."""
+
+_VM_OVERHEAD = 0.075
+"""Share of an instance type's memory that its machine does not see, as Karpenter assumes it (vmMemoryOverheadPercent)."""
+
+
+def of_pool(fleet: Fleet, pool: str, count: int) -> list[dict[str, Any]]:
+    """Machines of a pool's first choice, in its zones by turns."""
+    group = next(one for one in groups(fleet, instances.load()) if one.pool == pool and one.orchestrator == "eks")
+    row = instances.load()[group.types[0]]
+    return [
+        machine(
+            f"{pool}-{number}",
+            {**group.labels, **_labels(row, group.zones[number % len(group.zones)])},
+            holds(row, group),
+            taints=[{"key": one.key, "value": one.value, "effect": one.effect} for one in group.taints],
+        )
+        for number in range(count)
+    ]
+
+
+def plain(name: str) -> dict[str, Any]:
+    """A machine without an accelerator, as the cluster's add-ons run on."""
+    return machine(name, {}, {"cpu": "7900m", "memory": "28Gi", "ephemeral-storage": "80Gi", "pods": "110"})
+
+
+def machine(name: str, labels: Mapping[str, str], allocatable: Mapping[str, str], **spec: Any) -> dict[str, Any]:
+    """A machine.
+
+    Args:
+        allocatable: what pods may ask of it, in Kubernetes' quantities.
+        spec: further fields, such as taints.
+    """
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name, **labels}},
+        "spec": spec,
+        "status": {"capacity": dict(allocatable), "allocatable": dict(allocatable)},
+    }
+
+
+def holds(row: Instance, group: Group) -> dict[str, str]:
+    """What a machine has left for pods. Source: awslabs/amazon-eks-ami, nodeadm, kubelet's reserved resources, 2026-11."""
+    huge = _HUGE_PAGES_MIB if group.efa else 0
+    reserved_mib = 255 + 11 * user_data.MOST_PODS + 100
+    by_core = [60, 10, 5, 5]  # thousandths of the first cores; 2.5 of each further one
+    reserved_cpu = sum(by_core[: row.vcpus]) + 2.5 * max(0, row.vcpus - len(by_core))
+    devices = {_DEVICES[row.accelerators.kind]: str(group.accelerators)} if row.accelerators else {}
+    return {
+        "cpu": f"{row.vcpus * 1000 - int(reserved_cpu) - 1}m",
+        "memory": f"{int(row.memory_mib * (1 - _VM_OVERHEAD)) - huge - reserved_mib}Mi",
+        "ephemeral-storage": f"{row.nvme_gb}G" if group.nvme else f"{group.volume.size_gib}Gi",
+        "pods": str(user_data.MOST_PODS),
+        **({"vpc.amazonaws.com/efa": str(group.efa), "hugepages-2Mi": f"{huge}Mi"} if group.efa else {}),
+        **devices,
+    }
+
+
+def _labels(row: Instance, zone: str) -> dict[str, str]:
+    """What EKS and the AWS cloud provider put on a node, beside the fleet's own labels."""
+    return {
+        "node.kubernetes.io/instance-type": row.name,
+        "topology.kubernetes.io/zone": zone,
+        "topology.kubernetes.io/region": zone[:-1],
+        "kubernetes.io/arch": "amd64",
+        "kubernetes.io/os": "linux",
+    }

@@ -1,0 +1,59 @@
+"""The control plane's programs, and the building of them beside other work: `python -m tests.control_plane.programs`.
+
+The first build takes about ten minutes of a core; scripts/test begins it before pytest and does not wait for it.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from infra.errors import BlueprintError
+from scripts import console, go_programs, processes
+from scripts.go_programs import Program
+
+MODULE = Path(__file__).parent
+
+_KUBERNETES = "v1.36.3"
+_STAMPS = {
+    f"k8s.io/component-base/version.git{what}": value
+    for what, value in (("Version", _KUBERNETES), ("Major", "1"), ("Minor", "36"))
+}
+
+
+def _of_kubernetes(name: str) -> Program:
+    words = ("version", "--client") if name == "kubectl" else ("--version",)
+    package = f"k8s.io/kubernetes/cmd/{name}"
+    # At least what the fleets' clusters are by default.
+    return Program(name, package, _KUBERNETES, least=(1, 35), version_words=words, stamps=_STAMPS, tool_of=MODULE)
+
+
+ETCD = Program(
+    "etcd", "go.etcd.io/etcd/server/v3", "v3.6.8", least=(3, 5), version_words=("--version",), tool_of=MODULE
+)
+API_SERVER = _of_kubernetes("kube-apiserver")
+CONTROLLERS = _of_kubernetes("kube-controller-manager")
+SCHEDULER = _of_kubernetes("kube-scheduler")
+KUBECTL = _of_kubernetes("kubectl")
+KWOK = Program(
+    "kwok", "sigs.k8s.io/kwok/cmd/kwok", "v0.8.0", least=(0, 8), version_words=("--version",), tool_of=MODULE
+)
+ALL = (ETCD, API_SERVER, KUBECTL, CONTROLLERS, SCHEDULER, KWOK)
+
+
+def main() -> int:
+    """Has all of them ready; ends with what started it.
+
+    Without Go there is nothing to build with: a line says so, and the tests are skipped with the reason.
+    """
+    processes.end_with_parent()
+    try:
+        for program in ALL:
+            go_programs.path_of(program)
+    except BlueprintError as error:
+        console.fail(error)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
