@@ -100,7 +100,7 @@ def test_a_replica_killed_under_load_comes_back_while_the_other_serves(served: P
     before = serving.counter(victim, "vllm:request_success_total")
     with Load(served.deployment.url, served.deployment.traffic.deadline) as load:
         processes.wait_until(
-            lambda: serving.counter(victim, "vllm:request_success_total") > before, "its share of the requests", 60
+            lambda: serving.counter(victim, "vllm:request_success_total") > before, "its share of the requests", 25
         )
     assert load.failed == []
 
