@@ -28,9 +28,6 @@ ENGINE_PORT, ROUTER_PORT, METRICS_PORT, DISCOVERY_PORT = 8000, 8080, 9090, 9091
 PORTS = {"side": 5600, "events": 5557, "replay": 5558, "master": 29500, "data": 13345, "ray": 6379}
 """Further ports of an engine's container: transfers of KV caches, its cache's events, ranks of a replica."""
 
-START_LIMIT_S = 600.0
-"""A replica that has not answered by then never will; a busy machine of two cores takes a minute or two."""
-
 LOAD_BYTES_S = 200e6
 """Least bytes a second that weights are taken to stream with, for the limit of a start: a tenth of a good S3's."""
 
@@ -39,8 +36,11 @@ OPEN_LOOP_REQUESTS = 32
 
 LEAST_KV_BYTES = 64 * 2**20
 
-ADAPTERS = "/adapters"
-"""Folder of a container that the LoRA adapters are copied to before the engine starts."""
+WEIGHTS = "weights"
+"""Folder of weights that are not streamed, where they are copied to before the engine starts."""
+
+COPY_BYTES_S = 100e6
+"""Least bytes a second that they are taken to be copied with."""
 
 FINDS: Mapping[str, Literal["addresses", "labels", "names"]] = {"local": "addresses", "eks": "labels", "ecs": "names"}
 """How the router finds the engines, by target."""
@@ -72,14 +72,18 @@ class Context:
         return LOOPBACK if self.local else "0.0.0.0"
 
     @property
+    def fetched(self) -> str:
+        """Folder of a container that LoRA adapters, and weights that are not streamed, are copied to beforehand."""
+        return f"{self.place.data}/fetched"
+
+    @property
     def row(self) -> engines.Engine:
         """The engine."""
         return engines.engines()[self.blueprint.engine]
 
-    @property
-    def platform(self) -> engines.Platform:
-        """The engine on the processors of this place."""
-        return self.row.platforms["cpu" if self.local else "gpu"]
+    def platform(self, placed: Placement) -> engines.Platform:
+        """The engine on the processors that it runs on here."""
+        return self.row.platforms["cpu"] if self.local else placed.platform
 
 
 def port_names(blueprint: Blueprint, replicas: Mapping[str, int]) -> list[str]:
@@ -95,9 +99,10 @@ def port_names(blueprint: Blueprint, replicas: Mapping[str, int]) -> list[str]:
     return ["router", "router-metrics", *processes, *(f"{one}-{name}" for one in processes for name in further)]
 
 
-def options(context: Context, role: Engine, machines: int) -> Iterator[str]:
+def options(context: Context, role: Engine, placed: Placement) -> Iterator[str]:
     """Names of the engine's options that the blueprint's settings ask for, in the order of the command line."""
-    tuning = context.blueprint.tuning
+    tuning, machines = context.blueprint.tuning, placed.machines
+    compiled = context.platform(placed).limits is not None
     asked = {
         "one-rank": role.accelerators == 1,
         "single": role.tensor == 1,
@@ -112,8 +117,8 @@ def options(context: Context, role: Engine, machines: int) -> Iterator[str]:
         "fp8-cache": tuning.kv_cache == "fp8",
         "no-prefix-cache": not tuning.prefix_cache,
         "no-chunked-prefill": not tuning.chunked_prefill,
-        "batch-tokens": tuning.batch_tokens is not None,
-        "sequences": tuning.sequences is not None,
+        "batch-tokens": tuning.batch_tokens is not None or compiled,
+        "sequences": tuning.sequences is not None or compiled,
         "kv-offload": tuning.kv_offload is not None,
         "speculative": tuning.speculative is not None,
         "adapters": bool(role.adapters),
@@ -142,10 +147,11 @@ def engine(context: Context, name: str, role: Engine, placed: Placement, serves:
 def _engine_process(
     context: Context, name: str, role: Engine, placed: Placement, serves: Served, number: int, rank: int
 ) -> Process:
-    row, platform, place = context.row, context.platform, context.place
+    row, platform, place = context.row, context.platform(placed), context.place
     process = _name(context, name, placed.machines, number, rank)
-    asked = list(options(context, role, placed.machines))
-    parts: list[Part] = [row.streaming, *((row.other_s3,) if place.s3_endpoint else ()), platform]
+    asked = list(options(context, role, placed))
+    streamed = [row.streaming, *((row.other_s3,) if place.s3_endpoint else ())] if platform.streams else []
+    parts: list[Part] = [*streamed, platform]
     parts += [part for option in asked for part in (row.options.get(option), platform.options.get(option)) if part]
     parts += [row.transfers[context.transfer]] if context.transfer else []
     parts += [row.options["follower"]] if rank and role.executor == "mp" else []
@@ -165,7 +171,7 @@ def _engine_process(
         command=(_executable(place, command[0]), *command[1:]),
         environment={**place.environment, **environment},
         port=_port(context, process, ENGINE_PORT),
-        probe=_probe(serves.name, serves.weights.bytes) if rank == 0 else None,
+        probe=_probe(serves, platform.start_s + serves.weights.bytes / LOAD_BYTES_S) if rank == 0 else None,
         rank=rank,
         own_address=() if context.local else own,
         memory_bytes=_memory(context, role, serves, placed) if context.local else 0,
@@ -187,10 +193,10 @@ def _joined_by_ray(texts: Sequence[str], command: Sequence[str], values: Values,
 
 def _shared_values(context: Context, name: str, role: Engine, placed: Placement, serves: Served) -> Values:
     """What all processes of a role have in common."""
-    tuning, platform = context.blueprint.tuning, context.platform
+    tuning, platform = context.blueprint.tuning, context.platform(placed)
     copies = sum(always(other).least * _ranks(other) for other in context.blueprint.roles.engines.values())
     return {
-        "weights": serves.weights.uri,
+        "weights": serves.weights.uri if platform.streams else f"{context.fetched}/{WEIGHTS}",
         "served_model": serves.name,
         "host": context.host,
         "context": serves.context,
@@ -202,8 +208,8 @@ def _shared_values(context: Context, name: str, role: Engine, placed: Placement,
         "pipeline": role.pipeline,
         "data": role.data,
         "machines": placed.machines,
-        "batch_tokens": tuning.batch_tokens or 0,
-        "sequences": tuning.sequences or 0,
+        "batch_tokens": placed.batch.tokens,
+        "sequences": placed.batch.sequences,
         "offload_gib": f"{(tuning.kv_offload or 0) / 2**30:g}",
         "speculative": _speculative(context),
         "adapters": tuple(f"{adapter}={where}" for adapter, where in _adapters(context, serves).items()),
@@ -253,7 +259,22 @@ def _speculative(context: Context) -> str:
 
 def _adapters(context: Context, serves: Served) -> Mapping[str, str]:
     """Where the engine finds its adapters: on this machine where they lie, in a container where they are copied to."""
-    return serves.adapters if context.local else {name: f"{ADAPTERS}/{name}" for name in serves.adapters}
+    return (
+        serves.adapters if context.local else {name: f"{context.fetched}/{_folder(name)}" for name in serves.adapters}
+    )
+
+
+def _folder(adapter: str) -> str:
+    """The folder that an adapter is copied to."""
+    return f"adapter-{adapter}"
+
+
+def fetches(context: Context, placed: Placement, serves: Served) -> dict[str, str]:
+    """What of S3 is copied to the machine before the engine starts, by its folder there."""
+    if context.local:
+        return {}
+    weights = {} if placed.platform.streams else {WEIGHTS: serves.weights.uri}
+    return weights | {_folder(name): where for name, where in serves.adapters.items()}
 
 
 def _kv_bytes(context: Context, role: Engine, placed: Placement, serves: Served) -> int:
@@ -261,7 +282,7 @@ def _kv_bytes(context: Context, role: Engine, placed: Placement, serves: Served)
 
     Of one rank, where the KV cache lies in the machine's own memory.
     """
-    traffic, block = context.blueprint.traffic, context.platform.kv_block
+    traffic, block = context.blueprint.traffic, context.platform(placed).kv_block
     longest = traffic.input_tokens.most + traffic.output_tokens.most
     lengths = [serves.context, *[longest] * under_way(traffic)]
     blocks = sum(-(-length // block) for length in lengths)
@@ -271,7 +292,7 @@ def _kv_bytes(context: Context, role: Engine, placed: Placement, serves: Served)
 
 def _memory(context: Context, role: Engine, serves: Served, placed: Placement) -> int:
     """What one replica takes of this machine's memory."""
-    platform = context.platform
+    platform = context.platform(placed)
     own = platform.base_bytes + _kv_bytes(context, role, placed, serves)
     return int(_ranks(role) * own + role.data * platform.weight_copies * serves.weights.bytes)
 
@@ -308,7 +329,7 @@ def router(context: Context, roles: Sequence[Role], serves: Served) -> Process:
         command=(*_before(place, before), _executable(place, command[0]), *command[1:]),
         environment=engines.environment((row.environment, way.environment), values),
         port=_port(context, "router", ROUTER_PORT),
-        probe=_probe(serves.name, serves.weights.bytes),
+        probe=_probe(serves, max(one.probe.deadline_s for role in roles for one in role.processes if one.probe)),
         memory_bytes=row.base_bytes,
     )
 
@@ -370,6 +391,6 @@ def _executable(place: Place, name: str) -> str:
     return f"{place.engine}/{name}" if place.engine else name
 
 
-def _probe(served: str, weight_bytes: int) -> Probe:
-    body: dict[str, str | int] = {"model": served, "prompt": "ready?", "max_tokens": 1}
-    return Probe(path="/v1/completions", body=body, deadline_s=START_LIMIT_S + weight_bytes / LOAD_BYTES_S)
+def _probe(serves: Served, deadline_s: float) -> Probe:
+    body: dict[str, str | int] = {"model": serves.name, "prompt": "ready?", "max_tokens": 1}
+    return Probe(path="/v1/completions", body=body, deadline_s=deadline_s)

@@ -172,6 +172,8 @@ class Resources(Resolved):
     """Kubernetes' name of the accelerator; empty where none is needed."""
 
     accelerators: int = 0
+    """As the machine hands them out: whole Neuron devices, of several NeuronCores each."""
+
     efa: int = 0
     """EFA interfaces: the replica's share by accelerators."""
 
@@ -215,7 +217,16 @@ class Role(Resolved):
 
     tolerations: tuple[Toleration, ...] = ()
     accelerators: int = 0
-    """Of one replica."""
+    """Of one replica; on Neuron its NeuronCores."""
+
+    fetches: dict[str, str] = {}
+    """What of S3 is copied to the machine before the engine starts, by the name of its folder in /scratch/fetched."""
+
+    fetch_s: int = 0
+    """Longest that one of those may take, seconds."""
+
+    scratch_bytes: int = 0
+    """Of the disk, for those and for what the engine caches; 0 where the usual is enough."""
 
     machines: int = 1
     """Of one replica: more than one start together, in one zone."""

@@ -40,6 +40,12 @@ _COMMUNICATION = int(1.95 * GIB)
 _GRAPHS, _GRAPHS_PER_LAYER = int(0.3 * GIB), int(0.02 * GIB)
 """CUDA graphs: 0.9 GiB at 32 layers, 1.8 at 80. Taken off the cache since vLLM 0.21."""
 
+# vLLM's plugin for Neuron gives the cache no more than a share, for what else a compiled program holds is not known
+# beforehand, and ends where it is less than a least: AWS Neuron 2.32, vllm-neuron/docs/design/vllm/
+# determine_available_memory_design.md, VLLM_NEURON_KV_GMU_BUDGET_CAP_FRACTION and VLLM_NEURON_MIN_KV_BUDGET_GIB.
+_NEURON_CACHE_SHARE = 0.30
+_NEURON_LEAST_CACHE = 1 * GIB
+
 
 class Batch(BaseModel):
     """The largest step that the engine runs."""
@@ -217,11 +223,15 @@ def fit(
     weights = weight_bytes(model, tensor_parallel, pipeline=pipeline, expert_ranks=expert_ranks)
     reserve = reserve_bytes(part, batch, tensor_parallel)
     cache = budget - weights - reserve
+    if device.kind == "neuron":
+        cache = min(cache, int(budget * _NEURON_CACHE_SHARE))
     tokens = cache_tokens(
         part, cache, context=context, tensor_parallel=tensor_parallel, batch_tokens=batch.tokens, dtype=dtype
     )
-    why = _misfit(model, device, tensor_parallel, context, whole_experts=bool(expert_ranks)) or _shortage(
-        model, budget, weights, reserve, tokens, context
+    why = (
+        _misfit(model, device, tensor_parallel, context, whole_experts=bool(expert_ranks))
+        or _shortage(model, budget, weights, reserve, tokens, context)
+        or _too_little_cache(model, device, cache)
     )
     return Fit(
         instance=instance.name,
@@ -240,13 +250,13 @@ def fit(
 
 
 def ranks(device: Accelerators) -> int:
-    """How many ways one machine can split a model: GPUs, or the NeuronCores of all Neuron devices."""
-    return device.count * (device.cores or 1)
+    """How many ways one machine can split a model: GPUs, or NeuronCores, as software sees them, of all devices."""
+    return device.count * device.ranks
 
 
 def rank_bytes(device: Accelerators) -> int:
     """Memory of one rank: a GPU's, or a NeuronCore's share of its device."""
-    return device.memory_mib * 2**20 // (device.cores or 1)
+    return device.memory_mib * 2**20 // device.ranks
 
 
 def sizes(model: Architecture, instance: Instance) -> tuple[int, ...]:
@@ -310,6 +320,12 @@ def _shortage(model: Model, budget: int, weights: int, reserve: int, tokens: int
     if not model.encoder and tokens < context:
         return f"the cache holds {tokens} tokens, {context - tokens} short of one request of {context}"
     return ""
+
+
+def _too_little_cache(model: Model, device: Accelerators, cache: int) -> str:
+    if device.kind != "neuron" or model.encoder or cache >= _NEURON_LEAST_CACHE:
+        return ""
+    return f"{human_bytes(cache)} are left for the cache of a NeuronCore, and the engine ends below 1 GiB"
 
 
 def _on_one(model: Architecture, group: Tensors, tensor_parallel: int, expert_ranks: int) -> float:

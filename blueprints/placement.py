@@ -11,12 +11,14 @@ from dataclasses import dataclass
 
 from blueprints import memory
 from blueprints.blueprint import Blueprint, Tuning
+from blueprints.catalog import engines
+from blueprints.catalog.engines import Platform
 from blueprints.catalog.models import Model
 from blueprints.deployment import Resources, Split, Toleration
 from blueprints.roles import Engine
 from infra import groups
 from infra.catalog import instances
-from infra.catalog.instances import Instance
+from infra.catalog.instances import Accelerators, Instance
 from infra.errors import InputError, Mistake
 from infra.fleet import Fleet, Pool
 from infra.settings import Document
@@ -48,6 +50,12 @@ class Placement:
 
     split: Split
     resources: Resources
+    platform: Platform
+    """The engine on its accelerators."""
+
+    batch: memory.Batch
+    """The largest step."""
+
     labels: dict[str, str]
     tolerations: tuple[Toleration, ...]
     fit: memory.Fit | None
@@ -136,6 +144,8 @@ class _Search:
         holding = self._that_hold_the_model(types)
         enough = self._with_enough_machines(pool, holding)
         machines = self._machines(enough[0])
+        device = enough[0].accelerators
+        assert device, "each of them has enough"
         return Placement(
             role=self.at[-1],
             model=self.model,
@@ -145,6 +155,8 @@ class _Search:
             machines=machines,
             split=self._split,
             resources=self._resources(pool, enough, machines),
+            platform=self._platform(device),
+            batch=self._batch(device),
             labels={"fleet/pool": self.role.pool},
             tolerations=self._tolerations(),
             fit=self._fit(enough[0]),
@@ -162,6 +174,17 @@ class _Search:
     @property
     def _expert_ranks(self) -> int:
         return self.role.tensor * self.role.data if self.role.expert else 0
+
+    def _platform(self, device: Accelerators) -> Platform:
+        return engines.engines()[self.blueprint.value.engine].platforms[device.kind]
+
+    def _batch(self, device: Accelerators) -> memory.Batch:
+        """The largest step: as the blueprint says, else as the engine chooses."""
+        tuning, limits = self.blueprint.value.tuning, self._platform(device).limits
+        own = memory.batch_of(device)
+        if limits:
+            own = memory.Batch(tokens=limits.segment(own.tokens, self.context), sequences=limits.sequences)
+        return memory.Batch(tokens=tuning.batch_tokens or own.tokens, sequences=tuning.sequences or own.sequences)
 
     def _machines(self, row: Instance) -> int:
         return max(1, -(-self.role.accelerators // (accelerators(row) or 1)))
@@ -219,10 +242,6 @@ class _Search:
         if row.accelerators is None:
             return None
         tuning = self.blueprint.value.tuning
-        default = memory.batch_of(row.accelerators)
-        batch = memory.Batch(
-            tokens=tuning.batch_tokens or default.tokens, sequences=tuning.sequences or default.sequences
-        )
         return memory.fit(
             served(self.model, tuning),
             row,
@@ -231,7 +250,7 @@ class _Search:
             expert_ranks=self._expert_ranks,
             context=min(self.context, self.model.max_context),
             dtype=tuning.kv_cache,
-            batch=batch,
+            batch=self._batch(row.accelerators),
         )
 
     def _that_hold_the_model(self, types: Sequence[Instance]) -> list[Instance]:
@@ -296,14 +315,16 @@ class _Search:
         shares = [(row, each / accelerators(row)) for row in types]
         memory_bytes = int(min(row.memory_mib * share for row, share in shares) * 2**20 * HEADROOM)
         self._offload_fits(memory_bytes)
+        kind, ranks = next((row.accelerators.kind, row.accelerators.ranks) for row in types if row.accelerators)
+        devices = -(-each // ranks)
         return Resources(
-            device=DEVICES[next(row.accelerators.kind for row in types if row.accelerators)],
-            accelerators=each,
+            device=DEVICES[kind],
+            accelerators=devices,
             efa=min(int(row.efa_interfaces * share) for row, share in shares) if pool.efa else 0,
             machine_efa=min(row.efa_interfaces for row in types) if pool.efa else 0,
             cpus=max(1, math.floor(min(row.vcpus * share for row, share in shares) * HEADROOM)),
             memory_bytes=memory_bytes,
-            shared_memory_bytes=min(SHARED_MEMORY_BYTES * each, memory_bytes // 2),
+            shared_memory_bytes=min(SHARED_MEMORY_BYTES * devices, memory_bytes // 2),
         )
 
     def _offload_fits(self, memory_bytes: int) -> None:

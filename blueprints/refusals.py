@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from blueprints import unsupported
 from blueprints.blueprint import Blueprint
 from blueprints.deployment import Place
 from blueprints.placement import Placed, Placement, accelerators, plain
@@ -29,7 +30,7 @@ def of(
         yield from _beyond_this_machine(blueprint, place, placed)
     else:
         yield from _orchestrator(blueprint, fleet, place, placed)
-        yield from _neuron(blueprint, placed)
+        yield from unsupported.settings(blueprint, placed)
         if place.target == "ecs":
             yield from _on_ecs(blueprint, placed)
 
@@ -123,17 +124,6 @@ def _orchestrator(
             yield blueprint.mistake([*at, "pool"], role.pool, why, f"--target {own}, or a pool of {place.target}")
 
 
-def _neuron(blueprint: Document[Blueprint], placed: Sequence[Placed]) -> Iterator[Mistake]:
-    for at, role, found in placed:
-        device = found.instance.accelerators
-        if device and device.kind == "neuron":
-            why = (
-                f"{found.instance.name} carries {device.name}, for which vLLM's plugin compiles a model beforehand "
-                "and streams no weights: the engines' catalogue has no row of it"
-            )
-            yield blueprint.mistake([*at, "pool"], role.pool, why, "a pool of GPUs")
-
-
 def _events(blueprint: Document[Blueprint], placed: Sequence[Placed]) -> Iterator[Mistake]:
     """Routing by the events of caches, where the router does not hear them."""
     wanted = blueprint.value
@@ -155,7 +145,7 @@ def _on_ecs(blueprint: Document[Blueprint], placed: Sequence[Placed]) -> Iterato
         if found.machines > 1 and role.replicas.least != role.replicas.most:
             why = f"a replica is {found.machines} services on ECS, which autoscaling does not start together"
             yield blueprint.mistake(where, replicas, why, f"replicas: {role.replicas.most}")
-        free, tasks = _free_interfaces(found), accelerators(found.instance) // found.resources.accelerators
+        free, tasks = _free_interfaces(found), max(1, accelerators(found.instance) // role.accelerators)
         if free < tasks:
             efa = " beside EFA's" if found.pool.efa else ""
             why = (

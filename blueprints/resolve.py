@@ -8,12 +8,14 @@ models -> placement of each role on its pool -> how caches are handed on -> comm
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from blueprints import adapters, commands, placement, refusals
+from blueprints import adapters, commands, placement, refusals, unsupported
 from blueprints.blueprint import Blueprint
 from blueprints.catalog import engines, models
 from blueprints.catalog.models import Model
@@ -28,6 +30,12 @@ from infra.units import Bounds
 
 ROUTER_CPUS, ROUTER_BYTES = 2, 4 * 2**30
 """Of a router's container: it keeps the beginnings of prompts that it has seen, up to its --max-tree-size."""
+
+SCRATCH_BYTES = 40 * 2**30
+"""Of the disk, for what an engine caches and for adapters, beside weights that are copied there."""
+
+FETCH_LIMIT_S = 300
+"""Longest that copying a little may take, seconds."""
 
 SHARED_ENOUGH = 0.3
 """Share of a prompt above which the router follows cached beginnings, unless told otherwise.
@@ -44,7 +52,7 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], place: Place
         InputError: it cannot work; with every reason at its line of the blueprint.
     """
     wanted = blueprint.value
-    placed, wrong = _placed(blueprint, fleet)
+    placed, wrong = _placed(blueprint, fleet, place)
     wrong += adapters.wrong(blueprint, place.target)
     if not wrong:
         wrong = [*placement.overfull(blueprint, fleet, placed), *refusals.of(blueprint, fleet, place, placed)]
@@ -119,7 +127,7 @@ def transfer(wanted: Blueprint, placed: Sequence[Placed], place: Place) -> str:
     return "rdma" if rdma and wanted.tuning.kv_transfer != "host" else "host"
 
 
-def _placed(blueprint: Document[Blueprint], fleet: Document[Fleet]) -> tuple[list[Placed], list[Mistake]]:
+def _placed(blueprint: Document[Blueprint], fleet: Document[Fleet], place: Place) -> tuple[list[Placed], list[Mistake]]:
     """Each engine role with its machines, and all that stands against them."""
     wanted, found, wrong = blueprint.value, [], []
     seen: dict[str, tuple[Model | None, list[Mistake]]] = {}
@@ -130,6 +138,10 @@ def _placed(blueprint: Document[Blueprint], fleet: Document[Fleet]) -> tuple[lis
         new = named not in seen
         model, mistakes = seen.setdefault(named, _model(blueprint, where, named, written.context))
         wrong += mistakes if new else []
+        nowhere = [] if place.target == "local" else list(unsupported.pool(blueprint, fleet, at, role))
+        if nowhere:
+            wrong += nowhere
+            continue
         try:
             if model is None:
                 placement.require_pool(blueprint, fleet, at, role)
@@ -159,13 +171,13 @@ def _model(
 
 
 def _role(context: Context, blueprint: Document[Blueprint], name: str, role: Engine, found: Placement) -> Role:
-    serves = _served(context, blueprint, name, role, found.model)
+    serves = _served(context, blueprint, name, role, found)
     # EFA joins a replica's machines and hands caches on; nothing else goes over it.
     over_efa = found.resources.efa > 0 and (found.machines > 1 or context.transfer == "rdma")
     return Role(
         name=name,
         kind="engine",
-        image="" if context.local else _image(context, over_efa),
+        image="" if context.local else _image(context, found, over_efa),
         serves=serves,
         pool=role.pool,
         instance_types=tuple(row.name for row in found.types),
@@ -178,15 +190,30 @@ def _role(context: Context, blueprint: Document[Blueprint], name: str, role: Eng
         resources=found.resources if over_efa else found.resources.model_copy(update={"efa": 0, "machine_efa": 0}),
         count=always(role) if context.local else role.replicas,
         scale=None if context.local else scale_of(name, role),
+        **_fetched(context, found, serves),
         ports=_further_ports(context, found),
         processes=tuple(commands.engine(context, name, role, found, serves)),
     )
 
 
-def _image(context: Context, over_efa: bool) -> str:
+def _image(context: Context, found: Placement, over_efa: bool) -> str:
     row = context.row
     own = row.own_image.replace("{registry}", context.place.registry)
-    return context.blueprint.image or (own if over_efa or context.policy == "kv-aware" else row.image)
+    engines_own = own if over_efa or context.policy == "kv-aware" else row.image
+    return context.blueprint.image or found.platform.image or engines_own
+
+
+def _fetched(context: Context, found: Placement, serves: Served) -> dict[str, Any]:
+    """What is copied from S3 before the engine starts, how long that may take, and the disk for it."""
+    fetches = commands.fetches(context, found, serves)
+    if not fetches:
+        return {}
+    size = serves.weights.bytes if commands.WEIGHTS in fetches else 0
+    return {
+        "fetches": fetches,
+        "fetch_s": math.ceil(FETCH_LIMIT_S + size / commands.COPY_BYTES_S),
+        "scratch_bytes": size + SCRATCH_BYTES,
+    }
 
 
 def _further_ports(context: Context, found: Placement) -> dict[str, int]:
@@ -200,8 +227,8 @@ def _further_ports(context: Context, found: Placement) -> dict[str, int]:
     return {} if context.local else {name: commands.PORTS[name] for name, there in wanted.items() if there}
 
 
-def _served(context: Context, blueprint: Document[Blueprint], name: str, role: Engine, model: Model) -> Served:
-    wanted, place = context.blueprint, context.place
+def _served(context: Context, blueprint: Document[Blueprint], name: str, role: Engine, found: Placement) -> Served:
+    wanted, place, model = context.blueprint, context.place, found.model
     written = wanted.served_by(role)
     named = written.model or ""
     uri = written.weights if written.weights != "s3" else f"s3://{place.bucket}/{prefix_of(named)}"
@@ -212,7 +239,7 @@ def _served(context: Context, blueprint: Document[Blueprint], name: str, role: E
         name=served_name(named) if written is wanted else name,
         weights=Weights(
             uri=f"{uri.rstrip('/')}/",
-            loader=context.row.streaming.loader,
+            loader=context.row.streaming.loader if context.platform(found).streams else "auto",
             bytes=model.weight_bytes,
             random=model.random,
         ),

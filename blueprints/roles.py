@@ -67,7 +67,7 @@ class Engine(Settings):
     """How many copies run; a range, as in 1..8, scales between its ends; from 0, they sleep while nobody asks."""
 
     accelerators: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Accelerators of one replica, over all its machines."""
+    """Accelerators of one replica, over all its machines; on Neuron its NeuronCores."""
 
     pipeline: Annotated[int, Field(ge=1, le=64)] = 1
     """Stages of layers, one after the other (pipeline parallelism)."""

@@ -110,13 +110,16 @@ class Service(Settings):
     memory_mib: Annotated[int, Field(ge=128)]
     shared_memory_mib: Annotated[int, Field(ge=0)] = 0
     devices: Many[Device] = ()
-    """Devices of the machine that the task sees; with any of them it may lock memory and is in EFA's group."""
+    """Devices of the machine that the task sees; with any of them it may lock memory."""
 
     probe: Probe | None = None
     """None where another process of its replica answers, or none is to."""
 
-    adapters: dict[Name, Place] = Field(default_factory=dict)
-    """LoRA adapters that are copied to /adapters before the engine starts."""
+    fetches: dict[str, Place] = Field(default_factory=dict)
+    """What is copied to /scratch/fetched/NAME before the engine starts: LoRA adapters, and weights where need be."""
+
+    fetch_s: Annotated[int, Field(ge=0, le=86_400)] = 0
+    """Longest that one of those may take."""
 
     stop_s: Annotated[int, Field(ge=2, le=86_400)]
     """From being asked to stop until it is killed."""

@@ -9,10 +9,11 @@ from pathlib import Path
 from blueprints import blueprint, render, resolve
 from blueprints.blueprint import Blueprint
 from blueprints.deployment import Deployment, Place
+from infra.catalog import instances
 from infra.errors import InputError, Mistake
 from infra.fleet import Fleet
 from infra.reading import read as read_fleet
-from infra.settings import Document
+from infra.settings import Document, load
 from scripts.cloud import place as cloud
 from scripts.rehearsal import embedded_aws
 
@@ -20,6 +21,9 @@ ROOT = Path(__file__).resolve().parents[1]
 PATTERNS = ROOT / "blueprints"
 FLEETS = ROOT / "infra" / "fleets"
 TARGETS = ("local", "eks", "ecs")
+
+NEURON_PRESET = "trainium2"
+"""Stands in for the pattern's own blueprint on Neuron devices, which take whole machines and larger models."""
 
 CORES = 2
 """Of the machine that cells of `local` are meant for; the smallest that the local target runs on."""
@@ -37,6 +41,9 @@ class Cell:
 
     why: str
     """Why it is empty; `` where it is not."""
+
+    preset: str = ""
+    """The pattern's preset that it was made of, where that was not its own blueprint."""
 
     @property
     def pool(self) -> str:
@@ -66,13 +73,23 @@ def _cell(wanted: Document[Blueprint], target: str, fleet: Document[Fleet]) -> C
         return empty
     reasons: dict[str, list[str]] = {}
     for pool in fleet.value.pools:
+        preset = _preset(folder, target, fleet.value, pool)
+        start = load(folder / "presets" / f"{preset}.yaml", Blueprint) if preset else wanted
         try:
-            made = resolve.resolve(on_pool(wanted, pool), fleet, place_of(target, wanted.value, fleet.value))
+            made = resolve.resolve(on_pool(start, pool), fleet, place_of(target, wanted.value, fleet.value))
         except InputError as error:
             reasons.setdefault(_first(error), []).append(pool)
             continue
-        return replace(empty, deployment=made, why="")
+        return replace(empty, deployment=made, why="", preset=preset)
     return replace(empty, why="; ".join(f"{', '.join(pools)}: {reason}" for reason, pools in reasons.items()))
+
+
+def _preset(folder: Path, target: str, fleet: Fleet, pool: str) -> str:
+    """The preset for a pool's kind of accelerator; empty where the pattern's own blueprint is for it."""
+    rows = [instances.load()[name] for name in fleet.pools[pool].types if name in instances.load()]
+    neuron = any(row.accelerators and row.accelerators.kind == "neuron" for row in rows)
+    there = (folder / "presets" / f"{NEURON_PRESET}.yaml").is_file()
+    return NEURON_PRESET if neuron and there and target != "local" else ""
 
 
 def on_pool(wanted: Document[Blueprint], pool: str) -> Document[Blueprint]:

@@ -20,7 +20,7 @@ FILE = Path(__file__).with_name("engines.yaml")
 
 VALUES = frozenset(
     {
-        "weights",  # s3://BUCKET/PREFIX/
+        "weights",  # s3://BUCKET/PREFIX/, or the folder that they were copied to
         "served_model",  # the name that clients use
         "host",  # the address to listen on
         "port",
@@ -102,8 +102,51 @@ class Streaming(Part):
     """The engine's own name of it."""
 
 
+class Limits(_Row):
+    """What the engine does not do on one kind of processor."""
+
+    source: str
+    read: str
+    families: tuple[str, ...]
+    """Families of instance types that it runs on."""
+
+    elsewhere: str
+    """Why it does not run on the others of the kind."""
+
+    architectures: Mapping[str, tuple[int, ...]]
+    """Models that it runs, in 16 bits, by transformers' `model_type`: the sizes that their heads can have."""
+
+    segments: tuple[int, ...]
+    """Tokens that one step of a prompt can have, ascending: each is a program compiled beforehand."""
+
+    sequences: int
+    """Requests of one step, where the blueprint does not say: they are compiled too."""
+
+    whole_machine: str
+    """Why a replica has its machine's accelerators for itself."""
+
+    lacks: Mapping[str, str]
+    """Why it does not do what an option asks for, by the option's name; `machines` and `transfer` among them."""
+
+    def segment(self, most: int, context: int) -> int:
+        """The largest segment of a prompt up to `most` tokens that is below the context; the least where none is."""
+        return max((size for size in self.segments if size <= most and size < context), default=self.segments[0])
+
+
 class Platform(Part):
     """The engine on one kind of processor."""
+
+    image: str = ""
+    """Of a container that runs it there; empty where the engine's own does."""
+
+    streams: bool = True
+    """Whether weights are streamed from S3. If not, they are copied to the machine's disk before the engine starts."""
+
+    start_s: float = 600
+    """A replica that has not answered by then, loading its weights aside, never will."""
+
+    limits: Limits | None = None
+    """None where every option works."""
 
     kv_block: int
     """Tokens in one block of the KV cache."""
@@ -139,7 +182,7 @@ class Engine(_Row):
     command: tuple[Text, ...]
     environment: Mapping[str, Text]
     image: str
-    """Of a container that runs it on GPUs."""
+    """Of a container that runs it, where its platform names none."""
 
     own_image: str
     """The same with what EFA and routing by events need; {registry} is the fleet's own."""

@@ -58,6 +58,9 @@ class Accelerators(Row):
     cores: int | None = None
     """NeuronCores of one device; None for a GPU."""
 
+    logical_cores: int | None = None
+    """What those are joined into and seen as, where that is fewer."""
+
     bandwidth_gb_s: float | None = None
     """Memory bandwidth of one accelerator, in 10^9 bytes a second; None where no source says."""
 
@@ -66,6 +69,11 @@ class Accelerators(Row):
 
     A precision that is missing is one that the hardware lacks, or for which no source was found.
     """
+
+    @property
+    def ranks(self) -> int:
+        """Processes that compute on one accelerator: one on a GPU, one on each NeuronCore that software sees."""
+        return self.logical_cores or self.cores or 1
 
 
 class NetworkCard(Row):
@@ -244,7 +252,8 @@ def _accelerators(row: Mapping[str, Any], known: Sequence[Mapping[str, Any]]) ->
         return dict(row), None
     added = {key: found[0][key] for key in ("bandwidth_gb_s", "dense_tflops")}
     # EC2 gives a Trainium2 device 524,288 MiB, which is no device's memory: the overlay says what it is.
-    return {**row, **added, "memory_mib": found[0].get("memory_mib", row["memory_mib"])}, _source(found[0])
+    corrected = {key: found[0][key] for key in ("memory_mib", "logical_cores") if key in found[0]}
+    return {**row, **added, **corrected}, _source(found[0])
 
 
 def _about(name: str, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:

@@ -1,4 +1,4 @@
-"""A task definition of ECS: the engine or router, what brings its adapters, and what reads its metrics."""
+"""A task definition of ECS: the engine or router, what copies to it from S3, and what reads its metrics."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from infra.constructs.collector import Stream
 from infra.serving import Service
 
 COPIER = "public.ecr.aws/aws-cli/aws-cli:2.31.0"
-"""Copies adapters from S3 before the engine starts."""
+"""Copies from S3 before the engine starts."""
 
-ADAPTERS = "/adapters"
+FETCHED = "/scratch/fetched"
+"""Where to: a volume on the disk that holds images, the machine's own NVMe where the pool has that."""
 
 ASK = (
     "import json,sys,urllib.request as u;"
@@ -70,7 +71,7 @@ def definition(stack: Any, service: Service, *, family: str, roles: Roles, logs:
         execution_role_arn=roles.execution.arn,
         task_role_arn=roles.task.arn,
         container_definitions=json.dumps(containers),
-        volume=[made.EcsTaskDefinitionVolume(name="adapters")] if service.adapters else None,
+        volume=[made.EcsTaskDefinitionVolume(name="fetched")] if service.fetches else None,
         runtime_platform=made.EcsTaskDefinitionRuntimePlatform(
             operating_system_family="LINUX", cpu_architecture="X86_64"
         )
@@ -110,7 +111,7 @@ def asking(stack: Any, service: Service, *, family: str, url: str, roles: Roles,
 def containers_of(service: Service, logs: Logs, stream: Stream) -> list[dict[str, Any]]:
     """The container definitions, in the order of starting."""
     reads = [] if service.member and service.member.rank else [collector.container(service, stream, logs.of("metrics"))]
-    brings = [_copier(name, where, logs) for name, where in service.adapters.items()]
+    brings = [_copier(name, where, service.fetch_s, logs) for name, where in service.fetches.items()]
     return [*brings, _main(service, logs), *reads]
 
 
@@ -136,13 +137,13 @@ def _main(service: Service, logs: Logs) -> dict[str, Any]:
     if service.gpus:
         made["resourceRequirements"] = [{"type": "GPU", "value": str(service.gpus)}]
     if service.devices:
-        # RDMA pins the memory that it writes to.
+        # RDMA pins the memory that it writes to, and so does the Neuron runtime.
         made["ulimits"] = [{"name": "memlock", "softLimit": -1, "hardLimit": -1}]
     if health := _health(service):
         made["healthCheck"] = health
-    if service.adapters:
-        made["mountPoints"] = [{"sourceVolume": "adapters", "containerPath": ADAPTERS, "readOnly": True}]
-        made["dependsOn"] = [{"containerName": f"adapter-{name}", "condition": "SUCCESS"} for name in service.adapters]
+    if service.fetches:
+        made["mountPoints"] = [{"sourceVolume": "fetched", "containerPath": FETCHED, "readOnly": True}]
+        made["dependsOn"] = [{"containerName": f"fetch-{name}", "condition": "SUCCESS"} for name in service.fetches]
     return made
 
 
@@ -189,14 +190,16 @@ def _health(service: Service) -> dict[str, Any] | None:
     }
 
 
-def _copier(name: str, where: str, logs: Logs) -> dict[str, Any]:
+def _copier(name: str, where: str, limit_s: int, logs: Logs) -> dict[str, Any]:
     return {
-        "name": f"adapter-{name}",
+        "name": f"fetch-{name}",
         "image": COPIER,
         "essential": False,
         "cpu": 128,
-        "memory": 256,
-        "command": ["s3", "cp", "--recursive", "--only-show-errors", where, f"{ADAPTERS}/{name}"],
-        "mountPoints": [{"sourceVolume": "adapters", "containerPath": ADAPTERS}],
-        "logConfiguration": logs.of(f"adapter-{name}"),
+        "memory": 512,
+        "command": ["s3", "cp", "--recursive", "--only-show-errors", where, f"{FETCHED}/{name}"],
+        # What waits for it gives up after this; where nothing is said, after the agent's three minutes.
+        **({"startTimeout": limit_s} if limit_s else {}),
+        "mountPoints": [{"sourceVolume": "fetched", "containerPath": FETCHED}],
+        "logConfiguration": logs.of(f"fetch-{name}"),
     }

@@ -61,7 +61,8 @@ def doors(stack: Any, fleet: Fleet, serving: Serving, *, vpc_id: str, vpc_cidr: 
 
 def needs_peers(service: Service) -> bool:
     """Whether tasks talk to tasks of their own kind: machines of a replica, or prefill and decode."""
-    return bool(service.member or service.own_address or service.devices)
+    efa = any(device.startswith("/dev/infiniband/") for device in service.devices)
+    return bool(service.member or service.own_address or efa)
 
 
 def _rule(

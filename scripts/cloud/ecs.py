@@ -119,7 +119,7 @@ def deploy(plan: Plan, agree: Callable[[str], None], *, force: bool = False) -> 
         found, aws = _found(plan), Aws(plan.fleet.value.region)
         outputs = site.states(made)[stack.name].outputs
         _wake(aws, found)
-        limit = _MACHINES_S + max(one.probe.deadline_s for one in found.serving.engines if one.probe)
+        limit = _MACHINES_S + max(one.fetch_s + one.probe.deadline_s for one in found.serving.engines if one.probe)
         with console.step(f"Wait for {plan.deployment.name}'s answers (at most {limit / 60:.0f} min)") as step:
             _wait_steady(aws, found, outputs["definitions"], limit, lambda text: setattr(step, "note", text))
         with console.step("Ask it, as a client would"):

@@ -17,7 +17,14 @@ def matrix(as_json: AsJson = False) -> None:
     cells = list(matrix.cells())
     if as_json:
         plain = [
-            {"pattern": one.pattern, "target": one.target, "fleet": one.fleet, "pool": one.pool or None, "why": one.why}
+            {
+                "pattern": one.pattern,
+                "target": one.target,
+                "fleet": one.fleet,
+                "pool": one.pool or None,
+                "preset": one.preset or None,
+                "why": one.why,
+            }
             for one in cells
         ]
         print(json.dumps(plain, indent=2))
@@ -27,9 +34,12 @@ def matrix(as_json: AsJson = False) -> None:
     table = Table("pattern", "target", *fleets)
     for pattern, target in dict.fromkeys((one.pattern, one.target) for one in cells):
         row = [one for one in cells if (one.pattern, one.target) == (pattern, target)]
-        table.add_row(pattern, target, *(f"({reasons[one.why]})" if one.why else "yes" for one in row))
+        table.add_row(
+            pattern, target, *(f"({reasons[one.why]})" if one.why else "yes*" if one.preset else "yes" for one in row)
+        )
     console.out.print(table)
     rendered = sum(one.deployment is not None for one in cells)
-    console.out.print(f"{rendered} of {len(cells)} render. The others do not, because:")
+    presets = " and ".join(dict.fromkeys(one.preset for one in cells if one.preset))
+    console.out.print(f"{rendered} of {len(cells)} render, yes* with the preset {presets}. The others do not, because:")
     for why, number in reasons.items():
         console.out.print(f"({number}) {why}", markup=False)

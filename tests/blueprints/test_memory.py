@@ -234,6 +234,23 @@ def test_neuron_is_split_by_cores_and_said_to_be_uncalibrated() -> None:
     assert not fit.calibrated
 
 
+def test_a_neuroncore_has_a_bank_of_24_gib_of_which_the_cache_takes_no_more_than_three_tenths() -> None:
+    trn2 = instances.find("trn2.48xlarge")
+    fit = memory.fit(models.find("Qwen/Qwen3-0.6B"), trn2, 16, context=8192)
+    assert trn2.accelerators
+    assert memory.rank_bytes(trn2.accelerators) == 24 * memory.GIB
+    assert fit.cache_bytes == pytest.approx(0.3 * fit.budget_bytes, rel=0.001)
+    assert fit.cache_bytes < fit.budget_bytes - fit.weight_bytes - fit.reserve_bytes
+
+
+def test_a_neuroncore_with_less_than_a_gibibyte_for_the_cache_is_no_fit() -> None:
+    batch = memory.Batch(tokens=2048, sequences=8)
+    trn2, llama = instances.find("trn2.48xlarge"), models.find("meta-llama/Llama-3.3-70B-Instruct")
+    why = memory.fit(llama, trn2, 8, context=512, batch=batch, utilization=0.9).why
+    assert memory.fit(llama, trn2, 16, context=512, batch=batch).fits
+    assert why.endswith("are left for the cache of a NeuronCore, and the engine ends below 1 GiB"), why
+
+
 def test_a_machine_without_accelerators_has_no_sizes() -> None:
     bare = _machine(80_000).model_copy(update={"accelerators": None})
     assert memory.sizes(models.find("mid"), bare) == ()

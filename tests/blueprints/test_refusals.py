@@ -27,7 +27,6 @@ pools:
   p5en-apart: {types: p5en.48xlarge, zones: us-west-2a, size: 4, efa: on}
   p5en-without: {types: p5en.48xlarge, zones: us-west-2c, size: 4}
   b300: {types: p6-b300.48xlarge, zones: us-west-2b, size: 2, efa: on}
-  trainium: {types: trn2.48xlarge, size: 0..2}
 """
 
 TOGETHER = "pattern: aggregated\nmodel: MODEL\nroles:\n  worker: {WORKER}\n"
@@ -161,12 +160,6 @@ REFUSED = [
         together(pool="on-ecs"),
         "blueprint.yaml:4:18: roles.worker.pool: now 'on-ecs': ecs places containers on the pool, and the target is eks. "
         "Write --target ecs, or a pool of eks.",
-    ),
-    (
-        together(pool="trainium"),
-        "blueprint.yaml:4:18: roles.worker.pool: now 'trainium': trn2.48xlarge carries Trainium2, for which vLLM's plugin "
-        "compiles a model beforehand and streams no weights: the engines' catalogue has no row of it. "
-        "Write a pool of GPUs.",
     ),
 ]
 

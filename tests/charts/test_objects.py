@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from infra.constructs import task
 from tests.charts import objects
 from tests.charts.conftest import CHART, PRESETS, Render
 from tests.charts.objects import pods
@@ -69,6 +70,7 @@ EVERYTHING = values(
         priorityClass="serving",
         labels={"kueue.x-k8s.io/queue-name": "gpus"},
         annotations={"note": "one"},
+        fetch={"adapter-sql": "s3://my-adapters/lora/sql"},
         user=0,
     ),
     imagePullSecrets=["registry"],
@@ -220,21 +222,39 @@ def test_a_pod_can_do_nothing_that_it_need_not(rendered: Render, preset: Preset,
     for pod in [*pods(made), *of(made, "Pod")]:
         spec = pod["spec"]
         container = spec["containers"][0]
-        efa = "vpc.amazonaws.com/efa" in container["resources"].get("limits", {})
+        limits = set(container["resources"].get("limits", {}))
+        pins = bool(limits & {"vpc.amazonaws.com/efa", "aws.amazon.com/neuron"})
         root = spec["securityContext"]["runAsUser"] == 0
         # Kubernetes hands IPC_LOCK to root alone.
-        assert root == efa == (not spec["securityContext"]["runAsNonRoot"])
+        assert root == pins == (not spec["securityContext"]["runAsNonRoot"])
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert container["securityContext"] == {
             "readOnlyRootFilesystem": True,
             "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"], **({"add": ["IPC_LOCK"]} if efa else {})},
+            "capabilities": {"drop": ["ALL"], **({"add": ["IPC_LOCK"]} if pins else {})},
         }
         assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
         assert not any("hostPath" in volume for volume in spec["volumes"])
         router = container["name"] == "router"
         assert spec["automountServiceAccountToken"] is router
         assert spec["enableServiceLinks"] is False
+
+
+def test_what_is_fetched_lies_where_the_engine_reads_before_it_starts(rendered: Render) -> None:
+    weights = {"weights": "s3://my-models/llama/"}
+    [pod] = [one for one in pods(rendered(values(engine(fetch=weights, scratch="160Gi")))) if "fetch" in str(one)]
+    [copier], [container] = pod["spec"]["initContainers"], pod["spec"]["containers"]
+    assert copier["image"] == task.COPIER, "ECS copies with the same"
+    assert copier["command"][-2:] == ["s3://my-models/llama/", f"{task.FETCHED}/weights"]
+    assert {"name": "scratch", "mountPath": "/scratch"} in copier["volumeMounts"]
+    assert {"name": "scratch", "mountPath": "/scratch"} in container["volumeMounts"]
+    assert {"name": "scratch", "emptyDir": {"sizeLimit": "160Gi"}} in pod["spec"]["volumes"]
+    assert copier["resources"]["requests"]["ephemeral-storage"] == "160Gi", "the node must have it"
+    assert copier["securityContext"] == {
+        "readOnlyRootFilesystem": True,
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+    }
 
 
 def test_privileged_is_a_switch_and_says_nothing_that_contradicts_it(rendered: Render) -> None:

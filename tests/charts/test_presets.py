@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -81,8 +82,10 @@ def test_kubernetes_own_schemas_and_those_of_the_custom_kinds_take_its_objects(
 def test_its_engine_splits_the_model_over_the_accelerators_it_asks_for(
     values: Mapping[str, Any], engine: Engine
 ) -> None:
-    ways = engine.number("tensor-parallel-size") * engine.number("pipeline-parallel-size")
-    assert ways == engine.accelerators * engine.role.get("nodes", 1)
+    ways = [engine.number(f"{what}-parallel-size") for what in ("tensor", "pipeline", "data")]
+    for row in engine.types:
+        assert row.accelerators
+        assert math.prod(ways) == engine.accelerators * row.accelerators.ranks * engine.role.get("nodes", 1)
 
 
 def fits(values: Mapping[str, Any], engine: Engine, row: Instance) -> memory.Fit:

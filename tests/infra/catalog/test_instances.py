@@ -61,6 +61,11 @@ def test_neuron_devices_carry_their_cores(name: str, cores: int) -> None:
     assert row.accelerators.count * row.accelerators.cores == cores
 
 
+def test_a_trainium2_device_is_seen_as_four_cores_and_the_older_ones_as_they_are() -> None:
+    seen = {name: instances.find(name).accelerators for name in ("trn2.48xlarge", "trn1.32xlarge", "g6e.12xlarge")}
+    assert {name: device.ranks for name, device in seen.items() if device} == dict(zip(seen, (4, 2, 1), strict=True))
+
+
 def test_the_families_asked_for_are_all_there() -> None:
     families = {row.family for row in CATALOGUE.values()}
     assert families >= {"g5", "g6", "g6e", "g7e", "p4d", "p4de", "p5", "p5e", "p5en", "p6-b200", "p6-b300"}

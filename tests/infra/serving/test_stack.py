@@ -128,8 +128,10 @@ def test_an_address_that_only_the_task_knows_is_put_into_its_environment(stacks:
 
 def test_adapters_are_there_before_the_engine_starts(stacks: Stacks) -> None:
     found = containers(stacks["aggregated"], "worker")
-    assert found["worker"]["dependsOn"] == [{"containerName": "adapter-sql", "condition": "SUCCESS"}]
-    assert found["adapter-sql"]["command"][-2:] == ["s3://my-adapters/lora/sql", "/adapters/sql"]
+    assert found["worker"]["dependsOn"] == [{"containerName": "fetch-adapter-sql", "condition": "SUCCESS"}]
+    from_, to = found["fetch-adapter-sql"]["command"][-2:]
+    assert from_ == "s3://my-adapters/lora/sql"
+    assert f"sql={to}" in found["worker"]["command"]
 
 
 def test_the_router_follows_the_names_of_the_engines(stacks: Stacks) -> None:

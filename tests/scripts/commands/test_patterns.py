@@ -60,7 +60,7 @@ def test_a_preset_is_copied_in_place_of_the_patterns_own_blueprint(
         ),
         (
             ("aggregated", "--preset", "12x1+1x4"),
-            "--preset: now '12x1+1x4': aggregated has no such preset. Write long-context.\n",
+            "--preset: now '12x1+1x4': aggregated has no such preset. Write long-context or trainium2.\n",
         ),
     ],
 )

@@ -1,0 +1,105 @@
+"""A deployment on ECS with Neuron devices: a machine for each task, and weights that are copied to it beforehand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from infra import main, reading
+from infra.stacks import rules
+from scripts.cloud import plan
+from tests.infra import workspace as workspaces
+from tests.infra.serving.conftest import Stack, blueprint
+from tests.infra.serving.test_stack import beyond_reading, containers, of
+
+HERE = Path(__file__).parent
+
+# In a region that offers the type.
+FLEET = """\
+name: neuron
+region: us-east-2
+zones: [us-east-2a, us-east-2b]
+orchestrator: ecs
+pools:
+  trainium: {types: trn2.48xlarge, zones: us-east-2b, size: 0..2}
+"""
+WANTED = """\
+pattern: aggregated
+model: meta-llama/Llama-3.3-70B-Instruct
+context: 16384
+roles: {worker: {pool: trainium, accelerators: 64, data: 4}}
+"""
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("fleet") / "fleet.yaml"
+    file.write_text(FLEET)
+    return file
+
+
+@pytest.fixture(scope="module")
+def synthesized(fleet: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with stacks/serving-neuron/cdk.tf.json."""
+    folder, out = tmp_path_factory.mktemp("serving"), tmp_path_factory.mktemp("synthesized")
+    planned = plan.plan(blueprint(folder, "neuron", WANTED), fleet, target="ecs", root=folder, account="123456789012")
+    main.synthesize_serving(reading.read(fleet), out, plan.write(planned))
+    return out
+
+
+@pytest.fixture(scope="module")
+def stack(synthesized: Path) -> Stack:
+    made: Stack = json.loads((synthesized / "stacks/serving-neuron/cdk.tf.json").read_text())
+    return made
+
+
+def test_it_keeps_the_rules_of_every_stack(stack: Stack, fleet: Path) -> None:
+    assert list(rules.broken(reading.read(fleet).value, {"neuron": stack})) == []
+
+
+def test_weights_are_copied_to_a_volume_that_the_engine_reads(stack: Stack) -> None:
+    found = containers(stack, "worker")
+    engine, copier = found["worker"], found["fetch-weights"]
+    assert engine["dependsOn"] == [{"containerName": "fetch-weights", "condition": "SUCCESS"}]
+    assert copier["essential"] is False, "it ends, and the task goes on"
+    assert engine["command"][1] == copier["command"][-1]
+    [read], [written] = engine["mountPoints"], copier["mountPoints"]
+    assert (read["sourceVolume"], read["readOnly"]) == (written["sourceVolume"], True)
+    assert copier["command"][-1].startswith(f"{read['containerPath']}/")
+    [task] = [one for one in of(stack, "aws_ecs_task_definition").values() if "volume" in one]
+    assert [volume["name"] for volume in task["volume"]] == [read["sourceVolume"]]
+    # 141 GB at 100 MB/s; the agent alone would give up after three minutes.
+    assert copier["startTimeout"] > 1411
+
+
+def test_who_copies_may_read_and_nothing_else(stack: Stack) -> None:
+    assert list(beyond_reading(stack)) == []
+
+
+def test_a_task_sees_all_of_its_machines_devices_and_no_gpu(stack: Stack) -> None:
+    engine = containers(stack, "worker")["worker"]
+    assert "resourceRequirements" not in engine
+    assert [one["hostPath"] for one in engine["linuxParameters"]["devices"]] == [f"/dev/neuron{n}" for n in range(16)]
+    assert engine["linuxParameters"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
+
+
+def test_devices_of_a_machine_are_no_peers(stack: Stack) -> None:
+    said = {rule["description"] for rule in of(stack, "aws_vpc_security_group_ingress_rule").values()}
+    assert "Requests" in said
+    assert "Caches and ranks of one model" not in said
+
+
+@pytest.mark.terraform
+def test_terraform_takes_every_resource(synthesized: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    workspace = workspaces.made(
+        tmp_path_factory.mktemp("terraform"),
+        synthesized,
+        tests=[HERE / "neuron.tftest.hcl"],
+        stack="stacks/serving-neuron",
+        data=tmp_path_factory.mktemp("data"),
+    )
+    ended = workspace.run("test")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "1 passed, 0 failed" in ended.stdout
