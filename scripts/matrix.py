@@ -40,7 +40,10 @@ class Cell:
     """On the first of the fleet's pools that holds all of its roles; None where none does."""
 
     why: str
-    """Why it is empty; `` where it is not."""
+    """Why it is empty, pool by pool; `` where it is not."""
+
+    reasons: tuple[str, ...] = ()
+    """The same, each reason once and without its pools."""
 
     preset: str = ""
     """The pattern's preset that it was made of, where that was not its own blueprint."""
@@ -68,7 +71,8 @@ def patterns() -> list[Path]:
 
 def _cell(wanted: Document[Blueprint], target: str, fleet: Document[Fleet]) -> Cell:
     folder = wanted.path.parent
-    empty = Cell(folder.name, target, fleet.path.stem, None, f"the pattern has no template for {target}")
+    why = f"the pattern has no template for {target}"
+    empty = Cell(folder.name, target, fleet.path.stem, None, why, (why,))
     if target not in render.targets(folder):
         return empty
     reasons: dict[str, list[str]] = {}
@@ -80,8 +84,9 @@ def _cell(wanted: Document[Blueprint], target: str, fleet: Document[Fleet]) -> C
         except InputError as error:
             reasons.setdefault(_first(error), []).append(pool)
             continue
-        return replace(empty, deployment=made, why="", preset=preset)
-    return replace(empty, why="; ".join(f"{', '.join(pools)}: {reason}" for reason, pools in reasons.items()))
+        return replace(empty, deployment=made, why="", reasons=(), preset=preset)
+    why = "; ".join(f"{', '.join(pools)}: {reason}" for reason, pools in reasons.items())
+    return replace(empty, why=why, reasons=tuple(reasons))
 
 
 def _preset(folder: Path, target: str, fleet: Fleet, pool: str) -> str:
