@@ -99,6 +99,15 @@ RoleArn = Annotated[
     ),
 ]
 
+TopicArn = Annotated[
+    str,
+    Form(
+        "arn:aws(?:-[a-z]+)*:sns:[a-z0-9-]{1,32}:[0-9]{12}:[A-Za-z0-9_-]{1,256}",
+        "a standard SNS topic's ARN",
+        "arn:aws:sns:us-west-2:123456789012:on-call",
+    ),
+]
+
 DEADLOCKED_RELEASE = "v20260505"
 """The AL2023 release whose nodes wait for ever for the pause image. Source: awslabs/amazon-eks-ami#2710."""
 
@@ -149,7 +158,7 @@ class Storage(Settings):
     old_versions_kept: Days = written("30d")
     """How long an overwritten or deleted object can still be brought back."""
 
-    repositories: OneOrMore[Name] = ("vllm",)
+    repositories: OneOrMore[Name] = ("vllm", "router")
     """ECR repositories for the images of this project, one or a list."""
 
     def contradictions(self) -> Iterable[Iterator[Contradiction]]:
@@ -239,6 +248,10 @@ class Fleet(Settings):
     spend_limit: Spend | None = None
     """The most that all pools at their greatest size may cost an hour, on demand."""
 
+    alarms_to: TopicArn | None = None
+    """ARN of the SNS topic that CloudWatch's alarms on ECS tell, when they ring and when that is over. If a key of your
+    own encrypts it, the key's policy must let cloudwatch.amazonaws.com use kms:Decrypt and kms:GenerateDataKey*."""
+
     state: State = "local"
     """Where Terraform keeps its state: `local`, or `s3://BUCKET/PREFIX` with a lock file beside it."""
 
@@ -270,6 +283,7 @@ class Fleet(Settings):
             self._pools_in_zones(),
             self._one_zone_where_needed(),
             self._subnet_for_each_zone(),
+            self._alarms_of_its_region(),
             self._settings_of_its_orchestrator(),
             self._add_ons_of_its_orchestrator(),
             self._pools_of_its_orchestrator(),
@@ -323,6 +337,14 @@ class Fleet(Settings):
                 f"it names {have} private subnet{'s' * (have != 1)}, and the fleet has {need} zone{'s' * (need != 1)}",
                 "one private subnet a zone, in the order of `zones`",
             )
+
+    def _alarms_of_its_region(self) -> Iterator[Contradiction]:
+        if self.alarms_to and self.alarms_to.split(":")[3] != self.region:
+            why = f"an alarm tells topics of its own region alone, {self.region}"
+            yield Contradiction(("alarms_to",), why, f"a topic in {self.region}")
+        if self.alarms_to and "ecs" not in self.orchestrators:
+            why = "the fleet has no ECS cluster, and on EKS alarms are Prometheus' own"
+            yield Contradiction(("alarms_to",), why, "no alarms_to, and Alertmanager's receivers")
 
     def _settings_of_its_orchestrator(self) -> Iterator[Contradiction]:
         for name, made, default in (("eks", self.eks, Eks()), ("ecs", self.ecs, Ecs())):

@@ -21,8 +21,14 @@ def alarm(
     comparison: str = "GreaterThanThreshold",
     periods: int = 5,
     missing: str = "notBreaching",
+    topic: str | None = None,
 ) -> Any:
-    """Adds an alarm, which rings after so many periods of `metric_query` in a row."""
+    """Adds an alarm, which rings after so many periods of `metric_query` in a row.
+
+    Args:
+        topic: ARN of the SNS topic that is told when it rings, and when that is over.
+    """
+    told = [topic] if topic else None
     return aws.cloudwatch_metric_alarm.CloudwatchMetricAlarm(
         stack,
         id_,
@@ -33,6 +39,8 @@ def alarm(
         evaluation_periods=periods,
         treat_missing_data=missing,
         metric_query=metric_query,
+        alarm_actions=told,
+        ok_actions=told,
     )
 
 

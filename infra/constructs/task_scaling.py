@@ -49,7 +49,7 @@ def scaling(stack: Any, fleet: Fleet, serving: Serving, service: Service, stream
         whose = f"{fleet.name}-{serving.name}-{service.role}"
         _wake(stack, serving, service, stream, scaled, whose)
         _sleep(stack, serving, service, stream, scaled, whose)
-        _late(stack, serving, service, stream, whose)
+        _late(stack, serving, service, stream, whose, fleet.alarms_to)
 
 
 def metric(identity: str, stream: Stream, service: Service, name: str, stat: str, **more: Any) -> Any:
@@ -177,12 +177,13 @@ def _sleep(stack: Any, serving: Serving, service: Service, stream: Stream, scale
     made.add_override("alarm_actions", policy)
 
 
-def _late(stack: Any, serving: Serving, service: Service, stream: Stream, whose: str) -> None:
+def _late(stack: Any, serving: Serving, service: Service, stream: Stream, whose: str, topic: str | None) -> None:
     """The alarm on a role that is asked and does not wake: no machine comes, or the engine does not start."""
-    start_s = MACHINES_S + (service.probe.deadline_s if service.probe else 0)
+    start_s = MACHINES_S + service.fetch_s + (service.probe.deadline_s if service.probe else 0)
     alarm.alarm(
         stack,
         f"{service.role}-late-alarm",
+        topic=topic,
         name=f"{whose}-late",
         description=f"{serving.name}'s {service.role} is asked, and does not wake",
         threshold=0,

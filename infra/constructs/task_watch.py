@@ -38,6 +38,7 @@ def errors(stack: Any, fleet: Fleet, serving: Serving, stream: Stream) -> Any:
     return alarm.alarm(
         stack,
         "errors-alarm",
+        topic=fleet.alarms_to,
         name=errors_alarm(serving, fleet),
         description=f"Requests to {serving.name} fail",
         threshold=max(serving.errors, _LEAST_ERRORS),
@@ -57,6 +58,7 @@ def queue(stack: Any, fleet: Fleet, serving: Serving, stream: Stream, service: S
     alarm.alarm(
         stack,
         f"{service.role}-queue-alarm",
+        topic=fleet.alarms_to,
         name=f"{fleet.name}-{serving.name}-{service.role}-queue",
         description=f"Requests wait for {serving.name}'s {service.role}",
         threshold=4 * own,
@@ -81,6 +83,7 @@ def running(stack: Any, fleet: Fleet, serving: Serving, service: Service, ecs_na
     alarm.alarm(
         stack,
         f"{service.name}-running-alarm",
+        topic=fleet.alarms_to,
         name=f"{fleet.name}-{serving.name}-{service.name}-running",
         description=f"Tasks of {serving.name}'s {service.name} are missing",
         threshold=service.count,

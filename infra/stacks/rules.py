@@ -235,6 +235,14 @@ def untagged(stack: Stack, fleet: Fleet) -> Found:
             yield f"{address} does not tag what EC2 makes from it"
 
 
+def unheard(stack: Stack, fleet: Fleet) -> Found:
+    """Alarms that call nobody although the fleet names a topic."""
+    if fleet.alarms_to:
+        for address, made in resources(stack, "aws_cloudwatch_metric_alarm"):
+            if not made.get("alarm_actions"):
+                yield f"{address} calls nobody, and alarms_to is {fleet.alarms_to}"
+
+
 RULES: tuple[Callable[[Stack], Found], ...] = (
     empty_structs,
     wildcards,
@@ -246,7 +254,7 @@ RULES: tuple[Callable[[Stack], Found], ...] = (
     too_many_providers,
     overlapping,
 )
-RULES_OF_A_FLEET: tuple[Callable[[Stack, Fleet], Found], ...] = (wrong_interfaces, untagged)
+RULES_OF_A_FLEET: tuple[Callable[[Stack, Fleet], Found], ...] = (wrong_interfaces, untagged, unheard)
 
 
 def _allowing(stack: Stack) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from blueprints.catalog import engines
+from infra.fleet import Storage
 
 ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "images"
@@ -36,6 +37,10 @@ def test_every_image_of_the_catalogues_is_built_here_under_the_same_version() ->
     named = _named()
     assert set(named) <= set(OURS)
     assert named == {name: _labelled(name) for name in named}
+
+
+def test_every_image_that_deployments_pull_has_a_repository_in_a_fleet_that_names_none() -> None:
+    assert set(Storage().repositories) == set(_named()) == set(OURS)
 
 
 def test_the_own_image_is_the_plain_image_with_something_added() -> None:

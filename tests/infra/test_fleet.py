@@ -53,7 +53,7 @@ def test_what_is_left_out_has_its_default() -> None:
     assert isinstance(value.network, NewNetwork)
     assert (value.orchestrator, value.state, value.spend_limit, value.tags) == ("eks", "local", None, {})
     assert (value.network.cidr, value.network.nat, value.network.flow_logs) == ("10.0.0.0/16", True, 30 * 86400)
-    assert (value.storage.results_kept, value.storage.repositories) == (90 * 86400, ("vllm",))
+    assert (value.storage.results_kept, value.storage.repositories) == (90 * 86400, ("vllm", "router"))
     pool = value.pools["general"]
     assert (pool.buy, pool.size, pool.efa, value.zones_of(pool)) == (("on-demand",), Bounds(0, 8), False, value.zones)
 
@@ -180,6 +180,19 @@ HOLDS = "a reservation holds machines of one"
         (GOOD + "tags: {a: 'x;y'}\n", ["fleet.yaml:8:11: tags.a: now 'x;y': it is not a tag's value of up to 256 characters: letters, digits, space and _.:/=+@-. Write a tag's value of up to 256 characters such as serving."]),
         # contradictions, each at its own field
         (GOOD.replace("us-west-2b]", "us-west-2a]"), ["fleet.yaml:3:21: zones[1]: now 'us-west-2a': it stands in the list twice. Write it once."]),
+        # alarms that would reach nobody
+        (
+            GOOD + "alarms_to: arn:aws:sns:us-west-2:123456789012:on-call\n",
+            ["fleet.yaml:8:12: alarms_to: now 'arn:aws:sns:us-west-2:123456789012:on-call': the fleet has no ECS cluster, and on EKS alarms are Prometheus' own. Write no alarms_to, and Alertmanager's receivers."],
+        ),
+        (
+            GOOD + "orchestrator: ecs\nalarms_to: arn:aws:sns:us-east-1:123456789012:on-call\n",
+            ["fleet.yaml:9:12: alarms_to: now 'arn:aws:sns:us-east-1:123456789012:on-call': an alarm tells topics of its own region alone, us-west-2. Write a topic in us-west-2."],
+        ),
+        (
+            GOOD + "orchestrator: ecs\nalarms_to: on-call@example.com\n",
+            ["fleet.yaml:9:12: alarms_to: now 'on-call@example.com': it is not a standard SNS topic's ARN. Write a standard SNS topic's ARN such as arn:aws:sns:us-west-2:123456789012:on-call."],
+        ),
         (GOOD.replace("us-west-2b]", "us-east-1b]"), ["fleet.yaml:3:21: zones[1]: now 'us-east-1b': the zone is not in the fleet's region, us-west-2. Write a zone of us-west-2, such as us-west-2a."]),
         (pool("types: g6e.2xlarge\nsize: 1\nzones: [us-west-2a, us-west-2c]"), ["fleet.yaml:11:25: pools.other.zones[1]: now 'us-west-2c': the fleet does not have this zone; it has us-west-2a, us-west-2b. Write one of those here, or this one in the fleet's zones too."]),
         (pool("types: p5.48xlarge\nsize: 2\nzones: [us-west-2a, us-west-2b]\nefa: true"), [f"fleet.yaml:11:12: pools.other.zones: {EFA}, and the pool names 2. Write zones: us-west-2a in the pool, or efa: false."]),

@@ -35,6 +35,7 @@ region: us-west-2
 zones: [us-west-2a, us-west-2b]
 orchestrator: both
 spend_limit: 500 USD/h
+alarms_to: arn:aws:sns:us-west-2:123456789012:on-call
 state: s3://my-state/fleets/ads
 network: {cidr: 10.0.0.0/16, nat: on, flow_logs: 30d}
 storage: {results_kept: 30d, old_versions_kept: 7d, repositories: [vllm, router]}

@@ -21,6 +21,7 @@ name: fabric
 region: us-west-2
 zones: [us-west-2a, us-west-2b]
 orchestrator: ecs
+alarms_to: arn:aws:sns:us-west-2:123456789012:on-call
 pools:
   general: {types: [g6e.2xlarge, g6e.12xlarge], size: 0..8, buy: [spot, on-demand]}
   alone: {types: g6e.2xlarge, zones: us-west-2a, size: 0..2}

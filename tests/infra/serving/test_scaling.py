@@ -92,7 +92,7 @@ class Day:
         policy = self.stack["resource"]["aws_appautoscaling_policy"]["worker-scaling-policy"]
         self.tracks = policy["target_tracking_scaling_policy_configuration"]
         self.track = Watch.of(self.tracks["customized_metric_specification"]["metrics"])
-        self.alarms = {name: one for name, one in alarms.items() if "alarm_actions" in one}
+        self.alarms = {name: one for name, one in alarms.items() if "ok_actions" not in one}
         self.watches = {name: Watch.of(one["metric_query"]) for name, one in self.alarms.items()}
         self.most = self.stack["resource"]["aws_appautoscaling_target"]["worker-scaling"]["max_capacity"]
 

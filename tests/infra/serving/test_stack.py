@@ -63,6 +63,22 @@ def test_a_strategy_of_seven_is_caught(stacks: Stacks) -> None:
 
 
 @each
+def test_every_alarm_calls_somebody_and_one_that_does_not_is_caught(stacks: Stacks, fleet: Path, shape: str) -> None:
+    told = reading.read(fleet).value
+    stack = copy.deepcopy(stacks[shape])
+    alarms = of(stack, "aws_cloudwatch_metric_alarm")
+    for_people = {name: one for name, one in alarms.items() if "ok_actions" in one}
+    assert {name.rpartition("-")[0].rpartition("-")[2] for name in for_people} <= {"errors", "queue", "running", "late"}
+    assert all(one["alarm_actions"] == one["ok_actions"] == [told.alarms_to] for one in for_people.values())
+    assert list(rules.unheard(stack, told)) == []
+    del alarms["errors-alarm"]["alarm_actions"]
+    assert list(rules.unheard(stack, told)) == [
+        "aws_cloudwatch_metric_alarm.errors-alarm calls nobody, and alarms_to is arn:aws:sns:us-west-2:123456789012:on-call"
+    ]
+    assert list(rules.unheard(stack, told.model_copy(update={"alarms_to": None}))) == []
+
+
+@each
 def test_an_engine_reads_its_own_weights_and_nothing_else(stacks: Stacks, shape: str) -> None:
     assert list(beyond_reading(stacks[shape])) == []
     [objects] = [on for role, actions, on in allowed(stacks[shape]) if actions == ["s3:GetObject"]]

@@ -89,7 +89,7 @@ run "buckets_and_registries" {
   }
 
   assert {
-    condition     = output.repositories == { vllm = aws_ecr_repository.image-vllm.repository_url }
+    condition     = output.repositories == { vllm = aws_ecr_repository.image-vllm.repository_url, router = aws_ecr_repository.image-router.repository_url }
     error_message = "registries are handed on by the image's name"
   }
 

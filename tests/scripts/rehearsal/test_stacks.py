@@ -189,7 +189,8 @@ def test_the_network_goes_without_a_trace(fleet: Document[Fleet], network: Netwo
 def test_after_a_killed_terraform_a_new_apply_makes_everything(elsewhere: Elsewhere) -> None:
     outputs = elsewhere.outputs()["storage"]
     assert outputs["model_bucket"] == "small-models-123456789012-us-west-2"
-    assert outputs["repositories"] == {"vllm": "123456789012.dkr.ecr.us-west-2.amazonaws.com/small/vllm"}
+    own = "123456789012.dkr.ecr.us-west-2.amazonaws.com/small"
+    assert outputs["repositories"] == {name: f"{own}/{name}" for name in ("vllm", "router")}
     said = (elsewhere.data / "apply.err").read_text()
     assert "resource(s) that Terraform does not know" in said
     made = [resource.id for resource in inventory.made(elsewhere.endpoint, REGION, "small")]
