@@ -165,6 +165,11 @@ class Split(Resolved):
     """Whether whole experts are spread over the accelerators."""
 
 
+HUGE_PAGES = 5128
+"""Of 2 MiB, that a machine with EFA's driver has. Source: EKS User Guide, "Run machine learning training on Amazon EKS
+with Elastic Fabric Adapter", 2026-11."""
+
+
 class Resources(Resolved):
     """What one machine gives to one replica."""
 
@@ -184,6 +189,11 @@ class Resources(Resolved):
     memory_bytes: int = 0
     shared_memory_bytes: int = 0
     """Of /dev/shm, which the processes of one machine exchange tensors through."""
+
+    @property
+    def huge_page_bytes(self) -> int:
+        """In pages of 2 MiB, for libfabric's buffers: the share, by interfaces, of what EFA's driver sets aside."""
+        return HUGE_PAGES * self.efa // self.machine_efa * 2**21 if self.efa else 0
 
 
 class Toleration(Resolved):

@@ -20,6 +20,10 @@ from infra.errors import BlueprintError, Unavailable
 from scripts import console
 
 
+_BUILD_S = 1200
+"""One build, on a machine with other work; the longest takes half of that alone."""
+
+
 @dataclass(frozen=True)
 class Program:
     """A program, and the module that it is built from."""
@@ -107,11 +111,12 @@ def _build(program: Program, folder: Path, log: Path) -> None:
     environment = {"CGO_ENABLED": "0"}
     with console.step(f"Build {program.name} {program.version}, once"):
         if program.tool_of is None:
-            console.run(["go", "install", *flags, module], log=log, environment={**environment, "GOBIN": str(folder)})
+            there = {**environment, "GOBIN": str(folder)}
+            console.run(["go", "install", *flags, module], log=log, environment=there, timeout_s=_BUILD_S)
             return
         part = folder / "part"  # its name is the program's when it is whole
         command = ["go", "build", *flags, "-o", str(part), program.package]
-        console.run(command, log=log, cwd=program.tool_of, environment=environment)
+        console.run(command, log=log, cwd=program.tool_of, environment=environment, timeout_s=_BUILD_S)
         part.rename(folder / program.name)
 
 

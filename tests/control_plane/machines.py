@@ -5,39 +5,36 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from blueprints.deployment import HUGE_PAGES
+from blueprints.placement import DEVICES
 from infra import user_data
 from infra.catalog import instances
 from infra.catalog.instances import Instance
 from infra.fleet import Fleet
-from infra.groups import Group, groups
-
-_DEVICES = {"gpu": "nvidia.com/gpu", "neuron": "aws.amazon.com/neuron"}
-
-_HUGE_PAGES_MIB = 2 * 5128
-"""What the EFA installer sets aside. Source: its /etc/sysctl.d, vm.nr_hugepages, EFA installer 1.4x, 2026-11."""
+from infra.groups import groups
 
 _VM_OVERHEAD = 0.075
 """Share of an instance type's memory that its machine does not see, as Karpenter assumes it (vmMemoryOverheadPercent)."""
 
 
-def of_pool(fleet: Fleet, pool: str, count: int) -> list[dict[str, Any]]:
-    """Machines of a pool's first choice, in its zones by turns."""
+def of_pool(fleet: Fleet, pool: str, count: int, name: str = "", **labels: str) -> list[dict[str, Any]]:
+    """Machines of a pool's first choice, in its zones by turns, called after the pool."""
     group = next(one for one in groups(fleet, instances.load()) if one.pool == pool and one.orchestrator == "eks")
     row = instances.load()[group.types[0]]
     return [
         machine(
-            f"{pool}-{number}",
-            {**group.labels, **_labels(row, group.zones[number % len(group.zones)])},
-            holds(row, group),
+            f"{name or pool}-{number}",
+            {**labels, **group.labels, **_labels(row, group.zones[number % len(group.zones)])},
+            holds(row, efa=group.efa > 0, disk=f"{row.nvme_gb}G" if group.nvme else f"{group.volume.size_gib}Gi"),
             taints=[{"key": one.key, "value": one.value, "effect": one.effect} for one in group.taints],
         )
         for number in range(count)
     ]
 
 
-def plain(name: str) -> dict[str, Any]:
+def plain(name: str, **labels: str) -> dict[str, Any]:
     """A machine without an accelerator, as the cluster's add-ons run on."""
-    return machine(name, {}, {"cpu": "7900m", "memory": "28Gi", "ephemeral-storage": "80Gi", "pods": "110"})
+    return machine(name, labels, {"cpu": "7900m", "memory": "28Gi", "ephemeral-storage": "80Gi", "pods": "110"})
 
 
 def machine(name: str, labels: Mapping[str, str], allocatable: Mapping[str, str], **spec: Any) -> dict[str, Any]:
@@ -56,21 +53,31 @@ def machine(name: str, labels: Mapping[str, str], allocatable: Mapping[str, str]
     }
 
 
-def holds(row: Instance, group: Group) -> dict[str, str]:
+def of_type(row: Instance, count: int, name: str, **labels: str) -> list[dict[str, Any]]:
+    """Machines of a type in one zone, with all that the type has, kept free for what asks for accelerators."""
+    has = holds(row, efa=row.efa_interfaces > 0, disk=f"{row.nvme_gb}G" if row.nvme_gb else "500Gi")
+    taints = [{"key": DEVICES[row.accelerators.kind], "effect": "NoSchedule"}] if row.accelerators else []
+    known = {**_labels(row, "us-east-1a"), **labels}
+    return [machine(f"{name}-{number}", known, has, taints=taints) for number in range(count)]
+
+
+def holds(row: Instance, *, efa: bool, disk: str) -> dict[str, str]:
     """What a machine has left for pods. Source: awslabs/amazon-eks-ami, nodeadm, kubelet's reserved resources, 2026-11."""
-    huge = _HUGE_PAGES_MIB if group.efa else 0
+    huge_mib = 2 * HUGE_PAGES if efa else 0
     reserved_mib = 255 + 11 * user_data.MOST_PODS + 100
     by_core = [60, 10, 5, 5]  # thousandths of the first cores; 2.5 of each further one
     reserved_cpu = sum(by_core[: row.vcpus]) + 2.5 * max(0, row.vcpus - len(by_core))
-    devices = {_DEVICES[row.accelerators.kind]: str(group.accelerators)} if row.accelerators else {}
-    return {
+    found = {
         "cpu": f"{row.vcpus * 1000 - int(reserved_cpu) - 1}m",
-        "memory": f"{int(row.memory_mib * (1 - _VM_OVERHEAD)) - huge - reserved_mib}Mi",
-        "ephemeral-storage": f"{row.nvme_gb}G" if group.nvme else f"{group.volume.size_gib}Gi",
+        "memory": f"{int(row.memory_mib * (1 - _VM_OVERHEAD)) - huge_mib - reserved_mib}Mi",
+        "ephemeral-storage": disk,
         "pods": str(user_data.MOST_PODS),
-        **({"vpc.amazonaws.com/efa": str(group.efa), "hugepages-2Mi": f"{huge}Mi"} if group.efa else {}),
-        **devices,
     }
+    if efa:
+        found |= {"vpc.amazonaws.com/efa": str(row.efa_interfaces), "hugepages-2Mi": f"{huge_mib}Mi"}
+    if row.accelerators:
+        found[DEVICES[row.accelerators.kind]] = str(row.accelerators.count)
+    return found
 
 
 def _labels(row: Instance, zone: str) -> dict[str, str]:

@@ -32,7 +32,7 @@ HERE = ("--namespace", "serving")
 GPUS = 3
 """Machines of the pool `general`, of one accelerator each; the pattern takes two."""
 
-pytestmark = pytest.mark.timeout(1200)  # where the control plane is to be built first
+pytestmark = pytest.mark.timeout(120, func_only=True)  # the fixture may wait for a build
 
 
 class Said(NamedTuple):
