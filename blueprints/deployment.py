@@ -58,6 +58,16 @@ class Process(Resolved):
     """What it takes of its machine's memory."""
 
 
+class Measured(Resolved):
+    """What `validate` measured of a blueprint's traffic."""
+
+    shared: float
+    """Share of a prompt that earlier ones began with, 0 to 1."""
+
+    at: str
+    """When, UTC, ISO 8601."""
+
+
 class Place(Resolved):
     """Facts of the place where a deployment runs that no settings file holds."""
 
@@ -108,6 +118,9 @@ class Place(Resolved):
 
     service_account: str = ""
     """On EKS, whom the engines act as; the fleet's stacks tie it to a role that may read weights."""
+
+    measured: Measured | None = None
+    """Of the blueprint's traffic as it is now, by reports that lie here; None where there is none."""
 
     cores: int = 0
     """Cores of this machine, where the place is one machine."""

@@ -59,7 +59,7 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], place: Place
     if wrong:
         in_order: list[Mistake | str] = [*sorted(wrong, key=lambda mistake: (mistake.line, mistake.column))]
         raise InputError(in_order)
-    context = Context(wanted, name_of(blueprint), place, policy(wanted), transfer(wanted, placed, place))
+    context = Context(wanted, name_of(blueprint), place, policy(wanted, place), transfer(wanted, placed, place))
     roles = [_role(context, blueprint, at[-1], role, found) for at, role, found in placed]
     router = _router(context, roles)
     return Deployment(
@@ -111,10 +111,17 @@ def prefix_of(model: str) -> str:
     return f"models/{served_name(model)}"
 
 
-def policy(wanted: Blueprint) -> Policy:
+def policy(wanted: Blueprint, place: Place) -> Policy:
     """How the router chooses: as written, else by cached beginnings where the traffic's prompts share enough."""
-    follows = wanted.traffic.shared_prefix > SHARED_ENOUGH
+    follows = share(wanted, place) > SHARED_ENOUGH
     return wanted.roles.router.policy or ("cache-aware" if follows else "load-aware")
+
+
+def share(wanted: Blueprint, place: Place) -> float:
+    """What a prompt has in common with others: as the blueprint states it, else as it was measured."""
+    if wanted.traffic.states_share or place.measured is None:
+        return wanted.traffic.shared_prefix
+    return place.measured.shared
 
 
 def transfer(wanted: Blueprint, placed: Sequence[Placed], place: Place) -> str:
@@ -294,10 +301,7 @@ def _notes(context: Context, placed: Sequence[Placed]) -> Iterator[str]:
             count = always(role).least
             yield f"Nothing scales on this machine: {at[-1]} runs {count} of {role.replicas} replicas."
     if context.blueprint.roles.router.policy is None:
-        shared = context.blueprint.traffic.shared_prefix
-        beside = f"{'more' if shared > SHARED_ENOUGH else 'not more'} than the {SHARED_ENOUGH:.0%} that it follows"
-        why = f"{shared:.0%} of each prompt is shared, {beside}" if shared else "its prompts share nothing"
-        yield f"The router's policy is {context.policy}, since by the blueprint's traffic {why}."
+        yield f"The router's policy is {context.policy}, {_why(context)}."
     if context.transfer == "host":
         rdma = all(found.rdma for _, _, found in placed)
         why = "as the blueprint asks" if rdma else "for the pools have no EFA with GPUDirect RDMA"
@@ -305,6 +309,19 @@ def _notes(context: Context, placed: Sequence[Placed]) -> Iterator[str]:
             f"Caches go from prefill to decode through the machines' memory and TCP, {why}: measure it against "
             "`blueprint twin` before it is worth its price."
         )
+
+
+def _why(context: Context) -> str:
+    """Which share of the prompts decided on the policy, and who says so."""
+    traffic, measured = context.blueprint.traffic, context.place.measured
+    shared = share(context.blueprint, context.place)
+    beside = f"{'more' if shared > SHARED_ENOUGH else 'not more'} than the {SHARED_ENOUGH:.0%} that it follows"
+    if traffic.states_share or (measured is None and traffic.data is None):
+        said = f"{shared:.0%} of each prompt is shared, {beside}" if shared else "its prompts share nothing"
+        return f"since by the blueprint's traffic {said}"
+    if measured is None:
+        return f"until `blueprint validate` has measured what the prompts of {traffic.data} share"
+    return f"since by the validation of {measured.at} earlier prompts begin with {shared:.0%} of each, {beside}"
 
 
 def _emulated(context: Context, placed: Sequence[Placed]) -> Iterator[str]:

@@ -50,7 +50,8 @@ class Traffic(Settings):
     """Length of an answer, drawn evenly from the range."""
 
     shared_prefix: Share = written("0%")
-    """Share of each prompt that it has in common with the other prompts of its group."""
+    """Share of each prompt that it has in common with the other prompts of its group. Where it is left out, a router
+    without a policy goes by what `validate` measured of the same prompts."""
 
     prefix_groups: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     """How many groups of prompts with a common prefix there are."""
@@ -60,6 +61,11 @@ class Traffic(Settings):
 
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     """Seed of lengths, prompts and arrivals."""
+
+    @property
+    def states_share(self) -> bool:
+        """Whether `shared_prefix` was written, 0% or more."""
+        return "shared_prefix" in self.model_fields_set
 
     def contradictions(self) -> Iterable[Iterator[Contradiction]]:
         return (self._one_loop(), self._spaced_arrivals(), self._groups_share())

@@ -10,7 +10,7 @@ from blueprints.blueprint import Blueprint
 from blueprints.deployment import Deployment
 from infra.fleet import Fleet
 from infra.settings import Document
-from scripts import inputs
+from scripts import inputs, measured
 from scripts.cloud import place
 from scripts.local.run import Run
 
@@ -48,8 +48,10 @@ def plan(folder: Path, fleet: Path, *, target: str, root: Path | None = None, ac
     wanted, rented = inputs.read(folder, fleet)
     template = render.template(folder, target)
     name = resolve.name_of(wanted)
-    deployment = resolve.resolve(wanted, rented, place.find(target, rented.value, account=account))
     run = Run(name, (root or Path.cwd()).resolve())
+    where = place.find(target, rented.value, account=account)
+    where = where.model_copy(update={"measured": measured.find(wanted, run.root)})
+    deployment = resolve.resolve(wanted, rented, where)
     return Plan(folder, wanted, rented, run, deployment, render.text(deployment, template))
 
 

@@ -51,14 +51,19 @@ def _understand(folder: Path, fleet: Path, target: str) -> tuple[Document[Bluepr
     """
     from blueprints import render, resolve
     from blueprints.deployment import Place
-    from scripts import inputs
+    from scripts import inputs, measured
 
     served, rented = inputs.read(folder, fleet)
     template = render.template(folder, target)
     # What a run of the target would find out by starting something stays open here: ports, the bucket, folders.
     cores = len(os.sched_getaffinity(0))
     place = Place.model_construct(
-        target=target, region=rented.value.region, bucket="", ports=defaultdict(int), cores=cores
+        target=target,
+        region=rented.value.region,
+        bucket="",
+        ports=defaultdict(int),
+        cores=cores,
+        measured=measured.find(served, Path.cwd()),
     )
     deployment = resolve.resolve(served, rented, place)
     render.text(deployment, template)
@@ -128,7 +133,7 @@ def _blueprint_lines(served: Document[Blueprint], deployment: Deployment) -> lis
         ("blueprint", f"{deployment.name} ({served.path}): {blueprint.pattern} for the target {deployment.target}"),
         *(("model", _model(blueprint, one)) for one in deployment.models),
         *((role.name, _role(role)) for role in deployment.engines),
-        ("router", resolve.policy(blueprint)),
+        ("router", resolve.policy(blueprint, deployment.place)),
         (
             "traffic",
             f"{load}, {traffic.input_tokens} tokens in, {traffic.output_tokens} out, {traffic.requests} requests",

@@ -20,7 +20,7 @@ from infra.errors import Unavailable
 from infra.fleet import Fleet
 from infra.settings import Document
 from infra.units import human_bytes
-from scripts import console, inputs, processes
+from scripts import console, inputs, measured, processes
 from scripts.local import answers, engine_env, place, room, supervisor, weights
 from scripts.local.answers import RoleFailed
 from scripts.local.run import Run
@@ -70,7 +70,9 @@ def plan(
     render.template(folder, target)
     run = Run(resolve.name_of(wanted), (root or Path.cwd()).resolve())
     up = supervisor.running(run) is not None
-    made = _planned(folder, wanted, rented, run, place.find(run, wanted.value, rented.value, own_ports=up, port=port))
+    where = place.find(run, wanted.value, rented.value, own_ports=up, port=port)
+    where = where.model_copy(update={"measured": measured.find(wanted, run.root)})
+    made = _planned(folder, wanted, rented, run, where)
     run.keep_ports(made.deployment.place.ports)
     return made
 

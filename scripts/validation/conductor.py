@@ -24,6 +24,7 @@ import locust
 from gevent.pool import Pool
 
 from scripts.validation import prompts
+from scripts.validation.beginnings import Beginnings
 from scripts.validation.load import Load, Prompt, made_prompts, own_prompts
 from scripts.validation.outcome import OUTCOME, Outcome
 from scripts.validation.plan import Plan
@@ -78,7 +79,7 @@ def _phases(environment: Any, told: Outcome) -> None:
     asker = environment.user_classes[0](environment)
     told.kernel_times = asker.connection.kernel_times
     now.vllm_dialect = told.vllm_dialect = _speaks_vllm(asker, now)
-    warm, counted = _prompts(asker, settings)
+    warm, counted, first = _prompts(asker, settings)
     told.warm_up_sent = now.warm_up(prompt for prompt, _ in zip(warm, range(settings.traffic.warm_up), strict=False))
     told.warm_up_failed = now.warm_up_failed
     told.pages_before = _pages(settings)
@@ -87,21 +88,23 @@ def _phases(environment: Any, told: Outcome) -> None:
     gc.freeze()
     told.started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     spent = time.process_time()
-    now.play(counted)
+    looked = Beginnings()
+    now.play(looked.over(counted, first))
+    told.shared_prompts, told.shared_of = looked.share, looked.prompts
     told.duration_s = now.end - now.zero
     told.cpu_share = (time.process_time() - spent) / max(told.duration_s, 0.001)
     gevent.sleep(SETTLE_S)
     told.pages_after = _pages(settings)
 
 
-def _prompts(asker: Any, settings: Plan) -> tuple[Iterator[Prompt], Iterator[Prompt]]:
-    """Prompts for the warm-up and for the counted load."""
+def _prompts(asker: Any, settings: Plan) -> tuple[Iterator[Prompt], Iterator[Prompt], int | None]:
+    """Prompts for the warm-up and for the counted load, and how many come before they come again, where they do."""
     if settings.data:
         rows = prompts.read_rows(Path(settings.data), settings.traffic.api)
-        return own_prompts(settings, rows), own_prompts(settings, rows)
+        return own_prompts(settings, rows), own_prompts(settings, rows), len(rows) * len(settings.models)
     many = Pool(prompts.AT_ONCE).imap
     costs = {model: prompts.measure(functools.partial(_count, asker, model), many) for model in settings.models}
-    return made_prompts(settings, "warm-up", costs), made_prompts(settings, "load", costs)
+    return made_prompts(settings, "warm-up", costs), made_prompts(settings, "load", costs), None
 
 
 def _speaks_vllm(asker: Any, now: Load) -> bool:

@@ -26,6 +26,7 @@ HISTOGRAMS: dict[Metric, str] = {
 }
 
 _FINISHED = "vllm:request_success_total"
+_CACHE = {"asked": "vllm:prefix_cache_queries_total", "found": "vllm:prefix_cache_hits_total"}
 _UNANSWERED = ("abort", "error")
 """Reasons for which a request ends without its answer; despite its name the counter has them too."""
 
@@ -68,6 +69,8 @@ class Page:
     histograms: dict[Metric, Histogram]
     finished: dict[str, float]
     """Requests by the reason for which they ended."""
+    cache: dict[str, float]
+    """Prompt tokens that were looked for in the cache, and found there."""
 
     def since(self, before: Page) -> Page:
         """What came after `before`; all of it where the counters began anew in between."""
@@ -75,7 +78,8 @@ class Page:
             return self
         histograms = {name: now.plus(before.histograms[name], -1) for name, now in self.histograms.items()}
         finished = {reason: count - before.finished.get(reason, 0.0) for reason, count in self.finished.items()}
-        return Page(histograms, finished)
+        cache = {name: count - before.cache[name] for name, count in self.cache.items()}
+        return Page(histograms, finished, cache)
 
     def restarted_since(self, before: Page) -> bool:
         return any(self.finished.get(reason, 0.0) < count for reason, count in before.finished.items()) or any(
@@ -85,7 +89,8 @@ class Page:
 
 def read(text: str) -> Page:
     """Reads a page of Prometheus text; what it does not name counts as nothing."""
-    page = Page({name: Histogram() for name in HISTOGRAMS}, defaultdict(float))
+    page = Page({name: Histogram() for name in HISTOGRAMS}, defaultdict(float), dict.fromkeys(_CACHE, 0.0))
+    counters = {full: name for name, full in _CACHE.items()}
     names = {full: name for name, full in HISTOGRAMS.items()}
     for line in text.splitlines():
         found = _LINE.match(line)
@@ -95,6 +100,8 @@ def read(text: str) -> Page:
         base, _, part = full.rpartition("_")
         if full == _FINISHED:
             page.finished[labels.get("finished_reason", "")] += value
+        elif full in counters:
+            page.cache[counters[full]] += value
         elif base in names and part == "bucket":
             page.histograms[names[base]].below[float(labels["le"])] += value
         elif base in names and part == "sum":
@@ -136,6 +143,13 @@ def replicas(names: Iterable[str], before: Mapping[str, str], after: Mapping[str
         restarted = now.restarted_since(then)
         found.append(Replica(name=name, requests=int(answered), unanswered=int(unanswered), restarted=restarted))
     return found
+
+
+def cached(before: Mapping[str, str], after: Mapping[str, str]) -> float | None:
+    """Share of the prompt tokens that all replicas together found in their caches; None where none was looked for."""
+    both = [read(text).since(read(before.get(name, ""))).cache for name, text in after.items()]
+    asked = sum(one["asked"] for one in both)
+    return sum(one["found"] for one in both) / asked if asked > 0 else None
 
 
 class Agreement(BaseModel):

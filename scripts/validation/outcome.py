@@ -51,6 +51,12 @@ class Outcome(BaseModel):
     kernel_times: bool = False
     """Whether the time of each piece is the kernel's, not that of the driver's read."""
 
+    shared_prompts: float | None = None
+    """Share of the counted prompts' text that earlier ones began with; None where none was sent."""
+
+    shared_of: int = 0
+    """How many prompts that is of."""
+
     cpu_share: float = 0.0
     """Processor time of the driver over the counted load, as a share of one core."""
 

@@ -87,6 +87,25 @@ class Tokens(_Part):
     """Share of answers that had exactly the length asked for; null for the user's own prompts."""
 
 
+class Shared(_Part):
+    """What the prompts have in common, and what of it the engines found in their caches."""
+
+    prompts: float | None
+    """Share of the counted prompts' text that an earlier one to the same model began with, in whole blocks of 64
+    characters; null where none was sent. Prompts from a JSONL file count the first time that they are sent."""
+
+    of: int
+    """How many prompts that is of."""
+
+    cached: float | None
+    """Share of the prompt tokens that the engines found in their caches, by their own counters; null where those were
+    not read. It depends on the router and on the caches' size, `prompts` does not."""
+
+    traffic: str
+    """Digest of what decides the prompts, the content of a JSONL file among it. A blueprint that states neither a
+    policy nor a share takes `prompts` from the newest report of the same."""
+
+
 class WeightsRead(_Part):
     """How the engine read its weights, from its own log."""
 
@@ -163,6 +182,8 @@ class Report(_Part):
     """From the first counted request to the end of the last."""
 
     tokens: Tokens
+    shared: Shared
+
     agreement: list[Agreement]
     """The client's numbers beside the engine's own."""
 
@@ -195,8 +216,13 @@ def build(
     samples: Sequence[Sample],
     weights: WeightsRead,
     versions: Mapping[str, str],
+    prompts: str = "",
 ) -> Report:
-    """Draws the report from what the driver left behind."""
+    """Draws the report from what the driver left behind.
+
+    Args:
+        prompts: digest of what decided the prompts.
+    """
     answered = [sample for sample in samples if sample.error is None]
     by_error = Counter(sample.error for sample in samples if sample.error)
     metrics = {metric: summary.latency(values) for metric, values in latencies(answered).items()}
@@ -225,12 +251,21 @@ def build(
         started_at=outcome.started_at,
         duration_s=round(outcome.duration_s, 3),
         tokens=tokens,
+        shared=_shared(outcome, prompts),
         agreement=_agreement(deployment, metrics, outcome),
         expected=_expected(answered),
         answers=_shown(samples),
         remarks=_remarks(deployment, outcome, samples, _answering(deployment, replicas), tokens),
         method=[_clock(deployment, outcome), *METHOD],
     )
+
+
+def _shared(outcome: Outcome, prompts: str) -> Shared:
+    def rounded(share: float | None) -> float | None:
+        return None if share is None else round(share, 4)
+
+    found = engine.cached(outcome.pages_before, outcome.pages_after)
+    return Shared(prompts=rounded(outcome.shared_prompts), of=outcome.shared_of, cached=rounded(found), traffic=prompts)
 
 
 def _agreement(deployment: Deployment, metrics: Mapping[Metric, Latency], outcome: Outcome) -> list[Agreement]:

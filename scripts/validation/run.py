@@ -23,14 +23,14 @@ from pydantic import ValidationError
 
 from blueprints.deployment import Deployment
 from infra.errors import AnswerIsNo, InputError, Unavailable
-from scripts import console
+from scripts import console, measured
 from scripts.validation import outcome, page, plan, prompts, report, weights
 from scripts.validation.answer import Sample
 from scripts.validation.outcome import Outcome, Progress
 from scripts.validation.plan import Plan
 from scripts.validation.report import Report
 
-REPORT, PAGE = "report.json", "report.html"
+REPORT, PAGE = measured.REPORT, "report.html"
 
 LATEST = "latest"
 
@@ -86,7 +86,8 @@ def validate(
         first = deployment.models[0]
         readers = [one for role in deployment.engines if role.serves == first for one in role.processes]
         read = weights.read(first.weights, [logs / f"{one.name}.log" for one in readers])
-        made = report.build(deployment, found, samples, read, _versions(deployment))
+        sent = measured.prompts(deployment.traffic, folder or Path.cwd())
+        made = report.build(deployment, found, samples, read, _versions(deployment), sent)
         return made, _keep(made, samples, work, runs / deployment.name)
 
 

@@ -19,6 +19,14 @@ def _metrics(**ms: list[float]) -> dict[Metric, summary.Latency]:
     }
 
 
+def test_what_caches_spared_is_of_all_replicas_and_of_the_load_alone() -> None:
+    def page(asked: int, found: int) -> str:
+        return f'vllm:prefix_cache_queries_total{{engine="0"}} {asked}\nvllm:prefix_cache_hits_total{{engine="0"}} {found}\n'
+
+    assert engine.cached({"a": page(100, 90), "b": ""}, {"a": page(200, 90), "b": page(100, 50)}) == 0.25
+    assert engine.cached({}, {"a": _page([0.05])}) is None
+
+
 def test_a_replicas_share_is_what_came_between_the_pages() -> None:
     before, after = (
         {"a": _page([0.05] * 3), "b": _page([])},

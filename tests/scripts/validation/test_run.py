@@ -12,7 +12,9 @@ import jsonschema
 import pytest
 
 from blueprints.deployment import Deployment
+from blueprints.traffic import Traffic
 from infra.errors import AnswerIsNo, InputError, Unavailable
+from scripts import measured
 from scripts.benchmarks import known_server
 from scripts.benchmarks.known_server import Behaviour
 from scripts.console import CommandFailed
@@ -57,6 +59,12 @@ def good(play: Play) -> Done:
     """The closed loop against a server without faults."""
     slo = {"ttft_ms": {"p50": TTFT_S * 3000}, "errors": "0%", "output_tokens_per_s": 10}
     return play(Behaviour(TTFT_S, ITL_S), TRAFFIC, slo)
+
+
+def test_prompts_that_were_made_to_share_nothing_do_not(good: Done) -> None:
+    assert good.report.shared.of == 60
+    assert good.report.shared.prompts is not None
+    assert good.report.shared.prompts < 0.1
 
 
 def test_all_requests_are_answered_and_the_slo_holds(good: Done) -> None:
@@ -185,8 +193,9 @@ def test_in_the_open_loop_waiting_for_a_client_counts_as_latency(play: Play, mon
 
 
 def test_a_server_that_is_not_vllm_and_the_users_own_prompts(play: Play, tmp_path: Path) -> None:
+    asked = "one two " * 50
     (tmp_path / "own.jsonl").write_text(
-        '{"prompt": "one two", "expected": "w0 w1"}\n{"prompt": "x", "expected": "y"}\n'
+        f'{{"prompt": "{asked}", "expected": "w0 w1"}}\n{{"prompt": "{asked}three", "expected": "y"}}\n'
     )
     traffic = {
         "users": 2, "requests": 6, "api": "completions", "data": "own.jsonl", "output_tokens": "1..2", "warm_up": 1,
@@ -194,11 +203,17 @@ def test_a_server_that_is_not_vllm_and_the_users_own_prompts(play: Play, tmp_pat
     done = play(Behaviour(0.01, 0.001, tokens_per_chunk=2, plain=True), traffic, folder=tmp_path)
     assert done.report.requests.failed == 0
     assert [(one.prompt, one.actual, one.same) for one in done.report.answers[:2]] == [
-        ("one two", "w0 w1 ", True),
-        ("x", "w0 w1 ", False),
+        (asked, "w0 w1 ", True),
+        (f"{asked}three", "w0 w1 ", False),
     ]
     assert done.report.tokens.output_mean == 2
-    assert {sample.input_tokens for sample in done.samples} == {1, 2}
+    assert {sample.input_tokens for sample in done.samples} == {100, 101}
+    shared = done.report.shared
+    assert shared.of == 2, "of six requests: the file has no more"
+    assert shared.prompts == pytest.approx(0.5, abs=0.1), "the second prompt begins with the first"
+    assert shared.traffic == measured.prompts(Traffic.model_validate(traffic), tmp_path)
+    page = (done.folder / "report.html").read_text()
+    assert f"{shared.prompts:.0%} of the text of 2 prompts is what an earlier one began with" in page
 
 
 def test_the_gap_of_chunks_with_several_tokens_is_the_tokens(play: Play) -> None:

@@ -44,6 +44,13 @@ def test_prompts_and_answers_have_exactly_the_tokens_asked_for(validated: Report
     assert validated.tokens.output_exact == 1
 
 
+def test_what_prompts_share_and_what_caches_spared_are_told_apart(validated: Report) -> None:
+    assert validated.shared.of == 60
+    assert (validated.shared.prompts or 0) > 0.1
+    # A block of the cache holds 128 tokens on CPU, more than any of these prompts has.
+    assert validated.shared.cached == 0
+
+
 def test_the_weights_bytes_and_seconds_come_from_the_engines_log(served: Plan, validated: Report) -> None:
     assert validated.weights.source == served.deployment.models[0].weights.uri
     assert validated.weights.bytes == pytest.approx(served.deployment.models[0].weights.bytes, rel=0.05)
