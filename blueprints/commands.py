@@ -39,9 +39,6 @@ LEAST_KV_BYTES = 64 * 2**20
 WEIGHTS = "weights"
 """Folder of weights that are not streamed, where they are copied to before the engine starts."""
 
-COPY_BYTES_S = 100e6
-"""Least bytes a second that they are taken to be copied with."""
-
 FINDS: Mapping[str, Literal["addresses", "labels", "names"]] = {"local": "addresses", "eks": "labels", "ecs": "names"}
 """How the router finds the engines, by target."""
 

@@ -209,6 +209,19 @@ class Resources(Resolved):
         return HUGE_PAGES * self.efa // self.machine_efa * 2**21 if self.efa else 0
 
 
+class Fetched(Resolved):
+    """What of S3 is copied to the machine before the engine starts."""
+
+    places: dict[str, str]
+    """s3://BUCKET/PREFIX by the name of its folder in /scratch/fetched."""
+
+    limit_s: int
+    """Longest that one of them may take, seconds."""
+
+    disk_bytes: int
+    """Of the machine's disk: for all of them, and for what the engine caches."""
+
+
 class Toleration(Resolved):
     """A taint of the pool's nodes that the role's pods tolerate, in Kubernetes' words."""
 
@@ -242,14 +255,8 @@ class Role(Resolved):
     accelerators: int = 0
     """Of one replica; on Neuron its NeuronCores."""
 
-    fetches: dict[str, str] = {}
-    """What of S3 is copied to the machine before the engine starts, by the name of its folder in /scratch/fetched."""
-
-    fetch_s: int = 0
-    """Longest that one of those may take, seconds."""
-
-    scratch_bytes: int = 0
-    """Of the disk, for those and for what the engine caches; 0 where the usual is enough."""
+    fetched: Fetched | None = None
+    """None where nothing of S3 is copied to the machine."""
 
     machines: int = 1
     """Of one replica: more than one start together, in one zone."""

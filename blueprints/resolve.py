@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -20,7 +19,7 @@ from blueprints.blueprint import Blueprint
 from blueprints.catalog import engines, models
 from blueprints.catalog.models import Model
 from blueprints.commands import Context
-from blueprints.deployment import Deployment, Place, Resources, Role, Served, Weights
+from blueprints.deployment import Deployment, Fetched, Place, Resources, Role, Served, Weights
 from blueprints.placement import Placed, Placement, Refused
 from blueprints.roles import Engine, Policy, always, scale_of
 from infra.errors import InputError, Mistake
@@ -34,8 +33,8 @@ ROUTER_CPUS, ROUTER_BYTES = 2, 4 * 2**30
 SCRATCH_BYTES = 40 * 2**30
 """Of the disk, for what an engine caches and for adapters, beside weights that are copied there."""
 
-FETCH_LIMIT_S = 300
-"""Longest that copying a little may take, seconds."""
+FETCH_LIMIT_S, COPY_BYTES_S = 300, 100e6
+"""Longest that copying a little from S3 may take, and the least bytes a second that more is taken to be copied with."""
 
 SHARED_ENOUGH = 0.3
 """Share of a prompt above which the router follows cached beginnings, unless told otherwise.
@@ -197,7 +196,7 @@ def _role(context: Context, blueprint: Document[Blueprint], name: str, role: Eng
         resources=found.resources if over_efa else found.resources.model_copy(update={"efa": 0, "machine_efa": 0}),
         count=always(role) if context.local else role.replicas,
         scale=None if context.local else scale_of(name, role),
-        **_fetched(context, found, serves),
+        fetched=_fetched(context, found, serves),
         ports=_further_ports(context, found),
         processes=tuple(commands.engine(context, name, role, found, serves)),
     )
@@ -210,17 +209,11 @@ def _image(context: Context, found: Placement, over_efa: bool) -> str:
     return context.blueprint.image or found.platform.image or engines_own
 
 
-def _fetched(context: Context, found: Placement, serves: Served) -> dict[str, Any]:
-    """What is copied from S3 before the engine starts, how long that may take, and the disk for it."""
-    fetches = commands.fetches(context, found, serves)
-    if not fetches:
-        return {}
-    size = serves.weights.bytes if commands.WEIGHTS in fetches else 0
-    return {
-        "fetches": fetches,
-        "fetch_s": math.ceil(FETCH_LIMIT_S + size / commands.COPY_BYTES_S),
-        "scratch_bytes": size + SCRATCH_BYTES,
-    }
+def _fetched(context: Context, found: Placement, serves: Served) -> Fetched | None:
+    places = commands.fetches(context, found, serves)
+    size = serves.weights.bytes if commands.WEIGHTS in places else 0
+    limit_s = math.ceil(FETCH_LIMIT_S + size / COPY_BYTES_S)
+    return Fetched(places=places, limit_s=limit_s, disk_bytes=size + SCRATCH_BYTES) if places else None
 
 
 def _further_ports(context: Context, found: Placement) -> dict[str, int]:

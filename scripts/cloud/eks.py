@@ -199,7 +199,7 @@ def _pods(plan: Plan, role: str | None = None) -> str:
 def _limit_s(plan: Plan) -> int:
     """A start's own limit and the time that a machine takes to come, which Karpenter and images need."""
     starts = [
-        role.fetch_s + process.probe.deadline_s
+        process.probe.deadline_s + (role.fetched.limit_s if role.fetched else 0)
         for role in plan.deployment.engines
         for process in role.processes
         if process.probe

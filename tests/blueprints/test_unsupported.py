@@ -181,7 +181,7 @@ def test_on_this_machine_a_cpu_stands_in_for_any_of_them(tmp_path: Path, pool: s
     made = resolved(tmp_path, one(f"pool: {pool}, accelerators: 2", model="tiny"), "local")
     command = made.replicas[0].command
     assert ("--additional-config" in command, flag(made.roles[0], "--load-format")) == (False, "runai_streamer")
-    assert made.roles[0].fetches == {}
+    assert made.roles[0].fetched is None
 
 
 def test_every_reason_of_the_catalogue_has_a_test() -> None:
@@ -197,7 +197,7 @@ def test_a_replica_on_gpus_beside_is_untouched(tmp_path: Path) -> None:
     made = resolved(tmp_path, one("pool: gpu, accelerators: 4", model=QWEN))
     assert made.roles[0].image == engines.engines()["vllm"].image
     assert flag(made.roles[0], "--load-format") == "runai_streamer"
-    assert made.roles[0].fetches == {}
+    assert made.roles[0].fetched is None
 
 
 @pytest.mark.parametrize(("target", "pool"), [("eks", "trainium"), ("ecs", "on-ecs")])
@@ -208,14 +208,14 @@ def test_a_replica_has_its_machines_devices_and_copies_its_weights_there(
     assert (worker.resources.device, worker.resources.accelerators) == ("aws.amazon.com/neuron", 16)
     assert (worker.resources.efa, worker.machines) == (0, 1)
     assert worker.image == engines.engines()["vllm"].platforms["neuron"].image
-    assert list(worker.fetches) == ["weights"]
-    assert worker.fetches["weights"].endswith(f"-us-east-2/models/{LLAMA}/")
+    assert worker.fetched and worker.serves
+    assert worker.fetched.places == {"weights": worker.serves.weights.uri}
+    assert worker.serves.weights.uri.endswith(f"-us-east-2/models/{LLAMA}/")
     assert worker.processes[0].command[:3] == ("vllm", "serve", "/scratch/fetched/weights")
     assert "--load-format" not in worker.processes[0].command
-    assert worker.serves
     # The weights and as much again as any other engine has; copied at 100 MB/s within the limit.
-    assert worker.scratch_bytes > worker.serves.weights.bytes + 20 * 2**30
-    assert worker.fetch_s > worker.serves.weights.bytes / 100e6
+    assert worker.fetched.disk_bytes > worker.serves.weights.bytes + 20 * 2**30
+    assert worker.fetched.limit_s > worker.serves.weights.bytes / 100e6
 
 
 def test_cores_are_split_over_engines_beside_each_other(tmp_path: Path) -> None:
