@@ -31,9 +31,9 @@ def let_transfers_sleep() -> None:
     """
     if "VLLM_NIXL_SIDE_CHANNEL_PORT" not in os.environ:
         return
-    bindings = importlib.import_module("nixl._bindings")
+    bindings: Any = importlib.import_module("nixl._bindings")
 
-    class Config(bindings.nixlAgentConfig):  # type: ignore[misc, name-defined]
+    class Config(bindings.nixlAgentConfig):  # type: ignore[misc]
         def __setattr__(self, name: str, value: Any) -> None:
             super().__setattr__(name, PROGRESS_US if name == "pthrDelay" else value)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 import json
 import os
 import sys
+import threading
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,16 +107,27 @@ def _ask(endpoint: str, what: str, body: bytes | None = None) -> bytes:
 
 def client(service: str, endpoint: str, region: str) -> Any:
     """A boto3 client for the server at `endpoint`, whatever AWS settings the user has."""
-    import boto3
     import botocore.config
+
+    config = botocore.config.Config(proxies={}, retries={"total_max_attempts": 2}, s3={"addressing_style": "path"})
+    with _MAKING:
+        return _session(region).client(service, endpoint_url=endpoint, config=config)
+
+
+_MAKING = threading.Lock()
+"""A session makes one client at a time."""
+
+
+@functools.cache
+def _session(region: str) -> Any:
+    """Kept, for it reads each service's model once: half a second of CPU for EC2's."""
+    import boto3
     import botocore.session
 
     core = botocore.session.Session()
     for name, value in (("config_file", str(PROFILE)), ("credentials_file", os.devnull), ("profile", "default")):
         core.set_config_variable(name, value)
-    session = boto3.Session(KEY, KEY, region_name=region, botocore_session=core)
-    config = botocore.config.Config(proxies={}, retries={"total_max_attempts": 2}, s3={"addressing_style": "path"})
-    return session.client(service, endpoint_url=endpoint, config=config)
+    return boto3.Session(KEY, KEY, region_name=region, botocore_session=core)
 
 
 @contextlib.contextmanager
