@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,19 +38,42 @@ def _cannot_load(blueprint: Document[Blueprint], model: str, where: str, target:
     if target == "local" and remote:
         return "the S3 of this machine is an embedded one, which has no adapters", "a folder beside the blueprint"
     if remote:
-        return None  # what lies there shows when a replica starts
+        return None  # what lies there is asked for when it is deployed: see `wrong_afar`
     if target != "local":
         why = f"a container on {target} does not see this folder"
         return why, "s3://BUCKET/PREFIX; `blueprint model copy FOLDER --to` puts it there"
     return why_not(blueprint.path.resolve().parent / where, model)
 
 
+def wrong_afar(
+    blueprint: Document[Blueprint], read: Callable[[str], tuple[Container[str], str] | None]
+) -> Iterator[Mistake]:
+    """Adapters in S3 that are none of their roles' models.
+
+    Args:
+        read: the names below s3://BUCKET/PREFIX and the text of its CONFIG; None where it may not be read from here.
+    """
+    for name, role in blueprint.value.roles.engines.items():
+        model = blueprint.value.served_by(role).model or ""
+        for adapter, where in role.adapters.items():
+            there = read(where) if where.startswith("s3://") else None
+            found = there and _why_none(*there, where, model)
+            if found:
+                yield blueprint.mistake([*blueprint.value.at(name), "adapters", adapter], where, *found)
+
+
 def why_not(folder: Path, model: str) -> tuple[str, str] | None:
     """Why the adapter in `folder` is none of `model`, and what to write; None where it is one."""
-    missing = [name for name in (CONFIG, WEIGHTS) if not (folder / name).is_file()]
+    there = {name for name in (CONFIG, WEIGHTS) if (folder / name).is_file()}
+    text = (folder / CONFIG).read_text(encoding="utf-8", errors="replace") if CONFIG in there else ""
+    return _why_none(there, text, str(folder), model)
+
+
+def _why_none(there: Container[str], text: str, where: str, model: str) -> tuple[str, str] | None:
+    missing = [name for name in (CONFIG, WEIGHTS) if name not in there]
     if missing:
-        return f"there is no {' and no '.join(missing)} in {folder}", "a folder that PEFT wrote"
-    config = _config(folder)
+        return f"there is no {' and no '.join(missing)} in {where}", "a folder that PEFT wrote"
+    config = _config(text)
     base, rank = str(config.get("base_model_name_or_path", "")), config.get("r")
     if _plain(base) != _plain(model):
         why = f"it was made for {base or 'no model that it names'}, and the role serves {model}"
@@ -61,9 +84,9 @@ def why_not(folder: Path, model: str) -> tuple[str, str] | None:
     return None
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def _config(text: str) -> dict[str, Any]:
     try:
-        read = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        read = json.loads(text)
     except ValueError:
         return {}
     return read if isinstance(read, dict) else {}

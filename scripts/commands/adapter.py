@@ -24,12 +24,12 @@ def load(
     folder: Folder,
     role: RoleName,
     name: Name,
-    adapter: Annotated[Path, typer.Argument(metavar="FOLDER", help="What PEFT wrote.")],
+    adapter: Annotated[str, typer.Argument(metavar="FOLDER", help="What PEFT wrote.")],
 ) -> None:
     """Load an adapter on every replica of a role, until they start again."""
     from scripts.local import adapters
 
-    adapters.load(_deployed(folder), role, name, adapter)
+    adapters.load(_deployed(folder), role, name, adapters.folder(adapter))
     console.out.print(f"{name}: loaded by {role}; the router knows it within seconds", markup=False)
 
 

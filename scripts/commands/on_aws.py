@@ -48,7 +48,14 @@ def reachable(made: Plan, url: str | None) -> AbstractContextManager[str]:
 
 
 def deploy(made: Plan, agree: Callable[[str], None], *, force: bool) -> None:
-    """Brings it up and waits for a real answer."""
+    """Brings it up and waits for a real answer.
+
+    Raises:
+        InputError: an adapter in S3 is none of its role's model; nothing was asked of the target.
+    """
+    from scripts.cloud import adapters
+
+    adapters.refuse(made)
     changed = module_of(made.deployment.target).deploy(made, agree, force=force)
     state = "is up" if changed else "no change; it is up"
     console.out.print(f"{made.deployment.name}: {state} at {made.deployment.url}", markup=False)

@@ -18,6 +18,19 @@ _LIMIT_S = 60.0
 """Longest that an engine takes to load one."""
 
 
+def folder(text: str) -> Path:
+    """The folder that a person names.
+
+    Raises:
+        InputError: it is a place in S3, of which the replicas here copy nothing.
+    """
+    if text.startswith("s3://"):
+        why = "replicas on this machine load what lies in a folder of it"
+        write = f"a folder; `aws s3 cp --recursive {text} FOLDER` fills one"
+        raise InputError(f"FOLDER: now {text!r}: {why}. Write {write}.")
+    return Path(text)
+
+
 def load(deployment: Deployment, role: str, name: str, folder: Path) -> None:
     """Loads the adapter in `folder` as `name` on every replica of `role`.
 

@@ -31,6 +31,10 @@ Count = Callable[[int], None]
 """Called with the number of bytes that have just been sent; may raise to stop."""
 
 
+class Denied(Unavailable):
+    """Whoever runs this may not do it; somebody else may."""
+
+
 class Place(NamedTuple):
     """A prefix in a bucket."""
 
@@ -226,7 +230,7 @@ def _refused(error: Any, what: str, at: str, action: str) -> NoReturn:
     if code in _MISSING:
         raise Unavailable(f"{what}: {at} has no such bucket. Apply the storage stack, or write another.") from None
     if code in _DENIED:
-        raise Unavailable(
+        raise Denied(
             f"{what}: {at} denies {action} ({code}). "
             "Use an identity that may read and write the bucket and use its KMS key."
         ) from None

@@ -114,3 +114,13 @@ def test_nothing_is_loaded_where_nothing_is_up(work: Path, capsys: pytest.Captur
     code = cli.run(["adapter", "unload", "mine", "worker", "tone"])
     said = capsys.readouterr().err
     assert (code, said) == (3, "mine is not up on this machine; `blueprint deploy mine` brings it up\n")
+
+
+def test_a_place_in_s3_is_no_folder_of_this_machine() -> None:
+    with pytest.raises(InputError) as refused:
+        adapters.folder("s3://mine/sql")
+    assert str(refused.value) == (
+        "FOLDER: now 's3://mine/sql': replicas on this machine load what lies in a folder of it. "
+        "Write a folder; `aws s3 cp --recursive s3://mine/sql FOLDER` fills one."
+    )
+    assert adapters.folder("mine/sql") == Path("mine/sql")

@@ -255,7 +255,7 @@ def test_missing_credentials_are_one_line(folder: Path, monkeypatch: pytest.Monk
 
 def test_no_permission_is_one_line_that_names_the_action(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _keys(monkeypatch)
-    with _refusing() as endpoint, pytest.raises(Unavailable, match=r"denies s3:ListBucket \(403\)\. Use an identity"):
+    with _refusing() as endpoint, pytest.raises(s3.Denied, match=r"denies s3:ListBucket \(403\)\. Use an identity"):
         upload.upload(folder, "s3://denied/m", endpoint=endpoint)
     with (
         _refusing(but_head_of="/readable") as endpoint,

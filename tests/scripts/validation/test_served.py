@@ -46,7 +46,8 @@ def test_prompts_and_answers_have_exactly_the_tokens_asked_for(validated: Report
 
 def test_what_prompts_share_and_what_caches_spared_are_told_apart(validated: Report) -> None:
     assert validated.shared.of == 60
-    assert (validated.shared.prompts or 0) > 0.1
+    # Half of each is shared, and hardly any is longer than two of the blocks that are counted whole.
+    assert 0 < (validated.shared.prompts or 0) < 0.5
     # A block of the cache holds 128 tokens on CPU, more than any of these prompts has.
     assert validated.shared.cached == 0
 
