@@ -77,11 +77,17 @@ def clients(endpoint: str) -> Aws:
 
 
 @pytest.fixture
-def account(endpoint: str, clients: Aws, monkeypatch: pytest.MonkeyPatch) -> Aws:
-    """An empty embedded account that this process's clients talk to."""
-    embedded_aws.reset(endpoint)
+def asked(endpoint: str, clients: Aws, monkeypatch: pytest.MonkeyPatch) -> Aws:
+    """The embedded account that this process's clients talk to, for tests that change nothing in it."""
     _talk_to(endpoint, monkeypatch)
     return clients
+
+
+@pytest.fixture
+def account(endpoint: str, asked: Aws) -> Aws:
+    """The same, emptied: seconds, for it reads its images and policies again."""
+    embedded_aws.reset(endpoint)
+    return asked
 
 
 def _talk_to(endpoint: str, environment: pytest.MonkeyPatch) -> None:
