@@ -90,6 +90,13 @@ class ControlPlane:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
+    def against(self, objects: list[dict[str, Any]]) -> list[str]:
+        """What the API server has against objects, warnings too, were they made; a line each."""
+        words = ("--dry-run=server", "--validate=strict", "--filename=-")
+        said = self.ask("create", *words, told=objects)
+        assert said.returncode or len(said.stdout.splitlines()) == len(objects) > 0, "it passed over one"
+        return said.stderr.splitlines()
+
     def read(self, *words: str) -> Any:
         """What `kubectl get` finds; of several objects the list."""
         said = json.loads(self.do("get", *words, "--output=json"))

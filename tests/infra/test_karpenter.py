@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from infra.catalog import instances
 from infra.fleet import Fleet
 from infra.groups import Group, groups
 from infra.settings import load
+from tests.control_plane.control_plane import ControlPlane, add_kinds
 
 CRDS = Path(__file__).parents[3] / "shared" / "crds" / "karpenter-aws"
 FLEETS = sorted((Path(__file__).parents[2] / "infra" / "fleets").glob("*.yaml"))
@@ -49,9 +51,13 @@ def first(fleet: Fleet, pool: str) -> Group:
     return next(group for group in groups(fleet, instances.load()) if group.pool == pool)
 
 
-def validator(kind: str) -> Any:
+def require_crds() -> None:
     if not CRDS.is_dir():
         pytest.skip(f"Karpenter's CRDs are not at {CRDS}: copy them there from its release")
+
+
+def validator(kind: str) -> Any:
+    require_crds()
     file = {"NodePool": "karpenter.sh_nodepools", "EC2NodeClass": "karpenter.k8s.aws_ec2nodeclasses"}[kind]
     [version] = yaml.safe_load((CRDS / f"{file}.yaml").read_text())["spec"]["versions"]
     return jsonschema.Draft202012Validator(closed(version["schema"]["openAPIV3Schema"]["properties"]["spec"]))
@@ -88,6 +94,26 @@ def test_a_field_that_karpenter_does_not_know_is_caught(fleet: Fleet) -> None:
     wrong["metadataOptions"]["httpToken"] = "required"
     with pytest.raises(jsonschema.ValidationError, match="httpToken"):
         validator("EC2NodeClass").validate(wrong)
+
+
+@pytest.fixture
+def karpenters(control_plane: ControlPlane) -> Iterator[ControlPlane]:
+    """The control plane with Karpenter's kinds."""
+    require_crds()
+    add_kinds(control_plane, CRDS)
+    yield control_plane
+    control_plane.do("delete", f"--filename={CRDS}")
+
+
+def test_a_real_api_server_takes_the_manifests_of_every_example_and_holds_them_against_karpenters_rules(
+    karpenters: ControlPlane, fleet: Fleet
+) -> None:
+    for one in [*(load(file, Fleet).value for file in FLEETS), fleet]:
+        assert (made := karpenter.manifests(one, instances.load())) == [] or karpenters.against(made) == []
+    wrong = copy.deepcopy(by_pool(fleet, "general")[0])
+    wrong["spec"]["amiSelectorTerms"].append({"id": "ami-0123456789abcdef0"})
+    [said] = karpenters.against([wrong])
+    assert "'alias' is mutually exclusive" in said, "a rule between fields, which no schema alone would see"
 
 
 def test_preferred_groups_weigh_more_and_each_is_bounded(fleet: Fleet) -> None:

@@ -1,16 +1,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from infra import settings
 from infra.catalog import instances
 from infra.errors import AnswerIsNo, Unavailable
 from infra.fleet import Fleet
+from scripts import processes
 from scripts.addons import install as platform
 from scripts.aws import Aws
 from scripts.fleet import cluster
+from tests.control_plane.control_plane import ControlPlane
 from tests.scripts.fleet.conftest import Recorder
 
 FLEET = """\
@@ -66,6 +70,59 @@ def test_a_cluster_that_does_not_answer_is_said_with_who_can_reach_it(
         "the cluster small does not answer kubectl (Unable to connect to the server: dial tcp 10.0.0.1:443: "
         f"i/o timeout). {remedy}"
     )
+
+
+def test_a_real_cluster_loses_what_machines_and_load_balancers_were_made_for_and_nothing_else(
+    control_plane: ControlPlane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", control_plane.environment["PATH"])
+    led = {"KUBECONFIG": str(control_plane.kubeconfig)}
+    reached = cluster.Cluster(fleet(tmp_path), tmp_path, led)
+    assert reached.identity() == control_plane.read("namespace", "kube-system")["metadata"]["uid"]
+    definition = yaml.safe_load(KIND.format(plural="nodepools", kind="NodePool"))
+    claims = yaml.safe_load(KIND.format(plural="nodeclaims", kind="NodeClaim"))
+    cluster.end_machines(reached)  # where Karpenter never was
+    backend = {"service": {"name": "open", "port": {"number": 80}}}
+    objects = [
+        service("open", "LoadBalancer"),
+        service("inner", "ClusterIP"),
+        {**of("networking.k8s.io/v1", "Ingress", "web"), "spec": {"defaultBackend": backend}},
+    ]
+    control_plane.do("create", "--filename=-", told=[definition, claims, *objects])
+    processes.wait_until(lambda: control_plane.ask("get", "nodepools,nodeclaims").returncode == 0, "both kinds", 30)
+    control_plane.do("create", "--filename=-", told=[of("karpenter.sh/v1", "NodePool", "general", namespace=None)])
+    try:
+        cluster.end_machines(reached)
+        cluster.end_load_balancers(reached)
+        left = control_plane.do("get", "nodepools,services,ingresses", "--namespace=default", "--output=name")
+        assert left.split() == ["service/inner", "service/kubernetes"], "the latter is every cluster's"
+    finally:
+        control_plane.do(
+            "delete", "service/inner", f"crd/{definition['metadata']['name']}", f"crd/{claims['metadata']['name']}"
+        )
+
+
+def of(version: str, kind: str, name: str, namespace: str | None = "default") -> dict[str, Any]:
+    where = {"namespace": namespace} if namespace else {}
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": name, **where}}
+
+
+def service(name: str, kind: str) -> dict[str, Any]:
+    return {**of("v1", "Service", name), "spec": {"type": kind, "ports": [{"port": 80}]}}
+
+
+KIND = """\
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {{name: {plural}.karpenter.sh}}
+spec:
+  group: karpenter.sh
+  scope: Cluster
+  names: {{kind: {kind}, plural: {plural}}}
+  versions:
+    - {{name: v1, served: true, storage: true, schema: {{openAPIV3Schema: {{type: object}}}}}}
+"""
+"""Stands for Karpenter's own, of which the names alone matter here."""
 
 
 def test_machines_go_before_load_balancers_and_these_before_the_charts_that_made_them(
