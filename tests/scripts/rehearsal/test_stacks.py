@@ -26,7 +26,7 @@ from infra.settings import Document, load
 from scripts import processes
 from scripts.rehearsal import embedded_aws, inventory, stacks
 
-pytestmark = pytest.mark.terraform
+pytestmark = [pytest.mark.terraform, pytest.mark.timeout(600)]
 
 REGION = "us-west-2"
 FLEET = """\
