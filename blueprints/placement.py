@@ -140,7 +140,7 @@ class _Search:
     def found(self) -> Placement:
         pool, known = require_pool(self.blueprint, self.fleet, self.at, self.role)
         types = self._with_enough_accelerators(pool, known)
-        self._can_be_split()
+        self._can_be_split(types[0])
         holding = self._that_hold_the_model(types)
         enough = self._with_enough_machines(pool, holding)
         machines = self._machines(enough[0])
@@ -219,7 +219,7 @@ class _Search:
             raise self._refuse("pool", self.role.pool, why, f"efa: on in the pool, or accelerators: {each}")
         return types[:1]  # one type: the slowest machine sets the pace of all
 
-    def _can_be_split(self) -> None:
+    def _can_be_split(self, row: Instance) -> None:
         role = self.role
         if role.expert and not self.model.experts:
             why = f"{self.model.name} has no experts to spread"
@@ -234,6 +234,10 @@ class _Search:
             ]
             several = [n * role.pipeline * role.data for n in ways[-3:]]
             write = f"accelerators: {' or '.join(map(str, several))}"
+            if (
+                row.accelerators and self._platform(row.accelerators).limits
+            ):  # which has a replica take its machine whole
+                write = f"data: {role.accelerators // max(n for n in ways if role.accelerators % n == 0)}"
             if not role.expert and not memory.indivisible(self.model, role.tensor, whole_experts=True):
                 write += ", or expert: on"
             raise self._refuse("accelerators", role.accelerators, split, write)

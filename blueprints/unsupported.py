@@ -6,12 +6,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from blueprints import memory
-from blueprints.blueprint import Blueprint
+from blueprints.blueprint import Blueprint, Tuning
 from blueprints.catalog import engines
 from blueprints.catalog.engines import Limits
+from blueprints.catalog.models import Model
 from blueprints.placement import Placed, Placement, accelerators
 from blueprints.roles import Engine
 from infra.catalog import instances
+from infra.catalog.instances import Instance
 from infra.errors import Mistake
 from infra.fleet import Fleet
 from infra.settings import Document
@@ -50,41 +52,39 @@ def settings(blueprint: Document[Blueprint], placed: Sequence[Placed]) -> Iterat
 def _options(
     blueprint: Document[Blueprint], at: Where, role: Engine, found: Placement, limits: Limits
 ) -> Iterator[Mistake]:
-    tuning = blueprint.value.tuning
-    whole = f"accelerators: {accelerators(found.instance)}"
-    offload = f"{(tuning.kv_offload or 0) / 2**30:g}Gi"
-    apart, policy = blueprint.value.pattern == "disaggregated", blueprint.value.roles.router.policy
-    asked: dict[str, tuple[bool, Where, Any, str]] = {
-        "kv-events": (policy == "kv-aware", ("roles", "router", "policy"), policy, "policy: cache-aware"),
-        "transfer": (apart, ("pattern",), blueprint.value.pattern, "pattern: aggregated, or pools of GPUs"),
-        "machines": (found.machines > 1, (*at, "accelerators"), role.accelerators, whole),
-        "pipeline": (role.pipeline > 1, (*at, "pipeline"), role.pipeline, "pipeline: 1"),
-        "adapters": (bool(role.adapters), (*at, "adapters"), ", ".join(role.adapters), "no adapters"),
-        "fp8-weights": (
-            tuning.quantization == "fp8",
-            ("tuning", "quantization"),
-            tuning.quantization,
-            "no quantization",
-        ),
-        "fp8-cache": (tuning.kv_cache == "fp8", ("tuning", "kv_cache"), tuning.kv_cache, "kv_cache: auto"),
-        "no-chunked-prefill": (
-            not tuning.chunked_prefill,
-            ("tuning", "chunked_prefill"),
-            False,
-            "chunked_prefill: on",
-        ),
-        "kv-offload": (tuning.kv_offload is not None, ("tuning", "kv_offload"), offload, "no kv_offload"),
-        "speculative": (
-            tuning.speculative is not None,
-            ("tuning", "speculative"),
-            tuning.speculative and tuning.speculative.method,
-            "no speculative",
-        ),
-    }
+    asked = {**_of_role(blueprint.value, at, role, found), **_of_tuning(blueprint.value.tuning)}
     for option, why in limits.lacks.items():
         wanted, where, value, write = asked[option]
         if wanted:
             yield blueprint.mistake(where, value, why, write)
+
+
+Asked = dict[str, tuple[bool, Where, Any, str]]
+"""By option: whether it is asked for, where, the value now, and what to write."""
+
+
+def _of_role(wanted: Blueprint, at: Where, role: Engine, found: Placement) -> Asked:
+    policy, whole = wanted.roles.router.policy, f"accelerators: {accelerators(found.instance)}"
+    apart = wanted.pattern == "disaggregated"
+    return {
+        "kv-events": (policy == "kv-aware", ("roles", "router", "policy"), policy, "policy: cache-aware"),
+        "transfer": (apart, ("pattern",), wanted.pattern, "pattern: aggregated, or pools of GPUs"),
+        "machines": (found.machines > 1, (*at, "accelerators"), role.accelerators, whole),
+        "pipeline": (role.pipeline > 1, (*at, "pipeline"), role.pipeline, "pipeline: 1"),
+        "adapters": (bool(role.adapters), (*at, "adapters"), ", ".join(role.adapters), "no adapters"),
+    }
+
+
+def _of_tuning(tuning: Tuning) -> Asked:
+    guessed, offload = tuning.speculative, tuning.kv_offload
+    asked = {
+        "fp8-weights": (tuning.quantization == "fp8", "quantization", "fp8", "no quantization"),
+        "fp8-cache": (tuning.kv_cache == "fp8", "kv_cache", "fp8", "kv_cache: auto"),
+        "no-chunked-prefill": (not tuning.chunked_prefill, "chunked_prefill", False, "chunked_prefill: on"),
+        "kv-offload": (offload is not None, "kv_offload", f"{(offload or 0) / 2**30:g}Gi", "no kv_offload"),
+        "speculative": (guessed is not None, "speculative", guessed and guessed.method, "no speculative"),
+    }
+    return {option: (said, ("tuning", key), value, write) for option, (said, key, value, write) in asked.items()}
 
 
 def _model(
@@ -121,17 +121,15 @@ def _segments(blueprint: Document[Blueprint], at: Where, role: Engine, limits: L
 def _machine(
     blueprint: Document[Blueprint], at: Where, role: Engine, found: Placement, limits: Limits
 ) -> Iterator[Mistake]:
-    most = accelerators(found.instance)
-    if role.accelerators >= most:
-        return
-    whole = f"all {most} of a {found.instance.name}"
-    why = f"{limits.whole_machine}, so a replica has {whole} for itself"
-    yield blueprint.mistake([*at, "accelerators"], role.accelerators, why, _whole(found, most))
+    largest = max(found.types, key=accelerators)
+    most = accelerators(largest)
+    if role.accelerators < most:
+        why = f"{limits.whole_machine}, so a replica has all {most} of a {largest.name} for itself"
+        yield blueprint.mistake([*at, "accelerators"], role.accelerators, why, _whole(found.model, largest))
 
 
-def _whole(found: Placement, most: int) -> str:
+def _whole(model: Model, row: Instance) -> str:
     """How a replica takes all of its machine: layers split as far as the model can be, and copies beside each other."""
-    ways = max(
-        (n for n in memory.sizes(found.model, found.instance) if not memory.indivisible(found.model, n)), default=1
-    )
+    most = accelerators(row)
+    ways = max((n for n in memory.sizes(model, row) if not memory.indivisible(model, n)), default=1)
     return f"accelerators: {most}" + (f", with data: {most // ways} or more" if ways < most else "")

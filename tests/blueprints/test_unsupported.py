@@ -9,7 +9,7 @@ import pytest
 
 from blueprints import resolve
 from blueprints.blueprint import Blueprint
-from blueprints.catalog import engines
+from blueprints.catalog import engines, models
 from blueprints.deployment import Deployment, Role
 from infra.errors import InputError
 from infra.fleet import Fleet
@@ -24,6 +24,7 @@ orchestrator: both
 pools:
   trainium: {types: trn2.48xlarge, zones: us-east-2b, size: 0..4, orchestrator: eks}
   on-ecs: {types: trn2.48xlarge, zones: us-east-2b, size: 0..4, orchestrator: ecs}
+  sizes: {types: [trn2.3xlarge, trn2.48xlarge], zones: us-east-2b, size: 0..4, orchestrator: eks}
   joined: {types: trn2.48xlarge, zones: us-east-2b, size: 4, efa: on, orchestrator: eks}
   gpu: {types: g6e.12xlarge, size: 0..4, orchestrator: eks}
   old: {types: trn1.32xlarge, size: 0..2, orchestrator: eks}
@@ -85,6 +86,15 @@ REFUSED = [
     (
         one("pool: trainium, accelerators: 8", model="Qwen/Qwen3-8B"),
         f"5:42: roles.worker.accelerators: now 8: {PLUGIN} takes a machine's NeuronCores from the first one on, so a "
+        "replica has all 64 of a trn2.48xlarge for itself. Write accelerators: 64, with data: 2 or more.",
+    ),
+    (
+        one("pool: trainium, accelerators: 64", model="Qwen/Qwen3-8B"),
+        "5:42: roles.worker.accelerators: now 64: 32 attention heads do not divide by 64. Write data: 2.",
+    ),
+    (
+        one("pool: sizes, accelerators: 4", model="Qwen/Qwen3-8B"),
+        f"5:39: roles.worker.accelerators: now 4: {PLUGIN} takes a machine's NeuronCores from the first one on, so a "
         "replica has all 64 of a trn2.48xlarge for itself. Write accelerators: 64, with data: 2 or more.",
     ),
     (
@@ -159,6 +169,19 @@ REFUSED = [
 @pytest.mark.parametrize(("text", "why"), REFUSED)
 def test_it_is_refused_with_its_reason(tmp_path: Path, text: str, why: str) -> None:
     assert f"blueprint.yaml:{why}" in said(tmp_path, text)
+
+
+def test_weights_of_eight_bits_are_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "quantized"
+    folder.mkdir()
+    quantized = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (folder / "config.json").write_text(json.dumps({**models.config_of(QWEN), "quantization_config": quantized}))
+    [why] = said(tmp_path, one("pool: trainium, accelerators: 64, data: 8", model=str(folder)))
+    assert why.startswith("blueprint.yaml:3:8: model: now ")
+    assert why.endswith(
+        "its weights are fp8, and on Trainium2 the engine takes those of 16 bits. Write the checkpoint that is not "
+        "quantized."
+    )
 
 
 def test_prefill_and_decode_apart_are_refused(tmp_path: Path) -> None:
