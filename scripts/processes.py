@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import functools
 import itertools
 import os
 import random
@@ -23,10 +24,10 @@ _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
-def end_with_parent() -> None:
-    """Has this process asked to end when its parent is gone; Linux does that even where the parent was killed."""
+def end_with_parent(by: signal.Signals = signal.SIGTERM) -> None:
+    """Has this process get a signal when its parent is gone; Linux does that even where the parent was killed."""
     if _libc is not None:
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        _libc.prctl(_PR_SET_PDEATHSIG, by)
 
 
 def spawn(
@@ -35,10 +36,14 @@ def spawn(
     cwd: Path | None = None,
     environment: Mapping[str, str] | None = None,
     output: IO[bytes] | int = subprocess.DEVNULL,
+    orphaned: signal.Signals = signal.SIGTERM,
 ) -> subprocess.Popen[bytes]:
     """Starts `command` in a process group of its own that ends when this process does.
 
     Call it from a thread that lives as long as the child: Linux ties the child to the thread.
+
+    Args:
+        orphaned: what it gets when this process was killed.
     """
     return subprocess.Popen(
         list(command),
@@ -48,7 +53,7 @@ def spawn(
         stdout=output,
         stderr=subprocess.STDOUT,
         start_new_session=True,
-        preexec_fn=end_with_parent,
+        preexec_fn=functools.partial(end_with_parent, orphaned),
     )
 
 

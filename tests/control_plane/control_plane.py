@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import secrets
+import signal
 import ssl
 import subprocess
 import urllib.error
@@ -124,7 +125,9 @@ def running(folder: Path, helm: str, behind: int) -> Iterator[ControlPlane]:
 
         def start(program: Program, *words: str) -> None:
             log = until_the_end.enter_context((folder / f"{program.name}.log").open("wb"))
-            children[program.name] = processes.spawn([tools[program.name], *words], cwd=folder, output=log)
+            # Asked to end without its etcd, an API server waits for it for ever.
+            command = [tools[program.name], *words]
+            children[program.name] = processes.spawn(command, cwd=folder, output=log, orphaned=signal.SIGKILL)
 
         def up(url: str, context: ssl.SSLContext | None = None) -> bool:
             for name, child in children.items():

@@ -42,11 +42,12 @@ def test_stop_kills_a_child_that_ignores_the_request() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent was killed")
-def test_a_child_ends_when_its_parent_is_killed_with_9() -> None:
-    program = textwrap.dedent("""
-        import sys, time
+@pytest.mark.parametrize(("ignored", "orphaned"), [("HUP", "SIGTERM"), ("TERM", "SIGKILL")])
+def test_a_child_ends_when_its_parent_is_killed_with_9(ignored: str, orphaned: str) -> None:
+    program = textwrap.dedent(f"""
+        import signal, sys, time
         from scripts import processes
-        child = processes.spawn(["sleep", "300"])
+        child = processes.spawn(["sh", "-c", "trap '' {ignored}; exec sleep 300"], orphaned=signal.{orphaned})
         print(child.pid, flush=True)
         time.sleep(300)
     """)
