@@ -130,7 +130,7 @@ def _events(blueprint: Document[Blueprint], placed: Sequence[Placed]) -> Iterato
     if wanted.roles.router.policy != "kv-aware":
         return
     why = {
-        "disaggregated": "of prefill's caches vllm-router takes events of blocks of 16 tokens, and CPUs have 128",
+        "disaggregated": "that the router hears prefill's caches apart from decode's was not proven yet",
         "multi-model": "vllm-router takes events of one model's caches",
     }.get(wanted.pattern, "")
     if any(role.data > 1 for _, role, _ in placed):

@@ -201,7 +201,7 @@ MANY = "pattern: multi-model\nroles:\n  models: {one: {model: tiny, pool: genera
         (
             apart(GENERAL, GENERAL, "tiny").replace("traffic:", "  router: {policy: kv-aware}\ntraffic:"),
             "local",
-            "of prefill's caches vllm-router takes events of blocks of 16 tokens, and CPUs have 128",
+            "that the router hears prefill's caches apart from decode's was not proven yet",
         ),
         (
             f"{MANY}  router: {{policy: kv-aware}}\n{REST}",
