@@ -34,7 +34,6 @@ VALUES = frozenset(
         "discovery_port",  # where a router is told of prefill and decode
         "context",  # most tokens of a request
         "kv_bytes",  # memory of the KV cache
-        "kv_block",  # tokens of a block of it
         "kv_role",  # whether it makes or takes KV caches
         "threads",  # of computation
         "tensor",  # ways that a layer is split
