@@ -130,7 +130,8 @@ def _down_to_one(service: Service, stream: Stream) -> Any:
 def _wake(stack: Any, serving: Serving, service: Service, stream: Stream, scaled: dict[str, Any], whose: str) -> None:
     """From none to one: a request came, and no replica is there.
 
-    The router refuses it where it knows no engine at all, and passes it on where another model's is there.
+    The router refuses it where it knows no engine at all, and passes it on where another model's is there. If several
+    replicas are gone at once, this leaves one of them, and tracking brings the others back.
     """
     policy = _step(stack, service, scaled, f"{whose}-wake", "wake", count=1, metric_interval_lower_bound="0")
     for counted in ("errors", "requests"):
