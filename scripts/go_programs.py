@@ -19,7 +19,6 @@ from pathlib import Path
 from infra.errors import BlueprintError, Unavailable
 from scripts import console
 
-
 _BUILD_S = 1200
 """One build, on a machine with other work; the longest takes half of that alone."""
 
