@@ -48,7 +48,8 @@ _EVERY_S = 5.0
 _MOST_PODS = 1000
 """Whose logs kubectl follows at once; its own limit is five."""
 
-Note = Callable[[str], None]
+_BUSY = "another operation (install/upgrade/rollback) is in progress"
+"""Helm's words where it finds a revision that is neither installed nor failed."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,8 @@ def deploy(plan: Plan, agree: Callable[[str], None], *, force: bool = False) -> 
         _wait(plan)
         _try(plan)
     except (AnswerIsNo, CommandFailed) as failed:
+        if _BUSY in str(failed):
+            raise AnswerIsNo(_remedy(plan, before)) from None
         raise AnswerIsNo(f"{failed}\n{_go_back(plan, before)}") from None
     return True
 
@@ -130,14 +133,10 @@ def logs(plan: Plan, role: str | None, *, lines: int, follow: bool) -> None:
     _require("kubectl")
     # A pod that waits for a machine has no log, and hides no other's.
     words = [*_kubectl("logs", plan), "-l", _pods(plan, role), "--prefix", "--ignore-errors", f"--tail={lines}"]
-    done = subprocess.run(
-        [*words, *(["--follow", f"--max-log-requests={_MOST_PODS}"] if follow else [])],
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
+    words += ["--follow", f"--max-log-requests={_MOST_PODS}"] if follow else []
+    done = subprocess.run(words, check=False)
     if done.returncode:
-        raise Unavailable(f"{console.quoted(words)}: {' '.join(done.stderr.split()) or 'failed'}")
+        raise Unavailable(f"{console.quoted(words)}: ended with code {done.returncode}; what it said stands above")
 
 
 def reachable(plan: Plan) -> AbstractContextManager[str]:
@@ -255,6 +254,16 @@ def _late(plan: Plan) -> Iterator[str]:
             refused = [c["message"] for c in status.get("conditions", []) if c["type"] == "ReplicaFailure"]
             role = one["metadata"]["labels"]["app.kubernetes.io/component"]
             yield ": ".join([f"{role} {min(new, ready)} of {wanted}", *refused])
+
+
+def _remedy(plan: Plan, before: _Release) -> str:
+    """What to do where helm is at work, or was killed at it: nothing here knows which."""
+    name = plan.deployment.name
+    back = [*_helm("rollback", plan), str(before.revision)] if before.revision else _helm("uninstall", plan)
+    return (
+        f"helm says that another command is at work on {name}. Nothing was changed: wait for it; "
+        f"where it was broken off, {console.quoted(back)}, and deploy again"
+    )
 
 
 def _go_back(plan: Plan, before: _Release) -> str:

@@ -21,7 +21,7 @@ import yaml
 
 from infra.errors import Unavailable
 from infra.reading import read as read_fleet
-from scripts import cli, go_programs
+from scripts import cli, go_programs, processes
 from scripts.cloud import eks
 from scripts.cloud.plan import Plan
 from scripts.console import CommandFailed
@@ -235,6 +235,29 @@ def test_a_version_that_crashes_is_taken_back_with_its_last_lines_while_the_old_
     assert "ValueError: no room for the KV cache" in err
     assert err.endswith("what ran before runs again\n")
     assert before & {one["metadata"]["uid"] for one in pods(led)["worker"]}, "one was left to serve"
+
+
+def test_where_helm_was_killed_at_its_work_nothing_is_taken_back_and_the_way_out_is_said(
+    up: None, led: ControlPlane, work: Path, blueprint: Blueprint
+) -> None:
+    blueprint("render")
+    release = ["mine", *HERE, "--values", "rendered/mine/eks/eks.yaml", str(eks.CHART)]
+    killed = subprocess.Popen([led.helm, "upgrade", *release, "--set", f"roles.worker.replicas={GPUS + 1}", "--wait"])
+    pending = ("get", "secrets", *HERE, "--selector=owner=helm,name=mine,status=pending-upgrade", "--output=name")
+    processes.wait_until(lambda: bool(led.do(*pending)), "helm's work", 30)
+    killed.kill()
+    killed.wait()
+    edit(work / "mine/blueprint.yaml", "replicas: 2", "replicas: 3")
+    code, _, err = blueprint("deploy", "--yes")
+    assert code == 1
+    said = err.splitlines()[-1]
+    assert said.startswith("helm says that another command is at work on mine. Nothing was changed: wait for it; ")
+    assert led.do(*pending), "helm's work was not touched"
+    remedy = said[said.index("helm rollback") : said.index(", and deploy again")]
+    subprocess.run(remedy.split(), check=True, timeout=60, capture_output=True)
+    assert blueprint("deploy", "--yes").code == 0
+    edit(work / "mine/blueprint.yaml", "replicas: 3", "replicas: 2")
+    assert blueprint("deploy", "--yes").code == 0
 
 
 def test_a_deployment_whose_router_gives_no_answer_is_taken_back(
