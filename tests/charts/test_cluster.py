@@ -60,6 +60,7 @@ def namespace(name: str, **labels: str) -> list[dict[str, Any]]:
 
 def mistakes(cluster: ControlPlane, made: Sequence[Object], where: str) -> list[str]:
     """What the API server has against objects, were they made in a namespace."""
+    assert made
     return cluster.against([{**one, "metadata": {**one["metadata"], "namespace": where}} for one in made])
 
 
@@ -97,7 +98,7 @@ def test_a_field_that_kubernetes_does_not_know_would_be_seen(
     made = rendered(preset("qwen3-0.6b-g6e"))
     one = next(one for one in made if one["kind"] == "Deployment")
     wrong = {**one, "spec": {**one["spec"], "replica": 2}}
-    assert 'unknown field "replica"' in "".join(mistakes(serving, [wrong], "privileged"))
+    assert 'unknown field "spec.replica"' in "".join(mistakes(serving, [wrong], "privileged"))
 
 
 @each_preset
