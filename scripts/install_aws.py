@@ -366,7 +366,7 @@ def _serve(wanted: Wanted, serving: Serving, made_at: Site, kept: Journal, done:
 
 def _led(target: str, made_at: Site, command: Callable[[], None]) -> None:
     """Runs a command that calls kubectl or helm, which then find the fleet's own cluster."""
-    with site.lent(cluster.kubeconfig(made_at.data) if target == "eks" else {}):
+    with processes.lent(cluster.kubeconfig(made_at.data) if target == "eks" else {}):
         command()
 
 

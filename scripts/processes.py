@@ -120,6 +120,21 @@ def is_free(port: int) -> bool:
 
 
 @contextlib.contextmanager
+def lent(variables: Mapping[str, str]) -> Iterator[None]:
+    """Sets environment variables of this process, and of what it starts, for the time of the block."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
 def locked(file: Path, busy: str) -> Iterator[None]:
     """Keeps every other process out while the block runs; the lock goes with this process, however it ends.
 

@@ -7,7 +7,6 @@ For the embedded AWS they are a copy in the run's own folder with an override be
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -85,24 +84,9 @@ def rehearsed(document: Document[Fleet]) -> Iterator[str]:
     region = document.value.region
     with (
         embedded_aws.running(data_of(document.value)) as endpoint,
-        lent(embedded_aws.client_environment(endpoint, region)),
+        processes.lent(embedded_aws.client_environment(endpoint, region)),
     ):
         yield endpoint
-
-
-@contextmanager
-def lent(variables: Mapping[str, str]) -> Iterator[None]:
-    """Sets environment variables for the time of the block."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 @contextmanager

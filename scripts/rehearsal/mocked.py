@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from scripts import console
-from scripts.rehearsal import terraform
+from scripts.rehearsal import attached, terraform
 
 MOCKS = Path(__file__).with_name("mocks")
 """What the mocked provider answers where the real one checks the form of a value."""
@@ -44,7 +44,8 @@ def plan(stacks: Mapping[str, Path], *, program: terraform.Terraform, data: Path
     (folder / "stacks.tftest.hcl").write_text(_test(stacks))
     with console.step(f"Plan {_many(stacks)} with a mocked AWS provider") as step:
         terraform.run(program, {"mocked": folder}, ("init", "-input=false"))
-        terraform.run(program, {"mocked": folder}, ("test",), timeout_s=_TIMEOUT_S)
+        with attached.provider(folder):
+            terraform.run(program, {"mocked": folder}, ("test",), timeout_s=_TIMEOUT_S)
         planned = {name: resources(folder / name) for name in stacks}
         step.note = f"{sum(planned.values())} resources"
     return planned

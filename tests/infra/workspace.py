@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.rehearsal import mocked, terraform
+from scripts.rehearsal import attached, mocked, terraform
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,11 @@ class Workspace:
 
     folder: Path
     program: terraform.Terraform
+
+    def test(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Runs Terraform's tests."""
+        with attached.provider(self.folder):
+            return self.run("test", *arguments)
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

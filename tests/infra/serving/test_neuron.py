@@ -100,6 +100,6 @@ def test_terraform_takes_every_resource(synthesized: Path, tmp_path_factory: pyt
         stack="stacks/serving-neuron",
         data=tmp_path_factory.mktemp("data"),
     )
-    ended = workspace.run("test")
+    ended = workspace.test()
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "1 passed, 0 failed" in ended.stdout

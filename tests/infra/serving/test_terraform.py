@@ -27,7 +27,7 @@ def workspace(synthesized: Path, tmp_path_factory: pytest.TempPathFactory) -> Wo
 
 
 def test_every_resource_is_planned_and_applied_as_it_must_be(workspace: Workspace) -> None:
-    ended = workspace.run("test")
+    ended = workspace.test()
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert f"{len(SHAPES)} passed, 0 failed" in ended.stdout
 
@@ -53,7 +53,7 @@ def test_what_is_taken_away_is_missed(workspace: Workspace) -> None:
             text = stacks[shape].read_text()
             assert right in text
             stacks[shape].write_text(text.replace(right, wrong))
-        ended = workspace.run("test")
+        ended = workspace.test()
     finally:
         for shape, text in texts.items():
             stacks[shape].write_text(text)

@@ -32,7 +32,7 @@ def workspace(synthesized: Path, tmp_path_factory: pytest.TempPathFactory) -> Wo
 
 
 def test_every_resource_is_planned_and_applied_as_it_must_be(workspace: Workspace) -> None:
-    ended = workspace.run("test")
+    ended = workspace.test()
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert " 0 failed" in ended.stdout
 
@@ -61,7 +61,7 @@ def test_a_bucket_that_lost_its_policy_and_an_efa_interface_on_the_wrong_card_ar
         for path, text, (*_, (right, wrong), _) in zip(paths, texts, BROKEN, strict=True):
             assert right in text
             path.write_text(text.replace(right, wrong))
-        ended = workspace.run("test", *(f"-filter={name}.tftest.hcl" for name, *_ in BROKEN))
+        ended = workspace.test(*(f"-filter={name}.tftest.hcl" for name, *_ in BROKEN))
     finally:
         for path, text in zip(paths, texts, strict=True):
             path.write_text(text)
