@@ -335,8 +335,7 @@ def test_a_new_version_beside_the_old_gets_its_share_of_the_route_and_one_comman
         route = yaml.safe_load((work / "rendered/chat/eks/chat.yaml").read_text())["route"]
         assert route["gateway"] == {"name": "public", "namespace": "edge", "section": ""}
     finally:
-        assert blueprint("destroy", "--yes", folder="mine-v2").code == 0
-        uninstall(led, "chat")
+        uninstall(led, "mine-v2", "chat")
 
 
 def weights(cluster: ControlPlane) -> dict[str, int]:
@@ -349,8 +348,9 @@ def weights(cluster: ControlPlane) -> dict[str, int]:
     return {one["name"]: one["weight"] for one in rule["backendRefs"]}
 
 
-def uninstall(cluster: ControlPlane, release: str) -> None:
-    words = [cluster.helm, "uninstall", release, *HERE, "--ignore-not-found"]
+def uninstall(cluster: ControlPlane, *releases: str) -> None:
+    """Has them go, without waiting for it."""
+    words = [cluster.helm, "uninstall", *releases, *HERE, "--ignore-not-found"]
     environment = {**os.environ, **cluster.environment}
     subprocess.run(words, env=environment, timeout=60, check=True, capture_output=True)
 
@@ -400,7 +400,7 @@ def test_destroy_leaves_nothing_and_says_where_there_is_none(up: None, led: Cont
 
 
 def test_several_models_come_up_behind_one_router(led: ControlPlane, work: Path, blueprint: Blueprint) -> None:
-    blueprint("destroy", "--yes")
+    uninstall(led, "mine")
     shutil.copytree(ROOT / "blueprints" / "multi-model", work / "models")
     code, out, err = blueprint("deploy", "--yes", folder="models")
     try:
@@ -410,7 +410,7 @@ def test_several_models_come_up_behind_one_router(led: ControlPlane, work: Path,
             ("long", "ready"), ("router", "ready"), ("small", "ready"),
         ]  # fmt: skip
     finally:
-        assert blueprint("destroy", "--yes", folder="models").code == 0
+        uninstall(led, "models")
 
 
 def test_a_replica_over_several_machines_is_waited_for_as_its_controller_would_say(
@@ -438,7 +438,7 @@ def test_a_replica_over_several_machines_is_waited_for_as_its_controller_would_s
         assert (code, out) == (0, "wide: is up at http://wide.serving.svc:8080\n"), err
         assert seen
     finally:
-        assert blueprint("destroy", "--yes", folder="wide").code == 0
+        uninstall(led, "wide")
 
 
 def test_a_cluster_out_of_reach_is_said_in_one_line(
