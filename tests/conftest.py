@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, settings
 from scripts.local import deploy, engine_env, supervisor
 from scripts.local.deploy import Plan
 from scripts.rehearsal import embedded_aws
+from tests import parsers
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -65,6 +66,13 @@ def _limit(module: list[pytest.Item]) -> tuple[bool, float]:
     """The most seconds that a module says a test of it may take, which those say that take long; the engine's first."""
     limits = [mark.args[0] for item in module if (mark := item.get_closest_marker("timeout"))]
     return any(item.get_closest_marker("engine") for item in module), max(limits, default=0)
+
+
+@pytest.fixture(scope="session")
+def parsed() -> Iterator[parsers.Parsed]:
+    """The engine's and the router's own parsers."""
+    with parsers.running() as ask:
+        yield ask
 
 
 @pytest.fixture(scope="session")

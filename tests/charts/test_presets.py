@@ -16,9 +16,9 @@ from blueprints.catalog import models
 from infra.catalog import instances
 from infra.catalog.instances import Instance
 from scripts.local import engine_env
-from tests.blueprints.catalog import test_engines as parsers
 from tests.charts import objects
 from tests.charts.conftest import CHART, EFA_IMAGE, PRESETS, Helm, Render
+from tests.parsers import Parsed
 
 NAMES = sorted(file.stem for file in PRESETS.glob("*.yaml"))
 DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())["defaults"]
@@ -216,16 +216,20 @@ def test_every_name_in_a_command_is_one_that_its_container_has(rendered: Render,
 
 
 @pytest.mark.engine
-def test_the_engines_own_parser_takes_every_command_line_of_every_preset(rendered: Render, preset: Preset) -> None:
+def test_the_engines_own_parser_takes_every_command_line_of_every_preset(
+    rendered: Render, preset: Preset, parsed: Parsed
+) -> None:
     lines = list(commands("engine", rendered, preset))
-    said = parsers._parse("vllm", [words[2:] for words in lines] + [[*lines[0][2:], "--no-such-flag"]])
+    said = parsed("vllm", [words[2:] for words in lines] + [[*lines[0][2:], "--no-such-flag"]])
     assert said == ["parsed 8000"] * len(lines) + ["refused 2"]
 
 
 @pytest.mark.engine
-def test_the_routers_own_parser_takes_every_command_line_of_every_preset(rendered: Render, preset: Preset) -> None:
+def test_the_routers_own_parser_takes_every_command_line_of_every_preset(
+    rendered: Render, preset: Preset, parsed: Parsed
+) -> None:
     lines = list(commands("router", rendered, preset))
-    said = parsers._parse("vllm-router", [words[1:] for words in lines] + [[*lines[0][1:], "--no-such-flag"]])
+    said = parsed("vllm-router", [words[1:] for words in lines] + [[*lines[0][1:], "--no-such-flag"]])
     assert said == ["parsed 8000"] * len(lines) + ["refused 2"]
 
 

@@ -30,8 +30,9 @@ def _of(folder: Path) -> list[psutil.Process]:
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_install_leaves_no_process_behind(tmp_path: Path, how: signal.Signals) -> None:
-    program = Path(sys.executable).with_name("blueprint")
-    command = [str(program), "install", "--blueprint", str(BLUEPRINT), "--fleet", str(FLEET)]
+    program, fleet = Path(sys.executable).with_name("blueprint"), tmp_path / "fleet.yaml"
+    fleet.write_text(FLEET.read_text().replace("[us-west-2a, us-west-2b, us-west-2c]", "us-west-2a"))  # a smaller network
+    command = [str(program), "install", "--blueprint", str(BLUEPRINT), "--fleet", str(fleet)]
     said = tmp_path / "said"
     with said.open("wb") as output:
         child = subprocess.Popen(command, cwd=tmp_path, stdout=output, stderr=subprocess.STDOUT)

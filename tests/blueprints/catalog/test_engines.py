@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 from typing import get_args
@@ -22,7 +19,7 @@ from infra.fleet import Fleet
 from infra.settings import load
 from scripts import matrix
 from scripts.cloud import place as cloud
-from scripts.local import engine_env
+from tests.parsers import Parsed
 
 ROOT = Path(__file__).parents[3]
 
@@ -60,45 +57,6 @@ def test_a_later_part_of_an_environment_wins() -> None:
 def test_every_policy_of_a_blueprint_is_known_to_every_router() -> None:
     wanted = set(get_args(Policy))
     assert all(set(row.policies) == wanted for row in engines.routers().values())
-
-
-# Runs in the engine's environment: parses each command line read from standard input, and prints what came of it.
-PARSE = {
-    "vllm": """
-import json, sys
-from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
-from vllm.utils.argparse_utils import FlexibleArgumentParser
-for line in sys.stdin:
-    try:
-        parsed = make_arg_parser(FlexibleArgumentParser()).parse_args(json.loads(line))
-        validate_parsed_serve_args(parsed)
-        print("parsed", parsed.port)
-    except SystemExit as end:
-        print("refused", end.code)
-""",
-    "vllm-router": """
-import json, sys
-from vllm_router.launch_router import parse_router_args
-for line in sys.stdin:
-    try:
-        print("parsed", parse_router_args(json.loads(line)).port)
-    except SystemExit as end:
-        print("refused", end.code)
-""",
-}
-
-
-def _parse(program: str, lines: list[list[str]]) -> list[str]:
-    answer = subprocess.run(
-        [str(engine_env.executables() / "python"), "-c", PARSE[program]],
-        input="\n".join(map(json.dumps, lines)) + "\n",
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=True,
-        env={**os.environ, "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"},
-    )
-    return [line for line in answer.stdout.splitlines() if line.startswith(("parsed", "refused"))]
 
 
 FLEET = """\
@@ -186,9 +144,11 @@ def test_the_command_lines_that_are_parsed_name_every_flag_of_the_catalogue(tmp_
 
 
 @pytest.mark.engine
-def test_the_engines_own_parser_takes_every_command_line_and_refuses_an_unknown_flag(tmp_path: Path) -> None:
+def test_the_engines_own_parser_takes_every_command_line_and_refuses_an_unknown_flag(
+    tmp_path: Path, parsed: Parsed
+) -> None:
     lines = _asked(tmp_path)
-    said = _parse("vllm", [*lines, [*lines[0], "--no-such-flag", "1"]])
+    said = parsed("vllm", [*lines, [*lines[0], "--no-such-flag", "1"]])
     assert [line for line, answer in zip(lines, said, strict=False) if not answer.startswith("parsed")] == []
     assert said[-1] == "refused 2"
     assert len(said) == len(lines) + 1
@@ -244,14 +204,14 @@ def _routers(deployments: Iterable[Deployment]) -> list[list[str]]:
 
 @pytest.mark.engine
 def test_the_routers_own_parser_takes_every_command_line_with_every_policy_and_refuses_an_unknown_one(
-    tmp_path: Path,
+    tmp_path: Path, parsed: Parsed
 ) -> None:
     every = [cell.deployment for cell in matrix.cells() if cell.deployment]
     lines = _routers([*every, *(_resolved(tmp_path, *case) for case in CASES)])
     command = list(_deployment().router.processes[0].command[1:])
     at = command.index("--policy") + 1
     words = [*engines.routers()["vllm-router"].policies.values(), "no_such_policy"]
-    said = _parse("vllm-router", [*lines, *([*command[:at], word, *command[at + 1 :]] for word in words)])
+    said = parsed("vllm-router", [*lines, *([*command[:at], word, *command[at + 1 :]] for word in words)])
     assert [line for line, answer in zip(lines, said, strict=False) if not answer.startswith("parsed")] == []
     assert said[len(lines) :] == ["parsed 20003"] * (len(words) - 1) + ["refused 2"]
     named = {word.partition("=")[0] for line in lines for word in line}
