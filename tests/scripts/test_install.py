@@ -31,7 +31,8 @@ def _of(folder: Path) -> list[psutil.Process]:
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_install_leaves_no_process_behind(tmp_path: Path, how: signal.Signals) -> None:
     program, fleet = Path(sys.executable).with_name("blueprint"), tmp_path / "fleet.yaml"
-    fleet.write_text(FLEET.read_text().replace("[us-west-2a, us-west-2b, us-west-2c]", "us-west-2a"))  # a smaller network
+    # A small network, for it is not what is looked at.
+    fleet.write_text(FLEET.read_text().replace("[us-west-2a, us-west-2b, us-west-2c]", "us-west-2a"))
     command = [str(program), "install", "--blueprint", str(BLUEPRINT), "--fleet", str(fleet)]
     said = tmp_path / "said"
     with said.open("wb") as output:
