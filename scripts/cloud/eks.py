@@ -310,11 +310,14 @@ def _release(plan: Plan) -> _Release:
         Unavailable: the cluster does not answer.
     """
     known = _history(plan)
-    whole = [one["revision"] for one in known if one["status"] == "deployed"]
+    # Helm killed between two of its notes leaves none that is deployed, and the last one superseded runs.
+    rank = ("superseded", "deployed")
+    whole = sorted((rank.index(one["status"]), one["revision"]) for one in known if one["status"] in rank)
     if not whole:
         return _Release(None, False, "")
-    manifest = _ask([*_helm("get manifest", plan), f"--revision={whole[-1]}"])
-    return _Release(whole[-1], whole[-1] == known[-1]["revision"], manifest)
+    _, last = whole[-1]
+    manifest = _ask([*_helm("get manifest", plan), f"--revision={last}"])
+    return _Release(last, last == known[-1]["revision"], manifest)
 
 
 def _history(plan: Plan) -> list[dict[str, Any]]:

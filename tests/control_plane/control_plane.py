@@ -37,6 +37,9 @@ CRDS = Path(__file__).parents[1] / "charts" / "crds"
 _START_S = 60.0
 _ASK_S = 30.0
 
+_COLLECT = {"GOGC": "400", "GOMEMLIMIT": "500MiB"}
+"""Go's programs collect garbage less often, for they are many and live briefly; the API server has its limit."""
+
 _CONTROLLERS = (
     "deployment-controller",
     "disruption-controller",
@@ -77,13 +80,16 @@ class ControlPlane:
         """What leads helm and kubectl, as the command line finds them, to it alone."""
         path = os.pathsep.join([*(str(Path(one).parent) for one in (self.helm, self.kubectl)), os.environ["PATH"]])
         home = {f"HELM_{what}_HOME": str(self.folder / "helm") for what in ("CACHE", "CONFIG", "DATA")}
-        return {"PATH": path, "KUBECONFIG": str(self.kubeconfig), **home}
+        return {"PATH": path, "KUBECONFIG": str(self.kubeconfig), **home, **_COLLECT}
 
     def ask(self, *words: str, told: Any = None) -> subprocess.CompletedProcess[str]:
         """Runs kubectl, with an object or a list of them for its standard input; nothing is raised where it fails."""
         command = [self.kubectl, f"--kubeconfig={self.kubeconfig}", *words]
         text = json.dumps({"apiVersion": "v1", "kind": "List", "items": told} if isinstance(told, list) else told)
-        return subprocess.run(command, input=text, capture_output=True, text=True, timeout=_ASK_S, check=False)
+        environment = {**os.environ, **_COLLECT}
+        return subprocess.run(
+            command, input=text, capture_output=True, text=True, timeout=_ASK_S, check=False, env=environment
+        )
 
     def do(self, *words: str, told: Any = None) -> str:
         """What kubectl prints, which must not fail."""
@@ -150,7 +156,9 @@ def running(folder: Path, helm: str, behind: int) -> Iterator[ControlPlane]:
             log = until_the_end.enter_context((folder / f"{program.name}.log").open("wb"))
             # Asked to end without its etcd, an API server waits for it for ever.
             command = [tools[program.name], *words]
-            children[program.name] = processes.spawn(command, cwd=folder, output=log, orphaned=signal.SIGKILL)
+            children[program.name] = processes.spawn(
+                command, cwd=folder, environment=_COLLECT, output=log, orphaned=signal.SIGKILL
+            )
 
         def up(url: str, context: ssl.SSLContext | None = None) -> bool:
             for name, child in children.items():

@@ -242,7 +242,7 @@ def test_where_helm_was_killed_at_its_work_nothing_is_taken_back_and_the_way_out
 ) -> None:
     blueprint("render")
     release = ["mine", *HERE, "--values", "rendered/mine/eks/eks.yaml", str(eks.CHART)]
-    killed = subprocess.Popen([led.helm, "upgrade", *release, "--set", f"roles.worker.replicas={GPUS + 1}", "--wait"])
+    killed = subprocess.Popen([led.helm, "upgrade", *release, "--set", f"roles.worker.replicas={GPUS + 2}", "--wait"])
     pending = ("get", "secrets", *HERE, "--selector=owner=helm,name=mine,status=pending-upgrade", "--output=name")
     processes.wait_until(lambda: bool(led.do(*pending)), "helm's work", 30)
     killed.kill()
@@ -255,6 +255,26 @@ def test_where_helm_was_killed_at_its_work_nothing_is_taken_back_and_the_way_out
     remedy = said[said.index("helm rollback") : said.index(", and deploy again")]
     subprocess.run(remedy.split(), check=True, timeout=60, capture_output=True)
     assert blueprint("deploy", "--yes").out == "mine: no change; it is up at http://mine.serving.svc:8080\n"
+
+
+@pytest.mark.parametrize(
+    ("statuses", "revision", "settled"),
+    [
+        (["superseded", "deployed"], 2, True),
+        (["deployed", "failed"], 1, False),
+        (["superseded", "pending-upgrade"], 1, False),  # killed between two of helm's notes
+        (["pending-install"], None, False),
+    ],
+)
+def test_what_ran_before_is_the_last_revision_that_was_installed_in_full(
+    monkeypatch: pytest.MonkeyPatch, statuses: list[str], revision: int | None, settled: bool
+) -> None:
+    known = [{"revision": number, "status": status} for number, status in enumerate(statuses, 1)]
+    monkeypatch.setattr(eks, "_history", lambda _: known)
+    monkeypatch.setattr(eks, "_helm", lambda command, _: ["helm", *command.split()])
+    monkeypatch.setattr(eks, "_ask", lambda words: words[-1])
+    manifest = f"--revision={revision}" if revision else ""
+    assert eks._release(None) == eks._Release(revision, settled, manifest)  # type: ignore[arg-type]
 
 
 def test_a_deployment_whose_router_gives_no_answer_is_taken_back(
