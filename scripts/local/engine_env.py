@@ -31,6 +31,7 @@ RECIPE = 3
 _STAMP = ".locked"
 _IMPORTS = Path(__file__).with_name("engine_imports.py")
 _PLUGINS = Path(__file__).with_name("engine_plugins.py")
+_PLUGIN_NAMES = ("ask_for_tiles", "let_transfers_sleep", "fork_processes")
 _NOWHERE: dict[str, str] = {"DO_NOT_TRACK": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
 
 
@@ -136,7 +137,7 @@ def _name_the_platform(folder: Path) -> None:
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
     (info / "INSTALLER").write_text("blueprint\n")
     shutil.copy(_PLUGINS, packages)
-    plugins = "".join(f"{name} = {_PLUGINS.stem}:{name}\n" for name in ("ask_for_tiles", "let_transfers_sleep"))
+    plugins = "".join(f"{name} = {_PLUGINS.stem}:{name}\n" for name in _PLUGIN_NAMES)
     (info / "entry_points.txt").write_text(f"[vllm.general_plugins]\n{plugins}")
     files = ("METADATA", "INSTALLER", "entry_points.txt", "RECORD")
     (info / "RECORD").write_text("".join(f"{info.name}/{name},,\n" for name in files))

@@ -38,3 +38,13 @@ def let_transfers_sleep() -> None:
             super().__setattr__(name, PROGRESS_US if name == "pthrDelay" else value)
 
     bindings.nixlAgentConfig = Config
+
+
+def fork_processes() -> None:
+    """Lets a replica's further processes begin as copies of its first, which has imported all that they need.
+
+    On CPU the engine has each of them begin anew, for threads of OpenMP that were bound to cores would be copied along:
+    here nothing is bound (VLLM_CPU_OMP_THREADS_BIND), and a process has one such thread.
+    """
+    utils: Any = importlib.import_module("vllm.utils.system_utils")
+    utils._maybe_force_spawn = lambda: os.environ.update(VLLM_WORKER_MULTIPROC_METHOD="fork")
