@@ -40,12 +40,13 @@ def command(port: int) -> list[str]:
     return [sys.executable, "-m", "scripts.rehearsal.moto_server", "-H", "127.0.0.1", "-p", str(port)]
 
 
-def environment() -> dict[str, str]:
-    """Environment of the server, on top of the caller's own."""
+def environment(*, bare: bool = False) -> dict[str, str]:
+    """Environment of the server, on top of the caller's own; see `running`."""
+    filled = "false" if bare else "true"
     return {
         # Roles refer to AWS's own policies; without the copy that moto carries, attaching one fails.
-        "MOTO_IAM_LOAD_MANAGED_POLICIES": "true",
-        "MOTO_EC2_LOAD_DEFAULT_AMIS": "true",
+        "MOTO_IAM_LOAD_MANAGED_POLICIES": filled,
+        "MOTO_EC2_LOAD_DEFAULT_AMIS": filled,
         # Buckets are named in the path: names such as BUCKET.localhost do not resolve everywhere.
         "S3_IGNORE_SUBDOMAIN_BUCKETNAME": "true",
         # Containers are never started: state machines and functions are rehearsed without Docker.
@@ -131,11 +132,12 @@ def _session(region: str) -> Any:
 
 
 @contextlib.contextmanager
-def running(data: Path) -> Iterator[str]:
+def running(data: Path, *, bare: bool = False) -> Iterator[str]:
     """Starts one on a free port, yields its endpoint, and ends it; all that it holds goes with it.
 
     Args:
         data: folder for its log, moto.log.
+        bare: without AWS's own policies and machine images, which it reads anew, for a second or two, when emptied.
 
     Raises:
         Unavailable: it did not start; the message names the log.
@@ -145,7 +147,7 @@ def running(data: Path) -> Iterator[str]:
     log = data / "moto.log"
     data.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as sink:
-        server = processes.spawn(command(port), environment=environment(), output=sink)
+        server = processes.spawn(command(port), environment=environment(bare=bare), output=sink)
     try:
         try:
             wait_ready(endpoint, _START_LIMIT_S)

@@ -25,7 +25,7 @@ def _fleet(kept: str = "s3://my-state/fleets", region: str = "us-west-2") -> Fle
 
 @pytest.fixture(scope="module")
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with embedded_aws.running(tmp_path_factory.mktemp("aws")) as at:
+    with embedded_aws.running(tmp_path_factory.mktemp("aws"), bare=True) as at:
         yield at
 
 

@@ -65,7 +65,7 @@ def fleet(tmp_path: Path) -> Callable[..., Document[Fleet]]:
 @pytest.fixture(scope="session")
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """One embedded AWS for all tests; `account` empties it for each."""
-    with embedded_aws.running(tmp_path_factory.mktemp("aws")) as at:
+    with embedded_aws.running(tmp_path_factory.mktemp("aws"), bare=True) as at:
         yield at
 
 
