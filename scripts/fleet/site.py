@@ -28,6 +28,9 @@ FOLDER = Path(".blueprint")
 _NO_STATE = "no_state_override.tf.json"
 """Beside a stack whose state bucket is not there yet: a plan can be shown before anything is made."""
 
+_REHEARSED = "cdktf.out"
+"""Stacks for the embedded AWS, in the fleet's own folder; the state of each beside it."""
+
 _NOWHERE = {"local": {"path": "not-yet.tfstate"}}
 
 _QUICK_S = 300.0
@@ -81,11 +84,13 @@ def endpoint_here() -> str | None:
 @contextmanager
 def rehearsed(document: Document[Fleet]) -> Iterator[str]:
     """An embedded AWS of one's own, which every AWS client of this process and its children takes for AWS meanwhile."""
-    region = document.value.region
+    region, data = document.value.region, data_of(document.value)
     with (
-        embedded_aws.running(data_of(document.value)) as endpoint,
+        embedded_aws.running(data) as endpoint,
         processes.lent(embedded_aws.client_environment(endpoint, region)),
     ):
+        for folder in (data / _REHEARSED / "stacks").glob("*"):
+            stacks.forget(folder)  # what a run that was broken off had made went with its AWS
         yield endpoint
 
 
@@ -145,7 +150,7 @@ def prepare(document: Document[Fleet], *, out: Path, named: Sequence[str] = ()) 
     with console.step(f"Synthesize the stacks of {console.near(document.path)}") as step:
         from infra import main  # starts Node: only where something is synthesized
 
-        folders = main.synthesize(document, data / "cdktf.out" if endpoint else out)
+        folders = main.synthesize(document, data / _REHEARSED if endpoint else out)
         step.note = f"{console.near(next(iter(folders.values())).parent)}/{{{','.join(folders)}}}/cdk.tf.json"
     if unknown := [name for name in named if name not in folders]:
         raise InputError(f"there is no stack {', '.join(unknown)}. Write one of {', '.join(folders)}")

@@ -137,7 +137,7 @@ def destroy(document: Document[Fleet], *, data: Path, endpoint: str, stacks: Seq
             _still_there(endpoint)
             raise
         for folder in folders.values():
-            _forget(folder)
+            forget(folder)
         step.note = "done"
 
 
@@ -283,7 +283,7 @@ def _settle(fleet: Fleet, data: Path, endpoint: str) -> None:
         embedded_aws.reset(endpoint)
     if unknown or not there:
         for folder in folders.values():
-            _forget(folder)
+            forget(folder)
 
 
 def _forget(folder: Path) -> None:

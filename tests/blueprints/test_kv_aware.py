@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import shutil
@@ -26,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SHARED, OWN = 512, 40
 """Tokens of a prompt that it has in common with others, and of its own: four blocks of the cache, and less than one."""
 
-UNTIL_HEARD_S = 1.0
+UNTIL_HEARD_S = 4.0
 """Events go out when a step ends, and nothing tells that the router has heard them."""
 
 
@@ -98,7 +99,8 @@ def test_a_router_that_was_killed_learns_again_what_the_caches_hold(aware: Plan)
     assert up is not None
     before = up.state("router").pid
     for process in psutil.Process(before).children(recursive=True):
-        process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):  # one may end with another
+            process.kill()
     processes.wait_until(lambda: up.state("router").pid not in (0, before), "the router", 60)
     answers.wait(up, aware.deployment.router.processes)
     serving.text(serving.url(replica), prompt=_prompts(4, groups=1, each=1)[0], max_tokens=2)
