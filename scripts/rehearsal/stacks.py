@@ -286,7 +286,8 @@ def _settle(fleet: Fleet, data: Path, endpoint: str) -> None:
             forget(folder)
 
 
-def _forget(folder: Path) -> None:
+def forget(folder: Path) -> None:
+    """Removes what Terraform knows of a stack, whose AWS has ended."""
     for state in folder.glob(f"{_STATE}*"):
         state.unlink()
 
