@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -144,6 +144,10 @@ class Blueprint(Settings):
     def served_by(self, role: Engine) -> Blueprint | Served:
         """Where a role's model, its weights and its context are written: at itself, or once for all roles."""
         return role if isinstance(role, Served) else self
+
+    def written_at(self, at: Sequence[str], role: Engine, key: str) -> tuple[str, ...]:
+        """Where `key`, one that `served_by` has, stands for the role at `at`."""
+        return (key,) if self.served_by(role) is self else (*at, key)
 
     def contradictions(self) -> Iterable[Iterator[Contradiction]]:
         return (

@@ -255,9 +255,9 @@ def _speculative(context: Context) -> str:
 
 def _adapters(context: Context, serves: Served) -> Mapping[str, str]:
     """Where the engine finds its adapters: on this machine where they lie, in a container where they are copied to."""
-    return (
-        serves.adapters if context.local else {name: f"{context.fetched}/{_folder(name)}" for name in serves.adapters}
-    )
+    if context.local:
+        return serves.adapters
+    return {name: f"{context.fetched}/{_folder(name)}" for name in serves.adapters}
 
 
 def _folder(adapter: str) -> str:

@@ -234,9 +234,8 @@ class _Search:
             ]
             several = [n * role.pipeline * role.data for n in ways[-3:]]
             write = f"accelerators: {' or '.join(map(str, several))}"
-            if (
-                row.accelerators and self._platform(row.accelerators).limits
-            ):  # which has a replica take its machine whole
+            if row.accelerators and self._platform(row.accelerators).limits:
+                # There a replica takes its machine whole.
                 write = f"data: {role.accelerators // max(n for n in ways if role.accelerators % n == 0)}"
             if not role.expert and not memory.indivisible(self.model, role.tensor, whole_experts=True):
                 write += ", or expert: on"

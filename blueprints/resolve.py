@@ -140,7 +140,7 @@ def _placed(blueprint: Document[Blueprint], fleet: Document[Fleet], place: Place
     for name, role in wanted.roles.engines.items():
         at, written = wanted.at(name), wanted.served_by(role)
         named = written.model or ""
-        where = ["model"] if written is wanted else [*at, "model"]
+        where = wanted.written_at(at, role, "model")
         new = named not in seen
         model, mistakes = seen.setdefault(named, _model(blueprint, where, named, written.context))
         wrong += mistakes if new else []

@@ -91,7 +91,7 @@ def _model(
     blueprint: Document[Blueprint], at: Where, role: Engine, found: Placement, limits: Limits
 ) -> Iterator[Mistake]:
     model, device = found.model, found.instance.accelerators
-    where = ["model"] if blueprint.value.served_by(role) is blueprint.value else [*at, "model"]
+    where = blueprint.value.written_at(at, role, "model")
     on = f"on {device.name if device else found.instance.name} the engine"
     sizes = limits.architectures.get(model.kind, ())
     if not sizes:
@@ -110,7 +110,7 @@ def _segments(blueprint: Document[Blueprint], at: Where, role: Engine, limits: L
     written, tokens = blueprint.value.served_by(role), blueprint.value.tuning.batch_tokens
     sizes = [size for size in limits.segments if size < written.context]
     if not sizes:
-        where = ["context"] if written is blueprint.value else [*at, "context"]
+        where = blueprint.value.written_at(at, role, "context")
         why = f"the engine computes prompts in segments here, the least of {limits.segments[0]}, below the context"
         yield blueprint.mistake(where, written.context, why, f"context: {2 * limits.segments[0]} or more")
     elif tokens is not None and tokens not in sizes:

@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -131,17 +131,22 @@ def _version(path: str, program: Program) -> tuple[int, int]:
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
-def main() -> int:
-    """Has ready what tests of the chart run, before tests that have limits on their time ask for it.
+def ready(programs: Iterable[Program]) -> int:
+    """Has programs ready before tests that have limits on their time ask for them.
 
     Without Go there is nothing to build with: a line says so, and those tests are skipped with the reason.
     """
-    for program in (HELM, KUBECONFORM):
+    for program in programs:
         try:
             path_of(program)
         except BlueprintError as error:
             console.fail(error)
     return 0
+
+
+def main() -> int:
+    """What tests of the chart run."""
+    return ready((HELM, KUBECONFORM))
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ def _prove(plan: Plan, engine: _Engine) -> tuple[Report, Path]:
             plan = deploy.bring_up(plan, up, storage)
             with console.step("Validate it against the SLO") as step:
                 report, kept = validation.validate(
-                    plan.deployment, logs=plan.run.logs, runs=plan.run.root / "runs", folder=plan.folder
+                    plan.deployment, logs=plan.run.logs, runs=plan.run.reports, folder=plan.folder
                 )
                 step.note = f"{report.requests.total} requests, {report.requests.failed} failed: {report.verdict}"
             with console.step("Stop everything"):

@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from infra import names
+from infra import names, serving
 from infra.errors import AnswerIsNo, Unavailable
 from scripts import console
 from scripts.addons import install as addons
@@ -196,14 +196,14 @@ def _pods(plan: Plan, role: str | None = None) -> str:
 
 
 def _limit_s(plan: Plan) -> int:
-    """A start's own limit and the time that a machine takes to come, which Karpenter and images need."""
+    """A start's own limit, after the machine has come."""
     starts = [
         process.probe.deadline_s + (role.fetched.limit_s if role.fetched else 0)
         for role in plan.deployment.engines
         for process in role.processes
         if process.probe
     ]
-    return int(max(starts)) + 900
+    return int(max(starts)) + serving.MACHINES_S
 
 
 def _wait(plan: Plan) -> None:

@@ -42,7 +42,7 @@ def validate(
     deployed, at, way = _on_aws(folder, fleet, target, url) if target in on_aws.TARGETS else _here(folder, target, url)
     with processes.interruptible(), way as near:
         made, kept = run.validate(
-            deployed, logs=at.logs, runs=at.root / "runs", folder=folder, url=near, requests=requests, user=user
+            deployed, logs=at.logs, runs=at.reports, folder=folder, url=near, requests=requests, user=user
         )
     if as_json:
         print(made.model_dump_json(indent=2))

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from blueprints.deployment import Deployment
 from infra.errors import Unavailable
-from scripts import processes
+from scripts import measured, processes
 
 FOLDER = ".blueprint"
 
@@ -43,6 +43,11 @@ class Run:
     def logs(self) -> Path:
         """A log for each process, PROCESS.log, and the supervisor's own."""
         return self.data / "logs"
+
+    @property
+    def reports(self) -> Path:
+        """Where validations keep their reports, below it by the deployment's name."""
+        return self.root / measured.RUNS
 
     @property
     def config(self) -> Path:

@@ -8,8 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from infra.errors import BlueprintError
-from scripts import console, go_programs, processes
+from scripts import go_programs, processes
 from scripts.go_programs import Program
 
 MODULE = Path(__file__).parent
@@ -42,17 +41,9 @@ ALL = (ETCD, API_SERVER, KUBECTL, CONTROLLERS, SCHEDULER, KWOK)
 
 
 def main() -> int:
-    """Has all of them ready; ends with what started it.
-
-    Without Go there is nothing to build with: a line says so, and the tests are skipped with the reason.
-    """
+    """Has all of them ready; ends with what started it."""
     processes.end_with_parent()
-    try:
-        for program in ALL:
-            go_programs.path_of(program)
-    except BlueprintError as error:
-        console.fail(error)
-    return 0
+    return go_programs.ready(ALL)
 
 
 if __name__ == "__main__":
