@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from blueprints import adapters, resolve
+from blueprints import adapters
 from blueprints.blueprint import Blueprint
-from infra.fleet import Fleet
 from infra.settings import load
-from scripts.cloud import place
 from scripts.models import make_tiny
+from tests.blueprints import resolving
 
 BLUEPRINT = """\
 pattern: multi-model
@@ -39,13 +38,10 @@ pools:
 @pytest.mark.parametrize("target", ["eks", "ecs"])
 def test_an_adapter_in_s3_is_copied_to_where_the_engine_is_told(tmp_path: Path, target: str) -> None:
     text = f"model: Qwen/Qwen3-8B, pool: {target}, adapters: {{sql: s3://my-adapters/sql}}"
-    (tmp_path / "blueprint.yaml").write_text(
+    wanted = (
         f"name: mine\npattern: multi-model\nroles: {{models: {{one: {{{text}}}}}}}\ntraffic: {{users: 2}}\nslo: {{}}\n"
     )
-    (tmp_path / "fleet.yaml").write_text(FLEET)
-    fleet = load(tmp_path / "fleet.yaml", Fleet)
-    where = place.find(target, fleet.value, account="123456789012")
-    role = resolve.resolve(load(tmp_path / "blueprint.yaml", Blueprint), fleet, where).roles[0]
+    role = resolving.resolved(tmp_path, wanted, FLEET, target).roles[0]
     assert role.fetched and role.fetched.places == {"adapter-sql": "s3://my-adapters/sql"}
     command = role.processes[0].command
     assert command[command.index("--lora-modules") + 1] == "sql=/scratch/fetched/adapter-sql"

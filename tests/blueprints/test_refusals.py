@@ -7,13 +7,9 @@ from typing import Any
 
 import pytest
 
-from blueprints import resolve
-from blueprints.blueprint import Blueprint
 from blueprints.deployment import Deployment
 from infra.errors import InputError
-from infra.fleet import Fleet
-from infra.settings import load
-from scripts.cloud import place
+from tests.blueprints import resolving
 
 FLEET = """\
 name: demo
@@ -40,14 +36,7 @@ SMALL, LARGE = "Qwen/Qwen3-0.6B", "Qwen/Qwen3-235B-A22B-FP8"
 def resolved(folder: Path, text: str, target: str = "eks", cores: int = 2) -> Deployment:
     folder = folder / "mine"
     folder.mkdir(exist_ok=True)
-    (folder / "blueprint.yaml").write_text(text)
-    (folder / "fleet.yaml").write_text(FLEET)
-    wanted, fleet = load(folder / "blueprint.yaml", Blueprint), load(folder / "fleet.yaml", Fleet)
-    where = place.find(target, fleet.value, account="123456789012")
-    if target == "local":
-        ports = {name: 20000 + number for number, name in enumerate(resolve.ports(wanted.value))}
-        where = where.model_copy(update={"ports": ports, "cores": cores})
-    return resolve.resolve(wanted, fleet, where)
+    return resolving.resolved(folder, text, FLEET, target, cores=cores)
 
 
 def said(folder: Path, text: str, target: str = "eks", cores: int = 2) -> str:

@@ -7,14 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from blueprints import resolve
-from blueprints.blueprint import Blueprint
 from blueprints.catalog import engines, models
 from blueprints.deployment import Deployment, Role
 from infra.errors import InputError
-from infra.fleet import Fleet
-from infra.settings import load
-from scripts.cloud import place
+from tests.blueprints import resolving
 
 FLEET = """\
 name: demo
@@ -40,14 +36,7 @@ def one(worker: str = WHOLE, rest: str = "", *, model: str = LLAMA, pattern: str
 
 
 def resolved(folder: Path, text: str, target: str = "eks") -> Deployment:
-    (folder / "blueprint.yaml").write_text(f"name: mine\n{text}")
-    (folder / "fleet.yaml").write_text(FLEET)
-    wanted, fleet = load(folder / "blueprint.yaml", Blueprint), load(folder / "fleet.yaml", Fleet)
-    where = place.find(target, fleet.value, account="123456789012")
-    if target == "local":
-        ports = {name: 20000 + number for number, name in enumerate(resolve.ports(wanted.value))}
-        where = where.model_copy(update={"ports": ports, "cores": 64})
-    return resolve.resolve(wanted, fleet, where)
+    return resolving.resolved(folder, f"name: mine\n{text}", FLEET, target, cores=64)
 
 
 def said(folder: Path, text: str, target: str = "eks") -> list[str]:

@@ -18,7 +18,7 @@ from blueprints.roles import Policy
 from infra.fleet import Fleet
 from infra.settings import load
 from scripts import matrix
-from scripts.cloud import place as cloud
+from tests.blueprints import resolving
 from tests.parsers import Parsed
 
 ROOT = Path(__file__).parents[3]
@@ -111,14 +111,8 @@ CASES = [
 
 
 def _resolved(folder: Path, text: str, target: str) -> Deployment:
-    (folder / "blueprint.yaml").write_text(f"name: mine\n{text}")
-    (folder / "fleet.yaml").write_text(FLEET)
-    wanted, fleet = load(folder / "blueprint.yaml", Blueprint), load(folder / "fleet.yaml", Fleet)
-    where = cloud.find(target, fleet.value, account="123456789012")
-    if target == "local":
-        ports = {name: 20000 + number for number, name in enumerate(resolve.ports(wanted.value))}
-        where = where.model_copy(update={"ports": ports, "cores": 2, "s3_endpoint": "http://127.0.0.1:20000"})
-    return resolve.resolve(wanted, fleet, where)
+    endpoint = "http://127.0.0.1:20000"
+    return resolving.resolved(folder, f"name: mine\n{text}", FLEET, target, cores=2, s3_endpoint=endpoint)
 
 
 def _lines(deployments: Iterable[Deployment]) -> list[list[str]]:
