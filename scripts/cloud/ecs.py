@@ -232,7 +232,8 @@ def _site(plan: Plan, file: Path, data: Path) -> Site:
 
         folders = main.synthesize_serving(plan.fleet, out, file)
         step.note = ", ".join(console.near(folder / "cdk.tf.json") for folder in folders.values())
-    made = Site(plan.fleet, data, folders, stacks.find_terraform(folders, data), endpoint, account)
+    program = stacks.find_terraform(folders, data, embedded=endpoint is not None)
+    made = Site(plan.fleet, data, folders, program, endpoint, account)
     site.connect(made)
     return made
 

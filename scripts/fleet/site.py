@@ -154,7 +154,8 @@ def prepare(document: Document[Fleet], *, out: Path, named: Sequence[str] = ()) 
         step.note = f"{console.near(next(iter(folders.values())).parent)}/{{{','.join(folders)}}}/cdk.tf.json"
     if unknown := [name for name in named if name not in folders]:
         raise InputError(f"there is no stack {', '.join(unknown)}. Write one of {', '.join(folders)}")
-    site = Site(document, data, folders, stacks.find_terraform(folders, data), endpoint, account)
+    program = stacks.find_terraform(folders, data, embedded=endpoint is not None)
+    site = Site(document, data, folders, program, endpoint, account)
     connect(site)
     return site
 

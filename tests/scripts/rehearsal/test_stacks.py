@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -29,6 +30,8 @@ from scripts.rehearsal import embedded_aws, inventory, stacks
 pytestmark = [pytest.mark.terraform, pytest.mark.timeout(600)]
 
 REGION = "us-west-2"
+ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_KMS", "TF_AWS_S3_ENDPOINT", "AWS_STS_ENDPOINT")
+NOWHERE = "http://127.0.0.1:9"
 FLEET = """\
 name: small
 region: us-west-2
@@ -58,7 +61,7 @@ def logged(log: Path, text: str) -> Callable[[], bool]:
 
 @dataclass
 class Elsewhere:
-    """A process that applies the storage stack."""
+    """A process that applies the storage stack, whose user has set endpoints that lead nowhere."""
 
     fleet: Document[Fleet]
     data: Path
@@ -70,7 +73,8 @@ class Elsewhere:
         script = Path(__file__).with_name("apply_stacks.py")
         command = [sys.executable, str(script), str(fleet.path), str(data), endpoint, "storage"]
         with (data / "apply.err").open("a") as said:
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True)
+            environment = {**os.environ, **dict.fromkeys(ENDPOINTS, NOWHERE)}
+            process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=said, text=True)
         return cls(fleet, data, endpoint, process)
 
     def outputs(self) -> dict[str, Any]:
@@ -209,14 +213,32 @@ def test_buckets_with_versions_and_deleted_objects_go_without_a_trace(elsewhere:
     stacks.check_nothing_left(elsewhere.fleet, endpoint=elsewhere.endpoint)
 
 
+def test_endpoints_of_the_users_own_are_left_out_for_the_embedded_aws_alone(
+    elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ENDPOINTS:
+        monkeypatch.setenv(name, NOWHERE)
+    folders = {"storage": elsewhere.data / "stacks/storage"}
+    emptied = {
+        embedded: [
+            name
+            for name, value in stacks.find_terraform(folders, elsewhere.data, embedded=embedded).environment.items()
+            if name in ENDPOINTS and not value
+        ]
+        for embedded in (True, False)
+    }
+    assert sorted(emptied[True]) == sorted(ENDPOINTS)
+    assert emptied[False] == []
+
+
 def test_a_stack_that_is_not_there_is_refused(fleet: Document[Fleet], tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"there is no stack nettwork\. Write one of network, storage"):
-        stacks.apply(fleet, out=tmp_path / "out", data=tmp_path, endpoint="http://127.0.0.1:9", stacks=["nettwork"])
+        stacks.apply(fleet, out=tmp_path / "out", data=tmp_path, endpoint=NOWHERE, stacks=["nettwork"])
 
 
 def test_a_destroy_without_its_aws_says_so(fleet: Document[Fleet], tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match=r"the embedded AWS at http://127\.0\.0\.1:9 does not answer"):
-        stacks.destroy(fleet, data=tmp_path, endpoint="http://127.0.0.1:9")
+        stacks.destroy(fleet, data=tmp_path, endpoint=NOWHERE)
 
 
 EXISTING = "{vpc: vpc-0123456789abcdef0, private_subnets: subnet-0aaaaaaaaaaaaaaaa}"
