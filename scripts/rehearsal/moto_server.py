@@ -1,4 +1,4 @@
-"""moto's own server with six things put right, seen in moto 5.2.5:
+"""moto's own server, which says in its log what each request asks for, with six things put right, seen in moto 5.2.5:
 
 - It takes a denial under a condition for a denial under every condition, so a bucket that refuses plain HTTP would
   refuse everything. Here that statement is applied as if the request had come over TLS, which is what the loopback
@@ -15,10 +15,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 from moto import server
 from moto.autoscaling.models import AutoScalingBackend
+from moto.core.responses import BaseResponse
 from moto.ec2.utils import random_security_group_id
 from moto.ecs.models import EC2ContainerServiceBackend
 from moto.eks.models import Cluster, EKSBackend
@@ -87,7 +89,18 @@ def list_services(backend: EC2ContainerServiceBackend, cluster: str, *args: Any,
     return [arn for arn in _list_services(backend, cluster, *args, **settings) if arn in there]
 
 
+_call_action = BaseResponse.call_action
+
+
+def call_action(response: BaseResponse) -> Any:
+    """Answers; most services are asked at the same path, so the server's own line about it does not tell for what."""
+    answer = _call_action(response)
+    sys.stdout.write(f"{response.service_name} {response._get_action()} {answer[0]}\n")  # one write: threads ask
+    return answer
+
+
 if __name__ == "__main__":
+    BaseResponse.call_action = call_action
     FakeBucket.get_permission = permission
     FakeDeleteMarker.dispose = dispose
     EKSBackend.create_cluster = create_cluster
