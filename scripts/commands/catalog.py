@@ -69,7 +69,7 @@ def _ask(regions: list[str] | None, *, embedded: bool) -> tuple[dict[str, Any], 
         held.enter_context(clients.refusals(_WITHOUT_ACCOUNT))
         if embedded:
             data = held.enter_context(tempfile.TemporaryDirectory(prefix="blueprint-"))
-            at = held.enter_context(embedded_aws.running(Path(data)))
+            at = held.enter_context(embedded_aws.running(Path(data), bare=True))
             aws = ask.Aws(at, environment=embedded_aws.client_environment(at, ask.PRICE_REGION))
         else:
             aws = ask.Aws()

@@ -55,6 +55,8 @@ def test_it_is_set_up_from_the_lock_with_hashes_and_named_for_its_platform(root:
     assert "Version: 0.32.0+cpu" in metadata.read_text()
     assert metadata.with_name("entry_points.txt").read_text().count(" = engine_plugins:") == 3
     assert (metadata.parents[1] / "engine_plugins.py").is_file()
+    [start] = (metadata.parents[1] / "engine_start.pth").read_text().splitlines()
+    assert start.startswith("import "), "Python takes any other line for a folder of modules"
     assert engine_env.executables(root) == root / ".venv-engine" / "bin"
 
 
