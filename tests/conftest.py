@@ -46,6 +46,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(_group(item, modules[item.path])))
     # A module stays in one piece: what it has brought up goes with its last test.
     items.sort(key=lambda item: _limit(modules[item.path]), reverse=True)
+    # Kinds of Karpenter's own cannot be taken back: a busy API server can take minutes to let go of one.
+    items.sort(key=lambda item: "karpenters" in _fixtures(item))
 
 
 def _group(item: pytest.Item, module: list[pytest.Item]) -> str:
