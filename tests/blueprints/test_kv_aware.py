@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SHARED, OWN = 512, 40
 """Tokens of a prompt that it has in common with others, and of its own: four blocks of the cache, and less than one."""
 
-UNTIL_HEARD_S = 4.0
+UNTIL_HEARD_S = 6.0
 """Events go out when a step ends, and nothing tells that the router has heard them."""
 
 
