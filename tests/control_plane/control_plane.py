@@ -35,7 +35,7 @@ STAGES = Path(__file__).with_name("stages.yaml")
 CRDS = Path(__file__).parents[1] / "charts" / "crds"
 
 _START_S = 60.0
-_ASK_S = 60.0
+_ASK_S = 30.0
 
 _COLLECT = {"GOGC": "400", "GOMEMLIMIT": "500MiB"}
 """Go's programs collect garbage less often, for they are many and live briefly; the API server has its limit."""
