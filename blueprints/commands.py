@@ -340,8 +340,9 @@ def finds(context: Context) -> Literal["addresses", "labels", "names"]:
     """How the router finds the engines here."""
     # Which model an engine serves cannot be told to a router at its start: it takes that by its interface alone.
     many = context.blueprint.pattern == "multi-model"
-    # The router's own image is older than this policy; the fleet's own has what looks names up.
-    events = context.policy == "kv-aware" and not context.local
+    # Engines that are told at the start are asked once, as soon as the first of them answers, where their cache's events
+    # are: one that answers later is never heard. On Kubernetes its own image is older than this policy besides.
+    events = context.policy == "kv-aware"
     return "names" if many or events else FINDS[context.place.target]
 
 

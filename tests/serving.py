@@ -48,8 +48,13 @@ def text(base: str, **body: Any) -> str:
 
 def counter(process: Process, name: str, **labels: str) -> float:
     """One of an engine's own counters, added up over all series that have the labels; 0 where there are none."""
-    with urllib.request.urlopen(f"{url(process)}/metrics", timeout=30) as page:
-        lines = page.read().decode().splitlines()
+    return counted(f"{url(process)}/metrics", name, **labels)
+
+
+def counted(page: str, name: str, **labels: str) -> float:
+    """The same of whoever has its counters on that page."""
+    with urllib.request.urlopen(page, timeout=30) as answer:
+        lines = answer.read().decode().splitlines()
     series = [re.fullmatch(rf"{re.escape(name)}(?:\{{(.*)\}})? (\S+)", line) for line in lines]
     return sum(float(one[2]) for one in series if one and _has(one[1] or "", labels))
 

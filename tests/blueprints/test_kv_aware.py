@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SHARED, OWN = 512, 40
 """Tokens of a prompt that it has in common with others, and of its own: four blocks of the cache, and less than one."""
 
-UNTIL_HEARD_S = 4.0
+UNTIL_HEARD_S = 2.0
 """Events go out when a step ends, and nothing tells that the router has heard them."""
 
 
@@ -60,18 +60,25 @@ def _hits(plan: Plan) -> float:
     return sum(serving.counter(process, "vllm:prefix_cache_hits_total") for process in plan.deployment.replicas)
 
 
-def _found(plan: Plan, prompts: list[list[int]], urls: list[str]) -> float:
-    """Tokens that the caches spare when the prompts go to `urls` in turn."""
-    before = _hits(plan)
+def _ask_each(prompts: list[list[int]], urls: list[str], between_s: float = 0.0) -> None:
+    """Asks `urls` in turn."""
     for number, prompt in enumerate(prompts):
         serving.text(urls[number % len(urls)], prompt=prompt, max_tokens=2)
-        time.sleep(UNTIL_HEARD_S / 4)
-    return _hits(plan) - before
+        time.sleep(between_s)
+
+
+def _known(plan: Plan) -> float:
+    """Prompts of which the router knew a replica that holds their beginning, by its own count."""
+    page = f"http://127.0.0.1:{plan.run.ports()['router-metrics']}/metrics"
+    return serving.counted(page, "vllm_router_kv_placement_lookups_total", result="hit")
 
 
 def test_a_prompt_goes_where_its_beginning_is_cached_and_in_turns_it_is_computed_once_more(aware: Plan) -> None:
-    by_events = _found(aware, _prompts(1), [aware.deployment.url])
-    in_turns = _found(aware, _prompts(2), [serving.url(process) for process in aware.deployment.replicas])
+    before = _hits(aware)
+    _ask_each(_prompts(1), [aware.deployment.url], UNTIL_HEARD_S / 4)
+    by_events = _hits(aware) - before
+    _ask_each(_prompts(2), [serving.url(process) for process in aware.deployment.replicas])
+    in_turns = _hits(aware) - before - by_events
     most = (20 - 4) * SHARED  # all but the first of each group
     assert by_events >= 0.95 * most
     assert in_turns < 0.85 * most
@@ -83,32 +90,51 @@ def test_what_one_replica_was_asked_directly_draws_the_next_to_it(aware: Plan) -
         prompts = _prompts(10 + process.port, groups=1, each=4)
         serving.text(serving.url(process), prompt=prompts[0], max_tokens=2)
         time.sleep(UNTIL_HEARD_S)
-        before = serving.counter(process, "vllm:request_success_total")
+        before, known = serving.counter(process, "vllm:request_success_total"), _known(aware)
         for prompt in prompts[1:]:
             serving.text(aware.deployment.url, prompt=prompt, max_tokens=2)
         assert serving.counter(process, "vllm:request_success_total") - before == 3
+        assert _known(aware) - known == 3, "it is no chance: knowing nothing, the router takes always the same one"
 
 
-def test_a_router_that_was_killed_learns_again_what_the_caches_hold(aware: Plan) -> None:
+def test_a_router_that_was_killed_learns_again_what_the_caches_hold_even_one_that_did_not_answer_then(
+    aware: Plan,
+) -> None:
     """With an engine's next event, whose number tells the router that it missed some: it asks for those then."""
     replica = aware.deployment.replicas[1]
     prompts = _prompts(3, groups=1, each=4)
     serving.text(serving.url(replica), prompt=prompts[0], max_tokens=2)
-    time.sleep(UNTIL_HEARD_S)
     up = supervisor.running(aware.run)
     assert up is not None
     before = up.state("router").pid
-    for process in psutil.Process(before).children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):  # one may end with another
-            process.kill()
-    processes.wait_until(lambda: up.state("router").pid not in (0, before), "the router", 60)
-    answers.wait(up, aware.deployment.router.processes)
+    with _silent(up.state(replica.name).pid):
+        for process in psutil.Process(before).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):  # one may end with another
+                process.kill()
+        processes.wait_until(lambda: up.state("router").pid not in (0, before), "the router", 60)
+        answers.wait(up, aware.deployment.router.processes)
+        assert serving.url(replica) not in _workers(aware.deployment.url)
+    processes.wait_until(lambda: serving.url(replica) in _workers(aware.deployment.url), replica.name, 60)
     serving.text(serving.url(replica), prompt=_prompts(4, groups=1, each=1)[0], max_tokens=2)
     time.sleep(UNTIL_HEARD_S)
     answered = serving.counter(replica, "vllm:request_success_total")
     for prompt in prompts[1:]:
         serving.text(aware.deployment.url, prompt=prompt, max_tokens=2)
     assert serving.counter(replica, "vllm:request_success_total") - answered == 3
+
+
+@contextlib.contextmanager
+def _silent(pid: int) -> Iterator[None]:
+    """A process and all below it stand still meanwhile."""
+    above = psutil.Process(pid)
+    still = [above, *above.children(recursive=True)]
+    for process in still:
+        process.suspend()
+    try:
+        yield
+    finally:
+        for process in still:
+            process.resume()
 
 
 def test_of_engines_that_come_and_go_the_router_hears_those_that_are_there(aware: Plan, tmp_path: Path) -> None:

@@ -188,6 +188,17 @@ def test_by_events_the_router_is_told_of_replicas_and_they_tell_it_where_to_list
     assert made.roles[0].ports == {"events": 5557, "replay": 5558}
 
 
+def test_by_events_the_router_is_told_here_too_of_replicas_that_answer_already(tmp_path: Path) -> None:
+    """Told of all at its start, it never hears one that answers after the first."""
+    text = _one("tiny", "pool: general", "", "aggregated").replace("}}", "}, router: {policy: kv-aware}}")
+    made = _resolved(tmp_path, text, "local")
+    said = made.router.processes[0].command
+    workers = [f"--worker=127.0.0.1:{process.port}" for process in made.replicas]
+    at = said.index("--")
+    assert said[at - len(workers) : at] == tuple(workers)
+    assert "--worker-urls" not in said
+
+
 def _routers(deployments: Iterable[Deployment]) -> list[list[str]]:
     """What the router's own parser is given, whatever finds the engines for it."""
     commands = [process.command for made in deployments for process in made.router.processes]
