@@ -340,10 +340,10 @@ def finds(context: Context) -> Literal["addresses", "labels", "names"]:
     """How the router finds the engines here."""
     # Which model an engine serves cannot be told to a router at its start: it takes that by its interface alone.
     many = context.blueprint.pattern == "multi-model"
-    # Engines that are told at the start are asked once, as soon as the first of them answers, where their cache's events
-    # are: one that answers later is never heard. On Kubernetes its own image is older than this policy besides.
-    events = context.policy == "kv-aware"
-    return "names" if many or events else FINDS[context.place.target]
+    # Told of engines at its start, it asks them where their caches' events are once, as soon as the first answers: one
+    # that answers later is never heard. Besides, its own image is older than this policy.
+    by_events = context.policy == "kv-aware"
+    return "names" if many or by_events else FINDS[context.place.target]
 
 
 def _before(place: Place, words: Sequence[str]) -> tuple[str, ...]:
