@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 from scripts.local import deploy, engine_env, supervisor
 from scripts.local.deploy import Plan
 from scripts.rehearsal import embedded_aws
-from tests import parsers
+from tests import engines_own
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -51,6 +51,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _group(item: pytest.Item, module: list[pytest.Item]) -> str:
+    if "asked" in _fixtures(item):
+        return ENGINE
     if item.get_closest_marker("engine"):
         return SERVED if any("served" in _fixtures(one) for one in module) else ENGINE
     if "synthesized" in _fixtures(item):
@@ -73,9 +75,9 @@ def _limit(module: list[pytest.Item]) -> tuple[bool, float]:
 
 
 @pytest.fixture(scope="session")
-def parsed() -> Iterator[parsers.Parsed]:
-    """The engine's and the router's own parsers."""
-    with parsers.running() as ask:
+def asked() -> Iterator[engines_own.Asked]:
+    """The engine's and the router's own code."""
+    with engines_own.running() as ask:
         yield ask
 
 

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +11,8 @@ import pytest
 from blueprints import memory
 from blueprints.catalog import engines, models
 from blueprints.catalog.models import Model
-from scripts.local import engine_env
 from scripts.local.deploy import Plan
+from tests.engines_own import Asked
 
 NAMES = ("openai/gpt-oss-20b", "openai/gpt-oss-120b", "deepseek-ai/DeepSeek-V3", "Qwen/Qwen3-32B", "mid")
 CONTEXTS = (2048, 8192, 10_000, 32_768)
@@ -69,20 +65,10 @@ def test_each_running_replica_reports_the_tokens_that_were_computed_for_it(serve
 
 
 @pytest.mark.engine
-def test_vllms_planner_counts_the_same_tokens_for_every_kind_of_attention() -> None:
+def test_vllms_planner_counts_the_same_tokens_for_every_kind_of_attention(asked: Asked) -> None:
     cases = list(product(NAMES, CONTEXTS, (memory.BLOCK, CPU_BLOCK), (1, 4)))
     questions = [_question(models.find(name), context, block, ways) for name, context, block, ways in cases]
-    done = subprocess.run(
-        [engine_env.executables() / "python", Path(__file__).with_name("engine_planner.py")],
-        input=json.dumps(questions),
-        env={**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"},
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    said = json.loads(done.stdout.splitlines()[-1])
+    said = [answer["said"] for answer in asked("planner", questions)]
     counted = [
         memory.cache_tokens(models.find(name), ROOM, context=context, tensor_parallel=ways, block=block)
         for name, context, block, ways in cases

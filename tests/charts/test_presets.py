@@ -18,7 +18,7 @@ from infra.catalog.instances import Instance
 from scripts.local import engine_env
 from tests.charts import objects
 from tests.charts.conftest import CHART, EFA_IMAGE, PRESETS, Helm, Render
-from tests.parsers import Parsed
+from tests.engines_own import Asked
 
 NAMES = sorted(file.stem for file in PRESETS.glob("*.yaml"))
 DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())["defaults"]
@@ -217,20 +217,20 @@ def test_every_name_in_a_command_is_one_that_its_container_has(rendered: Render,
 
 @pytest.mark.engine
 def test_the_engines_own_parser_takes_every_command_line_of_every_preset(
-    rendered: Render, preset: Preset, parsed: Parsed
+    rendered: Render, preset: Preset, asked: Asked
 ) -> None:
     lines = list(commands("engine", rendered, preset))
-    said = parsed("vllm", [words[2:] for words in lines] + [[*lines[0][2:], "--no-such-flag"]])
-    assert said == ["parsed 8000"] * len(lines) + ["refused 2"]
+    said = asked("vllm", [words[2:] for words in lines] + [[*lines[0][2:], "--no-such-flag"]])
+    assert said == [{"said": 8000}] * len(lines) + [{"refused": 2}]
 
 
 @pytest.mark.engine
 def test_the_routers_own_parser_takes_every_command_line_of_every_preset(
-    rendered: Render, preset: Preset, parsed: Parsed
+    rendered: Render, preset: Preset, asked: Asked
 ) -> None:
     lines = list(commands("router", rendered, preset))
-    said = parsed("vllm-router", [words[1:] for words in lines] + [[*lines[0][1:], "--no-such-flag"]])
-    assert said == ["parsed 8000"] * len(lines) + ["refused 2"]
+    said = asked("vllm-router", [words[1:] for words in lines] + [[*lines[0][1:], "--no-such-flag"]])
+    assert said == [{"said": 8000}] * len(lines) + [{"refused": 2}]
 
 
 def commands(kind: str, rendered: Render, preset: Preset) -> Iterator[list[str]]:

@@ -19,7 +19,7 @@ from infra.fleet import Fleet
 from infra.settings import load
 from scripts import matrix
 from tests.blueprints import resolving
-from tests.parsers import Parsed
+from tests.engines_own import Asked
 
 ROOT = Path(__file__).parents[3]
 
@@ -139,12 +139,12 @@ def test_the_command_lines_that_are_parsed_name_every_flag_of_the_catalogue(tmp_
 
 @pytest.mark.engine
 def test_the_engines_own_parser_takes_every_command_line_and_refuses_an_unknown_flag(
-    tmp_path: Path, parsed: Parsed
+    tmp_path: Path, asked: Asked
 ) -> None:
     lines = _asked(tmp_path)
-    said = parsed("vllm", [*lines, [*lines[0], "--no-such-flag", "1"]])
-    assert [line for line, answer in zip(lines, said, strict=False) if not answer.startswith("parsed")] == []
-    assert said[-1] == "refused 2"
+    said = asked("vllm", [*lines, [*lines[0], "--no-such-flag", "1"]])
+    assert [line for line, answer in zip(lines, said, strict=False) if "said" not in answer] == []
+    assert said[-1] == {"refused": 2}
     assert len(said) == len(lines) + 1
 
 
@@ -209,15 +209,15 @@ def _routers(deployments: Iterable[Deployment]) -> list[list[str]]:
 
 @pytest.mark.engine
 def test_the_routers_own_parser_takes_every_command_line_with_every_policy_and_refuses_an_unknown_one(
-    tmp_path: Path, parsed: Parsed
+    tmp_path: Path, asked: Asked
 ) -> None:
     every = [cell.deployment for cell in matrix.cells() if cell.deployment]
     lines = _routers([*every, *(_resolved(tmp_path, *case) for case in CASES)])
     command = list(_deployment().router.processes[0].command[1:])
     at = command.index("--policy") + 1
     words = [*engines.routers()["vllm-router"].policies.values(), "no_such_policy"]
-    said = parsed("vllm-router", [*lines, *([*command[:at], word, *command[at + 1 :]] for word in words)])
-    assert [line for line, answer in zip(lines, said, strict=False) if not answer.startswith("parsed")] == []
-    assert said[len(lines) :] == ["parsed 20003"] * (len(words) - 1) + ["refused 2"]
+    said = asked("vllm-router", [*lines, *([*command[:at], word, *command[at + 1 :]] for word in words)])
+    assert [line for line, answer in zip(lines, said, strict=False) if "said" not in answer] == []
+    assert said[len(lines) :] == [{"said": 20003}] * (len(words) - 1) + [{"refused": 2}]
     named = {word.partition("=")[0] for line in lines for word in line}
     assert {"--prefill", "--decode", "--enable-igw", "--selector", "--worker-urls"} <= named

@@ -1,20 +1,39 @@
-"""Run by the engine's own Python: what vLLM's planner makes of layers and bytes that are given to it, without a start.
+"""Run by the engine's own Python: what its and its router's own code says to questions, without a start of either.
 
-Reads a list of questions as JSON from standard input: `layers` (of them `sliding` with a `window`), `heads`, `size` of a
-head, `latent`, `context`, `bytes`, `batch`, `block`. Answers with the tokens of each cache, as vLLM would log them.
+Reads a question a line from standard input, as JSON: who is asked, and what. Answers each with a line of JSON.
+
+- `vllm` and `vllm-router` are asked to parse a command line: the port, or the exit status of a refusal.
+- `planner`, vLLM's own, is asked for the tokens of a cache as vLLM would log them: `layers` (of them `sliding` with a
+  `window`), `heads`, `size` of a head, `latent`, `context`, `bytes`, `batch`, `block`.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec
 from vllm.v1.kv_cache_layout import KVCacheLayout
+from vllm_router.launch_router import parse_router_args
+
+
+def engine(words: list[str]) -> int:
+    """The port that `vllm serve` would listen on."""
+    parsed = make_arg_parser(FlexibleArgumentParser()).parse_args(words)
+    validate_parsed_serve_args(parsed)
+    return int(parsed.port)
+
+
+def router(words: list[str]) -> int:
+    """The port that vllm-router would listen on."""
+    return int(parse_router_args(words).port)
 
 
 def config(question: dict[str, Any]) -> Any:
@@ -62,4 +81,20 @@ def tokens(question: dict[str, Any]) -> int:
     return int(kv_cache_utils.get_kv_cache_capacity(settings, plan)[0])
 
 
-print(json.dumps([tokens(question) for question in json.load(sys.stdin)]))
+ASKED = {"vllm": engine, "vllm-router": router, "planner": tokens}
+
+
+def answer(line: str) -> dict[str, int]:
+    """What came of a question."""
+    who, what = json.loads(line)
+    try:
+        return {"said": ASKED[who](what)}
+    except SystemExit as end:
+        return {"refused": int(end.code or 0)}
+
+
+# Whatever else is printed goes elsewhere.
+with os.fdopen(os.dup(1), "w") as out:
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        print(json.dumps(answer(line)), file=out, flush=True)

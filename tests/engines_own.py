@@ -1,0 +1,54 @@
+"""The engine's and its router's own code, asked in one process for all tests: an import of vLLM takes 8 CPU-seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from scripts.local import engine_env
+
+Asked = Callable[[str, Sequence[Any]], list[dict[str, int]]]
+"""Of `vllm`, `vllm-router` or `planner`, and questions: what each was answered; engine_answers.py says which they take."""
+
+
+@contextmanager
+def running() -> Iterator[Asked]:
+    """Starts the process when it is first asked, and ends it with the block."""
+    with ExitStack() as until_the_end:
+        started: list[subprocess.Popen[str]] = []
+
+        def ask(who: str, questions: Sequence[Any]) -> list[dict[str, int]]:
+            if not started:
+                started.append(until_the_end.enter_context(_start()))
+            return [_answer(started[0], [who, question]) for question in questions]
+
+        yield ask
+
+
+@contextmanager
+def _start() -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [engine_env.executables() / "python", Path(__file__).with_name("engine_answers.py")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"},
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _answer(process: subprocess.Popen[str], question: list[Any]) -> dict[str, int]:
+    assert process.stdin and process.stdout
+    print(json.dumps(question), file=process.stdin, flush=True)
+    said = process.stdout.readline()
+    assert said, f"the engine's own code ended at {question}"
+    return dict(json.loads(said))
