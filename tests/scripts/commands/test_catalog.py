@@ -11,7 +11,8 @@ import pytest
 from infra.catalog import instances
 from scripts import processes
 
-REFRESH = [sys.executable, "-m", "scripts.cli", "catalog", "refresh"]
+pytestmark = pytest.mark.timeout(240)
+
 ROOT = Path(__file__).parents[3]
 
 

@@ -25,7 +25,7 @@ from scripts.rehearsal import embedded_aws
 
 Planned = Callable[[], Plan]
 
-pytestmark = pytest.mark.usefixtures("stand_in")
+pytestmark = [pytest.mark.usefixtures("stand_in"), pytest.mark.timeout(240)]
 
 
 def _up(plan: Plan) -> dict[str, supervisor.State]:

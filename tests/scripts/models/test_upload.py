@@ -17,6 +17,8 @@ from scripts import processes
 from scripts.models import hub as hubs
 from scripts.models import s3, upload
 
+pytestmark = pytest.mark.timeout(120)
+
 MIB = 2**20
 
 

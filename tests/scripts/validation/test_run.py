@@ -23,6 +23,8 @@ from scripts.validation.answer import Sample
 from scripts.validation.outcome import Progress
 from scripts.validation.report import Report
 
+pytestmark = pytest.mark.timeout(120)
+
 TTFT_S, ITL_S, TOKENS = 0.1, 0.02, 16
 TRAFFIC = {"users": 8, "requests": 60, "output_tokens": TOKENS, "input_tokens": "20..40", "warm_up": 4}
 
