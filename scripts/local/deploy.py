@@ -9,7 +9,7 @@ import difflib
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from infra.fleet import Fleet
 from infra.settings import Document
 from infra.units import human_bytes
 from scripts import console, inputs, measured, processes
-from scripts.local import answers, engine_env, place, room, supervisor, weights
+from scripts.local import ahead, answers, engine_env, place, room, supervisor, weights
 from scripts.local.answers import RoleFailed
 from scripts.local.run import Run
 from scripts.local.supervisor import Supervisor
@@ -164,12 +164,18 @@ def start_roles(plan: Plan, up: Supervisor, note: Callable[[str], None] = lambda
     Raises:
         RoleFailed: one ended, or did not answer in time.
     """
-    engine_env.lend_descriptions(plan.run.cache(process.name) for process in plan.deployment.replicas)
+    _start_workers(plan, up)
     roles = (*plan.deployment.replicas, *plan.deployment.router.processes)
-    for process in roles:
+    for process in plan.deployment.router.processes:
         up.start(process.name)
     answers.wait(up, roles, note)
     plan.run.keep(plan.deployment)
+
+
+def _start_workers(plan: Plan, up: Supervisor) -> None:
+    engine_env.lend_descriptions(plan.run.cache(process.name) for process in plan.deployment.replicas)
+    for process in plan.deployment.replicas:
+        up.start(process.name)
 
 
 def bring_up(plan: Plan, up: Supervisor, storage: Callable[[Plan], str] = apply_storage) -> Plan:
@@ -184,12 +190,31 @@ def bring_up(plan: Plan, up: Supervisor, storage: Callable[[Plan], str] = apply_
     with console.step("Start the embedded AWS") as step:
         start_aws(plan, up)
         step.note = plan.deployment.place.s3_endpoint or ""
-    plan = plan.in_bucket(storage(plan))
+    with _begun(plan, up):
+        plan = plan.in_bucket(storage(plan))
     write(plan)
     up.update()
     _put(plan)
     _start(plan, up)
     return plan
+
+
+def _begun(plan: Plan, up: Supervisor) -> AbstractContextManager[None]:
+    """Weights and workers on their way, while the model bucket's stack is applied."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    place = plan.deployment.place
+    s3 = embedded_aws.client("s3", place.s3_endpoint or "", place.region)
+
+    def whole() -> bool:
+        """Whether the bucket has its rules, which Terraform sets last, and goes on waiting for."""
+        try:
+            s3.get_bucket_lifecycle_configuration(Bucket=place.bucket)
+        except (BotoCoreError, ClientError):
+            return False
+        return engine_env.is_ready()  # it may be on its way as well
+
+    return ahead.begun(whole, lambda note: put_weights(plan, note), lambda _: _start_workers(plan, up))
 
 
 def change(plan: Plan, up: Supervisor, storage: Callable[[Plan], str] = apply_storage) -> Plan:

@@ -18,7 +18,7 @@ import pytest
 
 from infra.errors import AnswerIsNo, InputError, Unavailable
 from scripts import processes
-from scripts.local import answers, deploy, supervisor
+from scripts.local import answers, deploy, supervisor, weights
 from scripts.local.answers import RoleFailed
 from scripts.local.deploy import Plan
 from scripts.rehearsal import embedded_aws
@@ -80,6 +80,27 @@ def test_deploy_brings_up_every_process_on_loopback_alone_and_destroy_leaves_not
     assert deploy.destroy(plan.run)
     assert _of(plan) == []
     assert not plan.run.data.exists()
+
+
+def test_workers_start_as_soon_as_the_bucket_has_its_rules_while_terraform_still_waits(
+    planned_with_bucket: Planned, make_bucket: Callable[[Plan], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = planned_with_bucket()
+
+    def waits(plan: Plan) -> str:
+        bucket = make_bucket(plan)
+        time.sleep(1)
+        assert not _up(plan)["worker-1"].pid, "Terraform is not done with the bucket"
+        s3 = embedded_aws.client("s3", plan.deployment.place.s3_endpoint or "", plan.deployment.place.region)
+        rule = {"ID": "old", "Status": "Enabled", "Filter": {}, "NoncurrentVersionExpiration": {"NoncurrentDays": 1}}
+        s3.put_bucket_lifecycle_configuration(Bucket=bucket, LifecycleConfiguration={"Rules": [rule]})
+        processes.wait_until(lambda: _up(plan)["worker-1"].pid > 0, "the second worker", 60)
+        assert weights.check(plan.deployment) == plan.deployment.models[0].weights.bytes
+        return bucket
+
+    monkeypatch.setattr(deploy, "apply_storage", waits)
+    assert deploy.deploy(plan, _agree) is not None
+    assert all(answers.answers(process) for process in plan.deployment.processes if process.probe)
 
 
 def test_deploying_the_same_again_changes_nothing_and_takes_up_a_new_slo(planned: Planned, work: Path) -> None:
