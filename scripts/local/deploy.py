@@ -195,7 +195,8 @@ def bring_up(plan: Plan, up: Supervisor, storage: Callable[[Plan], str] = apply_
     write(plan)
     up.update()
     _put(plan)
-    _start(plan, up)
+    early = all(up.state(process.name).pid for process in plan.deployment.replicas)
+    _start(plan, up, "the router; the workers began beside Terraform" if early else "the workers and the router")
     return plan
 
 
@@ -244,8 +245,8 @@ def _put(plan: Plan) -> None:
         step.note = f"{human_bytes(size)} at {', '.join(served.weights.uri for served in plan.deployment.models)}"
 
 
-def _start(plan: Plan, up: Supervisor) -> None:
-    with console.step("Start the workers and the router") as step:
+def _start(plan: Plan, up: Supervisor, what: str = "the workers and the router") -> None:
+    with console.step(f"Start {what}") as step:
         start_roles(plan, up, lambda text: setattr(step, "note", text))
         step.note = f"all answer; {plan.deployment.url}"
 
