@@ -44,8 +44,9 @@ def find(run: Run, blueprint: Blueprint, fleet: Fleet, *, own_ports: bool, port:
     aws = Process(
         name=AWS,
         command=tuple(embedded_aws.command(ports[AWS])),
-        # What it does not keep in memory goes to the folder for temporary files: the run's own.
-        environment={**embedded_aws.environment(), "TMPDIR": str(run.sockets)},
+        # What is applied here asks for none of AWS's own policies and machine images. What it does not keep in memory
+        # goes to the folder for temporary files: the run's own.
+        environment={**embedded_aws.environment(bare=True), "TMPDIR": str(run.sockets)},
         port=ports[AWS],
         stateful=True,
         memory_bytes=AWS_BYTES,

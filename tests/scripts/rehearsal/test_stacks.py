@@ -88,7 +88,7 @@ class Elsewhere:
 def elsewhere(fleet: Document[Fleet], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Elsewhere]:
     """The storage stack's apply, once killed with -9 as its buckets were made, and begun again."""
     data = tmp_path_factory.mktemp("storage")
-    with embedded_aws.running(data) as endpoint:
+    with embedded_aws.running(data, bare=True) as endpoint:
         broken = Elsewhere.start(fleet, data, endpoint)
         log = data / "stacks/storage/apply.log"
         processes.wait_until(logged(log, "aws_s3_bucket.models: Creation complete"), "the bucket", 120)
@@ -120,7 +120,7 @@ def network(
     """The network stack, applied in the AWS that took the place of one that ended half-way."""
     data = tmp_path_factory.mktemp("network")
     log = data / "stacks/network/apply.log"
-    with embedded_aws.running(data) as endpoint:
+    with embedded_aws.running(data, bare=True) as endpoint:
         with (
             pytest.raises(
                 Unavailable,
@@ -130,7 +130,7 @@ def network(
         ):
             apply(fleet, data, endpoint)
         assert (data / "stacks/network/terraform.tfstate").is_file()
-    with embedded_aws.running(data) as endpoint:
+    with embedded_aws.running(data, bare=True) as endpoint:
         yield Network(data, endpoint, apply(fleet, data, endpoint))
 
 
@@ -267,7 +267,7 @@ def test_every_stack_finds_the_same_stand_in_of_an_existing_network(tmp_path: Pa
     file.write_text(FLEET.replace("{nat: false}", EXISTING))
     fleet = load(file, Fleet)
     folders = stacks.prepare(fleet, out=tmp_path / "out", data=tmp_path, stacks=["network", "ecs"])
-    with embedded_aws.running(tmp_path) as endpoint:
+    with embedded_aws.running(tmp_path, bare=True) as endpoint:
         for folder in folders.values():
             stacks.point_at(folder, fleet.value, endpoint)
         answered = embedded_aws.client("ec2", endpoint, REGION).describe_vpcs()["Vpcs"]
