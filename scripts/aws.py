@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import urllib.parse
@@ -21,6 +22,25 @@ EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired"})
 """Codes by which they say that the caller was known, once."""
 
 
+def session() -> Any:
+    """A session of botocore's for boto3 to work with, which reads no service's description that this process has read.
+
+    Each of boto3's own reads them anew: 0.1 s of CPU for S3's, 0.2 for EC2's (boto3 1.44.5).
+    """
+    import botocore.session
+
+    made = botocore.session.Session()
+    made.lazy_register_component("data_loader", lambda: _descriptions(made.get_config_variable("data_path")))
+    return made
+
+
+@functools.cache
+def _descriptions(data_path: str | None) -> Any:
+    from botocore.loaders import create_loader
+
+    return create_loader(data_path)
+
+
 class Aws:
     """Clients for one region; safe to use from several threads."""
 
@@ -33,7 +53,7 @@ class Aws:
         self._lock = threading.Lock()
         self._clients: dict[str, Any] = {}
         with refusals():
-            self._session = boto3.Session()
+            self._session = boto3.Session(botocore_session=session())
         self._config = Config(
             connect_timeout=5,
             read_timeout=20,

@@ -35,6 +35,7 @@ class Aws:
         self._session = boto3.Session(
             aws_access_key_id=keys.get("AWS_ACCESS_KEY_ID"),
             aws_secret_access_key=keys.get("AWS_SECRET_ACCESS_KEY"),
+            botocore_session=aws.session(),
         )
 
     def _client(self, service: str, region: str) -> Any:

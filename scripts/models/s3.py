@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from infra.errors import InputError, Unavailable
+from scripts import aws
 
 PART_BYTES = 32 * 2**20
 """Size of a part: at S3's limit of 10,000 parts a file may have 335 GB."""
@@ -240,11 +241,10 @@ def _refused(error: Any, what: str, at: str, action: str) -> NoReturn:
 def _session(environment: Mapping[str, str] | None) -> Any:
     """A session of this process's own settings, or of those in `environment` and no others."""
     import boto3
-    import botocore.session
 
+    core = aws.session()
     if environment is None:
-        return boto3.Session()
-    core = botocore.session.get_session()
+        return boto3.Session(botocore_session=core)
     core.set_config_variable("profile", environment.get("AWS_PROFILE"))
     core.set_config_variable("config_file", environment.get("AWS_CONFIG_FILE", os.devnull))
     core.set_config_variable("credentials_file", environment.get("AWS_SHARED_CREDENTIALS_FILE", os.devnull))

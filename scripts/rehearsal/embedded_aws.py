@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import Unavailable
-from scripts import processes
+from scripts import aws, processes
 
 ACCOUNT = "123456789012"
 """The account that moto answers for unless told otherwise."""
@@ -121,11 +121,9 @@ _MAKING = threading.Lock()
 
 @functools.cache
 def _session(region: str) -> Any:
-    """Kept, for it reads each service's model once: half a second of CPU for EC2's."""
     import boto3
-    import botocore.session
 
-    core = botocore.session.Session()
+    core = aws.session()
     for name, value in (("config_file", str(PROFILE)), ("credentials_file", os.devnull), ("profile", "default")):
         core.set_config_variable(name, value)
     return boto3.Session(KEY, KEY, region_name=region, botocore_session=core)

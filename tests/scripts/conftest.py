@@ -167,10 +167,8 @@ def aws(embedded: str, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.fixture
 def bucket(aws: str, request: pytest.FixtureRequest) -> s3.Bucket:
     """An empty bucket of its own for each test, under the prefix models/m/."""
-    import boto3
-
     name = "b-" + hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:20]
-    client = boto3.Session().client("s3", endpoint_url=aws)
+    client = embedded_aws.client("s3", aws, REGION)
     client.create_bucket(Bucket=name, CreateBucketConfiguration={"LocationConstraint": REGION})
     return s3.Bucket(s3.place(f"s3://{name}/models/m"))
 

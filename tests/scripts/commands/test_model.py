@@ -11,6 +11,7 @@ import pytest
 
 from blueprints.catalog import models
 from scripts import cli, console, processes
+from scripts.rehearsal import embedded_aws
 
 
 @pytest.fixture(autouse=True)
@@ -176,11 +177,9 @@ def test_copy_of_a_folder_says_what_it_sent(bucket: Any, tmp_path: Path, capsys:
 def test_copy_to_a_fleet_goes_where_its_blueprints_look(
     aws: str, hub: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import boto3
-
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
     name = "demo-models-123456789012-us-west-2"
-    client = boto3.Session().client("s3", endpoint_url=aws)
+    client = embedded_aws.client("s3", aws, "us-west-2")
     client.create_bucket(Bucket=name, CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
     fleet = Path(__file__).parents[3] / "fleet.yaml"
     assert _blueprint("copy", hub.id, "--fleet", str(fleet), "--staging", str(tmp_path)) == 0
