@@ -1,6 +1,8 @@
 """Brings a blueprint up on this machine, part by part, each a function of its own for callers that overlap them.
 
 plan -> check_machine -> [supervisor] -> start_aws -> apply_storage -> put_weights -> start_roles
+
+The last two are on their way already while Terraform waits (ahead.py).
 """
 
 from __future__ import annotations
