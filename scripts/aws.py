@@ -30,12 +30,13 @@ def session() -> Any:
     import botocore.session
 
     made = botocore.session.Session()
-    made.lazy_register_component("data_loader", lambda: _descriptions(made.get_config_variable("data_path")))
+    made.lazy_register_component("data_loader", lambda: descriptions(made.get_config_variable("data_path")))
     return made
 
 
 @functools.cache
-def _descriptions(data_path: str | None) -> Any:
+def descriptions(data_path: str | None) -> Any:
+    """What reads the services' descriptions, botocore's own and those of a folder of the user's, each once."""
     from botocore.loaders import create_loader
 
     return create_loader(data_path)

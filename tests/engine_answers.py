@@ -5,8 +5,6 @@ Reads a question a line from standard input, as JSON: who is asked, and what. An
 - `vllm` and `vllm-router` are asked to parse a command line: the port, or the exit status of a refusal.
 - `planner`, vLLM's own, is asked for the tokens of a cache as vLLM would log them: `layers` (of them `sliding` with a
   `window`), `heads`, `size` of a head, `latent`, `context`, `bytes`, `batch`, `block`.
-- `serve` begins the engine as a copy of this process, which has imported it: `command` in `environment`, writing to `log`.
-  The answer is the exit status that it ends with.
 """
 
 from __future__ import annotations
@@ -14,12 +12,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-import traceback
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from vllm.entrypoints.cli.main import main
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.core import kv_cache_utils
@@ -85,31 +81,7 @@ def tokens(question: dict[str, Any]) -> int:
     return int(kv_cache_utils.get_kv_cache_capacity(settings, plan)[0])
 
 
-def serve(question: dict[str, Any]) -> int:
-    """The exit status of an engine that ends by itself."""
-    child = os.fork()
-    if child:
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    status = 1
-    try:
-        log = os.open(question["log"], os.O_WRONLY | os.O_CREAT)
-        for stream in (1, 2):
-            os.dup2(log, stream)
-        os.environ.update(question["environment"])
-        sys.argv = question["command"]
-        main()
-        status = 0
-    except SystemExit as end:
-        status = int(end.code or 0)
-    finally:
-        if sys.exc_info()[0]:
-            traceback.print_exc()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-
-
-ASKED = {"vllm": engine, "vllm-router": router, "planner": tokens, "serve": serve}
+ASKED = {"vllm": engine, "vllm-router": router, "planner": tokens}
 
 
 def answer(line: str) -> dict[str, int]:

@@ -13,7 +13,7 @@ from typing import Any
 from scripts.local import engine_env
 
 Asked = Callable[[str, Sequence[Any]], list[dict[str, int]]]
-"""Of one of those that engine_answers.py tells of, and questions for it: what each was answered."""
+"""Of `vllm`, `vllm-router` or `planner`, and questions: what each was answered; engine_answers.py says which they take."""
 
 
 @contextmanager

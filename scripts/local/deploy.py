@@ -175,8 +175,10 @@ def start_roles(plan: Plan, up: Supervisor, note: Callable[[str], None] = lambda
 
 
 def _start_workers(plan: Plan, up: Supervisor) -> None:
-    engine_env.lend_descriptions(plan.run.cache(process.name) for process in plan.deployment.replicas)
-    for process in plan.deployment.replicas:
+    """Starts those that do not run yet; those that do are reading what they were lent."""
+    starting = [process for process in plan.deployment.replicas if not up.state(process.name).pid]
+    engine_env.lend_descriptions(plan.run.cache(process.name) for process in starting)
+    for process in starting:
         up.start(process.name)
 
 

@@ -28,9 +28,8 @@ def _of(folder: Path) -> list[psutil.Process]:
 
 @pytest.mark.terraform
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_install_leaves_no_process_behind(tmp_path: Path, how: signal.Signals) -> None:
-    """SIGTERM becomes what SIGINT is already (tests/scripts/test_processes.py), so the one stands for both."""
     program, fleet = Path(sys.executable).with_name("blueprint"), tmp_path / "fleet.yaml"
     # A small network, for it is not what is looked at.
     fleet.write_text(FLEET.read_text().replace("[us-west-2a, us-west-2b, us-west-2c]", "us-west-2a"))

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -17,13 +15,12 @@ import pytest
 from blueprints.catalog import models
 from blueprints.deployment import Process
 from scripts import processes
-from scripts.local import answers, cause, deploy, supervisor, weights
+from scripts.local import answers, deploy, supervisor, weights
 from scripts.local.answers import RoleFailed
 from scripts.local.deploy import Plan
 from scripts.local.supervisor import Supervisor
 from scripts.rehearsal import embedded_aws
 from tests import serving
-from tests.engines_own import Asked
 from tests.serving import Load
 
 pytestmark = pytest.mark.engine
@@ -109,12 +106,48 @@ def test_a_replica_killed_under_load_comes_back_while_the_other_serves(served: P
 
 
 @pytest.fixture
-def unreadable(tmp_path: Path, make_bucket: Callable[[Plan], str]) -> Iterator[tuple[Plan, Supervisor]]:
-    """A plan with nothing but its AWS up, where one model has a file cut short and one bucket lets nobody read."""
-    folder = tmp_path / "unreadable"
-    shutil.copytree(ROOT / "blueprints/aggregated", folder)
-    plan = deploy.plan(folder, ROOT / "fleet.yaml", root=tmp_path)
-    plan = _reading(plan, f"s3://{plan.deployment.place.bucket}/models/cut/")
+def broken(tmp_path: Path) -> Plan:
+    """Four replicas, each of which is to read its weights from somewhere else."""
+    folder = tmp_path / "broken"
+    folder.mkdir()
+    text = (ROOT / "blueprints/aggregated/blueprint.yaml").read_text()
+    (folder / "blueprint.yaml").write_text(text.replace("replicas: 2", "replicas: 4"))
+    (folder / "local.conf.j2").write_text((ROOT / "blueprints/aggregated/local.conf.j2").read_text())
+    return deploy.plan(folder, ROOT / "fleet.yaml", root=tmp_path)
+
+
+def _reading(plan: Plan, places: list[tuple[str, str]]) -> Plan:
+    """The plan with each worker reading from its own (URI, endpoint)."""
+    own = plan.deployment.models[0].weights.uri
+    workers = [
+        process.model_copy(
+            update={
+                "command": tuple(uri if word == own else word for word in process.command),
+                "environment": {**process.environment, "AWS_ENDPOINT_URL": endpoint, "AWS_ENDPOINT_URL_S3": endpoint},
+            }
+        )
+        for process, (uri, endpoint) in zip(plan.deployment.replicas, places, strict=True)
+    ]
+    role = plan.deployment.engines[0].model_copy(update={"processes": tuple(workers)})
+    deployment = plan.deployment.model_copy(update={"roles": (role, plan.deployment.router)})
+    text = deploy.render.text(deployment, plan.folder / "local.conf.j2")
+    return replace(plan, deployment=deployment, text=text)
+
+
+def test_a_replica_that_cannot_read_its_weights_ends_with_a_clear_line(
+    broken: Plan, make_bucket: Callable[[Plan], str]
+) -> None:
+    place = broken.deployment.place
+    bucket, endpoint = place.bucket, place.s3_endpoint or ""
+    nobody = f"http://127.0.0.1:{processes.free_ports(1)[0]}"
+    cut, denied = f"s3://{bucket}/models/cut/", "s3://demo-denied/models/tiny/"
+    places = [
+        (broken.deployment.models[0].weights.uri, nobody),
+        ("s3://demo-nowhere/models/tiny/", endpoint),
+        (cut, endpoint),
+        (denied, endpoint),
+    ]
+    plan = _reading(broken, places)
     deploy.start_afresh(plan)
     with supervisor.supervised(plan.run) as up:
         deploy.start_aws(plan, up)
@@ -122,20 +155,17 @@ def unreadable(tmp_path: Path, make_bucket: Callable[[Plan], str]) -> Iterator[t
         weights.put(plan.run, plan.deployment)
         _break(plan, "cut", "demo-denied")
         deploy.engine_env.lend_descriptions(plan.run.cache(process.name) for process in plan.deployment.replicas)
-        yield plan, up
-
-
-def _reading(plan: Plan, uri: str) -> Plan:
-    """The plan with its workers reading their weights from there."""
-    own = plan.deployment.models[0].weights.uri
-    workers = [
-        process.model_copy(update={"command": tuple(uri if word == own else word for word in process.command)})
-        for process in plan.deployment.replicas
-    ]
-    role = plan.deployment.engines[0].model_copy(update={"processes": tuple(workers)})
-    deployment = plan.deployment.model_copy(update={"roles": (role, plan.deployment.router)})
-    text = deploy.render.text(deployment, plan.folder / "local.conf.j2")
-    return replace(plan, deployment=deployment, text=text)
+        said = {worker.name: _failure(up, worker) for worker in plan.deployment.replicas}
+        assert up.state("aws").pid
+    assert said["worker-0"].startswith("worker-0 ended with exit status 1: botocore.exceptions.EndpointConnectionError")
+    assert nobody in said["worker-0"].splitlines()[0]
+    assert "NoSuchBucket" in said["worker-1"].splitlines()[0]
+    # The streamer says either that the answer was truncated or that the file could not be accessed.
+    assert said["worker-2"].splitlines()[0].endswith(f"(reading {cut}model-00002-of-00004.safetensors)")
+    assert "Forbidden" in said["worker-3"].splitlines()[0]
+    for name, text in said.items():
+        assert f"its last lines, all of them in {deploy.console.near(plan.run.log(name))}" in text
+        assert len(text.splitlines()) > 5
 
 
 def _break(plan: Plan, prefix: str, denied: str) -> None:
@@ -158,46 +188,13 @@ def _break(plan: Plan, prefix: str, denied: str) -> None:
     client.put_bucket_policy(Bucket=denied, Policy=json.dumps({"Version": "2012-10-17", "Statement": [statement]}))
 
 
-def test_a_replica_that_cannot_read_its_weights_ends_with_a_clear_line(
-    unreadable: tuple[Plan, Supervisor], asked: Asked
-) -> None:
-    plan, up = unreadable
-    place, worker = plan.deployment.place, plan.deployment.replicas[0]
-    nobody = f"http://127.0.0.1:{processes.free_ports(1)[0]}"
-    places = [
-        ("s3://demo-models/models/tiny/", nobody),
-        ("s3://demo-nowhere/models/tiny/", place.s3_endpoint or ""),
-        ("s3://demo-denied/models/tiny/", place.s3_endpoint or ""),
-    ]
-    logs = [plan.run.logs / f"{number}.log" for number in range(len(places))]
-    engines = [_engine(worker, *where, log) for where, log in zip(places, logs, strict=True)]
-    assert asked("serve", engines) == [{"said": 1}] * len(places)
-    unreachable, missing, denied = (cause.find(log.read_text()) for log in logs)
-    assert unreachable.startswith("botocore.exceptions.EndpointConnectionError")
-    assert nobody in unreachable
-    assert "NoSuchBucket" in missing
-    assert "Forbidden" in denied
-    # And what is said of a whole replica, whose own words are only that it failed.
+def _failure(up: Supervisor, worker: Process) -> str:
+    """What is said of a worker that fails; it is then stopped, so that it does not try again."""
     up.start(worker.name)
     with pytest.raises(RoleFailed) as failed:
         answers.wait(up, [worker])
     up.stop(worker.name)
-    said = str(failed.value).splitlines()
-    # The streamer says either that the answer was truncated or that the file could not be accessed.
-    cut = f"s3://{place.bucket}/models/cut/model-00002-of-00004.safetensors"
-    assert said[0].startswith("worker-0 ended with exit status 1: ")
-    assert said[0].endswith(f"(reading {cut})")
-    assert f"its last lines, all of them in {deploy.console.near(plan.run.log(worker.name))}" in "\n".join(said)
-    assert len(said) > 5
-    assert up.state("aws").pid
-
-
-def _engine(worker: Process, uri: str, endpoint: str, log: Path) -> dict[str, Any]:
-    """A worker that reads its weights from somewhere else."""
-    command = list(worker.command)
-    command[command.index("serve") + 1] = uri
-    elsewhere = {"AWS_ENDPOINT_URL": endpoint, "AWS_ENDPOINT_URL_S3": endpoint}
-    return {"command": command, "environment": {**worker.environment, **elsewhere}, "log": str(log)}
+    return str(failed.value)
 
 
 def test_models_that_are_made_say_that_their_weights_are_random(served: Plan) -> None:
