@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console, RenderableType
@@ -153,6 +153,9 @@ class Command:
     environment: Mapping[str, str] | None = None
     """Set on top of this process's own; printed with the command, so nothing secret goes in."""
 
+    lent: Mapping[str, str] = field(default_factory=dict)
+    """Set too, and not printed: without it the command does the same."""
+
     good: tuple[int, ...] = (0,)
     """Exit codes that are no failure."""
 
@@ -220,7 +223,8 @@ def _start(command: Command) -> tuple[subprocess.Popen[bytes], int]:
     with command.log.open("ab") as sink:
         start = sink.tell()
         try:
-            child = processes.spawn(command.words, cwd=command.cwd, environment=command.environment, output=sink)
+            environment = {**(command.environment or {}), **command.lent}
+            child = processes.spawn(command.words, cwd=command.cwd, environment=environment, output=sink)
         except FileNotFoundError:
             raise Unavailable(f"{command.words[0]} is not on this machine's PATH") from None
     return child, start

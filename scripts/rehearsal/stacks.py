@@ -240,11 +240,12 @@ def find_terraform(folders: Mapping[str, Path], data: Path, *, embedded: bool = 
     """The program, and the provider in the version that the stacks ask for; see `terraform.find`.
 
     Args:
-        embedded: for the embedded AWS: endpoints in the user's environment are emptied, which would win over its own.
+        embedded: for the embedded AWS: endpoints in the user's environment are emptied, which would win over its own,
+            and the provider is started once a run.
     """
     program = terraform.find(data, _provider_version(next(iter(folders.values()))))
     emptied = {name: "" for name, value in os.environ.items() if embedded and value and _ENDPOINT.fullmatch(name)}
-    return replace(program, environment={**program.environment, **emptied})
+    return replace(program, environment={**program.environment, **emptied}, attached=embedded)
 
 
 _ENDPOINT = re.compile(r"AWS_ENDPOINT_URL\w*|AWS_IGNORE_CONFIGURED_ENDPOINT_URLS|(TF_)?AWS_[A-Z0-9]+_ENDPOINT")

@@ -7,6 +7,7 @@ look, a configuration that names the mirror is written into the run's own folder
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -20,6 +21,7 @@ from typing import Any
 
 from infra.errors import InputError, Unavailable
 from scripts import console
+from scripts.rehearsal import attached
 
 BINARY = "TERRAFORM_BINARY_NAME"
 """Environment variable that names the program; the one that CDKTF's own command line reads."""
@@ -60,6 +62,9 @@ class Terraform:
 
     provider_from: str
     """Where the AWS provider comes from, for people."""
+
+    attached: bool = False
+    """Whether a run of it has one process of the provider; see `attached`."""
 
     def __str__(self) -> str:
         return f"{'OpenTofu' if self.kind == 'tofu' else 'Terraform'} {self.version}"
@@ -216,25 +221,33 @@ def run(
     logs = {name: folder / f"{verb}.log" for name, folder in folders.items()}
     for log in logs.values():
         log.unlink(missing_ok=True)
-    commands = [
-        console.Command(
-            [terraform.program, f"-chdir={console.near(folder)}", *arguments, "-no-color"],
-            logs[name],
-            environment=terraform.environment,
-            good=good,
+    with contextlib.ExitStack() as providers:
+        commands = [
+            console.Command(
+                [terraform.program, f"-chdir={console.near(folder)}", *arguments, "-no-color"],
+                logs[name],
+                environment=terraform.environment,
+                lent=providers.enter_context(attached.provider(folder, terraform.environment))
+                if terraform.attached and verb in _ASKING
+                else {},
+                good=good,
+            )
+            for name, folder in folders.items()
+        ]
+        ended = console.run_together(
+            commands,
+            timeout_s=timeout_s,
+            watch=lambda: note(_progress(logs)),
+            grace_s=grace_s,
+            # Its providers are in the same group. They leave an interrupt to Terraform, and die at once of anything
+            # else: what they were making would be made, and nobody would know.
+            stop_by=signal.SIGINT,
         )
-        for name, folder in folders.items()
-    ]
-    ended = console.run_together(
-        commands,
-        timeout_s=timeout_s,
-        watch=lambda: note(_progress(logs)),
-        grace_s=grace_s,
-        # Its providers are in the same group. They leave an interrupt to Terraform, and die at once of anything else:
-        # what they were making would be made, and nobody would know.
-        stop_by=signal.SIGINT,
-    )
     return dict(zip(folders, ended, strict=True))
+
+
+_ASKING = ("plan", "apply", "destroy", "test")
+"""Commands that ask the provider more than once."""
 
 
 _BEGUN = re.compile(r"^(\S+): (?:Creating|Modifying|Destroying)\.\.\.", re.MULTILINE)

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,14 +22,14 @@ class Workspace:
 
     def test(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Runs Terraform's tests."""
-        with attached.provider(self.folder):
-            return self.run("test", *arguments)
+        with attached.provider(self.folder, self.program.environment) as lent:
+            return self.run("test", *arguments, lent=lent)
 
-    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, lent: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [self.program.program, *arguments, "-no-color"],
             cwd=self.folder,
-            env={**os.environ, **self.program.environment},
+            env={**os.environ, **self.program.environment, **(lent or {})},
             capture_output=True,
             text=True,
             timeout=240,

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from scripts import console
@@ -52,6 +57,38 @@ def test_a_stack_that_cannot_be_planned_is_refused_with_its_name(rehearsed: Path
     with pytest.raises(console.CommandFailed) as caught:
         mocked.plan({"network": wrong}, program=program, data=tmp_path)
     assert 'expected traffic_type to be one of ["ACCEPT" "REJECT" "ALL"]' in str(caught.value)
+
+
+def test_a_run_of_terraform_starts_the_provider_once(rehearsed: Path, tmp_path: Path) -> None:
+    folders = {"storage": rehearsed / "cdktf.out/one-gpu/stacks/storage"}
+    program = stacks.find_terraform(folders, tmp_path)
+    with providers_counted() as seen:
+        mocked.plan(folders, program=program, data=tmp_path)
+    assert len(seen) == 1
+    with providers_counted() as seen:
+        mocked.plan(folders, program=replace(program, attached=False), data=tmp_path)
+    assert len(seen) > 1, "what Terraform does by itself"
+
+
+@contextlib.contextmanager
+def providers_counted() -> Iterator[set[int]]:
+    """Processes of providers among the children of this process; each lives for some tenths of a second."""
+    seen: set[int] = set()
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.wait(0.05):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                children = psutil.Process().children(recursive=True)
+                seen.update(child.pid for child in children if child.name().startswith("terraform-prov"))
+
+    looker = threading.Thread(target=look)
+    looker.start()
+    try:
+        yield seen
+    finally:
+        done.set()
+        looker.join()
 
 
 def test_mocked_takes_no_stacks_and_an_empty_folder_is_no_fleet(tmp_path: Path) -> None:
