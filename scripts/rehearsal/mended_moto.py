@@ -1,4 +1,4 @@
-"""moto's own server, which says in its log what each request asks for, with six things put right, seen in moto 5.2.5:
+"""moto's own server, which says in its log what each request asks for, with eight things put right, seen in moto 5.2.5:
 
 - It takes a denial under a condition for a denial under every condition, so a bucket that refuses plain HTTP would
   refuse everything. Here that statement is applied as if the request had come over TLS, which is what the loopback
@@ -10,12 +10,17 @@
   lifted, which is how Terraform's destroy empties one.
 - Asked for all capacity providers of ECS, it fails.
 - It lists services of ECS that were deleted, and AWS does not.
+- It answers several requests at once on data that bear one: now and then a dictionary changed while it was read, and
+  the answer was 500.
+- Asked again by a client that an answer did not reach, it does a second time what it was asked, where AWS knows that
+  it is done: an endpoint of a VPC that nobody knows of, a rule of a security group that is not there to revoke.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import threading
 from typing import Any
 
 from moto import server
@@ -90,13 +95,28 @@ def list_services(backend: EC2ContainerServiceBackend, cluster: str, *args: Any,
 
 
 _call_action = BaseResponse.call_action
+_one_at_a_time = threading.Lock()
+_done: dict[str, Any] = {}
+"""Answers to what changed something, by the id that AWS's SDKs give to a call and keep when they repeat it."""
+
+_READING = ("Describe", "Get", "List")
+_KEPT = 1000
 
 
 def call_action(response: BaseResponse) -> Any:
     """Answers; most services are asked at the same path, so the server's own line about it does not tell for what."""
-    answer = _call_action(response)
-    sys.stdout.write(f"{response.service_name} {response._get_action()} {answer[0]}\n")  # one write: threads ask
-    return answer
+    action, call = response._get_action(), response.headers.get("Amz-Sdk-Invocation-Id")
+    with _one_at_a_time:
+        again = _done.get(call)
+        answer = again or _call_action(response)
+        if call and answer[0] < 400 and not action.startswith(_READING):
+            _done[call] = answer
+            if len(_done) > _KEPT:
+                del _done[next(iter(_done))]
+    # One write: threads ask.
+    sys.stdout.write(f"{response.service_name} {action} {answer[0]}{' once more' if again else ''}\n")
+    status, headers, body = answer
+    return status, dict(headers), body
 
 
 def main() -> None:

@@ -3,8 +3,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -12,7 +15,7 @@ import pytest
 
 from infra.errors import Unavailable
 from scripts import processes
-from scripts.rehearsal import embedded_aws
+from scripts.rehearsal import embedded_aws, mended_moto
 
 REGION = "us-west-2"
 
@@ -111,6 +114,62 @@ def test_all_capacity_providers_can_be_asked_for(endpoint: str) -> None:
     assert [one["name"] for one in ecs.describe_capacity_providers()["capacityProviders"]] == ["cp-a", "cp-b"]
     (one,) = ecs.describe_capacity_providers(capacityProviders=["cp-b"])["capacityProviders"]
     assert one["name"] == "cp-b"
+
+
+@pytest.fixture
+def call(endpoint: str) -> Callable[[str], Any]:
+    """A client of EC2 whose calls all have the id that it is made with, as a repeated one keeps its own."""
+
+    def made(number: str) -> Any:
+        ec2 = embedded_aws.client("ec2", endpoint, REGION)
+        ec2.meta.events.register(
+            "before-send.ec2", lambda request, **_: request.headers.update({"amz-sdk-invocation-id": number})
+        )
+        return ec2
+
+    return made
+
+
+def test_a_call_that_is_repeated_is_done_once(call: Callable[[str], Any]) -> None:
+    made = [call(number).create_vpc(CidrBlock="10.9.0.0/16")["Vpc"]["VpcId"] for number in ("one", "one", "another")]
+    assert made[0] == made[1] != made[2]
+    there = call("look").describe_vpcs(Filters=[{"Name": "cidr", "Values": ["10.9.0.0/16"]}])["Vpcs"]
+    assert {vpc["VpcId"] for vpc in there} == {*made}
+
+
+def test_a_call_that_was_refused_is_tried_again(call: Callable[[str], Any]) -> None:
+    call("earlier").create_key_pair(KeyName="taken")
+    later = call("later")
+    with pytest.raises(later.exceptions.ClientError, match="Duplicate"):
+        later.create_key_pair(KeyName="taken")
+    call("between").delete_key_pair(KeyName="taken")
+    assert later.create_key_pair(KeyName="taken")["KeyName"] == "taken"
+
+
+def test_what_reads_is_answered_anew(call: Callable[[str], Any]) -> None:
+    look = call("reading")
+    before = len(look.describe_vpcs()["Vpcs"])
+    call("meanwhile").create_vpc(CidrBlock="10.8.0.0/16")
+    assert len(look.describe_vpcs()["Vpcs"]) == before + 1
+
+
+def test_requests_are_answered_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    under_way: list[int] = []
+    most = 0
+
+    def answer(_: Any) -> tuple[int, dict[str, str], str]:
+        nonlocal most
+        under_way.append(1)
+        most = max(most, len(under_way))
+        time.sleep(0.02)
+        under_way.pop()
+        return 200, {}, ""
+
+    monkeypatch.setattr(mended_moto, "_call_action", answer)
+    asked = SimpleNamespace(_get_action=lambda: "CreateVpc", headers={}, service_name="ec2")
+    with ThreadPoolExecutor(4) as threads:
+        assert [said[0] for said in threads.map(mended_moto.call_action, [asked] * 4)] == [200] * 4
+    assert most == 1
 
 
 def test_the_client_environment_beats_the_users_own_aws_settings(
