@@ -103,9 +103,33 @@ _PORTS = range(20000, 32000)
 """Below the range that systems take the near ends of outgoing connections from, so that none takes a chosen port."""
 
 
+_claims: dict[int, socket.socket] = {}
+
+
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback interface that nobody listens on now, all different."""
-    return list(itertools.islice(filter(is_free, random.sample(_PORTS, len(_PORTS))), count))
+    """Ports of the loopback interface that nobody listens on now, all different, claimed for this process."""
+    unclaimed = [port for port in _PORTS if port not in _claims]
+    return list(itertools.islice(filter(claim, random.sample(unclaimed, len(unclaimed))), count))
+
+
+def claim(port: int) -> bool:
+    """Whether nobody listens on `port` of the loopback interface now, and no other process has claimed it.
+
+    It is then this process's until that ends: servers may begin to listen minutes after their ports were chosen, and
+    what starts beside them meanwhile must choose others. A claim is a name in Linux's abstract namespace of sockets,
+    which is as wide as the port's own and is given back with the process.
+    """
+    if not is_free(port):
+        return False
+    if port not in _claims:
+        claimed = socket.socket(socket.AF_UNIX)
+        try:
+            claimed.bind(f"\0llm-serving-blueprints/{port}")
+        except OSError:
+            claimed.close()
+            return False
+        _claims[port] = claimed
+    return True
 
 
 def is_free(port: int) -> bool:

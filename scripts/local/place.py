@@ -74,11 +74,9 @@ def find(run: Run, blueprint: Blueprint, fleet: Fleet, *, own_ports: bool, port:
 def _ports(run: Run, names: list[str], own_ports: bool, port: int | None) -> dict[str, int]:
     """The ports written down, where they are still free; others for the rest."""
     written = run.ports()
-    kept = {
-        name: written[name] for name in names if name in written and (own_ports or processes.is_free(written[name]))
-    }
+    kept = {name: written[name] for name in names if name in written and (own_ports or processes.claim(written[name]))}
     if port is not None and kept.get(ROUTER) != port:
-        if not processes.is_free(port):
+        if not processes.claim(port):
             raise Unavailable(f"port {port} is taken; write another --port, or none to have a free one chosen")
         kept[ROUTER] = port
     missing = [name for name in names if name not in kept]

@@ -14,6 +14,8 @@ import pytest
 from infra.errors import Unavailable
 from scripts import processes
 
+ROOT = Path(__file__).resolve().parents[2]
+
 
 def _gone(pid: int) -> bool:
     try:
@@ -63,6 +65,33 @@ def test_a_child_ends_when_its_parent_is_killed_with_9(ignored: str, orphaned: s
 def test_a_wait_that_is_never_met_ends_with_what_was_waited_for() -> None:
     with pytest.raises(Unavailable, match="the moon did not come within 0 s"):
         processes.wait_until(lambda: False, "the moon", limit_s=0.2)
+
+
+CLAIMS = "import sys; from scripts import processes; print(processes.claim(int(sys.argv[1])), flush=True); input()"
+
+
+def test_a_claimed_port_is_nobody_elses_until_the_process_that_claimed_it_ends() -> None:
+    (port,) = processes.free_ports(1)
+    assert processes.claim(port), "its own again"
+
+    def other() -> subprocess.Popen[str]:
+        words = [sys.executable, "-c", CLAIMS, str(port)]
+        return subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    with other() as process:
+        assert process.communicate("\n", timeout=30)[0] == "False\n"
+    processes._claims.pop(port).close()
+    with other() as process:
+        assert process.stdout
+        assert process.stdout.readline() == "True\n"
+        assert processes.is_free(port), "nobody listens yet"
+        assert not processes.claim(port)
+        process.kill()
+    assert processes.claim(port)
+
+
+def test_no_port_is_chosen_twice() -> None:
+    assert len({processes.free_ports(1)[0] for _ in range(50)}) == 50
 
 
 def test_free_ports_are_different_and_can_be_bound() -> None:
