@@ -51,14 +51,17 @@ def provider(folder: Path, environment: Mapping[str, str]) -> Iterator[dict[str,
     log = folder / "provider.log"
     with log.open("wb") as output:
         running = processes.spawn(
-            [str(executable), "-debug"],
-            cwd=folder,
-            environment={**environment, **_OWN},
-            output=output,
+            [str(executable), "-debug"], cwd=folder, environment={**environment, **_OWN}, output=output
         )
+
+    def up() -> bool:
+        if running.poll() is not None:
+            raise Unavailable(f"it ended with {running.returncode}")
+        return _found(log) is not None
+
     try:
         try:
-            processes.wait_until(lambda: _found(log) is not None, "its address", _START_LIMIT_S)
+            processes.wait_until(up, "its address", _START_LIMIT_S)
         except Unavailable as error:
             raise Unavailable(f"the AWS provider did not start: {error}. What it says lies in {log}") from None
         # Tofu looks for it under the registry that it got it from.
@@ -69,7 +72,8 @@ def provider(folder: Path, environment: Mapping[str, str]) -> Iterator[dict[str,
 
 def _locked(folder: Path) -> tuple[str, Path | None]:
     """The provider's name, and its program as `init` laid it down."""
-    locked = _LOCKED.search((folder / ".terraform.lock.hcl").read_text())
+    lock = folder / ".terraform.lock.hcl"
+    locked = _LOCKED.search(lock.read_text()) if lock.is_file() else None
     if not locked:
         return "", None
     name, version = locked.groups()

@@ -104,7 +104,10 @@ _KEPT = 1000
 
 
 def call_action(response: BaseResponse) -> Any:
-    """Answers; most services are asked at the same path, so the server's own line about it does not tell for what."""
+    """Answers one request at a time, and a repeated one as before.
+
+    It says for what: most services are asked at the same path, so the server's own line does not tell.
+    """
     action, call = response._get_action(), response.headers.get("Amz-Sdk-Invocation-Id")
     with _one_at_a_time:
         again = _done.get(call)

@@ -65,17 +65,24 @@ def test_of_two_versions_the_locked_one_is_taken(tmp_path: Path) -> None:
         assert pid(lent)
 
 
-def test_a_provider_from_elsewhere_is_left_to_terraform(tmp_path: Path) -> None:
-    (tmp_path / ".terraform.lock.hcl").write_text("")
+@pytest.mark.parametrize("lock", ["", None], ids=["that names none", "none"])
+def test_without_a_lock_of_it_the_provider_is_left_to_terraform(tmp_path: Path, lock: str | None) -> None:
+    if lock is not None:
+        (tmp_path / ".terraform.lock.hcl").write_text(lock)
     with attached.provider(tmp_path, {}) as lent:
         assert lent == {}
 
 
-def test_one_that_does_not_start_is_said_with_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attached, "_START_LIMIT_S", 0.5)
-    folder = initialized(tmp_path, "#!/bin/sh\necho no memory\n")
+@pytest.mark.parametrize(
+    ("ends", "why"), [("exit 1", "it ended with 1"), ("exec sleep 60", "its address did not come within 0 s")]
+)
+def test_one_that_does_not_start_is_said_with_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str, why: str
+) -> None:
+    monkeypatch.setattr(attached, "_START_LIMIT_S", 0.4)
+    folder = initialized(tmp_path, f"#!/bin/sh\necho no memory\n{ends}\n")
     with (
-        pytest.raises(Unavailable, match=r"the AWS provider did not start: .* lies in .*provider\.log"),
+        pytest.raises(Unavailable, match=rf"the AWS provider did not start: {why}\. .* lies in .*provider\.log"),
         attached.provider(folder, {}),
     ):
         pass
