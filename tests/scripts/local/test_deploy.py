@@ -306,6 +306,19 @@ def test_ports_are_kept_while_they_are_free_and_chosen_anew_where_not(planned: P
     assert [name for name in first if first[name] != second[name]] == ["router"]
 
 
+def test_ports_that_another_deployment_has_chosen_are_left_to_it(
+    planned: Planned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = planned().run.ports()
+    claimed = processes.claim
+    # Another process is about to listen on the ports of the first.
+    monkeypatch.setattr(processes, "claim", lambda port: port not in first.values() and claimed(port))
+    second = planned().run.ports()
+    assert not {*first.values()} & {*second.values()}
+    with pytest.raises(Unavailable, match="is taken; write another --port"):
+        deploy.plan(Path("mine"), Path("fleet.yaml"), port=first["router"])
+
+
 def test_the_port_that_a_user_names_is_the_endpoints(planned: Planned) -> None:
     port = processes.free_ports(1)[0]
     plan = deploy.plan(Path("mine"), Path("fleet.yaml"), port=port)
