@@ -74,11 +74,11 @@ def find(run: Run, blueprint: Blueprint, fleet: Fleet, *, own_ports: bool, port:
 def _ports(run: Run, names: list[str], own_ports: bool, port: int | None) -> dict[str, int]:
     """The ports written down, where they are still free; others for the rest."""
     written = run.ports()
-    kept = {name: written[name] for name in names if name in written and (own_ports or processes.claim(written[name]))}
+    kept = {name: written[name] for name in names if name in written and (processes.claim(written[name]) or own_ports)}
     if port is not None and kept.get(ROUTER) != port:
         if not processes.claim(port):
             raise Unavailable(f"port {port} is taken; write another --port, or none to have a free one chosen")
         kept[ROUTER] = port
     missing = [name for name in names if name not in kept]
-    free = [one for one in processes.free_ports(len(names) + len(missing)) if one not in kept.values()]
+    free = processes.free_ports(len(missing))
     return {name: kept.get(name) or free.pop() for name in names}

@@ -44,10 +44,11 @@ def provider(folder: Path, environment: Mapping[str, str]) -> Iterator[dict[str,
     Raises:
         Unavailable: it did not start; the message names the log.
     """
-    name, executable = _locked(folder)
-    if executable is None:
+    locked = _locked(folder)
+    if locked is None:
         yield {}
         return
+    name, executable = locked
     log = folder / "provider.log"
     with log.open("wb") as output:
         running = processes.spawn(
@@ -70,15 +71,14 @@ def provider(folder: Path, environment: Mapping[str, str]) -> Iterator[dict[str,
         processes.stop(running)
 
 
-def _locked(folder: Path) -> tuple[str, Path | None]:
-    """The provider's name, and its program as `init` laid it down."""
+def _locked(folder: Path) -> tuple[str, Path] | None:
+    """The provider's name, and its program as `init` laid it down; None where it laid none down."""
     lock = folder / ".terraform.lock.hcl"
-    locked = _LOCKED.search(lock.read_text()) if lock.is_file() else None
-    if not locked:
-        return "", None
+    if not lock.is_file() or not (locked := _LOCKED.search(lock.read_text())):
+        return None
     name, version = locked.groups()
     programs = (folder / ".terraform/providers" / name / version).glob("*/terraform-provider-aws_v*")
-    return name, next((program.resolve() for program in programs), None)
+    return next(((name, program.resolve()) for program in programs), None)
 
 
 def _found(log: Path) -> str | None:

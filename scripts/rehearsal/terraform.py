@@ -239,8 +239,8 @@ def run(
             timeout_s=timeout_s,
             watch=lambda: note(_progress(logs)),
             grace_s=grace_s,
-            # Its providers are in the same group. They leave an interrupt to Terraform, and die at once of anything
-            # else: what they were making would be made, and nobody would know.
+            # Providers that it starts are in the same group. They leave an interrupt to Terraform, and die at once of
+            # anything else: what they were making would be made, and nobody would know.
             stop_by=signal.SIGINT,
         )
     return dict(zip(folders, ended, strict=True))
