@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -21,6 +22,11 @@ from tests import engines_own
 ROOT = Path(__file__).resolve().parents[1]
 
 pytest_plugins = ["tests.control_plane.fixtures"]
+
+# A shell has what it starts in the background ignore Ctrl-C, and all that is started from there would inherit it: nothing
+# that tests interrupt would end.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A busy machine is no failure. Where CI is set, Hypothesis' own profile says the same, and draws the same each time.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])

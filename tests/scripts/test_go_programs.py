@@ -62,7 +62,7 @@ def test_one_too_old_or_broken_is_left_for_a_built_one(put: Put, tmp_path: Path,
     put("go", GO)
     built = Path(go_programs.path_of(TOOL))
     assert built == tmp_path / "home/.cache/llm-serving-blueprints/bin/tool-v2.1.0/tool"
-    assert built.read_text() == "install -ldflags -s -w example.org/tool/cmd/tool@v2.1.0\n"
+    assert built.read_text() == "install -gcflags=all=-dwarf=false -ldflags -s -w example.org/tool/cmd/tool@v2.1.0\n"
 
 
 def test_it_is_built_once_for_each_version(put: Put) -> None:
