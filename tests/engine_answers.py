@@ -5,18 +5,23 @@ Reads a question a line from standard input, as JSON: who is asked, and what. An
 - `vllm` and `vllm-router` are asked to parse a command line: the port, or the exit status of a refusal.
 - `planner`, vLLM's own, is asked for the tokens of a cache as vLLM would log them: `layers` (of them `sliding` with a
   `window`), `heads`, `size` of a head, `latent`, `context`, `bytes`, `batch`, `block`.
+- `processes` is asked, with the plugins of engine_plugins or without, how many objects a replica's further process would
+  not look through for garbage: 0 where it is no copy of the first.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
 from types import SimpleNamespace
 from typing import Any
 
+import engine_plugins
 import torch
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+from vllm.utils import system_utils
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec
@@ -81,7 +86,21 @@ def tokens(question: dict[str, Any]) -> int:
     return int(kv_cache_utils.get_kv_cache_capacity(settings, plan)[0])
 
 
-ASKED = {"vllm": engine, "vllm-router": router, "planner": tokens}
+WITHOUT_PLUGINS = system_utils._maybe_force_spawn
+"""Taken before a question of another kind has the engine load them."""
+
+
+def set_aside(with_plugins: bool) -> int:
+    """Objects that are looked through no more by the time that another process is about to begin."""
+    gc.unfreeze()
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # as the engine does where it finds no accelerator
+    system_utils._maybe_force_spawn = WITHOUT_PLUGINS
+    if with_plugins:
+        engine_plugins.fork_processes()
+    return gc.get_freeze_count() if system_utils.get_mp_context().get_start_method() == "fork" else 0
+
+
+ASKED = {"vllm": engine, "vllm-router": router, "planner": tokens, "processes": set_aside}
 
 
 def answer(line: str) -> dict[str, int]:

@@ -13,7 +13,7 @@ from typing import Any
 from scripts.local import engine_env
 
 Asked = Callable[[str, Sequence[Any]], list[dict[str, int]]]
-"""Of `vllm`, `vllm-router` or `planner`, and questions: what each was answered; engine_answers.py says which they take."""
+"""Whom to ask, and questions: what each was answered; engine_answers.py says who there is and what they take."""
 
 
 @contextmanager
