@@ -13,7 +13,7 @@ case " $* " in
   *)
     echo "▸ What this machine has" >&2
     python=$(scripts/find-python)
-    "$python" -P scripts/machine.py "$@" # -P: its neighbours hide no module of the standard library
+    "$python" -P scripts/prerequisites.py "$@" # -P: its neighbours hide no module of the standard library
     ;;
 esac
 start=$SECONDS

@@ -11,14 +11,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from infra import reading, serving
+from infra import stack_rules
 from infra.bindings import cdktf
-from infra.constructs import limits
-from infra.errors import BlueprintError, InputError
-from infra.fleet import Fleet
-from infra.settings import Document
-from infra.stacks import ecs, eks, network, rules, storage
+from infra.stacks import ecs, eks, network, storage
 from infra.stacks import serving as serving_stack
+from llm_serving.fleet import aws_limits, loading
+from llm_serving.fleet.model import Fleet
+from llm_serving.settings.document import Document
+from llm_serving.settings.errors import BlueprintError, InputError
+from llm_serving.targets.ecs import manifest
 
 STACKS = (network, storage, eks, ecs)
 """In the order in which one may need another."""
@@ -37,7 +38,7 @@ def synthesize(document: Document[Fleet], out: Path, servings: Sequence[Path] = 
         InputError: AWS would refuse something of the fleet, or a rendered file is wrong.
         AnswerIsNo: a stack breaks a rule that every stack keeps.
     """
-    if wrong := limits.mistakes(document):
+    if wrong := aws_limits.mistakes(document):
         raise InputError(wrong)
     out.mkdir(parents=True, exist_ok=True)
     # In full: the process that CDKTF runs in stays in the folder in which it was started.
@@ -48,14 +49,14 @@ def synthesize(document: Document[Fleet], out: Path, servings: Sequence[Path] = 
         if stack.NAME in ORCHESTRATORS:
             # They find the network by its tags, so nothing in them tells `cdktf deploy` to make it first.
             app.node.find_child(stack.NAME).add_dependency(app.node.find_child(network.NAME))
-    deployments = [serving.read(file, document).value for file in servings]
+    deployments = [manifest.read(file, document).value for file in servings]
     for deployment in deployments:
         serving_stack.add(app, document, deployment)
         app.node.find_child(serving_stack.stack_of(deployment.name)).add_dependency(app.node.find_child(ecs.NAME))
     app.synth()
     made_names = [*(stack.NAME for stack in made), *(serving_stack.stack_of(one.name) for one in deployments)]
     folders = {name: out / "stacks" / name for name in made_names}
-    rules.require(document, folders)
+    stack_rules.require(document, folders)
     return folders
 
 
@@ -66,14 +67,14 @@ def synthesize_serving(document: Document[Fleet], out: Path, file: Path) -> dict
         InputError: the rendered file is wrong.
         AnswerIsNo: the stack breaks a rule that every stack keeps.
     """
-    deployment = serving.read(file, document).value
+    deployment = manifest.read(file, document).value
     # In full: the process that CDKTF runs in stays in the folder in which it was started.
     app = cdktf.App(outdir=str(out.resolve()))
     serving_stack.add(app, document, deployment)
     app.synth()
     name = serving_stack.stack_of(deployment.name)
     folders = {name: out / "stacks" / name}
-    rules.require(document, folders)
+    stack_rules.require(document, folders)
     return folders
 
 
@@ -86,7 +87,7 @@ def rendered(fleet: Fleet, root: Path) -> list[Path]:
 def main() -> None:
     """Synthesizes; a refusal ends with its text and exit code."""
     try:
-        document = reading.read(Path(os.environ.get("BLUEPRINT_FLEET", "fleet.yaml")))
+        document = loading.read(Path(os.environ.get("BLUEPRINT_FLEET", "fleet.yaml")))
         out = Path(os.environ.get("CDKTF_OUTDIR", "cdktf.out"))
         synthesize(document, out, rendered(document.value, Path()))
     except BlueprintError as error:

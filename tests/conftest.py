@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from scripts.local import deploy, engine_env, supervisor
-from scripts.local.deploy import Plan
-from scripts.rehearsal import embedded_aws
+from llm_serving.rehearsal import emulator
+from llm_serving.targets.local import deploy, engine_env, supervisor
+from llm_serving.targets.local.deploy import Plan
 from tests import engines_own
 
 ROOT = Path(__file__).resolve().parents[1]
 
-pytest_plugins = ["tests.control_plane.fixtures"]
+pytest_plugins = ["tests.control_plane.fixtures", "tests.hub.fixtures"]
 
 # A shell has what it starts in the background ignore Ctrl-C, and all that is started from there would inherit it: nothing
 # that tests interrupt would end.
@@ -93,7 +93,7 @@ def make_bucket() -> Callable[[Plan], str]:
 
     def made(plan: Plan) -> str:
         place = plan.deployment.place
-        client = embedded_aws.client("s3", place.s3_endpoint or "", place.region)
+        client = emulator.client("s3", place.s3_endpoint or "", place.region)
         client.create_bucket(Bucket=place.bucket, CreateBucketConfiguration={"LocationConstraint": place.region})
         return place.bucket
 

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from scripts.local import engine_env
+from llm_serving.targets.local import engine_env
 
 Asked = Callable[[str, Sequence[Any]], list[dict[str, int]]]
 """Whom to ask, and questions: what each was answered; engine_answers.py says who there is and what they take."""

@@ -9,8 +9,8 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-from scripts import processes
-from scripts.local import engine_env
+from llm_serving import processes
+from llm_serving.targets.local import engine_env
 
 FOLDER = Path(__file__).parents[1] / "images" / "router"
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from blueprints.deployment import Process
+from llm_serving.workloads.serving.deployment import Process
 
 PROMPT = "The router sends a request to"
 

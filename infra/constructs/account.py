@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from infra.bindings import aws
-from infra.fleet import Fleet
+from llm_serving.fleet.model import Fleet
 
 
 @dataclass(frozen=True)

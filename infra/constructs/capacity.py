@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from infra import names
 from infra.bindings import aws
 from infra.constructs.account import Account
 from infra.constructs.expression import expression
-from infra.fleet import Fleet
-from infra.groups import Group
+from llm_serving.fleet import names
+from llm_serving.fleet.groups import Group
+from llm_serving.fleet.model import Fleet
 
 
 def capacity(stack: Any, fleet: Fleet, group: Group, *, account: Account) -> list[Any]:

@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from infra import ecs_user_data, groups, names
 from infra.bindings import aws
-from infra.catalog import ecs
 from infra.constructs import machines
 from infra.constructs.expression import reference
-from infra.fleet import Fleet
-from infra.groups import Group
+from llm_serving.catalog import ecs
+from llm_serving.fleet import ecs_node_config, groups, names
+from llm_serving.fleet.groups import Group
+from llm_serving.fleet.model import Fleet
 
 TARGET_PERCENT = 100
 """Share of the machines that tasks fill: no spare one is kept running. A warm machine is what waits cheaply."""
@@ -40,7 +40,7 @@ def capacity_provider(stack: Any, place: Place, group: Group) -> Any:
         stack,
         place,
         group,
-        text=ecs_user_data.of(group, names.cluster(place.fleet)),
+        text=ecs_node_config.of(group, names.cluster(place.fleet)),
         image=ecs.image_parameter(release=place.fleet.ecs.al2023 or ecs.AL2023, variant=group.variant, arch=group.arch),
         instance_profile_arn=place.profile.arn,
     )

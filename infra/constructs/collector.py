@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from infra.serving import Service
+from llm_serving.targets.ecs.manifest import Service
 
 IMAGE = "public.ecr.aws/aws-observability/aws-otel-collector:v0.48.0"
 

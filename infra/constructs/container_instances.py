@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from infra import names
 from infra.bindings import aws
 from infra.constructs import policy
 from infra.constructs import security_group as groups
 from infra.constructs.account import Account
 from infra.constructs.role import role
-from infra.fleet import Fleet
+from llm_serving.fleet import names
+from llm_serving.fleet.model import Fleet
 
 
 def profile(stack: Any, fleet: Fleet, *, account: Account) -> Any:

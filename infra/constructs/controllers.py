@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from infra import names
 from infra.constructs import pod_identity
 from infra.constructs.account import Account
 from infra.constructs.role import role
-from infra.fleet import Fleet
+from llm_serving.fleet import names
+from llm_serving.fleet.model import Fleet
 
 NAMESPACE = "kube-system"
 LOAD_BALANCERS = "aws-load-balancer-controller"

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from infra import names
 from infra.bindings import aws
 from infra.constructs.account import Account
 from infra.constructs.function import log_grants
 from infra.constructs.key import for_log_group, key
-from infra.fleet import Fleet
+from llm_serving.fleet import names
+from llm_serving.fleet.model import Fleet
 
 _COMMANDS_KEPT_DAYS = 365
 """Who looks into what happened often does so months later."""

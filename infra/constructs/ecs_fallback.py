@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from infra import names
 from infra.bindings import aws
 from infra.constructs.account import Account
 from infra.constructs.function import function, invoked_by
-from infra.fleet import Fleet
+from llm_serving.fleet import names
+from llm_serving.fleet.model import Fleet
 
 NAME = "ecs-fallback"
 

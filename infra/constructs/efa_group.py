@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from infra import interfaces, names
 from infra.bindings import aws
 from infra.constructs.security_group import security_group
+from llm_serving.fleet import interfaces, names
 
 
 def efa_group(stack: Any, *, fleet: str, vpc_id: str) -> Any:

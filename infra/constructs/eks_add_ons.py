@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from infra.bindings import aws
-from infra.catalog import eks
 from infra.constructs import model_reader, pod_identity
 from infra.constructs.account import Account
 from infra.constructs.role import rights, role
-from infra.fleet import Fleet
+from llm_serving.catalog import eks
+from llm_serving.fleet.model import Fleet
 
 
 @dataclass(frozen=True)

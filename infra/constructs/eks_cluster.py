@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from ipaddress import IPv4Network
 from typing import Any
 
-from infra import names
 from infra.bindings import aws
-from infra.catalog import eks
 from infra.constructs import policy
 from infra.constructs.account import Account
 from infra.constructs.function import log_grants
 from infra.constructs.key import for_log_group, key
 from infra.constructs.role import rights, role
-from infra.fleet import Fleet, NewNetwork
+from llm_serving.catalog import eks
+from llm_serving.fleet import names
+from llm_serving.fleet.model import Fleet, NewNetwork
 
 LOGS = ("api", "audit", "authenticator", "controllerManager", "scheduler")
 """All that EKS's control plane writes."""

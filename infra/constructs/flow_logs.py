@@ -8,7 +8,7 @@ from infra.bindings import aws
 from infra.constructs import policy
 from infra.constructs.account import Account
 from infra.constructs.key import for_log_group, key
-from infra.constructs.limits import days
+from llm_serving.fleet.aws_limits import days
 
 
 def flow_logs(stack: Any, *, fleet: str, vpc_id: str, kept_s: float, account: Account) -> None:

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from infra import names
 from infra.bindings import aws
 from infra.constructs import policy
 from infra.constructs.account import Account
 from infra.constructs.expression import expression
 from infra.constructs.key import for_log_group
 from infra.constructs.role import rights, role
-from infra.fleet import Fleet
+from llm_serving.fleet import names
+from llm_serving.fleet.model import Fleet
 
 FUNCTIONS = Path(__file__).parents[1] / "functions"
 

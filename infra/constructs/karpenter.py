@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from infra import names
 from infra.bindings import aws
 from infra.constructs import pod_identity, policy
 from infra.constructs.account import Account
 from infra.constructs.node_groups import node_role
 from infra.constructs.role import role
-from infra.fleet import Fleet
+from llm_serving.fleet import names
+from llm_serving.fleet.model import Fleet
 
 NAMESPACE = "kube-system"
 SERVICE_ACCOUNT = "karpenter"

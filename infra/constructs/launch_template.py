@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from infra import names, user_data
 from infra.bindings import aws
 from infra.constructs.expression import expression
-from infra.fleet import Fleet
-from infra.groups import Group, Volume
+from llm_serving.fleet import names, node_config
+from llm_serving.fleet.groups import Group, Volume
+from llm_serving.fleet.model import Fleet
 
 
 def launch_template(
@@ -100,12 +100,12 @@ def _metadata() -> Any:
 def _volumes(group: Group) -> Iterator[Any]:
     """AWS's own key encrypts: one of ours would have to trust the service-linked roles that start machines."""
     if group.os == "bottlerocket":
-        yield _volume("/dev/xvda", user_data.BOTTLEROCKET_ROOT)
-        yield _volume(user_data.SNAPSHOT_DEVICE, group.volume, group.snapshot)
+        yield _volume("/dev/xvda", node_config.BOTTLEROCKET_ROOT)
+        yield _volume(node_config.SNAPSHOT_DEVICE, group.volume, group.snapshot)
     else:
         yield _volume("/dev/xvda", group.volume)
         if group.snapshot:
-            yield _volume(user_data.SNAPSHOT_DEVICE, group.volume, group.snapshot)
+            yield _volume(node_config.SNAPSHOT_DEVICE, group.volume, group.snapshot)
 
 
 def _volume(device: str, volume: Volume, snapshot: str | None = None) -> Any:

@@ -11,8 +11,8 @@ from infra.constructs.account import Account
 from infra.constructs.capacity import capacity, resource_group_arn
 from infra.constructs.expression import expression
 from infra.constructs.launch_template import launch_template
-from infra.fleet import Fleet
-from infra.groups import Group
+from llm_serving.fleet.groups import Group
+from llm_serving.fleet.model import Fleet
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from infra import names
 from infra.constructs import pod_identity
 from infra.constructs.account import Account
-from infra.constructs.limits import bucket_name
 from infra.constructs.role import role
-from infra.fleet import Fleet
+from llm_serving.fleet import names
+from llm_serving.fleet.aws_limits import bucket_name
+from llm_serving.fleet.model import Fleet
 
 _KEY_BY_ALIAS = "kms:ResourceAliases"
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from infra import names
 from infra.bindings import aws
 from infra.constructs.vpc import Network, existing
-from infra.fleet import ExistingNetwork, Fleet
+from llm_serving.fleet import names
+from llm_serving.fleet.model import ExistingNetwork, Fleet
 
 
 def found(stack: Any, fleet: Fleet) -> Network:

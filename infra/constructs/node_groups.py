@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from infra import interfaces, names, user_data
 from infra.bindings import aws
-from infra.catalog import eks
-from infra.catalog.instances import Catalogue
 from infra.constructs import machines, policy
 from infra.constructs.account import Account
 from infra.constructs.eks_cluster import service_cidr
 from infra.constructs.expression import reference
 from infra.constructs.role import role
-from infra.fleet import Fleet
-from infra.groups import PLAIN, Group
+from llm_serving.catalog import eks
+from llm_serving.catalog.instances import Catalogue
+from llm_serving.fleet import interfaces, names, node_config
+from llm_serving.fleet.groups import PLAIN, Group
+from llm_serving.fleet.model import Fleet
 
 NODE_POLICIES = ("AmazonEKSWorkerNodePolicy", "AmazonEC2ContainerRegistryPullOnly", "AmazonSSMManagedInstanceCore")
 """AWS's own policies of a node. The CNI's is not among them: its pods have a role of their own."""
@@ -99,7 +99,7 @@ def _system_type(fleet: Fleet, catalogue: Catalogue) -> tuple[str, eks.Arch, tup
 def node_group(stack: Any, place: Place, group: Group) -> Any:
     """Adds a node group with its launch template, and the capacity that it stands in."""
     template = machines.template(
-        stack, place, group, text=user_data.of(group, _joins(place)), image=_image(place.fleet, group)
+        stack, place, group, text=node_config.of(group, _joins(place)), image=_image(place.fleet, group)
     )
     e = aws.eks_node_group
     made = e.EksNodeGroup(
@@ -129,8 +129,8 @@ def node_group(stack: Any, place: Place, group: Group) -> Any:
     return made
 
 
-def _joins(place: Place) -> user_data.Cluster:
-    return user_data.Cluster(
+def _joins(place: Place) -> node_config.Cluster:
+    return node_config.Cluster(
         name=names.cluster(place.fleet),
         endpoint=reference(place.cluster, "endpoint"),
         certificate=reference(place.cluster, "certificate_authority[0].data"),

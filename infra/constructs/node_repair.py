@@ -6,12 +6,12 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from infra import names
 from infra.bindings import aws
 from infra.constructs.account import Account
 from infra.constructs.function import function
-from infra.fleet import Fleet
-from infra.groups import Group
+from llm_serving.fleet import names
+from llm_serving.fleet.groups import Group
+from llm_serving.fleet.model import Fleet
 
 NAME = "node-repair"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from infra import names
 from infra.bindings import aws
 from infra.constructs import policy
 from infra.constructs.account import Account
+from llm_serving.fleet import names
 
 
 def role(

@@ -10,7 +10,7 @@ from typing import Any
 from infra.bindings import aws
 from infra.constructs import collector
 from infra.constructs.collector import Stream
-from infra.serving import Service
+from llm_serving.targets.ecs.manifest import Service
 
 COPIER = "public.ecr.aws/aws-cli/aws-cli:2.31.0"
 """Copies from S3 before the engine starts."""

@@ -7,8 +7,8 @@ from typing import Any
 
 from infra.bindings import aws
 from infra.constructs.security_group import security_group
-from infra.fleet import Fleet
-from infra.serving import Service, Serving
+from llm_serving.fleet.model import Fleet
+from llm_serving.targets.ecs.manifest import Service, Serving
 
 _TTL_S = 10
 """A replica that went is forgotten by whoever looks its name up after that."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from infra import names
 from infra.constructs import policy
 from infra.constructs.account import Account
 from infra.constructs.ecs_cluster import exec_log_group
 from infra.constructs.role import role
-from infra.fleet import Fleet
-from infra.serving import Serving
+from llm_serving.fleet import names
+from llm_serving.fleet.model import Fleet
+from llm_serving.targets.ecs.manifest import Serving
 
 
 def _trust(account: Account) -> str:

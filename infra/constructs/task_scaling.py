@@ -14,13 +14,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from infra import names
 from infra.bindings import aws
 from infra.constructs import alarm, collector
 from infra.constructs.alarm import reckoned
 from infra.constructs.collector import EVERY_S, Stream
-from infra.fleet import Fleet
-from infra.serving import MACHINES_S, Service, Serving
+from llm_serving.fleet import names
+from llm_serving.fleet.model import Fleet
+from llm_serving.targets.ecs.manifest import MACHINES_S, Service, Serving
 
 _LEAST_QUIET_S = 120
 """A replica is not sent away for a pause shorter than that."""

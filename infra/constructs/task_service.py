@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from infra import names
 from infra.bindings import aws
-from infra.fleet import Fleet
-from infra.serving import Choice, Service, Serving, choices, name_of
+from llm_serving.fleet import names
+from llm_serving.fleet.model import Fleet
+from llm_serving.targets.ecs.manifest import Choice, Service, Serving, choices, name_of
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from infra import names
 from infra.constructs import alarm
 from infra.constructs.alarm import reckoned
 from infra.constructs.collector import Stream
 from infra.constructs.task_scaling import metric
-from infra.fleet import Fleet
-from infra.serving import Service, Serving
+from llm_serving.fleet import names
+from llm_serving.fleet.model import Fleet
+from llm_serving.targets.ecs.manifest import Service, Serving
 
 _LEAST_ERRORS = 0.01
 """Share of requests whose failure is nobody's night's sleep."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from infra import addresses, endpoints
 from infra.bindings import aws
 from infra.constructs.account import Account
 from infra.constructs.expression import expression
 from infra.constructs.security_group import security_group
-from infra.fleet import ExistingNetwork, Fleet, NewNetwork
+from llm_serving.fleet import addresses, endpoints
+from llm_serving.fleet.model import ExistingNetwork, Fleet, NewNetwork
 
 
 @dataclass(frozen=True)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from itertools import groupby
 from typing import Any
 
-from infra import groups
-from infra.catalog import instances
 from infra.constructs import capacity_providers, container_instances, ecs_cluster, ecs_fallback, network
 from infra.constructs.account import account
 from infra.constructs.efa_group import efa_group
-from infra.fleet import Fleet
-from infra.groups import Group
-from infra.settings import Document
 from infra.stacks import stack as stacks
+from llm_serving.catalog import instances
+from llm_serving.fleet import groups
+from llm_serving.fleet.groups import Group
+from llm_serving.fleet.model import Fleet
+from llm_serving.settings.document import Document
 
 NAME = "ecs"
 

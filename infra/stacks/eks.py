@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from infra import groups
-from infra.catalog import eks, instances
 from infra.constructs import controllers, eks_add_ons, eks_cluster, model_reader, network, node_groups, node_repair
 from infra.constructs.account import account
 from infra.constructs.capacity import capacity
 from infra.constructs.efa_group import efa_group
 from infra.constructs.karpenter import karpenter
 from infra.constructs.role import rights
-from infra.fleet import Fleet
-from infra.settings import Document
 from infra.stacks import stack as stacks
+from llm_serving.catalog import eks, instances
+from llm_serving.fleet import groups
+from llm_serving.fleet.model import Fleet
+from llm_serving.settings.document import Document
 
 NAME = "eks"
 

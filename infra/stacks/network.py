@@ -7,9 +7,9 @@ from typing import Any
 from infra.constructs import vpc
 from infra.constructs.account import account
 from infra.constructs.flow_logs import flow_logs
-from infra.fleet import ExistingNetwork, Fleet
-from infra.settings import Document
 from infra.stacks import stack as stacks
+from llm_serving.fleet.model import ExistingNetwork, Fleet
+from llm_serving.settings.document import Document
 
 NAME = "network"
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from infra import names
 from infra.bindings import aws
 from infra.constructs import network, role, task, task_network, task_roles, task_scaling, task_service, task_watch
 from infra.constructs.account import Account, account
 from infra.constructs.collector import Stream
 from infra.constructs.key import for_log_group, key
-from infra.fleet import Fleet
-from infra.serving import Service, Serving, choices, log_group, name_of
-from infra.settings import Document
 from infra.stacks import stack as stacks
+from llm_serving.fleet import names
+from llm_serving.fleet.model import Fleet
+from llm_serving.settings.document import Document
+from llm_serving.targets.ecs.manifest import Service, Serving, choices, log_group, name_of
 
 _LOGS_KEPT_DAYS = 90
 

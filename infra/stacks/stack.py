@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from infra.bindings import aws, cdktf
-from infra.fleet import Fleet
-from infra.settings import Document
+from llm_serving.fleet.model import Fleet
+from llm_serving.settings.document import Document
 
 
 def new(app: Any, name: str, document: Document[Fleet]) -> Any:

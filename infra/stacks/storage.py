@@ -7,11 +7,11 @@ from typing import Any
 from infra.constructs.account import account
 from infra.constructs.bucket import bucket
 from infra.constructs.key import key
-from infra.constructs.limits import bucket_name, days
 from infra.constructs.registry import registry
-from infra.fleet import Fleet
-from infra.settings import Document
 from infra.stacks import stack as stacks
+from llm_serving.fleet.aws_limits import bucket_name, days
+from llm_serving.fleet.model import Fleet
+from llm_serving.settings.document import Document
 
 NAME = "storage"
 

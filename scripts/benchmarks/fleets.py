@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from infra.errors import AnswerIsNo
+from llm_serving.settings.errors import AnswerIsNo
 
 FLEETS = Path(__file__).parents[2] / "infra" / "fleets"
 

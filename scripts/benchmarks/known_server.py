@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from scripts import processes
+from llm_serving import processes
 
 Fault = Literal["hang", "http_500", "cut", "reset", "empty", "error_event", "slow"]
 """`hang` never answers, `cut` ends the stream half-way, `reset` drops the connection before any answer, `empty` answers

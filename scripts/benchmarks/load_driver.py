@@ -35,16 +35,16 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
-from blueprints.traffic import Traffic
-from infra.errors import Unavailable
-from scripts import console
+from llm_serving import console
+from llm_serving.hub import make_tiny
+from llm_serving.settings.errors import Unavailable
+from llm_serving.validation import driver_result, run, statistics
+from llm_serving.validation.answer import Sample
+from llm_serving.validation.driver_result import Outcome
+from llm_serving.validation.load_plan import Plan
+from llm_serving.workloads.serving.traffic import Traffic
 from scripts.benchmarks import known_server
 from scripts.benchmarks.known_server import Behaviour
-from scripts.models import make_tiny
-from scripts.validation import outcome, run, summary
-from scripts.validation.answer import Sample
-from scripts.validation.outcome import Outcome
-from scripts.validation.plan import Plan
 
 GUIDELLM = "guidellm==0.8.1"
 ENGINE = Path(__file__).parents[2] / ".venv-engine" / "bin"
@@ -102,7 +102,7 @@ def measure(tool: Tool, load: Load, folder: Path) -> Measured:
     if told.answered < load.requests * ENOUGH:
         raise Unavailable(f"only {told.answered} of {load.requests} requests were answered")
     # Requests before the last ones are the tool's own questions and warm-up.
-    truth = summary.latency([one * 1000 for one in known["ttft_s"][-told.answered :]])
+    truth = statistics.latency([one * 1000 for one in known["ttft_s"][-told.answered :]])
     seconds = told.answered / told.per_s
     server = (known["cpu_s"] - before) / seconds
     return Measured(told, spent, truth.p50 or 0.0, truth.p99 or 0.0, server)
@@ -137,12 +137,12 @@ def blueprint(url: str, load: Load, folder: Path) -> Told:
         }
     )  # fmt: skip
     told = Plan(url=url, models=("tiny",), traffic=traffic, folder=str(folder))
-    (folder / outcome.PLAN).write_text(told.model_dump_json(), encoding="utf-8")
+    (folder / driver_result.PLAN).write_text(told.model_dump_json(), encoding="utf-8")
     command = run.command(told, Path(run.__file__).with_name("locustfile.py"))
     console.run(_on_one_core(command), log=folder / "locust.log", timeout_s=LIMIT_S)
-    found = Outcome.model_validate_json((folder / outcome.OUTCOME).read_text())
-    samples = [Sample.from_json(line) for line in (folder / outcome.SAMPLES).read_text().splitlines()]
-    ttft = summary.latency([sample.ttft_ms for sample in samples if sample.error is None and sample.ttft_ms])
+    found = Outcome.model_validate_json((folder / driver_result.OUTCOME).read_text())
+    samples = [Sample.from_json(line) for line in (folder / driver_result.SAMPLES).read_text().splitlines()]
+    ttft = statistics.latency([sample.ttft_ms for sample in samples if sample.error is None and sample.ttft_ms])
     return Told(ttft.count, ttft.count / found.duration_s, ttft.p50 or 0.0, ttft.p99 or 0.0)
 
 

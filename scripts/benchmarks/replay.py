@@ -41,13 +41,12 @@ from typing import Any, NamedTuple
 from rich import box
 from rich.table import Table
 
-from blueprints import memory
-from blueprints.catalog import models
-from infra.catalog import instances
-from infra.errors import BlueprintError
-from scripts import console
-from scripts.validation import summary
-from scripts.validation.summary import Latency
+from llm_serving import console
+from llm_serving.catalog import instances, models
+from llm_serving.engines import memory
+from llm_serving.settings.errors import BlueprintError
+from llm_serving.validation import statistics
+from llm_serving.validation.statistics import Latency
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCK = ROOT / "requirements" / "replay.txt"
@@ -173,7 +172,7 @@ def _counted(one: Mapping[str, Any]) -> Found:
     """A replay without its warm-up."""
     start = int(len(one["ttft_ms"]) * WARM_UP)
     reused = sum(one["reused_tokens"][start:]) / sum(one["input_tokens"][start:])
-    return Found(summary.latency(one["ttft_ms"][start:]), summary.latency(one["e2e_ms"][start:]), reused)
+    return Found(statistics.latency(one["ttft_ms"][start:]), statistics.latency(one["e2e_ms"][start:]), reused)
 
 
 def table(found: Mapping[tuple[Cell, str], Found]) -> Table:

@@ -33,15 +33,15 @@ from typing import NamedTuple
 
 from rich.table import Table
 
-from blueprints.deployment import Deployment, Process
-from infra.errors import AnswerIsNo, BlueprintError
-from infra.units import human_bytes
-from scripts import console, go_programs, processes
-from scripts.local import answers, deploy, engine_env
-from scripts.local.run import Run
-from scripts.models import make_tiny, upload
-from scripts.rehearsal import embedded_aws
-from scripts.validation import weights
+from llm_serving import console, go_programs, processes
+from llm_serving.hub import make_tiny, upload
+from llm_serving.rehearsal import emulator
+from llm_serving.settings.errors import AnswerIsNo, BlueprintError
+from llm_serving.settings.units import human_bytes
+from llm_serving.targets.local import deploy, engine_env, readiness
+from llm_serving.targets.local.deployment_dir import Run
+from llm_serving.validation import weight_loading
+from llm_serving.workloads.serving.deployment import Deployment, Process
 
 ROOT = Path(__file__).resolve().parents[2]
 AT_ONCE = 16
@@ -79,7 +79,7 @@ def streamed(bench: Bench) -> Took:
     start = time.monotonic()
     _answered(bench, bench.worker.command)
     answered = time.monotonic()
-    read = weights.read(bench.deployment.models[0].weights, [bench.log])
+    read = weight_loading.read(bench.deployment.models[0].weights, [bench.log])
     if read.seconds is None:
         raise AnswerIsNo(f"the engine's log {bench.log} does not tell how long it streamed")
     return Took(read.seconds, answered - start, 0)
@@ -109,7 +109,7 @@ def _download(deployment: Deployment, folder: Path) -> None:
     folder.mkdir()
     place = deployment.place
     bucket, _, prefix = deployment.models[0].weights.uri.removeprefix("s3://").partition("/")
-    client = embedded_aws.client("s3", place.s3_endpoint or "", place.region)
+    client = emulator.client("s3", place.s3_endpoint or "", place.region)
     settings = boto3.s3.transfer.TransferConfig(max_concurrency=AT_ONCE)
     for found in client.list_objects_v2(Bucket=bucket, Prefix=prefix)["Contents"]:
         client.download_file(bucket, found["Key"], str(folder / Path(found["Key"]).name), Config=settings)
@@ -121,7 +121,7 @@ def _answered(bench: Bench, command: tuple[str, ...]) -> None:
     with bench.log.open("wb") as sink:
         child = processes.spawn(command, environment=process.environment, output=sink)
         try:
-            processes.wait_until(lambda: child.poll() is not None or answers.answers(process), "an answer", LIMIT_S)
+            processes.wait_until(lambda: child.poll() is not None or readiness.answers(process), "an answer", LIMIT_S)
         finally:
             processes.stop(child)
     if child.returncode not in (0, -15):
@@ -134,7 +134,7 @@ def _s3(port: int, region: str, work: Path) -> Iterator[None]:
     """The S3 server, with the keys that the embedded AWS's clients use."""
     store = work / "s3"
     store.mkdir()
-    keys = {"ROOT_ACCESS_KEY": embedded_aws.KEY, "ROOT_SECRET_KEY": embedded_aws.KEY}
+    keys = {"ROOT_ACCESS_KEY": emulator.KEY, "ROOT_SECRET_KEY": emulator.KEY}
     server = go_programs.path_of(go_programs.VERSITYGW)
     with (work / "s3.log").open("wb") as sink:
         command = [server, "--port", f"127.0.0.1:{port}", "--region", region, "posix", str(store)]
@@ -169,7 +169,7 @@ def _bench(model: str) -> Iterator[Bench]:
 def _fill(deployment: Deployment, run: Run) -> None:
     place = deployment.place
     with console.step(f"Make {deployment.models[0].model} and put it into the bucket") as step:
-        client = embedded_aws.client("s3", place.s3_endpoint or "", place.region)
+        client = emulator.client("s3", place.s3_endpoint or "", place.region)
         bucket, _, _ = deployment.models[0].weights.uri.removeprefix("s3://").partition("/")
         client.create_bucket(Bucket=bucket, CreateBucketConfiguration={"LocationConstraint": place.region})
         folder = make_tiny.make(deployment.models[0].model, run.data / "model")  # type: ignore[arg-type]

@@ -16,12 +16,12 @@ from typing import Any
 import psutil
 import pytest
 
-from blueprints import memory
-from blueprints.catalog import engines, models
-from blueprints.deployment import Process
-from scripts import processes
-from scripts.local import answers, supervisor
-from scripts.local.deploy import Plan
+from llm_serving import processes
+from llm_serving.catalog import engines, models
+from llm_serving.engines import memory
+from llm_serving.targets.local import readiness, supervisor
+from llm_serving.targets.local.deploy import Plan
+from llm_serving.workloads.serving.deployment import Process
 from tests import serving
 from tests.serving import Load
 
@@ -173,7 +173,7 @@ def test_a_process_killed_under_load_comes_back_and_the_others_need_no_restart(p
                 process.kill()
         processes.wait_until(lambda: len(load.failed) > 2, "what a client sees", 30)
         processes.wait_until(lambda: up.state(victim.name).pid not in (0, before[victim.name].pid), "its restart", 30)
-        answers.wait(up, [*pair.deployment.replicas, *pair.deployment.router.processes])
+        readiness.wait(up, [*pair.deployment.replicas, *pair.deployment.router.processes])
         back = time.monotonic()
         processes.wait_until(lambda: sum(start > back for start in load.done) > 4, "answers again", 60)
     assert load.longest_s < deadline, "nothing hangs"

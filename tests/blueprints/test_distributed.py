@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from scripts.local import supervisor
-from scripts.local.deploy import Plan
+from llm_serving.targets.local import supervisor
+from llm_serving.targets.local.deploy import Plan
 from tests import serving
 
 pytestmark = pytest.mark.engine

@@ -14,10 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from blueprints.deployment import Process
-from scripts import processes
-from scripts.local import answers, supervisor
-from scripts.local.deploy import Plan
+from llm_serving import processes
+from llm_serving.targets.local import readiness, supervisor
+from llm_serving.targets.local.deploy import Plan
+from llm_serving.workloads.serving.deployment import Process
 from tests import following, serving
 
 pytestmark = pytest.mark.engine
@@ -112,7 +112,7 @@ def test_a_router_that_was_killed_learns_again_what_the_caches_hold_even_one_tha
             with contextlib.suppress(psutil.NoSuchProcess):  # one may end with another
                 process.kill()
         processes.wait_until(lambda: up.state("router").pid not in (0, before), "the router", 60)
-        answers.wait(up, aware.deployment.router.processes)
+        readiness.wait(up, aware.deployment.router.processes)
         assert serving.url(replica) not in _workers(aware.deployment.url)
     processes.wait_until(lambda: serving.url(replica) in _workers(aware.deployment.url), replica.name, 60)
     serving.text(serving.url(replica), prompt=_prompts(4, groups=1, each=1)[0], max_tokens=2)

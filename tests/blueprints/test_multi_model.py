@@ -14,12 +14,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from blueprints.deployment import Process
-from scripts import processes
-from scripts.local import adapters, supervisor
-from scripts.local.deploy import Plan
-from scripts.models import make_tiny
-from scripts.validation import run
+from llm_serving import processes
+from llm_serving.hub import make_tiny
+from llm_serving.targets.local import adapters, supervisor
+from llm_serving.targets.local.deploy import Plan
+from llm_serving.validation import run
+from llm_serving.workloads.serving.deployment import Process
 from tests import serving
 
 pytestmark = pytest.mark.engine

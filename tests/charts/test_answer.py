@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import processes
+from llm_serving import processes
 
 PROGRAM = Path(__file__).parents[2] / "charts" / "inference" / "files" / "answer.py"
 

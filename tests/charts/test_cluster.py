@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from blueprints.placement import DEVICES
-from infra.catalog import instances
-from infra.reading import read
-from scripts import processes
-from scripts.matrix import FLEETS, Cell
+from llm_serving import paths, processes
+from llm_serving.catalog import instances
+from llm_serving.fleet.loading import read
+from llm_serving.targets.matrix import Cell
+from llm_serving.workloads.serving.placement import DEVICES
 from tests.charts import objects, test_patterns
 from tests.charts.conftest import Render
 from tests.charts.test_presets import NAMES, each_preset
@@ -172,7 +172,9 @@ def machines_for(name: str, wanted: Sequence[Object], cell: Cell | None) -> list
     if cell is None:
         made = machines.of_type(row, count, name, case=name)
     else:
-        made = machines.of_pool(read(FLEETS / f"{cell.fleet}.yaml").value, cell.pool, count, name, case=name)
+        made = machines.of_pool(
+            read(paths.EXAMPLE_FLEETS / f"{cell.fleet}.yaml").value, cell.pool, count, name, case=name
+        )
     return [machines.plain(f"{name}-plain", case=name), *made]
 
 

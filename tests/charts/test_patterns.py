@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
-from blueprints import render
-from scripts import matrix
-from scripts.cloud import plan
-from scripts.matrix import Cell
+from llm_serving import paths
+from llm_serving.targets import matrix
+from llm_serving.targets.matrix import Cell
+from llm_serving.targets.on_aws import plan
+from llm_serving.workloads import render
 from tests.charts import objects
 from tests.charts.conftest import Render
 
@@ -23,7 +24,7 @@ each_cell = pytest.mark.parametrize("cell", CELLS, ids=lambda cell: f"{cell.patt
 
 def values(cell: Cell) -> dict[str, Any]:
     assert cell.deployment
-    text = render.text(cell.deployment, render.template(matrix.PATTERNS / cell.pattern, "eks"))
+    text = render.text(cell.deployment, render.template(paths.PATTERNS / cell.pattern, "eks"))
     read: dict[str, Any] = yaml.safe_load(text)
     return read
 
@@ -66,10 +67,10 @@ def test_its_pods_ask_for_the_accelerators_and_run_the_commands_of_the_deploymen
 def test_by_events_the_router_follows_the_pods_of_a_service_and_no_client_hears_them(
     rendered: Render, tmp_path: Path
 ) -> None:
-    shutil.copytree(matrix.PATTERNS / "aggregated", tmp_path / "mine")
+    shutil.copytree(paths.PATTERNS / "aggregated", tmp_path / "mine")
     file = tmp_path / "mine" / "blueprint.yaml"
     file.write_text(file.read_text().replace("policy: cache-aware", "policy: kv-aware"))
-    fleet = matrix.PATTERNS.parent / "fleet.yaml"
+    fleet = paths.PATTERNS.parent / "fleet.yaml"
     text = plan.write(plan.plan(file.parent, fleet, target="eks", root=tmp_path, account="123456789012")).read_text()
     made = rendered(yaml.safe_load(text))
     found = {(one["kind"], one["metadata"]["name"]): one for one in made}

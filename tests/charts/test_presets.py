@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from blueprints import memory
-from blueprints.catalog import models
-from infra.catalog import instances
-from infra.catalog.instances import Instance
-from scripts.local import engine_env
+from llm_serving.catalog import instances, models
+from llm_serving.catalog.instances import Instance
+from llm_serving.engines import memory
+from llm_serving.targets.local import engine_env
 from tests.charts import objects
 from tests.charts.conftest import CHART, EFA_IMAGE, PRESETS, Helm, Render
 from tests.engines_own import Asked

@@ -26,9 +26,9 @@ import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from infra.errors import Unavailable
-from scripts import go_programs, processes
-from scripts.go_programs import Program
+from llm_serving import go_programs, processes
+from llm_serving.go_programs import Program
+from llm_serving.settings.errors import Unavailable
 from tests.control_plane import programs
 
 STAGES = Path(__file__).with_name("stages.yaml")

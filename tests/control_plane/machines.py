@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from blueprints.deployment import HUGE_PAGES
-from blueprints.placement import DEVICES
-from infra import user_data
-from infra.catalog import instances
-from infra.catalog.instances import Instance
-from infra.fleet import Fleet
-from infra.groups import groups
+from llm_serving.catalog import instances
+from llm_serving.catalog.instances import Instance
+from llm_serving.fleet import node_config
+from llm_serving.fleet.groups import groups
+from llm_serving.fleet.model import Fleet
+from llm_serving.workloads.serving.deployment import HUGE_PAGES
+from llm_serving.workloads.serving.placement import DEVICES
 
 _VM_OVERHEAD = 0.075
 """Share of an instance type's memory that its machine does not see, as Karpenter assumes it (vmMemoryOverheadPercent)."""
@@ -64,14 +64,14 @@ def of_type(row: Instance, count: int, name: str, **labels: str) -> list[dict[st
 def holds(row: Instance, *, efa: bool, disk: str) -> dict[str, str]:
     """What a machine has left for pods. Source: awslabs/amazon-eks-ami, nodeadm, kubelet's reserved resources, 2026-11."""
     huge_mib = 2 * HUGE_PAGES if efa else 0
-    reserved_mib = 255 + 11 * user_data.MOST_PODS + 100
+    reserved_mib = 255 + 11 * node_config.MOST_PODS + 100
     by_core = [60, 10, 5, 5]  # thousandths of the first cores; 2.5 of each further one
     reserved_cpu = sum(by_core[: row.vcpus]) + 2.5 * max(0, row.vcpus - len(by_core))
     found = {
         "cpu": f"{row.vcpus * 1000 - int(reserved_cpu) - 1}m",
         "memory": f"{int(row.memory_mib * (1 - _VM_OVERHEAD)) - huge_mib - reserved_mib}Mi",
         "ephemeral-storage": disk,
-        "pods": str(user_data.MOST_PODS),
+        "pods": str(node_config.MOST_PODS),
     }
     if efa:
         found |= {"vpc.amazonaws.com/efa": str(row.efa_interfaces), "hugepages-2Mi": f"{huge_mib}Mi"}

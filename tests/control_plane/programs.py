@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from scripts import go_programs, processes
-from scripts.go_programs import Program
+from llm_serving import go_programs, processes
+from llm_serving.go_programs import Program
 
 MODULE = Path(__file__).parent
 

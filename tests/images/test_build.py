@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from blueprints.catalog import engines
-from infra.fleet import Storage
+from llm_serving.catalog import engines
+from llm_serving.fleet.model import Storage
 
 ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "images"

@@ -11,14 +11,14 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from infra import feasibility
-from infra.catalog import instances
-from infra.catalog.instances import Instance
-from infra.fleet import AddOns, Fleet, NewNetwork
-from infra.groups import PAID
-from infra.pool import Orchestrator, Pool, Reservation, Snapshot
-from infra.settings import Document
-from infra.units import Bounds
+from llm_serving.catalog import instances
+from llm_serving.catalog.instances import Instance
+from llm_serving.fleet import checks
+from llm_serving.fleet.groups import PAID
+from llm_serving.fleet.model import AddOns, Fleet, NewNetwork
+from llm_serving.fleet.pool import Orchestrator, Pool, Reservation, Snapshot
+from llm_serving.settings.document import Document
+from llm_serving.settings.units import Bounds
 
 REGIONS = ("us-east-1", "us-west-2", "us-east-2")
 NAMES = st.from_regex(r"[a-z][a-z0-9-]{0,14}[a-z0-9]", fullmatch=True)
@@ -33,7 +33,7 @@ def document(fleet: Fleet) -> Document[Fleet]:
 def rentable(most: int = 40) -> st.SearchStrategy[Fleet]:
     """Fleets that nothing stands against, with pools of up to `most` machines."""
     catalogue = instances.load()
-    return fleets(most).filter(lambda fleet: not feasibility.check(document(fleet), catalogue))
+    return fleets(most).filter(lambda fleet: not checks.check(document(fleet), catalogue))
 
 
 @st.composite

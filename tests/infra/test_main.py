@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from infra import main
-from scripts import cli
+from llm_serving.cli import main as cli
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.rehearsal import attached, mocked, terraform
+from llm_serving.rehearsal import mocked
+from llm_serving.terraform import provider_reattach, runner
 
 
 @dataclass(frozen=True)
@@ -18,11 +19,11 @@ class Workspace:
     """A folder with the stacks, the tests and the provider."""
 
     folder: Path
-    program: terraform.Terraform
+    program: runner.Terraform
 
     def test(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Runs Terraform's tests."""
-        with attached.provider(self.folder, self.program.environment) as lent:
+        with provider_reattach.provider(self.folder, self.program.environment) as lent:
             return self.run("test", *arguments, lent=lent)
 
     def run(self, *arguments: str, lent: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -49,7 +50,7 @@ def made(folder: Path, synthesized: Path, *, tests: Iterable[Path], stack: str, 
         shutil.copy(file, folder)
     (folder / "main.tf.json").write_text(json.dumps({"terraform": {"required_version": ">= 1.10"}}))
     wanted = json.loads((folder / stack / "cdk.tf.json").read_text())["terraform"]["required_providers"]["aws"]
-    workspace = Workspace(folder, terraform.find(data, wanted["version"]))
+    workspace = Workspace(folder, runner.find(data, wanted["version"]))
     ended = workspace.run("init", "-input=false")
     assert ended.returncode == 0, ended.stderr
     return workspace

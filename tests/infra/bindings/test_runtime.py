@@ -22,9 +22,10 @@ def test_only_what_the_stacks_use_is_imported(tmp_path: Path) -> None:
     code = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from infra import main, settings\n"
-        "from infra.fleet import Fleet\n"
-        f"main.synthesize(settings.load(Path('fleet.yaml'), Fleet), Path({str(tmp_path)!r}))\n"
+        "from infra import main\n"
+        "from llm_serving.fleet.model import Fleet\n"
+        "from llm_serving.settings.document import load\n"
+        f"main.synthesize(load(Path('fleet.yaml'), Fleet), Path({str(tmp_path)!r}))\n"
         f"print(sum(name.startswith({runtime.AWS!r} + '.') for name in sys.modules))\n"
     )
     assert int(python(code).stdout) < 120

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from infra import cost, feasibility, groups, scale, settings
-from infra.catalog import instances
-from infra.fleet import Fleet
-from infra.settings import Document
+from llm_serving.catalog import instances
+from llm_serving.fleet import capacity, checks, cost, groups
+from llm_serving.fleet.model import Fleet
+from llm_serving.settings.document import Document, load
 
 ROOT = Path(__file__).parents[3]
 NAMES = ("one-gpu", "eks-multi-az", "ecs-multi-az", "p5-efa", "trn2", "ads-scale", "mixed")
@@ -17,7 +17,7 @@ EACH = pytest.mark.parametrize("name", NAMES)
 
 
 def _read(name: str) -> Document[Fleet]:
-    return settings.load(ROOT / f"infra/fleets/{name}.yaml", Fleet)
+    return load(ROOT / f"infra/fleets/{name}.yaml", Fleet)
 
 
 def test_these_are_all_the_examples() -> None:
@@ -29,7 +29,7 @@ def test_an_example_can_be_rented_within_its_own_limit(name: str) -> None:
     document = _read(name)
     assert document.value.name == name
     assert document.value.spend_limit
-    assert feasibility.check(document, instances.load()) == []
+    assert checks.check(document, instances.load()) == []
 
 
 @EACH
@@ -113,7 +113,7 @@ def test_ads_scale_has_over_ten_thousand_gpus_of_several_families_zones_and_ways
 
 
 def test_ads_scale_loses_less_than_half_with_any_zone() -> None:
-    met = scale.of(_read("ads-scale").value, instances.load())
+    met = capacity.of(_read("ads-scale").value, instances.load())
     assert max(share for _, share in met.lost_with) < 0.5
 
 

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from moto import mock_aws
 
-from infra import names
 from infra.functions import ecs_fallback
 from infra.functions.ecs_fallback import Choice
+from llm_serving.fleet import names
 
 HOUR = datetime.timedelta(hours=1)
 ARN = "arn:aws:ecs:us-west-2:123456789012"

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from infra import reading
-from scripts.cloud import plan
+from llm_serving.fleet import loading
+from llm_serving.targets.on_aws import plan
 
 Stack = dict[str, Any]
 
@@ -102,7 +102,7 @@ def synthesized(rendered: dict[str, Path], fleet: Path, tmp_path_factory: pytest
     from infra import main
 
     out = tmp_path_factory.mktemp("synthesized")
-    document = reading.read(fleet)
+    document = loading.read(fleet)
     for file in rendered.values():
         main.synthesize_serving(document, out, file)
     return out

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from infra import main, reading
-from infra.stacks import rules
-from scripts.cloud import plan
+from infra import main, stack_rules
+from llm_serving.fleet import loading
+from llm_serving.targets.on_aws import plan
 from tests.infra import workspace as workspaces
 from tests.infra.serving.conftest import Stack, blueprint
 from tests.infra.serving.test_stack import beyond_reading, containers, of
@@ -45,7 +45,7 @@ def synthesized(fleet: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with stacks/serving-neuron/cdk.tf.json."""
     folder, out = tmp_path_factory.mktemp("serving"), tmp_path_factory.mktemp("synthesized")
     planned = plan.plan(blueprint(folder, "neuron", WANTED), fleet, target="ecs", root=folder, account="123456789012")
-    main.synthesize_serving(reading.read(fleet), out, plan.write(planned))
+    main.synthesize_serving(loading.read(fleet), out, plan.write(planned))
     return out
 
 
@@ -56,7 +56,7 @@ def stack(synthesized: Path) -> Stack:
 
 
 def test_it_keeps_the_rules_of_every_stack(stack: Stack, fleet: Path) -> None:
-    assert list(rules.broken(reading.read(fleet).value, {"neuron": stack})) == []
+    assert list(stack_rules.broken(loading.read(fleet).value, {"neuron": stack})) == []
 
 
 def test_weights_are_copied_to_a_volume_that_the_engine_reads(stack: Stack) -> None:

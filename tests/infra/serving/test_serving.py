@@ -7,15 +7,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from infra import reading, serving
-from infra.errors import InputError
-from scripts.cloud import plan
+from llm_serving.fleet import loading
+from llm_serving.settings.errors import InputError
+from llm_serving.targets.ecs import manifest
+from llm_serving.targets.on_aws import plan
 from tests.infra.serving.conftest import SHAPES, blueprint
 
 
 def refused(file: Path, fleet: Path) -> str:
     with pytest.raises(InputError) as caught:
-        serving.read(file, reading.read(fleet))
+        manifest.read(file, loading.read(fleet))
     return str(caught.value)
 
 
@@ -25,7 +26,7 @@ def line_of(text: str, part: str) -> int:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_what_each_pattern_renders_to_can_be_read(rendered: dict[str, Path], fleet: Path, shape: str) -> None:
-    made = serving.read(rendered[shape], reading.read(fleet)).value
+    made = manifest.read(rendered[shape], loading.read(fleet)).value
     assert made.name == shape
     assert made.router.command[0] == "follow"
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from infra import reading
-from infra.serving import read
-from infra.stacks import rules
+from infra import stack_rules
+from llm_serving.fleet import loading
+from llm_serving.targets.ecs.manifest import read
 from tests.infra.serving.conftest import SHAPES
 
 Stack = dict[str, Any]
@@ -33,7 +33,7 @@ def containers(stack: Stack, task: str) -> dict[str, Any]:
 
 def allowed(stack: Stack) -> Iterator[tuple[str, list[str], list[str]]]:
     """Role, actions and resources of every statement of a task's own roles."""
-    for address, statement in rules.statements(stack):
+    for address, statement in stack_rules.statements(stack):
         if address.startswith("aws_iam_role_policy."):
             actions, on = statement["Action"], statement["Resource"]
             yield address.split(".")[1], actions, on if isinstance(on, list) else [on]
@@ -53,29 +53,31 @@ def beyond_reading(stack: Stack) -> Iterator[str]:
 
 @each
 def test_it_keeps_the_rules_of_every_stack(stacks: Stacks, fleet: Path, shape: str) -> None:
-    assert list(rules.broken(reading.read(fleet).value, {shape: stacks[shape]})) == []
+    assert list(stack_rules.broken(loading.read(fleet).value, {shape: stacks[shape]})) == []
 
 
 def test_a_strategy_of_seven_is_caught(stacks: Stacks) -> None:
     stack = copy.deepcopy(stacks["aggregated"])
     of(stack, "aws_ecs_service")["worker-0"]["capacity_provider_strategy"] *= 4
-    assert list(rules.too_many_providers(stack)) == ["aws_ecs_service.worker-0 has a strategy of 8, and ECS takes 6"]
+    assert list(stack_rules.too_many_providers(stack)) == [
+        "aws_ecs_service.worker-0 has a strategy of 8, and ECS takes 6"
+    ]
 
 
 @each
 def test_every_alarm_calls_somebody_and_one_that_does_not_is_caught(stacks: Stacks, fleet: Path, shape: str) -> None:
-    told = reading.read(fleet).value
+    told = loading.read(fleet).value
     stack = copy.deepcopy(stacks[shape])
     alarms = of(stack, "aws_cloudwatch_metric_alarm")
     for_people = {name: one for name, one in alarms.items() if "ok_actions" in one}
     assert {name.rpartition("-")[0].rpartition("-")[2] for name in for_people} <= {"errors", "queue", "running", "late"}
     assert all(one["alarm_actions"] == one["ok_actions"] == [told.alarms_to] for one in for_people.values())
-    assert list(rules.unheard(stack, told)) == []
+    assert list(stack_rules.unheard(stack, told)) == []
     del alarms["errors-alarm"]["alarm_actions"]
-    assert list(rules.unheard(stack, told)) == [
+    assert list(stack_rules.unheard(stack, told)) == [
         "aws_cloudwatch_metric_alarm.errors-alarm calls nobody, and alarms_to is arn:aws:sns:us-west-2:123456789012:on-call"
     ]
-    assert list(rules.unheard(stack, told.model_copy(update={"alarms_to": None}))) == []
+    assert list(stack_rules.unheard(stack, told.model_copy(update={"alarms_to": None}))) == []
 
 
 @each
@@ -124,7 +126,7 @@ def test_a_start_has_the_time_that_it_may_take(
     stacks: Stacks, rendered: dict[str, Path], fleet: Path, shape: str
 ) -> None:
     deadlines = {
-        one.name: one.probe.deadline_s for one in read(rendered[shape], reading.read(fleet)).value.engines if one.probe
+        one.name: one.probe.deadline_s for one in read(rendered[shape], loading.read(fleet)).value.engines if one.probe
     }
     for task, deadline in deadlines.items():
         [check] = [one["healthCheck"] for one in containers(stacks[shape], task).values() if "healthCheck" in one]

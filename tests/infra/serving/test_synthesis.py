@@ -6,13 +6,14 @@ import json
 import shutil
 from pathlib import Path
 
-from infra import main, reading
+from infra import main
+from llm_serving.fleet import loading
 
 
 def test_what_is_rendered_for_the_fleet_is_a_stack_after_ecs(
     rendered: dict[str, Path], fleet: Path, tmp_path: Path
 ) -> None:
-    document = reading.read(fleet)
+    document = loading.read(fleet)
     for name, text in (("single", rendered["single"].read_text()), ("other", "name: other\nfleet: cotton\n")):
         file = tmp_path / "rendered" / name / "ecs" / "ecs.yaml"
         file.parent.mkdir(parents=True)

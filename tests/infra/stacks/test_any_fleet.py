@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from infra import scale
-from infra.catalog import instances
-from infra.fleet import Fleet, NewNetwork
-from infra.stacks import rules
-from scripts.rehearsal import mocked, stacks
+from infra import stack_rules
+from llm_serving.catalog import instances
+from llm_serving.fleet import capacity
+from llm_serving.fleet.model import Fleet, NewNetwork
+from llm_serving.rehearsal import mocked, stacks
 from tests.infra import strategies
 
 SAMPLE = 3
@@ -39,7 +39,7 @@ def test_any_fleet_that_can_be_rented_keeps_every_rule(fleet: Fleet) -> None:
         folders = synthesize(fleet, Path(out))
         made = {name: json.loads((folder / "cdk.tf.json").read_text()) for name, folder in folders.items()}
     assert set(made) == {"network", "storage", *fleet.orchestrators}
-    assert list(rules.broken(fleet, made)) == []
+    assert list(stack_rules.broken(fleet, made)) == []
     # The rules are the product's own. What follows says the same again by other ways.
     # Karpenter starts its machines from a class of the cluster's, which is no resource of a stack.
     assert len(efa_zones(made)) == len([one for one in fleet.pools.values() if one.efa and one.by != "karpenter"])
@@ -47,7 +47,7 @@ def test_any_fleet_that_can_be_rented_keeps_every_rule(fleet: Fleet) -> None:
     assert isinstance(fleet.network, NewNetwork)
     subnets = [IPv4Network(one["cidr_block"]) for one in made["network"]["resource"]["aws_subnet"].values()]
     assert sum(one.num_addresses for one in subnets) <= IPv4Network(fleet.network.cidr).num_addresses
-    assert all(one.needed <= one.there for one in scale.of(fleet, instances.load()).subnets)
+    assert all(one.needed <= one.there for one in capacity.of(fleet, instances.load()).subnets)
     assert "[{}]" not in json.dumps(made)
 
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from infra import groups
-from infra.catalog import instances
-from infra.fleet import Fleet
 from infra.functions import ecs_fallback
-from infra.groups import Group
-from infra.settings import load
+from llm_serving.catalog import instances
+from llm_serving.fleet import groups
+from llm_serving.fleet.groups import Group
+from llm_serving.fleet.model import Fleet
+from llm_serving.settings.document import load
 
 Stack = dict[str, Any]
 Stacks = dict[tuple[str, str], Stack]

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from infra import groups
-from infra.catalog import eks, instances
-from infra.fleet import Fleet
-from infra.stacks import rules
-from scripts.rehearsal import unheld
+from infra import stack_rules
+from llm_serving.catalog import eks, instances
+from llm_serving.fleet import groups
+from llm_serving.fleet.model import Fleet
+from llm_serving.rehearsal import emulator_gaps
 
 Stacks = dict[tuple[str, str], dict[str, Any]]
 Stack = dict[str, Any]
@@ -46,7 +46,7 @@ def test_volumes_are_as_fast_as_the_way_images_start_needs(machines: Stack) -> N
 
 
 def test_images_are_pinned_or_the_users_own(machines: Stack) -> None:
-    for _, parameter in rules.resources({"resource": machines["data"]}, "aws_ssm_parameter"):
+    for _, parameter in stack_rules.resources({"resource": machines["data"]}, "aws_ssm_parameter"):
         assert f"-1.36-{eks.AL2023}/image_id" in parameter["name"]
     assert template(machines, "rocket-g6e-2xlarge-a-od")["image_id"] == "ami-0123456789abcdef0"
 
@@ -62,7 +62,7 @@ def test_what_calls_aws_has_a_role_for_this_cluster_alone(stacks: Stacks) -> Non
     stack = stacks["eks", "eks"]
     trusted = [
         statement
-        for address, statement in rules.statements(stack)
+        for address, statement in stack_rules.statements(stack)
         if address.startswith("aws_iam_role.") and statement["Principal"] == {"Service": "pods.eks.amazonaws.com"}
     ]
     assert len(trusted) == 9  # five add-ons, Karpenter, the load balancer controller, the autoscaler, the engines
@@ -101,7 +101,7 @@ def test_repair_stops_at_a_fifth_and_among_few_nodes_at_the_second(most: int, st
 
 def test_names_of_roles_fit_with_the_longest_fleet_and_region(stacks: Stacks) -> None:
     longest = len("f" * 32) + len("ap-southeast-2") - len("demo") - len("us-west-2")
-    for _, role in rules.resources(stacks["eks", "eks"], "aws_iam_role"):
+    for _, role in stack_rules.resources(stacks["eks", "eks"], "aws_iam_role"):
         assert len(role["name"]) + longest <= 64, role["name"]
 
 
@@ -110,7 +110,7 @@ def references(stack: Stack) -> set[str]:
 
     A splat reads what is there, and nothing where nothing is.
     """
-    kinds = "|".join(unheld.REASONS)
+    kinds = "|".join(emulator_gaps.REASONS)
     return set(re.findall(rf"\$\{{[^}}]*?({kinds})\.[A-Za-z0-9_-]+(?!\[\*\]|[A-Za-z0-9_-])", str(stack)))
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from infra import endpoints
-from infra.errors import InputError
-from infra.fleet import Fleet
-from infra.settings import load
-from infra.stacks import rules
-from tests.infra.stacks.conftest import FLEETS
+from infra import stack_rules
+from llm_serving.fleet import endpoints
+from llm_serving.fleet.model import Fleet
+from llm_serving.settings.document import load
+from llm_serving.settings.errors import InputError
+from tests.infra.conftest import FLEETS
 
 Stacks = dict[tuple[str, str], dict[str, Any]]
 
@@ -36,7 +36,7 @@ def test_a_snake_case_dict_that_cdktf_drops_is_caught(tmp_path: Path) -> None:
     aws.security_group.SecurityGroup(stack, "group", ingress=[{"from_port": 1}])
     app.synth()
     synthesized = json.loads((tmp_path / "stacks/wrong/cdk.tf.json").read_text())
-    assert list(rules.empty_structs(synthesized)) == [
+    assert list(stack_rules.empty_structs(synthesized)) == [
         "resource.aws_launch_template.machines.network_interfaces[0] is empty",
         "resource.aws_security_group.group.ingress[0] is empty",
     ]
@@ -73,24 +73,24 @@ def test_the_endpoints_are_those_that_the_orchestrator_needs(stacks: Stacks, sha
     orchestrator: Any = {"eks": "eks", "ecs": "ecs", "s3": "both"}[shape]
     made = {
         settings["service_name"].rpartition("us-west-2.")[2]
-        for _, settings in rules.resources(stacks[shape, "network"], "aws_vpc_endpoint")
+        for _, settings in stack_rules.resources(stacks[shape, "network"], "aws_vpc_endpoint")
         if settings["vpc_endpoint_type"] == "Interface"
     }
     assert made == {row.service for row in endpoints.needed(orchestrator)}
 
 
 def test_each_zone_has_one_nat_gateway(stacks: Stacks) -> None:
-    made = [address for address, _ in rules.resources(stacks["eks", "network"], "aws_nat_gateway")]
+    made = [address for address, _ in stack_rules.resources(stacks["eks", "network"], "aws_nat_gateway")]
     assert made == [f"aws_nat_gateway.nat-us-west-2{letter}" for letter in "abc"]
 
 
 def test_a_network_without_nat_has_no_way_to_the_internet(stacks: Stacks) -> None:
-    made = {address.partition(".")[0] for address, _ in rules.resources(stacks["closed", "network"])}
+    made = {address.partition(".")[0] for address, _ in stack_rules.resources(stacks["closed", "network"])}
     assert made.isdisjoint({"aws_nat_gateway", "aws_internet_gateway", "aws_eip", "aws_route"})
 
 
 def test_flow_logs_are_kept_as_long_as_the_fleet_file_says(stacks: Stacks) -> None:
-    [(_, group)] = rules.resources(stacks["closed", "network"], "aws_cloudwatch_log_group")
+    [(_, group)] = stack_rules.resources(stacks["closed", "network"], "aws_cloudwatch_log_group")
     assert group["retention_in_days"] == 365
 
 

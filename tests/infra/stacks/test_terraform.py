@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.infra import workspace as workspaces
-from tests.infra.stacks.conftest import FLEETS
+from tests.infra.conftest import FLEETS
 from tests.infra.workspace import Workspace
 
 pytestmark = pytest.mark.terraform

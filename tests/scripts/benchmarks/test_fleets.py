@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from infra.errors import AnswerIsNo
+from llm_serving.settings.errors import AnswerIsNo
 from scripts.benchmarks import fleets
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.errors import Unavailable
+from llm_serving.settings.errors import Unavailable
 from scripts.benchmarks import load_driver
 from scripts.benchmarks.known_server import Behaviour
 from scripts.benchmarks.load_driver import Load, Told

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from scripts import console
+from llm_serving import console
+from llm_serving.validation import statistics
 from scripts.benchmarks import replay
 from scripts.benchmarks.replay import Cell, Found, Told
-from scripts.validation import summary
 
 ROOT = Path(__file__).parents[3]
 
@@ -66,7 +66,7 @@ def test_requests_that_fill_the_caches_are_not_counted() -> None:
 
 def test_the_table_sets_every_router_beside_round_robin_and_the_notes_say_by_what() -> None:
     def found(ms: float) -> Found:
-        return Found(summary.latency([ms / 10]), summary.latency([ms]), 0.1)
+        return Found(statistics.latency([ms / 10]), statistics.latency([ms]), 0.1)
 
     ms = {"round-robin": 10_000.0, "load": 9_000.0, "seen": 7_500.0, "kv-aware": 7_000.0}
     told = Told(

@@ -1,1 +1,0 @@
-"""What a person runs: the `blueprint` command line and what stands behind it."""

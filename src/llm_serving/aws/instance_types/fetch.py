@@ -1,0 +1,113 @@
+"""Asks AWS what the catalogue holds: instance types, the zones that offer them, and their prices."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llm_serving.aws import session
+from llm_serving.aws.instance_types import rows
+
+PRICE_REGION = "us-east-1"
+"""Region of the price list's own API; its answers cover all regions."""
+
+
+class Aws:
+    """The EC2 API at AWS, or at another endpoint that speaks it."""
+
+    def __init__(self, endpoint: str | None = None, *, environment: Mapping[str, str] | None = None) -> None:
+        """Prepares clients.
+
+        Args:
+            endpoint: URL of an embedded AWS, with its keys in `environment`; None is AWS with the user's credentials.
+        """
+        import boto3
+        from botocore.config import Config
+
+        self.price_refusal = ""
+        """Why the price list was not read, where AWS refused it."""
+        self._endpoint = endpoint
+        self._config = Config(connect_timeout=5, read_timeout=30, retries={"max_attempts": 3, "mode": "standard"})
+        keys = environment or {}
+        self._session = boto3.Session(
+            aws_access_key_id=keys.get("AWS_ACCESS_KEY_ID"),
+            aws_secret_access_key=keys.get("AWS_SECRET_ACCESS_KEY"),
+            botocore_session=session.session(),
+        )
+
+    def _client(self, service: str, region: str) -> Any:
+        return self._session.client(service, region_name=region, endpoint_url=self._endpoint, config=self._config)
+
+    def source(self) -> str:
+        """Who answers."""
+        url = self._client("ec2", PRICE_REGION).meta.endpoint_url
+        if self._endpoint:
+            return f"the copy of EC2's answers that moto {importlib.metadata.version('moto')} carries"
+        return "AWS EC2" if session.is_aws(url) else f"the server at {url}"
+
+    def regions(self) -> list[str]:
+        """Regions that the account may use."""
+        answer = self._client("ec2", PRICE_REGION).describe_regions()
+        return sorted(one["RegionName"] for one in answer["Regions"])
+
+    def region(self, name: str, date: datetime.date) -> dict[str, Any]:
+        """All that one region says, as `shape.merge` takes it."""
+        ec2 = self._client("ec2", name)
+        wanted = [
+            {"Name": "instance-type", "Values": rows.patterns()},
+            # Bare metal runs no replica: the engine needs no machine that boots for ten minutes.
+            {"Name": "bare-metal", "Values": ["false"]},
+        ]
+        pages = ec2.get_paginator("describe_instance_types").paginate(Filters=wanted)
+        types = [one for page in pages for one in page["InstanceTypes"]]
+        # This filter takes exact names where the other takes patterns, and at most 200 of them.
+        names = sorted(one["InstanceType"] for one in types)
+        offered = ec2.get_paginator("describe_instance_type_offerings").paginate(
+            LocationType="availability-zone", Filters=[{"Name": "instance-type", "Values": names[:200]}]
+        )
+        offerings = [one for page in offered for one in page["InstanceTypeOfferings"]] if names else []
+        return {
+            "source": self.source(),
+            "date": date.isoformat(),
+            "types": types,
+            "zones": rows.zones(offerings, name),
+            "prices": None if self._endpoint else self._prices_if_allowed(name, names),
+        }
+
+    def _prices_if_allowed(self, region: str, names: Sequence[str]) -> dict[str, float] | None:
+        """Many roles may read EC2 and not the price list: the rest of a refresh is worth having without it."""
+        from botocore import exceptions
+
+        try:
+            return self.prices(region, names)
+        except exceptions.ClientError as error:
+            self.price_refusal = session.said(error)
+            return None
+
+    def prices(self, region: str, names: Sequence[str]) -> dict[str, float]:
+        """US dollars an hour on demand (Linux, shared tenancy) from AWS's price list."""
+        fields = {
+            "regionCode": region,
+            "operatingSystem": "Linux",
+            "tenancy": "Shared",
+            "preInstalledSw": "NA",
+            "capacitystatus": "Used",
+            "marketoption": "OnDemand",
+        }
+        filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in fields.items()]
+        filters.append({"Type": "ANY_OF", "Field": "instanceType", "Value": ",".join(names)})
+        listing = self._client("pricing", PRICE_REGION).get_paginator("get_products")
+        pages = listing.paginate(ServiceCode="AmazonEC2", Filters=filters)
+        products = (json.loads(text) for page in pages for text in page["PriceList"])
+        found = ((product["product"]["attributes"]["instanceType"], usd_an_hour(product)) for product in products)
+        return {name: usd for name, usd in sorted(found) if usd}
+
+
+def usd_an_hour(product: Mapping[str, Any]) -> float:
+    """The on-demand price of one entry of the price list; 0 where it has none, as for types sold by Capacity Block."""
+    terms = product["terms"].get("OnDemand", {}).values()
+    dimensions = [one for term in terms for one in term["priceDimensions"].values() if one["unit"] == "Hrs"]
+    return max((float(one["pricePerUnit"].get("USD", 0)) for one in dimensions), default=0.0)

@@ -1,0 +1,88 @@
+"""IAM actions that applying a fleet takes, by part of the fleet: those that make things, and those that end them.
+
+Sources, read 2026-11: AWS Service Authorization Reference ("Actions, resources, and condition keys" of each service).
+Reading (Describe, Get, List) comes along with every grant of these in practice and is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from llm_serving.fleet.model import Fleet, NewNetwork, Reservation
+
+_KEY = ("kms:CreateKey", "kms:CreateAlias", "kms:EnableKeyRotation", "kms:TagResource", "kms:ScheduleKeyDeletion")
+_ROLE = ("iam:CreateRole", "iam:PutRolePolicy", "iam:AttachRolePolicy", "iam:PassRole", "iam:DeleteRole")
+
+_NEW_NETWORK = (
+    *("ec2:CreateVpc", "ec2:CreateSubnet", "ec2:CreateRouteTable", "ec2:CreateRoute", "ec2:CreateSecurityGroup"),
+    *("ec2:AuthorizeSecurityGroupIngress", "ec2:RevokeSecurityGroupEgress", "ec2:CreateVpcEndpoint"),
+    *("ec2:CreateFlowLogs", "ec2:CreateTags", "ec2:DeleteVpc", "ec2:DeleteSubnet", "ec2:DeleteVpcEndpoints"),
+    *("logs:CreateLogGroup", "logs:PutRetentionPolicy", *_KEY, *_ROLE),
+)
+_NAT = (
+    *("ec2:CreateInternetGateway", "ec2:AttachInternetGateway", "ec2:AllocateAddress", "ec2:CreateNatGateway"),
+    *("ec2:DeleteNatGateway", "ec2:ReleaseAddress"),
+)
+_STORAGE = (
+    *("s3:CreateBucket", "s3:PutBucketVersioning", "s3:PutEncryptionConfiguration", "s3:PutBucketPolicy"),
+    *("s3:PutBucketPublicAccessBlock", "s3:PutBucketOwnershipControls", "s3:PutLifecycleConfiguration"),
+    *("s3:DeleteBucket", "ecr:CreateRepository", "ecr:PutLifecyclePolicy", "ecr:DeleteRepository", *_KEY),
+)
+# Terraform's lock file is an object beside the state: it is written, and deleted when the work is done.
+_STATE = ("s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:DeleteObject")
+_MACHINES = (
+    *("ec2:CreateLaunchTemplate", "ec2:CreateLaunchTemplateVersion", "ec2:DeleteLaunchTemplate", "ec2:RunInstances"),
+    *("ec2:CreateSecurityGroup", "ec2:AuthorizeSecurityGroupIngress", "ec2:AuthorizeSecurityGroupEgress"),
+    *("ec2:CreateTags", "iam:CreateInstanceProfile", "iam:AddRoleToInstanceProfile", "iam:CreateServiceLinkedRole"),
+    *_ROLE,
+)
+_FUNCTION = (
+    *("lambda:CreateFunction", "lambda:UpdateFunctionCode", "lambda:AddPermission", "lambda:DeleteFunction"),
+    *("events:PutRule", "events:PutTargets", "events:RemoveTargets", "events:DeleteRule"),
+)
+_EKS = (
+    *("eks:CreateCluster", "eks:UpdateClusterConfig", "eks:CreateNodegroup", "eks:CreateAddon"),
+    *("eks:CreateAccessEntry", "eks:AssociateAccessPolicy", "eks:CreatePodIdentityAssociation"),
+    *("eks:DeleteCluster", "eks:DeleteNodegroup", "sqs:CreateQueue", "lambda:InvokeFunction", *_FUNCTION),
+    *_KEY,
+)
+_ECS = (
+    *("ecs:CreateCluster", "ecs:CreateCapacityProvider", "ecs:PutClusterCapacityProviders"),
+    *("ecs:RegisterTaskDefinition", "ecs:CreateService", "ecs:DeleteService", "ecs:DeleteCluster"),
+    *("autoscaling:CreateAutoScalingGroup", "autoscaling:UpdateAutoScalingGroup", "autoscaling:DeleteAutoScalingGroup"),
+    *("servicediscovery:CreateHttpNamespace", "logs:CreateLogGroup", *_FUNCTION, *_KEY),
+)
+
+
+_RESERVATIONS = (
+    *("resource-groups:CreateGroup", "resource-groups:DeleteGroup", "resource-groups:GroupResources"),
+    *("resource-groups:UngroupResources", "resource-groups:Tag"),
+)
+_RESERVE = ("ec2:CreateCapacityReservation", "ec2:ModifyCapacityReservation", "ec2:CancelCapacityReservation")
+_PLACEMENT = ("ec2:CreatePlacementGroup", "ec2:DeletePlacementGroup")
+
+
+def needed(fleet: Fleet) -> Mapping[str, tuple[str, ...]]:
+    """Actions by part of the fleet, each once."""
+    parts: dict[str, tuple[str, ...]] = {}
+    if isinstance(fleet.network, NewNetwork):
+        parts["network"] = _NEW_NETWORK + (_NAT if fleet.network.nat else ())
+    parts["storage"] = _STORAGE
+    if fleet.state != "local":
+        parts["state"] = _STATE
+    parts["machines"] = _MACHINES + tuple(_held(fleet))
+    for name, actions in (("eks", _EKS), ("ecs", _ECS)):
+        if name in fleet.orchestrators:
+            parts[name.upper()] = actions
+    return {part: tuple(dict.fromkeys(actions)) for part, actions in parts.items()}
+
+
+def _held(fleet: Fleet) -> Iterator[str]:
+    """What the pools' reservations and placement groups take."""
+    pools = fleet.pools.values()
+    if any(isinstance(way, Reservation) and not way.capacity_block for pool in pools for way in pool.buy):
+        yield from _RESERVATIONS
+    if any(pool.to_reserve for pool in pools):
+        yield from _RESERVE
+    if any(pool.placement_group == "cluster" for pool in pools):
+        yield from _PLACEMENT

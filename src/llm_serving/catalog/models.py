@@ -1,0 +1,185 @@
+"""The models that blueprints can name: a catalogue with a source on each row, and folders that hold a config.json."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict
+
+from llm_serving.catalog import architecture
+from llm_serving.catalog.architecture import Architecture
+from llm_serving.settings.errors import BlueprintError, InputError
+
+FILE = Path(__file__).with_name("models.yaml")
+
+RANDOM_KEY = "random_weights"
+"""Key in a made model's config.json; whoever reads the model there learns that its words mean nothing."""
+
+RANDOM_NOTICE = "The weights are random numbers from a fixed seed: the text has no meaning, its timing is real."
+
+
+class _Row(BaseModel):
+    """One row of models.yaml."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    task: Literal["generate", "embed", "rerank"]
+    config: dict[str, Any]
+    weight_bytes: int | None = None
+    source: str
+    read: str
+
+
+class Model(Architecture):
+    """A model with all that placing it needs."""
+
+    name: str
+    """What a blueprint writes in `model`."""
+
+    hub: str | None
+    """Its id on the hub; None for one that is made here or lies in a folder."""
+
+    task: Literal["generate", "embed", "rerank"]
+    weight_bytes: int
+    """Size of the checkpoint's safetensors."""
+
+    random: bool
+    """Whether the weights are random numbers: whoever shows its output says RANDOM_NOTICE."""
+
+    source: str
+    """Where the numbers come from."""
+
+    read_on: str
+    """The day they were read there."""
+
+
+def find(name: str, *, hub: Callable[[str], Mapping[str, Any]] | None = None) -> Model:
+    """A model by its name in the catalogue, the folder that holds its config.json, or its id on the hub.
+
+    Args:
+        hub: reads the config.json of a hub id; where left out, no hub is asked.
+
+    Raises:
+        InputError: there is no such model; names the nearest ones.
+    """
+    rows = catalogue()
+    if name in rows:
+        return rows[name]
+    folder = _folder(name)
+    if folder:
+        return in_folder(folder)
+    asked = ""
+    if hub is not None and "/" in name:
+        try:
+            return from_config(name, hub(name), source=f"config.json of {name} on the hub", hub=name)
+        except BlueprintError as error:
+            asked = f" The hub: {error}"
+    raise InputError(f"{_unknown(name, rows)}{asked}")
+
+
+def _folder(name: str) -> Path | None:
+    """The folder that `name` leads to, or None where it is no path to one or to its config.json."""
+    try:
+        path = Path(name).expanduser()
+        return path if path.is_dir() else path.parent if path.name == "config.json" else None
+    except (OSError, RuntimeError):  # a name too long for a path, or of a home that nobody has
+        return None
+
+
+def _unknown(name: str, rows: Mapping[str, Model]) -> str:
+    lower = {known.lower(): known for known in rows}
+    short = {known.lower().split("/")[-1]: known for known in rows}
+    words = difflib.get_close_matches(name.lower(), [*lower, *short], n=3, cutoff=0.5)
+    near = list(dict.fromkeys({**short, **lower}[word] for word in words)) or list(rows)
+    return (
+        f"model: now {name!r}: neither in the catalogue nor a folder that holds config.json. "
+        f"Write {' or '.join(near[:3])}, or the path of a folder; `blueprint model list` names all."
+    )
+
+
+@functools.cache
+def catalogue() -> Mapping[str, Model]:
+    """All models of models.yaml by name."""
+    rows = yaml.load(FILE.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return MappingProxyType({name: _from_row(name, _Row.model_validate(row)) for name, row in rows.items()})
+
+
+@functools.cache
+def config_of(name: str) -> Mapping[str, Any]:
+    """The config.json that a row of the catalogue holds, for making the model."""
+    rows = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    return MappingProxyType(rows[name]["config"])
+
+
+def in_folder(folder: Path) -> Model:
+    """The model whose files lie in `folder`; its size is that of the safetensors there.
+
+    Raises:
+        InputError: config.json is missing, broken, or of a kind whose memory is not known.
+    """
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{folder}: it holds no config.json. Write the folder of a model.") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: it cannot be read as JSON: {error}.") from None
+    if not isinstance(config, dict):
+        raise InputError(f"{path}: it is not a mapping of keys to values. Write the folder of a model.")
+    stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    return from_config(str(folder), config, source=str(path), weight_bytes=stored or None)
+
+
+def from_config(
+    name: str, config: Mapping[str, Any], *, source: str, hub: str | None = None, weight_bytes: int | None = None
+) -> Model:
+    """A model from its config.json; the size of its weights follows from the architecture where it is not given.
+
+    Raises:
+        InputError: a number is missing, or its kind is not known.
+    """
+    return _model(name, architecture.read(config, source), _task(config), config, source, "", hub, weight_bytes)
+
+
+def _from_row(name: str, row: _Row) -> Model:
+    described = architecture.read(row.config, f"{FILE.name}: {name}")
+    hub = None if row.config.get(RANDOM_KEY) else name
+    return _model(name, described, row.task, row.config, row.source, row.read, hub, row.weight_bytes)
+
+
+def _model(
+    name: str,
+    described: Architecture,
+    task: Literal["generate", "embed", "rerank"],
+    config: Mapping[str, Any],
+    source: str,
+    read_on: str,
+    hub: str | None,
+    weight_bytes: int | None,
+) -> Model:
+    stored = round(sum(group.bytes for group in described.tensors()))
+    return Model(
+        **described.model_dump(),
+        name=name,
+        hub=hub,
+        task=task,
+        weight_bytes=weight_bytes or stored,
+        random=bool(config.get(RANDOM_KEY, False)),
+        source=source,
+        read_on=read_on,
+    )
+
+
+def _task(config: Mapping[str, Any]) -> Literal["generate", "embed", "rerank"]:
+    """What a checkpoint's head is for. A decoder that was trained to embed or rerank looks like any other decoder."""
+    heads = " ".join(config.get("architectures") or ())
+    if "SequenceClassification" in heads:
+        return "rerank"
+    return "embed" if config.get("model_type") in architecture.ENCODERS else "generate"

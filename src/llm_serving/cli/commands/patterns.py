@@ -1,0 +1,157 @@
+"""`blueprint list`, `new` and `twin`: the patterns, a copy of one to work on, and what to measure it against."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llm_serving import console, paths
+from llm_serving.cli import completions
+from llm_serving.cli.arguments import FLEET, AsJson, Folder
+
+ROOT = paths.ROOT
+PATTERNS = paths.PATTERNS
+PRESETS = "presets"
+"""Folder of a pattern with blueprints of its own shape, each in place of the pattern's."""
+
+
+def list_(as_json: AsJson = False) -> None:
+    """List the patterns that `new` copies."""
+    from llm_serving.workloads import render
+
+    found = [
+        {
+            "name": folder.name,
+            "targets": render.targets(folder),
+            "about": _about(folder),
+            "folder": str(folder),
+            "presets": _presets(folder),
+        }
+        for folder in _patterns()
+    ]
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    for one in found:
+        console.out.print(f"[bold]{one['name']}[/bold] ({', '.join(one['targets'])})", end="  ")
+        presets = f" Presets: {', '.join(one['presets'])}." if one["presets"] else ""
+        console.out.print(f"{one['about']}{presets}", markup=False)
+
+
+def new(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The folder to make, and the deployment's name.")],
+    from_: Annotated[
+        str,
+        typer.Option(
+            "--from", metavar="PATTERN", help="What to copy; `list` names all.", autocompletion=completions.patterns
+        ),
+    ],
+    preset: Annotated[
+        str | None, typer.Option(metavar="PRESET", help="A shape of it that stands ready; `list` names all.")
+    ] = None,
+) -> None:
+    """Copy a pattern to a folder of your own."""
+    from llm_serving.settings.errors import InputError
+
+    source = PATTERNS / from_
+    names = [folder.name for folder in _patterns()]
+    if from_ not in names:
+        raise InputError(f"--from: now {from_!r}: there is no such pattern. Write {' or '.join(names)}.")
+    presets = _presets(source)
+    if preset is not None and preset not in presets:
+        known = " or ".join(presets) or "no --preset"
+        raise InputError(f"--preset: now {preset!r}: {from_} has no such preset. Write {known}.")
+    to = _fresh(Path(name), "NAME")
+    shutil.copytree(source, to, ignore=shutil.ignore_patterns("__pycache__", PRESETS))
+    if preset is not None:
+        shutil.copy(source / PRESETS / f"{preset}.yaml", to / "blueprint.yaml")
+    _complete_templates(to)
+    _lead_to_schema(to / "blueprint.yaml", "blueprints/blueprint.schema.json")
+    console.out.print(f"{to}: a copy of the pattern {from_}{f', preset {preset}' if preset else ''}", markup=False)
+    if not FLEET.exists():
+        shutil.copy(ROOT / "fleet.yaml", FLEET)
+        _lead_to_schema(FLEET, "infra/fleet.schema.json")
+        console.out.print(f"{FLEET}: none was here, so this is a copy of the default fleet", markup=False)
+    console.out.print(f"Next: edit {to / 'blueprint.yaml'}, then blueprint deploy {to}", markup=False)
+
+
+def twin(
+    folder: Folder,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="The folder to make; DIR-twin where left out.")
+    ] = None,
+) -> None:
+    """Make the aggregated blueprint with as many accelerators as a disaggregated one, to measure it against."""
+    from llm_serving.workloads.serving import baseline as twins
+    from llm_serving.workloads.serving import blueprint
+
+    made = twins.text(blueprint.read(folder))
+    whole = folder.resolve()
+    to = _fresh(Path(name or console.near(whole.with_name(f"{whole.name}-twin"))), "NAME")
+    # Its templates are the user's own by now; prompts and adapters lie beside them.
+    shutil.copytree(whole, to, ignore=shutil.ignore_patterns("__pycache__", PRESETS))
+    (to / blueprint.FILE).write_text(made, encoding="utf-8")
+    shutil.copy(PATTERNS / "aggregated" / "README.md", to)
+    _complete_templates(to)
+    console.out.print(f"{to}: as many accelerators as {folder}, each replica doing both halves", markup=False)
+    console.out.print(f"Next: validate {folder} and {to}, one after the other, and compare their reports", markup=False)
+
+
+def _fresh(folder: Path, argument: str) -> Path:
+    """The folder, which is not there yet and whose name is a deployment's.
+
+    Raises:
+        InputError: it is, or is not.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    from llm_serving.fleet.model import Name
+    from llm_serving.settings.errors import InputError
+
+    try:
+        TypeAdapter(Name).validate_python(folder.name)
+    except ValidationError:
+        why = "its last part is to be the deployment's name"
+        write = "2 to 32 of a-z, 0-9 and -, a letter first"
+        raise InputError(f"{argument}: now {str(folder)!r}: {why}. Write {write}.") from None
+    if folder.exists():
+        raise InputError(f"{folder}: it is there already, and nothing is overwritten. Write another name.")
+    return folder
+
+
+def _presets(pattern: Path) -> list[str]:
+    return sorted(path.stem for path in (pattern / PRESETS).glob("*.yaml"))
+
+
+def _complete_templates(folder: Path) -> None:
+    """Puts what the patterns' templates share into the copies, so that a user finds every line there to change."""
+    for template in folder.glob("*.j2"):
+        shared = re.sub(
+            r'^\{% include "(templates/[\w.]+)" %\}\n',
+            lambda found: (PATTERNS / found[1]).read_text(encoding="utf-8"),
+            template.read_text(encoding="utf-8"),
+            flags=re.MULTILINE,
+        )
+        template.write_text(shared, encoding="utf-8")
+
+
+def _patterns() -> list[Path]:
+    return sorted(path.parent for path in PATTERNS.glob("*/blueprint.yaml"))
+
+
+def _about(folder: Path) -> str:
+    """The first line of the pattern's README after its title."""
+    lines = [line for line in (folder / "README.md").read_text(encoding="utf-8").splitlines() if line.strip()]
+    return lines[1]
+
+
+def _lead_to_schema(file: Path, schema: str) -> None:
+    """Mends the comment by which editors find the schema: the copy lies elsewhere than what it was copied from."""
+    there = min(os.path.relpath(ROOT / schema, file.resolve().parent), str(ROOT / schema), key=len)
+    file.write_text(re.sub(r"(?<=\$schema=)\S+", there, file.read_text(encoding="utf-8")), encoding="utf-8")

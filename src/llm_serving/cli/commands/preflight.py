@@ -1,0 +1,35 @@
+"""`blueprint preflight`: what of the fleet the AWS account can hold; asks, and changes nothing."""
+
+from __future__ import annotations
+
+import json
+
+import typer
+
+from llm_serving.cli import arguments
+
+
+def preflight(
+    fleet: arguments.Fleet = arguments.FLEET,
+    as_json: arguments.AsJson = False,
+) -> None:
+    """Ask AWS whether the account can hold the fleet: permissions, quotas, zones, subnets, reservations, price.
+
+    Nothing is changed. Ends with 0 where nothing fails, 1 where something does, 3 without credentials or network.
+    """
+    from llm_serving.aws.preflight import report
+    from llm_serving.aws.session import Aws
+    from llm_serving.catalog import instances
+    from llm_serving.fleet.model import Fleet
+    from llm_serving.settings.document import load
+    from llm_serving.settings.errors import AnswerIsNo
+    from llm_serving.tables import preflight_table
+
+    document = load(fleet, Fleet)
+    found = report.run(document, instances.load(), Aws(document.value.region))
+    if as_json:
+        print(json.dumps(found.plain(), indent=2))
+    else:
+        preflight_table.show(found)
+    if found.counts["fail"]:
+        raise typer.Exit(AnswerIsNo.exit_code)

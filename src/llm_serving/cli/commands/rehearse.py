@@ -1,0 +1,69 @@
+"""`blueprint rehearse`: the fleet's stacks with a mocked provider, then against an embedded AWS to the last destroy."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llm_serving import console, processes
+from llm_serving.cli.arguments import FLEET, OUT, AsJson, Out
+
+
+def rehearse(
+    stacks: Annotated[
+        list[str] | None, typer.Argument(metavar="[STACK]...", help="Stacks to rehearse; all by default.")
+    ] = None,
+    fleet: Annotated[Path, typer.Option("--fleet", metavar="FILE", help="The fleet file, or a folder.")] = FLEET,
+    out: Out = OUT,
+    mocked: Annotated[
+        bool, typer.Option("--mocked", help="Plan with a mocked provider alone: seconds, and no emulator.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Plan the stacks with a mocked provider, apply them to an embedded AWS, plan again, destroy, look what is left."""
+    from llm_serving.rehearsal import emulator, run
+    from llm_serving.settings.errors import InputError
+    from llm_serving.tables import rehearsal_table
+    from llm_serving.workloads import inputs
+
+    if mocked and stacks:
+        raise InputError("--mocked plans all stacks. Write no stack, or leave --mocked out")
+    documents = [inputs.read_fleet(file) for file in _files(fleet)]
+    data = Path(".blueprint") / "rehearsal"
+    with processes.interruptible():
+        if mocked:
+            done = run.plan(documents, out=out, data=data / "mocked")
+        else:
+            done = [
+                run.rehearse(
+                    document,
+                    out=out if len(documents) == 1 else out / document.value.name,
+                    data=data / document.value.name,
+                    names=stacks or None,
+                )
+                for document in documents
+            ]
+    if as_json:
+        emulated = [] if mocked else [emulator.EMULATED]
+        print(json.dumps({"rehearsals": [dataclasses.asdict(one) for one in done], "emulated": emulated}, indent=2))
+        return
+    console.out.print(f"{done[0].terraform}, AWS provider from {done[0].provider_from}")
+    console.out.print(rehearsal_table.draw(done), soft_wrap=False)
+    if not mocked:
+        console.out.print("after each apply a plan was empty, and after the destroy nothing is left")
+        console.out.print(emulator.EMULATED)
+
+
+def _files(fleet: Path) -> list[Path]:
+    """The fleet file, or those of a folder."""
+    from llm_serving.settings.errors import InputError
+
+    if not fleet.is_dir():
+        return [fleet]
+    if files := sorted(fleet.glob("*.yaml")):
+        return files
+    raise InputError(f"{fleet} holds no fleet file. Write a folder with fleet files, *.yaml, or a file")

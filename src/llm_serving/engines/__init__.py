@@ -1,0 +1,1 @@
+"""What runs a model: arithmetic that an engine does at its start."""

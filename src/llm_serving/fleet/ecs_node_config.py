@@ -1,0 +1,81 @@
+"""What a container instance of ECS is told at its start: the agent's settings, and where its images lie.
+
+What ECS on EC2 offers to start images fast, and no more: images that are there already (`prefer-cached`), a volume made
+from a snapshot that holds them, a fast volume or the machine's own NVMe disks. SOCI is Fargate's alone.
+
+Sources, read 2026-11: ECS developer guide, "Amazon ECS container agent configuration", "Bootstrapping Amazon ECS Linux
+container instances", "Configuring pre-initialized instances for your Amazon ECS Auto Scaling group".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import yaml
+
+from llm_serving.fleet.groups import Group
+from llm_serving.fleet.node_config import SNAPSHOT_DEVICE, multipart
+
+IMAGES = "/var/lib/docker"
+"""Where Docker keeps images; a snapshot holds the file system that was mounted here."""
+
+
+def of(group: Group, cluster: str) -> str:
+    """User data of the group's machines, which join the cluster of this name."""
+    parts = [("text/x-shellscript", _agent(group, cluster))]
+    if group.nvme:
+        # A boothook runs at every start and before Docker's; after a stop the disks are empty again.
+        parts.insert(0, ("text/cloud-boothook", _INSTANCE_STORE))
+    if group.images == "snapshot":
+        mounts = {"mounts": [[SNAPSHOT_DEVICE, IMAGES, "auto", "defaults"]]}
+        parts.insert(0, ("text/cloud-config", f"#cloud-config\n{yaml.safe_dump(mounts)}"))
+    return multipart(parts)
+
+
+def settings(group: Group, cluster: str) -> Iterator[tuple[str, str]]:
+    """The agent's settings by name."""
+    yield "ECS_CLUSTER", cluster
+    if group.labels:
+        yield "ECS_INSTANCE_ATTRIBUTES", json.dumps(dict(group.labels), separators=(",", ":"))
+    if group.variant == "nvidia":
+        yield "ECS_ENABLE_GPU_SUPPORT", "true"
+    if group.images != "plain":
+        # An image that is there is never asked for again, and never cleaned up: tags must not move.
+        yield "ECS_IMAGE_PULL_BEHAVIOR", "prefer-cached"
+    if group.bought == "spot":
+        # Tasks get EC2's two minutes of warning, to end in order.
+        yield "ECS_ENABLE_SPOT_INSTANCE_DRAINING", "true"
+    if group.warm:
+        # A warm machine joins the cluster when it is put to service, and not before it is stopped.
+        yield "ECS_WARM_POOLS_CHECK", "true"
+    # Tasks have roles of their own; the machine's is the agent's.
+    yield "ECS_AWSVPC_BLOCK_IMDS", "true"
+
+
+def _agent(group: Group, cluster: str) -> str:
+    lines = "\n".join(f"{name}={value}" for name, value in settings(group, cluster))
+    return f"#!/bin/bash\ncat >>/etc/ecs/ecs.config <<'SETTINGS'\n{lines}\nSETTINGS\n"
+
+
+# Two folders: Docker keeps layers in its own or in containerd's, by the store that a release of it takes.
+# Positional parameters and no arrays: Terraform would take ${...} for a reference of its own.
+_INSTANCE_STORE = f"""\
+#!/bin/bash
+set -eu
+set -- $(lsblk --nodeps --noheadings --paths --output NAME,MODEL | awk '/Instance Storage/ {{print $1}}')
+if [ $# -eq 0 ] || mountpoint --quiet /mnt/instance-store; then exit 0; fi
+disk=$1
+if [ $# -gt 1 ]; then
+  command -v mdadm >/dev/null || dnf install --assumeyes mdadm
+  disk=/dev/md/instance-store
+  mdadm --assemble $disk "$@" || mdadm --create $disk --run --level=0 --raid-devices=$# "$@"
+fi
+blkid $disk || mkfs.xfs $disk
+mkdir --parents /mnt/instance-store
+mount --options noatime $disk /mnt/instance-store
+for folder in {IMAGES} /var/lib/containerd; do
+  mkdir --parents /mnt/instance-store$folder $folder
+  mount --bind /mnt/instance-store$folder $folder
+done
+"""

@@ -1,0 +1,184 @@
+"""Karpenter's NodePools and EC2NodeClasses for the machine groups that it starts, as plain data.
+
+One of each for a group: what differs between groups (interfaces, volumes, reservation) is the class's, and what bounds
+them is the pool's. What the stack made is found by name and tag: no id is in the manifests but the fleet file's own.
+
+Source: karpenter.sh/v1.14/concepts, and the CRDs of aws/karpenter-provider-aws v1.14.1, 2026-11.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from llm_serving.catalog import eks
+from llm_serving.catalog.instances import Catalogue
+from llm_serving.fleet import groups, names, node_config
+from llm_serving.fleet.groups import PAID, Group, Volume
+from llm_serving.fleet.model import ExistingNetwork, Fleet
+
+Manifest = dict[str, Any]
+
+_ARCH = {"x86_64": "amd64", "arm64": "arm64"}
+_CAPACITY = {"on-demand": "on-demand", "spot": "spot", "reservation": "reserved", "capacity-block": "reserved"}
+_HEAVIEST = 100
+"""Largest weight of a NodePool: the first choice of a pool has it, and each further one less."""
+
+_EXPIRE_AFTER = "720h"
+"""A node is replaced at the latest then, with whatever was patched since."""
+
+_GRACE = "1h"
+"""Time that a pod has to end before its node goes, whatever guards it: a node must not outlive its expiry for ever."""
+
+
+def manifests(fleet: Fleet, catalogue: Catalogue) -> list[Manifest]:
+    """All of them, classes before the pools that name them."""
+    started = [group for group in groups.groups(fleet, catalogue) if group.kind == "karpenter"]
+    return [*(node_class(fleet, group) for group in started), *(node_pool(group, catalogue) for group in started)]
+
+
+def node_class(fleet: Fleet, group: Group) -> Manifest:
+    """What a machine of the group is made of."""
+    own_raid = group.os == "bottlerocket"  # Karpenter's leaves the folder of SOCI's snapshots on the slow volume
+    spec = {
+        **_image(fleet, group),
+        "instanceProfile": names.role(fleet.name, fleet.region, names.KARPENTER_NODE),
+        "subnetSelectorTerms": list(_subnets(fleet, group.zones)),
+        "securityGroupSelectorTerms": list(_security_groups(fleet, group)),
+        "blockDeviceMappings": list(_volumes(group)),
+        "metadataOptions": {
+            "httpEndpoint": "enabled",
+            "httpProtocolIPv6": "disabled",
+            "httpPutResponseHopLimit": 1,  # the machine itself and no pod on it
+            "httpTokens": "required",
+        },
+        "kubelet": {"maxPods": node_config.MOST_PODS},
+        "userData": node_config.of(group),
+        "detailedMonitoring": True,
+        "tags": {**fleet.tags, "fleet": fleet.name, "pool": group.pool},
+    }
+    if group.nvme and not own_raid:
+        spec["instanceStorePolicy"] = "RAID0"
+    if group.efa:
+        spec["networkInterfaces"] = [
+            {"networkCardIndex": one.card, "deviceIndex": one.device, "interfaceType": one.kind}
+            for one in group.interfaces
+        ]
+    if group.placement_group:
+        spec["placementGroupSelector"] = {"name": names.placement_group(fleet.name, group.placement_group)}
+    if group.bought in PAID:
+        spec["capacityReservationSelectorTerms"] = [_reserved(fleet, group)]
+    return {
+        "apiVersion": "karpenter.k8s.aws/v1",
+        "kind": "EC2NodeClass",
+        "metadata": {"name": group.name},
+        "spec": spec,
+    }
+
+
+def node_pool(group: Group, catalogue: Catalogue) -> Manifest:
+    """When machines of the group are started and ended, and how many at the most."""
+    return {
+        "apiVersion": "karpenter.sh/v1",
+        "kind": "NodePool",
+        "metadata": {"name": group.name},
+        "spec": {
+            "weight": max(1, _HEAVIEST - group.choice),
+            "limits": _limits(group, catalogue),
+            "disruption": {
+                # Only empty nodes go: moving a replica costs minutes of loading weights.
+                "consolidationPolicy": "WhenEmpty",
+                "consolidateAfter": "10m",
+                "budgets": [{"nodes": "20%", "reasons": ["Empty"]}, {"nodes": "1", "reasons": ["Drifted"]}],
+            },
+            "template": {
+                "metadata": {"labels": dict(group.labels)},
+                "spec": {
+                    "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": group.name},
+                    "requirements": list(_requirements(group)),
+                    "taints": [
+                        {"key": taint.key, "value": taint.value, "effect": taint.effect} for taint in group.taints
+                    ],
+                    # What is paid for until its own end is given back only then.
+                    "expireAfter": "Never" if group.bought in PAID else _EXPIRE_AFTER,
+                    "terminationGracePeriod": _GRACE,
+                },
+            },
+        },
+    }
+
+
+def _reserved(fleet: Fleet, group: Group) -> Manifest:
+    """Karpenter knows no resource groups: what the fleet made is found by its tags, and what was there by its id."""
+    if group.reservation:
+        return {"id": group.reservation}
+    return {"tags": {"fleet": fleet.name, "Name": names.reservation(fleet.name, group.name)}}
+
+
+def _limits(group: Group, catalogue: Catalogue) -> dict[str, str]:
+    """Machines, and accelerators as well: those Karpenter counts before it asks EC2, machines only after."""
+    each = [row.accelerators for kind in group.types if (row := catalogue[kind]).accelerators]
+    resources = {"gpu": "nvidia.com/gpu", "neuron": "aws.amazon.com/neuron"}
+    most = {resources[one.kind]: str(group.most * max(other.count for other in each if other)) for one in each if one}
+    return {"nodes": str(group.most), **most}
+
+
+def _image(fleet: Fleet, group: Group) -> dict[str, Any]:
+    family = {"al2023": "AL2023", "bottlerocket": "Bottlerocket"}[group.os]
+    if group.ami:
+        return {"amiFamily": family, "amiSelectorTerms": [{"id": group.ami}]}
+    return {"amiSelectorTerms": [{"alias": f"{group.os}@{_release(fleet, group)}"}]}
+
+
+def _release(fleet: Fleet, group: Group) -> str:
+    if group.os == "bottlerocket":
+        return f"v{fleet.eks.bottlerocket or eks.BOTTLEROCKET}"
+    return fleet.eks.al2023 or eks.AL2023
+
+
+def _subnets(fleet: Fleet, zones: Sequence[str]) -> Iterator[Manifest]:
+    for zone in zones:
+        if isinstance(fleet.network, ExistingNetwork):
+            yield {"id": fleet.network.private_subnets[fleet.zones.index(zone)]}
+        else:
+            yield {"tags": names.private_subnet_tags(fleet, zone)}
+
+
+def _security_groups(fleet: Fleet, group: Group) -> Iterator[Manifest]:
+    yield {"tags": {"aws:eks:cluster-name": names.cluster(fleet)}}  # which EKS gives the one that it makes
+    if group.efa:
+        yield {"tags": {"fleet": fleet.name, "Name": names.efa_group(fleet.name, "eks")}}
+
+
+def _volumes(group: Group) -> Iterator[Manifest]:
+    if group.os == "bottlerocket":
+        yield {**_volume("/dev/xvda", node_config.BOTTLEROCKET_ROOT), "rootVolume": False}
+        yield {**_volume(node_config.SNAPSHOT_DEVICE, group.volume, group.snapshot), "rootVolume": True}
+        return
+    yield {**_volume("/dev/xvda", group.volume), "rootVolume": True}
+    if group.snapshot:
+        yield _volume(node_config.SNAPSHOT_DEVICE, group.volume, group.snapshot)
+
+
+def _volume(device: str, volume: Volume, snapshot: str | None = None) -> Manifest:
+    ebs = {
+        "volumeType": "gp3",
+        "volumeSize": f"{volume.size_gib}Gi",
+        "throughput": volume.throughput_mib_s,
+        "iops": volume.iops,
+        "encrypted": True,
+        "deleteOnTermination": True,
+    }
+    return {"deviceName": device, "ebs": {**ebs, "snapshotID": snapshot} if snapshot else ebs}
+
+
+def _requirements(group: Group) -> Iterator[Manifest]:
+    wanted = {
+        "node.kubernetes.io/instance-type": list(group.types),
+        "topology.kubernetes.io/zone": list(group.zones),
+        "karpenter.sh/capacity-type": [_CAPACITY[group.bought]],
+        "kubernetes.io/arch": [_ARCH[group.arch]],
+        "kubernetes.io/os": ["linux"],
+    }
+    for key, values in wanted.items():
+        yield {"key": key, "operator": "In", "values": values}

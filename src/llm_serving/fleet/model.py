@@ -1,0 +1,390 @@
+"""`fleet.yaml`: what to rent in one account and region. Plain typed data; nothing here knows AWS or CDKTF."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Discriminator, Field, Tag
+
+from llm_serving.fleet.pool import Orchestrator, Zone, twice
+from llm_serving.fleet.pool import Pool as Pool
+from llm_serving.fleet.pool import Reservation as Reservation
+from llm_serving.settings.document import Contradiction, Listed, OneOrMore, Settings, written
+from llm_serving.settings.units import Days, Form, Spend, Switch, wrong
+
+Name = Annotated[
+    str, Form("[a-z][a-z0-9-]{0,30}[a-z0-9]", "a name of 2 to 32 characters: a-z, 0-9 and -, a letter first", "general")
+]
+Region = Annotated[str, Form("[a-z]{2}(?:-[a-z]+)+-[0-9]", "an AWS region", "us-west-2")]
+VpcId = Annotated[
+    str, Form("vpc-(?:[0-9a-f]{8}|[0-9a-f]{17})", "a VPC's id: vpc- and 8 or 17 of 0-9a-f", "vpc-0123456789abcdef0")
+]
+SubnetId = Annotated[
+    str,
+    Form(
+        "subnet-(?:[0-9a-f]{8}|[0-9a-f]{17})",
+        "a subnet's id: subnet- and 8 or 17 of 0-9a-f",
+        "subnet-0123456789abcdef0",
+    ),
+]
+State = Annotated[
+    str,
+    Form(
+        "local|s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](?:/[A-Za-z0-9._/-]+)?",
+        "a place for Terraform's state: local or s3://BUCKET/PREFIX",
+        "s3://my-terraform-state/fleets",
+    ),
+]
+TagKey = Annotated[
+    str,
+    Form(
+        "(?!aws:)[A-Za-z0-9 _.:/=+@-]{1,128}",
+        "a tag's key of up to 128 characters: letters, digits, space and _.:/=+@-",
+        "team",
+    ),
+]
+TagValue = Annotated[
+    str,
+    Form(
+        "[A-Za-z0-9 _.:/=+@-]{0,256}",
+        "a tag's value of up to 256 characters: letters, digits, space and _.:/=+@-",
+        "serving",
+    ),
+]
+
+
+def _network(value: str) -> str:
+    try:
+        network = ipaddress.IPv4Network(value)
+    except ValueError as error:
+        raise wrong(f"it is not an IPv4 network: {error}", "a range such as 10.0.0.0/16") from None
+    if not 16 <= network.prefixlen <= 20:
+        raise wrong("a VPC for a fleet takes /16 to /20", f"a range such as {network.network_address}/16")
+    if not network.is_private:
+        raise wrong("it is no private range", "a range such as 10.0.0.0/16")
+    return value
+
+
+Cidr = Annotated[
+    str,
+    Form(r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}/[0-9]{1,2}", "an IPv4 network", "10.0.0.0/16"),
+    AfterValidator(_network),
+]
+
+
+def _callers(value: str) -> str:
+    try:
+        network = ipaddress.IPv4Network(value)
+    except ValueError as error:
+        raise wrong(f"it is not an IPv4 network: {error}", "a range such as 203.0.113.0/24") from None
+    if network.prefixlen < 8:
+        raise wrong("it opens the cluster's endpoint to much of the internet", "the ranges that you call from")
+    return value
+
+
+CallerCidr = Annotated[
+    str,
+    Form(r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}/[0-9]{1,2}", "an IPv4 network", "203.0.113.0/24"),
+    AfterValidator(_callers),
+]
+
+RoleArn = Annotated[
+    str,
+    Form(
+        "arn:aws(?:-[a-z]+)*:iam::[0-9]{12}:role/[A-Za-z0-9+=,.@_/-]{1,512}",
+        "an IAM role's ARN",
+        "arn:aws:iam::123456789012:role/platform",
+    ),
+]
+
+TopicArn = Annotated[
+    str,
+    Form(
+        "arn:aws(?:-[a-z]+)*:sns:[a-z0-9-]{1,32}:[0-9]{12}:[A-Za-z0-9_-]{1,256}",
+        "a standard SNS topic's ARN",
+        "arn:aws:sns:us-west-2:123456789012:on-call",
+    ),
+]
+
+DEADLOCKED_RELEASE = "v20260505"
+"""The AL2023 release whose nodes wait for ever for the pause image. Source: awslabs/amazon-eks-ami#2710."""
+
+
+class NewNetwork(Settings):
+    """A VPC made for the fleet, private by default."""
+
+    cidr: Cidr = "10.0.0.0/16"
+    """The VPC's address range: private, /16 to /20."""
+
+    nat: Annotated[bool, Switch()] = True
+    """NAT gateways, one a zone, so that private machines reach hubs and registries outside AWS."""
+
+    flow_logs: Days = written("30d")
+    """How long flow logs are kept."""
+
+
+class ExistingNetwork(Settings):
+    """A VPC that is already there."""
+
+    vpc: VpcId
+    """The VPC's id."""
+
+    private_subnets: OneOrMore[SubnetId]
+    """Ids of its private subnets, one a zone, in the order of `zones`."""
+
+    def contradictions(self) -> Iterable[Iterator[Contradiction]]:
+        return (twice("private_subnets", self.private_subnets),)
+
+
+def _which_network(value: Any) -> str:
+    if isinstance(value, dict):
+        return "<new>" if value.keys().isdisjoint(ExistingNetwork.model_fields) else "<existing>"
+    return "<existing>" if isinstance(value, ExistingNetwork) else "<new>"
+
+
+Network = Annotated[
+    Annotated[NewNetwork, Tag("<new>")] | Annotated[ExistingNetwork, Tag("<existing>")], Discriminator(_which_network)
+]
+
+
+class Storage(Settings):
+    """Buckets and registries of the fleet."""
+
+    results_kept: Days = written("90d")
+    """How long validation and batch results are kept."""
+
+    old_versions_kept: Days = written("30d")
+    """How long an overwritten or deleted object can still be brought back."""
+
+    repositories: OneOrMore[Name] = ("vllm", "router")
+    """ECR repositories for the images of this project, one or a list."""
+
+    def contradictions(self) -> Iterable[Iterator[Contradiction]]:
+        return (twice("repositories", self.repositories),)
+
+
+class Eks(Settings):
+    """The EKS cluster."""
+
+    # In standard support. Source: EKS user guide, "Understand the Kubernetes version lifecycle on EKS", 2026-11.
+    version: Literal["1.34", "1.35", "1.36"] = "1.35"
+    """Kubernetes version, in quotes."""
+
+    public_from: Annotated[tuple[CallerCidr, ...], Field(max_length=40), Listed()] = ()
+    """Ranges that may call the cluster's endpoint from the internet; left out, the endpoint is private."""
+
+    admins: Annotated[tuple[RoleArn, ...], Field(max_length=20), Listed()] = ()
+    """ARNs of the IAM roles that administer the cluster, beside whoever makes it."""
+
+    al2023: (
+        Annotated[str, Form("v20[0-9]{6}", "a release of the EKS AMI for Amazon Linux 2023", "v20260423")] | None
+    ) = None
+    """Release of the AL2023 nodes' AMI; the pinned one where left out."""
+
+    bottlerocket: Annotated[str, Form(r"1\.[0-9]{1,3}\.[0-9]{1,3}", "a release of Bottlerocket", "1.64.0")] | None = (
+        None
+    )
+    """Release of the Bottlerocket nodes' AMI; the pinned one where left out."""
+
+    def contradictions(self) -> Iterable[Iterator[Contradiction]]:
+        return (
+            twice("public_from", self.public_from),
+            twice("admins", self.admins),
+            self._release_that_starts(),
+        )
+
+    def _release_that_starts(self) -> Iterator[Contradiction]:
+        if self.al2023 == DEADLOCKED_RELEASE:
+            why = "nodes of this release wait for ever for the pause image (awslabs/amazon-eks-ami#2710)"
+            yield Contradiction(("al2023",), why, "another release")
+
+
+class Ecs(Settings):
+    """The ECS cluster."""
+
+    al2023: (
+        Annotated[str, Form(r"2023\.0\.20[0-9]{6}", "a release of the ECS AMI for AL2023", "2023.0.20260914")] | None
+    ) = None
+    """Release of the container instances' AMI; the pinned one where left out."""
+
+
+class AddOns(Settings):
+    """Optional parts, each off or on by one line."""
+
+    observability: Annotated[bool, Switch()] = False
+    """Metrics of accelerators, engines and nodes, with dashboards and alarms."""
+
+    gateway: Annotated[bool, Switch()] = False
+    """Gateway API and inference gateway in front of the replicas; EKS."""
+
+    schedulers: Annotated[bool, Switch()] = False
+    """Queues and gangs for work that spans nodes: Kueue and LeaderWorkerSet; EKS."""
+
+    operators: Annotated[bool, Switch()] = False
+    """Operators of serving frameworks: KubeRay, KEDA and their like; EKS."""
+
+
+EKS_ADD_ONS = ("gateway", "schedulers", "operators")
+"""Add-ons that are Kubernetes controllers, without a counterpart on ECS."""
+
+
+class Fleet(Settings):
+    """All that is rented in one account and region."""
+
+    name: Annotated[Name, Field(examples=["demo"])]
+    """Prefix of everything that is made."""
+
+    region: Region
+    """AWS region."""
+
+    zones: Annotated[tuple[Zone, ...], Field(min_length=1, max_length=6), Listed()]
+    """Availability Zones of the fleet, one to six; one subnet each."""
+
+    orchestrator: Literal["eks", "ecs", "both"] = "eks"
+    """What places the containers."""
+
+    spend_limit: Spend | None = None
+    """The most that all pools at their greatest size may cost an hour, on demand."""
+
+    alarms_to: TopicArn | None = None
+    """ARN of the SNS topic that CloudWatch's alarms on ECS tell, when they ring and when that is over. If a key of your
+    own encrypts it, the key's policy must let cloudwatch.amazonaws.com use kms:Decrypt and kms:GenerateDataKey*."""
+
+    state: State = "local"
+    """Where Terraform keeps its state: `local`, or `s3://BUCKET/PREFIX` with a lock file beside it."""
+
+    network: Network = NewNetwork()
+    """A VPC to make, or one that is there by its id."""
+
+    storage: Storage = Storage()
+    """Buckets and registries."""
+
+    eks: Eks = Eks()
+    """The EKS cluster."""
+
+    ecs: Ecs = Ecs()
+    """The ECS cluster."""
+
+    add_ons: AddOns = AddOns()
+    """Optional parts, each off or on by one line."""
+
+    pools: Annotated[dict[Name, Pool], Field(min_length=1)]
+    """Machines by the name that blueprints use."""
+
+    tags: Annotated[dict[TagKey, TagValue], Field(max_length=40)] = Field(default_factory=dict)
+    """Tags on everything that is made."""
+
+    def contradictions(self) -> Iterable[Iterator[Contradiction]]:
+        return (
+            twice("zones", self.zones),
+            self._zones_in_region(),
+            self._pools_in_zones(),
+            self._one_zone_where_needed(),
+            self._subnet_for_each_zone(),
+            self._alarms_of_its_region(),
+            self._settings_of_its_orchestrator(),
+            self._add_ons_of_its_orchestrator(),
+            self._pools_of_its_orchestrator(),
+            self._fields_of_the_pools_orchestrator(),
+        )
+
+    @property
+    def orchestrators(self) -> tuple[Orchestrator, ...]:
+        """What places the containers, each once."""
+        return ("eks", "ecs") if self.orchestrator == "both" else (self.orchestrator,)
+
+    def orchestrator_of(self, pool: Pool) -> Orchestrator:
+        """What places containers on the pool."""
+        return pool.orchestrator or self.orchestrators[0]
+
+    def zones_of(self, pool: Pool) -> tuple[str, ...]:
+        """The zones that a pool may use."""
+        return pool.zones or self.zones
+
+    def _zones_in_region(self) -> Iterator[Contradiction]:
+        for index, zone in enumerate(self.zones):
+            if zone[:-1] != self.region:
+                why = f"the zone is not in the fleet's region, {self.region}"
+                yield Contradiction(("zones", index), why, f"a zone of {self.region}, such as {self.region}a")
+
+    def _pools_in_zones(self) -> Iterator[Contradiction]:
+        for name, pool in self.pools.items():
+            for index, zone in enumerate(pool.zones):
+                if zone not in self.zones:
+                    why = f"the fleet does not have this zone; it has {', '.join(self.zones)}"
+                    write = "one of those here, or this one in the fleet's zones too"
+                    yield Contradiction(("pools", name, "zones", index), why, write)
+
+    def _one_zone_where_needed(self) -> Iterator[Contradiction]:
+        for name, pool in self.pools.items():
+            count, first = len(self.zones_of(pool)), self.zones_of(pool)[0]
+            where = ("pools", name, "zones") if pool.zones else ("pools", name, "efa" if pool.efa else "buy")
+            names = "names" if pool.zones else "takes the fleet's"
+            if count > 1 and pool.efa:
+                why = f"EFA traffic does not cross an Availability Zone, and the pool {names} {count}"
+                yield Contradiction(where, why, f"zones: {first} in the pool, or efa: false")
+            elif count > 1 and pool.reserved:
+                why = f"a reservation holds machines of one Availability Zone, and the pool {names} {count}"
+                yield Contradiction(where, why, f"zones: {first} in the pool, or the reservation's own zone")
+
+    def _subnet_for_each_zone(self) -> Iterator[Contradiction]:
+        if isinstance(self.network, ExistingNetwork) and len(self.network.private_subnets) != len(self.zones):
+            have, need = len(self.network.private_subnets), len(self.zones)
+            yield Contradiction(
+                ("network", "private_subnets"),
+                f"it names {have} private subnet{'s' * (have != 1)}, and the fleet has {need} zone{'s' * (need != 1)}",
+                "one private subnet a zone, in the order of `zones`",
+            )
+
+    def _alarms_of_its_region(self) -> Iterator[Contradiction]:
+        if self.alarms_to and self.alarms_to.split(":")[3] != self.region:
+            why = f"an alarm tells topics of its own region alone, {self.region}"
+            yield Contradiction(("alarms_to",), why, f"a topic in {self.region}")
+        if self.alarms_to and "ecs" not in self.orchestrators:
+            why = "the fleet has no ECS cluster, and on EKS alarms are Prometheus' own"
+            yield Contradiction(("alarms_to",), why, "no alarms_to, and Alertmanager's receivers")
+
+    def _settings_of_its_orchestrator(self) -> Iterator[Contradiction]:
+        for name, made, default in (("eks", self.eks, Eks()), ("ecs", self.ecs, Ecs())):
+            if name not in self.orchestrators and made != default:
+                why = f"the fleet has no {name.upper()} cluster; its orchestrator is {self.orchestrator}"
+                yield Contradiction((name,), why, f"orchestrator: both, or no {name}")
+
+    def _add_ons_of_its_orchestrator(self) -> Iterator[Contradiction]:
+        for name in EKS_ADD_ONS:
+            if getattr(self.add_ons, name) and "eks" not in self.orchestrators:
+                why = "it is a set of Kubernetes controllers, and the fleet's orchestrator is ecs"
+                yield Contradiction(("add_ons", name), why, f"{name}: off")
+
+    def _pools_of_its_orchestrator(self) -> Iterator[Contradiction]:
+        for name, pool in self.pools.items():
+            if pool.orchestrator and pool.orchestrator not in self.orchestrators:
+                why = f"the fleet's orchestrator is {self.orchestrator}"
+                yield Contradiction(("pools", name, "orchestrator"), why, "the fleet's, or orchestrator: both up there")
+
+    def _fields_of_the_pools_orchestrator(self) -> Iterator[Contradiction]:
+        for name, pool in self.pools.items():
+            wrong_here = _only_eks(pool) if self.orchestrator_of(pool) == "ecs" else _only_ecs(pool)
+            for field, why, write in wrong_here:
+                yield Contradiction(("pools", name, field), why, write)
+
+
+def _only_eks(pool: Pool) -> Iterator[tuple[str, str, str]]:
+    """Fields of a pool on ECS that only EKS knows: the field, why, and what to write."""
+    if pool.by:
+        yield "by", "on ECS an Auto Scaling group starts machines", "no `by` in a pool on ECS"
+    if pool.os != "al2023":
+        yield "os", "the ECS AMI with GPU drivers that AWS keeps up is Amazon Linux 2023", "os: al2023"
+    if pool.taints:
+        yield "taints", "ECS has no taints", "labels, which a task's placement constraint can ask for"
+    if pool.images == "soci":
+        why = "SOCI on ECS is Fargate's alone, which has no GPUs (aws/containers-roadmap#1832)"
+        yield "images", why, "images: cached, or {snapshot: snap-...} with the images pulled beforehand"
+
+
+def _only_ecs(pool: Pool) -> Iterator[tuple[str, str, str]]:
+    """Fields of a pool on EKS that only ECS knows."""
+    if pool.warm:
+        yield "warm", "machines are kept ready on ECS only", "warm: 0"

@@ -1,0 +1,253 @@
+"""A pool of `fleet.yaml`: like machines that are bought, placed, started and scaled together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Discriminator, Field, Tag
+
+from llm_serving.settings.document import Contradiction, Listed, OneOrMore, Settings
+from llm_serving.settings.units import Form, Machines, Switch
+
+Orchestrator = Literal["eks", "ecs"]
+
+Zone = Annotated[str, Form("[a-z]{2}(?:-[a-z]+)+-[0-9][a-z]", "an Availability Zone", "us-west-2a")]
+InstanceType = Annotated[str, Form(r"[a-z][a-z0-9-]*\.[a-z0-9-]+", "an EC2 instance type", "g6e.2xlarge")]
+ReservationId = Annotated[
+    str, Form("cr-[0-9a-f]{17}", "a reservation's id: cr- and 17 of 0-9a-f", "cr-0123456789abcdef0")
+]
+SnapshotId = Annotated[
+    str,
+    Form("snap-(?:[0-9a-f]{8}|[0-9a-f]{17})", "a snapshot's id: snap- and 17 of 0-9a-f", "snap-0123456789abcdef0"),
+]
+ImageId = Annotated[
+    str, Form("ami-(?:[0-9a-f]{8}|[0-9a-f]{17})", "an AMI's id: ami- and 17 of 0-9a-f", "ami-0123456789abcdef0")
+]
+LabelKey = Annotated[
+    str,
+    Form(
+        r"(?!.*kubernetes\.io/)(?!.*k8s\.io/)(?!fleet/)(?:[a-z0-9.-]{1,253}/)?[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?",
+        "a label's key of your own: letters, digits and ._-, not below kubernetes.io, k8s.io or fleet",
+        "team",
+    ),
+]
+LabelValue = Annotated[
+    str,
+    Form(
+        "(?:[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?",
+        "a label's value of up to 63 characters: letters, digits and ._-",
+        "ads",
+    ),
+]
+TaintText = Annotated[
+    str,
+    Form(
+        r"(?:[a-z0-9.-]{1,253}/)?[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
+        "(?:=[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?:(?:NoSchedule|PreferNoSchedule|NoExecute)",
+        "a taint: KEY=VALUE:EFFECT",
+        "team=ads:NoSchedule",
+    ),
+]
+
+
+def twice(field: str, items: Sequence[Any]) -> Iterator[Contradiction]:
+    """A list in order of preference names each item once."""
+    for index, item in enumerate(items):
+        if item in items[:index]:
+            yield Contradiction((field, index), "it stands in the list twice", "it once")
+
+
+class Reservation(Settings):
+    """Capacity that is paid for whether it is used or not; it holds machines of one type in one zone."""
+
+    model_config = ConfigDict(json_schema_extra={"minProperties": 1, "maxProperties": 1})
+
+    capacity_block: ReservationId | None = Field(None, alias="capacity-block")
+    """A Capacity Block's id: accelerators booked for a span of days."""
+
+    reservation: ReservationId | None = None
+    """An on-demand capacity reservation's id."""
+
+    reserve: Annotated[int, Field(ge=1)] | None = None
+    """Machines to reserve on demand: the fleet makes the reservation, and it costs from then on, used or not."""
+
+    def contradictions(self) -> Iterable[Iterator[Contradiction]]:
+        return (self._exactly_one(),)
+
+    def _exactly_one(self) -> Iterator[Contradiction]:
+        if sum(one is not None for one in (self.capacity_block, self.reservation, self.reserve)) != 1:
+            why = "it must name exactly one of capacity-block, reservation and reserve"
+            yield Contradiction((), why, "{capacity-block: cr-...}, {reservation: cr-...} or {reserve: MACHINES}")
+
+
+Purchase = Annotated[
+    Annotated[Literal["on-demand", "spot"], Tag("<word>")] | Annotated[Reservation, Tag("<reservation>")],
+    Discriminator(lambda value: "<reservation>" if isinstance(value, dict | Reservation) else "<word>"),
+]
+
+
+class Snapshot(Settings):
+    """An EBS snapshot that the images were pulled into beforehand."""
+
+    snapshot: SnapshotId
+    """The snapshot's id; every machine's image volume is made from it."""
+
+
+Images = Annotated[
+    Annotated[Literal["soci", "cached", "plain"], Tag("<word>")] | Annotated[Snapshot, Tag("<snapshot>")],
+    Discriminator(lambda value: "<snapshot>" if isinstance(value, dict | Snapshot) else "<word>"),
+]
+
+
+class Pool(Settings):
+    """One line of the fleet: like machines that are bought and scaled together."""
+
+    types: OneOrMore[InstanceType]
+    """EC2 instance types in order of preference; one, or a list."""
+
+    zones: OneOrMore[Zone] = Field((), validate_default=False)
+    """Availability Zones of this pool, one or a list; the fleet's where left out."""
+
+    buy: OneOrMore[Purchase] = ("on-demand",)
+    """How it is bought, in the order to fall back in: on-demand, spot, a reservation that is there or one to make."""
+
+    size: Machines
+    """Least and most machines, as in 0..40."""
+
+    orchestrator: Orchestrator | None = None
+    """What places containers on this pool, in a fleet of both; eks where left out there."""
+
+    by: Literal["karpenter", "node-groups"] | None = None
+    """What starts machines on EKS; by Karpenter where left out, but for EFA, reservations and a least above 0."""
+
+    efa: Annotated[bool, Switch()] = False
+    """Elastic Fabric Adapter between the pool's machines; they then stand in one zone."""
+
+    efa_layout: Literal["save-addresses", "ip-bandwidth"] = "save-addresses"
+    """Network interfaces beside EFA: one with an IP address, or several for more ordinary bandwidth (S3)."""
+
+    placement_group: Literal["cluster", "none"] = "none"
+    """Whether a zone's machines stand close together, in a placement group made for them."""
+
+    images: Images | None = None
+    """How images start fast: soci (EKS), cached, a snapshot or plain; left out, soci on EKS and cached on ECS."""
+
+    disk: Literal["gp3", "nvme"] | None = None
+    """Where images lie: on a fast volume, or on the machine's own NVMe disks, the default where all types have them."""
+
+    os: Literal["al2023", "bottlerocket"] = "al2023"
+    """Operating system of EKS nodes."""
+
+    ami: ImageId | None = None
+    """An AMI of your own in place of the pinned release of AWS's."""
+
+    warm: Annotated[int, Field(ge=0, le=1000)] = 0
+    """Machines kept ready and stopped, on ECS and on demand; a stopped one costs its disk alone."""
+
+    labels: Annotated[dict[LabelKey, LabelValue], Field(max_length=20)] = Field(default_factory=dict)
+    """Labels of the nodes on EKS, attributes of the container instances on ECS."""
+
+    taints: Annotated[tuple[TaintText, ...], Field(max_length=10), Listed()] = ()
+    """Taints of EKS nodes, beside the one that keeps other pods off accelerators."""
+
+    def contradictions(self) -> Iterable[Iterator[Contradiction]]:
+        return (
+            twice("types", self.types),
+            twice("zones", self.zones),
+            twice("buy", self.buy),
+            twice("taints", self.taints),
+            self._block_stands_alone(),
+            self._reserves_one_type(),
+            self._paid_comes_first(),
+            self._reserves_what_runs(),
+            self._group_without_reservation(),
+            self._layout_needs_efa(),
+            self._karpenter_keeps_no_least(),
+            self._snapshot_needs_volume(),
+            self._warm_is_stoppable(),
+        )
+
+    def _block_stands_alone(self) -> Iterator[Contradiction]:
+        if len(self.buy) > 1 and any(isinstance(way, Reservation) and way.capacity_block for way in self.buy):
+            yield Contradiction(
+                ("buy",),
+                "a Capacity Block's machines cannot be mixed with other ways to buy in one pool",
+                "buy: {capacity-block: cr-...} alone, and a second pool for the rest",
+            )
+
+    def _reserves_one_type(self) -> Iterator[Contradiction]:
+        if len(self.types) > 1 and self.reserved:
+            why = f"a reservation holds machines of one type, and the pool names {len(self.types)}"
+            yield Contradiction(("types",), why, f"types: {self.types[0]}")
+
+    def _paid_comes_first(self) -> Iterator[Contradiction]:
+        for index, way in enumerate(self.buy):
+            bought_before = index and not isinstance(self.buy[index - 1], Reservation)
+            if bought_before and isinstance(way, Reservation) and not way.capacity_block:
+                why = "a reservation is paid for whether it is used or not, so nothing is bought before it"
+                yield Contradiction(("buy", index), why, "the reservation first in the list")
+
+    def _reserves_what_runs(self) -> Iterator[Contradiction]:
+        """What is reserved is no more than what may run, holds the least where it comes first, and the most alone."""
+        made = [index for index, way in enumerate(self.buy) if isinstance(way, Reservation) and way.reserve]
+        if not made:
+            return
+        reserved, (least, most) = self.to_reserve, self.size
+        first = self.buy[0].reserve if isinstance(self.buy[0], Reservation) else None
+        if reserved > most:
+            why = f"{reserved} would be reserved and paid for, and the pool starts {most} at the most"
+            yield Contradiction(("buy", made[0]), why, f"{{reserve: {most}}}, or size: {least}..{reserved}")
+        elif first and first < least:
+            why = f"the first way to buy keeps the pool's least, {least} machines, and {first} would be reserved"
+            yield Contradiction(("buy", 0), why, f"{{reserve: {least}}}, or size: {first}..{most}")
+        elif len(made) == len(self.buy) and reserved < most:
+            why = f"no other way to buy stands beside it, so of up to {most} machines {reserved} could start"
+            write = f"size: {min(least, reserved)}..{reserved}, or on-demand after it"
+            yield Contradiction(("buy", made[0]), why, write)
+
+    def _group_without_reservation(self) -> Iterator[Contradiction]:
+        foreign = [way for way in self.buy if isinstance(way, Reservation) and way.reserve is None]
+        if self.placement_group == "cluster" and foreign:
+            why = (
+                "EC2 answers InsufficientInstanceCapacity where a placement group meets a reservation "
+                "that was not made inside it, and the fleet makes its groups itself"
+            )
+            on_demand = "" if foreign[0].capacity_block else ", or buy: {reserve: MACHINES}, made inside the group"
+            yield Contradiction(("placement_group",), why, f"placement_group: none{on_demand}")
+
+    def _layout_needs_efa(self) -> Iterator[Contradiction]:
+        if self.efa_layout != "save-addresses" and not self.efa:
+            yield Contradiction(("efa_layout",), "it lays out EFA nodes, and efa is off", "efa: true, or no efa_layout")
+
+    def _karpenter_keeps_no_least(self) -> Iterator[Contradiction]:
+        if self.by == "karpenter" and self.size.least:
+            why = f"Karpenter starts machines for waiting pods and keeps no least, and size says {self.size.least}"
+            yield Contradiction(("by",), why, f"by: node-groups, or size: 0..{self.size.most}")
+
+    def _snapshot_needs_volume(self) -> Iterator[Contradiction]:
+        if isinstance(self.images, Snapshot) and self.disk == "nvme":
+            yield Contradiction(("disk",), "a snapshot becomes a volume, not an NVMe disk", "disk: gp3")
+        if self.warm and self.disk == "nvme":
+            why = "NVMe disks are empty after a stop, and warm machines are stopped"
+            yield Contradiction(("disk",), why, "disk: gp3")
+
+    def _warm_is_stoppable(self) -> Iterator[Contradiction]:
+        if not self.warm:
+            return
+        if self.warm > self.size.most:
+            why = f"{self.warm} would be kept ready, and the pool has at most {self.size.most}"
+            yield Contradiction(("warm",), why, f"warm: {self.size.most} or less")
+        if "on-demand" not in self.buy:
+            why = "EC2 Auto Scaling keeps warm machines on demand only, and the pool is not bought so"
+            yield Contradiction(("warm",), why, "warm: 0, or on-demand among the ways to buy")
+
+    @property
+    def reserved(self) -> bool:
+        """Whether the pool draws on capacity that is paid for whether it is used or not."""
+        return any(isinstance(way, Reservation) for way in self.buy)
+
+    @property
+    def to_reserve(self) -> int:
+        """Machines of the reservations that the fleet makes for this pool."""
+        return sum(way.reserve or 0 for way in self.buy if isinstance(way, Reservation))

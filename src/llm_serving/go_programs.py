@@ -1,0 +1,154 @@
+"""Programs that are Go modules: the user's own where new enough, else built once, of the pinned version.
+
+What is built lies in the user's cache folder, a folder a version, outside of this repository.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from llm_serving import console
+from llm_serving.settings.errors import BlueprintError, Unavailable
+
+_BUILD_S = 1200
+"""One build, on a machine with other work; the longest takes half of that alone."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program, and the module that it is built from."""
+
+    name: str
+    package: str
+    version: str
+    least: tuple[int, int] = (0, 0)
+    """Oldest version that PATH's own may have; (0, 0) asks for none."""
+
+    version_words: tuple[str, ...] = ("version",)
+    """Arguments by which it tells its version."""
+
+    stamps: Mapping[str, str] = field(default_factory=dict)
+    """What its own makefile has the linker write into it, by variable."""
+
+    tool_of: Path | None = None
+    """Folder of a Go module that names the package as a tool, for one that `go install` cannot build by itself. What
+    is built is that module's: it is built anew when its go.mod or go.sum changes."""
+
+    @property
+    def build(self) -> str:
+        """What no other build of the program is called."""
+        if self.tool_of is None:
+            return f"{self.name}-{self.version}"
+        pins = b"".join((self.tool_of / name).read_bytes() for name in ("go.mod", "go.sum"))
+        return f"{self.name}-{self.version}-{hashlib.sha256(pins).hexdigest()[:12]}"
+
+
+HELM = Program(
+    "helm",
+    "helm.sh/helm/v3/cmd/helm",
+    "v3.22.0",
+    least=(3, 18),  # the first that says which value a schema refuses, and where
+    version_words=("version", "--short"),
+    stamps={
+        "helm.sh/helm/v3/internal/version.version": "v3.22.0",
+        # What `helm template` takes for the cluster's version where there is no cluster: that of its client library.
+        "helm.sh/helm/v3/pkg/chartutil.k8sVersionMajor": "1",
+        "helm.sh/helm/v3/pkg/chartutil.k8sVersionMinor": "37",
+    },
+)
+KUBECONFORM = Program(
+    "kubeconform",
+    "github.com/yannh/kubeconform/cmd/kubeconform",
+    "v0.8.0",
+    least=(0, 8),
+    version_words=("-v",),
+    stamps={"main.version": "v0.8.0"},
+)
+VERSITYGW = Program("versitygw", "github.com/versity/versitygw/cmd/versitygw", "v1.8.0")
+
+
+def path_of(program: Program) -> str:
+    """The program's path: the first on PATH that is new enough, else the built one, else a new build of it (minutes).
+
+    The folder that KUBEBUILDER_ASSETS names, where Kubernetes' programs for tests lie, comes before PATH.
+
+    Raises:
+        Unavailable: it is not there, and there is no Go to build it with.
+        CommandFailed: the build failed.
+    """
+    folders = (os.environ.get("KUBEBUILDER_ASSETS"), os.environ.get("PATH"))
+    found = shutil.which(program.name, path=os.pathsep.join(filter(None, folders)))
+    if found and _version(found, program) >= program.least:
+        return found
+    cache = Path.home() / ".cache" / "llm-serving-blueprints"
+    folder = cache / "bin" / program.build
+    built = folder / program.name
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        # One process builds, others wait for it.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not built.exists():
+            _build(program, folder, cache / f"{program.name}.log")
+    return str(built)
+
+
+def _build(program: Program, folder: Path, log: Path) -> None:
+    module = f"{program.package}@{program.version}"
+    if not shutil.which("go"):
+        raise Unavailable(f"{program.name} is not on PATH; install it, or Go, with which {module} is built")
+    stamps = [f"-X {variable}={value}" for variable, value in program.stamps.items()]
+    # Debugging tables are an eighth of a compiler's work, and the linker would drop them.
+    flags = ["-gcflags=all=-dwarf=false", "-ldflags", " ".join(["-s -w", *stamps])]
+    environment = {"CGO_ENABLED": "0"}
+    with console.step(f"Build {program.name} {program.version}, once"):
+        if program.tool_of is None:
+            there = {**environment, "GOBIN": str(folder)}
+            console.run(["go", "install", *flags, module], log=log, environment=there, timeout_s=_BUILD_S)
+            return
+        part = folder / "part"  # its name is the program's when it is whole
+        command = ["go", "build", *flags, "-o", str(part), program.package]
+        console.run(command, log=log, cwd=program.tool_of, environment=environment, timeout_s=_BUILD_S)
+        part.rename(folder / program.name)
+
+
+def _version(path: str, program: Program) -> tuple[int, int]:
+    """(0, 0) where it does not say."""
+    if program.least == (0, 0):
+        return (0, 0)
+    try:
+        said = subprocess.run([path, *program.version_words], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return (0, 0)
+    found = re.search(r"v?(\d+)\.(\d+)\.\d+", said.stdout)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def ready(programs: Iterable[Program]) -> int:
+    """Has programs ready before tests that have limits on their time ask for them.
+
+    Without Go there is nothing to build with: a line says so, and those tests are skipped with the reason.
+    """
+    for program in programs:
+        try:
+            path_of(program)
+        except BlueprintError as error:
+            console.fail(error)
+    return 0
+
+
+def main() -> int:
+    """What tests of the chart run."""
+    return ready((HELM, KUBECONFORM))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

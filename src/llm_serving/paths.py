@@ -1,0 +1,14 @@
+"""Where things lie in the checkout that this package is installed from, in editable mode."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+PATTERNS = ROOT / "blueprints"
+"""A folder for each pattern, and `templates/`, which they include."""
+
+EXAMPLE_FLEETS = ROOT / "infra" / "fleets"
+CHARTS = ROOT / "charts"
+IMAGES = ROOT / "images"

@@ -1,0 +1,203 @@
+"""Child processes that never outlive what started them, and waits that always have a limit."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import functools
+import itertools
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from llm_serving.settings.errors import Unavailable
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def end_with_parent(by: signal.Signals = signal.SIGTERM) -> None:
+    """Has this process get a signal when its parent is gone; Linux does that even where the parent was killed."""
+    if _libc is not None:
+        _libc.prctl(_PR_SET_PDEATHSIG, by)
+
+
+def spawn(
+    command: Sequence[str],
+    *,
+    cwd: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    output: IO[bytes] | int = subprocess.DEVNULL,
+    orphaned: signal.Signals = signal.SIGTERM,
+) -> subprocess.Popen[bytes]:
+    """Starts `command` in a process group of its own that ends when this process does.
+
+    Call it from a thread that lives as long as the child: Linux ties the child to the thread.
+
+    Args:
+        orphaned: what it gets when this process was killed.
+    """
+    return subprocess.Popen(
+        list(command),
+        cwd=cwd,
+        env={**os.environ, **(environment or {})},
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        preexec_fn=functools.partial(end_with_parent, orphaned),
+    )
+
+
+def stop(child: subprocess.Popen[Any], grace_s: float = 20.0) -> None:
+    """Ends a child's whole group: asked first, then killed after `grace_s` seconds."""
+    stop_all([child], grace_s)
+
+
+def stop_all(
+    children: Sequence[subprocess.Popen[Any]], grace_s: float = 20.0, *, by: signal.Signals = signal.SIGTERM
+) -> None:
+    """Ends the groups of several children, all within the same `grace_s` seconds.
+
+    Args:
+        by: what asks them.
+    """
+    end = time.monotonic() + grace_s
+    for child in children:
+        if child.poll() is None:
+            _signal(child.pid, by)
+    for child in children:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(max(0.0, end - time.monotonic()))
+        _signal(child.pid, signal.SIGKILL)
+        child.wait()
+
+
+def _signal(group: int, what: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, what)
+
+
+def wait_until(ready: Callable[[], bool], what: str, limit_s: float, every_s: float = 0.1) -> None:
+    """Polls `ready` until it holds.
+
+    Raises:
+        Unavailable: it did not within `limit_s` seconds.
+    """
+    end = time.monotonic() + limit_s
+    while not ready():
+        if time.monotonic() > end:
+            raise Unavailable(f"{what} did not come within {limit_s:.0f} s")
+        time.sleep(every_s)
+
+
+_PORTS = range(20000, 32000)
+"""Below the range that systems take the near ends of outgoing connections from, so that none takes a chosen port."""
+
+
+_claims: dict[int, socket.socket] = {}
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of the loopback interface that nobody listens on now, all different, claimed for this process."""
+    unclaimed = [port for port in _PORTS if port not in _claims]
+    return list(itertools.islice(filter(claim, random.sample(unclaimed, len(unclaimed))), count))
+
+
+def claim(port: int) -> bool:
+    """Whether nobody listens on `port` of the loopback interface now, and no other process has claimed it.
+
+    It is then this process's until that ends: servers may begin to listen minutes after their ports were chosen, and
+    what starts beside them meanwhile must choose others. A claim is a name in Linux's abstract namespace of sockets,
+    which is as wide as the port's own and is given back with the process.
+    """
+    if not is_free(port):
+        return False
+    if port not in _claims:
+        claimed = socket.socket(socket.AF_UNIX)
+        try:
+            claimed.bind(f"\0llm-serving-blueprints/{port}")
+        except OSError:
+            claimed.close()
+            return False
+        _claims[port] = claimed
+    return True
+
+
+def is_free(port: int) -> bool:
+    """Whether a server could listen on `port` of the loopback interface now."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+@contextlib.contextmanager
+def lent(variables: Mapping[str, str]) -> Iterator[None]:
+    """Sets environment variables of this process, and of what it starts, for the time of the block."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def locked(file: Path, busy: str) -> Iterator[None]:
+    """Keeps every other process out while the block runs; the lock goes with this process, however it ends.
+
+    Args:
+        file: stands for what is kept; made where it is not there.
+        busy: what to say where another process is in.
+
+    Raises:
+        Unavailable: one is.
+    """
+    with file.open("w") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise Unavailable(f"{busy}; wait for it") from None
+        yield
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Turns SIGTERM and SIGHUP into KeyboardInterrupt, so that one way of cleaning up serves all interruptions."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {what: signal.signal(what, interrupt) for what in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for what, handler in before.items():
+            signal.signal(what, handler)
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Lets the block, a cleaning up of limited length, come to its end whatever signal arrives meanwhile."""
+    before = {what: signal.signal(what, signal.SIG_IGN) for what in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for what, handler in before.items():
+            signal.signal(what, handler)

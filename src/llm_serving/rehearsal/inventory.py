@@ -1,0 +1,121 @@
+"""What of a fleet is in the embedded AWS, asked of the AWS itself: Terraform's state may know less."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from llm_serving.rehearsal import emulator
+
+Clients = Callable[[str], Any]
+
+
+@dataclass(frozen=True, order=True)
+class Resource:
+    """A resource by the id that Terraform, too, knows it by."""
+
+    kind: str
+    id: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.id}"
+
+
+def made(endpoint: str, region: str, fleet: str) -> list[Resource]:
+    """Everything that carries the fleet's tag, or its name where a kind has no tags or takes them later."""
+
+    def client(service: str) -> Any:
+        return emulator.client(service, endpoint, region)
+
+    return sorted({*_ec2(client, fleet), *_kms(client, fleet), *_ecs(client, fleet), *_named(client, fleet)})
+
+
+_EC2 = (
+    ("describe_vpcs", "Vpcs", "VpcId"),
+    ("describe_subnets", "Subnets", "SubnetId"),
+    ("describe_internet_gateways", "InternetGateways", "InternetGatewayId"),
+    ("describe_nat_gateways", "NatGateways", "NatGatewayId"),
+    ("describe_addresses", "Addresses", "AllocationId"),
+    ("describe_route_tables", "RouteTables", "RouteTableId"),
+    ("describe_vpc_endpoints", "VpcEndpoints", "VpcEndpointId"),
+    ("describe_security_groups", "SecurityGroups", "GroupId"),
+    ("describe_flow_logs", "FlowLogs", "FlowLogId"),
+    ("describe_launch_templates", "LaunchTemplates", "LaunchTemplateId"),
+)
+
+
+def _ec2(client: Clients, fleet: str) -> Iterator[Resource]:
+    """One call a kind: EC2's list of tags is no help, since moto keeps the tags of what is deleted."""
+    ec2 = client("ec2")
+    for call, listed, identity in _EC2:
+        for found in getattr(ec2, call)()[listed]:
+            gone = found.get("State") in ("deleting", "deleted")  # shown for a while after
+            if not gone and {"Key": "fleet", "Value": fleet} in found.get("Tags", []):
+                yield Resource(identity.removesuffix("Id"), found[identity])
+
+
+def _kms(client: Clients, fleet: str) -> Iterator[Resource]:
+    kms = client("kms")
+    for page in kms.get_paginator("list_keys").paginate():
+        for key in page["Keys"]:
+            state = kms.describe_key(KeyId=key["KeyId"])["KeyMetadata"]
+            if state["KeyManager"] != "CUSTOMER" or state["KeyState"] == "PendingDeletion":
+                continue  # a deleted key waits for its window to end, in AWS as here
+            tags = kms.list_resource_tags(KeyId=key["KeyId"])["Tags"]
+            if {"TagKey": "fleet", "TagValue": fleet} in tags:
+                yield Resource("key", key["KeyId"])
+    for page in kms.get_paginator("list_aliases").paginate():
+        for alias in page["Aliases"]:
+            if alias["AliasName"].startswith(f"alias/{fleet}-"):
+                yield Resource("alias", alias["AliasName"])
+
+
+def _ecs(client: Clients, fleet: str) -> Iterator[Resource]:
+    ecs = client("ecs")
+    for cluster in ecs.describe_clusters(clusters=[fleet])["clusters"]:
+        if cluster["status"] == "ACTIVE":  # a deleted one is shown for a while after
+            yield Resource("cluster", cluster["clusterArn"])
+    for provider in ecs.describe_capacity_providers()["capacityProviders"]:
+        if provider["name"].startswith(f"cp-{fleet}-") and provider["status"] == "ACTIVE":
+            yield Resource("capacity provider", provider["capacityProviderArn"])
+    for page in client("autoscaling").get_paginator("describe_auto_scaling_groups").paginate():
+        for group in page["AutoScalingGroups"]:
+            if {"fleet": fleet}.items() <= {tag["Key"]: tag["Value"] for tag in group["Tags"]}.items():
+                yield Resource("Auto Scaling group", group["AutoScalingGroupName"])
+    for page in client("servicediscovery").get_paginator("list_namespaces").paginate():
+        for namespace in page["Namespaces"]:
+            if namespace["Name"] in (fleet, f"{fleet}.internal"):
+                yield Resource("namespace", namespace["Id"])
+
+
+def _named(client: Clients, fleet: str) -> Iterator[Resource]:
+    for bucket in client("s3").list_buckets()["Buckets"]:
+        # Not by the fleet's name alone: a bucket that the user made beside is no part of the fleet.
+        if bucket["Name"].startswith((f"{fleet}-models-", f"{fleet}-results-")):
+            yield Resource("bucket", bucket["Name"])
+    for page in client("ecr").get_paginator("describe_repositories").paginate():
+        for repository in page["repositories"]:
+            if repository["repositoryName"].startswith(f"{fleet}/"):
+                yield Resource("repository", repository["repositoryName"])
+    for cluster in client("eks").list_clusters()["clusters"]:
+        if cluster == fleet:
+            yield Resource("cluster", cluster)
+    for queue in client("sqs").list_queues(QueueNamePrefix=f"{fleet}-").get("QueueUrls", []):
+        yield Resource("queue", queue)
+    for page in client("lambda").get_paginator("list_functions").paginate():
+        for function in page["Functions"]:
+            if function["FunctionName"].startswith(f"{fleet}-"):
+                yield Resource("function", function["FunctionName"])
+    for page in client("iam").get_paginator("list_roles").paginate():
+        for role in page["Roles"]:
+            if role["RoleName"].startswith(f"{fleet}-"):
+                yield Resource("role", role["RoleName"])
+    for page in client("iam").get_paginator("list_instance_profiles").paginate():
+        for profile in page["InstanceProfiles"]:
+            if profile["InstanceProfileName"].startswith(f"{fleet}-"):
+                yield Resource("instance profile", profile["InstanceProfileName"])
+    for page in client("logs").get_paginator("describe_log_groups").paginate():
+        for group in page["logGroups"]:
+            if f"/{fleet}/" in group["logGroupName"]:
+                yield Resource("log group", group["logGroupName"])

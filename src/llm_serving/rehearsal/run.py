@@ -1,0 +1,128 @@
+"""A whole rehearsal of a fleet, and what it shows: each stack planned with a mocked provider, applied, taken away."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llm_serving import console, processes
+from llm_serving.fleet.model import Fleet
+from llm_serving.rehearsal import emulator, emulator_gaps, mocked, stacks
+from llm_serving.settings.document import Document
+
+
+@dataclass(frozen=True)
+class Stack:
+    """How many of a stack's resources were proven in which way."""
+
+    resources: int
+    mocked: int
+    """Planned by the real Terraform with a mocked provider."""
+
+    applied: int | None
+    """Applied to the embedded AWS, planned again without a change, and destroyed; None where that was not asked for."""
+
+    not_held: dict[str, int]
+    """By kind of resource, those that the embedded AWS cannot hold; `unheld.REASONS` says why."""
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What the rehearsal of one fleet did; times in seconds."""
+
+    fleet: str
+    terraform: str
+    provider_from: str
+    stacks: dict[str, Stack]
+    outputs: dict[str, dict[str, Any]]
+    """What the applied stacks hand on, by stack."""
+
+    times: dict[str, float]
+
+
+def plan(documents: Sequence[Document[Fleet]], *, out: Path, data: Path) -> list[Rehearsal]:
+    """Synthesizes the fleets and plans all their stacks with a mocked provider, in one go.
+
+    Args:
+        out: folder of the stacks; each fleet has one of its own in it where there are several.
+        data: folder of the run.
+
+    Raises:
+        CommandFailed: one cannot be planned.
+    """
+    with _alone(data):
+        start = time.monotonic()
+        many = len(documents) > 1
+        made: dict[str, Mapping[str, Path]] = {}
+        for document in documents:
+            name = document.value.name
+            made[name] = stacks.prepare(document, out=out / name if many else out, data=data / name, stacks=None)
+        folders = {f"{fleet}_{name}": folder for fleet, of in made.items() for name, folder in of.items()}
+        synthesized = time.monotonic()
+        program = stacks.find_terraform(folders, data)
+        planned = mocked.plan(folders, program=program, data=data)
+        times = {"synth_s": round(synthesized - start, 1), "mocked_s": round(time.monotonic() - synthesized, 1)}
+    return [
+        Rehearsal(
+            fleet,
+            str(program),
+            program.provider_from,
+            {name: _stack(folder, planned[f"{fleet}_{name}"], None) for name, folder in of.items()},
+            {},
+            times,
+        )
+        for fleet, of in made.items()
+    ]
+
+
+def rehearse(document: Document[Fleet], *, out: Path, data: Path, names: Sequence[str] | None = None) -> Rehearsal:
+    """Plans with a mocked provider, applies to an embedded AWS of its own, plans again, destroys, looks what is left.
+
+    Args:
+        names: of the stacks; all where None.
+
+    Raises:
+        AnswerIsNo: the second plan is not empty, or something is left after the destroy.
+        CommandFailed: Terraform failed.
+        Unavailable: the same fleet is rehearsed at this moment.
+    """
+    with _alone(data), emulator.running(data) as endpoint:
+        folders = stacks.prepare(document, out=out, data=data, stacks=names)
+        times = [time.monotonic()]
+        program = stacks.find_terraform(folders, data)
+        planned = mocked.plan(folders, program=program, data=data)
+        times.append(time.monotonic())
+        outputs = stacks.apply_prepared(document, folders, data=data, endpoint=endpoint)
+        times.append(time.monotonic())
+        stacks.check_unchanged(document, data=data, endpoint=endpoint, stacks=names)
+        times.append(time.monotonic())
+        made = {
+            name: _stack(folder, planned[name], len(stacks.applied_ids(folder))) for name, folder in folders.items()
+        }
+        stacks.destroy(document, data=data, endpoint=endpoint, stacks=names)
+        times.append(time.monotonic())
+        stacks.check_nothing_left(document, endpoint=endpoint)
+    took = [round(end - start, 1) for start, end in itertools.pairwise(times)]
+    measured = dict(zip(("mocked_s", "apply_s", "plan_s", "destroy_s"), took, strict=True))
+    return Rehearsal(document.value.name, str(program), program.provider_from, made, outputs, measured)
+
+
+def _stack(folder: Path, planned: int, applied: int | None) -> Stack:
+    return Stack(mocked.resources(folder), planned, applied, emulator_gaps.counted(stacks.read(folder)))
+
+
+@contextlib.contextmanager
+def _alone(data: Path) -> Iterator[None]:
+    """Holds `data`, empty, for this process alone; the lock goes with the process, however it ends."""
+    lock = data.with_name(f"{data.name}.lock")
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with processes.locked(lock, f"another process rehearses in {console.near(data)}"):
+        if data.exists():
+            shutil.rmtree(data)  # of a rehearsal whose AWS ended with it
+        yield

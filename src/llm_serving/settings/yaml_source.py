@@ -1,0 +1,386 @@
+"""Reads a settings file into plain data that knows where each key and value stands; nothing in a file can hang or run.
+
+Taken is the YAML that every reader understands alike: mappings, lists, texts, decimal numbers, true and false. What
+YAML 1.1 would turn into something else (yes, on, 010, 1:30, 2026-01-31) stays the text that was written.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import yaml
+
+from llm_serving.settings.errors import InputError, Mistake
+
+MAX_BYTES = 200_000
+"""Settings are written by hand; a larger file is another file given by mistake."""
+
+MAX_DEPTH = 20
+MAX_VALUES = 20_000
+"""Keys and items in all, aliases counted each time they are used: a few lines of them can stand for billions."""
+
+Steps = tuple[str | int, ...]
+"""The way to a value: keys and indices from the top, such as ("pools", "general", "zones", 0)."""
+
+
+class Spot(NamedTuple):
+    """Where a field stands, counted from 1: its value's line and column, and its key's."""
+
+    line: int
+    column: int
+    key_line: int
+    key_column: int
+
+
+@dataclass
+class Source:
+    """A file's data, the spot of each value in it, and what is wrong with its YAML."""
+
+    path: Path
+    data: Any = None
+    spots: dict[Steps, Spot] = field(default_factory=dict)
+    mistakes: list[Mistake] = field(default_factory=list)
+    wrong: set[Steps] = field(default_factory=set)
+    """Fields that `mistakes` already speaks of."""
+
+
+def read(path: Path) -> Source:
+    """Reads the YAML file `path`.
+
+    Raises:
+        InputError: the file cannot be read, or is no YAML at all. Lesser mistakes are gathered in the source.
+    """
+    text = _text(path)
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+    except yaml.MarkedYAMLError as error:
+        raise InputError([_not_yaml(path, error)]) from None
+    finally:
+        loader.dispose()
+    if node is None:
+        raise _whole(path, "it is empty", "at least its required keys; `blueprint schema` lists them")
+    source = Source(path)
+    _Builder(source, loader.tagged).build(node)
+    return source
+
+
+def dotted(steps: Sequence[str | int]) -> str:
+    """`pools.general.zones[0]`: the way to a value as messages name it."""
+    text = ""
+    for step in steps:
+        text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else str(step)
+    return text
+
+
+def _whole(path: Path, why: str, write: str) -> InputError:
+    return InputError([Mistake(path, 1, 1, "", "", why, write)])
+
+
+def _text(path: Path) -> str:
+    raw = _bytes(path)
+    if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise _whole(path, "it is text in UTF-16, not UTF-8", "the file saved as UTF-8")
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise _whole(path, "it is binary, not text in UTF-8", "a YAML file") from None
+    if "\0" in text:
+        raise _whole(path, "it is binary, not text", "a YAML file")
+    mistakes = []
+    for found in _UNPRINTABLE.finditer(text):
+        before = re.split(r"\r\n|\r|\n", text[: found.start()])
+        why = f"the character U+{ord(found[0]):04X} stands here, which nobody sees and YAML does not take"
+        mistakes.append(Mistake(path, len(before), len(before[-1]) + 1, "", "", why, "the line without it"))
+        if len(mistakes) == 10:
+            break
+    if mistakes:
+        raise InputError(mistakes)
+    return text
+
+
+# Beyond YAML's own list: line breaks that editors do not count, and marks that turn the direction of a text around.
+_UNPRINTABLE = re.compile(
+    "[^\t\n\r\x20-\x7e\xa0-\u2027\u202f-\u2065\u206a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]"
+)
+
+
+def _bytes(path: Path) -> bytes:
+    """The file's bytes; opened without waiting, for a pipe would wait for ever."""
+    try:
+        number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise _whole(path, "there is no such file", _what_is_there(path)) from None
+    except ValueError:
+        raise _whole(path, "a path holds no NUL character", "the path of a file that exists") from None
+    except OSError as error:
+        raise _whole(path, f"it cannot be read: {_reason(error)}", "the path of a file that you may read") from None
+    try:
+        return _read(path, number)
+    except OSError as error:
+        raise _whole(path, f"it cannot be read: {_reason(error)}", "the path of a file on a healthy disk") from None
+    finally:
+        os.close(number)
+
+
+def _read(path: Path, number: int) -> bytes:
+    status = os.fstat(number)
+    if stat.S_ISDIR(status.st_mode):
+        raise _whole(path, "it is a folder", f"the path of the file, such as {path / 'fleet.yaml'}")
+    if not stat.S_ISREG(status.st_mode):
+        raise _whole(path, "it is a pipe or a device, not a file", "the path of a file")
+    with os.fdopen(number, "rb", closefd=False) as file:
+        raw = file.read(MAX_BYTES + 1)
+    if len(raw) > MAX_BYTES:
+        why = f"it holds {max(status.st_size, len(raw)):,} bytes, and settings hold at most {MAX_BYTES:,}"
+        raise _whole(path, why, "settings of a screenful, not a data file")
+    return raw
+
+
+def _reason(error: OSError) -> str:
+    return (error.strerror or type(error).__name__).lower()
+
+
+def _what_is_there(path: Path) -> str:
+    try:
+        names = [entry.name for entry in os.scandir(path.parent) if entry.is_file()]
+    except OSError:
+        names = []
+    yamls = [name for name in names if name.endswith((".yaml", ".yml"))]
+    near = difflib.get_close_matches(path.name, yamls, n=1) or sorted(yamls)[:1]
+    return (
+        f"the path of a file that exists, such as {path.with_name(near[0])}"
+        if near
+        else "the path of a file that exists"
+    )
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's tree with fewer guesses: no tags, no words that mean something else than they say, a limit on depth."""
+
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}  # type: ignore[misc]
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.depth = 0
+        self.tagged: list[tuple[str, yaml.Mark]] = []
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        tag = getattr(event, "tag", None)
+        if tag is not None:
+            self.tagged.append((tag, event.start_mark))
+            event.tag = None
+            if isinstance(event, yaml.ScalarEvent):
+                event.implicit = (True, False)
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise yaml.composer.ComposerError(
+                None, None, f"it is nested deeper than {MAX_DEPTH} levels", event.start_mark
+            )
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self.depth -= 1
+
+
+_INTEGER = r"-?(?:0|[1-9][0-9]{0,17})"
+_FLOAT = r"-?(?:0|[1-9][0-9]{0,17})(?:\.[0-9]{1,18}(?:[eE][-+]?[0-9]{1,2})?|[eE][-+]?[0-9]{1,2})"
+for _tag, _pattern, _first in (
+    ("null", "~|null|Null|NULL|", "~nN"),
+    ("bool", "true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("int", _INTEGER, "-0123456789"),
+    ("float", _FLOAT, "-0123456789"),
+    ("merge", "<<", "<"),
+):
+    # PyYAML looks up resolvers by a text's first character; the empty text has a list of its own.
+    _Loader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})\\Z"), [*_first, *([""] if _tag == "null" else [])]
+    )
+
+
+class _Builder:
+    """Turns YAML's tree into plain data, and says what settings do not take."""
+
+    def __init__(self, source: Source, tagged: Sequence[tuple[str, yaml.Mark]]) -> None:
+        self.source = source
+        self.count = 0
+        for tag, mark in tagged:
+            self._wrong(
+                (),
+                mark,
+                f"the tag {tag} says how to build the value, and settings take values alone",
+                "it without the tag",
+            )
+
+    def build(self, node: yaml.Node) -> None:
+        self.source.spots[()] = Spot(1, 1, 1, 1)
+        self.source.data = self._value(node, (), ())
+
+    def _wrong(self, at: Steps, mark: yaml.Mark, why: str, write: str, value: str = "") -> None:
+        mistake = Mistake(self.source.path, mark.line + 1, mark.column + 1, dotted(at), value, why, write)
+        self.source.mistakes.append(mistake)
+
+    def _count(self) -> None:
+        self.count += 1
+        if self.count > MAX_VALUES:
+            why = f"it holds more than {MAX_VALUES:,} values, aliases counted each time they are used"
+            raise _whole(self.source.path, why, "settings of a screenful, not a data file")
+
+    def _value(self, node: yaml.Node, at: Steps, parents: tuple[yaml.Node, ...]) -> Any:
+        self._count()
+        if node in parents:
+            self._refuse(node, at, "the alias stands inside what it is an alias of", "the value itself")
+            return None
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, at, (*parents, node))
+        if isinstance(node, yaml.SequenceNode):
+            return [self._item(item, (*at, index), (*parents, node)) for index, item in enumerate(node.value)]
+        return self._scalar(node, at)
+
+    def _item(self, node: yaml.Node, at: Steps, parents: tuple[yaml.Node, ...]) -> Any:
+        line, column = node.start_mark.line + 1, node.start_mark.column + 1
+        self.source.spots[at] = Spot(line, column, line, column)
+        return self._value(node, at, parents)
+
+    def _mapping(self, node: yaml.MappingNode, at: Steps, parents: tuple[yaml.Node, ...]) -> dict[str, Any]:
+        data: dict[str, Any] = {}
+        for key, value in self._pairs(node, at, parents):
+            name, here = key.value, (*at, key.value)
+            line, column = key.start_mark.line + 1, key.start_mark.column + 1
+            # A value that starts on another line (a block, an alias) is best found by its key.
+            start = value.start_mark if value.start_mark.line == key.start_mark.line else key.start_mark
+            self.source.spots[here] = Spot(start.line + 1, start.column + 1, line, column)
+            problem = _unfit(name)
+            if problem:
+                self._refuse(key, here, *problem)
+            data[name] = self._value(value, here, parents)
+        return data
+
+    def _pairs(
+        self, node: yaml.MappingNode, at: Steps, parents: tuple[yaml.Node, ...]
+    ) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
+        """The mapping's keys and values, and those merged into it (`<<: *other`) where it has not its own."""
+        own: dict[str, tuple[yaml.ScalarNode, yaml.Node]] = {}
+        merged: list[yaml.Node] = []
+        for key, value in node.value:
+            self._count()
+            if key.tag == "tag:yaml.org,2002:merge":
+                merged += value.value if isinstance(value, yaml.SequenceNode) else [value]
+            elif not isinstance(key, yaml.ScalarNode):
+                kind = "a mapping" if isinstance(key, yaml.MappingNode) else "a list"
+                self._wrong(
+                    at, key.start_mark, f"{kind} stands where a key belongs", "quotes around a text with { or [ in it"
+                )
+            elif key.value in own:
+                line = own[key.value][0].start_mark.line + 1
+                self._wrong(
+                    (*at, key.value), key.start_mark, f"the key stands twice; the first is on line {line}", "it once"
+                )
+            else:
+                own[key.value] = (key, value)
+        for other in merged:
+            if isinstance(other, yaml.MappingNode) and other not in parents:
+                for key, value in self._pairs(other, at, (*parents, other)):
+                    own.setdefault(key.value, (key, value))
+            else:
+                self._wrong(
+                    at,
+                    other.start_mark,
+                    "only a mapping that is complete can be merged with <<",
+                    "<<: *NAME of a mapping above",
+                )
+        return list(own.values())
+
+    def _scalar(self, node: yaml.Node, at: Steps) -> Any:
+        text = str(node.value)
+        kind = node.tag.rpartition(":")[2]
+        if kind == "null":
+            what = "the item has no value" if at and isinstance(at[-1], int) else "the key has no value"
+            self._refuse(node, at, what, "a value, or leave it out")
+            return None
+        if kind == "bool":
+            return text.lower() == "true"
+        if kind in ("int", "float"):
+            return int(text) if kind == "int" else float(text)
+        problem = _unfit(text)
+        if problem:
+            self._refuse(node, at, *problem)
+        return text
+
+    def _refuse(self, node: yaml.Node, at: Steps, why: str, write: str) -> None:
+        """A mistake that says all there is to say about the field."""
+        self.source.wrong.add(at)
+        spot = self.source.spots.get(at)
+        line, column = (spot.line, spot.column) if spot else (node.start_mark.line + 1, node.start_mark.column + 1)
+        self.source.mistakes.append(Mistake(self.source.path, line, column, dotted(at), "", why, write))
+
+
+def _unfit(text: str) -> tuple[str, str] | None:
+    """Why a text cannot stand in settings, which reach Terraform's files and command lines, and what to write."""
+    if "${" in text or "%{" in text:
+        return (
+            "it holds ${ or %{, which Terraform would read as an expression; settings hold plain values",
+            "the value itself",
+        )
+    if any(not char.isprintable() for char in text):
+        return "it holds a line break or another character that cannot be printed", "it on one line"
+    return None
+
+
+_NOT_YAML = {
+    "that cannot start any token": ("{problem}", "quotes around a text that starts with a special character"),
+    "mapping values are not allowed": (
+        "a second ': ' stands here, or the line is indented too far",
+        "quotes around a text with ': ' in it, or the key in line with its neighbours",
+    ),
+    "could not find expected ':'": ("the line before has no ': ' after its key", "KEY: VALUE"),
+    "expected <block end>": (
+        "the line is not in line with its neighbours",
+        "keys of one mapping under each other, indented by spaces",
+    ),
+    "expected ',' or ']'": ("the list that starts here is not closed", "a list such as [a, b]"),
+    "expected ',' or '}'": ("the mapping that starts here is not closed", "a mapping such as {a: 1, b: 2}"),
+    "while scanning a quoted scalar": ("the quotation mark that starts here has no end", "a quotation mark at its end"),
+    "expected a single document": ("a second document starts with ---", "one document, without ---"),
+    "found undefined alias": ("{problem}", "the value itself, or &NAME at an earlier value"),
+    "nested deeper": ("{problem}", "settings as `blueprint schema` describes them"),
+}
+
+
+def _not_yaml(path: Path, error: yaml.MarkedYAMLError) -> Mistake:
+    """What the YAML reader stumbled over, in words that help to mend it."""
+    problem = " ".join((error.problem or error.context or "it cannot be read").split())
+    said = f"{error.context or ''} {problem}"
+    mark = error.problem_mark or error.context_mark
+    why, write = problem, "KEY: VALUE lines, indented by spaces"
+    if "'\\t'" in problem:
+        why, write = "a tab stands here, and YAML is indented by spaces", "spaces in its place"
+    else:
+        for sign, (reason, remedy) in _NOT_YAML.items():
+            if sign in said:
+                why, write = reason.format(problem=problem), remedy
+                if "starts here" in why:
+                    mark = error.context_mark or mark
+                break
+    line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
+    return Mistake(path, line, column, "", "", f"it is not YAML: {why}", write)
+
+
+def value_at(data: Any, steps: Sequence[str | int]) -> Any:
+    """The value at `steps`; None where there is none."""
+    for step in steps:
+        if not isinstance(data, dict | list):
+            return None
+        try:
+            data = data[step]  # type: ignore[index]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return data

@@ -1,0 +1,1 @@
+"""The target `ecs`: a Terraform stack of ECS services."""

@@ -1,0 +1,1 @@
+"""The target `eks`: the Helm chart with rendered values."""

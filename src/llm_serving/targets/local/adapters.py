@@ -1,0 +1,94 @@
+"""LoRA adapters at run time: brought to and taken from every replica of a role, over the engine's own interface.
+
+The router needs no word of it: what runs it lists each engine's models every few seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from llm_serving.settings.errors import AnswerIsNo, InputError, Unavailable
+from llm_serving.workloads.serving import adapters
+from llm_serving.workloads.serving.deployment import Deployment, Process, Role
+
+_LIMIT_S = 60.0
+"""Longest that an engine takes to load one."""
+
+
+def folder(text: str) -> Path:
+    """The folder that a person names.
+
+    Raises:
+        InputError: it is a place in S3, of which the replicas here copy nothing.
+    """
+    if text.startswith("s3://"):
+        why = "replicas on this machine load what lies in a folder of it"
+        write = f"a folder; `aws s3 cp --recursive {text} FOLDER` fills one"
+        raise InputError(f"FOLDER: now {text!r}: {why}. Write {write}.")
+    return Path(text)
+
+
+def load(deployment: Deployment, role: str, name: str, folder: Path) -> None:
+    """Loads the adapter in `folder` as `name` on every replica of `role`.
+
+    Raises:
+        InputError: there is no such role, or the adapter is none of its model.
+        AnswerIsNo: an engine refuses.
+        Unavailable: an engine does not answer.
+    """
+    found = _role(deployment, role)
+    why = adapters.why_not(folder, found.serves.model if found.serves else "")
+    if why:
+        raise InputError(f"FOLDER: now {str(folder)!r}: {why[0]}. Write {why[1]}.")
+    for process in found.processes:
+        _post(process, "load_lora_adapter", {"lora_name": name, "lora_path": str(folder.resolve())})
+
+
+def unload(deployment: Deployment, role: str, name: str) -> None:
+    """Takes the adapter `name` from every replica of `role`.
+
+    Raises:
+        InputError: there is no such role.
+        AnswerIsNo: an engine refuses.
+        Unavailable: an engine does not answer.
+    """
+    for process in _role(deployment, role).processes:
+        _post(process, "unload_lora_adapter", {"lora_name": name})
+
+
+def _role(deployment: Deployment, name: str) -> Role:
+    """The role, where its engines take adapters at all."""
+    roles = {role.name: role for role in deployment.engines}
+    if name not in roles:
+        raise InputError(f"ROLE: now {name!r}: {deployment.name} has no such role. Write {' or '.join(roles)}.")
+    role = roles[name]
+    if not role.serves or not role.serves.adapters:
+        why = "its engines were started without any adapter, and such take none"
+        raise InputError(f"ROLE: now {name!r}: {why}. Write one adapter in the blueprint, and deploy it.")
+    return role
+
+
+def _post(process: Process, page: str, body: dict[str, str]) -> None:
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{process.port}/v1/{page}",
+        data=json.dumps(body).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        direct.open(request, timeout=_LIMIT_S).close()
+    except urllib.error.HTTPError as error:
+        raise AnswerIsNo(f"{process.name} refuses: {_said(error)}") from None
+    except OSError as error:
+        raise Unavailable(f"{process.name} does not answer: {error}") from None
+
+
+def _said(error: urllib.error.HTTPError) -> str:
+    """The engine's own words."""
+    try:
+        return str(json.load(error)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"status {error.code}"

@@ -1,0 +1,38 @@
+"""A way from this machine to a deployment that has no address outside its network, for as long as it is needed."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from llm_serving import console, processes
+from llm_serving.settings.errors import Unavailable
+
+_LIMIT_S = 60.0
+
+
+@contextlib.contextmanager
+def through(command: Callable[[int], Sequence[str]], log: Path) -> Iterator[str]:
+    """The URL of the near end of a tunnel, which `command` opens at the port that it is given.
+
+    Raises:
+        Unavailable: it did not open; carries what the command said.
+    """
+    (port,) = processes.free_ports(1)
+    words = command(port)
+    console.show(words)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as said:
+        child = processes.spawn(words, output=said)
+    try:
+        end = time.monotonic() + _LIMIT_S
+        while processes.is_free(port):
+            if child.poll() is not None or time.monotonic() > end:
+                why = " ".join(log.read_text(errors="replace").split()) or f"no answer within {_LIMIT_S:.0f} s"
+                raise Unavailable(f"{console.quoted(words)}: {why}")
+            time.sleep(0.2)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        processes.stop(child)

@@ -1,0 +1,1 @@
+"""Terraform and OpenTofu: found, run, and their answers read."""

@@ -1,0 +1,68 @@
+"""Says which limits of the SLO were missed. A limit on something that has no sample is missed: nothing proves that it
+holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import get_args
+
+from pydantic import BaseModel, ConfigDict
+
+from llm_serving.validation.statistics import Latency, Metric
+from llm_serving.workloads.serving.traffic import Slo
+
+LATENCIES: tuple[Metric, ...] = get_args(Metric)
+
+
+class Miss(BaseModel):
+    """One limit that does not hold."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    metric: str
+    """The SLO's field, such as `ttft_ms.p95`, `errors` or `output_tokens_per_s`."""
+
+    value: float | None
+    """What was measured; null where there was no sample."""
+
+    limit: float
+    """What the SLO asks for, in the same unit; `errors` is a share from 0 to 1."""
+
+    why: str
+    """The same as a sentence."""
+
+
+def missed(
+    slo: Slo, latencies: Mapping[Metric, Latency], total: int, failed: int, throughput: Mapping[str, float]
+) -> list[Miss]:
+    """Every limit of `slo` that does not hold.
+
+    Args:
+        latencies: by metric, in milliseconds.
+        total: counted requests, of them `failed`.
+        throughput: `requests_per_s` and `output_tokens_per_s`.
+    """
+    found = []
+    if total == 0:
+        found.append(Miss(metric="requests", value=0, limit=1, why="no request was counted"))
+    for metric in LATENCIES:
+        limits = getattr(slo, metric).model_dump(exclude_none=True)
+        for statistic, limit in limits.items():
+            found += _latency(f"{metric}.{statistic}", getattr(latencies[metric], statistic), limit)
+    share = failed / total if total else None
+    if share is not None and share > slo.errors:
+        why = f"{failed} of {total} requests failed ({share:.2%}), the limit is {slo.errors * 100:g}%"
+        found.append(Miss(metric="errors", value=share, limit=slo.errors, why=why))
+    for name, least in (("output_tokens_per_s", slo.output_tokens_per_s), ("requests_per_s", slo.requests_per_s)):
+        if least is not None and throughput[name] < least:
+            why = f"{throughput[name]:.2f} a second, at least {least:g} are asked for"
+            found.append(Miss(metric=name, value=throughput[name], limit=least, why=why))
+    return found
+
+
+def _latency(name: str, value: float | None, limit: float) -> list[Miss]:
+    if value is None:
+        return [Miss(metric=name, value=None, limit=limit, why=f"no sample, the limit is {limit:g} ms")]
+    if value > limit:
+        return [Miss(metric=name, value=value, limit=limit, why=f"{value:.1f} ms, the limit is {limit:g} ms")]
+    return []

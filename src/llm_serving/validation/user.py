@@ -1,0 +1,168 @@
+"""The Locust user that talks to an OpenAI-compatible server, and that a person extends.
+
+A file with a subclass is given to `blueprint validate DIR --user FILE.py`; what is sent and what counts as answered
+are its to say, the timing stays as it is:
+
+    import json
+    from llm_serving.validation.user import OpenAIUser
+
+    class AsksForJson(OpenAIUser):
+        "Counts an answer that is no JSON as failed, under the name `not_json`."
+
+        def body(self, prompt):
+            return {**super().body(prompt), "response_format": {"type": "json_object"}}
+
+        def check(self, prompt, answer):
+            try:
+                json.loads(answer.text)
+            except ValueError:
+                return "not_json"
+
+Anything of Locust's works in it: `weight` of several classes, `wait_time` between a user's requests in the closed
+loop, `on_start`. Locust's own statistics get three entries for each answered request: POST (end to end), TTFT, and ITL
+(its mean).
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import time
+from typing import Any
+
+import gevent
+from locust import User, constant, events, task
+
+from llm_serving.validation import answer as answers
+from llm_serving.validation import driver
+from llm_serving.validation.answer import Answer, Sample
+from llm_serving.validation.load import SHOWN, Item, Load, Prompt
+from llm_serving.validation.stream import Connection, HttpError
+
+
+def _options(parser: Any) -> None:
+    parser.add_argument("--plan", required=True, help="the plan that `blueprint validate` wrote")
+
+
+events.init_command_line_parser.add_listener(_options)
+events.test_start.add_listener(driver.start)
+
+
+class OpenAIUser(User):  # type: ignore[misc]
+    """One client: sends the load's next request when it is its turn, and times the answer."""
+
+    abstract = True
+    wait_time = constant(0)
+
+    def __init__(self, environment: Any) -> None:
+        super().__init__(environment)
+        self.plan = driver.plan(environment)
+        self.connection = Connection(self.plan.url, self.headers())
+
+    def headers(self) -> dict[str, str]:
+        """Headers of every request; a key for the server is taken from OPENAI_API_KEY."""
+        key = os.environ.get("OPENAI_API_KEY")
+        return {"Authorization": f"Bearer {key}"} if key else {}
+
+    def path(self) -> str:
+        """The page of the API that is called."""
+        return "/v1/chat/completions" if self.plan.traffic.api == "chat" else "/v1/completions"
+
+    def body(self, prompt: Prompt) -> dict[str, Any]:
+        """The JSON that is sent for a prompt."""
+        content = {"messages": prompt.messages} if self.plan.traffic.api == "chat" else {"prompt": prompt.text}
+        options = {"include_usage": True}
+        model = prompt.model or self.plan.models[0]
+        body = {"model": model, **content, "max_tokens": prompt.max_tokens, "temperature": 0}
+        if self.load.vllm_dialect:
+            options["continuous_usage_stats"] = True
+            body |= {"ignore_eos": True, "min_tokens": prompt.max_tokens} if prompt.exact else {}
+        return {**body, "stream": True, "stream_options": options}
+
+    def check(self, prompt: Prompt, answer: Answer) -> str | None:  # noqa: ARG002
+        """A name for what is wrong with an answer that came whole, or None; the report counts failures by this name."""
+        return None
+
+    @property
+    def load(self) -> Load:
+        return driver.load(self.environment)
+
+    @task  # type: ignore[untyped-decorator]
+    def turn(self) -> None:
+        """Plays one item of the load."""
+        item = self.load.next()
+        sample = Sample(item.number, 0.0)
+        try:
+            self._play(item, sample)
+        finally:
+            self.load.finish(item, sample)
+        if item.counted:
+            self._tell_locust(sample)
+
+    def _play(self, item: Item, sample: Sample) -> None:
+        begun = time.perf_counter()
+        start = begun if item.due is None else item.due
+        sample.start_s, sample.late_ms = start - self.load.zero, (begun - start) * 1000
+        sample.asked_input = item.prompt.asked_input
+        sample.asked_output = item.prompt.max_tokens if item.prompt.exact else None
+        pieces: list[tuple[float, bytes]] = []
+        self._send(item, sample, start, pieces)
+        answer = answers.read(pieces)
+        sample.unread_ms = self.connection.unread_s * 1000
+        sample.input_tokens = answer.input_tokens
+        sample.output_tokens = answer.output_tokens or sum(answer.counts)
+        sample.gaps = answer.gaps()
+        if answer.times:
+            sample.ttft_ms = (answer.times[0] - start) * 1000
+        if sample.error == answers.TRUNCATED and (answer.done or answer.failure):
+            sample.error, sample.detail = None, ""  # the connection broke after the server had said how it ended
+        if sample.error is None:
+            answers.judge(sample, answer)
+        if sample.error is None:
+            sample.e2e_ms = (pieces[-1][0] - start) * 1000
+            self._ask_class(item, sample, answer)
+        if item.prompt.expected is not None or item.number < SHOWN or sample.error:
+            sample.prompt, sample.text, sample.expected = item.prompt.text, answer.text, item.prompt.expected
+
+    def _send(self, item: Item, sample: Sample, start: float, pieces: list[tuple[float, bytes]]) -> None:
+        """Sends the request and collects the answer's pieces; whatever happens, it ends by the deadline."""
+        deadline = self.plan.traffic.deadline
+        step = answers.CLIENT
+        try:
+            with gevent.Timeout(max(0.001, start + deadline - time.perf_counter())):
+                body = json.dumps(self.body(item.prompt)).encode()
+                step = answers.CONNECT
+                self.connection.connect()
+                step = answers.TRUNCATED
+                for piece in self.connection.post(self.path(), body):
+                    pieces.append(piece)
+        except gevent.Timeout:
+            sample.error, sample.detail = answers.DEADLINE, f"not answered within {deadline:g} s"
+        except HttpError as error:
+            sample.error, sample.detail = f"http_{error.status}", str(error)
+        except (OSError, http.client.HTTPException) as error:
+            sample.error, sample.detail = step, f"{type(error).__name__}: {error}"
+        except Exception as error:  # noqa: BLE001  the user's class may raise anything
+            sample.error, sample.detail = answers.CLIENT, f"{type(error).__name__}: {error}"
+        if sample.error:
+            # The server sees that nobody waits any more, and stops generating.
+            self.connection.close()
+
+    def _ask_class(self, item: Item, sample: Sample, answer: Answer) -> None:
+        try:
+            sample.error = self.check(item.prompt, answer)
+        except Exception as error:  # noqa: BLE001  the user's class may raise anything
+            sample.error, sample.detail = answers.CLIENT, f"{type(error).__name__}: {error}"
+
+    def _tell_locust(self, sample: Sample) -> None:
+        fire = self.environment.events.request.fire
+        entry = {"name": self.path(), "context": {}, "response_length": len(sample.text)}
+        if sample.error:
+            spent = (time.perf_counter() - self.load.zero - sample.start_s) * 1000
+            fire(request_type="POST", response_time=spent, exception=RuntimeError(sample.error), **entry)
+            return
+        fire(request_type="POST", response_time=sample.e2e_ms, exception=None, **entry)
+        fire(request_type="TTFT", response_time=sample.ttft_ms, exception=None, **entry)
+        if (mean := sample.mean_gap_ms()) is not None:
+            fire(request_type="ITL", response_time=mean, exception=None, **entry)

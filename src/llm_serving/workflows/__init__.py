@@ -1,0 +1,1 @@
+"""What `install.sh` runs, step by step."""

@@ -1,0 +1,168 @@
+"""Lays a `Deployment` out for its target with the template in the blueprint's folder.
+
+A template decides layout, never numbers. What was rendered and then edited by hand is never overwritten unasked: beside
+the files lies a manifest of what was written, and a file that differs from it is the user's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from pydantic import BaseModel
+
+from llm_serving import paths
+from llm_serving.settings.errors import InputError, Mistake
+from llm_serving.workloads.serving.deployment import Deployment
+
+MANIFEST = ".rendered.json"
+SUFFIX = ".j2"
+
+
+def template(folder: Path, target: str) -> Path:
+    """The template of the blueprint in `folder` for `target`: the file TARGET.SUFFIX.j2, named after what it becomes.
+
+    Raises:
+        InputError: there is none.
+    """
+    found = sorted(folder.glob(f"{target}.*{SUFFIX}"))
+    if not found:
+        there = targets(folder)
+        can = f"it has one for {', '.join(there)}" if there else "it has none at all"
+        raise InputError(f"{folder}: it holds no template for the target {target} ({target}.*{SUFFIX}); {can}.")
+    if len(found) > 1:
+        names = " and ".join(path.name for path in found)
+        raise InputError(f"{folder}: {names} are both templates for the target {target}. Keep one.")
+    return found[0]
+
+
+def targets(folder: Path) -> list[str]:
+    """The targets that the blueprint in `folder` has a template for."""
+    return sorted({path.name.split(".")[0] for path in folder.glob(f"*.*{SUFFIX}")})
+
+
+def text(deployment: Deployment, source: Path) -> str:
+    """What the template `source` makes of `deployment`.
+
+    Raises:
+        InputError: the template is wrong; names its file and line.
+    """
+    import jinja2  # takes longer to import than most commands take to run
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader([source.parent, paths.PATTERNS]),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    environment.filters |= {
+        "ini_command": ini_command,
+        "ini_environment": ini_environment,
+        "ini_value": ini_value,
+        "yaml": yaml_value,
+        "mebibytes": mebibytes,
+    }
+    try:
+        return environment.get_template(source.name).render(deployment=deployment)
+    except jinja2.TemplateSyntaxError as error:
+        named = Path(error.filename) if error.filename else source
+        raise _wrong(named, error.lineno, error.message or "it cannot be read") from None
+    except jinja2.TemplateNotFound as error:
+        raise _wrong(*_spot(error.__traceback__, source), f"there is no template {error.name}") from None
+    except Exception as error:  # noqa: BLE001 - a template can raise anything; each is a mistake of the template
+        raise _wrong(*_spot(error.__traceback__, source), str(error)) from None
+
+
+def render(deployment: Deployment, folder: Path, out: Path, *, force: bool = False) -> Path:
+    """Renders the blueprint in `folder` into the folder `out` and returns the file.
+
+    Args:
+        force: overwrite what was edited by hand.
+
+    Raises:
+        InputError: there is no template for the target, it is wrong, or the file was edited by hand since.
+    """
+    source = template(folder, deployment.target)
+    file = out / source.name.removesuffix(SUFFIX)
+    made = text(deployment, source)
+    if not force and _edited(file) and file.read_text(encoding="utf-8") != made:
+        raise InputError(
+            f"{file}: it was edited by hand since it was rendered, and would be overwritten. "
+            f"Put the change into {source}, or say --force."
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    file.write_text(made, encoding="utf-8")
+    (out / MANIFEST).write_text(json.dumps({file.name: _digest(made)}) + "\n", encoding="utf-8")
+    return file
+
+
+def _edited(file: Path) -> bool:
+    if not file.exists():
+        return False
+    manifest = file.parent / MANIFEST
+    written = json.loads(manifest.read_text(encoding="utf-8")) if manifest.exists() else {}
+    return bool(written.get(file.name) != _digest(file.read_text(encoding="utf-8")))
+
+
+def _digest(content: str) -> str:
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def _wrong(path: Path, line: int, why: str) -> InputError:
+    write = "names of a Deployment's fields (src/llm_serving/workloads/serving/deployment.py) and Jinja's own syntax"
+    return InputError([Mistake(path, line, 1, "", "", why.rstrip("."), write)])
+
+
+def _spot(trace: TracebackType | None, source: Path) -> tuple[Path, int]:
+    """The template and line where it failed: Jinja puts a template's own file and lines into the traceback."""
+    spot = source, 1
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        spot = (Path(file), trace.tb_lineno) if file.endswith(SUFFIX) else spot
+        trace = trace.tb_next
+    return spot
+
+
+def yaml_value(value: Any) -> str:
+    """A value on one line of YAML: JSON is YAML, and leaves nothing to be guessed."""
+    if isinstance(value, BaseModel):
+        value = value.model_dump(mode="json")
+    return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
+
+
+def mebibytes(count: int) -> int:
+    """Whole mebibytes of a number of bytes: what both Kubernetes (Mi) and ECS count in."""
+    return count // 2**20
+
+
+def ini_value(value: Any) -> str:
+    """A value for supervisord's configuration: `%` is its sign for expansions, and ` ;` or ` #` starts a comment.
+
+    Raises:
+        ValueError: it cannot be written there.
+    """
+    content = str(value)
+    if any(sign in content for sign in ("\n", "\r", " ;", " #", "\t;", "\t#")):
+        raise ValueError(f"{content!r} cannot stand in supervisord's configuration: a line break or a comment sign")
+    return content.replace("%", "%%")
+
+
+def ini_command(words: Sequence[str]) -> str:
+    """A command line, quoted for supervisord, which splits it as a shell would; each option on a line of its own."""
+    quoted = [ini_value(shlex.quote(word)) for word in words]
+    return "".join(f"\n    {word}" if word.startswith("--") else f" {word}" for word in quoted).strip()
+
+
+def ini_environment(variables: Mapping[str, str]) -> str:
+    """NAME="VALUE" pairs, one a line, quoted for supervisord."""
+    for name, value in variables.items():
+        if '"' in value or "\\" in value:
+            raise ValueError(f"{name}={value}: supervisord's configuration takes no quote or backslash in a value")
+    return ",".join(f'\n    {name}="{ini_value(value)}"' for name, value in variables.items())

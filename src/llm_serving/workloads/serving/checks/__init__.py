@@ -1,0 +1,1 @@
+"""What cannot work together, refused before anything is rented."""

@@ -1,0 +1,124 @@
+"""IAM's simulator is not in the embedded AWS: its answers are recorded here in the service's own shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from llm_serving.aws.preflight import identity, permissions
+from llm_serving.aws.preflight.identity import Identity
+from llm_serving.settings.errors import Unavailable
+
+ROLE = Identity("123456789012", "arn:aws:sts::123456789012:assumed-role/deployer/anna")
+POOL = "  general:\n    types: g6e.xlarge\n    size: 1\n"
+
+
+def _simulated(stubbed: Any, decide: Any) -> None:
+    role = {"Path": "/teams/", "RoleName": "deployer", "RoleId": "AROAEXAMPLEEXAMPLE12", "CreateDate": 0}
+    arn = "arn:aws:iam::123456789012:role/teams/deployer"
+    stubbed.stub("iam").add_response("get_role", {"Role": {**role, "Arn": arn}}, {"RoleName": "deployer"})
+
+    def answers(actions: list[str]) -> dict[str, Any]:
+        return {"EvaluationResults": [{"EvalActionName": one, **decide(one)} for one in actions], "IsTruncated": False}
+
+    for actions in stubbed.asked:
+        wanted = {"PolicySourceArn": arn, "ActionNames": actions}
+        stubbed.stub("iam").add_response("simulate_principal_policy", answers(actions), wanted)
+
+
+@pytest.fixture
+def simulated(stubbed: Any, fleet: Any) -> Any:
+    document = fleet(POOL)
+    needed = permissions.needed(document.value)
+    actions = sorted({action for part in needed.values() for action in part})
+    stubbed.asked = [actions[first : first + 50] for first in range(0, len(actions), 50)]
+
+    def lines(decide: Any) -> dict[str, Any]:
+        _simulated(stubbed, decide)
+        return {line.about: line for line in identity.may(stubbed, document.value, ROLE)}
+
+    return lines
+
+
+def test_all_that_is_allowed_passes_by_part(simulated: Any) -> None:
+    lines = simulated(lambda _: {"EvalDecision": "allowed"})
+    assert list(lines) == ["may make network", "may make storage", "may make machines", "may make EKS"]
+    assert {line.status for line in lines.values()} == {"pass"}
+    assert lines["may make network"].said.startswith("all 3")
+
+
+def test_an_outright_denial_fails_and_names_the_action(simulated: Any) -> None:
+    lines = simulated(lambda one: {"EvalDecision": "explicitDeny" if one == "eks:CreateCluster" else "allowed"})
+    assert lines["may make EKS"].status == "fail"
+    assert "actions are denied outright: eks:CreateCluster" in lines["may make EKS"].said
+    assert lines["may make storage"].status == "pass"
+
+
+def test_a_service_control_policy_that_denies_fails(simulated: Any) -> None:
+    by_scp = {"EvalDecision": "implicitDeny", "OrganizationsDecisionDetail": {"AllowedByOrganizations": False}}
+    lines = simulated(lambda one: by_scp if one == "ec2:RunInstances" else {"EvalDecision": "allowed"})
+    assert lines["may make machines"].status == "fail"
+    assert "SCP" in lines["may make machines"].remedy
+
+
+def test_a_role_that_may_only_read_fails(simulated: Any) -> None:
+    lines = simulated(lambda _: {"EvalDecision": "implicitDeny"})
+    assert {line.status for line in lines.values()} == {"fail"}
+    assert "none of its" in lines["may make storage"].said
+
+
+def test_a_permission_on_some_names_alone_is_doubted_and_not_refused(simulated: Any) -> None:
+    lines = simulated(lambda one: {"EvalDecision": "implicitDeny" if one.startswith("s3:") else "allowed"})
+    assert lines["may make storage"].status == "warn"
+    assert "are not allowed on every resource: s3:CreateBucket" in lines["may make storage"].said
+
+
+def test_who_is_neither_user_nor_role_is_not_judged(stubbed: Any, fleet: Any) -> None:
+    federated = Identity("123456789012", "arn:aws:sts::123456789012:federated-user/anna")
+    (line,) = identity.may(stubbed, fleet(POOL).value, federated)
+    assert (line.status, line.known) == ("warn", False)
+    assert line.unanswered == "IAM's simulator takes users and roles, and this is federated-user/anna"
+
+
+def test_the_root_user_is_warned_of() -> None:
+    assert identity.credentials(Identity("123456789012", "arn:aws:iam::123456789012:root")).status == "warn"
+    assert identity.credentials(ROLE).status == "pass"
+
+
+def test_credentials_that_aws_does_not_take_are_one_line(stubbed: Any) -> None:
+    stub = stubbed.stub("sts")
+    stub.add_client_error("get_caller_identity", "ExpiredToken", "The security token is expired")
+    with pytest.raises(Unavailable) as refused:
+        identity.whoami(stubbed)
+    assert str(refused.value) == "the AWS credentials have expired: sign in again (`aws sso login`)"
+    stub.add_client_error("get_caller_identity", "InvalidClientTokenId", "The security token is invalid")
+    with pytest.raises(Unavailable) as refused:
+        identity.whoami(stubbed)
+    assert str(refused.value) == "AWS refused GetCallerIdentity: InvalidClientTokenId: The security token is invalid"
+
+
+def test_a_missing_spot_role_is_said_with_the_command_that_makes_it(stubbed: Any, fleet: Any) -> None:
+    document = fleet(f"{POOL}    buy: spot\n")
+    stubbed.stub("iam").add_client_error("get_role", "NoSuchEntity", "not found")
+    asked = [one for one in identity.questions(stubbed, document.value, ROLE) if one.about.endswith("Spot")]
+    (line,) = asked[0].ask()
+    assert line.status == "warn"
+    assert line.command == ("aws", "iam", "create-service-linked-role", "--aws-service-name", "spot.amazonaws.com")
+
+
+def test_a_fleet_without_spot_does_not_ask_for_its_role(stubbed: Any, fleet: Any) -> None:
+    assert not [one for one in identity.questions(stubbed, fleet(POOL).value, ROLE) if one.about.endswith("Spot")]
+
+
+def test_every_action_of_the_table_is_one_that_its_service_has(fleet: Any) -> None:
+    from botocore.loaders import Loader
+
+    everything = fleet(POOL, head="name: demo\nregion: us-west-2\nzones: [us-west-2a]\norchestrator: both\n")
+    loader = Loader()  # it keeps what it has read
+    for action in sorted({one for part in permissions.needed(everything.value).values() for one in part}):
+        service, _, name = action.partition(":")
+        # IAM's names of S3's actions are often not those of S3's API, so S3 is left out; Lambda's of a call
+        # is not the API's either, and PassRole is no call.
+        if service != "s3" and action not in ("iam:PassRole", "lambda:InvokeFunction"):
+            assert name in loader.load_service_model(service, "service-2")["operations"], action

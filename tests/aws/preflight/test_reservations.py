@@ -1,0 +1,163 @@
+"""The embedded AWS holds no reservations: EC2's answers are recorded here in its own shape."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import pytest
+
+from llm_serving.aws.preflight import permissions, reservations
+from llm_serving.aws.preflight.check import Line
+from llm_serving.catalog import instances
+
+NAME = "cr-0123456789abcdef0"
+NOW = datetime.datetime.now(datetime.UTC)
+GOOD = {
+    "CapacityReservationId": NAME,
+    "InstanceType": "p5.48xlarge",
+    "InstancePlatform": "Linux/UNIX",
+    "AvailabilityZone": "us-west-2a",
+    "Tenancy": "default",
+    "TotalInstanceCount": 4,
+    "AvailableInstanceCount": 4,
+    "State": "active",
+    "ReservationType": "default",
+}
+BLOCK = {**GOOD, "ReservationType": "capacity-block", "EndDate": NOW + datetime.timedelta(days=9)}
+
+
+def _pool(key: str, size: str, zone: str = "us-west-2a", more: str = "") -> str:
+    buy = f"[{{{key}: {NAME}}}{more}]"
+    return f"  prefill:\n    types: p5.48xlarge\n    zones: {zone}\n    buy: {buy}\n    size: {size}\n"
+
+
+def _line(stubbed: Any, document: Any, found: dict[str, Any] | None) -> Line:
+    stub = stubbed.stub("ec2")
+    if found is None:
+        stub.add_client_error("describe_capacity_reservations", "InvalidCapacityReservationId.NotFound", "not found")
+    else:
+        wanted = {"CapacityReservationIds": [NAME]}
+        stub.add_response("describe_capacity_reservations", {"CapacityReservations": [found]}, wanted)
+    return _answer(stubbed, document)
+
+
+def _answer(stubbed: Any, document: Any) -> Line:
+    (question,) = reservations.questions(stubbed, document.value, instances.load())
+    (line,) = question.ask()
+    return line
+
+
+def test_a_reservation_that_holds_what_the_pool_takes_passes(stubbed: Any, fleet: Any) -> None:
+    line = _line(stubbed, fleet(_pool("reservation", "4")), GOOD)
+    assert (line.status, line.said) == ("pass", "4 of 4 × p5.48xlarge free in us-west-2a")
+
+
+def test_a_reservation_that_is_not_there_fails_with_the_command_that_lists_them(stubbed: Any, fleet: Any) -> None:
+    line = _line(stubbed, fleet(_pool("reservation", "4")), None)
+    assert (line.status, line.said) == ("fail", "there is no such reservation in this account and us-west-2")
+    assert " ".join(line.command) == "aws ec2 describe-capacity-reservations --region us-west-2"
+
+
+@pytest.mark.parametrize(
+    ("change", "said", "remedy"),
+    [
+        (
+            {"InstanceType": "p5en.48xlarge"},
+            "it holds p5en.48xlarge, and the pool takes p5.48xlarge",
+            "types: p5en.48xlarge",
+        ),
+        (
+            {"AvailabilityZone": "us-west-2c"},
+            "it is in us-west-2c, and the pool in us-west-2a",
+            "zones: us-west-2c in the pool (and in the fleet)",
+        ),
+        ({"ReservationType": "capacity-block"}, "it is a Capacity Block", f"buy: {{capacity-block: {NAME}}}"),
+        ({"Tenancy": "dedicated"}, "its tenancy is dedicated", "a reservation of default tenancy"),
+        ({"InstancePlatform": "Windows"}, "its platform is Windows", "a reservation for Linux/UNIX"),
+        (
+            {"State": "expired", "EndDate": datetime.datetime(2026, 11, 1, tzinfo=datetime.UTC)},
+            "it is expired since 2026-11-01 00:00 UTC",
+            "another reservation, or another way in `buy`",
+        ),
+        ({"State": "cancelled"}, "it is cancelled", "another reservation, or another way in `buy`"),
+        ({"TotalInstanceCount": 2}, "it holds 2, and the pool takes at least 4", "size: 2..2, or a larger reservation"),
+    ],
+)
+def test_another_reservation_than_the_pool_takes_it_for_fails(
+    stubbed: Any, fleet: Any, change: dict[str, Any], said: str, remedy: str
+) -> None:
+    line = _line(stubbed, fleet(_pool("reservation", "4")), {**GOOD, **change})
+    assert (line.status, line.said, line.remedy) == ("fail", said, remedy)
+
+
+def test_an_on_demand_reservation_in_place_of_a_block_fails(stubbed: Any, fleet: Any) -> None:
+    line = _line(stubbed, fleet(_pool("capacity-block", "4")), GOOD)
+    assert (line.status, line.said) == ("fail", "it is an on-demand reservation")
+    assert line.remedy == f"buy: {{reservation: {NAME}}}"
+
+
+def test_a_reservation_smaller_than_the_most_is_enough_where_the_pool_falls_back(stubbed: Any, fleet: Any) -> None:
+    document = fleet(_pool("reservation", "0..8", more=", on-demand"))
+    line = _line(stubbed, document, GOOD)
+    assert (line.status, line.said) == ("warn", "4 of 4 × p5.48xlarge free in us-west-2a, and the pool takes up to 8")
+    alone = _line(stubbed, fleet(_pool("reservation", "0..8")), GOOD)
+    assert (alone.status, alone.said) == ("fail", "it holds 4, and the pool takes up to 8")
+
+
+def test_a_block_says_until_when(stubbed: Any, fleet: Any) -> None:
+    line = _line(stubbed, fleet(_pool("capacity-block", "4")), BLOCK)
+    assert line.status == "pass"
+    assert line.said.endswith(f", until {BLOCK['EndDate']:%Y-%m-%d %H:%M UTC}")
+
+
+def test_a_block_that_is_to_come_says_when_it_begins(stubbed: Any, fleet: Any) -> None:
+    coming = {**BLOCK, "State": "scheduled", "StartDate": datetime.datetime(2026, 12, 1, 11, 30, tzinfo=datetime.UTC)}
+    line = _line(stubbed, fleet(_pool("capacity-block", "4")), coming)
+    assert (line.status, line.said) == ("warn", "it is scheduled, and begins 2026-12-01 11:30 UTC")
+
+
+def test_a_block_that_ends_within_a_day_says_when_its_machines_end(stubbed: Any, fleet: Any) -> None:
+    end = NOW + datetime.timedelta(hours=5)
+    line = _line(stubbed, fleet(_pool("capacity-block", "4")), {**BLOCK, "EndDate": end})
+    assert line.status == "warn"
+    last = f"{end - datetime.timedelta(minutes=30):%Y-%m-%d %H:%M UTC}"
+    assert line.remedy == f"machines run until {last}: renew it in time"
+
+
+def test_machines_that_are_taken_are_said(stubbed: Any, fleet: Any) -> None:
+    line = _line(stubbed, fleet(_pool("reservation", "4")), {**GOOD, "AvailableInstanceCount": 1})
+    assert (line.status, line.said) == ("warn", "1 of 4 × p5.48xlarge free in us-west-2a, and the pool takes up to 4")
+
+
+OWN = "  prefill:\n    types: p5.48xlarge\n    zones: us-west-2a\n    buy: [{reserve: 3}, on-demand]\n    size: 2..6\n"
+WANTED = {
+    "Filters": [
+        {"Name": "tag:fleet", "Values": ["demo"]},
+        {"Name": "tag:Name", "Values": ["reserved-demo-prefill-p5-48xlarge-a-cr"]},
+        {"Name": "state", "Values": ["active"]},
+    ]
+}
+
+
+def test_a_reservation_that_the_fleet_makes_says_what_it_costs_used_or_not(stubbed: Any, fleet: Any) -> None:
+    stubbed.stub("ec2").add_response("describe_capacity_reservations", {"CapacityReservations": []}, WANTED)
+    line = _answer(stubbed, fleet(OWN))
+    assert (line.status, line.about) == ("pass", "3 reserved for prefill")
+    assert line.said == (
+        "the apply makes it: 3 × p5.48xlarge in us-west-2a, for 165.12 USD/h from then on, used or not; "
+        "where EC2 has too few, the apply says so"
+    )
+
+
+def test_one_that_is_made_says_what_is_free_of_it(stubbed: Any, fleet: Any) -> None:
+    found = {**GOOD, "TotalInstanceCount": 3, "AvailableInstanceCount": 1}
+    stubbed.stub("ec2").add_response("describe_capacity_reservations", {"CapacityReservations": [found]}, WANTED)
+    line = _answer(stubbed, fleet(OWN))
+    assert line.said == "3 × p5.48xlarge in us-west-2a, 1 free, for 165.12 USD/h, used or not"
+
+
+def test_making_a_reservation_takes_rights_that_drawing_on_one_does_not(fleet: Any) -> None:
+    made, drawn = (permissions.needed(fleet(text).value)["machines"] for text in (OWN, _pool("reservation", "4")))
+    assert "ec2:CreateCapacityReservation" in made and "ec2:CreateCapacityReservation" not in drawn
+    assert "resource-groups:GroupResources" in made and "resource-groups:GroupResources" in drawn

@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llm_serving.aws import state_bucket
+from llm_serving.aws.session import Aws
+from llm_serving.fleet.model import Fleet, Pool
+from llm_serving.rehearsal import emulator
+from llm_serving.settings.errors import AnswerIsNo, InputError, Unavailable
+from llm_serving.settings.units import Bounds
+
+ARN = "arn:aws:iam::123456789012:user/anna"
+
+
+def _fleet(kept: str = "s3://my-state/fleets", region: str = "us-west-2") -> Fleet:
+    pool = Pool(types=("g6e.xlarge",), size=Bounds(0, 1))
+    return Fleet(name="demo", region=region, zones=(f"{region}a",), state=kept, pools={"general": pool})
+
+
+@pytest.fixture(scope="module")
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with emulator.running(tmp_path_factory.mktemp("aws"), bare=True) as at:
+        yield at
+
+
+@pytest.fixture(scope="module")
+def clients(endpoint: str) -> Iterator[Aws]:
+    with pytest.MonkeyPatch.context() as environment:
+        for name, value in emulator.client_environment(endpoint, "us-west-2").items():
+            environment.setenv(name, value)
+        yield Aws("us-west-2")
+
+
+@pytest.fixture
+def aws(endpoint: str, clients: Aws) -> Aws:
+    """An empty embedded account."""
+    emulator.reset(endpoint)
+    return clients
+
+
+def _ensure(aws: Aws | None = None) -> bool:
+    return state_bucket.ensure_state_bucket(_fleet(), agree=lambda: True, aws=aws)
+
+
+def _remove(aws: Aws) -> bool:
+    return state_bucket.remove_state_bucket(_fleet(), agree=lambda: True, aws=aws)
+
+
+@pytest.mark.terraform
+def test_it_is_made_versioned_encrypted_closed_and_for_tls_alone(aws: Aws) -> None:
+    assert _ensure(aws)
+    s3 = aws.client("s3")
+    assert s3.get_bucket_versioning(Bucket="my-state")["Status"] == "Enabled"
+    rules = s3.get_bucket_encryption(Bucket="my-state")["ServerSideEncryptionConfiguration"]["Rules"]
+    assert rules[0]["ApplyServerSideEncryptionByDefault"]["SSEAlgorithm"] == "AES256"
+    assert all(s3.get_public_access_block(Bucket="my-state")["PublicAccessBlockConfiguration"].values())
+    (statement,) = json.loads(s3.get_bucket_policy(Bucket="my-state")["Policy"])["Statement"]
+    assert statement["Resource"] == ["arn:aws:s3:::my-state", "arn:aws:s3:::my-state/*"]
+    assert statement["Condition"] == {"Bool": {"aws:SecureTransport": "false"}}
+    assert s3.get_bucket_location(Bucket="my-state")["LocationConstraint"] == "us-west-2"
+
+
+@pytest.mark.terraform
+def test_made_twice_it_changes_nothing_the_second_time(aws: Aws) -> None:
+    asked: list[bool] = []
+    assert _ensure(aws)
+    assert not state_bucket.ensure_state_bucket(_fleet(), agree=lambda: asked.append(True) or True, aws=aws)
+    assert asked == []
+
+
+@pytest.mark.terraform
+def test_all_calls_are_shown_before_the_question_and_a_no_makes_nothing(
+    aws: Aws, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown: list[str] = []
+
+    def no() -> bool:
+        shown.append(capsys.readouterr().err)
+        return False
+
+    with pytest.raises(AnswerIsNo, match="nothing was made"):
+        state_bucket.ensure_state_bucket(_fleet(), agree=no, aws=aws)
+    assert "$ aws s3api create-bucket --bucket my-state --create-bucket-configuration" in shown[0]
+    assert "$ aws s3api put-bucket-versioning --bucket my-state" in shown[0]
+    assert not state_bucket.look(aws, state_bucket.place(_fleet(), ARN)).exists
+
+
+@pytest.mark.terraform
+def test_what_an_existing_bucket_lacks_is_added_and_its_own_policy_stays(aws: Aws) -> None:
+    s3 = aws.client("s3")
+    s3.create_bucket(Bucket="my-state", CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
+    own = {"Sid": "Own", "Effect": "Deny", "Principal": "*", "Action": "s3:PutBucketAcl", "Resource": "*"}
+    s3.put_bucket_policy(Bucket="my-state", Policy=json.dumps({"Version": "2012-10-17", "Statement": own}))
+    assert _ensure(aws)
+    statements = json.loads(s3.get_bucket_policy(Bucket="my-state")["Policy"])["Statement"]
+    assert [one["Sid"] for one in statements] == ["Own", "TlsOnly"]
+    assert state_bucket.look(aws, state_bucket.place(_fleet(), ARN)).lacking == ()
+
+
+@pytest.mark.terraform
+def test_in_us_east_1_no_location_is_named(endpoint: str, aws: Aws) -> None:
+    where = state_bucket.place(_fleet(region="us-east-1"), ARN)
+    created = state_bucket.look(aws, where).lacking[0]
+    assert "CreateBucketConfiguration" not in created.parameters
+
+
+def test_in_china_the_policy_names_its_partition() -> None:
+    where = state_bucket.place(_fleet(region="cn-north-1"), "arn:aws-cn:iam::123456789012:user/anna")
+    assert where.partition == "aws-cn"
+    policy = [one for one in state_bucket._lacking(where, lambda _: {}) if one.operation == "put_bucket_policy"]
+    assert "arn:aws-cn:s3:::my-state/*" in policy[0].parameters["Policy"]
+
+
+@pytest.mark.terraform
+def test_it_is_removed_with_all_old_versions_when_no_state_holds_a_thing(aws: Aws) -> None:
+    _ensure(aws)
+    s3 = aws.client("s3")
+    for resources in ([{"type": "aws_vpc"}], []):
+        s3.put_object(Bucket="my-state", Key="fleets/demo/network.tfstate", Body=json.dumps({"resources": resources}))
+    assert _remove(aws)
+    assert not state_bucket.look(aws, state_bucket.place(_fleet(), ARN)).exists
+    assert not _remove(aws)
+
+
+@pytest.mark.terraform
+@pytest.mark.parametrize(
+    ("key", "body", "text"),
+    [
+        (
+            "fleets/demo/network.tfstate",
+            {"resources": [{"type": "aws_vpc"}, {"type": "aws_subnet"}]},
+            "s3://my-state/fleets/demo/network.tfstate still holds 2 resources. "
+            "Destroy its stack first, or they are orphaned.",
+        ),
+        (
+            "fleets/demo/network.tfstate.tflock",
+            {},
+            "s3://my-state/fleets/demo/network.tfstate.tflock: Terraform is at work, or was stopped while it was. "
+            "Wait, or run `terraform force-unlock` in its stack.",
+        ),
+        ("notes.txt", {}, "s3://my-state: 1 objects are no state of Terraform's, notes.txt among them"),
+    ],
+)
+def test_it_is_not_removed_while_something_is_in_it(aws: Aws, key: str, body: Any, text: str) -> None:
+    _ensure(aws)
+    aws.client("s3").put_object(Bucket="my-state", Key=key, Body=json.dumps(body))
+    with pytest.raises(AnswerIsNo) as refused:
+        _remove(aws)
+    assert str(refused.value) == text
+    assert state_bucket.look(aws, state_bucket.place(_fleet(), ARN)).exists
+
+
+def test_a_fleet_with_local_state_has_no_bucket() -> None:
+    with pytest.raises(InputError) as refused:
+        state_bucket.place(_fleet("local"), ARN)
+    assert str(refused.value) == "state: now local: the fleet's state is a local file. Write state: s3://BUCKET/PREFIX."
+
+
+def test_without_credentials_it_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [one for one in os.environ if one.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
+    with pytest.raises(Unavailable, match="no AWS credentials were found: sign in"):
+        _ensure()

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from datetime import date
+from typing import get_args
+
+import pytest
+
+from llm_serving.catalog import eks
+from llm_serving.fleet.model import Eks
+
+VERSIONS = get_args(Eks.model_fields["version"].annotation)
+
+
+def test_every_version_that_a_fleet_may_name_has_an_end_of_support_and_every_add_on() -> None:
+    assert tuple(eks.END_OF_STANDARD_SUPPORT) == VERSIONS
+    for row in eks.ADD_ONS:
+        assert tuple(row.versions) == VERSIONS, row.name
+        assert all(version.startswith("v") and "-eksbuild." in version for version in row.versions.values())
+
+
+def test_a_later_version_is_supported_longer() -> None:
+    ends = list(eks.END_OF_STANDARD_SUPPORT.values())
+    assert ends == sorted(ends)
+    assert ends[0] > date(2025, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("day", "said", "soon"),
+    [
+        (date(2026, 11, 21), "standard support ends on 2027-03-27, in 126 days; then the cluster", False),
+        (date(2027, 3, 26), "standard support ends on 2027-03-27, in 1 day; then the cluster", True),
+        (date(2027, 3, 27), "standard support ended on 2027-03-27, and the cluster", True),
+    ],
+)
+def test_the_end_of_support_is_said_with_the_days_that_are_left_and_what_it_costs(
+    day: date, said: str, soon: bool
+) -> None:
+    expected = f"Kubernetes 1.35: {said} costs 0.60 instead of 0.10 USD/h"
+    assert eks.support("1.35", day) == (expected, soon)
+
+
+def test_nodes_join_only_with_the_network_the_proxy_and_the_identity_agent() -> None:
+    assert [row.name for row in eks.ADD_ONS if row.before_nodes] == ["vpc-cni", "kube-proxy", "eks-pod-identity-agent"]
+
+
+@pytest.mark.parametrize(
+    ("os", "variant", "arch", "name"),
+    [
+        (
+            "al2023",
+            "nvidia",
+            "x86_64",
+            "/aws/service/eks/optimized-ami/1.35/amazon-linux-2023/x86_64/nvidia/amazon-eks-node-al2023-x86_64-nvidia-1.35-v1/image_id",
+        ),
+        (
+            "al2023",
+            "standard",
+            "arm64",
+            "/aws/service/eks/optimized-ami/1.35/amazon-linux-2023/arm64/standard/amazon-eks-node-al2023-arm64-standard-1.35-v1/image_id",
+        ),
+        ("bottlerocket", "nvidia", "x86_64", "/aws/service/bottlerocket/aws-k8s-1.35-nvidia/x86_64/v1/image_id"),
+        ("bottlerocket", "neuron", "x86_64", "/aws/service/bottlerocket/aws-k8s-1.35/x86_64/v1/image_id"),
+    ],
+)
+def test_an_images_parameter_is_named_as_aws_publishes_it(
+    os: eks.Os, variant: eks.Variant, arch: eks.Arch, name: str
+) -> None:
+    assert eks.image_parameter(os=os, release="v1", version="1.35", variant=variant, arch=arch) == name

@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pydantic
+import pytest
+import yaml
+
+from llm_serving.catalog import instances
+from llm_serving.settings.errors import InputError
+
+CATALOGUE = instances.load()
+OVERLAY = yaml.safe_load(instances.OVERLAY.read_text("utf-8"))
+GENERATED = json.loads(instances.GENERATED.read_text("utf-8"))
+
+# Type, accelerators, EFA interfaces, Gbps of the machine, EFA for one accelerator where it divides, GPUDirect RDMA.
+# Source: AWS's pages of the instance families and EC2's own EFA page, read up to November 2026.
+FIELD = [
+    ("g6e.8xlarge", 1, "L40S", 1, 25, None, False),
+    ("g6e.16xlarge", 1, "L40S", 1, 35, None, False),
+    ("g6e.12xlarge", 4, "L40S", 1, 100, None, False),
+    ("g6e.24xlarge", 4, "L40S", 2, 200, None, False),
+    ("g6e.48xlarge", 8, "L40S", 4, 400, None, False),
+    ("p5.48xlarge", 8, "H100", 32, 3200, 4, True),
+    ("p5e.48xlarge", 8, "H200", 32, 3200, 4, True),
+    ("p5en.48xlarge", 8, "H200", 16, 3200, 2, True),
+    ("p6-b200.48xlarge", 8, "B200", 8, 3200, 1, True),
+    ("p6-b300.48xlarge", 8, "B300", 16, 6400, 2, True),
+    ("trn1.32xlarge", 16, "Trainium", 8, 800, None, None),
+    ("trn1n.32xlarge", 16, "Trainium", 16, 1600, 1, None),
+    ("trn2.48xlarge", 16, "Trainium2", 16, 3200, 1, None),
+]
+
+# Memory of one accelerator in GB as AWS and NVIDIA name it, and NeuronCores of the whole machine.
+MEMORY_GB = {"L40S": 48, "H100": 80, "H200": 141, "B200": 180, "B300": 270, "Trainium": 32, "Trainium2": 96}
+CORES = {"trn1.32xlarge": 32, "trn2.48xlarge": 128, "inf2.48xlarge": 24}
+
+
+@pytest.mark.parametrize(("name", "count", "accelerator", "efa", "gbps", "efa_each", "rdma"), FIELD)
+def test_the_generated_data_agrees_with_the_field(
+    name: str, count: int, accelerator: str, efa: int, gbps: float, efa_each: int | None, rdma: bool | None
+) -> None:
+    row = instances.find(name)
+    assert row.accelerators is not None
+    assert (row.accelerators.count, row.accelerators.name) == (count, accelerator)
+    assert row.accelerators.memory_mib * 2**20 / 1e9 == pytest.approx(MEMORY_GB[accelerator], rel=0.08)
+    assert (row.efa_interfaces, row.network_gbps, row.network_burst) == (efa, gbps, False)
+    assert efa_each is None or efa / count == efa_each
+    assert row.gpudirect_rdma is rdma
+
+
+@pytest.mark.parametrize(("name", "cores"), CORES.items())
+def test_neuron_devices_carry_their_cores(name: str, cores: int) -> None:
+    row = instances.find(name)
+    assert row.accelerators is not None and row.accelerators.cores is not None
+    assert row.accelerators.kind == "neuron"
+    assert row.accelerators.count * row.accelerators.cores == cores
+
+
+def test_a_trainium2_device_is_seen_as_four_cores_and_the_older_ones_as_they_are() -> None:
+    seen = {name: instances.find(name).accelerators for name in ("trn2.48xlarge", "trn1.32xlarge", "g6e.12xlarge")}
+    assert {name: device.ranks for name, device in seen.items() if device} == dict(zip(seen, (4, 2, 1), strict=True))
+
+
+def test_the_families_asked_for_are_all_there() -> None:
+    families = {row.family for row in CATALOGUE.values()}
+    assert families >= {"g5", "g6", "g6e", "g7e", "p4d", "p4de", "p5", "p5e", "p5en", "p6-b200", "p6-b300"}
+    assert families >= {"trn1", "trn1n", "trn2", "inf2", "m8g"}
+    assert {"p5.4xlarge", "trn2.3xlarge"} <= CATALOGUE.keys()
+
+
+def test_a_trainium2_device_has_its_own_memory_and_not_the_number_that_ec2_gives() -> None:
+    assert GENERATED["types"]["trn2.48xlarge"]["accelerators"]["memory_mib"] == 524_288
+    for name in ("trn2.3xlarge", "trn2.48xlarge"):
+        on_board = instances.find(name).accelerators
+        assert on_board is not None and on_board.memory_mib == 96 * 1024
+
+
+def test_the_two_a100_are_told_apart_by_their_memory() -> None:
+    small, large = instances.find("p4d.24xlarge").accelerators, instances.find("p4de.24xlarge").accelerators
+    assert small is not None and large is not None
+    assert (small.name, small.bandwidth_gb_s) == ("A100", 1555)
+    assert (large.name, large.bandwidth_gb_s) == ("A100", 2039)
+
+
+def test_card_0_of_p6_b300_takes_no_efa_and_every_other_card_does() -> None:
+    cards = instances.find("p6-b300.48xlarge").cards
+    assert [card.index for card in cards] == list(range(17))
+    assert [card.index for card in cards if not card.efa] == [0]
+
+
+@pytest.mark.parametrize("row", CATALOGUE.values(), ids=lambda row: row.name)
+def test_as_many_cards_take_efa_as_the_machine_has_interfaces(row: instances.Instance) -> None:
+    assert sum(card.efa for card in row.cards) == row.efa_interfaces
+    assert [card.index for card in row.cards] == list(range(len(row.cards)))
+
+
+def test_the_machines_bandwidth_is_not_the_sum_of_its_cards() -> None:
+    row = instances.find("g6e.48xlarge")
+    assert (row.network_gbps, sum(card.peak_gbps for card in row.cards)) == (400, 1600)
+    assert instances.find("g6e.xlarge").network_burst
+
+
+def test_routers_get_arm_machines_without_accelerators() -> None:
+    row = instances.find("m8g.xlarge")
+    assert (row.arch, row.accelerators, row.gpudirect_rdma) == ("arm64", None, None)
+    assert row.memory_mib == row.vcpus * 4096
+
+
+def test_capacity_blocks_are_sold_for_the_large_types_only() -> None:
+    assert "capacity-block" in instances.find("p5.48xlarge").purchase
+    assert "capacity-block" not in instances.find("g6e.48xlarge").purchase
+
+
+def test_the_copy_in_moto_is_named_as_such_and_never_as_aws() -> None:
+    said = instances.regions()["us-west-2"]
+    assert re.fullmatch(r"the copy of EC2's answers that moto \S+ carries|AWS EC2", said.name)
+    assert instances.find("p5.48xlarge").sources["ec2"].name in {one.name for one in instances.regions().values()}
+
+
+@pytest.mark.parametrize("row", CATALOGUE.values(), ids=lambda row: row.name)
+def test_every_accelerator_has_its_bandwidth_and_its_flops_from_a_source(row: instances.Instance) -> None:
+    if row.accelerators:
+        assert row.accelerators.bandwidth_gb_s and row.accelerators.dense_tflops["bf16"]
+        assert row.sources["accelerators"].date
+    has_gpu = row.accelerators is not None and row.accelerators.kind == "gpu"
+    assert (row.gpudirect_rdma is not None) == has_gpu == ("gpudirect_rdma" in row.sources)
+
+
+@pytest.mark.parametrize("region", ["us-east-1", "us-west-2"])
+def test_a_type_has_a_price_or_the_reason_why_it_has_none(region: str) -> None:
+    offered = [row for row in CATALOGUE.values() if region in row.zones]
+    assert offered
+    assert [row.name for row in offered if (region in row.prices) == (region in row.unpriced)] == []
+
+
+def test_an_unknown_price_is_none_and_never_a_guess() -> None:
+    assert instances.find("g6e.xlarge").price_usd_h("us-west-2") == 1.861
+    assert instances.find("p5e.48xlarge").price_usd_h("us-west-2") is None
+    assert instances.find("g6e.xlarge").price_usd_h("eu-central-1") is None
+
+
+def _rows(node: Any) -> list[dict[str, Any]]:
+    return [row for rows in node.values() for row in rows]
+
+
+@pytest.mark.parametrize("row", _rows(OVERLAY), ids=lambda row: str(row.get("name") or row.get("types", [""])[0]))
+def test_every_row_of_the_overlay_names_its_source_and_date(row: dict[str, Any]) -> None:
+    assert len(row["source"]) > 5
+    assert re.fullmatch(r"20\d\d-(0[1-9]|1[0-2])(-[0-3]\d)?", str(row["date"]))
+
+
+def test_the_overlay_speaks_of_types_that_the_catalogue_has() -> None:
+    named = {name for row in _rows(OVERLAY) for name in (*row.get("types", ()), *row.get("usd_per_hour", ()))}
+    assert named <= CATALOGUE.keys()
+    keys = {(row.accelerators.name, raw["accelerators"]["memory_mib"]) for row, raw in _raw() if row.accelerators}
+    assert {(one["name"], one["ec2_memory_mib"]) for one in OVERLAY["accelerators"]} == keys
+
+
+def _raw() -> list[tuple[instances.Instance, dict[str, Any]]]:
+    return [(CATALOGUE[name], raw) for name, raw in GENERATED["types"].items()]
+
+
+def test_awss_own_price_goes_before_the_one_written_by_hand() -> None:
+    row = {**GENERATED["types"]["g6e.xlarge"], "from": "us-west-2", "prices": {"us-west-2": 9.99}}
+    said = {"us-west-2": {"source": "AWS EC2", "date": "2027-01-02", "prices": "2027-01-01"}}
+    made = instances.build({"regions": said, "types": {"g6e.xlarge": row}}, OVERLAY)["g6e.xlarge"]
+    assert made.price_usd_h("us-west-2") == 9.99
+    assert made.prices["us-west-2"].source == instances.Source(name="AWS Price List", date="2027-01-01")
+    assert made.price_usd_h("us-east-1") == 1.861
+
+
+def test_an_accelerator_that_the_overlay_does_not_know_keeps_what_ec2_says() -> None:
+    row = json.loads(json.dumps(GENERATED["types"]["g6e.xlarge"]))
+    row["accelerators"]["name"] = "L50"
+    made = instances.build({"regions": GENERATED["regions"], "types": {"g6e.xlarge": row}}, OVERLAY)["g6e.xlarge"]
+    assert made.accelerators is not None
+    assert (made.accelerators.memory_mib, made.accelerators.bandwidth_gb_s) == (45_776, None)
+    assert made.accelerators.dense_tflops == {} and "accelerators" not in made.sources
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("g6e.12xlrge", "g6e.12xlarge or g6e.2xlarge or g6.12xlarge"),
+        ("p6-b200.48xl", "p6-b200.48xlarge or p6-b300.48xlarge"),
+        ("h100", "a type of the families g5, g6, g6e, g7e, p4d, p4de, p5, p5e, p5en, p6-b200, p6-b300, trn1, trn1n, "),
+    ],
+)
+def test_an_unknown_type_is_answered_with_the_nearest_names(name: str, write: str) -> None:
+    with pytest.raises(InputError) as refused:
+        instances.find(name)
+    assert str(refused.value).startswith(f"{name}: the catalogue has no such instance type. Write {write}")
+
+
+def test_rows_are_frozen_and_the_catalogue_cannot_be_changed() -> None:
+    row = instances.find("g6e.xlarge")
+    with pytest.raises(pydantic.ValidationError, match="frozen"):
+        row.vcpus = 5  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        CATALOGUE["g6e.xlarge"] = row  # type: ignore[index]
+
+
+def test_loading_takes_less_than_a_tenth_of_a_second() -> None:
+    code = (
+        "import time, sys; from llm_serving.catalog import instances; "
+        "start = time.process_time(); instances.load(); print(time.process_time() - start); "
+        "print(','.join(m for m in ('boto3', 'cdktf', 'moto', 'rich') if m in sys.modules))"
+    )
+    seconds, imported = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60).split("\n")[:2]
+    assert float(seconds) < 0.1
+    assert imported == ""

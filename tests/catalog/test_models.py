@@ -1,0 +1,166 @@
+"""The model catalogue against published totals, and models read from their own config.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from llm_serving.catalog import architecture, models
+from llm_serving.settings.errors import InputError
+
+STATED = {
+    name: row["weight_bytes"] for name, row in yaml.safe_load(models.FILE.read_text()).items() if "weight_bytes" in row
+}
+
+# Checkpoints that store the output layer a second time although it is the embedding itself.
+TWICE = ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-1.7B")
+
+
+@pytest.mark.parametrize("name", sorted(STATED))
+def test_the_architecture_gives_the_published_size_to_the_byte(name: str) -> None:
+    model = models.find(name)
+    again = 2 * model.vocabulary * model.hidden if name in TWICE else 0
+    assert sum(group.bytes for group in model.tensors()) + again == STATED[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    # Source: safetensors totals of the hub's model pages, 2026-11. Of DeepSeek's 684,489,845,504 the prediction layer has
+    # 13,463,426,304, which are not served.
+    [
+        ("Qwen/Qwen3-32B", 32_762_123_264),
+        ("Qwen/Qwen3-235B-A22B", 235_093_634_560),
+        ("meta-llama/Llama-3.3-70B-Instruct", 70_553_706_496),
+        ("openai/gpt-oss-20b", 20_914_757_184),
+        ("openai/gpt-oss-120b", 116_829_156_672),
+        ("deepseek-ai/DeepSeek-V3", 684_489_845_504 - 13_463_426_304),
+        ("BAAI/bge-reranker-v2-m3", 567_755_777),
+    ],
+)
+def test_parameters_are_those_of_the_hub(name: str, parameters: int) -> None:
+    assert models.find(name).parameters == parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    # Source: the names and model cards: 3.6B and 5.1B active of gpt-oss, A3B and A22B of Qwen3, 37B of DeepSeek-V3.
+    [
+        ("Qwen/Qwen3-30B-A3B", 3),
+        ("Qwen/Qwen3-235B-A22B", 22),
+        ("openai/gpt-oss-20b", 3.6),
+        ("openai/gpt-oss-120b", 5.1),
+        ("deepseek-ai/DeepSeek-V3", 37),
+    ],
+)
+def test_active_parameters_are_those_of_the_model_card(name: str, billions: float) -> None:
+    assert models.find(name).active_parameters / 1e9 == pytest.approx(billions, rel=0.03)
+
+
+def test_each_row_names_its_source_and_the_day_it_was_read() -> None:
+    for model in models.catalogue().values():
+        assert model.source
+        assert model.read_on.startswith("20")
+
+
+def test_only_made_models_are_random() -> None:
+    assert {model.name for model in models.catalogue().values() if model.random} == {"tiny", "mid"}
+    assert models.find("tiny").hub is None
+    assert models.find("Qwen/Qwen3-32B").hub == "Qwen/Qwen3-32B"
+
+
+def test_tasks_are_known() -> None:
+    assert models.find("Qwen/Qwen3-Embedding-0.6B").task == "embed"
+    assert models.find("BAAI/bge-reranker-v2-m3").task == "rerank"
+    assert models.find("tiny").task == "generate"
+
+
+@pytest.mark.parametrize(
+    ("written", "named"),
+    [
+        ("Qwen/Qwen3-32", "Qwen/Qwen3-32B"),
+        ("qwen3-32b", "Qwen/Qwen3-32B"),
+        ("tinny", "tiny"),
+        ("deepseek-ai/deepseek-v3", "deepseek-ai/DeepSeek-V3"),
+    ],
+)
+def test_an_unknown_model_is_refused_with_the_nearest_name(written: str, named: str) -> None:
+    with pytest.raises(InputError, match=rf"model: now '{written}': neither in the catalogue nor a folder") as refused:
+        models.find(written)
+    assert named in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "~nobody-of-that-name/model", "a\0b", "..", ""])
+def test_a_name_that_is_no_path_is_refused_like_any_other(name: str) -> None:
+    with pytest.raises(InputError):
+        models.find(name)
+
+
+def test_a_folder_is_read_from_its_own_config_and_sized_by_its_weights(tmp_path: Path) -> None:
+    config = {**models.config_of("tiny"), "num_hidden_layers": 7, "random_weights": False}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").write_bytes(b"x" * 1234)
+    for name in (str(tmp_path), str(tmp_path / "config.json")):
+        model = models.find(name)
+        assert (model.layers, model.weight_bytes, model.random, model.hub) == (7, 1234, False, None)
+
+
+def test_a_made_folder_says_that_its_weights_are_random(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(dict(models.config_of("tiny"))))
+    assert models.find(str(tmp_path)).random
+
+
+def test_the_hub_is_asked_only_for_what_the_catalogue_lacks() -> None:
+    asked = []
+
+    def hub(name: str) -> dict[str, object]:
+        asked.append(name)
+        return {**models.config_of("tiny"), "random_weights": False}
+
+    assert models.find("Qwen/Qwen3-32B", hub=hub).layers == 64
+    assert asked == []
+    found = models.find("someone/something", hub=hub)
+    assert asked == ["someone/something"]
+    assert (found.hub, found.layers, found.random) == ("someone/something", 4, False)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "it cannot be read as JSON"),
+        ("[]", "it is not a mapping"),
+        ('{"model_type": "mamba"}', "model_type: now 'mamba': its memory is not known here"),
+        ('{"model_type": "qwen3"}', "num_attention_heads: it is missing"),
+        (
+            '{"model_type": "qwen3", "num_attention_heads": "many", "hidden_size": 1}',
+            "a number in it is of another kind",
+        ),
+    ],
+)
+def test_a_config_that_cannot_be_used_is_refused_by_its_path(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(InputError, match=message) as refused:
+        models.find(str(tmp_path))
+    assert str(tmp_path) in str(refused.value)
+
+
+def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"it holds no config\.json"):
+        models.find(str(tmp_path))
+
+
+def test_a_quantization_of_unknown_size_is_refused() -> None:
+    config = {**models.config_of("tiny"), "quantization_config": {"quant_method": "awq"}}
+    with pytest.raises(InputError, match=r"quant_method: now 'awq'"):
+        architecture.read(config, "config.json")
+
+
+def test_a_window_that_is_switched_off_slides_nowhere() -> None:
+    config = {**models.config_of("tiny"), "sliding_window": 128, "max_window_layers": 3}
+    assert architecture.read({**config, "use_sliding_window": False}, "x").sliding_layers == 0
+    assert architecture.read({**config, "use_sliding_window": True}, "x").sliding_layers == 1
+    assert (
+        architecture.read({**config, "layer_types": ["sliding_attention", "full_attention"]}, "x").sliding_layers == 1
+    )

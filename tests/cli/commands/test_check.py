@@ -1,0 +1,223 @@
+"""`blueprint check`: all mistakes of both files in one go, or what was understood; and nothing else happens."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from llm_serving.catalog import eks
+from llm_serving.cli import main
+
+ROOT = Path(__file__).parents[3]
+PATTERN = ROOT / "blueprints/aggregated"
+
+FLEET = """\
+name: demo
+region: us-west-2
+zones: [us-west-2a, us-west-2b]
+pools:
+  general: {types: g6e.2xlarge, size: 0..4}
+"""
+BLUEPRINT = """\
+pattern: aggregated
+model: tiny
+roles: {worker: {pool: general, replicas: 2}}
+traffic: {users: 8}
+slo: {ttft_ms: {p95: 2000}, errors: 0.1%}
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with a right fleet.yaml, a right blueprint in `mine`, and the pattern's template."""
+    monkeypatch.chdir(tmp_path)
+    Path("fleet.yaml").write_text(FLEET)
+    Path("mine").mkdir()
+    Path("mine/blueprint.yaml").write_text(BLUEPRINT)
+    for template in PATTERN.glob("*.j2"):
+        Path("mine", template.name).write_bytes(template.read_bytes())
+
+
+def edit(file: str, old: str, new: str) -> None:
+    text = Path(file).read_text()
+    assert old in text
+    Path(file).write_text(text.replace(old, new))
+
+
+def check(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of `blueprint check`."""
+    code = main.run(["check", *arguments])
+    shown = capsys.readouterr()
+    return code, shown.out, shown.err
+
+
+def test_what_was_understood_is_shown_a_line_for_each_part(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = check(capsys, "mine")
+    assert (code, err) == (0, "")
+    said, _ = eks.support("1.35", datetime.date.today())
+    assert [line.split(maxsplit=1) for line in out.splitlines()] == [
+        ["fleet", "demo (fleet.yaml): us-west-2, eks"],
+        ["EKS", said],
+        ["pool", "general: 0..4 x g6e.2xlarge in us-west-2a, us-west-2b"],
+        ["blueprint", "mine (mine/blueprint.yaml): aggregated for the target local"],
+        ["model", "tiny on vllm, context 4096, 0.008 GB of weights"],
+        ["worker", "2 x 1 accelerator(s) of g6e.2xlarge, pool general"],
+        ["router", "load-aware"],
+        ["traffic", "8 users, 256 tokens in, 64 out, 300 requests"],
+        ["slo", "ttft p95 < 2000 ms, errors at most 0.1%"],
+    ]
+
+
+def test_the_answer_can_be_had_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = check(capsys, "mine", "--json")
+    answer = json.loads(out)
+    assert (code, err, answer["ok"], answer["mistakes"]) == (0, "", True, [])
+    assert answer["deployment"]["name"] == "mine"
+    assert answer["deployment"]["roles"][0]["instance_types"] == ["g6e.2xlarge"]
+
+
+def test_mistakes_of_both_files_are_shown_together(capsys: pytest.CaptureFixture[str]) -> None:
+    edit("fleet.yaml", "0..4", "4..0")
+    edit("mine/blueprint.yaml", "users: 8", "user: 8")
+    edit("mine/blueprint.yaml", "errors: 0.1%", "errors: 0.1")
+    messages = [
+        "fleet.yaml:5:39: pools.general.size: now '4..0': the least, 4, is more than the most, 0. Write 0..4.",
+        "mine/blueprint.yaml:4:11: traffic.user: there is no such key. Write users:.",
+        "mine/blueprint.yaml:5:37: slo.errors: now 0.1: it has no unit. Write a percentage such as 0.1%.",
+    ]
+    code, out, err = check(capsys, "mine")
+    assert (code, out, err.splitlines()) == (2, "", messages)
+    code, out, err = check(capsys, "mine", "--json")
+    answer = json.loads(out)
+    assert (code, err, answer["ok"]) == (2, "", False)
+    assert [mistake["message"] for mistake in answer["mistakes"]] == messages
+    assert answer["mistakes"][0] | {"message": ""} == {
+        "file": "fleet.yaml",
+        "line": 5,
+        "column": 39,
+        "field": "pools.general.size",
+        "value": "'4..0'",
+        "why": "the least, 4, is more than the most, 0",
+        "write": "0..4",
+        "message": "",
+    }
+
+
+def test_what_the_catalogue_and_aws_refuse_is_shown_with_the_blueprint_s_mistakes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    edit("fleet.yaml", "g6e.2xlarge", "g6e.2xlrge")
+    Path("fleet.yaml").write_text(Path("fleet.yaml").read_text() + "network: {flow_logs: 31d}\n")
+    edit("mine/blueprint.yaml", "replicas: 2", "replicas: 0")
+    code, _, err = check(capsys, "mine")
+    assert code == 2
+    assert [line.partition(": now")[0] for line in err.splitlines()] == [
+        "fleet.yaml:5:20: pools.general.types",
+        "fleet.yaml:6:22: network.flow_logs",
+        "mine/blueprint.yaml:3:43: roles.worker.replicas",
+    ]
+
+
+def test_what_the_resolver_refuses_stands_at_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    edit("mine/blueprint.yaml", "pool: general", "pool: genral")
+    code, _, err = check(capsys, "mine")
+    assert code == 2
+    assert err == (
+        "mine/blueprint.yaml:3:24: roles.worker.pool: now 'genral': fleet.yaml has no such pool. "
+        "Write one of its pools, general.\n"
+    )
+
+
+def test_a_mistake_in_the_template_is_found_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    (template,) = Path("mine").glob("local.*.j2")
+    lines = len(template.read_text().splitlines())
+    template.write_text(template.read_text() + "{{ deployment.nme }}\n")
+    code, _, err = check(capsys, "mine")
+    assert code == 2
+    assert err.startswith(f"{template}:{lines + 1}:1: ")
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "messages"),
+    [
+        (["nowhere"], ["nowhere:1:1: there is no such folder. Write the folder of a blueprint; `blueprint new` makes one."]),
+        (["mein"], ["mein:1:1: there is no such folder. Write the folder of a blueprint, such as mine."]),
+        (["fleet.yaml"], ["fleet.yaml:1:1: it is a file, and a blueprint is a folder. Write the folder that holds it, .."]),
+        (["."], [".:1:1: the folder holds no blueprint.yaml. Write the folder of a blueprint; `blueprint new` makes one."]),
+        (["mine", "--fleet", "no.yaml"], ["no.yaml:1:1: there is no such file. Write the path of a file that exists, such as fleet.yaml."]),
+        (["mine", "--fleet", "mine"], ["mine:1:1: it is a folder. Write the path of the file, such as mine/fleet.yaml."]),
+        (
+            ["nowhere", "--fleet", "no.yaml"],
+            [
+                "no.yaml:1:1: there is no such file. Write the path of a file that exists, such as fleet.yaml.",
+                "nowhere:1:1: there is no such folder. Write the folder of a blueprint; `blueprint new` makes one.",
+            ],
+        ),
+    ],
+)  # fmt: skip
+def test_a_path_that_leads_nowhere_is_a_line(
+    arguments: list[str], messages: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = check(capsys, *arguments)
+    assert (code, out, err.splitlines()) == (2, "", messages)
+
+
+def test_a_target_without_a_template_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = check(capsys, "mine", "--target", "moon")
+    assert code == 2
+    assert "the target moon" in err
+    assert len(err.splitlines()) == 1
+
+
+WATCHED = """
+import sys
+sys.dont_write_bytecode = True
+from llm_serving.cli import main  # Python's own imports read much; what the command does is watched from here
+
+seen = []
+def watch(event, arguments):
+    # rich and Python itself look at the terminal; none of these events is a look.
+    if event == "open" and isinstance(arguments[1], str) and set(arguments[1]) & set("wax+"):
+        seen.append((event, arguments[0]))
+    elif event.startswith(("socket.", "subprocess.", "os.exec", "os.fork", "os.spawn", "os.posix_spawn", "os.system",
+                           "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.link", "os.symlink", "os.chmod",
+                           "os.truncate", "os.utime", "shutil.", "tempfile.")):
+        seen.append((event, arguments))
+sys.addaudithook(watch)
+code = main.run(sys.argv[1:])
+print(seen, file=sys.stderr)
+sys.exit(code)
+"""
+
+
+def watched(*arguments: str) -> tuple[int, str]:
+    """Exit code of a command, and what it wrote, started or asked over a network."""
+    done = subprocess.run(
+        [sys.executable, "-c", WATCHED, *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return done.returncode, done.stderr.splitlines()[-1]
+
+
+def test_nothing_is_written_started_or_asked() -> None:
+    before = sorted(Path().rglob("*"))
+    assert watched("check", "mine") == (0, "[]")
+    edit("mine/blueprint.yaml", "users: 8", "users: 0")
+    assert watched("check", "mine", "--json") == (2, "[]")
+    assert sorted(Path().rglob("*")) == before
+
+
+def test_the_watch_sees_a_command_that_does_write() -> None:
+    code, seen = watched("new", "other", "--from", "aggregated")
+    assert code == 0
+    assert "os.mkdir" in seen

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from infra.constructs import controllers, karpenter
+from llm_serving.catalog import instances
+from llm_serving.cli import main
+from llm_serving.fleet import add_ons
+from llm_serving.fleet.model import AddOns, Fleet
+from llm_serving.operations import add_ons as installer
+from llm_serving.settings.document import load
+
+ROOT = Path(__file__).parents[2]
+
+
+def example(name: str) -> Fleet:
+    return load(ROOT / "infra" / "fleets" / f"{name}.yaml", Fleet).value
+
+
+def rows(name: str) -> list[str]:
+    return [step.row.name for step in add_ons.steps(example(name), instances.load())]
+
+
+def test_every_row_is_pinned_names_its_source_and_asks_for_something_there_is() -> None:
+    words = {*add_ons.CONDITIONS, *AddOns.model_fields}
+    for row in add_ons.rows():
+        assert set(row.when.split(" and ")) <= words, row.name
+        assert row.manifest or (row.version and row.version[-1].isdigit() and row.source), row.name
+
+
+def test_a_chart_without_a_version_is_refused() -> None:
+    with pytest.raises(ValidationError, match="a chart has version, namespace and source"):
+        add_ons.Row(name="x", why="y", when="always", chart="x", namespace="x", source="z")
+
+
+@pytest.mark.parametrize("add_on", AddOns.model_fields)
+def test_each_add_on_line_turns_something_on_or_waits_for_what_it_belongs_to(add_on: str) -> None:
+    assert any(add_on in row.when for row in add_ons.rows())
+
+
+def test_a_fleet_runs_what_its_machines_and_add_ons_ask_for() -> None:
+    assert rows("p5-efa") == [
+        "kube-prometheus-stack",
+        "nvidia-device-plugin",
+        "dcgm-exporter",
+        "aws-efa-k8s-device-plugin",
+        "aws-load-balancer-controller",
+        "cluster-autoscaler",
+        "lws",
+        "kueue",
+    ]
+    assert {"neuron", "karpenter", "node-pools"} <= set(rows("mixed"))
+    assert "nvidia-device-plugin" not in rows("trn2")
+
+
+def test_node_pools_come_after_the_karpenter_that_knows_their_kind() -> None:
+    names = [row.name for row in add_ons.rows()]
+    assert names.index("karpenter") < names.index("node-pools")
+
+
+def test_service_accounts_are_those_that_the_stack_gives_roles_to() -> None:
+    by_name = {row.name: row for row in add_ons.rows()}
+    balancers, autoscaler = by_name["aws-load-balancer-controller"], by_name["cluster-autoscaler"]
+    started = by_name["karpenter"]
+    assert balancers.values and autoscaler.values and started.values
+    assert balancers.values["serviceAccount"]["name"] == controllers.LOAD_BALANCERS
+    assert autoscaler.values["rbac"]["serviceAccount"]["name"] == controllers.AUTOSCALER
+    assert started.values["serviceAccount"]["name"] == karpenter.SERVICE_ACCOUNT
+    assert {row.namespace for row in (balancers, autoscaler)} == {controllers.NAMESPACE}
+    assert started.namespace == karpenter.NAMESPACE
+
+
+def test_values_are_filled_in_from_the_fleet() -> None:
+    filled = {step.row.name: step.values for step in add_ons.steps(example("mixed"), instances.load())}
+    assert filled["karpenter"]["settings"]["interruptionQueue"] == "mixed-interruptions"
+    assert filled["aws-load-balancer-controller"]["vpcTags"] == {"fleet": "mixed", "Name": "mixed"}
+    assert "{" not in str([value for values in filled.values() for value in leaves(values)])
+
+
+def test_node_groups_are_tried_in_the_order_of_their_pools_choices(tmp_path: Path) -> None:
+    (tmp_path / "fleet.yaml").write_text(
+        "name: demo\nregion: us-west-2\nzones: [us-west-2a]\npools:\n"
+        "  large: {types: [p5.48xlarge, g6e.48xlarge], buy: [spot, on-demand], size: 1..4}\n"
+    )
+    fleet = load(tmp_path / "fleet.yaml", Fleet).value
+    filled = {step.row.name: step.values for step in add_ons.steps(fleet, instances.load())}["cluster-autoscaler"]
+    assert filled["extraArgs"]["expander"].split(",")[0] == "priority"
+    priorities = filled["expanderPriorities"]
+    made = {
+        "eks-large-p5-48xlarge-a-spot-6cc4a6c9-1b2f-4f0e-9d5e-0a1b2c3d4e5f": "100",
+        "eks-large-p5-48xlarge-a-od-6cc4a6c9-1b2f-4f0e-9d5e-0a1b2c3d4e5f": "99",
+        "eks-large-g6e-48xlarge-a-spot-6cc4a6c9-1b2f-4f0e-9d5e-0a1b2c3d4e5f": "98",
+        "eks-large-g6e-48xlarge-a-od-6cc4a6c9-1b2f-4f0e-9d5e-0a1b2c3d4e5f": "97",
+        "eks-system-6cc4a6c9-1b2f-4f0e-9d5e-0a1b2c3d4e5f": "1",
+    }
+    matched = {
+        name: [key for key, patterns in priorities.items() if any(re.search(one, name) for one in patterns)]
+        for name in made
+    }
+    assert matched == {name: [priority] for name, priority in made.items()}
+
+
+def leaves(value: object) -> list[str]:
+    if isinstance(value, dict):
+        return [leaf for item in value.values() for leaf in leaves(item)]
+    if isinstance(value, list):
+        return [leaf for item in value for leaf in leaves(item)]
+    return [str(value)]
+
+
+def test_a_name_that_nobody_knows_is_no_value() -> None:
+    with pytest.raises(KeyError):
+        add_ons.filled({"a": ["{nobody}"]}, {"cluster": "demo"})
+
+
+def test_every_command_waits_and_can_be_run_again(tmp_path: Path) -> None:
+    made = installer.commands(example("mixed"), instances.load(), tmp_path)
+    for command in made:
+        if command.words[0] == "helm":
+            assert command.words[1:3] == ["upgrade", "--install"]
+            assert {"--version", "--wait", "--timeout"} <= set(command.words)
+        else:
+            assert command.words[:4] == ["kubectl", "apply", "--server-side", "-f"]
+    assert (tmp_path / "node-pools.yaml").read_text().count("kind: NodePool") >= 1
+
+
+def test_the_plan_is_shown_without_a_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fleet = str(ROOT / "infra" / "fleets" / "p5-efa.yaml")
+    assert main.run(["platform", "install", "--plan", "--fleet", fleet]) == 0
+    out = capsys.readouterr().out
+    assert "helm upgrade --install nvidia-device-plugin" in out
+    assert "kubectl" not in out
+
+
+def test_a_fleet_without_kubernetes_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fleet = str(ROOT / "infra" / "fleets" / "ads-scale.yaml")
+    assert main.run(["platform", "install", "--fleet", fleet]) == 2
+    assert "the fleet's orchestrator is ecs, and charts are for EKS" in capsys.readouterr().err
+
+
+def test_the_rows_are_installed_in_order_and_a_failure_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    helm = tools / "helm"
+    helm.write_text(f'#!/bin/sh\necho "$3" >> {tmp_path}/said\ntest "$3" != lws\n')
+    helm.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
+    monkeypatch.chdir(tmp_path)
+    fleet = str(ROOT / "infra" / "fleets" / "p5-efa.yaml")
+    assert main.run(["platform", "install", "--fleet", fleet]) == 1
+    assert (tmp_path / "said").read_text().split() == rows("p5-efa")[:-1]
+    assert "helm upgrade --install lws" in capsys.readouterr().err

@@ -1,0 +1,86 @@
+"""Whatever is changed in a settings file: it is understood, or refused with a place that is in the file."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from llm_serving.fleet.model import Fleet
+from llm_serving.settings.document import load
+from llm_serving.settings.errors import InputError
+from llm_serving.workloads.serving.blueprint import Blueprint
+
+ROOT = Path(__file__).parents[2]
+FILES = [
+    *((Fleet, yaml.safe_load(path.read_text())) for path in (ROOT / "fleet.yaml", *ROOT.glob("infra/fleets/*.yaml"))),
+    *((Blueprint, yaml.safe_load(path.read_text())) for path in ROOT.glob("blueprints/*/blueprint.yaml")),
+]
+
+
+def ways(data: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The way to every value in plain data but the whole."""
+    for step, value in data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ():
+        yield (*way, step)
+        yield from ways(value, (*way, step))
+
+
+plain = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(),
+        st.floats(),
+        st.text(max_size=8),
+        st.sampled_from(["us-east-1a", "spot", "9..1", "1 USD/h", "x" * 300, "${x}", "p95"]),
+    ),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=6), inner, max_size=3)),
+    max_leaves=5,
+)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "file.yaml"
+
+
+@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_change_is_understood_or_refused_at_a_place_in_the_file(data: st.DataObject, file: Path) -> None:
+    kind, good = data.draw(st.sampled_from(FILES))
+    changed = copy.deepcopy(good)
+    for _ in range(data.draw(st.integers(1, 4))):
+        way = data.draw(st.sampled_from(sorted(ways(changed), key=str)))
+        parent = changed
+        for step in way[:-1]:
+            parent = parent[step]
+        action = data.draw(st.sampled_from(["replace", "delete", "add", "rename"]))
+        if action == "delete":
+            del parent[way[-1]]
+        elif action == "replace" or isinstance(parent, list):
+            parent[way[-1]] = data.draw(plain)
+        else:
+            value = parent.pop(way[-1]) if action == "rename" else data.draw(plain)
+            parent[data.draw(st.one_of(st.text(max_size=6), st.just(f"{way[-1]}s")))] = value
+        if not isinstance(changed, dict) or not changed:
+            return
+    text = yaml.safe_dump(changed, allow_unicode=data.draw(st.booleans()))
+    file.write_text(text, encoding="utf-8", errors="replace", newline="")
+    try:
+        load(file, kind)
+    except InputError as error:
+        assert error.mistakes
+        lines = text.splitlines()
+        for mistake in error.mistakes:
+            assert 1 <= mistake.line <= max(len(lines), 1)
+            assert mistake.column >= 1
+            assert mistake.why
+            assert mistake.write
+            assert str(mistake).isprintable()
+            assert "[key]" not in mistake.field

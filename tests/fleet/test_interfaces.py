@@ -1,0 +1,103 @@
+"""EFA's layouts: request structures of every type, against EC2's cards and against AWS's documented tables."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from llm_serving.catalog import instances
+from llm_serving.fleet import interfaces
+from llm_serving.fleet.interfaces import EFA_RULES, Interface, Layout
+
+WITH_EFA = [row for row in instances.load().values() if row.efa_interfaces]
+LAYOUTS: tuple[Layout, ...] = ("save-addresses", "ip-bandwidth")
+
+# Requests in all, EFA-only ones and cards without one: EC2 user guide, "Network cards" and "Maximize network bandwidth",
+# 2026-11. Cards with ENA where IP bandwidth is wanted: documented for p5 and p5e; for the others spread by the same count.
+DOCUMENTED = [
+    ("p5.48xlarge", 33, 32, [], [0, 4, 8, 12, 16, 20, 24, 28]),
+    ("p5e.48xlarge", 33, 32, [], [0, 4, 8, 12, 16, 20, 24, 28]),
+    ("p5en.48xlarge", 17, 16, [], [0, 2, 4, 6, 8, 10, 12, 14]),
+    ("p6-b200.48xlarge", 9, 8, [], [0, 1, 2, 3, 4, 5, 6, 7]),
+    ("p6-b300.48xlarge", 17, 16, [0], [0, 3, 6, 9, 12, 15]),
+    ("p4d.24xlarge", 5, 4, [], [0, 1, 2, 3]),
+    ("p4de.24xlarge", 5, 4, [], [0, 1, 2, 3]),
+    ("p5.4xlarge", 2, 1, [], [0]),
+    ("trn1.32xlarge", 9, 8, [], [0, 1, 2, 3, 4, 5, 6, 7]),
+    ("trn1n.32xlarge", 17, 16, [], [0, 2, 4, 6, 8, 10, 12, 14]),
+    ("trn2.48xlarge", 17, 16, [], [0, 2, 4, 6, 8, 10, 12, 14]),
+    ("g6e.8xlarge", 2, 1, [], [0]),
+    ("g6e.12xlarge", 2, 1, [], [0]),
+    ("g6e.16xlarge", 2, 1, [], [0]),
+    ("g6e.24xlarge", 3, 2, [], [0, 1]),
+    ("g6e.48xlarge", 5, 4, [], [0, 1, 2, 3]),
+]
+
+
+def _ena_cards(requested: tuple[Interface, ...]) -> list[int]:
+    return [one.card for one in requested if one.kind == "interface"]
+
+
+def test_p5_saves_addresses_with_33_requests_as_documented() -> None:
+    asked = interfaces.of(instances.find("p5.48xlarge"), efa=True)
+    expected = [Interface(0, 0, "interface"), Interface(0, 1, "efa-only")]
+    expected += [Interface(card, 0, "efa-only") for card in range(1, 32)]
+    assert list(asked) == expected
+
+
+def test_p5_carries_ip_on_every_fourth_card_as_device_1() -> None:
+    asked = interfaces.of(instances.find("p5.48xlarge"), efa=True, layout="ip-bandwidth")
+    further = [one for one in asked if one.kind == "interface" and one.card]
+    assert further == [Interface(card, 1, "interface") for card in (4, 8, 12, 16, 20, 24, 28)]
+    assert len(asked) == 40
+
+
+def test_card_0_of_p6_b300_carries_no_efa() -> None:
+    asked = interfaces.of(instances.find("p6-b300.48xlarge"), efa=True)
+    assert [one for one in asked if one.card == 0] == [Interface(0, 0, "interface")]
+    assert [one.card for one in asked if one.kind == "efa-only"] == list(range(1, 17))
+
+
+@pytest.mark.parametrize(("name", "requests", "fabric", "bare", "ena"), DOCUMENTED, ids=[row[0] for row in DOCUMENTED])
+def test_a_types_layout_is_the_documented_one(
+    name: str, requests: int, fabric: int, bare: list[int], ena: list[int]
+) -> None:
+    row = instances.find(name)
+    plain = interfaces.of(row, efa=True)
+    assert len(plain) == requests
+    assert sum(one.kind == "efa-only" for one in plain) == fabric
+    carrying = {one.card for one in plain if one.kind == "efa-only"}
+    assert [card.index for card in row.cards if card.index not in carrying] == bare
+    assert _ena_cards(plain) == [0]
+    wide = interfaces.of(row, efa=True, layout="ip-bandwidth")
+    assert _ena_cards(wide) == ena
+    assert [one for one in wide if one.kind == "efa-only"] == [one for one in plain if one.kind == "efa-only"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("row", WITH_EFA, ids=lambda row: row.name)
+def test_every_layout_fits_the_cards_that_ec2_names(row: instances.Instance, layout: Layout) -> None:
+    asked = interfaces.of(row, efa=True, layout=layout)
+    assert sum(one.kind == "efa-only" for one in asked) == row.efa_interfaces
+    assert asked[0] == Interface(0, 0, "interface"), "the primary interface cannot be EFA-only"
+    assert len({(one.card, one.device) for one in asked}) == len(asked), "no two on one device index of a card"
+    room = {card.index: card for card in row.cards}
+    for card, count in Counter(one.card for one in asked).items():
+        assert count <= room[card].interfaces
+    assert all(room[one.card].efa for one in asked if one.kind == "efa-only")
+
+
+@pytest.mark.parametrize("row", instances.load().values(), ids=lambda row: row.name)
+def test_without_efa_a_machine_has_its_primary_interface_alone(row: instances.Instance) -> None:
+    assert interfaces.of(row, efa=False, layout="ip-bandwidth") == (Interface(0, 0, "interface"),)
+
+
+def test_an_efa_only_interface_takes_no_address() -> None:
+    row = instances.find("p5.48xlarge")
+    assert interfaces.addresses(interfaces.of(row, efa=True)) == 1
+    assert interfaces.addresses(interfaces.of(row, efa=True, layout="ip-bandwidth")) == 8
+
+
+def test_efa_needs_all_protocols_from_itself_and_to_itself() -> None:
+    assert [(rule.direction, rule.protocol) for rule in EFA_RULES] == [("ingress", "-1"), ("egress", "-1")]

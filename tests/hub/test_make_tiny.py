@@ -1,0 +1,205 @@
+"""Made models: the same bytes each time, whole or not at all, and never the end of an answer by chance."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from llm_serving.catalog import models
+from llm_serving.hub import make_tiny
+from llm_serving.settings.errors import InputError, Unavailable
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny.make("tiny", tmp_path_factory.mktemp("made") / "tiny")
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
+
+
+def test_two_processes_make_the_same_bytes(tiny: Path, tmp_path: Path) -> None:
+    code = (
+        "import pathlib, sys; from llm_serving.hub import make_tiny; make_tiny.make('tiny', pathlib.Path(sys.argv[1]))"
+    )
+    # The order of Python's sets and of the trainer's threads must not show in the result.
+    environment = {**os.environ, "PYTHONHASHSEED": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "b")], check=True, env=environment, timeout=60)
+    assert _hashes(tmp_path / "b") == _hashes(tiny)
+
+
+def test_it_is_made_in_seconds(tmp_path: Path) -> None:
+    start = time.process_time()
+    make_tiny.make("tiny", tmp_path / "tiny")
+    assert time.process_time() - start < 2
+
+
+def test_the_weights_are_several_files_that_the_index_names(tiny: Path) -> None:
+    from safetensors import safe_open
+
+    index = json.loads((tiny / "model.safetensors.index.json").read_text())
+    files = sorted(set(index["weight_map"].values()))
+    assert len(files) == 4
+    found: dict[str, str] = {}
+    for name in files:
+        with safe_open(tiny / name, framework="numpy") as shard:
+            found |= dict.fromkeys(shard.keys(), name)
+            assert {shard.get_slice(key).get_dtype() for key in shard.keys()} == {"BF16"}  # noqa: SIM118 (no mapping)
+    assert found == index["weight_map"]
+    assert index["metadata"]["total_size"] == models.find("tiny").weight_bytes
+
+
+@pytest.mark.parametrize("size", make_tiny.SIZES)
+def test_the_catalogue_counts_the_parameters_that_are_made(size: make_tiny.Size) -> None:
+    assert sum(tensor.bytes for tensor in make_tiny.tensors(size)) == models.find(size).weight_bytes
+
+
+def test_mid_is_about_nine_tenths_of_a_gigabyte() -> None:
+    assert models.find("mid").weight_bytes == pytest.approx(0.9e9, rel=0.02)
+
+
+def test_the_folder_is_read_as_the_catalogue_says_and_as_random(tiny: Path) -> None:
+    made, row = models.find(str(tiny)), models.find("tiny")
+    assert made.random
+    assert made.tensors() == row.tensors()
+
+
+def test_the_tokenizer_gives_back_any_text(tiny: Path) -> None:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(tiny / "tokenizer.json"))
+    for text in ("What is prefill?", "Größe: 漢字 🙂\n\ttab", make_tiny.CORPUS.read_text()):
+        assert tokenizer.decode(tokenizer.encode(text).ids) == text
+    words = make_tiny.CORPUS.read_text()
+    assert len(words) / len(tokenizer.encode(words).ids) > 3.5  # characters a token: it has learnt words
+
+
+def test_the_tokenizer_fills_the_vocabulary_with_the_special_tokens_last(tiny: Path) -> None:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(tiny / "tokenizer.json"))
+    config = json.loads((tiny / "config.json").read_text())
+    assert tokenizer.get_vocab_size() == config["vocab_size"]
+    assert tokenizer.token_to_id("<|im_end|>") == config["eos_token_id"]
+    assert tokenizer.token_to_id("<|endoftext|>") == config["vocab_size"] - 9
+
+
+def test_the_chat_template_writes_turns_as_qwen_does(tiny: Path) -> None:
+    import jinja2
+
+    template = json.loads((tiny / "tokenizer_config.json").read_text())["chat_template"]
+    text = jinja2.Template(template).render(messages=[{"role": "user", "content": "hi"}], add_generation_prompt=True)
+    assert text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_tokens_that_print_nothing_are_pushed_down_and_all_others_left_alone(tiny: Path) -> None:
+    output = _tensor(tiny, "lm_head.weight")
+    silent = make_tiny.silent_tokens(make_tiny.train_tokenizer(1280))
+    ordinary = sorted(set(range(1280)) - set(silent))
+    assert (output[silent, 0] == -64).all()
+    assert (output[ordinary, 0] == 0).all()
+    assert (_tensor(tiny, "model.embed_tokens.weight")[:, 0] == 0.5).all()
+    assert (_tensor(tiny, "model.layers.0.mlp.down_proj.weight")[0] == 0).all()
+    assert {1279, 1271, 0xFF - 0x21} <= set(silent)  # the last mark, the end of text, and half a character
+
+
+def test_the_numbers_are_normal_with_the_spread_that_is_written(tiny: Path) -> None:
+    values = _tensor(tiny, "model.layers.1.mlp.gate_proj.weight")
+    assert abs(values.mean()) < 2e-4
+    assert values.std() == pytest.approx(0.02, rel=0.01)
+    other = _tensor(tiny, "model.layers.2.mlp.gate_proj.weight")
+    assert (values != other).mean() > 0.99
+
+
+def test_a_complete_result_is_left_as_it_is(tmp_path: Path) -> None:
+    folder = make_tiny.make("tiny", tmp_path / "tiny")
+    before = (folder / "config.json").stat().st_mtime_ns
+    assert make_tiny.make("tiny", folder) == folder
+    assert (folder / "config.json").stat().st_mtime_ns == before
+
+
+def test_a_result_with_a_file_cut_short_is_made_again(tiny: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny, tmp_path / "tiny")
+    shard = folder / "model-00002-of-00004.safetensors"
+    shard.write_bytes(shard.read_bytes()[:1000])
+    make_tiny.make("tiny", folder)
+    assert _hashes(folder) == _hashes(tiny)
+
+
+def test_a_result_of_another_recipe_is_made_again(tiny: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny, tmp_path / "tiny")
+    marker = json.loads((folder / make_tiny.MARKER).read_text())
+    marker["recipe"]["version"] = 0
+    (folder / make_tiny.MARKER).write_text(json.dumps(marker))
+    make_tiny.make("tiny", folder)
+    assert _hashes(folder) == _hashes(tiny)
+
+
+def test_a_folder_with_something_else_in_it_is_never_touched(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("precious")
+    with pytest.raises(InputError, match="it is there and holds something else"):
+        make_tiny.make("tiny", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(InputError, match="it is there and holds something else"):
+        make_tiny.make("tiny", tmp_path / "file")
+
+
+def test_a_full_disk_is_said_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**9, 10**9 - 5, 5))
+    with pytest.raises(Unavailable, match=r"the disk has 5 B free and the model mid takes 888 MB"):
+        make_tiny.make("mid", tmp_path / "mid")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_make_that_breaks_half_way_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(make_tiny, "_write_weights", full)
+    with pytest.raises(Unavailable, match="the model cannot be written there: No space left on device"):
+        make_tiny.make("tiny", tmp_path / "tiny")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_size_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"size: now 'huge': there is no such size\. Write one of tiny, mid"):
+        make_tiny.make("huge", tmp_path / "x")  # type: ignore[arg-type]
+
+
+def _tensor(folder: Path, name: str):  # type: ignore[no-untyped-def]
+    """A bfloat16 tensor as float32: numpy has no bfloat16, and the library's numpy reader refuses it."""
+    import numpy as np
+    from safetensors import deserialize
+
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    tensors = dict(deserialize((folder / index["weight_map"][name]).read_bytes()))
+    raw = np.frombuffer(tensors[name]["data"], dtype="<u2").astype("<u4") << 16
+    return raw.view("<f4").reshape(tensors[name]["shape"])
+
+
+def test_an_adapter_is_the_same_for_the_same_name_and_another_for_another(tmp_path: Path) -> None:
+    one, same, other = (make_tiny.make_adapter(tmp_path / name) for name in ("a/tone", "b/tone", "a/other"))
+    assert _hashes(one) == _hashes(same)
+    assert _hashes(one)["adapter_model.safetensors"] != _hashes(other)["adapter_model.safetensors"]
+
+
+def test_an_adapter_never_overwrites(tmp_path: Path) -> None:
+    make_tiny.make_adapter(tmp_path / "tone")
+    with pytest.raises(InputError) as refused:
+        make_tiny.make_adapter(tmp_path / "tone")
+    assert str(refused.value) == f"{tmp_path}/tone: it is there already. Write a folder that is not there yet."

@@ -1,0 +1,336 @@
+"""Copies into S3: complete, checked, resumed, and refused in one line. S3 is moto's, over the wire."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llm_serving import processes
+from llm_serving.aws import s3
+from llm_serving.hub import client as hubs
+from llm_serving.hub import upload
+from llm_serving.settings.errors import InputError, Unavailable
+
+pytestmark = pytest.mark.timeout(120)
+
+MIB = 2**20
+
+
+class _Interrupted(Exception):
+    """Stands for Ctrl-C."""
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s3, "PART_BYTES", 5 * MIB)  # the least that S3 takes
+
+
+def _client(bucket: s3.Bucket) -> Any:
+    return bucket._client
+
+
+def _content(bucket: s3.Bucket, name: str) -> bytes:
+    found = _client(bucket).get_object(Bucket=bucket.where.bucket, Key=bucket.where.prefix + name)
+    return bytes(found["Body"].read())
+
+
+def _uri(bucket: s3.Bucket) -> str:
+    return str(bucket.where)
+
+
+def _count_requests(bucket: s3.Bucket) -> list[str]:
+    """Names of the requests that leave from now on."""
+    seen: list[str] = []
+    _client(bucket).meta.events.register(
+        "before-send.s3", lambda event_name, **_: seen.append(event_name.split(".")[-1])
+    )
+    return seen
+
+
+@pytest.mark.terraform
+def test_a_folder_arrives_whole_without_other_formats(bucket: s3.Bucket, folder: Path) -> None:
+    copied = upload.upload(folder, _uri(bucket))
+    assert set(bucket.sizes()) == {"config.json", "model.safetensors", "sub/config.json"}
+    for name in bucket.sizes():
+        assert _content(bucket, name) == (folder / name).read_bytes()
+    assert (copied.files, copied.sent, copied.bytes) == (3, copied.bytes, sum(bucket.sizes().values()))
+
+
+@pytest.mark.terraform
+def test_all_files_arrive_when_asked_for(bucket: s3.Bucket, folder: Path) -> None:
+    upload.upload(folder, _uri(bucket), all_files=True)
+    assert "weights.bin" in bucket.sizes()
+
+
+@pytest.mark.terraform
+def test_a_second_copy_sends_nothing(bucket: s3.Bucket, folder: Path) -> None:
+    upload.upload(folder, _uri(bucket))
+    seen: list[tuple[int, int]] = []
+    copied = upload.upload(folder, _uri(bucket), progress=lambda done, total: seen.append((done, total)))
+    assert copied.sent == 0
+    assert seen[-1] == (copied.bytes, copied.bytes)
+
+
+@pytest.mark.terraform
+def test_progress_grows_with_the_bytes_and_ends_at_all_of_them(hub: Any, bucket: s3.Bucket, tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    copied = upload.from_hub(hub.id, _uri(bucket), staging=tmp_path, progress=lambda *now: seen.append(now))
+    assert seen == sorted(seen)
+    assert len(seen) > 2 * copied.files  # within the files as well
+    assert seen[-1] == (copied.bytes, copied.bytes)
+
+
+@pytest.mark.terraform
+def test_only_what_changed_is_sent_again(bucket: s3.Bucket, folder: Path) -> None:
+    upload.upload(folder, _uri(bucket))
+    (folder / "config.json").write_bytes(b'{"other": true}')
+    assert upload.upload(folder, _uri(bucket)).sent == len(b'{"other": true}')
+    assert _content(bucket, "config.json") == b'{"other": true}'
+
+
+@pytest.mark.terraform
+def test_a_file_of_the_same_size_and_other_content_is_sent_again(bucket: s3.Bucket, folder: Path) -> None:
+    upload.upload(folder, _uri(bucket))
+    (folder / "config.json").write_bytes(b"[]")
+    assert upload.upload(folder, _uri(bucket)).sent == 2
+
+
+@pytest.mark.terraform
+def test_an_upload_that_broke_off_sends_only_the_missing_parts(bucket: s3.Bucket, folder: Path) -> None:
+    path = folder / "model.safetensors"
+    sha256 = hubs.file_sha256(path)
+
+    def interrupt(_: int) -> None:
+        raise _Interrupted
+
+    with pytest.raises(_Interrupted):
+        bucket.send(path, "model.safetensors", sha256, interrupt)
+    assert "model.safetensors" not in bucket.sizes()
+    seen = _count_requests(bucket)
+    counted: list[int] = []
+    bucket.send(path, "model.safetensors", sha256, counted.append)
+    assert sum(counted) == path.stat().st_size - 5 * MIB
+    assert seen.count("UploadPart") == 2
+    assert seen.count("CreateMultipartUpload") == 0
+    assert _content(bucket, "model.safetensors") == path.read_bytes()
+
+
+@pytest.mark.terraform
+def test_parts_of_another_content_are_not_taken_for_this_one(bucket: s3.Bucket, folder: Path) -> None:
+    path = folder / "model.safetensors"
+
+    def interrupt(_: int) -> None:
+        raise _Interrupted
+
+    with pytest.raises(_Interrupted):
+        bucket.send(path, "model.safetensors", hubs.file_sha256(path), interrupt)
+    path.write_bytes(path.read_bytes()[::-1])
+    counted: list[int] = []
+    bucket.send(path, "model.safetensors", hubs.file_sha256(path), counted.append)
+    assert sum(counted) == path.stat().st_size
+    assert _content(bucket, "model.safetensors") == path.read_bytes()
+    left = _client(bucket).list_multipart_uploads(Bucket=bucket.where.bucket)
+    assert "Uploads" not in left  # nothing is left behind to be paid for
+
+
+@pytest.mark.terraform
+def test_each_object_carries_its_hash_and_s3_its_checksum(bucket: s3.Bucket, folder: Path) -> None:
+    upload.upload(folder, _uri(bucket))
+    for name in ("config.json", "model.safetensors"):
+        key = bucket.where.prefix + name
+        found = _client(bucket).head_object(Bucket=bucket.where.bucket, Key=key, ChecksumMode="ENABLED")
+        assert found["Metadata"]["sha256"] == hashlib.sha256((folder / name).read_bytes()).hexdigest()
+    assert found["ChecksumSHA256"]
+
+
+@pytest.mark.terraform
+def test_a_hub_model_arrives_whole_and_leaves_no_file_on_the_way(hub: Any, bucket: s3.Bucket, tmp_path: Path) -> None:
+    copied = upload.from_hub(hub.id, _uri(bucket), staging=tmp_path / "staging")
+    assert copied.files == 4
+    assert copied.received == copied.sent == copied.bytes == hub.sent
+    for name in bucket.sizes():
+        assert _content(bucket, name) == hub.files[name]
+    assert [path.name for path in (tmp_path / "staging").rglob("*") if path.is_file()] == [".lock"]
+
+
+@pytest.mark.terraform
+def test_a_second_copy_from_the_hub_asks_for_no_weights(hub: Any, bucket: s3.Bucket, tmp_path: Path) -> None:
+    upload.from_hub(hub.id, _uri(bucket), staging=tmp_path)
+    hub.asked.clear()
+    copied = upload.from_hub(hub.id, _uri(bucket), staging=tmp_path)
+    assert copied.sent == 0
+    assert [name for name, _ in hub.asked if name.endswith(".safetensors")] == []
+
+
+@pytest.mark.terraform
+def test_a_copy_that_the_hub_broke_goes_on_where_it_was(
+    hub: Any, bucket: s3.Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "model-00001-of-00002.safetensors"
+    received = hubs._Counted.write
+
+    def dies(self: Any, data: bytes) -> int:
+        written = received(self, data)
+        if self.tell() > 400_000:
+            raise Unavailable("the hub went away")
+        return written
+
+    monkeypatch.setattr(hubs._Counted, "write", dies)
+    with pytest.raises(Unavailable, match="the hub went away"):
+        upload.from_hub(hub.id, _uri(bucket), staging=tmp_path)
+    assert "config.json" not in bucket.sizes()  # what broke off is no model
+    monkeypatch.setattr(hubs._Counted, "write", received)
+    kept = next(tmp_path.rglob(f"{name}.part")).stat().st_size
+    hub.asked.clear()
+    copied = upload.from_hub(hub.id, _uri(bucket), staging=tmp_path)
+    assert (name, kept) in hub.asked
+    assert copied.received <= copied.bytes - kept
+    assert set(bucket.sizes()) == {"config.json", "tokenizer.json", name, "model-00002-of-00002.safetensors"}
+
+
+@pytest.mark.terraform
+def test_a_damaged_file_never_reaches_s3(hub: Any, bucket: s3.Bucket, tmp_path: Path) -> None:
+    hub.damaged.add("model-00002-of-00002.safetensors")
+    with pytest.raises(Unavailable, match="does not match the hash that the hub lists"):
+        upload.from_hub(hub.id, _uri(bucket), staging=tmp_path)
+    assert "model-00002-of-00002.safetensors" not in bucket.sizes()
+    assert "config.json" not in bucket.sizes()
+
+
+@pytest.mark.terraform
+def test_config_json_goes_last(bucket: s3.Bucket, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    send = s3.Bucket.send
+
+    def noted(self: s3.Bucket, path: Path, name: str, *rest: Any) -> None:
+        send(self, path, name, *rest)
+        order.append(name)
+
+    monkeypatch.setattr(s3.Bucket, "send", noted)
+    upload.upload(folder, _uri(bucket))
+    assert order[-1] == "config.json"
+
+
+@pytest.mark.terraform
+def test_a_missing_bucket_is_one_line(aws: str, folder: Path) -> None:
+    with pytest.raises(Unavailable, match=rf"s3://not-there: {aws} has no such bucket\. Apply the storage stack"):
+        upload.upload(folder, "s3://not-there/models/m")
+
+
+@pytest.mark.terraform
+def test_another_s3_can_be_named_without_touching_the_process(
+    embedded: str, bucket: s3.Bucket, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from llm_serving.rehearsal import emulator
+
+    given = emulator.client_environment(embedded, "us-west-2")
+    for key in given:
+        monkeypatch.delenv(key, raising=False)
+    monkeypatch.setenv("AWS_PROFILE", "not-there")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    assert upload.upload(folder, _uri(bucket), endpoint=embedded, environment=given).files == 3
+
+
+def test_an_s3_that_does_not_answer_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _keys(monkeypatch)
+    endpoint = f"http://127.0.0.1:{processes.free_ports(1)[0]}"
+    with pytest.raises(Unavailable, match=rf"s3://b-b-b: {endpoint} does not answer: ") as refused:
+        upload.upload(folder, "s3://b-b-b/m", endpoint=endpoint)
+    assert "\n" not in str(refused.value)
+
+
+def test_missing_credentials_are_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
+        monkeypatch.delenv(key, raising=False)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with pytest.raises(Unavailable, match="there are no AWS credentials here"):
+        upload.upload(folder, "s3://b-b-b/m", endpoint="http://127.0.0.1:9")
+
+
+def test_no_permission_is_one_line_that_names_the_action(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _keys(monkeypatch)
+    with _refusing() as endpoint, pytest.raises(s3.Denied, match=r"denies s3:ListBucket \(403\)\. Use an identity"):
+        upload.upload(folder, "s3://denied/m", endpoint=endpoint)
+    with (
+        _refusing(but_head_of="/readable") as endpoint,
+        pytest.raises(Unavailable, match=r"s3://readable: http://\S+ denies s3:PutObject \(AccessDenied\)"),
+    ):
+        upload.upload(folder, "s3://readable/m", endpoint=endpoint)
+
+
+@pytest.mark.parametrize("uri", ["bucket/prefix", "s3://", "s3://UPPER/x", "https://b.s3.amazonaws.com/x"])
+def test_a_place_that_is_none_is_refused(folder: Path, uri: str) -> None:
+    with pytest.raises(InputError, match=r"--to: now .*: it is no place in S3\. Write s3://BUCKET/PREFIX"):
+        upload.upload(folder, uri)
+
+
+@pytest.mark.terraform
+def test_a_folder_without_safetensors_is_refused(bucket: s3.Bucket, tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"x")
+    with pytest.raises(InputError, match=r"it holds no safetensors, only \.gguf"):
+        upload.upload(tmp_path, _uri(bucket))
+
+
+@pytest.mark.parametrize("source", ["just-a-name", "./not/there", "a/b/c", "/not/there"])
+def test_a_source_that_is_neither_folder_nor_id_is_refused(source: str) -> None:
+    with pytest.raises(InputError, match="it is neither a folder nor an id on the hub"):
+        upload.source_name(source)
+
+
+def _keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    monkeypatch.delenv("AWS_PROFILE", raising=False)
+
+
+@contextmanager
+def _refusing(but_head_of: str = "") -> Iterator[str]:
+    """An S3 that denies everything, or everything but to look at one bucket and find nothing in it."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def do_HEAD(self) -> None:
+            path = self.path.split("?")[0]
+            code = 200 if path == but_head_of else 404 if but_head_of and path.startswith(but_head_of) else 403
+            self.send_response(code)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def do_PUT(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self._deny()
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self._deny()
+
+        def do_GET(self) -> None:
+            self._deny()
+
+        def _deny(self) -> None:
+            body = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+            self.send_response(403)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()

@@ -1,0 +1,96 @@
+"""Fleets of every shape, synthesized once, in this one process: CDKTF is heavy to start."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llm_serving.fleet.model import Fleet
+from llm_serving.settings.document import load
+
+Stack = dict[str, Any]
+
+_EXAMPLES = Path(__file__).parents[2] / "infra/fleets"
+
+_HEAD = """\
+name: demo
+region: us-west-2
+pools:
+  general: {types: g6e.2xlarge, size: 0..8}
+"""
+
+FLEETS = {
+    "eks": "zones: [us-west-2a, us-west-2b, us-west-2c]\ntags: {team: serving}\n",
+    "ecs": "zones: [us-west-2a]\norchestrator: ecs\n",
+    "closed": "zones: [us-west-2a, us-west-2d]\nnetwork: {cidr: 10.32.0.0/20, nat: false, flow_logs: 365d}\n",
+    "existing": (
+        "zones: [us-west-2a, us-west-2b]\n"
+        "network:\n"
+        "  vpc: vpc-0123456789abcdef0\n"
+        "  private_subnets: [subnet-0aaaaaaaaaaaaaaaa, subnet-0bbbbbbbbbbbbbbbb]\n"
+    ),
+    "s3": (
+        "zones: [us-west-2a]\n"
+        "orchestrator: both\n"
+        "state: s3://my-states/serving/prod\n"
+        "storage: {repositories: [vllm, batch-worker], results_kept: 7d}\n"
+    ),
+    "machines": (
+        "  block: {types: p5en.48xlarge, zones: us-west-2c, buy: {capacity-block: cr-0123456789abcdef0}, size: 2, efa: on}\n"
+        "  wide: {types: p5.48xlarge, zones: us-west-2a, size: 2, efa: on, efa_layout: ip-bandwidth, placement_group: cluster}\n"
+        "  odcr: {types: g6e.12xlarge, zones: us-west-2a, size: 1, buy: [{reservation: cr-0123456789abcdef1}, spot], disk: gp3}\n"
+        "  held: {types: p5.48xlarge, zones: us-west-2b, size: 1..6, buy: [{reserve: 2}, on-demand], efa: on, placement_group: cluster}\n"
+        "  rocket: {types: g6e.2xlarge, size: 3..9, os: bottlerocket, taints: [team=ads:NoExecute], ami: ami-0123456789abcdef0}\n"
+        "  pulled: {types: g6e.2xlarge, size: 1, images: {snapshot: snap-0123456789abcdef0}}\n"
+        "zones: [us-west-2a, us-west-2b, us-west-2c]\n"
+        "eks:\n"
+        '  version: "1.36"\n'
+        "  public_from: [203.0.113.0/24]\n"
+        "  admins: [arn:aws:iam::123456789012:role/platform]\n"
+        "network: {cidr: 172.20.0.0/16}\n"
+    ),
+    "instances": (
+        "  block: {types: p5en.48xlarge, zones: us-west-2c, buy: {capacity-block: cr-0123456789abcdef0}, size: 2, efa: on}\n"
+        "  wide: {types: p5.48xlarge, zones: us-west-2a, size: 2, efa: on, efa_layout: ip-bandwidth, placement_group: cluster}\n"
+        "  odcr: {types: g6e.12xlarge, zones: us-west-2a, size: 1, buy: [{reservation: cr-0123456789abcdef1}, spot], disk: gp3}\n"
+        "  pulled: {types: g6e.2xlarge, size: 1, images: {snapshot: snap-0123456789abcdef0}, ami: ami-0123456789abcdef0}\n"
+        "  held: {types: p5.48xlarge, zones: us-west-2b, size: 1..6, buy: [{reserve: 2}, on-demand], efa: on, placement_group: cluster}\n"
+        "  neuron: {types: [inf2.8xlarge, inf2.24xlarge], size: 0..4, buy: [spot, on-demand], labels: {team: ads}}\n"
+        "  warm: {types: g6e.2xlarge, size: 0..6, warm: 2, images: plain}\n"
+        "zones: [us-west-2a, us-west-2b, us-west-2c]\n"
+        "orchestrator: ecs\n"
+        "ecs: {al2023: 2023.0.20260901}\n"
+    ),
+}
+"""Rest of the fleet file by the fleet's shape."""
+
+EXAMPLES = tuple(sorted(path.stem for path in _EXAMPLES.glob("*.yaml")))
+"""Example fleets beside them, by the name of their file."""
+
+
+@pytest.fixture(scope="session")
+def synthesized(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the fleets by shape, each with its stacks/STACK/cdk.tf.json."""
+    from infra import main
+
+    folder = tmp_path_factory.mktemp("synthesized")
+    texts = {name: (_EXAMPLES / f"{name}.yaml").read_text() for name in EXAMPLES}
+    texts |= {shape: _HEAD + rest for shape, rest in FLEETS.items()}
+    for shape, text in texts.items():
+        file = folder / shape / "fleet.yaml"
+        file.parent.mkdir()
+        file.write_text(text)
+        main.synthesize(load(file, Fleet), file.parent)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def stacks(synthesized: Path) -> dict[tuple[str, str], Stack]:
+    """Each synthesized stack by the fleet's shape and the stack's name."""
+    return {
+        (path.parts[-4], path.parts[-2]): json.loads(path.read_text())
+        for path in synthesized.glob("*/stacks/*/cdk.tf.json")
+    }

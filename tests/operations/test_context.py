@@ -1,0 +1,36 @@
+"""Where a fleet is worked on: an embedded AWS of its own begins with nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llm_serving.operations import context
+from llm_serving.workloads import inputs
+
+FLEET = """\
+name: kept
+region: us-west-2
+zones: us-west-2a
+orchestrator: ecs
+pools:
+  general: {types: g6.xlarge, size: 1}
+"""
+
+
+@pytest.mark.terraform
+def test_what_terraform_knew_of_an_embedded_aws_that_ended_is_forgotten_and_the_state_of_aws_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("fleet.yaml").write_text(FLEET)
+    document = inputs.read_fleet(Path("fleet.yaml"))
+    ended = context.data_of(document.value) / "cdktf.out/stacks/network/terraform.tfstate"
+    aws = Path("cdktf.out/stacks/network/terraform.tfstate")
+    for state in (ended, aws):
+        state.parent.mkdir(parents=True)
+        state.write_text("{}")
+    with context.rehearsed(document):
+        assert not ended.exists()
+    assert aws.exists()

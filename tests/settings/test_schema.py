@@ -1,0 +1,248 @@
+"""The published JSON Schemas: they are what the models say, complete for an editor, and agree with the models."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from llm_serving.fleet.model import Fleet
+from llm_serving.settings import schema, yaml_source
+from llm_serving.settings.document import WRITTEN, Settings
+from llm_serving.workloads.serving.blueprint import Blueprint
+
+ROOT = Path(__file__).parents[2]
+PUBLISHED: dict[type[Settings], Path] = {
+    Fleet: ROOT / "infra/fleet.schema.json",
+    Blueprint: ROOT / "blueprints/blueprint.schema.json",
+}
+SCHEMAS = {kind: json.loads(path.read_text()) for kind, path in PUBLISHED.items()}
+CHECKS = {kind: jsonschema.Draft7Validator(made) for kind, made in SCHEMAS.items()}
+KINDS = pytest.mark.parametrize("kind", PUBLISHED, ids=lambda kind: kind.__name__)
+
+EVERY_FLEET_KEY = """\
+name: ads
+region: us-west-2
+zones: [us-west-2a, us-west-2b]
+orchestrator: both
+spend_limit: 500 USD/h
+alarms_to: arn:aws:sns:us-west-2:123456789012:on-call
+state: s3://my-state/fleets/ads
+network: {cidr: 10.0.0.0/16, nat: on, flow_logs: 30d}
+storage: {results_kept: 30d, old_versions_kept: 7d, repositories: [vllm, router]}
+pools:
+  p5: {types: p5.48xlarge, zones: us-west-2a, buy: {capacity-block: cr-0123456789abcdef0}, size: 2, efa: true,
+       efa_layout: ip-bandwidth, placement_group: none, orchestrator: eks, by: node-groups, os: bottlerocket,
+       ami: ami-0123456789abcdef0, images: {snapshot: snap-0123456789abcdef0}, disk: gp3, labels: {team: ads},
+       taints: [team=ads:NoSchedule]}
+  mixed: {types: [g6e.2xlarge, g6e.4xlarge], buy: [spot, on-demand], size: 1..4, orchestrator: ecs, images: cached,
+          warm: 2}
+eks: {version: "1.35", public_from: [203.0.113.0/24], admins: ["arn:aws:iam::123456789012:role/platform"],
+      al2023: v20260423, bottlerocket: 1.64.0}
+ecs: {al2023: 2023.0.20260914}
+add_ons: {observability: on, gateway: on, schedulers: off, operators: off}
+tags: {team: ads}
+"""
+ANOTHER_NETWORK = """\
+name: ads
+region: us-west-2
+zones: us-west-2a
+network: {vpc: vpc-0123456789abcdef0, private_subnets: [subnet-0123456789abcdef0]}
+pools: {general: {types: g6e.2xlarge, size: 0..8}}
+"""
+EVERY_BLUEPRINT_KEY = """\
+name: mine
+pattern: aggregated
+model: Qwen/Qwen3-0.6B
+engine: vllm
+weights: s3://my-models/qwen3
+context: 8k
+roles:
+  worker: {pool: general, replicas: 2, accelerators: 1}
+  router: {policy: round-robin}
+traffic: {arrivals: 20/s, process: constant, requests: 300, time_limit: 10min, deadline: 60s, warm_up: 10, api: chat,
+          input_tokens: 2k..4k, output_tokens: 200, shared_prefix: 50%, prefix_groups: 4, data: prompts.jsonl, seed: 1}
+slo:
+  ttft_ms: {p50: 400, p90: 600, p95: 800, p99: 1500.5, mean: 450}
+  itl_ms: {p95: 40}
+  e2e_ms: {p99: 9000}
+  errors: 0.1%
+  output_tokens_per_s: 100
+  requests_per_s: 1.5
+"""
+LEAST_BLUEPRINT = """\
+pattern: aggregated
+model: tiny
+roles: {worker: {pool: general}}
+traffic: {users: 8}
+slo: {}
+"""
+EXAMPLES: list[tuple[type[Settings], str]] = [
+    (Fleet, EVERY_FLEET_KEY),
+    (Fleet, ANOTHER_NETWORK),
+    (Blueprint, EVERY_BLUEPRINT_KEY),
+    (Blueprint, LEAST_BLUEPRINT),
+    *((Fleet, path.read_text()) for path in sorted({ROOT / "fleet.yaml", *ROOT.glob("infra/fleets/*.yaml")})),
+    *((Blueprint, path.read_text()) for path in sorted(ROOT.glob("blueprints/*/blueprint.yaml"))),
+]
+
+
+def parse(text: str, folder: Path) -> Any:
+    """Plain data, as our reader sees it."""
+    path = folder / "file.yaml"
+    path.write_text(text)
+    return yaml_source.read(path).data
+
+
+@KINDS
+def test_the_published_schema_is_what_the_model_says(kind: type[Settings]) -> None:
+    name = PUBLISHED[kind].name.partition(".")[0]
+    published = PUBLISHED[kind].read_text()
+    assert published == schema.text(kind, f"{name}.yaml"), f"blueprint schema {name} > {PUBLISHED[kind]}"
+
+
+@KINDS
+def test_the_schema_is_itself_right(kind: type[Settings]) -> None:
+    jsonschema.Draft7Validator.check_schema(SCHEMAS[kind])
+    assert "$ref" not in PUBLISHED[kind].read_text()
+    assert '"null"' not in PUBLISHED[kind].read_text()
+
+
+def fields(node: Any, way: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every field of a schema with its dotted name."""
+    for name, field in [*node.get("properties", {}).items(), *node.get("patternProperties", {}).items()]:
+        yield f"{way}.{name}", field
+        yield from fields(field, f"{way}.{name}")
+    for branch in [*node.get("anyOf", []), *node.get("oneOf", []), *([node["items"]] if "items" in node else [])]:
+        yield from fields(branch, way)
+
+
+@KINDS
+def test_every_field_has_a_sentence_and_every_shorthand_an_example_that_it_takes(kind: type[Settings]) -> None:
+    found = list(fields(SCHEMAS[kind]))
+    assert len(found) > 20
+    for way, field in found:
+        assert field["description"].endswith("."), way
+        for given_value in [*field.get("examples", []), *([field["default"]] if "default" in field else [])]:
+            assert jsonschema.Draft7Validator(field).is_valid(given_value), (way, given_value)
+        if "pattern" in field:
+            assert field.get("examples"), way
+
+
+@KINDS
+def test_keys_stand_in_the_schema_as_they_stand_in_the_file(kind: type[Settings]) -> None:
+    names = {way.rpartition(".")[2] for way, _ in fields(SCHEMAS[kind])}
+    assert ("capacity-block" in names) == (kind is Fleet)
+    assert "capacity_block" not in names
+
+
+@pytest.mark.parametrize(("kind", "text"), EXAMPLES)
+def test_every_example_is_right_by_schema_and_by_model(kind: type[Settings], text: str, tmp_path: Path) -> None:
+    CHECKS[kind].validate(parse(text, tmp_path))
+    kind.model_validate(parse(text, tmp_path), context=WRITTEN)
+
+
+@pytest.mark.parametrize(("kind", "text"), EXAMPLES)
+def test_an_editor_that_reads_yaml_1_1_agrees(kind: type[Settings], text: str) -> None:
+    CHECKS[kind].validate(yaml.safe_load(text))
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "wrong"),
+    [
+        (Fleet, "name: ads", "name: Ads"),
+        (Fleet, "name: ads", "nmae: ads"),
+        (Fleet, "zones: [us-west-2a, us-west-2b]", "zones: []"),
+        (Fleet, "orchestrator: both", "orchestrator: all"),
+        (Fleet, "spend_limit: 500 USD/h", "spend_limit: 500"),
+        (Fleet, "state: s3://my-state/fleets/ads", "state: s3"),
+        (Fleet, "nat: on", "nat: maybe"),
+        (Fleet, "nat: on", "vpc: vpc-01234567"),
+        (Fleet, "capacity-block:", "capacity_block:"),
+        (Fleet, "size: 1..4", "size: -1"),
+        (Fleet, "size: 1..4", "size: 1-4"),
+        (Fleet, "  mixed:", "  Mixed:"),
+        (Fleet, "team: ads", "aws:team: ads"),
+        (Fleet, "team: ads", "team: 1"),
+        (Blueprint, "pattern: aggregated", "pattern: aggregate"),
+        (Blueprint, "context: 8k", "context: 0"),
+        (Blueprint, "replicas: 2", "replicas: -1"),
+        (Blueprint, "replicas: 2", "replicas: 2.5"),
+        (Blueprint, "arrivals: 20/s", "arrivals: 20"),
+        (Blueprint, "arrivals: 20/s", "users: 3, arrivals: 20/s"),
+        (Blueprint, "arrivals: 20/s, process: constant,", ""),
+        (Blueprint, "shared_prefix: 50%", "shared_prefix: 0.5"),
+        (Blueprint, "p95: 40", "p95: -40"),
+        (Blueprint, "errors: 0.1%", "errors: 0.1"),
+        (Blueprint, "seed: 1", "seed: 4294967296"),
+    ],
+)
+def test_what_is_wrong_is_refused_by_schema_and_by_model(
+    kind: type[Settings], good: str, wrong: str, tmp_path: Path
+) -> None:
+    text = EVERY_FLEET_KEY if kind is Fleet else EVERY_BLUEPRINT_KEY
+    assert good in text
+    data = parse(text.replace(good, wrong), tmp_path)
+    assert not CHECKS[kind].is_valid(data)
+    with pytest.raises(ValidationError):
+        kind.model_validate(data, context=WRITTEN)
+
+
+def ways(data: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The way to every value in plain data."""
+    yield way
+    if isinstance(data, dict | list):
+        for step, value in data.items() if isinstance(data, dict) else enumerate(data):
+            yield from ways(value, (*way, step))
+
+
+def changed(data: Any, way: tuple[Any, ...], value: Any) -> Any:
+    """A copy of `data` with another value at `way`."""
+    if not way:
+        return value
+    data = copy.copy(data)
+    data[way[0]] = changed(data[way[0]], way[1:], value)
+    return data
+
+
+values = st.one_of(
+    st.sampled_from(
+        ["", "x", "on", "yes", "spot", "eks", "us-west-2a", "us-west-2", "8k", "0..4", "4..0", "1/s", "0/s", "5%", "500%",
+         "30d", "0d", "5min", "1 USD/h", "10.0.0.0/16", "10.0.0.0/30", "cr-0123456789abcdef0", "a.b", "s3://abc/d", "a.jsonl"]
+    ),
+    st.booleans(),
+    st.integers(-3, 10**7),
+    # 3.0 is an integer to JSON Schema and a number with a fraction to a person who writes YAML.
+    st.floats(0.1, 9.9).filter(lambda number: not number.is_integer()),
+    st.just([]),
+    st.just({}),
+    st.just(["spot"]),
+    st.just({"unknown": 1}),
+)  # fmt: skip
+
+
+@settings(max_examples=1500, deadline=None)
+@given(data=st.data())
+def test_schema_and_model_agree_on_any_change_of_an_example(data: st.DataObject) -> None:
+    kind, text = data.draw(st.sampled_from(EXAMPLES))
+    plain = yaml.safe_load(text)
+    way = data.draw(st.sampled_from(sorted(ways(plain), key=str)))
+    plain = changed(plain, way, data.draw(values))
+    by_schema = CHECKS[kind].is_valid(plain)
+    try:
+        kind.model_validate(plain, context=WRITTEN)
+    except ValidationError as error:
+        # What values contradict each other, or lie outside of what a text's form can say, is beyond a JSON Schema.
+        beyond = all(detail["type"] in ("contradiction", "wrong") for detail in error.errors())
+        assert beyond or not by_schema, error
+    else:
+        assert by_schema

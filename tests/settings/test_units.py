@@ -1,0 +1,234 @@
+"""Value types: what a person writes comes out in one unit, and nonsense is refused in one kind of error."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+
+from llm_serving.settings.document import WRITTEN
+from llm_serving.settings.units import (
+    Bounds,
+    Days,
+    Duration,
+    Machines,
+    Memory,
+    Rate,
+    Share,
+    Spend,
+    TokenRange,
+    Tokens,
+    human_bytes,
+)
+
+KINDS: dict[str, TypeAdapter[Any]] = {
+    "Machines": TypeAdapter(Machines),
+    "TokenRange": TypeAdapter(TokenRange),
+    "Tokens": TypeAdapter(Tokens),
+    "Rate": TypeAdapter(Rate),
+    "Share": TypeAdapter(Share),
+    "Spend": TypeAdapter(Spend),
+    "Memory": TypeAdapter(Memory),
+    "Duration": TypeAdapter(Duration),
+    "Days": TypeAdapter(Days),
+}
+
+
+def written(kind: str, value: Any) -> Any:
+    """What a file's `value` becomes."""
+    return KINDS[kind].validate_python(value, context=WRITTEN)
+
+
+def refusal(kind: str, value: Any) -> str:
+    """The message about a file's `value`."""
+    with pytest.raises(ValidationError) as caught:
+        written(kind, value)
+    (detail,) = caught.value.errors()
+    return f"{detail['ctx']['why']}. Write {detail['ctx']['write']}."
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "expected"),
+    [
+        ("Machines", 4, Bounds(4, 4)),
+        ("Machines", "4", Bounds(4, 4)),
+        ("Machines", "0..40", Bounds(0, 40)),
+        ("Machines", 0, Bounds(0, 0)),
+        ("TokenRange", "2k..4k", Bounds(2000, 4000)),
+        ("Tokens", 4096, 4096),
+        ("Tokens", "8k", 8000),
+        ("Tokens", "1m", 1_000_000),
+        ("Rate", "20/s", 20.0),
+        ("Rate", "0.5 /s", 0.5),
+        ("Share", "0%", 0.0),
+        ("Share", "0.1%", 0.001),
+        ("Share", "100 %", 1.0),
+        ("Spend", "500 USD/h", 500.0),
+        ("Memory", "512Mi", 512 * 2**20),
+        ("Memory", "1.5Gi", 3 * 2**29),
+        ("Duration", "30s", 30.0),
+        ("Duration", "5min", 300.0),
+        ("Duration", "8h", 28800.0),
+        ("Days", "30d", 2_592_000.0),
+    ],
+)
+def test_a_shorthand_becomes_a_plain_number(kind: str, value: Any, expected: Any) -> None:
+    got = written(kind, value)
+    assert got == expected
+    assert type(got) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "message"),
+    [
+        ("Machines", "8..0", "the least, 8, is more than the most, 0. Write 0..8."),
+        ("Machines", -1, "it is not within 0..100000. Write a number of machines such as 4, or a range such as 0..40."),
+        (
+            "Machines",
+            "1..200000",
+            "it is not within 0..100000. Write a number of machines such as 4, or a range such as 0..40.",
+        ),
+        (
+            "Machines",
+            "0...8",
+            "it is neither a number of machines nor a range. "
+            "Write a number of machines such as 4, or a range such as 0..40.",
+        ),
+        (
+            "TokenRange",
+            0,
+            "it is not within 1..10000000. Write a number of tokens such as 4, or a range such as 2k..4k.",
+        ),
+        ("Tokens", "8K", "it is not a number of tokens. Write a number of tokens such as 8k."),
+        ("Tokens", 0, "it is not from 1 to 10000000. Write a number of tokens such as 8k."),
+        ("Tokens", True, "it is not a number of tokens. Write a number of tokens such as 8k."),
+        ("Rate", 20, "it has no unit. Write a rate such as 20/s."),
+        ("Rate", "20/min", "it is not a rate. Write a rate such as 20/s."),
+        ("Rate", "0/s", "it is not above 0 and up to 1000000/s. Write a rate such as 20/s."),
+        ("Share", 0.1, "it has no unit. Write a percentage such as 0.1%."),
+        ("Share", "101%", "it is not up to 100%. Write a percentage such as 0.1%."),
+        ("Share", "-1%", "it is not a percentage. Write a percentage such as 0.1%."),
+        (
+            "Spend",
+            "500 EUR/h",
+            "it is not an amount of money an hour. Write an amount of money an hour such as 500 USD/h.",
+        ),
+        ("Memory", "4GB", "it is not an amount of memory. Write an amount of memory such as 4Gi."),
+        ("Duration", "5m", "it is not a length of time. Write a length of time such as 30s."),
+        ("Duration", "99999d", "it is not above 0 and up to 3653d. Write a length of time such as 30s."),
+        ("Days", "1.5d", "it is not a number of days. Write a number of days such as 30d."),
+        ("Memory", "1025Ti", "it is not from 1Ki up to 1024Ti. Write an amount of memory such as 4Gi."),
+        ("Days", "0d", "it is not from 1d up to 3653d. Write a number of days such as 30d."),
+    ],
+)
+def test_a_refusal_says_why_and_what_to_write(kind: str, value: Any, message: str) -> None:
+    assert refusal(kind, value) == message
+
+
+def test_digits_of_other_scripts_are_no_digits() -> None:
+    assert refusal("Tokens", "٤٠٩٦") == "it is not a number of tokens. Write a number of tokens such as 8k."
+
+
+def test_code_may_give_the_plain_number_where_a_file_must_name_the_unit() -> None:
+    assert KINDS["Share"].validate_python(0.001) == 0.001
+    assert KINDS["Duration"].validate_python(30) == 30.0
+    assert KINDS["Memory"].validate_python(2**30) == 2**30
+
+
+@given(least=st.integers(0, 100_000), more=st.integers(0, 100_000))
+def test_a_range_comes_back_from_its_own_text(least: int, more: int) -> None:
+    bounds = Bounds(least, min(least + more, 100_000))
+    assert written("Machines", str(bounds)) == bounds
+    assert KINDS["Machines"].dump_python(bounds) == str(bounds)
+
+
+@given(st.integers(1, 10_000))
+def test_thousands_of_tokens_are_thousands(number: int) -> None:
+    assert written("Tokens", f"{number}k") == number * 1000
+
+
+@given(st.decimals(min_value="0", max_value="100", places=4))
+def test_a_percentage_is_a_hundredth_to_the_last_digit(number: Any) -> None:
+    assert written("Share", f"{number}%") == float(number / 100)
+
+
+@given(number=st.decimals(min_value="0.001", max_value="1000", places=3), unit=st.sampled_from(["s", "min", "h"]))
+def test_a_length_of_time_is_its_number_times_its_unit(number: Any, unit: str) -> None:
+    assert written("Duration", f"{number}{unit}") == float(number * {"s": 1, "min": 60, "h": 3600}[unit])
+
+
+anything = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(),
+    st.from_regex(r"[0-9]{0,20}[.0-9]{0,5} ?(k|m|%|/s|s|d|Gi| USD/h)?", fullmatch=True),
+    st.lists(st.integers(), max_size=2),
+    st.dictionaries(st.text(max_size=2), st.integers(), max_size=2),
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(value=anything)
+def test_nonsense_is_refused_in_words_or_comes_out_in_bounds(kind: str, value: Any) -> None:
+    try:
+        got = written(kind, value)
+    except ValidationError as error:
+        assert all(detail["ctx"]["why"] and detail["ctx"]["write"] for detail in error.errors())
+    else:
+        assert all(math.isfinite(end) and end >= 0 for end in (got if isinstance(got, Bounds) else [got]))
+
+
+def _pattern(kind: str) -> str:
+    """The form of a text in the kind's JSON Schema, without its anchors."""
+    schema = KINDS[kind].json_schema()
+    shapes = schema.get("anyOf", [schema])
+    return next(str(shape["pattern"]) for shape in shapes if "pattern" in shape).removeprefix("^").removesuffix("$")
+
+
+def _errors(kind: str, value: Any) -> set[str]:
+    try:
+        written(kind, value)
+    except ValidationError as error:
+        return {detail["type"] for detail in error.errors()}
+    return set()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data())
+def test_an_editor_that_follows_the_schema_never_meets_a_text_of_the_wrong_form(kind: str, data: st.DataObject) -> None:
+    text = data.draw(st.from_regex(_pattern(kind), fullmatch=True))
+    assert _errors(kind, text) <= {"wrong"}, "bounds are beyond a pattern; the form is not"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(
+    text=st.text(max_size=12) | st.from_regex(r"[0-9]{0,14}[.0-9]{0,5} ?(k|m|%|/s|s|d|Gi| USD/h)?\n?", fullmatch=True)
+)
+def test_a_text_that_the_schema_does_not_take_is_refused_for_its_form(kind: str, text: str) -> None:
+    assert (_errors(kind, text) == {"form"}) == (re.fullmatch(_pattern(kind), text) is None)
+
+
+@given(
+    number=st.decimals(min_value="1", max_value="1024", places=3),
+    unit=st.sampled_from([("Ki", 2**10), ("Mi", 2**20), ("Gi", 2**30), ("Ti", 2**40)]),
+)
+def test_an_amount_of_memory_is_whole_bytes_and_never_more_than_was_written(number: Any, unit: tuple[str, int]) -> None:
+    word, size = unit
+    got = written("Memory", f"{number}{word}")
+    assert isinstance(got, int)
+    assert 0 <= number * size - got < 1
+
+
+@given(st.integers(1, 10**15))
+def test_bytes_for_people_keep_three_digits(count: int) -> None:
+    number, unit = human_bytes(count).split()
+    size = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}[unit]
+    assert math.isclose(float(number) * size, count, rel_tol=0.0051)
+    assert float(number) < 1000 or unit == "TB"

@@ -1,0 +1,356 @@
+"""The YAML reader: what it takes it takes as written, and no file makes it hang, run something or fall over."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from llm_serving.settings import yaml_source
+from llm_serving.settings.errors import InputError
+
+BINARY = "it is binary, not text in UTF-8. Write a YAML file."
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder that is the current one, so that messages name plain files."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def read(text: str | bytes) -> yaml_source.Source:
+    """The source of a file `a.yaml` that holds `text`."""
+    Path("a.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
+    return yaml_source.read(Path("a.yaml"))
+
+
+def said(text: str | bytes) -> list[str]:
+    """The messages about a file `a.yaml` that holds `text`."""
+    try:
+        return [str(mistake) for mistake in read(text).mistakes]
+    except InputError as error:
+        return str(error).splitlines()
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("text", "data"),
+    [
+        ("a: 1", {"a": 1}),
+        ("a: -1.5", {"a": -1.5}),
+        ("a: 1e3", {"a": 1000.0}),
+        ("a: True", {"a": True}),
+        ("a: [x, 'y', \"z\"]", {"a": ["x", "y", "z"]}),
+        # What YAML 1.1 makes something else of:
+        ("a: yes", {"a": "yes"}),
+        ("on: off", {"on": "off"}),
+        ("a: 010", {"a": "010"}),
+        ("a: 0x1F", {"a": "0x1F"}),
+        ("a: 1_000", {"a": "1_000"}),
+        ("a: 1:30", {"a": "1:30"}),
+        ("a: 2026-01-31", {"a": "2026-01-31"}),
+        ("a: .inf", {"a": ".inf"}),
+        ("a: .nan", {"a": ".nan"}),
+        ("1: a", {"1": "a"}),
+        ("null: a", {"null": "a"}),
+        ("a: 9999999999999999999999", {"a": "9999999999999999999999"}),
+        ("a: 1e999", {"a": "1e999"}),
+        ("a: 0x" + "f" * 5000, {"a": "0x" + "f" * 5000}),
+        # Forms of the file that change nothing:
+        (b"\xef\xbb\xbfa: 1", {"a": 1}),
+        (b"a: 1\r\nb: 2\r\n", {"a": 1, "b": 2}),
+        ("---\na: 1\n...\n", {"a": 1}),
+        ("%YAML 1.1\n---\na: 1\n", {"a": 1}),
+    ],
+)
+def test_a_file_holds_what_it_says(text: str | bytes, data: Any) -> None:
+    result = read(text)
+    assert result.data == data
+    assert result.mistakes == []
+
+
+@pytest.mark.usefixtures("here")
+def test_aliases_and_merged_mappings_are_understood_and_keep_their_places() -> None:
+    result = read("base: &base\n  size: 1\n  zones: [a]\nother:\n  <<: *base\n  size: 2\nagain: *base\n")
+    assert result.data["other"] == {"size": 2, "zones": ["a"]}
+    assert result.data["again"] == {"size": 1, "zones": ["a"]}
+    assert result.spots["other", "size"] == yaml_source.Spot(6, 9, 6, 3)
+    assert result.spots["other", "zones"] == yaml_source.Spot(3, 10, 3, 3)
+    assert result.spots["again",] == yaml_source.Spot(7, 1, 7, 1)
+
+
+@pytest.mark.usefixtures("here")
+def test_a_spot_is_the_value_on_its_key_s_line_and_else_the_key() -> None:
+    result = read("a: {b: 1}\nlonger:\n  c: 2\n  d:\n    - 3\n    - {e: 4}\n")
+    assert result.spots["a",] == yaml_source.Spot(1, 4, 1, 1)
+    assert result.spots["a", "b"] == yaml_source.Spot(1, 8, 1, 5)
+    assert result.spots["longer",] == yaml_source.Spot(2, 1, 2, 1)
+    assert result.spots["longer", "c"] == yaml_source.Spot(3, 6, 3, 3)
+    assert result.spots["longer", "d", 1, "e"] == yaml_source.Spot(6, 11, 6, 8)
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("text", "messages"),
+    [
+        ("", ["a.yaml:1:1: it is empty. Write at least its required keys; `blueprint schema` lists them."]),
+        ("# x\n", ["a.yaml:1:1: it is empty. Write at least its required keys; `blueprint schema` lists them."]),
+        (b"\x89PNG\r\n\x1a\n\xff", [f"a.yaml:1:1: {BINARY}"]),
+        (b"a: \0", ["a.yaml:1:1: it is binary, not text. Write a YAML file."]),
+        (b"a: \xff", [f"a.yaml:1:1: {BINARY}"]),
+        ("a: 1".encode("utf-16"), ["a.yaml:1:1: it is text in UTF-16, not UTF-8. Write the file saved as UTF-8."]),
+        (
+            "a: 1\r\nb: x\x07\n",
+            [
+                "a.yaml:2:5: the character U+0007 stands here, which nobody sees and YAML does not take. "
+                "Write the line without it."
+            ],
+        ),
+        (
+            "a: x\u202ey\n",
+            [
+                "a.yaml:1:5: the character U+202E stands here, which nobody sees and YAML does not take. "
+                "Write the line without it."
+            ],
+        ),
+        (
+            "a:\n\tb: 1",
+            [
+                "a.yaml:2:1: it is not YAML: a tab stands here, and YAML is indented by spaces. Write spaces in its place."
+            ],
+        ),
+        (
+            "a: b: c",
+            [
+                "a.yaml:1:5: it is not YAML: a second ': ' stands here, or the line is indented too far. "
+                "Write quotes around a text with ': ' in it, or the key in line with its neighbours."
+            ],
+        ),
+        (
+            "a: 1\n b: 2",
+            [
+                "a.yaml:2:3: it is not YAML: a second ': ' stands here, or the line is indented too far. "
+                "Write quotes around a text with ': ' in it, or the key in line with its neighbours."
+            ],
+        ),
+        (
+            "a:\n  b: 1\n c: 2",
+            [
+                "a.yaml:3:2: it is not YAML: the line is not in line with its neighbours. "
+                "Write keys of one mapping under each other, indented by spaces."
+            ],
+        ),
+        (
+            "a: [1, 2\nb: 3",
+            ["a.yaml:1:4: it is not YAML: the list that starts here is not closed. Write a list such as [a, b]."],
+        ),
+        (
+            "a: {b: 1\nc: 3\n",
+            [
+                "a.yaml:1:4: it is not YAML: the mapping that starts here is not closed. "
+                "Write a mapping such as {a: 1, b: 2}."
+            ],
+        ),
+        (
+            "a: 'x\nb: 1",
+            [
+                "a.yaml:1:4: it is not YAML: the quotation mark that starts here has no end. Write a quotation mark at its end."
+            ],
+        ),
+        (
+            "a: @x",
+            [
+                "a.yaml:1:4: it is not YAML: found character '@' that cannot start any token. "
+                "Write quotes around a text that starts with a special character."
+            ],
+        ),
+        (
+            "a: 1\nb\nc: 2",
+            ["a.yaml:3:1: it is not YAML: the line before has no ': ' after its key. Write KEY: VALUE."],
+        ),
+        (
+            "a: 1\n---\nb: 2",
+            ["a.yaml:2:1: it is not YAML: a second document starts with ---. Write one document, without ---."],
+        ),
+        (
+            "a: *b",
+            [
+                "a.yaml:1:4: it is not YAML: found undefined alias 'b'. Write the value itself, or &NAME at an earlier value."
+            ],
+        ),
+        ("a: 1\na: 2", ["a.yaml:2:1: a: the key stands twice; the first is on line 1. Write it once."]),
+        (
+            "a:\nb: ~",
+            [
+                "a.yaml:1:3: a: the key has no value. Write a value, or leave it out.",
+                "a.yaml:2:4: b: the key has no value. Write a value, or leave it out.",
+            ],
+        ),
+        ("a: [1, ]\nb:\n- \n", ["a.yaml:3:2: b[0]: the item has no value. Write a value, or leave it out."]),
+        (
+            "name: {{ name }}",
+            ["a.yaml:1:8: name: a mapping stands where a key belongs. Write quotes around a text with { or [ in it."],
+        ),
+        (
+            "? [a, b]\n: 1",
+            ["a.yaml:1:3: a list stands where a key belongs. Write quotes around a text with { or [ in it."],
+        ),
+        (
+            "a: !!python/object/apply:os.system ['touch pwned']",
+            [
+                "a.yaml:1:4: the tag tag:yaml.org,2002:python/object/apply:os.system says how to build the value, "
+                "and settings take values alone. Write it without the tag."
+            ],
+        ),
+        (
+            "a: !!str 1",
+            [
+                "a.yaml:1:4: the tag tag:yaml.org,2002:str says how to build the value, "
+                "and settings take values alone. Write it without the tag."
+            ],
+        ),
+        (
+            "a: ${HOME}",
+            [
+                "a.yaml:1:4: a: it holds ${ or %{, which Terraform would read as an expression; "
+                "settings hold plain values. Write the value itself."
+            ],
+        ),
+        (
+            'a: "x\\ny"\nb: |\n  text\n',
+            [
+                "a.yaml:1:4: a: it holds a line break or another character that cannot be printed. Write it on one line.",
+                "a.yaml:2:4: b: it holds a line break or another character that cannot be printed. Write it on one line.",
+            ],
+        ),
+        (
+            'a: "\\ud800"',
+            ["a.yaml:1:4: a: it holds a line break or another character that cannot be printed. Write it on one line."],
+        ),
+        ("a: &a [*a]", ["a.yaml:1:4: a[0]: the alias stands inside what it is an alias of. Write the value itself."]),
+        (
+            "a: &a\n  <<: *a\n  b: 1",
+            [
+                "a.yaml:1:4: a: only a mapping that is complete can be merged with <<. "
+                "Write <<: *NAME of a mapping above."
+            ],
+        ),
+    ],
+)
+def test_a_file_that_is_no_settings_file_is_refused_in_words(text: str | bytes, messages: list[str]) -> None:
+    assert said(text) == messages
+    assert not Path("pwned").exists()
+
+
+@pytest.mark.usefixtures("here")
+def test_deep_nesting_is_refused_at_its_place_and_at_once() -> None:
+    start = time.process_time()
+    assert said("a: " + "[" * 100_000) == [
+        "a.yaml:1:23: it is not YAML: it is nested deeper than 20 levels. "
+        "Write settings as `blueprint schema` describes them."
+    ]
+    assert time.process_time() - start < 5
+
+
+@pytest.mark.usefixtures("here")
+def test_a_few_aliases_that_stand_for_billions_are_refused_at_once() -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 15)]
+    start = time.process_time()
+    assert said("\n".join(lines)) == [
+        "a.yaml:1:1: it holds more than 20,000 values, aliases counted each time they are used. "
+        "Write settings of a screenful, not a data file."
+    ]
+    assert time.process_time() - start < 5
+
+
+@pytest.mark.usefixtures("here")
+def test_merging_a_mapping_into_itself_many_times_over_is_refused_at_once() -> None:
+    lines = ["m0: &m0 {k: 1}"]
+    lines += [f"m{n}: &m{n}\n  <<: [{', '.join([f'*m{n - 1}'] * 20)}]" for n in range(1, 15)]
+    start = time.process_time()
+    said("\n".join(lines))
+    assert time.process_time() - start < 5
+
+
+@pytest.mark.usefixtures("here")
+def test_a_file_of_10_mb_is_refused_unread() -> None:
+    start = time.process_time()
+    assert said(b"a: 1\n" * 2_000_000) == [
+        "a.yaml:1:1: it holds 10,000,000 bytes, and settings hold at most 200,000. "
+        "Write settings of a screenful, not a data file."
+    ]
+    assert time.process_time() - start < 1
+
+
+def refused(path: Path) -> str:
+    with pytest.raises(InputError) as caught:
+        yaml_source.read(path)
+    return str(caught.value)
+
+
+@pytest.mark.usefixtures("here")
+def test_a_file_that_is_not_there_is_named_with_its_neighbour() -> None:
+    assert refused(Path("fleet.yaml")) == (
+        "fleet.yaml:1:1: there is no such file. Write the path of a file that exists."
+    )
+    Path("fleet.yml").write_text("a: 1")
+    assert refused(Path("fleet.yaml")) == (
+        "fleet.yaml:1:1: there is no such file. Write the path of a file that exists, such as fleet.yml."
+    )
+    assert refused(Path("no/fleet.yaml")) == (
+        "no/fleet.yaml:1:1: there is no such file. Write the path of a file that exists."
+    )
+
+
+@pytest.mark.usefixtures("here")
+def test_what_is_no_regular_file_is_refused_without_waiting() -> None:
+    os.mkfifo("pipe.yaml")
+    Path("loop.yaml").symlink_to("loop.yaml")
+    Path("folder").mkdir()
+    Path("file").write_text("")
+    device = "it is a pipe or a device, not a file. Write the path of a file."
+    assert refused(Path("pipe.yaml")) == f"pipe.yaml:1:1: {device}"
+    assert refused(Path("/dev/zero")) == f"/dev/zero:1:1: {device}"
+    assert refused(Path("folder")) == (
+        "folder:1:1: it is a folder. Write the path of the file, such as folder/fleet.yaml."
+    )
+    readable = "Write the path of a file that you may read."
+    assert (
+        refused(Path("loop.yaml")) == f"loop.yaml:1:1: it cannot be read: too many levels of symbolic links. {readable}"
+    )
+    assert refused(Path("file/a.yaml")) == f"file/a.yaml:1:1: it cannot be read: not a directory. {readable}"
+    assert refused(Path("x" * 300)) == f"{'x' * 300}:1:1: it cannot be read: file name too long. {readable}"
+    assert refused(Path("a\0b")) == (
+        "a\\x00b:1:1: a path holds no NUL character. Write the path of a file that exists."
+    )
+
+
+@pytest.mark.usefixtures("here")
+def test_a_file_that_may_not_be_read_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Root may read everything, so the kernel's answer is given in its place.
+    def refuse(*_: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "open", refuse)
+    assert refused(Path("a.yaml")) == (
+        "a.yaml:1:1: it cannot be read: permission denied. Write the path of a file that you may read."
+    )
+
+
+yamlish = st.text(st.sampled_from("ab:-[]{}&*!|>'\"%@`#,? \n\t0.~<\\\u2028é"), max_size=60)
+
+
+@pytest.mark.usefixtures("here")
+@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.one_of(yamlish.map(str.encode), st.binary(max_size=60)))
+def test_no_bytes_at_all_raise_anything_but_a_refusal_of_one_line_a_mistake(text: bytes) -> None:
+    for message in said(text):
+        assert message.startswith("a.yaml:")
+        assert message.isprintable()

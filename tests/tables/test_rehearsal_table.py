@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from llm_serving.rehearsal.run import Rehearsal, Stack
+from llm_serving.tables import rehearsal_table
+
+
+def drawn(*done: Rehearsal) -> str:
+    page = io.StringIO()
+    Console(file=page, width=80).print(rehearsal_table.draw(done))
+    return page.getvalue()
+
+
+def rehearsal(fleet: str, **stacks: Stack) -> Rehearsal:
+    return Rehearsal(fleet, "Terraform 1.11.4", "a mirror", stacks, {}, {})
+
+
+def test_each_stack_is_a_line_with_its_counts_and_what_is_not_held_has_its_reason() -> None:
+    text = drawn(
+        rehearsal("first", network=Stack(45, 45, 45, {}), eks=Stack(66, 66, 56, {"aws_eks_addon": 10})),
+        rehearsal("second", network=Stack(1, 1, 1, {})),
+    )
+    lines = [line.split() for line in text.splitlines()]
+    assert ["first", "network", "45", "45", "45", "0"] in lines
+    assert ["eks", "66", "66", "56", "10"] in lines
+    assert ["in", "all", "112", "112", "102", "10"] in lines
+    assert "not held: 10 aws_eks_addon, for the embedded EKS has no add-ons" in text
+
+
+def test_what_was_not_applied_is_no_zero() -> None:
+    text = drawn(rehearsal("first", network=Stack(45, 45, None, {})))
+    assert ["first", "network", "45", "45", "-", "0"] in [line.split() for line in text.splitlines()]

@@ -1,0 +1,32 @@
+"""What is no share of a route; tests/targets/eks/test_target.py sees the shares on a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llm_serving.cli import main
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["mine"], "SHARE: now 'mine': it is no deployment and its weight. Write NAME=WEIGHT, such as mine-v2=10."),
+        (["mine=0"], "SHARE: no deployment would get a request. Write a weight above 0, such as mine=100."),
+        (["a=1", "a=2"], "SHARE: now 'a=2': a has its weight already. Write each deployment once."),
+        (["mine=1", "--gateway", "edge"], "--gateway: now 'edge': it is no Gateway. Write NAMESPACE/NAME, such as gateway/edge."),
+        ([], "SHARE: write either deployments with their weights, such as mine=90 mine-v2=10, or --back."),
+    ],
+)  # fmt: skip
+def test_what_is_no_share_is_refused_before_anything_is_looked_for(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    words: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert main.run(["shift", "chat", *words]) == 2
+    assert capfd.readouterr().err.splitlines()[-1] == message

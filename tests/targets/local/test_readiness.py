@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from llm_serving import processes
+from llm_serving.targets.local import readiness
+from llm_serving.targets.local.deployment_dir import Run
+from llm_serving.targets.local.readiness import RoleFailed
+from llm_serving.targets.local.supervisor import State
+from llm_serving.workloads.serving.deployment import Probe, Process
+
+ANSWERS = {
+    "/good": (200, b'{"choices": [{"text": "a"}]}'),
+    "/empty": (200, b'{"choices": []}'),
+    "/healthy": (200, b""),
+    "/error": (200, b'{"error": "no model"}'),
+    "/broken": (500, b"{}"),
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[int]:
+    """A server that is healthy at every path, and gives a completion at one."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            assert asked == {"model": "tiny"}
+            status, body = ANSWERS[self.path]
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        yield running.server_address[1]
+        running.shutdown()
+
+
+def _process(port: int, path: str) -> Process:
+    probe = Probe(path=path, body={"model": "tiny"}, deadline_s=1)
+    return Process(name="worker-0", command=(), environment={}, port=port, probe=probe)
+
+
+@pytest.mark.parametrize("path", list(ANSWERS))
+def test_only_a_completion_counts_as_an_answer(server: int, path: str) -> None:
+    assert readiness.answers(_process(server, path)) == (path == "/good")
+
+
+def test_a_port_that_nobody_listens_on_does_not_answer() -> None:
+    assert not readiness.answers(_process(processes.free_ports(1)[0], "/good"))
+
+
+def _state(state: str, ended: str, restarts: int = 1) -> State:
+    return State(name="worker-0", state=state, pid=0, uptime_s=0, restarts=restarts, ended=ended)
+
+
+@pytest.mark.parametrize(
+    ("ended", "said"),
+    [
+        ("exit status 1", "worker-0 ended with exit status 1: ValueError: bad weights"),
+        (
+            "exit status 137",
+            "worker-0 was ended by signal 9 (did the machine run out of memory?): ValueError: bad weights",
+        ),
+        ("exit status 143", "worker-0 was ended by signal 15: ValueError: bad weights"),
+        ("terminated by SIGKILL", "worker-0 ended with terminated by SIGKILL: ValueError: bad weights"),
+    ],
+)
+def test_a_process_that_ended_is_told_with_its_cause(tmp_path: Path, ended: str, said: str) -> None:
+    run = Run("mine", tmp_path)
+    run.make()
+    run.log("worker-0").write_text('Traceback (most recent call last):\n  File "x"\nValueError: bad weights\n')
+    with pytest.raises(RoleFailed) as failed:
+        readiness.refuse_failed(run, _state("FATAL", ended), restarts=0)
+    assert str(failed.value).splitlines()[0] == said
+
+
+def test_a_process_that_is_being_tried_again_has_failed_all_the_same(tmp_path: Path) -> None:
+    run = Run("mine", tmp_path)
+    with pytest.raises(RoleFailed, match="worker-0 ended with exit status 1"):
+        readiness.refuse_failed(run, _state("STARTING", "exit status 1", restarts=2), restarts=1)
+    readiness.refuse_failed(run, _state("STARTING", "exit status 1", restarts=1), restarts=1)

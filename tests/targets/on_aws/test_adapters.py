@@ -1,0 +1,129 @@
+"""Adapters in S3 before a deployment: the bucket is a real one of the embedded AWS."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from llm_serving.aws import s3
+from llm_serving.settings.errors import InputError, Unavailable
+from llm_serving.targets.on_aws import adapters, commands, plan
+
+PATTERN = Path(__file__).parents[3] / "blueprints" / "aggregated"
+MODEL, OTHER = "Qwen/Qwen3-0.6B", "Qwen/Qwen3-8B"
+
+
+@pytest.fixture
+def place(bucket: s3.Bucket) -> str:
+    """s3://BUCKET/PREFIX of an adapter."""
+    return f"s3://{bucket.where.bucket}/lora/sql"
+
+
+def put(bucket: s3.Bucket, base: str = MODEL, rank: int = 16, files: tuple[str, ...] = (), text: str = "") -> None:
+    said = {"base_model_name_or_path": base, "r": rank}
+    content = {"adapter_config.json": text or json.dumps(said), "adapter_model.safetensors": "weights"}
+    for name in files or content:
+        key = f"lora/sql/{name}"
+        bucket._client.put_object(Bucket=bucket.where.bucket, Key=key, Body=content.get(name, "").encode())
+
+
+def planned(folder: Path, place: str, target: str = "eks") -> plan.Plan:
+    (folder / "fleet.yaml").write_text(
+        "name: demo\nregion: us-west-2\nzones: [us-west-2a]\norchestrator: both\n"
+        "pools:\n  eks: {types: g6e.2xlarge, size: 0..4}\n  ecs: {types: g6e.2xlarge, size: 0..4, orchestrator: ecs}\n"
+    )
+    mine = folder / "mine"
+    shutil.copytree(PATTERN, mine, dirs_exist_ok=True)
+    (mine / "blueprint.yaml").write_text(
+        f"pattern: aggregated\nmodel: {MODEL}\nroles:\n  worker:\n    pool: {target}\n    adapters:\n"
+        f"      sql: {place}\ntraffic: {{users: 2, input_tokens: 32, output_tokens: 8}}\nslo: {{}}\n"
+    )
+    return plan.plan(mine, folder / "fleet.yaml", target=target, root=folder, account="123456789012")
+
+
+def refused(made: plan.Plan) -> str:
+    """What is said, without the folder; empty where it is taken."""
+    try:
+        adapters.refuse(made)
+    except InputError as error:
+        return str(error).replace(f"{made.folder}/", "")
+    return ""
+
+
+@pytest.mark.terraform
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ({}, ""),
+        ({"base": f"{MODEL}-FP8"}, ""),
+        (
+            {"base": OTHER},
+            f"it was made for {OTHER}, and the role serves {MODEL}. Write an adapter of {MODEL}, or a role of {OTHER}.",
+        ),
+        (
+            {"rank": 128},
+            "its rank is 128, and replicas set memory aside for 64. Write an adapter of rank 64 or less.",
+        ),
+        (
+            {"files": ("adapter_config.json",)},
+            "there is no adapter_model.safetensors in PLACE. Write a folder that PEFT wrote.",
+        ),
+        (
+            {"files": ("README.md",)},
+            "there is no adapter_config.json and no adapter_model.safetensors in PLACE. Write a folder that PEFT wrote.",
+        ),
+        (
+            {"text": "{"},
+            f"it was made for no model that it names, and the role serves {MODEL}. Write an adapter of {MODEL}.",
+        ),
+    ],
+)
+def test_an_adapter_in_s3_that_is_none_of_its_model_is_refused_at_its_line(
+    bucket: s3.Bucket, place: str, tmp_path: Path, content: dict[str, Any], why: str
+) -> None:
+    put(bucket, **content)
+    said = (
+        f"blueprint.yaml:7:12: roles.worker.adapters.sql: now '{place}': {why.replace('PLACE', place)}" if why else ""
+    )
+    assert refused(planned(tmp_path, place)) == said
+
+
+@pytest.mark.terraform
+@pytest.mark.parametrize("target", ["eks", "ecs"])
+def test_a_deployment_asks_for_nothing_before_its_adapters_fit(
+    bucket: s3.Bucket, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    asked: list[str] = []
+    stand_in = SimpleNamespace(deploy=lambda made, *_, **__: asked.append(made.deployment.name))
+    monkeypatch.setattr(commands, "module_of", lambda _: stand_in)
+    made = planned(tmp_path, place, target)
+    put(bucket, base=OTHER)
+    with pytest.raises(InputError, match="it was made for"):
+        commands.deploy(made, lambda _: None, force=False)
+    assert asked == []
+    put(bucket)
+    commands.deploy(made, lambda _: None, force=False)
+    assert asked == ["mine"]
+
+
+@pytest.mark.terraform
+def test_a_bucket_that_is_not_there_is_said(aws: str, tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match=r"s3://nobody-has-this: .* has no such bucket"):
+        adapters.refuse(planned(tmp_path, "s3://nobody-has-this/lora"))
+
+
+def test_what_only_the_engines_may_read_is_passed_over_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def deny(*_: object) -> None:
+        raise s3.Denied("s3://theirs: AWS denies s3:ListBucket (403).")
+
+    monkeypatch.setattr(s3, "Bucket", deny)
+    adapters.refuse(planned(tmp_path, "s3://theirs/lora"))
+    said = " ".join(capsys.readouterr().err.split())
+    assert "s3://theirs/lora: not looked at, whether it fits its model: s3://theirs: AWS denies s3:ListBucket" in said

@@ -1,0 +1,38 @@
+"""A way to a deployment inside a network: open while it is needed, gone afterwards, and its failure told."""
+
+from __future__ import annotations
+
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from llm_serving import processes
+from llm_serving.settings.errors import Unavailable
+from llm_serving.targets import tunnel
+
+
+def test_it_answers_at_its_near_end_and_is_gone_afterwards(tmp_path: Path) -> None:
+    (tmp_path / "health").write_text("ok")
+
+    def command(port: int) -> list[str]:
+        return [sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1", "--directory", str(tmp_path)]
+
+    with tunnel.through(command, tmp_path / "tunnel.log") as url:
+        with urllib.request.urlopen(f"{url}/health", timeout=10) as answer:
+            assert answer.read() == b"ok"
+        port = int(url.rpartition(":")[2])
+        assert not processes.is_free(port)
+    assert processes.is_free(port)
+
+
+def test_one_that_does_not_open_says_why(tmp_path: Path) -> None:
+    def command(_: int) -> list[str]:
+        return [sys.executable, "-c", "import sys; sys.exit('error: services \"mine\" not found')"]
+
+    with (
+        pytest.raises(Unavailable, match='services "mine" not found'),
+        tunnel.through(command, tmp_path / "logs" / "tunnel.log"),
+    ):
+        pass

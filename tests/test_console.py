@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from llm_serving import console
+from llm_serving.settings.errors import InputError, Unavailable
+
+
+def test_a_command_is_printed_so_that_a_shell_runs_the_same_again(tmp_path: Path) -> None:
+    folder = tmp_path / "with space"
+    folder.mkdir()
+    line = console.quoted(["printf", "%s|", "a b", "$HOME", "it's"], cwd=folder, environment={"X": "1 2"})
+    again = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True)
+    assert again.stdout == "a b|$HOME|it's|"
+
+
+def test_run_returns_the_output_and_keeps_it_in_the_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "logs" / "echo.log"
+    assert console.run(["echo", "one"], log=log) == "one\n"
+    assert console.run(["echo", "two"], log=log) == "two\n"
+    assert log.read_text() == "one\ntwo\n"
+    assert "$ echo one" in capsys.readouterr().err
+
+
+def test_a_failed_command_says_its_code_its_last_lines_and_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    with pytest.raises(console.CommandFailed) as failed:
+        console.run(["sh", "-c", "seq 1 50; exit 7"], log=log)
+    text = str(failed.value)
+    assert "ended with code 7" in text and "    50" in text and "    30\n" not in text and "x.log" in text
+    assert failed.value.output.startswith("1\n2\n")
+
+
+def test_a_command_that_hangs_is_ended_at_its_limit(tmp_path: Path) -> None:
+    with pytest.raises(console.CommandFailed, match="did not end within 1 s"):
+        console.run(["sleep", "300"], log=tmp_path / "x.log", timeout_s=1)
+
+
+def test_a_program_that_is_not_there_is_the_environments_fault(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match="no-such-program is not on this machine's PATH") as missing:
+        console.run(["no-such-program"], log=tmp_path / "x.log")
+    assert missing.value.exit_code == 3
+
+
+def test_a_step_shows_its_title_note_and_time(capsys: pytest.CaptureFixture[str]) -> None:
+    with console.step("Counting") as step:
+        step.note = "12 found"
+    assert step.seconds > 0
+    shown = capsys.readouterr().err
+    assert "▸ Counting" in shown and "✓ Counting: 12 found (0.0 s)" in shown
+
+
+def test_a_step_that_fails_is_shown_as_failed_and_passes_the_error_on(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(InputError), console.step("Reading"):
+        raise InputError("no")
+    assert "✗ Reading" in capsys.readouterr().err
+
+
+def test_nothing_that_a_command_prints_is_taken_for_markup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argument = "[red]x[/nonsense]"
+    console.run([sys.executable, "-c", "print(1)", argument], log=tmp_path / "x.log")
+    assert shlex.quote(argument) in capsys.readouterr().err
+
+
+def test_a_summary_gets_the_steps_that_ended_well_without_those_inside_others() -> None:
+    with console.recorded() as steps:
+        with console.step("one"), console.step("inside"):
+            pass
+        with pytest.raises(InputError), console.step("failed"):
+            raise InputError("no")
+        with console.step("two"):
+            pass
+    with console.step("later"):
+        pass
+    assert [step.title for step in steps] == ["one", "two"]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_result_is_folded_between_words_in_a_terminal_and_whole_elsewhere(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(console.out, "_width", 40)
+    monkeypatch.setattr(console.out, "_force_terminal", terminal)
+    sentence = "The weights are random numbers from a fixed seed: the text has no meaning."
+    console.result(sentence)
+    lines = capsys.readouterr().out.splitlines()
+    assert " ".join(line.rstrip() for line in lines) == sentence
+    assert len(lines) == (2 if terminal else 1)
+
+
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
+def test_what_is_interrupted_gets_its_own_signal_and_the_time_to_end_in_order(
+    tmp_path: Path, by: signal.Signals, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = (
+        "import pathlib, signal, sys, time\n"
+        "def end(number, frame):\n"
+        "    time.sleep(0.5)\n"
+        "    pathlib.Path('told').write_text(signal.Signals(number).name)\n"
+        "    sys.exit()\n"
+        "for number in (signal.SIGINT, signal.SIGTERM):\n"
+        "    signal.signal(number, end)\n"
+        "pathlib.Path('up').touch()\n"
+        "time.sleep(60)\n"
+    )
+
+    def interrupt() -> None:
+        if (tmp_path / "up").exists():
+            raise KeyboardInterrupt
+
+    command = console.Command([sys.executable, "-c", code], tmp_path / "log", cwd=tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        console.run_together([command], watch=interrupt, grace_s=30, stop_by=by, timeout_s=60)
+    assert (tmp_path / "told").read_text() == by.name
+    assert "up to 30 s to end in order" in capsys.readouterr().err

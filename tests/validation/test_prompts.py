@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llm_serving.settings.errors import InputError
+from llm_serving.validation import prompts
+from llm_serving.validation.load_plan import Length
+from scripts.benchmarks import known_server
+
+
+def _count(text: str) -> int:
+    """Tokens by the rule of the server with known delays: a long word is two, and the chat adds some."""
+    return known_server.tokens(text) + known_server.CHAT_OVERHEAD
+
+
+@pytest.fixture
+def maker() -> prompts.Maker:
+    return prompts.Maker(prompts.measure(_count), "seed")
+
+
+def test_the_cost_of_each_word_and_of_the_template_is_found() -> None:
+    costs = prompts.measure(lambda text: 5 + sum(2 if word == "which" else 1 for word in text.split()))
+    assert costs.base == 6
+    assert costs.words["which"] == 2
+    assert costs.words["the"] == 1
+
+
+def test_a_word_whose_cost_depends_on_its_neighbours_is_not_used() -> None:
+    costs = prompts.measure(lambda text: len(text.split()) - text.count("the the") // 3)
+    assert "the" not in costs.words
+    assert "of" in costs.words
+
+
+@pytest.mark.parametrize("tokens", [9, 16, 17, 64, 255, 4000])
+def test_a_prompt_has_exactly_the_tokens_asked_for(maker: prompts.Maker, tokens: int) -> None:
+    made = [maker.make(Length(tokens, tokens // 2, group=0, output_tokens=1)) for _ in range(20)]
+    assert {_count(text) for text in made} == {tokens}
+
+
+def test_a_prompt_is_exact_where_words_cost_several_tokens_each() -> None:
+    costs = prompts.Costs(3, {"the": 1, "of": 2, "and": 3})
+    made = prompts.Maker(costs, "seed").make(Length(50, 10, 0, 1))
+    assert costs.base + sum(costs.words[word] for word in made.split()[1:]) == 50
+
+
+def test_a_prompt_shorter_than_the_template_is_the_shortest_possible(maker: prompts.Maker) -> None:
+    assert maker.make(Length(1, 0, 0, 1)) == prompts.FIRST
+
+
+def test_prompts_of_a_group_begin_alike_and_end_differently(maker: prompts.Maker) -> None:
+    first, second = (maker.make(Length(200, 100, group=1, output_tokens=1)).split() for _ in range(2))
+    other = maker.make(Length(200, 100, group=2, output_tokens=1)).split()
+    shared = 100 - known_server.CHAT_OVERHEAD
+    assert first[:shared] == second[:shared]
+    assert first[shared : shared + 20] != second[shared : shared + 20]
+    assert first[1:20] != other[1:20]
+
+
+def test_without_a_shared_prefix_prompts_differ_from_the_start(maker: prompts.Maker) -> None:
+    first, second = (maker.make(Length(64, 0, group=0, output_tokens=1)).split() for _ in range(2))
+    assert first[1:12] != second[1:12]
+
+
+def test_the_same_seed_makes_the_same_prompts() -> None:
+    costs = prompts.measure(_count)
+    lengths = [Length(40, 10, group % 2, 1) for group in range(6)]
+    first, again = ([prompts.Maker(costs, "a").make(length) for length in lengths] for _ in range(2))
+    assert first == again
+    assert first != [prompts.Maker(costs, "b").make(length) for length in lengths]
+
+
+def test_rows_are_read_with_what_is_expected(tmp_path: Path) -> None:
+    file = tmp_path / "data.jsonl"
+    file.write_text('{"prompt": "2 + 2 =", "expected": "4"}\n\n{"messages": [{"role": "user", "content": "Hi"}]}\n')
+    rows = prompts.read_rows(file, "chat")
+    assert rows[0].messages == ({"role": "user", "content": "2 + 2 ="},)
+    assert rows[0].expected == "4"
+    assert rows[1].messages[0]["content"] == "Hi"
+    assert rows[1].expected is None
+
+
+def test_every_wrong_line_is_named_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "data.jsonl"
+    file.write_text(
+        '{"prompt": "ok"}\n{"prompt"\n[]\n{"prompt": "a", "messages": []}\n{"prompt": "a", "expected": 4}\n'
+    )
+    with pytest.raises(InputError) as caught:
+        prompts.read_rows(file, "chat")
+    lines = str(caught.value).splitlines()
+    assert [line.split(": ")[0] for line in lines] == [f"{file}:2:10", f"{file}:3:1", f"{file}:4:1", f"{file}:5:1"]
+    assert "it is not JSON" in lines[0]
+    assert "it is not a JSON object" in lines[1]
+    assert "exactly one of `prompt` and `messages`" in lines[2]
+    assert "expected: now" in lines[3]
+
+
+@pytest.mark.parametrize(
+    ("text", "api", "said"),
+    [
+        ("", "chat", "it holds no prompt"),
+        ('{"messages": [{"role": "user", "content": "Hi"}]}', "completions", "takes a prompt"),
+        ('{"messages": "Hi"}', "chat", "not a list of chat messages"),
+        ('{"prompt": ""}', "chat", "not a text, or empty"),
+    ],
+)
+def test_prompts_that_cannot_be_sent_are_refused(tmp_path: Path, text: str, api: str, said: str) -> None:
+    file = tmp_path / "data.jsonl"
+    file.write_text(text)
+    with pytest.raises(InputError, match=said):
+        prompts.read_rows(file, api)
+
+
+def test_a_binary_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "data.jsonl"
+    file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match="not text in UTF-8"):
+        prompts.read_rows(file, "chat")

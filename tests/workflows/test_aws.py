@@ -1,0 +1,168 @@
+"""The road to AWS: what it refuses before anything is asked of AWS, and what it does where there is no account."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from llm_serving.cli import main
+from llm_serving.settings.errors import Unavailable
+from llm_serving.workflows import aws
+
+ROOT = Path(__file__).parents[2]
+
+FLEET = """\
+name: small
+region: us-west-2
+zones: us-west-2a
+orchestrator: ecs
+pools:
+  general: {types: g6.xlarge, size: 0..1}
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with a right fleet.yaml, and nobody signed in."""
+    monkeypatch.chdir(tmp_path)
+    Path("fleet.yaml").write_text(FLEET)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", "AWS_ENDPOINT_URL"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, "/dev/null")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+@pytest.fixture
+def expired(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An AWS that knows these credentials, and says that their time is over."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def do_GET(self) -> None:  # somebody asks whether it is the embedded AWS
+            self.send_error(404)
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            body = (
+                b"<ErrorResponse><Error><Type>Sender</Type><Code>ExpiredToken</Code>"
+                b"<Message>The security token included in the request is expired</Message></Error></ErrorResponse>"
+            )
+            self.send_response(403)
+            self.send_header("Content-Type", "text/xml")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_address[1]}")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "was-good")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "was-good")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    yield
+    server.shutdown()
+    server.server_close()
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    """Exit code of `blueprint install`, and the last line that it said."""
+    code = main.run(["install", *arguments])
+    return code, capsys.readouterr().err.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["--target", "eks"],
+            "--target eks: the fleet of fleet.yaml has the orchestrator ecs. "
+            "Write --target ecs, or orchestrator: eks or both in fleet.yaml.",
+        ),
+        (["--target", "gke"], "--target: now 'gke': there is no such target. Write local, eks or ecs."),
+        (
+            ["--target", "ecs", "--with", "pulumi"],
+            "--with: now 'pulumi': there is no such tool. Write cdktf, or leave it out.",
+        ),
+        (
+            ["--target", "ecs", "--blueprint", "nowhere"],
+            "--blueprint: now 'nowhere': it is neither a blueprint's folder nor a pattern's name.",
+        ),
+        (["--target", "ecs", "--fleet", "none.yaml"], "none.yaml:1:1: there is no such file"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line_before_anything_is_started(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, line = refused(capsys, *arguments)
+    assert (code, line[: len(said)]) == (2, said)
+    assert not Path(".blueprint").exists()
+
+
+def test_a_blueprint_without_a_template_for_the_target_is_refused_before_anything_is_rented(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("mine").mkdir()
+    for name in ("blueprint.yaml", "local.conf.j2"):
+        Path("mine", name).write_bytes((ROOT / "blueprints/aggregated" / name).read_bytes())
+    code, line = refused(capsys, "--target", "ecs", "--blueprint", "mine")
+    expected = "mine: it holds no template for the target ecs (ecs.*.j2); it has one for local."
+    assert (code, line) == (2, expected)
+    assert not Path(".blueprint").exists()
+
+
+def test_a_default_pattern_that_does_not_suit_the_fleet_is_left_out_with_the_reason(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("fleet.yaml").write_text(FLEET.replace("general", "other").replace("ecs", "eks"))
+    assert aws.read("eks", Path("fleet.yaml"), None).blueprint is None
+    said = capsys.readouterr().err
+    assert "This makes the fleet, and serves nothing on it: --blueprint names none" in said
+    assert "fleet.yaml has no such pool" in said
+    Path("fleet.yaml").write_text(FLEET.replace("0..1", "0..2").replace("ecs", "eks"))
+    assert aws.read("eks", Path("fleet.yaml"), None).blueprint == ROOT / "blueprints" / "aggregated"
+
+
+def test_expired_credentials_are_said_in_one_line_with_what_to_do(
+    expired: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = "the AWS credentials have expired: sign in again (`aws sso login`)"
+    assert refused(capsys, "--target", "ecs", "--yes") == (3, said)
+    assert main.run(["fleet", "plan"]) == 3
+    assert capsys.readouterr().err.strip().splitlines()[-1] == said
+
+
+def test_a_question_that_nobody_can_answer_is_said_before_aws_is_asked(
+    expired: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", open("/dev/null"))  # noqa: SIM115, PTH123
+    said = (2, "There is no terminal to ask in. Write --yes.")
+    assert refused(capsys, "--target", "ecs") == said
+    assert refused(capsys, "--destroy") == said
+    assert main.run(["fleet", "destroy"]) == 2
+
+
+def test_destroy_without_credentials_says_so_and_rehearses_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    code, line = refused(capsys, "--destroy", "--yes")
+    assert code == 3
+    assert line.startswith("no AWS credentials were found: sign in (`aws sso login`, or set AWS_PROFILE)")
+
+
+def test_programs_that_a_later_step_calls_are_missed_before_anything_is_paid_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    Path("fleet.yaml").write_text(FLEET.replace("ecs", "eks"))
+    wanted = aws.read("eks", Path("fleet.yaml"), None)
+    by_cdktf = aws.read("eks", Path("fleet.yaml"), None, cdktf=True)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(Unavailable, match="not on this machine's PATH: helm and kubectl and aws"):
+        aws._tools(wanted, rehearsed=False)
+    aws._tools(wanted, rehearsed=True)
+    with pytest.raises(Unavailable, match=r"--with cdktf: there is no npx on this machine's PATH\. Install Node\.js"):
+        aws._tools(by_cdktf, rehearsed=True)

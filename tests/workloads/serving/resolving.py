@@ -1,0 +1,29 @@
+"""A blueprint and a fleet from texts, resolved at a place as the commands find it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from llm_serving.fleet.model import Fleet
+from llm_serving.settings.document import load
+from llm_serving.targets.on_aws import environment
+from llm_serving.workloads.serving import resolve
+from llm_serving.workloads.serving.blueprint import Blueprint
+from llm_serving.workloads.serving.deployment import Deployment
+
+
+def resolved(folder: Path, blueprint: str, fleet: str, target: str, **local: Any) -> Deployment:
+    """What `blueprint` comes to on `fleet`, both written to `folder`.
+
+    Args:
+        local: what the place is like where the target is this machine.
+    """
+    (folder / "blueprint.yaml").write_text(blueprint)
+    (folder / "fleet.yaml").write_text(fleet)
+    wanted, rented = load(folder / "blueprint.yaml", Blueprint), load(folder / "fleet.yaml", Fleet)
+    where = environment.find(target, rented.value, account="123456789012")
+    if target == "local":
+        ports = {name: 20000 + number for number, name in enumerate(resolve.ports(wanted.value))}
+        where = where.model_copy(update={"ports": ports, **local})
+    return resolve.resolve(wanted, rented, where)

@@ -1,0 +1,100 @@
+"""The twin of a disaggregated blueprint: as many accelerators of the same pool, and all else alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llm_serving.settings.document import load
+from llm_serving.settings.errors import InputError
+from llm_serving.workloads.serving import baseline
+from llm_serving.workloads.serving.blueprint import Blueprint
+
+PATTERN = Path(__file__).parents[3] / "blueprints/disaggregated"
+
+ROLES = "prefill: {pool: gpus, replicas: 12}, decode: {pool: gpus, accelerators: 4}"
+
+
+def _written(folder: Path, roles: str = ROLES, more: str = "") -> Path:
+    folder = folder / "pair"
+    folder.mkdir(exist_ok=True)
+    (folder / "blueprint.yaml").write_text(
+        f"pattern: disaggregated\nmodel: tiny\ncontext: 2k\nroles: {{{roles}}}\n"
+        f"traffic: {{users: 8, input_tokens: 32..64, deadline: 2.5s}}\nslo: {{errors: 0.1%}}\n{more}"
+    )
+    return folder / "blueprint.yaml"
+
+
+def _twin(folder: Path, roles: str = ROLES, more: str = "") -> Blueprint:
+    original = load(_written(folder, roles, more), Blueprint)
+    (folder / "blueprint.yaml").write_text(baseline.text(original))
+    return load(folder / "blueprint.yaml", Blueprint).value
+
+
+@pytest.mark.parametrize(
+    ("roles", "replicas", "each"),
+    [
+        (ROLES, (4, 4), 4),
+        ("prefill: {pool: gpus}, decode: {pool: gpus}", (2, 2), 1),
+        ("prefill: {pool: gpus, replicas: 2, accelerators: 2}, decode: {pool: gpus, accelerators: 4}", (2, 2), 4),
+        ("prefill: {pool: gpus, replicas: 3}, decode: {pool: gpus, accelerators: 2}", (5, 5), 1),
+        ("prefill: {pool: gpus, replicas: 4..12}, decode: {pool: gpus, accelerators: 4}", (2, 4), 4),
+    ],
+)
+def test_a_twin_has_as_many_accelerators_in_replicas_all_alike(
+    tmp_path: Path, roles: str, replicas: tuple[int, int], each: int
+) -> None:
+    made = _twin(tmp_path, roles)
+    assert made.pattern == "aggregated"
+    assert made.roles.worker is not None
+    assert (tuple(made.roles.worker.replicas), made.roles.worker.accelerators) == (replicas, each)
+    assert made.roles.worker.pool == "gpus"
+
+
+def test_model_traffic_and_slo_are_the_originals_and_only_the_hand_over_is_gone(tmp_path: Path) -> None:
+    more = "name: pair\ntuning: {kv_transfer: host, prefix_cache: off, sequences: 64}\n"
+    original = load(_written(tmp_path, more=more), Blueprint).value
+    made = _twin(tmp_path, more=more)
+    alike = {"model", "context", "traffic", "slo", "weights", "disruption"}
+    assert made.model_dump(include=alike) == original.model_dump(include=alike)
+    assert made.tuning == original.tuning.model_copy(update={"kv_transfer": "auto"})
+    assert made.name == "pair-twin"
+
+
+def test_the_router_goes_by_the_same_policy(tmp_path: Path) -> None:
+    assert _twin(tmp_path, f"{ROLES}, router: {{policy: round-robin}}").roles.router.policy == "round-robin"
+
+
+def test_the_patterns_own_blueprint_has_a_twin(tmp_path: Path) -> None:
+    (tmp_path / "blueprint.yaml").write_text(baseline.text(load(PATTERN / "blueprint.yaml", Blueprint)))
+    assert load(tmp_path / "blueprint.yaml", Blueprint).value.pattern == "aggregated"
+
+
+@pytest.mark.parametrize(
+    ("roles", "said"),
+    [
+        (
+            "prefill: {pool: gpus}, decode: {pool: others}",
+            "4:47: roles.decode.pool: now 'others': prefill stands in the pool gpus: a twin's replicas are all alike, "
+            "and so are their machines. Write pool: gpus.",
+        ),
+        (
+            "prefill: {pool: gpus, accelerators: 2}, decode: {pool: gpus, accelerators: 3}",
+            "4:9: roles.prefill.replicas: now 1: 5 accelerators of prefill and decode together make no whole number of "
+            "replicas of 3 or 2. Write replicas or accelerators whose sum is a multiple of 3.",
+        ),
+    ],
+)
+def test_what_has_no_twin_is_refused_at_its_line(tmp_path: Path, roles: str, said: str) -> None:
+    file = _written(tmp_path, roles)
+    with pytest.raises(InputError) as refused:
+        baseline.text(load(file, Blueprint))
+    assert str(refused.value) == f"{file}:{said}"
+
+
+def test_only_a_disaggregated_blueprint_has_a_twin(tmp_path: Path) -> None:
+    original = load(PATTERN.parent / "aggregated/blueprint.yaml", Blueprint)
+    with pytest.raises(InputError) as refused:
+        baseline.text(original)
+    assert "a twin is what prefill and decode are measured against, and they stand together here" in str(refused.value)

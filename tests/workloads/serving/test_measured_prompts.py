@@ -1,0 +1,131 @@
+"""Which report's share of the prompts decides on a router's policy that the blueprint leaves open."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llm_serving.targets.on_aws import plan
+from llm_serving.workloads.serving import blueprint, measured_prompts
+
+FLEET = """\
+name: demo
+region: us-west-2
+zones: [us-west-2a]
+pools: {general: {types: g6e.2xlarge, size: 0..4}}
+"""
+DATA = "users: 4, output_tokens: 8, data: own.jsonl"
+OLD, NEW = "2026-11-20T10-00-00Z", "2026-11-21T10-00-00Z"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "own.jsonl").write_text('{"prompt": "one"}\n{"prompt": "two"}\n')
+    (tmp_path / "fleet.yaml").write_text(FLEET)
+    return tmp_path
+
+
+def write(root: Path, traffic: str = DATA, router: str = "{}") -> Path:
+    folder = root / "mine"
+    (folder / "blueprint.yaml").write_text(
+        "pattern: aggregated\nmodel: Qwen/Qwen3-0.6B\n"
+        f"roles:\n  worker: {{pool: general, replicas: 2}}\n  router: {router}\ntraffic: {{{traffic}}}\nslo: {{}}\n"
+    )
+    (folder / "eks.yaml.j2").write_text("{% for note in deployment.notes %}# {{ note }}\n{% endfor %}")
+    return folder
+
+
+def report(root: Path, time: str, **shared: Any) -> None:
+    """A report of the blueprint's traffic as it is now, unless told otherwise."""
+    wanted = blueprint.read(root / "mine")
+    sent = measured_prompts.prompts(wanted.value.traffic, root / "mine")
+    said = {"prompts": 0.5, "of": 2, "cached": 0.1, "traffic": sent, **shared}
+    file = root / "runs" / "mine" / time / "report.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({"started_at": f"at {time}", "shared": said}))
+
+
+def found(root: Path) -> float | None:
+    one = measured_prompts.find(blueprint.read(root / "mine"), root)
+    return one.shared if one else None
+
+
+def test_the_newest_report_counts(root: Path) -> None:
+    write(root)
+    assert found(root) is None
+    report(root, NEW, prompts=0.7)
+    report(root, OLD, prompts=0.2)
+    assert found(root) == 0.7
+
+
+def test_of_reports_that_do_not_say_it_the_one_before_counts(root: Path) -> None:
+    write(root)
+    report(root, OLD, prompts=0.2)
+    before_it_was_measured = root / "runs" / "mine" / NEW / "report.json"
+    before_it_was_measured.parent.mkdir(parents=True)
+    for text in ('{"verdict": "pass", "started_at": "then"}', "{", "[]", '{"shared": null}'):
+        before_it_was_measured.write_text(text)
+        assert found(root) == 0.2
+    report(root, NEW, prompts=None, of=0)
+    assert found(root) == 0.2
+
+
+@pytest.mark.parametrize(
+    ("now", "counts"),
+    [
+        (f"{DATA}, arrivals: 2/s".replace("users: 4, ", ""), True),
+        (f"{DATA}, requests: 30, deadline: 5s", True),
+        (f"{DATA}, api: completions", False),
+        ("users: 4, input_tokens: 64, output_tokens: 8", False),
+    ],
+)
+def test_a_share_of_other_prompts_does_not_count(root: Path, now: str, counts: bool) -> None:
+    write(root)
+    report(root, NEW)
+    write(root, now)
+    assert found(root) == (0.5 if counts else None)
+
+
+def test_a_share_of_what_the_file_held_before_does_not_count(root: Path) -> None:
+    write(root)
+    report(root, NEW)
+    (root / "mine" / "own.jsonl").write_text('{"prompt": "three"}\n')
+    assert found(root) is None
+
+
+def test_what_the_blueprint_states_wins(root: Path) -> None:
+    write(root)
+    report(root, NEW)
+    write(root, router="{policy: random}")
+    assert found(root) is None
+    write(root, f"{DATA}, shared_prefix: 0%")
+    assert found(root) is None
+
+
+@pytest.mark.parametrize(
+    ("share", "policy", "beside"), [(0.62, "cache-aware", "more"), (0.3, "load-aware", "not more")]
+)
+def test_what_was_measured_decides_for_the_next_deployment_and_it_says_so(
+    root: Path, share: float, policy: str, beside: str
+) -> None:
+    folder = write(root)
+
+    def planned() -> plan.Plan:
+        return plan.plan(folder, root / "fleet.yaml", target="eks", root=root, account="123456789012")
+
+    until = "The router's policy is load-aware, until `blueprint validate` has measured what the prompts of own.jsonl share."
+    assert planned().deployment.notes == (until,)
+    report(root, NEW, prompts=share)
+    said = (
+        f"The router's policy is {policy}, since by the validation of at {NEW} earlier prompts begin with {share:.0%} of "
+        f"each, {beside} than the 30% that it follows."
+    )
+    made = planned()
+    assert made.deployment.notes == (said,)
+    command = made.deployment.router.processes[0].command
+    assert command[command.index("--policy") + 1] == {"cache-aware": "cache_aware"}.get(policy, "power_of_two")
+    assert f"# {said}" in made.text

@@ -1,0 +1,319 @@
+"""A blueprint resolved for this machine: every number, and every refusal's text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llm_serving.catalog import models
+from llm_serving.engines import memory
+from llm_serving.fleet.model import Fleet
+from llm_serving.settings.document import load
+from llm_serving.settings.errors import InputError
+from llm_serving.workloads.serving import resolve
+from llm_serving.workloads.serving.blueprint import Blueprint
+from llm_serving.workloads.serving.deployment import Deployment, Place
+
+FLEET = """\
+name: demo
+region: us-west-2
+zones: [us-west-2a, us-west-2b]
+pools:
+  small: {types: [g6e.2xlarge, g6e.4xlarge], size: 0..8}
+  large: {types: [g6e.2xlarge, g6e.48xlarge], size: 0..8}
+  plain: {types: m8g.4xlarge, size: 0..8}
+"""
+
+WORKERS = [f"worker-{number}" for number in range(16)]
+PORTS = {name: 20000 + number for number, name in enumerate(["aws", "router", "router-metrics", *WORKERS])}
+
+
+def _place(**fields: Any) -> Place:
+    here = {
+        "target": "local",
+        "region": "us-west-2",
+        "bucket": "demo-models",
+        "s3_endpoint": "http://127.0.0.1:20000",
+        "environment": {"AWS_REGION": "us-west-2"},
+        "engine": "/engine/bin",
+        "data": "/run/mine",
+        "sockets": "/run/mine/tmp",
+        "ports": PORTS,
+        "cores": 4,
+    }
+    return Place.model_validate({**here, **fields})
+
+
+def _resolve(folder: Path, place: Place | None = None, **changed: str) -> Deployment:
+    said = {
+        "model": "tiny",
+        "context": "2k",
+        "worker": "{pool: small, replicas: 2}",
+        "router": "{}",
+        "traffic": "{users: 8, input_tokens: 32..64, output_tokens: 8..16}",
+        "weights": "s3",
+        **changed,
+    }
+    folder = folder / "mine"
+    folder.mkdir(exist_ok=True)
+    (folder / "blueprint.yaml").write_text(
+        f"pattern: aggregated\nmodel: {said['model']}\ncontext: {said['context']}\nweights: {said['weights']}\n"
+        f"roles:\n  worker: {said['worker']}\n  router: {said['router']}\ntraffic: {said['traffic']}\nslo: {{}}\n"
+    )
+    (folder / "fleet.yaml").write_text(FLEET)
+    return resolve.resolve(
+        load(folder / "blueprint.yaml", Blueprint), load(folder / "fleet.yaml", Fleet), place or _place()
+    )
+
+
+def _flag(deployment: Deployment, name: str, process: int = 0) -> str:
+    command = deployment.replicas[process].command
+    return command[command.index(name) + 1]
+
+
+def _router(deployment: Deployment, name: str) -> str:
+    command = deployment.router.processes[0].command
+    return command[command.index(name) + 1]
+
+
+def test_each_replica_has_a_name_a_port_and_a_cache_of_its_own(tmp_path: Path) -> None:
+    first, second = _resolve(tmp_path).replicas
+    assert (first.name, second.name) == ("worker-0", "worker-1")
+    assert (first.port, second.port) == (PORTS["worker-0"], PORTS["worker-1"])
+    assert first.environment["VLLM_CACHE_ROOT"] == "/run/mine/cache/worker-0"
+    assert second.environment["VLLM_CACHE_ROOT"] == "/run/mine/cache/worker-1"
+
+
+def test_the_engine_listens_on_loopback_and_streams_from_the_bucket(tmp_path: Path) -> None:
+    made = _resolve(tmp_path)
+    assert made.replicas[0].command[:3] == ("/engine/bin/vllm", "serve", "s3://demo-models/models/tiny/")
+    assert _flag(made, "--host") == "127.0.0.1"
+    assert _flag(made, "--load-format") == "runai_streamer"
+    assert _flag(made, "--served-model-name") == "tiny"
+    assert _flag(made, "--max-model-len") == "2000"
+    assert made.models[0].weights.bytes == models.find("tiny").weight_bytes
+    assert made.models[0].weights.random
+
+
+def test_another_s3_than_awss_is_addressed_by_path(tmp_path: Path) -> None:
+    other = _resolve(tmp_path).replicas[0].environment
+    aws = _resolve(tmp_path, _place(s3_endpoint=None)).replicas[0].environment
+    assert other["RUNAI_STREAMER_S3_USE_VIRTUAL_ADDRESSING"] == "0"
+    assert "RUNAI_STREAMER_S3_USE_VIRTUAL_ADDRESSING" not in aws
+    assert other["AWS_REGION"] == "us-west-2"
+
+
+def test_weights_of_ones_own_are_taken_from_there(tmp_path: Path) -> None:
+    assert _resolve(tmp_path, weights="s3://mine/some/model").models[0].weights.uri == "s3://mine/some/model/"
+
+
+@pytest.mark.parametrize(("cores", "replicas", "threads"), [(4, 2, "2"), (2, 2, "1"), (2, 3, "1"), (8, 1, "8")])
+def test_the_replicas_share_the_cores(tmp_path: Path, cores: int, replicas: int, threads: str) -> None:
+    made = _resolve(tmp_path, _place(cores=cores), worker=f"{{pool: small, replicas: {replicas}}}")
+    assert {process.environment["OMP_NUM_THREADS"] for process in made.replicas} == {threads}
+
+
+def test_the_cache_holds_a_full_request_and_all_requests_under_way(tmp_path: Path) -> None:
+    made = _resolve(
+        tmp_path, model="mid", context="4k", traffic="{users: 50, input_tokens: 1k..2k, output_tokens: 200}"
+    )
+    tokens = int(_flag(made, "--kv-cache-memory-bytes")) // memory.kv_bytes_per_token(models.find("mid"))
+    assert tokens >= 4000 + 50 * 2200
+    assert tokens < (4000 + 50 * 2200) * 1.1
+
+
+def test_what_a_replica_takes_grows_with_its_weights_and_its_cache(tmp_path: Path) -> None:
+    tiny, mid = (_resolve(tmp_path, model=name).replicas[0].memory_bytes for name in ("tiny", "mid"))
+    assert mid - tiny > models.find("mid").weight_bytes
+
+
+@pytest.mark.parametrize(
+    ("policy", "word"),
+    [
+        ("cache-aware", "cache_aware"),
+        ("round-robin", "round_robin"),
+        ("random", "random"),
+        ("load-aware", "power_of_two"),
+        ("consistent-hash", "consistent_hash"),
+    ],
+)
+def test_every_policy_of_the_blueprint_has_a_word_of_the_routers(tmp_path: Path, policy: str, word: str) -> None:
+    assert _router(_resolve(tmp_path, router=f"{{policy: {policy}}}"), "--policy") == word
+
+
+@pytest.mark.parametrize(
+    ("shared", "word", "why"),
+    [
+        ("0%", "power_of_two", "load-aware, since by the blueprint's traffic its prompts share nothing."),
+        (
+            "30%",
+            "power_of_two",
+            "load-aware, since by the blueprint's traffic 30% of each prompt is shared, not more than the 30% that it follows.",
+        ),
+        (
+            "31%",
+            "cache_aware",
+            "cache-aware, since by the blueprint's traffic 31% of each prompt is shared, more than the 30% that it follows.",
+        ),
+    ],
+)
+def test_the_router_follows_cached_beginnings_by_default_where_they_are_long_enough(
+    tmp_path: Path, shared: str, word: str, why: str
+) -> None:
+    made = _resolve(tmp_path, traffic=f"{{users: 8, input_tokens: 8, output_tokens: 8, shared_prefix: {shared}}}")
+    assert _router(made, "--policy") == word
+    assert f"The router's policy is {why}" in made.notes
+
+
+def test_before_one_replica_alone_the_router_has_nothing_to_choose_and_its_load_aware_policy_wants_two(
+    tmp_path: Path,
+) -> None:
+    one = _resolve(tmp_path, worker="{pool: small, replicas: 1}", router="{policy: load-aware}")
+    assert _router(one, "--policy") == "round_robin"
+    two = _resolve(tmp_path, worker="{pool: small, replicas: 2}", router="{policy: load-aware}")
+    assert _router(two, "--policy") == "power_of_two"
+
+
+def test_the_router_knows_every_replica_and_the_requests_deadline(tmp_path: Path) -> None:
+    made = _resolve(tmp_path, traffic="{users: 8, deadline: 2.5s, input_tokens: 8, output_tokens: 8}")
+    urls = tuple(f"http://127.0.0.1:{process.port}" for process in made.replicas)
+    assert made.router.processes[0].command[-2:] == urls
+    assert _router(made, "--request-timeout-secs") == "3"
+    assert made.url == f"http://127.0.0.1:{PORTS['router']}"
+
+
+@pytest.mark.parametrize(("users", "replicas", "imbalance"), [(8, 2, "2"), (1, 2, "1"), (100, 2, "25")])
+def test_load_counts_more_than_a_cached_beginning_at_half_a_replicas_share(
+    tmp_path: Path, users: int, replicas: int, imbalance: str
+) -> None:
+    made = _resolve(
+        tmp_path,
+        worker=f"{{pool: small, replicas: {replicas}}}",
+        traffic=f"{{users: {users}, input_tokens: 8, output_tokens: 8}}",
+    )
+    assert _router(made, "--balance-abs-threshold") == imbalance
+
+
+def test_the_first_type_in_the_pools_order_that_holds_it_is_taken(tmp_path: Path) -> None:
+    assert _resolve(tmp_path, worker="{pool: large}").engines[0].instance_types[0] == "g6e.2xlarge"
+    assert _resolve(tmp_path, worker="{pool: large, accelerators: 2}").engines[0].instance_types[0] == "g6e.48xlarge"
+    assert (
+        _resolve(tmp_path, _place(cores=8), worker="{pool: large, replicas: 9}").engines[0].instance_types[0]
+        == "g6e.48xlarge"
+    )
+
+
+def test_what_stands_in_for_what_is_said(tmp_path: Path) -> None:
+    made = _resolve(tmp_path, _place(emulated=("AWS is emulated.",)))
+    assert made.notes == (
+        "On this machine the engine runs on CPU; the 1 x L40S of g6e.2xlarge that the pool small would give each "
+        "replica of worker stay unused.",
+        "The router's policy is load-aware, since by the blueprint's traffic its prompts share nothing.",
+    )
+    assert made.emulated == (
+        "The engine runs on this machine's CPU in place of L40S on g6e.2xlarge, at the CPU's speed.",
+        models.RANDOM_NOTICE,
+        "AWS is emulated.",
+    )
+
+
+def test_the_same_files_and_place_give_the_same_deployment_and_it_survives_json(tmp_path: Path) -> None:
+    made = _resolve(tmp_path)
+    assert made == _resolve(tmp_path)
+    assert Deployment.model_validate_json(made.model_dump_json()) == made
+
+
+def test_the_deployment_is_named_as_written_or_after_its_folder(tmp_path: Path) -> None:
+    assert _resolve(tmp_path).name == "mine"
+    assert _resolve(tmp_path, model="tiny\nname: other").name == "other"
+
+
+def test_a_model_in_a_folder_is_served_by_the_folders_name(tmp_path: Path) -> None:
+    folder = tmp_path / "my-model"
+    folder.mkdir()
+    config = {key: value for key, value in models.config_of("tiny").items() if key != models.RANDOM_KEY}
+    (folder / "config.json").write_text(json.dumps(config))
+    made = _resolve(tmp_path, model=str(folder))
+    assert made.models[0].name == "my-model"
+    assert made.models[0].weights.uri == "s3://demo-models/models/my-model/"
+    assert not made.models[0].weights.random
+
+
+REFUSED = [
+    (
+        {"worker": "{pool: gpu}"},
+        "blueprint.yaml:6:18: roles.worker.pool: now 'gpu': FOLDER/fleet.yaml has no such pool. "
+        "Write one of its pools, small, large, plain.",
+    ),
+    (
+        {"model": "tinyy"},
+        "blueprint.yaml:2:8: model: now 'tinyy': neither in the catalogue nor a folder that holds config.json. "
+        "Write tiny, or the path of a folder; `blueprint model list` names all.",
+    ),
+    (
+        {"model": "Qwen/Qwen3-Embedding-0.6B"},
+        "blueprint.yaml:2:8: model: now 'Qwen/Qwen3-Embedding-0.6B': it is made to embed, and this pattern serves chat "
+        "and completions. Write a model that generates text.",
+    ),
+    (
+        {"context": "100k"},
+        "blueprint.yaml:3:10: context: now 100000: tiny was made for 32768 tokens a request. Write 32768 or less.",
+    ),
+    (
+        {"worker": "{pool: small, accelerators: 2}"},
+        "blueprint.yaml:6:39: roles.worker.accelerators: now 2: a replica stands on one machine, and of the pool small "
+        "g6e.2xlarge has 1, g6e.4xlarge has 1. Write accelerators: 1 or less, or a pool of larger types, or pattern: distributed.",
+    ),
+    (
+        {"worker": "{pool: plain}"},
+        "blueprint.yaml:6:3: roles.worker.accelerators: now 1: a replica stands on one machine, and of the pool plain "
+        "m8g.4xlarge has none. Write a pool of types that have some.",
+    ),
+    (
+        {"worker": "{pool: large, accelerators: 3}"},
+        "blueprint.yaml:6:39: roles.worker.accelerators: now 3: 4 attention heads do not divide by 3. "
+        "Write accelerators: 1 or 2.",
+    ),
+    (
+        {"model": "Qwen/Qwen3-235B-A22B-FP8"},
+        "blueprint.yaml:2:8: model: now 'Qwen/Qwen3-235B-A22B-FP8': it does not fit into 1 accelerator of the pool "
+        "small: on g6e.2xlarge and g6e.4xlarge weights 236 GB and reserve 3.54 GB are 196 GB more than the 43.7 GB of "
+        "one accelerator. Write accelerators: 1 on p6-b300.48xlarge, or a smaller model.",
+    ),
+    (
+        {"worker": "{pool: small, replicas: 9}"},
+        "blueprint.yaml:6:35: roles.worker.replicas: now 9: the pool small grows to 8 machines, which hold 8. "
+        "Write replicas: 8 or less, or size: 0..9 in the pool.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changed", "said"), REFUSED)
+def test_what_cannot_work_is_refused_at_its_line(tmp_path: Path, changed: dict[str, str], said: str) -> None:
+    with pytest.raises(InputError) as refused:
+        _resolve(tmp_path, **changed)
+    folder = f"{tmp_path}/mine"
+    assert str(refused.value) == f"{folder}/{said}".replace("FOLDER", folder)
+
+
+def test_all_that_cannot_work_is_said_at_once(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as refused:
+        _resolve(tmp_path, model="tinyy", worker="{pool: gpu}")
+    assert [mistake.field for mistake in refused.value.mistakes] == ["model", "roles.worker.pool"]
+
+
+def test_a_folder_whose_name_is_no_name_must_be_named(tmp_path: Path) -> None:
+    folder = tmp_path / "My Model"
+    folder.mkdir()
+    (folder / "blueprint.yaml").write_text(
+        "pattern: aggregated\nmodel: tiny\nroles: {worker: {pool: small}}\ntraffic: {users: 8}\nslo: {}\n"
+    )
+    with pytest.raises(InputError) as refused:
+        resolve.name_of(load(folder / "blueprint.yaml", Blueprint))
+    assert str(refused.value) == (
+        f"{folder}/blueprint.yaml:1:1: name: now 'My Model': the folder's name stands in for it, and is none. "
+        "Write name: NAME, 2 to 32 of a-z, 0-9 and -."
+    )
