@@ -28,7 +28,7 @@ ORCHESTRATORS = ("eks", "ecs")
 """Stacks that only a fleet with the orchestrator of the same name has."""
 
 
-def synthesize(document: Document[Fleet], out: Path, servings: Sequence[Path] = ()) -> dict[str, Path]:
+def synthesize(document: Document[Fleet], out: Path, manifest_files: Sequence[Path] = ()) -> dict[str, Path]:
     """Writes every stack under `out`; returns the folder of each, in the order to apply them in.
 
     Args:
@@ -38,29 +38,36 @@ def synthesize(document: Document[Fleet], out: Path, servings: Sequence[Path] = 
         InputError: AWS would refuse something of the fleet, or a rendered file is wrong.
         AnswerIsNo: a stack breaks a rule that every stack keeps.
     """
-    if wrong := aws_limits.mistakes(document):
-        raise InputError(wrong)
+    if mistakes := aws_limits.find_mistakes(document):
+        raise InputError(mistakes)
     out.mkdir(parents=True, exist_ok=True)
     # In full: the process that CDKTF runs in stays in the folder in which it was started.
     app = cdktf.App(outdir=str(out.resolve()))
-    made = [stack for stack in STACKS if stack.NAME not in ORCHESTRATORS or stack.NAME in document.value.orchestrators]
-    for stack in made:
+    selected = [
+        stack for stack in STACKS if stack.NAME not in ORCHESTRATORS or stack.NAME in document.value.orchestrators
+    ]
+    for stack in selected:
         stack.add(app, document)
         if stack.NAME in ORCHESTRATORS:
             # They find the network by its tags, so nothing in them tells `cdktf deploy` to make it first.
             app.node.find_child(stack.NAME).add_dependency(app.node.find_child(network.NAME))
-    deployments = [manifest.read(file, document).value for file in servings]
+    deployments = [manifest.read(file, document).value for file in manifest_files]
     for deployment in deployments:
         serving_stack.add(app, document, deployment)
-        app.node.find_child(serving_stack.stack_of(deployment.name)).add_dependency(app.node.find_child(ecs.NAME))
+        app.node.find_child(serving_stack.build_stack_name(deployment.name)).add_dependency(
+            app.node.find_child(ecs.NAME)
+        )
     app.synth()
-    made_names = [*(stack.NAME for stack in made), *(serving_stack.stack_of(one.name) for one in deployments)]
-    folders = {name: out / "stacks" / name for name in made_names}
-    stack_rules.require(document, folders)
+    stack_names = [
+        *(stack.NAME for stack in selected),
+        *(serving_stack.build_stack_name(item.name) for item in deployments),
+    ]
+    folders = {name: out / "stacks" / name for name in stack_names}
+    stack_rules.validate_stacks(document, folders)
     return folders
 
 
-def synthesize_serving(document: Document[Fleet], out: Path, file: Path) -> dict[str, Path]:
+def synthesize_deployment(document: Document[Fleet], out: Path, file: Path) -> dict[str, Path]:
     """Writes the stack of one deployment alone; returns its folder, by its name.
 
     Raises:
@@ -72,13 +79,13 @@ def synthesize_serving(document: Document[Fleet], out: Path, file: Path) -> dict
     app = cdktf.App(outdir=str(out.resolve()))
     serving_stack.add(app, document, deployment)
     app.synth()
-    name = serving_stack.stack_of(deployment.name)
+    name = serving_stack.build_stack_name(deployment.name)
     folders = {name: out / "stacks" / name}
-    stack_rules.require(document, folders)
+    stack_rules.validate_stacks(document, folders)
     return folders
 
 
-def rendered(fleet: Fleet, root: Path) -> list[Path]:
+def find_rendered(fleet: Fleet, root: Path) -> list[Path]:
     """What lies rendered for ECS below `root`, of that fleet."""
     files = sorted(root.glob("rendered/*/ecs/ecs.yaml"))
     return [file for file in files if f"\nfleet: {fleet.name}\n" in file.read_text(encoding="utf-8")]
@@ -87,9 +94,9 @@ def rendered(fleet: Fleet, root: Path) -> list[Path]:
 def main() -> None:
     """Synthesizes; a refusal ends with its text and exit code."""
     try:
-        document = loading.read(Path(os.environ.get("BLUEPRINT_FLEET", "fleet.yaml")))
+        document = loading.load_fleet(Path(os.environ.get("BLUEPRINT_FLEET", "fleet.yaml")))
         out = Path(os.environ.get("CDKTF_OUTDIR", "cdktf.out"))
-        synthesize(document, out, rendered(document.value, Path()))
+        synthesize(document, out, find_rendered(document.value, Path()))
     except BlueprintError as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)

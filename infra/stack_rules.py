@@ -15,15 +15,15 @@ from typing import Any
 
 from llm_serving.catalog import instances
 from llm_serving.fleet import interfaces
-from llm_serving.fleet.groups import MOST_PROVIDERS
+from llm_serving.fleet.groups import MAX_PROVIDERS
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import Document
-from llm_serving.settings.errors import AnswerIsNo
+from llm_serving.settings.errors import CheckFailed
 
 Stack = Mapping[str, Any]
-Found = Iterator[str]
+Violations = Iterator[str]
 
-WITHOUT_RESOURCE = (
+ACTIONS_WITHOUT_RESOURCE = (
     "autoscaling:Describe",
     "ec2:Describe",
     "ec2:Get",
@@ -48,7 +48,7 @@ WITHOUT_RESOURCE = (
 """Beginnings of actions that AWS takes no resource for. Source: service authorization reference, 2026-11."""
 
 
-def require(document: Document[Fleet], folders: Mapping[str, Path]) -> None:
+def validate_stacks(document: Document[Fleet], folders: Mapping[str, Path]) -> None:
     """Lets synthesized stacks pass.
 
     Args:
@@ -58,220 +58,238 @@ def require(document: Document[Fleet], folders: Mapping[str, Path]) -> None:
         AnswerIsNo: with every rule that one of them breaks.
     """
     stacks = {name: json.loads((folder / "cdk.tf.json").read_text()) for name, folder in folders.items()}
-    if found := list(broken(document.value, stacks)):
-        listed = "\n".join(f"  {line}" for line in found)
-        raise AnswerIsNo(
+    if violations := list(find_violations(document.value, stacks)):
+        violation_lines = "\n".join(f"  {line}" for line in violations)
+        raise CheckFailed(
             f"{document.path}: the stacks made from it break rules that every stack keeps. The mistake is in a "
-            f"construct, not in the file; do not apply them:\n{listed}"
+            f"construct, not in the file; do not apply them:\n{violation_lines}"
         )
 
 
-def broken(fleet: Fleet, stacks: Mapping[str, Stack]) -> Found:
+def find_violations(fleet: Fleet, stacks: Mapping[str, Stack]) -> Violations:
     """What breaks a rule, as in `eks: aws_launch_template.h100-template: ...`."""
     for name, stack in stacks.items():
         for rule in RULES:
             yield from (f"{name}: {line}" for line in rule(stack))
-        for of_fleet in RULES_OF_A_FLEET:
-            yield from (f"{name}: {line}" for line in of_fleet(stack, fleet))
+        for fleet_rule in FLEET_RULES:
+            yield from (f"{name}: {line}" for line in fleet_rule(stack, fleet))
 
 
-def resources(stack: Stack, kind: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+def list_resources(stack: Stack, resource_type: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
     """Addresses and settings of a stack's resources."""
-    for found, named in stack.get("resource", {}).items():
-        if not kind or found == kind:
-            yield from ((f"{found}.{name}", settings) for name, settings in named.items())
+    for found_type, resources_by_name in stack.get("resource", {}).items():
+        if not resource_type or found_type == resource_type:
+            yield from ((f"{found_type}.{name}", settings) for name, settings in resources_by_name.items())
 
 
-def statements(stack: Stack) -> Iterator[tuple[str, dict[str, Any]]]:
+def list_statements(stack: Stack) -> Iterator[tuple[str, dict[str, Any]]]:
     """Every statement of every policy, with the resource that it stands in."""
-    for address, settings in resources(stack):
+    for address, settings in list_resources(stack):
         for name in ("policy", "assume_role_policy"):
             text = settings.get(name)
             if isinstance(text, str) and text.startswith('{"Version"'):
                 yield from ((address, statement) for statement in json.loads(text)["Statement"])
 
 
-def empty_structs(stack: Stack) -> Found:
+def check_empty_structs(stack: Stack) -> Violations:
     """Lists that hold a struct without a value: CDKTF makes that of a dict with snake_case keys, without a word."""
-    return (f"{path.lstrip('.')} is empty" for path in _empty(stack, ""))
+    return (f"{path.lstrip('.')} is empty" for path in _find_empty_structs(stack, ""))
 
 
-def _empty(node: Any, path: str) -> Found:
+def _find_empty_structs(node: Any, path: str) -> Violations:
     if isinstance(node, Mapping):
         for key, value in node.items():
-            yield from _empty(value, f"{path}.{key}")
+            yield from _find_empty_structs(value, f"{path}.{key}")
     elif isinstance(node, list):
         for index, value in enumerate(node):
-            if isinstance(value, Mapping) and all(held is None for held in value.values()):
+            if isinstance(value, Mapping) and all(field is None for field in value.values()):
                 yield f"{path}[{index}]"
-            yield from _empty(value, f"{path}[{index}]")
+            yield from _find_empty_structs(value, f"{path}[{index}]")
 
 
-def wildcards(stack: Stack) -> Found:
+def check_wildcards(stack: Stack) -> Violations:
     """Statements that allow every action of a service, or anybody.
 
     One is meant: a key's policy hands the key to the account's IAM policies (`kms:*` for the account's root).
     """
-    for address, statement in _allowing(stack):
+    for address, statement in _list_allow_statements(stack):
         principal = statement.get("Principal")
         delegation = address.startswith("aws_kms_key.") and str(principal).endswith(":root'}")
-        actions = _listed(statement["Action"])
+        actions = _ensure_list(statement["Action"])
         if any(action == "*" or action.endswith(":*") for action in actions) and not delegation:
             yield f"{address} allows {actions}"
         if principal in ("*", {"AWS": "*"}):
             yield f"{address} allows everybody"
 
 
-def broad(stack: Stack) -> Found:
+def check_broad_statements(stack: Stack) -> Violations:
     """Roles' statements that allow on every resource what takes a resource."""
-    for address, statement in _allowing(stack):
-        if "*" in _listed(statement.get("Resource", [])) and not address.startswith("aws_kms_key."):
-            wide = sorted(one for one in _listed(statement["Action"]) if not one.startswith(WITHOUT_RESOURCE))
-            if wide:
-                yield f"{address} allows {wide} on every resource"
+    for address, statement in _list_allow_statements(stack):
+        if "*" in _ensure_list(statement.get("Resource", [])) and not address.startswith("aws_kms_key."):
+            broad_actions = sorted(
+                action
+                for action in _ensure_list(statement["Action"])
+                if not action.startswith(ACTIONS_WITHOUT_RESOURCE)
+            )
+            if broad_actions:
+                yield f"{address} allows {broad_actions} on every resource"
 
 
-def open_doors(stack: Stack) -> Found:
+def check_open_ingress(stack: Stack) -> Violations:
     """Security group rules that let the internet in."""
-    for address, settings in resources(stack):
+    for address, settings in list_resources(stack):
         if not address.startswith(("aws_security_group.", "aws_default_security_group.", "aws_vpc_security_group_")):
             continue
         if "egress_rule" in address:
             continue
-        flat = json.dumps([settings.get("ingress", []), settings.get("cidr_ipv4"), settings.get("cidr_ipv6")])
-        if "0.0.0.0/0" in flat or "::/0" in flat:
+        sources = json.dumps([settings.get("ingress", []), settings.get("cidr_ipv4"), settings.get("cidr_ipv6")])
+        if "0.0.0.0/0" in sources or "::/0" in sources:
             yield f"{address} lets the internet in"
 
 
-def open_machines(stack: Stack) -> Found:
+def check_launch_templates(stack: Stack) -> Violations:
     """Launch templates whose machines answer without a token, hand their role to containers, or write in the clear."""
-    for address, settings in resources(stack, "aws_launch_template"):
+    for address, settings in list_resources(stack, "aws_launch_template"):
         options = settings.get("metadata_options", {})
         if options.get("http_tokens") != "required" or options.get("http_put_response_hop_limit") != 1:
             yield f"{address} gives its role's keys to more than the machine itself"
-        volumes = [one.get("ebs", {}) for one in settings.get("block_device_mappings", [])]
-        if not volumes or any(str(one.get("encrypted")).lower() != "true" for one in volumes):
+        volumes = [volume.get("ebs", {}) for volume in settings.get("block_device_mappings", [])]
+        if not volumes or any(str(volume.get("encrypted")).lower() != "true" for volume in volumes):
             yield f"{address} has a volume that is not encrypted"
 
 
-def over_zones(stack: Stack) -> Found:
+def check_efa_zones(stack: Stack) -> Violations:
     """Groups of EFA machines that may stand in several zones."""
-    for address, settings in [*resources(stack, "aws_eks_node_group"), *resources(stack, "aws_autoscaling_group")]:
+    for address, settings in [
+        *list_resources(stack, "aws_eks_node_group"),
+        *list_resources(stack, "aws_autoscaling_group"),
+    ]:
         subnets = settings.get("subnet_ids") or settings.get("vpc_zone_identifier") or []
         text = json.dumps(settings)
-        efa = any(f"${{{template}." in text for template, made in _templates(stack) if _with_efa(made))
+        efa = any(
+            f"${{{template}." in text
+            for template, template_settings in _list_templates(stack)
+            if _has_efa(template_settings)
+        )
         if efa and len(set(subnets)) != 1:
             yield f"{address} has EFA and stands in {len(set(subnets))} zones"
 
 
-def self_rules(stack: Stack) -> Found:
+def check_efa_rules(stack: Stack) -> Violations:
     """EFA machines none of whose security groups lets through, in and out, everything of its own."""
     for direction in ("ingress", "egress"):
-        open_to_itself = {
+        self_referencing_groups = {
             rule["security_group_id"]
-            for _, rule in resources(stack, f"aws_vpc_security_group_{direction}_rule")
+            for _, rule in list_resources(stack, f"aws_vpc_security_group_{direction}_rule")
             if rule["security_group_id"] == rule.get("referenced_security_group_id") and rule["ip_protocol"] == "-1"
         }
-        for address, made in _templates(stack):
-            fabric = [one for one in made.get("network_interfaces", []) if _efa(one)]
-            if any(open_to_itself.isdisjoint(one.get("security_groups", [])) for one in fabric):
+        for address, template in _list_templates(stack):
+            efa_interfaces = [interface for interface in template.get("network_interfaces", []) if _is_efa(interface)]
+            if any(
+                self_referencing_groups.isdisjoint(interface.get("security_groups", [])) for interface in efa_interfaces
+            ):
                 yield f"{address}: an EFA interface has no group with an {direction} rule for the group itself"
 
 
-def too_many_providers(stack: Stack) -> Found:
+def check_provider_counts(stack: Stack) -> Violations:
     """Capacity provider strategies with more providers than ECS takes."""
-    for address, made in resources(stack, "aws_ecs_cluster_capacity_providers"):
-        count = len(made.get("default_capacity_provider_strategy", []))
-        if count > MOST_PROVIDERS:
-            yield f"{address} has {count} providers in its default strategy, and ECS takes {MOST_PROVIDERS}"
-    for address, made in resources(stack, "aws_ecs_service"):
-        count = len(made.get("capacity_provider_strategy", []))
-        if count > MOST_PROVIDERS:
-            yield f"{address} has a strategy of {count}, and ECS takes {MOST_PROVIDERS}"
+    for address, settings in list_resources(stack, "aws_ecs_cluster_capacity_providers"):
+        count = len(settings.get("default_capacity_provider_strategy", []))
+        if count > MAX_PROVIDERS:
+            yield f"{address} has {count} providers in its default strategy, and ECS takes {MAX_PROVIDERS}"
+    for address, settings in list_resources(stack, "aws_ecs_service"):
+        count = len(settings.get("capacity_provider_strategy", []))
+        if count > MAX_PROVIDERS:
+            yield f"{address} has a strategy of {count}, and ECS takes {MAX_PROVIDERS}"
     for pool, services in stack.get("output", {}).get("strategies", {}).get("value", {}).items():
         for service in services:
-            if len(service) > MOST_PROVIDERS:
-                yield f"output.strategies: {pool} has a strategy of {len(service)}, and ECS takes {MOST_PROVIDERS}"
+            if len(service) > MAX_PROVIDERS:
+                yield f"output.strategies: {pool} has a strategy of {len(service)}, and ECS takes {MAX_PROVIDERS}"
 
 
-def overlapping(stack: Stack) -> Found:
+def check_subnet_ranges(stack: Stack) -> Violations:
     """Subnets that overlap, or lie outside their VPC."""
-    made = {address: IPv4Network(one["cidr_block"]) for address, one in resources(stack, "aws_subnet")}
-    for (first, one), (second, other) in combinations(made.items(), 2):
-        if one.overlaps(other):
+    subnets = {address: IPv4Network(subnet["cidr_block"]) for address, subnet in list_resources(stack, "aws_subnet")}
+    for (first, subnet), (second, other_subnet) in combinations(subnets.items(), 2):
+        if subnet.overlaps(other_subnet):
             yield f"{first} and {second} overlap"
-    for _, vpc in resources(stack, "aws_vpc"):
-        outside = [address for address, one in made.items() if not one.subnet_of(IPv4Network(vpc["cidr_block"]))]
+    for _, vpc in list_resources(stack, "aws_vpc"):
+        outside = [
+            address for address, subnet in subnets.items() if not subnet.subnet_of(IPv4Network(vpc["cidr_block"]))
+        ]
         yield from (f"{address} is outside the VPC" for address in outside)
 
 
-def wrong_interfaces(stack: Stack, fleet: Fleet) -> Found:
+def check_interfaces(stack: Stack, fleet: Fleet) -> Violations:
     """Launch templates that ask for other interfaces than the catalogue's layout of their type."""
-    for address, made in _templates(stack):
-        pool = fleet.pools.get(made["tag_specifications"][0]["tags"]["pool"])
-        asked = [
-            (one.get("network_card_index"), one.get("device_index"), one.get("interface_type"))
-            for one in made.get("network_interfaces", [])
+    for address, template in _list_templates(stack):
+        pool = fleet.pools.get(template["tag_specifications"][0]["tags"]["pool"])
+        actual = [
+            (interface.get("network_card_index"), interface.get("device_index"), interface.get("interface_type"))
+            for interface in template.get("network_interfaces", [])
         ]
-        wanted = []
+        expected = []
         if pool and pool.efa:
-            row = instances.find(made["instance_type"], instances.load())
-            wanted = [(one.card, one.device, one.kind) for one in interfaces.of(row, efa=True, layout=pool.efa_layout)]
-        if asked != wanted:
-            yield f"{address} asks for the interfaces {asked}, and the layout of its type is {wanted}"
+            row = instances.find(template["instance_type"], instances.load())
+            expected = [
+                (interface.card, interface.device, interface.kind)
+                for interface in interfaces.list_requested(row, efa=True, layout=pool.efa_layout)
+            ]
+        if actual != expected:
+            yield f"{address} asks for the interfaces {actual}, and the layout of its type is {expected}"
 
 
-def untagged(stack: Stack, fleet: Fleet) -> Found:
+def check_tags(stack: Stack, fleet: Fleet) -> Violations:
     """What does not carry the fleet's tags: by the provider, and where the provider's do not reach."""
-    wanted = {**fleet.tags, "fleet": fleet.name}.items()
+    expected = {**fleet.tags, "fleet": fleet.name}.items()
     for provider in stack["provider"]["aws"]:
-        if not wanted <= {k: v for tags in provider.get("default_tags", []) for k, v in tags["tags"].items()}.items():
+        if not expected <= {k: v for tags in provider.get("default_tags", []) for k, v in tags["tags"].items()}.items():
             yield "provider.aws does not tag with the fleet's tags"
-    for address, made in resources(stack, "aws_autoscaling_group"):
-        if not wanted <= {tag["key"]: tag["value"] for tag in made["tag"] if tag["propagate_at_launch"]}.items():
+    for address, settings in list_resources(stack, "aws_autoscaling_group"):
+        if not expected <= {tag["key"]: tag["value"] for tag in settings["tag"] if tag["propagate_at_launch"]}.items():
             yield f"{address} does not hand the fleet's tags to its machines"
-    for address, made in _templates(stack):
-        if any(not wanted <= one["tags"].items() for one in made["tag_specifications"]):
+    for address, settings in _list_templates(stack):
+        if any(not expected <= specification["tags"].items() for specification in settings["tag_specifications"]):
             yield f"{address} does not tag what EC2 makes from it"
 
 
-def unheard(stack: Stack, fleet: Fleet) -> Found:
+def check_alarm_actions(stack: Stack, fleet: Fleet) -> Violations:
     """Alarms that call nobody although the fleet names a topic."""
     if fleet.alarms_to:
-        for address, made in resources(stack, "aws_cloudwatch_metric_alarm"):
-            if not made.get("alarm_actions"):
+        for address, settings in list_resources(stack, "aws_cloudwatch_metric_alarm"):
+            if not settings.get("alarm_actions"):
                 yield f"{address} calls nobody, and alarms_to is {fleet.alarms_to}"
 
 
-RULES: tuple[Callable[[Stack], Found], ...] = (
-    empty_structs,
-    wildcards,
-    broad,
-    open_doors,
-    open_machines,
-    over_zones,
-    self_rules,
-    too_many_providers,
-    overlapping,
+RULES: tuple[Callable[[Stack], Violations], ...] = (
+    check_empty_structs,
+    check_wildcards,
+    check_broad_statements,
+    check_open_ingress,
+    check_launch_templates,
+    check_efa_zones,
+    check_efa_rules,
+    check_provider_counts,
+    check_subnet_ranges,
 )
-RULES_OF_A_FLEET: tuple[Callable[[Stack, Fleet], Found], ...] = (wrong_interfaces, untagged, unheard)
+FLEET_RULES: tuple[Callable[[Stack, Fleet], Violations], ...] = (check_interfaces, check_tags, check_alarm_actions)
 
 
-def _allowing(stack: Stack) -> Iterator[tuple[str, dict[str, Any]]]:
-    return ((address, one) for address, one in statements(stack) if one["Effect"] == "Allow")
+def _list_allow_statements(stack: Stack) -> Iterator[tuple[str, dict[str, Any]]]:
+    return ((address, statement) for address, statement in list_statements(stack) if statement["Effect"] == "Allow")
 
 
-def _templates(stack: Stack) -> Iterator[tuple[str, dict[str, Any]]]:
-    return resources(stack, "aws_launch_template")
+def _list_templates(stack: Stack) -> Iterator[tuple[str, dict[str, Any]]]:
+    return list_resources(stack, "aws_launch_template")
 
 
-def _with_efa(template: Mapping[str, Any]) -> bool:
-    return any(_efa(one) for one in template.get("network_interfaces", []))
+def _has_efa(template: Mapping[str, Any]) -> bool:
+    return any(_is_efa(interface) for interface in template.get("network_interfaces", []))
 
 
-def _efa(interface: Mapping[str, Any]) -> bool:
+def _is_efa(interface: Mapping[str, Any]) -> bool:
     return interface.get("interface_type") in ("efa", "efa-only")
 
 
-def _listed(value: Any) -> list[Any]:
+def _ensure_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]

@@ -24,91 +24,100 @@ DISK_GIB = 9  # the engine's environment is 5.4 GiB, its packages in uv's cache 
 TERRAFORM = (1, 10)  # the first with S3 state locked by a file; mock providers came with 1.7
 
 
-class Finding(NamedTuple):
+class PrerequisiteResult(NamedTuple):
     """One item: whether the machine has it, what was seen, and how to get it."""
 
     item: str
     ok: bool
-    seen: str
+    detail: str
     remedy: str
 
 
-def python() -> Finding:
+def check_python() -> PrerequisiteResult:
     """Python 3.11 or later, able to make a virtual environment."""
-    able = importlib.util.find_spec("ensurepip") is not None or shutil.which("uv") is not None
-    seen = platform.python_version() + ("" if able else " without venv")
+    has_venv = importlib.util.find_spec("ensurepip") is not None or shutil.which("uv") is not None
+    detail = platform.python_version() + ("" if has_venv else " without venv")
     remedy = "install Python 3.11 or later with its venv module: apt-get install python3 python3-venv"
-    return Finding("Python", sys.version_info >= (3, 11) and able, seen, remedy)
+    return PrerequisiteResult("Python", sys.version_info >= (3, 11) and has_venv, detail, remedy)
 
 
-def terraform() -> Finding:
+def check_terraform() -> PrerequisiteResult:
     """Terraform, or OpenTofu in its place."""
     remedy = "install Terraform 1.10 or later (developer.hashicorp.com/terraform/install) or OpenTofu (opentofu.org)"
     names = [os.environ["TERRAFORM_BINARY_NAME"]] if os.environ.get("TERRAFORM_BINARY_NAME") else ["terraform", "tofu"]
     path = next(filter(None, map(shutil.which, names)), None)
     if path is None:
-        return Finding("Terraform", False, "none of " + ", ".join(names) + " on PATH", remedy)
+        return PrerequisiteResult("Terraform", False, "none of " + ", ".join(names) + " on PATH", remedy)
     try:
-        said = subprocess.run([path, "version"], capture_output=True, text=True, timeout=60, check=False).stdout
+        output = subprocess.run([path, "version"], capture_output=True, text=True, timeout=60, check=False).stdout
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Finding("Terraform", False, f"{path} does not run: {error}", remedy)
-    version = re.search(r"v(\d+)\.(\d+)\.\d+\S*", said)
+        return PrerequisiteResult("Terraform", False, f"{path} does not run: {error}", remedy)
+    version = re.search(r"v(\d+)\.(\d+)\.\d+\S*", output)
     ok = version is not None and (int(version[1]), int(version[2])) >= TERRAFORM
-    return Finding("Terraform", ok, f"{version[0] if version else 'no version'} at {path}", remedy)
+    return PrerequisiteResult("Terraform", ok, f"{version[0] if version else 'no version'} at {path}", remedy)
 
 
-def processor() -> Finding:
+def check_processor() -> PrerequisiteResult:
     """A processor that the engine's CPU build runs on."""
-    seen = f"{platform.system()} on {platform.machine()}"
+    detail = f"{platform.system()} on {platform.machine()}"
     remedy = "use a Linux machine on x86-64 with AVX2 for the local target; the stacks and `--target` others need none"
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
-        return Finding("processor", False, seen, remedy)
+        return PrerequisiteResult("processor", False, detail, remedy)
     flags = Path("/proc/cpuinfo").read_text()
-    widest = next((name for name in ("avx512f", "avx2") if re.search(rf"\b{name}\b", flags)), None)
+    instruction_set = next((name for name in ("avx512f", "avx2") if re.search(rf"\b{name}\b", flags)), None)
     cores = len(os.sched_getaffinity(0))
-    return Finding("processor", widest is not None, f"{seen}, {cores} cores, {widest or 'without AVX2'}", remedy)
+    return PrerequisiteResult(
+        "processor",
+        instruction_set is not None,
+        f"{detail}, {cores} cores, {instruction_set or 'without AVX2'}",
+        remedy,
+    )
 
 
-def numa() -> Finding:
+def check_libnuma() -> PrerequisiteResult:
     """libnuma, which the engine's CPU build links."""
     try:
         ctypes.CDLL("libnuma.so.1")
     except OSError:
-        return Finding(
+        return PrerequisiteResult(
             "libnuma", False, "libnuma.so.1 is not there", "apt-get install libnuma1, or dnf install numactl-libs"
         )
-    return Finding("libnuma", True, "libnuma.so.1", "")
+    return PrerequisiteResult("libnuma", True, "libnuma.so.1", "")
 
 
-def memory() -> Finding:
+def check_memory() -> PrerequisiteResult:
     """Memory that can be had now."""
     meminfo = Path("/proc/meminfo")
-    found = re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text()) if meminfo.exists() else None
-    free = int(found[1]) * 1024 / GIB if found else 0.0
-    return Finding(
-        "memory", free >= MEMORY_GIB, f"{free:.1f} GiB free", f"free at least {MEMORY_GIB} GiB: close programs"
+    available_kb = re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text()) if meminfo.exists() else None
+    free_gib = int(available_kb[1]) * 1024 / GIB if available_kb else 0.0
+    return PrerequisiteResult(
+        "memory", free_gib >= MEMORY_GIB, f"{free_gib:.1f} GiB free", f"free at least {MEMORY_GIB} GiB: close programs"
     )
 
 
-def disk(folder: Path) -> Finding:
+def check_disk(folder: Path) -> PrerequisiteResult:
     """Room for the environments; what is installed already counts as room."""
-    needed = 1 if (folder / ".venv-engine").is_dir() else DISK_GIB
-    free = shutil.disk_usage(folder).free / GIB
-    return Finding("disk", free >= needed, f"{free:.1f} GiB free", f"free at least {needed} GiB under {folder}")
+    needed_gib = 1 if (folder / ".venv-engine").is_dir() else DISK_GIB
+    free_gib = shutil.disk_usage(folder).free / GIB
+    return PrerequisiteResult(
+        "disk", free_gib >= needed_gib, f"{free_gib:.1f} GiB free", f"free at least {needed_gib} GiB under {folder}"
+    )
 
 
-def findings(folder: Path, *, engine: bool = True) -> Iterator[Finding]:
+def run_checks(folder: Path, *, engine: bool = True) -> Iterator[PrerequisiteResult]:
     """Every item, the cheap ones first.
 
     Args:
         engine: whether the model is served on this machine; what serves on AWS needs little here.
     """
-    local: tuple[Callable[[], Finding], ...] = (processor, numa, memory, lambda: disk(folder)) if engine else ()
-    for check in (python, *local, terraform):
+    local_checks: tuple[Callable[[], PrerequisiteResult], ...] = (
+        (check_processor, check_libnuma, check_memory, lambda: check_disk(folder)) if engine else ()
+    )
+    for check in (check_python, *local_checks, check_terraform):
         yield check()
 
 
-def serves_here(arguments: list[str]) -> bool:
+def needs_engine(arguments: list[str]) -> bool:
     """Whether a command line of install.sh serves on this machine."""
     words = [part for word in arguments for part in word.split("=", 1)]
     target = words[words.index("--target") + 1 :][:1] if "--target" in words else []
@@ -117,12 +126,12 @@ def serves_here(arguments: list[str]) -> bool:
 
 def main() -> int:
     """Prints a line an item; 3 where something is missing."""
-    good = True
-    for item, ok, seen, remedy in findings(Path.cwd(), engine=serves_here(sys.argv[1:])):
-        good &= ok
-        line = f"✓ {item}: {seen}" if ok else f"✗ {item}: {seen}. To mend: {remedy}"
+    all_ok = True
+    for item, ok, detail, remedy in run_checks(Path.cwd(), engine=needs_engine(sys.argv[1:])):
+        all_ok &= ok
+        line = f"✓ {item}: {detail}" if ok else f"✗ {item}: {detail}. To mend: {remedy}"
         print(line, file=sys.stderr, flush=True)
-    return 0 if good else 3
+    return 0 if all_ok else 3
 
 
 if __name__ == "__main__":

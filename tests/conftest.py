@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 
 from llm_serving.rehearsal import emulator
 from llm_serving.targets.local import deploy, engine_env, supervisor
-from llm_serving.targets.local.deploy import Plan
+from llm_serving.targets.local.deploy import DeploymentPlan
 from tests import engines_own
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,7 +34,7 @@ if not os.environ.get("CI"):
     settings.load_profile("busy")
 
 
-ENGINE, SERVED, STACKS, CONTROL_PLANE = "engine", "served", "stacks", "control plane"
+ENGINE, RUNNING_PLAN, STACKS, CONTROL_PLANE = "engine", "served", "stacks", "control plane"
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
@@ -49,77 +49,82 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         modules[item.path].append(item)
     for item in items:
         if not item.get_closest_marker("xdist_group"):  # of its own
-            item.add_marker(pytest.mark.xdist_group(_group(item, modules[item.path])))
+            item.add_marker(pytest.mark.xdist_group(_choose_group(item, modules[item.path])))
     # A module stays in one piece: what it has brought up goes with its last test.
-    items.sort(key=lambda item: _limit(modules[item.path]), reverse=True)
+    items.sort(key=lambda item: _compute_limit(modules[item.path]), reverse=True)
     # Kinds of Karpenter's own cannot be taken back: a busy API server can take minutes to let go of one.
-    items.sort(key=lambda item: "karpenters" in _fixtures(item))
+    items.sort(key=lambda item: "karpenters" in _list_fixtures(item))
 
 
-def _group(item: pytest.Item, module: list[pytest.Item]) -> str:
-    if "asked" in _fixtures(item):
+def _choose_group(item: pytest.Item, module: list[pytest.Item]) -> str:
+    if "asked" in _list_fixtures(item):
         return ENGINE
     if item.get_closest_marker("engine"):
-        return SERVED if any("served" in _fixtures(one) for one in module) else ENGINE
-    if "synthesized" in _fixtures(item):
+        return RUNNING_PLAN if any("served" in _list_fixtures(sibling) for sibling in module) else ENGINE
+    if "synthesized" in _list_fixtures(item):
         return STACKS
-    if "control_plane" in _fixtures(item):
+    if "control_plane" in _list_fixtures(item):
         return CONTROL_PLANE
     return str(item.path.relative_to(ROOT / "tests"))
 
 
-def _fixtures(item: pytest.Item) -> Sequence[str]:
+def _list_fixtures(item: pytest.Item) -> Sequence[str]:
     return getattr(item, "fixturenames", ())
 
 
-def _limit(module: list[pytest.Item]) -> tuple[bool, float]:
+def _compute_limit(module: list[pytest.Item]) -> tuple[bool, float]:
     """The most seconds that a module says a test of it may take, which those say that take long; the engine's first."""
     # What meets the control plane may take so long because of its building, which goes on beside the others.
-    others = [item for item in module if "control_plane" not in _fixtures(item)]
-    limits = [mark.args[0] for item in others if (mark := item.get_closest_marker("timeout"))]
+    plain_items = [item for item in module if "control_plane" not in _list_fixtures(item)]
+    limits = [mark.args[0] for item in plain_items if (mark := item.get_closest_marker("timeout"))]
     return any(item.get_closest_marker("engine") for item in module), max(limits, default=0)
 
 
 @pytest.fixture(scope="session")
-def asked() -> Iterator[engines_own.Asked]:
+def engine_probe() -> Iterator[engines_own.EngineProbe]:
     """The engine's and the router's own code."""
-    with engines_own.running() as ask:
+    with engines_own.run() as ask:
         yield ask
 
 
 @pytest.fixture(scope="session")
-def make_bucket() -> Callable[[Plan], str]:
+def make_bucket() -> Callable[[DeploymentPlan], str]:
     """Makes the model bucket of a plan as the storage stack would, without Terraform."""
 
-    def made(plan: Plan) -> str:
-        place = plan.deployment.place
-        client = emulator.client("s3", place.s3_endpoint or "", place.region)
-        client.create_bucket(Bucket=place.bucket, CreateBucketConfiguration={"LocationConstraint": place.region})
-        return place.bucket
+    def make(plan: DeploymentPlan) -> str:
+        environment = plan.deployment.environment
+        client = emulator.create_client("s3", environment.s3_endpoint or "", environment.region)
+        client.create_bucket(
+            Bucket=environment.bucket, CreateBucketConfiguration={"LocationConstraint": environment.region}
+        )
+        return environment.bucket
 
-    return made
+    return make
 
 
 @pytest.fixture(scope="session")
-def brought_up(make_bucket: Callable[[Plan], str]) -> Callable[[Path, Path], AbstractContextManager[Plan]]:
+def start_blueprint(
+    make_bucket: Callable[[DeploymentPlan], str],
+) -> Callable[[Path, Path], AbstractContextManager[DeploymentPlan]]:
     """Brings a blueprint up on the real engine below a folder that is there, and ends it after the block."""
 
     @contextlib.contextmanager
-    def up(blueprint: Path, root: Path) -> Iterator[Plan]:
-        engine_env.executables()
+    def start(blueprint: Path, root: Path) -> Iterator[DeploymentPlan]:
+        engine_env.find_executables()
         plan = deploy.plan(blueprint, ROOT / "fleet.yaml", root=root)
         deploy.check_machine(plan)
-        deploy.start_afresh(plan)
-        with supervisor.supervised(plan.run) as supervised:
+        deploy.prepare_start(plan)
+        with supervisor.start_attached(plan.directory) as supervised:
             yield deploy.bring_up(plan, supervised, make_bucket)
 
-    return up
+    return start
 
 
 @pytest.fixture(scope="session")
-def served(
-    tmp_path_factory: pytest.TempPathFactory, brought_up: Callable[[Path, Path], AbstractContextManager[Plan]]
-) -> Iterator[Plan]:
+def running_plan(
+    tmp_path_factory: pytest.TempPathFactory,
+    start_blueprint: Callable[[Path, Path], AbstractContextManager[DeploymentPlan]],
+) -> Iterator[DeploymentPlan]:
     """The aggregated pattern, up on the real engine for the whole session: embedded AWS, two replicas, the router.
 
     A test that disturbs it leaves it as it was. The home folder of all its processes is empty, at `HOME` below the run.
@@ -132,5 +137,5 @@ def served(
         # For what is started here alone: other tests' own processes fill the home folder that they find.
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("HOME", str(home))
-            plan = until_the_end.enter_context(brought_up(root / "mine", root))
+            plan = until_the_end.enter_context(start_blueprint(root / "mine", root))
         yield plan

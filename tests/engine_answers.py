@@ -29,19 +29,19 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm_router.launch_router import parse_router_args
 
 
-def engine(words: list[str]) -> int:
+def parse_engine_port(words: list[str]) -> int:
     """The port that `vllm serve` would listen on."""
     parsed = make_arg_parser(FlexibleArgumentParser()).parse_args(words)
     validate_parsed_serve_args(parsed)
     return int(parsed.port)
 
 
-def router(words: list[str]) -> int:
+def parse_router_port(words: list[str]) -> int:
     """The port that vllm-router would listen on."""
     return int(parse_router_args(words).port)
 
 
-def config(question: dict[str, Any]) -> Any:
+def build_config(question: dict[str, Any]) -> Any:
     """The few settings that the planner looks at."""
     return SimpleNamespace(
         model_config=SimpleNamespace(max_model_len=question["context"]),
@@ -62,7 +62,7 @@ def config(question: dict[str, Any]) -> Any:
     )
 
 
-def layer(question: dict[str, Any], number: int) -> Any:
+def build_layer(question: dict[str, Any], number: int) -> Any:
     """The cache of one layer; the sliding ones and the others alternate as long as there are both."""
     common = {
         "block_size": question["block"],
@@ -77,10 +77,10 @@ def layer(question: dict[str, Any], number: int) -> Any:
     return FullAttentionSpec(**common)
 
 
-def tokens(question: dict[str, Any]) -> int:
+def count_cache_tokens(question: dict[str, Any]) -> int:
     """Tokens of the cache."""
-    settings = config(question)
-    layers = {f"layer{number}": layer(question, number) for number in range(question["layers"])}
+    settings = build_config(question)
+    layers = {f"layer{number}": build_layer(question, number) for number in range(question["layers"])}
     groups = kv_cache_utils.get_kv_cache_groups(settings, layers)
     plan = kv_cache_utils.get_kv_cache_config_from_groups(settings, groups, question["bytes"])
     return int(kv_cache_utils.get_kv_cache_capacity(settings, plan)[0])
@@ -90,7 +90,7 @@ WITHOUT_PLUGINS = system_utils._maybe_force_spawn
 """Taken before a question of another kind has the engine load them."""
 
 
-def set_aside(with_plugins: bool) -> int:
+def count_frozen_objects(with_plugins: bool) -> int:
     """Objects that are looked through no more by the time that another process is about to begin."""
     gc.unfreeze()
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # as the engine does where it finds no accelerator
@@ -100,14 +100,19 @@ def set_aside(with_plugins: bool) -> int:
     return gc.get_freeze_count() if system_utils.get_mp_context().get_start_method() == "fork" else 0
 
 
-ASKED = {"vllm": engine, "vllm-router": router, "planner": tokens, "processes": set_aside}
+HANDLERS = {
+    "vllm": parse_engine_port,
+    "vllm-router": parse_router_port,
+    "planner": count_cache_tokens,
+    "processes": count_frozen_objects,
+}
 
 
 def answer(line: str) -> dict[str, int]:
     """What came of a question."""
-    who, what = json.loads(line)
+    handler, argument = json.loads(line)
     try:
-        return {"said": ASKED[who](what)}
+        return {"said": HANDLERS[handler](argument)}
     except SystemExit as end:
         return {"refused": int(end.code or 0)}
 

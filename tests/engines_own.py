@@ -12,20 +12,20 @@ from typing import Any
 
 from llm_serving.targets.local import engine_env
 
-Asked = Callable[[str, Sequence[Any]], list[dict[str, int]]]
+EngineProbe = Callable[[str, Sequence[Any]], list[dict[str, int]]]
 """Whom to ask, and questions: what each was answered; engine_answers.py says who there is and what they take."""
 
 
 @contextmanager
-def running() -> Iterator[Asked]:
+def run() -> Iterator[EngineProbe]:
     """Starts the process when it is first asked, and ends it with the block."""
-    with ExitStack() as until_the_end:
-        started: list[subprocess.Popen[str]] = []
+    with ExitStack() as exit_stack:
+        engine_processes: list[subprocess.Popen[str]] = []
 
-        def ask(who: str, questions: Sequence[Any]) -> list[dict[str, int]]:
-            if not started:
-                started.append(until_the_end.enter_context(_start()))
-            return [_answer(started[0], [who, question]) for question in questions]
+        def ask(handler: str, questions: Sequence[Any]) -> list[dict[str, int]]:
+            if not engine_processes:
+                engine_processes.append(exit_stack.enter_context(_start()))
+            return [_ask(engine_processes[0], [handler, question]) for question in questions]
 
         yield ask
 
@@ -33,7 +33,7 @@ def running() -> Iterator[Asked]:
 @contextmanager
 def _start() -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        [engine_env.executables() / "python", Path(__file__).with_name("engine_answers.py")],
+        [engine_env.find_executables() / "python", Path(__file__).with_name("engine_answers.py")],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -46,9 +46,9 @@ def _start() -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def _answer(process: subprocess.Popen[str], question: list[Any]) -> dict[str, int]:
+def _ask(process: subprocess.Popen[str], question: list[Any]) -> dict[str, int]:
     assert process.stdin and process.stdout
     print(json.dumps(question), file=process.stdin, flush=True)
-    said = process.stdout.readline()
-    assert said, f"the engine's own code ended at {question}"
-    return dict(json.loads(said))
+    line = process.stdout.readline()
+    assert line, f"the engine's own code ended at {question}"
+    return dict(json.loads(line))

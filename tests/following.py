@@ -28,7 +28,7 @@ sys.exit(follow.main(sys.argv[1:]))
 """The program with that file."""
 
 
-def dns(folder: Path, **names: list[str] | None) -> None:
+def write_dns(folder: Path, **names: list[str] | None) -> None:
     """Says which addresses stand behind each name from now on; None: DNS does not answer."""
     new = folder / "dns.new"
     new.write_text(json.dumps(names))
@@ -36,26 +36,26 @@ def dns(folder: Path, **names: list[str] | None) -> None:
 
 
 @contextlib.contextmanager
-def running(folder: Path, *follow: str, router: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+def run_router(folder: Path, *follow: str, router: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     """The program and the router; yields the URLs of the router and of its own metrics. The log is `follow.log`.
 
     Args:
         follow: the program's arguments, where ROUTER stands for the router's URL.
         router: the router's further arguments.
     """
-    listen, metrics = processes.free_ports(2)
+    listen, metrics = processes.claim_free_ports(2)
     url = f"http://127.0.0.1:{listen}"
     code = RUNNER.format(folder=str(FOLDER), dns=str(folder / "dns.json"))
     command = [
         *(sys.executable, "-c", code, *(word.replace("ROUTER", url) for word in follow), "--"),
-        *(str(engine_env.executables() / "vllm-router"), "--host", "127.0.0.1", "--port", str(listen)),
+        *(str(engine_env.find_executables() / "vllm-router"), "--host", "127.0.0.1", "--port", str(listen)),
         *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics)),
         *("--worker-startup-check-interval", "1", "--health-check-interval-secs", "1", *router),
     ]
     with (folder / "follow.log").open("wb") as sink:
         child = processes.spawn(command, environment={}, output=sink)
     try:
-        processes.wait_until(lambda: get(f"{url}/health") is not None, "the router", 60)
+        processes.wait_until(lambda: fetch_page(f"{url}/health") is not None, "the router", 60)
         yield url, f"http://127.0.0.1:{metrics}/metrics"
     finally:
         child.terminate()
@@ -65,10 +65,10 @@ def running(folder: Path, *follow: str, router: tuple[str, ...]) -> Iterator[tup
             processes.stop(child, grace_s=1)
 
 
-def get(url: str) -> bytes | None:
+def fetch_page(url: str) -> bytes | None:
     """A page; None where nobody gives it."""
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
-            return bytes(answer.read())
+        with urllib.request.urlopen(url, timeout=5) as response:
+            return bytes(response.read())
     except OSError:
         return None

@@ -17,12 +17,12 @@ from llm_serving.workloads.serving.deployment import Process
 PROMPT = "The router sends a request to"
 
 
-def url(process: Process) -> str:
+def get_url(process: Process) -> str:
     """Where a process listens."""
     return f"http://127.0.0.1:{process.port}"
 
 
-def ask(base: str, timeout_s: float = 60, **body: Any) -> str:
+def request_completion(base: str, timeout_s: float = 60, **body: Any) -> str:
     """The whole answer of a completion, as it came."""
     return post(base, "/v1/completions", timeout_s, **{"model": "tiny", "prompt": PROMPT, "max_tokens": 8, **body})
 
@@ -33,34 +33,34 @@ def post(base: str, path: str, timeout_s: float = 60, **body: Any) -> str:
     Raises:
         OSError: no answer, or one that is not 200.
     """
-    told = {"temperature": 0, **body} if "prompt" in body else body
+    payload = {"temperature": 0, **body} if "prompt" in body else body
     request = urllib.request.Request(
-        f"{base}{path}", data=json.dumps(told).encode(), headers={"Content-Type": "application/json"}
+        f"{base}{path}", data=json.dumps(payload).encode(), headers={"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=timeout_s) as answer:
-        return str(answer.read().decode())
+    with urllib.request.urlopen(request, timeout=timeout_s) as response:
+        return str(response.read().decode())
 
 
-def text(base: str, **body: Any) -> str:
+def complete(base: str, **body: Any) -> str:
     """The text of a completion."""
-    return str(json.loads(ask(base, **body))["choices"][0]["text"])
+    return str(json.loads(request_completion(base, **body))["choices"][0]["text"])
 
 
-def counter(process: Process, name: str, **labels: str) -> float:
+def read_counter(process: Process, name: str, **labels: str) -> float:
     """One of an engine's own counters, added up over all series that have the labels; 0 where there are none."""
-    return counted(f"{url(process)}/metrics", name, **labels)
+    return sum_counter(f"{get_url(process)}/metrics", name, **labels)
 
 
-def counted(page: str, name: str, **labels: str) -> float:
+def sum_counter(metrics_url: str, name: str, **labels: str) -> float:
     """The same of whoever has its counters on that page."""
-    with urllib.request.urlopen(page, timeout=30) as answer:
-        lines = answer.read().decode().splitlines()
+    with urllib.request.urlopen(metrics_url, timeout=30) as response:
+        lines = response.read().decode().splitlines()
     series = [re.fullmatch(rf"{re.escape(name)}(?:\{{(.*)\}})? (\S+)", line) for line in lines]
-    return sum(float(one[2]) for one in series if one and _has(one[1] or "", labels))
+    return sum(float(match[2]) for match in series if match and _has_labels(match[1] or "", labels))
 
 
-def _has(written: str, labels: Mapping[str, str]) -> bool:
-    return all(f'{name}="{value}"' in written for name, value in labels.items())
+def _has_labels(label_text: str, labels: Mapping[str, str]) -> bool:
+    return all(f'{name}="{value}"' in label_text for name, value in labels.items())
 
 
 @dataclass
@@ -74,7 +74,7 @@ class Load:
     pause_s: float = 0.0
     """Between a user's requests."""
 
-    done: list[float] = field(default_factory=list)
+    start_times: list[float] = field(default_factory=list)
     """When each began that was answered in full."""
 
     failed: list[str] = field(default_factory=list)
@@ -83,7 +83,7 @@ class Load:
     _users: list[threading.Thread] = field(default_factory=list)
 
     def __enter__(self) -> Load:
-        self._users = [threading.Thread(target=self._user, args=(number,)) for number in range(self.users)]
+        self._users = [threading.Thread(target=self._run_user, args=(number,)) for number in range(self.users)]
         for user in self._users:
             user.start()
         return self
@@ -93,14 +93,16 @@ class Load:
         for user in self._users:
             user.join()
 
-    def _user(self, number: int) -> None:
+    def _run_user(self, number: int) -> None:
         while not self._stop.wait(self.pause_s):
             start = time.monotonic()
             try:
-                answer = ask(self.url, self.deadline_s + 10, stream=True, prompt=f"{self.prompt} {number} {start}")
-                if "data: [DONE]" not in answer:
+                response = request_completion(
+                    self.url, self.deadline_s + 10, stream=True, prompt=f"{self.prompt} {number} {start}"
+                )
+                if "data: [DONE]" not in response:
                     raise OSError("the stream was cut")
-                self.done.append(start)
+                self.start_times.append(start)
             except (OSError, ValueError, http.client.HTTPException) as error:
                 self.failed.append(repr(error))
             self.longest_s = max(self.longest_s, time.monotonic() - start)

@@ -15,9 +15,9 @@ from llm_serving.settings.errors import InputError, Unavailable
 def test_a_command_is_printed_so_that_a_shell_runs_the_same_again(tmp_path: Path) -> None:
     folder = tmp_path / "with space"
     folder.mkdir()
-    line = console.quoted(["printf", "%s|", "a b", "$HOME", "it's"], cwd=folder, environment={"X": "1 2"})
-    again = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True)
-    assert again.stdout == "a b|$HOME|it's|"
+    line = console.quote_command(["printf", "%s|", "a b", "$HOME", "it's"], cwd=folder, environment={"X": "1 2"})
+    result = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True)
+    assert result.stdout == "a b|$HOME|it's|"
 
 
 def test_run_returns_the_output_and_keeps_it_in_the_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,8 +52,8 @@ def test_a_step_shows_its_title_note_and_time(capsys: pytest.CaptureFixture[str]
     with console.step("Counting") as step:
         step.note = "12 found"
     assert step.seconds > 0
-    shown = capsys.readouterr().err
-    assert "▸ Counting" in shown and "✓ Counting: 12 found (0.0 s)" in shown
+    errors = capsys.readouterr().err
+    assert "▸ Counting" in errors and "✓ Counting: 12 found (0.0 s)" in errors
 
 
 def test_a_step_that_fails_is_shown_as_failed_and_passes_the_error_on(capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,7 +69,7 @@ def test_nothing_that_a_command_prints_is_taken_for_markup(tmp_path: Path, capsy
 
 
 def test_a_summary_gets_the_steps_that_ended_well_without_those_inside_others() -> None:
-    with console.recorded() as steps:
+    with console.record_steps() as steps:
         with console.step("one"), console.step("inside"):
             pass
         with pytest.raises(InputError), console.step("failed"):
@@ -88,7 +88,7 @@ def test_a_result_is_folded_between_words_in_a_terminal_and_whole_elsewhere(
     monkeypatch.setattr(console.out, "_width", 40)
     monkeypatch.setattr(console.out, "_force_terminal", terminal)
     sentence = "The weights are random numbers from a fixed seed: the text has no meaning."
-    console.result(sentence)
+    console.print_result(sentence)
     lines = capsys.readouterr().out.splitlines()
     assert " ".join(line.rstrip() for line in lines) == sentence
     assert len(lines) == (2 if terminal else 1)
@@ -116,6 +116,6 @@ def test_what_is_interrupted_gets_its_own_signal_and_the_time_to_end_in_order(
 
     command = console.Command([sys.executable, "-c", code], tmp_path / "log", cwd=tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        console.run_together([command], watch=interrupt, grace_s=30, stop_by=by, timeout_s=60)
+        console.run_together([command], on_poll=interrupt, grace_s=30, stop_signal=by, timeout_s=60)
     assert (tmp_path / "told").read_text() == by.name
     assert "up to 30 s to end in order" in capsys.readouterr().err

@@ -14,42 +14,42 @@ from llm_serving.console import CommandFailed
 from llm_serving.go_programs import Program
 from llm_serving.settings.errors import Unavailable
 
-TOOL = Program("tool", "example.org/tool/cmd/tool", "v2.1.0", least=(2, 0))
+TOOL = Program("tool", "example.org/tool/cmd/tool", "v2.1.0", min_version=(2, 0))
 
-Put = Callable[[str, str], Path]
+PutProgram = Callable[[str, str], Path]
 
 
 @pytest.fixture
-def put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Put:
+def put_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PutProgram:
     """Puts a program on an otherwise empty PATH; home is an empty folder."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
 
-    def made(name: str, script: str) -> Path:
+    def write(name: str, script: str) -> Path:
         file = folder / name
         file.write_text(f"#!/bin/sh\nPATH={os.defpath}\n{script}\n")
         file.chmod(0o755)
         return file
 
-    return made
+    return write
 
 
-def test_the_users_own_is_taken_where_it_is_new_enough(put: Put) -> None:
-    own = put("tool", "echo tool v2.0.3")
-    assert go_programs.path_of(TOOL) == str(own)
+def test_the_users_own_is_taken_where_it_is_new_enough(put_program: PutProgram) -> None:
+    tool_path = put_program("tool", "echo tool v2.0.3")
+    assert go_programs.find_or_build(TOOL) == str(tool_path)
 
 
 def test_what_kubebuilder_assets_names_comes_before_path(
-    put: Put, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    put_program: PutProgram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own, assets = put("tool", "echo tool v2.0.3"), tmp_path / "assets"
+    tool_path, assets = put_program("tool", "echo tool v2.0.3"), tmp_path / "assets"
     assets.mkdir()
     monkeypatch.setenv("KUBEBUILDER_ASSETS", str(assets))
-    assert go_programs.path_of(TOOL) == str(own), "nothing is there yet"
-    shutil.copy(own, assets)
-    assert go_programs.path_of(TOOL) == str(assets / "tool")
+    assert go_programs.find_or_build(TOOL) == str(tool_path), "nothing is there yet"
+    shutil.copy(tool_path, assets)
+    assert go_programs.find_or_build(TOOL) == str(assets / "tool")
 
 
 GO = 'mkdir -p "$GOBIN"; echo "$@" > "$GOBIN/tool"; chmod +x "$GOBIN/tool"'
@@ -57,50 +57,52 @@ GO = 'mkdir -p "$GOBIN"; echo "$@" > "$GOBIN/tool"; chmod +x "$GOBIN/tool"'
 
 
 @pytest.mark.parametrize("says", ["echo tool v1.9.9", "echo no version here", "exit 1"])
-def test_one_too_old_or_broken_is_left_for_a_built_one(put: Put, tmp_path: Path, says: str) -> None:
-    put("tool", says)
-    put("go", GO)
-    built = Path(go_programs.path_of(TOOL))
+def test_one_too_old_or_broken_is_left_for_a_built_one(put_program: PutProgram, tmp_path: Path, says: str) -> None:
+    put_program("tool", says)
+    put_program("go", GO)
+    built = Path(go_programs.find_or_build(TOOL))
     assert built == tmp_path / "home/.cache/llm-serving-blueprints/bin/tool-v2.1.0/tool"
     assert built.read_text() == "install -gcflags=all=-dwarf=false -ldflags -s -w example.org/tool/cmd/tool@v2.1.0\n"
 
 
-def test_it_is_built_once_for_each_version(put: Put) -> None:
-    go = put("go", GO)
-    first = go_programs.path_of(TOOL)
+def test_it_is_built_once_for_each_version(put_program: PutProgram) -> None:
+    go = put_program("go", GO)
+    first = go_programs.find_or_build(TOOL)
     go.write_text("#!/bin/sh\nexit 1\n")
-    assert go_programs.path_of(TOOL) == first
+    assert go_programs.find_or_build(TOOL) == first
     with pytest.raises(CommandFailed):
-        go_programs.path_of(Program("tool", TOOL.package, "v2.2.0"))
+        go_programs.find_or_build(Program("tool", TOOL.package, "v2.2.0"))
 
 
-def test_a_tool_of_a_module_is_built_there_and_anew_when_its_pins_change(put: Put, tmp_path: Path) -> None:
-    put("go", 'while [ "$1" != -o ]; do shift; done; pwd > "$2"; chmod +x "$2"')
+def test_a_tool_of_a_module_is_built_there_and_anew_when_its_pins_change(
+    put_program: PutProgram, tmp_path: Path
+) -> None:
+    put_program("go", 'while [ "$1" != -o ]; do shift; done; pwd > "$2"; chmod +x "$2"')
     module = tmp_path / "module"
     module.mkdir()
     (module / "go.mod").write_text("module m\n")
     (module / "go.sum").write_text("")
-    tool = replace(TOOL, tool_of=module)
-    first = Path(go_programs.path_of(tool))
+    tool = replace(TOOL, tool_module=module)
+    first = Path(go_programs.find_or_build(tool))
     assert first.read_text() == f"{module}\n"
     (module / "go.sum").write_text("other\n")
-    second = Path(go_programs.path_of(tool))
+    second = Path(go_programs.find_or_build(tool))
     assert second != first and second.parent.name.startswith("tool-v2.1.0-")
-    assert go_programs.path_of(tool) == str(second)
+    assert go_programs.find_or_build(tool) == str(second)
 
 
-def test_several_at_once_wait_for_one_build(put: Put, tmp_path: Path) -> None:
+def test_several_at_once_wait_for_one_build(put_program: PutProgram, tmp_path: Path) -> None:
     count = tmp_path / "count"
-    put("go", f"echo build >> {count}; sleep 0.5; {GO}")
+    put_program("go", f"echo build >> {count}; sleep 0.5; {GO}")
     with ThreadPoolExecutor(4) as pool:
-        built = set(pool.map(go_programs.path_of, [TOOL] * 4, timeout=60))
+        built = set(pool.map(go_programs.find_or_build, [TOOL] * 4, timeout=60))
     assert len(built) == 1
     assert count.read_text() == "build\n"
 
 
-def test_without_go_it_says_what_to_install(put: Put) -> None:
-    with pytest.raises(Unavailable) as refused:
-        go_programs.path_of(TOOL)
-    assert str(refused.value) == (
+def test_without_go_it_says_what_to_install(put_program: PutProgram) -> None:
+    with pytest.raises(Unavailable) as error:
+        go_programs.find_or_build(TOOL)
+    assert str(error.value) == (
         "tool is not on PATH; install it, or Go, with which example.org/tool/cmd/tool@v2.1.0 is built"
     )

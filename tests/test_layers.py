@@ -26,25 +26,25 @@ def lint(folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture
-def copy(tmp_path: Path) -> Path:
+def source_copy(tmp_path: Path) -> Path:
     """A copy of the packages' Python files and of the contracts."""
     for package in ("infra", "src/llm_serving"):
-        shutil.copytree(ROOT / package, tmp_path / package, ignore=_all_but_python)
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=_ignore_non_python)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     return tmp_path
 
 
-def _all_but_python(folder: str, names: list[str]) -> list[str]:
+def _ignore_non_python(folder: str, names: list[str]) -> list[str]:
     return [name for name in names if not name.endswith(".py") and not (Path(folder) / name).is_dir()]
 
 
-def test_every_arrow_between_the_rooms_runs_one_way(copy: Path) -> None:
-    done = lint(copy)
-    assert done.returncode == 0, done.stdout
-    assert "0 broken" in done.stdout
+def test_every_dependency_between_the_packages_runs_one_way(source_copy: Path) -> None:
+    result = lint(source_copy)
+    assert result.returncode == 0, result.stdout
+    assert "0 broken" in result.stdout
 
 
-def test_a_step_back_breaks_the_contract_that_forbids_it(copy: Path) -> None:
+def test_a_step_back_breaks_the_contract_that_forbids_it(source_copy: Path) -> None:
     for file, line in (
         ("src/llm_serving/settings/units.py", "from llm_serving import console"),
         ("src/llm_serving/settings/errors.py", "from llm_serving import fleet"),
@@ -54,8 +54,8 @@ def test_a_step_back_breaks_the_contract_that_forbids_it(copy: Path) -> None:
         ("src/llm_serving/processes.py", "from llm_serving import cli"),
         ("infra/functions/ecs_fallback.py", "from llm_serving.settings import errors"),
     ):
-        path = copy / file
+        path = source_copy / file
         path.write_text(f"{path.read_text()}\n{line}\n")
-    done = lint(copy)
-    assert done.returncode == 1
-    assert "0 kept, 7 broken" in done.stdout
+    result = lint(source_copy)
+    assert result.returncode == 1
+    assert "0 kept, 7 broken" in result.stdout

@@ -17,7 +17,7 @@ from llm_serving.settings.errors import Unavailable
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def _gone(pid: int) -> bool:
+def _has_ended(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
     except FileNotFoundError:
@@ -28,10 +28,10 @@ def test_stop_ends_a_child_and_what_the_child_started(tmp_path: Path) -> None:
     child = processes.spawn(["sh", "-c", f"sleep 300 & echo $! > {tmp_path}/pid; wait"])
     processes.wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "", "the pid", 10)
     grandchild = int((tmp_path / "pid").read_text())
-    assert not _gone(grandchild)
+    assert not _has_ended(grandchild)
     processes.stop(child)
     assert child.returncode is not None
-    processes.wait_until(lambda: _gone(grandchild), "the grandchild's end", 10)
+    processes.wait_until(lambda: _has_ended(grandchild), "the grandchild's end", 10)
 
 
 def test_stop_kills_a_child_that_ignores_the_request() -> None:
@@ -56,32 +56,32 @@ def test_a_child_ends_when_its_parent_is_killed_with_9(ignored: str, orphaned: s
     parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     child = int(parent.stdout.readline())
-    assert not _gone(child)
+    assert not _has_ended(child)
     parent.kill()
     parent.wait()
-    processes.wait_until(lambda: _gone(child), "the child's end", 10)
+    processes.wait_until(lambda: _has_ended(child), "the child's end", 10)
 
 
 def test_a_wait_that_is_never_met_ends_with_what_was_waited_for() -> None:
     with pytest.raises(Unavailable, match="the moon did not come within 0 s"):
-        processes.wait_until(lambda: False, "the moon", limit_s=0.2)
+        processes.wait_until(lambda: False, "the moon", timeout_s=0.2)
 
 
 CLAIMS = "import sys; from llm_serving import processes; print(processes.claim(int(sys.argv[1])), flush=True); input()"
 
 
 def test_a_claimed_port_is_nobody_elses_until_the_process_that_claimed_it_ends() -> None:
-    (port,) = processes.free_ports(1)
+    (port,) = processes.claim_free_ports(1)
     assert processes.claim(port), "its own again"
 
-    def other() -> subprocess.Popen[str]:
+    def start_claiming() -> subprocess.Popen[str]:
         words = [sys.executable, "-c", CLAIMS, str(port)]
         return subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    with other() as process:
+    with start_claiming() as process:
         assert process.communicate("\n", timeout=30)[0] == "False\n"
     processes._claims.pop(port).close()
-    with other() as process:
+    with start_claiming() as process:
         assert process.stdout
         assert process.stdout.readline() == "True\n"
         assert processes.is_free(port), "nobody listens yet"
@@ -91,11 +91,11 @@ def test_a_claimed_port_is_nobody_elses_until_the_process_that_claimed_it_ends()
 
 
 def test_no_port_is_chosen_twice() -> None:
-    assert len({processes.free_ports(1)[0] for _ in range(50)}) == 50
+    assert len({processes.claim_free_ports(1)[0] for _ in range(50)}) == 50
 
 
 def test_free_ports_are_different_and_can_be_bound() -> None:
-    ports = processes.free_ports(5)
+    ports = processes.claim_free_ports(5)
     assert len(set(ports)) == 5
     for port in ports:
         with socket.socket() as listener:
@@ -104,7 +104,7 @@ def test_free_ports_are_different_and_can_be_bound() -> None:
 
 def test_a_request_to_end_is_an_interruption_inside_and_as_before_outside() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt), processes.interruptible():
+    with pytest.raises(KeyboardInterrupt), processes.handle_interrupts():
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(5)
     assert signal.getsignal(signal.SIGTERM) == before

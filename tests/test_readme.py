@@ -15,12 +15,12 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
-BLOCKS = [found[1] for found in re.finditer(r"^```sh\n(.*?)^```", README, re.MULTILINE | re.DOTALL)]
+BLOCKS = [match[1] for match in re.finditer(r"^```sh\n(.*?)^```", README, re.MULTILINE | re.DOTALL)]
 FIRST, SECOND, COPY, PATTERNS, AWS = BLOCKS
 
 
 def _run(script: str, cwd: Path, limit_s: float, environment: Mapping[str, str] | None = None) -> str:
-    done = subprocess.run(
+    result = subprocess.run(
         ["bash", "-e", "-c", script],
         cwd=cwd,
         env={**os.environ, **(environment or {})},
@@ -31,16 +31,16 @@ def _run(script: str, cwd: Path, limit_s: float, environment: Mapping[str, str] 
         timeout=limit_s,
         check=False,
     )
-    assert done.returncode == 0, done.stdout
-    return done.stdout
+    assert result.returncode == 0, result.stdout
+    return result.stdout
 
 
-def _left(folder: Path, within: str = ".blueprint") -> list[list[str]]:
+def _find_leftovers(folder: Path, subfolder: str = ".blueprint") -> list[list[str]]:
     """Processes that name a run's folder."""
     return [
         process.info["cmdline"]
         for process in psutil.process_iter(["cmdline"])
-        if any(str(folder / within) in word for word in process.info["cmdline"] or ())
+        if any(str(folder / subfolder) in word for word in process.info["cmdline"] or ())
     ]
 
 
@@ -49,7 +49,7 @@ def _left(folder: Path, within: str = ".blueprint") -> list[list[str]]:
 @pytest.mark.timeout(1500)
 def test_the_first_command_goes_from_a_clone_to_a_report_and_leaves_nothing_running() -> None:
     assert FIRST == "./install.sh\n"
-    shown = _run(FIRST, ROOT, 1400)
+    output = _run(FIRST, ROOT, 1400)
     report = json.loads((ROOT / "runs" / "latest" / "report.json").read_text())
     assert (report["verdict"], report["missed"]) == ("pass", [])
     assert report["requests"]["total"] >= 300
@@ -61,13 +61,13 @@ def test_the_first_command_goes_from_a_clone_to_a_report_and_leaves_nothing_runn
     # Each byte of the bucket's model came over the wire, by the engine's own log.
     assert weights["bytes"] > 1_000_000
     assert weights["seconds"] > 0
-    page = re.search(r"^PASS (\S+/report\.html)$", shown, re.MULTILINE)
-    assert page
-    assert (ROOT / page[1]).read_text().startswith("<!doctype html>")
+    report_match = re.search(r"^PASS (\S+/report\.html)$", output, re.MULTILINE)
+    assert report_match
+    assert (ROOT / report_match[1]).read_text().startswith("<!doctype html>")
     for step in ("Apply network and storage", "Plan network and storage again", "Validate it", "Stop everything"):
-        assert re.search(rf"^{step}.* \d+\.\d s$", shown, re.MULTILINE), step
-    assert "random numbers" in shown
-    assert not _left(ROOT)
+        assert re.search(rf"^{step}.* \d+\.\d s$", output, re.MULTILINE), step
+    assert "random numbers" in output
+    assert not _find_leftovers(ROOT)
 
 
 def test_the_second_command_is_this_very_suite() -> None:
@@ -82,43 +82,47 @@ def test_a_copy_outside_the_repository_is_edited_deployed_validated_and_destroye
     script = COPY.replace("source .venv", f"source {shlex.quote(str(ROOT / '.venv'))}", 1)
     assert script != COPY
     try:
-        shown = _run(script, tmp_path, 850)
+        output = _run(script, tmp_path, 850)
     finally:
         program = shlex.quote(str(ROOT / ".venv" / "bin" / "blueprint"))
         _run(f"{program} destroy mine --yes", tmp_path, 120)
-    assert "aggregated" in shown
+    assert "aggregated" in output
     report = json.loads((tmp_path / "runs" / "latest" / "report.json").read_text())
     assert report["verdict"] == "pass"
     assert [replica["name"] for replica in report["replicas"]] == ["worker-0"]
     assert not (tmp_path / ".blueprint").exists()
-    assert not _left(tmp_path)
+    assert not _find_leftovers(tmp_path)
 
 
 def test_the_patterns_are_shown_by_fleet_and_target_and_a_preset_is_copied(tmp_path: Path) -> None:
     path = f"{ROOT / '.venv' / 'bin'}:{os.environ['PATH']}"
-    shown = _run(PATTERNS, tmp_path, 120, {"PATH": path, "COLUMNS": "120"})
-    assert all(name in shown for name in ("aggregated", "disaggregated", "distributed", "multi-model", "ads-scale"))
+    output = _run(PATTERNS, tmp_path, 120, {"PATH": path, "COLUMNS": "120"})
+    assert all(name in output for name in ("aggregated", "disaggregated", "distributed", "multi-model", "ads-scale"))
     assert (tmp_path / "talk" / "blueprint.yaml").is_file()
 
 
 @pytest.mark.terraform
 @pytest.mark.timeout(900)
 def test_the_way_to_aws_is_shown_planned_and_rehearsed_to_where_machines_are_needed() -> None:
-    nobody = {"AWS_ACCESS_KEY_ID": "", "AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull}
+    no_credentials = {"AWS_ACCESS_KEY_ID": "", "AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull}
     path = f"{ROOT / '.venv' / 'bin'}:{os.environ['PATH']}"
-    shown = _run(AWS, ROOT, 850, {**nobody, "PATH": path, "AWS_EC2_METADATA_DISABLED": "true"})
+    output = _run(AWS, ROOT, 850, {**no_credentials, "PATH": path, "AWS_EC2_METADATA_DISABLED": "true"})
     for step in ("Plan network, storage, ecs", "Apply network, storage", "Apply ecs", "Destroy the machines of ecs"):
-        assert re.search(rf"^{step}.* \d+\.\d s$", shown, re.MULTILINE), step
-    assert "Where it ends without an account" in shown
-    assert "the embedded ECS starts no machines, so no task can run" in shown
-    assert "USD an hour on demand" in shown
-    assert not _left(Path(".blueprint"), "fleet.one-gpu")  # Terraform is led there from where the command stands
+        assert re.search(rf"^{step}.* \d+\.\d s$", output, re.MULTILINE), step
+    assert "Where it ends without an account" in output
+    assert "the embedded ECS starts no machines, so no task can run" in output
+    assert "USD an hour on demand" in output
+    assert not _find_leftovers(
+        Path(".blueprint"), "fleet.one-gpu"
+    )  # Terraform is led there from where the command stands
     assert not (ROOT / ".blueprint" / "fleet.one-gpu" / "rehearsal.json").exists()
 
 
 def test_every_file_and_folder_that_the_page_names_is_there() -> None:
-    rooms = README[README.index("## Where things are") :]
-    named = re.findall(r"`([a-z][\w./-]*)`", rooms[: rooms.index("Reports lie")]) + re.findall(r"\]\((\S+)\)", rooms)
-    assert len(named) > 10
-    for name in named:
+    section = README[README.index("## Where things are") :]
+    paths = re.findall(r"`([a-z][\w./-]*)`", section[: section.index("Reports lie")]) + re.findall(
+        r"\]\((\S+)\)", section
+    )
+    assert len(paths) > 10
+    for name in paths:
         assert (ROOT / name).exists(), name

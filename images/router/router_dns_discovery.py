@@ -38,14 +38,14 @@ INTERVAL_S = 2.0
 TIMEOUT_S = 2.0
 """Of one question to an engine."""
 
-MISSES = 2
+MAX_MISSES = 2
 """Questions in a row that an engine may leave unanswered before it is taken away."""
 
-DNS_MOST = 8
+MAX_DNS_ANSWERS = 8
 """Addresses of one DNS answer, drawn at random where there are more. Source: AWS Cloud Map API reference, DnsConfig,
 RoutingPolicy, 2026-11."""
 
-KINDS = {"prefill": "P", "decode": "D"}
+ROLE_CODES = {"prefill": "P", "decode": "D"}
 """vllm-router's signs for the two halves of a request."""
 
 Engines = Mapping[str, tuple[str, ...]]
@@ -53,7 +53,7 @@ Engines = Mapping[str, tuple[str, ...]]
 
 
 @dataclass
-class Name:
+class DnsName:
     """A DNS name, and the addresses behind it that answer."""
 
     host: str
@@ -63,25 +63,33 @@ class Name:
     answering: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Models by URL."""
 
-    def look(self, resolve: Callable[[str], set[str] | None], ask: Callable[[str], tuple[str, ...] | None]) -> Engines:
+    def refresh(
+        self, resolve_host: Callable[[str], set[str] | None], fetch: Callable[[str], tuple[str, ...] | None]
+    ) -> Engines:
         """The engines that answer now."""
-        found = resolve(self.host)
-        if found is not None and len(found) < DNS_MOST:
-            self.addresses = set(found)  # all that there is
-        elif found:
-            self.addresses |= found  # a part of it, another one each time
+        resolved = resolve_host(self.host)
+        if resolved is not None and len(resolved) < MAX_DNS_ANSWERS:
+            self.addresses = set(resolved)  # all that there is
+        elif resolved:
+            self.addresses |= resolved  # a part of it, another one each time
         urls = {address: f"http://{address}:{self.port}" for address in sorted(self.addresses)}
         with ThreadPoolExecutor(max_workers=32) as pool:
-            said = dict(zip(urls, pool.map(ask, urls.values()), strict=True))
-        for address, models in said.items():
+            responses = dict(zip(urls, pool.map(fetch, urls.values()), strict=True))
+        for address, models in responses.items():
             self.misses[address] = 0 if models else self.misses.get(address, 0) + 1
             if models:
                 self.answering[urls[address]] = models
-        kept = {urls[address] for address in urls if self.misses[address] < MISSES}
-        self.answering = {url: models for url, models in self.answering.items() if url in kept}
+        live_urls = {urls[address] for address in urls if self.misses[address] < MAX_MISSES}
+        self.answering = {url: models for url, models in self.answering.items() if url in live_urls}
         # One of many that is gone is in no answer any more: it is forgotten once it is silent.
-        self.addresses = {one for one in self.addresses if self.misses[one] < MISSES or (found and one in found)}
-        self.misses = {one: count for one, count in self.misses.items() if one in self.addresses}
+        self.addresses = {
+            known_address
+            for known_address in self.addresses
+            if self.misses[known_address] < MAX_MISSES or (resolved and known_address in resolved)
+        }
+        self.misses = {
+            known_address: count for known_address, count in self.misses.items() if known_address in self.addresses
+        }
         return dict(self.answering)
 
 
@@ -93,15 +101,15 @@ def resolve(host: str) -> set[str] | None:
         return set() if error.errno in (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", None)) else None
 
 
-def models(url: str) -> tuple[str, ...] | None:
+def fetch_models(url: str) -> tuple[str, ...] | None:
     """The models that an engine lists, adapters among them; None where it does not answer."""
     try:
-        return tuple(str(one["id"]) for one in json.loads(_request("GET", f"{url}/v1/models"))["data"])
+        return tuple(str(entry["id"]) for entry in json.loads(_send_request("GET", f"{url}/v1/models"))["data"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-class Workers:
+class WorkerList:
     """The router's list of workers, by its HTTP interface.
 
     Args:
@@ -111,47 +119,47 @@ class Workers:
     def __init__(self, router: str, *, each_model: bool) -> None:
         self.router = router
         self.each_model = each_model
-        self.told: dict[str, set[str]] = {}
+        self.registered: dict[str, set[str]] = {}
         """Models by URL, as the router was told."""
 
-    def be(self, engines: Engines) -> None:
+    def sync(self, engines: Engines) -> None:
         """Makes the router's list equal to `engines`; what the router does not take is tried again next time."""
         try:
-            there = {one["url"] for one in json.loads(_request("GET", f"{self.router}/workers"))["workers"]}
+            known_urls = {item["url"] for item in json.loads(_send_request("GET", f"{self.router}/workers"))["workers"]}
         except (OSError, ValueError, KeyError):
             return  # not up yet
-        self.told = {url: told for url, told in self.told.items() if url in there}
-        for url in sorted(there - engines.keys()):
+        self.registered = {url: sent_models for url, sent_models in self.registered.items() if url in known_urls}
+        for url in sorted(known_urls - engines.keys()):
             self._remove(url)
-        for url, listed in engines.items():
-            served = listed if self.each_model else listed[:1]
-            told = self.told.get(url, set())
-            if told - set(served):  # the interface takes away workers, not models
+        for url, model_ids in engines.items():
+            expected_models = model_ids if self.each_model else model_ids[:1]
+            sent_models = self.registered.get(url, set())
+            if sent_models - set(expected_models):  # the interface takes away workers, not models
                 self._remove(url)
-                told = set()
-            for model in (one for one in served if one not in told):
+                sent_models = set()
+            for model in (item for item in expected_models if item not in sent_models):
                 self._add(url, model)
 
     def _add(self, url: str, model: str) -> None:
         try:
-            _request("POST", f"{self.router}/workers", {"url": url, "model_id": model})
+            _send_request("POST", f"{self.router}/workers", {"url": url, "model_id": model})
         except OSError as error:
-            say(f"{url} was not added for {model}: {error}")
+            log(f"{url} was not added for {model}: {error}")
         else:
-            self.told.setdefault(url, set()).add(model)
-            say(f"{url} serves {model}")
+            self.registered.setdefault(url, set()).add(model)
+            log(f"{url} serves {model}")
 
     def _remove(self, url: str) -> None:
-        self.told.pop(url, None)
+        self.registered.pop(url, None)
         try:
-            _request("DELETE", f"{self.router}/workers/{urllib.parse.quote(url, safe='')}")
+            _send_request("DELETE", f"{self.router}/workers/{urllib.parse.quote(url, safe='')}")
         except OSError as error:
-            say(f"{url} was not removed: {error}")
+            log(f"{url} was not removed: {error}")
         else:
-            say(f"{url} is gone")
+            log(f"{url} is gone")
 
 
-class Discovery:
+class DiscoveryClient:
     """Registrations of prefill and decode, by ZeroMQ."""
 
     def __init__(self, address: str) -> None:
@@ -162,92 +170,92 @@ class Discovery:
         # Registrations that nobody took would say later what was true once.
         self.socket.setsockopt(zmq.SNDHWM, 100)
         self.socket.connect(f"tcp://{address}")
-        self.told: dict[str, set[str]] = {}
+        self.registered: dict[str, set[str]] = {}
 
-    def be(self, kind: str, engines: Engines) -> None:
+    def register(self, kind: str, engines: Engines) -> None:
         """Registers all of them for the next five seconds."""
         import msgpack  # type: ignore[import-untyped]
         import zmq
 
         for url in engines:
-            where = url.removeprefix("http://")
-            said = {"type": KINDS[kind], "http_address": where, "zmq_address": where}
+            address = url.removeprefix("http://")
+            message = {"type": ROLE_CODES[kind], "http_address": address, "zmq_address": address}
             try:
-                self.socket.send(msgpack.packb(said), flags=zmq.NOBLOCK)
+                self.socket.send(msgpack.packb(message), flags=zmq.NOBLOCK)
             except zmq.Again:
-                say(f"{url} was not registered: the router takes no message")
-        before = self.told.get(kind, set())
-        for url in sorted(engines.keys() ^ before):
-            say(f"{url} {'does' if url in engines else 'no longer does'} {kind}")
-        self.told[kind] = set(engines)
+                log(f"{url} was not registered: the router takes no message")
+        previous = self.registered.get(kind, set())
+        for url in sorted(engines.keys() ^ previous):
+            log(f"{url} {'does' if url in engines else 'no longer does'} {kind}")
+        self.registered[kind] = set(engines)
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     """A line among the router's own."""
     print(f"follow: {text}", flush=True)
 
 
-def _request(method: str, url: str, body: Mapping[str, str] | None = None) -> bytes:
+def _send_request(method: str, url: str, body: Mapping[str, str] | None = None) -> bytes:
     data = json.dumps(body).encode() if body is not None else None
     request = urllib.request.Request(url, data=data, method=method, headers={"Content-Type": "application/json"})
     # Engines and router are reached directly, whatever proxy the container was given for the world.
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with direct.open(request, timeout=TIMEOUT_S) as answer:
-        return bytes(answer.read())
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(request, timeout=TIMEOUT_S) as response:
+        return bytes(response.read())
 
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the router until it ends, or a signal ends both; returns its exit status."""
-    asked, command = _read(arguments)
-    names = {kind: [_name(text) for text in getattr(asked, kind)] for kind in ("worker", *KINDS)}
+    options, command = _parse_arguments(arguments)
+    names = {kind: [_parse_dns_name(text) for text in getattr(options, kind)] for kind in ("worker", *ROLE_CODES)}
     router = subprocess.Popen(command)
-    ended = threading.Event()
+    stopped = threading.Event()
 
-    def end(sent: int, _: object) -> None:
-        ended.set()
-        router.send_signal(sent)
+    def stop(signal_number: int, _: object) -> None:
+        stopped.set()
+        router.send_signal(signal_number)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, end)
-    workers = Workers(asked.router, each_model="--enable-igw" in command) if asked.router else None
-    discovery = Discovery(asked.discovery) if asked.discovery else None
-    while router.poll() is None and not ended.is_set():
-        found = {
-            kind: {url: ids for name in names[kind] for url, ids in name.look(resolve, models).items()}
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signal_number, stop)
+    workers = WorkerList(options.router, each_model="--enable-igw" in command) if options.router else None
+    discovery = DiscoveryClient(options.discovery) if options.discovery else None
+    while router.poll() is None and not stopped.is_set():
+        engines = {
+            kind: {url: ids for name in names[kind] for url, ids in name.refresh(resolve, fetch_models).items()}
             for kind in names
         }
         if workers:
-            workers.be(found["worker"])
+            workers.sync(engines["worker"])
         if discovery:
-            for kind in KINDS:
-                discovery.be(kind, found[kind])
-        ended.wait(INTERVAL_S)
+            for kind in ROLE_CODES:
+                discovery.register(kind, engines[kind])
+        stopped.wait(INTERVAL_S)
     return router.wait()
 
 
-def _read(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+def _parse_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser("follow", description="Runs vllm-router and tells it of engines behind DNS names.")
     parser.add_argument("--router", metavar="URL", help="where the router's own interface is")
     parser.add_argument("--discovery", metavar="HOST:PORT", help="the router's --vllm-discovery-address")
-    for kind in ("worker", *KINDS):
+    for kind in ("worker", *ROLE_CODES):
         parser.add_argument(f"--{kind}", metavar="NAME:PORT", action="append", default=[])
-    own, divided, command = list(arguments), "--" in arguments, []
-    if divided:
-        at = own.index("--")
-        own, command = own[:at], own[at + 1 :]
-    asked = parser.parse_args(own)
+    own_arguments, has_separator, command = list(arguments), "--" in arguments, []
+    if has_separator:
+        separator_index = own_arguments.index("--")
+        own_arguments, command = own_arguments[:separator_index], own_arguments[separator_index + 1 :]
+    options = parser.parse_args(own_arguments)
     if not command:
         parser.error("the router's command is missing: -- vllm-router ...")
-    if asked.worker and not asked.router:
+    if options.worker and not options.router:
         parser.error("--worker needs --router")
-    if (asked.prefill or asked.decode) and not asked.discovery:
+    if (options.prefill or options.decode) and not options.discovery:
         parser.error("--prefill and --decode need --discovery")
-    return asked, command
+    return options, command
 
 
-def _name(text: str) -> Name:
+def _parse_dns_name(text: str) -> DnsName:
     host, _, port = text.rpartition(":")
-    return Name(host, int(port))
+    return DnsName(host, int(port))
 
 
 if __name__ == "__main__":

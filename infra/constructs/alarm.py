@@ -10,9 +10,9 @@ from infra.bindings import aws
 PERIOD_S = 60
 
 
-def alarm(
+def add_alarm(
     stack: Any,
-    id_: str,
+    construct_id: str,
     *,
     name: str,
     description: str,
@@ -28,10 +28,10 @@ def alarm(
     Args:
         topic: ARN of the SNS topic that is told when it rings, and when that is over.
     """
-    told = [topic] if topic else None
+    actions = [topic] if topic else None
     return aws.cloudwatch_metric_alarm.CloudwatchMetricAlarm(
         stack,
-        id_,
+        construct_id,
         alarm_name=name,
         alarm_description=description,
         comparison_operator=comparison,
@@ -39,13 +39,13 @@ def alarm(
         evaluation_periods=periods,
         treat_missing_data=missing,
         metric_query=metric_query,
-        alarm_actions=told,
-        ok_actions=told,
+        alarm_actions=actions,
+        ok_actions=actions,
     )
 
 
-def metric(
-    identity: str,
+def build_metric_query(
+    query_id: str,
     *,
     namespace: str,
     name: str,
@@ -61,7 +61,7 @@ def metric(
     """
     q = aws.cloudwatch_metric_alarm
     return q.CloudwatchMetricAlarmMetricQuery(
-        id=identity,
+        id=query_id,
         metric=q.CloudwatchMetricAlarmMetricQueryMetric(
             namespace=namespace, metric_name=name, dimensions=dict(dimensions), period=period_s, stat=stat
         ),
@@ -69,8 +69,8 @@ def metric(
     )
 
 
-def reckoned(identity: str, expression: str, label: str) -> Any:
+def build_expression_query(query_id: str, expression: str, label: str) -> Any:
     """What the alarm goes by, reckoned from its metrics."""
     return aws.cloudwatch_metric_alarm.CloudwatchMetricAlarmMetricQuery(
-        id=identity, expression=expression, label=label, return_data=True
+        id=query_id, expression=expression, label=label, return_data=True
     )

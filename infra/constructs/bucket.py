@@ -15,7 +15,7 @@ _ABANDONED_UPLOAD_DAYS = 7
 """A multipart upload that nobody finishes is paid for until it is aborted."""
 
 
-def bucket(
+def add_bucket(
     stack: Any, name: str, *, bucket_name: str, key_arn: str, old_versions_days: int, expire_days: int = 0
 ) -> Any:
     """Adds a bucket and everything that keeps it private.
@@ -24,25 +24,25 @@ def bucket(
         old_versions_days: how long an overwritten or deleted object can be brought back.
         expire_days: objects are deleted at this age; 0 keeps them.
     """
-    made = aws.s3_bucket.S3Bucket(stack, name, bucket=bucket_name, force_destroy=False)
+    s3_bucket = aws.s3_bucket.S3Bucket(stack, name, bucket=bucket_name, force_destroy=False)
     versioning = aws.s3_bucket_versioning.S3BucketVersioningA(
         stack,
         f"{name}-versioning",
-        bucket=made.bucket,
+        bucket=s3_bucket.bucket,
         versioning_configuration=aws.s3_bucket_versioning.S3BucketVersioningVersioningConfiguration(status="Enabled"),
     )
-    _encrypt(stack, name, made, key_arn)
-    _close(stack, name, made)
-    _clean_up(stack, name, made, old_versions_days, expire_days, versioning)
-    return made
+    _add_encryption(stack, name, s3_bucket, key_arn)
+    _add_access_controls(stack, name, s3_bucket)
+    _add_lifecycle(stack, name, s3_bucket, old_versions_days, expire_days, versioning)
+    return s3_bucket
 
 
-def _encrypt(stack: Any, name: str, made: Any, key_arn: str) -> None:
+def _add_encryption(stack: Any, name: str, s3_bucket: Any, key_arn: str) -> None:
     sse = aws.s3_bucket_server_side_encryption_configuration
     sse.S3BucketServerSideEncryptionConfigurationA(
         stack,
         f"{name}-encryption",
-        bucket=made.bucket,
+        bucket=s3_bucket.bucket,
         rule=[
             sse.S3BucketServerSideEncryptionConfigurationRuleA(
                 # One data key for many objects: without it each GET of a shard is a call to KMS.
@@ -57,11 +57,11 @@ def _encrypt(stack: Any, name: str, made: Any, key_arn: str) -> None:
     )
 
 
-def _close(stack: Any, name: str, made: Any) -> None:
+def _add_access_controls(stack: Any, name: str, s3_bucket: Any) -> None:
     block = aws.s3_bucket_public_access_block.S3BucketPublicAccessBlock(
         stack,
         f"{name}-public-access",
-        bucket=made.bucket,
+        bucket=s3_bucket.bucket,
         block_public_acls=True,
         block_public_policy=True,
         ignore_public_acls=True,
@@ -71,20 +71,20 @@ def _close(stack: Any, name: str, made: Any) -> None:
     ownership.S3BucketOwnershipControls(
         stack,
         f"{name}-ownership",
-        bucket=made.bucket,
+        bucket=s3_bucket.bucket,
         rule=ownership.S3BucketOwnershipControlsRule(object_ownership="BucketOwnerEnforced"),
     )
     aws.s3_bucket_policy.S3BucketPolicy(
         stack,
         f"{name}-policy",
-        bucket=made.bucket,
-        policy=policy.document(
+        bucket=s3_bucket.bucket,
+        policy=policy.build_document(
             {
                 "Sid": "TlsOnly",
                 "Effect": "Deny",
                 "Principal": "*",
                 "Action": "s3:*",
-                "Resource": [made.arn, f"{made.arn}/*"],
+                "Resource": [s3_bucket.arn, f"{s3_bucket.arn}/*"],
                 "Condition": {"Bool": {"aws:SecureTransport": "false"}},
             }
         ),
@@ -93,9 +93,11 @@ def _close(stack: Any, name: str, made: Any) -> None:
     )
 
 
-def _clean_up(stack: Any, name: str, made: Any, old_versions_days: int, expire_days: int, versioning: Any) -> None:
+def _add_lifecycle(
+    stack: Any, name: str, s3_bucket: Any, old_versions_days: int, expire_days: int, versioning: Any
+) -> None:
     lifecycle = aws.s3_bucket_lifecycle_configuration
-    whole_bucket = {"filter": [lifecycle.S3BucketLifecycleConfigurationRuleFilter(prefix="")], "status": "Enabled"}
+    scope = {"filter": [lifecycle.S3BucketLifecycleConfigurationRuleFilter(prefix="")], "status": "Enabled"}
     rules = [
         lifecycle.S3BucketLifecycleConfigurationRule(
             id="old-versions",
@@ -104,7 +106,7 @@ def _clean_up(stack: Any, name: str, made: Any, old_versions_days: int, expire_d
                     noncurrent_days=old_versions_days
                 )
             ],
-            **whole_bucket,
+            **scope,
         ),
         lifecycle.S3BucketLifecycleConfigurationRule(
             id="abandoned-uploads",
@@ -113,7 +115,7 @@ def _clean_up(stack: Any, name: str, made: Any, old_versions_days: int, expire_d
                     days_after_initiation=_ABANDONED_UPLOAD_DAYS
                 )
             ],
-            **whole_bucket,
+            **scope,
         ),
     ]
     if expire_days:
@@ -121,9 +123,9 @@ def _clean_up(stack: Any, name: str, made: Any, old_versions_days: int, expire_d
             lifecycle.S3BucketLifecycleConfigurationRule(
                 id="expiry",
                 expiration=[lifecycle.S3BucketLifecycleConfigurationRuleExpiration(days=expire_days)],
-                **whole_bucket,
+                **scope,
             )
         )
     lifecycle.S3BucketLifecycleConfiguration(
-        stack, f"{name}-lifecycle", bucket=made.bucket, rule=rules, depends_on=[versioning]
+        stack, f"{name}-lifecycle", bucket=s3_bucket.bucket, rule=rules, depends_on=[versioning]
     )

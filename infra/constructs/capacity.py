@@ -16,43 +16,43 @@ from typing import Any
 
 from infra.bindings import aws
 from infra.constructs.account import Account
-from infra.constructs.expression import expression
+from infra.constructs.expression import format_expression
 from llm_serving.fleet import names
 from llm_serving.fleet.groups import Group
 from llm_serving.fleet.model import Fleet
 
 
-def capacity(stack: Any, fleet: Fleet, group: Group, *, account: Account) -> list[Any]:
+def add_capacity(stack: Any, fleet: Fleet, group: Group, *, account: Account) -> list[Any]:
     """Adds what the group's machines are started in; returns what must be there before the first of them."""
-    placed = _placement_group(stack, fleet, group)
-    if group.bought != "reservation":
-        return placed
-    made = [_reservation(stack, fleet, group, account, placed)] if group.reserve else []
+    placement_groups = _add_placement_group(stack, fleet, group)
+    if group.purchase_option != "reservation":
+        return placement_groups
+    reservations = [_add_reservation(stack, fleet, group, account, placement_groups)] if group.reserve else []
     if group.kind == "karpenter":
-        return [*placed, *made]
-    return [*placed, *made, *_resource_group(stack, fleet, group, account)]
+        return [*placement_groups, *reservations]
+    return [*placement_groups, *reservations, *_add_resource_group(stack, fleet, group, account)]
 
 
-def resource_group_arn(fleet: Fleet, group: Group, account: Account) -> str:
+def build_resource_group_arn(fleet: Fleet, group: Group, account: Account) -> str:
     """ARN of the resource group that holds the machine group's reservations."""
-    return account.arn("resource-groups", f"group/{names.reservation(fleet.name, group.name)}")
+    return account.build_arn("resource-groups", f"group/{names.format_reservation_name(fleet.name, group.name)}")
 
 
-def _placement_group(stack: Any, fleet: Fleet, group: Group) -> list[Any]:
+def _add_placement_group(stack: Any, fleet: Fleet, group: Group) -> list[Any]:
     """The cluster placement group of the pool and zone, once; none where the group has none."""
     if not group.placement_group:
         return []
     name = f"placement-{group.placement_group}"
-    there = stack.node.try_find_child(name)
-    made = there or aws.placement_group.PlacementGroup(
-        stack, name, name=names.placement_group(fleet.name, group.placement_group), strategy="cluster"
+    existing = stack.node.try_find_child(name)
+    placement_group = existing or aws.placement_group.PlacementGroup(
+        stack, name, name=names.format_placement_group_name(fleet.name, group.placement_group), strategy="cluster"
     )
-    return [made]
+    return [placement_group]
 
 
-def _reservation(stack: Any, fleet: Fleet, group: Group, account: Account, placed: list[Any]) -> Any:
+def _add_reservation(stack: Any, fleet: Fleet, group: Group, account: Account, placement_groups: list[Any]) -> Any:
     """Made inside the placement group where there is one: EC2 moves no reservation into it later."""
-    inside = group.placement_group and names.placement_group(fleet.name, group.placement_group)
+    group_name = group.placement_group and names.format_placement_group_name(fleet.name, group.placement_group)
     return aws.ec2_capacity_reservation.Ec2CapacityReservation(
         stack,
         f"{group.name}-reservation",
@@ -63,19 +63,19 @@ def _reservation(stack: Any, fleet: Fleet, group: Group, account: Account, place
         # Nobody else's machines of the same type may take it.
         instance_match_criteria="targeted",
         end_date_type="unlimited",
-        placement_group_arn=account.arn("ec2", f"placement-group/{inside}") if inside else None,
-        tags={"Name": names.reservation(fleet.name, group.name), "pool": group.pool},
-        depends_on=placed,
+        placement_group_arn=account.build_arn("ec2", f"placement-group/{group_name}") if group_name else None,
+        tags={"Name": names.format_reservation_name(fleet.name, group.name), "pool": group.pool},
+        depends_on=placement_groups,
     )
 
 
-def _resource_group(stack: Any, fleet: Fleet, group: Group, account: Account) -> list[Any]:
+def _add_resource_group(stack: Any, fleet: Fleet, group: Group, account: Account) -> list[Any]:
     rg = aws.resourcegroups_group
     name = f"{group.name}-reservations"
-    made = rg.ResourcegroupsGroup(
+    resource_group = rg.ResourcegroupsGroup(
         stack,
         name,
-        name=names.reservation(fleet.name, group.name),
+        name=names.format_reservation_name(fleet.name, group.name),
         description=f"Capacity reservations of the pool {group.pool}",
         configuration=[
             rg.ResourcegroupsGroupConfiguration(type="AWS::EC2::CapacityReservationPool"),
@@ -89,18 +89,18 @@ def _resource_group(stack: Any, fleet: Fleet, group: Group, account: Account) ->
             ),
         ],
     )
-    member = aws.resourcegroups_resource.ResourcegroupsResource(
+    membership = aws.resourcegroups_resource.ResourcegroupsResource(
         stack,
         f"{name}-member",
-        group_arn=resource_group_arn(fleet, group, account),
-        resource_arn=_reservation_arn(group, account),
-        depends_on=[made],
+        group_arn=build_resource_group_arn(fleet, group, account),
+        resource_arn=_build_reservation_arn(group, account),
+        depends_on=[resource_group],
     )
-    return [member]
+    return [membership]
 
 
-def _reservation_arn(group: Group, account: Account) -> str:
+def _build_reservation_arn(group: Group, account: Account) -> str:
     if group.reservation:
-        return account.arn("ec2", f"capacity-reservation/{group.reservation}")
+        return account.build_arn("ec2", f"capacity-reservation/{group.reservation}")
     # By a splat, so that a rehearsal may leave the reservation out.
-    return expression(f"one(aws_ec2_capacity_reservation.{group.name}-reservation[*].arn)")
+    return format_expression(f"one(aws_ec2_capacity_reservation.{group.name}-reservation[*].arn)")

@@ -17,7 +17,7 @@ from typing import Any
 
 from infra.bindings import aws
 from infra.constructs import machines
-from infra.constructs.expression import reference
+from infra.constructs.expression import format_reference
 from llm_serving.catalog import ecs
 from llm_serving.fleet import ecs_node_config, groups, names
 from llm_serving.fleet.groups import Group
@@ -28,116 +28,120 @@ TARGET_PERCENT = 100
 
 
 @dataclass(frozen=True)
-class Place(machines.Place):
+class CapacityProviderContext(machines.MachineContext):
     """Where container instances stand, and the profile that lets them join."""
 
-    profile: Any
+    instance_profile: Any
 
 
-def capacity_provider(stack: Any, place: Place, group: Group) -> Any:
+def add_capacity_provider(stack: Any, context: CapacityProviderContext, group: Group) -> Any:
     """Adds the group's launch template, Auto Scaling group and capacity provider."""
-    template = machines.template(
+    template = machines.add_template(
         stack,
-        place,
+        context,
         group,
-        text=ecs_node_config.of(group, names.cluster(place.fleet)),
-        image=ecs.image_parameter(release=place.fleet.ecs.al2023 or ecs.AL2023, variant=group.variant, arch=group.arch),
-        instance_profile_arn=place.profile.arn,
+        text=ecs_node_config.render(group, names.format_cluster_name(context.fleet)),
+        image_parameter=ecs.format_image_parameter(
+            release=context.fleet.ecs.al2023 or ecs.AL2023, variant=group.variant, arch=group.arch
+        ),
+        instance_profile_arn=context.instance_profile.arn,
     )
-    made = _machines(stack, place, group, template)
+    scaling_group = _add_scaling_group(stack, context, group, template)
     e = aws.ecs_capacity_provider
     return e.EcsCapacityProvider(
         stack,
         group.name,
-        name=groups.provider_name(place.fleet, group),
+        name=groups.format_provider_name(context.fleet, group),
         auto_scaling_group_provider=e.EcsCapacityProviderAutoScalingGroupProvider(
-            auto_scaling_group_arn=made.arn,
+            auto_scaling_group_arn=scaling_group.arn,
             managed_termination_protection="ENABLED",
             managed_draining="ENABLED",
             managed_scaling=e.EcsCapacityProviderAutoScalingGroupProviderManagedScaling(
                 status="ENABLED",
                 target_capacity=TARGET_PERCENT,
                 minimum_scaling_step_size=1,
-                maximum_scaling_step_size=group.most,
+                maximum_scaling_step_size=group.max_size,
             ),
         ),
     )
 
 
-def associate(stack: Any, place: Place, pool_groups: Sequence[Sequence[Group]], providers: Sequence[Any]) -> None:
+def add_association(
+    stack: Any, context: CapacityProviderContext, pool_groups: Sequence[Sequence[Group]], providers: Sequence[Any]
+) -> None:
     """Hands the providers to the cluster. Tasks that name no strategy go to the first pool's first choice."""
     e = aws.ecs_cluster_capacity_providers
-    default = groups.strategies(pool_groups[0])[0]
+    default = groups.group_by_choice(pool_groups[0])[0]
     e.EcsClusterCapacityProviders(
         stack,
         "capacity-providers",
-        cluster_name=place.cluster.name,
+        cluster_name=context.cluster.name,
         capacity_providers=[provider.name for provider in providers],
         default_capacity_provider_strategy=[
             e.EcsClusterCapacityProvidersDefaultCapacityProviderStrategy(
-                capacity_provider=groups.provider_name(place.fleet, group), weight=1
+                capacity_provider=groups.format_provider_name(context.fleet, group), weight=1
             )
             for group in default
         ],
     )
 
 
-def _machines(stack: Any, place: Place, group: Group, template: Any) -> Any:
+def _add_scaling_group(stack: Any, context: CapacityProviderContext, group: Group, template: Any) -> Any:
     a = aws.autoscaling_group
-    name = f"{place.fleet.name}-{group.name}"
-    version = reference(template, "latest_version")
-    alone = group.bought != "spot" and len(group.types) == 1
+    name = f"{context.fleet.name}-{group.name}"
+    version = format_reference(template, "latest_version")
+    is_single_type = group.purchase_option != "spot" and len(group.types) == 1
     return a.AutoscalingGroup(
         stack,
         f"{group.name}-machines",
         name=name,
-        min_size=group.least,
-        max_size=group.most,
-        vpc_zone_identifier=place.subnets_of(group),
-        launch_template=a.AutoscalingGroupLaunchTemplate(id=template.id, version=version) if alone else None,
-        mixed_instances_policy=None if alone else _mixed(group, template, version),
+        min_size=group.min_size,
+        max_size=group.max_size,
+        vpc_zone_identifier=context.select_subnets(group),
+        launch_template=a.AutoscalingGroupLaunchTemplate(id=template.id, version=version) if is_single_type else None,
+        mixed_instances_policy=None if is_single_type else _build_mixed_policy(group, template, version),
         protect_from_scale_in=True,
         # Accelerators may take hours to come; an apply does not wait for them.
         wait_for_capacity_timeout="0",
         health_check_type="EC2",
-        warm_pool=_warm(group),
+        warm_pool=_build_warm_pool(group),
         tag=[
             a.AutoscalingGroupTag(key=key, value=value, propagate_at_launch=True)
-            for key, value in _tags(place.fleet, group, stack.node.id).items()
+            for key, value in _build_tags(context.fleet, group, stack.node.id).items()
         ],
         # Machines go before the cluster that they are in.
-        depends_on=[place.cluster],
+        depends_on=[context.cluster],
     )
 
 
-def _tags(fleet: Fleet, group: Group, stack: str) -> dict[str, str]:
+def _build_tags(fleet: Fleet, group: Group, stack: str) -> dict[str, str]:
     """The provider's default tags do not reach Auto Scaling groups."""
-    own = {"fleet": fleet.name, "stack": stack, "pool": group.pool, "Name": f"{fleet.name}-{group.name}"}
+    group_tags = {"fleet": fleet.name, "stack": stack, "pool": group.pool, "Name": f"{fleet.name}-{group.name}"}
     # ECS sets the last one itself; where it is missing here, Terraform would take it away and managed scaling with it.
-    return {**fleet.tags, **own, "AmazonECSManaged": "true"}
+    return {**fleet.tags, **group_tags, "AmazonECSManaged": "true"}
 
 
-def _mixed(group: Group, template: Any, version: str) -> Any:
+def _build_mixed_policy(group: Group, template: Any, version: str) -> Any:
     """Several types, or spot: in one group either all is spot or nothing is."""
     a = aws.autoscaling_group
-    spot = group.bought == "spot"
+    spot = group.purchase_option == "spot"
     source = a.AutoscalingGroupMixedInstancesPolicyLaunchTemplateLaunchTemplateSpecification
     override = a.AutoscalingGroupMixedInstancesPolicyLaunchTemplateOverride
     return a.AutoscalingGroupMixedInstancesPolicy(
         instances_distribution=a.AutoscalingGroupMixedInstancesPolicyInstancesDistribution(
             on_demand_base_capacity=0,
             on_demand_percentage_above_base_capacity=0 if spot else 100,
-            on_demand_allocation_strategy=None if spot else group.allocation,
-            spot_allocation_strategy=group.allocation if spot else None,
+            on_demand_allocation_strategy=None if spot else group.allocation_strategy,
+            spot_allocation_strategy=group.allocation_strategy if spot else None,
         ),
         launch_template=a.AutoscalingGroupMixedInstancesPolicyLaunchTemplate(
             launch_template_specification=source(launch_template_id=template.id, version=version),
-            override=[override(instance_type=kind) for kind in group.types],
+            override=[override(instance_type=instance_type) for instance_type in group.types],
         ),
     )
 
 
-def _warm(group: Group) -> Any:
+def _build_warm_pool(group: Group) -> Any:
     """Always the same number of stopped machines, whatever runs: with a least alone the pool would fill to the most.
 
     Source: EC2 Auto Scaling user guide, "Warm pools", 2026-11.

@@ -24,23 +24,23 @@ METRICS = {
 }
 """The engine's and the router's own names of what is sent, by ours. A router before prefill and decode has others."""
 
-OF_SLEEPERS = {"engine": {"running": "vllm:num_requests_running", "up": "up"}, "router": {"up": "up"}}
+SCALE_TO_ZERO_METRICS = {"engine": {"running": "vllm:num_requests_running", "up": "up"}, "router": {"up": "up"}}
 """What is sent too where a role may have no replica; `up` is Prometheus' own: 1 where a page was read, else 0."""
 
-EVERY_S = 15
+INTERVAL_S = 15
 
-_NOBODY = "127.0.0.1:9"
+_UNREACHABLE = "127.0.0.1:9"
 """Where nothing listens: to read it is a 0 of `up`."""
 
 
 @dataclass(frozen=True)
-class Stream:
+class MetricStream:
     """Where metrics go."""
 
     deployment: str
     region: str
     log_group: str
-    sleepers: tuple[str, ...] = ()
+    scale_to_zero_roles: tuple[str, ...] = ()
     """Roles that may have no replica."""
 
     @property
@@ -49,15 +49,17 @@ class Stream:
         return f"Serving/{self.deployment}"
 
 
-def sent(service: Service, stream: Stream) -> dict[str, str]:
+def select_metrics(service: Service, stream: MetricStream) -> dict[str, str]:
     """The names of what is sent of a service's tasks, by ours."""
-    halves = "--vllm-pd-disaggregation" in service.command
-    names = METRICS["router of halves" if halves else service.kind]
-    watched = stream.sleepers if service.kind == "router" else service.role in stream.sleepers
-    return {**names, **OF_SLEEPERS[service.kind]} if watched else dict(names)
+    is_disaggregated = "--vllm-pd-disaggregation" in service.command
+    metrics = METRICS["router of halves" if is_disaggregated else service.kind]
+    scales_to_zero = (
+        stream.scale_to_zero_roles if service.kind == "router" else service.role in stream.scale_to_zero_roles
+    )
+    return {**metrics, **SCALE_TO_ZERO_METRICS[service.kind]} if scales_to_zero else dict(metrics)
 
 
-def container(service: Service, stream: Stream, logs: dict[str, Any]) -> dict[str, Any]:
+def build_container(service: Service, stream: MetricStream, logs: dict[str, Any]) -> dict[str, Any]:
     """The collector's container definition; the task lives on without it."""
     return {
         "name": "collector",
@@ -65,19 +67,19 @@ def container(service: Service, stream: Stream, logs: dict[str, Any]) -> dict[st
         "essential": False,
         "cpu": CPU_UNITS,
         "memory": MEMORY_MIB,
-        "environment": [{"name": "AOT_CONFIG_CONTENT", "value": json.dumps(configuration(service, stream))}],
+        "environment": [{"name": "AOT_CONFIG_CONTENT", "value": json.dumps(build_configuration(service, stream))}],
         "logConfiguration": logs,
     }
 
 
-def configuration(service: Service, stream: Stream) -> dict[str, Any]:
+def build_configuration(service: Service, stream: MetricStream) -> dict[str, Any]:
     """The collector's configuration; JSON is YAML."""
-    names = list(sent(service, stream).values())
-    scrapes = [_scrape(service.role, f"127.0.0.1:{service.metrics_port}", stream, names)]
+    names = list(select_metrics(service, stream).values())
+    scrapes = [_build_scrape(service.role, f"127.0.0.1:{service.metrics_port}", stream, names)]
     if service.kind == "router":
         # So that the sum of a role's `up` is there, and 0, while it has no replica: what is missing wakes nobody.
-        scrapes += [_scrape(role, _NOBODY, stream, names) for role in stream.sleepers]
-    export = {
+        scrapes += [_build_scrape(role, _UNREACHABLE, stream, names) for role in stream.scale_to_zero_roles]
+    exporter = {
         "namespace": stream.namespace,
         "region": stream.region,
         "log_group_name": stream.log_group,
@@ -92,8 +94,8 @@ def configuration(service: Service, stream: Stream) -> dict[str, Any]:
     }
     return {
         "receivers": {"prometheus": {"config": {"scrape_configs": scrapes}}},
-        "processors": {"batch": {"timeout": f"{EVERY_S}s"}},
-        "exporters": {"awsemf": export},
+        "processors": {"batch": {"timeout": f"{INTERVAL_S}s"}},
+        "exporters": {"awsemf": exporter},
         "service": {
             # A page that cannot be read is no news while an engine loads: `up` says it.
             "telemetry": {"logs": {"level": "error"}},
@@ -102,11 +104,11 @@ def configuration(service: Service, stream: Stream) -> dict[str, Any]:
     }
 
 
-def _scrape(role: str, target: str, stream: Stream, names: list[str]) -> dict[str, Any]:
+def _build_scrape(role: str, endpoint: str, stream: MetricStream, names: list[str]) -> dict[str, Any]:
     return {
         "job_name": role,
-        "scrape_interval": f"{EVERY_S}s",
+        "scrape_interval": f"{INTERVAL_S}s",
         "metrics_path": "/metrics",
-        "static_configs": [{"targets": [target], "labels": {"deployment": stream.deployment, "role": role}}],
+        "static_configs": [{"targets": [endpoint], "labels": {"deployment": stream.deployment, "role": role}}],
         "metric_relabel_configs": [{"source_labels": ["__name__"], "regex": "|".join(names), "action": "keep"}],
     }

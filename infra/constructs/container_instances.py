@@ -7,36 +7,38 @@ from typing import Any
 
 from infra.bindings import aws
 from infra.constructs import policy
-from infra.constructs import security_group as groups
+from infra.constructs import security_group as security_group
 from infra.constructs.account import Account
-from infra.constructs.role import role
+from infra.constructs.role import add_role
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
 
 
-def profile(stack: Any, fleet: Fleet, *, account: Account) -> Any:
+def add_instance_profile(stack: Any, fleet: Fleet, *, account: Account) -> Any:
     """Adds the machines' role and the instance profile that holds it.
 
     It is the agent's alone: images are pulled, logs shipped and weights read with roles of the tasks' own.
     """
-    made = role(
+    instance_role = add_role(
         stack,
         "instance",
         fleet=fleet.name,
         account=account,
-        description=f"Lets machines join the cluster {names.cluster(fleet)}",
-        trust=policy.assumed_by("ec2.amazonaws.com"),
-        statements=tuple(_rights(fleet, account)),
+        description=f"Lets machines join the cluster {names.format_cluster_name(fleet)}",
+        trust=policy.build_trust_policy("ec2.amazonaws.com"),
+        statements=tuple(_build_statements(fleet, account)),
     )
-    return aws.iam_instance_profile.IamInstanceProfile(stack, "instance-profile", name=made.name, role=made.name)
+    return aws.iam_instance_profile.IamInstanceProfile(
+        stack, "instance-profile", name=instance_role.name, role=instance_role.name
+    )
 
 
-def _rights(fleet: Fleet, account: Account) -> Iterator[dict[str, Any]]:
+def _build_statements(fleet: Fleet, account: Account) -> Iterator[dict[str, Any]]:
     """Narrower than AWS's AmazonEC2ContainerServiceforEC2Role, which may make clusters and join any.
 
     Source: service authorization reference, "Amazon Elastic Container Service" and "AWS Systems Manager", 2026-11.
     """
-    name = names.cluster(fleet)
+    name = names.format_cluster_name(fleet)
     yield {
         "Sid": "Join",
         "Effect": "Allow",
@@ -47,13 +49,13 @@ def _rights(fleet: Fleet, account: Account) -> Iterator[dict[str, Any]]:
             "ecs:SubmitContainerStateChange",
             "ecs:SubmitTaskStateChange",
         ],
-        "Resource": account.arn("ecs", f"cluster/{name}"),
+        "Resource": account.build_arn("ecs", f"cluster/{name}"),
     }
     yield {
         "Sid": "TakeOrders",
         "Effect": "Allow",
         "Action": ["ecs:Poll", "ecs:StartTelemetrySession", "ecs:UpdateContainerInstancesState"],
-        "Resource": account.arn("ecs", f"container-instance/{name}/*"),
+        "Resource": account.build_arn("ecs", f"container-instance/{name}/*"),
     }
     # AWS takes no resource for these: they ask where to call, and open Session Manager's channels to this machine.
     yield {
@@ -71,17 +73,19 @@ def _rights(fleet: Fleet, account: Account) -> Iterator[dict[str, Any]]:
     }
 
 
-def security_group(stack: Any, fleet: Fleet, *, vpc_id: str) -> Any:
+def add_security_group(stack: Any, fleet: Fleet, *, vpc_id: str) -> Any:
     """Adds the machines' security group: nothing comes in, and HTTPS alone goes out.
 
     Tasks with network interfaces of their own (awsvpc) have groups of their own.
     """
     name = f"{fleet.name}-{stack.node.id}-machines"
-    made = groups.security_group(stack, "machines", name=name, description="Machines of the ECS cluster", vpc_id=vpc_id)
+    group = security_group.add_security_group(
+        stack, "machines", name=name, description="Machines of the ECS cluster", vpc_id=vpc_id
+    )
     aws.vpc_security_group_egress_rule.VpcSecurityGroupEgressRule(
         stack,
         "machines-https",
-        security_group_id=made.id,
+        security_group_id=group.id,
         # Endpoints of AWS in the VPC, S3 by its gateway, and registries, whose addresses nobody can list.
         description="HTTPS to AWS and to registries",
         cidr_ipv4="0.0.0.0/0",
@@ -90,4 +94,4 @@ def security_group(stack: Any, fleet: Fleet, *, vpc_id: str) -> Any:
         to_port=443,
         tags={"Name": f"{name}-https"},
     )
-    return made
+    return group

@@ -9,29 +9,39 @@ from typing import Any
 
 from infra.constructs import pod_identity
 from infra.constructs.account import Account
-from infra.constructs.role import role
+from infra.constructs.role import add_role
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
 
 NAMESPACE = "kube-system"
-LOAD_BALANCERS = "aws-load-balancer-controller"
+LOAD_BALANCER_CONTROLLER = "aws-load-balancer-controller"
 AUTOSCALER = "cluster-autoscaler"
 
 _CLUSTER_TAG = "elbv2.k8s.aws/cluster"
 """The tag by which the load balancer controller marks what it made."""
 
 
-def load_balancers(stack: Any, fleet: Fleet, *, cluster: Any, account: Account) -> None:
+def add_load_balancer_role(stack: Any, fleet: Fleet, *, cluster: Any, account: Account) -> None:
     """Adds the load balancer controller's role."""
-    _controller(stack, "load-balancers", LOAD_BALANCERS, fleet, cluster, account, _load_balancers(fleet, account))
+    _add_controller_role(
+        stack,
+        "load-balancers",
+        LOAD_BALANCER_CONTROLLER,
+        fleet,
+        cluster,
+        account,
+        _build_load_balancer_statements(fleet, account),
+    )
 
 
-def autoscaler(stack: Any, fleet: Fleet, *, cluster: Any, account: Account) -> None:
+def add_autoscaler_role(stack: Any, fleet: Fleet, *, cluster: Any, account: Account) -> None:
     """Adds the cluster autoscaler's role; Karpenter sizes what it starts itself."""
-    _controller(stack, "autoscaler", AUTOSCALER, fleet, cluster, account, _autoscaler(fleet, account))
+    _add_controller_role(
+        stack, "autoscaler", AUTOSCALER, fleet, cluster, account, _build_autoscaler_statements(fleet, account)
+    )
 
 
-def _controller(
+def _add_controller_role(
     stack: Any,
     name: str,
     service_account: str,
@@ -40,52 +50,52 @@ def _controller(
     account: Account,
     statements: list[dict[str, Any]],
 ) -> None:
-    made = role(
+    controller_role = add_role(
         stack,
         name,
         fleet=fleet.name,
         account=account,
         description=f"Lets {service_account} call AWS",
-        trust=pod_identity.trust(names.cluster(fleet), account),
+        trust=pod_identity.build_trust_policy(names.format_cluster_name(fleet), account),
         statements=statements,
     )
-    pod_identity.association(
-        stack, name, cluster=cluster, namespace=NAMESPACE, service_account=service_account, role=made
+    pod_identity.add_association(
+        stack, name, cluster=cluster, namespace=NAMESPACE, service_account=service_account, role=controller_role
     )
 
 
-def _load_balancers(fleet: Fleet, account: Account) -> list[dict[str, Any]]:
+def _build_load_balancer_statements(fleet: Fleet, account: Account) -> list[dict[str, Any]]:
     """The controller's own list, less WAF, Shield and Cognito, which its chart's values switch off.
 
     Source: kubernetes-sigs/aws-load-balancer-controller, docs/install/iam_policy.json, 2026-11.
     """
-    balancers = [account.arn("elasticloadbalancing", f"{kind}/*") for kind in ("loadbalancer", "targetgroup")]
-    listeners = [account.arn("elasticloadbalancing", f"{kind}/*") for kind in ("listener", "listener-rule")]
-    groups = account.arn("ec2", "security-group/*")
-    asked = {"StringEquals": {f"aws:RequestTag/{_CLUSTER_TAG}": names.cluster(fleet)}}
-    own = {"StringEquals": {f"aws:ResourceTag/{_CLUSTER_TAG}": names.cluster(fleet)}}
+    balancers = [account.build_arn("elasticloadbalancing", f"{kind}/*") for kind in ("loadbalancer", "targetgroup")]
+    listeners = [account.build_arn("elasticloadbalancing", f"{kind}/*") for kind in ("listener", "listener-rule")]
+    groups = account.build_arn("ec2", "security-group/*")
+    request_tag = {"StringEquals": {f"aws:RequestTag/{_CLUSTER_TAG}": names.format_cluster_name(fleet)}}
+    resource_tag = {"StringEquals": {f"aws:ResourceTag/{_CLUSTER_TAG}": names.format_cluster_name(fleet)}}
     return [
         # Neither service describes single resources, nor do certificates tell their names.
-        {"Sid": "Read", "Effect": "Allow", "Action": _READ, "Resource": "*"},
+        {"Sid": "Read", "Effect": "Allow", "Action": _READ_ACTIONS, "Resource": "*"},
         {
             "Sid": "MakeGroups",
             "Effect": "Allow",
             "Action": ["ec2:CreateSecurityGroup"],
-            "Resource": [groups, account.arn("ec2", "vpc/*")],
+            "Resource": [groups, account.build_arn("ec2", "vpc/*")],
         },
         {
             "Sid": "TagGroups",
             "Effect": "Allow",
             "Action": ["ec2:CreateTags"],
             "Resource": groups,
-            "Condition": {"StringEquals": {"ec2:CreateAction": "CreateSecurityGroup", **asked["StringEquals"]}},
+            "Condition": {"StringEquals": {"ec2:CreateAction": "CreateSecurityGroup", **request_tag["StringEquals"]}},
         },
         {
             "Sid": "OwnGroups",
             "Effect": "Allow",
             "Action": ["ec2:DeleteSecurityGroup", "ec2:CreateTags", "ec2:DeleteTags"],
             "Resource": groups,
-            "Condition": own,
+            "Condition": resource_tag,
         },
         {
             # On the nodes' group too, which EKS made: load balancers must reach pods.
@@ -103,29 +113,29 @@ def _load_balancers(fleet: Fleet, account: Account) -> list[dict[str, Any]]:
                 "elasticloadbalancing:AddTags",
             ],
             "Resource": balancers,
-            "Condition": asked,
+            "Condition": request_tag,
         },
         {
             "Sid": "Own",
             "Effect": "Allow",
-            "Action": [f"elasticloadbalancing:{action}" for action in _OWN],
+            "Action": [f"elasticloadbalancing:{action}" for action in _OWNED_ACTIONS],
             "Resource": [*balancers, *listeners],
-            "Condition": own,
+            "Condition": resource_tag,
         },
         {
             # A listener's tags are those of its load balancer only once both stand.
             "Sid": "Listeners",
             "Effect": "Allow",
-            "Action": [f"elasticloadbalancing:{action}" for action in _LISTENERS],
+            "Action": [f"elasticloadbalancing:{action}" for action in _LISTENER_ACTIONS],
             "Resource": [*balancers, *listeners],
         },
     ]
 
 
-_READ = [
+_READ_ACTIONS = [
     *(
-        f"ec2:Describe{what}"
-        for what in (
+        f"ec2:Describe{resource_kind}"
+        for resource_kind in (
             "AccountAttributes",
             "AvailabilityZones",
             "InternetGateways",
@@ -140,8 +150,8 @@ _READ = [
     ),
     "ec2:GetSecurityGroupsForVpc",
     *(
-        f"elasticloadbalancing:Describe{what}"
-        for what in (
+        f"elasticloadbalancing:Describe{resource_kind}"
+        for resource_kind in (
             "LoadBalancers",
             "LoadBalancerAttributes",
             "CapacityReservation",
@@ -159,7 +169,7 @@ _READ = [
     "acm:ListCertificates",
     "acm:DescribeCertificate",
 ]
-_OWN = (
+_OWNED_ACTIONS = (
     "AddTags",
     "RemoveTags",
     "ModifyLoadBalancerAttributes",
@@ -173,7 +183,7 @@ _OWN = (
     "DeregisterTargets",
     "DeleteTargetGroup",
 )
-_LISTENERS = (
+_LISTENER_ACTIONS = (
     "CreateListener",
     "ModifyListener",
     "ModifyListenerAttributes",
@@ -187,9 +197,9 @@ _LISTENERS = (
 )
 
 
-def _autoscaler(fleet: Fleet, account: Account) -> list[dict[str, Any]]:
+def _build_autoscaler_statements(fleet: Fleet, account: Account) -> list[dict[str, Any]]:
     """Source: kubernetes/autoscaler, cluster-autoscaler/cloudprovider/aws/README.md, 2026-11."""
-    cluster = names.cluster(fleet)
+    cluster = names.format_cluster_name(fleet)
     return [
         {
             "Sid": "Read",  # Auto Scaling describes all or nothing
@@ -210,13 +220,13 @@ def _autoscaler(fleet: Fleet, account: Account) -> list[dict[str, Any]]:
             "Sid": "NodeGroups",  # for the labels and taints of a group that has no node yet
             "Effect": "Allow",
             "Action": ["eks:DescribeNodegroup"],
-            "Resource": account.arn("eks", f"nodegroup/{cluster}/*"),
+            "Resource": account.build_arn("eks", f"nodegroup/{cluster}/*"),
         },
         {
             "Sid": "Size",
             "Effect": "Allow",
             "Action": ["autoscaling:SetDesiredCapacity", "autoscaling:TerminateInstanceInAutoScalingGroup"],
-            "Resource": account.arn("autoscaling", "autoScalingGroup:*:autoScalingGroupName/*"),
+            "Resource": account.build_arn("autoscaling", "autoScalingGroup:*:autoScalingGroupName/*"),
             # EKS gives both tags to the groups of its node groups.
             "Condition": {"StringEquals": {f"aws:ResourceTag/k8s.io/cluster-autoscaler/{cluster}": "owned"}},
         },

@@ -7,7 +7,7 @@ from typing import Any
 
 from infra.bindings import aws
 from infra.constructs.account import Account
-from infra.constructs.function import function, invoked_by
+from infra.constructs.function import add_function, add_trigger
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
 
@@ -17,9 +17,9 @@ _TIMEOUT_S = 55
 """Less than the minute in which it is called again."""
 
 
-def fallback(stack: Any, fleet: Fleet, *, key: Any, account: Account) -> None:
+def add_fallback(stack: Any, fleet: Fleet, *, key: Any, account: Account) -> None:
     """Adds the function and its two rules."""
-    made = function(
+    fallback_function = add_function(
         stack,
         NAME,
         fleet=fleet,
@@ -27,22 +27,26 @@ def fallback(stack: Any, fleet: Fleet, *, key: Any, account: Account) -> None:
         key=key,
         source="ecs_fallback",
         description="Moves tasks that find no machine to the next choice of their pool",
-        statements=_statements(fleet, account),
+        statements=_build_statements(fleet, account),
         timeout_s=_TIMEOUT_S,
     )
-    cluster = names.cluster(fleet)
-    rule = aws.cloudwatch_event_rule.CloudwatchEventRule
-    each_minute = rule(
+    cluster = names.format_cluster_name(fleet)
+    event_rule = aws.cloudwatch_event_rule.CloudwatchEventRule
+    minute_rule = event_rule(
         stack,
         f"{NAME}-minute",
         name=f"{fleet.name}-{NAME}-minute",
         description="Each minute: tasks that wait too long, and those that are served again",
         schedule_expression="rate(1 minute)",
     )
-    invoked_by(
-        stack, f"{NAME}-minute", function=made, rule=each_minute, event={"input": json.dumps({"cluster": cluster})}
+    add_trigger(
+        stack,
+        f"{NAME}-minute",
+        function=fallback_function,
+        rule=minute_rule,
+        event={"input": json.dumps({"cluster": cluster})},
     )
-    failed = rule(
+    failure_rule = event_rule(
         stack,
         f"{NAME}-failed",
         name=f"{fleet.name}-{NAME}-failed",
@@ -60,17 +64,19 @@ def fallback(stack: Any, fleet: Fleet, *, key: Any, account: Account) -> None:
         # EventBridge puts the quotes of a text itself.
         input_template=f'{{"cluster": {json.dumps(cluster)}, "failed_group": <group>}}',
     )
-    invoked_by(stack, f"{NAME}-failed", function=made, rule=failed, event={"input_transformer": transformer})
+    add_trigger(
+        stack, f"{NAME}-failed", function=fallback_function, rule=failure_rule, event={"input_transformer": transformer}
+    )
 
 
-def _statements(fleet: Fleet, account: Account) -> list[dict[str, Any]]:
+def _build_statements(fleet: Fleet, account: Account) -> list[dict[str, Any]]:
     """Reads this cluster, and changes services that are somebody's fallback: never a first choice.
 
     Source: service authorization reference, "Amazon Elastic Container Service", 2026-11.
     """
-    cluster = names.cluster(fleet)
-    in_cluster = {"ArnEquals": {"ecs:cluster": account.arn("ecs", f"cluster/{cluster}")}}
-    services = account.arn("ecs", f"service/{cluster}/*")
+    cluster = names.format_cluster_name(fleet)
+    in_cluster = {"ArnEquals": {"ecs:cluster": account.build_arn("ecs", f"cluster/{cluster}")}}
+    services = account.build_arn("ecs", f"service/{cluster}/*")
     return [
         # AWS takes no resource for the first, and none that names a service for the second.
         {
@@ -84,7 +90,7 @@ def _statements(fleet: Fleet, account: Account) -> list[dict[str, Any]]:
             "Sid": "Read",
             "Effect": "Allow",
             "Action": ["ecs:DescribeServices", "ecs:DescribeTasks"],
-            "Resource": [services, account.arn("ecs", f"task/{cluster}/*")],
+            "Resource": [services, account.build_arn("ecs", f"task/{cluster}/*")],
         },
         # AWS takes no resource.
         {"Sid": "ReadDefinitions", "Effect": "Allow", "Action": ["ecs:DescribeTaskDefinition"], "Resource": "*"},

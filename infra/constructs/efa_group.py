@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from infra.bindings import aws
-from infra.constructs.security_group import security_group
+from infra.constructs.security_group import add_security_group
 from llm_serving.fleet import interfaces, names
 
 
-def efa_group(stack: Any, *, fleet: str, vpc_id: str) -> Any:
+def add_efa_group(stack: Any, *, fleet: str, vpc_id: str) -> Any:
     """Adds the group. One serves all of a stack's EFA machines, for roles of one model may stand in several pools."""
-    name = names.efa_group(fleet, stack.node.id)
-    group = security_group(
+    name = names.format_efa_group_name(fleet, stack.node.id)
+    group = add_security_group(
         stack, "efa", name=name, description="EFA traffic between machines of the fleet", vpc_id=vpc_id
     )
     for rule in interfaces.EFA_RULES:
-        _rule(rule)(
+        _select_rule_class(rule)(
             stack,
             f"efa-{rule.direction}",
             security_group_id=group.id,
@@ -28,7 +28,7 @@ def efa_group(stack: Any, *, fleet: str, vpc_id: str) -> Any:
     return group
 
 
-def _rule(rule: interfaces.Rule) -> Any:
+def _select_rule_class(rule: interfaces.Rule) -> Any:
     if rule.direction == "ingress":
         return aws.vpc_security_group_ingress_rule.VpcSecurityGroupIngressRule
     return aws.vpc_security_group_egress_rule.VpcSecurityGroupEgressRule

@@ -10,13 +10,13 @@ from typing import Any
 from infra.bindings import aws
 from infra.constructs import model_reader, pod_identity
 from infra.constructs.account import Account
-from infra.constructs.role import rights, role
+from infra.constructs.role import add_role, list_policies
 from llm_serving.catalog import eks
 from llm_serving.fleet.model import Fleet
 
 
 @dataclass(frozen=True)
-class _Right:
+class _Permissions:
     """What an add-on's controller may do."""
 
     role: str
@@ -26,59 +26,65 @@ class _Right:
 
 def add(stack: Any, fleet: Fleet, *, cluster: Any, account: Account, system: Any | None) -> list[Any]:
     """Adds the add-ons that nodes need to join, where `system` is None; else those that run on the system's nodes."""
-    rights = _rights(fleet, account)
+    permissions = _build_permissions(fleet, account)
     return [
-        _add_on(stack, fleet, row, rights.get(row.name), cluster, account, system)
+        _add_eks_add_on(stack, fleet, row, permissions.get(row.name), cluster, account, system)
         for row in eks.ADD_ONS
         if row.before_nodes == (system is None)
     ]
 
 
-def _add_on(
-    stack: Any, fleet: Fleet, row: eks.AddOn, right: _Right | None, cluster: Any, account: Account, system: Any | None
+def _add_eks_add_on(
+    stack: Any,
+    fleet: Fleet,
+    row: eks.AddOn,
+    permissions: _Permissions | None,
+    cluster: Any,
+    account: Account,
+    system: Any | None,
 ) -> Any:
-    identity, before = [], [system] if system else []
-    if right and row.service_account:
-        made = role(
+    associations, dependencies = [], [system] if system else []
+    if permissions and row.service_account:
+        add_on_role = add_role(
             stack,
-            right.role,
+            permissions.role,
             fleet=fleet.name,
             account=account,
             description=f"Lets the add-on {row.name} call AWS",
-            trust=pod_identity.trust(fleet.name, account),
-            managed=right.managed,
-            statements=right.statements,
+            trust=pod_identity.build_trust_policy(fleet.name, account),
+            managed=permissions.managed,
+            statements=permissions.statements,
         )
-        before += rights(stack, right.role)
-        binding = aws.eks_addon.EksAddonPodIdentityAssociation
-        identity = [binding(role_arn=made.arn, service_account=row.service_account)]
+        dependencies += list_policies(stack, permissions.role)
+        association = aws.eks_addon.EksAddonPodIdentityAssociation
+        associations = [association(role_arn=add_on_role.arn, service_account=row.service_account)]
     return aws.eks_addon.EksAddon(
         stack,
         row.name,
         cluster_name=cluster.name,
         addon_name=row.name,
         addon_version=row.versions[fleet.eks.version],
-        configuration_values=_configuration(row.name),
-        pod_identity_association=identity or None,
+        configuration_values=_build_configuration(row.name),
+        pod_identity_association=associations or None,
         resolve_conflicts_on_create="OVERWRITE",
         resolve_conflicts_on_update="OVERWRITE",
-        depends_on=before,
+        depends_on=dependencies,
     )
 
 
-def _configuration(name: str) -> str | None:
+def _build_configuration(name: str) -> str | None:
     values = {
         # A /28 at a time: pods start without waiting for EC2, and a node's cards take as many pods as its kubelet.
         "vpc-cni": {"env": {"ENABLE_PREFIX_DELEGATION": "true", "WARM_PREFIX_TARGET": "1"}},
         # One replica a zone: a zone that is lost does not take the names along.
-        "coredns": {"topologySpreadConstraints": [_spread("kube-dns")]},
+        "coredns": {"topologySpreadConstraints": [_build_topology_spread("kube-dns")]},
         # Every node is watched, those with accelerators above all.
         "eks-node-monitoring-agent": {"tolerations": [{"operator": "Exists"}]},
     }
     return json.dumps(values[name]) if name in values else None
 
 
-def _spread(app: str) -> dict[str, Any]:
+def _build_topology_spread(app: str) -> dict[str, Any]:
     return {
         "maxSkew": 1,
         "topologyKey": "topology.kubernetes.io/zone",
@@ -87,30 +93,32 @@ def _spread(app: str) -> dict[str, Any]:
     }
 
 
-def _rights(fleet: Fleet, account: Account) -> dict[str, _Right]:
+def _build_permissions(fleet: Fleet, account: Account) -> dict[str, _Permissions]:
     return {
-        "vpc-cni": _Right("vpc-cni", ("AmazonEKS_CNI_Policy",)),
-        "aws-ebs-csi-driver": _Right("ebs-csi", ("service-role/AmazonEBSCSIDriverPolicy",)),
-        "aws-efs-csi-driver": _Right("efs-csi", ("service-role/AmazonEFSCSIDriverPolicy",)),
-        "aws-fsx-csi-driver": _Right("fsx-csi", statements=_fsx(fleet, account)),
-        "aws-mountpoint-s3-csi-driver": _Right("s3-csi", statements=model_reader.statements(fleet, account)),
+        "vpc-cni": _Permissions("vpc-cni", ("AmazonEKS_CNI_Policy",)),
+        "aws-ebs-csi-driver": _Permissions("ebs-csi", ("service-role/AmazonEBSCSIDriverPolicy",)),
+        "aws-efs-csi-driver": _Permissions("efs-csi", ("service-role/AmazonEFSCSIDriverPolicy",)),
+        "aws-fsx-csi-driver": _Permissions("fsx-csi", statements=_build_fsx_statements(fleet, account)),
+        "aws-mountpoint-s3-csi-driver": _Permissions(
+            "s3-csi", statements=model_reader.build_statements(fleet, account)
+        ),
     }
 
 
-def _fsx(fleet: Fleet, account: Account) -> list[dict[str, Any]]:
+def _build_fsx_statements(fleet: Fleet, account: Account) -> list[dict[str, Any]]:
     """Narrower than AWS's AmazonFSxFullAccess, which may delete every file system of the account."""
-    systems = [account.arn("fsx", "file-system/*")]
+    file_systems = [account.build_arn("fsx", "file-system/*")]
     return [
         {
             "Effect": "Allow",
             "Action": ["fsx:CreateFileSystem", "fsx:TagResource"],
-            "Resource": [*systems, account.arn("fsx", "task/*")],
+            "Resource": [*file_systems, account.build_arn("fsx", "task/*")],
             "Condition": {"StringEquals": {"aws:RequestTag/fleet": fleet.name}},
         },
         {
             "Effect": "Allow",
             "Action": ["fsx:DeleteFileSystem", "fsx:UpdateFileSystem"],
-            "Resource": systems,
+            "Resource": file_systems,
             "Condition": {"StringEquals": {"aws:ResourceTag/fleet": fleet.name}},
         },
         # FSx describes all or nothing.

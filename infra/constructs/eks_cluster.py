@@ -10,21 +10,21 @@ from typing import Any
 from infra.bindings import aws
 from infra.constructs import policy
 from infra.constructs.account import Account
-from infra.constructs.function import log_grants
-from infra.constructs.key import for_log_group, key
-from infra.constructs.role import rights, role
+from infra.constructs.function import build_log_grants
+from infra.constructs.key import add_key, build_log_group_grant
+from infra.constructs.role import add_role, list_policies
 from llm_serving.catalog import eks
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet, NewNetwork
 
-LOGS = ("api", "audit", "authenticator", "controllerManager", "scheduler")
+LOG_TYPES = ("api", "audit", "authenticator", "controllerManager", "scheduler")
 """All that EKS's control plane writes."""
 
-_LOGS_KEPT_DAYS = 365
+_LOG_RETENTION_DAYS = 365
 """The audit log is among them: who looks into what happened often does so months later."""
 
 _SERVICE_CIDRS = ("172.20.0.0/16", "10.100.0.0/16")
-_ADMIN = "AmazonEKSClusterAdminPolicy"
+_ADMIN_POLICY = "AmazonEKSClusterAdminPolicy"
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Cluster:
     key: Any
 
 
-def cluster(
+def add_cluster(
     stack: Any, fleet: Fleet, *, subnet_ids: Sequence[str], account: Account, functions: Sequence[str] = ()
 ) -> Cluster:
     """Adds the cluster, its key, role, log group and access entries.
@@ -43,56 +43,58 @@ def cluster(
     Args:
         functions: names of the Lambda functions whose logs the key encrypts as well.
     """
-    name = names.cluster(fleet)
+    name = names.format_cluster_name(fleet)
     group_name = f"/aws/eks/{name}/cluster"
-    encryption = key(
+    kms_key = add_key(
         stack,
         "cluster-key",
         alias=f"{fleet.name}-eks",
         description=f"Kubernetes secrets, logs and interruption messages of the cluster {name}",
         account=account,
         grants=(
-            for_log_group(account, group_name),
-            _for_events(account),
-            *log_grants(fleet, account, functions),
+            build_log_group_grant(account, group_name),
+            _build_events_grant(account),
+            *build_log_grants(fleet, account, functions),
         ),
     )
     logs = aws.cloudwatch_log_group.CloudwatchLogGroup(
-        stack, "cluster-logs", name=group_name, retention_in_days=_LOGS_KEPT_DAYS, kms_key_id=encryption.arn
+        stack, "cluster-logs", name=group_name, retention_in_days=_LOG_RETENTION_DAYS, kms_key_id=kms_key.arn
     )
-    service = role(
+    service_role = add_role(
         stack,
         "cluster",
         fleet=fleet.name,
         account=account,
         description=f"Lets EKS run the cluster {name}",
-        trust=policy.assumed_by("eks.amazonaws.com", StringEquals={"aws:SourceAccount": account.id}),
+        trust=policy.build_trust_policy("eks.amazonaws.com", StringEquals={"aws:SourceAccount": account.id}),
         managed=("AmazonEKSClusterPolicy",),
         statements=(
             {
                 "Effect": "Allow",
                 "Action": ["kms:Encrypt", "kms:Decrypt", "kms:ListGrants", "kms:DescribeKey"],
-                "Resource": encryption.arn,
+                "Resource": kms_key.arn,
             },
         ),
     )
-    made = _cluster(stack, fleet, service, encryption, subnet_ids, depends_on=[logs, *rights(stack, "cluster")])
+    resource = _add_eks_cluster(
+        stack, fleet, service_role, kms_key, subnet_ids, depends_on=[logs, *list_policies(stack, "cluster")]
+    )
     for number, admin in enumerate(fleet.eks.admins, start=1):
-        _admin(stack, f"admin-{number}", made, admin, account)
-    return Cluster(made, encryption)
+        _add_admin(stack, f"admin-{number}", resource, admin, account)
+    return Cluster(resource, kms_key)
 
 
-def _cluster(
-    stack: Any, fleet: Fleet, service: Any, encryption: Any, subnet_ids: Sequence[str], depends_on: list[Any]
+def _add_eks_cluster(
+    stack: Any, fleet: Fleet, service_role: Any, kms_key: Any, subnet_ids: Sequence[str], depends_on: list[Any]
 ) -> Any:
     e = aws.eks_cluster
     return e.EksCluster(
         stack,
         "cluster",
-        name=names.cluster(fleet),
+        name=names.format_cluster_name(fleet),
         version=fleet.eks.version,
-        role_arn=service.arn,
-        enabled_cluster_log_types=list(LOGS),
+        role_arn=service_role.arn,
+        enabled_cluster_log_types=list(LOG_TYPES),
         # The add-ons bring the same in pinned versions.
         bootstrap_self_managed_addons=False,
         access_config=e.EksClusterAccessConfig(
@@ -101,7 +103,7 @@ def _cluster(
             bootstrap_cluster_creator_admin_permissions=True,
         ),
         encryption_config=e.EksClusterEncryptionConfig(
-            provider=e.EksClusterEncryptionConfigProvider(key_arn=encryption.arn), resources=["secrets"]
+            provider=e.EksClusterEncryptionConfigProvider(key_arn=kms_key.arn), resources=["secrets"]
         ),
         vpc_config=e.EksClusterVpcConfig(
             subnet_ids=list(subnet_ids),
@@ -110,7 +112,7 @@ def _cluster(
             public_access_cidrs=list(fleet.eks.public_from) or None,
         ),
         kubernetes_network_config=e.EksClusterKubernetesNetworkConfig(
-            ip_family="ipv4", service_ipv4_cidr=service_cidr(fleet)
+            ip_family="ipv4", service_ipv4_cidr=select_service_cidr(fleet)
         ),
         # At its end of standard support a version goes on, and costs six times as much, until somebody moves it.
         upgrade_policy=e.EksClusterUpgradePolicy(support_type="EXTENDED"),
@@ -119,14 +121,14 @@ def _cluster(
     )
 
 
-def service_cidr(fleet: Fleet) -> str:
+def select_service_cidr(fleet: Fleet) -> str:
     """Range of Kubernetes services, which no machine has: one of the two that EKS itself takes, clear of the VPC."""
     first, second = _SERVICE_CIDRS
-    vpc = fleet.network.cidr if isinstance(fleet.network, NewNetwork) else second
-    return second if IPv4Network(vpc).overlaps(IPv4Network(first)) else first
+    vpc_cidr = fleet.network.cidr if isinstance(fleet.network, NewNetwork) else second
+    return second if IPv4Network(vpc_cidr).overlaps(IPv4Network(first)) else first
 
 
-def _admin(stack: Any, name: str, cluster: Any, principal_arn: str, account: Account) -> None:
+def _add_admin(stack: Any, name: str, cluster: Any, principal_arn: str, account: Account) -> None:
     entry = aws.eks_access_entry.EksAccessEntry(
         stack, name, cluster_name=cluster.name, principal_arn=principal_arn, type="STANDARD"
     )
@@ -136,13 +138,13 @@ def _admin(stack: Any, name: str, cluster: Any, principal_arn: str, account: Acc
         f"{name}-policy",
         cluster_name=cluster.name,
         principal_arn=principal_arn,
-        policy_arn=f"arn:{account.partition}:eks::aws:cluster-access-policy/{_ADMIN}",
+        policy_arn=f"arn:{account.partition}:eks::aws:cluster-access-policy/{_ADMIN_POLICY}",
         access_scope=scope,
         depends_on=[entry],
     )
 
 
-def _for_events(account: Account) -> dict[str, Any]:
+def _build_events_grant(account: Account) -> dict[str, Any]:
     """Lets EventBridge put messages into queues that the key encrypts.
 
     Source: SQS developer guide, "Configuring KMS permissions for AWS services", 2026-11.

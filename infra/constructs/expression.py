@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 
-def expression(text: str) -> str:
+def format_expression(text: str) -> str:
     """Terraform's template of one expression."""
     return "${" + text + "}"
 
 
-def reference(made: Any, path: str) -> str:
+def format_reference(resource: Any, path: str) -> str:
     """An attribute of a resource, such as `endpoint` or `vpc_config[0].vpc_id`, as Terraform's own reference."""
-    return expression(f"{made.terraform_resource_type}.{made.friendly_unique_id}.{path}")
+    return format_expression(f"{resource.terraform_resource_type}.{resource.friendly_unique_id}.{path}")

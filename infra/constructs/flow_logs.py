@@ -7,42 +7,42 @@ from typing import Any
 from infra.bindings import aws
 from infra.constructs import policy
 from infra.constructs.account import Account
-from infra.constructs.key import for_log_group, key
-from llm_serving.fleet.aws_limits import days
+from infra.constructs.key import add_key, build_log_group_grant
+from llm_serving.fleet.aws_limits import convert_to_days
 
 
-def flow_logs(stack: Any, *, fleet: str, vpc_id: str, kept_s: float, account: Account) -> None:
+def add_flow_logs(stack: Any, *, fleet: str, vpc_id: str, retention_s: float, account: Account) -> None:
     """Adds flow logs of all traffic, accepted and rejected, kept for `kept_s` seconds."""
     group_name = f"/aws/vpc/{fleet}/flow-logs"
-    encryption = key(
+    kms_key = add_key(
         stack,
         "flow-logs-key",
         alias=f"{fleet}-flow-logs",
         description=f"Flow logs of the fleet {fleet}",
         account=account,
-        grants=(for_log_group(account, group_name),),
+        grants=(build_log_group_grant(account, group_name),),
     )
-    group = aws.cloudwatch_log_group.CloudwatchLogGroup(
-        stack, "flow-logs", name=group_name, retention_in_days=days(kept_s), kms_key_id=encryption.arn
+    log_group = aws.cloudwatch_log_group.CloudwatchLogGroup(
+        stack, "flow-logs", name=group_name, retention_in_days=convert_to_days(retention_s), kms_key_id=kms_key.arn
     )
-    role = aws.iam_role.IamRole(
+    writer_role = aws.iam_role.IamRole(
         stack,
         "flow-logs-writer",
         name=f"{fleet}-{account.region}-flow-logs",
         description="Lets VPC flow logs write to their log group",
-        assume_role_policy=policy.assumed_by(
+        assume_role_policy=policy.build_trust_policy(
             "vpc-flow-logs.amazonaws.com",
             # Without these another account's flow logs could borrow the role (the confused deputy).
             StringEquals={"aws:SourceAccount": account.id},
-            ArnLike={"aws:SourceArn": account.arn("ec2", "vpc-flow-log/*")},
+            ArnLike={"aws:SourceArn": account.build_arn("ec2", "vpc-flow-log/*")},
         ),
     )
-    writing = aws.iam_role_policy.IamRolePolicy(
+    writer_policy = aws.iam_role_policy.IamRolePolicy(
         stack,
         "flow-logs-writing",
         name="write-flow-logs",
-        role=role.name,
-        policy=policy.document(
+        role=writer_role.name,
+        policy=policy.build_document(
             {
                 "Effect": "Allow",
                 "Action": [
@@ -51,7 +51,7 @@ def flow_logs(stack: Any, *, fleet: str, vpc_id: str, kept_s: float, account: Ac
                     "logs:DescribeLogGroups",
                     "logs:DescribeLogStreams",
                 ],
-                "Resource": [group.arn, f"{group.arn}:*"],
+                "Resource": [log_group.arn, f"{log_group.arn}:*"],
             }
         ),
     )
@@ -61,8 +61,8 @@ def flow_logs(stack: Any, *, fleet: str, vpc_id: str, kept_s: float, account: Ac
         vpc_id=vpc_id,
         traffic_type="ALL",
         log_destination_type="cloud-watch-logs",
-        log_destination=group.arn,
-        iam_role_arn=role.arn,
+        log_destination=log_group.arn,
+        iam_role_arn=writer_role.arn,
         tags={"Name": fleet},
-        depends_on=[writing],
+        depends_on=[writer_policy],
     )

@@ -13,22 +13,22 @@ from typing import Any
 from infra.bindings import aws
 from infra.constructs import policy
 from infra.constructs.account import Account
-from infra.constructs.expression import expression
-from infra.constructs.key import for_log_group
-from infra.constructs.role import rights, role
+from infra.constructs.expression import format_expression
+from infra.constructs.key import build_log_group_grant
+from infra.constructs.role import add_role, list_policies
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
 
-FUNCTIONS = Path(__file__).parents[1] / "functions"
+FUNCTIONS_DIR = Path(__file__).parents[1] / "functions"
 
 RUNTIME = "python3.13"
 """Brings boto3 along. Supported until 2029-06-30; Lambda developer guide, "Lambda runtimes", 2026-11."""
 
-_LOGS_KEPT_DAYS = 90
+_LOG_RETENTION_DAYS = 90
 
 
 @dataclass(frozen=True)
-class Code:
+class Archive:
     """A handler's archive beside its stack."""
 
     file: str
@@ -36,7 +36,7 @@ class Code:
     """Base64, as Lambda writes it."""
 
 
-def function(
+def add_function(
     stack: Any,
     name: str,
     *,
@@ -60,46 +60,53 @@ def function(
         statements: what it may do beside writing its log.
     """
     log = aws.cloudwatch_log_group.CloudwatchLogGroup(
-        stack, f"{name}-log", name=log_group(fleet, name), retention_in_days=_LOGS_KEPT_DAYS, kms_key_id=key.arn
+        stack,
+        f"{name}-log",
+        name=build_log_group_name(fleet, name),
+        retention_in_days=_LOG_RETENTION_DAYS,
+        kms_key_id=key.arn,
     )
-    acts_by = role(
+    function_role = add_role(
         stack,
         name,
         fleet=fleet.name,
         account=account,
         description=description,
-        trust=policy.assumed_by("lambda.amazonaws.com"),
-        statements=(_writes(account, fleet, name), *statements),
+        trust=policy.build_trust_policy("lambda.amazonaws.com"),
+        statements=(_build_log_statement(account, fleet, name), *statements),
     )
-    code = _archive(stack, FUNCTIONS / f"{source}.py")
+    code = _write_archive(stack, FUNCTIONS_DIR / f"{source}.py")
     return aws.lambda_function.LambdaFunction(
         stack,
         name,
-        function_name=names.function(fleet, name),
+        function_name=names.format_function_name(fleet, name),
         description=description,
-        role=acts_by.arn,
+        role=function_role.arn,
         runtime=RUNTIME,
         architectures=["arm64"],
         handler=f"{source}.handler",
-        filename=expression("path.module") + f"/{code.file}",
+        filename=format_expression("path.module") + f"/{code.file}",
         source_code_hash=code.sha256,
         memory_size=256,
         timeout=timeout_s,
-        depends_on=[log, *rights(stack, name)],
+        depends_on=[log, *list_policies(stack, name)],
     )
 
 
-def log_group(fleet: Fleet, name: str) -> str:
+def build_log_group_name(fleet: Fleet, name: str) -> str:
     """The log group that Lambda gives the function by its name."""
-    return f"/aws/lambda/{names.function(fleet, name)}"
+    return f"/aws/lambda/{names.format_function_name(fleet, name)}"
 
 
-def log_grants(fleet: Fleet, account: Account, functions: Sequence[str]) -> list[dict[str, Any]]:
+def build_log_grants(fleet: Fleet, account: Account, functions: Sequence[str]) -> list[dict[str, Any]]:
     """Statements of a key's policy by which it encrypts the functions' logs."""
-    return [for_log_group(account, log_group(fleet, one), f"Function{at}") for at, one in enumerate(functions)]
+    return [
+        build_log_group_grant(account, build_log_group_name(fleet, name), f"Function{index}")
+        for index, name in enumerate(functions)
+    ]
 
 
-def invoked_by(stack: Any, name: str, *, function: Any, rule: Any, event: Mapping[str, Any]) -> None:
+def add_trigger(stack: Any, name: str, *, function: Any, rule: Any, event: Mapping[str, Any]) -> None:
     """Has an EventBridge rule call the function; `event` is the target's `input` or `input_transformer`."""
     aws.cloudwatch_event_target.CloudwatchEventTarget(
         stack, f"{name}-target", rule=rule.name, arn=function.arn, target_id="function", **event
@@ -115,16 +122,16 @@ def invoked_by(stack: Any, name: str, *, function: Any, rule: Any, event: Mappin
     )
 
 
-def _writes(account: Account, fleet: Fleet, name: str) -> dict[str, Any]:
+def _build_log_statement(account: Account, fleet: Fleet, name: str) -> dict[str, Any]:
     return {
         "Sid": "Log",
         "Effect": "Allow",
         "Action": ["logs:CreateLogStream", "logs:PutLogEvents"],
-        "Resource": account.arn("logs", f"log-group:{log_group(fleet, name)}:*"),
+        "Resource": account.build_arn("logs", f"log-group:{build_log_group_name(fleet, name)}:*"),
     }
 
 
-def _archive(stack: Any, source: Path) -> Code:
+def _write_archive(stack: Any, source: Path) -> Archive:
     """Writes the archive beside the stack; the same source gives the same bytes."""
     folder = Path(stack.node.root.outdir) / "stacks" / stack.node.id
     folder.mkdir(parents=True, exist_ok=True)
@@ -133,4 +140,4 @@ def _archive(stack: Any, source: Path) -> Code:
         entry = zipfile.ZipInfo(source.name)  # which dates it 1980-01-01
         entry.external_attr = 0o644 << 16
         archive.writestr(entry, source.read_bytes(), zipfile.ZIP_DEFLATED)
-    return Code(file.name, base64.b64encode(hashlib.sha256(file.read_bytes()).digest()).decode())
+    return Archive(file.name, base64.b64encode(hashlib.sha256(file.read_bytes()).digest()).decode())

@@ -8,15 +8,15 @@ from typing import Any
 from infra.bindings import aws
 from infra.constructs import pod_identity, policy
 from infra.constructs.account import Account
-from infra.constructs.node_groups import node_role
-from infra.constructs.role import role
+from infra.constructs.node_groups import add_node_role
+from infra.constructs.role import add_role
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
 
 NAMESPACE = "kube-system"
 SERVICE_ACCOUNT = "karpenter"
 
-_KEPT_S = 300
+_MESSAGE_RETENTION_S = 300
 """A warning is two minutes long; an older message is of no use."""
 
 EVENTS = {
@@ -29,52 +29,55 @@ EVENTS = {
 """Source and kind of each event. Source: karpenter.sh/v1.14/reference/cloudformation, 2026-11."""
 
 
-def karpenter(stack: Any, fleet: Fleet, *, cluster: Any, encryption: Any, account: Account) -> None:
+def add_karpenter(stack: Any, fleet: Fleet, *, cluster: Any, kms_key: Any, account: Account) -> None:
     """Adds the roles, the queue and its rules. Karpenter itself comes as a chart, its NodePools as manifests."""
-    nodes = node_role(stack, names.KARPENTER_NODE, fleet, account)
+    node_iam_role = add_node_role(stack, names.KARPENTER_NODE_PURPOSE, fleet, account)
     # Made here and not by Karpenter, which then needs no right to make any.
-    profile = aws.iam_instance_profile.IamInstanceProfile(
-        stack, "karpenter-profile", name=names.role(fleet.name, account.region, names.KARPENTER_NODE), role=nodes.name
+    instance_profile = aws.iam_instance_profile.IamInstanceProfile(
+        stack,
+        "karpenter-profile",
+        name=names.format_role_name(fleet.name, account.region, names.KARPENTER_NODE_PURPOSE),
+        role=node_iam_role.name,
     )
     aws.eks_access_entry.EksAccessEntry(
-        stack, "karpenter-nodes", cluster_name=cluster.name, principal_arn=nodes.arn, type="EC2_LINUX"
+        stack, "karpenter-nodes", cluster_name=cluster.name, principal_arn=node_iam_role.arn, type="EC2_LINUX"
     )
-    queue = _interruptions(stack, fleet, encryption)
-    controller = role(
+    queue = _add_interruption_queue(stack, fleet, kms_key)
+    controller_role = add_role(
         stack,
         "karpenter",
         fleet=fleet.name,
         account=account,
         description="Lets Karpenter start and end the fleet's machines",
-        trust=pod_identity.trust(names.cluster(fleet), account),
-        statements=_statements(fleet, account, queue.arn, encryption.arn, nodes.arn, profile.arn),
+        trust=pod_identity.build_trust_policy(names.format_cluster_name(fleet), account),
+        statements=_build_statements(fleet, account, queue.arn, kms_key.arn, node_iam_role.arn, instance_profile.arn),
     )
-    pod_identity.association(
-        stack, "karpenter", cluster=cluster, namespace=NAMESPACE, service_account=SERVICE_ACCOUNT, role=controller
+    pod_identity.add_association(
+        stack, "karpenter", cluster=cluster, namespace=NAMESPACE, service_account=SERVICE_ACCOUNT, role=controller_role
     )
 
 
-def _interruptions(stack: Any, fleet: Fleet, encryption: Any) -> Any:
+def _add_interruption_queue(stack: Any, fleet: Fleet, kms_key: Any) -> Any:
     queue = aws.sqs_queue.SqsQueue(
         stack,
         "interruptions",
-        name=names.interruptions(fleet),
-        message_retention_seconds=_KEPT_S,
-        kms_master_key_id=encryption.arn,
+        name=names.format_interruption_queue(fleet),
+        message_retention_seconds=_MESSAGE_RETENTION_S,
+        kms_master_key_id=kms_key.arn,
     )
     aws.sqs_queue_policy.SqsQueuePolicy(
         stack,
         "interruptions-policy",
         queue_url=queue.url,
-        policy=policy.document(_from_events(queue), _over_tls(queue)),
+        policy=policy.build_document(_build_events_statement(queue), _build_tls_statement(queue)),
     )
-    for name, (source, kind) in EVENTS.items():
+    for name, (source, detail_type) in EVENTS.items():
         rule = aws.cloudwatch_event_rule.CloudwatchEventRule(
             stack,
             f"interruption-{name}",
             name=f"{fleet.name}-interruption-{name}",
-            description=f"{kind}, for Karpenter",
-            event_pattern=json.dumps({"source": [source], "detail-type": [kind]}),
+            description=f"{detail_type}, for Karpenter",
+            event_pattern=json.dumps({"source": [source], "detail-type": [detail_type]}),
         )
         aws.cloudwatch_event_target.CloudwatchEventTarget(
             stack, f"interruption-{name}-queue", rule=rule.name, arn=queue.arn, target_id="interruptions"
@@ -82,7 +85,7 @@ def _interruptions(stack: Any, fleet: Fleet, encryption: Any) -> Any:
     return queue
 
 
-def _from_events(queue: Any) -> dict[str, Any]:
+def _build_events_statement(queue: Any) -> dict[str, Any]:
     return {
         "Sid": "FromEvents",
         "Effect": "Allow",
@@ -92,7 +95,7 @@ def _from_events(queue: Any) -> dict[str, Any]:
     }
 
 
-def _over_tls(queue: Any) -> dict[str, Any]:
+def _build_tls_statement(queue: Any) -> dict[str, Any]:
     return {
         "Sid": "TlsOnly",
         "Effect": "Deny",
@@ -103,8 +106,8 @@ def _over_tls(queue: Any) -> dict[str, Any]:
     }
 
 
-def _statements(
-    fleet: Fleet, account: Account, queue: str, key: str, node_role_arn: str, profile: str
+def _build_statements(
+    fleet: Fleet, account: Account, queue_arn: str, key_arn: str, node_role_arn: str, profile_arn: str
 ) -> list[dict[str, Any]]:
     """Karpenter's own list, less the instance profiles that it need not make, less the regions that are not ours.
 
@@ -112,9 +115,15 @@ def _statements(
     Source: karpenter.sh/v1.14/reference/cloudformation, 2026-11.
     """
     return [
-        *_start(fleet, account),
-        *_tag_and_end(fleet, account),
-        {"Sid": "Read", "Effect": "Allow", "Action": _READ, "Resource": "*", "Condition": _in_region(account)},
+        *_build_start_statements(fleet, account),
+        *_build_node_statements(fleet, account),
+        {
+            "Sid": "Read",
+            "Effect": "Allow",
+            "Action": _READ_ACTIONS,
+            "Resource": "*",
+            "Condition": _build_region_condition(account),
+        },
         # The price list answers in a few regions for all, and names no resource.
         {"Sid": "Prices", "Effect": "Allow", "Action": ["pricing:GetProducts"], "Resource": "*"},
         {
@@ -127,9 +136,9 @@ def _statements(
             "Sid": "Interruptions",
             "Effect": "Allow",
             "Action": ["sqs:DeleteMessage", "sqs:GetQueueUrl", "sqs:ReceiveMessage"],
-            "Resource": queue,
+            "Resource": queue_arn,
         },
-        {"Sid": "InterruptionsKey", "Effect": "Allow", "Action": ["kms:Decrypt"], "Resource": key},
+        {"Sid": "InterruptionsKey", "Effect": "Allow", "Action": ["kms:Decrypt"], "Resource": key_arn},
         {
             "Sid": "NodeRole",
             "Effect": "Allow",
@@ -137,17 +146,17 @@ def _statements(
             "Resource": node_role_arn,
             "Condition": {"StringEquals": {"iam:PassedToService": f"ec2.{account.dns_suffix}"}},
         },
-        {"Sid": "NodeProfile", "Effect": "Allow", "Action": ["iam:GetInstanceProfile"], "Resource": profile},
+        {"Sid": "NodeProfile", "Effect": "Allow", "Action": ["iam:GetInstanceProfile"], "Resource": profile_arn},
         {
             "Sid": "Cluster",
             "Effect": "Allow",
             "Action": ["eks:DescribeCluster"],
-            "Resource": account.arn("eks", f"cluster/{names.cluster(fleet)}"),
+            "Resource": account.build_arn("eks", f"cluster/{names.format_cluster_name(fleet)}"),
         },
     ]
 
 
-_READ = [
+_READ_ACTIONS = [
     "ec2:DescribeCapacityReservations",
     "ec2:DescribeImages",
     "ec2:DescribeInstances",
@@ -163,13 +172,13 @@ _READ = [
 """EC2 describes all or nothing: none of these takes a resource."""
 
 
-def _in_region(account: Account) -> dict[str, Any]:
+def _build_region_condition(account: Account) -> dict[str, Any]:
     return {"StringEquals": {"aws:RequestedRegion": account.region}}
 
 
-def _start(fleet: Fleet, account: Account) -> list[dict[str, Any]]:
-    start = ["ec2:RunInstances", "ec2:CreateFleet"]
-    made = ["fleet", "instance", "volume", "network-interface", "launch-template", "spot-instances-request"]
+def _build_start_statements(fleet: Fleet, account: Account) -> list[dict[str, Any]]:
+    actions = ["ec2:RunInstances", "ec2:CreateFleet"]
+    created = ["fleet", "instance", "volume", "network-interface", "launch-template", "spot-instances-request"]
     used = ["security-group", "subnet", "capacity-reservation", "placement-group"]
     # AMIs and snapshots of AWS's own carry no account.
     public = [f"arn:{account.partition}:ec2:{account.region}::{kind}/*" for kind in ("image", "snapshot")]
@@ -177,47 +186,47 @@ def _start(fleet: Fleet, account: Account) -> list[dict[str, Any]]:
         {
             "Sid": "StartWith",
             "Effect": "Allow",
-            "Action": start,
-            "Resource": [*public, *(account.arn("ec2", f"{kind}/*") for kind in used)],
+            "Action": actions,
+            "Resource": [*public, *(account.build_arn("ec2", f"{kind}/*") for kind in used)],
         },
         {
             "Sid": "StartFromOwnTemplate",
             "Effect": "Allow",
-            "Action": start,
-            "Resource": account.arn("ec2", "launch-template/*"),
-            "Condition": _owned(fleet, "aws:ResourceTag"),
+            "Action": actions,
+            "Resource": account.build_arn("ec2", "launch-template/*"),
+            "Condition": _build_owner_condition(fleet, "aws:ResourceTag"),
         },
         {
             "Sid": "StartTagged",
             "Effect": "Allow",
-            "Action": [*start, "ec2:CreateLaunchTemplate"],
-            "Resource": [account.arn("ec2", f"{kind}/*") for kind in made],
-            "Condition": _owned(fleet, "aws:RequestTag"),
+            "Action": [*actions, "ec2:CreateLaunchTemplate"],
+            "Resource": [account.build_arn("ec2", f"{kind}/*") for kind in created],
+            "Condition": _build_owner_condition(fleet, "aws:RequestTag"),
         },
         {
             "Sid": "TagAtStart",
             "Effect": "Allow",
             "Action": ["ec2:CreateTags"],
-            "Resource": [account.arn("ec2", f"{kind}/*") for kind in made],
-            "Condition": _owned(
+            "Resource": [account.build_arn("ec2", f"{kind}/*") for kind in created],
+            "Condition": _build_owner_condition(
                 fleet, "aws:RequestTag", **{"ec2:CreateAction": ["RunInstances", "CreateFleet", "CreateLaunchTemplate"]}
             ),
         },
     ]
 
 
-def _tag_and_end(fleet: Fleet, account: Account) -> list[dict[str, Any]]:
-    own = _owned(fleet, "aws:ResourceTag")
+def _build_node_statements(fleet: Fleet, account: Account) -> list[dict[str, Any]]:
+    owner_condition = _build_owner_condition(fleet, "aws:ResourceTag")
     keys = ["eks:eks-cluster-name", "karpenter.sh/nodeclaim", "Name"]
     return [
         {
             "Sid": "TagNodes",
             "Effect": "Allow",
             "Action": ["ec2:CreateTags"],
-            "Resource": account.arn("ec2", "instance/*"),
+            "Resource": account.build_arn("ec2", "instance/*"),
             "Condition": {
-                **own,
-                "StringEqualsIfExists": {"aws:RequestTag/eks:eks-cluster-name": names.cluster(fleet)},
+                **owner_condition,
+                "StringEqualsIfExists": {"aws:RequestTag/eks:eks-cluster-name": names.format_cluster_name(fleet)},
                 "ForAllValues:StringEquals": {"aws:TagKeys": keys},
             },
         },
@@ -225,15 +234,15 @@ def _tag_and_end(fleet: Fleet, account: Account) -> list[dict[str, Any]]:
             "Sid": "End",
             "Effect": "Allow",
             "Action": ["ec2:TerminateInstances", "ec2:DeleteLaunchTemplate"],
-            "Resource": [account.arn("ec2", f"{kind}/*") for kind in ("instance", "launch-template")],
-            "Condition": own,
+            "Resource": [account.build_arn("ec2", f"{kind}/*") for kind in ("instance", "launch-template")],
+            "Condition": owner_condition,
         },
     ]
 
 
-def _owned(fleet: Fleet, tag: str, **also: Any) -> dict[str, Any]:
+def _build_owner_condition(fleet: Fleet, tag: str, **string_equals: Any) -> dict[str, Any]:
     """A condition: the tag by which Karpenter marks what belongs to this cluster, and to a NodePool of it."""
     return {
-        "StringEquals": {f"{tag}/kubernetes.io/cluster/{names.cluster(fleet)}": "owned", **also},
+        "StringEquals": {f"{tag}/kubernetes.io/cluster/{names.format_cluster_name(fleet)}": "owned", **string_equals},
         "StringLike": {f"{tag}/karpenter.sh/nodepool": "*"},
     }

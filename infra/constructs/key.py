@@ -13,7 +13,7 @@ _DELETION_WINDOW_DAYS = 30
 """KMS's longest: what the key has encrypted is lost with it."""
 
 
-def key(
+def add_key(
     stack: Any, name: str, *, alias: str, description: str, account: Account, grants: tuple[Mapping[str, Any], ...] = ()
 ) -> Any:
     """Adds a key and its alias.
@@ -21,19 +21,19 @@ def key(
     Args:
         grants: statements for services that use the key without an IAM principal of the account.
     """
-    made = aws.kms_key.KmsKey(
+    kms_key = aws.kms_key.KmsKey(
         stack,
         name,
         description=description,
         enable_key_rotation=True,
         deletion_window_in_days=_DELETION_WINDOW_DAYS,
-        policy=policy.document(_delegation(account), *grants),
+        policy=policy.build_document(_build_delegation(account), *grants),
     )
-    aws.kms_alias.KmsAlias(stack, f"{name}-alias", name=f"alias/{alias}", target_key_id=made.key_id)
-    return made
+    aws.kms_alias.KmsAlias(stack, f"{name}-alias", name=f"alias/{alias}", target_key_id=kms_key.key_id)
+    return kms_key
 
 
-def _delegation(account: Account) -> dict[str, Any]:
+def _build_delegation(account: Account) -> dict[str, Any]:
     """Hands the key to IAM, as AWS's own default does: it grants nobody anything; without it a key can be lost.
 
     Source: KMS developer guide, "Default key policy", 2026-11.
@@ -47,7 +47,7 @@ def _delegation(account: Account) -> dict[str, Any]:
     }
 
 
-def for_log_group(account: Account, group: str, sid: str = "LogGroup") -> dict[str, Any]:
+def build_log_group_grant(account: Account, group: str, sid: str = "LogGroup") -> dict[str, Any]:
     """Lets CloudWatch Logs encrypt this one log group; `sid` tells several of one key apart.
 
     Source: CloudWatch Logs user guide, "Encrypt log data using KMS", 2026-11.
@@ -58,5 +58,7 @@ def for_log_group(account: Account, group: str, sid: str = "LogGroup") -> dict[s
         "Principal": {"Service": f"logs.{account.region}.{account.dns_suffix}"},
         "Action": ["kms:Encrypt*", "kms:Decrypt*", "kms:ReEncrypt*", "kms:GenerateDataKey*", "kms:Describe*"],
         "Resource": "*",
-        "Condition": {"ArnEquals": {"kms:EncryptionContext:aws:logs:arn": account.arn("logs", f"log-group:{group}")}},
+        "Condition": {
+            "ArnEquals": {"kms:EncryptionContext:aws:logs:arn": account.build_arn("logs", f"log-group:{group}")}
+        },
     }

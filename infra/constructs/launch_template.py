@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from infra.bindings import aws
-from infra.constructs.expression import expression
+from infra.constructs.expression import format_expression
 from llm_serving.fleet import names, node_config
 from llm_serving.fleet.groups import Group, Volume
 from llm_serving.fleet.model import Fleet
 
 
-def launch_template(
+def add_launch_template(
     stack: Any,
     name: str,
     *,
@@ -43,51 +43,51 @@ def launch_template(
         image_id=image_id,
         # A node group takes its type from here, since a Capacity Block asks for that; several types go elsewhere.
         instance_type=group.types[0] if len(group.types) == 1 else None,
-        user_data=_base64(text),
+        user_data=_encode_base64(text),
         iam_instance_profile=(
             lt.LaunchTemplateIamInstanceProfile(arn=instance_profile_arn) if instance_profile_arn else None
         ),
-        block_device_mappings=list(_volumes(group)),
-        metadata_options=_metadata(),
+        block_device_mappings=list(_build_volumes(group)),
+        metadata_options=_build_metadata_options(),
         monitoring=lt.LaunchTemplateMonitoring(enabled=True),
         tag_specifications=[
             lt.LaunchTemplateTagSpecifications(
                 # What EC2 makes by itself gets no tags of the provider's.
-                resource_type=kind,
+                resource_type=resource_type,
                 tags={**fleet.tags, "fleet": fleet.name, "pool": group.pool, "Name": f"{fleet.name}-{group.name}"},
             )
-            for kind in ("instance", "volume", "network-interface")
+            for resource_type in ("instance", "volume", "network-interface")
         ],
-        **_network(group, security_groups),
-        **_capacity(group, reservations_arn),
-        **_placement(fleet, group),
+        **_build_network(group, security_groups),
+        **_build_capacity(group, reservations_arn),
+        **_build_placement(fleet, group),
         depends_on=list(depends_on),
     )
 
 
-def _base64(text: str) -> str:
+def _encode_base64(text: str) -> str:
     """Terraform encodes, for only it knows the values in the text; its strings take JSON's escapes."""
-    return expression(f"base64encode({json.dumps(text, ensure_ascii=False)})")
+    return format_expression(f"base64encode({json.dumps(text, ensure_ascii=False)})")
 
 
-def _network(group: Group, security_groups: Sequence[str]) -> dict[str, Any]:
+def _build_network(group: Group, security_groups: Sequence[str]) -> dict[str, Any]:
     if not group.efa:
         return {"vpc_security_group_ids": list(security_groups)}
     return {
         "network_interfaces": [
             aws.launch_template.LaunchTemplateNetworkInterfaces(
-                network_card_index=one.card,
-                device_index=one.device,
-                interface_type=one.kind,
+                network_card_index=interface.card,
+                device_index=interface.device,
+                interface_type=interface.kind,
                 security_groups=list(security_groups),
                 delete_on_termination="true",
             )
-            for one in group.interfaces
+            for interface in group.interfaces
         ]
     }
 
 
-def _metadata() -> Any:
+def _build_metadata_options() -> Any:
     return aws.launch_template.LaunchTemplateMetadataOptions(
         http_endpoint="enabled",
         http_tokens="required",
@@ -97,18 +97,18 @@ def _metadata() -> Any:
     )
 
 
-def _volumes(group: Group) -> Iterator[Any]:
+def _build_volumes(group: Group) -> Iterator[Any]:
     """AWS's own key encrypts: one of ours would have to trust the service-linked roles that start machines."""
     if group.os == "bottlerocket":
-        yield _volume("/dev/xvda", node_config.BOTTLEROCKET_ROOT)
-        yield _volume(node_config.SNAPSHOT_DEVICE, group.volume, group.snapshot)
+        yield _build_volume("/dev/xvda", node_config.BOTTLEROCKET_ROOT)
+        yield _build_volume(node_config.SNAPSHOT_DEVICE, group.volume, group.snapshot)
     else:
-        yield _volume("/dev/xvda", group.volume)
+        yield _build_volume("/dev/xvda", group.volume)
         if group.snapshot:
-            yield _volume(node_config.SNAPSHOT_DEVICE, group.volume, group.snapshot)
+            yield _build_volume(node_config.SNAPSHOT_DEVICE, group.volume, group.snapshot)
 
 
-def _volume(device: str, volume: Volume, snapshot: str | None = None) -> Any:
+def _build_volume(device: str, volume: Volume, snapshot: str | None = None) -> Any:
     lt = aws.launch_template
     return lt.LaunchTemplateBlockDeviceMappings(
         device_name=device,
@@ -124,28 +124,28 @@ def _volume(device: str, volume: Volume, snapshot: str | None = None) -> Any:
     )
 
 
-def _capacity(group: Group, reservations_arn: str) -> dict[str, Any]:
+def _build_capacity(group: Group, reservations_arn: str) -> dict[str, Any]:
     lt = aws.launch_template
-    made: dict[str, Any] = {}
-    target = lt.LaunchTemplateCapacityReservationSpecificationCapacityReservationTarget
+    options: dict[str, Any] = {}
+    reservation_target = lt.LaunchTemplateCapacityReservationSpecificationCapacityReservationTarget
     specification = lt.LaunchTemplateCapacityReservationSpecification
-    if group.bought == "reservation":
-        made["capacity_reservation_specification"] = specification(
+    if group.purchase_option == "reservation":
+        options["capacity_reservation_specification"] = specification(
             # Else EC2 would start machines on demand where the group is full, and falling back is the next choice's.
             capacity_reservation_preference="capacity-reservations-only",
-            capacity_reservation_target=target(capacity_reservation_resource_group_arn=reservations_arn),
+            capacity_reservation_target=reservation_target(capacity_reservation_resource_group_arn=reservations_arn),
         )
-    elif group.bought == "capacity-block":
-        made["capacity_reservation_specification"] = specification(
-            capacity_reservation_target=target(capacity_reservation_id=group.reservation)
+    elif group.purchase_option == "capacity-block":
+        options["capacity_reservation_specification"] = specification(
+            capacity_reservation_target=reservation_target(capacity_reservation_id=group.reservation)
         )
-        made["instance_market_options"] = lt.LaunchTemplateInstanceMarketOptions(market_type="capacity-block")
-    return made
+        options["instance_market_options"] = lt.LaunchTemplateInstanceMarketOptions(market_type="capacity-block")
+    return options
 
 
-def _placement(fleet: Fleet, group: Group) -> dict[str, Any]:
+def _build_placement(fleet: Fleet, group: Group) -> dict[str, Any]:
     if not group.placement_group:
         return {}
     # By name and not by reference: the caller has it made first by depends_on.
-    name = names.placement_group(fleet.name, group.placement_group)
+    name = names.format_placement_group_name(fleet.name, group.placement_group)
     return {"placement": aws.launch_template.LaunchTemplatePlacement(group_name=name)}

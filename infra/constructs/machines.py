@@ -8,15 +8,15 @@ from typing import Any
 
 from infra.bindings import aws
 from infra.constructs.account import Account
-from infra.constructs.capacity import capacity, resource_group_arn
-from infra.constructs.expression import expression
-from infra.constructs.launch_template import launch_template
+from infra.constructs.capacity import add_capacity, build_resource_group_arn
+from infra.constructs.expression import format_expression
+from infra.constructs.launch_template import add_launch_template
 from llm_serving.fleet.groups import Group
 from llm_serving.fleet.model import Fleet
 
 
 @dataclass(frozen=True)
-class Place:
+class MachineContext:
     """Where a cluster's machines stand."""
 
     fleet: Fleet
@@ -30,13 +30,19 @@ class Place:
 
     efa_group: Any | None
 
-    def subnets_of(self, group: Group) -> list[str]:
+    def select_subnets(self, group: Group) -> list[str]:
         """Ids of the subnets that the group's machines may stand in."""
         return [self.subnets[zone] for zone in group.zones]
 
 
-def template(
-    stack: Any, place: Place, group: Group, *, text: str, image: str, instance_profile_arn: str | None = None
+def add_template(
+    stack: Any,
+    context: MachineContext,
+    group: Group,
+    *,
+    text: str,
+    image_parameter: str,
+    instance_profile_arn: str | None = None,
 ) -> Any:
     """Adds the group's launch template, and before it the capacity that it names.
 
@@ -44,25 +50,25 @@ def template(
         text: user data, in the clear, with Terraform's references and no tokens of CDKTF's.
         image: name of the SSM parameter that holds the pinned AMI's id; the user's own AMI goes before it.
     """
-    efa = [place.efa_group.id] if group.efa and place.efa_group else []
-    return launch_template(
+    efa_groups = [context.efa_group.id] if group.efa and context.efa_group else []
+    return add_launch_template(
         stack,
         f"{group.name}-template",
-        fleet=place.fleet,
+        fleet=context.fleet,
         group=group,
-        image_id=group.ami or _image(stack, group, image),
+        image_id=group.ami or _find_image(stack, group, image_parameter),
         text=text,
-        security_groups=[place.security_group_id, *efa],
+        security_groups=[context.security_group_id, *efa_groups],
         instance_profile_arn=instance_profile_arn,
-        reservations_arn=resource_group_arn(place.fleet, group, place.account),
-        depends_on=capacity(stack, place.fleet, group, account=place.account),
+        reservations_arn=build_resource_group_arn(context.fleet, group, context.account),
+        depends_on=add_capacity(stack, context.fleet, group, account=context.account),
     )
 
 
-def _image(stack: Any, group: Group, parameter: str) -> str:
+def _find_image(stack: Any, group: Group, parameter: str) -> str:
     """Id of AWS's AMI; adds the data source that looks the pinned release up, once for each AMI."""
     name = f"{group.os}-{group.variant}-{group.arch}"
-    there = stack.node.try_find_child(name)
-    found = there or aws.data_aws_ssm_parameter.DataAwsSsmParameter(stack, name, name=parameter)
+    existing = stack.node.try_find_child(name)
+    image = existing or aws.data_aws_ssm_parameter.DataAwsSsmParameter(stack, name, name=parameter)
     # Terraform takes every parameter for a secret; an AMI's id is none, and a plan should show it.
-    return expression(f"nonsensitive(data.aws_ssm_parameter.{found.friendly_unique_id}.value)")
+    return format_expression(f"nonsensitive(data.aws_ssm_parameter.{image.friendly_unique_id}.value)")

@@ -6,47 +6,47 @@ from typing import Any
 
 from infra.constructs import pod_identity
 from infra.constructs.account import Account
-from infra.constructs.role import role
+from infra.constructs.role import add_role
 from llm_serving.fleet import names
-from llm_serving.fleet.aws_limits import bucket_name
+from llm_serving.fleet.aws_limits import build_bucket_name
 from llm_serving.fleet.model import Fleet
 
-_KEY_BY_ALIAS = "kms:ResourceAliases"
+_KEY_ALIAS_CONDITION = "kms:ResourceAliases"
 
 
-def statements(fleet: Fleet, account: Account) -> list[dict[str, Any]]:
+def build_statements(fleet: Fleet, account: Account) -> list[dict[str, Any]]:
     """Allows reading the model bucket; who writes results has a role of its own."""
-    bucket = f"arn:{account.partition}:s3:::{bucket_name(fleet.name, 'models', account.id, fleet.region)}"
+    bucket_arn = f"arn:{account.partition}:s3:::{build_bucket_name(fleet.name, 'models', account.id, fleet.region)}"
     return [
-        {"Effect": "Allow", "Action": ["s3:ListBucket"], "Resource": bucket},
-        {"Effect": "Allow", "Action": ["s3:GetObject"], "Resource": f"{bucket}/*"},
+        {"Effect": "Allow", "Action": ["s3:ListBucket"], "Resource": bucket_arn},
+        {"Effect": "Allow", "Action": ["s3:GetObject"], "Resource": f"{bucket_arn}/*"},
         {
             "Effect": "Allow",
             "Action": ["kms:Decrypt"],
-            "Resource": account.arn("kms", "key/*"),
-            "Condition": {"ForAnyValue:StringEquals": {_KEY_BY_ALIAS: f"alias/{fleet.name}-storage"}},
+            "Resource": account.build_arn("kms", "key/*"),
+            "Condition": {"ForAnyValue:StringEquals": {_KEY_ALIAS_CONDITION: f"alias/{fleet.name}-storage"}},
         },
     ]
 
 
-def serving_identity(stack: Any, fleet: Fleet, *, cluster: Any, account: Account) -> None:
+def add_engine_role(stack: Any, fleet: Fleet, *, cluster: Any, account: Account) -> None:
     """Adds the role of all engines on EKS, tied to one service account: an association names its account in full, so
     that a release with an account of its own would need Terraform for each.
     """
-    made = role(
+    engine_role = add_role(
         stack,
         "engines",
         fleet=fleet.name,
         account=account,
         description="Lets engines stream weights",
-        trust=pod_identity.trust(names.cluster(fleet), account),
-        statements=statements(fleet, account),
+        trust=pod_identity.build_trust_policy(names.format_cluster_name(fleet), account),
+        statements=build_statements(fleet, account),
     )
-    pod_identity.association(
+    pod_identity.add_association(
         stack,
         "engines",
         cluster=cluster,
-        namespace=names.SERVING,
-        service_account=names.ENGINES,
-        role=made,
+        namespace=names.SERVING_NAMESPACE,
+        service_account=names.ENGINE_SERVICE_ACCOUNT,
+        role=engine_role,
     )

@@ -9,21 +9,21 @@ from __future__ import annotations
 from typing import Any
 
 from infra.bindings import aws
-from infra.constructs.vpc import Network, existing
+from infra.constructs.vpc import Network, find_existing_vpc
 from llm_serving.fleet import names
 from llm_serving.fleet.model import ExistingNetwork, Fleet
 
 
-def found(stack: Any, fleet: Fleet) -> Network:
+def find_network(stack: Any, fleet: Fleet) -> Network:
     """Adds the data sources that find the fleet's network; the network stack must be applied before."""
     if isinstance(fleet.network, ExistingNetwork):
-        return existing(stack, fleet, fleet.network)
-    vpc = aws.data_aws_vpc.DataAwsVpc(stack, "vpc", tags=names.vpc_tags(fleet))
+        return find_existing_vpc(stack, fleet, fleet.network)
+    vpc = aws.data_aws_vpc.DataAwsVpc(stack, "vpc", tags=names.build_vpc_tags(fleet))
     return Network(
         vpc.id,
         {
             zone: aws.data_aws_subnet.DataAwsSubnet(
-                stack, f"private-{zone}", vpc_id=vpc.id, tags=names.private_subnet_tags(fleet, zone)
+                stack, f"private-{zone}", vpc_id=vpc.id, tags=names.build_private_subnet_tags(fleet, zone)
             ).id
             for zone in fleet.zones
         },

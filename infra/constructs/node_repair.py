@@ -8,29 +8,35 @@ from typing import Any
 
 from infra.bindings import aws
 from infra.constructs.account import Account
-from infra.constructs.function import function
+from infra.constructs.function import add_function
 from llm_serving.fleet import names
 from llm_serving.fleet.groups import Group
 from llm_serving.fleet.model import Fleet
 
 NAME = "node-repair"
 
-SMALL = 9
+SMALL_GROUP_NODES = 9
 """Below so many nodes a fifth is less than two: then one broken node is repaired, and two are not the nodes' fault."""
 
 _TIMEOUT_S = 90
 
 
-def repair(group: Group) -> dict[str, Any]:
+def build_repair_config(group: Group) -> dict[str, Any]:
     """EKS's NodeRepairConfig for a group: one node at a time, and none where more than a fifth are broken."""
-    stops = {"maxUnhealthyNodeThresholdCount": 1} if group.most < SMALL else {"maxUnhealthyNodeThresholdPercentage": 20}
-    return {"enabled": True, **stops, "maxParallelNodesRepairedCount": 1}
+    threshold = (
+        {"maxUnhealthyNodeThresholdCount": 1}
+        if group.max_size < SMALL_GROUP_NODES
+        else {"maxUnhealthyNodeThresholdPercentage": 20}
+    )
+    return {"enabled": True, **threshold, "maxParallelNodesRepairedCount": 1}
 
 
-def capped(stack: Any, fleet: Fleet, made: Sequence[tuple[Group, Any]], *, key: Any, account: Account) -> None:
+def add_repair_caps(
+    stack: Any, fleet: Fleet, node_groups: Sequence[tuple[Group, Any]], *, key: Any, account: Account
+) -> None:
     """Adds the function, and a call of it for each group with its node group's resource."""
-    cluster = names.cluster(fleet)
-    sets = function(
+    cluster = names.format_cluster_name(fleet)
+    repair_function = add_function(
         stack,
         NAME,
         fleet=fleet,
@@ -38,26 +44,26 @@ def capped(stack: Any, fleet: Fleet, made: Sequence[tuple[Group, Any]], *, key: 
         key=key,
         source="node_repair",
         description="Caps the repair of nodes",
-        statements=_statements(cluster, account),
+        statements=_build_statements(cluster, account),
         timeout_s=_TIMEOUT_S,
     )
-    for group, node_group in made:
+    for group, node_group in node_groups:
         aws.lambda_invocation.LambdaInvocation(
             stack,
             f"{group.name}-repair",
-            function_name=sets.function_name,
-            input=json.dumps({"cluster": cluster, "group": group.name, "repair": repair(group)}),
+            function_name=repair_function.function_name,
+            input=json.dumps({"cluster": cluster, "group": group.name, "repair": build_repair_config(group)}),
             # A group that is made anew has a new one.
             triggers={"group": node_group.arn},
         )
 
 
-def _statements(cluster: str, account: Account) -> list[dict[str, Any]]:
+def _build_statements(cluster: str, account: Account) -> list[dict[str, Any]]:
     return [
         {
             "Sid": "NodeGroups",
             "Effect": "Allow",
             "Action": ["eks:DescribeNodegroup", "eks:UpdateNodegroupConfig"],
-            "Resource": account.arn("eks", f"nodegroup/{cluster}/*"),
+            "Resource": account.build_arn("eks", f"nodegroup/{cluster}/*"),
         }
     ]

@@ -9,12 +9,12 @@ from infra.constructs import policy
 from infra.constructs.account import Account
 
 
-def trust(cluster: str, account: Account) -> str:
+def build_trust_policy(cluster: str, account: Account) -> str:
     """Trust policy of a role that EKS hands to pods of the cluster `cluster` alone.
 
     Source: EKS user guide, "Create IAM role with trust policy required by EKS Pod Identity", 2026-11.
     """
-    return policy.document(
+    return policy.build_document(
         {
             "Effect": "Allow",
             "Principal": {"Service": "pods.eks.amazonaws.com"},
@@ -22,13 +22,13 @@ def trust(cluster: str, account: Account) -> str:
             "Action": ["sts:AssumeRole", "sts:TagSession"],
             "Condition": {
                 "StringEquals": {"aws:SourceAccount": account.id},
-                "ArnEquals": {"aws:SourceArn": account.arn("eks", f"cluster/{cluster}")},
+                "ArnEquals": {"aws:SourceArn": account.build_arn("eks", f"cluster/{cluster}")},
             },
         }
     )
 
 
-def association(stack: Any, name: str, *, cluster: Any, namespace: str, service_account: str, role: Any) -> None:
+def add_association(stack: Any, name: str, *, cluster: Any, namespace: str, service_account: str, role: Any) -> None:
     """Adds the link from a service account to its role; the service account may come later."""
     aws.eks_pod_identity_association.EksPodIdentityAssociation(
         stack,

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def document(*statements: Mapping[str, Any]) -> str:
+def build_document(*statements: Mapping[str, Any]) -> str:
     """A policy's JSON text. Values may be CDKTF tokens: Terraform fills them in."""
     return json.dumps({"Version": "2012-10-17", "Statement": list(statements)})
 
 
-def assumed_by(service: str, **condition: Any) -> str:
+def build_trust_policy(service: str, **condition: Any) -> str:
     """A role's trust policy for one AWS service, such as vpc-flow-logs.amazonaws.com."""
     statement: dict[str, Any] = {"Effect": "Allow", "Principal": {"Service": service}, "Action": "sts:AssumeRole"}
-    return document({**statement, "Condition": condition} if condition else statement)
+    return build_document({**statement, "Condition": condition} if condition else statement)

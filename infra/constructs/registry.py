@@ -11,10 +11,10 @@ _UNTAGGED_DAYS = 14
 """Layers of a failed or replaced push; a tagged image stays, since a deployment may name it."""
 
 
-def registry(stack: Any, name: str, *, repository_name: str, key_arn: str) -> Any:
+def add_repository(stack: Any, name: str, *, repository_name: str, key_arn: str) -> Any:
     """Adds a repository for one image."""
     ecr = aws.ecr_repository
-    made = ecr.EcrRepository(
+    repository = ecr.EcrRepository(
         stack,
         name,
         name=repository_name,
@@ -23,11 +23,13 @@ def registry(stack: Any, name: str, *, repository_name: str, key_arn: str) -> An
         encryption_configuration=[ecr.EcrRepositoryEncryptionConfiguration(encryption_type="KMS", kms_key=key_arn)],
         force_delete=False,
     )
-    aws.ecr_lifecycle_policy.EcrLifecyclePolicy(stack, f"{name}-lifecycle", repository=made.name, policy=_lifecycle())
-    return made
+    aws.ecr_lifecycle_policy.EcrLifecyclePolicy(
+        stack, f"{name}-lifecycle", repository=repository.name, policy=_build_lifecycle_policy()
+    )
+    return repository
 
 
-def _lifecycle() -> str:
+def _build_lifecycle_policy() -> str:
     rule = {
         "rulePriority": 1,
         "description": f"Images without a tag go after {_UNTAGGED_DAYS} days",

@@ -11,7 +11,7 @@ from infra.constructs.account import Account
 from llm_serving.fleet import names
 
 
-def role(
+def add_role(
     stack: Any,
     name: str,
     *,
@@ -30,10 +30,10 @@ def role(
         managed: AWS's own policies, named as below arn:aws:iam::aws:policy/.
         statements: what else it may do.
     """
-    made = aws.iam_role.IamRole(
+    iam_role = aws.iam_role.IamRole(
         stack,
         f"{name}-role",
-        name=names.role(fleet, account.region, name),
+        name=names.format_role_name(fleet, account.region, name),
         description=description,
         assume_role_policy=trust,
     )
@@ -41,17 +41,17 @@ def role(
         aws.iam_role_policy_attachment.IamRolePolicyAttachment(
             stack,
             f"{name}-role-{arn.rpartition('/')[2]}",
-            role=made.name,
+            role=iam_role.name,
             policy_arn=f"arn:{account.partition}:iam::aws:policy/{arn}",
         )
     if statements:
         aws.iam_role_policy.IamRolePolicy(
-            stack, f"{name}-role-policy", name=name, role=made.name, policy=policy.document(*statements)
+            stack, f"{name}-role-policy", name=name, role=iam_role.name, policy=policy.build_document(*statements)
         )
-    return made
+    return iam_role
 
 
-def rights(stack: Any, name: str) -> list[Any]:
+def list_policies(stack: Any, name: str) -> list[Any]:
     """What `role` gave the role `name`. Whoever acts by the role names these in depends_on: made after its rights are,
     and gone before they are, so that it can still clean up.
     """

@@ -7,8 +7,8 @@ from typing import Any
 from infra.bindings import aws
 
 
-def security_group(stack: Any, id_: str, *, name: str, description: str, vpc_id: str) -> Any:
+def add_security_group(stack: Any, construct_id: str, *, name: str, description: str, vpc_id: str) -> Any:
     """Adds the group, known in AWS by `name`."""
     return aws.security_group.SecurityGroup(
-        stack, id_, name=name, description=description, vpc_id=vpc_id, tags={"Name": name}
+        stack, construct_id, name=name, description=description, vpc_id=vpc_id, tags={"Name": name}
     )

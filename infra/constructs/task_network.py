@@ -6,31 +6,33 @@ from dataclasses import dataclass
 from typing import Any
 
 from infra.bindings import aws
-from infra.constructs.security_group import security_group
+from infra.constructs.security_group import add_security_group
 from llm_serving.fleet.model import Fleet
-from llm_serving.targets.ecs.manifest import Service, Serving
+from llm_serving.targets.ecs.manifest import EcsDeployment, Service
 
 _TTL_S = 10
 """A replica that went is forgotten by whoever looks its name up after that."""
 
 
 @dataclass(frozen=True)
-class Doors:
+class TaskSecurityGroups:
     """The security groups of both kinds of tasks."""
 
     engine: Any
     router: Any
 
-    def of(self, service: Service) -> Any:
+    def select_group(self, service: Service) -> Any:
         """A service's own."""
         return self.router if service.kind == "router" else self.engine
 
 
-def doors(stack: Any, fleet: Fleet, serving: Serving, *, vpc_id: str, vpc_cidr: str) -> Doors:
+def add_security_groups(
+    stack: Any, fleet: Fleet, serving: EcsDeployment, *, vpc_id: str, vpc_cidr: str
+) -> TaskSecurityGroups:
     """Adds the security groups: the VPC reaches the router, it the engines, they each other where they must."""
-    made = Doors(
+    security_groups = TaskSecurityGroups(
         *(
-            security_group(
+            add_security_group(
                 stack,
                 f"{kind}-group",
                 name=f"{fleet.name}-{serving.name}-{kind}",
@@ -41,22 +43,76 @@ def doors(stack: Any, fleet: Fleet, serving: Serving, *, vpc_id: str, vpc_cidr: 
         )
     )
     port = serving.router.port
-    _rule(stack, "router-from-vpc", made.router, "in", "Clients in the VPC", port, cidr=vpc_cidr)
-    _rule(stack, "router-to-router", made.router, "out", "The question that proves an answer", port, peer=made.router)
+    _add_rule(stack, "router-from-vpc", security_groups.router, "in", "Clients in the VPC", port, cidr=vpc_cidr)
+    _add_rule(
+        stack,
+        "router-to-router",
+        security_groups.router,
+        "out",
+        "The question that proves an answer",
+        port,
+        peer=security_groups.router,
+    )
     for port in sorted({service.port for service in serving.engines}):
-        _rule(stack, f"engine-{port}-from-router", made.engine, "in", "Requests", port, peer=made.router)
-        _rule(stack, f"router-to-engine-{port}", made.router, "out", "Requests", port, peer=made.engine)
+        _add_rule(
+            stack,
+            f"engine-{port}-from-router",
+            security_groups.engine,
+            "in",
+            "Requests",
+            port,
+            peer=security_groups.router,
+        )
+        _add_rule(
+            stack,
+            f"router-to-engine-{port}",
+            security_groups.router,
+            "out",
+            "Requests",
+            port,
+            peer=security_groups.engine,
+        )
     for port in sorted({port for service in serving.engines for port in service.events_ports}):
-        _rule(stack, f"engine-{port}-from-router", made.engine, "in", "Events of the cache", port, peer=made.router)
-        _rule(stack, f"router-to-engine-{port}", made.router, "out", "Events of the cache", port, peer=made.engine)
+        _add_rule(
+            stack,
+            f"engine-{port}-from-router",
+            security_groups.engine,
+            "in",
+            "Events of the cache",
+            port,
+            peer=security_groups.router,
+        )
+        _add_rule(
+            stack,
+            f"router-to-engine-{port}",
+            security_groups.router,
+            "out",
+            "Events of the cache",
+            port,
+            peer=security_groups.engine,
+        )
     if any(needs_peers(service) for service in serving.engines):
         # EFA's own protocol has no number that a rule could name, and NIXL and NCCL take any port.
-        _rule(stack, "engine-from-engine", made.engine, "in", "Caches and ranks of one model", peer=made.engine)
-        _rule(stack, "engine-to-engine", made.engine, "out", "Caches and ranks of one model", peer=made.engine)
-    for kind, group in (("engine", made.engine), ("router", made.router)):
+        _add_rule(
+            stack,
+            "engine-from-engine",
+            security_groups.engine,
+            "in",
+            "Caches and ranks of one model",
+            peer=security_groups.engine,
+        )
+        _add_rule(
+            stack,
+            "engine-to-engine",
+            security_groups.engine,
+            "out",
+            "Caches and ranks of one model",
+            peer=security_groups.engine,
+        )
+    for kind, group in (("engine", security_groups.engine), ("router", security_groups.router)):
         # Endpoints of AWS in the VPC, S3 by its gateway, and registries, whose addresses nobody can list.
-        _rule(stack, f"{kind}-https", group, "out", "HTTPS to AWS and to registries", 443, cidr="0.0.0.0/0")
-    return made
+        _add_rule(stack, f"{kind}-https", group, "out", "HTTPS to AWS and to registries", 443, cidr="0.0.0.0/0")
+    return security_groups
 
 
 def needs_peers(service: Service) -> bool:
@@ -65,7 +121,7 @@ def needs_peers(service: Service) -> bool:
     return bool(service.member or service.own_address or efa)
 
 
-def _rule(
+def _add_rule(
     stack: Any,
     name: str,
     group: Any,
@@ -76,12 +132,12 @@ def _rule(
     peer: Any = None,
     cidr: str | None = None,
 ) -> None:
-    rule = (
+    rule_class = (
         aws.vpc_security_group_ingress_rule.VpcSecurityGroupIngressRule
         if direction == "in"
         else aws.vpc_security_group_egress_rule.VpcSecurityGroupEgressRule
     )
-    rule(
+    rule_class(
         stack,
         name,
         security_group_id=group.id,
@@ -95,12 +151,12 @@ def _rule(
     )
 
 
-def registered(serving: Serving) -> tuple[Service, ...]:
+def select_registered_services(serving: EcsDeployment) -> tuple[Service, ...]:
     """Services that have a DNS name: all that is asked for something, which is not a replica's further machines."""
     return tuple(service for service in serving.services if not (service.member and service.member.rank))
 
 
-def registry(stack: Any, serving: Serving, service: Service, *, namespace_id: str) -> Any:
+def add_discovery_service(stack: Any, serving: EcsDeployment, service: Service, *, namespace_id: str) -> Any:
     """Adds the service's name in the fleet's private DNS namespace: an address for each task.
 
     Without a health check of Cloud Map's: the machines of a replica must find each other before the first answer, and

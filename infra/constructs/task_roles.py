@@ -7,34 +7,34 @@ from typing import Any
 
 from infra.constructs import policy
 from infra.constructs.account import Account
-from infra.constructs.ecs_cluster import exec_log_group
-from infra.constructs.role import role
+from infra.constructs.ecs_cluster import build_exec_log_group_name
+from infra.constructs.role import add_role
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
-from llm_serving.targets.ecs.manifest import Serving
+from llm_serving.targets.ecs.manifest import EcsDeployment
 
 
-def _trust(account: Account) -> str:
+def _build_trust_policy(account: Account) -> str:
     """ECS tasks of this account alone."""
-    return policy.assumed_by(
+    return policy.build_trust_policy(
         "ecs-tasks.amazonaws.com",
-        ArnLike={"aws:SourceArn": account.arn("ecs", "*")},
+        ArnLike={"aws:SourceArn": account.build_arn("ecs", "*")},
         StringEquals={"aws:SourceAccount": account.id},
     )
 
 
-def execution(stack: Any, fleet: Fleet, serving: Serving, *, account: Account, log_group: Any) -> Any:
+def add_execution_role(stack: Any, fleet: Fleet, serving: EcsDeployment, *, account: Account, log_group: Any) -> Any:
     """Adds the role by which ECS pulls images and ships logs.
 
     Source: ECS developer guide, "Amazon ECS task execution IAM role", 2026-11; narrower than AWS's own policy.
     """
-    return role(
+    return add_role(
         stack,
-        names.of_deployment(serving.name, "start"),
+        names.format_deployment_purpose(serving.name, "start"),
         fleet=fleet.name,
         account=account,
         description=f"Starts tasks of {serving.name}",
-        trust=_trust(account),
+        trust=_build_trust_policy(account),
         statements=(
             # AWS takes no resource: it hands out a password for all registries of the account.
             {"Sid": "Login", "Effect": "Allow", "Action": ["ecr:GetAuthorizationToken"], "Resource": "*"},
@@ -42,7 +42,7 @@ def execution(stack: Any, fleet: Fleet, serving: Serving, *, account: Account, l
                 "Sid": "Pull",
                 "Effect": "Allow",
                 "Action": ["ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"],
-                "Resource": account.arn("ecr", f"repository/{fleet.name}/*"),
+                "Resource": account.build_arn("ecr", f"repository/{fleet.name}/*"),
             },
             {
                 "Sid": "Log",
@@ -54,54 +54,69 @@ def execution(stack: Any, fleet: Fleet, serving: Serving, *, account: Account, l
     )
 
 
-def engine(
-    stack: Any, fleet: Fleet, serving: Serving, *, account: Account, metrics: Any, cluster_key: str, storage_key: str
+def add_engine_role(
+    stack: Any,
+    fleet: Fleet,
+    serving: EcsDeployment,
+    *,
+    account: Account,
+    metrics: Any,
+    cluster_key: str,
+    storage_key: str,
 ) -> Any:
     """Adds the role that engines act as: they read their models, write their metrics, and may be looked into."""
-    return role(
+    return add_role(
         stack,
-        names.of_deployment(serving.name, "read"),
+        names.format_deployment_purpose(serving.name, "read"),
         fleet=fleet.name,
         account=account,
         description=f"Engines of {serving.name}: read weights",
-        trust=_trust(account),
+        trust=_build_trust_policy(account),
         statements=(
-            *_reads(serving.reads, account, storage_key),
-            *_watched(fleet, account, metrics, cluster_key),
+            *_build_read_statements(serving.reads, account, storage_key),
+            *_build_monitoring_statements(fleet, account, metrics, cluster_key),
         ),
     )
 
 
-def router(stack: Any, fleet: Fleet, serving: Serving, *, account: Account, metrics: Any, cluster_key: str) -> Any:
+def add_router_role(
+    stack: Any, fleet: Fleet, serving: EcsDeployment, *, account: Account, metrics: Any, cluster_key: str
+) -> Any:
     """Adds the role that the router acts as."""
-    return role(
+    return add_role(
         stack,
-        names.of_deployment(serving.name, "route"),
+        names.format_deployment_purpose(serving.name, "route"),
         fleet=fleet.name,
         account=account,
         description=f"Router of {serving.name}",
-        trust=_trust(account),
-        statements=tuple(_watched(fleet, account, metrics, cluster_key)),
+        trust=_build_trust_policy(account),
+        statements=tuple(_build_monitoring_statements(fleet, account, metrics, cluster_key)),
     )
 
 
-def _reads(places: Sequence[str], account: Account, storage_key: str) -> Iterator[dict[str, Any]]:
-    split = [place.removeprefix("s3://").partition("/") for place in places]
-    objects = sorted({f"arn:{account.partition}:s3:::{bucket}/{prefix.rstrip('/')}/*" for bucket, _, prefix in split})
-    yield {"Sid": "Read", "Effect": "Allow", "Action": ["s3:GetObject"], "Resource": objects}
-    for number, bucket in enumerate(sorted({bucket for bucket, _, _ in split})):
-        below = sorted(prefix.rstrip("/") for of, _, prefix in split if of == bucket)
+def _build_read_statements(uris: Sequence[str], account: Account, storage_key: str) -> Iterator[dict[str, Any]]:
+    locations = [uri.removeprefix("s3://").partition("/") for uri in uris]
+    object_arns = sorted(
+        {f"arn:{account.partition}:s3:::{bucket}/{prefix.rstrip('/')}/*" for bucket, _, prefix in locations}
+    )
+    yield {"Sid": "Read", "Effect": "Allow", "Action": ["s3:GetObject"], "Resource": object_arns}
+    for number, bucket in enumerate(sorted({bucket for bucket, _, _ in locations})):
+        prefixes = sorted(prefix.rstrip("/") for bucket_name, _, prefix in locations if bucket_name == bucket)
         yield {
             "Sid": f"List{number}",
             "Effect": "Allow",
             "Action": ["s3:ListBucket"],
             "Resource": f"arn:{account.partition}:s3:::{bucket}",
-            "Condition": {"StringLike": {"s3:prefix": [text for one in below for text in (one, f"{one}/*")]}},
+            "Condition": {
+                "StringLike": {"s3:prefix": [pattern for path in prefixes for pattern in (path, f"{path}/*")]}
+            },
         }
     yield {"Sid": "Decrypt", "Effect": "Allow", "Action": ["kms:Decrypt"], "Resource": storage_key}
 
 
-def _watched(fleet: Fleet, account: Account, metrics: Any, cluster_key: str) -> Iterator[dict[str, Any]]:
+def _build_monitoring_statements(
+    fleet: Fleet, account: Account, metrics: Any, cluster_key: str
+) -> Iterator[dict[str, Any]]:
     """Metrics, and ECS Exec, whose commands the cluster logs.
 
     Source: ECS developer guide, "Monitor Amazon ECS containers with ECS Exec", 2026-11.
@@ -128,12 +143,12 @@ def _watched(fleet: Fleet, account: Account, metrics: Any, cluster_key: str) -> 
         "Sid": "ExecLogGroups",
         "Effect": "Allow",
         "Action": ["logs:DescribeLogGroups"],
-        "Resource": account.arn("logs", "log-group:*"),
+        "Resource": account.build_arn("logs", "log-group:*"),
     }
     yield {
         "Sid": "ExecLog",
         "Effect": "Allow",
         "Action": ["logs:CreateLogStream", "logs:DescribeLogStreams", "logs:PutLogEvents"],
-        "Resource": account.arn("logs", f"log-group:{exec_log_group(fleet)}:*"),
+        "Resource": account.build_arn("logs", f"log-group:{build_exec_log_group_name(fleet)}:*"),
     }
     yield {"Sid": "ExecKey", "Effect": "Allow", "Action": ["kms:Decrypt"], "Resource": cluster_key}

@@ -9,77 +9,86 @@ from typing import Any
 from infra.bindings import aws
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
-from llm_serving.targets.ecs.manifest import Choice, Service, Serving, choices, name_of
+from llm_serving.targets.ecs.manifest import EcsDeployment, PlacementChoice, Service, format_service_name, list_choices
 
 
 @dataclass(frozen=True)
-class Setting:
+class ServiceContext:
     """What all services of a deployment share."""
 
     fleet: Fleet
-    serving: Serving
+    serving: EcsDeployment
     cluster_arn: str
     subnets: dict[str, str]
     """Private subnet by zone."""
 
-    alarm: str
+    alarm_name: str
     """Name of the alarm that takes a deployment back."""
 
 
-def services(
-    stack: Any, setting: Setting, service: Service, *, definition: Any, group: Any, registry: Any, after: Sequence[Any]
+def add_services(
+    stack: Any,
+    context: ServiceContext,
+    service: Service,
+    *,
+    definition: Any,
+    security_group: Any,
+    registry: Any,
+    dependencies: Sequence[Any],
 ) -> list[Any]:
     """Adds an ECS service for each choice; the first one has the tasks, the others take those that find no machine."""
-    found = choices(setting.fleet, service)
-    made = []
-    for choice in found:
-        one = _service(stack, setting, service, choice, definition, group, registry, after)
+    pool_choices = list_choices(context.fleet, service)
+    ecs_services = []
+    for choice in pool_choices:
+        ecs_service = _add_service(stack, context, service, choice, definition, security_group, registry, dependencies)
         if service.scale or choice.number:
             # Autoscaling and the fallback move it; an apply must not move it back.
-            one.add_override("lifecycle.ignore_changes", ["desired_count"])
-        if len(found) > 1:
-            one.add_override("tags", names.fallback_tags(f"{setting.serving.name}-{service.name}", choice.number))
-        made.append(one)
-    return made
+            ecs_service.add_override("lifecycle.ignore_changes", ["desired_count"])
+        if len(pool_choices) > 1:
+            ecs_service.add_override(
+                "tags", names.build_fallback_tags(f"{context.serving.name}-{service.name}", choice.number)
+            )
+        ecs_services.append(ecs_service)
+    return ecs_services
 
 
-def _service(
+def _add_service(
     stack: Any,
-    setting: Setting,
+    context: ServiceContext,
     service: Service,
-    choice: Choice,
+    choice: PlacementChoice,
     definition: Any,
-    group: Any,
+    security_group: Any,
     registry: Any,
-    after: Sequence[Any],
+    dependencies: Sequence[Any],
 ) -> Any:
     e = aws.ecs_service
-    least, most = _healthy(service)
+    min_percent, max_percent = _compute_healthy_percent(service)
     return e.EcsService(
         stack,
         f"{service.name}-{choice.number}",
-        name=name_of(setting.serving, service, choice),
-        cluster=setting.cluster_arn,
+        name=format_service_name(context.serving, service, choice),
+        cluster=context.cluster_arn,
         task_definition=definition.arn,
-        desired_count=0 if choice.number else service.first,
+        desired_count=0 if choice.number else service.initial_count,
         launch_type=None if choice.providers else "FARGATE",
         capacity_provider_strategy=[
             e.EcsServiceCapacityProviderStrategy(capacity_provider=provider, weight=1) for provider in choice.providers
         ]
         or None,
         deployment_circuit_breaker=e.EcsServiceDeploymentCircuitBreaker(enable=True, rollback=True),
-        deployment_minimum_healthy_percent=least,
-        deployment_maximum_percent=most,
-        alarms=e.EcsServiceAlarms(enable=True, rollback=True, alarm_names=[setting.alarm]),
+        deployment_minimum_healthy_percent=min_percent,
+        deployment_maximum_percent=max_percent,
+        alarms=e.EcsServiceAlarms(enable=True, rollback=True, alarm_names=[context.alarm_name]),
         enable_execute_command=True,
         enable_ecs_managed_tags=True,
         propagate_tags="SERVICE",
         network_configuration=e.EcsServiceNetworkConfiguration(
-            subnets=_subnets(setting, service), security_groups=[group.id], assign_public_ip=False
+            subnets=_select_subnets(context, service), security_groups=[security_group.id], assign_public_ip=False
         ),
         placement_constraints=[
             e.EcsServicePlacementConstraints(type="memberOf", expression=expression)
-            for expression in _constraints(service)
+            for expression in _build_constraints(service)
         ]
         or None,
         # Machines fill up one after the other, so that those that are not needed can go.
@@ -87,32 +96,32 @@ def _service(
         if choice.providers
         else None,
         service_registries=e.EcsServiceServiceRegistries(registry_arn=registry.arn) if registry else None,
-        service_connect_configuration=_connect(setting, service) if service.kind == "router" else None,
-        depends_on=list(after),
+        service_connect_configuration=_build_service_connect(context, service) if service.kind == "router" else None,
+        depends_on=list(dependencies),
     )
 
 
-def _healthy(service: Service) -> tuple[int, int]:
+def _compute_healthy_percent(service: Service) -> tuple[int, int]:
     """Least and most percent of the tasks during a deployment. GPUs are not lent twice: what goes makes room."""
     if service.pool is None or service.unavailable == 0:
         return 100, 200
-    return 100 * max(0, service.count - service.unavailable) // service.first, 100
+    return 100 * max(0, service.count - service.unavailable) // service.initial_count, 100
 
 
-def _subnets(setting: Setting, service: Service) -> list[str]:
-    return [subnet for zone, subnet in setting.subnets.items() if not service.zones or zone in service.zones]
+def _select_subnets(context: ServiceContext, service: Service) -> list[str]:
+    return [subnet for zone, subnet in context.subnets.items() if not service.zones or zone in service.zones]
 
 
-def _constraints(service: Service) -> Iterator[str]:
+def _build_constraints(service: Service) -> Iterator[str]:
     for attribute, values in (("instance-type", service.types), ("availability-zone", service.zones)):
         if values:
             yield f"attribute:ecs.{attribute} in [{', '.join(values)}]"
 
 
-def _connect(setting: Setting, service: Service) -> Any:
+def _build_service_connect(context: ServiceContext, service: Service) -> Any:
     """Clients on the same cluster reach the router by the name that DNS has for all others."""
     e = aws.ecs_service
-    name = f"{setting.serving.name}-{service.name}"
+    name = f"{context.serving.name}-{service.name}"
     return e.EcsServiceServiceConnectConfiguration(
         enabled=True,
         service=[
@@ -120,7 +129,7 @@ def _connect(setting: Setting, service: Service) -> Any:
                 port_name="http",
                 discovery_name=name,
                 client_alias=e.EcsServiceServiceConnectConfigurationServiceClientAlias(
-                    dns_name=f"{name}.{names.namespace(setting.fleet)}", port=service.port
+                    dns_name=f"{name}.{names.format_namespace(context.fleet)}", port=service.port
                 ),
                 # Answers are streamed for as long as they take.
                 timeout=e.EcsServiceServiceConnectConfigurationServiceTimeout(

@@ -6,81 +6,95 @@ from collections.abc import Sequence
 from typing import Any
 
 from infra.constructs import alarm
-from infra.constructs.alarm import reckoned
-from infra.constructs.collector import Stream
-from infra.constructs.task_scaling import metric
+from infra.constructs.alarm import build_expression_query
+from infra.constructs.collector import MetricStream
+from infra.constructs.task_scaling import build_task_metric
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
-from llm_serving.targets.ecs.manifest import Service, Serving
+from llm_serving.targets.ecs.manifest import EcsDeployment, Service
 
-_LEAST_ERRORS = 0.01
+_MIN_ERROR_SHARE = 0.01
 """Share of requests whose failure is nobody's night's sleep."""
 
-_MOST_SLEEPERS = 8
+_MAX_SCALE_TO_ZERO_ROLES = 8
 """An alarm reckons with ten metrics at the most. Models sleep and wake together, so that some speak for all."""
 
-_QUEUE = 16
+_DEFAULT_QUEUE_LIMIT = 16
 """Requests that one replica has waiting, on average, where nothing says how many are too many."""
 
 
-def errors_alarm(serving: Serving, fleet: Fleet) -> str:
+def build_errors_alarm_name(serving: EcsDeployment, fleet: Fleet) -> str:
     """Name of the alarm on failed requests, which takes a deployment back."""
     return f"{fleet.name}-{serving.name}-errors"
 
 
-def errors(stack: Any, fleet: Fleet, serving: Serving, stream: Stream) -> Any:
+def add_errors_alarm(stack: Any, fleet: Fleet, serving: EcsDeployment, stream: MetricStream) -> Any:
     """Adds the alarm on the share of requests that the router answers with an error."""
     router = serving.router
     # What finds no engine at all is an error, and no request of any.
     share = "FILL(errors, 0) / (FILL(requests, 0) + FILL(errors, 0) + 0.001)"
-    sleepers = {f"up{number}": one for number, one in enumerate(serving.sleepers[:_MOST_SLEEPERS])}
-    awake = " AND ".join(f"{up} > 0" for up in sleepers)
-    return alarm.alarm(
+    scale_to_zero_services = {
+        f"up{number}": service
+        for number, service in enumerate(serving.scale_to_zero_services[:_MAX_SCALE_TO_ZERO_ROLES])
+    }
+    awake_condition = " AND ".join(f"{query_id} > 0" for query_id in scale_to_zero_services)
+    return alarm.add_alarm(
         stack,
         "errors-alarm",
         topic=fleet.alarms_to,
-        name=errors_alarm(serving, fleet),
+        name=build_errors_alarm_name(serving, fleet),
         description=f"Requests to {serving.name} fail",
-        threshold=max(serving.errors, _LEAST_ERRORS),
+        threshold=max(serving.errors, _MIN_ERROR_SHARE),
         metric_query=[
-            metric("requests", stream, router, "requests", "Sum"),
-            metric("errors", stream, router, "errors", "Sum"),
-            *(metric(up, stream, one, "up", "Sum") for up, one in sleepers.items()),
+            build_task_metric("requests", stream, router, "requests", "Sum"),
+            build_task_metric("errors", stream, router, "errors", "Sum"),
+            *(
+                build_task_metric(query_id, stream, service, "up", "Sum")
+                for query_id, service in scale_to_zero_services.items()
+            ),
             # Who is refused while a role sleeps wakes it: that is no failure.
-            reckoned("share", f"IF({awake}, {share}, 0)" if awake else share, "Share of requests that failed"),
+            build_expression_query(
+                "share",
+                f"IF({awake_condition}, {share}, 0)" if awake_condition else share,
+                "Share of requests that failed",
+            ),
         ],
     )
 
 
-def queue(stack: Any, fleet: Fleet, serving: Serving, stream: Stream, service: Service) -> None:
+def add_queue_alarm(stack: Any, fleet: Fleet, serving: EcsDeployment, stream: MetricStream, service: Service) -> None:
     """Adds the alarm on requests that wait longer than scaling takes to help."""
-    own = service.scale.target if service.scale and service.scale.metric == "queue" else _QUEUE / 4
-    alarm.alarm(
+    queue_length = (
+        service.scale.target if service.scale and service.scale.metric == "queue" else _DEFAULT_QUEUE_LIMIT / 4
+    )
+    alarm.add_alarm(
         stack,
         f"{service.role}-queue-alarm",
         topic=fleet.alarms_to,
         name=f"{fleet.name}-{serving.name}-{service.role}-queue",
         description=f"Requests wait for {serving.name}'s {service.role}",
-        threshold=4 * own,
+        threshold=4 * queue_length,
         periods=10,
-        metric_query=[metric("queue", stream, service, "queue", "Average", returned=True)],
+        metric_query=[build_task_metric("queue", stream, service, "queue", "Average", returned=True)],
     )
 
 
-def running(stack: Any, fleet: Fleet, serving: Serving, service: Service, ecs_names: Sequence[str]) -> None:
+def add_running_alarm(
+    stack: Any, fleet: Fleet, serving: EcsDeployment, service: Service, ecs_names: Sequence[str]
+) -> None:
     """Adds the alarm on tasks that are missing: they do not start, or are ended for not answering."""
-    each = [
-        alarm.metric(
+    queries = [
+        alarm.build_metric_query(
             f"choice{number}",
             namespace="ECS/ContainerInsights",
             name="RunningTaskCount",
-            dimensions={"ClusterName": names.cluster(fleet), "ServiceName": name},
+            dimensions={"ClusterName": names.format_cluster_name(fleet), "ServiceName": name},
             stat="Minimum",
         )
         for number, name in enumerate(ecs_names)
     ]
     total = " + ".join(f"FILL(choice{number}, 0)" for number in range(len(ecs_names)))
-    alarm.alarm(
+    alarm.add_alarm(
         stack,
         f"{service.name}-running-alarm",
         topic=fleet.alarms_to,
@@ -90,5 +104,5 @@ def running(stack: Any, fleet: Fleet, serving: Serving, service: Service, ecs_na
         comparison="LessThanThreshold",
         periods=15,
         missing="breaching",
-        metric_query=[*each, reckoned("all", total, "Tasks that run")],
+        metric_query=[*queries, build_expression_query("all", total, "Tasks that run")],
     )

@@ -7,8 +7,8 @@ from typing import Any
 
 from infra.bindings import aws
 from infra.constructs.account import Account
-from infra.constructs.expression import expression
-from infra.constructs.security_group import security_group
+from infra.constructs.expression import format_expression
+from infra.constructs.security_group import add_security_group
 from llm_serving.fleet import addresses, endpoints
 from llm_serving.fleet.model import ExistingNetwork, Fleet, NewNetwork
 
@@ -22,7 +22,7 @@ class Network:
     """By zone."""
 
 
-def new(stack: Any, fleet: Fleet, network: NewNetwork, account: Account) -> Network:
+def add_vpc(stack: Any, fleet: Fleet, network: NewNetwork, account: Account) -> Network:
     """Adds a VPC with a private subnet a zone. Nothing in it has a public address but the NAT gateways."""
     vpc = aws.vpc.Vpc(
         stack,
@@ -34,10 +34,10 @@ def new(stack: Any, fleet: Fleet, network: NewNetwork, account: Account) -> Netw
         tags={"Name": fleet.name},
     )
     _close_default_security_group(stack, vpc, fleet.name)
-    subnets = {zone: _private_subnet(stack, fleet, network, vpc, zone) for zone in fleet.zones}
-    tables = {zone: _private_routes(stack, fleet, vpc, zone, subnets[zone]) for zone in fleet.zones}
+    subnets = {zone: _add_private_subnet(stack, fleet, network, vpc, zone) for zone in fleet.zones}
+    tables = {zone: _add_private_routes(stack, fleet, vpc, zone, subnets[zone]) for zone in fleet.zones}
     if network.nat:
-        _way_out(stack, fleet, network, vpc, tables)
+        _add_nat_gateways(stack, fleet, network, vpc, tables)
     aws.vpc_endpoint.VpcEndpoint(
         stack,
         "s3",
@@ -47,7 +47,7 @@ def new(stack: Any, fleet: Fleet, network: NewNetwork, account: Account) -> Netw
         route_table_ids=[table.id for table in tables.values()],
         tags={"Name": f"{fleet.name}-s3"},
     )
-    _interface_endpoints(stack, fleet, vpc, [subnet.id for subnet in subnets.values()], account)
+    _add_interface_endpoints(stack, fleet, vpc, [subnet.id for subnet in subnets.values()], account)
     return Network(vpc.id, {zone: subnet.id for zone, subnet in subnets.items()})
 
 
@@ -61,24 +61,24 @@ def _close_default_security_group(stack: Any, vpc: Any, name: str) -> None:
     group.add_override("egress", [])
 
 
-def _private_subnet(stack: Any, fleet: Fleet, network: NewNetwork, vpc: Any, zone: str) -> Any:
+def _add_private_subnet(stack: Any, fleet: Fleet, network: NewNetwork, vpc: Any, zone: str) -> Any:
     return aws.subnet.Subnet(
         stack,
         f"private-{zone}",
         vpc_id=vpc.id,
         availability_zone=zone,
-        cidr_block=addresses.private(network.cidr, zone),
+        cidr_block=addresses.compute_private_cidr(network.cidr, zone),
         map_public_ip_on_launch=False,
-        tags={"Name": f"{fleet.name}-private-{zone}", **_internal_load_balancers(fleet)},
+        tags={"Name": f"{fleet.name}-private-{zone}", **_build_load_balancer_tags(fleet)},
     )
 
 
-def _internal_load_balancers(fleet: Fleet) -> dict[str, str]:
+def _build_load_balancer_tags(fleet: Fleet) -> dict[str, str]:
     """The tag by which the AWS load balancer controller finds subnets for internal load balancers."""
     return {} if fleet.orchestrator == "ecs" else {"kubernetes.io/role/internal-elb": "1"}
 
 
-def _private_routes(stack: Any, fleet: Fleet, vpc: Any, zone: str, subnet: Any) -> Any:
+def _add_private_routes(stack: Any, fleet: Fleet, vpc: Any, zone: str, subnet: Any) -> Any:
     table = aws.route_table.RouteTable(
         stack, f"private-{zone}-routes", vpc_id=vpc.id, tags={"Name": f"{fleet.name}-private-{zone}"}
     )
@@ -88,7 +88,7 @@ def _private_routes(stack: Any, fleet: Fleet, vpc: Any, zone: str, subnet: Any) 
     return table
 
 
-def _way_out(stack: Any, fleet: Fleet, network: NewNetwork, vpc: Any, tables: dict[str, Any]) -> None:
+def _add_nat_gateways(stack: Any, fleet: Fleet, network: NewNetwork, vpc: Any, tables: dict[str, Any]) -> None:
     """Public subnets with one NAT gateway a zone: a zone that is lost takes no other zone's way out with it."""
     gateway = aws.internet_gateway.InternetGateway(stack, "internet", vpc_id=vpc.id, tags={"Name": fleet.name})
     public = aws.route_table.RouteTable(stack, "public-routes", vpc_id=vpc.id, tags={"Name": f"{fleet.name}-public"})
@@ -101,7 +101,7 @@ def _way_out(stack: Any, fleet: Fleet, network: NewNetwork, vpc: Any, tables: di
             f"public-{zone}",
             vpc_id=vpc.id,
             availability_zone=zone,
-            cidr_block=addresses.public(network.cidr, zone),
+            cidr_block=addresses.compute_public_cidr(network.cidr, zone),
             map_public_ip_on_launch=False,
             tags={"Name": f"{fleet.name}-public-{zone}"},
         )
@@ -126,8 +126,8 @@ def _way_out(stack: Any, fleet: Fleet, network: NewNetwork, vpc: Any, tables: di
         )
 
 
-def _interface_endpoints(stack: Any, fleet: Fleet, vpc: Any, subnet_ids: list[str], account: Account) -> None:
-    group = security_group(
+def _add_interface_endpoints(stack: Any, fleet: Fleet, vpc: Any, subnet_ids: list[str], account: Account) -> None:
+    group = add_security_group(
         stack,
         "endpoints",
         name=f"{fleet.name}-endpoints",
@@ -145,7 +145,7 @@ def _interface_endpoints(stack: Any, fleet: Fleet, vpc: Any, subnet_ids: list[st
         to_port=443,
         tags={"Name": f"{fleet.name}-endpoints-https"},
     )
-    for row in endpoints.needed(fleet.orchestrator):
+    for row in endpoints.list_required(fleet.orchestrator):
         aws.vpc_endpoint.VpcEndpoint(
             stack,
             row.service.replace(".", "-"),
@@ -159,7 +159,7 @@ def _interface_endpoints(stack: Any, fleet: Fleet, vpc: Any, subnet_ids: list[st
         )
 
 
-def existing(stack: Any, fleet: Fleet, network: ExistingNetwork) -> Network:
+def find_existing_vpc(stack: Any, fleet: Fleet, network: ExistingNetwork) -> Network:
     """Reads a VPC that is there; adds nothing to it.
 
     Its owner provides the endpoints too, the S3 gateway endpoint above all: a second interface endpoint for a service
@@ -169,27 +169,27 @@ def existing(stack: Any, fleet: Fleet, network: ExistingNetwork) -> Network:
     subnets = {}
     for zone, subnet_id in zip(fleet.zones, network.private_subnets, strict=True):
         subnet = aws.data_aws_subnet.DataAwsSubnet(stack, f"private-{zone}", id=subnet_id)
-        _expect(subnet, zone, subnet_id)
+        _add_postconditions(subnet, zone, subnet_id)
         subnets[zone] = subnet.id
     return Network(vpc.id, subnets)
 
 
-def _expect(subnet: Any, zone: str, subnet_id: str) -> None:
+def _add_postconditions(subnet: Any, zone: str, subnet_id: str) -> None:
     """Terraform itself says when a subnet is not what the fleet file takes it for."""
     subnet.add_override(
         "lifecycle",
         {
             "postcondition": [
                 {
-                    "condition": expression(f'self.availability_zone == "{zone}"'),
+                    "condition": format_expression(f'self.availability_zone == "{zone}"'),
                     "error_message": f"{subnet_id} is not in {zone}. Write private_subnets in the order of zones.",
                 },
                 {
-                    "condition": expression("self.vpc_id == data.aws_vpc.vpc.id"),
+                    "condition": format_expression("self.vpc_id == data.aws_vpc.vpc.id"),
                     "error_message": f"{subnet_id} is not in the fleet's VPC. Write private subnets of that VPC.",
                 },
                 {
-                    "condition": expression("!self.map_public_ip_on_launch"),
+                    "condition": format_expression("!self.map_public_ip_on_launch"),
                     "error_message": f"{subnet_id} gives public addresses. Write a private subnet.",
                 },
             ]

@@ -29,7 +29,7 @@ from typing import Any
 import boto3
 from botocore.exceptions import ClientError
 
-PATIENCE = datetime.timedelta(minutes=10)
+MACHINE_TIMEOUT = datetime.timedelta(minutes=10)
 """Wait for a machine after which it is taken for not coming, where no failed launch says so earlier.
 
 A machine that comes takes about five minutes: a minute until managed scaling asks, the start, the agent's registration.
@@ -41,13 +41,13 @@ class Choice:
     """One service of a role: a place in its order of preference."""
 
     arn: str
-    wanted: int
+    desired_count: int
     """Its desired count."""
 
-    stuck: int
+    stuck_count: int
     """Tasks for which no machine comes."""
 
-    serving: int
+    serving_count: int
 
 
 def handler(event: Mapping[str, Any], _context: Any = None) -> list[dict[str, Any]]:
@@ -58,83 +58,85 @@ def handler(event: Mapping[str, Any], _context: Any = None) -> list[dict[str, An
     """
     ecs = boto3.client("ecs")
     now = datetime.datetime.now(datetime.UTC)
-    failed = f"cp-{event['failed_group']}" if event.get("failed_group") else None
+    failed_provider = f"cp-{event['failed_group']}" if event.get("failed_group") else None
     changed: list[dict[str, Any]] = []
-    refused: ClientError | None = None
-    for services in _roles(ecs, event["cluster"]):
+    failure: ClientError | None = None
+    for services in _list_role_services(ecs, event["cluster"]):
         try:
-            changed += _move(ecs, event["cluster"], services, failed, now)
+            changed += _move_tasks(ecs, event["cluster"], services, failed_provider, now)
         except ClientError as error:
-            refused = error
-    if refused:
-        raise refused
+            failure = error
+    if failure:
+        raise failure
     return changed
 
 
-def counts(choices: Sequence[Choice]) -> list[int]:
+def compute_counts(choices: Sequence[Choice]) -> list[int]:
     """Desired counts of a role's services, in order.
 
     A choice has no more than the one before it lacks; it grows by what is stuck there, and shrinks as that one serves.
     """
-    made = [choices[0].wanted]
-    for before, after in itertools.pairwise(choices):
-        lacking = max(0, made[-1] - before.serving)
-        made.append(min(lacking, max(before.stuck, after.wanted)))
-    return made
+    desired_counts = [choices[0].desired_count]
+    for previous, following in itertools.pairwise(choices):
+        missing = max(0, desired_counts[-1] - previous.serving_count)
+        desired_counts.append(min(missing, max(previous.stuck_count, following.desired_count)))
+    return desired_counts
 
 
-def _roles(ecs: Any, cluster: str) -> Iterator[list[dict[str, Any]]]:
+def _list_role_services(ecs: Any, cluster: str) -> Iterator[list[dict[str, Any]]]:
     """Services of each role that can fall back, in order of preference."""
     arns = [arn for page in ecs.get_paginator("list_services").paginate(cluster=cluster) for arn in page["serviceArns"]]
-    found: dict[str, dict[int, dict[str, Any]]] = {}
-    for some in _batches(arns, 10):
-        for service in ecs.describe_services(cluster=cluster, services=some, include=["TAGS"])["services"]:
+    services_by_role: dict[str, dict[int, dict[str, Any]]] = {}
+    for batch in _split_batches(arns, 10):
+        for service in ecs.describe_services(cluster=cluster, services=batch, include=["TAGS"])["services"]:
             tags = {tag["key"]: tag["value"] for tag in service.get("tags", [])}
             if service["status"] == "ACTIVE" and "fallback" in tags:
-                found.setdefault(tags["fallback"], {})[int(tags["choice"])] = service
-    for by_choice in found.values():
+                services_by_role.setdefault(tags["fallback"], {})[int(tags["choice"])] = service
+    for services_by_choice in services_by_role.values():
         # Without its first choice nobody says how many are wanted: it is being made, or taken away.
-        if 0 in by_choice and len(by_choice) > 1:
-            yield [by_choice[choice] for choice in sorted(by_choice)]
+        if 0 in services_by_choice and len(services_by_choice) > 1:
+            yield [services_by_choice[choice] for choice in sorted(services_by_choice)]
 
 
-def _move(
-    ecs: Any, cluster: str, services: Sequence[dict[str, Any]], failed: str | None, now: datetime.datetime
+def _move_tasks(
+    ecs: Any, cluster: str, services: Sequence[dict[str, Any]], failed_provider: str | None, now: datetime.datetime
 ) -> Iterator[dict[str, Any]]:
-    choices = [_choice(ecs, cluster, service, failed, now) for service in services]
-    for choice, count in zip(choices, counts(choices), strict=True):
-        if count != choice.wanted:
+    choices = [_read_choice(ecs, cluster, service, failed_provider, now) for service in services]
+    for choice, count in zip(choices, compute_counts(choices), strict=True):
+        if count != choice.desired_count:
             ecs.update_service(cluster=cluster, service=choice.arn, desiredCount=count)
-            change = {"service": choice.arn, "from": choice.wanted, "to": count}
+            change = {"service": choice.arn, "from": choice.desired_count, "to": count}
             print(json.dumps(change))
             yield change
 
 
-def _choice(ecs: Any, cluster: str, service: dict[str, Any], failed: str | None, now: datetime.datetime) -> Choice:
-    tasks = list(_tasks(ecs, cluster, service["serviceName"]))
+def _read_choice(
+    ecs: Any, cluster: str, service: dict[str, Any], failed_provider: str | None, now: datetime.datetime
+) -> Choice:
+    tasks = list(_list_tasks(ecs, cluster, service["serviceName"]))
     return Choice(
         arn=service["serviceArn"],
-        wanted=service["desiredCount"],
-        stuck=sum(_stuck(task, failed, now) for task in tasks),
-        serving=sum(_serves(ecs, task) for task in tasks),
+        desired_count=service["desiredCount"],
+        stuck_count=sum(_is_stuck(task, failed_provider, now) for task in tasks),
+        serving_count=sum(_is_serving(ecs, task) for task in tasks),
     )
 
 
-def _tasks(ecs: Any, cluster: str, service: str) -> Iterator[dict[str, Any]]:
+def _list_tasks(ecs: Any, cluster: str, service: str) -> Iterator[dict[str, Any]]:
     pages = ecs.get_paginator("list_tasks").paginate(cluster=cluster, serviceName=service)
     arns = [arn for page in pages for arn in page["taskArns"]]
-    for some in _batches(arns, 100):
-        yield from ecs.describe_tasks(cluster=cluster, tasks=some)["tasks"]
+    for batch in _split_batches(arns, 100):
+        yield from ecs.describe_tasks(cluster=cluster, tasks=batch)["tasks"]
 
 
-def _stuck(task: Mapping[str, Any], failed: str | None, now: datetime.datetime) -> bool:
+def _is_stuck(task: Mapping[str, Any], failed_provider: str | None, now: datetime.datetime) -> bool:
     """Whether a task waits for a machine, and none comes."""
     if task["lastStatus"] != "PROVISIONING":
         return False
-    return task.get("capacityProviderName") == failed or now - task["createdAt"] > PATIENCE
+    return task.get("capacityProviderName") == failed_provider or now - task["createdAt"] > MACHINE_TIMEOUT
 
 
-def _serves(ecs: Any, task: Mapping[str, Any]) -> bool:
+def _is_serving(ecs: Any, task: Mapping[str, Any]) -> bool:
     """Whether a task runs, and is healthy where its containers say how to tell: loading a model takes minutes."""
     if task["lastStatus"] != "RUNNING":
         return False
@@ -148,6 +150,6 @@ def _has_health_check(ecs: Any, definition: str) -> bool:
     return any("healthCheck" in container for container in containers)
 
 
-def _batches(items: Sequence[str], size: int) -> Iterator[list[str]]:
+def _split_batches(items: Sequence[str], size: int) -> Iterator[list[str]]:
     for first in range(0, len(items), size):
         yield list(items[first : first + size])

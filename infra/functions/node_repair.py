@@ -17,10 +17,10 @@ import boto3
 def handler(event: Mapping[str, Any], _context: Any = None) -> dict[str, Any]:
     """Sets the cap; returns it, and whether it was changed. Called again it changes nothing."""
     eks = boto3.client("eks")
-    named = {"clusterName": event["cluster"], "nodegroupName": event["group"]}
-    now = eks.describe_nodegroup(**named)["nodegroup"].get("nodeRepairConfig", {})
-    changed = now != event["repair"]
+    identifiers = {"clusterName": event["cluster"], "nodegroupName": event["group"]}
+    current = eks.describe_nodegroup(**identifiers)["nodegroup"].get("nodeRepairConfig", {})
+    changed = current != event["repair"]
     if changed:
-        eks.update_nodegroup_config(**named, nodeRepairConfig=event["repair"])
-        eks.get_waiter("nodegroup_active").wait(**named, WaiterConfig={"Delay": 5, "MaxAttempts": 10})
+        eks.update_nodegroup_config(**identifiers, nodeRepairConfig=event["repair"])
+        eks.get_waiter("nodegroup_active").wait(**identifiers, WaiterConfig={"Delay": 5, "MaxAttempts": 10})
     return {"group": event["group"], "repair": event["repair"], "changed": changed}

@@ -6,9 +6,9 @@ from itertools import groupby
 from typing import Any
 
 from infra.constructs import capacity_providers, container_instances, ecs_cluster, ecs_fallback, network
-from infra.constructs.account import account
-from infra.constructs.efa_group import efa_group
-from infra.stacks import stack as stacks
+from infra.constructs.account import read_account
+from infra.constructs.efa_group import add_efa_group
+from infra.stacks import stack as base
 from llm_serving.catalog import instances
 from llm_serving.fleet import groups
 from llm_serving.fleet.groups import Group
@@ -23,42 +23,44 @@ def add(app: Any, document: Document[Fleet]) -> None:
     (by pool, by service in the order to fall back in: capacity providers with their weights).
     """
     fleet, catalogue = document.value, instances.load()
-    stack = stacks.new(app, NAME, document)
-    here, where = account(stack, fleet), network.found(stack, fleet)
-    made = [group for group in groups.groups(fleet, catalogue) if group.orchestrator == "ecs"]
-    pools = {pool: list(of_pool) for pool, of_pool in groupby(made, key=lambda group: group.pool)}
-    cluster = ecs_cluster.cluster(stack, fleet, account=here, functions=[ecs_fallback.NAME])
-    peers = ecs_cluster.peers(stack, fleet, vpc_id=where.vpc_id)
-    place = capacity_providers.Place(
+    stack = base.create_stack(app, NAME, document)
+    account, fleet_network = read_account(stack, fleet), network.find_network(stack, fleet)
+    machine_groups = [group for group in groups.resolve_all(fleet, catalogue) if group.orchestrator == "ecs"]
+    pools = {pool: list(pool_groups) for pool, pool_groups in groupby(machine_groups, key=lambda group: group.pool)}
+    cluster = ecs_cluster.add_cluster(stack, fleet, account=account, functions=[ecs_fallback.NAME])
+    peers_namespace = ecs_cluster.add_peers_namespace(stack, fleet, vpc_id=fleet_network.vpc_id)
+    context = capacity_providers.CapacityProviderContext(
         fleet=fleet,
-        account=here,
+        account=account,
         cluster=cluster.resource,
-        profile=container_instances.profile(stack, fleet, account=here),
-        subnets=where.private_subnets,
-        security_group_id=container_instances.security_group(stack, fleet, vpc_id=where.vpc_id).id,
+        instance_profile=container_instances.add_instance_profile(stack, fleet, account=account),
+        subnets=fleet_network.private_subnets,
+        security_group_id=container_instances.add_security_group(stack, fleet, vpc_id=fleet_network.vpc_id).id,
         efa_group=(
-            efa_group(stack, fleet=fleet.name, vpc_id=where.vpc_id) if any(group.efa for group in made) else None
+            add_efa_group(stack, fleet=fleet.name, vpc_id=fleet_network.vpc_id)
+            if any(group.efa for group in machine_groups)
+            else None
         ),
     )
-    providers = [capacity_providers.capacity_provider(stack, place, group) for group in made]
+    providers = [capacity_providers.add_capacity_provider(stack, context, group) for group in machine_groups]
     if pools:
-        capacity_providers.associate(stack, place, list(pools.values()), providers)
-    if any(len(groups.strategies(of_pool)) > 1 for of_pool in pools.values()):
-        ecs_fallback.fallback(stack, fleet, key=cluster.key, account=here)
-    stacks.output(stack, "cluster_name", cluster.resource.name, "The cluster")
-    stacks.output(
+        capacity_providers.add_association(stack, context, list(pools.values()), providers)
+    if any(len(groups.group_by_choice(pool_groups)) > 1 for pool_groups in pools.values()):
+        ecs_fallback.add_fallback(stack, fleet, key=cluster.key, account=account)
+    base.add_output(stack, "cluster_name", cluster.resource.name, "The cluster")
+    base.add_output(
         stack,
         "namespaces",
-        {"service_connect": cluster.resource.service_connect_defaults.namespace, "peers": peers.id},
+        {"service_connect": cluster.resource.service_connect_defaults.namespace, "peers": peers_namespace.id},
         "Cloud Map namespaces: the cluster's default, by ARN, and the private DNS one, by id",
     )
-    strategies = {pool: _strategies(fleet, of_pool) for pool, of_pool in pools.items()}
-    stacks.output(stack, "strategies", strategies, "Capacity provider strategies, one a choice, by pool")
+    strategies = {pool: _build_strategies(fleet, pool_groups) for pool, pool_groups in pools.items()}
+    base.add_output(stack, "strategies", strategies, "Capacity provider strategies, one a choice, by pool")
 
 
-def _strategies(fleet: Fleet, pool: list[Group]) -> list[list[dict[str, Any]]]:
+def _build_strategies(fleet: Fleet, pool_groups: list[Group]) -> list[list[dict[str, Any]]]:
     """One strategy for each choice, of the service that takes its tasks there."""
     return [
-        [{"capacity_provider": groups.provider_name(fleet, group), "weight": 1} for group in peers]
-        for peers in groups.strategies(pool)
+        [{"capacity_provider": groups.format_provider_name(fleet, group), "weight": 1} for group in choice_groups]
+        for choice_groups in groups.group_by_choice(pool_groups)
     ]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from infra.constructs import controllers, eks_add_ons, eks_cluster, model_reader, network, node_groups, node_repair
-from infra.constructs.account import account
-from infra.constructs.capacity import capacity
-from infra.constructs.efa_group import efa_group
-from infra.constructs.karpenter import karpenter
-from infra.constructs.role import rights
-from infra.stacks import stack as stacks
+from infra.constructs.account import read_account
+from infra.constructs.capacity import add_capacity
+from infra.constructs.efa_group import add_efa_group
+from infra.constructs.karpenter import add_karpenter
+from infra.constructs.role import list_policies
+from infra.stacks import stack as base
 from llm_serving.catalog import eks, instances
 from llm_serving.fleet import groups
 from llm_serving.fleet.model import Fleet
@@ -24,51 +24,58 @@ def add(app: Any, document: Document[Fleet]) -> None:
     node_groups (names).
     """
     fleet, catalogue = document.value, instances.load()
-    stack = stacks.new(app, NAME, document)
-    here, where = account(stack, fleet), network.found(stack, fleet)
-    pools = [group for group in groups.groups(fleet, catalogue) if group.orchestrator == "eks"]
-    cluster = eks_cluster.cluster(
+    stack = base.create_stack(app, NAME, document)
+    account, fleet_network = read_account(stack, fleet), network.find_network(stack, fleet)
+    machine_groups = [group for group in groups.resolve_all(fleet, catalogue) if group.orchestrator == "eks"]
+    cluster = eks_cluster.add_cluster(
         stack,
         fleet,
-        subnet_ids=list(where.private_subnets.values()),
-        account=here,
+        subnet_ids=list(fleet_network.private_subnets.values()),
+        account=account,
         functions=[node_repair.NAME],
     )
-    efa = efa_group(stack, fleet=fleet.name, vpc_id=where.vpc_id) if any(group.efa for group in pools) else None
-    place = node_groups.Place(
+    efa = (
+        add_efa_group(stack, fleet=fleet.name, vpc_id=fleet_network.vpc_id)
+        if any(group.efa for group in machine_groups)
+        else None
+    )
+    context = node_groups.NodeGroupContext(
         fleet=fleet,
-        account=here,
+        account=account,
         cluster=cluster.resource,
         security_group_id=cluster.resource.vpc_config.cluster_security_group_id,
-        node_role=node_groups.node_role(stack, "node", fleet, here),
-        subnets=where.private_subnets,
+        node_role=node_groups.add_node_role(stack, "node", fleet, account),
+        subnets=fleet_network.private_subnets,
         efa_group=efa,
-        before=[
-            *eks_add_ons.add(stack, fleet, cluster=cluster.resource, account=here, system=None),
-            *rights(stack, "node"),
+        dependencies=[
+            *eks_add_ons.add(stack, fleet, cluster=cluster.resource, account=account, system=None),
+            *list_policies(stack, "node"),
         ],
     )
-    first = node_groups.system(fleet, catalogue)
-    system = node_groups.node_group(stack, place, first)
-    eks_add_ons.add(stack, fleet, cluster=cluster.resource, account=here, system=system)
-    kept = [group for group in pools if group.kind == "node-group"]
-    made = [(first, system), *((group, node_groups.node_group(stack, place, group)) for group in kept)]
-    node_repair.capped(stack, fleet, made, key=cluster.key, account=here)
-    started = [group for group in pools if group.kind == "karpenter"]
-    if started:
-        karpenter(stack, fleet, cluster=cluster.resource, encryption=cluster.key, account=here)
-    for group in started:
-        capacity(stack, fleet, group, account=here)
-    controllers.load_balancers(stack, fleet, cluster=cluster.resource, account=here)
-    controllers.autoscaler(stack, fleet, cluster=cluster.resource, account=here)
-    model_reader.serving_identity(stack, fleet, cluster=cluster.resource, account=here)
-    _outputs(stack, fleet, cluster.resource, [group.name for group in kept])
+    system_group = node_groups.build_system_group(fleet, catalogue)
+    system_node_group = node_groups.add_node_group(stack, context, system_group)
+    eks_add_ons.add(stack, fleet, cluster=cluster.resource, account=account, system=system_node_group)
+    managed_groups = [group for group in machine_groups if group.kind == "node-group"]
+    groups_with_resources = [
+        (system_group, system_node_group),
+        *((group, node_groups.add_node_group(stack, context, group)) for group in managed_groups),
+    ]
+    node_repair.add_repair_caps(stack, fleet, groups_with_resources, key=cluster.key, account=account)
+    karpenter_groups = [group for group in machine_groups if group.kind == "karpenter"]
+    if karpenter_groups:
+        add_karpenter(stack, fleet, cluster=cluster.resource, kms_key=cluster.key, account=account)
+    for group in karpenter_groups:
+        add_capacity(stack, fleet, group, account=account)
+    controllers.add_load_balancer_role(stack, fleet, cluster=cluster.resource, account=account)
+    controllers.add_autoscaler_role(stack, fleet, cluster=cluster.resource, account=account)
+    model_reader.add_engine_role(stack, fleet, cluster=cluster.resource, account=account)
+    _add_outputs(stack, fleet, cluster.resource, [group.name for group in managed_groups])
 
 
-def _outputs(stack: Any, fleet: Fleet, cluster: Any, kept: list[str]) -> None:
-    end = eks.END_OF_STANDARD_SUPPORT[fleet.eks.version].isoformat()
-    stacks.output(stack, "cluster_name", cluster.name, "The cluster")
-    stacks.output(stack, "cluster_endpoint", cluster.endpoint, "Where its API answers")
-    stacks.output(stack, "kubernetes_version", fleet.eks.version, "Kubernetes version")
-    stacks.output(stack, "end_of_standard_support", end, "Day from which the version costs more")
-    stacks.output(stack, "node_groups", ["system", *kept], "Managed node groups")
+def _add_outputs(stack: Any, fleet: Fleet, cluster: Any, group_names: list[str]) -> None:
+    end_of_support = eks.END_OF_STANDARD_SUPPORT[fleet.eks.version].isoformat()
+    base.add_output(stack, "cluster_name", cluster.name, "The cluster")
+    base.add_output(stack, "cluster_endpoint", cluster.endpoint, "Where its API answers")
+    base.add_output(stack, "kubernetes_version", fleet.eks.version, "Kubernetes version")
+    base.add_output(stack, "end_of_standard_support", end_of_support, "Day from which the version costs more")
+    base.add_output(stack, "node_groups", ["system", *group_names], "Managed node groups")

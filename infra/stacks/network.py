@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from infra.constructs import vpc
-from infra.constructs.account import account
-from infra.constructs.flow_logs import flow_logs
-from infra.stacks import stack as stacks
+from infra.constructs.account import read_account
+from infra.constructs.flow_logs import add_flow_logs
+from infra.stacks import stack as base
 from llm_serving.fleet.model import ExistingNetwork, Fleet
 from llm_serving.settings.document import Document
 
@@ -17,12 +17,14 @@ NAME = "network"
 def add(app: Any, document: Document[Fleet]) -> None:
     """Adds the stack to the app. Outputs: vpc_id, private_subnet_ids (by zone)."""
     fleet = document.value
-    stack = stacks.new(app, NAME, document)
+    stack = base.create_stack(app, NAME, document)
     if isinstance(fleet.network, ExistingNetwork):
-        network = vpc.existing(stack, fleet, fleet.network)
+        network = vpc.find_existing_vpc(stack, fleet, fleet.network)
     else:
-        here = account(stack, fleet)
-        network = vpc.new(stack, fleet, fleet.network, here)
-        flow_logs(stack, fleet=fleet.name, vpc_id=network.vpc_id, kept_s=fleet.network.flow_logs, account=here)
-    stacks.output(stack, "vpc_id", network.vpc_id, "The fleet's VPC")
-    stacks.output(stack, "private_subnet_ids", network.private_subnets, "Private subnets by zone")
+        account = read_account(stack, fleet)
+        network = vpc.add_vpc(stack, fleet, fleet.network, account)
+        add_flow_logs(
+            stack, fleet=fleet.name, vpc_id=network.vpc_id, retention_s=fleet.network.flow_logs, account=account
+        )
+    base.add_output(stack, "vpc_id", network.vpc_id, "The fleet's VPC")
+    base.add_output(stack, "private_subnet_ids", network.private_subnets, "Private subnets by zone")

@@ -6,136 +6,153 @@ from typing import Any
 
 from infra.bindings import aws
 from infra.constructs import network, role, task, task_network, task_roles, task_scaling, task_service, task_watch
-from infra.constructs.account import Account, account
-from infra.constructs.collector import Stream
-from infra.constructs.key import for_log_group, key
-from infra.stacks import stack as stacks
+from infra.constructs.account import Account, read_account
+from infra.constructs.collector import MetricStream
+from infra.constructs.key import add_key, build_log_group_grant
+from infra.stacks import stack as base
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import Document
-from llm_serving.targets.ecs.manifest import Service, Serving, choices, log_group, name_of
+from llm_serving.targets.ecs.manifest import EcsDeployment, Service, format_log_group, format_service_name, list_choices
 
-_LOGS_KEPT_DAYS = 90
+_LOG_RETENTION_DAYS = 90
 
 
-def stack_of(deployment: str) -> str:
+def build_stack_name(deployment: str) -> str:
     """Name of the stack."""
     return f"serving-{deployment}"
 
 
-def add(app: Any, document: Document[Fleet], serving: Serving) -> None:
+def add(app: Any, document: Document[Fleet], serving: EcsDeployment) -> None:
     """Adds the stack to the app; the stacks ecs and storage must be applied before.
 
     Outputs: url, log_group, services (names of the ECS services, by role), definitions (task definitions, by service),
     ask (what runs the question that proves an answer).
     """
     fleet = document.value
-    stack = stacks.new(app, stack_of(serving.name), document)
-    here, where = account(stack, fleet), network.found(stack, fleet)
-    vpc = aws.data_aws_vpc.DataAwsVpc(stack, "range", id=where.vpc_id)
+    stack = base.create_stack(app, build_stack_name(serving.name), document)
+    account, fleet_network = read_account(stack, fleet), network.find_network(stack, fleet)
+    vpc = aws.data_aws_vpc.DataAwsVpc(stack, "range", id=fleet_network.vpc_id)
     namespace = aws.data_aws_service_discovery_dns_namespace.DataAwsServiceDiscoveryDnsNamespace(
-        stack, "peers", name=names.namespace(fleet), type="DNS_PRIVATE"
+        stack, "peers", name=names.format_namespace(fleet), type="DNS_PRIVATE"
     )
-    logs, stream = _logs(stack, fleet, serving, here)
-    roles = _roles(stack, fleet, serving, here, logs)
-    doors = task_network.doors(stack, fleet, serving, vpc_id=where.vpc_id, vpc_cidr=vpc.cidr_block)
-    alarm = task_watch.errors(stack, fleet, serving, stream)
+    logs, stream = _add_logs(stack, fleet, serving, account)
+    roles = _add_roles(stack, fleet, serving, account, logs)
+    security_groups = task_network.add_security_groups(
+        stack, fleet, serving, vpc_id=fleet_network.vpc_id, vpc_cidr=vpc.cidr_block
+    )
+    errors_alarm = task_watch.add_errors_alarm(stack, fleet, serving, stream)
     registries = {
-        one.name: task_network.registry(stack, serving, one, namespace_id=namespace.id)
-        for one in task_network.registered(serving)
+        entry.name: task_network.add_discovery_service(stack, serving, entry, namespace_id=namespace.id)
+        for entry in task_network.select_registered_services(serving)
     }
-    setting = task_service.Setting(
+    context = task_service.ServiceContext(
         fleet=fleet,
         serving=serving,
-        cluster_arn=here.arn("ecs", f"cluster/{names.cluster(fleet)}"),
-        subnets=dict(where.private_subnets),
-        alarm=alarm.alarm_name,
+        cluster_arn=account.build_arn("ecs", f"cluster/{names.format_cluster_name(fleet)}"),
+        subnets=dict(fleet_network.private_subnets),
+        alarm_name=errors_alarm.alarm_name,
     )
-    made: dict[str, list[str]] = {}
+    service_names: dict[str, list[str]] = {}
     definitions: dict[str, str] = {}
-    written = task.Logs(log_group(fleet, serving.name), fleet.region)
+    log_destination = task.LogDestination(format_log_group(fleet, serving.name), fleet.region)
     for service in serving.services:
-        definition = task.definition(
+        definition = task.add_definition(
             stack,
             service,
             family=f"{fleet.name}-{serving.name}-{service.name}",
             roles=roles[service.kind],
-            logs=written,
+            logs=log_destination,
             stream=stream,
         )
-        ecs_services = task_service.services(
+        ecs_services = task_service.add_services(
             stack,
-            setting,
+            context,
             service,
             definition=definition,
-            group=doors.of(service),
+            security_group=security_groups.select_group(service),
             registry=registries.get(service.name),
-            after=[alarm, *logs, *roles[service.kind].rights],
+            dependencies=[errors_alarm, *logs, *roles[service.kind].policies],
         )
-        _watch(stack, fleet, serving, service, stream, ecs_services)
+        _add_monitoring(stack, fleet, serving, service, stream, ecs_services)
         definitions[service.name] = definition.arn
-        made.setdefault(service.role, []).extend(one.name for one in ecs_services)
-    url = f"http://{serving.name}-{serving.router.name}.{names.namespace(fleet)}:{serving.router.port}"
+        service_names.setdefault(service.role, []).extend(entry.name for entry in ecs_services)
+    url = f"http://{serving.name}-{serving.router.name}.{names.format_namespace(fleet)}:{serving.router.port}"
     family = f"{fleet.name}-{serving.name}-ask"
-    ask = task.asking(stack, serving.router, family=family, url=url, roles=roles["router"], logs=written)
-    stacks.output(stack, "url", url, "Base URL for clients in the VPC")
-    stacks.output(stack, "log_group", written.group, "Log group of all tasks; streams begin with the role")
-    stacks.output(stack, "services", made, "Names of the ECS services, by role, in the order to fall back in")
-    stacks.output(stack, "definitions", definitions, "Task definitions, by service: what runs unless ECS went back")
-    stacks.output(
+    test_request = task.add_test_request_definition(
+        stack, serving.router, family=family, url=url, roles=roles["router"], logs=log_destination
+    )
+    base.add_output(stack, "url", url, "Base URL for clients in the VPC")
+    base.add_output(stack, "log_group", log_destination.group, "Log group of all tasks; streams begin with the role")
+    base.add_output(
+        stack, "services", service_names, "Names of the ECS services, by role, in the order to fall back in"
+    )
+    base.add_output(stack, "definitions", definitions, "Task definitions, by service: what runs unless ECS went back")
+    base.add_output(
         stack,
         "ask",
-        {"task_definition": ask.arn, "subnets": list(where.private_subnets.values()), "group": doors.router.id},
+        {
+            "task_definition": test_request.arn,
+            "subnets": list(fleet_network.private_subnets.values()),
+            "group": security_groups.router.id,
+        },
         "What runs the question that proves an answer",
     )
 
 
-def _logs(stack: Any, fleet: Fleet, serving: Serving, here: Account) -> tuple[list[Any], Stream]:
+def _add_logs(stack: Any, fleet: Fleet, serving: EcsDeployment, account: Account) -> tuple[list[Any], MetricStream]:
     """The log groups of tasks and of metrics, with the key that encrypts both."""
-    tasks = log_group(fleet, serving.name)
-    groups = {"tasks": tasks, "metrics": f"{tasks}/metrics"}
-    encryption = key(
+    task_log_group = format_log_group(fleet, serving.name)
+    group_names = {"tasks": task_log_group, "metrics": f"{task_log_group}/metrics"}
+    kms_key = add_key(
         stack,
         "logs-key",
         alias=f"{fleet.name}-serving-{serving.name}",
         description=f"Logs of {serving.name}",
-        account=here,
-        grants=tuple(for_log_group(here, group, name.capitalize()) for name, group in groups.items()),
+        account=account,
+        grants=tuple(build_log_group_grant(account, group, name.capitalize()) for name, group in group_names.items()),
     )
-    made = [
+    log_groups = [
         aws.cloudwatch_log_group.CloudwatchLogGroup(
-            stack, f"{name}-logs", name=group, retention_in_days=_LOGS_KEPT_DAYS, kms_key_id=encryption.arn
+            stack, f"{name}-logs", name=group, retention_in_days=_LOG_RETENTION_DAYS, kms_key_id=kms_key.arn
         )
-        for name, group in groups.items()
+        for name, group in group_names.items()
     ]
-    sleepers = tuple(service.role for service in serving.sleepers)
-    return made, Stream(serving.name, fleet.region, groups["metrics"], sleepers)
+    scale_to_zero_roles = tuple(service.role for service in serving.scale_to_zero_services)
+    return log_groups, MetricStream(serving.name, fleet.region, group_names["metrics"], scale_to_zero_roles)
 
 
-def _roles(stack: Any, fleet: Fleet, serving: Serving, here: Account, logs: list[Any]) -> dict[str, task.Roles]:
+def _add_roles(
+    stack: Any, fleet: Fleet, serving: EcsDeployment, account: Account, logs: list[Any]
+) -> dict[str, task.TaskRoles]:
     keys = {
-        of: aws.data_aws_kms_alias.DataAwsKmsAlias(stack, f"{of}-key", name=f"alias/{fleet.name}-{of}").target_key_arn
-        for of in ("ecs", "storage")
+        alias: aws.data_aws_kms_alias.DataAwsKmsAlias(
+            stack, f"{alias}-key", name=f"alias/{fleet.name}-{alias}"
+        ).target_key_arn
+        for alias in ("ecs", "storage")
     }
-    tasks, metrics = logs
-    starts = task_roles.execution(stack, fleet, serving, account=here, log_group=tasks)
-    shared = {"account": here, "metrics": metrics, "cluster_key": keys["ecs"]}
-    engine = task_roles.engine(stack, fleet, serving, storage_key=keys["storage"], **shared)
-    router = task_roles.router(stack, fleet, serving, **shared)
-    rights = {part: role.rights(stack, names.of_deployment(serving.name, part)) for part in ("start", "read", "route")}
+    task_log_group, metrics_log_group = logs
+    execution_role = task_roles.add_execution_role(stack, fleet, serving, account=account, log_group=task_log_group)
+    shared = {"account": account, "metrics": metrics_log_group, "cluster_key": keys["ecs"]}
+    engine_role = task_roles.add_engine_role(stack, fleet, serving, storage_key=keys["storage"], **shared)
+    router_role = task_roles.add_router_role(stack, fleet, serving, **shared)
+    policies = {
+        part: role.list_policies(stack, names.format_deployment_purpose(serving.name, part))
+        for part in ("start", "read", "route")
+    }
     return {
-        "engine": task.Roles(starts, engine, (*rights["start"], *rights["read"])),
-        "router": task.Roles(starts, router, (*rights["start"], *rights["route"])),
+        "engine": task.TaskRoles(execution_role, engine_role, (*policies["start"], *policies["read"])),
+        "router": task.TaskRoles(execution_role, router_role, (*policies["start"], *policies["route"])),
     }
 
 
-def _watch(
-    stack: Any, fleet: Fleet, serving: Serving, service: Service, stream: Stream, ecs_services: list[Any]
+def _add_monitoring(
+    stack: Any, fleet: Fleet, serving: EcsDeployment, service: Service, stream: MetricStream, ecs_services: list[Any]
 ) -> None:
-    ecs_names = [name_of(serving, service, one) for one in choices(fleet, service)]
-    if not service.sleeps:
-        task_watch.running(stack, fleet, serving, service, ecs_names)
+    ecs_names = [format_service_name(serving, service, choice) for choice in list_choices(fleet, service)]
+    if not service.scales_to_zero:
+        task_watch.add_running_alarm(stack, fleet, serving, service, ecs_names)
     if service.kind == "engine" and (service.member is None or (service.member.replica, service.member.rank) == (0, 0)):
-        task_watch.queue(stack, fleet, serving, stream, service)
+        task_watch.add_queue_alarm(stack, fleet, serving, stream, service)
     if service.scale:
-        task_scaling.scaling(stack, fleet, serving, service, stream, ecs_services[0])
+        task_scaling.add_scaling(stack, fleet, serving, service, stream, ecs_services[0])

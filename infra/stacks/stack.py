@@ -11,7 +11,7 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import Document
 
 
-def new(app: Any, name: str, document: Document[Fleet]) -> Any:
+def create_stack(app: Any, name: str, document: Document[Fleet]) -> Any:
     """Adds an empty stack `name` to the app."""
     fleet = document.value
     stack = cdktf.TerraformStack(app, name)
@@ -23,22 +23,22 @@ def new(app: Any, name: str, document: Document[Fleet]) -> Any:
         default_tags=[provider.AwsProviderDefaultTags(tags={**fleet.tags, "fleet": fleet.name, "stack": name})],
     )
     if fleet.state == "local":
-        _local_state(stack, name, Path(app.outdir), document)
+        _add_local_state(stack, name, Path(app.outdir), document)
     else:
-        _s3_state(stack, name, fleet)
+        _add_s3_state(stack, name, fleet)
     return stack
 
 
-def _local_state(stack: Any, name: str, out: Path, document: Document[Fleet]) -> None:
+def _add_local_state(stack: Any, name: str, output_dir: Path, document: Document[Fleet]) -> None:
     """State beside the fleet file: `cdktf.out` is thrown away and made again, the state must not be.
 
     The path is relative to the folder that Terraform runs in, so that the same fleet gives the same text anywhere.
     """
     file = document.path.resolve().parent / f"terraform.{document.value.name}.{name}.tfstate"
-    cdktf.LocalBackend(stack, path=os.path.relpath(file, out.resolve() / "stacks" / name))
+    cdktf.LocalBackend(stack, path=os.path.relpath(file, output_dir.resolve() / "stacks" / name))
 
 
-def _s3_state(stack: Any, name: str, fleet: Fleet) -> None:
+def _add_s3_state(stack: Any, name: str, fleet: Fleet) -> None:
     bucket, _, prefix = fleet.state.removeprefix("s3://").partition("/")
     key = "/".join(filter(None, [prefix.strip("/"), fleet.name, f"{name}.tfstate"]))
     cdktf.S3Backend(stack, bucket=bucket, key=key, region=fleet.region, encrypt=True)
@@ -46,6 +46,6 @@ def _s3_state(stack: Any, name: str, fleet: Fleet) -> None:
     stack.add_override("terraform.backend.s3.use_lockfile", True)
 
 
-def output(stack: Any, name: str, value: Any, description: str) -> None:
+def add_output(stack: Any, name: str, value: Any, description: str) -> None:
     """Adds an output: what other stacks, the command line and people read."""
     cdktf.TerraformOutput(stack, name, value=value, description=description)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from infra.constructs.account import account
-from infra.constructs.bucket import bucket
-from infra.constructs.key import key
-from infra.constructs.registry import registry
-from infra.stacks import stack as stacks
-from llm_serving.fleet.aws_limits import bucket_name, days
+from infra.constructs.account import read_account
+from infra.constructs.bucket import add_bucket
+from infra.constructs.key import add_key
+from infra.constructs.registry import add_repository
+from infra.stacks import stack as base
+from llm_serving.fleet.aws_limits import build_bucket_name, convert_to_days
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import Document
 
@@ -19,37 +19,37 @@ NAME = "storage"
 def add(app: Any, document: Document[Fleet]) -> None:
     """Adds the stack to the app. Outputs: model_bucket, results_bucket, kms_key_arn, repositories (URL by name)."""
     fleet = document.value
-    kept = fleet.storage
-    stack = stacks.new(app, NAME, document)
-    here = account(stack, fleet)
-    encryption = key(
+    storage = fleet.storage
+    stack = base.create_stack(app, NAME, document)
+    account = read_account(stack, fleet)
+    kms_key = add_key(
         stack,
         "storage-key",
         alias=f"{fleet.name}-storage",
         description=f"Buckets and images of the fleet {fleet.name}",
-        account=here,
+        account=account,
     )
-    models = bucket(
+    models = add_bucket(
         stack,
         "models",
-        bucket_name=bucket_name(fleet.name, "models", here.id, fleet.region),
-        key_arn=encryption.arn,
-        old_versions_days=days(kept.old_versions_kept),
+        bucket_name=build_bucket_name(fleet.name, "models", account.id, fleet.region),
+        key_arn=kms_key.arn,
+        old_versions_days=convert_to_days(storage.old_versions_kept),
     )
-    results = bucket(
+    results = add_bucket(
         stack,
         "results",
-        bucket_name=bucket_name(fleet.name, "results", here.id, fleet.region),
-        key_arn=encryption.arn,
-        old_versions_days=days(kept.old_versions_kept),
-        expire_days=days(kept.results_kept),
+        bucket_name=build_bucket_name(fleet.name, "results", account.id, fleet.region),
+        key_arn=kms_key.arn,
+        old_versions_days=convert_to_days(storage.old_versions_kept),
+        expire_days=convert_to_days(storage.results_kept),
     )
     repositories = {
-        image: registry(stack, f"image-{image}", repository_name=f"{fleet.name}/{image}", key_arn=encryption.arn)
-        for image in kept.repositories
+        image: add_repository(stack, f"image-{image}", repository_name=f"{fleet.name}/{image}", key_arn=kms_key.arn)
+        for image in storage.repositories
     }
     urls = {image: repository.repository_url for image, repository in repositories.items()}
-    stacks.output(stack, "model_bucket", models.bucket, "Bucket of the models' weights")
-    stacks.output(stack, "results_bucket", results.bucket, "Bucket of validation and batch results")
-    stacks.output(stack, "kms_key_arn", encryption.arn, "Key that encrypts buckets and images")
-    stacks.output(stack, "repositories", urls, "URL of each image's repository")
+    base.add_output(stack, "model_bucket", models.bucket, "Bucket of the models' weights")
+    base.add_output(stack, "results_bucket", results.bucket, "Bucket of validation and batch results")
+    base.add_output(stack, "kms_key_arn", kms_key.arn, "Key that encrypts buckets and images")
+    base.add_output(stack, "repositories", urls, "URL of each image's repository")

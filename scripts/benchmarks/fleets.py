@@ -18,12 +18,12 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from llm_serving.settings.errors import AnswerIsNo
+from llm_serving.settings.errors import CheckFailed
 
 FLEETS = Path(__file__).parents[2] / "infra" / "fleets"
 
 
-class Run(NamedTuple):
+class Measurement(NamedTuple):
     """One rehearsal: resources by how they were proven, seconds, MiB."""
 
     what: str
@@ -34,53 +34,53 @@ class Run(NamedTuple):
     peak_mib: int
 
 
-def measure(what: str, *arguments: str) -> Run:
+def measure(label: str, *arguments: str) -> Measurement:
     """Runs `blueprint rehearse` with these arguments in an empty folder.
 
     Raises:
         AnswerIsNo: it failed; what it said is in the message.
     """
     blueprint = Path(sys.executable).with_name("blueprint")
-    with tempfile.TemporaryDirectory() as folder, (Path(folder) / "said").open("w+") as said:
+    with tempfile.TemporaryDirectory() as folder, (Path(folder) / "said").open("w+") as output:
         start = time.monotonic()
         command = [str(blueprint), "rehearse", *arguments, "--json"]
-        child = subprocess.Popen(command, cwd=folder, stdout=said, stderr=subprocess.DEVNULL)
-        _, status, used = os.wait4(child.pid, 0)
+        child = subprocess.Popen(command, cwd=folder, stdout=output, stderr=subprocess.DEVNULL)
+        _, status, usage = os.wait4(child.pid, 0)
         wall_s = time.monotonic() - start
         child.returncode = os.waitstatus_to_exitcode(status)
         if child.returncode:
-            raise AnswerIsNo(f"blueprint {' '.join(command[1:])} ended with {child.returncode}. Run it to see why")
-        said.seek(0)
-        stacks = [stack for one in json.load(said)["rehearsals"] for stack in one["stacks"].values()]
-    planned, applied = (sum(stack[way] or 0 for stack in stacks) for way in ("mocked", "applied"))
-    return Run(what, planned, applied, round(used.ru_utime, 1), round(wall_s, 1), used.ru_maxrss // 1024)
+            raise CheckFailed(f"blueprint {' '.join(command[1:])} ended with {child.returncode}. Run it to see why")
+        output.seek(0)
+        stacks = [stack for rehearsal in json.load(output)["rehearsals"] for stack in rehearsal["stacks"].values()]
+    planned, applied = (sum(stack[key] or 0 for stack in stacks) for key in ("mocked", "applied"))
+    return Measurement(label, planned, applied, round(usage.ru_utime, 1), round(wall_s, 1), usage.ru_maxrss // 1024)
 
 
 def main() -> None:
     """Measures and prints; a line as soon as it is there."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--emulated", metavar="FLEET", help="example fleet to apply to the embedded AWS too; minutes")
-    options.add_argument("--json", action="store_true", help="print plain data")
-    chosen = options.parse_args()
-    wanted: dict[str, tuple[str, ...]] = {
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--emulated", metavar="FLEET", help="example fleet to apply to the embedded AWS too; minutes")
+    parser.add_argument("--json", action="store_true", help="print plain data")
+    args = parser.parse_args()
+    cases: dict[str, tuple[str, ...]] = {
         "all examples": ("--fleet", str(FLEETS), "--mocked"),
         "ads-scale": ("--fleet", str(FLEETS / "ads-scale.yaml"), "--mocked"),
     }
-    if chosen.emulated:
-        wanted[f"{chosen.emulated}, emulated"] = ("--fleet", str(FLEETS / f"{chosen.emulated}.yaml"))
-    runs: list[Run] = []
-    if not chosen.json:
+    if args.emulated:
+        cases[f"{args.emulated}, emulated"] = ("--fleet", str(FLEETS / f"{args.emulated}.yaml"))
+    measurements: list[Measurement] = []
+    if not args.json:
         print(f"{'':<24}{'planned':>9}{'applied':>9}{'user CPU':>11}{'wall':>11}{'peak memory':>14}")
-    for what, arguments in wanted.items():
-        runs.append(run := measure(what, *arguments))
-        if not chosen.json:
+    for label, arguments in cases.items():
+        measurements.append(measurement := measure(label, *arguments))
+        if not args.json:
             print(
-                f"{what:<24}{run.planned:>9}{run.applied:>9}{run.user_s:>9.1f} s{run.wall_s:>9.1f} s"
-                f"{run.peak_mib:>10} MiB",
+                f"{label:<24}{measurement.planned:>9}{measurement.applied:>9}{measurement.user_s:>9.1f} s{measurement.wall_s:>9.1f} s"
+                f"{measurement.peak_mib:>10} MiB",
                 flush=True,
             )
-    if chosen.json:
-        print(json.dumps([run._asdict() for run in runs], indent=2))
+    if args.json:
+        print(json.dumps([measurement._asdict() for measurement in measurements], indent=2))
 
 
 if __name__ == "__main__":

@@ -84,14 +84,14 @@ class Behaviour:
     """Tokens that one event of the stream carries."""
     faults: tuple[Fault, ...] = ()
     """What goes wrong, one after another."""
-    every: int = 1
+    fault_interval: int = 1
     """A fault strikes each streamed request whose number, from 1, divides by this."""
     plain: bool = False
     """Refuses what only vLLM knows, and sends no usage with each chunk, as other servers do."""
 
 
 @dataclass
-class Known:
+class ServerRecord:
     """What the server did: seconds on its own clock, from a request's last byte to the write."""
 
     ttft_s: list[float] = field(default_factory=list)
@@ -99,7 +99,7 @@ class Known:
     e2e_s: list[float] = field(default_factory=list)
     finished: Counter[str] = field(default_factory=Counter)
 
-    def metrics(self) -> str:
+    def render_metrics(self) -> str:
         """Prometheus text with vLLM's names."""
         lines = []
         for reason in ("stop", "length", "abort"):
@@ -114,21 +114,21 @@ class Known:
         return "\n".join(lines) + "\n"
 
 
-def tokens(text: str) -> int:
+def count_tokens(text: str) -> int:
     """Tokens of a text by this server's rule."""
     return sum(1 if len(word) <= 5 else 2 for word in text.split())
 
 
-def _said(content: str | list[dict[str, Any]]) -> str:
+def _join_text(content: str | list[dict[str, Any]]) -> str:
     """A message's text, which may come in parts."""
     return content if isinstance(content, str) else " ".join(str(part.get("text", "")) for part in content)
 
 
-class Connection(asyncio.Protocol):
+class ClientConnection(asyncio.Protocol):
     """One client's connection: requests one after another, each answered on a timer."""
 
-    def __init__(self, behaviour: Behaviour, known: Known, number: Iterator[int]) -> None:
-        self._behaviour, self._known, self._number = behaviour, known, number
+    def __init__(self, behaviour: Behaviour, record: ServerRecord, counter: Iterator[int]) -> None:
+        self._behaviour, self._record, self._counter = behaviour, record, counter
         self._buffer = b""
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
@@ -142,12 +142,12 @@ class Connection(asyncio.Protocol):
         if self._timer:
             self._timer.cancel()
         if self._streaming:
-            self._known.finished["abort"] += 1
+            self._record.finished["abort"] += 1
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
-        head, found, rest = self._buffer.partition(b"\r\n\r\n")
-        if not found:
+        head, separator, rest = self._buffer.partition(b"\r\n\r\n")
+        if not separator:
             return
         length = 0
         for line in head.split(b"\r\n")[1:]:
@@ -160,49 +160,51 @@ class Connection(asyncio.Protocol):
         if method == b"POST":
             self._answer(path.decode(), json.loads(rest[:length]))
         else:
-            self._page(path.decode())
+            self._serve_page(path.decode())
 
-    def _page(self, path: str) -> None:
+    def _serve_page(self, path: str) -> None:
         if path == "/metrics":
-            self._whole(200, self._known.metrics().encode(), "text/plain; version=0.0.4")
+            self._send_response(200, self._record.render_metrics().encode(), "text/plain; version=0.0.4")
         elif path == "/known":
-            times = {"ttft_s": self._known.ttft_s, "itl_s": self._known.itl_s, "e2e_s": self._known.e2e_s}
-            self._json(200, {**times, "cpu_s": time.process_time()})
+            times = {"ttft_s": self._record.ttft_s, "itl_s": self._record.itl_s, "e2e_s": self._record.e2e_s}
+            self._send_json(200, {**times, "cpu_s": time.process_time()})
         elif path == "/version":
-            self._json(200, {"version": "known"})
+            self._send_json(200, {"version": "known"})
         elif path == "/v1/models":
-            self._json(200, {"object": "list", "data": [{"id": "known", "object": "model"}]})
+            self._send_json(200, {"object": "list", "data": [{"id": "known", "object": "model"}]})
         elif path in ("/health", "/ping"):
-            self._json(200, {})
+            self._send_json(200, {})
         else:
-            self._json(404, {"error": {"message": f"no such page: {path}"}})
+            self._send_json(404, {"error": {"message": f"no such page: {path}"}})
 
-    def _json(self, status: int, body: Any) -> None:
-        self._whole(status, json.dumps(body).encode(), "application/json")
+    def _send_json(self, status: int, body: Any) -> None:
+        self._send_response(status, json.dumps(body).encode(), "application/json")
 
-    def _whole(self, status: int, body: bytes, kind: str) -> None:
+    def _send_response(self, status: int, body: bytes, kind: str) -> None:
         head = f"HTTP/1.1 {status} X\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
         self._transport.write(head.encode() + body)
 
     def _answer(self, path: str, body: dict[str, Any]) -> None:
         start = self._loop.time()
-        how = self._behaviour
+        behaviour = self._behaviour
         chat = path.endswith("/chat/completions")
-        if how.plain and ("ignore_eos" in body or "continuous_usage_stats" in body.get("stream_options", {})):
-            return self._json(400, {"error": {"message": "unrecognized request argument supplied: ignore_eos"}})
-        text = " ".join(_said(message["content"]) for message in body["messages"]) if chat else str(body["prompt"])
-        prompt_tokens = tokens(text) + (CHAT_OVERHEAD if chat else 0)
+        if behaviour.plain and ("ignore_eos" in body or "continuous_usage_stats" in body.get("stream_options", {})):
+            return self._send_json(400, {"error": {"message": "unrecognized request argument supplied: ignore_eos"}})
+        text = " ".join(_join_text(message["content"]) for message in body["messages"]) if chat else str(body["prompt"])
+        prompt_tokens = count_tokens(text) + (CHAT_OVERHEAD if chat else 0)
         count = int(body.get("max_completion_tokens") or body.get("max_tokens") or 16)
         if not body.get("stream"):
             content = {"message": {"role": "assistant", "content": "token " * count}} if chat else {"text": "token"}
             choice = {"index": 0, "finish_reason": "length", **content}
-            return self._json(200, {"model": body["model"], "choices": [choice], "usage": _usage(prompt_tokens, count)})
-        strikes, rest = divmod(next(self._number), how.every)
-        fault = how.faults[(strikes - 1) % len(how.faults)] if how.faults and rest == 0 else None
+            return self._send_json(
+                200, {"model": body["model"], "choices": [choice], "usage": _build_usage(prompt_tokens, count)}
+            )
+        strikes, remainder = divmod(next(self._counter), behaviour.fault_interval)
+        fault = behaviour.faults[(strikes - 1) % len(behaviour.faults)] if behaviour.faults and remainder == 0 else None
         if fault == "hang":
             return None
         if fault == "http_500":
-            return self._json(500, {"error": {"message": "a fault on purpose"}})
+            return self._send_json(500, {"error": {"message": "a fault on purpose"}})
         if fault == "reset":
             return self._transport.abort()
         self._transport.write(
@@ -212,53 +214,55 @@ class Connection(asyncio.Protocol):
         stream = _Stream(body["model"], chat, prompt_tokens, 0 if fault == "empty" else count, fault)
         stream.usage = bool(body.get("stream_options", {}).get("include_usage"))
         stream.each_usage = bool(body.get("stream_options", {}).get("continuous_usage_stats"))
-        first = how.ttft_s * (10 if fault == "slow" else 1)
-        self._timer = self._loop.call_at(start + first, self._next, stream, start, start + first)
+        first = behaviour.ttft_s * (10 if fault == "slow" else 1)
+        self._timer = self._loop.call_at(start + first, self._write_next, stream, start, start + first)
         return None
 
-    def _next(self, stream: _Stream, start: float, due: float) -> None:
+    def _write_next(self, stream: _Stream, start: float, due: float) -> None:
         """Writes the event that is due, and sets the timer for the one after it."""
-        how = self._behaviour
+        behaviour = self._behaviour
         if stream.sent >= stream.count:
-            return self._end(stream, start)
+            return self._finish(stream, start)
         if stream.fault in ("cut", "error_event") and stream.sent * 2 >= stream.count:
             if stream.fault == "error_event":
-                self._transport.write(_chunk(_event({"error": {"message": "a fault on purpose", "code": 500}})))
+                self._transport.write(
+                    _format_chunk(_format_event({"error": {"message": "a fault on purpose", "code": 500}}))
+                )
             return self._transport.close()
-        share = min(how.tokens_per_chunk, stream.count - stream.sent)
+        share = min(behaviour.tokens_per_chunk, stream.count - stream.sent)
         now = self._loop.time()
         if stream.sent == 0:
-            self._known.ttft_s.append(now - start)
+            self._record.ttft_s.append(now - start)
         else:
-            self._known.itl_s += [(now - stream.last) / share] * share
+            self._record.itl_s += [(now - stream.last) / share] * share
         stream.last = now
         stream.sent += share
-        data = _chunk(stream.event(share))
+        data = _format_chunk(stream.build_event(share))
         if stream.sent >= stream.count:
             self._transport.write(data)
-            return self._end(stream, start)
+            return self._finish(stream, start)
         self._transport.write(data)
         # From when it was due, not from now: a late write does not shift all that follow.
-        due += how.itl_s * share
-        self._timer = self._loop.call_at(due, self._next, stream, start, due)
+        due += behaviour.itl_s * share
+        self._timer = self._loop.call_at(due, self._write_next, stream, start, due)
         return None
 
-    def _end(self, stream: _Stream, start: float) -> None:
-        self._known.e2e_s.append(self._loop.time() - start)
-        self._known.finished["length"] += 1
+    def _finish(self, stream: _Stream, start: float) -> None:
+        self._record.e2e_s.append(self._loop.time() - start)
+        self._record.finished["length"] += 1
         self._streaming = False
-        self._transport.write(_chunk(stream.closing()) + b"0\r\n\r\n")
+        self._transport.write(_format_chunk(stream.build_closing()) + b"0\r\n\r\n")
 
 
-def _usage(prompt: int, completion: int) -> dict[str, int]:
+def _build_usage(prompt: int, completion: int) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
-def _event(data: dict[str, Any]) -> bytes:
+def _format_event(data: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
 
 
-def _chunk(data: bytes) -> bytes:
+def _format_chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
@@ -276,65 +280,67 @@ class _Stream:
     sent: int = 0
     last: float = 0.0
 
-    def event(self, share: int) -> bytes:
+    def build_event(self, share: int) -> bytes:
         """The event that carries the `share` tokens just counted as sent."""
         text = "".join(f"w{index} " for index in range(self.sent - share, self.sent))
         reason = "length" if self.sent >= self.count else None
-        return self._event(text, reason)
+        return self._build_event(text, reason)
 
-    def closing(self) -> bytes:
-        data = b"" if self.count else self._event("", "stop")
+    def build_closing(self) -> bytes:
+        data = b"" if self.count else self._build_event("", "stop")
         if self.usage:
             last = {"id": "known", "model": self.model, "choices": []}
-            data += _event({**last, "usage": _usage(self.prompt_tokens, self.sent)})
+            data += _format_event({**last, "usage": _build_usage(self.prompt_tokens, self.sent)})
         return data + b"data: [DONE]\n\n"
 
-    def _event(self, text: str, reason: str | None) -> bytes:
+    def _build_event(self, text: str, reason: str | None) -> bytes:
         content = {"delta": {"content": text}} if self.chat else {"text": text}
         choice = {"index": 0, **content, "finish_reason": reason}
-        usage = {"usage": _usage(self.prompt_tokens, self.sent)} if self.each_usage else {}
-        return _event({"id": "known", "model": self.model, "choices": [choice], **usage})
+        usage = {"usage": _build_usage(self.prompt_tokens, self.sent)} if self.each_usage else {}
+        return _format_event({"id": "known", "model": self.model, "choices": [choice], **usage})
 
 
 async def serve(port: int, behaviour: Behaviour) -> None:
     """Serves on loopback until it is told to end."""
-    known, number = Known(), iter(range(1, sys.maxsize))
+    record, counter = ServerRecord(), iter(range(1, sys.maxsize))
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Connection(behaviour, known, number), "127.0.0.1", port, backlog=4096)
-    ended = asyncio.Event()
-    for what in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(what, ended.set)
+    server = await loop.create_server(
+        lambda: ClientConnection(behaviour, record, counter), "127.0.0.1", port, backlog=4096
+    )
+    stopped = asyncio.Event()
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signal_number, stopped.set)
     async with server:
-        await ended.wait()
+        await stopped.wait()
 
 
 @contextlib.contextmanager
-def running(behaviour: Behaviour = Behaviour(), log: Path | None = None, core: int | None = None) -> Iterator[str]:
+def run_server(behaviour: Behaviour = Behaviour(), log: Path | None = None, core: int | None = None) -> Iterator[str]:
     """Runs the server in a process of its own, on one core if told which; yields its base URL, and ends it."""
-    port = processes.free_ports(1)[0]
-    words = command(port, behaviour)
+    port = processes.claim_free_ports(1)[0]
+    arguments = build_command(port, behaviour)
     with (log or Path("/dev/null")).open("ab") as sink:
-        child = processes.spawn(words if core is None else ["taskset", "-c", str(core), *words], output=sink)
+        child = processes.spawn(arguments if core is None else ["taskset", "-c", str(core), *arguments], output=sink)
         try:
-            processes.wait_until(lambda: _listens(port), "the server with known delays", limit_s=20)
+            processes.wait_until(lambda: _is_listening(port), "the server with known delays", timeout_s=20)
             yield f"http://127.0.0.1:{port}"
         finally:
             processes.stop(child)
 
 
-def _listens(port: int) -> bool:
+def _is_listening(port: int) -> bool:
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
         return True
     return False
 
 
-def command(port: int, behaviour: Behaviour) -> list[str]:
+def build_command(port: int, behaviour: Behaviour) -> list[str]:
     """The server's command line."""
-    words = [sys.executable, "-m", "scripts.benchmarks.known_server", "--port", str(port)]
-    words += ["--ttft-ms", str(behaviour.ttft_s * 1000), "--itl-ms", str(behaviour.itl_s * 1000)]
-    words += ["--tokens-per-chunk", str(behaviour.tokens_per_chunk)]
-    words += ["--every", str(behaviour.every), "--faults", *behaviour.faults] if behaviour.faults else []
-    return [*words, "--plain"] if behaviour.plain else words
+    arguments = [sys.executable, "-m", "scripts.benchmarks.known_server", "--port", str(port)]
+    arguments += ["--ttft-ms", str(behaviour.ttft_s * 1000), "--itl-ms", str(behaviour.itl_s * 1000)]
+    arguments += ["--tokens-per-chunk", str(behaviour.tokens_per_chunk)]
+    arguments += ["--every", str(behaviour.fault_interval), "--faults", *behaviour.faults] if behaviour.faults else []
+    return [*arguments, "--plain"] if behaviour.plain else arguments
 
 
 def main() -> None:
@@ -346,12 +352,12 @@ def main() -> None:
     parser.add_argument("--faults", nargs="*", default=[], choices=get_args(Fault), help="what goes wrong, in turns")
     parser.add_argument("--every", type=int, default=1, help="with each how many-th request")
     parser.add_argument("--plain", action="store_true", help="refuse what only vLLM knows")
-    given = parser.parse_args()
+    args = parser.parse_args()
     behaviour = Behaviour(
-        given.ttft_ms / 1000, given.itl_ms / 1000, given.tokens_per_chunk, tuple(given.faults), given.every, given.plain
+        args.ttft_ms / 1000, args.itl_ms / 1000, args.tokens_per_chunk, tuple(args.faults), args.every, args.plain
     )
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(serve(given.port, behaviour))
+        asyncio.run(serve(args.port, behaviour))
 
 
 if __name__ == "__main__":

@@ -40,8 +40,8 @@ from llm_serving.hub import make_tiny
 from llm_serving.settings.errors import Unavailable
 from llm_serving.validation import driver_result, run, statistics
 from llm_serving.validation.answer import Sample
-from llm_serving.validation.driver_result import Outcome
-from llm_serving.validation.load_plan import Plan
+from llm_serving.validation.driver_result import DriverResult
+from llm_serving.validation.load_plan import LoadPlan
 from llm_serving.workloads.serving.traffic import Traffic
 from scripts.benchmarks import known_server
 from scripts.benchmarks.known_server import Behaviour
@@ -50,12 +50,12 @@ GUIDELLM = "guidellm==0.8.1"
 ENGINE = Path(__file__).parents[2] / ".venv-engine" / "bin"
 INPUT_TOKENS, OUTPUT_TOKENS = 64, 32
 LIMIT_S = 900.0
-ENOUGH = 0.95
+MIN_ANSWERED_SHARE = 0.95
 """Share of the requests that must be answered; guidellm leaves out a few that its last users had begun."""
 
 
 @dataclass(frozen=True)
-class Load:
+class LoadSpec:
     """What a tool is asked to do."""
 
     behaviour: Behaviour
@@ -63,14 +63,14 @@ class Load:
     requests: int
 
 
-CALM = Load(Behaviour(ttft_s=0.050, itl_s=0.010), users=8, requests=300)
+CALM_LOAD = LoadSpec(Behaviour(ttft_s=0.050, itl_s=0.010), users=8, requests=300)
 """Both sides idle most of the time: what is left is the tool's own error."""
 
-BUSY = Behaviour(ttft_s=0.005, itl_s=0.001)
+BUSY_BEHAVIOUR = Behaviour(ttft_s=0.005, itl_s=0.001)
 BUSY_USERS = 64
 
 
-class Told(NamedTuple):
+class ToolReport(NamedTuple):
     """What a tool reports of a load."""
 
     answered: int
@@ -79,56 +79,58 @@ class Told(NamedTuple):
     ttft_p99_ms: float
 
 
-class Measured(NamedTuple):
+class Measurement(NamedTuple):
     """What a tool reports, beside what it cost and what the server knows."""
 
-    told: Told
+    report: ToolReport
     cpu_s: float
     true_p50_ms: float
     true_p99_ms: float
     server_share: float
 
 
-Tool = Callable[[str, Load, Path], Told]
+Tool = Callable[[str, LoadSpec, Path], ToolReport]
 
 
-def measure(tool: Tool, load: Load, folder: Path) -> Measured:
+def measure(tool: Tool, load: LoadSpec, folder: Path) -> Measurement:
     """Runs a tool against a fresh server."""
     folder.mkdir(parents=True)
-    with known_server.running(load.behaviour, log=folder / "server.log", core=1 if _two_cores() else None) as url:
-        before, used = _known(url)["cpu_s"], _children_cpu_s()
-        told = tool(url, load, folder)
-        spent, known = _children_cpu_s() - used, _known(url)
-    if told.answered < load.requests * ENOUGH:
-        raise Unavailable(f"only {told.answered} of {load.requests} requests were answered")
+    with known_server.run_server(
+        load.behaviour, log=folder / "server.log", core=1 if _has_two_cores() else None
+    ) as url:
+        before, cpu_before = _fetch_known(url)["cpu_s"], _read_children_cpu_s()
+        report = tool(url, load, folder)
+        cpu_s, server_facts = _read_children_cpu_s() - cpu_before, _fetch_known(url)
+    if report.answered < load.requests * MIN_ANSWERED_SHARE:
+        raise Unavailable(f"only {report.answered} of {load.requests} requests were answered")
     # Requests before the last ones are the tool's own questions and warm-up.
-    truth = statistics.latency([one * 1000 for one in known["ttft_s"][-told.answered :]])
-    seconds = told.answered / told.per_s
-    server = (known["cpu_s"] - before) / seconds
-    return Measured(told, spent, truth.p50 or 0.0, truth.p99 or 0.0, server)
+    truth = statistics.summarize_latency([value * 1000 for value in server_facts["ttft_s"][-report.answered :]])
+    seconds = report.answered / report.per_s
+    server_share = (server_facts["cpu_s"] - before) / seconds
+    return Measurement(report, cpu_s, truth.p50 or 0.0, truth.p99 or 0.0, server_share)
 
 
-def _known(url: str) -> dict[str, Any]:
-    with urllib.request.urlopen(f"{url}/known", timeout=30) as answer:
-        found: dict[str, Any] = json.load(answer)
-        return found
+def _fetch_known(url: str) -> dict[str, Any]:
+    with urllib.request.urlopen(f"{url}/known", timeout=30) as response:
+        facts: dict[str, Any] = json.load(response)
+        return facts
 
 
-def _children_cpu_s() -> float:
+def _read_children_cpu_s() -> float:
     """Processor time of the children that have ended, and of theirs."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
-def _two_cores() -> bool:
+def _has_two_cores() -> bool:
     return (os.cpu_count() or 1) >= 2 and shutil.which("taskset") is not None
 
 
-def _on_one_core(command: Sequence[str]) -> list[str]:
-    return ["taskset", "-c", "0", *command] if _two_cores() else list(command)
+def _pin_to_core(command: Sequence[str]) -> list[str]:
+    return ["taskset", "-c", "0", *command] if _has_two_cores() else list(command)
 
 
-def blueprint(url: str, load: Load, folder: Path) -> Told:
+def run_blueprint(url: str, load: LoadSpec, folder: Path) -> ToolReport:
     """This project's driver: Locust with the plan that `blueprint validate` would give it."""
     traffic = Traffic.model_validate(
         {
@@ -136,17 +138,19 @@ def blueprint(url: str, load: Load, folder: Path) -> Told:
             "input_tokens": INPUT_TOKENS, "output_tokens": OUTPUT_TOKENS,
         }
     )  # fmt: skip
-    told = Plan(url=url, models=("tiny",), traffic=traffic, folder=str(folder))
-    (folder / driver_result.PLAN).write_text(told.model_dump_json(), encoding="utf-8")
-    command = run.command(told, Path(run.__file__).with_name("locustfile.py"))
-    console.run(_on_one_core(command), log=folder / "locust.log", timeout_s=LIMIT_S)
-    found = Outcome.model_validate_json((folder / driver_result.OUTCOME).read_text())
-    samples = [Sample.from_json(line) for line in (folder / driver_result.SAMPLES).read_text().splitlines()]
-    ttft = statistics.latency([sample.ttft_ms for sample in samples if sample.error is None and sample.ttft_ms])
-    return Told(ttft.count, ttft.count / found.duration_s, ttft.p50 or 0.0, ttft.p99 or 0.0)
+    driver_plan = LoadPlan(url=url, models=("tiny",), traffic=traffic, folder=str(folder))
+    (folder / driver_result.PLAN_FILE).write_text(driver_plan.model_dump_json(), encoding="utf-8")
+    command = run.build_command(driver_plan, Path(run.__file__).with_name("locustfile.py"))
+    console.run(_pin_to_core(command), log=folder / "locust.log", timeout_s=LIMIT_S)
+    result = DriverResult.model_validate_json((folder / driver_result.RESULT_FILE).read_text())
+    samples = [Sample.from_json(line) for line in (folder / driver_result.SAMPLES_FILE).read_text().splitlines()]
+    ttft = statistics.summarize_latency(
+        [sample.ttft_ms for sample in samples if sample.error is None and sample.ttft_ms]
+    )
+    return ToolReport(ttft.count, ttft.count / result.duration_s, ttft.p50 or 0.0, ttft.p99 or 0.0)
 
 
-def vllm(url: str, load: Load, folder: Path) -> Told:
+def run_vllm(url: str, load: LoadSpec, folder: Path) -> ToolReport:
     """vLLM's own benchmark client."""
     if not (ENGINE / "vllm").exists():
         raise Unavailable("the engine's environment is not there; ./install.sh makes it")
@@ -159,12 +163,12 @@ def vllm(url: str, load: Load, folder: Path) -> Told:
         "--num-warmups", str(load.users), "--metric-percentiles", "50,99",
         "--save-result", "--result-dir", str(folder), "--result-filename", "vllm.json",
     ]  # fmt: skip
-    console.run(_on_one_core(command), log=folder / "vllm.log", environment=_OFFLINE, timeout_s=LIMIT_S)
-    found = json.loads((folder / "vllm.json").read_text())
-    return Told(found["completed"], found["request_throughput"], found["p50_ttft_ms"], found["p99_ttft_ms"])
+    console.run(_pin_to_core(command), log=folder / "vllm.log", environment=_OFFLINE_ENV, timeout_s=LIMIT_S)
+    result = json.loads((folder / "vllm.json").read_text())
+    return ToolReport(result["completed"], result["request_throughput"], result["p50_ttft_ms"], result["p99_ttft_ms"])
 
 
-def guidellm(url: str, load: Load, folder: Path) -> Told:
+def run_guidellm(url: str, load: LoadSpec, folder: Path) -> ToolReport:
     """GuideLLM, from an environment that uv makes in its cache."""
     prompts = folder / "prompts.jsonl"
     rows = [
@@ -180,17 +184,17 @@ def guidellm(url: str, load: Load, folder: Path) -> Told:
         "--data", f"kind=json_file,path={prompts}",
         "--output", f"kind=json,path={folder / 'guidellm.json'}", "--disable-console",
     ]  # fmt: skip
-    console.run(_on_one_core(command), log=folder / "guidellm.log", environment=_OFFLINE, timeout_s=LIMIT_S)
-    found = json.loads((folder / "guidellm.json").read_text())["benchmarks"][0]
-    ttft = found["metrics"]["time_to_first_token_ms"]["successful"]
-    answered = found["metrics"]["request_totals"]["successful"]
+    console.run(_pin_to_core(command), log=folder / "guidellm.log", environment=_OFFLINE_ENV, timeout_s=LIMIT_S)
+    result = json.loads((folder / "guidellm.json").read_text())["benchmarks"][0]
+    ttft = result["metrics"]["time_to_first_token_ms"]["successful"]
+    answered = result["metrics"]["request_totals"]["successful"]
     percentiles = ttft["percentiles"]
-    return Told(answered, answered / found["duration"], percentiles["p50"], percentiles["p99"])
+    return ToolReport(answered, answered / result["duration"], percentiles["p50"], percentiles["p99"])
 
 
-_OFFLINE = {"HF_HUB_OFFLINE": "1"}
+_OFFLINE_ENV = {"HF_HUB_OFFLINE": "1"}
 
-TOOLS: dict[str, Tool] = {"blueprint": blueprint, "vllm": vllm, "guidellm": guidellm}
+TOOLS: dict[str, Tool] = {"blueprint": run_blueprint, "vllm": run_vllm, "guidellm": run_guidellm}
 
 
 def main() -> None:
@@ -199,41 +203,41 @@ def main() -> None:
     parser.add_argument(
         "--requests", type=int, default=1500, help="requests of the long run; the short one has a fifth"
     )
-    given = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as work:
-        rows = {name: _rows(name, given.requests, Path(work) / name) for name in given.tools}
-    _show(rows)
+        rows = {name: _measure_tool(name, args.requests, Path(work) / name) for name in args.tools}
+    _print_table(rows)
 
 
-def _rows(name: str, requests: int, folder: Path) -> tuple[Measured, Measured, Measured]:
+def _measure_tool(name: str, requests: int, folder: Path) -> tuple[Measurement, Measurement, Measurement]:
     """A tool's calm run, its short busy one, and its long busy one."""
     with console.step(f"{name}: error of the time to first token"):
-        calm = measure(TOOLS[name], CALM, folder / "calm")
+        calm = measure(TOOLS[name], CALM_LOAD, folder / "calm")
     with console.step(f"{name}: streams a core"):
-        short = measure(TOOLS[name], Load(BUSY, BUSY_USERS, requests // 5), folder / "short")
-        long = measure(TOOLS[name], Load(BUSY, BUSY_USERS, requests), folder / "long")
+        short = measure(TOOLS[name], LoadSpec(BUSY_BEHAVIOUR, BUSY_USERS, requests // 5), folder / "short")
+        long = measure(TOOLS[name], LoadSpec(BUSY_BEHAVIOUR, BUSY_USERS, requests), folder / "long")
     return calm, short, long
 
 
-def _show(rows: dict[str, tuple[Measured, Measured, Measured]]) -> None:
+def _print_table(rows: dict[str, tuple[Measurement, Measurement, Measurement]]) -> None:
     table = Table(title="Load drivers against a server with known delays", title_justify="left")
     table.add_column("tool")
     for title in ("TTFT p50 (error) ms", "TTFT p99 (error) ms", "streams/s", "streams/CPU s", "server busy"):
         table.add_column(title, justify="right")
     for name, (calm, short, long) in rows.items():
-        p50, p99 = calm.told.ttft_p50_ms, calm.told.ttft_p99_ms
+        p50, p99 = calm.report.ttft_p50_ms, calm.report.ttft_p99_ms
         table.add_row(
             name,
             f"{p50:.2f} ({p50 - calm.true_p50_ms:+.2f})",
             f"{p99:.2f} ({p99 - calm.true_p99_ms:+.2f})",
-            f"{long.told.per_s:.0f}",
-            f"{(long.told.answered - short.told.answered) / (long.cpu_s - short.cpu_s):.0f}",
+            f"{long.report.per_s:.0f}",
+            f"{(long.report.answered - short.report.answered) / (long.cpu_s - short.cpu_s):.0f}",
             f"{long.server_share:.0%}",
         )
     console.out.print(table)
     console.out.print(
-        f"TTFT: {CALM.users} users, {CALM.requests} streams of {OUTPUT_TOKENS} tokens, first token after "
-        f"{CALM.behaviour.ttft_s * 1000:g} ms, then one each {CALM.behaviour.itl_s * 1000:g} ms. Streams: {BUSY_USERS} "
+        f"TTFT: {CALM_LOAD.users} users, {CALM_LOAD.requests} streams of {OUTPUT_TOKENS} tokens, first token after "
+        f"{CALM_LOAD.behaviour.ttft_s * 1000:g} ms, then one each {CALM_LOAD.behaviour.itl_s * 1000:g} ms. Streams: {BUSY_USERS} "
         f"users, the tool on one core and the server on another, of {os.cpu_count()}. "
         "How each number is got: scripts/benchmarks/load_driver.py.",
         markup=False,

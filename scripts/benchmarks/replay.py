@@ -51,11 +51,11 @@ from llm_serving.validation.statistics import Latency
 ROOT = Path(__file__).resolve().parents[2]
 LOCK = ROOT / "requirements" / "replay.txt"
 
-MODEL, INSTANCE, SYSTEM, REPLICAS, TENSOR = "Qwen/Qwen3-32B", "p5en.48xlarge", "h200_sxm", 8, 1
-PROMPT, ANSWER = (4000, 12000), (100, 300)
+MODEL, INSTANCE, SYSTEM, REPLICAS, TENSOR_PARALLEL = "Qwen/Qwen3-32B", "p5en.48xlarge", "h200_sxm", 8, 1
+PROMPT_TOKENS, ANSWER_TOKENS = (4000, 12000), (100, 300)
 """Tokens, drawn evenly. The talk that named 20 to 40% gave no lengths, only "long shared prefixes"."""
 
-FEW, MANY = 16, 160
+FEW_USERS, MANY_USERS = 16, 160
 """Users. At most 9,600 tokens of a prompt are shared: those of 16 users fit one replica's cache, of 160 all eight."""
 
 TRACE_BLOCK = 64
@@ -65,13 +65,13 @@ WARM_UP = 0.2
 """Share of the requests that fill the caches first and are not counted."""
 
 ROUTERS = ("round-robin", "load", "seen", "kv-aware")
-TALK = "20 to 40%"
+CLAIMED_SAVING = "20 to 40%"
 """What the talk said KV-aware routing takes off end to end."""
 
 LIMIT_S = 1800.0
 
 
-class Cell(NamedTuple):
+class TrafficMix(NamedTuple):
     """A kind of traffic."""
 
     share: float
@@ -80,7 +80,7 @@ class Cell(NamedTuple):
     users: int
 
 
-class Found(NamedTuple):
+class RouterResult(NamedTuple):
     """What one router made of one kind of traffic. Simulated."""
 
     ttft: Latency
@@ -89,75 +89,79 @@ class Found(NamedTuple):
     """Share of the prompts' tokens that were in the cache."""
 
 
-class Told(NamedTuple):
+class ReplayResult(NamedTuple):
     """What the replay found, and by what."""
 
-    found: Mapping[tuple[Cell, str], Found]
+    results: Mapping[tuple[TrafficMix, str], RouterResult]
     prefill_ms: float
     """Of a prompt of mean length, alone, by the timing table."""
 
     versions: Mapping[str, str]
 
 
-def cells(shares: Sequence[float]) -> list[Cell]:
+def build_mixes(shares: Sequence[float]) -> list[TrafficMix]:
     """Each share with few users and with many; where nothing is shared their number does not matter."""
-    return [Cell(share, users) for share in shares for users in ((FEW, MANY) if share else (MANY,))]
+    return [
+        TrafficMix(share, users) for share in shares for users in ((FEW_USERS, MANY_USERS) if share else (MANY_USERS,))
+    ]
 
 
-def trace(cell: Cell, requests: int, arrivals: float, seed: int = 0) -> Iterator[dict[str, Any]]:
+def generate_trace(mix: TrafficMix, requests: int, arrivals: float, seed: int = 0) -> Iterator[dict[str, Any]]:
     """Requests as Dynamo reads them, in Mooncake's format: milliseconds, lengths, and a number for each block.
 
     Two prompts share the beginning over which their numbers agree. Arrivals are Poisson's, `arrivals` a second.
     """
-    draw = random.Random(seed)
-    now, fresh = 0.0, cell.users * PROMPT[1]
+    rng = random.Random(seed)
+    now, next_block = 0.0, mix.users * PROMPT_TOKENS[1]
     for _ in range(requests):
-        now += draw.expovariate(arrivals) * 1000
-        blocks = draw.randint(*PROMPT) // TRACE_BLOCK
-        own = int(blocks * cell.share)
-        first = draw.randrange(cell.users) * PROMPT[1]
-        numbers = [*range(first, first + own), *range(fresh, fresh + blocks - own)]
-        fresh += blocks - own
+        now += rng.expovariate(arrivals) * 1000
+        blocks = rng.randint(*PROMPT_TOKENS) // TRACE_BLOCK
+        shared_blocks = int(blocks * mix.share)
+        first = rng.randrange(mix.users) * PROMPT_TOKENS[1]
+        block_ids = [*range(first, first + shared_blocks), *range(next_block, next_block + blocks - shared_blocks)]
+        next_block += blocks - shared_blocks
         yield {
             "timestamp": now,
             "input_length": blocks * TRACE_BLOCK,
-            "output_length": draw.randint(*ANSWER),
-            "hash_ids": numbers,
+            "output_length": rng.randint(*ANSWER_TOKENS),
+            "hash_ids": block_ids,
         }
 
 
-def cache_tokens() -> int:
+def compute_cache_tokens() -> int:
     """Tokens that a replica's cache holds, by the memory arithmetic."""
-    found = memory.fit(models.find(MODEL), instances.find(INSTANCE), TENSOR, context=PROMPT[1] + ANSWER[1])
-    return found.cache_tokens
+    fit = memory.compute_fit(
+        models.find(MODEL), instances.find(INSTANCE), TENSOR_PARALLEL, context=PROMPT_TOKENS[1] + ANSWER_TOKENS[1]
+    )
+    return fit.cache_tokens
 
 
-def replay(wanted: Sequence[Cell], requests: int, arrivals: float, work: Path) -> Told:
+def replay(mixes: Sequence[TrafficMix], requests: int, arrivals: float, work: Path) -> ReplayResult:
     """Runs every kind of traffic through every router."""
-    traces = {str(work / f"{index}.jsonl"): cell for index, cell in enumerate(wanted)}
-    for name, cell in traces.items():
-        Path(name).write_text("".join(f"{json.dumps(one)}\n" for one in trace(cell, requests, arrivals)))
+    traces = {str(work / f"{index}.jsonl"): mix for index, mix in enumerate(mixes)}
+    for name, mix in traces.items():
+        Path(name).write_text("".join(f"{json.dumps(entry)}\n" for entry in generate_trace(mix, requests, arrivals)))
     device = instances.find(INSTANCE).accelerators
     assert device is not None
-    batch = memory.batch_of(device)
-    asked = {
-        "model": MODEL, "system": SYSTEM, "tensor": TENSOR, "replicas": REPLICAS, "cache_tokens": cache_tokens(),
-        "block": memory.BLOCK, "batch_tokens": batch.tokens, "sequences": batch.sequences,
-        "prompt_tokens": sum(PROMPT) / 2, "trace_block": TRACE_BLOCK, "traces": list(traces), "routers": ROUTERS,
+    batch = memory.select_batch(device)
+    payload = {
+        "model": MODEL, "system": SYSTEM, "tensor": TENSOR_PARALLEL, "replicas": REPLICAS, "cache_tokens": compute_cache_tokens(),
+        "block": memory.BLOCK_TOKENS, "batch_tokens": batch.tokens, "sequences": batch.sequences,
+        "prompt_tokens": sum(PROMPT_TOKENS) / 2, "trace_block": TRACE_BLOCK, "traces": list(traces), "routers": ROUTERS,
     }  # fmt: skip
-    (work / "asked.json").write_text(json.dumps(asked))
+    (work / "asked.json").write_text(json.dumps(payload))
     with console.step("Install Dynamo's replay beside the tree"):
-        python = _environment(work)
-    with console.step(f"Replay {len(wanted)} kinds of traffic through {len(ROUTERS)} routers"):
+        python = _create_venv(work)
+    with console.step(f"Replay {len(mixes)} kinds of traffic through {len(ROUTERS)} routers"):
         worker = Path(__file__).with_name("replay_dynamo.py")
         command = [str(python), str(worker), str(work / "asked.json"), str(work / "told.json")]
         console.run(command, log=work / "replay.log", environment={"DYN_LOG": "error"}, timeout_s=LIMIT_S)
-    told = json.loads((work / "told.json").read_text())
-    found = {(traces[one["trace"]], one["router"]): _counted(one) for one in told["replays"]}
-    return Told(found, told["prefill_ms"], told["versions"])
+    response = json.loads((work / "told.json").read_text())
+    results = {(traces[entry["trace"]], entry["router"]): _summarize_replay(entry) for entry in response["replays"]}
+    return ReplayResult(results, response["prefill_ms"], response["versions"])
 
 
-def _environment(work: Path) -> Path:
+def _create_venv(work: Path) -> Path:
     """The Python of an environment with what LOCK holds, and nothing else."""
     uv, python = str(Path(sys.executable).with_name("uv")), work / "venv" / "bin" / "python"
     for command in (
@@ -168,57 +172,63 @@ def _environment(work: Path) -> Path:
     return python
 
 
-def _counted(one: Mapping[str, Any]) -> Found:
+def _summarize_replay(entry: Mapping[str, Any]) -> RouterResult:
     """A replay without its warm-up."""
-    start = int(len(one["ttft_ms"]) * WARM_UP)
-    reused = sum(one["reused_tokens"][start:]) / sum(one["input_tokens"][start:])
-    return Found(statistics.latency(one["ttft_ms"][start:]), statistics.latency(one["e2e_ms"][start:]), reused)
+    start = int(len(entry["ttft_ms"]) * WARM_UP)
+    reused = sum(entry["reused_tokens"][start:]) / sum(entry["input_tokens"][start:])
+    return RouterResult(
+        statistics.summarize_latency(entry["ttft_ms"][start:]),
+        statistics.summarize_latency(entry["e2e_ms"][start:]),
+        reused,
+    )
 
 
-def table(found: Mapping[tuple[Cell, str], Found]) -> Table:
+def build_table(results: Mapping[tuple[TrafficMix, str], RouterResult]) -> Table:
     """A line for each kind of traffic and router; the last column is the mean end to end beside round robin's."""
     title = f"Simulated: {MODEL}, {REPLICAS} replicas on {INSTANCE}; seconds at p50, p95, p99"
-    drawn = Table(title=title, title_justify="left", box=box.SIMPLE, collapse_padding=True)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE, collapse_padding=True)
     for column in ("shared", "cache", "router"):
-        drawn.add_column(column)
+        table.add_column(column)
     for column in ("TTFT s", "end to end s", "cached", "mean"):
-        drawn.add_column(column, justify="right", no_wrap=True)
-    for (cell, router), one in found.items():
-        drawn.add_row(
-            f"{cell.share:.0%}",
-            ("ample" if cell.users == FEW else "short") if cell.share else "",
+        table.add_column(column, justify="right", no_wrap=True)
+    for (mix, router), result in results.items():
+        table.add_row(
+            f"{mix.share:.0%}",
+            ("ample" if mix.users == FEW_USERS else "short") if mix.share else "",
             router,
-            _seconds(one.ttft, 2),
-            _seconds(one.e2e, 1),
-            f"{one.reused:.0%}",
-            f"{change(one, found[cell, 'round-robin']):+.1%}",
+            _format_seconds(result.ttft, 2),
+            _format_seconds(result.e2e, 1),
+            f"{result.reused:.0%}",
+            f"{compute_change(result, results[mix, 'round-robin']):+.1%}",
             end_section=router == ROUTERS[-1],
         )
-    return drawn
+    return table
 
 
-def _seconds(latency: Latency, digits: int) -> str:
+def _format_seconds(latency: Latency, digits: int) -> str:
     return " ".join(f"{(ms or 0) / 1000:.{digits}f}" for ms in (latency.p50, latency.p95, latency.p99))
 
 
-def change(one: Found, base: Found) -> float:
+def compute_change(result: RouterResult, base: RouterResult) -> float:
     """By what share its mean end to end is above the other's."""
-    return (one.e2e.mean or 0.0) / (base.e2e.mean or 1.0) - 1
+    return (result.e2e.mean or 0.0) / (base.e2e.mean or 1.0) - 1
 
 
-def notes(told: Told, arrivals: float) -> str:
+def format_notes(result: ReplayResult, arrivals: float) -> str:
     """What stands under the table: by what the numbers were got, and beside what they stand."""
-    busy = arrivals * told.prefill_ms / 1000 / REPLICAS
-    best = min(change(told.found[cell, "kv-aware"], told.found[cell, "round-robin"]) for cell, _ in told.found)
-    dynamo, kernels = told.versions["ai-dynamo"], told.versions["aiconfigurator-core"]
+    utilization = arrivals * result.prefill_ms / 1000 / REPLICAS
+    best = min(
+        compute_change(result.results[mix, "kv-aware"], result.results[mix, "round-robin"]) for mix, _ in result.results
+    )
+    dynamo, kernels = result.versions["ai-dynamo"], result.versions["aiconfigurator-core"]
     return (
         f"Every number is simulated by Dynamo {dynamo}'s offline replay. A step takes as long as the tables of "
         f"AIConfigurator {kernels} for vLLM on {SYSTEM} say.\n"
-        f"{arrivals:g} requests a second of {PROMPT[0]:,} to {PROMPT[1]:,} tokens, with {ANSWER[0]} to {ANSWER[1]} in "
-        f"answer: with nothing cached, prefill alone keeps the replicas {busy:.0%} busy.\n"
-        f"A replica's cache holds {cache_tokens():,} tokens: the beginnings of {FEW} users (ample), and only together "
-        f"with all others' those of {MANY} (short).\n"
-        f"mean: of end to end, beside round robin. kv-aware takes off {-best:.0%} at most here; the talk said {TALK}, "
+        f"{arrivals:g} requests a second of {PROMPT_TOKENS[0]:,} to {PROMPT_TOKENS[1]:,} tokens, with {ANSWER_TOKENS[0]} to {ANSWER_TOKENS[1]} in "
+        f"answer: with nothing cached, prefill alone keeps the replicas {utilization:.0%} busy.\n"
+        f"A replica's cache holds {compute_cache_tokens():,} tokens: the beginnings of {FEW_USERS} users (ample), and only together "
+        f"with all others' those of {MANY_USERS} (short).\n"
+        f"mean: of end to end, beside round robin. kv-aware takes off {-best:.0%} at most here; the talk said {CLAIMED_SAVING}, "
         "at a load that it did not name.\n"
         "What each router stands for: scripts/benchmarks/replay.py."
     )
@@ -230,15 +240,15 @@ def main() -> int:
     parser.add_argument("--shares", nargs="+", type=float, default=[0, 25, 50, 80], help="percent of a prompt")
     parser.add_argument("--arrivals", type=float, default=6.0, help="requests a second")
     parser.add_argument("--requests", type=int, default=1000, help="of each kind of traffic")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     try:
         with tempfile.TemporaryDirectory(prefix="replay-") as work:
-            wanted = cells([share / 100 for share in asked.shares])
-            told = replay(wanted, asked.requests, asked.arrivals, Path(work))
+            mixes = build_mixes([share / 100 for share in args.shares])
+            result = replay(mixes, args.requests, args.arrivals, Path(work))
     except BlueprintError as error:
-        return console.fail(error)
-    console.out.print(table(told.found))
-    console.out.print(notes(told, asked.arrivals), markup=False)
+        return console.print_error(error)
+    console.out.print(build_table(result.results))
+    console.out.print(format_notes(result, args.arrivals), markup=False)
     return 0
 
 

@@ -22,7 +22,7 @@ PREFILL_TOKENS = [64 * 2**power for power in range(9)]
 """64 to 16384 tokens of a step; between them Dynamo interpolates."""
 
 CONTEXTS = [256, 1024, 2048, 4096, 8192, 16384]
-HELD_TOKENS = [0, 4096, 16384, 65536, 131072, 262144, 524288]
+CACHED_TOKENS = [0, 4096, 16384, 65536, 131072, 262144, 524288]
 """Tokens in the caches of all requests that decode in a step."""
 
 ROUTERS: dict[str, dict[str, Any]] = {
@@ -39,37 +39,37 @@ ROUTERS: dict[str, dict[str, Any]] = {
 }
 
 
-def timing(asked: dict[str, Any], file: Path) -> dict[str, float]:
+def write_timing(payload: dict[str, Any], file: Path) -> dict[str, float]:
     """Writes the table of step times that Dynamo interpolates in; returns milliseconds of a prefill by its tokens."""
-    engine = EngineHandle.compile(asked["model"], asked["system"], "vllm", tp_size=asked["tensor"])
+    engine = EngineHandle.compile(payload["model"], payload["system"], "vllm", tp_size=payload["tensor"])
     prefill = [engine.predict_prefill_latency(1, tokens) for tokens in PREFILL_TOKENS]
     decode = [
-        [engine.predict_decode_latency(max(1, round(held / context)), context, 2) for context in CONTEXTS]
-        for held in HELD_TOKENS
+        [engine.predict_decode_latency(max(1, round(cached / context)), context, 2) for context in CONTEXTS]
+        for cached in CACHED_TOKENS
     ]
     np.savez(
         file,
         prefill_isl=np.array(PREFILL_TOKENS, float),
         prefill_ttft_ms=np.array(prefill),
-        decode_active_kv_tokens=np.array(HELD_TOKENS, float),
+        decode_active_kv_tokens=np.array(CACHED_TOKENS, float),
         decode_context_length=np.array(CONTEXTS, float),
         decode_itl=np.array(decode),
     )
-    return {"prefill_ms": float(np.interp(asked["prompt_tokens"], PREFILL_TOKENS, prefill))}
+    return {"prefill_ms": float(np.interp(payload["prompt_tokens"], PREFILL_TOKENS, prefill))}
 
 
-def replay(asked: dict[str, Any], trace: str, router: str, table: Path) -> dict[str, Any]:
+def replay(payload: dict[str, Any], trace: str, router: str, table: Path) -> dict[str, Any]:
     """One trace through one router."""
     report = run_trace_replay(
         trace,
-        trace_block_size=asked["trace_block"],
-        num_workers=asked["replicas"],
+        trace_block_size=payload["trace_block"],
+        num_workers=payload["replicas"],
         extra_engine_args={
             "engine": {
-                "num_gpu_blocks": asked["cache_tokens"] // asked["block"],
-                "block_size": asked["block"],
-                "max_num_batched_tokens": asked["batch_tokens"],
-                "max_num_seqs": asked["sequences"],
+                "num_gpu_blocks": payload["cache_tokens"] // payload["block"],
+                "block_size": payload["block"],
+                "max_num_batched_tokens": payload["batch_tokens"],
+                "max_num_seqs": payload["sequences"],
                 "timing_model": {"type": "external", "provider": "dynamo_profile", "config": {"path": str(table)}},
             }
         },
@@ -88,12 +88,12 @@ def replay(asked: dict[str, Any], trace: str, router: str, table: Path) -> dict[
 
 
 def main() -> None:
-    asked = json.loads(Path(sys.argv[1]).read_text())
+    payload = json.loads(Path(sys.argv[1]).read_text())
     table = Path(sys.argv[1]).with_name("timing.npz")
-    told = timing(asked, table)
-    replays = [replay(asked, trace, router, table) for trace in asked["traces"] for router in asked["routers"]]
+    timings = write_timing(payload, table)
+    replays = [replay(payload, trace, router, table) for trace in payload["traces"] for router in payload["routers"]]
     versions = {name: version(name) for name in ("ai-dynamo", "aiconfigurator-core")}
-    Path(sys.argv[2]).write_text(json.dumps({**told, "versions": versions, "replays": replays}))
+    Path(sys.argv[2]).write_text(json.dumps({**timings, "versions": versions, "replays": replays}))
 
 
 if __name__ == "__main__":

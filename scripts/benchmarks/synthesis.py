@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from llm_serving.settings.errors import AnswerIsNo
+from llm_serving.settings.errors import CheckFailed
 
 FLEET = Path(__file__).parents[2] / "fleet.yaml"
 
@@ -42,7 +42,7 @@ main()
 OURS = "from infra.main import main\nmain()\n"
 
 
-class Run(NamedTuple):
+class Measurement(NamedTuple):
     """One run: seconds, and MiB at the most."""
 
     user_s: float
@@ -50,7 +50,7 @@ class Run(NamedTuple):
     peak_mib: float
 
 
-def measure(code: str, fleet: Path, out: Path, cache: Path) -> Run:
+def measure(code: str, fleet: Path, out: Path, cache: Path) -> Measurement:
     """Runs `code` in a Python of its own that synthesizes `fleet` to `out`.
 
     The peak is the largest of its processes; a parent keeps one figure for all its children, so a process is put
@@ -62,19 +62,19 @@ def measure(code: str, fleet: Path, out: Path, cache: Path) -> Run:
         "BLUEPRINT_FLEET": str(fleet),
         "CDKTF_OUTDIR": str(out),
     }
-    between = [sys.executable, "-m", __spec__.name if __spec__ else __name__, "--measure"]
-    said = subprocess.run([*between, code], env=environment, capture_output=True, text=True, check=True, timeout=600)
-    return Run(*json.loads(said.stdout.splitlines()[-1]))
+    wrapper = [sys.executable, "-m", __spec__.name if __spec__ else __name__, "--measure"]
+    result = subprocess.run([*wrapper, code], env=environment, capture_output=True, text=True, check=True, timeout=600)
+    return Measurement(*json.loads(result.stdout.splitlines()[-1]))
 
 
-def _measured(code: str) -> Run:
+def _measure_child(code: str) -> Measurement:
     start = time.monotonic()
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return Run(round(used.ru_utime, 2), round(time.monotonic() - start, 2), round(used.ru_maxrss / 1024))
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return Measurement(round(usage.ru_utime, 2), round(time.monotonic() - start, 2), round(usage.ru_maxrss / 1024))
 
 
-def compare(runs: int, fleet: Path) -> dict[str, list[Run]]:
+def compare(runs: int, fleet: Path) -> dict[str, list[Measurement]]:
     """Runs of both sides, in turns.
 
     Raises:
@@ -83,46 +83,51 @@ def compare(runs: int, fleet: Path) -> dict[str, list[Run]]:
     sides = {"plain": PLAIN, "ours": OURS}
     with tempfile.TemporaryDirectory() as folder:
         outs = {side: Path(folder) / side for side in sides}
-        measured: dict[str, list[Run]] = {side: [] for side in sides}
+        measurements: dict[str, list[Measurement]] = {side: [] for side in sides}
         for turn in range(runs + 1):
             for side, code in sides.items():
-                run = measure(code, fleet, outs[side], Path(folder) / "bytecode")
+                measurement = measure(code, fleet, outs[side], Path(folder) / "bytecode")
                 if turn:
-                    measured[side].append(run)
+                    measurements[side].append(measurement)
                     print(
-                        f"{side:<6}{run.user_s:8.2f} s user{run.wall_s:8.2f} s wall{run.peak_mib:8.0f} MiB",
+                        f"{side:<6}{measurement.user_s:8.2f} s user{measurement.wall_s:8.2f} s wall{measurement.peak_mib:8.0f} MiB",
                         file=sys.stderr,
                     )
         for stack in outs["ours"].glob("stacks/*/cdk.tf.json"):
             if stack.read_bytes() != (outs["plain"] / stack.relative_to(outs["ours"])).read_bytes():
-                raise AnswerIsNo(f"{stack.parent.name} is not the same from both sides: the comparison says nothing")
-    return measured
+                raise CheckFailed(f"{stack.parent.name} is not the same from both sides: the comparison says nothing")
+    return measurements
 
 
 def main() -> None:
     """Prints both sides: the median of the runs, and the ratio."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--runs", type=int, default=3, help="counted runs of each side")
-    options.add_argument("--fleet", type=Path, default=FLEET, help="what to synthesize")
-    options.add_argument("--json", action="store_true", help="print plain data")
-    options.add_argument("--measure", help=argparse.SUPPRESS)
-    chosen = options.parse_args()
-    if chosen.measure:
-        print(json.dumps(_measured(chosen.measure)))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=3, help="counted runs of each side")
+    parser.add_argument("--fleet", type=Path, default=FLEET, help="what to synthesize")
+    parser.add_argument("--json", action="store_true", help="print plain data")
+    parser.add_argument("--measure", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.measure:
+        print(json.dumps(_measure_child(args.measure)))
         return
     medians = {
-        side: Run(*map(statistics.median, zip(*runs, strict=True)))
-        for side, runs in compare(chosen.runs, chosen.fleet).items()
+        side: Measurement(*map(statistics.median, zip(*runs, strict=True)))
+        for side, runs in compare(args.runs, args.fleet).items()
     }
-    ratio = Run(*(round(plain / ours, 1) for plain, ours in zip(medians["plain"], medians["ours"], strict=True)))
-    if chosen.json:
+    ratio = Measurement(
+        *(round(plain / ours, 1) for plain, ours in zip(medians["plain"], medians["ours"], strict=True))
+    )
+    if args.json:
         print(
-            json.dumps({**{side: run._asdict() for side, run in medians.items()}, "ratio": ratio._asdict()}, indent=2)
+            json.dumps(
+                {**{side: measurement._asdict() for side, measurement in medians.items()}, "ratio": ratio._asdict()},
+                indent=2,
+            )
         )
         return
-    print(f"{'':<6}{'user CPU':>10}{'wall':>10}{'peak memory':>14}   median of {chosen.runs}, children included")
-    for side, run in medians.items():
-        print(f"{side:<6}{run.user_s:>8.2f} s{run.wall_s:>8.2f} s{run.peak_mib:>10.0f} MiB")
+    print(f"{'':<6}{'user CPU':>10}{'wall':>10}{'peak memory':>14}   median of {args.runs}, children included")
+    for side, measurement in medians.items():
+        print(f"{side:<6}{measurement.user_s:>8.2f} s{measurement.wall_s:>8.2f} s{measurement.peak_mib:>10.0f} MiB")
     print(f"{'ratio':<6}{ratio.user_s:>9.1f}x{ratio.wall_s:>9.1f}x{ratio.peak_mib:>13.1f}x")
 
 

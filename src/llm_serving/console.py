@@ -35,9 +35,9 @@ out = _Console(highlight=False, soft_wrap=True)
 err = _Console(highlight=False, soft_wrap=True, stderr=True)
 
 
-def result(what: RenderableType) -> None:
+def print_result(renderable: RenderableType) -> None:
     """Prints prose and tables: folded between words in a terminal, in whole lines elsewhere."""
-    out.print(what, soft_wrap=not out.is_terminal)
+    out.print(renderable, soft_wrap=not out.is_terminal)
 
 
 @dataclass(eq=False)
@@ -52,35 +52,35 @@ class Step:
         return f"{self.title}: {self.note}" if self.note else self.title
 
 
-_under_way: list[Step] = []
+_active_steps: list[Step] = []
 _recordings: list[list[Step]] = []
 
 
 @contextmanager
 def step(title: str) -> Iterator[Step]:
     """Shows `title` while the block runs, then its time. The block may set `note`: it shows at once and at the end."""
-    now = Step(title)
+    current = Step(title)
     start = time.monotonic()
-    indent = "  " * len(_under_way)
+    indent = "  " * len(_active_steps)
     err.print(f"{indent}[bold]▸[/bold] {escape(title)}")
-    _under_way.append(now)
+    _active_steps.append(current)
     try:
-        with _alive(now, start):
-            yield now
+        with _show_progress(current, start):
+            yield current
     except BaseException:
         err.print(f"{indent}[red]✗[/red] {escape(title)} [dim]({time.monotonic() - start:.1f} s)[/dim]")
         raise
     finally:
-        now.seconds = time.monotonic() - start
-        _under_way.pop()
-    err.print(f"{indent}[green]✓[/green] {escape(str(now))} [dim]({now.seconds:.1f} s)[/dim]")
-    if not _under_way:
+        current.seconds = time.monotonic() - start
+        _active_steps.pop()
+    err.print(f"{indent}[green]✓[/green] {escape(str(current))} [dim]({current.seconds:.1f} s)[/dim]")
+    if not _active_steps:
         for recording in _recordings:
-            recording.append(now)
+            recording.append(current)
 
 
 @contextmanager
-def recorded() -> Iterator[list[Step]]:
+def record_steps() -> Iterator[list[Step]]:
     """Collects the steps that end well inside the block, for a summary; those within others are part of these."""
     steps: list[Step] = []
     _recordings.append(steps)
@@ -90,7 +90,7 @@ def recorded() -> Iterator[list[Step]]:
         _recordings.remove(steps)
 
 
-def times(steps: Sequence[Step]) -> Table:
+def render_times(steps: Sequence[Step]) -> Table:
     """Every step with its time, and the sum."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column()
@@ -102,42 +102,46 @@ def times(steps: Sequence[Step]) -> Table:
 
 
 @contextmanager
-def _alive(now: Step, start: float) -> Iterator[None]:
+def _show_progress(current: Step, start: float) -> Iterator[None]:
     """Shows that a step goes on: a running line in a terminal, a line every ten seconds elsewhere."""
-    done = threading.Event()
+    finished = threading.Event()
 
-    def show() -> None:
+    def refresh() -> None:
         if err.is_terminal:
             with err.status("") as line:
-                while not done.wait(0.5):
-                    line.update(f"{escape(str(now))} [dim]{time.monotonic() - start:.0f} s[/dim]")
+                while not finished.wait(0.5):
+                    line.update(f"{escape(str(current))} [dim]{time.monotonic() - start:.0f} s[/dim]")
         else:
-            while not done.wait(10):
-                if _under_way[-1:] == [now]:  # of steps within steps the innermost speaks
-                    err.print(f"  … {escape(str(now))} ({time.monotonic() - start:.0f} s)")
+            while not finished.wait(10):
+                if _active_steps[-1:] == [current]:  # of steps within steps the innermost speaks
+                    err.print(f"  … {escape(str(current))} ({time.monotonic() - start:.0f} s)")
 
-    shower = threading.Thread(target=show, daemon=True)
-    shower.start()
+    thread = threading.Thread(target=refresh, daemon=True)
+    thread.start()
     try:
         yield
     finally:
-        done.set()
-        shower.join()
+        finished.set()
+        thread.join()
 
 
-def quoted(command: Sequence[str], *, cwd: Path | None = None, environment: Mapping[str, str] | None = None) -> str:
+def quote_command(
+    command: Sequence[str], *, cwd: Path | None = None, environment: Mapping[str, str] | None = None
+) -> str:
     """The command as a line that a person can paste into a shell."""
     words = [f"{key}={shlex.quote(value)}" for key, value in (environment or {}).items()]
     line = " ".join([*words, shlex.join(command)])
-    return f"(cd {shlex.quote(near(cwd))} && {line})" if cwd and cwd.resolve() != Path.cwd() else line
+    return f"(cd {shlex.quote(shorten_path(cwd))} && {line})" if cwd and cwd.resolve() != Path.cwd() else line
 
 
-def show(command: Sequence[str], *, cwd: Path | None = None, environment: Mapping[str, str] | None = None) -> None:
+def show_command(
+    command: Sequence[str], *, cwd: Path | None = None, environment: Mapping[str, str] | None = None
+) -> None:
     """Prints an external command as it is about to run."""
-    err.print(f"  [dim]$ {escape(quoted(command, cwd=cwd, environment=environment))}[/dim]")
+    err.print(f"  [dim]$ {escape(quote_command(command, cwd=cwd, environment=environment))}[/dim]")
 
 
-def near(path: Path) -> str:
+def shorten_path(path: Path) -> str:
     """A path as seen from here where that is shorter."""
     relative = os.path.relpath(path)
     return relative if len(relative) < len(str(path)) else str(path)
@@ -147,21 +151,21 @@ def near(path: Path) -> str:
 class Command:
     """An external command: where it runs, and where its output goes."""
 
-    words: Sequence[str]
+    arguments: Sequence[str]
     log: Path
     cwd: Path | None = None
     environment: Mapping[str, str] | None = None
     """Set on top of this process's own; printed with the command, so nothing secret goes in."""
 
-    lent: Mapping[str, str] = field(default_factory=dict)
+    hidden_environment: Mapping[str, str] = field(default_factory=dict)
     """Set too, and not printed: without it the command does the same."""
 
-    good: tuple[int, ...] = (0,)
+    accepted_codes: tuple[int, ...] = (0,)
     """Exit codes that are no failure."""
 
 
 @dataclass(frozen=True)
-class Ended:
+class CommandResult:
     """How a command ended, and what it printed."""
 
     code: int
@@ -175,20 +179,20 @@ def run(
     cwd: Path | None = None,
     environment: Mapping[str, str] | None = None,
     timeout_s: float = 1800.0,
-    watch: Callable[[], None] = lambda: None,
+    on_poll: Callable[[], None] = lambda: None,
 ) -> str:
     """Prints an external command, runs it with its output in `log`, and returns that output; see `run_together`."""
-    return run_together([Command(command, log, cwd, environment)], timeout_s=timeout_s, watch=watch)[0].output
+    return run_together([Command(command, log, cwd, environment)], timeout_s=timeout_s, on_poll=on_poll)[0].output
 
 
 def run_together(
     commands: Sequence[Command],
     *,
     timeout_s: float = 1800.0,
-    watch: Callable[[], None] = lambda: None,
+    on_poll: Callable[[], None] = lambda: None,
     grace_s: float = 20.0,
-    stop_by: signal.Signals = signal.SIGTERM,
-) -> list[Ended]:
+    stop_signal: signal.Signals = signal.SIGTERM,
+) -> list[CommandResult]:
     """Prints external commands, runs them side by side, and returns how each ended.
 
     Args:
@@ -204,45 +208,45 @@ def run_together(
     try:
         for command in commands:
             started.append((command, *_start(command)))
-        _wait(started, timeout_s, watch)
+        _wait(started, timeout_s, on_poll)
     except KeyboardInterrupt:
         err.print(f"  [dim]asked to stop: what runs has up to {grace_s:.0f} s to end in order[/dim]")
         raise
     finally:
-        processes.stop_all([child for _, child, _ in started], grace_s, by=stop_by)
+        processes.stop_all([child for _, child, _ in started], grace_s, stop_signal=stop_signal)
     for command, child, start in started:
-        if child.returncode not in command.good:
-            raise CommandFailed(command.words, command.log, f"ended with code {child.returncode}", start)
-    return [Ended(child.returncode, _since(command.log, start)) for command, child, start in started]
+        if child.returncode not in command.accepted_codes:
+            raise CommandFailed(command.arguments, command.log, f"ended with code {child.returncode}", start)
+    return [CommandResult(child.returncode, _read_from(command.log, start)) for command, child, start in started]
 
 
 def _start(command: Command) -> tuple[subprocess.Popen[bytes], int]:
     """The running command, and where in its log its own output begins."""
-    show(command.words, cwd=command.cwd, environment=command.environment)
+    show_command(command.arguments, cwd=command.cwd, environment=command.environment)
     command.log.parent.mkdir(parents=True, exist_ok=True)
     with command.log.open("ab") as sink:
         start = sink.tell()
         try:
-            environment = {**(command.environment or {}), **command.lent}
-            child = processes.spawn(command.words, cwd=command.cwd, environment=environment, output=sink)
+            environment = {**(command.environment or {}), **command.hidden_environment}
+            child = processes.spawn(command.arguments, cwd=command.cwd, environment=environment, output=sink)
         except FileNotFoundError:
-            raise Unavailable(f"{command.words[0]} is not on this machine's PATH") from None
+            raise Unavailable(f"{command.arguments[0]} is not on this machine's PATH") from None
     return child, start
 
 
 def _wait(
-    started: Sequence[tuple[Command, subprocess.Popen[bytes], int]], timeout_s: float, watch: Callable[[], None]
+    started: Sequence[tuple[Command, subprocess.Popen[bytes], int]], timeout_s: float, on_poll: Callable[[], None]
 ) -> None:
-    end = time.monotonic() + timeout_s
+    deadline = time.monotonic() + timeout_s
     for command, child, start in started:
         while child.poll() is None:
-            watch()
+            on_poll()
             try:
-                child.wait(max(0.0, min(0.25, end - time.monotonic())))
+                child.wait(max(0.0, min(0.25, deadline - time.monotonic())))
             except subprocess.TimeoutExpired:
-                if time.monotonic() >= end:
-                    how = f"did not end within {timeout_s:.0f} s"
-                    raise CommandFailed(command.words, command.log, how, start) from None
+                if time.monotonic() >= deadline:
+                    failure = f"did not end within {timeout_s:.0f} s"
+                    raise CommandFailed(command.arguments, command.log, failure, start) from None
 
 
 class CommandFailed(BlueprintError):
@@ -250,19 +254,21 @@ class CommandFailed(BlueprintError):
 
     exit_code = 1
 
-    def __init__(self, command: Sequence[str], log: Path, how: str, start: int = 0) -> None:
-        self.output = _since(log, start)
+    def __init__(self, command: Sequence[str], log: Path, failure: str, start: int = 0) -> None:
+        self.output = _read_from(log, start)
         tail = "\n".join(f"    {line}" for line in self.output.splitlines()[-20:])
-        super().__init__(f"{shlex.join(command)}\n  {how}; its last lines, all of them in {near(log)}:\n{tail}")
+        super().__init__(
+            f"{shlex.join(command)}\n  {failure}; its last lines, all of them in {shorten_path(log)}:\n{tail}"
+        )
 
 
-def _since(log: Path, start: int) -> str:
+def _read_from(log: Path, start: int) -> str:
     with log.open("rb") as file:
         file.seek(start)
         return file.read().decode("utf-8", "replace")
 
 
-def fail(error: BlueprintError) -> int:
+def print_error(error: BlueprintError) -> int:
     """Shows a refusal as its text alone; returns the exit code."""
     print(error, file=sys.stderr)
     return error.exit_code

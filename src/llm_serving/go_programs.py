@@ -19,7 +19,7 @@ from pathlib import Path
 from llm_serving import console
 from llm_serving.settings.errors import BlueprintError, Unavailable
 
-_BUILD_S = 1200
+_BUILD_TIMEOUT_S = 1200
 """One build, on a machine with other work; the longest takes half of that alone."""
 
 
@@ -30,25 +30,25 @@ class Program:
     name: str
     package: str
     version: str
-    least: tuple[int, int] = (0, 0)
+    min_version: tuple[int, int] = (0, 0)
     """Oldest version that PATH's own may have; (0, 0) asks for none."""
 
-    version_words: tuple[str, ...] = ("version",)
+    version_arguments: tuple[str, ...] = ("version",)
     """Arguments by which it tells its version."""
 
-    stamps: Mapping[str, str] = field(default_factory=dict)
+    linker_variables: Mapping[str, str] = field(default_factory=dict)
     """What its own makefile has the linker write into it, by variable."""
 
-    tool_of: Path | None = None
+    tool_module: Path | None = None
     """Folder of a Go module that names the package as a tool, for one that `go install` cannot build by itself. What
     is built is that module's: it is built anew when its go.mod or go.sum changes."""
 
     @property
-    def build(self) -> str:
+    def build_name(self) -> str:
         """What no other build of the program is called."""
-        if self.tool_of is None:
+        if self.tool_module is None:
             return f"{self.name}-{self.version}"
-        pins = b"".join((self.tool_of / name).read_bytes() for name in ("go.mod", "go.sum"))
+        pins = b"".join((self.tool_module / name).read_bytes() for name in ("go.mod", "go.sum"))
         return f"{self.name}-{self.version}-{hashlib.sha256(pins).hexdigest()[:12]}"
 
 
@@ -56,9 +56,9 @@ HELM = Program(
     "helm",
     "helm.sh/helm/v3/cmd/helm",
     "v3.22.0",
-    least=(3, 18),  # the first that says which value a schema refuses, and where
-    version_words=("version", "--short"),
-    stamps={
+    min_version=(3, 18),  # the first that says which value a schema refuses, and where
+    version_arguments=("version", "--short"),
+    linker_variables={
         "helm.sh/helm/v3/internal/version.version": "v3.22.0",
         # What `helm template` takes for the cluster's version where there is no cluster: that of its client library.
         "helm.sh/helm/v3/pkg/chartutil.k8sVersionMajor": "1",
@@ -69,14 +69,14 @@ KUBECONFORM = Program(
     "kubeconform",
     "github.com/yannh/kubeconform/cmd/kubeconform",
     "v0.8.0",
-    least=(0, 8),
-    version_words=("-v",),
-    stamps={"main.version": "v0.8.0"},
+    min_version=(0, 8),
+    version_arguments=("-v",),
+    linker_variables={"main.version": "v0.8.0"},
 )
 VERSITYGW = Program("versitygw", "github.com/versity/versitygw/cmd/versitygw", "v1.8.0")
 
 
-def path_of(program: Program) -> str:
+def find_or_build(program: Program) -> str:
     """The program's path: the first on PATH that is new enough, else the built one, else a new build of it (minutes).
 
     The folder that KUBEBUILDER_ASSETS names, where Kubernetes' programs for tests lie, comes before PATH.
@@ -86,68 +86,72 @@ def path_of(program: Program) -> str:
         CommandFailed: the build failed.
     """
     folders = (os.environ.get("KUBEBUILDER_ASSETS"), os.environ.get("PATH"))
-    found = shutil.which(program.name, path=os.pathsep.join(filter(None, folders)))
-    if found and _version(found, program) >= program.least:
-        return found
+    path = shutil.which(program.name, path=os.pathsep.join(filter(None, folders)))
+    if path and _read_version(path, program) >= program.min_version:
+        return path
     cache = Path.home() / ".cache" / "llm-serving-blueprints"
-    folder = cache / "bin" / program.build
-    built = folder / program.name
+    folder = cache / "bin" / program.build_name
+    binary = folder / program.name
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         # One process builds, others wait for it.
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not built.exists():
+        if not binary.exists():
             _build(program, folder, cache / f"{program.name}.log")
-    return str(built)
+    return str(binary)
 
 
 def _build(program: Program, folder: Path, log: Path) -> None:
     module = f"{program.package}@{program.version}"
     if not shutil.which("go"):
         raise Unavailable(f"{program.name} is not on PATH; install it, or Go, with which {module} is built")
-    stamps = [f"-X {variable}={value}" for variable, value in program.stamps.items()]
+    linker_flags = [f"-X {variable}={value}" for variable, value in program.linker_variables.items()]
     # Debugging tables are an eighth of a compiler's work, and the linker would drop them.
-    flags = ["-gcflags=all=-dwarf=false", "-ldflags", " ".join(["-s -w", *stamps])]
+    flags = ["-gcflags=all=-dwarf=false", "-ldflags", " ".join(["-s -w", *linker_flags])]
     environment = {"CGO_ENABLED": "0"}
     with console.step(f"Build {program.name} {program.version}, once"):
-        if program.tool_of is None:
-            there = {**environment, "GOBIN": str(folder)}
-            console.run(["go", "install", *flags, module], log=log, environment=there, timeout_s=_BUILD_S)
+        if program.tool_module is None:
+            install_environment = {**environment, "GOBIN": str(folder)}
+            console.run(
+                ["go", "install", *flags, module], log=log, environment=install_environment, timeout_s=_BUILD_TIMEOUT_S
+            )
             return
-        part = folder / "part"  # its name is the program's when it is whole
-        command = ["go", "build", *flags, "-o", str(part), program.package]
-        console.run(command, log=log, cwd=program.tool_of, environment=environment, timeout_s=_BUILD_S)
-        part.rename(folder / program.name)
+        partial = folder / "part"  # its name is the program's when it is whole
+        command = ["go", "build", *flags, "-o", str(partial), program.package]
+        console.run(command, log=log, cwd=program.tool_module, environment=environment, timeout_s=_BUILD_TIMEOUT_S)
+        partial.rename(folder / program.name)
 
 
-def _version(path: str, program: Program) -> tuple[int, int]:
+def _read_version(path: str, program: Program) -> tuple[int, int]:
     """(0, 0) where it does not say."""
-    if program.least == (0, 0):
+    if program.min_version == (0, 0):
         return (0, 0)
     try:
-        said = subprocess.run([path, *program.version_words], capture_output=True, text=True, timeout=60, check=False)
+        result = subprocess.run(
+            [path, *program.version_arguments], capture_output=True, text=True, timeout=60, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return (0, 0)
-    found = re.search(r"v?(\d+)\.(\d+)\.\d+", said.stdout)
-    return (int(found[1]), int(found[2])) if found else (0, 0)
+    version_match = re.search(r"v?(\d+)\.(\d+)\.\d+", result.stdout)
+    return (int(version_match[1]), int(version_match[2])) if version_match else (0, 0)
 
 
-def ready(programs: Iterable[Program]) -> int:
+def prepare(programs: Iterable[Program]) -> int:
     """Has programs ready before tests that have limits on their time ask for them.
 
     Without Go there is nothing to build with: a line says so, and those tests are skipped with the reason.
     """
     for program in programs:
         try:
-            path_of(program)
+            find_or_build(program)
         except BlueprintError as error:
-            console.fail(error)
+            console.print_error(error)
     return 0
 
 
 def main() -> int:
     """What tests of the chart run."""
-    return ready((HELM, KUBECONFORM))
+    return prepare((HELM, KUBECONFORM))
 
 
 if __name__ == "__main__":

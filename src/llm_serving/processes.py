@@ -24,10 +24,10 @@ _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
-def end_with_parent(by: signal.Signals = signal.SIGTERM) -> None:
+def end_with_parent(death_signal: signal.Signals = signal.SIGTERM) -> None:
     """Has this process get a signal when its parent is gone; Linux does that even where the parent was killed."""
     if _libc is not None:
-        _libc.prctl(_PR_SET_PDEATHSIG, by)
+        _libc.prctl(_PR_SET_PDEATHSIG, death_signal)
 
 
 def spawn(
@@ -36,7 +36,7 @@ def spawn(
     cwd: Path | None = None,
     environment: Mapping[str, str] | None = None,
     output: IO[bytes] | int = subprocess.DEVNULL,
-    orphaned: signal.Signals = signal.SIGTERM,
+    orphan_signal: signal.Signals = signal.SIGTERM,
 ) -> subprocess.Popen[bytes]:
     """Starts `command` in a process group of its own that ends when this process does.
 
@@ -53,7 +53,7 @@ def spawn(
         stdout=output,
         stderr=subprocess.STDOUT,
         start_new_session=True,
-        preexec_fn=functools.partial(end_with_parent, orphaned),
+        preexec_fn=functools.partial(end_with_parent, orphan_signal),
     )
 
 
@@ -63,40 +63,40 @@ def stop(child: subprocess.Popen[Any], grace_s: float = 20.0) -> None:
 
 
 def stop_all(
-    children: Sequence[subprocess.Popen[Any]], grace_s: float = 20.0, *, by: signal.Signals = signal.SIGTERM
+    children: Sequence[subprocess.Popen[Any]], grace_s: float = 20.0, *, stop_signal: signal.Signals = signal.SIGTERM
 ) -> None:
     """Ends the groups of several children, all within the same `grace_s` seconds.
 
     Args:
         by: what asks them.
     """
-    end = time.monotonic() + grace_s
+    deadline = time.monotonic() + grace_s
     for child in children:
         if child.poll() is None:
-            _signal(child.pid, by)
+            _signal_group(child.pid, stop_signal)
     for child in children:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(max(0.0, end - time.monotonic()))
-        _signal(child.pid, signal.SIGKILL)
+            child.wait(max(0.0, deadline - time.monotonic()))
+        _signal_group(child.pid, signal.SIGKILL)
         child.wait()
 
 
-def _signal(group: int, what: signal.Signals) -> None:
+def _signal_group(group: int, signum: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, what)
+        os.killpg(group, signum)
 
 
-def wait_until(ready: Callable[[], bool], what: str, limit_s: float, every_s: float = 0.1) -> None:
+def wait_until(is_ready: Callable[[], bool], subject: str, timeout_s: float, interval_s: float = 0.1) -> None:
     """Polls `ready` until it holds.
 
     Raises:
         Unavailable: it did not within `limit_s` seconds.
     """
-    end = time.monotonic() + limit_s
-    while not ready():
-        if time.monotonic() > end:
-            raise Unavailable(f"{what} did not come within {limit_s:.0f} s")
-        time.sleep(every_s)
+    deadline = time.monotonic() + timeout_s
+    while not is_ready():
+        if time.monotonic() > deadline:
+            raise Unavailable(f"{subject} did not come within {timeout_s:.0f} s")
+        time.sleep(interval_s)
 
 
 _PORTS = range(20000, 32000)
@@ -106,7 +106,7 @@ _PORTS = range(20000, 32000)
 _claims: dict[int, socket.socket] = {}
 
 
-def free_ports(count: int) -> list[int]:
+def claim_free_ports(count: int) -> list[int]:
     """Ports of the loopback interface that nobody listens on now, all different, claimed for this process."""
     unclaimed = [port for port in _PORTS if port not in _claims]
     return list(itertools.islice(filter(claim, random.sample(unclaimed, len(unclaimed))), count))
@@ -122,13 +122,13 @@ def claim(port: int) -> bool:
     if not is_free(port):
         return False
     if port not in _claims:
-        claimed = socket.socket(socket.AF_UNIX)
+        claim_socket = socket.socket(socket.AF_UNIX)
         try:
-            claimed.bind(f"\0llm-serving-blueprints/{port}")
+            claim_socket.bind(f"\0llm-serving-blueprints/{port}")
         except OSError:
-            claimed.close()
+            claim_socket.close()
             return False
-        _claims[port] = claimed
+        _claims[port] = claim_socket
     return True
 
 
@@ -144,14 +144,14 @@ def is_free(port: int) -> bool:
 
 
 @contextlib.contextmanager
-def lent(variables: Mapping[str, str]) -> Iterator[None]:
+def patched_environ(variables: Mapping[str, str]) -> Iterator[None]:
     """Sets environment variables of this process, and of what it starts, for the time of the block."""
-    before = {name: os.environ.get(name) for name in variables}
+    previous = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
         yield
     finally:
-        for name, value in before.items():
+        for name, value in previous.items():
             if value is None:
                 del os.environ[name]
             else:
@@ -159,7 +159,7 @@ def lent(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def locked(file: Path, busy: str) -> Iterator[None]:
+def lock_file(file: Path, busy_message: str) -> Iterator[None]:
     """Keeps every other process out while the block runs; the lock goes with this process, however it ends.
 
     Args:
@@ -169,35 +169,37 @@ def locked(file: Path, busy: str) -> Iterator[None]:
     Raises:
         Unavailable: one is.
     """
-    with file.open("w") as held:
+    with file.open("w") as lock:
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise Unavailable(f"{busy}; wait for it") from None
+            raise Unavailable(f"{busy_message}; wait for it") from None
         yield
 
 
 @contextlib.contextmanager
-def interruptible() -> Iterator[None]:
+def handle_interrupts() -> Iterator[None]:
     """Turns SIGTERM and SIGHUP into KeyboardInterrupt, so that one way of cleaning up serves all interruptions."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    before = {what: signal.signal(what, interrupt) for what in (signal.SIGTERM, signal.SIGHUP)}
+    previous = {signum: signal.signal(signum, interrupt) for signum in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
-        for what, handler in before.items():
-            signal.signal(what, handler)
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
 
 
 @contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
+def ignore_signals() -> Iterator[None]:
     """Lets the block, a cleaning up of limited length, come to its end whatever signal arrives meanwhile."""
-    before = {what: signal.signal(what, signal.SIG_IGN) for what in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    previous = {
+        signum: signal.signal(signum, signal.SIG_IGN) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
     try:
         yield
     finally:
-        for what, handler in before.items():
-            signal.signal(what, handler)
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)

@@ -9,51 +9,51 @@ from typing import Any
 import pytest
 
 from llm_serving.aws import state_bucket
-from llm_serving.aws.session import Aws
+from llm_serving.aws.session import AwsSession
 from llm_serving.fleet.model import Fleet, Pool
 from llm_serving.rehearsal import emulator
-from llm_serving.settings.errors import AnswerIsNo, InputError, Unavailable
+from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
 from llm_serving.settings.units import Bounds
 
 ARN = "arn:aws:iam::123456789012:user/anna"
 
 
-def _fleet(kept: str = "s3://my-state/fleets", region: str = "us-west-2") -> Fleet:
+def _build_fleet(location: str = "s3://my-state/fleets", region: str = "us-west-2") -> Fleet:
     pool = Pool(types=("g6e.xlarge",), size=Bounds(0, 1))
-    return Fleet(name="demo", region=region, zones=(f"{region}a",), state=kept, pools={"general": pool})
+    return Fleet(name="demo", region=region, zones=(f"{region}a",), state=location, pools={"general": pool})
 
 
 @pytest.fixture(scope="module")
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with emulator.running(tmp_path_factory.mktemp("aws"), bare=True) as at:
-        yield at
+    with emulator.start(tmp_path_factory.mktemp("aws"), bare=True) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")
-def clients(endpoint: str) -> Iterator[Aws]:
+def clients(endpoint: str) -> Iterator[AwsSession]:
     with pytest.MonkeyPatch.context() as environment:
-        for name, value in emulator.client_environment(endpoint, "us-west-2").items():
+        for name, value in emulator.build_client_env(endpoint, "us-west-2").items():
             environment.setenv(name, value)
-        yield Aws("us-west-2")
+        yield AwsSession("us-west-2")
 
 
 @pytest.fixture
-def aws(endpoint: str, clients: Aws) -> Aws:
+def aws(endpoint: str, clients: AwsSession) -> AwsSession:
     """An empty embedded account."""
     emulator.reset(endpoint)
     return clients
 
 
-def _ensure(aws: Aws | None = None) -> bool:
-    return state_bucket.ensure_state_bucket(_fleet(), agree=lambda: True, aws=aws)
+def _ensure(aws: AwsSession | None = None) -> bool:
+    return state_bucket.ensure_state_bucket(_build_fleet(), confirm=lambda: True, aws=aws)
 
 
-def _remove(aws: Aws) -> bool:
-    return state_bucket.remove_state_bucket(_fleet(), agree=lambda: True, aws=aws)
+def _remove(aws: AwsSession) -> bool:
+    return state_bucket.remove_state_bucket(_build_fleet(), confirm=lambda: True, aws=aws)
 
 
 @pytest.mark.terraform
-def test_it_is_made_versioned_encrypted_closed_and_for_tls_alone(aws: Aws) -> None:
+def test_it_is_made_versioned_encrypted_closed_and_for_tls_alone(aws: AwsSession) -> None:
     assert _ensure(aws)
     s3 = aws.client("s3")
     assert s3.get_bucket_versioning(Bucket="my-state")["Status"] == "Enabled"
@@ -67,64 +67,68 @@ def test_it_is_made_versioned_encrypted_closed_and_for_tls_alone(aws: Aws) -> No
 
 
 @pytest.mark.terraform
-def test_made_twice_it_changes_nothing_the_second_time(aws: Aws) -> None:
-    asked: list[bool] = []
+def test_made_twice_it_changes_nothing_the_second_time(aws: AwsSession) -> None:
+    questions: list[bool] = []
     assert _ensure(aws)
-    assert not state_bucket.ensure_state_bucket(_fleet(), agree=lambda: asked.append(True) or True, aws=aws)
-    assert asked == []
+    assert not state_bucket.ensure_state_bucket(_build_fleet(), confirm=lambda: questions.append(True) or True, aws=aws)
+    assert questions == []
 
 
 @pytest.mark.terraform
 def test_all_calls_are_shown_before_the_question_and_a_no_makes_nothing(
-    aws: Aws, capsys: pytest.CaptureFixture[str]
+    aws: AwsSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shown: list[str] = []
+    outputs: list[str] = []
 
-    def no() -> bool:
-        shown.append(capsys.readouterr().err)
+    def refuse() -> bool:
+        outputs.append(capsys.readouterr().err)
         return False
 
-    with pytest.raises(AnswerIsNo, match="nothing was made"):
-        state_bucket.ensure_state_bucket(_fleet(), agree=no, aws=aws)
-    assert "$ aws s3api create-bucket --bucket my-state --create-bucket-configuration" in shown[0]
-    assert "$ aws s3api put-bucket-versioning --bucket my-state" in shown[0]
-    assert not state_bucket.look(aws, state_bucket.place(_fleet(), ARN)).exists
+    with pytest.raises(CheckFailed, match="nothing was made"):
+        state_bucket.ensure_state_bucket(_build_fleet(), confirm=refuse, aws=aws)
+    assert "$ aws s3api create-bucket --bucket my-state --create-bucket-configuration" in outputs[0]
+    assert "$ aws s3api put-bucket-versioning --bucket my-state" in outputs[0]
+    assert not state_bucket.inspect_bucket(aws, state_bucket.resolve_state_bucket(_build_fleet(), ARN)).exists
 
 
 @pytest.mark.terraform
-def test_what_an_existing_bucket_lacks_is_added_and_its_own_policy_stays(aws: Aws) -> None:
+def test_what_an_existing_bucket_lacks_is_added_and_its_own_policy_stays(aws: AwsSession) -> None:
     s3 = aws.client("s3")
     s3.create_bucket(Bucket="my-state", CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
-    own = {"Sid": "Own", "Effect": "Deny", "Principal": "*", "Action": "s3:PutBucketAcl", "Resource": "*"}
-    s3.put_bucket_policy(Bucket="my-state", Policy=json.dumps({"Version": "2012-10-17", "Statement": own}))
+    own_statement = {"Sid": "Own", "Effect": "Deny", "Principal": "*", "Action": "s3:PutBucketAcl", "Resource": "*"}
+    s3.put_bucket_policy(Bucket="my-state", Policy=json.dumps({"Version": "2012-10-17", "Statement": own_statement}))
     assert _ensure(aws)
     statements = json.loads(s3.get_bucket_policy(Bucket="my-state")["Policy"])["Statement"]
-    assert [one["Sid"] for one in statements] == ["Own", "TlsOnly"]
-    assert state_bucket.look(aws, state_bucket.place(_fleet(), ARN)).lacking == ()
+    assert [statement["Sid"] for statement in statements] == ["Own", "TlsOnly"]
+    assert state_bucket.inspect_bucket(aws, state_bucket.resolve_state_bucket(_build_fleet(), ARN)).changes == ()
 
 
 @pytest.mark.terraform
-def test_in_us_east_1_no_location_is_named(endpoint: str, aws: Aws) -> None:
-    where = state_bucket.place(_fleet(region="us-east-1"), ARN)
-    created = state_bucket.look(aws, where).lacking[0]
+def test_in_us_east_1_no_location_is_named(endpoint: str, aws: AwsSession) -> None:
+    location = state_bucket.resolve_state_bucket(_build_fleet(region="us-east-1"), ARN)
+    created = state_bucket.inspect_bucket(aws, location).changes[0]
     assert "CreateBucketConfiguration" not in created.parameters
 
 
 def test_in_china_the_policy_names_its_partition() -> None:
-    where = state_bucket.place(_fleet(region="cn-north-1"), "arn:aws-cn:iam::123456789012:user/anna")
-    assert where.partition == "aws-cn"
-    policy = [one for one in state_bucket._lacking(where, lambda _: {}) if one.operation == "put_bucket_policy"]
+    location = state_bucket.resolve_state_bucket(
+        _build_fleet(region="cn-north-1"), "arn:aws-cn:iam::123456789012:user/anna"
+    )
+    assert location.partition == "aws-cn"
+    policy = [
+        call for call in state_bucket._find_changes(location, lambda _: {}) if call.operation == "put_bucket_policy"
+    ]
     assert "arn:aws-cn:s3:::my-state/*" in policy[0].parameters["Policy"]
 
 
 @pytest.mark.terraform
-def test_it_is_removed_with_all_old_versions_when_no_state_holds_a_thing(aws: Aws) -> None:
+def test_it_is_removed_with_all_old_versions_when_no_state_holds_a_thing(aws: AwsSession) -> None:
     _ensure(aws)
     s3 = aws.client("s3")
     for resources in ([{"type": "aws_vpc"}], []):
         s3.put_object(Bucket="my-state", Key="fleets/demo/network.tfstate", Body=json.dumps({"resources": resources}))
     assert _remove(aws)
-    assert not state_bucket.look(aws, state_bucket.place(_fleet(), ARN)).exists
+    assert not state_bucket.inspect_bucket(aws, state_bucket.resolve_state_bucket(_build_fleet(), ARN)).exists
     assert not _remove(aws)
 
 
@@ -147,23 +151,23 @@ def test_it_is_removed_with_all_old_versions_when_no_state_holds_a_thing(aws: Aw
         ("notes.txt", {}, "s3://my-state: 1 objects are no state of Terraform's, notes.txt among them"),
     ],
 )
-def test_it_is_not_removed_while_something_is_in_it(aws: Aws, key: str, body: Any, text: str) -> None:
+def test_it_is_not_removed_while_something_is_in_it(aws: AwsSession, key: str, body: Any, text: str) -> None:
     _ensure(aws)
     aws.client("s3").put_object(Bucket="my-state", Key=key, Body=json.dumps(body))
-    with pytest.raises(AnswerIsNo) as refused:
+    with pytest.raises(CheckFailed) as error:
         _remove(aws)
-    assert str(refused.value) == text
-    assert state_bucket.look(aws, state_bucket.place(_fleet(), ARN)).exists
+    assert str(error.value) == text
+    assert state_bucket.inspect_bucket(aws, state_bucket.resolve_state_bucket(_build_fleet(), ARN)).exists
 
 
 def test_a_fleet_with_local_state_has_no_bucket() -> None:
-    with pytest.raises(InputError) as refused:
-        state_bucket.place(_fleet("local"), ARN)
-    assert str(refused.value) == "state: now local: the fleet's state is a local file. Write state: s3://BUCKET/PREFIX."
+    with pytest.raises(InputError) as error:
+        state_bucket.resolve_state_bucket(_build_fleet("local"), ARN)
+    assert str(error.value) == "state: now local: the fleet's state is a local file. Write state: s3://BUCKET/PREFIX."
 
 
 def test_without_credentials_it_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in [one for one in os.environ if one.startswith("AWS_")]:
+    for name in [variable for variable in os.environ if variable.startswith("AWS_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)

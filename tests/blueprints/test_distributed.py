@@ -12,55 +12,62 @@ import psutil
 import pytest
 
 from llm_serving.targets.local import supervisor
-from llm_serving.targets.local.deploy import Plan
+from llm_serving.targets.local.deploy import DeploymentPlan
 from tests import serving
 
 pytestmark = pytest.mark.engine
 
 ROOT = Path(__file__).resolve().parents[2]
-BringUp = Callable[[Path, Path], AbstractContextManager[Plan]]
+StartBlueprint = Callable[[Path, Path], AbstractContextManager[DeploymentPlan]]
 
 
-def _pattern(root: Path, split: str) -> Path:
+def _copy_pattern(root: Path, parallelism: str) -> Path:
     folder = root / "mine"
     shutil.copytree(ROOT / "blueprints" / "distributed", folder)
     file = folder / "blueprint.yaml"
     text = file.read_text()
     assert "accelerators: 2}" in text
-    file.write_text(text.replace("accelerators: 2}", f"{split}}}"))
+    file.write_text(text.replace("accelerators: 2}", f"{parallelism}}}"))
     return folder
 
 
-def test_two_data_parallel_ranks_each_answer_their_share(tmp_path: Path, brought_up: BringUp) -> None:
-    with brought_up(_pattern(tmp_path, "accelerators: 2, data: 2"), tmp_path) as plan:
-        (worker,) = plan.deployment.replicas
+def test_two_data_parallel_ranks_each_answer_their_share(tmp_path: Path, start_blueprint: StartBlueprint) -> None:
+    with start_blueprint(_copy_pattern(tmp_path, "accelerators: 2, data: 2"), tmp_path) as plan:
+        (worker,) = plan.deployment.engine_processes
         with ThreadPoolExecutor(8) as users:
-            said = list(users.map(lambda number: serving.text(plan.deployment.url, prompt=f"{number}"), range(24)))
-        shares = [serving.counter(worker, "vllm:request_success_total", engine=str(rank)) for rank in (0, 1)]
-    assert all(said)
+            texts = list(users.map(lambda number: serving.complete(plan.deployment.url, prompt=f"{number}"), range(24)))
+        shares = [serving.read_counter(worker, "vllm:request_success_total", engine=str(rank)) for rank in (0, 1)]
+    assert all(texts)
     assert min(shares) > 0, shares
-    assert sum(shares) >= len(said)
+    assert sum(shares) >= len(texts)
 
 
 @pytest.fixture(scope="module")
-def tensor(tmp_path_factory: pytest.TempPathFactory, brought_up: BringUp) -> Iterator[Plan]:
+def tensor_parallel_plan(
+    tmp_path_factory: pytest.TempPathFactory, start_blueprint: StartBlueprint
+) -> Iterator[DeploymentPlan]:
     """The pattern as it is copied, up: each layer over two ranks."""
     root = tmp_path_factory.mktemp("tensor")
-    with brought_up(_pattern(root, "accelerators: 2"), root) as plan:
+    with start_blueprint(_copy_pattern(root, "accelerators: 2"), root) as plan:
         yield plan
 
 
-def test_two_ranks_that_each_hold_half_of_every_layer_say_what_one_process_says(tensor: Plan, served: Plan) -> None:
+def test_two_ranks_that_each_hold_half_of_every_layer_say_what_one_process_says(
+    tensor_parallel_plan: DeploymentPlan, running_plan: DeploymentPlan
+) -> None:
     prompts = [f"{serving.PROMPT} {number}" for number in range(6)]
     # Halves are added up in another order, so that numbers of 16 bits may tip where two tokens are about as likely.
-    split, whole = ([serving.text(up.deployment.url, prompt=prompt) for prompt in prompts] for up in (tensor, served))
-    assert sum(one == other for one, other in zip(split, whole, strict=True)) >= 4
-    assert len(set(whole)) > 1, "the texts depend on their prompts"
+    split_texts, whole_texts = (
+        [serving.complete(plan.deployment.url, prompt=prompt) for prompt in prompts]
+        for plan in (tensor_parallel_plan, running_plan)
+    )
+    assert sum(text == other for text, other in zip(split_texts, whole_texts, strict=True)) >= 4
+    assert len(set(whole_texts)) > 1, "the texts depend on their prompts"
 
 
-def test_the_ranks_take_no_more_memory_than_the_resolver_counts_on(tensor: Plan) -> None:
-    up = supervisor.running(tensor.run)
-    assert up is not None
-    for process in tensor.deployment.replicas:
-        family = psutil.Process(up.state(process.name).pid).children(recursive=True)
-        assert sum(member.memory_full_info().pss for member in family) < process.memory_bytes
+def test_the_ranks_take_no_more_memory_than_the_resolver_counts_on(tensor_parallel_plan: DeploymentPlan) -> None:
+    supervisord = supervisor.find_running(tensor_parallel_plan.directory)
+    assert supervisord is not None
+    for process in tensor_parallel_plan.deployment.engine_processes:
+        family = psutil.Process(supervisord.read_state(process.name).pid).children(recursive=True)
+        assert sum(child.memory_full_info().pss for child in family) < process.memory_bytes

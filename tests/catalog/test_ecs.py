@@ -15,7 +15,7 @@ from llm_serving.catalog import ecs
     ],
 )
 def test_a_pinned_image_is_named_as_aws_names_it(variant: ecs.Variant, arch: ecs.Arch, name: str) -> None:
-    parameter = ecs.image_parameter(release="2023.0.20260901", variant=variant, arch=arch)
+    parameter = ecs.format_image_parameter(release="2023.0.20260901", variant=variant, arch=arch)
     assert parameter == f"/aws/service/ecs/optimized-ami/amazon-linux-2023/{name}/image_id"
 
 

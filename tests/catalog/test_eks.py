@@ -19,9 +19,9 @@ def test_every_version_that_a_fleet_may_name_has_an_end_of_support_and_every_add
 
 
 def test_a_later_version_is_supported_longer() -> None:
-    ends = list(eks.END_OF_STANDARD_SUPPORT.values())
-    assert ends == sorted(ends)
-    assert ends[0] > date(2025, 1, 1)
+    dates = list(eks.END_OF_STANDARD_SUPPORT.values())
+    assert dates == sorted(dates)
+    assert dates[0] > date(2025, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_the_end_of_support_is_said_with_the_days_that_are_left_and_what_it_cost
     day: date, said: str, soon: bool
 ) -> None:
     expected = f"Kubernetes 1.35: {said} costs 0.60 instead of 0.10 USD/h"
-    assert eks.support("1.35", day) == (expected, soon)
+    assert eks.describe_support("1.35", day) == (expected, soon)
 
 
 def test_nodes_join_only_with_the_network_the_proxy_and_the_identity_agent() -> None:
@@ -65,4 +65,4 @@ def test_nodes_join_only_with_the_network_the_proxy_and_the_identity_agent() -> 
 def test_an_images_parameter_is_named_as_aws_publishes_it(
     os: eks.Os, variant: eks.Variant, arch: eks.Arch, name: str
 ) -> None:
-    assert eks.image_parameter(os=os, release="v1", version="1.35", variant=variant, arch=arch) == name
+    assert eks.format_image_parameter(os=os, release="v1", version="1.35", variant=variant, arch=arch) == name

@@ -62,8 +62,12 @@ def test_neuron_devices_carry_their_cores(name: str, cores: int) -> None:
 
 
 def test_a_trainium2_device_is_seen_as_four_cores_and_the_older_ones_as_they_are() -> None:
-    seen = {name: instances.find(name).accelerators for name in ("trn2.48xlarge", "trn1.32xlarge", "g6e.12xlarge")}
-    assert {name: device.ranks for name, device in seen.items() if device} == dict(zip(seen, (4, 2, 1), strict=True))
+    accelerators = {
+        name: instances.find(name).accelerators for name in ("trn2.48xlarge", "trn1.32xlarge", "g6e.12xlarge")
+    }
+    assert {name: device.ranks for name, device in accelerators.items() if device} == dict(
+        zip(accelerators, (4, 2, 1), strict=True)
+    )
 
 
 def test_the_families_asked_for_are_all_there() -> None:
@@ -117,9 +121,11 @@ def test_capacity_blocks_are_sold_for_the_large_types_only() -> None:
 
 
 def test_the_copy_in_moto_is_named_as_such_and_never_as_aws() -> None:
-    said = instances.regions()["us-west-2"]
-    assert re.fullmatch(r"the copy of EC2's answers that moto \S+ carries|AWS EC2", said.name)
-    assert instances.find("p5.48xlarge").sources["ec2"].name in {one.name for one in instances.regions().values()}
+    source = instances.load_regions()["us-west-2"]
+    assert re.fullmatch(r"the copy of EC2's answers that moto \S+ carries|AWS EC2", source.name)
+    assert instances.find("p5.48xlarge").sources["ec2"].name in {
+        region.name for region in instances.load_regions().values()
+    }
 
 
 @pytest.mark.parametrize("row", CATALOGUE.values(), ids=lambda row: row.name)
@@ -133,54 +139,56 @@ def test_every_accelerator_has_its_bandwidth_and_its_flops_from_a_source(row: in
 
 @pytest.mark.parametrize("region", ["us-east-1", "us-west-2"])
 def test_a_type_has_a_price_or_the_reason_why_it_has_none(region: str) -> None:
-    offered = [row for row in CATALOGUE.values() if region in row.zones]
-    assert offered
-    assert [row.name for row in offered if (region in row.prices) == (region in row.unpriced)] == []
+    offered_rows = [row for row in CATALOGUE.values() if region in row.zones]
+    assert offered_rows
+    assert [row.name for row in offered_rows if (region in row.prices) == (region in row.unpriced)] == []
 
 
 def test_an_unknown_price_is_none_and_never_a_guess() -> None:
-    assert instances.find("g6e.xlarge").price_usd_h("us-west-2") == 1.861
-    assert instances.find("p5e.48xlarge").price_usd_h("us-west-2") is None
-    assert instances.find("g6e.xlarge").price_usd_h("eu-central-1") is None
+    assert instances.find("g6e.xlarge").get_price_usd_h("us-west-2") == 1.861
+    assert instances.find("p5e.48xlarge").get_price_usd_h("us-west-2") is None
+    assert instances.find("g6e.xlarge").get_price_usd_h("eu-central-1") is None
 
 
-def _rows(node: Any) -> list[dict[str, Any]]:
+def _find_rows(node: Any) -> list[dict[str, Any]]:
     return [row for rows in node.values() for row in rows]
 
 
-@pytest.mark.parametrize("row", _rows(OVERLAY), ids=lambda row: str(row.get("name") or row.get("types", [""])[0]))
+@pytest.mark.parametrize("row", _find_rows(OVERLAY), ids=lambda row: str(row.get("name") or row.get("types", [""])[0]))
 def test_every_row_of_the_overlay_names_its_source_and_date(row: dict[str, Any]) -> None:
     assert len(row["source"]) > 5
     assert re.fullmatch(r"20\d\d-(0[1-9]|1[0-2])(-[0-3]\d)?", str(row["date"]))
 
 
 def test_the_overlay_speaks_of_types_that_the_catalogue_has() -> None:
-    named = {name for row in _rows(OVERLAY) for name in (*row.get("types", ()), *row.get("usd_per_hour", ()))}
-    assert named <= CATALOGUE.keys()
-    keys = {(row.accelerators.name, raw["accelerators"]["memory_mib"]) for row, raw in _raw() if row.accelerators}
-    assert {(one["name"], one["ec2_memory_mib"]) for one in OVERLAY["accelerators"]} == keys
+    type_names = {name for row in _find_rows(OVERLAY) for name in (*row.get("types", ()), *row.get("usd_per_hour", ()))}
+    assert type_names <= CATALOGUE.keys()
+    keys = {
+        (row.accelerators.name, raw["accelerators"]["memory_mib"]) for row, raw in _pair_with_raw() if row.accelerators
+    }
+    assert {(entry["name"], entry["ec2_memory_mib"]) for entry in OVERLAY["accelerators"]} == keys
 
 
-def _raw() -> list[tuple[instances.Instance, dict[str, Any]]]:
+def _pair_with_raw() -> list[tuple[instances.Instance, dict[str, Any]]]:
     return [(CATALOGUE[name], raw) for name, raw in GENERATED["types"].items()]
 
 
 def test_awss_own_price_goes_before_the_one_written_by_hand() -> None:
     row = {**GENERATED["types"]["g6e.xlarge"], "from": "us-west-2", "prices": {"us-west-2": 9.99}}
-    said = {"us-west-2": {"source": "AWS EC2", "date": "2027-01-02", "prices": "2027-01-01"}}
-    made = instances.build({"regions": said, "types": {"g6e.xlarge": row}}, OVERLAY)["g6e.xlarge"]
-    assert made.price_usd_h("us-west-2") == 9.99
-    assert made.prices["us-west-2"].source == instances.Source(name="AWS Price List", date="2027-01-01")
-    assert made.price_usd_h("us-east-1") == 1.861
+    regions = {"us-west-2": {"source": "AWS EC2", "date": "2027-01-02", "prices": "2027-01-01"}}
+    instance = instances.build({"regions": regions, "types": {"g6e.xlarge": row}}, OVERLAY)["g6e.xlarge"]
+    assert instance.get_price_usd_h("us-west-2") == 9.99
+    assert instance.prices["us-west-2"].source == instances.Source(name="AWS Price List", date="2027-01-01")
+    assert instance.get_price_usd_h("us-east-1") == 1.861
 
 
 def test_an_accelerator_that_the_overlay_does_not_know_keeps_what_ec2_says() -> None:
     row = json.loads(json.dumps(GENERATED["types"]["g6e.xlarge"]))
     row["accelerators"]["name"] = "L50"
-    made = instances.build({"regions": GENERATED["regions"], "types": {"g6e.xlarge": row}}, OVERLAY)["g6e.xlarge"]
-    assert made.accelerators is not None
-    assert (made.accelerators.memory_mib, made.accelerators.bandwidth_gb_s) == (45_776, None)
-    assert made.accelerators.dense_tflops == {} and "accelerators" not in made.sources
+    instance = instances.build({"regions": GENERATED["regions"], "types": {"g6e.xlarge": row}}, OVERLAY)["g6e.xlarge"]
+    assert instance.accelerators is not None
+    assert (instance.accelerators.memory_mib, instance.accelerators.bandwidth_gb_s) == (45_776, None)
+    assert instance.accelerators.dense_tflops == {} and "accelerators" not in instance.sources
 
 
 @pytest.mark.parametrize(
@@ -192,9 +200,9 @@ def test_an_accelerator_that_the_overlay_does_not_know_keeps_what_ec2_says() -> 
     ],
 )
 def test_an_unknown_type_is_answered_with_the_nearest_names(name: str, write: str) -> None:
-    with pytest.raises(InputError) as refused:
+    with pytest.raises(InputError) as error:
         instances.find(name)
-    assert str(refused.value).startswith(f"{name}: the catalogue has no such instance type. Write {write}")
+    assert str(error.value).startswith(f"{name}: the catalogue has no such instance type. Write {write}")
 
 
 def test_rows_are_frozen_and_the_catalogue_cannot_be_changed() -> None:

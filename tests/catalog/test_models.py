@@ -22,8 +22,8 @@ TWICE = ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-1.7B")
 @pytest.mark.parametrize("name", sorted(STATED))
 def test_the_architecture_gives_the_published_size_to_the_byte(name: str) -> None:
     model = models.find(name)
-    again = 2 * model.vocabulary * model.hidden if name in TWICE else 0
-    assert sum(group.bytes for group in model.tensors()) + again == STATED[name]
+    output_embedding_bytes = 2 * model.vocabulary * model.hidden if name in TWICE else 0
+    assert sum(group.bytes for group in model.list_tensors()) + output_embedding_bytes == STATED[name]
 
 
 @pytest.mark.parametrize(
@@ -60,13 +60,13 @@ def test_active_parameters_are_those_of_the_model_card(name: str, billions: floa
 
 
 def test_each_row_names_its_source_and_the_day_it_was_read() -> None:
-    for model in models.catalogue().values():
+    for model in models.load().values():
         assert model.source
         assert model.read_on.startswith("20")
 
 
 def test_only_made_models_are_random() -> None:
-    assert {model.name for model in models.catalogue().values() if model.random} == {"tiny", "mid"}
+    assert {model.name for model in models.load().values() if model.random} == {"tiny", "mid"}
     assert models.find("tiny").hub is None
     assert models.find("Qwen/Qwen3-32B").hub == "Qwen/Qwen3-32B"
 
@@ -87,9 +87,9 @@ def test_tasks_are_known() -> None:
     ],
 )
 def test_an_unknown_model_is_refused_with_the_nearest_name(written: str, named: str) -> None:
-    with pytest.raises(InputError, match=rf"model: now '{written}': neither in the catalogue nor a folder") as refused:
+    with pytest.raises(InputError, match=rf"model: now '{written}': neither in the catalogue nor a folder") as error:
         models.find(written)
-    assert named in str(refused.value)
+    assert named in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["x" * 5000, "~nobody-of-that-name/model", "a\0b", "..", ""])
@@ -99,7 +99,7 @@ def test_a_name_that_is_no_path_is_refused_like_any_other(name: str) -> None:
 
 
 def test_a_folder_is_read_from_its_own_config_and_sized_by_its_weights(tmp_path: Path) -> None:
-    config = {**models.config_of("tiny"), "num_hidden_layers": 7, "random_weights": False}
+    config = {**models.read_config("tiny"), "num_hidden_layers": 7, "random_weights": False}
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "model.safetensors").write_bytes(b"x" * 1234)
     for name in (str(tmp_path), str(tmp_path / "config.json")):
@@ -108,22 +108,22 @@ def test_a_folder_is_read_from_its_own_config_and_sized_by_its_weights(tmp_path:
 
 
 def test_a_made_folder_says_that_its_weights_are_random(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(dict(models.config_of("tiny"))))
+    (tmp_path / "config.json").write_text(json.dumps(dict(models.read_config("tiny"))))
     assert models.find(str(tmp_path)).random
 
 
 def test_the_hub_is_asked_only_for_what_the_catalogue_lacks() -> None:
-    asked = []
+    requested = []
 
-    def hub(name: str) -> dict[str, object]:
-        asked.append(name)
-        return {**models.config_of("tiny"), "random_weights": False}
+    def get_config(name: str) -> dict[str, object]:
+        requested.append(name)
+        return {**models.read_config("tiny"), "random_weights": False}
 
-    assert models.find("Qwen/Qwen3-32B", hub=hub).layers == 64
-    assert asked == []
-    found = models.find("someone/something", hub=hub)
-    assert asked == ["someone/something"]
-    assert (found.hub, found.layers, found.random) == ("someone/something", 4, False)
+    assert models.find("Qwen/Qwen3-32B", fetch_config=get_config).layers == 64
+    assert requested == []
+    model = models.find("someone/something", fetch_config=get_config)
+    assert requested == ["someone/something"]
+    assert (model.hub, model.layers, model.random) == ("someone/something", 4, False)
 
 
 @pytest.mark.parametrize(
@@ -141,9 +141,9 @@ def test_the_hub_is_asked_only_for_what_the_catalogue_lacks() -> None:
 )
 def test_a_config_that_cannot_be_used_is_refused_by_its_path(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "config.json").write_text(content)
-    with pytest.raises(InputError, match=message) as refused:
+    with pytest.raises(InputError, match=message) as error:
         models.find(str(tmp_path))
-    assert str(tmp_path) in str(refused.value)
+    assert str(tmp_path) in str(error.value)
 
 
 def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
@@ -152,15 +152,15 @@ def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_quantization_of_unknown_size_is_refused() -> None:
-    config = {**models.config_of("tiny"), "quantization_config": {"quant_method": "awq"}}
+    config = {**models.read_config("tiny"), "quantization_config": {"quant_method": "awq"}}
     with pytest.raises(InputError, match=r"quant_method: now 'awq'"):
-        architecture.read(config, "config.json")
+        architecture.parse(config, "config.json")
 
 
 def test_a_window_that_is_switched_off_slides_nowhere() -> None:
-    config = {**models.config_of("tiny"), "sliding_window": 128, "max_window_layers": 3}
-    assert architecture.read({**config, "use_sliding_window": False}, "x").sliding_layers == 0
-    assert architecture.read({**config, "use_sliding_window": True}, "x").sliding_layers == 1
+    config = {**models.read_config("tiny"), "sliding_window": 128, "max_window_layers": 3}
+    assert architecture.parse({**config, "use_sliding_window": False}, "x").sliding_layers == 0
+    assert architecture.parse({**config, "use_sliding_window": True}, "x").sliding_layers == 1
     assert (
-        architecture.read({**config, "layer_types": ["sliding_attention", "full_attention"]}, "x").sliding_layers == 1
+        architecture.parse({**config, "layer_types": ["sliding_attention", "full_attention"]}, "x").sliding_layers == 1
     )

@@ -31,7 +31,7 @@ class Helm:
 
     def __call__(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Runs it; nothing is raised where it fails."""
-        home = {f"HELM_{what}_HOME": str(self._home) for what in ("CACHE", "CONFIG", "DATA")}
+        home = {f"HELM_{kind}_HOME": str(self._home) for kind in ("CACHE", "CONFIG", "DATA")}
         environment = {**os.environ, **home, "KUBECONFIG": "/dev/null"}
         command = [self._program, *words]
         return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
@@ -41,17 +41,17 @@ class Helm:
 def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
     """Helm: the one on PATH if it is new enough, else built."""
     try:
-        return Helm(go_programs.path_of(go_programs.HELM), tmp_path_factory.mktemp("helm"))
+        return Helm(go_programs.find_or_build(go_programs.HELM), tmp_path_factory.mktemp("helm"))
     except (Unavailable, CommandFailed) as error:
         pytest.skip(f"no Helm: {error}")
 
 
 @pytest.fixture(scope="session")
-def location(tmp_path_factory: pytest.TempPathFactory) -> str:
+def schema_location(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Where kubeconform finds the schemas."""
     try:
-        go_programs.path_of(go_programs.KUBECONFORM)
-        return objects.schemas(tmp_path_factory.mktemp("schemas"))
+        go_programs.find_or_build(go_programs.KUBECONFORM)
+        return objects.write_schemas(tmp_path_factory.mktemp("schemas"))
     except (Unavailable, CommandFailed) as error:
         pytest.skip(f"nothing to hold objects against: {error}")
 
@@ -71,35 +71,35 @@ Render = Callable[..., list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="session")
-def rendered(helm: Helm, tmp_path_factory: pytest.TempPathFactory) -> Render:
+def render_chart(helm: Helm, tmp_path_factory: pytest.TempPathFactory) -> Render:
     """The objects that values make as the release `mine` in the namespace `serving`; the chart may be a changed copy.
 
     What was rendered before is not rendered again.
     """
     file = tmp_path_factory.mktemp("values") / "values.yaml"
-    known: dict[tuple[str, Path], str] = {}
+    cache: dict[tuple[str, Path], str] = {}
 
-    def made(values: Mapping[str, Any], chart: Path = CHART) -> list[dict[str, Any]]:
+    def render(values: Mapping[str, Any], chart: Path = CHART) -> list[dict[str, Any]]:
         text = yaml.safe_dump(dict(values))
-        if (text, chart) not in known:
+        if (text, chart) not in cache:
             file.write_text(text)
             run = helm("template", "mine", str(chart), "--namespace", "serving", "--values", str(file))
             assert run.returncode == 0, run.stderr
-            known[text, chart] = run.stdout
-        return [one for one in yaml.load_all(known[text, chart], yaml.CSafeLoader) if one]
+            cache[text, chart] = run.stdout
+        return [document for document in yaml.load_all(cache[text, chart], yaml.CSafeLoader) if document]
 
-    return made
+    return render
 
 
 @pytest.fixture
-def refused(helm: Helm, tmp_path: Path) -> Callable[[Mapping[str, Any]], str]:
+def get_helm_error(helm: Helm, tmp_path: Path) -> Callable[[Mapping[str, Any]], str]:
     """What Helm says against values that it must not take."""
 
-    def said(values: Mapping[str, Any]) -> str:
+    def get_error(values: Mapping[str, Any]) -> str:
         file = tmp_path / "values.yaml"
         file.write_text(yaml.safe_dump(dict(values)))
         run = helm("template", "mine", str(CHART), "--namespace", "serving", "--values", str(file))
         assert run.returncode != 0, "Helm took them"
         return run.stderr
 
-    return said
+    return get_error

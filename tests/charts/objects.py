@@ -29,84 +29,84 @@ _NAME = "{{ .ResourceKind }}{{ .KindSuffix }}.json"
 _META = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"
 
 
-def schemas(folder: Path) -> str:
+def write_schemas(folder: Path) -> str:
     """Writes all schemas to `folder`; returns what kubeconform's -schema-location takes.
 
     Raises:
         Unavailable: there is no Go to fetch Kubernetes' module with.
     """
-    definitions = json.loads(_swagger())["definitions"]
-    own = {name: strict(definition) for name, definition in definitions.items()}
+    definitions = json.loads(_build_swagger())["definitions"]
+    strict_definitions = {name: make_strict(definition) for name, definition in definitions.items()}
     # Which numbers and texts these take, their own code says, not their schemas.
-    own["io.k8s.apimachinery.pkg.util.intstr.IntOrString"] = {"type": ["string", "integer"]}
-    own["io.k8s.apimachinery.pkg.api.resource.Quantity"] = {"type": ["string", "number"]}
-    own["io.k8s.apimachinery.pkg.apis.meta.v1.FieldsV1"] = {"type": "object"}
+    strict_definitions["io.k8s.apimachinery.pkg.util.intstr.IntOrString"] = {"type": ["string", "integer"]}
+    strict_definitions["io.k8s.apimachinery.pkg.api.resource.Quantity"] = {"type": ["string", "number"]}
+    strict_definitions["io.k8s.apimachinery.pkg.apis.meta.v1.FieldsV1"] = {"type": "object"}
     for name, definition in definitions.items():
         for kind in definition.get("x-kubernetes-group-version-kind", []):
-            file = folder / _file(kind["group"], kind["kind"], kind["version"])
-            _write(file, {"$ref": f"#/definitions/{name}"}, own)
-    for group, kind, version, schema in _custom():
+            file = folder / _format_filename(kind["group"], kind["kind"], kind["version"])
+            _write_schema(file, {"$ref": f"#/definitions/{name}"}, strict_definitions)
+    for group, kind, version, schema in _find_custom_kinds():
         schema["properties"] |= {"metadata": {"$ref": f"#/definitions/{_META}"}}
         schema["properties"] |= {"apiVersion": {"type": "string"}, "kind": {"type": "string"}}
-        _write(folder / _file(group, kind, version), strict(schema), own)
+        _write_schema(folder / _format_filename(group, kind, version), make_strict(schema), strict_definitions)
     return str(folder / _NAME)
 
 
-def _file(group: str, kind: str, version: str) -> str:
+def _format_filename(group: str, kind: str, version: str) -> str:
     return "-".join(filter(None, (kind.lower(), group.split(".")[0], f"{version}.json")))
 
 
-def _write(file: Path, schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> None:
+def _write_schema(file: Path, schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> None:
     """The schema with the definitions that it refers to."""
     needed: dict[str, Any] = {}
-    wanted = list(_references(schema))
-    while wanted:
-        name = wanted.pop()
+    pending = list(_find_references(schema))
+    while pending:
+        name = pending.pop()
         if name not in needed:
             needed[name] = definitions[name]
-            wanted += _references(definitions[name])
+            pending += _find_references(definitions[name])
     file.write_text(json.dumps({**schema, "definitions": needed}))
 
 
-def _references(schema: Any) -> Iterator[str]:
+def _find_references(schema: Any) -> Iterator[str]:
     if isinstance(schema, Mapping):
         if isinstance(schema.get("$ref"), str):
             yield schema["$ref"].removeprefix("#/definitions/")
         for value in schema.values():
-            yield from _references(value)
+            yield from _find_references(value)
     elif isinstance(schema, list):
         for value in schema:
-            yield from _references(value)
+            yield from _find_references(value)
 
 
-def strict(schema: Any) -> Any:
+def make_strict(schema: Any) -> Any:
     """The schema, refusing keys that it does not name; numbers or texts where it says so in Kubernetes' own way."""
     if isinstance(schema, list):
-        return [strict(one) for one in schema]
+        return [make_strict(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    made = {key: strict(value) for key, value in schema.items() if key != "format"}
+    strict_schema = {key: make_strict(value) for key, value in schema.items() if key != "format"}
     if schema.get("x-kubernetes-int-or-string"):
         return {"type": ["string", "integer"]}
     properties = schema.get("properties")
-    known = isinstance(properties, dict) and schema.get("type", "object") == "object"
-    if known and not schema.get("x-kubernetes-preserve-unknown-fields"):
-        made.setdefault("additionalProperties", False)
-    return made
+    is_object = isinstance(properties, dict) and schema.get("type", "object") == "object"
+    if is_object and not schema.get("x-kubernetes-preserve-unknown-fields"):
+        strict_schema.setdefault("additionalProperties", False)
+    return strict_schema
 
 
-def _swagger() -> bytes:
+def _build_swagger() -> bytes:
     if not shutil.which("go"):
         raise Unavailable("Go is not on PATH, by which Kubernetes' schemas are fetched")
     command = ["go", "mod", "download", "-json", f"k8s.io/kubernetes@{VERSION}"]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, cwd="/")
-    if said.returncode:
-        raise Unavailable(f"{' '.join(command)}: {said.stderr or said.stdout}")
-    with zipfile.ZipFile(json.loads(said.stdout)["Zip"]) as module:
+    result = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, cwd="/")
+    if result.returncode:
+        raise Unavailable(f"{' '.join(command)}: {result.stderr or result.stdout}")
+    with zipfile.ZipFile(json.loads(result.stdout)["Zip"]) as module:
         return module.read(f"k8s.io/kubernetes@{VERSION}/api/openapi-spec/swagger.json")
 
 
-def _custom() -> Iterator[tuple[str, str, str, dict[str, Any]]]:
+def _find_custom_kinds() -> Iterator[tuple[str, str, str, dict[str, Any]]]:
     """Group, kind, version and schema of each custom kind."""
     for file in sorted(CRDS.glob("*.yaml")):
         spec = yaml.load(file.read_text(), yaml.CSafeLoader)["spec"]
@@ -114,30 +114,32 @@ def _custom() -> Iterator[tuple[str, str, str, dict[str, Any]]]:
             yield spec["group"], spec["names"]["kind"], version["name"], version["schema"]["openAPIV3Schema"]
 
 
-def pods(made: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def list_pods(manifests: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """All pod templates of a release: a Deployment's one, a LeaderWorkerSet's leader and worker."""
-    found: list[dict[str, Any]] = []
-    for one in made:
-        if one["kind"] == "Deployment":
-            found.append(one["spec"]["template"])
-        if one["kind"] == "LeaderWorkerSet":
-            group = one["spec"]["leaderWorkerTemplate"]
-            found += [group["leaderTemplate"], group["workerTemplate"]]
-    return found
+    templates: list[dict[str, Any]] = []
+    for manifest in manifests:
+        if manifest["kind"] == "Deployment":
+            templates.append(manifest["spec"]["template"])
+        if manifest["kind"] == "LeaderWorkerSet":
+            group = manifest["spec"]["leaderWorkerTemplate"]
+            templates += [group["leaderTemplate"], group["workerTemplate"]]
+    return templates
 
 
-def mistakes(manifests: str, location: str) -> list[str]:
+def validate(manifests: str, location: str) -> list[str]:
     """What kubeconform says against the objects, a line each; empty where all are valid.
 
     Raises:
         AssertionError: it passed over an object, or looked at none.
     """
-    program = go_programs.path_of(go_programs.KUBECONFORM)
+    program = go_programs.find_or_build(go_programs.KUBECONFORM)
     # Our schemas refuse unknown keys themselves; its own -strict refuses a key that stands there twice.
     command = [program, "-strict", "-output", "json", "-summary", "-schema-location", location]
     run = subprocess.run(command, input=manifests, capture_output=True, text=True, timeout=120, check=False)
-    said = json.loads(run.stdout)
-    summary = said["summary"]
-    assert summary["skipped"] == 0, said
-    assert sum(summary.values()) == len([one for one in yaml.load_all(manifests, yaml.CSafeLoader) if one]) > 0, summary
-    return [f"{one['kind']} {one['name']}: {one['msg']}" for one in said.get("resources") or []]
+    response = json.loads(run.stdout)
+    summary = response["summary"]
+    assert summary["skipped"] == 0, response
+    assert sum(summary.values()) == len([item for item in yaml.load_all(manifests, yaml.CSafeLoader) if item]) > 0, (
+        summary
+    )
+    return [f"{item['kind']} {item['name']}: {item['msg']}" for item in response.get("resources") or []]

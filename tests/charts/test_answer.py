@@ -22,11 +22,11 @@ class Server(ThreadingHTTPServer):
     """Answers every POST with `said`."""
 
     status = 200
-    said = b""
-    silent = threading.Event()
+    response_body = b""
+    may_answer = threading.Event()
     """Clear: it never answers."""
 
-    asked: list[tuple[str, object, str | None]]
+    requests: list[tuple[str, object, str | None]]
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -34,13 +34,13 @@ class Handler(BaseHTTPRequestHandler):
         server = self.server
         assert isinstance(server, Server)
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        server.asked.append((self.path, body, self.headers["Authorization"]))
-        if not server.silent.wait(10):
+        server.requests.append((self.path, body, self.headers["Authorization"]))
+        if not server.may_answer.wait(10):
             return
         self.send_response(server.status)
-        self.send_header("Content-Length", str(len(server.said)))
+        self.send_header("Content-Length", str(len(server.response_body)))
         self.end_headers()
-        self.wfile.write(server.said)
+        self.wfile.write(server.response_body)
 
     def log_message(self, *_: object) -> None:
         """Nothing to say."""
@@ -48,19 +48,19 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with Server(("127.0.0.1", 0), Handler) as made:
-        made.asked = []
-        made.silent = threading.Event()
-        made.silent.set()
-        thread = threading.Thread(target=made.serve_forever)
+    with Server(("127.0.0.1", 0), Handler) as http_server:
+        http_server.requests = []
+        http_server.may_answer = threading.Event()
+        http_server.may_answer.set()
+        thread = threading.Thread(target=http_server.serve_forever)
         thread.start()
-        yield made
-        made.silent.set()
-        made.shutdown()
+        yield http_server
+        http_server.may_answer.set()
+        http_server.shutdown()
         thread.join(10)
 
 
-def ask(port: int, *, seconds: str = "5", key: str = "") -> tuple[int, str]:
+def run_probe(port: int, *, seconds: str = "5", key: str = "") -> tuple[int, str]:
     """Exit code and standard error of the program."""
     url = f"http://127.0.0.1:{port}/v1/completions"
     environment = {**os.environ, "VLLM_API_KEY": key}
@@ -71,15 +71,15 @@ def ask(port: int, *, seconds: str = "5", key: str = "") -> tuple[int, str]:
 
 @pytest.mark.parametrize("said", ['{"choices": [{"text": "y"}]}', '{"data": [[0.1]]}', '{"results": [{"index": 0}]}'])
 def test_a_completion_an_embedding_and_a_ranking_are_answers(server: Server, said: str) -> None:
-    server.said = said.encode()
-    assert ask(server.server_port) == (0, "")
-    assert server.asked == [("/v1/completions", {"model": "m", "prompt": "ready?"}, None)]
+    server.response_body = said.encode()
+    assert run_probe(server.server_port) == (0, "")
+    assert server.requests == [("/v1/completions", {"model": "m", "prompt": "ready?"}, None)]
 
 
 def test_the_servers_key_goes_along(server: Server) -> None:
-    server.said = b'{"choices": [{}]}'
-    assert ask(server.server_port, key="secret")[0] == 0
-    assert server.asked[0][2] == "Bearer secret"
+    server.response_body = b'{"choices": [{}]}'
+    assert run_probe(server.server_port, key="secret")[0] == 0
+    assert server.requests[0][2] == "Bearer secret"
 
 
 @pytest.mark.parametrize(
@@ -94,20 +94,20 @@ def test_the_servers_key_goes_along(server: Server) -> None:
     ],
 )
 def test_whatever_else_comes_is_none_and_is_said(server: Server, status: int, said: str, why: str) -> None:
-    server.status, server.said = status, said.encode()
-    code, error = ask(server.server_port)
+    server.status, server.response_body = status, said.encode()
+    code, error = run_probe(server.server_port)
     assert code == 1
     assert why in error
 
 
 def test_a_server_that_hangs_is_given_up_after_the_seconds(server: Server) -> None:
-    server.silent.clear()
-    code, error = ask(server.server_port, seconds="0.5")
+    server.may_answer.clear()
+    code, error = run_probe(server.server_port, seconds="0.5")
     assert code == 1
     assert "timed out" in error
 
 
 def test_nobody_there_is_said() -> None:
-    code, error = ask(processes.free_ports(1)[0])
+    code, error = run_probe(processes.claim_free_ports(1)[0])
     assert code == 1
     assert "Connection refused" in error

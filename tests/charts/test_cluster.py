@@ -14,7 +14,7 @@ import pytest
 
 from llm_serving import paths, processes
 from llm_serving.catalog import instances
-from llm_serving.fleet.loading import read
+from llm_serving.fleet.loading import load_fleet
 from llm_serving.targets.matrix import Cell
 from llm_serving.workloads.serving.placement import DEVICES
 from tests.charts import objects, test_patterns
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.timeout(120, func_only=True)  # the fixture may wait fo
 Preset = Callable[[str], dict[str, Any]]
 Object = Mapping[str, Any]
 
-MORE = {
+EXTRA_VALUES = {
     "monitoring": {"podMonitors": True, "rules": True},
     "route": {"gateway": {"name": "edge", "namespace": "gateway", "section": ""}},
     "networkPolicy": {"clients": [{"namespaceSelector": {"matchLabels": {"team": "ads"}}}]},
@@ -43,150 +43,163 @@ LEVELS = ("restricted", "baseline", "privileged")
 
 
 @pytest.fixture(scope="module")
-def serving(control_plane: ControlPlane) -> ControlPlane:
+def secured_cluster(control_plane: ControlPlane) -> ControlPlane:
     """The control plane with a namespace under each level of Pod Security, called as the level."""
-    made = [one for level in LEVELS for one in namespace(level, **{"pod-security.kubernetes.io/enforce": level})]
-    control_plane.do("create", "--filename=-", told=made)
+    namespaces = [
+        manifest
+        for level in LEVELS
+        for manifest in build_namespace(level, **{"pod-security.kubernetes.io/enforce": level})
+    ]
+    control_plane.check_output("create", "--filename=-", objects=namespaces)
     return control_plane
 
 
-def namespace(name: str, **labels: str) -> list[dict[str, Any]]:
+def build_namespace(name: str, **labels: str) -> list[dict[str, Any]]:
     return [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}},
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": ACCOUNT, "namespace": name}},
     ]
 
 
-def mistakes(cluster: ControlPlane, made: Sequence[Object], where: str) -> list[str]:
+def validate(cluster: ControlPlane, manifests: Sequence[Object], target_namespace: str) -> list[str]:
     """What the API server has against objects, were they made in a namespace."""
-    assert made
-    return cluster.against([{**one, "metadata": {**one["metadata"], "namespace": where}} for one in made])
+    assert manifests
+    return cluster.find_errors(
+        [{**manifest, "metadata": {**manifest["metadata"], "namespace": target_namespace}} for manifest in manifests]
+    )
 
 
-def pods(made: Sequence[Object], case: str = "case") -> list[dict[str, Any]]:
+def build_pods(manifests: Sequence[Object], case: str = "case") -> list[dict[str, Any]]:
     """All pods of a release, as controllers would make them, in the case's namespace and for its machines alone."""
-    found: list[dict[str, Any]] = []
-    for one in made:
-        for template in objects.pods([one]):
+    pod_manifests: list[dict[str, Any]] = []
+    for manifest in manifests:
+        for template in objects.list_pods([manifest]):
             spec = {**template["spec"], "serviceAccountName": ACCOUNT}
             spec["nodeSelector"] = {**spec.get("nodeSelector", {}), "case": case}
             # A user's claim is not there, and what it would have a pod wait for is not the scheduler's matter.
             spec["volumes"] = [volume for volume in spec["volumes"] if "persistentVolumeClaim" not in volume]
             spec["containers"] = [{**spec["containers"][0], "volumeMounts": []}]
-            for _ in range(one["spec"].get("replicas", 1)):
-                metadata = {**template["metadata"], "name": f"pod-{len(found)}", "namespace": case}
-                found.append({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
-    return found
+            for _ in range(manifest["spec"].get("replicas", 1)):
+                metadata = {**template["metadata"], "name": f"pod-{len(pod_manifests)}", "namespace": case}
+                pod_manifests.append({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+    return pod_manifests
 
 
 @each_preset
 def test_the_api_server_takes_each_object_of_a_preset(
-    serving: ControlPlane, rendered: Render, preset: Preset, name: str
+    secured_cluster: ControlPlane, render_chart: Render, preset: Preset, name: str
 ) -> None:
-    assert mistakes(serving, rendered({**preset(name), **MORE}), "privileged") == []
+    assert validate(secured_cluster, render_chart({**preset(name), **EXTRA_VALUES}), "privileged") == []
 
 
 @test_patterns.each_cell
-def test_the_api_server_takes_each_object_of_a_pattern(serving: ControlPlane, rendered: Render, cell: Cell) -> None:
-    assert mistakes(serving, rendered(test_patterns.values(cell)), "privileged") == []
+def test_the_api_server_takes_each_object_of_a_pattern(
+    secured_cluster: ControlPlane, render_chart: Render, cell: Cell
+) -> None:
+    assert validate(secured_cluster, render_chart(test_patterns.render_values(cell)), "privileged") == []
 
 
 def test_a_field_that_kubernetes_does_not_know_would_be_seen(
-    serving: ControlPlane, rendered: Render, preset: Preset
+    secured_cluster: ControlPlane, render_chart: Render, preset: Preset
 ) -> None:
-    made = rendered(preset("qwen3-0.6b-g6e"))
-    one = next(one for one in made if one["kind"] == "Deployment")
-    wrong = {**one, "spec": {**one["spec"], "replica": 2}}
-    assert 'unknown field "spec.replica"' in "".join(mistakes(serving, [wrong], "privileged"))
+    manifests = render_chart(preset("qwen3-0.6b-g6e"))
+    manifest = next(manifest for manifest in manifests if manifest["kind"] == "Deployment")
+    invalid = {**manifest, "spec": {**manifest["spec"], "replica": 2}}
+    assert 'unknown field "spec.replica"' in "".join(validate(secured_cluster, [invalid], "privileged"))
 
 
 @each_preset
 def test_pods_keep_to_the_strictest_level_of_pod_security_that_their_devices_allow(
-    serving: ControlPlane, rendered: Render, preset: Preset, name: str
+    secured_cluster: ControlPlane, render_chart: Render, preset: Preset, name: str
 ) -> None:
-    made = pods(rendered(preset(name)))
-    pins = any("add" in one["spec"]["containers"][0]["securityContext"]["capabilities"] for one in made)
-    root = any(one["spec"]["securityContext"]["runAsUser"] == 0 for one in made)
-    kept = LEVELS.index("privileged" if pins else "baseline" if root else "restricted")
-    assert mistakes(serving, made, LEVELS[kept]) == []
-    if kept:
-        said = mistakes(serving, made, LEVELS[kept - 1])
-        assert said and all("violates PodSecurity" in line for line in said)
+    pod_manifests = build_pods(render_chart(preset(name)))
+    pins = any("add" in pod["spec"]["containers"][0]["securityContext"]["capabilities"] for pod in pod_manifests)
+    root = any(pod["spec"]["securityContext"]["runAsUser"] == 0 for pod in pod_manifests)
+    level = LEVELS.index("privileged" if pins else "baseline" if root else "restricted")
+    assert validate(secured_cluster, pod_manifests, LEVELS[level]) == []
+    if level:
+        errors = validate(secured_cluster, pod_manifests, LEVELS[level - 1])
+        assert errors and all("violates PodSecurity" in line for line in errors)
 
 
 @pytest.fixture(scope="module")
-def homeless(control_plane: ControlPlane, rendered: Render, preset: Preset) -> Iterator[dict[str, list[str]]]:
+def scheduling_errors(
+    control_plane: ControlPlane, render_chart: Render, preset: Preset
+) -> Iterator[dict[str, list[str]]]:
     """What the scheduler says against the pods of each preset and pattern, on as many machines as their accelerators fill."""
-    wanted: dict[str, tuple[list[dict[str, Any]], Cell | None]] = {
-        slug(name): (pods(rendered(preset(name)), slug(name)), None) for name in NAMES
+    pods_by_case: dict[str, tuple[list[dict[str, Any]], Cell | None]] = {
+        format_slug(name): (build_pods(render_chart(preset(name)), format_slug(name)), None) for name in NAMES
     }
     for cell in test_patterns.CELLS:
-        wanted[case(cell)] = (pods(rendered(test_patterns.values(cell)), case(cell)), cell)
-    rooms = [one for name in wanted for one in namespace(name)]
-    nodes = [one for name, (some, cell) in wanted.items() for one in machines_for(name, some, cell)]
-    waiting = [pod for some, _ in wanted.values() for pod in some]
-    control_plane.do("create", "--filename=-", told=[*rooms, *nodes, *waiting])
+        pods_by_case[format_case(cell)] = (
+            build_pods(render_chart(test_patterns.render_values(cell)), format_case(cell)),
+            cell,
+        )
+    namespaces = [item for name in pods_by_case for item in build_namespace(name)]
+    nodes = [item for name, (case_pods, cell) in pods_by_case.items() for item in build_machines(name, case_pods, cell)]
+    waiting = [pod for case_pods, _ in pods_by_case.values() for pod in case_pods]
+    control_plane.check_output("create", "--filename=-", objects=[*namespaces, *nodes, *waiting])
 
-    def there() -> list[Object]:
-        found: list[Object] = control_plane.read(
+    def list_pods() -> list[Object]:
+        all_pods: list[Object] = control_plane.read(
             "pods", "--all-namespaces", "--selector=app.kubernetes.io/name=inference"
         )
-        return [one for one in found if one["metadata"]["namespace"] in wanted]
+        return [pod for pod in all_pods if pod["metadata"]["namespace"] in pods_by_case]
 
-    def settled() -> bool:
-        return all(one["spec"].get("nodeName") or unplaced(one) for one in there())
+    def is_settled() -> bool:
+        return all(pod["spec"].get("nodeName") or find_scheduling_error(pod) for pod in list_pods())
 
-    processes.wait_until(settled, "the scheduler's word on each pod", limit_s=60, every_s=0.5)
-    said: dict[str, list[str]] = {name: [] for name in wanted}
-    for one in there():
-        said[one["metadata"]["namespace"]] += [why] if (why := unplaced(one)) else []
-    yield said
+    processes.wait_until(is_settled, "the scheduler's word on each pod", timeout_s=60, interval_s=0.5)
+    errors: dict[str, list[str]] = {name: [] for name in pods_by_case}
+    for item in list_pods():
+        errors[item["metadata"]["namespace"]] += [reason] if (reason := find_scheduling_error(item)) else []
+    yield errors
     # The namespaces stay to the session's end, with pods on machines that are gone.
-    control_plane.do("delete", "--raw=/api/v1/nodes?labelSelector=case")
+    control_plane.check_output("delete", "--raw=/api/v1/nodes?labelSelector=case")
 
 
-def slug(name: str) -> str:
+def format_slug(name: str) -> str:
     return name.replace(".", "-")
 
 
-def case(cell: Cell) -> str:
+def format_case(cell: Cell) -> str:
     return f"{cell.pattern}-on-{cell.fleet}"
 
 
-def unplaced(pod: Object) -> str:
+def find_scheduling_error(pod: Object) -> str:
     """Why a pod has no machine; empty where it has."""
     conditions = pod["status"].get("conditions", [])
-    return next((one["message"] for one in conditions if one.get("reason") == "Unschedulable"), "")
+    return next((condition["message"] for condition in conditions if condition.get("reason") == "Unschedulable"), "")
 
 
-def machines_for(name: str, wanted: Sequence[Object], cell: Cell | None) -> list[dict[str, Any]]:
+def build_machines(name: str, pod_manifests: Sequence[Object], cell: Cell | None) -> list[dict[str, Any]]:
     """A machine without accelerators, and as many with them as the pods' accelerators fill."""
-    engines = [one for one in wanted if one["spec"].get("affinity", {}).get("nodeAffinity")]
+    engines = [item for item in pod_manifests if item["spec"].get("affinity", {}).get("nodeAffinity")]
     terms = engines[0]["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     [expressions] = [term["matchExpressions"] for term in terms["nodeSelectorTerms"]]
-    row = instances.load()[next(one["values"][0] for one in expressions if one["key"].endswith("instance-type"))]
+    row = instances.load()[next(item["values"][0] for item in expressions if item["key"].endswith("instance-type"))]
     assert row.accelerators
     device = DEVICES[row.accelerators.kind]
-    taken = sum(int(one["spec"]["containers"][0]["resources"]["limits"].get(device, 0)) for one in engines)
-    count = math.ceil(taken / row.accelerators.count)
+    accelerators = sum(int(item["spec"]["containers"][0]["resources"]["limits"].get(device, 0)) for item in engines)
+    count = math.ceil(accelerators / row.accelerators.count)
     if cell is None:
-        made = machines.of_type(row, count, name, case=name)
+        nodes = machines.build_for_type(row, count, name, case=name)
     else:
-        made = machines.of_pool(
-            read(paths.EXAMPLE_FLEETS / f"{cell.fleet}.yaml").value, cell.pool, count, name, case=name
+        nodes = machines.build_for_pool(
+            load_fleet(paths.EXAMPLE_FLEETS / f"{cell.fleet}.yaml").value, cell.pool, count, name, case=name
         )
-    return [machines.plain(f"{name}-plain", case=name), *made]
+    return [machines.build_plain(f"{name}-plain", case=name), *nodes]
 
 
 @each_preset
 def test_a_presets_pods_find_a_place_on_the_machines_that_their_accelerators_fill(
-    homeless: dict[str, list[str]], name: str
+    scheduling_errors: dict[str, list[str]], name: str
 ) -> None:
-    assert homeless[slug(name)] == []
+    assert scheduling_errors[format_slug(name)] == []
 
 
 @test_patterns.each_cell
 def test_a_patterns_pods_find_a_place_on_the_machines_that_their_accelerators_fill(
-    homeless: dict[str, list[str]], cell: Cell
+    scheduling_errors: dict[str, list[str]], cell: Cell
 ) -> None:
-    assert homeless[case(cell)] == []
+    assert scheduling_errors[format_case(cell)] == []

@@ -13,7 +13,7 @@ import yaml
 from infra.constructs import task
 from tests.charts import objects
 from tests.charts.conftest import CHART, PRESETS, Render
-from tests.charts.objects import pods
+from tests.charts.objects import list_pods
 
 NAMES = sorted(file.stem for file in PRESETS.glob("*.yaml"))
 Preset = Callable[[str], dict[str, Any]]
@@ -22,24 +22,30 @@ Object = Mapping[str, Any]
 each_preset = pytest.mark.parametrize("name", NAMES)
 
 
-def of(made: list[dict[str, Any]], kind: str, name: str | None = None) -> list[dict[str, Any]]:
+def filter_by_kind(manifests: list[dict[str, Any]], kind: str, name: str | None = None) -> list[dict[str, Any]]:
     """Objects of a kind, and maybe of a name."""
-    return [one for one in made if one["kind"] == kind and name in (None, one["metadata"]["name"])]
+    return [
+        manifest for manifest in manifests if manifest["kind"] == kind and name in (None, manifest["metadata"]["name"])
+    ]
 
 
-def engine(**over: Any) -> dict[str, Any]:
+def build_engine(**overrides: Any) -> dict[str, Any]:
     """A small engine role."""
-    return {"kind": "engine", "command": ["serve"], **over}
+    return {"kind": "engine", "command": ["serve"], **overrides}
 
 
-def values(*roles: Mapping[str, Any], **over: Any) -> dict[str, Any]:
+def build_values(*roles: Mapping[str, Any], **overrides: Any) -> dict[str, Any]:
     """A release of one role called `worker` and a router, or of the roles given."""
-    named = {f"worker{number or ''}": role for number, role in enumerate(roles or [engine()])}
-    return {"model": {"served": "m"}, "roles": {**named, "router": {"kind": "router", "command": ["route"]}}, **over}
+    role_values = {f"worker{number or ''}": role for number, role in enumerate(roles or [build_engine()])}
+    return {
+        "model": {"served": "m"},
+        "roles": {**role_values, "router": {"kind": "router", "command": ["route"]}},
+        **overrides,
+    }
 
 
-EVERYTHING = values(
-    engine(
+FULL_VALUES = build_values(
+    build_engine(
         nodes=2,
         workerCommand=["serve", "--headless"],
         resources={"accelerator": {"count": 8}, "efa": 16, "hugepages": "5120Mi"},
@@ -80,12 +86,12 @@ EVERYTHING = values(
     networkPolicy={"clients": [{"namespaceSelector": {"matchLabels": {"team": "ads"}}}]},
     route={"gateway": {"name": "gateway", "namespace": "edge", "section": "https"}, "hostnames": ["llm.example.org"]},
 )
-EVERYTHING["roles"]["router"]["probes"] = {"readiness": {"path": "/liveness", "body": None}}
+FULL_VALUES["roles"]["router"]["probes"] = {"readiness": {"path": "/liveness", "body": None}}
 
 
-def test_all_that_can_be_set_makes_objects_that_kubernetes_takes(rendered: Render, location: str) -> None:
-    made = rendered(EVERYTHING)
-    assert {one["kind"] for one in made} >= {
+def test_all_that_can_be_set_makes_objects_that_kubernetes_takes(render_chart: Render, schema_location: str) -> None:
+    manifests = render_chart(FULL_VALUES)
+    assert {manifest["kind"] for manifest in manifests} >= {
         *("LeaderWorkerSet", "Deployment", "ScaledObject", "PodMonitor", "PrometheusRule", "HTTPRoute"),
         *(
             "NetworkPolicy",
@@ -98,7 +104,7 @@ def test_all_that_can_be_set_makes_objects_that_kubernetes_takes(rendered: Rende
             "Pod",
         ),
     }
-    assert objects.mistakes(yaml.safe_dump_all(made), location) == []
+    assert objects.validate(yaml.safe_dump_all(manifests), schema_location) == []
 
 
 @pytest.mark.parametrize(
@@ -115,7 +121,7 @@ def test_all_that_can_be_set_makes_objects_that_kubernetes_takes(rendered: Rende
     ],
 )
 def test_a_typo_in_a_template_would_be_noticed(
-    rendered: Render, location: str, tmp_path: Path, file: str, right: str, wrong: str, kinds: set[str]
+    render_chart: Render, schema_location: str, tmp_path: Path, file: str, right: str, wrong: str, kinds: set[str]
 ) -> None:
     chart = tmp_path / "inference"
     shutil.copytree(CHART, chart)
@@ -123,80 +129,80 @@ def test_a_typo_in_a_template_would_be_noticed(
     text = template.read_text()
     assert right in text
     template.write_text(text.replace(right, wrong))
-    open_to_all = {**EVERYTHING, "networkPolicy": {}}
-    said = objects.mistakes(yaml.safe_dump_all(rendered(open_to_all, chart)), location)
-    assert {line.split()[0] for line in said} == kinds
+    open_to_all = {**FULL_VALUES, "networkPolicy": {}}
+    errors = objects.validate(yaml.safe_dump_all(render_chart(open_to_all, chart)), schema_location)
+    assert {line.split()[0] for line in errors} == kinds
 
 
 # How the objects fit each other.
 
 
-def selects(selector: Mapping[str, str], made: list[dict[str, Any]]) -> bool:
-    return any(selector.items() <= pod["metadata"]["labels"].items() for pod in pods(made))
+def has_pods(selector: Mapping[str, str], manifests: list[dict[str, Any]]) -> bool:
+    return any(selector.items() <= pod["metadata"]["labels"].items() for pod in list_pods(manifests))
 
 
 @each_preset
-def test_every_selector_finds_pods_and_every_name_an_object(rendered: Render, preset: Preset, name: str) -> None:
-    made = rendered(preset(name))
-    for one in made:
-        for selector in selectors_of(one):
-            assert selects(selector, made), one["metadata"]["name"]
-    for pod in pods(made):
-        assert of(made, "ServiceAccount", pod["spec"]["serviceAccountName"])
+def test_every_selector_finds_pods_and_every_name_an_object(render_chart: Render, preset: Preset, name: str) -> None:
+    manifests = render_chart(preset(name))
+    for manifest in manifests:
+        for selector in find_selectors(manifest):
+            assert has_pods(selector, manifests), manifest["metadata"]["name"]
+    for pod in list_pods(manifests):
+        assert filter_by_kind(manifests, "ServiceAccount", pod["spec"]["serviceAccountName"])
         for volume in pod["spec"]["volumes"]:
-            assert "configMap" not in volume or of(made, "ConfigMap", volume["configMap"]["name"])
-    for scaled in of(made, "ScaledObject"):
+            assert "configMap" not in volume or filter_by_kind(manifests, "ConfigMap", volume["configMap"]["name"])
+    for scaled in filter_by_kind(manifests, "ScaledObject"):
         target = scaled["spec"]["scaleTargetRef"]
-        assert of(made, target["kind"], target["name"])
+        assert filter_by_kind(manifests, target["kind"], target["name"])
 
 
-def selectors_of(one: Object) -> Iterator[Mapping[str, str]]:
+def find_selectors(manifest: Object) -> Iterator[Mapping[str, str]]:
     """By which pods an object finds pods."""
-    spec = one.get("spec", {})
-    if one["kind"] == "Service":
+    spec = manifest.get("spec", {})
+    if manifest["kind"] == "Service":
         yield spec["selector"]
-    if one["kind"] in ("PodDisruptionBudget", "PodMonitor", "Deployment"):
+    if manifest["kind"] in ("PodDisruptionBudget", "PodMonitor", "Deployment"):
         yield spec["selector"]["matchLabels"]
-    if one["kind"] == "NetworkPolicy":
+    if manifest["kind"] == "NetworkPolicy":
         yield spec["podSelector"]["matchLabels"]
 
 
 @each_preset
 def test_no_two_objects_of_a_kind_share_a_name_and_all_are_in_the_releases_namespace(
-    rendered: Render, preset: Preset, name: str
+    render_chart: Render, preset: Preset, name: str
 ) -> None:
-    made = rendered(preset(name))
-    names = [(one["kind"], one["metadata"]["name"]) for one in made]
+    manifests = render_chart(preset(name))
+    names = [(manifest["kind"], manifest["metadata"]["name"]) for manifest in manifests]
     assert len(names) == len(set(names))
-    assert {one["metadata"]["namespace"] for one in made} == {"serving"}
+    assert {manifest["metadata"]["namespace"] for manifest in manifests} == {"serving"}
 
 
-def test_clients_reach_the_router_or_the_only_engines_leaders_by_the_releases_name(rendered: Render) -> None:
-    service = of(rendered(values()), "Service", "mine")[0]["spec"]
+def test_clients_reach_the_router_or_the_only_engines_leaders_by_the_releases_name(render_chart: Render) -> None:
+    service = filter_by_kind(render_chart(build_values()), "Service", "mine")[0]["spec"]
     assert service["selector"]["app.kubernetes.io/component"] == "router"
-    alone = values(engine(nodes=2, workerCommand=["serve"], port=9000))
-    del alone["roles"]["router"]
-    service = of(rendered(alone), "Service", "mine")[0]["spec"]
+    engine_only = build_values(build_engine(nodes=2, workerCommand=["serve"], port=9000))
+    del engine_only["roles"]["router"]
+    service = filter_by_kind(render_chart(engine_only), "Service", "mine")[0]["spec"]
     assert service["selector"]["app.kubernetes.io/component"] == "worker"
     assert service["selector"]["inference/listens"] == "true"
     assert service["ports"] == [{"name": "http", "port": 9000, "targetPort": "http"}]
 
 
-def test_the_service_account_is_called_as_the_release_unless_it_has_a_name(rendered: Render) -> None:
-    assert of(rendered(values()), "ServiceAccount", "mine")
-    made = rendered(values(serviceAccount={"name": "weights", "create": False}))
-    assert not of(made, "ServiceAccount", "weights")
-    assert {pod["spec"]["serviceAccountName"] for pod in pods(made)} == {"weights", "mine-router"}
+def test_the_service_account_is_called_as_the_release_unless_it_has_a_name(render_chart: Render) -> None:
+    assert filter_by_kind(render_chart(build_values()), "ServiceAccount", "mine")
+    manifests = render_chart(build_values(serviceAccount={"name": "weights", "create": False}))
+    assert not filter_by_kind(manifests, "ServiceAccount", "weights")
+    assert {pod["spec"]["serviceAccountName"] for pod in list_pods(manifests)} == {"weights", "mine-router"}
 
 
 # What a role says wins over the defaults, also where it says nothing, none or no.
 
 
-def test_zero_and_no_are_values_too(rendered: Render) -> None:
-    changed = values(engine(replicas=0, drain={"preStopSeconds": 0}, user=0))
-    changed["defaults"] = {"engine": {"privileged": True}}
-    changed["roles"]["worker"]["privileged"] = False
-    deployment = of(rendered(changed), "Deployment", "mine-worker")[0]["spec"]
+def test_zero_and_no_are_values_too(render_chart: Render) -> None:
+    overridden = build_values(build_engine(replicas=0, drain={"preStopSeconds": 0}, user=0))
+    overridden["defaults"] = {"engine": {"privileged": True}}
+    overridden["roles"]["worker"]["privileged"] = False
+    deployment = filter_by_kind(render_chart(overridden), "Deployment", "mine-worker")[0]["spec"]
     container = deployment["template"]["spec"]["containers"][0]
     assert deployment["replicas"] == 0
     assert "lifecycle" not in container
@@ -204,11 +210,13 @@ def test_zero_and_no_are_values_too(rendered: Render) -> None:
     assert deployment["template"]["spec"]["securityContext"]["runAsUser"] == 0
 
 
-def test_defaults_hold_for_every_role_of_the_kind(rendered: Render) -> None:
-    changed = values(engine(), engine(), defaults={"engine": {"placement": {"zones": ["us-west-2b"]}}})
+def test_defaults_hold_for_every_role_of_the_kind(render_chart: Render) -> None:
+    overridden = build_values(
+        build_engine(), build_engine(), defaults={"engine": {"placement": {"zones": ["us-west-2b"]}}}
+    )
     zones = {
         pod["metadata"]["labels"]["app.kubernetes.io/component"]: "us-west-2b" in str(pod["spec"].get("affinity"))
-        for pod in pods(rendered(changed))
+        for pod in list_pods(render_chart(overridden))
     }
     assert zones == {"worker": True, "worker1": True, "router": False}
 
@@ -217,9 +225,9 @@ def test_defaults_hold_for_every_role_of_the_kind(rendered: Render) -> None:
 
 
 @each_preset
-def test_a_pod_can_do_nothing_that_it_need_not(rendered: Render, preset: Preset, name: str) -> None:
-    made = rendered(preset(name))
-    for pod in [*pods(made), *of(made, "Pod")]:
+def test_a_pod_can_do_nothing_that_it_need_not(render_chart: Render, preset: Preset, name: str) -> None:
+    manifests = render_chart(preset(name))
+    for pod in [*list_pods(manifests), *filter_by_kind(manifests, "Pod")]:
         spec = pod["spec"]
         container = spec["containers"][0]
         limits = set(container["resources"].get("limits", {}))
@@ -240,12 +248,16 @@ def test_a_pod_can_do_nothing_that_it_need_not(rendered: Render, preset: Preset,
         assert spec["enableServiceLinks"] is False
 
 
-def test_what_is_fetched_lies_where_the_engine_reads_before_it_starts(rendered: Render) -> None:
+def test_what_is_fetched_lies_where_the_engine_reads_before_it_starts(render_chart: Render) -> None:
     weights = {"weights": "s3://my-models/llama/"}
-    [pod] = [one for one in pods(rendered(values(engine(fetch=weights, scratch="160Gi")))) if "fetch" in str(one)]
+    [pod] = [
+        candidate
+        for candidate in list_pods(render_chart(build_values(build_engine(fetch=weights, scratch="160Gi"))))
+        if "fetch" in str(candidate)
+    ]
     [copier], [container] = pod["spec"]["initContainers"], pod["spec"]["containers"]
-    assert copier["image"] == task.COPIER, "ECS copies with the same"
-    assert copier["command"][-2:] == ["s3://my-models/llama/", f"{task.FETCHED}/weights"]
+    assert copier["image"] == task.COPY_IMAGE, "ECS copies with the same"
+    assert copier["command"][-2:] == ["s3://my-models/llama/", f"{task.FETCH_DIR}/weights"]
     assert {"name": "scratch", "mountPath": "/scratch"} in copier["volumeMounts"]
     assert {"name": "scratch", "mountPath": "/scratch"} in container["volumeMounts"]
     assert {"name": "scratch", "emptyDir": {"sizeLimit": "160Gi"}} in pod["spec"]["volumes"]
@@ -257,65 +269,79 @@ def test_what_is_fetched_lies_where_the_engine_reads_before_it_starts(rendered: 
     }
 
 
-def test_privileged_is_a_switch_and_says_nothing_that_contradicts_it(rendered: Render) -> None:
-    pod = next(one for one in pods(rendered(values(engine(privileged=True)))) if "engine" in str(one))
+def test_privileged_is_a_switch_and_says_nothing_that_contradicts_it(render_chart: Render) -> None:
+    pod = next(
+        candidate
+        for candidate in list_pods(render_chart(build_values(build_engine(privileged=True))))
+        if "engine" in str(candidate)
+    )
     assert pod["spec"]["containers"][0]["securityContext"] == {"readOnlyRootFilesystem": True, "privileged": True}
 
 
 @each_preset
-def test_all_is_refused_but_what_a_role_needs(rendered: Render, preset: Preset, name: str) -> None:
-    made = rendered(preset(name))
-    policies = {one["metadata"]["name"]: one["spec"] for one in of(made, "NetworkPolicy")}
-    everyone = policies.pop("mine")
-    assert everyone["policyTypes"] == ["Ingress", "Egress"]
-    assert "ingress" not in everyone
-    all_pods = everyone["podSelector"]["matchLabels"].items()
-    assert all(all_pods <= pod["metadata"]["labels"].items() for pod in [*pods(made), *of(made, "Pod")])
+def test_all_is_refused_but_what_a_role_needs(render_chart: Render, preset: Preset, name: str) -> None:
+    manifests = render_chart(preset(name))
+    policies = {item["metadata"]["name"]: item["spec"] for item in filter_by_kind(manifests, "NetworkPolicy")}
+    default_policy = policies.pop("mine")
+    assert default_policy["policyTypes"] == ["Ingress", "Egress"]
+    assert "ingress" not in default_policy
+    all_pods = default_policy["podSelector"]["matchLabels"].items()
+    assert all(
+        all_pods <= pod["metadata"]["labels"].items()
+        for pod in [*list_pods(manifests), *filter_by_kind(manifests, "Pod")]
+    )
     for role, spec in policies.items():
-        outside = [one["ipBlock"]["cidr"] for rule in spec["egress"] for one in rule["to"] if "ipBlock" in one]
-        assert outside == ["0.0.0.0/0"] + ["169.254.170.23/32", "fd00:ec2::23/128"] * (role != "mine-router")
+        external_cidrs = [
+            item["ipBlock"]["cidr"] for rule in spec["egress"] for item in rule["to"] if "ipBlock" in item
+        ]
+        assert external_cidrs == ["0.0.0.0/0"] + ["169.254.170.23/32", "fd00:ec2::23/128"] * (role != "mine-router")
         assert all(rule["ports"] for rule in spec["egress"])
 
 
-def test_only_named_clients_call_the_router_and_nobody_the_engines(rendered: Render) -> None:
-    policies = {one["metadata"]["name"]: one["spec"] for one in of(rendered(EVERYTHING), "NetworkPolicy")}
+def test_only_named_clients_call_the_router_and_nobody_the_engines(render_chart: Render) -> None:
+    policies = {
+        item["metadata"]["name"]: item["spec"] for item in filter_by_kind(render_chart(FULL_VALUES), "NetworkPolicy")
+    }
     client = {"namespaceSelector": {"matchLabels": {"team": "ads"}}}
-    assert client in [one for rule in policies["mine-router"]["ingress"] for one in rule["from"]]
-    assert client not in [one for rule in policies["mine-worker"]["ingress"] for one in rule["from"]]
+    assert client in [item for rule in policies["mine-router"]["ingress"] for item in rule["from"]]
+    assert client not in [item for rule in policies["mine-worker"]["ingress"] for item in rule["from"]]
 
 
-def test_a_router_sees_pods_of_its_namespace_and_no_more(rendered: Render) -> None:
-    made = rendered(values())
-    assert of(made, "Role")[0]["rules"] == [
+def test_a_router_sees_pods_of_its_namespace_and_no_more(render_chart: Render) -> None:
+    manifests = render_chart(build_values())
+    assert filter_by_kind(manifests, "Role")[0]["rules"] == [
         {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}
     ]
-    assert not of(made, "ClusterRole")
-    assert of(made, "RoleBinding")[0]["subjects"][0]["name"] == "mine-router"
+    assert not filter_by_kind(manifests, "ClusterRole")
+    assert filter_by_kind(manifests, "RoleBinding")[0]["subjects"][0]["name"] == "mine-router"
 
 
 # Where pods stand.
 
 
 def test_pods_of_one_replica_over_several_nodes_stand_in_one_zone_and_replicas_where_they_like(
-    rendered: Render,
+    render_chart: Render,
 ) -> None:
-    group = of(rendered(EVERYTHING), "LeaderWorkerSet")[0]["spec"]["leaderWorkerTemplate"]
+    group = filter_by_kind(render_chart(FULL_VALUES), "LeaderWorkerSet")[0]["spec"]["leaderWorkerTemplate"]
     assert group["size"] == 2
     assert group["restartPolicy"] == "RecreateGroupOnPodRestart"
-    for which in ("leaderTemplate", "workerTemplate"):
-        affinity = group[which]["spec"]["affinity"]["podAffinity"]
+    for template_name in ("leaderTemplate", "workerTemplate"):
+        affinity = group[template_name]["spec"]["affinity"]["podAffinity"]
         zone = affinity["requiredDuringSchedulingIgnoredDuringExecution"]
-        assert [one["topologyKey"] for one in zone] == ["topology.kubernetes.io/zone"]
+        assert [term["topologyKey"] for term in zone] == ["topology.kubernetes.io/zone"]
         assert zone[0]["matchLabelKeys"] == ["leaderworkerset.sigs.k8s.io/group-key"]
-        near = affinity["preferredDuringSchedulingIgnoredDuringExecution"][0]["podAffinityTerm"]
-        assert near["topologyKey"] == "topology.k8s.aws/network-node-layer-3"
-        assert group[which]["metadata"]["labels"]["inference/listens"] == str(which == "leaderTemplate").lower()
+        preferred_term = affinity["preferredDuringSchedulingIgnoredDuringExecution"][0]["podAffinityTerm"]
+        assert preferred_term["topologyKey"] == "topology.k8s.aws/network-node-layer-3"
+        assert (
+            group[template_name]["metadata"]["labels"]["inference/listens"]
+            == str(template_name == "leaderTemplate").lower()
+        )
 
 
-def test_roles_with_one_zone_stand_in_the_same(rendered: Render, preset: Preset) -> None:
-    made = rendered(preset("qwen3-235b-a22b-p6-b300-disaggregated"))
+def test_roles_with_one_zone_stand_in_the_same(render_chart: Render, preset: Preset) -> None:
+    manifests = render_chart(preset("qwen3-235b-a22b-p6-b300-disaggregated"))
     zone = {"app.kubernetes.io/name": "inference", "app.kubernetes.io/instance": "mine", "inference/one-zone": "true"}
-    for pod in pods(made):
+    for pod in list_pods(manifests):
         term = pod["spec"].get("affinity", {}).get("podAffinity")
         if pod["metadata"]["labels"]["app.kubernetes.io/component"] == "router":
             assert term is None
@@ -325,15 +351,15 @@ def test_roles_with_one_zone_stand_in_the_same(rendered: Render, preset: Preset)
             assert required == [{"topologyKey": "topology.kubernetes.io/zone", "labelSelector": {"matchLabels": zone}}]
 
 
-def test_replicas_of_one_node_spread_over_zones(rendered: Render) -> None:
-    for pod in pods(rendered(values())):
+def test_replicas_of_one_node_spread_over_zones(render_chart: Render) -> None:
+    for pod in list_pods(render_chart(build_values())):
         spread = pod["spec"]["topologySpreadConstraints"]
-        assert [one["topologyKey"] for one in spread] == ["topology.kubernetes.io/zone"]
+        assert [constraint["topologyKey"] for constraint in spread] == ["topology.kubernetes.io/zone"]
         assert spread[0]["labelSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
 
 
-def test_exact_types_zones_labels_and_the_accelerators_taint(rendered: Render) -> None:
-    leader = pods(rendered(EVERYTHING))[1]["spec"]
+def test_exact_types_zones_labels_and_the_accelerators_taint(render_chart: Render) -> None:
+    leader = list_pods(render_chart(FULL_VALUES))[1]["spec"]
     terms = leader["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     assert terms == [
         {
@@ -360,41 +386,41 @@ def test_exact_types_zones_labels_and_the_accelerators_taint(rendered: Render) -
 
 
 @each_preset
-def test_ready_means_that_the_model_answered(rendered: Render, preset: Preset, name: str) -> None:
-    for pod in pods(rendered(preset(name))):
+def test_ready_means_that_the_model_answered(render_chart: Render, preset: Preset, name: str) -> None:
+    for pod in list_pods(render_chart(preset(name))):
         container = pod["spec"]["containers"][0]
         if container["name"] == "router":
             # It knows an engine that has answered.
             assert container["readinessProbe"]["httpGet"]["path"] == "/readiness"
         elif pod["metadata"]["labels"]["inference/listens"] == "true":
-            for which in ("startup", "readiness"):
-                assert container[f"{which}Probe"]["exec"]["command"][:2] == ["python3", "/etc/inference/answer.py"]
+            for probe in ("startup", "readiness"):
+                assert container[f"{probe}Probe"]["exec"]["command"][:2] == ["python3", "/etc/inference/answer.py"]
             assert "httpGet" in container["livenessProbe"]
         else:
             assert not [key for key in container if key.endswith("Probe")]
 
 
-def test_a_probe_asks_for_the_served_model_unless_it_names_one(rendered: Render) -> None:
-    own = engine(probes={"startup": {"body": {"model": "other", "prompt": "x"}}})
-    container = pods(rendered(values(own)))[1]["spec"]["containers"][0]
+def test_a_probe_asks_for_the_served_model_unless_it_names_one(render_chart: Render) -> None:
+    role = build_engine(probes={"startup": {"body": {"model": "other", "prompt": "x"}}})
+    container = list_pods(render_chart(build_values(role)))[1]["spec"]["containers"][0]
     assert container["name"] == "engine"
-    asked = [container[f"{which}Probe"]["exec"]["command"][3] for which in ("startup", "readiness")]
-    assert [yaml.safe_load(body) for body in asked] == [
+    bodies = [container[f"{probe}Probe"]["exec"]["command"][3] for probe in ("startup", "readiness")]
+    assert [yaml.safe_load(body) for body in bodies] == [
         {"model": "other", "prompt": "x"},
         {"model": "m", "prompt": "ready?", "max_tokens": 1},
     ]
 
 
-def test_a_pod_knows_its_address_before_its_environment_uses_it(rendered: Render) -> None:
-    container = pods(rendered(values(engine(env={"A": "$(POD_IP)"}))))[1]["spec"]["containers"][0]
-    names = [one["name"] for one in container["env"]]
+def test_a_pod_knows_its_address_before_its_environment_uses_it(render_chart: Render) -> None:
+    container = list_pods(render_chart(build_values(build_engine(env={"A": "$(POD_IP)"}))))[1]["spec"]["containers"][0]
+    names = [variable["name"] for variable in container["env"]]
     assert names.index("POD_IP") < names.index("A")
 
 
-def test_the_autoscaler_sets_the_count_alone_and_sums_over_replicas(rendered: Render) -> None:
-    made = rendered(EVERYTHING)
-    assert "replicas" not in of(made, "LeaderWorkerSet")[0]["spec"]
-    spec = of(made, "ScaledObject")[0]["spec"]
+def test_the_autoscaler_sets_the_count_alone_and_sums_over_replicas(render_chart: Render) -> None:
+    manifests = render_chart(FULL_VALUES)
+    assert "replicas" not in filter_by_kind(manifests, "LeaderWorkerSet")[0]["spec"]
+    spec = filter_by_kind(manifests, "ScaledObject")[0]["spec"]
     assert (spec["minReplicaCount"], spec["maxReplicaCount"], spec["cooldownPeriod"]) == (0, 3, 300)
     usage, arrivals = spec["triggers"]
     role = 'namespace="serving",app_kubernetes_io_instance="mine",app_kubernetes_io_component="worker"'
@@ -411,18 +437,29 @@ def test_the_autoscaler_sets_the_count_alone_and_sums_over_replicas(rendered: Re
     )
 
 
-def test_what_the_autoscaler_and_the_alerts_ask_for_carries_the_labels_that_the_monitors_give(rendered: Render) -> None:
-    made = rendered(EVERYTHING)
+def test_what_the_autoscaler_and_the_alerts_ask_for_carries_the_labels_that_the_monitors_give(
+    render_chart: Render,
+) -> None:
+    manifests = render_chart(FULL_VALUES)
     labels = ["app.kubernetes.io/instance", "app.kubernetes.io/component"]
-    assert all(one["spec"]["podTargetLabels"] == labels for one in of(made, "PodMonitor"))
-    asked = [one["metadata"]["query"] for one in of(made, "ScaledObject")[0]["spec"]["triggers"]]
-    asked += [rule["expr"] for group in of(made, "PrometheusRule")[0]["spec"]["groups"] for rule in group["rules"]]
-    assert len(asked) >= 5
-    assert all(label.replace(".", "_").replace("/", "_") + '="' in query for label in labels for query in asked)
+    assert all(manifest["spec"]["podTargetLabels"] == labels for manifest in filter_by_kind(manifests, "PodMonitor"))
+    queries = [
+        manifest["metadata"]["query"] for manifest in filter_by_kind(manifests, "ScaledObject")[0]["spec"]["triggers"]
+    ]
+    queries += [
+        rule["expr"]
+        for group in filter_by_kind(manifests, "PrometheusRule")[0]["spec"]["groups"]
+        for rule in group["rules"]
+    ]
+    assert len(queries) >= 5
+    assert all(label.replace(".", "_").replace("/", "_") + '="' in query for label in labels for query in queries)
 
 
-def test_the_monitor_scrapes_the_routers_own_port_and_the_engines_only_one(rendered: Render) -> None:
-    monitors = {one["metadata"]["name"]: one["spec"] for one in of(rendered(EVERYTHING), "PodMonitor")}
+def test_the_monitor_scrapes_the_routers_own_port_and_the_engines_only_one(render_chart: Render) -> None:
+    monitors = {
+        manifest["metadata"]["name"]: manifest["spec"]
+        for manifest in filter_by_kind(render_chart(FULL_VALUES), "PodMonitor")
+    }
     ports = {name: spec["podMetricsEndpoints"][0]["port"] for name, spec in monitors.items()}
     assert ports == {"mine-router": "metrics", "mine-worker": "http"}
 
@@ -430,21 +467,23 @@ def test_the_monitor_scrapes_the_routers_own_port_and_the_engines_only_one(rende
 # Two versions side by side.
 
 
-def test_a_release_without_roles_is_a_route_that_shares_requests_by_weight(rendered: Render, location: str) -> None:
+def test_a_release_without_roles_is_a_route_that_shares_requests_by_weight(
+    render_chart: Render, schema_location: str
+) -> None:
     backends = [
         {"release": "mine-v1", "port": 8000, "weight": 90},
         {"release": "mine-v2", "port": 8000, "weight": 10},
     ]
-    made = rendered({"route": {"gateway": {"name": "gateway"}, "backends": backends}})
-    assert [one["kind"] for one in made] == ["HTTPRoute"]
-    rule = of(made, "HTTPRoute")[0]["spec"]["rules"][0]
-    assert [(one["name"], one["weight"]) for one in rule["backendRefs"]] == [("mine-v1", 90), ("mine-v2", 10)]
+    manifests = render_chart({"route": {"gateway": {"name": "gateway"}, "backends": backends}})
+    assert [item["kind"] for item in manifests] == ["HTTPRoute"]
+    rule = filter_by_kind(manifests, "HTTPRoute")[0]["spec"]["rules"][0]
+    assert [(item["name"], item["weight"]) for item in rule["backendRefs"]] == [("mine-v1", 90), ("mine-v2", 10)]
     assert rule["timeouts"] == {"request": "600s"}
-    assert objects.mistakes(yaml.safe_dump_all(made), location) == []
+    assert objects.validate(yaml.safe_dump_all(manifests), schema_location) == []
 
 
-def test_a_route_of_its_own_leads_to_the_release(rendered: Render) -> None:
-    route = of(rendered(EVERYTHING), "HTTPRoute")[0]["spec"]
+def test_a_route_of_its_own_leads_to_the_release(render_chart: Render) -> None:
+    route = filter_by_kind(render_chart(FULL_VALUES), "HTTPRoute")[0]["spec"]
     assert route["parentRefs"] == [{"name": "gateway", "namespace": "edge", "sectionName": "https"}]
     assert route["rules"][0]["backendRefs"] == [{"name": "mine", "port": 8000}]
 
@@ -452,31 +491,31 @@ def test_a_route_of_its_own_leads_to_the_release(rendered: Render) -> None:
 # What Helm says after an installation. It is told nowhere without a cluster, so a changed copy puts it into an object.
 
 
-def notes(rendered: Render, values: Mapping[str, Any], folder: Path) -> str:
+def render_notes(rendered: Render, values: Mapping[str, Any], folder: Path) -> str:
     chart = folder / "told"
     shutil.copytree(CHART, chart)
     text = (chart / "templates" / "NOTES.txt").read_text()
     (chart / "templates" / "_notes.tpl").write_text('{{- define "notes" -}}' + text + "{{- end -}}")
-    told = 'apiVersion: v1\nkind: Told\nmetadata: {name: told}\nsaid: {{ include "notes" . | quote }}\n'
-    (chart / "templates" / "told.yaml").write_text(told)
-    return str(of(rendered(values, chart), "Told")[0]["said"])
+    template = 'apiVersion: v1\nkind: Told\nmetadata: {name: told}\nsaid: {{ include "notes" . | quote }}\n'
+    (chart / "templates" / "told.yaml").write_text(template)
+    return str(filter_by_kind(rendered(values, chart), "Told")[0]["said"])
 
 
 def test_after_an_installation_helm_says_what_runs_and_how_to_ask_it(
-    rendered: Render, preset: Preset, tmp_path: Path
+    render_chart: Render, preset: Preset, tmp_path: Path
 ) -> None:
-    said = notes(rendered, preset("qwen3-235b-a22b-p6-b300-disaggregated"), tmp_path)
-    assert said.split("\n\n")[:2] == [
+    text = render_notes(render_chart, preset("qwen3-235b-a22b-p6-b300-disaggregated"), tmp_path)
+    assert text.split("\n\n")[:2] == [
         "\nqwen3-235b-a22b as mine in serving:",
         "  decode       1 x 4 nvidia.com/gpu and 8 EFA\n"
         "  prefill      12 x 1 nvidia.com/gpu and 2 EFA\n"
         "  router       2 x 1 CPU",
     ]
-    assert "port-forward service/mine 8000" in said
-    assert said.endswith("helm -n serving rollback mine")
+    assert "port-forward service/mine 8000" in text
+    assert text.endswith("helm -n serving rollback mine")
 
 
-def test_of_a_route_alone_helm_says_where_requests_go(rendered: Render, tmp_path: Path) -> None:
+def test_of_a_route_alone_helm_says_where_requests_go(render_chart: Render, tmp_path: Path) -> None:
     backends = [{"release": "mine-v1", "port": 8000, "weight": 90}]
-    said = notes(rendered, {"route": {"gateway": {"name": "edge"}, "backends": backends}}, tmp_path)
-    assert "Requests to /v1 go to:\n\n  mine-v1 with weight 90\n" in said
+    text = render_notes(render_chart, {"route": {"gateway": {"name": "edge"}, "backends": backends}}, tmp_path)
+    assert "Requests to /v1 go to:\n\n  mine-v1 with weight 90\n" in text

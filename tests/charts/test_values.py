@@ -15,44 +15,51 @@ from tests.charts.conftest import CHART, Helm, Render
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 TEXT = (CHART / "values.yaml").read_text()
-Refused = Callable[[Mapping[str, Any]], str]
+HelmErrorGetter = Callable[[Mapping[str, Any]], str]
 
 
-def release(over: Mapping[str, Any] | None = None, /, **role: Any) -> dict[str, Any]:
+def build_release(overrides: Mapping[str, Any] | None = None, /, **role: Any) -> dict[str, Any]:
     """A release of one engine role, changed."""
     worker = {"kind": "engine", "command": ["serve"], **role}
-    return {"model": {"served": "m"}, "roles": {"worker": worker}, **(over or {})}
+    return {"model": {"served": "m"}, "roles": {"worker": worker}, **(overrides or {})}
 
 
 ROUTER = {"kind": "router", "command": ["route"]}
 
 
-def properties(schema: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+def walk_properties(schema: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Every key of the schema with where it stands; a role's are taken once."""
-    for name, one in schema.get("properties", {}).items():
-        yield f"{path}{name}", one
-        inner = [one, *one.get("oneOf", []), one.get("items", {}), one.get("additionalProperties") or {}]
-        for below in inner:
-            if isinstance(below, dict):
-                yield from properties(below, f"{path}{name}.")
+    for name, subschema in schema.get("properties", {}).items():
+        yield f"{path}{name}", subschema
+        inner = [
+            subschema,
+            *subschema.get("oneOf", []),
+            subschema.get("items", {}),
+            subschema.get("additionalProperties") or {},
+        ]
+        for child in inner:
+            if isinstance(child, dict):
+                yield from walk_properties(child, f"{path}{name}.")
 
 
-ALL = [
-    *properties(SCHEMA),
-    *properties(SCHEMA["$defs"]["role"], "role."),
-    *properties(SCHEMA["$defs"]["probe"], "probe."),
+ALL_PROPERTIES = [
+    *walk_properties(SCHEMA),
+    *walk_properties(SCHEMA["$defs"]["role"], "role."),
+    *walk_properties(SCHEMA["$defs"]["probe"], "probe."),
 ]
 
 
 def test_every_key_is_described_in_the_schema() -> None:
-    bare = [name for name, one in ALL if not one.get("description") and set(one) != {"$ref"}]
-    assert len(ALL) > 100
+    undocumented = [
+        name for name, subschema in ALL_PROPERTIES if not subschema.get("description") and set(subschema) != {"$ref"}
+    ]
+    assert len(ALL_PROPERTIES) > 100
     # What a reference alone says is said where it leads.
-    assert [name for name in bare if name != "global"] == []
+    assert [name for name in undocumented if name != "global"] == []
 
 
 def test_every_key_of_the_schema_stands_in_values_yaml_and_the_other_way_round() -> None:
-    keys = {name.rpartition(".")[2] for name, _ in ALL} - {"global"}
+    keys = {name.rpartition(".")[2] for name, _ in ALL_PROPERTIES} - {"global"}
     missing = {key for key in keys if not re.search(rf"\b{key}\b", TEXT)}
     assert missing == set()
     assert set(yaml.safe_load(TEXT)) == set(SCHEMA["properties"]) - {"global"}
@@ -63,17 +70,17 @@ def test_every_key_of_the_schema_stands_in_values_yaml_and_the_other_way_round()
 
 
 def test_no_object_takes_a_key_that_it_does_not_name() -> None:
-    def open_ones(schema: Any, path: str) -> Iterator[str]:
+    def find_open_objects(schema: Any, path: str) -> Iterator[str]:
         if isinstance(schema, dict):
             if "properties" in schema and schema.get("additionalProperties") is not False:
                 yield path
-            for key, below in schema.items():
-                yield from open_ones(below, f"{path}/{key}")
+            for key, child in schema.items():
+                yield from find_open_objects(child, f"{path}/{key}")
         if isinstance(schema, list):
-            for number, below in enumerate(schema):
-                yield from open_ones(below, f"{path}/{number}")
+            for number, child in enumerate(schema):
+                yield from find_open_objects(child, f"{path}/{number}")
 
-    assert list(open_ones(SCHEMA, "")) == []
+    assert list(find_open_objects(SCHEMA, "")) == []
 
 
 # What the schema refuses. Helm says where; the words are its own.
@@ -82,26 +89,32 @@ def test_no_object_takes_a_key_that_it_does_not_name() -> None:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        (release(replcas=2), "at '/roles/worker': additional properties 'replcas' not allowed"),
-        (release(replicas="2"), "at '/roles/worker/replicas': got string, want integer"),
-        (release(command="serve"), "at '/roles/worker/command': got string, want array"),
-        (release(env={"PORT": 8000}), "at '/roles/worker/env/PORT': got number, want string"),
-        (release(port=80000), "at '/roles/worker/port': maximum: got 80,000, want 65,535"),
-        (release(resources={"memory": "lots"}), "at '/roles/worker/resources/memory': 'lots' does not match pattern"),
-        (release(resources={"gpus": 8}), "at '/roles/worker/resources': additional properties 'gpus' not allowed"),
-        (release(kind="worker"), "at '/roles/worker/kind': value must be one of 'engine', 'router'"),
-        (release(mounts={"x": {"path": "/x"}}), "at '/roles/worker/mounts/x': 'oneOf' failed, none matched"),
-        (release({"engine": "other"}), "at '/engine': value must be 'vllm'"),
-        (release({"framework": "ray"}), "at '/framework': value must be 'plain'"),
-        (release({"security": {"user": 0}}), "at '/security/user': minimum: got 0, want 1"),
-        (release({"imgae": "x:1"}), "at '': additional properties 'imgae' not allowed"),
+        (build_release(replcas=2), "at '/roles/worker': additional properties 'replcas' not allowed"),
+        (build_release(replicas="2"), "at '/roles/worker/replicas': got string, want integer"),
+        (build_release(command="serve"), "at '/roles/worker/command': got string, want array"),
+        (build_release(env={"PORT": 8000}), "at '/roles/worker/env/PORT': got number, want string"),
+        (build_release(port=80000), "at '/roles/worker/port': maximum: got 80,000, want 65,535"),
+        (
+            build_release(resources={"memory": "lots"}),
+            "at '/roles/worker/resources/memory': 'lots' does not match pattern",
+        ),
+        (
+            build_release(resources={"gpus": 8}),
+            "at '/roles/worker/resources': additional properties 'gpus' not allowed",
+        ),
+        (build_release(kind="worker"), "at '/roles/worker/kind': value must be one of 'engine', 'router'"),
+        (build_release(mounts={"x": {"path": "/x"}}), "at '/roles/worker/mounts/x': 'oneOf' failed, none matched"),
+        (build_release({"engine": "other"}), "at '/engine': value must be 'vllm'"),
+        (build_release({"framework": "ray"}), "at '/framework': value must be 'plain'"),
+        (build_release({"security": {"user": 0}}), "at '/security/user': minimum: got 0, want 1"),
+        (build_release({"imgae": "x:1"}), "at '': additional properties 'imgae' not allowed"),
         ({"roles": {"worker": {"command": ["serve"]}}}, "at '/roles/worker': missing property 'kind'"),
     ],
 )
 def test_a_wrong_type_or_an_unknown_key_is_refused_with_its_place(
-    refused: Refused, values: dict[str, Any], said: str
+    get_helm_error: HelmErrorGetter, values: dict[str, Any], said: str
 ) -> None:
-    assert said in refused(values)
+    assert said in get_helm_error(values)
 
 
 # What the schema cannot say, in the chart's own words.
@@ -115,17 +128,17 @@ MONITORED = {"monitoring": {"podMonitors": True}}
     ("values", "said"),
     [
         (
-            release(image="vllm/vllm-openai:latest"),
+            build_release(image="vllm/vllm-openai:latest"),
             'roles.worker.image: now "vllm/vllm-openai:latest", which means another image tomorrow: replicas would differ, '
             "and a rollback would roll nothing back. Write REPOSITORY:VERSION or REPOSITORY@sha256:DIGEST",
         ),
         (
-            release({"image": "localhost:5000/vllm"}),
+            build_release({"image": "localhost:5000/vllm"}),
             'roles.worker.image: now "localhost:5000/vllm", which means another image tomorrow: replicas would differ, '
             "and a rollback would roll nothing back. Write REPOSITORY:VERSION or REPOSITORY@sha256:DIGEST",
         ),
         (
-            release({"image": ""}),
+            build_release({"image": ""}),
             "roles.worker.image: now empty. Write the image that the role needs (a preset's first lines say which), "
             "--set image=REPOSITORY:VERSION",
         ),
@@ -135,7 +148,7 @@ MONITORED = {"monitoring": {"podMonitors": True}}
             "or route.backends",
         ),
         (
-            release({"model": {}}),
+            build_release({"model": {}}),
             "model.served: now empty, and the probes must name the model that they ask. Write the name that clients put in "
             "`model`",
         ),
@@ -144,7 +157,10 @@ MONITORED = {"monitoring": {"podMonitors": True}}
             "roles: a and b are routers, and a release has one address. Write one router, or a release for each",
         ),
         (
-            {"model": {"served": "m"}, "roles": {"a": release()["roles"]["worker"], "b": release()["roles"]["worker"]}},
+            {
+                "model": {"served": "m"},
+                "roles": {"a": build_release()["roles"]["worker"], "b": build_release()["roles"]["worker"]},
+            },
             "roles: a and b have no router before them, and a release has one address. Write a role of kind: router",
         ),
         (
@@ -152,68 +168,73 @@ MONITORED = {"monitoring": {"podMonitors": True}}
             "roles.worker.command: now empty. Write the whole command line, a list",
         ),
         (
-            release(nodes=3),
+            build_release(nodes=3),
             "roles.worker.workerCommand: now empty, and 2 of the 3 nodes of a replica run it. Write their command line",
         ),
         (
-            release(resources={"accelerator": {"name": "", "count": 2}}),
+            build_release(resources={"accelerator": {"name": "", "count": 2}}),
             "roles.worker.resources.accelerator.name: now empty, with a count of 2. Write nvidia.com/gpu or "
             "aws.amazon.com/neuron",
         ),
         (
-            release(drain={"graceSeconds": 30, "preStopSeconds": 30}),
+            build_release(drain={"graceSeconds": 30, "preStopSeconds": 30}),
             "roles.worker.drain.graceSeconds: now 30, and preStopSeconds, 30, is taken from it: requests under way would be "
             "cut. Write more",
         ),
         (
-            release(MONITORED, autoscaling={**SCALING, "min": 5}),
+            build_release(MONITORED, autoscaling={**SCALING, "min": 5}),
             "roles.worker.autoscaling.min: now 5, above max, 4. Write 4 or less",
         ),
         (
-            release(MONITORED, autoscaling={**SCALING, "metric": "kv-usage", "threshold": 80}),
+            build_release(MONITORED, autoscaling={**SCALING, "metric": "kv-usage", "threshold": 80}),
             "roles.worker.autoscaling.threshold: now 80, and kv-usage is a share that never passes 1: it would not scale "
             "out. Write 0.8",
         ),
         (
-            release(autoscaling=SCALING),
+            build_release(autoscaling=SCALING),
             "roles.worker.autoscaling: it reads what the PodMonitors bring, and monitoring.podMonitors is false: a queue "
             "that nobody measures counts as 0. Write monitoring: {podMonitors: true}",
         ),
         (
-            release(MONITORED, autoscaling={**SCALING, "min": 0}),
+            build_release(MONITORED, autoscaling={**SCALING, "min": 0}),
             "roles.worker.autoscaling.min: now 0, and without a router nothing notices the request that must wake it. Write "
             "min: 1, or a role of kind: router",
         ),
         (
             {
-                **release(MONITORED),
-                "roles": {**release(autoscaling={**SCALING, "min": 0})["roles"], "router": ROUTER},
+                **build_release(MONITORED),
+                "roles": {**build_release(autoscaling={**SCALING, "min": 0})["roles"], "router": ROUTER},
             },
             "roles.router.probes.readiness: it wants an engine, and while worker is at none there is none: the router would "
             "be out of reach of the request that must wake it. Write readiness: {path: /liveness, body: null}",
         ),
         (
-            {**release(MONITORED), "roles": {**release()["roles"], "router": {**ROUTER, "autoscaling": SCALING}}},
+            {
+                **build_release(MONITORED),
+                "roles": {**build_release()["roles"], "router": {**ROUTER, "autoscaling": SCALING}},
+            },
             "roles.router.autoscaling: its metrics are the engine's, and this is a router. Write replicas",
         ),
         (
-            release(command=["serve", NIXL], env={"VLLM_NIXL_SIDE_CHANNEL_HOST": "$(POD_IP)"}, resources={"efa": 2}),
+            build_release(
+                command=["serve", NIXL], env={"VLLM_NIXL_SIDE_CHANNEL_HOST": "$(POD_IP)"}, resources={"efa": 2}
+            ),
             "roles.worker.command: its kv-transfer-config names no backend, and NIXL then takes UCX, which is TCP on EFA: "
             "about 98 s to the first token in place of 1 s. Write "
             '"kv_connector_extra_config": {"backends": ["LIBFABRIC"]}',
         ),
         (
-            release(command=["serve", NIXL]),
+            build_release(command=["serve", NIXL]),
             "roles.worker.env.VLLM_NIXL_SIDE_CHANNEL_HOST: not set, and the other roles would look for this one at "
             "localhost. Write $(POD_IP)",
         ),
         (
-            release(resources={"efa": 2}, placement={"zones": ["us-west-2a", "us-west-2b"]}),
+            build_release(resources={"efa": 2}, placement={"zones": ["us-west-2a", "us-west-2b"]}),
             "roles.worker.placement: EFA does not cross zones, and these pods may stand in any of us-west-2a, us-west-2b. "
             "Write oneZone: true, or zones with one zone",
         ),
         (
-            release({"route": {"backends": [{"release": "v1", "port": 8000, "weight": 1}]}}),
+            build_release({"route": {"backends": [{"release": "v1", "port": 8000, "weight": 1}]}}),
             "route.gateway.name: now empty, and route.backends needs the Gateway that carries it. Write its name",
         ),
         (
@@ -222,13 +243,15 @@ MONITORED = {"monitoring": {"podMonitors": True}}
         ),
     ],
 )
-def test_what_cannot_work_is_refused_with_what_to_write(refused: Refused, values: dict[str, Any], said: str) -> None:
-    assert said in refused(values)
+def test_what_cannot_work_is_refused_with_what_to_write(
+    get_helm_error: HelmErrorGetter, values: dict[str, Any], said: str
+) -> None:
+    assert said in get_helm_error(values)
 
 
-def test_all_mistakes_are_said_at_once(refused: Refused) -> None:
-    said = refused(release(image="a:latest", nodes=2, drain={"graceSeconds": 5, "preStopSeconds": 9}))
-    assert [name in said for name in (".image: ", ".workerCommand: ", ".drain.graceSeconds: ")] == [True] * 3
+def test_all_mistakes_are_said_at_once(get_helm_error: HelmErrorGetter) -> None:
+    error = get_helm_error(build_release(image="a:latest", nodes=2, drain={"graceSeconds": 5, "preStopSeconds": 9}))
+    assert [name in error for name in (".image: ", ".workerCommand: ", ".drain.graceSeconds: ")] == [True] * 3
 
 
 @pytest.mark.parametrize(
@@ -240,15 +263,15 @@ def test_all_mistakes_are_said_at_once(refused: Refused) -> None:
         f"vllm/vllm-openai:latest@sha256:{'0' * 64}",
     ],
 )
-def test_a_version_or_a_digest_is_pinned_enough(rendered: Render, image: str) -> None:
-    made = rendered(release(image=image))
-    deployment = next(one for one in made if one["kind"] == "Deployment")
+def test_a_version_or_a_digest_is_pinned_enough(render_chart: Render, image: str) -> None:
+    manifests = render_chart(build_release(image=image))
+    deployment = next(manifest for manifest in manifests if manifest["kind"] == "Deployment")
     assert deployment["spec"]["template"]["spec"]["containers"][0]["image"] == image
 
 
 def test_a_release_whose_names_would_not_fit_into_labels_is_refused(helm: Helm, tmp_path: Path) -> None:
     file = tmp_path / "values.yaml"
-    file.write_text(yaml.safe_dump(release()))
+    file.write_text(yaml.safe_dump(build_release()))
     name = "a" * 46
     run = helm("template", name, str(CHART), "--values", str(file))
     assert (

@@ -13,13 +13,13 @@ import typer
 
 from llm_serving.cli import main
 from llm_serving.cli.commands import schema
-from llm_serving.settings.errors import AnswerIsNo, InputError, Unavailable
+from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
 
 BLUEPRINT = Path(sys.executable).with_name("blueprint")
 ROOT = Path(__file__).parents[2]
 
 
-def shell(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_shell(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """What bash says to `line`, where `blueprint` is on the PATH."""
     return subprocess.run(
         ["bash", "-c", line],
@@ -47,17 +47,17 @@ def test_a_wrong_command_line_is_one_line_and_exit_2(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main.run(arguments) == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err.splitlines() == [message]
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.splitlines() == [message]
 
 
 def test_no_argument_at_all_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run([]) == 2
-    shown = capsys.readouterr()
-    assert "Usage: blueprint" in shown.out
-    assert "check" in shown.out
-    assert shown.err == ""
+    output = capsys.readouterr()
+    assert "Usage: blueprint" in output.out
+    assert "check" in output.out
+    assert output.err == ""
 
 
 def test_help_is_an_answer(capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,15 +66,15 @@ def test_help_is_an_answer(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.fixture
-def raising(monkeypatch: pytest.MonkeyPatch) -> object:
+def make_schema_raise(monkeypatch: pytest.MonkeyPatch) -> object:
     """A function that makes `blueprint schema fleet` raise an exception of one's choice."""
     monkeypatch.delenv(main.DEBUG, raising=False)
 
     def choose(error: BaseException) -> list[str]:
-        def broken(*_: object) -> str:
+        def raise_error(*_: object) -> str:
             raise error
 
-        monkeypatch.setattr(schema, "text", broken)
+        monkeypatch.setattr(schema, "render_schema", raise_error)
         return ["schema", "fleet"]
 
     return choose
@@ -83,7 +83,7 @@ def raising(monkeypatch: pytest.MonkeyPatch) -> object:
 @pytest.mark.parametrize(
     ("error", "code", "message"),
     [
-        (AnswerIsNo("ttft_ms p95 is 900, the limit 800"), 1, "ttft_ms p95 is 900, the limit 800"),
+        (CheckFailed("ttft_ms p95 is 900, the limit 800"), 1, "ttft_ms p95 is 900, the limit 800"),
         (InputError("no such thing"), 2, "no such thing"),
         (Unavailable("terraform is not here"), 3, "terraform is not here"),
         (OSError(errno.ENOSPC, "No space left on device", "/x/y"), 3, "/x/y: no space left on device (blueprint --debug shows where)"),
@@ -96,82 +96,84 @@ def raising(monkeypatch: pytest.MonkeyPatch) -> object:
     ],
 )  # fmt: skip
 def test_every_exception_is_one_line_and_its_own_exit_code(
-    error: BaseException, code: int, message: str, raising: object, capsys: pytest.CaptureFixture[str]
+    error: BaseException, code: int, message: str, make_schema_raise: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main.run(raising(error)) == code  # type: ignore[operator]
-    shown = capsys.readouterr()
-    assert (shown.out, shown.err.splitlines()) == ("", [message])
+    assert main.run(make_schema_raise(error)) == code  # type: ignore[operator]
+    output = capsys.readouterr()
+    assert (output.out, output.err.splitlines()) == ("", [message])
 
 
 def test_a_question_that_nobody_can_answer_says_how_to_do_without(
-    monkeypatch: pytest.MonkeyPatch, raising: object, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, make_schema_raise: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
     abort = typer.Abort()
     abort.__cause__ = EOFError()
-    assert main.run(raising(abort)) == 2  # type: ignore[operator]
+    assert main.run(make_schema_raise(abort)) == 2  # type: ignore[operator]
     assert capsys.readouterr().err == "the question has no answer: standard input is at its end; --yes answers it\n"
 
 
 @pytest.mark.parametrize("where", ["before", "after", "environment"])
-def test_debug_shows_the_traceback(where: str, monkeypatch: pytest.MonkeyPatch, raising: object) -> None:
-    arguments = raising(KeyError("pool"))  # type: ignore[operator]
+def test_debug_shows_the_traceback(where: str, monkeypatch: pytest.MonkeyPatch, make_schema_raise: object) -> None:
+    arguments = make_schema_raise(KeyError("pool"))  # type: ignore[operator]
     monkeypatch.setenv(main.DEBUG, "1" if where == "environment" else "")
     words = {"before": ["--debug", *arguments], "after": [*arguments, "--debug"], "environment": arguments}
     with pytest.raises(KeyError):
         main.run(words[where])
 
 
-def test_debug_set_to_0_is_off(monkeypatch: pytest.MonkeyPatch, raising: object) -> None:
-    arguments = raising(KeyError("pool"))  # type: ignore[operator]
+def test_debug_set_to_0_is_off(monkeypatch: pytest.MonkeyPatch, make_schema_raise: object) -> None:
+    arguments = make_schema_raise(KeyError("pool"))  # type: ignore[operator]
     monkeypatch.setenv(main.DEBUG, "0")
     assert main.run(arguments) == 70
 
 
 def test_a_reader_that_has_enough_ends_the_program_quietly() -> None:
     # The reader is gone before the first byte, whatever the scheduler does.
-    done = shell("blueprint schema fleet | true; echo ${PIPESTATUS[0]}; (sleep 2; blueprint schema fleet) | exec 0<&-")
-    assert done.stderr == ""
-    done = shell("{ sleep 0.5; blueprint schema fleet; echo $? >&2; } | true")
-    assert done.stderr == "141\n"
+    result = run_shell(
+        "blueprint schema fleet | true; echo ${PIPESTATUS[0]}; (sleep 2; blueprint schema fleet) | exec 0<&-"
+    )
+    assert result.stderr == ""
+    result = run_shell("{ sleep 0.5; blueprint schema fleet; echo $? >&2; } | true")
+    assert result.stderr == "141\n"
 
 
 def test_output_that_no_disk_takes_is_said_in_one_line() -> None:
-    done = shell("blueprint schema fleet > /dev/full")
-    assert (done.returncode, done.stderr) == (3, "no space left on device (blueprint --debug shows where)\n")
+    result = run_shell("blueprint schema fleet > /dev/full")
+    assert (result.returncode, result.stderr) == (3, "no space left on device (blueprint --debug shows where)\n")
 
 
 def test_the_installed_command_answers_and_no_traceback_reaches_a_user() -> None:
-    done = shell("blueprint check nowhere --fleet nothing.yaml")
-    assert done.returncode == 2
-    assert len(done.stderr.splitlines()) == 2
-    assert "Traceback" not in done.stderr
+    result = run_shell("blueprint check nowhere --fleet nothing.yaml")
+    assert result.returncode == 2
+    assert len(result.stderr.splitlines()) == 2
+    assert "Traceback" not in result.stderr
 
 
-def completed(words: str) -> list[str]:
+def list_completions(words: str) -> list[str]:
     """What bash offers after `words`."""
-    done = shell(
+    result = run_shell(
         "blueprint", _BLUEPRINT_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=str(len(words.split(" ")) - 1)
     )
-    return done.stdout.split()
+    return result.stdout.split()
 
 
 def test_the_shell_completes_commands_and_choices() -> None:
-    assert completed("blueprint che") == ["check"]
-    assert completed("blueprint schema ") == ["fleet", "blueprint", "report"]
+    assert list_completions("blueprint che") == ["check"]
+    assert list_completions("blueprint schema ") == ["fleet", "blueprint", "report"]
 
 
 def test_the_shell_completes_what_patterns_targets_models_and_types_there_are() -> None:
-    assert completed("blueprint new x --from aggre") == ["aggregated"]
-    assert "local" in completed("blueprint check x --target ")
-    assert "tiny" in completed("blueprint model fit ti")
-    assert "p5.48xlarge" in completed("blueprint model fit tiny --type p5.")
+    assert list_completions("blueprint new x --from aggre") == ["aggregated"]
+    assert "local" in list_completions("blueprint check x --target ")
+    assert "tiny" in list_completions("blueprint model fit ti")
+    assert "p5.48xlarge" in list_completions("blueprint model fit tiny --type p5.")
 
 
 def test_completion_is_installed_where_bash_finds_it(tmp_path: Path) -> None:
-    done = shell(
+    result = run_shell(
         "blueprint --install-completion bash", HOME=str(tmp_path), _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1"
     )
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
     (script,) = tmp_path.rglob("*.sh")
     assert str(script) in (tmp_path / ".bashrc").read_text()
 
@@ -182,5 +184,5 @@ def test_what_a_command_does_not_need_is_not_imported() -> None:
         "heavy = {'cdktf', 'boto3', 'moto', 'locust', 'gevent', 'numpy', 'tokenizers', 'jinja2', 'huggingface_hub'}; "
         "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.stderr == "[]\n"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert result.stderr == "[]\n"

@@ -78,63 +78,67 @@ class ControlPlane:
     @property
     def environment(self) -> dict[str, str]:
         """What leads helm and kubectl, as the command line finds them, to it alone."""
-        path = os.pathsep.join([*(str(Path(one).parent) for one in (self.helm, self.kubectl)), os.environ["PATH"]])
-        home = {f"HELM_{what}_HOME": str(self.folder / "helm") for what in ("CACHE", "CONFIG", "DATA")}
+        path = os.pathsep.join(
+            [*(str(Path(program).parent) for program in (self.helm, self.kubectl)), os.environ["PATH"]]
+        )
+        home = {f"HELM_{kind}_HOME": str(self.folder / "helm") for kind in ("CACHE", "CONFIG", "DATA")}
         return {"PATH": path, "KUBECONFIG": str(self.kubeconfig), **home, **_COLLECT}
 
-    def ask(self, *words: str, told: Any = None) -> subprocess.CompletedProcess[str]:
+    def run_kubectl(self, *words: str, objects: Any = None) -> subprocess.CompletedProcess[str]:
         """Runs kubectl, with an object or a list of them for its standard input; nothing is raised where it fails."""
         command = [self.kubectl, f"--kubeconfig={self.kubeconfig}", *words]
-        text = json.dumps({"apiVersion": "v1", "kind": "List", "items": told} if isinstance(told, list) else told)
+        text = json.dumps(
+            {"apiVersion": "v1", "kind": "List", "items": objects} if isinstance(objects, list) else objects
+        )
         environment = {**os.environ, **_COLLECT}
         return subprocess.run(
             command, input=text, capture_output=True, text=True, timeout=_ASK_S, check=False, env=environment
         )
 
-    def do(self, *words: str, told: Any = None) -> str:
+    def check_output(self, *words: str, objects: Any = None) -> str:
         """What kubectl prints, which must not fail."""
-        done = self.ask(*words, told=told)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        result = self.run_kubectl(*words, objects=objects)
+        assert result.returncode == 0, result.stderr
+        return result.stdout
 
-    def against(self, objects: Sequence[dict[str, Any]]) -> list[str]:
+    def find_errors(self, objects: Sequence[dict[str, Any]]) -> list[str]:
         """What the API server has against objects, were they made, and its warnings; a line each."""
-        return [line for one in objects for line in self._against(one)]
+        return [line for manifest in objects for line in self._validate(manifest)]
 
-    def _against(self, one: dict[str, Any]) -> list[str]:
+    def _validate(self, manifest: dict[str, Any]) -> list[str]:
         """Its own strict validation, which kubectl would go before with one of its own."""
-        version, where = one["apiVersion"], one["metadata"].get("namespace")
+        version, namespace = manifest["apiVersion"], manifest["metadata"].get("namespace")
         root = "/apis/" if "/" in version else "/api/"
-        place = f"/namespaces/{where}" if where else ""
+        namespace_path = f"/namespaces/{namespace}" if namespace else ""
         query = "?dryRun=All&fieldValidation=Strict"
-        known = yaml.safe_load(self.kubeconfig.read_text())
-        server, user = known["clusters"][0]["cluster"], known["users"][0]["user"]
-        asked = urllib.request.Request(
-            f"{server['server']}{root}{version}{place}/{_plural(one['kind'])}{query}",
-            data=json.dumps(one).encode(),
+        config = yaml.safe_load(self.kubeconfig.read_text())
+        server, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
+        request = urllib.request.Request(
+            f"{server['server']}{root}{version}{namespace_path}/{_pluralize(manifest['kind'])}{query}",
+            data=json.dumps(manifest).encode(),
             headers={"Content-Type": "application/json", "Authorization": f"Bearer {user['token']}"},
         )
         trusted = ssl.create_default_context(cafile=server["certificate-authority"])
         try:
-            with urllib.request.urlopen(asked, timeout=_ASK_S, context=trusted) as taken:
-                return list(taken.headers.get_all("Warning") or [])
-        except urllib.error.HTTPError as refused:
-            return [str(json.load(refused)["message"])]
+            with urllib.request.urlopen(request, timeout=_ASK_S, context=trusted) as response:
+                return list(response.headers.get_all("Warning") or [])
+        except urllib.error.HTTPError as error:
+            return [str(json.load(error)["message"])]
 
     def read(self, *words: str) -> Any:
         """What `kubectl get` finds; of several objects the list."""
-        said = json.loads(self.do("get", *words, "--output=json"))
-        return said["items"] if said["kind"].endswith("List") else said
+        response = json.loads(self.check_output("get", *words, "--output=json"))
+        return response["items"] if response["kind"].endswith("List") else response
 
 
-def _plural(kind: str) -> str:
+def _pluralize(kind: str) -> str:
     """As the API's paths spell it."""
     name = kind.lower()
     return f"{name[:-1]}ies" if name.endswith("y") else f"{name}es" if name.endswith("s") else f"{name}s"
 
 
 @contextlib.contextmanager
-def running(folder: Path, helm: str, behind: int) -> Iterator[ControlPlane]:
+def run(folder: Path, helm: str, backend_port: int) -> Iterator[ControlPlane]:
     """Brings one up with the custom kinds that the chart makes, and ends all of it after the block.
 
     Args:
@@ -146,63 +150,63 @@ def running(folder: Path, helm: str, behind: int) -> Iterator[ControlPlane]:
         Unavailable: it cannot be built or does not come up.
         CommandFailed: the build failed.
     """
-    tools = {program.name: go_programs.path_of(program) for program in programs.ALL}
-    etcd, peer, api, kubelet = processes.free_ports(4)
-    made = ControlPlane(folder, helm, tools["kubectl"])
-    with contextlib.ExitStack() as until_the_end:
+    tools = {program.name: go_programs.find_or_build(program) for program in programs.ALL_PROGRAMS}
+    etcd, peer, api, kubelet = processes.claim_free_ports(4)
+    control_plane = ControlPlane(folder, helm, tools["kubectl"])
+    with contextlib.ExitStack() as exit_stack:
         children: dict[str, subprocess.Popen[bytes]] = {}
 
         def start(program: Program, *words: str) -> None:
-            log = until_the_end.enter_context((folder / f"{program.name}.log").open("wb"))
+            log = exit_stack.enter_context((folder / f"{program.name}.log").open("wb"))
             # Asked to end without its etcd, an API server waits for it for ever.
             command = [tools[program.name], *words]
             children[program.name] = processes.spawn(
-                command, cwd=folder, environment=_COLLECT, output=log, orphaned=signal.SIGKILL
+                command, cwd=folder, environment=_COLLECT, output=log, orphan_signal=signal.SIGKILL
             )
 
-        def up(url: str, context: ssl.SSLContext | None = None) -> bool:
+        def is_up(url: str, context: ssl.SSLContext | None = None) -> bool:
             for name, child in children.items():
                 if child.poll() is not None:
-                    said = (folder / f"{name}.log").read_text(errors="replace").splitlines()[-5:]
-                    raise Unavailable(f"{name} ended: {' '.join(said)}")
+                    log_lines = (folder / f"{name}.log").read_text(errors="replace").splitlines()[-5:]
+                    raise Unavailable(f"{name} ended: {' '.join(log_lines)}")
             with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5, context=context):
                 return True
             return False
 
         # Nothing of it is kept, so nobody waits for an end in order.
-        until_the_end.callback(lambda: processes.stop_all(list(children.values()), grace_s=0.2))
-        start(programs.ETCD, *_etcd(etcd, peer))
-        token = _identities(folder)
-        start(programs.API_SERVER, *_api_server(etcd, api))
-        ready = f"https://127.0.0.1:{api}/readyz"
+        exit_stack.callback(lambda: processes.stop_all(list(children.values()), grace_s=0.2))
+        start(programs.ETCD, *_build_etcd_command(etcd, peer))
+        token = _write_identities(folder)
+        start(programs.API_SERVER, *_build_api_server_command(etcd, api))
+        ready_url = f"https://127.0.0.1:{api}/readyz"
         authority = folder / "certificates" / "apiserver.crt"
         processes.wait_until(authority.exists, "the API server's certificate", _START_S)
-        _kubeconfig(made.kubeconfig, api, token, authority)
+        _write_kubeconfig(control_plane.kubeconfig, api, token, authority)
         context = ssl.create_default_context(cafile=str(authority))
-        processes.wait_until(lambda: up(ready, context), "the API server", _START_S)
-        as_all = (f"--kubeconfig={made.kubeconfig}",)
-        alone = ("--leader-elect=false", "--secure-port=0")
+        processes.wait_until(lambda: is_up(ready_url, context), "the API server", _START_S)
+        admin_flags = (f"--kubeconfig={control_plane.kubeconfig}",)
+        single_instance = ("--leader-elect=false", "--secure-port=0")
         keys = ("--service-account-private-key-file=accounts.key", f"--root-ca-file={authority}")
-        start(programs.CONTROLLERS, *as_all, *alone, *keys, f"--controllers={','.join(_CONTROLLERS)}")
-        start(programs.SCHEDULER, *as_all, *alone)
-        start(programs.KWOK, *as_all, *_kwok(made, kubelet, behind))
-        add_kinds(made, CRDS)
-        processes.wait_until(lambda: up(f"http://127.0.0.1:{kubelet}/healthz"), "kwok", _START_S)
-        yield made
+        start(programs.CONTROLLERS, *admin_flags, *single_instance, *keys, f"--controllers={','.join(_CONTROLLERS)}")
+        start(programs.SCHEDULER, *admin_flags, *single_instance)
+        start(programs.KWOK, *admin_flags, *_build_kwok_command(control_plane, kubelet, backend_port))
+        add_kinds(control_plane, CRDS)
+        processes.wait_until(lambda: is_up(f"http://127.0.0.1:{kubelet}/healthz"), "kwok", _START_S)
+        yield control_plane
 
 
-def add_kinds(made: ControlPlane, folder: Path) -> None:
+def add_kinds(control_plane: ControlPlane, folder: Path) -> None:
     """Adds the custom kinds whose definitions lie in a folder, and waits until objects of them are taken."""
-    made.do("apply", "--server-side", f"--filename={folder}")
+    control_plane.check_output("apply", "--server-side", f"--filename={folder}")
 
-    def known(definition: dict[str, Any]) -> bool:
+    def is_established(definition: dict[str, Any]) -> bool:
         conditions = definition.get("status", {}).get("conditions") or []
-        return any(one["type"] == "Established" and one["status"] == "True" for one in conditions)
+        return any(condition["type"] == "Established" and condition["status"] == "True" for condition in conditions)
 
-    processes.wait_until(lambda: all(map(known, made.read("crd"))), "the custom kinds", _ASK_S)
+    processes.wait_until(lambda: all(map(is_established, control_plane.read("crd"))), "the custom kinds", _ASK_S)
 
 
-def _identities(folder: Path) -> str:
+def _write_identities(folder: Path) -> str:
     """Writes the key that signs service accounts' tokens, and who may do everything; returns the latter's token."""
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     form = serialization.PrivateFormat.TraditionalOpenSSL
@@ -214,7 +218,7 @@ def _identities(folder: Path) -> str:
     return token
 
 
-def _etcd(port: int, peer: int) -> Sequence[str]:
+def _build_etcd_command(port: int, peer: int) -> Sequence[str]:
     client, other = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{peer}"
     return (
         "--data-dir=etcd",
@@ -225,7 +229,7 @@ def _etcd(port: int, peer: int) -> Sequence[str]:
     )
 
 
-def _api_server(etcd: int, port: int) -> Sequence[str]:
+def _build_api_server_command(etcd: int, port: int) -> Sequence[str]:
     return (
         f"--etcd-servers=http://127.0.0.1:{etcd}",
         *("--bind-address=127.0.0.1", f"--secure-port={port}", "--cert-dir=certificates"),
@@ -241,34 +245,34 @@ def _api_server(etcd: int, port: int) -> Sequence[str]:
     )
 
 
-def _kwok(made: ControlPlane, port: int, behind: int) -> Sequence[str]:
+def _build_kwok_command(control_plane: ControlPlane, port: int, backend_port: int) -> Sequence[str]:
     """Pods live as the stages say; what is written to `pods_log` is what each has written."""
-    made.pods_log.touch()
-    forwards = {"forwards": [{"target": {"address": "127.0.0.1", "port": behind}}]}
-    logs = {"logs": [{"logsFile": str(made.pods_log)}]}
-    served = [
+    control_plane.pods_log.touch()
+    forwards = {"forwards": [{"target": {"address": "127.0.0.1", "port": backend_port}}]}
+    logs = {"logs": [{"logsFile": str(control_plane.pods_log)}]}
+    documents = [
         {"apiVersion": "kwok.x-k8s.io/v1alpha1", "kind": kind, "metadata": {"name": "all"}, "spec": spec}
         for kind, spec in (("ClusterPortForward", forwards), ("ClusterLogs", logs))
     ]
-    told = made.folder / "kwok.yaml"
-    told.write_text(f"{STAGES.read_text()}---\n{yaml.safe_dump_all(served)}")
-    certificate = made.folder / "certificates" / "apiserver"
+    config_path = control_plane.folder / "kwok.yaml"
+    config_path.write_text(f"{STAGES.read_text()}---\n{yaml.safe_dump_all(documents)}")
+    certificate = control_plane.folder / "certificates" / "apiserver"
     return (
-        *(f"--config={told}", "--manage-all-nodes", "--cidr=10.244.0.0/16", "--node-lease-duration-seconds=0"),
+        *(f"--config={config_path}", "--manage-all-nodes", "--cidr=10.244.0.0/16", "--node-lease-duration-seconds=0"),
         *(f"--server-address=127.0.0.1:{port}", f"--node-port={port}", "--node-ip=127.0.0.1"),
         *(f"--tls-cert-file={certificate}.crt", f"--tls-private-key-file={certificate}.key"),
     )
 
 
-def _kubeconfig(file: Path, port: int, token: str, authority: Path) -> None:
-    place = {"server": f"https://127.0.0.1:{port}", "certificate-authority": str(authority)}
-    said = {
+def _write_kubeconfig(file: Path, port: int, token: str, authority: Path) -> None:
+    cluster = {"server": f"https://127.0.0.1:{port}", "certificate-authority": str(authority)}
+    config = {
         "apiVersion": "v1",
         "kind": "Config",
-        "clusters": [{"name": "here", "cluster": place}],
+        "clusters": [{"name": "here", "cluster": cluster}],
         "users": [{"name": "admin", "user": {"token": token}}],
         "contexts": [{"name": "here", "context": {"cluster": "here", "user": "admin"}}],
         "current-context": "here",
     }
     file.touch(mode=0o600)
-    file.write_text(yaml.safe_dump(said))
+    file.write_text(yaml.safe_dump(config))

@@ -20,11 +20,11 @@ from tests.control_plane.control_plane import ControlPlane
 def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """A control plane without machines. What connects to any pod reaches a server with the OpenAI API."""
     try:
-        helm = go_programs.path_of(go_programs.HELM)
-        for program in programs.ALL:
-            go_programs.path_of(program)
+        helm = go_programs.find_or_build(go_programs.HELM)
+        for program in programs.ALL_PROGRAMS:
+            go_programs.find_or_build(program)
     except (Unavailable, CommandFailed) as error:
         pytest.skip(f"no control plane: {error}")
     folder = tmp_path_factory.mktemp("control-plane")
-    with known_server.running() as url, planes.running(folder, helm, urlsplit(url).port or 0) as made:
-        yield made
+    with known_server.run_server() as url, planes.run(folder, helm, urlsplit(url).port or 0) as plane:
+        yield plane

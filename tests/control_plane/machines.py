@@ -8,36 +8,40 @@ from typing import Any
 from llm_serving.catalog import instances
 from llm_serving.catalog.instances import Instance
 from llm_serving.fleet import node_config
-from llm_serving.fleet.groups import groups
+from llm_serving.fleet.groups import resolve_all
 from llm_serving.fleet.model import Fleet
-from llm_serving.workloads.serving.deployment import HUGE_PAGES
+from llm_serving.workloads.serving.deployment import EFA_HUGE_PAGES
 from llm_serving.workloads.serving.placement import DEVICES
 
 _VM_OVERHEAD = 0.075
 """Share of an instance type's memory that its machine does not see, as Karpenter assumes it (vmMemoryOverheadPercent)."""
 
 
-def of_pool(fleet: Fleet, pool: str, count: int, name: str = "", **labels: str) -> list[dict[str, Any]]:
+def build_for_pool(fleet: Fleet, pool: str, count: int, name: str = "", **labels: str) -> list[dict[str, Any]]:
     """Machines of a pool's first choice, in its zones by turns, called after the pool."""
-    group = next(one for one in groups(fleet, instances.load()) if one.pool == pool and one.orchestrator == "eks")
+    group = next(
+        entry for entry in resolve_all(fleet, instances.load()) if entry.pool == pool and entry.orchestrator == "eks"
+    )
     row = instances.load()[group.types[0]]
     return [
-        machine(
+        build(
             f"{name or pool}-{number}",
-            {**labels, **group.labels, **_labels(row, group.zones[number % len(group.zones)])},
-            holds(row, efa=group.efa > 0, disk=f"{row.nvme_gb}G" if group.nvme else f"{group.volume.size_gib}Gi"),
-            taints=[{"key": one.key, "value": one.value, "effect": one.effect} for one in group.taints],
+            {**labels, **group.labels, **_build_labels(row, group.zones[number % len(group.zones)])},
+            compute_allocatable(
+                row, efa=group.efa > 0, disk=f"{row.nvme_gb}G" if group.nvme else f"{group.volume.size_gib}Gi"
+            ),
+            taints=[{"key": entry.key, "value": entry.value, "effect": entry.effect} for entry in group.taints],
         )
         for number in range(count)
     ]
 
 
-def plain(name: str, **labels: str) -> dict[str, Any]:
+def build_plain(name: str, **labels: str) -> dict[str, Any]:
     """A machine without an accelerator, as the cluster's add-ons run on."""
-    return machine(name, labels, {"cpu": "7900m", "memory": "28Gi", "ephemeral-storage": "80Gi", "pods": "110"})
+    return build(name, labels, {"cpu": "7900m", "memory": "28Gi", "ephemeral-storage": "80Gi", "pods": "110"})
 
 
-def machine(name: str, labels: Mapping[str, str], allocatable: Mapping[str, str], **spec: Any) -> dict[str, Any]:
+def build(name: str, labels: Mapping[str, str], allocatable: Mapping[str, str], **spec: Any) -> dict[str, Any]:
     """A machine.
 
     Args:
@@ -53,34 +57,36 @@ def machine(name: str, labels: Mapping[str, str], allocatable: Mapping[str, str]
     }
 
 
-def of_type(row: Instance, count: int, name: str, **labels: str) -> list[dict[str, Any]]:
+def build_for_type(row: Instance, count: int, name: str, **labels: str) -> list[dict[str, Any]]:
     """Machines of a type in one zone, with all that the type has, kept free for what asks for accelerators."""
-    has = holds(row, efa=row.efa_interfaces > 0, disk=f"{row.nvme_gb}G" if row.nvme_gb else "500Gi")
+    allocatable = compute_allocatable(
+        row, efa=row.efa_interfaces > 0, disk=f"{row.nvme_gb}G" if row.nvme_gb else "500Gi"
+    )
     taints = [{"key": DEVICES[row.accelerators.kind], "effect": "NoSchedule"}] if row.accelerators else []
-    known = {**_labels(row, "us-east-1a"), **labels}
-    return [machine(f"{name}-{number}", known, has, taints=taints) for number in range(count)]
+    all_labels = {**_build_labels(row, "us-east-1a"), **labels}
+    return [build(f"{name}-{number}", all_labels, allocatable, taints=taints) for number in range(count)]
 
 
-def holds(row: Instance, *, efa: bool, disk: str) -> dict[str, str]:
+def compute_allocatable(row: Instance, *, efa: bool, disk: str) -> dict[str, str]:
     """What a machine has left for pods. Source: awslabs/amazon-eks-ami, nodeadm, kubelet's reserved resources, 2026-11."""
-    huge_mib = 2 * HUGE_PAGES if efa else 0
-    reserved_mib = 255 + 11 * node_config.MOST_PODS + 100
+    huge_mib = 2 * EFA_HUGE_PAGES if efa else 0
+    reserved_mib = 255 + 11 * node_config.MAX_PODS + 100
     by_core = [60, 10, 5, 5]  # thousandths of the first cores; 2.5 of each further one
     reserved_cpu = sum(by_core[: row.vcpus]) + 2.5 * max(0, row.vcpus - len(by_core))
-    found = {
+    resources = {
         "cpu": f"{row.vcpus * 1000 - int(reserved_cpu) - 1}m",
         "memory": f"{int(row.memory_mib * (1 - _VM_OVERHEAD)) - huge_mib - reserved_mib}Mi",
         "ephemeral-storage": disk,
-        "pods": str(node_config.MOST_PODS),
+        "pods": str(node_config.MAX_PODS),
     }
     if efa:
-        found |= {"vpc.amazonaws.com/efa": str(row.efa_interfaces), "hugepages-2Mi": f"{huge_mib}Mi"}
+        resources |= {"vpc.amazonaws.com/efa": str(row.efa_interfaces), "hugepages-2Mi": f"{huge_mib}Mi"}
     if row.accelerators:
-        found[DEVICES[row.accelerators.kind]] = str(row.accelerators.count)
-    return found
+        resources[DEVICES[row.accelerators.kind]] = str(row.accelerators.count)
+    return resources
 
 
-def _labels(row: Instance, zone: str) -> dict[str, str]:
+def _build_labels(row: Instance, zone: str) -> dict[str, str]:
     """What EKS and the AWS cloud provider put on a node, beside the fleet's own labels."""
     return {
         "node.kubernetes.io/instance-type": row.name,

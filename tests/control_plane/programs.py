@@ -15,35 +15,53 @@ MODULE = Path(__file__).parent
 
 _KUBERNETES = "v1.36.3"
 _STAMPS = {
-    f"k8s.io/component-base/version.git{what}": value
-    for what, value in (("Version", _KUBERNETES), ("Major", "1"), ("Minor", "36"))
+    f"k8s.io/component-base/version.git{field}": value
+    for field, value in (("Version", _KUBERNETES), ("Major", "1"), ("Minor", "36"))
 }
 
 
-def _of_kubernetes(name: str) -> Program:
+def _build_kubernetes_program(name: str) -> Program:
     words = ("version", "--client") if name == "kubectl" else ("--version",)
     package = f"k8s.io/kubernetes/cmd/{name}"
     # At least what the fleets' clusters are by default.
-    return Program(name, package, _KUBERNETES, least=(1, 35), version_words=words, stamps=_STAMPS, tool_of=MODULE)
+    return Program(
+        name,
+        package,
+        _KUBERNETES,
+        min_version=(1, 35),
+        version_arguments=words,
+        linker_variables=_STAMPS,
+        tool_module=MODULE,
+    )
 
 
 ETCD = Program(
-    "etcd", "go.etcd.io/etcd/server/v3", "v3.6.8", least=(3, 5), version_words=("--version",), tool_of=MODULE
+    "etcd",
+    "go.etcd.io/etcd/server/v3",
+    "v3.6.8",
+    min_version=(3, 5),
+    version_arguments=("--version",),
+    tool_module=MODULE,
 )
-API_SERVER = _of_kubernetes("kube-apiserver")
-CONTROLLERS = _of_kubernetes("kube-controller-manager")
-SCHEDULER = _of_kubernetes("kube-scheduler")
-KUBECTL = _of_kubernetes("kubectl")
+API_SERVER = _build_kubernetes_program("kube-apiserver")
+CONTROLLERS = _build_kubernetes_program("kube-controller-manager")
+SCHEDULER = _build_kubernetes_program("kube-scheduler")
+KUBECTL = _build_kubernetes_program("kubectl")
 KWOK = Program(
-    "kwok", "sigs.k8s.io/kwok/cmd/kwok", "v0.8.0", least=(0, 8), version_words=("--version",), tool_of=MODULE
+    "kwok",
+    "sigs.k8s.io/kwok/cmd/kwok",
+    "v0.8.0",
+    min_version=(0, 8),
+    version_arguments=("--version",),
+    tool_module=MODULE,
 )
-ALL = (ETCD, API_SERVER, KUBECTL, CONTROLLERS, SCHEDULER, KWOK)
+ALL_PROGRAMS = (ETCD, API_SERVER, KUBECTL, CONTROLLERS, SCHEDULER, KWOK)
 
 
 def main() -> int:
     """Has all of them ready; ends with what started it."""
     processes.end_with_parent()
-    return go_programs.ready(ALL)
+    return go_programs.prepare(ALL_PROGRAMS)
 
 
 if __name__ == "__main__":

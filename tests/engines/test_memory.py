@@ -13,10 +13,12 @@ from llm_serving.catalog.architecture import Architecture
 from llm_serving.catalog.instances import Accelerators, Instance
 from llm_serving.engines import memory
 
-CATALOGUE = sorted(models.catalogue())
+CATALOGUE = sorted(models.load())
 
 
-def _config(kind: str, layers: int, hidden: int, width: int, heads: int, kv: int, vocabulary: int, **more: Any) -> Any:
+def _build_config(
+    kind: str, layers: int, hidden: int, width: int, heads: int, kv: int, vocabulary: int, **extra: Any
+) -> Any:
     config = {
         "model_type": kind,
         "num_hidden_layers": layers,
@@ -28,15 +30,15 @@ def _config(kind: str, layers: int, hidden: int, width: int, heads: int, kv: int
         "max_position_embeddings": 131072,
         "tie_word_embeddings": False,
     }
-    return architecture.read(config | more, "test")
+    return architecture.parse(config | extra, "test")
 
 
-LLAMA_8B = _config("llama", 32, 4096, 14336, 32, 8, 128256)
-QWEN2_7B = _config("qwen2", 28, 3584, 18944, 28, 4, 152064)
-QWEN2_72B = _config("qwen2", 80, 8192, 29568, 64, 8, 152064)
-CODELLAMA_7B = _config("llama", 32, 4096, 11008, 32, 32, 32016)
-MIXTRAL = _config("mixtral", 32, 4096, 14336, 32, 8, 32000, num_local_experts=8, num_experts_per_tok=2)
-DEEPSEEK_V2_LITE = _config(
+LLAMA_8B = _build_config("llama", 32, 4096, 14336, 32, 8, 128256)
+QWEN2_7B = _build_config("qwen2", 28, 3584, 18944, 28, 4, 152064)
+QWEN2_72B = _build_config("qwen2", 80, 8192, 29568, 64, 8, 152064)
+CODELLAMA_7B = _build_config("llama", 32, 4096, 11008, 32, 32, 32016)
+MIXTRAL = _build_config("mixtral", 32, 4096, 14336, 32, 8, 32000, num_local_experts=8, num_experts_per_tok=2)
+DEEPSEEK_V2_LITE = _build_config(
     "deepseek_v2",
     27,
     2048,
@@ -93,29 +95,35 @@ measured = pytest.mark.parametrize(
     ],
 )
 def test_bytes_of_a_token_are_known(name: str, expected: int) -> None:
-    assert memory.kv_bytes_per_token(models.find(name)) == expected
+    assert memory.compute_kv_bytes_per_token(models.find(name)) == expected
 
 
 def test_a_cache_in_fp8_takes_half() -> None:
     model = models.find("Qwen/Qwen3-32B")
-    assert memory.kv_bytes_per_token(model, dtype="fp8") * 2 == memory.kv_bytes_per_token(model)
+    assert memory.compute_kv_bytes_per_token(model, dtype="fp8") * 2 == memory.compute_kv_bytes_per_token(model)
 
 
 def test_heads_are_split_until_each_accelerator_has_one() -> None:
     model = models.find("Qwen/Qwen3-235B-A22B")  # 4 key and value heads
-    assert [memory.kv_bytes_per_token(model, ways) for ways in (1, 2, 4, 8, 16)] == [192512, 96256, 48128, 48128, 48128]
+    assert [memory.compute_kv_bytes_per_token(model, tensor_parallel) for tensor_parallel in (1, 2, 4, 8, 16)] == [
+        192512,
+        96256,
+        48128,
+        48128,
+        48128,
+    ]
 
 
 def test_latent_attention_is_kept_whole_on_each_accelerator() -> None:
     model = models.find("deepseek-ai/DeepSeek-V3")
-    assert memory.kv_bytes_per_token(model, 8) == memory.kv_bytes_per_token(model, 1) == 70272
+    assert memory.compute_kv_bytes_per_token(model, 8) == memory.compute_kv_bytes_per_token(model, 1) == 70272
 
 
 @measured
 def test_weights_are_what_vllm_measured(
     model: Architecture, ways: int, weights: float, reserve: float, cache: float, tokens: int
 ) -> None:
-    assert memory.weight_bytes(model, ways) / memory.GIB == pytest.approx(weights, abs=0.1)
+    assert memory.compute_weight_bytes(model, ways) / memory.GIB == pytest.approx(weights, abs=0.1)
 
 
 @measured
@@ -123,7 +131,7 @@ def test_the_reserve_is_what_vllm_measured(
     model: Architecture, ways: int, weights: float, reserve: float, cache: float, tokens: int
 ) -> None:
     batch = memory.Batch(tokens=8192, sequences=1024)
-    assert memory.reserve_bytes(model, batch, ways) / memory.GIB == pytest.approx(reserve, abs=0.52)
+    assert memory.compute_reserve_bytes(model, batch, ways) / memory.GIB == pytest.approx(reserve, abs=0.52)
 
 
 @measured
@@ -131,25 +139,27 @@ def test_the_tokens_of_a_cache_are_what_vllm_reported(
     model: Architecture, ways: int, weights: float, reserve: float, cache: float, tokens: int
 ) -> None:
     # The log gives the cache in hundredths of a GiB, which is up to 0.16% of the smallest.
-    counted = memory.cache_tokens(model, int(cache * memory.GIB), context=8192, tensor_parallel=ways)
-    assert counted == pytest.approx(tokens, rel=0.002)
+    computed = memory.count_cache_tokens(model, int(cache * memory.GIB), context=8192, tensor_parallel=ways)
+    assert computed == pytest.approx(tokens, rel=0.002)
 
 
 def test_a_checkpoint_of_four_ways_weighs_what_vllm_loaded() -> None:
     # "Model loading took 14.2474 GiB" for Qwen3-30B-A3B over 4 GPUs. Source: vllm-project/vllm#17327, 2025-04-29.
-    assert memory.weight_bytes(models.find("Qwen/Qwen3-30B-A3B"), 4) / memory.GIB == pytest.approx(14.2474, abs=0.02)
+    assert memory.compute_weight_bytes(models.find("Qwen/Qwen3-30B-A3B"), 4) / memory.GIB == pytest.approx(
+        14.2474, abs=0.02
+    )
 
 
 def test_padded_experts_weigh_what_vllm_loaded() -> None:
     # "Model loading took 65.9651 GiB" for gpt-oss-120b on one H100. Source: vllm-project/vllm#23278, 2025-08-20.
     model = models.find("openai/gpt-oss-120b")
-    assert memory.weight_bytes(model) / memory.GIB == pytest.approx(65.97, abs=0.1)
+    assert memory.compute_weight_bytes(model) / memory.GIB == pytest.approx(65.97, abs=0.1)
     assert model.weight_bytes / memory.GIB == pytest.approx(60.77, abs=0.01)  # the checkpoint alone would mislead
 
 
 def test_the_layer_for_multi_token_prediction_is_stored_and_not_loaded() -> None:
     model = models.find("deepseek-ai/DeepSeek-V3")
-    assert memory.weight_bytes(model) < model.weight_bytes
+    assert memory.compute_weight_bytes(model) < model.weight_bytes
 
 
 @pytest.mark.parametrize(
@@ -158,17 +168,21 @@ def test_the_layer_for_multi_token_prediction_is_stored_and_not_loaded() -> None
     [("tiny", 2048, 1, 524_288), ("mid", 2048, 1, 9_344), ("mid", 3000, 1, 9_125), ("tiny", 3000, 2, 1_024_000)],
 )
 def test_made_models_fill_a_gibibyte_as_vllm_on_cpu_said(name: str, context: int, ways: int, said: int) -> None:
-    model, block = models.find(name), engines.engines()["vllm"].platforms["cpu"].kv_block
-    assert memory.cache_tokens(model, memory.GIB, context=context, tensor_parallel=ways, block=block) == said
+    model, block = models.find(name), engines.load_engines()["vllm"].platforms["cpu"].kv_block
+    assert memory.count_cache_tokens(model, memory.GIB, context=context, tensor_parallel=ways, block=block) == said
 
 
 def test_a_window_bounds_what_long_requests_take() -> None:
     model = models.find("openai/gpt-oss-120b")
-    whole = model.model_copy(update={"sliding_layers": 0})
-    short, long = 8192, 131072
-    room = 20 * memory.GIB
-    assert memory.cache_tokens(model, room, context=short) <= memory.cache_tokens(whole, room, context=short)
-    assert memory.cache_tokens(model, room, context=long) > 1.7 * memory.cache_tokens(whole, room, context=long)
+    full_attention = model.model_copy(update={"sliding_layers": 0})
+    short_context, long_context = 8192, 131072
+    cache_bytes = 20 * memory.GIB
+    assert memory.count_cache_tokens(model, cache_bytes, context=short_context) <= memory.count_cache_tokens(
+        full_attention, cache_bytes, context=short_context
+    )
+    assert memory.count_cache_tokens(model, cache_bytes, context=long_context) > 1.7 * memory.count_cache_tokens(
+        full_attention, cache_bytes, context=long_context
+    )
 
 
 @pytest.mark.parametrize(
@@ -188,7 +202,7 @@ def test_a_window_bounds_what_long_requests_take() -> None:
     ],
 )
 def test_splits_that_vllm_refuses_are_refused_with_the_reason(name: str, ways: int, why: str) -> None:
-    assert memory.indivisible(models.find(name), ways).startswith(why)
+    assert memory.describe_indivisible(models.find(name), ways).startswith(why)
 
 
 @pytest.mark.parametrize(
@@ -196,48 +210,48 @@ def test_splits_that_vllm_refuses_are_refused_with_the_reason(name: str, ways: i
     [("Qwen/Qwen3-235B-A22B-FP8", 4), ("Qwen/Qwen3-235B-A22B", 8), ("deepseek-ai/DeepSeek-V3", 16), ("mid", 8)],
 )
 def test_splits_that_vllm_takes_are_taken(name: str, ways: int) -> None:
-    assert memory.indivisible(models.find(name), ways) == ""
+    assert memory.describe_indivisible(models.find(name), ways) == ""
 
 
 def test_235_billion_parameters_in_fp8_fit_no_single_h200() -> None:
-    fit = memory.fit(models.find("Qwen/Qwen3-235B-A22B-FP8"), instances.find("p5en.48xlarge"), 1, context=8192)
+    fit = memory.compute_fit(models.find("Qwen/Qwen3-235B-A22B-FP8"), instances.find("p5en.48xlarge"), 1, context=8192)
     assert not fit.fits
     assert fit.cache_tokens == 0
     assert fit.why == "weights 236 GB and reserve 6.26 GB are 105 GB more than the 138 GB of one accelerator"
 
 
 def test_a_cache_too_small_for_one_request_is_no_fit() -> None:
-    fit = memory.fit(models.find("Qwen/Qwen3-32B"), instances.find("p5.48xlarge"), 1, context=40960)
+    fit = memory.compute_fit(models.find("Qwen/Qwen3-32B"), instances.find("p5.48xlarge"), 1, context=40960)
     assert not fit.fits
     assert fit.why == f"the cache holds 31392 tokens, {40960 - 31392} short of one request of 40960"
 
 
 def test_a_request_longer_than_the_model_was_made_for_is_no_fit() -> None:
-    fit = memory.fit(models.find("Qwen/Qwen3-32B"), instances.find("p5.48xlarge"), 8, context=100_000)
+    fit = memory.compute_fit(models.find("Qwen/Qwen3-32B"), instances.find("p5.48xlarge"), 8, context=100_000)
     assert fit.why == "the model was made for 40960 tokens a request, not 100000"
 
 
 def test_more_ways_than_accelerators_is_no_fit() -> None:
-    assert memory.fit(models.find("mid"), instances.find("g6e.12xlarge"), 8).why == "one machine has 4, not 8"
+    assert memory.compute_fit(models.find("mid"), instances.find("g6e.12xlarge"), 8).why == "one machine has 4, not 8"
 
 
 def test_an_encoder_needs_no_cache() -> None:
-    fit = memory.fit(models.find("BAAI/bge-reranker-v2-m3"), instances.find("g6e.2xlarge"), 1)
+    fit = memory.compute_fit(models.find("BAAI/bge-reranker-v2-m3"), instances.find("g6e.2xlarge"), 1)
     assert fit.fits
     assert fit.cache_tokens == 0
 
 
 def test_neuron_is_split_by_cores_and_said_to_be_uncalibrated() -> None:
-    fit = memory.fit(models.find("Qwen/Qwen3-8B"), instances.find("trn2.48xlarge"), 32, context=8192)
+    fit = memory.compute_fit(models.find("Qwen/Qwen3-8B"), instances.find("trn2.48xlarge"), 32, context=8192)
     assert fit.fits
     assert not fit.calibrated
 
 
 def test_a_neuroncore_has_a_bank_of_24_gib_of_which_the_cache_takes_no_more_than_three_tenths() -> None:
     trn2 = instances.find("trn2.48xlarge")
-    fit = memory.fit(models.find("Qwen/Qwen3-0.6B"), trn2, 16, context=8192)
+    fit = memory.compute_fit(models.find("Qwen/Qwen3-0.6B"), trn2, 16, context=8192)
     assert trn2.accelerators
-    assert memory.rank_bytes(trn2.accelerators) == 24 * memory.GIB
+    assert memory.compute_rank_bytes(trn2.accelerators) == 24 * memory.GIB
     assert fit.cache_bytes == pytest.approx(0.3 * fit.budget_bytes, rel=0.001)
     assert fit.cache_bytes < fit.budget_bytes - fit.weight_bytes - fit.reserve_bytes
 
@@ -245,62 +259,65 @@ def test_a_neuroncore_has_a_bank_of_24_gib_of_which_the_cache_takes_no_more_than
 def test_a_neuroncore_with_less_than_a_gibibyte_for_the_cache_is_no_fit() -> None:
     batch = memory.Batch(tokens=2048, sequences=8)
     trn2, llama = instances.find("trn2.48xlarge"), models.find("meta-llama/Llama-3.3-70B-Instruct")
-    why = memory.fit(llama, trn2, 8, context=512, batch=batch, utilization=0.9).why
-    assert memory.fit(llama, trn2, 16, context=512, batch=batch).fits
-    assert why.endswith("are left for the cache of a NeuronCore, and the engine ends below 1 GiB"), why
+    reason = memory.compute_fit(llama, trn2, 8, context=512, batch=batch, utilization=0.9).why
+    assert memory.compute_fit(llama, trn2, 16, context=512, batch=batch).fits
+    assert reason.endswith("are left for the cache of a NeuronCore, and the engine ends below 1 GiB"), reason
 
 
 def test_a_machine_without_accelerators_has_no_sizes() -> None:
-    bare = _machine(80_000).model_copy(update={"accelerators": None})
-    assert memory.sizes(models.find("mid"), bare) == ()
+    machine = _build_machine(80_000).model_copy(update={"accelerators": None})
+    assert memory.list_tensor_sizes(models.find("mid"), machine) == ()
     with pytest.raises(ValueError, match="no accelerators"):
-        memory.fit(models.find("mid"), bare, 1)
+        memory.compute_fit(models.find("mid"), machine, 1)
 
 
 # Properties.
 
 names = st.sampled_from(CATALOGUE)
-ways = st.sampled_from([1, 2, 4, 8])
+parallel_degrees = st.sampled_from([1, 2, 4, 8])
 
 
-def _machine(memory_mib: int) -> Instance:
+def _build_machine(memory_mib: int) -> Instance:
     device = Accelerators(kind="gpu", name="X", manufacturer="Y", count=8, memory_mib=memory_mib)
-    like = instances.find("p5.48xlarge")
-    return like.model_copy(update={"name": "x.large", "accelerators": device})
+    p5 = instances.find("p5.48xlarge")
+    return p5.model_copy(update={"name": "x.large", "accelerators": device})
 
 
-@given(names, ways)
+@given(names, parallel_degrees)
 def test_more_ways_never_mean_more_weights_or_cache_on_one_accelerator(name: str, ways: int) -> None:
     model = models.find(name)
-    assert memory.weight_bytes(model, 2 * ways) <= memory.weight_bytes(model, ways)
-    assert memory.kv_bytes_per_token(model, 2 * ways) <= memory.kv_bytes_per_token(model, ways)
+    assert memory.compute_weight_bytes(model, 2 * ways) <= memory.compute_weight_bytes(model, ways)
+    assert memory.compute_kv_bytes_per_token(model, 2 * ways) <= memory.compute_kv_bytes_per_token(model, ways)
 
 
-@given(names, ways)
+@given(names, parallel_degrees)
 def test_all_accelerators_together_hold_at_least_the_weights(name: str, ways: int) -> None:
     model = models.find(name)
-    loaded = sum(group.bytes for group in model.tensors() if group.served)
-    assert memory.weight_bytes(model, ways) * ways >= loaded - ways
+    loaded = sum(group.bytes for group in model.list_tensors() if group.loaded)
+    assert memory.compute_weight_bytes(model, ways) * ways >= loaded - ways
 
 
-@given(names, ways, st.integers(8_000, 300_000), st.integers(0, 100_000))
+@given(names, parallel_degrees, st.integers(8_000, 300_000), st.integers(0, 100_000))
 def test_more_memory_never_holds_fewer_tokens(name: str, ways: int, memory_mib: int, more: int) -> None:
     model = models.find(name)
     # The largest batch grows in steps with the memory, as vLLM's does: within one step, more memory is more cache.
-    small, large = _machine(memory_mib), _machine(memory_mib + more)
-    if memory.batch_of(_device(small)) != memory.batch_of(_device(large)):
+    smaller, larger = _build_machine(memory_mib), _build_machine(memory_mib + more)
+    if memory.select_batch(_get_device(smaller)) != memory.select_batch(_get_device(larger)):
         return
-    before, after = memory.fit(model, small, ways, context=512), memory.fit(model, large, ways, context=512)
+    before, after = (
+        memory.compute_fit(model, smaller, ways, context=512),
+        memory.compute_fit(model, larger, ways, context=512),
+    )
     assert after.cache_tokens >= before.cache_tokens
     assert after.fits or not before.fits
 
 
-@given(names, ways, st.integers(8_000, 300_000), st.integers(1, 512))
+@given(names, parallel_degrees, st.integers(8_000, 300_000), st.integers(1, 512))
 def test_what_fits_holds_one_request_and_what_does_not_says_why(
     name: str, ways: int, memory_mib: int, context: int
 ) -> None:
     model = models.find(name)
-    fit = memory.fit(model, _machine(memory_mib), ways, context=context)
+    fit = memory.compute_fit(model, _build_machine(memory_mib), ways, context=context)
     assert fit.fits == (not fit.why)
     assert not fit.fits or model.encoder or fit.cache_tokens >= context
     assert fit.fits or fit.cache_tokens == 0
@@ -310,9 +327,11 @@ def test_what_fits_holds_one_request_and_what_does_not_says_why(
 @given(names, st.integers(0, 2**40), st.integers(0, 2**36), st.integers(1, 4096))
 def test_a_larger_cache_never_holds_fewer_tokens(name: str, size: int, more: int, context: int) -> None:
     model = models.find(name)
-    assert memory.cache_tokens(model, size + more, context=context) >= memory.cache_tokens(model, size, context=context)
+    assert memory.count_cache_tokens(model, size + more, context=context) >= memory.count_cache_tokens(
+        model, size, context=context
+    )
 
 
-def _device(instance: Instance) -> Accelerators:
+def _get_device(instance: Instance) -> Accelerators:
     assert instance.accelerators
     return instance.accelerators

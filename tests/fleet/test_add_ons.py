@@ -17,33 +17,33 @@ from llm_serving.settings.document import load
 ROOT = Path(__file__).parents[2]
 
 
-def example(name: str) -> Fleet:
+def load_example(name: str) -> Fleet:
     return load(ROOT / "infra" / "fleets" / f"{name}.yaml", Fleet).value
 
 
-def rows(name: str) -> list[str]:
-    return [step.row.name for step in add_ons.steps(example(name), instances.load())]
+def list_rows(name: str) -> list[str]:
+    return [step.add_on.name for step in add_ons.select_add_ons(load_example(name), instances.load())]
 
 
 def test_every_row_is_pinned_names_its_source_and_asks_for_something_there_is() -> None:
     words = {*add_ons.CONDITIONS, *AddOns.model_fields}
-    for row in add_ons.rows():
+    for row in add_ons.load_add_ons():
         assert set(row.when.split(" and ")) <= words, row.name
         assert row.manifest or (row.version and row.version[-1].isdigit() and row.source), row.name
 
 
 def test_a_chart_without_a_version_is_refused() -> None:
     with pytest.raises(ValidationError, match="a chart has version, namespace and source"):
-        add_ons.Row(name="x", why="y", when="always", chart="x", namespace="x", source="z")
+        add_ons.AddOn(name="x", why="y", when="always", chart="x", namespace="x", source="z")
 
 
 @pytest.mark.parametrize("add_on", AddOns.model_fields)
 def test_each_add_on_line_turns_something_on_or_waits_for_what_it_belongs_to(add_on: str) -> None:
-    assert any(add_on in row.when for row in add_ons.rows())
+    assert any(add_on in row.when for row in add_ons.load_add_ons())
 
 
 def test_a_fleet_runs_what_its_machines_and_add_ons_ask_for() -> None:
-    assert rows("p5-efa") == [
+    assert list_rows("p5-efa") == [
         "kube-prometheus-stack",
         "nvidia-device-plugin",
         "dcgm-exporter",
@@ -53,32 +53,32 @@ def test_a_fleet_runs_what_its_machines_and_add_ons_ask_for() -> None:
         "lws",
         "kueue",
     ]
-    assert {"neuron", "karpenter", "node-pools"} <= set(rows("mixed"))
-    assert "nvidia-device-plugin" not in rows("trn2")
+    assert {"neuron", "karpenter", "node-pools"} <= set(list_rows("mixed"))
+    assert "nvidia-device-plugin" not in list_rows("trn2")
 
 
 def test_node_pools_come_after_the_karpenter_that_knows_their_kind() -> None:
-    names = [row.name for row in add_ons.rows()]
+    names = [row.name for row in add_ons.load_add_ons()]
     assert names.index("karpenter") < names.index("node-pools")
 
 
 def test_service_accounts_are_those_that_the_stack_gives_roles_to() -> None:
-    by_name = {row.name: row for row in add_ons.rows()}
+    by_name = {row.name: row for row in add_ons.load_add_ons()}
     balancers, autoscaler = by_name["aws-load-balancer-controller"], by_name["cluster-autoscaler"]
-    started = by_name["karpenter"]
-    assert balancers.values and autoscaler.values and started.values
-    assert balancers.values["serviceAccount"]["name"] == controllers.LOAD_BALANCERS
+    karpenter_row = by_name["karpenter"]
+    assert balancers.values and autoscaler.values and karpenter_row.values
+    assert balancers.values["serviceAccount"]["name"] == controllers.LOAD_BALANCER_CONTROLLER
     assert autoscaler.values["rbac"]["serviceAccount"]["name"] == controllers.AUTOSCALER
-    assert started.values["serviceAccount"]["name"] == karpenter.SERVICE_ACCOUNT
+    assert karpenter_row.values["serviceAccount"]["name"] == karpenter.SERVICE_ACCOUNT
     assert {row.namespace for row in (balancers, autoscaler)} == {controllers.NAMESPACE}
-    assert started.namespace == karpenter.NAMESPACE
+    assert karpenter_row.namespace == karpenter.NAMESPACE
 
 
 def test_values_are_filled_in_from_the_fleet() -> None:
-    filled = {step.row.name: step.values for step in add_ons.steps(example("mixed"), instances.load())}
+    filled = {step.add_on.name: step.values for step in add_ons.select_add_ons(load_example("mixed"), instances.load())}
     assert filled["karpenter"]["settings"]["interruptionQueue"] == "mixed-interruptions"
     assert filled["aws-load-balancer-controller"]["vpcTags"] == {"fleet": "mixed", "Name": "mixed"}
-    assert "{" not in str([value for values in filled.values() for value in leaves(values)])
+    assert "{" not in str([value for values in filled.values() for value in find_leaves(values)])
 
 
 def test_node_groups_are_tried_in_the_order_of_their_pools_choices(tmp_path: Path) -> None:
@@ -87,44 +87,46 @@ def test_node_groups_are_tried_in_the_order_of_their_pools_choices(tmp_path: Pat
         "  large: {types: [p5.48xlarge, g6e.48xlarge], buy: [spot, on-demand], size: 1..4}\n"
     )
     fleet = load(tmp_path / "fleet.yaml", Fleet).value
-    filled = {step.row.name: step.values for step in add_ons.steps(fleet, instances.load())}["cluster-autoscaler"]
+    filled = {step.add_on.name: step.values for step in add_ons.select_add_ons(fleet, instances.load())}[
+        "cluster-autoscaler"
+    ]
     assert filled["extraArgs"]["expander"].split(",")[0] == "priority"
     priorities = filled["expanderPriorities"]
-    made = {
+    group_names = {
         "eks-large-p5-48xlarge-a-spot-6cc4a6c9-1b2f-4f0e-9d5e-0a1b2c3d4e5f": "100",
         "eks-large-p5-48xlarge-a-od-6cc4a6c9-1b2f-4f0e-9d5e-0a1b2c3d4e5f": "99",
         "eks-large-g6e-48xlarge-a-spot-6cc4a6c9-1b2f-4f0e-9d5e-0a1b2c3d4e5f": "98",
         "eks-large-g6e-48xlarge-a-od-6cc4a6c9-1b2f-4f0e-9d5e-0a1b2c3d4e5f": "97",
         "eks-system-6cc4a6c9-1b2f-4f0e-9d5e-0a1b2c3d4e5f": "1",
     }
-    matched = {
-        name: [key for key, patterns in priorities.items() if any(re.search(one, name) for one in patterns)]
-        for name in made
+    matches_by_name = {
+        name: [key for key, patterns in priorities.items() if any(re.search(pattern, name) for pattern in patterns)]
+        for name in group_names
     }
-    assert matched == {name: [priority] for name, priority in made.items()}
+    assert matches_by_name == {name: [priority] for name, priority in group_names.items()}
 
 
-def leaves(value: object) -> list[str]:
+def find_leaves(value: object) -> list[str]:
     if isinstance(value, dict):
-        return [leaf for item in value.values() for leaf in leaves(item)]
+        return [leaf for item in value.values() for leaf in find_leaves(item)]
     if isinstance(value, list):
-        return [leaf for item in value for leaf in leaves(item)]
+        return [leaf for item in value for leaf in find_leaves(item)]
     return [str(value)]
 
 
 def test_a_name_that_nobody_knows_is_no_value() -> None:
     with pytest.raises(KeyError):
-        add_ons.filled({"a": ["{nobody}"]}, {"cluster": "demo"})
+        add_ons.fill_values({"a": ["{nobody}"]}, {"cluster": "demo"})
 
 
 def test_every_command_waits_and_can_be_run_again(tmp_path: Path) -> None:
-    made = installer.commands(example("mixed"), instances.load(), tmp_path)
-    for command in made:
-        if command.words[0] == "helm":
-            assert command.words[1:3] == ["upgrade", "--install"]
-            assert {"--version", "--wait", "--timeout"} <= set(command.words)
+    commands = installer.build_install_commands(load_example("mixed"), instances.load(), tmp_path)
+    for command in commands:
+        if command.arguments[0] == "helm":
+            assert command.arguments[1:3] == ["upgrade", "--install"]
+            assert {"--version", "--wait", "--timeout"} <= set(command.arguments)
         else:
-            assert command.words[:4] == ["kubectl", "apply", "--server-side", "-f"]
+            assert command.arguments[:4] == ["kubectl", "apply", "--server-side", "-f"]
     assert (tmp_path / "node-pools.yaml").read_text().count("kind: NodePool") >= 1
 
 
@@ -160,5 +162,5 @@ def test_the_rows_are_installed_in_order_and_a_failure_ends_the_run(
     monkeypatch.chdir(tmp_path)
     fleet = str(ROOT / "infra" / "fleets" / "p5-efa.yaml")
     assert main.run(["platform", "install", "--fleet", fleet]) == 1
-    assert (tmp_path / "said").read_text().split() == rows("p5-efa")[:-1]
+    assert (tmp_path / "said").read_text().split() == list_rows("p5-efa")[:-1]
     assert "helm upgrade --install lws" in capsys.readouterr().err

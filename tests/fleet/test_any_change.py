@@ -24,11 +24,11 @@ FILES = [
 ]
 
 
-def ways(data: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def find_paths(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """The way to every value in plain data but the whole."""
     for step, value in data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ():
-        yield (*way, step)
-        yield from ways(value, (*way, step))
+        yield (*path, step)
+        yield from find_paths(value, (*path, step))
 
 
 plain = st.recursive(
@@ -53,24 +53,24 @@ def file(tmp_path: Path) -> Path:
 @settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_change_is_understood_or_refused_at_a_place_in_the_file(data: st.DataObject, file: Path) -> None:
-    kind, good = data.draw(st.sampled_from(FILES))
-    changed = copy.deepcopy(good)
+    kind, original = data.draw(st.sampled_from(FILES))
+    mutated = copy.deepcopy(original)
     for _ in range(data.draw(st.integers(1, 4))):
-        way = data.draw(st.sampled_from(sorted(ways(changed), key=str)))
-        parent = changed
-        for step in way[:-1]:
+        path = data.draw(st.sampled_from(sorted(find_paths(mutated), key=str)))
+        parent = mutated
+        for step in path[:-1]:
             parent = parent[step]
         action = data.draw(st.sampled_from(["replace", "delete", "add", "rename"]))
         if action == "delete":
-            del parent[way[-1]]
+            del parent[path[-1]]
         elif action == "replace" or isinstance(parent, list):
-            parent[way[-1]] = data.draw(plain)
+            parent[path[-1]] = data.draw(plain)
         else:
-            value = parent.pop(way[-1]) if action == "rename" else data.draw(plain)
-            parent[data.draw(st.one_of(st.text(max_size=6), st.just(f"{way[-1]}s")))] = value
-        if not isinstance(changed, dict) or not changed:
+            value = parent.pop(path[-1]) if action == "rename" else data.draw(plain)
+            parent[data.draw(st.one_of(st.text(max_size=6), st.just(f"{path[-1]}s")))] = value
+        if not isinstance(mutated, dict) or not mutated:
             return
-    text = yaml.safe_dump(changed, allow_unicode=data.draw(st.booleans()))
+    text = yaml.safe_dump(mutated, allow_unicode=data.draw(st.booleans()))
     file.write_text(text, encoding="utf-8", errors="replace", newline="")
     try:
         load(file, kind)
@@ -80,7 +80,7 @@ def test_any_change_is_understood_or_refused_at_a_place_in_the_file(data: st.Dat
         for mistake in error.mistakes:
             assert 1 <= mistake.line <= max(len(lines), 1)
             assert mistake.column >= 1
-            assert mistake.why
-            assert mistake.write
+            assert mistake.reason
+            assert mistake.fix
             assert str(mistake).isprintable()
             assert "[key]" not in mistake.field

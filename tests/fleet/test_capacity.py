@@ -16,26 +16,26 @@ from llm_serving.settings import document as files
 from llm_serving.settings.document import Document
 from tests.infra import strategies
 
-QUIET = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
+SUPPRESSED_CHECKS = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
 HEAD = "name: demo\nregion: us-west-2\nzones: [us-west-2a, us-west-2b, us-west-2c]\n"
 BLOCK = "{capacity-block: cr-0123456789abcdef0}"
 
 
-def _read(tmp_path: Path, text: str) -> Document[Fleet]:
+def _load_fleet(tmp_path: Path, text: str) -> Document[Fleet]:
     (tmp_path / "fleet.yaml").write_text(text)
     return files.load(tmp_path / "fleet.yaml", Fleet)
 
 
-def _met(tmp_path: Path, pools: str, head: str = HEAD) -> capacity.Scale:
-    return capacity.of(_read(tmp_path, f"{head}pools:\n{pools}").value, instances.load())
+def _compute_capacity(tmp_path: Path, pools: str, head: str = HEAD) -> capacity.Capacity:
+    return capacity.compute(_load_fleet(tmp_path, f"{head}pools:\n{pools}").value, instances.load())
 
 
-def _needed(met: capacity.Scale, quota: quotas.Quota) -> int:
-    return sum(need.amount for need in met.needs if need.quota == quota)
+def _sum_needs(fleet_capacity: capacity.Capacity, quota: quotas.Quota) -> int:
+    return sum(need.amount for need in fleet_capacity.needs if need.quota == quota)
 
 
 def test_vcpus_are_counted_by_family_and_by_the_way_they_are_bought(tmp_path: Path) -> None:
-    met = _met(
+    fleet_capacity = _compute_capacity(
         tmp_path,
         "  aa: {types: [g6e.2xlarge, g6.4xlarge], buy: [spot, on-demand], size: 0..10}\n"
         "  bb: {types: p5.48xlarge, zones: us-west-2a, size: 2, buy: {reservation: cr-0123456789abcdef0}}\n"
@@ -43,16 +43,22 @@ def test_vcpus_are_counted_by_family_and_by_the_way_they_are_bought(tmp_path: Pa
         "  dd: {types: inf2.xlarge, size: 0..3}\n"
         "  ee: {types: m8g.2xlarge, size: 0..3}\n",
     )
-    g, p, inf, standard = (quotas.family(name) for name in ("g6e.xlarge", "p5.48xlarge", "inf2.xlarge", "m8g.large"))
-    assert (_needed(met, g.spot), _needed(met, g.on_demand)) == (10 * 16, 10 * 16), "the largest type in each way"
-    assert (_needed(met, p.on_demand), _needed(met, p.spot)) == (2 * 192, 0), "a reservation, and no Capacity Block"
-    assert (_needed(met, inf.on_demand), _needed(met, standard.on_demand)) == (3 * 4, 3 * 8)
+    g, p, inf, standard = (
+        quotas.find_family(name) for name in ("g6e.xlarge", "p5.48xlarge", "inf2.xlarge", "m8g.large")
+    )
+    assert (_sum_needs(fleet_capacity, g.spot), _sum_needs(fleet_capacity, g.on_demand)) == (10 * 16, 10 * 16), (
+        "the largest type in each way"
+    )
+    assert (_sum_needs(fleet_capacity, p.on_demand), _sum_needs(fleet_capacity, p.spot)) == (2 * 192, 0), (
+        "a reservation, and no Capacity Block"
+    )
+    assert (_sum_needs(fleet_capacity, inf.on_demand), _sum_needs(fleet_capacity, standard.on_demand)) == (3 * 4, 3 * 8)
 
 
 def test_a_node_of_eks_takes_two_prefixes_and_an_ecs_machine_one_address_a_task(tmp_path: Path) -> None:
     pool = "  aa: {types: g6e.48xlarge, zones: us-west-2a, size: 0..10}\n"
-    on_eks = _met(tmp_path, pool)
-    on_ecs = _met(tmp_path, pool, HEAD + "orchestrator: ecs\n")
+    on_eks = _compute_capacity(tmp_path, pool)
+    on_ecs = _compute_capacity(tmp_path, pool, HEAD + "orchestrator: ecs\n")
     a, b, _ = on_eks.subnets
     assert a.needed - b.needed == 10 * (1 + 2 * 16)
     a, b, _ = on_ecs.subnets
@@ -61,55 +67,59 @@ def test_a_node_of_eks_takes_two_prefixes_and_an_ecs_machine_one_address_a_task(
 
 def test_ip_bandwidth_takes_eight_addresses_where_saving_them_takes_one(tmp_path: Path) -> None:
     pool = "  aa: {{types: p5.48xlarge, zones: us-west-2a, size: 0..10, efa: on, efa_layout: {}}}\n"
-    wide, plain = (_met(tmp_path, pool.format(layout)).subnets[0] for layout in ("ip-bandwidth", "save-addresses"))
-    assert wide.needed - plain.needed == 10 * 7
+    ip_bandwidth, plain = (
+        _compute_capacity(tmp_path, pool.format(layout)).subnets[0] for layout in ("ip-bandwidth", "save-addresses")
+    )
+    assert ip_bandwidth.needed - plain.needed == 10 * 7
 
 
 def test_warm_machines_hold_their_addresses(tmp_path: Path) -> None:
     pool = "  aa: {{types: g6e.xlarge, zones: us-west-2a, size: 0..10, warm: {}}}\n"
     head = HEAD + "orchestrator: ecs\n"
-    assert _met(tmp_path, pool.format(4), head).subnets[0].needed - _met(tmp_path, pool.format(0), head).subnets[
-        0
-    ].needed == 4 * (1 + 1)
+    assert _compute_capacity(tmp_path, pool.format(4), head).subnets[0].needed - _compute_capacity(
+        tmp_path, pool.format(0), head
+    ).subnets[0].needed == 4 * (1 + 1)
 
 
 def test_a_vpc_that_is_there_has_sizes_that_only_the_account_knows(tmp_path: Path) -> None:
     ids = ", ".join(f"subnet-0123456{digit}" for digit in range(3))
     head = HEAD + f"network: {{vpc: vpc-01234567, private_subnets: [{ids}]}}\n"
-    met = _met(tmp_path, "  aa: {types: g6e.48xlarge, size: 0..3000}\n", head)
-    assert met.subnets == ()
-    assert not _needed(met, quotas.VPCS)
+    fleet_capacity = _compute_capacity(tmp_path, "  aa: {types: g6e.48xlarge, size: 0..3000}\n", head)
+    assert fleet_capacity.subnets == ()
+    assert not _sum_needs(fleet_capacity, quotas.VPCS)
 
 
 def test_machines_beyond_a_thousand_start_at_two_a_second(tmp_path: Path) -> None:
-    assert _met(tmp_path, "  aa: {types: g6e.xlarge, size: 0..1000}\n").launch_s == 0
-    assert _met(tmp_path, "  aa: {types: g6e.xlarge, size: 0..1120}\n").launch_s == 60
+    assert _compute_capacity(tmp_path, "  aa: {types: g6e.xlarge, size: 0..1000}\n").launch_s == 0
+    assert _compute_capacity(tmp_path, "  aa: {types: g6e.xlarge, size: 0..1120}\n").launch_s == 60
 
 
 def test_a_zone_lost_takes_its_share_of_accelerators(tmp_path: Path) -> None:
-    met = _met(
+    fleet_capacity = _compute_capacity(
         tmp_path,
         "  aa: {types: g6e.48xlarge, size: 3..30}\n  bb: {types: p5.48xlarge, zones: us-west-2a, efa: on, size: 10}\n",
     )
     # 10 machines of aa in each zone, and all 10 of bb in a, with eight accelerators each.
-    assert dict(met.lost_with) == pytest.approx({"us-west-2a": 0.5, "us-west-2b": 0.25, "us-west-2c": 0.25})
-    assert met.in_one_zone == ("bb",)
+    assert dict(fleet_capacity.zone_shares) == pytest.approx(
+        {"us-west-2a": 0.5, "us-west-2b": 0.25, "us-west-2c": 0.25}
+    )
+    assert fleet_capacity.single_zone_pools == ("bb",)
 
 
 def test_a_fleet_without_accelerators_has_none_to_lose(tmp_path: Path) -> None:
-    met = _met(tmp_path, "  aa: {types: m8g.large, size: 3}\n")
-    assert set(dict(met.lost_with).values()) == {0.0}
+    fleet_capacity = _compute_capacity(tmp_path, "  aa: {types: m8g.large, size: 3}\n")
+    assert set(dict(fleet_capacity.zone_shares).values()) == {0.0}
 
 
-def _refused(tmp_path: Path, text: str) -> str:
-    (mistake,) = capacity.mistakes(_read(tmp_path, text), instances.load())
+def _get_error(tmp_path: Path, text: str) -> str:
+    (mistake,) = capacity.find_mistakes(_load_fleet(tmp_path, text), instances.load())
     return str(mistake).removeprefix(f"{tmp_path}/")
 
 
 def test_a_range_too_small_is_refused_with_the_range_that_is_wide_enough(tmp_path: Path) -> None:
     text = f"{HEAD}network: {{cidr: 10.1.0.0/20}}\npools:\n  aa: {{types: g6e.xlarge, size: 0..60}}\n"
     # 11 interface endpoints, 8 for a load balancer, 16 for the control plane, 65 for the system's node, 20 nodes of 33.
-    assert _refused(tmp_path, text) == (
+    assert _get_error(tmp_path, text) == (
         "fleet.yaml:4:17: network.cidr: now '10.1.0.0/20': at its greatest size the fleet takes 760 addresses in "
         "us-west-2a, and its subnet, an eighth of the range, has 507. Write cidr: 10.1.0.0/19."
     )
@@ -117,7 +127,7 @@ def test_a_range_too_small_is_refused_with_the_range_that_is_wide_enough(tmp_pat
 
 def test_where_no_range_is_wide_enough_the_fleet_must_shrink_or_bring_its_own_network(tmp_path: Path) -> None:
     text = f"{HEAD}pools:\n  aa: {{types: g6e.xlarge, size: 0..900}}\n"
-    assert _refused(tmp_path, text) == (
+    assert _get_error(tmp_path, text) == (
         "fleet.yaml:1:1: network.cidr: now '10.0.0.0/16': at its greatest size the fleet takes 10,000 addresses in "
         "us-west-2a, and its subnet, an eighth of the range, has 8,187. Write smaller pools, pools over more zones, "
         "or a network of your own: {vpc: vpc-..., private_subnets: [...]}."
@@ -127,7 +137,7 @@ def test_where_no_range_is_wide_enough_the_fleet_must_shrink_or_bring_its_own_ne
 def test_more_capacity_providers_than_a_cluster_takes_are_refused(tmp_path: Path) -> None:
     types = "[g6e.xlarge, g6.xlarge, g5.xlarge, p5.4xlarge]"
     text = f"{HEAD}orchestrator: ecs\npools:\n  aa: {{types: {types}, buy: [spot, on-demand], size: 0..9}}\n"
-    assert _refused(tmp_path, text) == (
+    assert _get_error(tmp_path, text) == (
         "fleet.yaml:5:1: pools: now [aa]: they make 24 capacity providers of the ECS cluster, which takes 20 "
         "(ECS developer guide, Amazon ECS service quotas, 2026-11: not adjustable). Write fewer zones, types or ways "
         "to buy in a pool, smaller pools, or a second fleet for some of them."
@@ -136,49 +146,55 @@ def test_more_capacity_providers_than_a_cluster_takes_are_refused(tmp_path: Path
 
 def test_more_container_instances_than_a_cluster_takes_are_refused(tmp_path: Path) -> None:
     text = f"{HEAD}orchestrator: ecs\npools:\n  aa: {{types: g6e.xlarge, size: 0..5001}}\n"
-    assert "they make 5,001 container instances of the ECS cluster, which takes 5,000" in _refused(tmp_path, text)
+    assert "they make 5,001 container instances of the ECS cluster, which takes 5,000" in _get_error(tmp_path, text)
 
 
 def test_nothing_is_counted_where_a_type_is_unknown(tmp_path: Path) -> None:
-    document = _read(tmp_path, f"{HEAD}pools:\n  aa: {{types: g6e.7xlarge, size: 0..90000}}\n")
-    assert capacity.mistakes(document, instances.load()) == []
+    document = _load_fleet(tmp_path, f"{HEAD}pools:\n  aa: {{types: g6e.7xlarge, size: 0..90000}}\n")
+    assert capacity.find_mistakes(document, instances.load()) == []
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=QUIET)
+@settings(max_examples=80, deadline=None, suppress_health_check=SUPPRESSED_CHECKS)
 @given(strategies.fleets())
 def test_addresses_are_enough_or_the_fleet_is_refused(fleet: Fleet) -> None:
-    document = strategies.document(fleet)
+    document = strategies.build_document(fleet)
     catalogue = instances.load()
-    met = capacity.of(fleet, catalogue)
-    short = [subnet for subnet in met.subnets if subnet.needed > subnet.there]
-    refused = [one for one in capacity.mistakes(document, catalogue) if one.field == "network.cidr"]
-    assert bool(short) == bool(refused)
-    if refused and refused[0].write.startswith("cidr: "):
-        wider = NewNetwork(cidr=refused[0].write.removeprefix("cidr: "))
-        again = capacity.of(fleet.model_copy(update={"network": wider}), catalogue)
-        assert all(subnet.needed <= subnet.there for subnet in again.subnets), "what is offered instead is enough"
+    fleet_capacity = capacity.compute(fleet, catalogue)
+    short_subnets = [subnet for subnet in fleet_capacity.subnets if subnet.needed > subnet.there]
+    mistakes = [mistake for mistake in capacity.find_mistakes(document, catalogue) if mistake.field == "network.cidr"]
+    assert bool(short_subnets) == bool(mistakes)
+    if mistakes and mistakes[0].fix.startswith("cidr: "):
+        wider_network = NewNetwork(cidr=mistakes[0].fix.removeprefix("cidr: "))
+        wider_capacity = capacity.compute(fleet.model_copy(update={"network": wider_network}), catalogue)
+        assert all(subnet.needed <= subnet.there for subnet in wider_capacity.subnets), (
+            "what is offered instead is enough"
+        )
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=QUIET)
+@settings(max_examples=80, deadline=None, suppress_health_check=SUPPRESSED_CHECKS)
 @given(strategies.fleets())
 def test_no_two_subnets_overlap_and_all_lie_within_the_vpc(fleet: Fleet) -> None:
     assert isinstance(fleet.network, NewNetwork)
     cidr = fleet.network.cidr
-    made = [IPv4Network(of(cidr, zone)) for zone in fleet.zones for of in (addresses.private, addresses.public)]
-    assert all(one.subnet_of(IPv4Network(cidr)) for one in made)
-    assert not any(one.overlaps(other) for one, other in itertools.combinations(made, 2))
+    subnets = [
+        IPv4Network(allocate(cidr, zone))
+        for zone in fleet.zones
+        for allocate in (addresses.compute_private_cidr, addresses.compute_public_cidr)
+    ]
+    assert all(subnet.subnet_of(IPv4Network(cidr)) for subnet in subnets)
+    assert not any(subnet.overlaps(other) for subnet, other in itertools.combinations(subnets, 2))
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=QUIET)
+@settings(max_examples=80, deadline=None, suppress_health_check=SUPPRESSED_CHECKS)
 @given(strategies.fleets())
 def test_a_fleet_that_is_not_refused_keeps_within_what_nobody_can_raise(fleet: Fleet) -> None:
     catalogue = instances.load()
-    if checks.check(strategies.document(fleet), catalogue):
+    if checks.find_mistakes(strategies.build_document(fleet), catalogue):
         return
-    met = capacity.of(fleet, catalogue)
-    assert all(limit.amount <= limit.most for limit in met.limits)
-    providers = [group for group in groups.groups(fleet, catalogue) if group.kind == "capacity-provider"]
+    fleet_capacity = capacity.compute(fleet, catalogue)
+    assert all(limit.amount <= limit.most for limit in fleet_capacity.limits)
+    providers = [group for group in groups.resolve_all(fleet, catalogue) if group.kind == "capacity-provider"]
     assert len(providers) <= 20
-    assert sum(share for _, share in met.lost_with) == pytest.approx(1.0) or not any(
-        group.accelerators for group in groups.groups(fleet, catalogue)
+    assert sum(share for _, share in fleet_capacity.zone_shares) == pytest.approx(1.0) or not any(
+        group.accelerators for group in groups.resolve_all(fleet, catalogue)
     )

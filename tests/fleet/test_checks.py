@@ -23,32 +23,32 @@ ASK = "`blueprint catalog refresh --region us-west-2` to hear it from your own a
 def _check(tmp_path: Path, text: str, catalogue: Mapping[str, instances.Instance] | None = None) -> list[Mistake]:
     file = tmp_path / "fleet.yaml"
     file.write_text(text)
-    return checks.check(load(file, Fleet), catalogue or instances.load())
+    return checks.find_mistakes(load(file, Fleet), catalogue or instances.load())
 
 
-def _only(mistakes: list[Mistake]) -> str:
+def _get_only_mistake(mistakes: list[Mistake]) -> str:
     """The text of the one mistake, without the folder."""
-    assert len(mistakes) == 1, [str(one) for one in mistakes]
+    assert len(mistakes) == 1, [str(mistake) for mistake in mistakes]
     return str(mistakes[0]).removeprefix(f"{mistakes[0].file.parent}/")
 
 
 def test_the_repositorys_own_fleet_can_be_rented() -> None:
-    own = load(Path(__file__).parents[2] / "fleet.yaml", Fleet)
-    assert checks.check(own, instances.load()) == []
-    checks.require(own)
+    fleet_document = load(Path(__file__).parents[2] / "fleet.yaml", Fleet)
+    assert checks.find_mistakes(fleet_document, instances.load()) == []
+    checks.require(fleet_document)
 
 
 def test_require_refuses_with_every_mistake(tmp_path: Path) -> None:
     file = tmp_path / "fleet.yaml"
     file.write_text(f"{HEAD}pools:\n  aa:\n    types: [g6e.9xlarge, g6e.5xlarge]\n    size: 1\n")
-    with pytest.raises(InputError) as refused:
+    with pytest.raises(InputError) as error:
         checks.require(load(file, Fleet))
-    assert [one.field for one in refused.value.mistakes] == ["pools.aa.types[0]", "pools.aa.types[1]"]
+    assert [mistake.field for mistake in error.value.mistakes] == ["pools.aa.types[0]", "pools.aa.types[1]"]
 
 
 def test_an_unknown_type_is_refused_with_the_nearest_names(tmp_path: Path) -> None:
     text = f"{HEAD}pools:\n  general:\n    types: [g6e.xlarge, g6e.7xlarge]\n    size: 1\n"
-    assert _only(_check(tmp_path, text)) == (
+    assert _get_only_mistake(_check(tmp_path, text)) == (
         "fleet.yaml:6:25: pools.general.types[1]: now 'g6e.7xlarge': the catalogue has no such instance type. "
         "Write g6e.xlarge or g6e.8xlarge or g6e.4xlarge."
     )
@@ -56,16 +56,16 @@ def test_an_unknown_type_is_refused_with_the_nearest_names(tmp_path: Path) -> No
 
 def test_a_type_that_the_region_does_not_offer_is_refused_with_the_regions_that_do(tmp_path: Path) -> None:
     text = f"{HEAD}pools:\n  tiny:\n    types: trn2.48xlarge\n    size: 1\n"
-    where = " and ".join(instances.find("trn2.48xlarge").zones)
-    assert _only(_check(tmp_path, text)) == (
-        f"fleet.yaml:6:12: pools.tiny.types: now 'trn2.48xlarge': us-west-2 does not offer it; {where} would. "
+    offering_regions = " and ".join(instances.find("trn2.48xlarge").zones)
+    assert _get_only_mistake(_check(tmp_path, text)) == (
+        f"fleet.yaml:6:12: pools.tiny.types: now 'trn2.48xlarge': us-west-2 does not offer it; {offering_regions} would. "
         f"Write another type than trn2.48xlarge, or {ASK}."
     )
 
 
 def test_a_type_that_none_of_the_pools_zones_offers_is_refused_with_the_zones_that_do(tmp_path: Path) -> None:
     text = f"{HEAD}pools:\n  big:\n    types: [p5e.48xlarge]\n    zones: [us-west-2a, us-west-2b]\n    size: 1\n"
-    assert _only(_check(tmp_path, text)) == (
+    assert _get_only_mistake(_check(tmp_path, text)) == (
         "fleet.yaml:6:13: pools.big.types[0]: now 'p5e.48xlarge': us-west-2 offers it in us-west-2c only, "
         f"and the pool takes us-west-2a and us-west-2b. Write zones: [us-west-2c], or {ASK}."
     )
@@ -73,7 +73,7 @@ def test_a_type_that_none_of_the_pools_zones_offers_is_refused_with_the_zones_th
 
 def test_a_zone_that_offers_none_of_the_pools_types_is_refused_where_it_is_named(tmp_path: Path) -> None:
     text = f"{HEAD}pools:\n  big:\n    types: [p5e.48xlarge]\n    zones: [us-west-2c, us-west-2b]\n    size: 1\n"
-    assert _only(_check(tmp_path, text)) == (
+    assert _get_only_mistake(_check(tmp_path, text)) == (
         "fleet.yaml:7:25: pools.big.zones[1]: now 'us-west-2b': us-west-2b offers none of the pool's types. "
         f"Write zones: [us-west-2c] in the pool, or {ASK}."
     )
@@ -81,7 +81,7 @@ def test_a_zone_that_offers_none_of_the_pools_types_is_refused_where_it_is_named
 
 def test_zones_taken_from_the_fleet_that_offer_none_of_the_pools_types_are_refused_too(tmp_path: Path) -> None:
     text = f"{HEAD}pools:\n  big:\n    types: [p5e.48xlarge]\n    size: 1\n"
-    assert _only(_check(tmp_path, text)) == (
+    assert _get_only_mistake(_check(tmp_path, text)) == (
         "fleet.yaml:6:12: pools.big.types: now [p5e.48xlarge]: the pool takes all of the fleet's zones, "
         "and us-west-2a and us-west-2b offer none of the pool's types. "
         f"Write zones: [us-west-2c] in the pool, or {ASK}."
@@ -104,7 +104,7 @@ def test_efa_on_a_type_without_it_is_refused_with_the_sizes_that_have_it(tmp_pat
     text = (
         f"{HEAD}pools:\n  aa:\n    types: [g6e.xlarge, g6e.2xlarge]\n    zones: us-west-2a\n    efa: on\n    size: 2\n"
     )
-    assert _only(_check(tmp_path, text)) == (
+    assert _get_only_mistake(_check(tmp_path, text)) == (
         "fleet.yaml:8:10: pools.aa.efa: now true: g6e.xlarge and g6e.2xlarge have no EFA. Write types with it "
         "(g6e.8xlarge, g6e.12xlarge, g6e.16xlarge, g6e.24xlarge, g6e.48xlarge), or efa: false."
     )
@@ -112,14 +112,14 @@ def test_efa_on_a_type_without_it_is_refused_with_the_sizes_that_have_it(tmp_pat
 
 def test_efa_on_a_family_without_it_can_only_be_switched_off(tmp_path: Path) -> None:
     text = f"{HEAD}pools:\n  aa:\n    types: inf2.48xlarge\n    zones: us-west-2a\n    efa: on\n    size: 2\n"
-    assert _only(_check(tmp_path, text)) == (
+    assert _get_only_mistake(_check(tmp_path, text)) == (
         "fleet.yaml:8:10: pools.aa.efa: now true: inf2.48xlarge has no EFA. Write efa: false."
     )
 
 
 def test_gpus_and_neuron_devices_in_one_pool_are_refused(tmp_path: Path) -> None:
     text = f"{HEAD}pools:\n  aa:\n    types: [g6e.xlarge, inf2.xlarge]\n    size: 1\n"
-    assert _only(_check(tmp_path, text)) == (
+    assert _get_only_mistake(_check(tmp_path, text)) == (
         "fleet.yaml:6:25: pools.aa.types[1]: now 'inf2.xlarge': it carries Neuron devices, and g6e.xlarge carries GPUs"
         ": what runs on one does not run on the other. Write a second pool for inf2.xlarge."
     )
@@ -128,7 +128,7 @@ def test_gpus_and_neuron_devices_in_one_pool_are_refused(tmp_path: Path) -> None
 def test_x86_and_arm_in_one_pool_are_refused(tmp_path: Path) -> None:
     text = f"{HEAD}pools:\n  aa:\n    types: [m8g.large, x8i.large]\n    size: 1\n"
     x86 = instances.find("m8g.large").model_copy(update={"name": "x8i.large", "arch": "x86_64"})
-    assert _only(_check(tmp_path, text, {**instances.load(), "x8i.large": x86})) == (
+    assert _get_only_mistake(_check(tmp_path, text, {**instances.load(), "x8i.large": x86})) == (
         "fleet.yaml:6:24: pools.aa.types[1]: now 'x8i.large': it is x86_64, and m8g.large is arm64: "
         "what runs on one does not run on the other. Write a second pool for x8i.large."
     )
@@ -141,7 +141,7 @@ def test_types_of_one_kind_may_stand_in_for_one_another(tmp_path: Path) -> None:
 
 def test_a_capacity_block_of_a_type_that_is_not_sold_so_is_refused(tmp_path: Path) -> None:
     text = f"{HEAD}pools:\n  aa:\n    types: g6e.48xlarge\n    zones: us-west-2a\n    buy: {BLOCK}\n    size: 2\n"
-    assert _only(_check(tmp_path, text)) == (
+    assert _get_only_mistake(_check(tmp_path, text)) == (
         "fleet.yaml:8:10: pools.aa.buy: now {capacity-block: cr-0123456789abcdef0}: "
         "EC2 does not sell g6e.48xlarge by Capacity Block. Write buy: [on-demand, spot], "
         "or a type that it does sell so, such as trn1.32xlarge, trn2.3xlarge, trn2.48xlarge."
@@ -155,8 +155,8 @@ def test_a_capacity_block_of_a_type_that_is_sold_so_is_taken(tmp_path: Path) -> 
 
 def test_spot_of_a_type_that_is_not_sold_so_is_refused(tmp_path: Path) -> None:
     text = f"{HEAD}pools:\n  aa:\n    types: p5.48xlarge\n    buy: [on-demand, spot]\n    size: 2\n"
-    only = instances.find("p5.48xlarge").model_copy(update={"purchase": ("on-demand",)})
-    assert _only(_check(tmp_path, text, {"p5.48xlarge": only})) == (
+    instance = instances.find("p5.48xlarge").model_copy(update={"purchase": ("on-demand",)})
+    assert _get_only_mistake(_check(tmp_path, text, {"p5.48xlarge": instance})) == (
         "fleet.yaml:7:22: pools.aa.buy[1]: now 'spot': EC2 does not sell p5.48xlarge as spot. Write buy: [on-demand]."
     )
 
@@ -167,7 +167,7 @@ def test_more_than_the_spend_limit_is_refused_with_the_sum_and_the_pools(tmp_pat
         "  aa:\n    types: [g6e.xlarge, g6e.48xlarge]\n    size: 0..4\n"
         "  bb:\n    types: g6e.2xlarge\n    size: 1\n"
     )
-    assert _only(_check(tmp_path, text)) == (
+    assert _get_only_mistake(_check(tmp_path, text)) == (
         "fleet.yaml:4:14: spend_limit: now '100 USD/h': at their greatest size the pools cost 122.77 USD/h on demand "
         "(aa 120.52, bb 2.24). Write a limit of 122.77 USD/h or more, or smaller pools."
     )
@@ -178,7 +178,7 @@ def test_a_sum_over_the_limit_says_which_prices_are_missing_from_it(tmp_path: Pa
         f"{HEAD}spend_limit: 50 USD/h\npools:\n"
         "  aa:\n    types: [p5.48xlarge, p5e.48xlarge]\n    zones: us-west-2c\n    size: 1\n"
     )
-    assert _only(_check(tmp_path, text)) == (
+    assert _get_only_mistake(_check(tmp_path, text)) == (
         "fleet.yaml:4:14: spend_limit: now '50 USD/h': at their greatest size the pools cost 55.04 USD/h on demand "
         "(aa 55.04), and no price is known in us-west-2 of p5e.48xlarge in pool aa (AWS's price list has no on-demand "
         "price for it; it is sold by Capacity Block). Write a limit of 55.04 USD/h or more, or smaller pools."
@@ -188,7 +188,7 @@ def test_a_sum_over_the_limit_says_which_prices_are_missing_from_it(tmp_path: Pa
 def test_a_limit_that_cannot_be_added_up_is_refused_and_not_silently_passed(tmp_path: Path) -> None:
     text = "name: demo\nregion: eu-central-1\nzones: eu-central-1b\nspend_limit: 5 USD/h\n"
     text += "pools:\n  aa:\n    types: g6.xlarge\n    size: 0..90\n"
-    assert _only(_check(tmp_path, text)) == (
+    assert _get_only_mistake(_check(tmp_path, text)) == (
         "fleet.yaml:4:14: spend_limit: now '5 USD/h': the limit cannot be kept: no price is known in eu-central-1 "
         "of g6.xlarge in pool aa. Write no spend_limit, or run `blueprint catalog refresh --region eu-central-1` "
         "first: it reads AWS's prices."
@@ -218,22 +218,22 @@ def test_all_that_is_wrong_comes_at_once_in_the_order_of_the_file(tmp_path: Path
         "  aa:\n    types: [g6e.xlarge, inf2.xlarge, h100.large]\n    zones: us-west-2a\n    size: 1\n    efa: true\n"
         f"  bb:\n    types: g5.xlarge\n    zones: us-west-2a\n    buy: {BLOCK}\n    size: 1\n"
     )
-    found = _check(tmp_path, text)
+    mistakes = _check(tmp_path, text)
     fields = ["spend_limit", "pools.aa.types[1]", "pools.aa.types[2]", "pools.aa.efa", "pools.bb.buy"]
-    assert [one.field for one in found] == fields
-    assert [one.line for one in found] == sorted(one.line for one in found)
+    assert [mistake.field for mistake in mistakes] == fields
+    assert [mistake.line for mistake in mistakes] == sorted(mistake.line for mistake in mistakes)
 
 
 def test_efa_over_the_fleets_many_zones_is_refused_where_the_file_is_read(tmp_path: Path) -> None:
     text = f"{HEAD}pools:\n  aa:\n    types: p5.48xlarge\n    size: 2\n    efa: true\n"
-    with pytest.raises(InputError) as refused:
+    with pytest.raises(InputError) as error:
         _check(tmp_path, text)
-    assert "pools.aa.efa: now true: EFA traffic does not cross an Availability Zone" in str(refused.value)
+    assert "pools.aa.efa: now true: EFA traffic does not cross an Availability Zone" in str(error.value)
 
 
 def test_nvme_on_a_type_without_such_disks_is_refused(tmp_path: Path) -> None:
     text = f"{HEAD}pools:\n  aa:\n    types: [inf2.8xlarge, inf2.24xlarge]\n    size: 0..2\n    disk: nvme\n"
-    assert _only(_check(tmp_path, text)) == (
+    assert _get_only_mistake(_check(tmp_path, text)) == (
         "fleet.yaml:8:11: pools.aa.disk: now 'nvme': inf2.8xlarge and inf2.24xlarge have no NVMe disks. "
         "Write disk: gp3."
     )
@@ -241,7 +241,7 @@ def test_nvme_on_a_type_without_such_disks_is_refused(tmp_path: Path) -> None:
 
 def test_soci_on_a_volume_that_the_machine_reads_too_slowly_is_refused(tmp_path: Path) -> None:
     text = f"{HEAD}pools:\n  aa:\n    types: g6e.xlarge\n    size: 0..2\n    images: soci\n    disk: gp3\n"
-    assert _only(_check(tmp_path, text)) == (
+    assert _get_only_mistake(_check(tmp_path, text)) == (
         "fleet.yaml:8:13: pools.aa.images: now 'soci': g6e.xlarge reads 596 MiB/s from a volume, and below 600 "
         "SOCI makes starts slower. Write disk: nvme."
     )
@@ -249,4 +249,4 @@ def test_soci_on_a_volume_that_the_machine_reads_too_slowly_is_refused(tmp_path:
 
 def test_a_range_too_small_for_the_fleet_is_refused(tmp_path: Path) -> None:
     text = f"{HEAD}network: {{cidr: 10.1.0.0/20}}\npools:\n  aa: {{types: g6e.xlarge, size: 0..60}}\n"
-    assert "now '10.1.0.0/20': at its greatest size the fleet takes" in _only(_check(tmp_path, text))
+    assert "now '10.1.0.0/20': at its greatest size the fleet takes" in _get_only_mistake(_check(tmp_path, text))

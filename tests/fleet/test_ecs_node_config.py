@@ -15,116 +15,119 @@ from llm_serving.fleet import ecs_node_config, groups
 from llm_serving.fleet.groups import Group
 
 
-def group(**changed: Any) -> Group:
+def build_group(**overrides: Any) -> Group:
     from llm_serving.fleet.model import Fleet
     from llm_serving.settings.document import load
 
     path = Path(__file__).parents[2] / "infra/fleets/ecs-multi-az.yaml"
-    return dataclasses.replace(groups.groups(load(path, Fleet).value, instances.load())[0], **changed)
+    return dataclasses.replace(groups.resolve_all(load(path, Fleet).value, instances.load())[0], **overrides)
 
 
-def parts(text: str) -> dict[str, str]:
+def parse_parts(text: str) -> dict[str, str]:
     message = email.message_from_string(text)
     return {part.get_content_type(): str(part.get_payload()) for part in message.walk() if not part.is_multipart()}
 
 
-def settings(**changed: Any) -> dict[str, str]:
-    return dict(ecs_node_config.settings(group(**changed), "demo"))
+def build_settings(**overrides: Any) -> dict[str, str]:
+    return dict(ecs_node_config.list_agent_settings(build_group(**overrides), "demo"))
 
 
 def test_the_agent_joins_its_cluster_with_the_groups_labels_as_attributes() -> None:
-    said = settings(labels={"fleet/pool": "general", "team": "ads"})
-    assert said["ECS_CLUSTER"] == "demo"
-    assert json.loads(said["ECS_INSTANCE_ATTRIBUTES"]) == {"fleet/pool": "general", "team": "ads"}
+    agent_settings = build_settings(labels={"fleet/pool": "general", "team": "ads"})
+    assert agent_settings["ECS_CLUSTER"] == "demo"
+    assert json.loads(agent_settings["ECS_INSTANCE_ATTRIBUTES"]) == {"fleet/pool": "general", "team": "ads"}
 
 
 @pytest.mark.parametrize(("variant", "support"), [("nvidia", "true"), ("neuron", None), ("standard", None)])
 def test_gpu_support_is_for_gpus(variant: str, support: str | None) -> None:
-    assert settings(variant=variant).get("ECS_ENABLE_GPU_SUPPORT") == support
+    assert build_settings(variant=variant).get("ECS_ENABLE_GPU_SUPPORT") == support
 
 
 @pytest.mark.parametrize(
     ("images", "pull"), [("cached", "prefer-cached"), ("snapshot", "prefer-cached"), ("plain", None)]
 )
 def test_images_that_are_there_are_not_asked_for_again_unless_the_pool_is_plain(images: str, pull: str | None) -> None:
-    assert settings(images=images).get("ECS_IMAGE_PULL_BEHAVIOR") == pull
+    assert build_settings(images=images).get("ECS_IMAGE_PULL_BEHAVIOR") == pull
 
 
 def test_spot_machines_drain_when_they_are_told_to_go() -> None:
-    assert settings(bought="spot")["ECS_ENABLE_SPOT_INSTANCE_DRAINING"] == "true"
-    assert "ECS_ENABLE_SPOT_INSTANCE_DRAINING" not in settings(bought="on-demand")
+    assert build_settings(bought="spot")["ECS_ENABLE_SPOT_INSTANCE_DRAINING"] == "true"
+    assert "ECS_ENABLE_SPOT_INSTANCE_DRAINING" not in build_settings(bought="on-demand")
 
 
 def test_a_warm_machine_joins_when_it_is_put_to_service() -> None:
-    assert settings(warm=1)["ECS_WARM_POOLS_CHECK"] == "true"
-    assert "ECS_WARM_POOLS_CHECK" not in settings(warm=0)
+    assert build_settings(warm=1)["ECS_WARM_POOLS_CHECK"] == "true"
+    assert "ECS_WARM_POOLS_CHECK" not in build_settings(warm=0)
 
 
 def test_a_task_cannot_take_the_machines_role() -> None:
-    assert settings()["ECS_AWSVPC_BLOCK_IMDS"] == "true"
+    assert build_settings()["ECS_AWSVPC_BLOCK_IMDS"] == "true"
 
 
 def test_the_settings_arrive_in_the_agents_file(tmp_path: Path) -> None:
-    script = parts(ecs_node_config.of(group(), "demo"))["text/x-shellscript"]
+    script = parse_parts(ecs_node_config.render(build_group(), "demo"))["text/x-shellscript"]
     file = tmp_path / "ecs.config"
     subprocess.run(["bash", "-c", script.replace("/etc/ecs/ecs.config", str(file))], check=True, timeout=30)
-    assert dict(line.split("=", 1) for line in file.read_text().splitlines()) == settings()
+    assert dict(line.split("=", 1) for line in file.read_text().splitlines()) == build_settings()
 
 
 def test_a_snapshot_is_mounted_where_docker_keeps_images() -> None:
-    said = parts(ecs_node_config.of(group(images="snapshot", nvme=False), "demo"))
-    assert "/dev/xvdb" in said["text/cloud-config"]
-    assert "/var/lib/docker" in said["text/cloud-config"]
-    assert "text/cloud-boothook" not in said
+    mime_parts = parse_parts(ecs_node_config.render(build_group(images="snapshot", nvme=False), "demo"))
+    assert "/dev/xvdb" in mime_parts["text/cloud-config"]
+    assert "/var/lib/docker" in mime_parts["text/cloud-config"]
+    assert "text/cloud-boothook" not in mime_parts
 
 
 def test_nvme_disks_are_joined_before_docker_starts_and_only_where_the_pool_uses_them() -> None:
-    assert "text/cloud-boothook" in parts(ecs_node_config.of(group(nvme=True), "demo"))
-    assert "text/cloud-boothook" not in parts(ecs_node_config.of(group(nvme=False), "demo"))
+    assert "text/cloud-boothook" in parse_parts(ecs_node_config.render(build_group(nvme=True), "demo"))
+    assert "text/cloud-boothook" not in parse_parts(ecs_node_config.render(build_group(nvme=False), "demo"))
 
 
-def boothook(folder: Path, disks: int, mounted: bool = False) -> list[str]:
+def run_boothook(folder: Path, disks: int, mounted: bool = False) -> list[str]:
     """What the boothook runs on a machine with so many NVMe disks, with every program that touches disks replaced."""
-    models = "".join(f"/dev/nvme{at + 1}n1 Amazon EC2 NVMe Instance Storage\\n" for at in range(disks))
-    answers = {
+    models = "".join(f"/dev/nvme{index + 1}n1 Amazon EC2 NVMe Instance Storage\\n" for index in range(disks))
+    outputs = {
         "lsblk": f"printf '/dev/nvme0n1 Amazon Elastic Block Store\\n{models}'",
         "mountpoint": f"exit {int(not mounted)}",
         "mdadm": f'echo mdadm "$@" >>{folder}/ran; [ "$1" = --create ]',
         "blkid": "exit 2",
         **{name: f'echo {name} "$@" >>{folder}/ran' for name in ("mkfs.xfs", "mount", "mkdir", "dnf")},
     }
-    for name, answer in answers.items():
-        (folder / name).write_text(f"#!/bin/sh\n{answer}\n")
+    for name, output in outputs.items():
+        (folder / name).write_text(f"#!/bin/sh\n{output}\n")
         (folder / name).chmod(0o755)
     awk = shutil.which("awk")
     assert awk
     (folder / "awk").symlink_to(awk)
-    script = parts(ecs_node_config.of(group(nvme=True), "demo"))["text/cloud-boothook"]
+    script = parse_parts(ecs_node_config.render(build_group(nvme=True), "demo"))["text/cloud-boothook"]
     subprocess.run(["/bin/bash", "-c", script], check=True, timeout=30, env={"PATH": f"{folder}:/bin"})
     return (folder / "ran").read_text().splitlines() if (folder / "ran").exists() else []
 
 
 def test_two_disks_become_one(tmp_path: Path) -> None:
-    ran = boothook(tmp_path, 2)
-    assert ran[1] == "mdadm --create /dev/md/instance-store --run --level=0 --raid-devices=2 /dev/nvme1n1 /dev/nvme2n1"
-    assert "mkfs.xfs /dev/md/instance-store" in ran
-    assert ran[-1] == "mount --bind /mnt/instance-store/var/lib/containerd /var/lib/containerd"
-    assert not any("nvme0n1" in line for line in ran)
+    commands = run_boothook(tmp_path, 2)
+    assert (
+        commands[1]
+        == "mdadm --create /dev/md/instance-store --run --level=0 --raid-devices=2 /dev/nvme1n1 /dev/nvme2n1"
+    )
+    assert "mkfs.xfs /dev/md/instance-store" in commands
+    assert commands[-1] == "mount --bind /mnt/instance-store/var/lib/containerd /var/lib/containerd"
+    assert not any("nvme0n1" in line for line in commands)
 
 
 def test_one_disk_is_taken_as_it_is(tmp_path: Path) -> None:
-    ran = boothook(tmp_path, 1)
-    assert ran[0] == "mkfs.xfs /dev/nvme1n1"
-    assert "mount --options noatime /dev/nvme1n1 /mnt/instance-store" in ran
+    commands = run_boothook(tmp_path, 1)
+    assert commands[0] == "mkfs.xfs /dev/nvme1n1"
+    assert "mount --options noatime /dev/nvme1n1 /mnt/instance-store" in commands
 
 
 @pytest.mark.parametrize(("disks", "mounted"), [(0, False), (2, True)])
 def test_nothing_is_done_without_disks_or_a_second_time(tmp_path: Path, disks: int, mounted: bool) -> None:
-    assert boothook(tmp_path, disks, mounted) == []
+    assert run_boothook(tmp_path, disks, mounted) == []
 
 
 @pytest.mark.parametrize("images", ["cached", "snapshot", "plain"])
 def test_terraform_finds_no_reference_of_its_own_in_the_text(images: str) -> None:
-    text = ecs_node_config.of(group(images=images), "demo")
+    text = ecs_node_config.render(build_group(images=images), "demo")
     assert "${" not in text
     assert "%{" not in text

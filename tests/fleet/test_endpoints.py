@@ -1,28 +1,30 @@
 from llm_serving.fleet import endpoints
 
 
-def services(orchestrator: str) -> set[str]:
-    return {row.service for row in endpoints.needed(orchestrator)}  # type: ignore[arg-type]
+def list_services(orchestrator: str) -> set[str]:
+    return {row.service for row in endpoints.list_required(orchestrator)}  # type: ignore[arg-type]
 
 
 def test_both_orchestrators_need_what_pulls_images_and_gives_credentials() -> None:
-    assert {"ecr.api", "ecr.dkr", "logs", "sts", "ssm", "ssmmessages"} == services("eks") & services("ecs")
+    assert {"ecr.api", "ecr.dkr", "logs", "sts", "ssm", "ssmmessages"} == list_services("eks") & list_services("ecs")
 
 
 def test_eks_needs_its_own_and_nothing_of_ecs() -> None:
-    assert {"eks", "eks-auth", "ec2", "elasticloadbalancing", "autoscaling"} == services("eks") - services("ecs")
+    assert {"eks", "eks-auth", "ec2", "elasticloadbalancing", "autoscaling"} == list_services("eks") - list_services(
+        "ecs"
+    )
 
 
 def test_ecs_needs_its_own_and_nothing_of_eks() -> None:
-    assert {"ecs", "ecs-agent", "ecs-telemetry", "secretsmanager"} == services("ecs") - services("eks")
+    assert {"ecs", "ecs-agent", "ecs-telemetry", "secretsmanager"} == list_services("ecs") - list_services("eks")
 
 
 def test_a_fleet_with_both_needs_both() -> None:
-    assert services("both") == services("eks") | services("ecs")
+    assert list_services("both") == list_services("eks") | list_services("ecs")
 
 
 def test_every_row_says_why() -> None:
-    assert all(len(row.why) > 20 for row in endpoints.ENDPOINTS)
+    assert all(len(row.reason) > 20 for row in endpoints.ENDPOINTS)
 
 
 def test_s3_has_no_interface_endpoint_because_its_gateway_endpoint_is_free() -> None:

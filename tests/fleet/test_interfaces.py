@@ -35,28 +35,28 @@ DOCUMENTED = [
 ]
 
 
-def _ena_cards(requested: tuple[Interface, ...]) -> list[int]:
-    return [one.card for one in requested if one.kind == "interface"]
+def _list_ena_cards(requested: tuple[Interface, ...]) -> list[int]:
+    return [interface.card for interface in requested if interface.kind == "interface"]
 
 
 def test_p5_saves_addresses_with_33_requests_as_documented() -> None:
-    asked = interfaces.of(instances.find("p5.48xlarge"), efa=True)
+    requested = interfaces.list_requested(instances.find("p5.48xlarge"), efa=True)
     expected = [Interface(0, 0, "interface"), Interface(0, 1, "efa-only")]
     expected += [Interface(card, 0, "efa-only") for card in range(1, 32)]
-    assert list(asked) == expected
+    assert list(requested) == expected
 
 
 def test_p5_carries_ip_on_every_fourth_card_as_device_1() -> None:
-    asked = interfaces.of(instances.find("p5.48xlarge"), efa=True, layout="ip-bandwidth")
-    further = [one for one in asked if one.kind == "interface" and one.card]
-    assert further == [Interface(card, 1, "interface") for card in (4, 8, 12, 16, 20, 24, 28)]
-    assert len(asked) == 40
+    requested = interfaces.list_requested(instances.find("p5.48xlarge"), efa=True, layout="ip-bandwidth")
+    secondary = [interface for interface in requested if interface.kind == "interface" and interface.card]
+    assert secondary == [Interface(card, 1, "interface") for card in (4, 8, 12, 16, 20, 24, 28)]
+    assert len(requested) == 40
 
 
 def test_card_0_of_p6_b300_carries_no_efa() -> None:
-    asked = interfaces.of(instances.find("p6-b300.48xlarge"), efa=True)
-    assert [one for one in asked if one.card == 0] == [Interface(0, 0, "interface")]
-    assert [one.card for one in asked if one.kind == "efa-only"] == list(range(1, 17))
+    requested = interfaces.list_requested(instances.find("p6-b300.48xlarge"), efa=True)
+    assert [interface for interface in requested if interface.card == 0] == [Interface(0, 0, "interface")]
+    assert [interface.card for interface in requested if interface.kind == "efa-only"] == list(range(1, 17))
 
 
 @pytest.mark.parametrize(("name", "requests", "fabric", "bare", "ena"), DOCUMENTED, ids=[row[0] for row in DOCUMENTED])
@@ -64,39 +64,43 @@ def test_a_types_layout_is_the_documented_one(
     name: str, requests: int, fabric: int, bare: list[int], ena: list[int]
 ) -> None:
     row = instances.find(name)
-    plain = interfaces.of(row, efa=True)
+    plain = interfaces.list_requested(row, efa=True)
     assert len(plain) == requests
-    assert sum(one.kind == "efa-only" for one in plain) == fabric
-    carrying = {one.card for one in plain if one.kind == "efa-only"}
+    assert sum(interface.kind == "efa-only" for interface in plain) == fabric
+    carrying = {interface.card for interface in plain if interface.kind == "efa-only"}
     assert [card.index for card in row.cards if card.index not in carrying] == bare
-    assert _ena_cards(plain) == [0]
-    wide = interfaces.of(row, efa=True, layout="ip-bandwidth")
-    assert _ena_cards(wide) == ena
-    assert [one for one in wide if one.kind == "efa-only"] == [one for one in plain if one.kind == "efa-only"]
+    assert _list_ena_cards(plain) == [0]
+    ip_bandwidth = interfaces.list_requested(row, efa=True, layout="ip-bandwidth")
+    assert _list_ena_cards(ip_bandwidth) == ena
+    assert [interface for interface in ip_bandwidth if interface.kind == "efa-only"] == [
+        interface for interface in plain if interface.kind == "efa-only"
+    ]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("row", WITH_EFA, ids=lambda row: row.name)
 def test_every_layout_fits_the_cards_that_ec2_names(row: instances.Instance, layout: Layout) -> None:
-    asked = interfaces.of(row, efa=True, layout=layout)
-    assert sum(one.kind == "efa-only" for one in asked) == row.efa_interfaces
-    assert asked[0] == Interface(0, 0, "interface"), "the primary interface cannot be EFA-only"
-    assert len({(one.card, one.device) for one in asked}) == len(asked), "no two on one device index of a card"
-    room = {card.index: card for card in row.cards}
-    for card, count in Counter(one.card for one in asked).items():
-        assert count <= room[card].interfaces
-    assert all(room[one.card].efa for one in asked if one.kind == "efa-only")
+    requested = interfaces.list_requested(row, efa=True, layout=layout)
+    assert sum(interface.kind == "efa-only" for interface in requested) == row.efa_interfaces
+    assert requested[0] == Interface(0, 0, "interface"), "the primary interface cannot be EFA-only"
+    assert len({(interface.card, interface.device) for interface in requested}) == len(requested), (
+        "no two on one device index of a card"
+    )
+    cards_by_index = {card.index: card for card in row.cards}
+    for card, count in Counter(interface.card for interface in requested).items():
+        assert count <= cards_by_index[card].interfaces
+    assert all(cards_by_index[interface.card].efa for interface in requested if interface.kind == "efa-only")
 
 
 @pytest.mark.parametrize("row", instances.load().values(), ids=lambda row: row.name)
 def test_without_efa_a_machine_has_its_primary_interface_alone(row: instances.Instance) -> None:
-    assert interfaces.of(row, efa=False, layout="ip-bandwidth") == (Interface(0, 0, "interface"),)
+    assert interfaces.list_requested(row, efa=False, layout="ip-bandwidth") == (Interface(0, 0, "interface"),)
 
 
 def test_an_efa_only_interface_takes_no_address() -> None:
     row = instances.find("p5.48xlarge")
-    assert interfaces.addresses(interfaces.of(row, efa=True)) == 1
-    assert interfaces.addresses(interfaces.of(row, efa=True, layout="ip-bandwidth")) == 8
+    assert interfaces.count_addresses(interfaces.list_requested(row, efa=True)) == 1
+    assert interfaces.count_addresses(interfaces.list_requested(row, efa=True, layout="ip-bandwidth")) == 8
 
 
 def test_efa_needs_all_protocols_from_itself_and_to_itself() -> None:

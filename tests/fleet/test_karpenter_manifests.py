@@ -10,7 +10,7 @@ import yaml
 
 from llm_serving.catalog import instances
 from llm_serving.fleet import karpenter_manifests, names
-from llm_serving.fleet.groups import Group, groups
+from llm_serving.fleet.groups import Group, resolve_all
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import load
 from tests.control_plane.control_plane import ControlPlane, add_kinds
@@ -40,14 +40,16 @@ def fleet(tmp_path: Path) -> Fleet:
     return load(file, Fleet).value
 
 
-def by_pool(fleet: Fleet, pool: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def get_manifests(fleet: Fleet, pool: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Class and NodePool of the first group of a pool."""
-    group = first(fleet, pool)
-    return karpenter_manifests.node_class(fleet, group), karpenter_manifests.node_pool(group, instances.load())
+    group = get_first_group(fleet, pool)
+    return karpenter_manifests.build_node_class(fleet, group), karpenter_manifests.build_node_pool(
+        group, instances.load()
+    )
 
 
-def first(fleet: Fleet, pool: str) -> Group:
-    return next(group for group in groups(fleet, instances.load()) if group.pool == pool)
+def get_first_group(fleet: Fleet, pool: str) -> Group:
+    return next(group for group in resolve_all(fleet, instances.load()) if group.pool == pool)
 
 
 def require_crds() -> None:
@@ -55,48 +57,52 @@ def require_crds() -> None:
         pytest.skip(f"Karpenter's CRDs are not at {CRDS}: copy them there from its release")
 
 
-def validator(kind: str) -> Any:
+def build_validator(kind: str) -> Any:
     require_crds()
     file = {"NodePool": "karpenter.sh_nodepools", "EC2NodeClass": "karpenter.k8s.aws_ec2nodeclasses"}[kind]
     [version] = yaml.safe_load((CRDS / f"{file}.yaml").read_text())["spec"]["versions"]
-    return jsonschema.Draft202012Validator(closed(version["schema"]["openAPIV3Schema"]["properties"]["spec"]))
+    return jsonschema.Draft202012Validator(close_schema(version["schema"]["openAPIV3Schema"]["properties"]["spec"]))
 
 
-def closed(schema: Any) -> Any:
+def close_schema(schema: Any) -> Any:
     """The schema with unknown fields refused, as the API server drops them with a warning alone."""
     if isinstance(schema, list):
-        return [closed(item) for item in schema]
+        return [close_schema(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    made = {key: closed(value) for key, value in schema.items()}
-    if "properties" in made and isinstance(made["properties"], dict) and "additionalProperties" not in made:
-        made["additionalProperties"] = False
-    return made
+    closed_schema = {key: close_schema(value) for key, value in schema.items()}
+    if (
+        "properties" in closed_schema
+        and isinstance(closed_schema["properties"], dict)
+        and "additionalProperties" not in closed_schema
+    ):
+        closed_schema["additionalProperties"] = False
+    return closed_schema
 
 
 @pytest.mark.parametrize("file", FLEETS, ids=lambda file: file.stem)
 def test_the_manifests_of_every_example_agree_with_karpenters_own_schemas(file: Path) -> None:
     fleet = load(file, Fleet).value
-    for manifest in karpenter_manifests.manifests(fleet, instances.load()):
-        validator(manifest["kind"]).validate(manifest["spec"])
+    for manifest in karpenter_manifests.build(fleet, instances.load()):
+        build_validator(manifest["kind"]).validate(manifest["spec"])
 
 
 def test_every_field_agrees_with_karpenters_own_schemas(fleet: Fleet) -> None:
-    made = karpenter_manifests.manifests(fleet, instances.load())
-    assert [one["kind"] for one in made].count("NodePool") == len(made) / 2 == 10
-    for manifest in made:
-        validator(manifest["kind"]).validate(manifest["spec"])
+    manifests = karpenter_manifests.build(fleet, instances.load())
+    assert [entry["kind"] for entry in manifests].count("NodePool") == len(manifests) / 2 == 10
+    for manifest in manifests:
+        build_validator(manifest["kind"]).validate(manifest["spec"])
 
 
 def test_a_field_that_karpenter_does_not_know_is_caught(fleet: Fleet) -> None:
-    wrong = copy.deepcopy(by_pool(fleet, "general")[0]["spec"])
-    wrong["metadataOptions"]["httpToken"] = "required"
+    invalid = copy.deepcopy(get_manifests(fleet, "general")[0]["spec"])
+    invalid["metadataOptions"]["httpToken"] = "required"
     with pytest.raises(jsonschema.ValidationError, match="httpToken"):
-        validator("EC2NodeClass").validate(wrong)
+        build_validator("EC2NodeClass").validate(invalid)
 
 
 @pytest.fixture
-def karpenters(control_plane: ControlPlane) -> ControlPlane:
+def karpenter_cluster(control_plane: ControlPlane) -> ControlPlane:
     """The control plane with Karpenter's kinds, which stay: what asks for them comes last."""
     require_crds()
     add_kinds(control_plane, CRDS)
@@ -104,36 +110,40 @@ def karpenters(control_plane: ControlPlane) -> ControlPlane:
 
 
 def test_a_real_api_server_takes_the_manifests_of_every_example_and_holds_them_against_karpenters_rules(
-    karpenters: ControlPlane, fleet: Fleet
+    karpenter_cluster: ControlPlane, fleet: Fleet
 ) -> None:
-    for one in [*(load(file, Fleet).value for file in FLEETS), fleet]:
-        assert (made := karpenter_manifests.manifests(one, instances.load())) == [] or karpenters.against(made) == []
-    wrong = copy.deepcopy(by_pool(fleet, "general")[0])
-    wrong["spec"]["amiSelectorTerms"].append({"id": "ami-0123456789abcdef0"})
-    [said] = karpenters.against([wrong])
-    assert "'alias' is mutually exclusive" in said, "a rule between fields, which no schema alone would see"
+    for example in [*(load(file, Fleet).value for file in FLEETS), fleet]:
+        assert (
+            manifests := karpenter_manifests.build(example, instances.load())
+        ) == [] or karpenter_cluster.find_errors(manifests) == []
+    invalid = copy.deepcopy(get_manifests(fleet, "general")[0])
+    invalid["spec"]["amiSelectorTerms"].append({"id": "ami-0123456789abcdef0"})
+    [error] = karpenter_cluster.find_errors([invalid])
+    assert "'alias' is mutually exclusive" in error, "a rule between fields, which no schema alone would see"
 
 
 def test_preferred_groups_weigh_more_and_each_is_bounded(fleet: Fleet) -> None:
-    pools = [one for one in karpenter_manifests.manifests(fleet, instances.load()) if one["kind"] == "NodePool"]
-    general = [one["spec"] for one in pools if one["metadata"]["name"].startswith("general-")]
-    assert [one["weight"] for one in general] == [100, 99, 98, 97]
-    assert [one["limits"] for one in general[:1]] == [{"nodes": "10", "nvidia.com/gpu": "40"}]
-    assert all(int(one["spec"]["limits"]["nodes"]) > 0 for one in pools)
+    pools = [
+        manifest for manifest in karpenter_manifests.build(fleet, instances.load()) if manifest["kind"] == "NodePool"
+    ]
+    general = [manifest["spec"] for manifest in pools if manifest["metadata"]["name"].startswith("general-")]
+    assert [manifest["weight"] for manifest in general] == [100, 99, 98, 97]
+    assert [manifest["limits"] for manifest in general[:1]] == [{"nodes": "10", "nvidia.com/gpu": "40"}]
+    assert all(int(manifest["spec"]["limits"]["nodes"]) > 0 for manifest in pools)
 
 
 def test_reserved_capacity_is_asked_for_by_its_id_and_kept_to_its_end(fleet: Fleet) -> None:
-    node_class, node_pool = by_pool(fleet, "block")
+    node_class, node_pool = get_manifests(fleet, "block")
     assert node_class["spec"]["capacityReservationSelectorTerms"] == [{"id": "cr-0123456789abcdef0"}]
     template = node_pool["spec"]["template"]["spec"]
-    wanted = {one["key"]: one["values"] for one in template["requirements"]}
-    assert wanted["karpenter.sh/capacity-type"] == ["reserved"]
-    assert wanted["topology.kubernetes.io/zone"] == ["us-west-2c"]
+    requirements = {requirement["key"]: requirement["values"] for requirement in template["requirements"]}
+    assert requirements["karpenter.sh/capacity-type"] == ["reserved"]
+    assert requirements["topology.kubernetes.io/zone"] == ["us-west-2c"]
     assert template["expireAfter"] == "Never"
 
 
 def test_a_reservation_of_the_fleets_own_is_found_by_its_tags_and_bounds_its_pool(fleet: Fleet) -> None:
-    node_class, node_pool = by_pool(fleet, "held")
+    node_class, node_pool = get_manifests(fleet, "held")
     assert node_class["spec"]["capacityReservationSelectorTerms"] == [
         {"tags": {"fleet": "demo", "Name": "reserved-demo-held-p5-a-cr"}}
     ]
@@ -143,32 +153,34 @@ def test_a_reservation_of_the_fleets_own_is_found_by_its_tags_and_bounds_its_poo
 
 
 def test_efa_nodes_ask_for_the_catalogues_interfaces_and_stand_in_efas_group(fleet: Fleet) -> None:
-    spec = by_pool(fleet, "block")[0]["spec"]
-    assert [(one["networkCardIndex"], one["deviceIndex"]) for one in spec["networkInterfaces"]] == [
-        (one.card, one.device) for one in first(fleet, "block").interfaces
+    spec = get_manifests(fleet, "block")[0]["spec"]
+    assert [(interface["networkCardIndex"], interface["deviceIndex"]) for interface in spec["networkInterfaces"]] == [
+        (interface.card, interface.device) for interface in get_first_group(fleet, "block").interfaces
     ]
-    assert sum(one["interfaceType"] == "efa-only" for one in spec["networkInterfaces"]) == 16
-    assert {"tags": {"fleet": "demo", "Name": names.efa_group("demo", "eks")}} in spec["securityGroupSelectorTerms"]
-    assert "networkInterfaces" not in by_pool(fleet, "general")[0]["spec"]
+    assert sum(interface["interfaceType"] == "efa-only" for interface in spec["networkInterfaces"]) == 16
+    assert {"tags": {"fleet": "demo", "Name": names.format_efa_group_name("demo", "eks")}} in spec[
+        "securityGroupSelectorTerms"
+    ]
+    assert "networkInterfaces" not in get_manifests(fleet, "general")[0]["spec"]
 
 
 def test_metadata_is_for_the_machine_alone_and_volumes_are_encrypted(fleet: Fleet) -> None:
-    for one in karpenter_manifests.manifests(fleet, instances.load()):
-        if one["kind"] == "EC2NodeClass":
-            assert one["spec"]["metadataOptions"]["httpTokens"] == "required"
-            assert one["spec"]["metadataOptions"]["httpPutResponseHopLimit"] == 1
-            assert all(volume["ebs"]["encrypted"] for volume in one["spec"]["blockDeviceMappings"])
+    for manifest in karpenter_manifests.build(fleet, instances.load()):
+        if manifest["kind"] == "EC2NodeClass":
+            assert manifest["spec"]["metadataOptions"]["httpTokens"] == "required"
+            assert manifest["spec"]["metadataOptions"]["httpPutResponseHopLimit"] == 1
+            assert all(volume["ebs"]["encrypted"] for volume in manifest["spec"]["blockDeviceMappings"])
 
 
 def test_images_are_pinned_and_start_by_socis_parallel_pull(fleet: Fleet) -> None:
-    general, rocket, own = (by_pool(fleet, pool)[0]["spec"] for pool in ("general", "rocket", "own"))
+    general, rocket, custom = (get_manifests(fleet, pool)[0]["spec"] for pool in ("general", "rocket", "own"))
     assert general["amiSelectorTerms"] == [{"alias": "al2023@v20261107"}]
     assert "FastImagePull: true" in general["userData"] and general["instanceStorePolicy"] == "RAID0"
     assert rocket["amiSelectorTerms"] == [{"alias": "bottlerocket@v1.64.0"}]
     assert '"pull-mode" = "parallel-pull-unpack"' in rocket["userData"]
-    assert own["amiSelectorTerms"] == [{"id": "ami-0123456789abcdef0"}] and own["amiFamily"] == "AL2023"
-    assert own["blockDeviceMappings"][1]["ebs"]["snapshotID"] == "snap-0123456789abcdef0"
+    assert custom["amiSelectorTerms"] == [{"id": "ami-0123456789abcdef0"}] and custom["amiFamily"] == "AL2023"
+    assert custom["blockDeviceMappings"][1]["ebs"]["snapshotID"] == "snap-0123456789abcdef0"
 
 
 def test_a_placement_group_is_found_by_the_name_that_the_stack_gives_it(fleet: Fleet) -> None:
-    assert by_pool(fleet, "close")[0]["spec"]["placementGroupSelector"] == {"name": "demo-close-a"}
+    assert get_manifests(fleet, "close")[0]["spec"]["placementGroupSelector"] == {"name": "demo-close-a"}

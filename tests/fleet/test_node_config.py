@@ -9,29 +9,29 @@ import yaml
 
 from llm_serving.catalog import instances
 from llm_serving.fleet import node_config as user_data
-from llm_serving.fleet.groups import Group, of_pool
+from llm_serving.fleet.groups import Group, resolve_pool
 from llm_serving.fleet.model import Fleet
-from llm_serving.fleet.node_config import Cluster
+from llm_serving.fleet.node_config import ClusterConnection
 
-CLUSTER = Cluster("demo", "https://${a}.eks.amazonaws.com", "Y2E=", "172.20.0.0/16")
+CLUSTER = ClusterConnection("demo", "https://${a}.eks.amazonaws.com", "Y2E=", "172.20.0.0/16")
 
 
-def group(**settings: Any) -> Group:
+def build_group(**settings: Any) -> Group:
     pool = {"types": "g6e.2xlarge", "size": "2", **settings}
     fleet = Fleet.model_validate(
         {"name": "demo", "region": "us-west-2", "zones": ["us-west-2a"], "pools": {"general": pool}}
     )
-    return of_pool(fleet, "general", instances.load())[0]
+    return resolve_pool(fleet, "general", instances.load())[0]
 
 
-def node_config(text: str) -> dict[str, Any]:
+def parse_node_config(text: str) -> dict[str, Any]:
     [part] = [part for part in email.message_from_string(text).walk() if "node.eks" in part.get_content_type()]
-    made: dict[str, Any] = yaml.safe_load(part.get_payload())
-    return made
+    document: dict[str, Any] = yaml.safe_load(part.get_payload())
+    return document
 
 
 def test_a_node_knows_its_cluster_its_labels_and_its_taints_from_the_first_moment() -> None:
-    spec = node_config(user_data.of(group(), CLUSTER))["spec"]
+    spec = parse_node_config(user_data.render(build_group(), CLUSTER))["spec"]
     assert spec["cluster"] == {
         "name": "demo",
         "apiServerEndpoint": "https://${a}.eks.amazonaws.com",
@@ -46,30 +46,32 @@ def test_a_node_knows_its_cluster_its_labels_and_its_taints_from_the_first_momen
 
 
 def test_images_are_pulled_in_parallel_unless_the_pool_says_otherwise() -> None:
-    assert node_config(user_data.of(group(), CLUSTER))["spec"]["featureGates"] == {"FastImagePull": True}
-    assert "featureGates" not in node_config(user_data.of(group(images="plain"), CLUSTER))["spec"]
+    assert parse_node_config(user_data.render(build_group(), CLUSTER))["spec"]["featureGates"] == {
+        "FastImagePull": True
+    }
+    assert "featureGates" not in parse_node_config(user_data.render(build_group(images="plain"), CLUSTER))["spec"]
 
 
 def test_nvme_disks_become_one() -> None:
-    spec = node_config(user_data.of(group(disk="nvme"), CLUSTER))["spec"]
+    spec = parse_node_config(user_data.render(build_group(disk="nvme"), CLUSTER))["spec"]
     assert spec["instance"] == {"localStorage": {"strategy": "RAID0"}}
-    assert "instance" not in node_config(user_data.of(group(disk="gp3"), CLUSTER))["spec"]
+    assert "instance" not in parse_node_config(user_data.render(build_group(disk="gp3"), CLUSTER))["spec"]
 
 
 def test_a_snapshot_of_images_is_mounted_where_containerd_keeps_them() -> None:
-    text = user_data.of(group(images={"snapshot": "snap-0123456789abcdef0"}), CLUSTER)
+    text = user_data.render(build_group(images={"snapshot": "snap-0123456789abcdef0"}), CLUSTER)
     [part] = [part for part in email.message_from_string(text).walk() if part.get_content_type() == "text/cloud-config"]
     assert yaml.safe_load(part.get_payload())["mounts"] == [["/dev/xvdb", "/var/lib/containerd", "auto", "defaults"]]
 
 
 def test_karpenter_adds_what_is_left_out() -> None:
-    spec = node_config(user_data.of(group()))["spec"]
+    spec = parse_node_config(user_data.render(build_group()))["spec"]
     assert spec == {"featureGates": {"FastImagePull": True}}
 
 
 def test_bottlerocket_is_told_the_same_in_its_own_words() -> None:
-    made = replace(group(os="bottlerocket", disk="nvme"), labels={"fleet/pool": "general"})
-    settings = tomllib.loads(user_data.of(made, CLUSTER))["settings"]
+    bottlerocket_group = replace(build_group(os="bottlerocket", disk="nvme"), labels={"fleet/pool": "general"})
+    settings = tomllib.loads(user_data.render(bottlerocket_group, CLUSTER))["settings"]
     assert settings["kubernetes"]["cluster-name"] == "demo"
     assert settings["kubernetes"]["node-labels"] == {"fleet/pool": "general"}
     assert settings["kubernetes"]["node-taints"] == {"nvidia.com/gpu": ["present:NoSchedule"]}
@@ -82,5 +84,5 @@ def test_bottlerocket_is_told_the_same_in_its_own_words() -> None:
 
 
 def test_bottlerocket_without_soci_keeps_its_own_snapshotter() -> None:
-    settings = tomllib.loads(user_data.of(group(os="bottlerocket", images="plain"), CLUSTER))["settings"]
+    settings = tomllib.loads(user_data.render(build_group(os="bottlerocket", images="plain"), CLUSTER))["settings"]
     assert "container-runtime" not in settings

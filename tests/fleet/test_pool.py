@@ -17,17 +17,17 @@ P5 = "types: p5.48xlarge, zones: us-west-2a, size: 2"
 G6E = "types: g6e.2xlarge, size: 0..3"
 
 
-def _said(tmp_path: Path, text: str) -> str:
+def _get_error(tmp_path: Path, text: str) -> str:
     """The one message about a fleet file, without its folder."""
     file = tmp_path / "fleet.yaml"
     file.write_text(text)
-    with pytest.raises(InputError) as refused:
+    with pytest.raises(InputError) as error:
         load(file, Fleet)
-    (line,) = str(refused.value).splitlines()
+    (line,) = str(error.value).splitlines()
     return line.removeprefix(f"{tmp_path}/")
 
 
-def _pool(lines: str, orchestrator: str = "eks") -> str:
+def _format_pool(lines: str, orchestrator: str = "eks") -> str:
     return f"{HEAD}orchestrator: {orchestrator}\npools:\n  aa: {{{lines}}}\n"
 
 
@@ -200,7 +200,7 @@ def _pool(lines: str, orchestrator: str = "eks") -> str:
 def test_a_pool_that_cannot_be_is_refused_with_its_reason(
     tmp_path: Path, lines: str, orchestrator: str, message: str
 ) -> None:
-    assert _said(tmp_path, _pool(lines, orchestrator)) == message
+    assert _get_error(tmp_path, _format_pool(lines, orchestrator)) == message
 
 
 POOLS = "pools: {aa: {types: g6e.2xlarge, size: 1}}\n"
@@ -247,12 +247,12 @@ POOLS = "pools: {aa: {types: g6e.2xlarge, size: 1}}\n"
     ],
 )
 def test_a_cluster_setting_that_cannot_be_is_refused_with_its_reason(tmp_path: Path, lines: str, message: str) -> None:
-    assert _said(tmp_path, f"{HEAD}{lines}{POOLS}") == message
+    assert _get_error(tmp_path, f"{HEAD}{lines}{POOLS}") == message
 
 
 def test_in_a_fleet_of_both_a_pool_that_names_none_is_on_eks(tmp_path: Path) -> None:
     file = tmp_path / "fleet.yaml"
     file.write_text(f"{HEAD}orchestrator: both\npools:\n  aa: {{{G6E}}}\n  bb: {{{G6E}, orchestrator: ecs, warm: 1}}\n")
     fleet = load(file, Fleet).value
-    assert [fleet.orchestrator_of(pool) for pool in fleet.pools.values()] == ["eks", "ecs"]
+    assert [fleet.get_orchestrator(pool) for pool in fleet.pools.values()] == ["eks", "ecs"]
     assert fleet.orchestrators == ("eks", "ecs")

@@ -40,15 +40,15 @@ class Hub:
     status: int = 0
     """Answers everything with it where it is set."""
 
-    asked: list[tuple[str, int]] = field(default_factory=list)
+    requests: list[tuple[str, int]] = field(default_factory=list)
     """Each GET of a file, with the byte that it began at."""
 
-    sent: int = 0
+    sent_bytes: int = 0
     """Bytes of files that left the hub."""
 
     url: str = ""
 
-    def listing(self) -> dict[str, Any]:
+    def build_listing(self) -> dict[str, Any]:
         siblings = []
         for name, content in self.files.items():
             git = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
@@ -69,46 +69,46 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         hub = self.hub
         if hub.status:
-            self._answer(hub.status, b"{}", {})
-        elif found := re.fullmatch(r"/api/models/(.+)/revision/([^?]+)(\?.*)?", self.path):
-            self._listing(*found.group(1, 2))
-        elif found := re.fullmatch(r"/(.+)/resolve/([^/]+)/(.+)", self.path):
-            self._file(*found.group(1, 2, 3))
+            self._send(hub.status, b"{}", {})
+        elif match := re.fullmatch(r"/api/models/(.+)/revision/([^?]+)(\?.*)?", self.path):
+            self._send_listing(*match.group(1, 2))
+        elif match := re.fullmatch(r"/(.+)/resolve/([^/]+)/(.+)", self.path):
+            self._send_file(*match.group(1, 2, 3))
         else:
-            self._answer(404, b"{}", {"X-Error-Code": "RepoNotFound"})
+            self._send(404, b"{}", {"X-Error-Code": "RepoNotFound"})
 
-    def _listing(self, name: str, revision: str) -> None:
+    def _send_listing(self, name: str, revision: str) -> None:
         if name != self.hub.id:
-            self._answer(404, b"{}", {"X-Error-Code": "RepoNotFound"})
+            self._send(404, b"{}", {"X-Error-Code": "RepoNotFound"})
         elif revision not in ("main", COMMIT):
-            self._answer(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
+            self._send(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
         else:
-            self._answer(200, json.dumps(self.hub.listing()).encode(), {})
+            self._send(200, json.dumps(self.hub.build_listing()).encode(), {})
 
-    def _file(self, name: str, _revision: str, path: str) -> None:
+    def _send_file(self, name: str, _revision: str, path: str) -> None:
         hub = self.hub
         if name != hub.id:
-            self._answer(404, b"", {"X-Error-Code": "RepoNotFound"})
+            self._send(404, b"", {"X-Error-Code": "RepoNotFound"})
             return
         if hub.gated and (not hub.token or self.headers.get("Authorization") != f"Bearer {hub.token}"):
-            self._answer(401, b"", {"X-Error-Code": "GatedRepo"})
+            self._send(401, b"", {"X-Error-Code": "GatedRepo"})
             return
         if path not in hub.files:
-            self._answer(404, b"", {"X-Error-Code": "EntryNotFound"})
+            self._send(404, b"", {"X-Error-Code": "EntryNotFound"})
             return
         content = hub.files[path]
         if path in hub.damaged:
             content = content[:-1] + bytes([content[-1] ^ 1])
-        start = int(found[1]) if (found := re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))) else 0
-        hub.asked.append((path, start))
-        ends = hub.broken_at.pop(path, len(content))
+        start = int(match[1]) if (match := re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))) else 0
+        hub.requests.append((path, start))
+        end = hub.broken_at.pop(path, len(content))
         status = 206 if start else 200
-        self._answer(status, content[start:ends], {"X-Repo-Commit": COMMIT}, length=len(content) - start)
-        hub.sent += max(0, ends - start)
-        if ends < len(content):
+        self._send(status, content[start:end], {"X-Repo-Commit": COMMIT}, length=len(content) - start)
+        hub.sent_bytes += max(0, end - start)
+        if end < len(content):
             self.close_connection = True
 
-    def _answer(self, status: int, body: bytes, headers: dict[str, str], length: int | None = None) -> None:
+    def _send(self, status: int, body: bytes, headers: dict[str, str], length: int | None = None) -> None:
         self.send_response(status)
         for key, value in headers.items():
             self.send_header(key, value)
@@ -123,70 +123,70 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     import huggingface_hub.constants
     import huggingface_hub.file_download
 
-    held = Hub(
+    fake_hub = Hub(
         files={
             "config.json": b'{"model_type": "qwen3"}',
             "tokenizer.json": b'{"version": "1.0"}',
-            "model-00001-of-00002.safetensors": _noise(1, 700_000),
-            "model-00002-of-00002.safetensors": _noise(2, 300_000),
-            "pytorch_model.bin": _noise(3, 50_000),
+            "model-00001-of-00002.safetensors": _make_noise(1, 700_000),
+            "model-00002-of-00002.safetensors": _make_noise(2, 300_000),
+            "pytorch_model.bin": _make_noise(3, 50_000),
             "original/params.json": b"{}",
             "README.md": b"# A model",
             ".gitattributes": b"*.bin filter=lfs",
         }
     )
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": held}))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": fake_hub}))
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    held.url = f"http://127.0.0.1:{server.server_address[1]}"
-    monkeypatch.setenv("HF_ENDPOINT", held.url)
+    fake_hub.url = f"http://127.0.0.1:{server.server_address[1]}"
+    monkeypatch.setenv("HF_ENDPOINT", fake_hub.url)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
     monkeypatch.delenv("HF_TOKEN", raising=False)
     # The client writes in pieces of 10 MB, and waits a second before it goes on.
     monkeypatch.setattr(huggingface_hub.constants, "DOWNLOAD_CHUNK_SIZE", 65536)
     monkeypatch.setattr(huggingface_hub.file_download.time, "sleep", lambda _: None)
-    yield held
+    yield fake_hub
     server.shutdown()
     server.server_close()
 
 
 @pytest.fixture(scope="session")
-def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def emulator_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The embedded AWS's endpoint."""
-    with emulator.running(tmp_path_factory.mktemp("aws")) as endpoint:
+    with emulator.start(tmp_path_factory.mktemp("aws")) as endpoint:
         yield endpoint
 
 
 @pytest.fixture
-def aws(embedded: str, monkeypatch: pytest.MonkeyPatch) -> str:
+def aws(emulator_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """The embedded AWS, which this process's own settings lead to."""
-    for key, value in emulator.client_environment(embedded, REGION).items():
+    for key, value in emulator.build_client_env(emulator_endpoint, REGION).items():
         monkeypatch.setenv(key, value)
-    return embedded
+    return emulator_endpoint
 
 
 @pytest.fixture
 def bucket(aws: str, request: pytest.FixtureRequest) -> s3.Bucket:
     """An empty bucket of its own for each test, under the prefix models/m/."""
     name = "b-" + hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:20]
-    client = emulator.client("s3", aws, REGION)
+    client = emulator.create_client("s3", aws, REGION)
     client.create_bucket(Bucket=name, CreateBucketConfiguration={"LocationConstraint": REGION})
-    return s3.Bucket(s3.place(f"s3://{name}/models/m"))
+    return s3.Bucket(s3.parse_location(f"s3://{name}/models/m"))
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A model's folder with one file of several parts."""
-    made = tmp_path / "model"
-    (made / "sub").mkdir(parents=True)
-    (made / "config.json").write_bytes(b"{}")
-    (made / "model.safetensors").write_bytes(_noise(4, 12_000_000))
-    (made / "sub" / "config.json").write_bytes(b'{"sub": 1}')
-    (made / "weights.bin").write_bytes(b"the same in another format")
-    (made / ".hidden.json").write_bytes(b"{}")
-    return made
+    model_folder = tmp_path / "model"
+    (model_folder / "sub").mkdir(parents=True)
+    (model_folder / "config.json").write_bytes(b"{}")
+    (model_folder / "model.safetensors").write_bytes(_make_noise(4, 12_000_000))
+    (model_folder / "sub" / "config.json").write_bytes(b'{"sub": 1}')
+    (model_folder / "weights.bin").write_bytes(b"the same in another format")
+    (model_folder / ".hidden.json").write_bytes(b"{}")
+    return model_folder
 
 
-def _noise(seed: int, count: int) -> bytes:
+def _make_noise(seed: int, count: int) -> bytes:
     import random
 
     return random.Random(seed).randbytes(count)

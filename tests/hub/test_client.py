@@ -19,34 +19,34 @@ class _Interrupted(Exception):
     """Stands for Ctrl-C."""
 
 
-def _file(name: str) -> hubs.File:
-    return next(file for file in hubs.listing("someone/some-model").files if file.name == name)
+def _get_file(name: str) -> hubs.RepoFile:
+    return next(file for file in hubs.fetch_snapshot("someone/some-model").files if file.name == name)
 
 
 def _download(name: str, folder: Path, count: Any = lambda _: None) -> Path:
-    return hubs.download(hubs.listing("someone/some-model"), _file(name), folder, count)
+    return hubs.download(hubs.fetch_snapshot("someone/some-model"), _get_file(name), folder, count)
 
 
 def test_safetensors_settings_and_tokenizer_are_taken_and_nothing_else(hub: Any) -> None:
-    names = {file.name for file in hubs.chosen(hubs.listing(hub.id))}
+    names = {file.name for file in hubs.select_files(hubs.fetch_snapshot(hub.id))}
     assert names == {"config.json", "tokenizer.json", SHARD, "model-00002-of-00002.safetensors"}
 
 
 def test_all_files_are_taken_when_asked_for(hub: Any) -> None:
-    assert {file.name for file in hubs.chosen(hubs.listing(hub.id), all_files=True)} == set(hub.files)
+    assert {file.name for file in hubs.select_files(hubs.fetch_snapshot(hub.id), all_files=True)} == set(hub.files)
 
 
 def test_a_repository_without_safetensors_is_refused_with_what_it_has(hub: Any) -> None:
     hub.files = {"config.json": b"{}", "pytorch_model.bin": b"x"}
     with pytest.raises(InputError, match=r"holds no safetensors, only \.bin\. Write another model, or --all-files"):
-        hubs.chosen(hubs.listing(hub.id))
+        hubs.select_files(hubs.fetch_snapshot(hub.id))
 
 
 @pytest.mark.parametrize("name", [SHARD, "config.json"])
 def test_a_file_arrives_as_the_hub_holds_it(hub: Any, tmp_path: Path, name: str) -> None:
-    counted: list[int] = []
-    assert _download(name, tmp_path, counted.append).read_bytes() == hub.files[name]
-    assert sum(counted) == len(hub.files[name])
+    received: list[int] = []
+    assert _download(name, tmp_path, received.append).read_bytes() == hub.files[name]
+    assert sum(received) == len(hub.files[name])
 
 
 def test_a_connection_that_breaks_is_taken_up_where_it_broke(hub: Any, tmp_path: Path) -> None:
@@ -56,34 +56,34 @@ def test_a_connection_that_breaks_is_taken_up_where_it_broke(hub: Any, tmp_path:
     assert first == 0
     assert 0 < second <= 400_000
     # The hub counts what it has sent after the client has it.
-    wanted = 400_000 + len(hub.files[SHARD]) - second
-    processes.wait_until(lambda: hub.sent == wanted, f"{wanted} bytes, no more", 10)
+    expected = 400_000 + len(hub.files[SHARD]) - second
+    processes.wait_until(lambda: hub.sent == expected, f"{expected} bytes, no more", 10)
 
 
 def test_a_copy_that_was_interrupted_asks_only_for_the_rest(hub: Any, tmp_path: Path) -> None:
-    got = 0
+    received_bytes = 0
 
     def interrupt(count: int) -> None:
-        nonlocal got
-        got += count
-        if got > 300_000:
+        nonlocal received_bytes
+        received_bytes += count
+        if received_bytes > 300_000:
             raise _Interrupted
 
     with pytest.raises(_Interrupted):
         _download(SHARD, tmp_path, interrupt)
-    kept = (tmp_path / f"{SHARD}.part").stat().st_size
-    assert kept > 300_000
-    rest: list[int] = []
-    assert _download(SHARD, tmp_path, rest.append).read_bytes() == hub.files[SHARD]
-    assert sum(rest) == len(hub.files[SHARD]) - kept
-    assert hub.asked[-1] == (SHARD, kept)
+    partial_size = (tmp_path / f"{SHARD}.part").stat().st_size
+    assert partial_size > 300_000
+    remaining: list[int] = []
+    assert _download(SHARD, tmp_path, remaining.append).read_bytes() == hub.files[SHARD]
+    assert sum(remaining) == len(hub.files[SHARD]) - partial_size
+    assert hub.asked[-1] == (SHARD, partial_size)
 
 
 def test_a_file_that_is_here_is_not_asked_for_again(hub: Any, tmp_path: Path) -> None:
     _download(SHARD, tmp_path)
-    asked = len(hub.asked)
+    request_count = len(hub.asked)
     _download(SHARD, tmp_path)
-    assert len(hub.asked) == asked
+    assert len(hub.asked) == request_count
 
 
 def test_a_part_that_is_longer_than_the_file_is_begun_anew(hub: Any, tmp_path: Path) -> None:
@@ -104,47 +104,47 @@ def test_a_damaged_file_is_refused_and_deleted(hub: Any, tmp_path: Path, name: s
 def test_a_listing_that_leads_out_of_the_folder_is_refused(hub: Any) -> None:
     hub.files["../../evil.json"] = b"{}"
     with pytest.raises(InputError, match="would land elsewhere"):
-        hubs.listing(hub.id)
+        hubs.fetch_snapshot(hub.id)
 
 
 def test_two_copies_at_once_do_not_share_a_folder(tmp_path: Path) -> None:
     with (
-        hubs.alone(tmp_path),
+        hubs.lock_folder(tmp_path),
         pytest.raises(Unavailable, match="another copy of this model is under way"),
-        hubs.alone(tmp_path),
+        hubs.lock_folder(tmp_path),
     ):
         pytest.fail("both went in")
 
 
 def test_no_hub_is_one_line_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    port = processes.free_ports(1)[0]
+    port = processes.claim_free_ports(1)[0]
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{port}")
-    for ask in (hubs.listing, hubs.config):
+    for ask in (hubs.fetch_snapshot, hubs.fetch_config):
         monkeypatch.setattr("time.sleep", lambda _: None)
-        with pytest.raises(Unavailable, match=rf"no hub answers at http://127\.0\.0\.1:{port}") as refused:
+        with pytest.raises(Unavailable, match=rf"no hub answers at http://127\.0\.0\.1:{port}") as error:
             ask("someone/some-model")
-        assert "\n" not in str(refused.value)
+        assert "\n" not in str(error.value)
 
 
 def test_a_model_that_is_not_there_is_one_line(hub: Any) -> None:
     with pytest.raises(InputError, match=rf"someone/else: {hub.url} has no such model, or it is private"):
-        hubs.listing("someone/else")
+        hubs.fetch_snapshot("someone/else")
 
 
 def test_a_revision_that_is_not_there_is_one_line(hub: Any) -> None:
     with pytest.raises(InputError, match="has no revision 'v9' of it"):
-        hubs.listing(hub.id, "v9")
+        hubs.fetch_snapshot(hub.id, "v9")
 
 
 def test_a_file_that_is_not_there_is_one_line(hub: Any) -> None:
     del hub.files["config.json"]
     with pytest.raises(InputError, match="has no such file of it"):
-        hubs.config(hub.id)
+        hubs.fetch_config(hub.id)
 
 
 def test_an_id_that_is_none_is_one_line(hub: Any) -> None:
     with pytest.raises(InputError, match="it is no id of a model"):
-        hubs.listing("a/b/c")
+        hubs.fetch_snapshot("a/b/c")
 
 
 def test_a_gated_model_says_where_to_accept_its_terms(hub: Any, tmp_path: Path) -> None:
@@ -161,30 +161,30 @@ def test_the_token_opens_a_gated_model_and_is_never_shown(
     assert _download(SHARD, tmp_path).read_bytes() == hub.files[SHARD]
     monkeypatch.setenv("HF_TOKEN", "hf_wrongwrongwrong")
     (tmp_path / SHARD).unlink()
-    with pytest.raises(Unavailable) as refused:
+    with pytest.raises(Unavailable) as error:
         _download(SHARD, tmp_path)
-    shown = "".join(capfd.readouterr()) + str(refused.value)
-    assert "hf_" not in shown
+    output = "".join(capfd.readouterr()) + str(error.value)
+    assert "hf_" not in output
 
 
 def test_a_hub_that_fails_is_one_line(hub: Any) -> None:
     hub.status = 500
     with pytest.raises(Unavailable, match=r"someone/some-model: http://\S+ answers HTTP 500\. Try again later"):
-        hubs.listing(hub.id)
+        hubs.fetch_snapshot(hub.id)
 
 
 def test_a_full_disk_is_said_before_the_first_byte(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match=r"the disk has .* free and files on their way take 5e\+03 TB"):
-        hubs.room(tmp_path / "not" / "there" / "yet", 5 * 10**15)
+        hubs.check_disk_space(tmp_path / "not" / "there" / "yet", 5 * 10**15)
 
 
 def test_a_model_that_the_catalogue_lacks_is_read_from_the_hub(hub: Any) -> None:
     import json
 
-    hub.files["config.json"] = json.dumps({**models.config_of("tiny"), "random_weights": False}).encode()
-    assert models.find(hub.id, hub=hubs.config).layers == 4
+    hub.files["config.json"] = json.dumps({**models.read_config("tiny"), "random_weights": False}).encode()
+    assert models.find(hub.id, fetch_config=hubs.fetch_config).layers == 4
 
 
 def test_a_name_that_neither_catalogue_nor_hub_know_says_both(hub: Any) -> None:
     with pytest.raises(InputError, match=r"neither in the catalogue .* Write Qwen/Qwen3-32B.*has no such model"):
-        models.find("Qwen/Qwen3-33B", hub=hubs.config)
+        models.find("Qwen/Qwen3-33B", fetch_config=hubs.fetch_config)

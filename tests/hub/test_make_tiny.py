@@ -20,22 +20,22 @@ from llm_serving.settings.errors import InputError, Unavailable
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny.make("tiny", tmp_path_factory.mktemp("made") / "tiny")
 
 
-def _hashes(folder: Path) -> dict[str, str]:
+def _compute_hashes(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
 
 
-def test_two_processes_make_the_same_bytes(tiny: Path, tmp_path: Path) -> None:
+def test_two_processes_make_the_same_bytes(tiny_folder: Path, tmp_path: Path) -> None:
     code = (
         "import pathlib, sys; from llm_serving.hub import make_tiny; make_tiny.make('tiny', pathlib.Path(sys.argv[1]))"
     )
     # The order of Python's sets and of the trainer's threads must not show in the result.
     environment = {**os.environ, "PYTHONHASHSEED": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "b")], check=True, env=environment, timeout=60)
-    assert _hashes(tmp_path / "b") == _hashes(tiny)
+    assert _compute_hashes(tmp_path / "b") == _compute_hashes(tiny_folder)
 
 
 def test_it_is_made_in_seconds(tmp_path: Path) -> None:
@@ -44,80 +44,80 @@ def test_it_is_made_in_seconds(tmp_path: Path) -> None:
     assert time.process_time() - start < 2
 
 
-def test_the_weights_are_several_files_that_the_index_names(tiny: Path) -> None:
+def test_the_weights_are_several_files_that_the_index_names(tiny_folder: Path) -> None:
     from safetensors import safe_open
 
-    index = json.loads((tiny / "model.safetensors.index.json").read_text())
+    index = json.loads((tiny_folder / "model.safetensors.index.json").read_text())
     files = sorted(set(index["weight_map"].values()))
     assert len(files) == 4
-    found: dict[str, str] = {}
+    weight_map: dict[str, str] = {}
     for name in files:
-        with safe_open(tiny / name, framework="numpy") as shard:
-            found |= dict.fromkeys(shard.keys(), name)
+        with safe_open(tiny_folder / name, framework="numpy") as shard:
+            weight_map |= dict.fromkeys(shard.keys(), name)
             assert {shard.get_slice(key).get_dtype() for key in shard.keys()} == {"BF16"}  # noqa: SIM118 (no mapping)
-    assert found == index["weight_map"]
+    assert weight_map == index["weight_map"]
     assert index["metadata"]["total_size"] == models.find("tiny").weight_bytes
 
 
 @pytest.mark.parametrize("size", make_tiny.SIZES)
 def test_the_catalogue_counts_the_parameters_that_are_made(size: make_tiny.Size) -> None:
-    assert sum(tensor.bytes for tensor in make_tiny.tensors(size)) == models.find(size).weight_bytes
+    assert sum(tensor.bytes for tensor in make_tiny.list_tensors(size)) == models.find(size).weight_bytes
 
 
 def test_mid_is_about_nine_tenths_of_a_gigabyte() -> None:
     assert models.find("mid").weight_bytes == pytest.approx(0.9e9, rel=0.02)
 
 
-def test_the_folder_is_read_as_the_catalogue_says_and_as_random(tiny: Path) -> None:
-    made, row = models.find(str(tiny)), models.find("tiny")
-    assert made.random
-    assert made.tensors() == row.tensors()
+def test_the_folder_is_read_as_the_catalogue_says_and_as_random(tiny_folder: Path) -> None:
+    model, row = models.find(str(tiny_folder)), models.find("tiny")
+    assert model.random
+    assert model.list_tensors() == row.list_tensors()
 
 
-def test_the_tokenizer_gives_back_any_text(tiny: Path) -> None:
+def test_the_tokenizer_gives_back_any_text(tiny_folder: Path) -> None:
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(tiny / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(tiny_folder / "tokenizer.json"))
     for text in ("What is prefill?", "Größe: 漢字 🙂\n\ttab", make_tiny.CORPUS.read_text()):
         assert tokenizer.decode(tokenizer.encode(text).ids) == text
     words = make_tiny.CORPUS.read_text()
     assert len(words) / len(tokenizer.encode(words).ids) > 3.5  # characters a token: it has learnt words
 
 
-def test_the_tokenizer_fills_the_vocabulary_with_the_special_tokens_last(tiny: Path) -> None:
+def test_the_tokenizer_fills_the_vocabulary_with_the_special_tokens_last(tiny_folder: Path) -> None:
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(tiny / "tokenizer.json"))
-    config = json.loads((tiny / "config.json").read_text())
+    tokenizer = Tokenizer.from_file(str(tiny_folder / "tokenizer.json"))
+    config = json.loads((tiny_folder / "config.json").read_text())
     assert tokenizer.get_vocab_size() == config["vocab_size"]
     assert tokenizer.token_to_id("<|im_end|>") == config["eos_token_id"]
     assert tokenizer.token_to_id("<|endoftext|>") == config["vocab_size"] - 9
 
 
-def test_the_chat_template_writes_turns_as_qwen_does(tiny: Path) -> None:
+def test_the_chat_template_writes_turns_as_qwen_does(tiny_folder: Path) -> None:
     import jinja2
 
-    template = json.loads((tiny / "tokenizer_config.json").read_text())["chat_template"]
+    template = json.loads((tiny_folder / "tokenizer_config.json").read_text())["chat_template"]
     text = jinja2.Template(template).render(messages=[{"role": "user", "content": "hi"}], add_generation_prompt=True)
     assert text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_tokens_that_print_nothing_are_pushed_down_and_all_others_left_alone(tiny: Path) -> None:
-    output = _tensor(tiny, "lm_head.weight")
-    silent = make_tiny.silent_tokens(make_tiny.train_tokenizer(1280))
-    ordinary = sorted(set(range(1280)) - set(silent))
-    assert (output[silent, 0] == -64).all()
+def test_tokens_that_print_nothing_are_pushed_down_and_all_others_left_alone(tiny_folder: Path) -> None:
+    output = _load_tensor(tiny_folder, "lm_head.weight")
+    silent_tokens = make_tiny.find_silent_tokens(make_tiny.train_tokenizer(1280))
+    ordinary = sorted(set(range(1280)) - set(silent_tokens))
+    assert (output[silent_tokens, 0] == -64).all()
     assert (output[ordinary, 0] == 0).all()
-    assert (_tensor(tiny, "model.embed_tokens.weight")[:, 0] == 0.5).all()
-    assert (_tensor(tiny, "model.layers.0.mlp.down_proj.weight")[0] == 0).all()
-    assert {1279, 1271, 0xFF - 0x21} <= set(silent)  # the last mark, the end of text, and half a character
+    assert (_load_tensor(tiny_folder, "model.embed_tokens.weight")[:, 0] == 0.5).all()
+    assert (_load_tensor(tiny_folder, "model.layers.0.mlp.down_proj.weight")[0] == 0).all()
+    assert {1279, 1271, 0xFF - 0x21} <= set(silent_tokens)  # the last mark, the end of text, and half a character
 
 
-def test_the_numbers_are_normal_with_the_spread_that_is_written(tiny: Path) -> None:
-    values = _tensor(tiny, "model.layers.1.mlp.gate_proj.weight")
+def test_the_numbers_are_normal_with_the_spread_that_is_written(tiny_folder: Path) -> None:
+    values = _load_tensor(tiny_folder, "model.layers.1.mlp.gate_proj.weight")
     assert abs(values.mean()) < 2e-4
     assert values.std() == pytest.approx(0.02, rel=0.01)
-    other = _tensor(tiny, "model.layers.2.mlp.gate_proj.weight")
+    other = _load_tensor(tiny_folder, "model.layers.2.mlp.gate_proj.weight")
     assert (values != other).mean() > 0.99
 
 
@@ -128,21 +128,21 @@ def test_a_complete_result_is_left_as_it_is(tmp_path: Path) -> None:
     assert (folder / "config.json").stat().st_mtime_ns == before
 
 
-def test_a_result_with_a_file_cut_short_is_made_again(tiny: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(tiny, tmp_path / "tiny")
+def test_a_result_with_a_file_cut_short_is_made_again(tiny_folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_folder, tmp_path / "tiny")
     shard = folder / "model-00002-of-00004.safetensors"
     shard.write_bytes(shard.read_bytes()[:1000])
     make_tiny.make("tiny", folder)
-    assert _hashes(folder) == _hashes(tiny)
+    assert _compute_hashes(folder) == _compute_hashes(tiny_folder)
 
 
-def test_a_result_of_another_recipe_is_made_again(tiny: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(tiny, tmp_path / "tiny")
+def test_a_result_of_another_recipe_is_made_again(tiny_folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_folder, tmp_path / "tiny")
     marker = json.loads((folder / make_tiny.MARKER).read_text())
     marker["recipe"]["version"] = 0
     (folder / make_tiny.MARKER).write_text(json.dumps(marker))
     make_tiny.make("tiny", folder)
-    assert _hashes(folder) == _hashes(tiny)
+    assert _compute_hashes(folder) == _compute_hashes(tiny_folder)
 
 
 def test_a_folder_with_something_else_in_it_is_never_touched(tmp_path: Path) -> None:
@@ -167,10 +167,10 @@ def test_a_full_disk_is_said_before_anything_is_written(tmp_path: Path, monkeypa
 
 
 def test_a_make_that_breaks_half_way_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
+    def raise_disk_full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(make_tiny, "_write_weights", full)
+    monkeypatch.setattr(make_tiny, "_write_weights", raise_disk_full)
     with pytest.raises(Unavailable, match="the model cannot be written there: No space left on device"):
         make_tiny.make("tiny", tmp_path / "tiny")
     assert list(tmp_path.iterdir()) == []
@@ -181,7 +181,7 @@ def test_an_unknown_size_is_refused(tmp_path: Path) -> None:
         make_tiny.make("huge", tmp_path / "x")  # type: ignore[arg-type]
 
 
-def _tensor(folder: Path, name: str):  # type: ignore[no-untyped-def]
+def _load_tensor(folder: Path, name: str):  # type: ignore[no-untyped-def]
     """A bfloat16 tensor as float32: numpy has no bfloat16, and the library's numpy reader refuses it."""
     import numpy as np
     from safetensors import deserialize
@@ -193,13 +193,13 @@ def _tensor(folder: Path, name: str):  # type: ignore[no-untyped-def]
 
 
 def test_an_adapter_is_the_same_for_the_same_name_and_another_for_another(tmp_path: Path) -> None:
-    one, same, other = (make_tiny.make_adapter(tmp_path / name) for name in ("a/tone", "b/tone", "a/other"))
-    assert _hashes(one) == _hashes(same)
-    assert _hashes(one)["adapter_model.safetensors"] != _hashes(other)["adapter_model.safetensors"]
+    adapter, same_adapter, other = (make_tiny.make_adapter(tmp_path / name) for name in ("a/tone", "b/tone", "a/other"))
+    assert _compute_hashes(adapter) == _compute_hashes(same_adapter)
+    assert _compute_hashes(adapter)["adapter_model.safetensors"] != _compute_hashes(other)["adapter_model.safetensors"]
 
 
 def test_an_adapter_never_overwrites(tmp_path: Path) -> None:
     make_tiny.make_adapter(tmp_path / "tone")
-    with pytest.raises(InputError) as refused:
+    with pytest.raises(InputError) as error:
         make_tiny.make_adapter(tmp_path / "tone")
-    assert str(refused.value) == f"{tmp_path}/tone: it is there already. Write a folder that is not there yet."
+    assert str(error.value) == f"{tmp_path}/tone: it is there already. Write a folder that is not there yet."

@@ -32,94 +32,96 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(s3, "PART_BYTES", 5 * MIB)  # the least that S3 takes
 
 
-def _client(bucket: s3.Bucket) -> Any:
+def _make_client(bucket: s3.Bucket) -> Any:
     return bucket._client
 
 
-def _content(bucket: s3.Bucket, name: str) -> bytes:
-    found = _client(bucket).get_object(Bucket=bucket.where.bucket, Key=bucket.where.prefix + name)
-    return bytes(found["Body"].read())
+def _read_object(bucket: s3.Bucket, name: str) -> bytes:
+    response = _make_client(bucket).get_object(Bucket=bucket.location.bucket, Key=bucket.location.prefix + name)
+    return bytes(response["Body"].read())
 
 
-def _uri(bucket: s3.Bucket) -> str:
-    return str(bucket.where)
+def _format_uri(bucket: s3.Bucket) -> str:
+    return str(bucket.location)
 
 
-def _count_requests(bucket: s3.Bucket) -> list[str]:
+def _record_requests(bucket: s3.Bucket) -> list[str]:
     """Names of the requests that leave from now on."""
-    seen: list[str] = []
-    _client(bucket).meta.events.register(
-        "before-send.s3", lambda event_name, **_: seen.append(event_name.split(".")[-1])
+    requests: list[str] = []
+    _make_client(bucket).meta.events.register(
+        "before-send.s3", lambda event_name, **_: requests.append(event_name.split(".")[-1])
     )
-    return seen
+    return requests
 
 
 @pytest.mark.terraform
 def test_a_folder_arrives_whole_without_other_formats(bucket: s3.Bucket, folder: Path) -> None:
-    copied = upload.upload(folder, _uri(bucket))
-    assert set(bucket.sizes()) == {"config.json", "model.safetensors", "sub/config.json"}
-    for name in bucket.sizes():
-        assert _content(bucket, name) == (folder / name).read_bytes()
-    assert (copied.files, copied.sent, copied.bytes) == (3, copied.bytes, sum(bucket.sizes().values()))
+    result = upload.upload(folder, _format_uri(bucket))
+    assert set(bucket.list_sizes()) == {"config.json", "model.safetensors", "sub/config.json"}
+    for name in bucket.list_sizes():
+        assert _read_object(bucket, name) == (folder / name).read_bytes()
+    assert (result.files, result.sent, result.bytes) == (3, result.bytes, sum(bucket.list_sizes().values()))
 
 
 @pytest.mark.terraform
 def test_all_files_arrive_when_asked_for(bucket: s3.Bucket, folder: Path) -> None:
-    upload.upload(folder, _uri(bucket), all_files=True)
-    assert "weights.bin" in bucket.sizes()
+    upload.upload(folder, _format_uri(bucket), all_files=True)
+    assert "weights.bin" in bucket.list_sizes()
 
 
 @pytest.mark.terraform
 def test_a_second_copy_sends_nothing(bucket: s3.Bucket, folder: Path) -> None:
-    upload.upload(folder, _uri(bucket))
-    seen: list[tuple[int, int]] = []
-    copied = upload.upload(folder, _uri(bucket), progress=lambda done, total: seen.append((done, total)))
-    assert copied.sent == 0
-    assert seen[-1] == (copied.bytes, copied.bytes)
+    upload.upload(folder, _format_uri(bucket))
+    calls: list[tuple[int, int]] = []
+    result = upload.upload(folder, _format_uri(bucket), on_progress=lambda sent, total: calls.append((sent, total)))
+    assert result.sent == 0
+    assert calls[-1] == (result.bytes, result.bytes)
 
 
 @pytest.mark.terraform
 def test_progress_grows_with_the_bytes_and_ends_at_all_of_them(hub: Any, bucket: s3.Bucket, tmp_path: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    copied = upload.from_hub(hub.id, _uri(bucket), staging=tmp_path, progress=lambda *now: seen.append(now))
-    assert seen == sorted(seen)
-    assert len(seen) > 2 * copied.files  # within the files as well
-    assert seen[-1] == (copied.bytes, copied.bytes)
+    calls: list[tuple[int, int]] = []
+    result = upload.copy_from_hub(
+        hub.id, _format_uri(bucket), staging=tmp_path, on_progress=lambda *counts: calls.append(counts)
+    )
+    assert calls == sorted(calls)
+    assert len(calls) > 2 * result.files  # within the files as well
+    assert calls[-1] == (result.bytes, result.bytes)
 
 
 @pytest.mark.terraform
 def test_only_what_changed_is_sent_again(bucket: s3.Bucket, folder: Path) -> None:
-    upload.upload(folder, _uri(bucket))
+    upload.upload(folder, _format_uri(bucket))
     (folder / "config.json").write_bytes(b'{"other": true}')
-    assert upload.upload(folder, _uri(bucket)).sent == len(b'{"other": true}')
-    assert _content(bucket, "config.json") == b'{"other": true}'
+    assert upload.upload(folder, _format_uri(bucket)).sent == len(b'{"other": true}')
+    assert _read_object(bucket, "config.json") == b'{"other": true}'
 
 
 @pytest.mark.terraform
 def test_a_file_of_the_same_size_and_other_content_is_sent_again(bucket: s3.Bucket, folder: Path) -> None:
-    upload.upload(folder, _uri(bucket))
+    upload.upload(folder, _format_uri(bucket))
     (folder / "config.json").write_bytes(b"[]")
-    assert upload.upload(folder, _uri(bucket)).sent == 2
+    assert upload.upload(folder, _format_uri(bucket)).sent == 2
 
 
 @pytest.mark.terraform
 def test_an_upload_that_broke_off_sends_only_the_missing_parts(bucket: s3.Bucket, folder: Path) -> None:
     path = folder / "model.safetensors"
-    sha256 = hubs.file_sha256(path)
+    sha256 = hubs.compute_sha256(path)
 
     def interrupt(_: int) -> None:
         raise _Interrupted
 
     with pytest.raises(_Interrupted):
-        bucket.send(path, "model.safetensors", sha256, interrupt)
-    assert "model.safetensors" not in bucket.sizes()
-    seen = _count_requests(bucket)
-    counted: list[int] = []
-    bucket.send(path, "model.safetensors", sha256, counted.append)
-    assert sum(counted) == path.stat().st_size - 5 * MIB
-    assert seen.count("UploadPart") == 2
-    assert seen.count("CreateMultipartUpload") == 0
-    assert _content(bucket, "model.safetensors") == path.read_bytes()
+        bucket.upload(path, "model.safetensors", sha256, interrupt)
+    assert "model.safetensors" not in bucket.list_sizes()
+    requests = _record_requests(bucket)
+    sent_sizes: list[int] = []
+    bucket.upload(path, "model.safetensors", sha256, sent_sizes.append)
+    assert sum(sent_sizes) == path.stat().st_size - 5 * MIB
+    assert requests.count("UploadPart") == 2
+    assert requests.count("CreateMultipartUpload") == 0
+    assert _read_object(bucket, "model.safetensors") == path.read_bytes()
 
 
 @pytest.mark.terraform
@@ -130,42 +132,42 @@ def test_parts_of_another_content_are_not_taken_for_this_one(bucket: s3.Bucket, 
         raise _Interrupted
 
     with pytest.raises(_Interrupted):
-        bucket.send(path, "model.safetensors", hubs.file_sha256(path), interrupt)
+        bucket.upload(path, "model.safetensors", hubs.compute_sha256(path), interrupt)
     path.write_bytes(path.read_bytes()[::-1])
-    counted: list[int] = []
-    bucket.send(path, "model.safetensors", hubs.file_sha256(path), counted.append)
-    assert sum(counted) == path.stat().st_size
-    assert _content(bucket, "model.safetensors") == path.read_bytes()
-    left = _client(bucket).list_multipart_uploads(Bucket=bucket.where.bucket)
-    assert "Uploads" not in left  # nothing is left behind to be paid for
+    sent_sizes: list[int] = []
+    bucket.upload(path, "model.safetensors", hubs.compute_sha256(path), sent_sizes.append)
+    assert sum(sent_sizes) == path.stat().st_size
+    assert _read_object(bucket, "model.safetensors") == path.read_bytes()
+    uploads = _make_client(bucket).list_multipart_uploads(Bucket=bucket.location.bucket)
+    assert "Uploads" not in uploads  # nothing is left behind to be paid for
 
 
 @pytest.mark.terraform
 def test_each_object_carries_its_hash_and_s3_its_checksum(bucket: s3.Bucket, folder: Path) -> None:
-    upload.upload(folder, _uri(bucket))
+    upload.upload(folder, _format_uri(bucket))
     for name in ("config.json", "model.safetensors"):
-        key = bucket.where.prefix + name
-        found = _client(bucket).head_object(Bucket=bucket.where.bucket, Key=key, ChecksumMode="ENABLED")
-        assert found["Metadata"]["sha256"] == hashlib.sha256((folder / name).read_bytes()).hexdigest()
-    assert found["ChecksumSHA256"]
+        key = bucket.location.prefix + name
+        head = _make_client(bucket).head_object(Bucket=bucket.location.bucket, Key=key, ChecksumMode="ENABLED")
+        assert head["Metadata"]["sha256"] == hashlib.sha256((folder / name).read_bytes()).hexdigest()
+    assert head["ChecksumSHA256"]
 
 
 @pytest.mark.terraform
 def test_a_hub_model_arrives_whole_and_leaves_no_file_on_the_way(hub: Any, bucket: s3.Bucket, tmp_path: Path) -> None:
-    copied = upload.from_hub(hub.id, _uri(bucket), staging=tmp_path / "staging")
-    assert copied.files == 4
-    assert copied.received == copied.sent == copied.bytes == hub.sent
-    for name in bucket.sizes():
-        assert _content(bucket, name) == hub.files[name]
+    result = upload.copy_from_hub(hub.id, _format_uri(bucket), staging=tmp_path / "staging")
+    assert result.files == 4
+    assert result.received == result.sent == result.bytes == hub.sent
+    for name in bucket.list_sizes():
+        assert _read_object(bucket, name) == hub.files[name]
     assert [path.name for path in (tmp_path / "staging").rglob("*") if path.is_file()] == [".lock"]
 
 
 @pytest.mark.terraform
 def test_a_second_copy_from_the_hub_asks_for_no_weights(hub: Any, bucket: s3.Bucket, tmp_path: Path) -> None:
-    upload.from_hub(hub.id, _uri(bucket), staging=tmp_path)
+    upload.copy_from_hub(hub.id, _format_uri(bucket), staging=tmp_path)
     hub.asked.clear()
-    copied = upload.from_hub(hub.id, _uri(bucket), staging=tmp_path)
-    assert copied.sent == 0
+    result = upload.copy_from_hub(hub.id, _format_uri(bucket), staging=tmp_path)
+    assert result.sent == 0
     assert [name for name, _ in hub.asked if name.endswith(".safetensors")] == []
 
 
@@ -174,47 +176,47 @@ def test_a_copy_that_the_hub_broke_goes_on_where_it_was(
     hub: Any, bucket: s3.Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = "model-00001-of-00002.safetensors"
-    received = hubs._Counted.write
+    received = hubs._CountingFile.write
 
-    def dies(self: Any, data: bytes) -> int:
-        written = received(self, data)
+    def write_then_fail(self: Any, data: bytes) -> int:
+        count = received(self, data)
         if self.tell() > 400_000:
             raise Unavailable("the hub went away")
-        return written
+        return count
 
-    monkeypatch.setattr(hubs._Counted, "write", dies)
+    monkeypatch.setattr(hubs._CountingFile, "write", write_then_fail)
     with pytest.raises(Unavailable, match="the hub went away"):
-        upload.from_hub(hub.id, _uri(bucket), staging=tmp_path)
-    assert "config.json" not in bucket.sizes()  # what broke off is no model
-    monkeypatch.setattr(hubs._Counted, "write", received)
-    kept = next(tmp_path.rglob(f"{name}.part")).stat().st_size
+        upload.copy_from_hub(hub.id, _format_uri(bucket), staging=tmp_path)
+    assert "config.json" not in bucket.list_sizes()  # what broke off is no model
+    monkeypatch.setattr(hubs._CountingFile, "write", received)
+    partial_size = next(tmp_path.rglob(f"{name}.part")).stat().st_size
     hub.asked.clear()
-    copied = upload.from_hub(hub.id, _uri(bucket), staging=tmp_path)
-    assert (name, kept) in hub.asked
-    assert copied.received <= copied.bytes - kept
-    assert set(bucket.sizes()) == {"config.json", "tokenizer.json", name, "model-00002-of-00002.safetensors"}
+    result = upload.copy_from_hub(hub.id, _format_uri(bucket), staging=tmp_path)
+    assert (name, partial_size) in hub.asked
+    assert result.received <= result.bytes - partial_size
+    assert set(bucket.list_sizes()) == {"config.json", "tokenizer.json", name, "model-00002-of-00002.safetensors"}
 
 
 @pytest.mark.terraform
 def test_a_damaged_file_never_reaches_s3(hub: Any, bucket: s3.Bucket, tmp_path: Path) -> None:
     hub.damaged.add("model-00002-of-00002.safetensors")
     with pytest.raises(Unavailable, match="does not match the hash that the hub lists"):
-        upload.from_hub(hub.id, _uri(bucket), staging=tmp_path)
-    assert "model-00002-of-00002.safetensors" not in bucket.sizes()
-    assert "config.json" not in bucket.sizes()
+        upload.copy_from_hub(hub.id, _format_uri(bucket), staging=tmp_path)
+    assert "model-00002-of-00002.safetensors" not in bucket.list_sizes()
+    assert "config.json" not in bucket.list_sizes()
 
 
 @pytest.mark.terraform
 def test_config_json_goes_last(bucket: s3.Bucket, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
-    send = s3.Bucket.send
+    send = s3.Bucket.upload
 
-    def noted(self: s3.Bucket, path: Path, name: str, *rest: Any) -> None:
-        send(self, path, name, *rest)
+    def record_send(self: s3.Bucket, path: Path, name: str, *arguments: Any) -> None:
+        send(self, path, name, *arguments)
         order.append(name)
 
-    monkeypatch.setattr(s3.Bucket, "send", noted)
-    upload.upload(folder, _uri(bucket))
+    monkeypatch.setattr(s3.Bucket, "upload", record_send)
+    upload.upload(folder, _format_uri(bucket))
     assert order[-1] == "config.json"
 
 
@@ -226,24 +228,24 @@ def test_a_missing_bucket_is_one_line(aws: str, folder: Path) -> None:
 
 @pytest.mark.terraform
 def test_another_s3_can_be_named_without_touching_the_process(
-    embedded: str, bucket: s3.Bucket, folder: Path, monkeypatch: pytest.MonkeyPatch
+    emulator_endpoint: str, bucket: s3.Bucket, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from llm_serving.rehearsal import emulator
 
-    given = emulator.client_environment(embedded, "us-west-2")
-    for key in given:
+    environment = emulator.build_client_env(emulator_endpoint, "us-west-2")
+    for key in environment:
         monkeypatch.delenv(key, raising=False)
     monkeypatch.setenv("AWS_PROFILE", "not-there")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    assert upload.upload(folder, _uri(bucket), endpoint=embedded, environment=given).files == 3
+    assert upload.upload(folder, _format_uri(bucket), endpoint=emulator_endpoint, env=environment).files == 3
 
 
 def test_an_s3_that_does_not_answer_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _keys(monkeypatch)
-    endpoint = f"http://127.0.0.1:{processes.free_ports(1)[0]}"
-    with pytest.raises(Unavailable, match=rf"s3://b-b-b: {endpoint} does not answer: ") as refused:
+    _set_credentials(monkeypatch)
+    endpoint = f"http://127.0.0.1:{processes.claim_free_ports(1)[0]}"
+    with pytest.raises(Unavailable, match=rf"s3://b-b-b: {endpoint} does not answer: ") as error:
         upload.upload(folder, "s3://b-b-b/m", endpoint=endpoint)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(error.value)
 
 
 def test_missing_credentials_are_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -257,11 +259,14 @@ def test_missing_credentials_are_one_line(folder: Path, monkeypatch: pytest.Monk
 
 
 def test_no_permission_is_one_line_that_names_the_action(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _keys(monkeypatch)
-    with _refusing() as endpoint, pytest.raises(s3.Denied, match=r"denies s3:ListBucket \(403\)\. Use an identity"):
+    _set_credentials(monkeypatch)
+    with (
+        _run_denying_s3() as endpoint,
+        pytest.raises(s3.AccessDenied, match=r"denies s3:ListBucket \(403\)\. Use an identity"),
+    ):
         upload.upload(folder, "s3://denied/m", endpoint=endpoint)
     with (
-        _refusing(but_head_of="/readable") as endpoint,
+        _run_denying_s3(but_head_of="/readable") as endpoint,
         pytest.raises(Unavailable, match=r"s3://readable: http://\S+ denies s3:PutObject \(AccessDenied\)"),
     ):
         upload.upload(folder, "s3://readable/m", endpoint=endpoint)
@@ -277,23 +282,23 @@ def test_a_place_that_is_none_is_refused(folder: Path, uri: str) -> None:
 def test_a_folder_without_safetensors_is_refused(bucket: s3.Bucket, tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"x")
     with pytest.raises(InputError, match=r"it holds no safetensors, only \.gguf"):
-        upload.upload(tmp_path, _uri(bucket))
+        upload.upload(tmp_path, _format_uri(bucket))
 
 
 @pytest.mark.parametrize("source", ["just-a-name", "./not/there", "a/b/c", "/not/there"])
 def test_a_source_that_is_neither_folder_nor_id_is_refused(source: str) -> None:
     with pytest.raises(InputError, match="it is neither a folder nor an id on the hub"):
-        upload.source_name(source)
+        upload.resolve_source_name(source)
 
 
-def _keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def _set_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
     monkeypatch.delenv("AWS_PROFILE", raising=False)
 
 
 @contextmanager
-def _refusing(but_head_of: str = "") -> Iterator[str]:
+def _run_denying_s3(but_head_of: str = "") -> Iterator[str]:
     """An S3 that denies everything, or everything but to look at one bucket and find nothing in it."""
 
     class Handler(BaseHTTPRequestHandler):

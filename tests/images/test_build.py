@@ -13,42 +13,42 @@ from llm_serving.fleet.model import Storage
 
 ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "images"
-OURS = sorted(path.parent.name for path in IMAGES.glob("*/Dockerfile"))
+IMAGE_NAMES = sorted(path.parent.name for path in IMAGES.glob("*/Dockerfile"))
 
 
 def _build(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([str(IMAGES / "build"), *words], capture_output=True, text=True, timeout=120, check=False)
 
 
-def _named() -> dict[str, str]:
+def _list_image_versions() -> dict[str, str]:
     """Version by name of each image of the fleet's own registry, as the catalogue has it."""
-    rows = [row.own_image for row in engines.engines().values()]
-    rows += [row.following_image for row in engines.routers().values()]
+    rows = [row.own_image for row in engines.load_engines().values()]
+    rows += [row.following_image for row in engines.load_routers().values()]
     return dict(row.removeprefix("{registry}/").split(":", 1) for row in rows if row.startswith("{registry}/"))
 
 
-def _labelled(name: str) -> str:
+def _read_label(name: str) -> str:
     text = (IMAGES / name / "Dockerfile").read_text()
     version: str = re.findall(r'org\.opencontainers\.image\.version="([^"]+)"', text)[0]
     return version
 
 
 def test_every_image_of_the_catalogues_is_built_here_under_the_same_version() -> None:
-    named = _named()
-    assert set(named) <= set(OURS)
-    assert named == {name: _labelled(name) for name in named}
+    versions = _list_image_versions()
+    assert set(versions) <= set(IMAGE_NAMES)
+    assert versions == {name: _read_label(name) for name in versions}
 
 
 def test_every_image_that_deployments_pull_has_a_repository_in_a_fleet_that_names_none() -> None:
-    assert set(Storage().repositories) == set(_named()) == set(OURS)
+    assert set(Storage().repositories) == set(_list_image_versions()) == set(IMAGE_NAMES)
 
 
 def test_the_own_image_is_the_plain_image_with_something_added() -> None:
     base = re.findall(r"(?m)^FROM (\S+)$", (IMAGES / "vllm" / "Dockerfile").read_text())
-    assert base == [engines.engines()["vllm"].image]
+    assert base == [engines.load_engines()["vllm"].image]
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", IMAGE_NAMES)
 def test_no_image_runs_as_root(name: str) -> None:
     users = re.findall(r"(?m)^USER (\S+)$", (IMAGES / name / "Dockerfile").read_text())
     assert users[-1].split(":")[0] not in ("0", "root")
@@ -60,12 +60,12 @@ def test_the_build_pushes_to_the_fleets_own_registry_by_the_name_that_deployment
     registry = "ACCOUNT.dkr.ecr.us-east-1.amazonaws.com"
     assert printed.stderr.splitlines()[-2:] == [
         f"  $ aws ecr get-login-password --region us-east-1 | docker login --username AWS --password-stdin {registry}",
-        f"  $ docker buildx build --platform linux/amd64 --tag {registry}/one-gpu/vllm:{_named()['vllm']} --push images/vllm",
+        f"  $ docker buildx build --platform linux/amd64 --tag {registry}/one-gpu/vllm:{_list_image_versions()['vllm']} --push images/vllm",
     ]
 
 
 def test_an_image_that_is_not_there_is_refused_with_those_that_are() -> None:
-    refused = _build("vllmm", "--print")
-    assert refused.returncode == 2
-    assert refused.stderr.startswith("NAME: now vllmm: there is no images/vllmm/Dockerfile. Write one of: ")
-    assert all(f"{name}/" in refused.stderr for name in OURS)
+    result = _build("vllmm", "--print")
+    assert result.returncode == 2
+    assert result.stderr.startswith("NAME: now vllmm: there is no images/vllmm/Dockerfile. Write one of: ")
+    assert all(f"{name}/" in result.stderr for name in IMAGE_NAMES)

@@ -72,13 +72,13 @@ EXAMPLES = tuple(sorted(path.stem for path in _EXAMPLES.glob("*.yaml")))
 
 
 @pytest.fixture(scope="session")
-def synthesized(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def synth_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the fleets by shape, each with its stacks/STACK/cdk.tf.json."""
     from infra import main
 
     folder = tmp_path_factory.mktemp("synthesized")
     texts = {name: (_EXAMPLES / f"{name}.yaml").read_text() for name in EXAMPLES}
-    texts |= {shape: _HEAD + rest for shape, rest in FLEETS.items()}
+    texts |= {shape: _HEAD + fleet_body for shape, fleet_body in FLEETS.items()}
     for shape, text in texts.items():
         file = folder / shape / "fleet.yaml"
         file.parent.mkdir()
@@ -88,9 +88,9 @@ def synthesized(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def stacks(synthesized: Path) -> dict[tuple[str, str], Stack]:
+def stacks(synth_folder: Path) -> dict[tuple[str, str], Stack]:
     """Each synthesized stack by the fleet's shape and the stack's name."""
     return {
         (path.parts[-4], path.parts[-2]): json.loads(path.read_text())
-        for path in synthesized.glob("*/stacks/*/cdk.tf.json")
+        for path in synth_folder.glob("*/stacks/*/cdk.tf.json")
     }

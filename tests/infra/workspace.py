@@ -23,14 +23,16 @@ class Workspace:
 
     def test(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Runs Terraform's tests."""
-        with provider_reattach.provider(self.folder, self.program.environment) as lent:
-            return self.run("test", *arguments, lent=lent)
+        with provider_reattach.start_provider(self.folder, self.program.environment) as extra_environment:
+            return self.run("test", *arguments, extra_environment=extra_environment)
 
-    def run(self, *arguments: str, lent: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *arguments: str, extra_environment: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [self.program.program, *arguments, "-no-color"],
             cwd=self.folder,
-            env={**os.environ, **self.program.environment, **(lent or {})},
+            env={**os.environ, **self.program.environment, **(extra_environment or {})},
             capture_output=True,
             text=True,
             timeout=240,
@@ -38,7 +40,7 @@ class Workspace:
         )
 
 
-def made(folder: Path, synthesized: Path, *, tests: Iterable[Path], stack: str, data: Path) -> Workspace:
+def create(folder: Path, synthesized: Path, *, tests: Iterable[Path], stack: str, data: Path) -> Workspace:
     """Copies the stacks and tests to `folder` and starts Terraform there.
 
     Args:
@@ -49,8 +51,8 @@ def made(folder: Path, synthesized: Path, *, tests: Iterable[Path], stack: str, 
     for file in tests:
         shutil.copy(file, folder)
     (folder / "main.tf.json").write_text(json.dumps({"terraform": {"required_version": ">= 1.10"}}))
-    wanted = json.loads((folder / stack / "cdk.tf.json").read_text())["terraform"]["required_providers"]["aws"]
-    workspace = Workspace(folder, runner.find(data, wanted["version"]))
-    ended = workspace.run("init", "-input=false")
-    assert ended.returncode == 0, ended.stderr
+    provider = json.loads((folder / stack / "cdk.tf.json").read_text())["terraform"]["required_providers"]["aws"]
+    workspace = Workspace(folder, runner.find_terraform(data, provider["version"]))
+    result = workspace.run("init", "-input=false")
+    assert result.returncode == 0, result.stderr
     return workspace

@@ -34,7 +34,7 @@ class Recorder:
         log = self.folder / "calls"
         return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
-    def lend(self, *names: str, failing: tuple[str, ...] = ()) -> None:
+    def install(self, *names: str, failing: tuple[str, ...] = ()) -> None:
         """Puts programs of these names on PATH; calls with one of the words `failing` fail."""
         for name in names:
             file = self.folder / name
@@ -47,8 +47,8 @@ class Recorder:
 @pytest.fixture
 def recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recorder:
     """An empty folder as PATH, and the working folder beside it."""
-    made = Recorder(tmp_path / "bin")
-    made.folder.mkdir()
-    monkeypatch.setenv("PATH", str(made.folder))
+    fake_programs = Recorder(tmp_path / "bin")
+    fake_programs.folder.mkdir()
+    monkeypatch.setenv("PATH", str(fake_programs.folder))
     monkeypatch.chdir(tmp_path)
-    return made
+    return fake_programs

@@ -26,11 +26,11 @@ def test_what_terraform_knew_of_an_embedded_aws_that_ended_is_forgotten_and_the_
     monkeypatch.chdir(tmp_path)
     Path("fleet.yaml").write_text(FLEET)
     document = inputs.read_fleet(Path("fleet.yaml"))
-    ended = context.data_of(document.value) / "cdktf.out/stacks/network/terraform.tfstate"
+    emulator_state = context.build_data_path(document.value) / "cdktf.out/stacks/network/terraform.tfstate"
     aws = Path("cdktf.out/stacks/network/terraform.tfstate")
-    for state in (ended, aws):
+    for state in (emulator_state, aws):
         state.parent.mkdir(parents=True)
         state.write_text("{}")
-    with context.rehearsed(document):
-        assert not ended.exists()
+    with context.use_emulator(document):
+        assert not emulator_state.exists()
     assert aws.exists()

@@ -11,7 +11,7 @@ from llm_serving.settings.document import load
 
 if __name__ == "__main__":
     fleet, data, endpoint, *names = sys.argv[1:]
-    with processes.interruptible():
+    with processes.handle_interrupts():
         outputs = stacks.apply(
             load(Path(fleet), Fleet), out=Path(data) / "out", data=Path(data), endpoint=endpoint, stacks=names
         )

@@ -22,23 +22,23 @@ REGION = "us-west-2"
 
 @pytest.fixture(scope="module")
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with emulator.running(tmp_path_factory.mktemp("aws")) as endpoint:
+    with emulator.start(tmp_path_factory.mktemp("aws")) as endpoint:
         yield endpoint
 
 
-def bucket(endpoint: str, name: str) -> Any:
-    s3 = emulator.client("s3", endpoint, REGION)
+def create_bucket(endpoint: str, name: str) -> Any:
+    s3 = emulator.create_client("s3", endpoint, REGION)
     s3.create_bucket(Bucket=name, CreateBucketConfiguration={"LocationConstraint": REGION})
     return s3
 
 
-def denial(name: str, **more: Any) -> dict[str, Any]:
+def build_denial(name: str, **fields: Any) -> dict[str, Any]:
     return {
         "Effect": "Deny",
         "Principal": "*",
         "Action": "s3:*",
         "Resource": [f"arn:aws:s3:::{name}", f"arn:aws:s3:::{name}/*"],
-        **more,
+        **fields,
     }
 
 
@@ -50,28 +50,29 @@ WITHOUT_TLS = {"Condition": {"Bool": {"aws:SecureTransport": "false"}}}
 
 
 def test_a_bucket_that_refuses_plain_http_answers_on_loopback(endpoint: str) -> None:
-    s3 = bucket(endpoint, "tls-only")
-    set_policy(s3, "tls-only", denial("tls-only", **WITHOUT_TLS))
+    s3 = create_bucket(endpoint, "tls-only")
+    set_policy(s3, "tls-only", build_denial("tls-only", **WITHOUT_TLS))
     s3.put_object(Bucket="tls-only", Key="a", Body=b"1")
     assert s3.get_object(Bucket="tls-only", Key="a")["Body"].read() == b"1"
 
 
 def test_a_bucket_that_refuses_everybody_refuses(endpoint: str) -> None:
-    s3 = bucket(endpoint, "closed")
-    set_policy(s3, "closed", denial("closed", **WITHOUT_TLS), denial("closed"))
+    s3 = create_bucket(endpoint, "closed")
+    set_policy(s3, "closed", build_denial("closed", **WITHOUT_TLS), build_denial("closed"))
     with pytest.raises(s3.exceptions.ClientError, match="Forbidden"):
         s3.put_object(Bucket="closed", Key="a", Body=b"1")
 
 
 def test_a_bucket_whose_versioning_was_taken_away_can_be_emptied(endpoint: str) -> None:
-    s3 = bucket(endpoint, "versioned")
+    s3 = create_bucket(endpoint, "versioned")
     s3.put_bucket_versioning(Bucket="versioned", VersioningConfiguration={"Status": "Enabled"})
     s3.put_object(Bucket="versioned", Key="a", Body=b"1")
     s3.put_object(Bucket="versioned", Key="a", Body=b"2")
     s3.delete_object(Bucket="versioned", Key="a")
-    listed = s3.list_object_versions(Bucket="versioned")
+    object_versions = s3.list_object_versions(Bucket="versioned")
     versions = [
-        {"Key": row["Key"], "VersionId": row["VersionId"]} for row in listed["Versions"] + listed["DeleteMarkers"]
+        {"Key": row["Key"], "VersionId": row["VersionId"]}
+        for row in object_versions["Versions"] + object_versions["DeleteMarkers"]
     ]
     assert len(versions) == 3
     s3.put_bucket_versioning(Bucket="versioned", VersioningConfiguration={"Status": "Suspended"})
@@ -80,7 +81,7 @@ def test_a_bucket_whose_versioning_was_taken_away_can_be_emptied(endpoint: str) 
 
 
 def test_machines_whose_protection_is_lifted_go_where_their_group_was_to_shrink(endpoint: str) -> None:
-    ec2, groups = (emulator.client(name, endpoint, REGION) for name in ("ec2", "autoscaling"))
+    ec2, groups = (emulator.create_client(name, endpoint, REGION) for name in ("ec2", "autoscaling"))
     image = ec2.describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
     ec2.create_launch_template(
         LaunchTemplateName="machine", LaunchTemplateData={"ImageId": image, "InstanceType": "g6e.2xlarge"}
@@ -95,81 +96,85 @@ def test_machines_whose_protection_is_lifted_go_where_their_group_was_to_shrink(
         NewInstancesProtectedFromScaleIn=True,
     )
 
-    def machines() -> list[str]:
+    def list_machines() -> list[str]:
         (group,) = groups.describe_auto_scaling_groups(AutoScalingGroupNames=["machines"])["AutoScalingGroups"]
         return [machine["InstanceId"] for machine in group["Instances"]]
 
     groups.set_desired_capacity(AutoScalingGroupName="machines", DesiredCapacity=0)
-    there = machines()
-    assert len(there) == 2
-    groups.set_instance_protection(AutoScalingGroupName="machines", InstanceIds=there, ProtectedFromScaleIn=False)
-    assert machines() == []
+    instance_ids = list_machines()
+    assert len(instance_ids) == 2
+    groups.set_instance_protection(
+        AutoScalingGroupName="machines", InstanceIds=instance_ids, ProtectedFromScaleIn=False
+    )
+    assert list_machines() == []
 
 
 def test_all_capacity_providers_can_be_asked_for(endpoint: str) -> None:
-    ecs = emulator.client("ecs", endpoint, REGION)
+    ecs = emulator.create_client("ecs", endpoint, REGION)
     group = f"arn:aws:autoscaling:{REGION}:{emulator.ACCOUNT}:autoScalingGroup:1:autoScalingGroupName/machines"
     for name in ("cp-a", "cp-b"):
         ecs.create_capacity_provider(name=name, autoScalingGroupProvider={"autoScalingGroupArn": group})
-    assert [one["name"] for one in ecs.describe_capacity_providers()["capacityProviders"]] == ["cp-a", "cp-b"]
-    (one,) = ecs.describe_capacity_providers(capacityProviders=["cp-b"])["capacityProviders"]
-    assert one["name"] == "cp-b"
+    assert [provider["name"] for provider in ecs.describe_capacity_providers()["capacityProviders"]] == ["cp-a", "cp-b"]
+    (provider,) = ecs.describe_capacity_providers(capacityProviders=["cp-b"])["capacityProviders"]
+    assert provider["name"] == "cp-b"
 
 
 @pytest.fixture
-def call(endpoint: str) -> Callable[[str], Any]:
+def make_client(endpoint: str) -> Callable[[str], Any]:
     """A client of EC2 whose calls all have the id that it is made with, as a repeated one keeps its own."""
 
-    def made(number: str) -> Any:
-        ec2 = emulator.client("ec2", endpoint, REGION)
+    def make(number: str) -> Any:
+        ec2 = emulator.create_client("ec2", endpoint, REGION)
         ec2.meta.events.register(
             "before-send.ec2", lambda request, **_: request.headers.update({"amz-sdk-invocation-id": number})
         )
         return ec2
 
-    return made
+    return make
 
 
-def test_a_call_that_is_repeated_is_done_once(call: Callable[[str], Any]) -> None:
-    made = [call(number).create_vpc(CidrBlock="10.9.0.0/16")["Vpc"]["VpcId"] for number in ("one", "one", "another")]
-    assert made[0] == made[1] != made[2]
-    there = call("look").describe_vpcs(Filters=[{"Name": "cidr", "Values": ["10.9.0.0/16"]}])["Vpcs"]
-    assert {vpc["VpcId"] for vpc in there} == {*made}
+def test_a_call_that_is_repeated_is_done_once(make_client: Callable[[str], Any]) -> None:
+    vpc_ids = [
+        make_client(number).create_vpc(CidrBlock="10.9.0.0/16")["Vpc"]["VpcId"] for number in ("one", "one", "another")
+    ]
+    assert vpc_ids[0] == vpc_ids[1] != vpc_ids[2]
+    vpcs = make_client("look").describe_vpcs(Filters=[{"Name": "cidr", "Values": ["10.9.0.0/16"]}])["Vpcs"]
+    assert {vpc["VpcId"] for vpc in vpcs} == {*vpc_ids}
 
 
-def test_a_call_that_was_refused_is_tried_again(call: Callable[[str], Any]) -> None:
-    call("earlier").create_key_pair(KeyName="taken")
-    later = call("later")
-    with pytest.raises(later.exceptions.ClientError, match="Duplicate"):
-        later.create_key_pair(KeyName="taken")
-    call("between").delete_key_pair(KeyName="taken")
-    assert later.create_key_pair(KeyName="taken")["KeyName"] == "taken"
+def test_a_call_that_was_refused_is_tried_again(make_client: Callable[[str], Any]) -> None:
+    make_client("earlier").create_key_pair(KeyName="taken")
+    client = make_client("later")
+    with pytest.raises(client.exceptions.ClientError, match="Duplicate"):
+        client.create_key_pair(KeyName="taken")
+    make_client("between").delete_key_pair(KeyName="taken")
+    assert client.create_key_pair(KeyName="taken")["KeyName"] == "taken"
 
 
-def test_what_reads_is_answered_anew(call: Callable[[str], Any]) -> None:
-    look = call("reading")
-    before = len(look.describe_vpcs()["Vpcs"])
-    call("meanwhile").create_vpc(CidrBlock="10.8.0.0/16")
-    assert len(look.describe_vpcs()["Vpcs"]) == before + 1
+def test_what_reads_is_answered_anew(make_client: Callable[[str], Any]) -> None:
+    client = make_client("reading")
+    before = len(client.describe_vpcs()["Vpcs"])
+    make_client("meanwhile").create_vpc(CidrBlock="10.8.0.0/16")
+    assert len(client.describe_vpcs()["Vpcs"]) == before + 1
 
 
 def test_requests_are_answered_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    under_way: list[int] = []
-    most = 0
+    active: list[int] = []
+    max_active = 0
 
     def answer(_: Any) -> tuple[int, dict[str, str], str]:
-        nonlocal most
-        under_way.append(1)
-        most = max(most, len(under_way))
+        nonlocal max_active
+        active.append(1)
+        max_active = max(max_active, len(active))
         time.sleep(0.02)
-        under_way.pop()
+        active.pop()
         return 200, {}, ""
 
     monkeypatch.setattr(moto_patches, "_call_action", answer)
-    asked = SimpleNamespace(_get_action=lambda: "CreateVpc", headers={}, service_name="ec2")
+    request = SimpleNamespace(_get_action=lambda: "CreateVpc", headers={}, service_name="ec2")
     with ThreadPoolExecutor(4) as threads:
-        assert [said[0] for said in threads.map(moto_patches.call_action, [asked] * 4)] == [200] * 4
-    assert most == 1
+        assert [response[0] for response in threads.map(moto_patches.call_action, [request] * 4)] == [200] * 4
+    assert max_active == 1
 
 
 def test_the_client_environment_beats_the_users_own_aws_settings(
@@ -182,7 +187,7 @@ def test_the_client_environment_beats_the_users_own_aws_settings(
     monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
     monkeypatch.setenv("AWS_PROFILE", "no-such-profile")
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
-    for key, value in emulator.client_environment(endpoint, REGION).items():
+    for key, value in emulator.build_client_env(endpoint, REGION).items():
         monkeypatch.setenv(key, value)
     assert boto3.Session().client("sts").get_caller_identity()["Account"] == emulator.ACCOUNT
     assert boto3.Session().client("s3").meta.endpoint_url == endpoint
@@ -191,20 +196,20 @@ def test_the_client_environment_beats_the_users_own_aws_settings(
 def test_a_client_beats_the_users_own_aws_settings(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_PROFILE", "no-such-profile")
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
-    assert emulator.client("sts", endpoint, REGION).get_caller_identity()["Account"] == emulator.ACCOUNT
+    assert emulator.create_client("sts", endpoint, REGION).get_caller_identity()["Account"] == emulator.ACCOUNT
 
 
 def test_a_reset_empties_it(tmp_path: Path) -> None:
-    with emulator.running(tmp_path) as endpoint:
-        s3 = bucket(endpoint, "gone-soon")
+    with emulator.start(tmp_path) as endpoint:
+        s3 = create_bucket(endpoint, "gone-soon")
         emulator.reset(endpoint)
         assert s3.list_buckets()["Buckets"] == []
 
 
 def test_it_ends_with_its_block(tmp_path: Path) -> None:
-    with emulator.running(tmp_path) as endpoint:
-        assert emulator.answers(endpoint)
-    assert not emulator.answers(endpoint)
+    with emulator.start(tmp_path) as endpoint:
+        assert emulator.is_reachable(endpoint)
+    assert not emulator.is_reachable(endpoint)
     assert "moto-api" in (tmp_path / "moto.log").read_text()
 
 
@@ -223,13 +228,13 @@ def test_it_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     parent.kill()
     parent.wait(10)
     processes.wait_until(lambda: not server.is_running() or server.status() == "zombie", "the end of the server", 10)
-    assert not emulator.answers(endpoint)
+    assert not emulator.is_reachable(endpoint)
 
 
 def test_a_server_that_does_not_start_is_said_with_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(emulator, "command", lambda _: ["sh", "-c", "echo no such port; sleep 60"])
+    monkeypatch.setattr(emulator, "build_command", lambda _: ["sh", "-c", "echo no such port; sleep 60"])
     monkeypatch.setattr(emulator, "_START_LIMIT_S", 0.3)
     with pytest.raises(Unavailable, match=r"did not come within 0 s; what it said is in .*moto\.log"):  # noqa: SIM117
-        with emulator.running(tmp_path):
+        with emulator.start(tmp_path):
             pass
     assert (tmp_path / "moto.log").read_text() == "no such port\n"

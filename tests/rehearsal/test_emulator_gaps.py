@@ -20,22 +20,22 @@ STACK: dict[str, Any] = {
 
 
 def test_what_the_embedded_aws_does_not_know_is_counted_by_kind() -> None:
-    assert emulator_gaps.counted(STACK) == {"aws_eks_addon": 2}
-    assert emulator_gaps.counted({"data": {}}) == {}
+    assert emulator_gaps.count_gaps(STACK) == {"aws_eks_addon": 2}
+    assert emulator_gaps.count_gaps({"data": {}}) == {}
 
 
 def test_it_is_left_out_by_the_override_alone() -> None:
     before = copy.deepcopy(STACK)
-    made = emulator_gaps.override(STACK)
-    assert made["aws_eks_addon"] == {"vpc-cni": {"count": 0}, "coredns": {"count": 0}}
-    assert "aws_vpc" not in made
+    overrides = emulator_gaps.build_override(STACK)
+    assert overrides["aws_eks_addon"] == {"vpc-cni": {"count": 0}, "coredns": {"count": 0}}
+    assert "aws_vpc" not in overrides
     assert before == STACK
 
 
 def test_what_is_not_given_back_is_ignored_beside_what_the_stack_itself_ignores() -> None:
-    ignored = emulator_gaps.override(STACK)["aws_eks_node_group"]["system"]["lifecycle"]["ignore_changes"]
+    ignored = emulator_gaps.build_override(STACK)["aws_eks_node_group"]["system"]["lifecycle"]["ignore_changes"]
     assert ignored == ["scaling_config[0].desired_size", "node_repair_config", "remote_access", "update_config"]
 
 
 def test_only_the_rules_that_it_gets_wrong_are_ignored() -> None:
-    assert list(emulator_gaps.override(STACK)["aws_vpc_security_group_ingress_rule"]) == ["efa"]
+    assert list(emulator_gaps.build_override(STACK)["aws_vpc_security_group_ingress_rule"]) == ["efa"]

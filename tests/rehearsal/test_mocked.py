@@ -22,81 +22,83 @@ pytestmark = pytest.mark.terraform
 ROOT = Path(__file__).parents[2]
 
 
-def blueprint(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_cli(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [str(Path(sys.executable).with_name("blueprint")), *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280, check=False)
 
 
 @pytest.fixture(scope="module")
-def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def rehearsal_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which all example fleets were planned; the answer is in said.json."""
     folder = tmp_path_factory.mktemp("rehearsed")
-    ended = blueprint(folder, "rehearse", "--fleet", str(ROOT / "infra/fleets"), "--mocked", "--json")
-    assert ended.returncode == 0, ended.stderr
-    (folder / "said.json").write_text(ended.stdout)
+    result = run_cli(folder, "rehearse", "--fleet", str(ROOT / "infra/fleets"), "--mocked", "--json")
+    assert result.returncode == 0, result.stderr
+    (folder / "said.json").write_text(result.stdout)
     return folder
 
 
-def test_every_resource_of_every_example_is_planned(rehearsed: Path) -> None:
-    said = json.loads((rehearsed / "said.json").read_text())["rehearsals"]
-    assert [one["fleet"] for one in said] == sorted(path.stem for path in (ROOT / "infra/fleets").glob("*.yaml"))
-    for one in said:
-        assert {"network", "storage"} < set(one["stacks"])
-        for stack in one["stacks"].values():
+def test_every_resource_of_every_example_is_planned(rehearsal_folder: Path) -> None:
+    rehearsals = json.loads((rehearsal_folder / "said.json").read_text())["rehearsals"]
+    assert [rehearsal["fleet"] for rehearsal in rehearsals] == sorted(
+        path.stem for path in (ROOT / "infra/fleets").glob("*.yaml")
+    )
+    for rehearsal in rehearsals:
+        assert {"network", "storage"} < set(rehearsal["stacks"])
+        for stack in rehearsal["stacks"].values():
             assert stack["resources"] == stack["mocked"] >= 18
             assert stack["applied"] is None
             assert set(stack["not_held"]) <= set(emulator_gaps.REASONS)
 
 
-def test_a_stack_that_cannot_be_planned_is_refused_with_its_name(rehearsed: Path, tmp_path: Path) -> None:
-    wrong = tmp_path / "network"
-    wrong.mkdir()
-    text = (rehearsed / "cdktf.out/one-gpu/stacks/network/cdk.tf.json").read_text()
-    (wrong / "cdk.tf.json").write_text(text.replace('"traffic_type": "ALL"', '"traffic_type": "EVERYTHING"'))
-    program = stacks.find_terraform({"network": wrong}, tmp_path)
-    with pytest.raises(console.CommandFailed) as caught:
-        mocked.plan({"network": wrong}, program=program, data=tmp_path)
-    assert 'expected traffic_type to be one of ["ACCEPT" "REJECT" "ALL"]' in str(caught.value)
+def test_a_stack_that_cannot_be_planned_is_refused_with_its_name(rehearsal_folder: Path, tmp_path: Path) -> None:
+    stack_folder = tmp_path / "network"
+    stack_folder.mkdir()
+    text = (rehearsal_folder / "cdktf.out/one-gpu/stacks/network/cdk.tf.json").read_text()
+    (stack_folder / "cdk.tf.json").write_text(text.replace('"traffic_type": "ALL"', '"traffic_type": "EVERYTHING"'))
+    program = stacks.find_terraform({"network": stack_folder}, tmp_path)
+    with pytest.raises(console.CommandFailed) as error:
+        mocked.plan({"network": stack_folder}, program=program, data=tmp_path)
+    assert 'expected traffic_type to be one of ["ACCEPT" "REJECT" "ALL"]' in str(error.value)
 
 
-def test_a_run_of_terraform_starts_the_provider_once(rehearsed: Path, tmp_path: Path) -> None:
-    folders = {"storage": rehearsed / "cdktf.out/one-gpu/stacks/storage"}
+def test_a_run_of_terraform_starts_the_provider_once(rehearsal_folder: Path, tmp_path: Path) -> None:
+    folders = {"storage": rehearsal_folder / "cdktf.out/one-gpu/stacks/storage"}
     program = stacks.find_terraform(folders, tmp_path)
-    with providers_counted() as seen:
+    with count_providers() as provider_pids:
         mocked.plan(folders, program=program, data=tmp_path)
-    assert len(seen) == 1
-    with providers_counted() as seen:
-        mocked.plan(folders, program=replace(program, attached=False), data=tmp_path)
-    assert len(seen) > 1, "what Terraform does by itself"
+    assert len(provider_pids) == 1
+    with count_providers() as provider_pids:
+        mocked.plan(folders, program=replace(program, reuse_provider=False), data=tmp_path)
+    assert len(provider_pids) > 1, "what Terraform does by itself"
 
 
 @contextlib.contextmanager
-def providers_counted() -> Iterator[set[int]]:
+def count_providers() -> Iterator[set[int]]:
     """Processes of providers among the children of this process; each lives for some tenths of a second."""
-    seen: set[int] = set()
-    done = threading.Event()
+    provider_pids: set[int] = set()
+    stopped = threading.Event()
 
-    def look() -> None:
-        while not done.wait(0.05):
+    def record_children() -> None:
+        while not stopped.wait(0.05):
             with contextlib.suppress(psutil.NoSuchProcess):
                 children = psutil.Process().children(recursive=True)
-                seen.update(child.pid for child in children if child.name().startswith("terraform-prov"))
+                provider_pids.update(child.pid for child in children if child.name().startswith("terraform-prov"))
 
-    looker = threading.Thread(target=look)
+    looker = threading.Thread(target=record_children)
     looker.start()
     try:
-        yield seen
+        yield provider_pids
     finally:
-        done.set()
+        stopped.set()
         looker.join()
 
 
 def test_mocked_takes_no_stacks_and_an_empty_folder_is_no_fleet(tmp_path: Path) -> None:
-    ended = blueprint(tmp_path, "rehearse", "network", "--mocked")
-    assert (ended.returncode, ended.stderr) == (
+    result = run_cli(tmp_path, "rehearse", "network", "--mocked")
+    assert (result.returncode, result.stderr) == (
         2,
         "--mocked plans all stacks. Write no stack, or leave --mocked out\n",
     )
-    ended = blueprint(tmp_path, "rehearse", "--fleet", str(tmp_path))
-    assert ended.returncode == 2
-    assert "holds no fleet file. Write a folder with fleet files, *.yaml, or a file" in ended.stderr
+    result = run_cli(tmp_path, "rehearse", "--fleet", str(tmp_path))
+    assert result.returncode == 2
+    assert "holds no fleet file. Write a folder with fleet files, *.yaml, or a file" in result.stderr

@@ -25,13 +25,13 @@ from llm_serving import processes
 from llm_serving.fleet.model import Fleet
 from llm_serving.rehearsal import emulator, inventory, stacks
 from llm_serving.settings.document import Document, load
-from llm_serving.settings.errors import AnswerIsNo, InputError, Unavailable
+from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
 
 pytestmark = [pytest.mark.terraform, pytest.mark.timeout(600)]
 
 REGION = "us-west-2"
 ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_KMS", "TF_AWS_S3_ENDPOINT", "AWS_STS_ENDPOINT")
-NOWHERE = "http://127.0.0.1:9"
+UNREACHABLE = "http://127.0.0.1:9"
 FLEET = """\
 name: small
 region: us-west-2
@@ -50,17 +50,17 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Document[Fleet]:
     return load(file, Fleet)
 
 
-def terraforms(of: psutil.Process) -> list[psutil.Process]:
+def find_terraform_processes(parent: psutil.Process) -> list[psutil.Process]:
     """Processes of Terraform and its providers that a process has started."""
-    return [child for child in of.children(recursive=True) if "terraform" in child.name()]
+    return [child for child in parent.children(recursive=True) if "terraform" in child.name()]
 
 
-def logged(log: Path, text: str) -> Callable[[], bool]:
+def is_logged(log: Path, text: str) -> Callable[[], bool]:
     return lambda: log.is_file() and text in log.read_text()
 
 
 @dataclass
-class Elsewhere:
+class ApplyProcess:
     """A process that applies the storage stack, whose user has set endpoints that lead nowhere."""
 
     fleet: Document[Fleet]
@@ -69,39 +69,39 @@ class Elsewhere:
     process: subprocess.Popen[str]
 
     @classmethod
-    def start(cls, fleet: Document[Fleet], data: Path, endpoint: str) -> Elsewhere:
+    def start(cls, fleet: Document[Fleet], data: Path, endpoint: str) -> ApplyProcess:
         script = Path(__file__).with_name("apply_stacks.py")
         command = [sys.executable, str(script), str(fleet.path), str(data), endpoint, "storage"]
-        with (data / "apply.err").open("a") as said:
-            environment = {**os.environ, **dict.fromkeys(ENDPOINTS, NOWHERE)}
-            process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=said, text=True)
+        with (data / "apply.err").open("a") as error_log:
+            environment = {**os.environ, **dict.fromkeys(ENDPOINTS, UNREACHABLE)}
+            process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=error_log, text=True)
         return cls(fleet, data, endpoint, process)
 
-    def outputs(self) -> dict[str, Any]:
+    def wait_for_outputs(self) -> dict[str, Any]:
         """Waits until it is done."""
-        said, _ = self.process.communicate(timeout=240)
+        output, _ = self.process.communicate(timeout=240)
         assert self.process.returncode == 0, (self.data / "apply.err").read_text()
-        return dict(json.loads(said))
+        return dict(json.loads(output))
 
 
 @pytest.fixture(scope="module")
-def elsewhere(fleet: Document[Fleet], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Elsewhere]:
+def resumed_apply(fleet: Document[Fleet], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApplyProcess]:
     """The storage stack's apply, once killed with -9 as its buckets were made, and begun again."""
     data = tmp_path_factory.mktemp("storage")
-    with emulator.running(data, bare=True) as endpoint:
-        broken = Elsewhere.start(fleet, data, endpoint)
+    with emulator.start(data, bare=True) as endpoint:
+        broken = ApplyProcess.start(fleet, data, endpoint)
         log = data / "stacks/storage/apply.log"
-        processes.wait_until(logged(log, "aws_s3_bucket.models: Creation complete"), "the bucket", 120)
-        for process in terraforms(psutil.Process(broken.process.pid)):
+        processes.wait_until(is_logged(log, "aws_s3_bucket.models: Creation complete"), "the bucket", 120)
+        for process in find_terraform_processes(psutil.Process(broken.process.pid)):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         assert broken.process.wait(60) != 0
         # What no state knows of, as a Terraform leaves it that dies between making a thing and writing it down.
-        iam = emulator.client("iam", endpoint, REGION)
+        iam = emulator.create_client("iam", endpoint, REGION)
         iam.create_role(RoleName="small-us-west-2-lost", AssumeRolePolicyDocument="{}")
-        again = Elsewhere.start(fleet, data, endpoint)
-        yield again
-        again.process.kill()
+        apply_process = ApplyProcess.start(fleet, data, endpoint)
+        yield apply_process
+        apply_process.process.kill()
 
 
 @dataclass(frozen=True)
@@ -115,22 +115,22 @@ class Network:
 
 @pytest.fixture(scope="module")
 def network(
-    fleet: Document[Fleet], elsewhere: Elsewhere, tmp_path_factory: pytest.TempPathFactory
+    fleet: Document[Fleet], resumed_apply: ApplyProcess, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Network]:
     """The network stack, applied in the AWS that took the place of one that ended half-way."""
     data = tmp_path_factory.mktemp("network")
     log = data / "stacks/network/apply.log"
-    with emulator.running(data, bare=True) as endpoint:
+    with emulator.start(data, bare=True) as endpoint:
         with (
             pytest.raises(
                 Unavailable,
                 match=r"the embedded AWS at http://127\.0\.0\.1:\d+ does not answer\. Run the command again",
             ),
-            killed_when(logged(log, "aws_vpc.vpc: Creation complete"), endpoint),
+            kill_server_when(is_logged(log, "aws_vpc.vpc: Creation complete"), endpoint),
         ):
             apply(fleet, data, endpoint)
         assert (data / "stacks/network/terraform.tfstate").is_file()
-    with emulator.running(data, bare=True) as endpoint:
+    with emulator.start(data, bare=True) as endpoint:
         yield Network(data, endpoint, apply(fleet, data, endpoint))
 
 
@@ -139,13 +139,13 @@ def apply(fleet: Document[Fleet], data: Path, endpoint: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def killed_when(reached: Callable[[], bool], endpoint: str) -> Iterator[None]:
+def kill_server_when(condition: Callable[[], bool], endpoint: str) -> Iterator[None]:
     """Kills the server at `endpoint` as soon as something holds, while the block runs."""
     port = endpoint.rpartition(":")[2]
     [server] = [child for child in psutil.Process().children() if port in child.cmdline()]
 
     def watch() -> None:
-        processes.wait_until(reached, "the point to break at", 120, every_s=0.05)
+        processes.wait_until(condition, "the point to break at", 120, interval_s=0.05)
         server.kill()
 
     watcher = threading.Thread(target=watch, daemon=True)
@@ -157,8 +157,8 @@ def killed_when(reached: Callable[[], bool], endpoint: str) -> Iterator[None]:
 
 
 def test_after_the_aws_ended_half_way_a_new_apply_makes_everything(network: Network) -> None:
-    made = {resource.kind for resource in inventory.made(network.endpoint, REGION, "small")}
-    assert {"Vpc", "Subnet", "RouteTable", "VpcEndpoint", "FlowLog", "log group", "role", "key"} <= made
+    kinds = {resource.kind for resource in inventory.list_resources(network.endpoint, REGION, "small")}
+    assert {"Vpc", "Subnet", "RouteTable", "VpcEndpoint", "FlowLog", "log group", "role", "key"} <= kinds
     assert network.outputs["vpc_id"].startswith("vpc-")
     assert list(network.outputs["private_subnet_ids"]) == ["us-west-2a"]
 
@@ -170,17 +170,17 @@ def test_what_is_applied_is_byte_for_byte_what_was_synthesized(network: Network)
 
 
 def test_a_resource_that_drifted_fails_the_rehearsal(fleet: Document[Fleet], network: Network) -> None:
-    ec2 = emulator.client("ec2", network.endpoint, REGION)
+    ec2 = emulator.create_client("ec2", network.endpoint, REGION)
     ec2.modify_vpc_attribute(VpcId=network.outputs["vpc_id"], EnableDnsHostnames={"Value": False})
-    with pytest.raises(AnswerIsNo, match="after the apply a plan must be empty") as caught:
+    with pytest.raises(CheckFailed, match="after the apply a plan must be empty") as error:
         stacks.check_unchanged(fleet, data=network.data, endpoint=network.endpoint)
-    assert "  network: aws_vpc.vpc will be updated in-place" in str(caught.value)
+    assert "  network: aws_vpc.vpc will be updated in-place" in str(error.value)
 
 
 def test_what_is_left_after_a_destroy_fails_the_rehearsal(fleet: Document[Fleet], network: Network) -> None:
-    with pytest.raises(AnswerIsNo, match=r"the destroy left \d+ of the fleet's resources:\n  ") as caught:
+    with pytest.raises(CheckFailed, match=r"the destroy left \d+ of the fleet's resources:\n  ") as error:
         stacks.check_nothing_left(fleet, endpoint=network.endpoint)
-    assert f"Vpc {network.outputs['vpc_id']}" in str(caught.value)
+    assert f"Vpc {network.outputs['vpc_id']}" in str(error.value)
 
 
 def test_the_network_goes_without_a_trace(fleet: Document[Fleet], network: Network) -> None:
@@ -190,39 +190,39 @@ def test_the_network_goes_without_a_trace(fleet: Document[Fleet], network: Netwo
     stacks.destroy(fleet, data=network.data, endpoint=network.endpoint)  # nothing left to do
 
 
-def test_after_a_killed_terraform_a_new_apply_makes_everything(elsewhere: Elsewhere) -> None:
-    outputs = elsewhere.outputs()["storage"]
+def test_after_a_killed_terraform_a_new_apply_makes_everything(resumed_apply: ApplyProcess) -> None:
+    outputs = resumed_apply.wait_for_outputs()["storage"]
     assert outputs["model_bucket"] == "small-models-123456789012-us-west-2"
-    own = "123456789012.dkr.ecr.us-west-2.amazonaws.com/small"
-    assert outputs["repositories"] == {name: f"{own}/{name}" for name in ("vllm", "router")}
-    said = (elsewhere.data / "apply.err").read_text()
-    assert "resource(s) that Terraform does not know" in said
-    made = [resource.id for resource in inventory.made(elsewhere.endpoint, REGION, "small")]
-    assert "small-us-west-2-lost" not in made
-    stacks.check_unchanged(elsewhere.fleet, data=elsewhere.data, endpoint=elsewhere.endpoint)
+    registry = "123456789012.dkr.ecr.us-west-2.amazonaws.com/small"
+    assert outputs["repositories"] == {name: f"{registry}/{name}" for name in ("vllm", "router")}
+    errors = (resumed_apply.data / "apply.err").read_text()
+    assert "resource(s) that Terraform does not know" in errors
+    resource_ids = [resource.id for resource in inventory.list_resources(resumed_apply.endpoint, REGION, "small")]
+    assert "small-us-west-2-lost" not in resource_ids
+    stacks.check_unchanged(resumed_apply.fleet, data=resumed_apply.data, endpoint=resumed_apply.endpoint)
 
 
-def test_buckets_with_versions_and_deleted_objects_go_without_a_trace(elsewhere: Elsewhere) -> None:
-    s3 = emulator.client("s3", elsewhere.endpoint, REGION)
+def test_buckets_with_versions_and_deleted_objects_go_without_a_trace(resumed_apply: ApplyProcess) -> None:
+    s3 = emulator.create_client("s3", resumed_apply.endpoint, REGION)
     bucket = "small-models-123456789012-us-west-2"
     for body in (b"1", b"2"):
         s3.put_object(Bucket=bucket, Key="model/weights", Body=body)
     s3.delete_object(Bucket=bucket, Key="model/weights")
     s3.put_object(Bucket=bucket, Key="model/config.json", Body=b"{}")
-    stacks.destroy(elsewhere.fleet, data=elsewhere.data, endpoint=elsewhere.endpoint)
-    stacks.check_nothing_left(elsewhere.fleet, endpoint=elsewhere.endpoint)
+    stacks.destroy(resumed_apply.fleet, data=resumed_apply.data, endpoint=resumed_apply.endpoint)
+    stacks.check_nothing_left(resumed_apply.fleet, endpoint=resumed_apply.endpoint)
 
 
 def test_endpoints_of_the_users_own_are_left_out_for_the_embedded_aws_alone(
-    elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch
+    resumed_apply: ApplyProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ENDPOINTS:
-        monkeypatch.setenv(name, NOWHERE)
-    folders = {"storage": elsewhere.data / "stacks/storage"}
+        monkeypatch.setenv(name, UNREACHABLE)
+    folders = {"storage": resumed_apply.data / "stacks/storage"}
     emptied = {
         embedded: [
             name
-            for name, value in stacks.find_terraform(folders, elsewhere.data, embedded=embedded).environment.items()
+            for name, value in stacks.find_terraform(folders, resumed_apply.data, emulated=embedded).environment.items()
             if name in ENDPOINTS and not value
         ]
         for embedded in (True, False)
@@ -233,32 +233,32 @@ def test_endpoints_of_the_users_own_are_left_out_for_the_embedded_aws_alone(
 
 def test_a_stack_that_is_not_there_is_refused(fleet: Document[Fleet], tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"there is no stack nettwork\. Write one of network, storage"):
-        stacks.apply(fleet, out=tmp_path / "out", data=tmp_path, endpoint=NOWHERE, stacks=["nettwork"])
+        stacks.apply(fleet, out=tmp_path / "out", data=tmp_path, endpoint=UNREACHABLE, stacks=["nettwork"])
 
 
 def test_a_destroy_without_its_aws_says_so(fleet: Document[Fleet], tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match=r"the embedded AWS at http://127\.0\.0\.1:9 does not answer"):
-        stacks.destroy(fleet, data=tmp_path, endpoint=NOWHERE)
+        stacks.destroy(fleet, data=tmp_path, endpoint=UNREACHABLE)
 
 
 EXISTING = "{vpc: vpc-0123456789abcdef0, private_subnets: subnet-0aaaaaaaaaaaaaaaa}"
 
 
-def blueprint(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+def start_cli(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     command = [str(Path(sys.executable).with_name("blueprint")), *arguments]
     return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def test_rehearse_of_an_existing_network_makes_a_stand_in_for_it(tmp_path: Path) -> None:
     (tmp_path / "fleet.yaml").write_text(FLEET.replace("{nat: false}", EXISTING))
-    running = blueprint(tmp_path, "rehearse", "network", "--json")
+    running = start_cli(tmp_path, "rehearse", "network", "--json")
     out, err = running.communicate(timeout=240)
     assert running.returncode == 0, err
-    said = json.loads(out)
-    [done] = said["rehearsals"]
-    assert done["stacks"] == {"network": {"resources": 0, "mocked": 0, "applied": 0, "not_held": {}}}
-    assert done["outputs"]["network"]["vpc_id"] != "vpc-0123456789abcdef0"
-    assert said["emulated"] == [emulator.EMULATED]
+    response = json.loads(out)
+    [rehearsal] = response["rehearsals"]
+    assert rehearsal["stacks"] == {"network": {"resources": 0, "mocked": 0, "applied": 0, "not_held": {}}}
+    assert rehearsal["outputs"]["network"]["vpc_id"] != "vpc-0123456789abcdef0"
+    assert response["emulated"] == [emulator.EMULATION_NOTE]
     assert "terraform -chdir=.blueprint/rehearsal/small/stacks/network apply" in err
 
 
@@ -267,37 +267,39 @@ def test_every_stack_finds_the_same_stand_in_of_an_existing_network(tmp_path: Pa
     file.write_text(FLEET.replace("{nat: false}", EXISTING))
     fleet = load(file, Fleet)
     folders = stacks.prepare(fleet, out=tmp_path / "out", data=tmp_path, stacks=["network", "ecs"])
-    with emulator.running(tmp_path, bare=True) as endpoint:
+    with emulator.start(tmp_path, bare=True) as endpoint:
         for folder in folders.values():
-            stacks.point_at(folder, fleet.value, endpoint)
-        answered = emulator.client("ec2", endpoint, REGION).describe_vpcs()["Vpcs"]
-    found = [json.loads((folder / stacks.OVERRIDE).read_text())["data"] for folder in folders.values()]
-    assert found[0]["aws_vpc"] == found[1]["aws_vpc"] != {"vpc": {"id": "vpc-0123456789abcdef0"}}
-    assert found[0]["aws_subnet"] == found[1]["aws_subnet"]
-    assert list(found[0]["aws_subnet"]) == ["private-us-west-2a"]
-    assert found[0]["aws_vpc"]["vpc"]["id"] in [vpc["VpcId"] for vpc in answered]
+            stacks.write_override(folder, fleet.value, endpoint)
+        vpcs = emulator.create_client("ec2", endpoint, REGION).describe_vpcs()["Vpcs"]
+    overrides = [json.loads((folder / stacks.OVERRIDE).read_text())["data"] for folder in folders.values()]
+    assert overrides[0]["aws_vpc"] == overrides[1]["aws_vpc"] != {"vpc": {"id": "vpc-0123456789abcdef0"}}
+    assert overrides[0]["aws_subnet"] == overrides[1]["aws_subnet"]
+    assert list(overrides[0]["aws_subnet"]) == ["private-us-west-2a"]
+    assert overrides[0]["aws_vpc"]["vpc"]["id"] in [vpc["VpcId"] for vpc in vpcs]
 
 
 def test_an_interrupted_rehearsal_leaves_no_process(tmp_path: Path) -> None:
     (tmp_path / "fleet.yaml").write_text(FLEET)
-    running = blueprint(tmp_path, "rehearse", "network")
+    running = start_cli(tmp_path, "rehearse", "network")
     log = tmp_path / ".blueprint/rehearsal/small/stacks/network/apply.log"
     processes.wait_until(lambda: log.is_file() and log.stat().st_size > 0, "Terraform's first line", 120)
-    started = psutil.Process(running.pid).children(recursive=True)
-    assert {"moto", "terraform"} <= {word for child in started for word in ("moto", "terraform") if named(child, word)}
+    children = psutil.Process(running.pid).children(recursive=True)
+    assert {"moto", "terraform"} <= {
+        word for child in children for word in ("moto", "terraform") if has_argument(child, word)
+    }
     running.send_signal(signal.SIGINT)
     running.communicate(timeout=60)
     assert running.returncode == 130
-    processes.wait_until(lambda: not any(alive(child) for child in started), "the end of every child", 60)
+    processes.wait_until(lambda: not any(is_alive(child) for child in children), "the end of every child", 60)
 
 
-def named(process: psutil.Process, word: str) -> bool:
+def has_argument(process: psutil.Process, word: str) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
         return any(word in part for part in process.cmdline())
     return False
 
 
-def alive(process: psutil.Process) -> bool:
+def is_alive(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
         return bool(process.status() != psutil.STATUS_ZOMBIE)
     return False

@@ -11,14 +11,14 @@ from scripts import prerequisites
 ROOT = Path(__file__).parents[2]
 
 
-def _fake(folder: Path, name: str, says: str) -> None:
+def _write_program(folder: Path, name: str, output: str) -> None:
     program = folder / name
-    program.write_text(f"#!/bin/sh\necho '{says}'\n")
+    program.write_text(f"#!/bin/sh\necho '{output}'\n")
     program.chmod(0o755)
 
 
 @pytest.fixture
-def only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def path_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A PATH with nothing on it but what a test puts there."""
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
     monkeypatch.delenv("TERRAFORM_BINARY_NAME", raising=False)
@@ -34,14 +34,14 @@ def only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("terraform", "nonsense", False),
     ],
 )
-def test_terraform_or_opentofu_from_1_10_on_will_do(only: Path, name: str, says: str, ok: bool) -> None:
-    _fake(only, name, says)
-    assert prerequisites.terraform().ok is ok
+def test_terraform_or_opentofu_from_1_10_on_will_do(path_folder: Path, name: str, says: str, ok: bool) -> None:
+    _write_program(path_folder, name, says)
+    assert prerequisites.check_terraform().ok is ok
 
 
-def test_a_missing_terraform_is_named_with_how_to_get_it(only: Path) -> None:
-    found = prerequisites.terraform()
-    assert not found.ok and "none of terraform, tofu on PATH" in found.seen and "OpenTofu" in found.remedy
+def test_a_missing_terraform_is_named_with_how_to_get_it(path_folder: Path) -> None:
+    finding = prerequisites.check_terraform()
+    assert not finding.ok and "none of terraform, tofu on PATH" in finding.detail and "OpenTofu" in finding.remedy
 
 
 def test_too_little_memory_and_disk_are_said_with_what_is_needed(
@@ -49,17 +49,17 @@ def test_too_little_memory_and_disk_are_said_with_what_is_needed(
 ) -> None:
     monkeypatch.setattr(prerequisites, "MEMORY_GIB", 10_000)
     monkeypatch.setattr(prerequisites, "DISK_GIB", 10_000_000)
-    assert not prerequisites.memory().ok and "10000 GiB" in prerequisites.memory().remedy
-    assert not prerequisites.disk(tmp_path).ok and "10000000 GiB" in prerequisites.disk(tmp_path).remedy
+    assert not prerequisites.check_memory().ok and "10000 GiB" in prerequisites.check_memory().remedy
+    assert not prerequisites.check_disk(tmp_path).ok and "10000000 GiB" in prerequisites.check_disk(tmp_path).remedy
 
 
-def test_it_runs_on_the_standard_library_alone_and_ends_3_where_something_is_missing(only: Path) -> None:
+def test_it_runs_on_the_standard_library_alone_and_ends_3_where_something_is_missing(path_folder: Path) -> None:
     # Without -P the folder of the program comes first: none of its neighbours may hide a module that it imports.
     command = [sys.executable, "-E", "-S", str(ROOT / "scripts" / "prerequisites.py")]
-    done = subprocess.run(command, cwd=only, capture_output=True, text=True, check=False)
-    assert done.returncode == 3
-    assert "✗ Terraform: none of terraform, tofu on PATH. To mend: install" in done.stderr
-    assert "✓ Python" in done.stderr
+    result = subprocess.run(command, cwd=path_folder, capture_output=True, text=True, check=False)
+    assert result.returncode == 3
+    assert "✗ Terraform: none of terraform, tofu on PATH. To mend: install" in result.stderr
+    assert "✓ Python" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -73,8 +73,8 @@ def test_it_runs_on_the_standard_library_alone_and_ends_3_where_something_is_mis
     ],
 )
 def test_what_serves_on_aws_asks_nothing_of_this_machines_processor(words: list[str], here: bool) -> None:
-    assert prerequisites.serves_here(words) is here
-    asked = {finding.item for finding in prerequisites.findings(Path.cwd(), engine=here)}
-    assert asked == (
+    assert prerequisites.needs_engine(words) is here
+    item_names = {finding.item for finding in prerequisites.run_checks(Path.cwd(), engine=here)}
+    assert item_names == (
         {"Python", "Terraform", "processor", "libnuma", "memory", "disk"} if here else {"Python", "Terraform"}
     )

@@ -9,11 +9,11 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import Field, ValidationError
 
-from llm_serving.settings.document import Contradiction, OneOrMore, Settings, load, written
+from llm_serving.settings.document import Conflict, OneOrMore, Settings, load, parse_default
 from llm_serving.settings.errors import InputError
-from llm_serving.settings.units import Duration, Form, Switch
+from llm_serving.settings.units import Duration, Switch, TextFormat
 
-Word = Annotated[str, Form("[a-z]+", "a word: a-z", "plum")]
+Word = Annotated[str, TextFormat("[a-z]+", "a word: a-z", "plum")]
 
 
 class Crate(Settings):
@@ -25,12 +25,12 @@ class Crate(Settings):
     most: int = Field(9, le=9)
     """Most."""
 
-    def contradictions(self) -> Iterable[Iterator[Contradiction]]:
-        return (self._in_order(),)
+    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
+        return (self._check_order(),)
 
-    def _in_order(self) -> Iterator[Contradiction]:
+    def _check_order(self) -> Iterator[Conflict]:
         if self.least > self.most:
-            yield Contradiction(("least",), f"it is more than the most, {self.most}", f"{self.most} or less")
+            yield Conflict(("least",), f"it is more than the most, {self.most}", f"{self.most} or less")
 
 
 class Orchard(Settings):
@@ -51,7 +51,7 @@ class Orchard(Settings):
     open: Annotated[bool, Switch()] = False
     """To visitors."""
 
-    ripe: Duration = written("30d")
+    ripe: Duration = parse_default("30d")
     """How long it takes."""
 
     crates: dict[Word, Crate] = Field(default_factory=dict)
@@ -60,31 +60,29 @@ class Orchard(Settings):
     main_crate: Crate = Field(Crate(), alias="main-crate")
     """The crate used first."""
 
-    def contradictions(self) -> Iterable[Iterator[Contradiction]]:
-        return (self._first_fruit(), self._crates_named_after_fruits())
+    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
+        return (self._check_first_fruit(), self._check_crate_names())
 
-    def _first_fruit(self) -> Iterator[Contradiction]:
+    def _check_first_fruit(self) -> Iterator[Conflict]:
         if self.fruits[0] == self.name:
-            yield Contradiction(("fruits", 0), "it has the orchard's name", "another fruit")
+            yield Conflict(("fruits", 0), "it has the orchard's name", "another fruit")
 
-    def _crates_named_after_fruits(self) -> Iterator[Contradiction]:
+    def _check_crate_names(self) -> Iterator[Conflict]:
         for name, crate in self.crates.items():
             if name not in self.fruits:
-                yield Contradiction(
-                    ("crates", name), f"no such fruit grows, and {crate.most} are to be crated", "a fruit"
-                )
+                yield Conflict(("crates", name), f"no such fruit grows, and {crate.most} are to be crated", "a fruit")
 
 
-GOOD = "name: avalon\nfruits: [apple, pear]\n"
+VALID = "name: avalon\nfruits: [apple, pear]\n"
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The current folder is an empty one."""
     monkeypatch.chdir(tmp_path)
 
 
-def said(text: str) -> list[str]:
+def list_errors(text: str) -> list[str]:
     """The messages about a file `o.yaml` that holds `text`."""
     Path("o.yaml").write_text(text)
     try:
@@ -96,7 +94,7 @@ def said(text: str) -> list[str]:
 
 
 def test_a_good_file_becomes_a_frozen_model_with_its_places() -> None:
-    Path("o.yaml").write_text(GOOD + "main-crate: {least: 2}\nopen: on\n")
+    Path("o.yaml").write_text(VALID + "main-crate: {least: 2}\nopen: on\n")
     document = load(Path("o.yaml"), Orchard)
     assert document.value.fruits == ("apple", "pear")
     assert document.value.main_crate == Crate(least=2)
@@ -104,9 +102,9 @@ def test_a_good_file_becomes_a_frozen_model_with_its_places() -> None:
     assert document.value.ripe == 30 * 86400
     with pytest.raises(ValidationError, match="frozen"):
         document.value.name = "other"
-    mistake = document.mistake(("fruits", 1), "pear", "it is out of season", "apple")
+    mistake = document.build_mistake(("fruits", 1), "pear", "it is out of season", "apple")
     assert str(mistake) == "o.yaml:2:17: fruits[1]: now 'pear': it is out of season. Write apple."
-    mistake = document.mistake(("main-crate", "most"), None, "it is not said", "it")
+    mistake = document.build_mistake(("main-crate", "most"), None, "it is not said", "it")
     assert str(mistake) == "o.yaml:3:1: main-crate.most: now empty: it is not said. Write it."
 
 
@@ -116,17 +114,17 @@ def test_a_good_file_becomes_a_frozen_model_with_its_places() -> None:
         ("- a\n", ["o.yaml:1:1: now [a]: the file is not a mapping of keys to values. Write KEY: VALUE lines."]),
         ("text\n", ["o.yaml:1:1: now 'text': the file is not a mapping of keys to values. Write KEY: VALUE lines."]),
         ("name: avalon\n", ["o.yaml:1:1: fruits: it is required and missing. Write fruits: [plum]."]),
-        (GOOD + "wieght: 2\n", ["o.yaml:3:1: wieght: there is no such key. Write weight:."]),
+        (VALID + "wieght: 2\n", ["o.yaml:3:1: wieght: there is no such key. Write weight:."]),
         (
-            GOOD + "zzz: 2\n",
+            VALID + "zzz: 2\n",
             ["o.yaml:3:1: zzz: there is no such key. Write one of crates, kind, main-crate, open, ripe, weight."],
         ),
         # A misspelt key that is required is one mistake, not two.
         ("nam: avalon\nfruits: apple\n", ["o.yaml:1:1: nam: there is no such key. Write name:."]),
         # The name of the field in Python is no key.
-        (GOOD + "main_crate: {}\n", ["o.yaml:3:1: main_crate: there is no such key. Write main-crate:."]),
+        (VALID + "main_crate: {}\n", ["o.yaml:3:1: main_crate: there is no such key. Write main-crate:."]),
         (
-            GOOD + "main-crate: {least: 1, mots: 2}\n",
+            VALID + "main-crate: {least: 1, mots: 2}\n",
             ["o.yaml:3:24: main-crate.mots: there is no such key. Write most:."],
         ),
         ("name: 5\nfruits: apple\n", ["o.yaml:1:7: name: now 5: it is not a word: a-z. Write a word such as plum."]),
@@ -136,30 +134,30 @@ def test_a_good_file_becomes_a_frozen_model_with_its_places() -> None:
         ("name: avalon\nfruits: []\n", ["o.yaml:2:9: fruits: now []: it is empty. Write at least one."]),
         ("name: avalon\nfruits: [a, B]\n", ["o.yaml:2:13: fruits[1]: now 'B': it is not a word: a-z. Write a word such as plum."]),
         ("name: avalon\nfruits: B\n", ["o.yaml:2:9: fruits: now 'B': it is not a word: a-z. Write a word such as plum."]),
-        (GOOD + "kind: ancient\n", ["o.yaml:3:7: kind: now 'ancient': there is no such choice. Write one of 'old' or 'new'."]),
-        (GOOD + "kind: olds\n", ["o.yaml:3:7: kind: now 'olds': there is no such choice. Write old; the choices are 'old' or 'new'."]),
-        (GOOD + "weight: heavy\n", ["o.yaml:3:9: weight: now 'heavy': it is a text. Write a number."]),
-        (GOOD + "weight: 0\n", ["o.yaml:3:9: weight: now 0: it is too small. Write a number above 0."]),
-        (GOOD + "open: yes\n", ["o.yaml:3:7: open: now 'yes': it is neither true nor false. Write true or false (on and off mean the same)."]),
-        (GOOD + "ripe: 30\n", ["o.yaml:3:7: ripe: now 30: it has no unit. Write a length of time such as 30s."]),
-        (GOOD + "crates: 5\n", ["o.yaml:3:9: crates: now 5: it is a whole number. Write a mapping of keys to values."]),
-        (GOOD + "crates: {apple: 5}\n", ["o.yaml:3:17: crates.apple: now 5: it is a whole number. Write a mapping of keys to values."]),
-        (GOOD + "crates: {Apple: {}}\n", ["o.yaml:3:10: crates.Apple: it is not a word: a-z. Write a word such as plum."]),
-        (GOOD + "main-crate: {least: 1.5}\n", ["o.yaml:3:21: main-crate.least: now 1.5: it is a number with a fraction. Write a whole number."]),
-        (GOOD + "main-crate: {least: 0}\n", ["o.yaml:3:21: main-crate.least: now 0: it is too small. Write 1 or more."]),
-        (GOOD + "main-crate: {most: 10}\n", ["o.yaml:3:20: main-crate.most: now 10: it is too large. Write 9 or less."]),
-        (GOOD + "main-crate:\n  least: 5\n  most: 4\n", ["o.yaml:4:10: main-crate.least: now 5: it is more than the most, 4. Write 4 or less."]),
-        (GOOD + "weight:\n", ["o.yaml:3:8: weight: the key has no value. Write a value, or leave it out."]),
-        (GOOD + "main-crate: [1]\n", ["o.yaml:3:13: main-crate: now [1]: it is a list. Write a mapping of keys to values."]),
+        (VALID + "kind: ancient\n", ["o.yaml:3:7: kind: now 'ancient': there is no such choice. Write one of 'old' or 'new'."]),
+        (VALID + "kind: olds\n", ["o.yaml:3:7: kind: now 'olds': there is no such choice. Write old; the choices are 'old' or 'new'."]),
+        (VALID + "weight: heavy\n", ["o.yaml:3:9: weight: now 'heavy': it is a text. Write a number."]),
+        (VALID + "weight: 0\n", ["o.yaml:3:9: weight: now 0: it is too small. Write a number above 0."]),
+        (VALID + "open: yes\n", ["o.yaml:3:7: open: now 'yes': it is neither true nor false. Write true or false (on and off mean the same)."]),
+        (VALID + "ripe: 30\n", ["o.yaml:3:7: ripe: now 30: it has no unit. Write a length of time such as 30s."]),
+        (VALID + "crates: 5\n", ["o.yaml:3:9: crates: now 5: it is a whole number. Write a mapping of keys to values."]),
+        (VALID + "crates: {apple: 5}\n", ["o.yaml:3:17: crates.apple: now 5: it is a whole number. Write a mapping of keys to values."]),
+        (VALID + "crates: {Apple: {}}\n", ["o.yaml:3:10: crates.Apple: it is not a word: a-z. Write a word such as plum."]),
+        (VALID + "main-crate: {least: 1.5}\n", ["o.yaml:3:21: main-crate.least: now 1.5: it is a number with a fraction. Write a whole number."]),
+        (VALID + "main-crate: {least: 0}\n", ["o.yaml:3:21: main-crate.least: now 0: it is too small. Write 1 or more."]),
+        (VALID + "main-crate: {most: 10}\n", ["o.yaml:3:20: main-crate.most: now 10: it is too large. Write 9 or less."]),
+        (VALID + "main-crate:\n  least: 5\n  most: 4\n", ["o.yaml:4:10: main-crate.least: now 5: it is more than the most, 4. Write 4 or less."]),
+        (VALID + "weight:\n", ["o.yaml:3:8: weight: the key has no value. Write a value, or leave it out."]),
+        (VALID + "main-crate: [1]\n", ["o.yaml:3:13: main-crate: now [1]: it is a list. Write a mapping of keys to values."]),
     ],
 )  # fmt: skip
 def test_each_kind_of_mistake_has_its_message(text: str, messages: list[str]) -> None:
-    assert said(text) == messages
+    assert list_errors(text) == messages
 
 
 def test_all_mistakes_of_a_file_come_at_once_in_the_file_s_order() -> None:
     text = "name: avalon\nname: camelot\nfruits: !!seq [avalon, B]\nwieght: 1\nkind:\ncrates:\n  plum: {least: 5, most: 4}\n  fig: {least: 0}\n"
-    assert [message.partition(": ")[0] + ": " + message.split(": ")[1] for message in said(text)] == [
+    assert [message.partition(": ")[0] + ": " + message.split(": ")[1] for message in list_errors(text)] == [
         "o.yaml:2:1: name",
         "o.yaml:3:9: the tag tag:yaml.org,2002:seq says how to build the value, and settings take values alone. Write it without the tag.",
         "o.yaml:3:24: fruits[1]",
@@ -171,12 +169,12 @@ def test_all_mistakes_of_a_file_come_at_once_in_the_file_s_order() -> None:
 
 
 def test_contradictions_between_right_fields_are_found_beside_wrong_ones() -> None:
-    assert said("name: avalon\nfruits: [avalon]\nweight: -1\n") == [
+    assert list_errors("name: avalon\nfruits: [avalon]\nweight: -1\n") == [
         "o.yaml:2:10: fruits[0]: now 'avalon': it has the orchard's name. Write another fruit.",
         "o.yaml:3:9: weight: now -1: it is too small. Write a number above 0.",
     ]
     # One contradiction does not hide another further up.
-    assert said("name: avalon\nfruits: [avalon]\nmain-crate: {least: 5, most: 4}\n") == [
+    assert list_errors("name: avalon\nfruits: [avalon]\nmain-crate: {least: 5, most: 4}\n") == [
         "o.yaml:2:10: fruits[0]: now 'avalon': it has the orchard's name. Write another fruit.",
         "o.yaml:3:21: main-crate.least: now 5: it is more than the most, 4. Write 4 or less.",
     ]
@@ -184,29 +182,29 @@ def test_contradictions_between_right_fields_are_found_beside_wrong_ones() -> No
 
 def test_no_contradiction_is_seen_with_a_field_whose_value_is_not_known() -> None:
     # `least` would be more than the default of `most`, which is meant to be something else.
-    assert said(GOOD + "main-crate: {least: 20, mots: 30}\n") == [
+    assert list_errors(VALID + "main-crate: {least: 20, mots: 30}\n") == [
         "o.yaml:3:25: main-crate.mots: there is no such key. Write most:."
     ]
-    assert said(GOOD + "main-crate: {least: 20, most: x}\n") == [
+    assert list_errors(VALID + "main-crate: {least: 20, most: x}\n") == [
         "o.yaml:3:31: main-crate.most: now 'x': it is a text. Write a whole number."
     ]
     # A rule that needs the crate's most is not heard; the one about the first fruit is.
-    assert said("name: apple\nfruits: apple\ncrates: {fig: {most: 99}}\n") == [
+    assert list_errors("name: apple\nfruits: apple\ncrates: {fig: {most: 99}}\n") == [
         "o.yaml:2:9: fruits: now 'apple': it has the orchard's name. Write another fruit.",
         "o.yaml:3:22: crates.fig.most: now 99: it is too large. Write 9 or less.",
     ]
 
 
 def test_a_long_value_is_cut_to_a_line() -> None:
-    (message,) = said(f"name: {'A' * 1000}\nfruits: apple\n")
+    (message,) = list_errors(f"name: {'A' * 1000}\nfruits: apple\n")
     assert message == f"o.yaml:1:7: name: now '{'A' * 57}...': it is not a word: a-z. Write a word such as plum."
-    (message,) = said(GOOD + f"weight: [{', '.join(map(str, range(1000)))}]\n")
+    (message,) = list_errors(VALID + f"weight: [{', '.join(map(str, range(1000)))}]\n")
     assert len(message) < 160
 
 
 def test_no_mistake_names_a_class_or_a_pattern_of_the_program() -> None:
     text = "name: [1]\nfruits: {a: 1}\nkind: 1\nweight: x\nopen: 1\nripe: x\ncrates: {B: 1, c: {d: 1, least: x}}\n"
-    joined = "\n".join(said(text))
+    joined = "\n".join(list_errors(text))
     assert len(joined.splitlines()) == 10
     for inner in ("Orchard", "Crate", "Word", "function", "tuple", "dict", "[a-z]", "pydantic", "model_type"):
         assert inner not in joined

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from llm_serving.settings.errors import AnswerIsNo, Gather, InputError, Mistake, Unavailable
+from llm_serving.settings.errors import CheckFailed, ErrorCollector, InputError, Mistake, Unavailable
 
-ONE = Mistake(Path("a.yaml"), 3, 7, "pools.general.size", "'8..0'", "the least is more than the most", "0..8")
+MISTAKE = Mistake(Path("a.yaml"), 3, 7, "pools.general.size", "'8..0'", "the least is more than the most", "0..8")
 OTHER = Mistake(Path("b.yaml"), 1, 1, "", "", "it is empty", "something")
 
 
 def test_exit_codes_are_those_that_scripts_rely_on() -> None:
-    assert (AnswerIsNo.exit_code, InputError.exit_code, Unavailable.exit_code) == (1, 2, 3)
+    assert (CheckFailed.exit_code, InputError.exit_code, Unavailable.exit_code) == (1, 2, 3)
 
 
 def test_a_mistake_starts_with_file_line_and_column_and_says_value_reason_and_remedy() -> None:
-    assert str(ONE) == ("a.yaml:3:7: pools.general.size: now '8..0': the least is more than the most. Write 0..8.")
+    assert str(MISTAKE) == ("a.yaml:3:7: pools.general.size: now '8..0': the least is more than the most. Write 0..8.")
     assert str(OTHER) == "b.yaml:1:1: it is empty. Write something."
 
 
@@ -28,7 +28,7 @@ def test_a_mistake_stays_on_one_line_whatever_the_path_and_the_key_hold() -> Non
 
 
 def test_a_mistake_is_plain_data_for_programs() -> None:
-    assert ONE.plain() == {
+    assert MISTAKE.to_dict() == {
         "file": "a.yaml",
         "line": 3,
         "column": 7,
@@ -36,18 +36,18 @@ def test_a_mistake_is_plain_data_for_programs() -> None:
         "value": "'8..0'",
         "why": "the least is more than the most",
         "write": "0..8",
-        "message": str(ONE),
+        "message": str(MISTAKE),
     }
 
 
 def test_an_input_error_shows_each_of_its_mistakes_on_a_line() -> None:
-    error = InputError([ONE, OTHER])
-    assert error.mistakes == (ONE, OTHER)
-    assert str(error) == f"{ONE}\n{OTHER}"
+    error = InputError([MISTAKE, OTHER])
+    assert error.mistakes == (MISTAKE, OTHER)
+    assert str(error) == f"{MISTAKE}\n{OTHER}"
     assert (str(InputError("no such thing")), InputError("no such thing").mistakes) == ("no such thing", ())
 
 
-def wrong(*parts: Mistake | str) -> Callable[[], int]:
+def raise_mistakes(*parts: Mistake | str) -> Callable[[], int]:
     """A question whose input is wrong."""
 
     def ask() -> int:
@@ -57,13 +57,13 @@ def wrong(*parts: Mistake | str) -> Callable[[], int]:
 
 
 def test_mistakes_of_several_questions_are_told_at_once_and_each_of_them_once() -> None:
-    gather = Gather()
+    gather = ErrorCollector()
     assert gather(lambda: 1) == 1
-    gather.tell()
-    assert gather(wrong(ONE)) is None
-    assert gather(wrong("no such thing", ONE)) is None
-    with pytest.raises(InputError) as caught:
-        gather.tell()
-    assert str(caught.value) == f"{ONE}\nno such thing"
-    assert caught.value.mistakes == (ONE,)
-    assert caught.value.plain() == [ONE.plain(), {"message": "no such thing"}]
+    gather.raise_if_any()
+    assert gather(raise_mistakes(MISTAKE)) is None
+    assert gather(raise_mistakes("no such thing", MISTAKE)) is None
+    with pytest.raises(InputError) as error:
+        gather.raise_if_any()
+    assert str(error.value) == f"{MISTAKE}\nno such thing"
+    assert error.value.mistakes == (MISTAKE,)
+    assert error.value.to_list() == [MISTAKE.to_dict(), {"message": "no such thing"}]

@@ -17,17 +17,17 @@ from pydantic import ValidationError
 
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings import schema, yaml_source
-from llm_serving.settings.document import WRITTEN, Settings
+from llm_serving.settings.document import FILE_CONTEXT, Settings
 from llm_serving.workloads.serving.blueprint import Blueprint
 
 ROOT = Path(__file__).parents[2]
-PUBLISHED: dict[type[Settings], Path] = {
+SCHEMA_FILES: dict[type[Settings], Path] = {
     Fleet: ROOT / "infra/fleet.schema.json",
     Blueprint: ROOT / "blueprints/blueprint.schema.json",
 }
-SCHEMAS = {kind: json.loads(path.read_text()) for kind, path in PUBLISHED.items()}
-CHECKS = {kind: jsonschema.Draft7Validator(made) for kind, made in SCHEMAS.items()}
-KINDS = pytest.mark.parametrize("kind", PUBLISHED, ids=lambda kind: kind.__name__)
+SCHEMAS = {kind: json.loads(path.read_text()) for kind, path in SCHEMA_FILES.items()}
+CHECKS = {kind: jsonschema.Draft7Validator(schema_document) for kind, schema_document in SCHEMAS.items()}
+KINDS = pytest.mark.parametrize("kind", SCHEMA_FILES, ids=lambda kind: kind.__name__)
 
 EVERY_FLEET_KEY = """\
 name: ads
@@ -79,7 +79,7 @@ slo:
   output_tokens_per_s: 100
   requests_per_s: 1.5
 """
-LEAST_BLUEPRINT = """\
+MINIMAL_BLUEPRINT = """\
 pattern: aggregated
 model: tiny
 roles: {worker: {pool: general}}
@@ -90,7 +90,7 @@ EXAMPLES: list[tuple[type[Settings], str]] = [
     (Fleet, EVERY_FLEET_KEY),
     (Fleet, ANOTHER_NETWORK),
     (Blueprint, EVERY_BLUEPRINT_KEY),
-    (Blueprint, LEAST_BLUEPRINT),
+    (Blueprint, MINIMAL_BLUEPRINT),
     *((Fleet, path.read_text()) for path in sorted({ROOT / "fleet.yaml", *ROOT.glob("infra/fleets/*.yaml")})),
     *((Blueprint, path.read_text()) for path in sorted(ROOT.glob("blueprints/*/blueprint.yaml"))),
 ]
@@ -105,42 +105,42 @@ def parse(text: str, folder: Path) -> Any:
 
 @KINDS
 def test_the_published_schema_is_what_the_model_says(kind: type[Settings]) -> None:
-    name = PUBLISHED[kind].name.partition(".")[0]
-    published = PUBLISHED[kind].read_text()
-    assert published == schema.text(kind, f"{name}.yaml"), f"blueprint schema {name} > {PUBLISHED[kind]}"
+    name = SCHEMA_FILES[kind].name.partition(".")[0]
+    published_text = SCHEMA_FILES[kind].read_text()
+    assert published_text == schema.render(kind, f"{name}.yaml"), f"blueprint schema {name} > {SCHEMA_FILES[kind]}"
 
 
 @KINDS
 def test_the_schema_is_itself_right(kind: type[Settings]) -> None:
     jsonschema.Draft7Validator.check_schema(SCHEMAS[kind])
-    assert "$ref" not in PUBLISHED[kind].read_text()
-    assert '"null"' not in PUBLISHED[kind].read_text()
+    assert "$ref" not in SCHEMA_FILES[kind].read_text()
+    assert '"null"' not in SCHEMA_FILES[kind].read_text()
 
 
-def fields(node: Any, way: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+def walk_fields(node: Any, key_path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
     """Every field of a schema with its dotted name."""
     for name, field in [*node.get("properties", {}).items(), *node.get("patternProperties", {}).items()]:
-        yield f"{way}.{name}", field
-        yield from fields(field, f"{way}.{name}")
+        yield f"{key_path}.{name}", field
+        yield from walk_fields(field, f"{key_path}.{name}")
     for branch in [*node.get("anyOf", []), *node.get("oneOf", []), *([node["items"]] if "items" in node else [])]:
-        yield from fields(branch, way)
+        yield from walk_fields(branch, key_path)
 
 
 @KINDS
 def test_every_field_has_a_sentence_and_every_shorthand_an_example_that_it_takes(kind: type[Settings]) -> None:
-    found = list(fields(SCHEMAS[kind]))
-    assert len(found) > 20
-    for way, field in found:
-        assert field["description"].endswith("."), way
+    all_fields = list(walk_fields(SCHEMAS[kind]))
+    assert len(all_fields) > 20
+    for key_path, field in all_fields:
+        assert field["description"].endswith("."), key_path
         for given_value in [*field.get("examples", []), *([field["default"]] if "default" in field else [])]:
-            assert jsonschema.Draft7Validator(field).is_valid(given_value), (way, given_value)
+            assert jsonschema.Draft7Validator(field).is_valid(given_value), (key_path, given_value)
         if "pattern" in field:
-            assert field.get("examples"), way
+            assert field.get("examples"), key_path
 
 
 @KINDS
 def test_keys_stand_in_the_schema_as_they_stand_in_the_file(kind: type[Settings]) -> None:
-    names = {way.rpartition(".")[2] for way, _ in fields(SCHEMAS[kind])}
+    names = {key_path.rpartition(".")[2] for key_path, _ in walk_fields(SCHEMAS[kind])}
     assert ("capacity-block" in names) == (kind is Fleet)
     assert "capacity_block" not in names
 
@@ -148,7 +148,7 @@ def test_keys_stand_in_the_schema_as_they_stand_in_the_file(kind: type[Settings]
 @pytest.mark.parametrize(("kind", "text"), EXAMPLES)
 def test_every_example_is_right_by_schema_and_by_model(kind: type[Settings], text: str, tmp_path: Path) -> None:
     CHECKS[kind].validate(parse(text, tmp_path))
-    kind.model_validate(parse(text, tmp_path), context=WRITTEN)
+    kind.model_validate(parse(text, tmp_path), context=FILE_CONTEXT)
 
 
 @pytest.mark.parametrize(("kind", "text"), EXAMPLES)
@@ -194,23 +194,23 @@ def test_what_is_wrong_is_refused_by_schema_and_by_model(
     data = parse(text.replace(good, wrong), tmp_path)
     assert not CHECKS[kind].is_valid(data)
     with pytest.raises(ValidationError):
-        kind.model_validate(data, context=WRITTEN)
+        kind.model_validate(data, context=FILE_CONTEXT)
 
 
-def ways(data: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def find_paths(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """The way to every value in plain data."""
-    yield way
+    yield path
     if isinstance(data, dict | list):
         for step, value in data.items() if isinstance(data, dict) else enumerate(data):
-            yield from ways(value, (*way, step))
+            yield from find_paths(value, (*path, step))
 
 
-def changed(data: Any, way: tuple[Any, ...], value: Any) -> Any:
+def replace_value(data: Any, path: tuple[Any, ...], value: Any) -> Any:
     """A copy of `data` with another value at `way`."""
-    if not way:
+    if not path:
         return value
     data = copy.copy(data)
-    data[way[0]] = changed(data[way[0]], way[1:], value)
+    data[path[0]] = replace_value(data[path[0]], path[1:], value)
     return data
 
 
@@ -235,14 +235,14 @@ values = st.one_of(
 def test_schema_and_model_agree_on_any_change_of_an_example(data: st.DataObject) -> None:
     kind, text = data.draw(st.sampled_from(EXAMPLES))
     plain = yaml.safe_load(text)
-    way = data.draw(st.sampled_from(sorted(ways(plain), key=str)))
-    plain = changed(plain, way, data.draw(values))
+    path = data.draw(st.sampled_from(sorted(find_paths(plain), key=str)))
+    plain = replace_value(plain, path, data.draw(values))
     by_schema = CHECKS[kind].is_valid(plain)
     try:
-        kind.model_validate(plain, context=WRITTEN)
+        kind.model_validate(plain, context=FILE_CONTEXT)
     except ValidationError as error:
         # What values contradict each other, or lie outside of what a text's form can say, is beyond a JSON Schema.
-        beyond = all(detail["type"] in ("contradiction", "wrong") for detail in error.errors())
-        assert beyond or not by_schema, error
+        is_cross_field = all(detail["type"] in ("contradiction", "wrong") for detail in error.errors())
+        assert is_cross_field or not by_schema, error
     else:
         assert by_schema

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from llm_serving.settings.document import WRITTEN
+from llm_serving.settings.document import FILE_CONTEXT
 from llm_serving.settings.units import (
     Bounds,
     Days,
@@ -23,7 +23,7 @@ from llm_serving.settings.units import (
     Spend,
     TokenRange,
     Tokens,
-    human_bytes,
+    format_bytes,
 )
 
 KINDS: dict[str, TypeAdapter[Any]] = {
@@ -39,16 +39,16 @@ KINDS: dict[str, TypeAdapter[Any]] = {
 }
 
 
-def written(kind: str, value: Any) -> Any:
+def parse_value(kind: str, value: Any) -> Any:
     """What a file's `value` becomes."""
-    return KINDS[kind].validate_python(value, context=WRITTEN)
+    return KINDS[kind].validate_python(value, context=FILE_CONTEXT)
 
 
-def refusal(kind: str, value: Any) -> str:
+def get_refusal(kind: str, value: Any) -> str:
     """The message about a file's `value`."""
-    with pytest.raises(ValidationError) as caught:
-        written(kind, value)
-    (detail,) = caught.value.errors()
+    with pytest.raises(ValidationError) as error:
+        parse_value(kind, value)
+    (detail,) = error.value.errors()
     return f"{detail['ctx']['why']}. Write {detail['ctx']['write']}."
 
 
@@ -78,9 +78,9 @@ def refusal(kind: str, value: Any) -> str:
     ],
 )
 def test_a_shorthand_becomes_a_plain_number(kind: str, value: Any, expected: Any) -> None:
-    got = written(kind, value)
-    assert got == expected
-    assert type(got) is type(expected)
+    result = parse_value(kind, value)
+    assert result == expected
+    assert type(result) is type(expected)
 
 
 @pytest.mark.parametrize(
@@ -127,11 +127,11 @@ def test_a_shorthand_becomes_a_plain_number(kind: str, value: Any, expected: Any
     ],
 )
 def test_a_refusal_says_why_and_what_to_write(kind: str, value: Any, message: str) -> None:
-    assert refusal(kind, value) == message
+    assert get_refusal(kind, value) == message
 
 
 def test_digits_of_other_scripts_are_no_digits() -> None:
-    assert refusal("Tokens", "٤٠٩٦") == "it is not a number of tokens. Write a number of tokens such as 8k."
+    assert get_refusal("Tokens", "٤٠٩٦") == "it is not a number of tokens. Write a number of tokens such as 8k."
 
 
 def test_code_may_give_the_plain_number_where_a_file_must_name_the_unit() -> None:
@@ -143,26 +143,26 @@ def test_code_may_give_the_plain_number_where_a_file_must_name_the_unit() -> Non
 @given(least=st.integers(0, 100_000), more=st.integers(0, 100_000))
 def test_a_range_comes_back_from_its_own_text(least: int, more: int) -> None:
     bounds = Bounds(least, min(least + more, 100_000))
-    assert written("Machines", str(bounds)) == bounds
+    assert parse_value("Machines", str(bounds)) == bounds
     assert KINDS["Machines"].dump_python(bounds) == str(bounds)
 
 
 @given(st.integers(1, 10_000))
 def test_thousands_of_tokens_are_thousands(number: int) -> None:
-    assert written("Tokens", f"{number}k") == number * 1000
+    assert parse_value("Tokens", f"{number}k") == number * 1000
 
 
 @given(st.decimals(min_value="0", max_value="100", places=4))
 def test_a_percentage_is_a_hundredth_to_the_last_digit(number: Any) -> None:
-    assert written("Share", f"{number}%") == float(number / 100)
+    assert parse_value("Share", f"{number}%") == float(number / 100)
 
 
 @given(number=st.decimals(min_value="0.001", max_value="1000", places=3), unit=st.sampled_from(["s", "min", "h"]))
 def test_a_length_of_time_is_its_number_times_its_unit(number: Any, unit: str) -> None:
-    assert written("Duration", f"{number}{unit}") == float(number * {"s": 1, "min": 60, "h": 3600}[unit])
+    assert parse_value("Duration", f"{number}{unit}") == float(number * {"s": 1, "min": 60, "h": 3600}[unit])
 
 
-anything = st.one_of(
+any_value = st.one_of(
     st.none(),
     st.booleans(),
     st.integers(),
@@ -175,26 +175,26 @@ anything = st.one_of(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@given(value=anything)
+@given(value=any_value)
 def test_nonsense_is_refused_in_words_or_comes_out_in_bounds(kind: str, value: Any) -> None:
     try:
-        got = written(kind, value)
+        result = parse_value(kind, value)
     except ValidationError as error:
         assert all(detail["ctx"]["why"] and detail["ctx"]["write"] for detail in error.errors())
     else:
-        assert all(math.isfinite(end) and end >= 0 for end in (got if isinstance(got, Bounds) else [got]))
+        assert all(math.isfinite(end) and end >= 0 for end in (result if isinstance(result, Bounds) else [result]))
 
 
-def _pattern(kind: str) -> str:
+def _get_pattern(kind: str) -> str:
     """The form of a text in the kind's JSON Schema, without its anchors."""
     schema = KINDS[kind].json_schema()
     shapes = schema.get("anyOf", [schema])
     return next(str(shape["pattern"]) for shape in shapes if "pattern" in shape).removeprefix("^").removesuffix("$")
 
 
-def _errors(kind: str, value: Any) -> set[str]:
+def _list_errors(kind: str, value: Any) -> set[str]:
     try:
-        written(kind, value)
+        parse_value(kind, value)
     except ValidationError as error:
         return {detail["type"] for detail in error.errors()}
     return set()
@@ -203,8 +203,8 @@ def _errors(kind: str, value: Any) -> set[str]:
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
 def test_an_editor_that_follows_the_schema_never_meets_a_text_of_the_wrong_form(kind: str, data: st.DataObject) -> None:
-    text = data.draw(st.from_regex(_pattern(kind), fullmatch=True))
-    assert _errors(kind, text) <= {"wrong"}, "bounds are beyond a pattern; the form is not"
+    text = data.draw(st.from_regex(_get_pattern(kind), fullmatch=True))
+    assert _list_errors(kind, text) <= {"wrong"}, "bounds are beyond a pattern; the form is not"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -212,7 +212,7 @@ def test_an_editor_that_follows_the_schema_never_meets_a_text_of_the_wrong_form(
     text=st.text(max_size=12) | st.from_regex(r"[0-9]{0,14}[.0-9]{0,5} ?(k|m|%|/s|s|d|Gi| USD/h)?\n?", fullmatch=True)
 )
 def test_a_text_that_the_schema_does_not_take_is_refused_for_its_form(kind: str, text: str) -> None:
-    assert (_errors(kind, text) == {"form"}) == (re.fullmatch(_pattern(kind), text) is None)
+    assert (_list_errors(kind, text) == {"form"}) == (re.fullmatch(_get_pattern(kind), text) is None)
 
 
 @given(
@@ -221,14 +221,14 @@ def test_a_text_that_the_schema_does_not_take_is_refused_for_its_form(kind: str,
 )
 def test_an_amount_of_memory_is_whole_bytes_and_never_more_than_was_written(number: Any, unit: tuple[str, int]) -> None:
     word, size = unit
-    got = written("Memory", f"{number}{word}")
-    assert isinstance(got, int)
-    assert 0 <= number * size - got < 1
+    result = parse_value("Memory", f"{number}{word}")
+    assert isinstance(result, int)
+    assert 0 <= number * size - result < 1
 
 
 @given(st.integers(1, 10**15))
 def test_bytes_for_people_keep_three_digits(count: int) -> None:
-    number, unit = human_bytes(count).split()
+    number, unit = format_bytes(count).split()
     size = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}[unit]
     assert math.isclose(float(number) * size, count, rel_tol=0.0051)
     assert float(number) < 1000 or unit == "TB"

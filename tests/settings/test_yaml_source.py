@@ -18,19 +18,19 @@ BINARY = "it is binary, not text in UTF-8. Write a YAML file."
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder that is the current one, so that messages name plain files."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def read(text: str | bytes) -> yaml_source.Source:
+def read(text: str | bytes) -> yaml_source.YamlFile:
     """The source of a file `a.yaml` that holds `text`."""
     Path("a.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
     return yaml_source.read(Path("a.yaml"))
 
 
-def said(text: str | bytes) -> list[str]:
+def list_errors(text: str | bytes) -> list[str]:
     """The messages about a file `a.yaml` that holds `text`."""
     try:
         return [str(mistake) for mistake in read(text).mistakes]
@@ -38,7 +38,7 @@ def said(text: str | bytes) -> list[str]:
         return str(error).splitlines()
 
 
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("working_folder")
 @pytest.mark.parametrize(
     ("text", "data"),
     [
@@ -75,27 +75,27 @@ def test_a_file_holds_what_it_says(text: str | bytes, data: Any) -> None:
     assert result.mistakes == []
 
 
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("working_folder")
 def test_aliases_and_merged_mappings_are_understood_and_keep_their_places() -> None:
     result = read("base: &base\n  size: 1\n  zones: [a]\nother:\n  <<: *base\n  size: 2\nagain: *base\n")
     assert result.data["other"] == {"size": 2, "zones": ["a"]}
     assert result.data["again"] == {"size": 1, "zones": ["a"]}
-    assert result.spots["other", "size"] == yaml_source.Spot(6, 9, 6, 3)
-    assert result.spots["other", "zones"] == yaml_source.Spot(3, 10, 3, 3)
-    assert result.spots["again",] == yaml_source.Spot(7, 1, 7, 1)
+    assert result.positions["other", "size"] == yaml_source.Position(6, 9, 6, 3)
+    assert result.positions["other", "zones"] == yaml_source.Position(3, 10, 3, 3)
+    assert result.positions["again",] == yaml_source.Position(7, 1, 7, 1)
 
 
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("working_folder")
 def test_a_spot_is_the_value_on_its_key_s_line_and_else_the_key() -> None:
     result = read("a: {b: 1}\nlonger:\n  c: 2\n  d:\n    - 3\n    - {e: 4}\n")
-    assert result.spots["a",] == yaml_source.Spot(1, 4, 1, 1)
-    assert result.spots["a", "b"] == yaml_source.Spot(1, 8, 1, 5)
-    assert result.spots["longer",] == yaml_source.Spot(2, 1, 2, 1)
-    assert result.spots["longer", "c"] == yaml_source.Spot(3, 6, 3, 3)
-    assert result.spots["longer", "d", 1, "e"] == yaml_source.Spot(6, 11, 6, 8)
+    assert result.positions["a",] == yaml_source.Position(1, 4, 1, 1)
+    assert result.positions["a", "b"] == yaml_source.Position(1, 8, 1, 5)
+    assert result.positions["longer",] == yaml_source.Position(2, 1, 2, 1)
+    assert result.positions["longer", "c"] == yaml_source.Position(3, 6, 3, 3)
+    assert result.positions["longer", "d", 1, "e"] == yaml_source.Position(6, 11, 6, 8)
 
 
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("working_folder")
 @pytest.mark.parametrize(
     ("text", "messages"),
     [
@@ -244,102 +244,103 @@ def test_a_spot_is_the_value_on_its_key_s_line_and_else_the_key() -> None:
     ],
 )
 def test_a_file_that_is_no_settings_file_is_refused_in_words(text: str | bytes, messages: list[str]) -> None:
-    assert said(text) == messages
+    assert list_errors(text) == messages
     assert not Path("pwned").exists()
 
 
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("working_folder")
 def test_deep_nesting_is_refused_at_its_place_and_at_once() -> None:
     start = time.process_time()
-    assert said("a: " + "[" * 100_000) == [
+    assert list_errors("a: " + "[" * 100_000) == [
         "a.yaml:1:23: it is not YAML: it is nested deeper than 20 levels. "
         "Write settings as `blueprint schema` describes them."
     ]
     assert time.process_time() - start < 5
 
 
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("working_folder")
 def test_a_few_aliases_that_stand_for_billions_are_refused_at_once() -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 15)]
     start = time.process_time()
-    assert said("\n".join(lines)) == [
+    assert list_errors("\n".join(lines)) == [
         "a.yaml:1:1: it holds more than 20,000 values, aliases counted each time they are used. "
         "Write settings of a screenful, not a data file."
     ]
     assert time.process_time() - start < 5
 
 
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("working_folder")
 def test_merging_a_mapping_into_itself_many_times_over_is_refused_at_once() -> None:
     lines = ["m0: &m0 {k: 1}"]
     lines += [f"m{n}: &m{n}\n  <<: [{', '.join([f'*m{n - 1}'] * 20)}]" for n in range(1, 15)]
     start = time.process_time()
-    said("\n".join(lines))
+    list_errors("\n".join(lines))
     assert time.process_time() - start < 5
 
 
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("working_folder")
 def test_a_file_of_10_mb_is_refused_unread() -> None:
     start = time.process_time()
-    assert said(b"a: 1\n" * 2_000_000) == [
+    assert list_errors(b"a: 1\n" * 2_000_000) == [
         "a.yaml:1:1: it holds 10,000,000 bytes, and settings hold at most 200,000. "
         "Write settings of a screenful, not a data file."
     ]
     assert time.process_time() - start < 1
 
 
-def refused(path: Path) -> str:
-    with pytest.raises(InputError) as caught:
+def get_error(path: Path) -> str:
+    with pytest.raises(InputError) as error:
         yaml_source.read(path)
-    return str(caught.value)
+    return str(error.value)
 
 
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("working_folder")
 def test_a_file_that_is_not_there_is_named_with_its_neighbour() -> None:
-    assert refused(Path("fleet.yaml")) == (
+    assert get_error(Path("fleet.yaml")) == (
         "fleet.yaml:1:1: there is no such file. Write the path of a file that exists."
     )
     Path("fleet.yml").write_text("a: 1")
-    assert refused(Path("fleet.yaml")) == (
+    assert get_error(Path("fleet.yaml")) == (
         "fleet.yaml:1:1: there is no such file. Write the path of a file that exists, such as fleet.yml."
     )
-    assert refused(Path("no/fleet.yaml")) == (
+    assert get_error(Path("no/fleet.yaml")) == (
         "no/fleet.yaml:1:1: there is no such file. Write the path of a file that exists."
     )
 
 
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("working_folder")
 def test_what_is_no_regular_file_is_refused_without_waiting() -> None:
     os.mkfifo("pipe.yaml")
     Path("loop.yaml").symlink_to("loop.yaml")
     Path("folder").mkdir()
     Path("file").write_text("")
     device = "it is a pipe or a device, not a file. Write the path of a file."
-    assert refused(Path("pipe.yaml")) == f"pipe.yaml:1:1: {device}"
-    assert refused(Path("/dev/zero")) == f"/dev/zero:1:1: {device}"
-    assert refused(Path("folder")) == (
+    assert get_error(Path("pipe.yaml")) == f"pipe.yaml:1:1: {device}"
+    assert get_error(Path("/dev/zero")) == f"/dev/zero:1:1: {device}"
+    assert get_error(Path("folder")) == (
         "folder:1:1: it is a folder. Write the path of the file, such as folder/fleet.yaml."
     )
     readable = "Write the path of a file that you may read."
     assert (
-        refused(Path("loop.yaml")) == f"loop.yaml:1:1: it cannot be read: too many levels of symbolic links. {readable}"
+        get_error(Path("loop.yaml"))
+        == f"loop.yaml:1:1: it cannot be read: too many levels of symbolic links. {readable}"
     )
-    assert refused(Path("file/a.yaml")) == f"file/a.yaml:1:1: it cannot be read: not a directory. {readable}"
-    assert refused(Path("x" * 300)) == f"{'x' * 300}:1:1: it cannot be read: file name too long. {readable}"
-    assert refused(Path("a\0b")) == (
+    assert get_error(Path("file/a.yaml")) == f"file/a.yaml:1:1: it cannot be read: not a directory. {readable}"
+    assert get_error(Path("x" * 300)) == f"{'x' * 300}:1:1: it cannot be read: file name too long. {readable}"
+    assert get_error(Path("a\0b")) == (
         "a\\x00b:1:1: a path holds no NUL character. Write the path of a file that exists."
     )
 
 
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("working_folder")
 def test_a_file_that_may_not_be_read_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     # Root may read everything, so the kernel's answer is given in its place.
     def refuse(*_: object) -> int:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(os, "open", refuse)
-    assert refused(Path("a.yaml")) == (
+    assert get_error(Path("a.yaml")) == (
         "a.yaml:1:1: it cannot be read: permission denied. Write the path of a file that you may read."
     )
 
@@ -347,10 +348,10 @@ def test_a_file_that_may_not_be_read_says_so(monkeypatch: pytest.MonkeyPatch) ->
 yamlish = st.text(st.sampled_from("ab:-[]{}&*!|>'\"%@`#,? \n\t0.~<\\\u2028é"), max_size=60)
 
 
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("working_folder")
 @settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.one_of(yamlish.map(str.encode), st.binary(max_size=60)))
 def test_no_bytes_at_all_raise_anything_but_a_refusal_of_one_line_a_mistake(text: bytes) -> None:
-    for message in said(text):
+    for message in list_errors(text):
         assert message.startswith("a.yaml:")
         assert message.isprintable()

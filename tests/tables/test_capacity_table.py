@@ -16,18 +16,18 @@ from llm_serving.tables import capacity_table
 ROOT = Path(__file__).parents[2]
 
 
-def _drawn(name: str, width: int) -> list[str]:
+def _render(name: str, width: int) -> list[str]:
     fleet = load(ROOT / f"infra/fleets/{name}.yaml", Fleet).value
     console = Console(width=width, no_color=True)
     with console.capture() as capture:
-        machines = sum(pool.size.most for pool in fleet.pools.values())
-        console.print(capacity_table.draw(capacity.of(fleet, instances.load()), machines))
+        machines = sum(pool.size.max for pool in fleet.pools.values())
+        console.print(capacity_table.render(capacity.compute(fleet, instances.load()), machines))
     return capture.get().splitlines()
 
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_picture_fits_the_terminal_and_shows_figures_whole(width: int) -> None:
-    lines = _drawn("ads-scale", width)
+    lines = _render("ads-scale", width)
     text = " ".join(" ".join(lines).split())
     assert all(len(line) <= width for line in lines)
     assert "L-DB2E81BA 201,600 vCPUs 0" in text
@@ -39,7 +39,7 @@ def test_the_picture_fits_the_terminal_and_shows_figures_whole(width: int) -> No
 
 
 def test_a_small_fleet_has_nothing_to_say_of_launches_and_lost_zones() -> None:
-    text = "\n".join(_drawn("one-gpu", 80))
+    text = "\n".join(_render("one-gpu", 80))
     assert "quota to ask for" in text, "a new account has no vCPU for accelerators at all"
     assert "launch" not in text
     assert "groups may hold 4 machines if all fallbacks fill at once (4 USD/h)" in " ".join(text.split())
@@ -48,9 +48,9 @@ def test_a_small_fleet_has_nothing_to_say_of_launches_and_lost_zones() -> None:
 
 def test_as_plain_data_it_holds_the_same() -> None:
     fleet = load(ROOT / "infra/fleets/p5-efa.yaml", Fleet).value
-    said = capacity_table.plain(capacity.of(fleet, instances.load()))
-    assert said["pools_in_one_zone"] == ["h100"]
-    assert {row["zone"] for row in said["subnets"]} == {"us-east-1a", "us-east-1b"}
-    codes = {row["code"] for row in said["quotas"]}
+    response = capacity_table.build_payload(capacity.compute(fleet, instances.load()))
+    assert response["pools_in_one_zone"] == ["h100"]
+    assert {row["zone"] for row in response["subnets"]} == {"us-east-1a", "us-east-1b"}
+    codes = {row["code"] for row in response["quotas"]}
     assert "L-417A185B" not in codes, "a Capacity Block counts against no vCPU quota"
     assert "L-1216C47A" in codes, "the routers do"

@@ -4,24 +4,26 @@ import io
 
 from rich.console import Console
 
-from llm_serving.rehearsal.run import Rehearsal, Stack
+from llm_serving.rehearsal.run import Rehearsal, StackResult
 from llm_serving.tables import rehearsal_table
 
 
-def drawn(*done: Rehearsal) -> str:
-    page = io.StringIO()
-    Console(file=page, width=80).print(rehearsal_table.draw(done))
-    return page.getvalue()
+def render(*rehearsals: Rehearsal) -> str:
+    output = io.StringIO()
+    Console(file=output, width=80).print(rehearsal_table.render(rehearsals))
+    return output.getvalue()
 
 
-def rehearsal(fleet: str, **stacks: Stack) -> Rehearsal:
+def build_rehearsal(fleet: str, **stacks: StackResult) -> Rehearsal:
     return Rehearsal(fleet, "Terraform 1.11.4", "a mirror", stacks, {}, {})
 
 
 def test_each_stack_is_a_line_with_its_counts_and_what_is_not_held_has_its_reason() -> None:
-    text = drawn(
-        rehearsal("first", network=Stack(45, 45, 45, {}), eks=Stack(66, 66, 56, {"aws_eks_addon": 10})),
-        rehearsal("second", network=Stack(1, 1, 1, {})),
+    text = render(
+        build_rehearsal(
+            "first", network=StackResult(45, 45, 45, {}), eks=StackResult(66, 66, 56, {"aws_eks_addon": 10})
+        ),
+        build_rehearsal("second", network=StackResult(1, 1, 1, {})),
     )
     lines = [line.split() for line in text.splitlines()]
     assert ["first", "network", "45", "45", "45", "0"] in lines
@@ -31,5 +33,5 @@ def test_each_stack_is_a_line_with_its_counts_and_what_is_not_held_has_its_reaso
 
 
 def test_what_was_not_applied_is_no_zero() -> None:
-    text = drawn(rehearsal("first", network=Stack(45, 45, None, {})))
+    text = render(build_rehearsal("first", network=StackResult(45, 45, None, {})))
     assert ["first", "network", "45", "45", "-", "0"] in [line.split() for line in text.splitlines()]

@@ -16,23 +16,23 @@ from llm_serving.targets import tunnel
 def test_it_answers_at_its_near_end_and_is_gone_afterwards(tmp_path: Path) -> None:
     (tmp_path / "health").write_text("ok")
 
-    def command(port: int) -> list[str]:
+    def build_command(port: int) -> list[str]:
         return [sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1", "--directory", str(tmp_path)]
 
-    with tunnel.through(command, tmp_path / "tunnel.log") as url:
-        with urllib.request.urlopen(f"{url}/health", timeout=10) as answer:
-            assert answer.read() == b"ok"
+    with tunnel.open_tunnel(build_command, tmp_path / "tunnel.log") as url:
+        with urllib.request.urlopen(f"{url}/health", timeout=10) as response:
+            assert response.read() == b"ok"
         port = int(url.rpartition(":")[2])
         assert not processes.is_free(port)
     assert processes.is_free(port)
 
 
 def test_one_that_does_not_open_says_why(tmp_path: Path) -> None:
-    def command(_: int) -> list[str]:
+    def build_command(_: int) -> list[str]:
         return [sys.executable, "-c", "import sys; sys.exit('error: services \"mine\" not found')"]
 
     with (
         pytest.raises(Unavailable, match='services "mine" not found'),
-        tunnel.through(command, tmp_path / "logs" / "tunnel.log"),
+        tunnel.open_tunnel(build_command, tmp_path / "logs" / "tunnel.log"),
     ):
         pass

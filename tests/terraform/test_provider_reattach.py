@@ -14,7 +14,7 @@ from llm_serving.terraform import provider_reattach
 
 REGISTRY = "registry.terraform.io/hashicorp/aws"
 LOCK = 'provider "{name}" {{\n  version     = "{version}"\n  constraints = "5.100.0"\n}}\n'
-SAYS = """\
+PROVIDER_SCRIPT = """\
 #!/bin/sh
 echo "$PWD $1 [$AWS_CA_BUNDLE] $GOGC"
 echo "  TF_REATTACH_PROVIDERS='{\\"registry.terraform.io/hashicorp/aws\\":{\\"Pid\\":$$}}'"
@@ -22,7 +22,7 @@ exec sleep 60
 """
 
 
-def initialized(folder: Path, text: str, *, name: str = REGISTRY, version: str = "5.100.0") -> Path:
+def create_working_folder(folder: Path, text: str, *, name: str = REGISTRY, version: str = "5.100.0") -> Path:
     """A working folder as `terraform init` leaves it, with a provider that is a script."""
     (folder / ".terraform.lock.hcl").write_text(LOCK.format(name=name, version=version))
     program = folder / ".terraform/providers" / name / version / "linux_amd64" / f"terraform-provider-aws_v{version}_x5"
@@ -32,45 +32,47 @@ def initialized(folder: Path, text: str, *, name: str = REGISTRY, version: str =
     return folder
 
 
-def pid(lent: dict[str, str], name: str = REGISTRY) -> int:
-    return int(json.loads(lent["TF_REATTACH_PROVIDERS"])[name]["Pid"])
+def read_pid(environment: dict[str, str], name: str = REGISTRY) -> int:
+    return int(json.loads(environment["TF_REATTACH_PROVIDERS"])[name]["Pid"])
 
 
 def test_it_stays_as_long_as_the_block_and_is_found_by_a_variable(tmp_path: Path) -> None:
-    with provider_reattach.provider(initialized(tmp_path, SAYS), {}) as lent:
-        assert psutil.Process(pid(lent)).is_running()
+    with provider_reattach.start_provider(create_working_folder(tmp_path, PROVIDER_SCRIPT), {}) as environment:
+        assert psutil.Process(read_pid(environment)).is_running()
         assert "TF_REATTACH_PROVIDERS" not in os.environ
-    assert not psutil.pid_exists(pid(lent))
+    assert not psutil.pid_exists(read_pid(environment))
 
 
 def test_it_runs_in_the_stacks_folder_with_terraforms_settings_and_no_bundle_of_certificates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_CA_BUNDLE", "/somewhere.pem")
-    with provider_reattach.provider(initialized(tmp_path, SAYS), {"GOGC": "400"}):
+    with provider_reattach.start_provider(create_working_folder(tmp_path, PROVIDER_SCRIPT), {"GOGC": "400"}):
         pass
     assert (tmp_path / "provider.log").read_text().startswith(f"{tmp_path} -debug [] 400\n")
 
 
 def test_opentofu_finds_it_under_its_own_registry(tmp_path: Path) -> None:
     name = "registry.opentofu.org/hashicorp/aws"
-    with provider_reattach.provider(initialized(tmp_path, SAYS, name=name), {}) as lent:
-        assert pid(lent, name)
+    with provider_reattach.start_provider(
+        create_working_folder(tmp_path, PROVIDER_SCRIPT, name=name), {}
+    ) as environment:
+        assert read_pid(environment, name)
 
 
 def test_of_two_versions_the_locked_one_is_taken(tmp_path: Path) -> None:
-    initialized(tmp_path, "#!/bin/sh\nexit 1\n", version="5.99.0")
-    initialized(tmp_path, "#!/bin/sh\nexit 1\n", version="6.0.0")
-    with provider_reattach.provider(initialized(tmp_path, SAYS), {}) as lent:
-        assert pid(lent)
+    create_working_folder(tmp_path, "#!/bin/sh\nexit 1\n", version="5.99.0")
+    create_working_folder(tmp_path, "#!/bin/sh\nexit 1\n", version="6.0.0")
+    with provider_reattach.start_provider(create_working_folder(tmp_path, PROVIDER_SCRIPT), {}) as environment:
+        assert read_pid(environment)
 
 
 @pytest.mark.parametrize("lock", ["", None], ids=["that names none", "none"])
 def test_without_a_lock_of_it_the_provider_is_left_to_terraform(tmp_path: Path, lock: str | None) -> None:
     if lock is not None:
         (tmp_path / ".terraform.lock.hcl").write_text(lock)
-    with provider_reattach.provider(tmp_path, {}) as lent:
-        assert lent == {}
+    with provider_reattach.start_provider(tmp_path, {}) as environment:
+        assert environment == {}
 
 
 @pytest.mark.parametrize(
@@ -80,10 +82,10 @@ def test_one_that_does_not_start_is_said_with_its_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str, why: str
 ) -> None:
     monkeypatch.setattr(provider_reattach, "_START_LIMIT_S", 0.4)
-    folder = initialized(tmp_path, f"#!/bin/sh\necho no memory\n{ends}\n")
+    folder = create_working_folder(tmp_path, f"#!/bin/sh\necho no memory\n{ends}\n")
     with (
         pytest.raises(Unavailable, match=rf"the AWS provider did not start: {why}\. .* lies in .*provider\.log"),
-        provider_reattach.provider(folder, {}),
+        provider_reattach.start_provider(folder, {}),
     ):
         pass
     assert (folder / "provider.log").read_text() == "no memory\n"

@@ -2,47 +2,54 @@ from __future__ import annotations
 
 from llm_serving.validation import engine_metrics, statistics
 from llm_serving.validation.statistics import Metric
-from scripts.benchmarks.known_server import Known
+from scripts.benchmarks.known_server import ServerRecord
 
 
-def _page(ttfts: list[float], *, itls: list[float] | None = None, aborted: int = 0) -> str:
-    known = Known(ttft_s=ttfts, itl_s=itls or [], e2e_s=[1.0] * len(ttfts))
-    known.finished.update({"length": len(ttfts), "abort": aborted})
-    return known.metrics()
+def _build_page(ttfts: list[float], *, itls: list[float] | None = None, aborted: int = 0) -> str:
+    known_metrics = ServerRecord(ttft_s=ttfts, itl_s=itls or [], e2e_s=[1.0] * len(ttfts))
+    known_metrics.finished.update({"length": len(ttfts), "abort": aborted})
+    return known_metrics.render_metrics()
 
 
-def _metrics(**ms: list[float]) -> dict[Metric, statistics.Latency]:
+def _build_metrics(**ms: list[float]) -> dict[Metric, statistics.Latency]:
     return {
-        "ttft_ms": statistics.latency(ms.get("ttft_ms", [])),
-        "itl_ms": statistics.latency(ms.get("itl_ms", [])),
-        "e2e_ms": statistics.latency(ms.get("e2e_ms", [])),
+        "ttft_ms": statistics.summarize_latency(ms.get("ttft_ms", [])),
+        "itl_ms": statistics.summarize_latency(ms.get("itl_ms", [])),
+        "e2e_ms": statistics.summarize_latency(ms.get("e2e_ms", [])),
     }
 
 
 def test_what_caches_spared_is_of_all_replicas_and_of_the_load_alone() -> None:
-    def page(asked: int, found: int) -> str:
-        return f'vllm:prefix_cache_queries_total{{engine="0"}} {asked}\nvllm:prefix_cache_hits_total{{engine="0"}} {found}\n'
+    def format_page(queries: int, hits: int) -> str:
+        return f'vllm:prefix_cache_queries_total{{engine="0"}} {queries}\nvllm:prefix_cache_hits_total{{engine="0"}} {hits}\n'
 
-    assert engine_metrics.cached({"a": page(100, 90), "b": ""}, {"a": page(200, 90), "b": page(100, 50)}) == 0.25
-    assert engine_metrics.cached({}, {"a": _page([0.05])}) is None
+    assert (
+        engine_metrics.compute_cached_share(
+            {"a": format_page(100, 90), "b": ""}, {"a": format_page(200, 90), "b": format_page(100, 50)}
+        )
+        == 0.25
+    )
+    assert engine_metrics.compute_cached_share({}, {"a": _build_page([0.05])}) is None
 
 
 def test_a_replicas_share_is_what_came_between_the_pages() -> None:
     before, after = (
-        {"a": _page([0.05] * 3), "b": _page([])},
-        {"a": _page([0.05] * 10, aborted=2), "b": _page([0.05] * 4)},
+        {"a": _build_page([0.05] * 3), "b": _build_page([])},
+        {"a": _build_page([0.05] * 10, aborted=2), "b": _build_page([0.05] * 4)},
     )
-    found = engine_metrics.replicas(["a", "b"], before, after)
-    assert [(one.name, one.requests, one.unanswered) for one in found] == [("a", 7, 2), ("b", 4, 0)]
+    replicas = engine_metrics.count_replica_requests(["a", "b"], before, after)
+    assert [(replica.name, replica.requests, replica.unanswered) for replica in replicas] == [("a", 7, 2), ("b", 4, 0)]
 
 
 def test_a_replica_that_restarted_counts_from_zero_and_says_so() -> None:
-    found = engine_metrics.replicas(["a"], {"a": _page([0.05] * 100)}, {"a": _page([0.05] * 5)})
-    assert (found[0].requests, found[0].restarted) == (5, True)
+    replicas = engine_metrics.count_replica_requests(
+        ["a"], {"a": _build_page([0.05] * 100)}, {"a": _build_page([0.05] * 5)}
+    )
+    assert (replicas[0].requests, replicas[0].restarted) == (5, True)
 
 
 def test_a_replica_without_a_page_after_the_load_is_unknown_and_not_zero() -> None:
-    assert engine_metrics.replicas(["a"], {"a": _page([0.05])}, {})[0].requests is None
+    assert engine_metrics.count_replica_requests(["a"], {"a": _build_page([0.05])}, {})[0].requests is None
 
 
 def test_labels_of_several_engines_in_a_page_are_added_up() -> None:
@@ -54,13 +61,15 @@ def test_labels_of_several_engines_in_a_page_are_added_up() -> None:
         'vllm:time_to_first_token_seconds_count{engine="0"} 2.0\n'
         'vllm:time_to_first_token_seconds_sum{engine="0"} 1.2e-1\n'
     )
-    page = engine_metrics.read("# HELP x\n" + text)
-    assert sum(page.finished.values()) == 5
-    assert page.histograms["ttft_ms"].mean_ms() == 60
+    parsed = engine_metrics.parse("# HELP x\n" + text)
+    assert sum(parsed.finished.values()) == 5
+    assert parsed.histograms["ttft_ms"].compute_mean_ms() == 60
 
 
 def test_client_and_engine_agree_within_a_tenth() -> None:
-    rows = engine_metrics.compare(_metrics(ttft_ms=[52.0] * 10), {"a": _page([])}, {"a": _page([0.050] * 10)})
+    rows = engine_metrics.compare(
+        _build_metrics(ttft_ms=[52.0] * 10), {"a": _build_page([])}, {"a": _build_page([0.050] * 10)}
+    )
     assert [(row.statistic, row.agrees, row.said) for row in rows] == [
         ("mean", True, ""), ("p50", True, ""), ("p95", True, ""),
     ]  # fmt: skip
@@ -69,30 +78,30 @@ def test_client_and_engine_agree_within_a_tenth() -> None:
 
 
 def test_a_larger_difference_is_said_with_what_may_be_the_reason() -> None:
-    rows = engine_metrics.compare(_metrics(ttft_ms=[80.0] * 10), {}, {"a": _page([0.050] * 10)})
+    rows = engine_metrics.compare(_build_metrics(ttft_ms=[80.0] * 10), {}, {"a": _build_page([0.050] * 10)})
     assert [row.agrees for row in rows] == [False, False, False]
     assert "+30.0 ms (+60%) from the engine's" in rows[0].said
     assert "router" in rows[0].said
-    lower = engine_metrics.compare(_metrics(ttft_ms=[20.0] * 10), {}, {"a": _page([0.050] * 10)})
+    lower = engine_metrics.compare(_build_metrics(ttft_ms=[20.0] * 10), {}, {"a": _build_page([0.050] * 10)})
     assert "-60%" in lower[0].said
 
 
 def test_what_came_before_the_load_is_not_compared() -> None:
     rows = engine_metrics.compare(
-        _metrics(ttft_ms=[50.0]), {"a": _page([5.0] * 50)}, {"a": _page([5.0] * 50 + [0.050])}
+        _build_metrics(ttft_ms=[50.0]), {"a": _build_page([5.0] * 50)}, {"a": _build_page([5.0] * 50 + [0.050])}
     )
     assert rows[0].engine_ms == 50
 
 
 def test_replicas_are_compared_together() -> None:
-    after = {"a": _page([0.040] * 3), "b": _page([0.060] * 3)}
-    assert engine_metrics.compare(_metrics(ttft_ms=[50.0]), {}, after)[0].engine_ms == 50
+    after = {"a": _build_page([0.040] * 3), "b": _build_page([0.060] * 3)}
+    assert engine_metrics.compare(_build_metrics(ttft_ms=[50.0]), {}, after)[0].engine_ms == 50
 
 
 def test_what_only_one_side_has_is_not_compared() -> None:
-    assert engine_metrics.compare(_metrics(itl_ms=[10.0]), {}, {"a": _page([0.05])}) == []
+    assert engine_metrics.compare(_build_metrics(itl_ms=[10.0]), {}, {"a": _build_page([0.05])}) == []
 
 
 def test_a_percentile_above_the_last_bound_has_no_upper_end() -> None:
-    rows = engine_metrics.compare(_metrics(ttft_ms=[100_000.0]), {}, {"a": _page([100.0])})
+    rows = engine_metrics.compare(_build_metrics(ttft_ms=[100_000.0]), {}, {"a": _build_page([100.0])})
     assert (rows[1].engine_from_ms, rows[1].engine_to_ms, rows[1].agrees) == (5000, None, True)

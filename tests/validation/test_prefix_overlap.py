@@ -8,71 +8,71 @@ import pytest
 
 from llm_serving.validation import prefix_overlap
 from llm_serving.validation.load import Prompt
-from llm_serving.validation.prefix_overlap import Beginnings
+from llm_serving.validation.prefix_overlap import PrefixOverlap
 
 
-def _prompt(text: str, model: str = "one") -> Prompt:
+def _build_prompt(text: str, model: str = "one") -> Prompt:
     return Prompt(({"role": "user", "content": text},), max_tokens=1, model=model)
 
 
-def _text(draw: random.Random, characters: int) -> str:
-    return "".join(draw.choice("abcdefgh ") for _ in range(characters))
+def _make_text(rng: random.Random, characters: int) -> str:
+    return "".join(rng.choice("abcdefgh ") for _ in range(characters))
 
 
-def _made(shared: float, prompts: int = 200, groups: int = 4, length: int = 4000) -> Iterator[Prompt]:
-    draw = random.Random(f"{shared}/{groups}")
-    begin = [_text(draw, round(shared * length)) for _ in range(groups)]
+def _make_prompts(shared: float, prompts: int = 200, groups: int = 4, length: int = 4000) -> Iterator[Prompt]:
+    rng = random.Random(f"{shared}/{groups}")
+    begin = [_make_text(rng, round(shared * length)) for _ in range(groups)]
     for _ in range(prompts):
-        start = draw.choice(begin)
-        yield _prompt(start + _text(draw, length - len(start)))
+        start = rng.choice(begin)
+        yield _build_prompt(start + _make_text(rng, length - len(start)))
 
 
 @pytest.mark.parametrize("shared", [0.0, 0.25, 0.5, 0.8, 1.0])
 def test_it_is_the_share_that_prompts_were_made_with(shared: float) -> None:
-    looked = Beginnings()
-    for prompt in _made(shared):
-        looked.add(prompt)
-    assert looked.prompts == 200
+    overlap = PrefixOverlap()
+    for prompt in _make_prompts(shared):
+        overlap.add(prompt)
+    assert overlap.prompts == 200
     # The first of each group has nothing before it, and blocks are whole.
-    assert looked.share == pytest.approx(shared * 196 / 200, abs=0.02)
+    assert overlap.share == pytest.approx(shared * 196 / 200, abs=0.02)
 
 
 def test_only_the_start_counts_and_only_where_the_same_model_has_read_it() -> None:
-    draw = random.Random(1)
-    same, other = _text(draw, 1000), _text(draw, 1000)
-    looked = Beginnings()
-    for text, model in ((same + other, "one"), (other + same, "one"), (same + other, "two")):
-        looked.add(_prompt(text, model))
-    assert looked.share == pytest.approx(0, abs=0.02)
-    looked.add(_prompt(same + other, "two"))
-    assert looked.share == pytest.approx(1 / 4, abs=0.02)
+    rng = random.Random(1)
+    shared_text, other = _make_text(rng, 1000), _make_text(rng, 1000)
+    overlap = PrefixOverlap()
+    for text, model in ((shared_text + other, "one"), (other + shared_text, "one"), (shared_text + other, "two")):
+        overlap.add(_build_prompt(text, model))
+    assert overlap.share == pytest.approx(0, abs=0.02)
+    overlap.add(_build_prompt(shared_text + other, "two"))
+    assert overlap.share == pytest.approx(1 / 4, abs=0.02)
 
 
 def test_all_messages_of_a_conversation_count() -> None:
-    draw = random.Random(2)
-    turns: list[dict[str, str]] = [{"role": "user", "content": _text(draw, 2000)} for _ in range(4)]
-    looked = Beginnings()
+    rng = random.Random(2)
+    turns: list[dict[str, str]] = [{"role": "user", "content": _make_text(rng, 2000)} for _ in range(4)]
+    overlap = PrefixOverlap()
     for end in range(1, 5):
-        looked.add(Prompt(tuple(turns[:end]), max_tokens=1))
-    assert looked.share == pytest.approx((1 + 2 + 3) / (1 + 2 + 3 + 4), abs=0.03)
+        overlap.add(Prompt(tuple(turns[:end]), max_tokens=1))
+    assert overlap.share == pytest.approx((1 + 2 + 3) / (1 + 2 + 3 + 4), abs=0.03)
 
 
 def test_prompts_that_come_again_because_a_file_is_over_are_not_looked_at() -> None:
-    rows = [_prompt(_text(random.Random(seed), 500)) for seed in range(3)]
-    looked = Beginnings()
-    passed = list(looked.over(itertools.islice(itertools.cycle(rows), 30), first=3))
-    assert (len(passed), looked.prompts, looked.share) == (30, 3, 0)
-    blind = Beginnings()
-    list(blind.over(itertools.islice(itertools.cycle(rows), 30), first=None))
-    assert blind.share is not None and blind.share > 0.8, "which they would otherwise seem to share"
+    rows = [_build_prompt(_make_text(random.Random(seed), 500)) for seed in range(3)]
+    overlap = PrefixOverlap()
+    passed_prompts = list(overlap.observe(itertools.islice(itertools.cycle(rows), 30), unique_count=3))
+    assert (len(passed_prompts), overlap.prompts, overlap.share) == (30, 3, 0)
+    unlimited = PrefixOverlap()
+    list(unlimited.observe(itertools.islice(itertools.cycle(rows), 30), unique_count=None))
+    assert unlimited.share is not None and unlimited.share > 0.8, "which they would otherwise seem to share"
 
 
 def test_a_long_load_does_not_take_all_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefix_overlap, "MOST", 100)
-    looked = Beginnings()
-    assert len(list(looked.over(_made(0), first=None))) == 200
-    assert looked.prompts == 2
+    monkeypatch.setattr(prefix_overlap, "MAX_BLOCKS", 100)
+    overlap = PrefixOverlap()
+    assert len(list(overlap.observe(_make_prompts(0), unique_count=None))) == 200
+    assert overlap.prompts == 2
 
 
 def test_without_a_prompt_there_is_no_share() -> None:
-    assert Beginnings().share is None
+    assert PrefixOverlap().share is None

@@ -6,69 +6,69 @@ import pytest
 
 from llm_serving.settings.errors import InputError
 from llm_serving.validation import prompts
-from llm_serving.validation.load_plan import Length
+from llm_serving.validation.load_plan import RequestLength
 from scripts.benchmarks import known_server
 
 
-def _count(text: str) -> int:
+def _count_tokens(text: str) -> int:
     """Tokens by the rule of the server with known delays: a long word is two, and the chat adds some."""
-    return known_server.tokens(text) + known_server.CHAT_OVERHEAD
+    return known_server.count_tokens(text) + known_server.CHAT_OVERHEAD
 
 
 @pytest.fixture
-def maker() -> prompts.Maker:
-    return prompts.Maker(prompts.measure(_count), "seed")
+def maker() -> prompts.PromptGenerator:
+    return prompts.PromptGenerator(prompts.measure_costs(_count_tokens), "seed")
 
 
 def test_the_cost_of_each_word_and_of_the_template_is_found() -> None:
-    costs = prompts.measure(lambda text: 5 + sum(2 if word == "which" else 1 for word in text.split()))
+    costs = prompts.measure_costs(lambda text: 5 + sum(2 if word == "which" else 1 for word in text.split()))
     assert costs.base == 6
     assert costs.words["which"] == 2
     assert costs.words["the"] == 1
 
 
 def test_a_word_whose_cost_depends_on_its_neighbours_is_not_used() -> None:
-    costs = prompts.measure(lambda text: len(text.split()) - text.count("the the") // 3)
+    costs = prompts.measure_costs(lambda text: len(text.split()) - text.count("the the") // 3)
     assert "the" not in costs.words
     assert "of" in costs.words
 
 
 @pytest.mark.parametrize("tokens", [9, 16, 17, 64, 255, 4000])
-def test_a_prompt_has_exactly_the_tokens_asked_for(maker: prompts.Maker, tokens: int) -> None:
-    made = [maker.make(Length(tokens, tokens // 2, group=0, output_tokens=1)) for _ in range(20)]
-    assert {_count(text) for text in made} == {tokens}
+def test_a_prompt_has_exactly_the_tokens_asked_for(maker: prompts.PromptGenerator, tokens: int) -> None:
+    texts = [maker.generate(RequestLength(tokens, tokens // 2, group=0, output_tokens=1)) for _ in range(20)]
+    assert {_count_tokens(text) for text in texts} == {tokens}
 
 
 def test_a_prompt_is_exact_where_words_cost_several_tokens_each() -> None:
-    costs = prompts.Costs(3, {"the": 1, "of": 2, "and": 3})
-    made = prompts.Maker(costs, "seed").make(Length(50, 10, 0, 1))
-    assert costs.base + sum(costs.words[word] for word in made.split()[1:]) == 50
+    costs = prompts.TokenCosts(3, {"the": 1, "of": 2, "and": 3})
+    text = prompts.PromptGenerator(costs, "seed").generate(RequestLength(50, 10, 0, 1))
+    assert costs.base + sum(costs.words[word] for word in text.split()[1:]) == 50
 
 
-def test_a_prompt_shorter_than_the_template_is_the_shortest_possible(maker: prompts.Maker) -> None:
-    assert maker.make(Length(1, 0, 0, 1)) == prompts.FIRST
+def test_a_prompt_shorter_than_the_template_is_the_shortest_possible(maker: prompts.PromptGenerator) -> None:
+    assert maker.generate(RequestLength(1, 0, 0, 1)) == prompts.FIRST_WORD
 
 
-def test_prompts_of_a_group_begin_alike_and_end_differently(maker: prompts.Maker) -> None:
-    first, second = (maker.make(Length(200, 100, group=1, output_tokens=1)).split() for _ in range(2))
-    other = maker.make(Length(200, 100, group=2, output_tokens=1)).split()
+def test_prompts_of_a_group_begin_alike_and_end_differently(maker: prompts.PromptGenerator) -> None:
+    first, second = (maker.generate(RequestLength(200, 100, group=1, output_tokens=1)).split() for _ in range(2))
+    other = maker.generate(RequestLength(200, 100, group=2, output_tokens=1)).split()
     shared = 100 - known_server.CHAT_OVERHEAD
     assert first[:shared] == second[:shared]
     assert first[shared : shared + 20] != second[shared : shared + 20]
     assert first[1:20] != other[1:20]
 
 
-def test_without_a_shared_prefix_prompts_differ_from_the_start(maker: prompts.Maker) -> None:
-    first, second = (maker.make(Length(64, 0, group=0, output_tokens=1)).split() for _ in range(2))
+def test_without_a_shared_prefix_prompts_differ_from_the_start(maker: prompts.PromptGenerator) -> None:
+    first, second = (maker.generate(RequestLength(64, 0, group=0, output_tokens=1)).split() for _ in range(2))
     assert first[1:12] != second[1:12]
 
 
 def test_the_same_seed_makes_the_same_prompts() -> None:
-    costs = prompts.measure(_count)
-    lengths = [Length(40, 10, group % 2, 1) for group in range(6)]
-    first, again = ([prompts.Maker(costs, "a").make(length) for length in lengths] for _ in range(2))
-    assert first == again
-    assert first != [prompts.Maker(costs, "b").make(length) for length in lengths]
+    costs = prompts.measure_costs(_count_tokens)
+    lengths = [RequestLength(40, 10, group % 2, 1) for group in range(6)]
+    first, second = ([prompts.PromptGenerator(costs, "a").generate(length) for length in lengths] for _ in range(2))
+    assert first == second
+    assert first != [prompts.PromptGenerator(costs, "b").generate(length) for length in lengths]
 
 
 def test_rows_are_read_with_what_is_expected(tmp_path: Path) -> None:
@@ -86,9 +86,9 @@ def test_every_wrong_line_is_named_at_once(tmp_path: Path) -> None:
     file.write_text(
         '{"prompt": "ok"}\n{"prompt"\n[]\n{"prompt": "a", "messages": []}\n{"prompt": "a", "expected": 4}\n'
     )
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError) as error:
         prompts.read_rows(file, "chat")
-    lines = str(caught.value).splitlines()
+    lines = str(error.value).splitlines()
     assert [line.split(": ")[0] for line in lines] == [f"{file}:2:10", f"{file}:3:1", f"{file}:4:1", f"{file}:5:1"]
     assert "it is not JSON" in lines[0]
     assert "it is not a JSON object" in lines[1]

@@ -13,49 +13,49 @@ import pytest
 
 from llm_serving.validation import charts, html_report, report, statistics
 from llm_serving.validation.answer import Gap, Sample
-from llm_serving.validation.driver_result import Outcome
-from llm_serving.validation.report import Report, WeightsRead
+from llm_serving.validation.driver_result import DriverResult
+from llm_serving.validation.report import Report, WeightLoading
 from llm_serving.workloads.serving.deployment import Deployment
-from scripts.benchmarks.known_server import Known
+from scripts.benchmarks.known_server import ServerRecord
 
 CONTRACT = {
     "verdict", "missed", "requests", "metrics", "throughput", "replicas", "weights", "settings", "versions", "emulated",
 }  # fmt: skip
 
 
-def _sample(number: int, **more: Any) -> Sample:
-    good = {
+def _build_sample(number: int, **overrides: Any) -> Sample:
+    fields = {
         "ttft_ms": 50.0, "e2e_ms": 80.0, "gaps": [Gap(10.0, 1)] * 3, "asked_input": 20, "input_tokens": 20,
         "asked_output": 4, "output_tokens": 4, "prompt": "a prompt", "text": "an answer",
     }  # fmt: skip
-    return Sample(number, number * 0.1, **{**good, **more})
+    return Sample(number, number * 0.1, **{**fields, **overrides})
 
 
-def _page(count: int) -> str:
-    known = Known(ttft_s=[0.05] * count, itl_s=[0.01] * count * 3, e2e_s=[0.08] * count)
-    known.finished["length"] = count
-    return known.metrics()
+def _build_page(count: int) -> str:
+    known_metrics = ServerRecord(ttft_s=[0.05] * count, itl_s=[0.01] * count * 3, e2e_s=[0.08] * count)
+    known_metrics.finished["length"] = count
+    return known_metrics.render_metrics()
 
 
 @pytest.fixture
-def build(deploy: Callable[..., Deployment]) -> Any:
+def build_report(make_deployment: Callable[..., Deployment]) -> Any:
     def _build(samples: list[Sample], slo: dict[str, Any] | None = None, **outcome: Any) -> Report:
-        answered = sum(sample.error is None for sample in samples)
-        told = {
+        answered_count = sum(sample.error is None for sample in samples)
+        defaults = {
             "started_at": "2026-01-02T03:04:05+00:00", "duration_s": 10.0, "planned": len(samples),
-            "pages_before": {"worker-0": _page(5)}, "pages_after": {"worker-0": _page(5 + answered)},
+            "pages_before": {"worker-0": _build_page(5)}, "pages_after": {"worker-0": _build_page(5 + answered_count)},
             "versions": {"locust": "2"}, "kernel_times": True,
         }  # fmt: skip
-        deployment = deploy("http://127.0.0.1:1", {"users": 2}, slo)
-        weights = WeightsRead(source="s3://models/tiny/", bytes=2_000_000, seconds=0.5, random=True)
-        return report.build(deployment, Outcome(**{**told, **outcome}), samples, weights, {"vllm": "0.32.0"})
+        deployment = make_deployment("http://127.0.0.1:1", {"users": 2}, slo)
+        weights = WeightLoading(source="s3://models/tiny/", bytes=2_000_000, seconds=0.5, random=True)
+        return report.build(deployment, DriverResult(**{**defaults, **outcome}), samples, weights, {"vllm": "0.32.0"})
 
     return _build
 
 
-def test_the_report_holds_the_contract(build: Any) -> None:
-    made = build([_sample(number) for number in range(50)], {"ttft_ms": {"p95": 60}})
-    data = json.loads(made.model_dump_json())
+def test_the_report_holds_the_contract(build_report: Any) -> None:
+    built = build_report([_build_sample(number) for number in range(50)], {"ttft_ms": {"p95": 60}})
+    data = json.loads(built.model_dump_json())
     assert data.keys() >= CONTRACT
     assert data["verdict"] == "pass"
     assert data["missed"] == []
@@ -71,104 +71,114 @@ def test_the_report_holds_the_contract(build: Any) -> None:
     assert data["settings"]["traffic"]["users"] == 2
 
 
-@pytest.mark.parametrize("samples", [[], [_sample(0)], [_sample(0, error="deadline", ttft_ms=None, e2e_ms=None)]])
-def test_every_report_fits_the_published_schema(build: Any, samples: list[Sample]) -> None:
+@pytest.mark.parametrize(
+    "samples", [[], [_build_sample(0)], [_build_sample(0, error="deadline", ttft_ms=None, e2e_ms=None)]]
+)
+def test_every_report_fits_the_published_schema(build_report: Any, samples: list[Sample]) -> None:
     schema = json.loads(Path(report.__file__).with_name("report.schema.json").read_text())
     jsonschema.Draft202012Validator.check_schema(schema)
-    data = json.loads(build(samples).model_dump_json())
+    data = json.loads(build_report(samples).model_dump_json())
     jsonschema.validate(data, schema)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({**data, "verdict": "perhaps"}, schema)
 
 
 def test_the_published_schema_is_the_models() -> None:
-    published = Path(report.__file__).with_name("report.schema.json").read_text()
-    assert published == report.schema_text(), "blueprint schema report > src/llm_serving/validation/report.schema.json"
+    published_schema = Path(report.__file__).with_name("report.schema.json").read_text()
+    assert published_schema == report.render_schema(), (
+        "blueprint schema report > src/llm_serving/validation/report.schema.json"
+    )
 
 
 def test_every_field_of_the_schema_has_a_sentence() -> None:
-    definitions = report.schema()["$defs"]
-    bare = [
+    definitions = report.build_schema()["$defs"]
+    undocumented = [
         f"{name}.{field}"
         for name, part in definitions.items()
         for field, shape in part["properties"].items()
         if "description" not in shape and "$ref" not in shape
     ]
-    assert set(bare) <= {"Shown.prompt", "Shown.actual", "Shown.detail"}
+    assert set(undocumented) <= {"Shown.prompt", "Shown.actual", "Shown.detail"}
 
 
-def test_a_run_without_requests_fails(build: Any) -> None:
-    made = build([], duration_s=0.0, pages_before={}, pages_after={})
-    assert made.verdict == "fail"
-    assert [miss.metric for miss in made.missed] == ["requests"]
+def test_a_run_without_requests_fails(build_report: Any) -> None:
+    built = build_report([], duration_s=0.0, pages_before={}, pages_after={})
+    assert built.verdict == "fail"
+    assert [miss.metric for miss in built.missed] == ["requests"]
 
 
-def test_failed_requests_count_for_errors_and_not_for_latencies(build: Any) -> None:
-    failed = [_sample(number, error="deadline", ttft_ms=9000.0, e2e_ms=None) for number in range(2)]
-    made = build([*failed, _sample(2), _sample(3, error="http_500", ttft_ms=None, e2e_ms=None)], {"errors": "10%"})
-    assert made.requests.by_error == {"deadline": 2, "http_500": 1}
-    assert made.metrics["ttft_ms"].max == 50
-    assert [miss.metric for miss in made.missed] == ["errors"]
-    assert {kind: meaning for kind, _, meaning in report.error_kinds(made)} == {
+def test_failed_requests_count_for_errors_and_not_for_latencies(build_report: Any) -> None:
+    failed = [_build_sample(number, error="deadline", ttft_ms=9000.0, e2e_ms=None) for number in range(2)]
+    built = build_report(
+        [*failed, _build_sample(2), _build_sample(3, error="http_500", ttft_ms=None, e2e_ms=None)], {"errors": "10%"}
+    )
+    assert built.requests.by_error == {"deadline": 2, "http_500": 1}
+    assert built.metrics["ttft_ms"].max == 50
+    assert [miss.metric for miss in built.missed] == ["errors"]
+    assert {kind: meaning for kind, _, meaning in report.list_error_kinds(built)} == {
         "deadline": "not answered in full by the deadline",
         "http_500": "the server answered with status 500",
     }
 
 
-def test_what_a_reader_should_know_is_remarked(build: Any) -> None:
-    samples = [_sample(number, late_ms=100.0, input_tokens=19) for number in range(10)]
-    said = " ".join(
-        build(samples, planned=20, cpu_share=0.95, warm_up_sent=5, warm_up_failed=1, pages_after={}).remarks
+def test_what_a_reader_should_know_is_remarked(build_report: Any) -> None:
+    samples = [_build_sample(number, late_ms=100.0, input_tokens=19) for number in range(10)]
+    remarks = " ".join(
+        build_report(samples, planned=20, cpu_share=0.95, warm_up_sent=5, warm_up_failed=1, pages_after={}).remarks
     )
-    assert "10 of 20 requests were sent" in said
-    assert "95% of a core" in said
-    assert "100 ms (p99) after they were due" in said
-    assert "100% of the prompts have another length" in said
-    assert "1 of 5 warm-up requests failed" in said
+    assert "10 of 20 requests were sent" in remarks
+    assert "95% of a core" in remarks
+    assert "100 ms (p99) after they were due" in remarks
+    assert "100% of the prompts have another length" in remarks
+    assert "1 of 5 warm-up requests failed" in remarks
 
 
-def test_nothing_is_remarked_of_a_clean_run(build: Any) -> None:
-    assert build([_sample(number) for number in range(10)]).remarks == []
+def test_nothing_is_remarked_of_a_clean_run(build_report: Any) -> None:
+    assert build_report([_build_sample(number) for number in range(10)]).remarks == []
 
 
-def test_a_replica_without_requests_and_a_count_that_differs_are_remarked(build: Any) -> None:
-    samples = [_sample(number) for number in range(10)]
-    same = {"worker-0": _page(5)}
-    assert build(samples, pages_before=same, pages_after=same).remarks == ["worker-0 answered no request."]
-    more = {"worker-0": _page(18)}
-    assert build(samples, pages_after=more).remarks == ["The replicas count 13 answered requests, the client 10."]
-
-
-def test_answers_stand_beside_what_was_expected(build: Any) -> None:
-    samples = [
-        _sample(1, prompt="2+2=", text=" 4 ", expected="4"),
-        _sample(0, prompt="3+3=", text="7", expected="6"),
-        _sample(2, prompt="", text=""),
+def test_a_replica_without_requests_and_a_count_that_differs_are_remarked(build_report: Any) -> None:
+    samples = [_build_sample(number) for number in range(10)]
+    unchanged_pages = {"worker-0": _build_page(5)}
+    assert build_report(samples, pages_before=unchanged_pages, pages_after=unchanged_pages).remarks == [
+        "worker-0 answered no request."
     ]
-    made = build(samples)
-    assert [(one.prompt, one.same) for one in made.answers] == [("3+3=", False), ("2+2=", True)]
-    assert made.expected is not None
-    assert (made.expected.compared, made.expected.same) == (2, 1)
-    assert "1 of 2 are as expected, white space aside." in html_report.render(made, samples)
+    later_pages = {"worker-0": _build_page(18)}
+    assert build_report(samples, pages_after=later_pages).remarks == [
+        "The replicas count 13 answered requests, the client 10."
+    ]
 
 
-def test_a_report_shows_the_first_answers_and_counts_all(build: Any) -> None:
-    samples = [_sample(number, expected="an answer") for number in range(500)]
-    made = build(samples)
-    assert made.expected.same == 500
-    assert len(made.answers) == report.SHOWN_MOST
+def test_answers_stand_beside_what_was_expected(build_report: Any) -> None:
+    samples = [
+        _build_sample(1, prompt="2+2=", text=" 4 ", expected="4"),
+        _build_sample(0, prompt="3+3=", text="7", expected="6"),
+        _build_sample(2, prompt="", text=""),
+    ]
+    built = build_report(samples)
+    assert [(answer.prompt, answer.same) for answer in built.answers] == [("3+3=", False), ("2+2=", True)]
+    assert built.expected is not None
+    assert (built.expected.compared, built.expected.same) == (2, 1)
+    assert "1 of 2 are as expected, white space aside." in html_report.render(built, samples)
+
+
+def test_a_report_shows_the_first_answers_and_counts_all(build_report: Any) -> None:
+    samples = [_build_sample(number, expected="an answer") for number in range(500)]
+    built = build_report(samples)
+    assert built.expected.same == 500
+    assert len(built.answers) == report.MAX_SHOWN
     assert (
-        f"500 of 500 are as expected, white space aside; the first {report.SHOWN_MOST} are shown."
-        in html_report.render(made, samples)
+        f"500 of 500 are as expected, white space aside; the first {report.MAX_SHOWN} are shown."
+        in html_report.render(built, samples)
     )
 
 
-def test_of_failures_the_first_of_each_kind_is_shown(build: Any) -> None:
-    failed = [_sample(number, error=kind, text="") for number, kind in enumerate(["a", "b", "a", "b", "a"])]
-    assert [one.error for one in build(failed).answers] == ["a", "b"]
+def test_of_failures_the_first_of_each_kind_is_shown(build_report: Any) -> None:
+    failed = [_build_sample(number, error=kind, text="") for number, kind in enumerate(["a", "b", "a", "b", "a"])]
+    assert [answer.error for answer in build_report(failed).answers] == ["a", "b"]
 
 
-class _Links(HTMLParser):
+class _PageParser(HTMLParser):
     """What a page would fetch, and what it shows."""
 
     def __init__(self) -> None:
@@ -185,80 +195,82 @@ class _Links(HTMLParser):
         self.text += data
 
 
-def _seen(text: str) -> _Links:
-    seen = _Links()
-    seen.feed(text)
-    return seen
+def _parse_page(text: str) -> _PageParser:
+    parsed = _PageParser()
+    parsed.feed(text)
+    return parsed
 
 
 @pytest.mark.parametrize(("limit", "verdict"), [(60, "PASS"), (40, "FAIL")])
-def test_the_page_shows_the_verdict_and_needs_nothing_but_itself(build: Any, limit: float, verdict: str) -> None:
-    samples = [_sample(number) for number in range(40)]
-    seen = _seen(text := html_report.render(build(samples, {"ttft_ms": {"p95": limit}}), samples))
-    assert seen.fetched == []
-    assert not {"script", "link", "img", "iframe"} & set(seen.tags)
+def test_the_page_shows_the_verdict_and_needs_nothing_but_itself(build_report: Any, limit: float, verdict: str) -> None:
+    samples = [_build_sample(number) for number in range(40)]
+    parsed = _parse_page(text := html_report.render(build_report(samples, {"ttft_ms": {"p95": limit}}), samples))
+    assert parsed.fetched == []
+    assert not {"script", "link", "img", "iframe"} & set(parsed.tags)
     assert "url(" not in text
     assert "@import" not in text
-    assert verdict in seen.text
-    assert {"PASS": "FAIL", "FAIL": "PASS"}[verdict] not in seen.text
-    assert "Random weights" in seen.text
-    assert seen.tags.count("svg") == 9  # eight pictures and the verdict's sign
+    assert verdict in parsed.text
+    assert {"PASS": "FAIL", "FAIL": "PASS"}[verdict] not in parsed.text
+    assert "Random weights" in parsed.text
+    assert parsed.tags.count("svg") == 9  # eight pictures and the verdict's sign
 
 
-def test_the_page_shows_text_of_a_model_as_text(build: Any) -> None:
-    samples = [_sample(0, text="<script>alert(1)</script>", prompt="<b>&amp;")]
-    seen = _seen(html_report.render(build(samples), samples))
-    assert "script" not in seen.tags
-    assert "<script>alert(1)</script>" in seen.text
+def test_the_page_shows_text_of_a_model_as_text(build_report: Any) -> None:
+    samples = [_build_sample(0, text="<script>alert(1)</script>", prompt="<b>&amp;")]
+    parsed = _parse_page(html_report.render(build_report(samples), samples))
+    assert "script" not in parsed.tags
+    assert "<script>alert(1)</script>" in parsed.text
 
 
-def test_the_page_of_a_run_without_any_answer_is_drawn(build: Any) -> None:
-    samples = [_sample(number, error="connect", ttft_ms=None, e2e_ms=None, gaps=[]) for number in range(3)]
-    seen = _seen(html_report.render(build(samples), samples))
-    assert "FAIL" in seen.text
-    assert "no sample" in seen.text
+def test_the_page_of_a_run_without_any_answer_is_drawn(build_report: Any) -> None:
+    samples = [_build_sample(number, error="connect", ttft_ms=None, e2e_ms=None, gaps=[]) for number in range(3)]
+    parsed = _parse_page(html_report.render(build_report(samples), samples))
+    assert "FAIL" in parsed.text
+    assert "no sample" in parsed.text
 
 
 def test_pictures_are_well_formed_and_say_what_they_show() -> None:
     values = [50.0] * 100 + [60.0, 5000.0]
-    told = statistics.latency(values)
-    drawn = [
-        charts.distribution("a < b", values, told, {"p95": 70.0, "p99": 100_000.0}),
-        charts.dots("d", [(float(at), value) for at, value in enumerate(values)], [3.0], {"p95": 70.0}),
-        charts.steps("s", [1.0, 2.0], 0.5, "tokens/s", "said"),
-        charts.distribution("one", [5.0], statistics.latency([5.0]), {}),
-        charts.distribution("none", [], statistics.latency([]), {}),
+    latency = statistics.summarize_latency(values)
+    svgs = [
+        charts.render_distribution("a < b", values, latency, {"p95": 70.0, "p99": 100_000.0}),
+        charts.render_dots("d", [(float(index), value) for index, value in enumerate(values)], [3.0], {"p95": 70.0}),
+        charts.render_steps("s", [1.0, 2.0], 0.5, "tokens/s", "said"),
+        charts.render_distribution("one", [5.0], statistics.summarize_latency([5.0]), {}),
+        charts.render_distribution("none", [], statistics.summarize_latency([]), {}),
     ]
-    for picture in drawn:
-        tree = ElementTree.fromstring(picture)
+    for svg in svgs:
+        tree = ElementTree.fromstring(svg)
         assert tree.attrib["role"] == "img"
         assert tree.attrib["aria-label"]
-        assert "nan" not in picture
+        assert "nan" not in svg
 
 
 def test_a_limit_far_beyond_the_values_is_named_and_does_not_squeeze_them() -> None:
-    drawn = charts.distribution("d", [10.0, 11.0, 12.0] * 10, statistics.latency([11.0]), {"p95": 5000.0})
-    assert "p95 limit 5,000 →" in drawn
+    svg = charts.render_distribution(
+        "d", [10.0, 11.0, 12.0] * 10, statistics.summarize_latency([11.0]), {"p95": 5000.0}
+    )
+    assert "p95 limit 5,000 →" in svg
 
 
 def test_a_long_run_is_thinned_and_keeps_its_extremes() -> None:
-    points = [(at / 100, 50.0) for at in range(100_000)] + [(500.0, 9999.0), (501.0, 1.0)]
-    drawn = charts.dots("d", points, [], {})
-    assert drawn.count("<circle") <= 3 * (charts.COLUMNS + 1)
-    tops = [float(part.split('"')[0]) for part in drawn.split('cy="')[1:]]
-    assert min(tops) < charts.LOW_TOP + 12
-    assert max(tops) > charts.HEIGHT - charts.BOTTOM - 2
+    points = [(index / 100, 50.0) for index in range(100_000)] + [(500.0, 9999.0), (501.0, 1.0)]
+    svg = charts.render_dots("d", points, [], {})
+    assert svg.count("<circle") <= 3 * (charts.COLUMNS + 1)
+    heights = [float(part.split('"')[0]) for part in svg.split('cy="')[1:]]
+    assert min(heights) < charts.LOW_TOP + 12
+    assert max(heights) > charts.HEIGHT - charts.BOTTOM - 2
 
 
 def test_tokens_and_requests_under_way_are_spread_over_time() -> None:
-    sample = _sample(0, ttft_ms=1000.0, gaps=[Gap(500.0, 2)], output_tokens=3, e2e_ms=2000.0)
-    assert html_report.tokens_by_time([sample], 1.0) == [0.0, 1.0, 2.0]
-    assert html_report.under_way([sample], 1.0) == pytest.approx([1.0, 1.0, 0.0])
+    sample = _build_sample(0, ttft_ms=1000.0, gaps=[Gap(500.0, 2)], output_tokens=3, e2e_ms=2000.0)
+    assert html_report.compute_token_rates([sample], 1.0) == [0.0, 1.0, 2.0]
+    assert html_report.compute_in_flight([sample], 1.0) == pytest.approx([1.0, 1.0, 0.0])
 
 
 def test_no_label_of_an_axis_leaves_the_picture() -> None:
     values = [float(value) for value in range(0, 1_000_001, 10_000)]
-    drawn = charts.distribution("d", values, statistics.latency(values), {})
-    labels = re.findall(r'<text x="([\d.]+)" y="[\d.]+" text-anchor="middle" class="">([^<]+)<', drawn)
+    svg = charts.render_distribution("d", values, statistics.summarize_latency(values), {})
+    labels = re.findall(r'<text x="([\d.]+)" y="[\d.]+" text-anchor="middle" class="">([^<]+)<', svg)
     assert labels[-1][1] == "1,000,000"
-    assert all(float(x) + len(text) * charts.LETTER / 2 <= charts.WIDTH + 0.1 for x, text in labels)
+    assert all(float(x) + len(text) * charts.LETTER_WIDTH / 2 <= charts.WIDTH + 0.1 for x, text in labels)

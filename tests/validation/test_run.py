@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 
 from llm_serving.console import CommandFailed
-from llm_serving.settings.errors import AnswerIsNo, InputError, Unavailable
+from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
 from llm_serving.validation import load_plan, report, run
 from llm_serving.validation.answer import Sample
 from llm_serving.validation.driver_result import Progress
@@ -29,7 +29,7 @@ TTFT_S, ITL_S, TOKENS = 0.1, 0.02, 16
 TRAFFIC = {"users": 8, "requests": 60, "output_tokens": TOKENS, "input_tokens": "20..40", "warm_up": 4}
 
 
-class Done(NamedTuple):
+class FinishedRun(NamedTuple):
     """A validation that ended."""
 
     report: Report
@@ -40,188 +40,194 @@ class Done(NamedTuple):
         return [Sample.from_json(line) for line in (self.folder / "requests.jsonl").read_text().splitlines()]
 
 
-Play = Callable[..., Done]
+ServerValidator = Callable[..., FinishedRun]
 
 
 @pytest.fixture(scope="module")
-def play(deploy: Callable[..., Deployment], tmp_path_factory: pytest.TempPathFactory) -> Play:
+def validate_server(
+    make_deployment: Callable[..., Deployment], tmp_path_factory: pytest.TempPathFactory
+) -> ServerValidator:
     """Validates a server of a given behaviour."""
 
-    def _play(behaviour: Behaviour, traffic: dict[str, Any], slo: dict[str, Any] | None = None, **more: Any) -> Done:
+    def _play(
+        behaviour: Behaviour, traffic: dict[str, Any], slo: dict[str, Any] | None = None, **options: Any
+    ) -> FinishedRun:
         root = tmp_path_factory.mktemp("validation")
-        with known_server.running(behaviour) as url:
-            deployment = deploy(url, traffic, slo)
-            return Done(*run.validate(deployment, logs=root / "logs", runs=root / "runs", **more))
+        with known_server.run_server(behaviour) as url:
+            deployment = make_deployment(url, traffic, slo)
+            return FinishedRun(*run.validate(deployment, logs=root / "logs", runs=root / "runs", **options))
 
     return _play
 
 
 @pytest.fixture(scope="module")
-def good(play: Play) -> Done:
+def clean_run(validate_server: ServerValidator) -> FinishedRun:
     """The closed loop against a server without faults."""
     slo = {"ttft_ms": {"p50": TTFT_S * 3000}, "errors": "0%", "output_tokens_per_s": 10}
-    return play(Behaviour(TTFT_S, ITL_S), TRAFFIC, slo)
+    return validate_server(Behaviour(TTFT_S, ITL_S), TRAFFIC, slo)
 
 
-def test_prompts_that_were_made_to_share_nothing_do_not(good: Done) -> None:
-    assert good.report.shared.of == 60
-    assert good.report.shared.prompts is not None
-    assert good.report.shared.prompts < 0.1
+def test_prompts_that_were_made_to_share_nothing_do_not(clean_run: FinishedRun) -> None:
+    assert clean_run.report.shared.of == 60
+    assert clean_run.report.shared.prompts is not None
+    assert clean_run.report.shared.prompts < 0.1
 
 
-def test_all_requests_are_answered_and_the_slo_holds(good: Done) -> None:
-    assert good.report.verdict == "pass"
-    assert good.report.requests.model_dump() == {"total": 60, "failed": 0, "by_error": {}, "planned": 60}
-    run.gate(good.report)
+def test_all_requests_are_answered_and_the_slo_holds(clean_run: FinishedRun) -> None:
+    assert clean_run.report.verdict == "pass"
+    assert clean_run.report.requests.model_dump() == {"total": 60, "failed": 0, "by_error": {}, "planned": 60}
+    run.require_slo(clean_run.report)
 
 
-def test_measured_times_are_the_servers(good: Done) -> None:
+def test_measured_times_are_the_servers(clean_run: FinishedRun) -> None:
     # A busy machine makes all times longer, never shorter: tight below, wide above.
-    metrics = good.report.metrics
+    metrics = clean_run.report.metrics
     assert TTFT_S * 999 <= metrics["ttft_ms"].p50 <= TTFT_S * 1500
     assert ITL_S * 900 <= metrics["itl_ms"].mean <= ITL_S * 1500
-    whole = (TTFT_S + ITL_S * (TOKENS - 1)) * 1000
-    assert whole * 0.999 <= metrics["e2e_ms"].p50 <= whole * 1.5
+    expected_ms = (TTFT_S + ITL_S * (TOKENS - 1)) * 1000
+    assert expected_ms * 0.999 <= metrics["e2e_ms"].p50 <= expected_ms * 1.5
     assert metrics["itl_ms"].count == 60 * (TOKENS - 1)
     assert metrics["ttft_ms"].count == 60
 
 
-def test_the_clients_numbers_agree_with_the_servers_own(good: Done) -> None:
-    means = {row.metric: row for row in good.report.agreement if row.statistic == "mean"}
-    assert means.keys() == {"ttft_ms", "itl_ms", "e2e_ms"}
-    for row in means.values():
+def test_the_clients_numbers_agree_with_the_servers_own(clean_run: FinishedRun) -> None:
+    mean_rows = {row.metric: row for row in clean_run.report.agreement if row.statistic == "mean"}
+    assert mean_rows.keys() == {"ttft_ms", "itl_ms", "e2e_ms"}
+    for row in mean_rows.values():
         assert row.client_ms == pytest.approx(row.engine_ms, rel=0.25)
 
 
-def test_the_replica_counts_the_counted_requests_and_not_the_warm_up(good: Done) -> None:
-    assert [(one.name, one.requests) for one in good.report.replicas] == [("worker-0", 60)]
+def test_the_replica_counts_the_counted_requests_and_not_the_warm_up(clean_run: FinishedRun) -> None:
+    assert [(replica.name, replica.requests) for replica in clean_run.report.replicas] == [("worker-0", 60)]
 
 
-def test_prompts_and_answers_have_exactly_the_tokens_asked_for(good: Done) -> None:
-    assert good.report.tokens.input_exact == 1
-    assert good.report.tokens.output_exact == 1
-    assert {sample.output_tokens for sample in good.samples} == {TOKENS}
-    assert {sample.input_tokens for sample in good.samples} <= set(range(20, 41))
+def test_prompts_and_answers_have_exactly_the_tokens_asked_for(clean_run: FinishedRun) -> None:
+    assert clean_run.report.tokens.input_exact == 1
+    assert clean_run.report.tokens.output_exact == 1
+    assert {sample.output_tokens for sample in clean_run.samples} == {TOKENS}
+    assert {sample.input_tokens for sample in clean_run.samples} <= set(range(20, 41))
 
 
-def test_the_run_leaves_its_report_the_page_the_csv_and_the_requests(good: Done) -> None:
-    assert {path.name for path in good.folder.iterdir()} == {
+def test_the_run_leaves_its_report_the_page_the_csv_and_the_requests(clean_run: FinishedRun) -> None:
+    assert {path.name for path in clean_run.folder.iterdir()} == {
         "report.json", "report.html", "requests.jsonl", "plan.json", "locust.log",
         "locust_stats.csv", "locust_stats_history.csv", "locust_failures.csv", "locust_exceptions.csv",
     }  # fmt: skip
-    data = json.loads((good.folder / "report.json").read_text())
-    jsonschema.validate(data, report.schema())
+    data = json.loads((clean_run.folder / "report.json").read_text())
+    jsonschema.validate(data, report.build_schema())
     assert data["verdict"] == "pass"
-    assert "PASS" in (good.folder / "report.html").read_text()
-    latest = good.folder.parent.parent / "latest"
+    assert "PASS" in (clean_run.folder / "report.html").read_text()
+    latest = clean_run.folder.parent.parent / "latest"
     assert latest.is_symlink()
-    assert latest.resolve() == good.folder.resolve()
+    assert latest.resolve() == clean_run.folder.resolve()
 
 
-def test_locusts_own_csv_has_the_same_count(good: Done) -> None:
-    with (good.folder / "locust_stats.csv").open() as file:
+def test_locusts_own_csv_has_the_same_count(clean_run: FinishedRun) -> None:
+    with (clean_run.folder / "locust_stats.csv").open() as file:
         rows = {row["Type"]: row for row in csv.DictReader(file)}
     assert {kind: int(rows[kind]["Request Count"]) for kind in ("POST", "TTFT", "ITL")} == {
         "POST": 60, "TTFT": 60, "ITL": 60,
     }  # fmt: skip
 
 
-def test_versions_and_settings_say_what_ran(good: Done) -> None:
-    assert good.report.versions.keys() >= {"blueprint", "vllm", "locust", "python"}
-    assert good.report.settings["traffic"]["users"] == 8
-    assert good.report.emulated == ["A server with known delays stands in for vLLM."]
+def test_versions_and_settings_say_what_ran(clean_run: FinishedRun) -> None:
+    assert clean_run.report.versions.keys() >= {"blueprint", "vllm", "locust", "python"}
+    assert clean_run.report.settings["traffic"]["users"] == 8
+    assert clean_run.report.emulated == ["A server with known delays stands in for vLLM."]
 
 
 @pytest.fixture(scope="module")
-def faulty(play: Play) -> Done:
+def faulty_run(validate_server: ServerValidator) -> FinishedRun:
     """Each second request goes wrong in its own way; each way comes twice."""
     faults = ("hang", "http_500", "cut", "reset", "empty", "error_event")
     traffic = {**TRAFFIC, "requests": 24, "deadline": "2s", "warm_up": 0}
     # The first streamed request asks what the server understands; the twelve faults fall on requests 2 to 24.
-    return play(Behaviour(0.02, 0.002, faults=faults, every=2), traffic, {"ttft_ms": {"p95": 5000}})
+    return validate_server(Behaviour(0.02, 0.002, faults=faults, fault_interval=2), traffic, {"ttft_ms": {"p95": 5000}})
 
 
-def test_each_fault_is_counted_by_its_kind(faulty: Done) -> None:
-    assert faulty.report.requests.total == 24
-    assert faulty.report.requests.by_error == {
+def test_each_fault_is_counted_by_its_kind(faulty_run: FinishedRun) -> None:
+    assert faulty_run.report.requests.total == 24
+    assert faulty_run.report.requests.by_error == {
         "deadline": 2, "http_500": 2, "truncated": 4, "empty": 2, "server_error": 2,
     }  # fmt: skip
-    assert [miss.metric for miss in faulty.report.missed] == ["errors"]
+    assert [miss.metric for miss in faulty_run.report.missed] == ["errors"]
 
 
-def test_a_request_never_answered_ends_at_its_deadline(faulty: Done) -> None:
-    assert faulty.report.duration_s < 8
-    ended = [sample for sample in faulty.samples if sample.error == "deadline"]
-    assert [sample.detail for sample in ended] == ["not answered within 2 s"] * 2
+def test_a_request_never_answered_ends_at_its_deadline(faulty_run: FinishedRun) -> None:
+    assert faulty_run.report.duration_s < 8
+    timed_out = [sample for sample in faulty_run.samples if sample.error == "deadline"]
+    assert [sample.detail for sample in timed_out] == ["not answered within 2 s"] * 2
 
 
-def test_failures_keep_what_the_server_said(faulty: Done) -> None:
-    details = {sample.error: sample.detail for sample in faulty.samples if sample.error}
+def test_failures_keep_what_the_server_said(faulty_run: FinishedRun) -> None:
+    details = {sample.error: sample.detail for sample in faulty_run.samples if sample.error}
     assert "a fault on purpose" in details["http_500"]
     assert details["server_error"] == "a fault on purpose"
 
 
-def test_the_gate_names_each_metric_missed_with_its_value_and_limit(faulty: Done) -> None:
-    with pytest.raises(AnswerIsNo, match=r"errors: 12 of 24 requests failed \(50.00%\), the limit is 0%") as caught:
-        run.gate(faulty.report)
-    assert caught.value.exit_code == 1
+def test_the_gate_names_each_metric_missed_with_its_value_and_limit(faulty_run: FinishedRun) -> None:
+    with pytest.raises(CheckFailed, match=r"errors: 12 of 24 requests failed \(50.00%\), the limit is 0%") as error:
+        run.require_slo(faulty_run.report)
+    assert error.value.exit_code == 1
 
 
-def test_the_open_loop_sends_when_due_whatever_the_server_does(play: Play) -> None:
+def test_the_open_loop_sends_when_due_whatever_the_server_does(validate_server: ServerValidator) -> None:
     traffic = {
         "arrivals": "40/s", "process": "constant", "requests": 40, "output_tokens": 4, "input_tokens": 16, "warm_up": 2,
     }  # fmt: skip
-    done = play(Behaviour(1.5, 0.001), traffic)
-    starts = sorted(sample.start_s for sample in done.samples)
+    finished = validate_server(Behaviour(1.5, 0.001), traffic)
+    starts = sorted(sample.start_s for sample in finished.samples)
     assert starts == pytest.approx([index / 40 for index in range(40)], abs=1e-6)
-    assert done.report.requests.failed == 0
+    assert finished.report.requests.failed == 0
     # All are under way at once: one after another they would take a minute.
-    assert done.report.duration_s < 15
-    assert done.report.metrics["ttft_ms"].p50 >= 1500
+    assert finished.report.duration_s < 15
+    assert finished.report.metrics["ttft_ms"].p50 >= 1500
 
 
-def test_in_the_open_loop_waiting_for_a_client_counts_as_latency(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_the_open_loop_waiting_for_a_client_counts_as_latency(
+    validate_server: ServerValidator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # One user for arrivals that come four times as fast as it can send: the wait is the requests', not omitted.
-    monkeypatch.setattr(load_plan, "users", lambda _: 1)
+    monkeypatch.setattr(load_plan, "count_users", lambda _: 1)
     traffic = {"arrivals": "20/s", "process": "constant", "requests": 20, "output_tokens": 1, "input_tokens": 16}
-    done = play(Behaviour(0.2, 0.001), {**traffic, "warm_up": 0})
-    last = max(done.samples, key=lambda sample: sample.number)
-    assert last.late_ms > 2000
-    assert last.ttft_ms > last.late_ms + 190
-    assert any("after they were due" in remark for remark in done.report.remarks)
-    engine = next(row for row in done.report.agreement if (row.metric, row.statistic) == ("ttft_ms", "mean"))
+    finished = validate_server(Behaviour(0.2, 0.001), {**traffic, "warm_up": 0})
+    last_sample = max(finished.samples, key=lambda sample: sample.number)
+    assert last_sample.late_ms > 2000
+    assert last_sample.ttft_ms > last_sample.late_ms + 190
+    assert any("after they were due" in remark for remark in finished.report.remarks)
+    engine = next(row for row in finished.report.agreement if (row.metric, row.statistic) == ("ttft_ms", "mean"))
     assert engine.engine_ms < 400
     assert not engine.agrees
 
 
-def test_a_server_that_is_not_vllm_and_the_users_own_prompts(play: Play, tmp_path: Path) -> None:
-    asked = "one two " * 50
+def test_a_server_that_is_not_vllm_and_the_users_own_prompts(validate_server: ServerValidator, tmp_path: Path) -> None:
+    prompt = "one two " * 50
     (tmp_path / "own.jsonl").write_text(
-        f'{{"prompt": "{asked}", "expected": "w0 w1"}}\n{{"prompt": "{asked}three", "expected": "y"}}\n'
+        f'{{"prompt": "{prompt}", "expected": "w0 w1"}}\n{{"prompt": "{prompt}three", "expected": "y"}}\n'
     )
     traffic = {
         "users": 2, "requests": 6, "api": "completions", "data": "own.jsonl", "output_tokens": "1..2", "warm_up": 1,
     }  # fmt: skip
-    done = play(Behaviour(0.01, 0.001, tokens_per_chunk=2, plain=True), traffic, folder=tmp_path)
-    assert done.report.requests.failed == 0
-    assert [(one.prompt, one.actual, one.same) for one in done.report.answers[:2]] == [
-        (asked, "w0 w1 ", True),
-        (f"{asked}three", "w0 w1 ", False),
+    finished = validate_server(Behaviour(0.01, 0.001, tokens_per_chunk=2, plain=True), traffic, folder=tmp_path)
+    assert finished.report.requests.failed == 0
+    assert [(answer.prompt, answer.actual, answer.same) for answer in finished.report.answers[:2]] == [
+        (prompt, "w0 w1 ", True),
+        (f"{prompt}three", "w0 w1 ", False),
     ]
-    assert done.report.tokens.output_mean == 2
-    assert {sample.input_tokens for sample in done.samples} == {100, 101}
-    shared = done.report.shared
+    assert finished.report.tokens.output_mean == 2
+    assert {sample.input_tokens for sample in finished.samples} == {100, 101}
+    shared = finished.report.shared
     assert shared.of == 2, "of six requests: the file has no more"
     assert shared.prompts == pytest.approx(0.5, abs=0.1), "the second prompt begins with the first"
-    assert shared.traffic == measured_prompts.prompts(Traffic.model_validate(traffic), tmp_path)
-    page = (done.folder / "report.html").read_text()
-    assert f"{shared.prompts:.0%} of the text of 2 prompts is what an earlier one began with" in page
+    assert shared.traffic == measured_prompts.compute_digest(Traffic.model_validate(traffic), tmp_path)
+    html = (finished.folder / "report.html").read_text()
+    assert f"{shared.prompts:.0%} of the text of 2 prompts is what an earlier one began with" in html
 
 
-def test_the_gap_of_chunks_with_several_tokens_is_the_tokens(play: Play) -> None:
-    done = play(Behaviour(0.02, 0.02, tokens_per_chunk=4), {**TRAFFIC, "requests": 8, "warm_up": 0})
-    assert ITL_S * 900 <= done.report.metrics["itl_ms"].mean <= ITL_S * 1500
-    assert done.report.metrics["itl_ms"].count == 8 * (TOKENS - 4)
+def test_the_gap_of_chunks_with_several_tokens_is_the_tokens(validate_server: ServerValidator) -> None:
+    finished = validate_server(Behaviour(0.02, 0.02, tokens_per_chunk=4), {**TRAFFIC, "requests": 8, "warm_up": 0})
+    assert ITL_S * 900 <= finished.report.metrics["itl_ms"].mean <= ITL_S * 1500
+    assert finished.report.metrics["itl_ms"].count == 8 * (TOKENS - 4)
 
 
 _USER = """
@@ -237,60 +243,71 @@ class Picky(OpenAIUser):
 """
 
 
-def test_a_user_class_of_ones_own_decides_what_is_sent_and_what_counts(play: Play, tmp_path: Path) -> None:
+def test_a_user_class_of_ones_own_decides_what_is_sent_and_what_counts(
+    validate_server: ServerValidator, tmp_path: Path
+) -> None:
     file = tmp_path / "picky.py"
     file.write_text(_USER)
-    done = play(Behaviour(0.01, 0.001), {**TRAFFIC, "requests": 8, "warm_up": 0}, user=file)
-    assert done.report.requests.by_error == {"too_long": 8}
-    assert {sample.output_tokens for sample in done.samples} == {3}
+    finished = validate_server(Behaviour(0.01, 0.001), {**TRAFFIC, "requests": 8, "warm_up": 0}, user=file)
+    assert finished.report.requests.by_error == {"too_long": 8}
+    assert {sample.output_tokens for sample in finished.samples} == {3}
 
 
-def test_a_user_file_that_does_not_load_ends_with_what_python_says(play: Play, tmp_path: Path) -> None:
+def test_a_user_file_that_does_not_load_ends_with_what_python_says(
+    validate_server: ServerValidator, tmp_path: Path
+) -> None:
     file = tmp_path / "broken.py"
     file.write_text("from llm_serving.validation.user import NoSuchUser\n")
     with pytest.raises(CommandFailed, match="cannot import name 'NoSuchUser'"):
-        play(Behaviour(), TRAFFIC, user=file)
+        validate_server(Behaviour(), TRAFFIC, user=file)
 
 
-def test_the_time_limit_ends_the_sending_and_what_is_under_way_is_counted(play: Play) -> None:
+def test_the_time_limit_ends_the_sending_and_what_is_under_way_is_counted(validate_server: ServerValidator) -> None:
     traffic = {**TRAFFIC, "users": 2, "requests": 1000, "time_limit": "2s", "warm_up": 0}
-    done = play(Behaviour(0.3, 0.02), traffic)
-    assert 4 <= done.report.requests.total < 20
-    assert done.report.requests.failed == 0
-    assert any("of 1000 requests were sent: the time limit of 2 s came first" in one for one in done.report.remarks)
+    finished = validate_server(Behaviour(0.3, 0.02), traffic)
+    assert 4 <= finished.report.requests.total < 20
+    assert finished.report.requests.failed == 0
+    assert any(
+        "of 1000 requests were sent: the time limit of 2 s came first" in remark for remark in finished.report.remarks
+    )
 
 
-def _refused(deploy: Callable[..., Deployment], root: Path, traffic: dict[str, Any], **more: Any) -> None:
-    run.validate(deploy("http://127.0.0.1:9", traffic), logs=root / "logs", runs=root / "runs", folder=root, **more)
+def _check_refused(deploy: Callable[..., Deployment], root: Path, traffic: dict[str, Any], **options: Any) -> None:
+    run.validate(deploy("http://127.0.0.1:9", traffic), logs=root / "logs", runs=root / "runs", folder=root, **options)
 
 
 def test_a_deployment_that_does_not_answer_is_said_and_leaves_no_report(
-    deploy: Callable[..., Deployment], tmp_path: Path
+    make_deployment: Callable[..., Deployment], tmp_path: Path
 ) -> None:
     with pytest.raises(Unavailable, match=r"http://127.0.0.1:9 does not answer: .*refused"):
-        _refused(deploy, tmp_path, TRAFFIC)
+        _check_refused(make_deployment, tmp_path, TRAFFIC)
     assert not (tmp_path / "runs").exists()
 
 
 def test_wrong_prompts_and_a_user_file_not_there_are_said_before_anything_starts(
-    deploy: Callable[..., Deployment], tmp_path: Path
+    make_deployment: Callable[..., Deployment], tmp_path: Path
 ) -> None:
     (tmp_path / "own.jsonl").write_text('{"question": "?"}\n')
     with pytest.raises(InputError, match=r"own.jsonl:1:1: now .*exactly one of `prompt` and `messages`"):
-        _refused(deploy, tmp_path, {**TRAFFIC, "data": "own.jsonl"})
+        _check_refused(make_deployment, tmp_path, {**TRAFFIC, "data": "own.jsonl"})
     with pytest.raises(InputError, match=r"--user: now .*mine.py.: there is no such file"):
-        _refused(deploy, tmp_path, TRAFFIC, user=tmp_path / "mine.py")
+        _check_refused(make_deployment, tmp_path, TRAFFIC, user=tmp_path / "mine.py")
 
 
-def test_a_second_validation_at_the_same_time_is_refused(deploy: Callable[..., Deployment], tmp_path: Path) -> None:
+def test_a_second_validation_at_the_same_time_is_refused(
+    make_deployment: Callable[..., Deployment], tmp_path: Path
+) -> None:
     with (
-        run._alone(tmp_path / "logs" / "validation", "known"),
-        pytest.raises(AnswerIsNo, match="another validation of known is running"),
+        run._lock_driver(tmp_path / "logs" / "validation", "known"),
+        pytest.raises(CheckFailed, match="another validation of known is running"),
     ):
-        _refused(deploy, tmp_path, TRAFFIC)
+        _check_refused(make_deployment, tmp_path, TRAFFIC)
 
 
 def test_progress_is_one_line() -> None:
-    now = Progress(phase="load", total=300, sent=120, answered=110, failed=2, ttft_p95_ms=51.4, left_s=12.3)
-    assert run.line(now) == "sent 120 of 300, answered 110, failed 2, TTFT p95 so far 51 ms, about 12 s left"
-    assert run.line(Progress(phase="warm-up")) == "warm-up: not counted"
+    progress = Progress(phase="load", total=300, sent=120, answered=110, failed=2, ttft_p95_ms=51.4, remaining_s=12.3)
+    assert (
+        run.format_progress(progress)
+        == "sent 120 of 300, answered 110, failed 2, TTFT p95 so far 51 ms, about 12 s left"
+    )
+    assert run.format_progress(Progress(phase="warm-up")) == "warm-up: not counted"

@@ -8,8 +8,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from llm_serving.settings.errors import AnswerIsNo
-from llm_serving.targets.local.deploy import Plan
+from llm_serving.settings.errors import CheckFailed
+from llm_serving.targets.local.deploy import DeploymentPlan
 from llm_serving.validation import report, run
 from llm_serving.validation.report import Report
 from llm_serving.workloads.serving.traffic import Slo, Traffic
@@ -23,65 +23,71 @@ TRAFFIC = {
 
 
 @pytest.fixture(scope="module")
-def validated(served: Plan, tmp_path_factory: pytest.TempPathFactory) -> Report:
+def validation_report(running_plan: DeploymentPlan, tmp_path_factory: pytest.TempPathFactory) -> Report:
     """Sixty requests through the router, against limits of which one cannot hold."""
     slo = Slo.model_validate({"ttft_ms": {"p95": 60_000, "p50": 0.01}})
-    deployment = served.deployment.model_copy(update={"traffic": Traffic.model_validate(TRAFFIC), "slo": slo})
-    made, folder = run.validate(deployment, logs=served.run.logs, runs=tmp_path_factory.mktemp("runs"))
-    jsonschema.validate(json.loads((folder / "report.json").read_text()), report.schema())
-    return made
+    deployment = running_plan.deployment.model_copy(update={"traffic": Traffic.model_validate(TRAFFIC), "slo": slo})
+    measured, folder = run.validate(deployment, logs=running_plan.directory.logs, runs=tmp_path_factory.mktemp("runs"))
+    jsonschema.validate(json.loads((folder / "report.json").read_text()), report.build_schema())
+    return measured
 
 
-def test_all_requests_are_answered_and_both_replicas_count_their_part(validated: Report) -> None:
-    assert (validated.requests.total, validated.requests.failed) == (60, 0)
-    assert all(replica.requests for replica in validated.replicas)
-    assert sum(replica.requests or 0 for replica in validated.replicas) == 60
-    assert validated.remarks == []
+def test_all_requests_are_answered_and_both_replicas_count_their_part(validation_report: Report) -> None:
+    assert (validation_report.requests.total, validation_report.requests.failed) == (60, 0)
+    assert all(replica.requests for replica in validation_report.replicas)
+    assert sum(replica.requests or 0 for replica in validation_report.replicas) == 60
+    assert validation_report.remarks == []
 
 
-def test_prompts_and_answers_have_exactly_the_tokens_asked_for(validated: Report) -> None:
-    assert validated.tokens.input_exact == 1
-    assert validated.tokens.output_exact == 1
+def test_prompts_and_answers_have_exactly_the_tokens_asked_for(validation_report: Report) -> None:
+    assert validation_report.tokens.input_exact == 1
+    assert validation_report.tokens.output_exact == 1
 
 
-def test_what_prompts_share_and_what_caches_spared_are_told_apart(validated: Report) -> None:
-    assert validated.shared.of == 60
+def test_what_prompts_share_and_what_caches_spared_are_told_apart(validation_report: Report) -> None:
+    assert validation_report.shared.of == 60
     # Half of each is shared, and hardly any is longer than two of the blocks that are counted whole.
-    assert 0 < (validated.shared.prompts or 0) < 0.5
+    assert 0 < (validation_report.shared.prompts or 0) < 0.5
     # A block of the cache holds 128 tokens on CPU, more than any of these prompts has.
-    assert validated.shared.cached == 0
+    assert validation_report.shared.cached == 0
 
 
-def test_the_weights_bytes_and_seconds_come_from_the_engines_log(served: Plan, validated: Report) -> None:
-    assert validated.weights.source == served.deployment.models[0].weights.uri
-    assert validated.weights.bytes == pytest.approx(served.deployment.models[0].weights.bytes, rel=0.05)
-    assert validated.weights.seconds is not None
-    assert validated.weights.random
+def test_the_weights_bytes_and_seconds_come_from_the_engines_log(
+    running_plan: DeploymentPlan, validation_report: Report
+) -> None:
+    assert validation_report.weights.source == running_plan.deployment.served_models[0].weights.uri
+    assert validation_report.weights.bytes == pytest.approx(
+        running_plan.deployment.served_models[0].weights.bytes, rel=0.05
+    )
+    assert validation_report.weights.seconds is not None
+    assert validation_report.weights.random
 
 
-def test_the_clients_numbers_stand_beside_the_engines(validated: Report) -> None:
-    means = {row.metric: row for row in validated.agreement if row.statistic == "mean"}
-    assert means.keys() == {"ttft_ms", "itl_ms", "e2e_ms"}
+def test_the_clients_numbers_stand_beside_the_engines(validation_report: Report) -> None:
+    mean_rows = {row.metric: row for row in validation_report.agreement if row.statistic == "mean"}
+    assert mean_rows.keys() == {"ttft_ms", "itl_ms", "e2e_ms"}
     for metric in ("ttft_ms", "e2e_ms"):
         # What lies between client and engine takes time, and none can be saved: a tenth of a millisecond is rounding.
-        assert means[metric].client_ms >= (means[metric].engine_ms or 0) - 0.1
+        assert mean_rows[metric].client_ms >= (mean_rows[metric].engine_ms or 0) - 0.1
     # On a busy machine several tokens reach the client at once, and their gaps are 0: only the scale is sure.
-    assert 0 < (means["itl_ms"].engine_ms or 0) < means["e2e_ms"].client_ms
-    for row in means.values():
+    assert 0 < (mean_rows["itl_ms"].engine_ms or 0) < mean_rows["e2e_ms"].client_ms
+    for row in mean_rows.values():
         assert row.agrees == (row.said == "")
 
 
-def test_a_limit_that_cannot_hold_is_named_alone(validated: Report) -> None:
-    with pytest.raises(AnswerIsNo, match=r"ttft_ms.p50: [\d.]+ ms, the limit is 0.01 ms"):
-        run.gate(validated)
-    assert [miss.metric for miss in validated.missed] == ["ttft_ms.p50"]
+def test_a_limit_that_cannot_hold_is_named_alone(validation_report: Report) -> None:
+    with pytest.raises(CheckFailed, match=r"ttft_ms.p50: [\d.]+ ms, the limit is 0.01 ms"):
+        run.require_slo(validation_report)
+    assert [miss.metric for miss in validation_report.missed] == ["ttft_ms.p50"]
 
 
-def test_the_engines_version_is_its_own_word(validated: Report) -> None:
-    assert validated.versions["vllm"].startswith("0.32")
+def test_the_engines_version_is_its_own_word(validation_report: Report) -> None:
+    assert validation_report.versions["vllm"].startswith("0.32")
 
 
-def test_a_users_own_prompts_and_the_completions_api_work_with_the_engine(served: Plan, tmp_path: Path) -> None:
+def test_a_users_own_prompts_and_the_completions_api_work_with_the_engine(
+    running_plan: DeploymentPlan, tmp_path: Path
+) -> None:
     (tmp_path / "own.jsonl").write_text('{"prompt": "The router", "expected": "no such answer"}\n')
     traffic = Traffic.model_validate(
         {
@@ -89,9 +95,9 @@ def test_a_users_own_prompts_and_the_completions_api_work_with_the_engine(served
             "warm_up": 1, "deadline": "2min",
         }
     )  # fmt: skip
-    deployment = served.deployment.model_copy(update={"traffic": traffic, "slo": Slo()})
-    made, _ = run.validate(deployment, logs=served.run.logs, runs=tmp_path / "runs", folder=tmp_path)
-    assert (made.requests.total, made.requests.failed) == (10, 0)
+    deployment = running_plan.deployment.model_copy(update={"traffic": traffic, "slo": Slo()})
+    measured, _ = run.validate(deployment, logs=running_plan.directory.logs, runs=tmp_path / "runs", folder=tmp_path)
+    assert (measured.requests.total, measured.requests.failed) == (10, 0)
     # The same prompt at temperature 0: one answer, whichever replica gave it.
-    assert len({answer.actual for answer in made.answers}) == 1
-    assert [answer.same for answer in made.answers] == [False] * 10
+    assert len({answer.actual for answer in measured.answers}) == 1
+    assert [answer.same for answer in measured.answers] == [False] * 10

@@ -8,7 +8,7 @@ from llm_serving.workloads.serving.deployment import Weights
 _WEIGHTS = Weights(uri="s3://models/tiny/", loader="runai_streamer", bytes=1, random=False)
 
 
-def _log(folder: Path, name: str, *reads: tuple[str, str]) -> Path:
+def _write_log(folder: Path, name: str, *reads: tuple[str, str]) -> Path:
     path = folder / f"{name}.log"
     lines = [
         f"INFO [RunAI Streamer] Overall time to stream {size} of all files to cpu: {s}s, 1 MiB/s" for size, s in reads
@@ -18,16 +18,16 @@ def _log(folder: Path, name: str, *reads: tuple[str, str]) -> Path:
 
 
 def test_bytes_and_the_slowest_replicas_seconds_are_read(tmp_path: Path) -> None:
-    logs = [_log(tmp_path, "a", ("11.5 MiB", "0.41")), _log(tmp_path, "b", ("11.5 MiB", "0.62"))]
-    found = weight_loading.read(_WEIGHTS, logs)
-    assert (found.source, found.bytes, found.seconds) == ("s3://models/tiny/", round(11.5 * 2**20), 0.62)
+    logs = [_write_log(tmp_path, "a", ("11.5 MiB", "0.41")), _write_log(tmp_path, "b", ("11.5 MiB", "0.62"))]
+    loading = weight_loading.read(_WEIGHTS, logs)
+    assert (loading.source, loading.bytes, loading.seconds) == ("s3://models/tiny/", round(11.5 * 2**20), 0.62)
 
 
 def test_a_replica_that_started_twice_counts_with_its_last_start(tmp_path: Path) -> None:
-    found = weight_loading.read(_WEIGHTS, [_log(tmp_path, "a", ("1.0 GiB", "9.0"), ("1.0 GiB", "3.0"))])
-    assert (found.bytes, found.seconds) == (2**30, 3.0)
+    loading = weight_loading.read(_WEIGHTS, [_write_log(tmp_path, "a", ("1.0 GiB", "9.0"), ("1.0 GiB", "3.0"))])
+    assert (loading.bytes, loading.seconds) == (2**30, 3.0)
 
 
 def test_logs_that_do_not_tell_give_null(tmp_path: Path) -> None:
-    found = weight_loading.read(_WEIGHTS, [_log(tmp_path, "a"), tmp_path / "none.log"])
-    assert (found.bytes, found.seconds) == (None, None)
+    loading = weight_loading.read(_WEIGHTS, [_write_log(tmp_path, "a"), tmp_path / "none.log"])
+    assert (loading.bytes, loading.seconds) == (None, None)

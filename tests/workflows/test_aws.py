@@ -26,7 +26,7 @@ pools:
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder with a right fleet.yaml, and nobody signed in."""
     monkeypatch.chdir(tmp_path)
     Path("fleet.yaml").write_text(FLEET)
@@ -38,7 +38,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def expired(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def expired_credentials(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An AWS that knows these credentials, and says that their time is over."""
 
     class Answer(BaseHTTPRequestHandler):
@@ -71,7 +71,7 @@ def expired(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     server.server_close()
 
 
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+def get_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
     """Exit code of `blueprint install`, and the last line that it said."""
     code = main.run(["install", *arguments])
     return code, capsys.readouterr().err.strip().splitlines()[-1]
@@ -100,7 +100,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, s
 def test_what_cannot_be_is_refused_in_one_line_before_anything_is_started(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, line = refused(capsys, *arguments)
+    code, line = get_error(capsys, *arguments)
     assert (code, line[: len(said)]) == (2, said)
     assert not Path(".blueprint").exists()
 
@@ -111,7 +111,7 @@ def test_a_blueprint_without_a_template_for_the_target_is_refused_before_anythin
     Path("mine").mkdir()
     for name in ("blueprint.yaml", "local.conf.j2"):
         Path("mine", name).write_bytes((ROOT / "blueprints/aggregated" / name).read_bytes())
-    code, line = refused(capsys, "--target", "ecs", "--blueprint", "mine")
+    code, line = get_error(capsys, "--target", "ecs", "--blueprint", "mine")
     expected = "mine: it holds no template for the target ecs (ecs.*.j2); it has one for local."
     assert (code, line) == (2, expected)
     assert not Path(".blueprint").exists()
@@ -121,35 +121,35 @@ def test_a_default_pattern_that_does_not_suit_the_fleet_is_left_out_with_the_rea
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     Path("fleet.yaml").write_text(FLEET.replace("general", "other").replace("ecs", "eks"))
-    assert aws.read("eks", Path("fleet.yaml"), None).blueprint is None
-    said = capsys.readouterr().err
-    assert "This makes the fleet, and serves nothing on it: --blueprint names none" in said
-    assert "fleet.yaml has no such pool" in said
+    assert aws.read_request("eks", Path("fleet.yaml"), None).blueprint is None
+    errors = capsys.readouterr().err
+    assert "This makes the fleet, and serves nothing on it: --blueprint names none" in errors
+    assert "fleet.yaml has no such pool" in errors
     Path("fleet.yaml").write_text(FLEET.replace("0..1", "0..2").replace("ecs", "eks"))
-    assert aws.read("eks", Path("fleet.yaml"), None).blueprint == ROOT / "blueprints" / "aggregated"
+    assert aws.read_request("eks", Path("fleet.yaml"), None).blueprint == ROOT / "blueprints" / "aggregated"
 
 
 def test_expired_credentials_are_said_in_one_line_with_what_to_do(
-    expired: None, capsys: pytest.CaptureFixture[str]
+    expired_credentials: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = "the AWS credentials have expired: sign in again (`aws sso login`)"
-    assert refused(capsys, "--target", "ecs", "--yes") == (3, said)
+    message = "the AWS credentials have expired: sign in again (`aws sso login`)"
+    assert get_error(capsys, "--target", "ecs", "--yes") == (3, message)
     assert main.run(["fleet", "plan"]) == 3
-    assert capsys.readouterr().err.strip().splitlines()[-1] == said
+    assert capsys.readouterr().err.strip().splitlines()[-1] == message
 
 
 def test_a_question_that_nobody_can_answer_is_said_before_aws_is_asked(
-    expired: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    expired_credentials: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", open("/dev/null"))  # noqa: SIM115, PTH123
-    said = (2, "There is no terminal to ask in. Write --yes.")
-    assert refused(capsys, "--target", "ecs") == said
-    assert refused(capsys, "--destroy") == said
+    expected = (2, "There is no terminal to ask in. Write --yes.")
+    assert get_error(capsys, "--target", "ecs") == expected
+    assert get_error(capsys, "--destroy") == expected
     assert main.run(["fleet", "destroy"]) == 2
 
 
 def test_destroy_without_credentials_says_so_and_rehearses_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    code, line = refused(capsys, "--destroy", "--yes")
+    code, line = get_error(capsys, "--destroy", "--yes")
     assert code == 3
     assert line.startswith("no AWS credentials were found: sign in (`aws sso login`, or set AWS_PROFILE)")
 
@@ -158,11 +158,11 @@ def test_programs_that_a_later_step_calls_are_missed_before_anything_is_paid_for
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     Path("fleet.yaml").write_text(FLEET.replace("ecs", "eks"))
-    wanted = aws.read("eks", Path("fleet.yaml"), None)
-    by_cdktf = aws.read("eks", Path("fleet.yaml"), None, cdktf=True)
+    options = aws.read_request("eks", Path("fleet.yaml"), None)
+    by_cdktf = aws.read_request("eks", Path("fleet.yaml"), None, cdktf=True)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(Unavailable, match="not on this machine's PATH: helm and kubectl and aws"):
-        aws._tools(wanted, rehearsed=False)
-    aws._tools(wanted, rehearsed=True)
+        aws._require_tools(options, is_rehearsal=False)
+    aws._require_tools(options, is_rehearsal=True)
     with pytest.raises(Unavailable, match=r"--with cdktf: there is no npx on this machine's PATH\. Install Node\.js"):
-        aws._tools(by_cdktf, rehearsed=True)
+        aws._require_tools(by_cdktf, is_rehearsal=True)

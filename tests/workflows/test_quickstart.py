@@ -17,14 +17,14 @@ ROOT = Path(__file__).parents[2]
 FLEET, BLUEPRINT = ROOT / "fleet.yaml", ROOT / "blueprints" / "aggregated"
 
 
-def _of(folder: Path) -> list[psutil.Process]:
+def _find_processes(folder: Path) -> list[psutil.Process]:
     """Processes that work in a folder or name it."""
-    found = []
+    matches = []
     for process in psutil.process_iter(["cmdline", "cwd", "status"]):
         words = [*(process.info["cmdline"] or ()), process.info["cwd"] or ""]
         if process.info["status"] != psutil.STATUS_ZOMBIE and any(str(folder) in word for word in words):
-            found.append(process)
-    return found
+            matches.append(process)
+    return matches
 
 
 @pytest.mark.terraform
@@ -35,23 +35,25 @@ def test_an_interrupted_install_leaves_no_process_behind(tmp_path: Path, how: si
     # A small network, for it is not what is looked at.
     fleet.write_text(FLEET.read_text().replace("[us-west-2a, us-west-2b, us-west-2c]", "us-west-2a"))
     command = [str(program), "install", "--blueprint", str(BLUEPRINT), "--fleet", str(fleet)]
-    said = tmp_path / "said"
-    with said.open("wb") as output:
+    output_path = tmp_path / "said"
+    with output_path.open("wb") as output:
         child = subprocess.Popen(command, cwd=tmp_path, stdout=output, stderr=subprocess.STDOUT)
     try:
-        processes.wait_until(lambda: "terraform" in said.read_text() and "apply" in said.read_text(), "Terraform", 150)
+        processes.wait_until(
+            lambda: "terraform" in output_path.read_text() and "apply" in output_path.read_text(), "Terraform", 150
+        )
         time.sleep(1)
-        running = " ".join(" ".join(process.cmdline()) for process in _of(tmp_path))
+        running = " ".join(" ".join(process.cmdline()) for process in _find_processes(tmp_path))
         assert "supervisord" in running and "moto" in running  # else nothing could be left behind
         child.send_signal(how)
         child.wait(60)
         assert child.returncode != 0
-        processes.wait_until(lambda: not _of(tmp_path), f"the end of {_of(tmp_path)}", 60)
+        processes.wait_until(lambda: not _find_processes(tmp_path), f"the end of {_find_processes(tmp_path)}", 60)
     finally:
-        for process in _of(tmp_path):
+        for process in _find_processes(tmp_path):
             process.kill()
     assert not (tmp_path / ".blueprint" / "aggregated" / "deployment.json").exists()
-    assert "Traceback" not in said.read_text()
+    assert "Traceback" not in output_path.read_text()
 
 
 def test_a_mistake_in_a_file_ends_the_road_before_anything_is_started(
@@ -61,5 +63,5 @@ def test_a_mistake_in_a_file_ends_the_road_before_anything_is_started(
     fleet = tmp_path / "fleet.yaml"
     fleet.write_text(FLEET.read_text().replace("size: 0..8", "size: 8..0"))
     with pytest.raises(InputError, match=r"fleet\.yaml:\d+:\d+: pools\.general\.size: now '8\.\.0'"):
-        quickstart.install(BLUEPRINT, fleet)
+        quickstart.run(BLUEPRINT, fleet)
     assert not (tmp_path / ".blueprint").exists()

@@ -15,33 +15,33 @@ from llm_serving.settings.errors import InputError
 from llm_serving.workloads import render
 from llm_serving.workloads.serving import resolve
 from llm_serving.workloads.serving.blueprint import Blueprint
-from llm_serving.workloads.serving.deployment import Deployment, Place, Process
+from llm_serving.workloads.serving.deployment import Deployment, Environment, Process
 
 ROOT = Path(__file__).parents[2]
 PATTERN = ROOT / "blueprints" / "aggregated"
 NAMES = ("aws", "worker-0", "worker-1", "router", "router-metrics")
 
 
-def _deployment(data: Path) -> Deployment:
-    aws = Process(name="aws", command=("moto", "100%"), environment={}, port=20000, stateful=True)
-    place = Place(
+def _resolve_deployment(data: Path) -> Deployment:
+    aws = Process(name="aws", command=("moto", "100%"), env={}, port=20000, stateful=True)
+    environment = Environment(
         target="local",
         region="us-west-2",
         bucket="demo-models",
         s3_endpoint="http://127.0.0.1:20000",
-        environment={"AWS_REGION": "us-west-2", "ODD": "50%, 'half' = 1/2"},
-        engine="/engine/bin",
-        data=str(data),
-        sockets=str(data),
+        env={"AWS_REGION": "us-west-2", "ODD": "50%, 'half' = 1/2"},
+        engine_folder="/engine/bin",
+        data_folder=str(data),
+        socket_folder=str(data),
         launcher=("python", "keep.py"),
         services=(aws,),
         ports={name: 20000 + number for number, name in enumerate(NAMES)},
         cores=2,
     )
-    return resolve.resolve(load(PATTERN / "blueprint.yaml", Blueprint), load(ROOT / "fleet.yaml", Fleet), place)
+    return resolve.resolve(load(PATTERN / "blueprint.yaml", Blueprint), load(ROOT / "fleet.yaml", Fleet), environment)
 
 
-def _folder(tmp_path: Path, template: str, name: str = "local.conf.j2") -> Path:
+def _copy_with_template(tmp_path: Path, template: str, name: str = "local.conf.j2") -> Path:
     folder = tmp_path / "mine"
     folder.mkdir(exist_ok=True)
     (folder / name).write_text(template)
@@ -49,7 +49,7 @@ def _folder(tmp_path: Path, template: str, name: str = "local.conf.j2") -> Path:
 
 
 def test_supervisords_own_parser_reads_every_process_as_it_was_resolved(tmp_path: Path) -> None:
-    deployment = _deployment(tmp_path)
+    deployment = _resolve_deployment(tmp_path)
     (tmp_path / "logs").mkdir()
     file = render.render(deployment, PATTERN, tmp_path / "rendered")
     options = ServerOptions()
@@ -59,7 +59,7 @@ def test_supervisords_own_parser_reads_every_process_as_it_was_resolved(tmp_path
     for process in deployment.processes:
         program = programs[process.name]
         assert tuple(shlex.split(program.command)) == ("python", "keep.py", *process.command)
-        assert program.environment == process.environment
+        assert program.environment == process.env
         assert program.stdout_logfile == str(tmp_path / "logs" / f"{process.name}.log")
         assert not program.autostart
         assert bool(program.autorestart) == (process.name != "aws")
@@ -69,7 +69,7 @@ def test_supervisords_own_parser_reads_every_process_as_it_was_resolved(tmp_path
 
 def test_its_socket_is_the_users_alone(tmp_path: Path) -> None:
     parser = configparser.RawConfigParser()
-    parser.read_string(render.text(_deployment(tmp_path), PATTERN / "local.conf.j2"))
+    parser.read_string(render.render_text(_resolve_deployment(tmp_path), PATTERN / "local.conf.j2"))
     assert parser["unix_http_server"]["chmod"] == "0700"
     assert "inet_http_server" not in parser
 
@@ -87,39 +87,39 @@ def test_its_socket_is_the_users_alone(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_template_is_told_with_its_file_and_line(tmp_path: Path, template: str, line: int, why: str) -> None:
-    folder = _folder(tmp_path, template)
-    with pytest.raises(InputError) as refused:
-        render.render(_deployment(tmp_path), folder, tmp_path / "out")
-    assert str(refused.value).startswith(f"{folder / 'local.conf.j2'}:{line}:1: ")
-    assert why in str(refused.value)
+    folder = _copy_with_template(tmp_path, template)
+    with pytest.raises(InputError) as error:
+        render.render(_resolve_deployment(tmp_path), folder, tmp_path / "out")
+    assert str(error.value).startswith(f"{folder / 'local.conf.j2'}:{line}:1: ")
+    assert why in str(error.value)
     assert not (tmp_path / "out").exists()
 
 
 def test_a_target_without_a_template_is_refused_in_one_line(tmp_path: Path) -> None:
-    folder = _folder(tmp_path, "x")
-    with pytest.raises(InputError) as refused:
-        render.template(folder, "eks")
-    assert str(refused.value) == f"{folder}: it holds no template for the target eks (eks.*.j2); it has one for local."
+    folder = _copy_with_template(tmp_path, "x")
+    with pytest.raises(InputError) as error:
+        render.find_template(folder, "eks")
+    assert str(error.value) == f"{folder}: it holds no template for the target eks (eks.*.j2); it has one for local."
 
 
 def test_two_templates_for_one_target_are_refused(tmp_path: Path) -> None:
-    folder = _folder(tmp_path, "x")
-    _folder(tmp_path, "x", "local.yaml.j2")
+    folder = _copy_with_template(tmp_path, "x")
+    _copy_with_template(tmp_path, "x", "local.yaml.j2")
     with pytest.raises(InputError, match="are both templates for the target local"):
-        render.template(folder, "local")
+        render.find_template(folder, "local")
 
 
 def test_what_a_hand_has_edited_is_not_overwritten_unasked(tmp_path: Path) -> None:
-    folder, out, deployment = _folder(tmp_path, "one\n"), tmp_path / "out", _deployment(tmp_path)
+    folder, out, deployment = _copy_with_template(tmp_path, "one\n"), tmp_path / "out", _resolve_deployment(tmp_path)
     file = render.render(deployment, folder, out)
     assert file == out / "local.conf"
-    _folder(tmp_path, "two\n")
+    _copy_with_template(tmp_path, "two\n")
     render.render(deployment, folder, out)
     assert file.read_text() == "two\n", "its own output may be replaced"
     file.write_text("mine\n")
-    with pytest.raises(InputError) as refused:
+    with pytest.raises(InputError) as error:
         render.render(deployment, folder, out)
-    assert str(refused.value) == (
+    assert str(error.value) == (
         f"{file}: it was edited by hand since it was rendered, and would be overwritten. "
         f"Put the change into {folder / 'local.conf.j2'}, or say --force."
     )
@@ -133,9 +133,9 @@ def test_a_file_that_is_not_ours_is_not_overwritten(tmp_path: Path) -> None:
     out.mkdir()
     (out / "local.conf").write_text("somebody's\n")
     with pytest.raises(InputError, match="was edited by hand"):
-        render.render(_deployment(tmp_path), _folder(tmp_path, "one\n"), out)
+        render.render(_resolve_deployment(tmp_path), _copy_with_template(tmp_path, "one\n"), out)
 
 
 def test_a_quote_in_an_environment_is_refused() -> None:
     with pytest.raises(ValueError, match="no quote or backslash"):
-        render.ini_environment({"A": 'say "x"'})
+        render.format_ini_env({"A": 'say "x"'})

@@ -11,11 +11,11 @@ import sys
 import urllib.error
 import urllib.request
 
-ANSWERS = ("choices", "data", "results")
+ANSWER_KEYS = ("choices", "data", "results")
 """Where completions, embeddings and rankings stand in an answer of the OpenAI and Cohere APIs."""
 
 
-def answer(url, body, seconds):
+def request_answer(url, body, seconds):
     """The reason why no answer came; empty where one did."""
     headers = {"Content-Type": "application/json"}
     if os.environ.get("VLLM_API_KEY"):
@@ -23,15 +23,15 @@ def answer(url, body, seconds):
     request = urllib.request.Request(url, data=body.encode(), headers=headers)
     try:
         with urllib.request.urlopen(request, timeout=seconds) as response:
-            said = json.load(response)
+            payload = json.load(response)
     except urllib.error.HTTPError as error:
         return f"{error}: {error.read(500).decode(errors='replace')}"
     except (OSError, ValueError) as error:
         return str(error)
-    found = isinstance(said, dict) and any(said.get(name) for name in ANSWERS)
-    return "" if found else "no answer in " + json.dumps(said)[:500]
+    has_answer = isinstance(payload, dict) and any(payload.get(name) for name in ANSWER_KEYS)
+    return "" if has_answer else "no answer in " + json.dumps(payload)[:500]
 
 
 if __name__ == "__main__":
-    why = answer(sys.argv[1], sys.argv[2], float(sys.argv[3]))
-    sys.exit(sys.argv[1] + ": " + why if why else 0)
+    reason = request_answer(sys.argv[1], sys.argv[2], float(sys.argv[3]))
+    sys.exit(sys.argv[1] + ": " + reason if reason else 0)

@@ -21,22 +21,22 @@ from llm_serving.settings.errors import InputError, Unavailable
 PART_BYTES = 32 * 2**20
 """Size of a part: at S3's limit of 10,000 parts a file may have 335 GB."""
 
-HASH = "sha256"
+HASH_KEY = "sha256"
 """Key of the metadata."""
 
 _TIMEOUT_S = 10
 _MISSING = ("404", "NoSuchBucket", "NotFound")
 _DENIED = ("403", "AccessDenied", "Forbidden", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken")
 
-Count = Callable[[int], None]
+OnBytes = Callable[[int], None]
 """Called with the number of bytes that have just been sent; may raise to stop."""
 
 
-class Denied(Unavailable):
+class AccessDenied(Unavailable):
     """Whoever runs this may not do it; somebody else may."""
 
 
-class Place(NamedTuple):
+class S3Location(NamedTuple):
     """A prefix in a bucket."""
 
     bucket: str
@@ -47,24 +47,24 @@ class Place(NamedTuple):
         return f"s3://{self.bucket}/{self.prefix}"
 
 
-def place(uri: str) -> Place:
+def parse_location(uri: str) -> S3Location:
     """Reads s3://BUCKET/PREFIX.
 
     Raises:
         InputError: it is none.
     """
-    found = re.fullmatch(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(.*))?", uri)
-    if not found:
+    match = re.fullmatch(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(.*))?", uri)
+    if not match:
         raise InputError(f"--to: now {uri!r}: it is no place in S3. Write s3://BUCKET/PREFIX.")
-    prefix = (found[2] or "").strip("/")
-    return Place(found[1], f"{prefix}/" if prefix else "")
+    prefix = (match[2] or "").strip("/")
+    return S3Location(match[1], f"{prefix}/" if prefix else "")
 
 
 class Bucket:
     """One bucket, reached and allowed; safe to use from several threads."""
 
     def __init__(
-        self, where: Place, *, endpoint: str | None = None, environment: Mapping[str, str] | None = None
+        self, location: S3Location, *, endpoint: str | None = None, env: Mapping[str, str] | None = None
     ) -> None:
         """Connects.
 
@@ -77,204 +77,222 @@ class Bucket:
         """
         from botocore.config import Config
 
-        variables = os.environ if environment is None else environment
-        named = endpoint or variables.get("AWS_ENDPOINT_URL_S3") or variables.get("AWS_ENDPOINT_URL")
-        self.where = where
-        self.at = named or "AWS"
-        settings = Config(
+        variables = os.environ if env is None else env
+        custom_endpoint = endpoint or variables.get("AWS_ENDPOINT_URL_S3") or variables.get("AWS_ENDPOINT_URL")
+        self.location = location
+        self.endpoint_name = custom_endpoint or "AWS"
+        config = Config(
             connect_timeout=_TIMEOUT_S,
             read_timeout=60,
             retries={"max_attempts": 4, "mode": "standard"},
             # Servers other than AWS's seldom answer to BUCKET.their-name.
-            s3={"addressing_style": "path" if named else "auto"},
+            s3={"addressing_style": "path" if custom_endpoint else "auto"},
             max_pool_connections=32,
         )
-        with self._refusals("s3:ListBucket"):
-            self._client: Any = _session(environment).client("s3", endpoint_url=named, config=settings)
-            self._client.head_bucket(Bucket=where.bucket)
+        with self._translate_errors("s3:ListBucket"):
+            self._client: Any = _create_session(env).client("s3", endpoint_url=custom_endpoint, config=config)
+            self._client.head_bucket(Bucket=location.bucket)
 
-    def has(self, name: str, size: int, sha256: str) -> bool:
+    def has_object(self, name: str, size: int, sha256: str) -> bool:
         """Whether the object `name` under the prefix is this very file."""
         from botocore.exceptions import ClientError
 
-        with self._refusals("s3:GetObject"):
+        with self._translate_errors("s3:GetObject"):
             try:
-                found = self._client.head_object(Bucket=self.where.bucket, Key=self.where.prefix + name)
+                response = self._client.head_object(Bucket=self.location.bucket, Key=self.location.prefix + name)
             except ClientError as error:
-                if _code(error) in (*_MISSING, "NoSuchKey"):
+                if _read_error_code(error) in (*_MISSING, "NoSuchKey"):
                     return False
                 raise
-        return bool(found["ContentLength"] == size and found["Metadata"].get(HASH) == sha256)
+        return bool(response["ContentLength"] == size and response["Metadata"].get(HASH_KEY) == sha256)
 
-    def sizes(self) -> dict[str, int]:
+    def list_sizes(self) -> dict[str, int]:
         """Bytes of every object under the prefix, by its name below it."""
-        with self._refusals("s3:ListBucket"):
+        with self._translate_errors("s3:ListBucket"):
             pages = self._client.get_paginator("list_objects_v2").paginate(
-                Bucket=self.where.bucket, Prefix=self.where.prefix
+                Bucket=self.location.bucket, Prefix=self.location.prefix
             )
-            found = [one for page in pages for one in page.get("Contents", ())]
-        return {one["Key"].removeprefix(self.where.prefix): int(one["Size"]) for one in found}
+            entries = [entry for page in pages for entry in page.get("Contents", ())]
+        return {entry["Key"].removeprefix(self.location.prefix): int(entry["Size"]) for entry in entries}
 
-    def read(self, name: str, first: int, count: int) -> bytes:
+    def read(self, name: str, offset: int, length: int) -> bytes:
         """`count` bytes of the object `name` under the prefix, from the byte `first` on; fewer where it ends sooner."""
         from botocore.exceptions import ClientError
 
-        with self._refusals("s3:GetObject"):
-            bytes_ = f"bytes={first}-{first + count - 1}"
+        with self._translate_errors("s3:GetObject"):
+            byte_range = f"bytes={offset}-{offset + length - 1}"
             try:
-                found = self._client.get_object(Bucket=self.where.bucket, Key=self.where.prefix + name, Range=bytes_)
+                response = self._client.get_object(
+                    Bucket=self.location.bucket, Key=self.location.prefix + name, Range=byte_range
+                )
             except ClientError as error:
-                if _code(error) == "InvalidRange":  # it is empty, or ends before
+                if _read_error_code(error) == "InvalidRange":  # it is empty, or ends before
                     return b""
                 raise
-            return bytes(found["Body"].read())
+            return bytes(response["Body"].read())
 
-    def send(self, path: Path, name: str, sha256: str, count: Count) -> None:
+    def upload(self, path: Path, name: str, sha256: str, on_bytes: OnBytes) -> None:
         """Sends a file, going on with parts that an earlier try has left in S3.
 
         Raises:
             Unavailable: S3 went away or refused; what arrived stays for the next try.
         """
-        key = self.where.prefix + name
-        with self._refusals("s3:PutObject"):
+        key = self.location.prefix + name
+        with self._translate_errors("s3:PutObject"):
             if path.stat().st_size <= PART_BYTES:
-                self._send_whole(path, key, sha256, count)
+                self._upload_whole(path, key, sha256, on_bytes)
             else:
-                self._send_parts(path, key, sha256, count)
-        if not self.has(name, path.stat().st_size, sha256):
-            raise Unavailable(f"{self.where}{name}: what S3 holds is not what was sent. Run the same command again.")
+                self._upload_parts(path, key, sha256, on_bytes)
+        if not self.has_object(name, path.stat().st_size, sha256):
+            raise Unavailable(f"{self.location}{name}: what S3 holds is not what was sent. Run the same command again.")
 
-    def _send_whole(self, path: Path, key: str, sha256: str, count: Count) -> None:
+    def _upload_whole(self, path: Path, key: str, sha256: str, on_bytes: OnBytes) -> None:
         body = path.read_bytes()
-        target = {"Bucket": self.where.bucket, "Key": key}
-        self._client.put_object(**target, Body=body, ChecksumSHA256=_checksum(body), Metadata={HASH: sha256})
-        count(len(body))
+        object_key = {"Bucket": self.location.bucket, "Key": key}
+        self._client.put_object(
+            **object_key, Body=body, ChecksumSHA256=_compute_checksum(body), Metadata={HASH_KEY: sha256}
+        )
+        on_bytes(len(body))
 
-    def _send_parts(self, path: Path, key: str, sha256: str, count: Count) -> None:
-        target = {"Bucket": self.where.bucket, "Key": key}
-        upload, there = self._begun(path, key)
-        if upload is None:
-            made = self._client.create_multipart_upload(**target, ChecksumAlgorithm="SHA256", Metadata={HASH: sha256})
-            upload = made["UploadId"]
+    def _upload_parts(self, path: Path, key: str, sha256: str, on_bytes: OnBytes) -> None:
+        object_key = {"Bucket": self.location.bucket, "Key": key}
+        upload_id, uploaded_parts = self._find_resumable_upload(path, key)
+        if upload_id is None:
+            response = self._client.create_multipart_upload(
+                **object_key, ChecksumAlgorithm="SHA256", Metadata={HASH_KEY: sha256}
+            )
+            upload_id = response["UploadId"]
         parts = []
-        for number, body in _cut(path):
-            checksum = _checksum(body)
-            if number in there:
-                tag = there[number].tag
+        for number, body in _split_file(path):
+            checksum = _compute_checksum(body)
+            if number in uploaded_parts:
+                tag = uploaded_parts[number].tag
             else:
-                at = {"PartNumber": number, "UploadId": upload}
-                tag = self._client.upload_part(**target, **at, Body=body, ChecksumSHA256=checksum)["ETag"]
-                count(len(body))
+                part_key = {"PartNumber": number, "UploadId": upload_id}
+                tag = self._client.upload_part(**object_key, **part_key, Body=body, ChecksumSHA256=checksum)["ETag"]
+                on_bytes(len(body))
             parts.append({"PartNumber": number, "ETag": tag, "ChecksumSHA256": checksum})
-        self._client.complete_multipart_upload(**target, UploadId=upload, MultipartUpload={"Parts": parts})
+        self._client.complete_multipart_upload(**object_key, UploadId=upload_id, MultipartUpload={"Parts": parts})
 
-    def _begun(self, path: Path, key: str) -> tuple[str | None, dict[int, _Part]]:
+    def _find_resumable_upload(self, path: Path, key: str) -> tuple[str | None, dict[int, _UploadedPart]]:
         """An upload of this file that broke off, and its parts. One of another content is ended."""
-        upload = self._unfinished(key)
-        there = self._parts(key, upload) if upload else {}
-        if upload and there and all(there[number].holds(body) for number, body in _cut(path) if number in there):
-            return upload, there
-        if upload:
-            self._client.abort_multipart_upload(Bucket=self.where.bucket, Key=key, UploadId=upload)
+        upload_id = self._find_newest_upload(key)
+        uploaded_parts = self._list_parts(key, upload_id) if upload_id else {}
+        if (
+            upload_id
+            and uploaded_parts
+            and all(
+                uploaded_parts[number].has_content(body)
+                for number, body in _split_file(path)
+                if number in uploaded_parts
+            )
+        ):
+            return upload_id, uploaded_parts
+        if upload_id:
+            self._client.abort_multipart_upload(Bucket=self.location.bucket, Key=key, UploadId=upload_id)
         return None, {}
 
-    def _unfinished(self, key: str) -> str | None:
+    def _find_newest_upload(self, key: str) -> str | None:
         """The newest upload of `key` that broke off."""
-        pages = self._client.get_paginator("list_multipart_uploads").paginate(Bucket=self.where.bucket, Prefix=key)
-        found = [one for page in pages for one in page.get("Uploads", ()) if one["Key"] == key]
-        return str(max(found, key=lambda one: one["Initiated"])["UploadId"]) if found else None
+        pages = self._client.get_paginator("list_multipart_uploads").paginate(Bucket=self.location.bucket, Prefix=key)
+        uploads = [entry for page in pages for entry in page.get("Uploads", ()) if entry["Key"] == key]
+        return str(max(uploads, key=lambda entry: entry["Initiated"])["UploadId"]) if uploads else None
 
-    def _parts(self, key: str, upload: str) -> dict[int, _Part]:
-        pages = self._client.get_paginator("list_parts").paginate(Bucket=self.where.bucket, Key=key, UploadId=upload)
+    def _list_parts(self, key: str, upload_id: str) -> dict[int, _UploadedPart]:
+        pages = self._client.get_paginator("list_parts").paginate(
+            Bucket=self.location.bucket, Key=key, UploadId=upload_id
+        )
         return {
-            one["PartNumber"]: _Part(one["ETag"], one["Size"], one.get("ChecksumSHA256"))
+            entry["PartNumber"]: _UploadedPart(entry["ETag"], entry["Size"], entry.get("ChecksumSHA256"))
             for page in pages
-            for one in page.get("Parts", ())
+            for entry in page.get("Parts", ())
         }
 
-    def _refusals(self, action: str) -> AbstractContextManager[None]:
-        return _refusals(f"s3://{self.where.bucket}", self.at, action)
+    def _translate_errors(self, action: str) -> AbstractContextManager[None]:
+        return _translate_errors(f"s3://{self.location.bucket}", self.endpoint_name, action)
 
 
-def account(region: str) -> str:
+def fetch_account(region: str) -> str:
     """The number of the AWS account that this process's own settings lead to.
 
     Raises:
         Unavailable: AWS does not answer or refuses.
     """
-    at = os.environ.get("AWS_ENDPOINT_URL_STS") or os.environ.get("AWS_ENDPOINT_URL") or "AWS"
-    with _refusals("the account's number", at, "sts:GetCallerIdentity"):
-        client = _session(None).client("sts", region_name=region)
+    endpoint_name = os.environ.get("AWS_ENDPOINT_URL_STS") or os.environ.get("AWS_ENDPOINT_URL") or "AWS"
+    with _translate_errors("the account's number", endpoint_name, "sts:GetCallerIdentity"):
+        client = _create_session(None).client("sts", region_name=region)
         return str(client.get_caller_identity()["Account"])
 
 
 @contextmanager
-def _refusals(what: str, at: str, action: str) -> Iterator[None]:
+def _translate_errors(subject: str, endpoint_name: str, action: str) -> Iterator[None]:
     """Turns the SDK's errors into one line each."""
     from botocore import exceptions
 
     try:
         yield
     except exceptions.ClientError as error:
-        _refused(error, what, at, action)
+        _raise_client_error(error, subject, endpoint_name, action)
     except (exceptions.NoCredentialsError, exceptions.PartialCredentialsError):
         raise Unavailable(
-            f"{what}: there are no AWS credentials here. "
+            f"{subject}: there are no AWS credentials here. "
             "Run `aws configure`, or set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
         ) from None
     except (exceptions.BotoCoreError, ValueError) as error:  # ValueError: an endpoint that is no URL
-        raise Unavailable(f"{what}: {at} does not answer: {str(error).rstrip('.')}.") from None
+        raise Unavailable(f"{subject}: {endpoint_name} does not answer: {str(error).rstrip('.')}.") from None
 
 
-def _refused(error: Any, what: str, at: str, action: str) -> NoReturn:
-    code = _code(error)
+def _raise_client_error(error: Any, subject: str, endpoint_name: str, action: str) -> NoReturn:
+    code = _read_error_code(error)
     if code in _MISSING:
-        raise Unavailable(f"{what}: {at} has no such bucket. Apply the storage stack, or write another.") from None
+        raise Unavailable(
+            f"{subject}: {endpoint_name} has no such bucket. Apply the storage stack, or write another."
+        ) from None
     if code in _DENIED:
-        raise Denied(
-            f"{what}: {at} denies {action} ({code}). "
+        raise AccessDenied(
+            f"{subject}: {endpoint_name} denies {action} ({code}). "
             "Use an identity that may read and write the bucket and use its KMS key."
         ) from None
-    raise Unavailable(f"{what}: {at} refuses {action}: {str(error).rstrip('.')}.") from None
+    raise Unavailable(f"{subject}: {endpoint_name} refuses {action}: {str(error).rstrip('.')}.") from None
 
 
-def _session(environment: Mapping[str, str] | None) -> Any:
+def _create_session(env: Mapping[str, str] | None) -> Any:
     """A session of this process's own settings, or of those in `environment` and no others."""
     import boto3
 
-    core = session.session()
-    if environment is None:
+    core = session.create_session()
+    if env is None:
         return boto3.Session(botocore_session=core)
-    core.set_config_variable("profile", environment.get("AWS_PROFILE"))
-    core.set_config_variable("config_file", environment.get("AWS_CONFIG_FILE", os.devnull))
-    core.set_config_variable("credentials_file", environment.get("AWS_SHARED_CREDENTIALS_FILE", os.devnull))
+    core.set_config_variable("profile", env.get("AWS_PROFILE"))
+    core.set_config_variable("config_file", env.get("AWS_CONFIG_FILE", os.devnull))
+    core.set_config_variable("credentials_file", env.get("AWS_SHARED_CREDENTIALS_FILE", os.devnull))
     return boto3.Session(
-        aws_access_key_id=environment.get("AWS_ACCESS_KEY_ID"),
-        aws_secret_access_key=environment.get("AWS_SECRET_ACCESS_KEY"),
-        aws_session_token=environment.get("AWS_SESSION_TOKEN") or None,
-        region_name=environment.get("AWS_REGION"),
+        aws_access_key_id=env.get("AWS_ACCESS_KEY_ID"),
+        aws_secret_access_key=env.get("AWS_SECRET_ACCESS_KEY"),
+        aws_session_token=env.get("AWS_SESSION_TOKEN") or None,
+        region_name=env.get("AWS_REGION"),
         botocore_session=core,
     )
 
 
-class _Part(NamedTuple):
+class _UploadedPart(NamedTuple):
     """A part that lies in S3."""
 
     tag: str
     size: int
     checksum: str | None
 
-    def holds(self, body: bytes) -> bool:
+    def has_content(self, body: bytes) -> bool:
         """Whether it is `body`."""
         if self.size != len(body):
             return False
         if self.checksum:
-            return self.checksum == _checksum(body)
+            return self.checksum == _compute_checksum(body)
         # A server that keeps no checksums: the tag is the MD5, where nothing encrypts.
         return self.tag.strip('"') == hashlib.md5(body, usedforsecurity=False).hexdigest()
 
 
-def _cut(path: Path) -> Iterator[tuple[int, bytes]]:
+def _split_file(path: Path) -> Iterator[tuple[int, bytes]]:
     with path.open("rb") as content:
         number = 1
         while body := content.read(PART_BYTES):
@@ -282,9 +300,9 @@ def _cut(path: Path) -> Iterator[tuple[int, bytes]]:
             number += 1
 
 
-def _checksum(body: bytes) -> str:
+def _compute_checksum(body: bytes) -> str:
     return base64.b64encode(hashlib.sha256(body).digest()).decode()
 
 
-def _code(error: Any) -> str:
+def _read_error_code(error: Any) -> str:
     return str(error.response.get("Error", {}).get("Code", ""))

@@ -14,22 +14,22 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from llm_serving import console
-from llm_serving.aws import session as clients
-from llm_serving.aws.session import Aws
+from llm_serving.aws import session as session
+from llm_serving.aws.session import AwsSession
 from llm_serving.fleet.model import Fleet
-from llm_serving.settings.errors import AnswerIsNo, InputError
+from llm_serving.settings.errors import CheckFailed, InputError
 
 OLD_VERSIONS_DAYS = 365
 """How long an earlier state can be brought back."""
 
 _ABANDONED_UPLOAD_DAYS = 7
-_STATE, _LOCK = ".tfstate", ".tflock"
+_STATE_SUFFIX, _LOCK_SUFFIX = ".tfstate", ".tflock"
 
 
-class Place(NamedTuple):
+class StateBucket(NamedTuple):
     """Where a fleet's state lies, and whose it must be."""
 
-    bucket: str
+    name: str
     region: str
     account: str
     partition: str
@@ -39,11 +39,11 @@ class Place(NamedTuple):
 class Change(NamedTuple):
     """One call to S3 that makes the bucket what it should be."""
 
-    why: str
+    reason: str
     operation: str
     parameters: Mapping[str, Any]
 
-    grave: bool = True
+    critical: bool = True
     """Whether a state is in danger without it."""
 
     @property
@@ -52,25 +52,25 @@ class Change(NamedTuple):
         words = [
             word
             for name, value in self.parameters.items()
-            for word in (f"--{_kebab(name)}", value if isinstance(value, str) else json.dumps(value))
+            for word in (f"--{_format_kebab_case(name)}", value if isinstance(value, str) else json.dumps(value))
         ]
         return ("aws", "s3api", self.operation.replace("_", "-"), *words)
 
 
 @dataclass(frozen=True)
-class Found:
+class BucketStatus:
     """The bucket as it is."""
 
     exists: bool
-    lacking: tuple[Change, ...]
+    changes: tuple[Change, ...]
     """What would have to be done, in order; empty where all is as it should be."""
 
 
-def _kebab(name: str) -> str:
+def _format_kebab_case(name: str) -> str:
     return "".join(f"-{char.lower()}" if char.isupper() else char for char in name).removeprefix("-")
 
 
-def place(fleet: Fleet, caller: str) -> Place:
+def resolve_state_bucket(fleet: Fleet, caller_arn: str) -> StateBucket:
     """Where the fleet's state lies.
 
     Args:
@@ -81,11 +81,11 @@ def place(fleet: Fleet, caller: str) -> Place:
     """
     if fleet.state == "local":
         raise InputError("state: now local: the fleet's state is a local file. Write state: s3://BUCKET/PREFIX.")
-    bucket = fleet.state.removeprefix("s3://").split("/")[0]
-    return Place(bucket, fleet.region, account=caller.split(":")[4], partition=caller.split(":")[1])
+    name = fleet.state.removeprefix("s3://").split("/")[0]
+    return StateBucket(name, fleet.region, account=caller_arn.split(":")[4], partition=caller_arn.split(":")[1])
 
 
-def look(aws: Aws, where: Place) -> Found:
+def inspect_bucket(aws: AwsSession, bucket: StateBucket) -> BucketStatus:
     """The bucket as it is, and what it lacks; changes nothing.
 
     Raises:
@@ -95,61 +95,70 @@ def look(aws: Aws, where: Place) -> Found:
 
     s3 = aws.client("s3")
     try:
-        found = s3.head_bucket(Bucket=where.bucket, ExpectedBucketOwner=where.account)
+        response = s3.head_bucket(Bucket=bucket.name, ExpectedBucketOwner=bucket.account)
     except ClientError as error:
-        if clients.code(error) in ("404", "NoSuchBucket", "NotFound"):
-            return Found(False, (_creation(where), *_lacking(where, lambda _: {})))
-        if clients.code(error) in clients.DENIED:
-            raise AnswerIsNo(
-                f"s3://{where.bucket}: it belongs to another account, or this identity may not see it. "
+        if session.get_error_code(error) in ("404", "NoSuchBucket", "NotFound"):
+            return BucketStatus(False, (_build_creation(bucket), *_find_changes(bucket, lambda _: {})))
+        if session.get_error_code(error) in session.DENIED_CODES:
+            raise CheckFailed(
+                f"s3://{bucket.name}: it belongs to another account, or this identity may not see it. "
                 "Write another bucket in `state`, or allow s3:ListBucket."
             ) from None
         raise
-    region = found.get("BucketRegion", where.region)
-    if region != where.region:
-        raise AnswerIsNo(
-            f"s3://{where.bucket}: it is in {region}, and the fleet in {where.region}. Write another bucket in `state`."
+    region = response.get("BucketRegion", bucket.region)
+    if region != bucket.region:
+        raise CheckFailed(
+            f"s3://{bucket.name}: it is in {region}, and the fleet in {bucket.region}. Write another bucket in `state`."
         )
-    return Found(True, tuple(_lacking(where, lambda operation: _setting(s3, operation, where.bucket))))
+    return BucketStatus(True, tuple(_find_changes(bucket, lambda operation: _read_setting(s3, operation, bucket.name))))
 
 
-def _creation(where: Place) -> Change:
+def _build_creation(bucket: StateBucket) -> Change:
     # S3's oldest region is the one that must not be named.
-    named = {"CreateBucketConfiguration": {"LocationConstraint": where.region}} if where.region != "us-east-1" else {}
-    parameters = {"Bucket": where.bucket, **named, "ObjectOwnership": "BucketOwnerEnforced"}
+    region_configuration = (
+        {"CreateBucketConfiguration": {"LocationConstraint": bucket.region}} if bucket.region != "us-east-1" else {}
+    )
+    parameters = {"Bucket": bucket.name, **region_configuration, "ObjectOwnership": "BucketOwnerEnforced"}
     return Change("is not there", "create_bucket", parameters)
 
 
-def _lacking(where: Place, now: Callable[[str], Mapping[str, Any]]) -> Iterator[Change]:
+def _find_changes(bucket: StateBucket, read_setting: Callable[[str], Mapping[str, Any]]) -> Iterator[Change]:
     """The settings that are not as they should be.
 
     Args:
         now: the answer to one of S3's get operations; {} where nothing is set.
     """
-    named = {"Bucket": where.bucket}
-    if now("get_public_access_block").get("PublicAccessBlockConfiguration") != _CLOSED:
-        parameters: dict[str, Any] = {**named, "PublicAccessBlockConfiguration": _CLOSED}
+    bucket_argument = {"Bucket": bucket.name}
+    if read_setting("get_public_access_block").get("PublicAccessBlockConfiguration") != _PUBLIC_ACCESS_BLOCK:
+        parameters: dict[str, Any] = {**bucket_argument, "PublicAccessBlockConfiguration": _PUBLIC_ACCESS_BLOCK}
         yield Change("may be opened to the public", "put_public_access_block", parameters)
-    if now("get_bucket_versioning").get("Status") != "Enabled":
-        parameters = {**named, "VersioningConfiguration": {"Status": "Enabled"}}
+    if read_setting("get_bucket_versioning").get("Status") != "Enabled":
+        parameters = {**bucket_argument, "VersioningConfiguration": {"Status": "Enabled"}}
         yield Change("keeps no versions: a state that is overwritten is lost", "put_bucket_versioning", parameters)
-    if not now("get_bucket_encryption"):
-        parameters = {**named, "ServerSideEncryptionConfiguration": _SSE_S3}
+    if not read_setting("get_bucket_encryption"):
+        parameters = {**bucket_argument, "ServerSideEncryptionConfiguration": _SSE_S3}
         yield Change("is not encrypted", "put_bucket_encryption", parameters)
-    statements = _statements(now("get_bucket_policy").get("Policy", "{}"))
-    if not any(map(_refuses_plain_http, statements)):
+    statements = _parse_statements(read_setting("get_bucket_policy").get("Policy", "{}"))
+    if not any(map(_is_tls_statement, statements)):
         # What others have written there stays.
-        policy = {"Version": "2012-10-17", "Statement": [*statements, _tls_only(where)]}
-        yield Change("answers without TLS", "put_bucket_policy", {**named, "Policy": json.dumps(policy)}, grave=False)
-    if not now("get_bucket_lifecycle_configuration"):
-        parameters = {**named, "LifecycleConfiguration": {"Rules": [_OLD_VERSIONS]}}
-        why = "keeps old versions for ever"
-        yield Change(why, "put_bucket_lifecycle_configuration", parameters, grave=False)
+        policy = {"Version": "2012-10-17", "Statement": [*statements, _build_tls_statement(bucket)]}
+        yield Change(
+            "answers without TLS",
+            "put_bucket_policy",
+            {**bucket_argument, "Policy": json.dumps(policy)},
+            critical=False,
+        )
+    if not read_setting("get_bucket_lifecycle_configuration"):
+        parameters = {**bucket_argument, "LifecycleConfiguration": {"Rules": [_LIFECYCLE_RULE]}}
+        reason = "keeps old versions for ever"
+        yield Change(reason, "put_bucket_lifecycle_configuration", parameters, critical=False)
 
 
-_CLOSED = dict.fromkeys(("BlockPublicAcls", "IgnorePublicAcls", "BlockPublicPolicy", "RestrictPublicBuckets"), True)
+_PUBLIC_ACCESS_BLOCK = dict.fromkeys(
+    ("BlockPublicAcls", "IgnorePublicAcls", "BlockPublicPolicy", "RestrictPublicBuckets"), True
+)
 _SSE_S3 = {"Rules": [{"ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "AES256"}}]}
-_OLD_VERSIONS = {
+_LIFECYCLE_RULE = {
     "ID": "old-versions",
     "Status": "Enabled",
     "Filter": {"Prefix": ""},
@@ -158,8 +167,8 @@ _OLD_VERSIONS = {
 }
 
 
-def _tls_only(where: Place) -> dict[str, Any]:
-    arn = f"arn:{where.partition}:s3:::{where.bucket}"
+def _build_tls_statement(bucket: StateBucket) -> dict[str, Any]:
+    arn = f"arn:{bucket.partition}:s3:::{bucket.name}"
     return {
         "Sid": "TlsOnly",
         "Effect": "Deny",
@@ -170,30 +179,30 @@ def _tls_only(where: Place) -> dict[str, Any]:
     }
 
 
-def _statements(policy: str) -> list[dict[str, Any]]:
-    found = json.loads(policy).get("Statement", [])
-    return found if isinstance(found, list) else [found]
+def _parse_statements(policy: str) -> list[dict[str, Any]]:
+    statements = json.loads(policy).get("Statement", [])
+    return statements if isinstance(statements, list) else [statements]
 
 
-def _refuses_plain_http(statement: Mapping[str, Any]) -> bool:
-    asked = statement.get("Condition", {}).get("Bool", {}).get("aws:SecureTransport")
-    return statement["Effect"] == "Deny" and str(asked).lower() == "false"
+def _is_tls_statement(statement: Mapping[str, Any]) -> bool:
+    secure_transport = statement.get("Condition", {}).get("Bool", {}).get("aws:SecureTransport")
+    return statement["Effect"] == "Deny" and str(secure_transport).lower() == "false"
 
 
-def _setting(s3: Any, operation: str, bucket: str) -> Mapping[str, Any]:
+def _read_setting(s3: Any, operation: str, bucket: str) -> Mapping[str, Any]:
     """A setting; {} where the bucket has none, which S3 says by an error for most."""
     from botocore.exceptions import ClientError
 
     try:
-        answer: Mapping[str, Any] = getattr(s3, operation)(Bucket=bucket)
+        response: Mapping[str, Any] = getattr(s3, operation)(Bucket=bucket)
     except ClientError as error:
-        if clients.code(error).startswith(("NoSuch", "ServerSideEncryptionConfigurationNotFound")):
+        if session.get_error_code(error).startswith(("NoSuch", "ServerSideEncryptionConfigurationNotFound")):
             return {}
         raise
-    return answer
+    return response
 
 
-def ensure_state_bucket(fleet: Fleet, *, agree: Callable[[], bool], aws: Aws | None = None) -> bool:
+def ensure_state_bucket(fleet: Fleet, *, confirm: Callable[[], bool], aws: AwsSession | None = None) -> bool:
     """Makes the fleet's state bucket, or what an existing one lacks, after showing each call; safe to repeat.
 
     Args:
@@ -208,26 +217,26 @@ def ensure_state_bucket(fleet: Fleet, *, agree: Callable[[], bool], aws: Aws | N
         AnswerIsNo: the name is taken, the bucket is in another region, or `agree` said no.
         Unavailable: no credentials, no answer, or a refusal.
     """
-    aws = aws or Aws(fleet.region)
-    with clients.refusals():
-        where = place(fleet, aws.client("sts").get_caller_identity()["Arn"])
-        found = look(aws, where)
-        if not found.lacking:
+    aws = aws or AwsSession(fleet.region)
+    with session.translate_errors():
+        bucket = resolve_state_bucket(fleet, aws.client("sts").get_caller_identity()["Arn"])
+        status = inspect_bucket(aws, bucket)
+        if not status.changes:
             return False
-        console.err.print(f"s3://{where.bucket} will be {'changed' if found.exists else 'made'}:", markup=False)
-        for change in found.lacking:
-            console.show(change.command)
-        if not agree():
-            raise AnswerIsNo(f"s3://{where.bucket} is left as it is: nothing was made")
-        with console.step(f"Make the state bucket s3://{where.bucket}"):
-            for change in found.lacking:
+        console.err.print(f"s3://{bucket.name} will be {'changed' if status.exists else 'made'}:", markup=False)
+        for change in status.changes:
+            console.show_command(change.command)
+        if not confirm():
+            raise CheckFailed(f"s3://{bucket.name} is left as it is: nothing was made")
+        with console.step(f"Make the state bucket s3://{bucket.name}"):
+            for change in status.changes:
                 getattr(aws.client("s3"), change.operation)(**change.parameters)
                 if change.operation == "create_bucket":
-                    aws.client("s3").get_waiter("bucket_exists").wait(Bucket=where.bucket)
+                    aws.client("s3").get_waiter("bucket_exists").wait(Bucket=bucket.name)
     return True
 
 
-def remove_state_bucket(fleet: Fleet, *, agree: Callable[[], bool], aws: Aws | None = None) -> bool:
+def remove_state_bucket(fleet: Fleet, *, confirm: Callable[[], bool], aws: AwsSession | None = None) -> bool:
     """Deletes the state bucket with all old versions, if no state in it holds a resource; safe to repeat.
 
     Returns:
@@ -238,46 +247,48 @@ def remove_state_bucket(fleet: Fleet, *, agree: Callable[[], bool], aws: Aws | N
         AnswerIsNo: a state still holds resources, Terraform is at work, other things lie there, or `agree` said no.
         Unavailable: no credentials, no answer, or a refusal.
     """
-    aws = aws or Aws(fleet.region)
-    with clients.refusals():
-        where = place(fleet, aws.client("sts").get_caller_identity()["Arn"])
-        if not look(aws, where).exists:
+    aws = aws or AwsSession(fleet.region)
+    with session.translate_errors():
+        bucket = resolve_state_bucket(fleet, aws.client("sts").get_caller_identity()["Arn"])
+        if not inspect_bucket(aws, bucket).exists:
             return False
-        _see_that_nothing_is_held(aws.client("s3"), where.bucket)
-        console.err.print(f"s3://{where.bucket} will be deleted, with all old versions in it", markup=False)
-        if not agree():
-            raise AnswerIsNo(f"s3://{where.bucket} is left as it is")
-        with console.step(f"Remove s3://{where.bucket} and the old versions in it"):
-            empty(aws.client("s3"), where.bucket)
-            aws.client("s3").delete_bucket(Bucket=where.bucket)
+        _require_no_resources(aws.client("s3"), bucket.name)
+        console.err.print(f"s3://{bucket.name} will be deleted, with all old versions in it", markup=False)
+        if not confirm():
+            raise CheckFailed(f"s3://{bucket.name} is left as it is")
+        with console.step(f"Remove s3://{bucket.name} and the old versions in it"):
+            delete_all_versions(aws.client("s3"), bucket.name)
+            aws.client("s3").delete_bucket(Bucket=bucket.name)
     return True
 
 
-def _see_that_nothing_is_held(s3: Any, bucket: str) -> None:
+def _require_no_resources(s3: Any, bucket: str) -> None:
     pages = s3.get_paginator("list_objects_v2").paginate(Bucket=bucket)
-    names = [one["Key"] for page in pages for one in page.get("Contents", ())]
-    locks = [name for name in names if name.endswith(_LOCK)]
+    names = [entry["Key"] for page in pages for entry in page.get("Contents", ())]
+    locks = [name for name in names if name.endswith(_LOCK_SUFFIX)]
     if locks:
-        raise AnswerIsNo(
+        raise CheckFailed(
             f"s3://{bucket}/{locks[0]}: Terraform is at work, or was stopped while it was. "
             "Wait, or run `terraform force-unlock` in its stack."
         )
-    others = [name for name in names if not name.endswith(_STATE)]
-    if others:
-        raise AnswerIsNo(f"s3://{bucket}: {len(others)} objects are no state of Terraform's, {others[0]} among them")
+    other_names = [name for name in names if not name.endswith(_STATE_SUFFIX)]
+    if other_names:
+        raise CheckFailed(
+            f"s3://{bucket}: {len(other_names)} objects are no state of Terraform's, {other_names[0]} among them"
+        )
     for name in names:
         count = len(json.loads(s3.get_object(Bucket=bucket, Key=name)["Body"].read()).get("resources", ()))
         if count:
-            raise AnswerIsNo(
+            raise CheckFailed(
                 f"s3://{bucket}/{name} still holds {count} resources. Destroy its stack first, or they are orphaned."
             )
 
 
-def empty(s3: Any, bucket: str) -> None:
+def delete_all_versions(s3: Any, bucket: str) -> None:
     """Deletes every version of every object."""
     pages = s3.get_paginator("list_object_versions").paginate(Bucket=bucket)
     for page in pages:
-        found = [*page.get("Versions", ()), *page.get("DeleteMarkers", ())]
-        if found:
-            objects = [{"Key": one["Key"], "VersionId": one["VersionId"]} for one in found]
+        versions = [*page.get("Versions", ()), *page.get("DeleteMarkers", ())]
+        if versions:
+            objects = [{"Key": version["Key"], "VersionId": version["VersionId"]} for version in versions]
             s3.delete_objects(Bucket=bucket, Delete={"Objects": objects, "Quiet": True})

@@ -16,7 +16,7 @@ Arch = Literal["x86_64", "arm64"]
 _KERNEL = "kernel-6.1"
 
 
-def image_parameter(*, release: str, variant: Variant, arch: Arch) -> str:
+def format_image_parameter(*, release: str, variant: Variant, arch: Arch) -> str:
     """Name of AWS's public SSM parameter that holds the id of one pinned AMI, in any region.
 
     The variants with accelerators are there for x86_64 alone.

@@ -21,19 +21,22 @@ Source: EKS user guide, "Amazon EKS Kubernetes release calendar", as read for 1.
 endoflife.date/amazon-eks (1.35, 2026-02) and by public upgrade runbooks (1.36, 2026-08).
 """
 
-SOON_DAYS = 90
+SUPPORT_WARNING_DAYS = 90
 """An end of support that near is warned of: an upgrade of the control plane and its nodes takes planning."""
 
 
-def support(version: str, today: date) -> tuple[str, bool]:
+def describe_support(version: str, today: date) -> tuple[str, bool]:
     """Until when EKS looks after a version at the usual price, in words; and whether that is over or soon."""
     end = END_OF_STANDARD_SUPPORT[version]
     days = (end - today).days
     price = "the cluster costs 0.60 instead of 0.10 USD/h"
     if days <= 0:
         return f"Kubernetes {version}: standard support ended on {end}, and {price}", True
-    left = "in 1 day" if days == 1 else f"in {days} days"
-    return f"Kubernetes {version}: standard support ends on {end}, {left}; then {price}", days <= SOON_DAYS
+    remaining = "in 1 day" if days == 1 else f"in {days} days"
+    return (
+        f"Kubernetes {version}: standard support ends on {end}, {remaining}; then {price}",
+        days <= SUPPORT_WARNING_DAYS,
+    )
 
 
 AL2023 = "v20261107"
@@ -54,7 +57,7 @@ Variant = Literal["nvidia", "neuron", "standard"]
 Arch = Literal["x86_64", "arm64"]
 
 
-def image_parameter(*, os: Os, release: str, version: str, variant: Variant, arch: Arch) -> str:
+def format_image_parameter(*, os: Os, release: str, version: str, variant: Variant, arch: Arch) -> str:
     """Name of AWS's public SSM parameter that holds the id of one pinned AMI, in any region.
 
     Source: EKS user guide, "Retrieve recommended Amazon Linux AMI IDs" and "... Bottlerocket AMI IDs", 2026-11.
@@ -83,13 +86,13 @@ class AddOn:
     """The one of its service accounts, in kube-system, that calls AWS."""
 
 
-def _same(version: str) -> dict[str, str]:
+def _pin_all_versions(version: str) -> dict[str, str]:
     return dict.fromkeys(END_OF_STANDARD_SUPPORT, version)
 
 
 ADD_ONS = (
     # zalando-incubator/kubernetes-on-aws#11667, 2026-07-15.
-    AddOn("vpc-cni", _same("v1.23.0-eksbuild.1"), before_nodes=True, service_account="aws-node"),
+    AddOn("vpc-cni", _pin_all_versions("v1.23.0-eksbuild.1"), before_nodes=True, service_account="aws-node"),
     # Seen pinned in public clusters of 1.34 and 1.35 from 2026-07 on, and of 1.36 from 2026-10 on.
     AddOn(
         "kube-proxy",
@@ -97,20 +100,20 @@ ADD_ONS = (
         before_nodes=True,
     ),
     # Seen pinned in public clusters of every version from 2026-04 on.
-    AddOn("eks-pod-identity-agent", _same("v1.3.10-eksbuild.3"), before_nodes=True),
+    AddOn("eks-pod-identity-agent", _pin_all_versions("v1.3.10-eksbuild.3"), before_nodes=True),
     # As kube-proxy.
     AddOn("coredns", {"1.34": "v1.12.4-eksbuild.38", "1.35": "v1.14.3-eksbuild.3", "1.36": "v1.14.6-eksbuild.4"}),
     # Seen pinned in public clusters of 1.34 and 1.35, 2026-07.
-    AddOn("aws-ebs-csi-driver", _same("v1.63.1-eksbuild.1"), service_account="ebs-csi-controller-sa"),
+    AddOn("aws-ebs-csi-driver", _pin_all_versions("v1.63.1-eksbuild.1"), service_account="ebs-csi-controller-sa"),
     # ministryofjustice/modernisation-platform-environments#17347, 2026-06-24.
-    AddOn("aws-efs-csi-driver", _same("v3.3.0-eksbuild.1"), service_account="efs-csi-controller-sa"),
+    AddOn("aws-efs-csi-driver", _pin_all_versions("v3.3.0-eksbuild.1"), service_account="efs-csi-controller-sa"),
     # Not confirmed by a source, 2026-11-21: `aws eks describe-addon-versions` tells.
-    AddOn("aws-fsx-csi-driver", _same("v1.8.0-eksbuild.1"), service_account="fsx-csi-controller-sa"),
+    AddOn("aws-fsx-csi-driver", _pin_all_versions("v1.8.0-eksbuild.1"), service_account="fsx-csi-controller-sa"),
     # Seen as the latest of 1.35 in a public scan's report, 2026-07.
-    AddOn("aws-mountpoint-s3-csi-driver", _same("v2.6.0-eksbuild.1"), service_account="s3-csi-driver-sa"),
+    AddOn("aws-mountpoint-s3-csi-driver", _pin_all_versions("v2.6.0-eksbuild.1"), service_account="s3-csi-driver-sa"),
     # Seen pinned in public clusters of 1.34 and 1.35, 2026-08.
-    AddOn("metrics-server", _same("v0.9.0-eksbuild.7")),
+    AddOn("metrics-server", _pin_all_versions("v0.9.0-eksbuild.7")),
     # zalando-incubator/kubernetes-on-aws#11470, 2026-06-22. It tells EKS which nodes to repair.
-    AddOn("eks-node-monitoring-agent", _same("v1.6.6-eksbuild.1")),
+    AddOn("eks-node-monitoring-agent", _pin_all_versions("v1.6.6-eksbuild.1")),
 )
 """In the order to make them in. Where a source names no Kubernetes version, EKS offers the add-on to all of these."""

@@ -18,7 +18,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict
 
 FILE = Path(__file__).with_name("engines.yaml")
 
-VALUES = frozenset(
+FIELD_NAMES = frozenset(
     {
         "weights",  # s3://BUCKET/PREFIX/, or the folder that they were copied to
         "served_model",  # the name that clients use
@@ -67,41 +67,41 @@ VALUES = frozenset(
 Values = Mapping[str, str | int | tuple[str, ...]]
 
 
-def _asked(text: str) -> set[str]:
+def _parse_field_names(text: str) -> set[str]:
     return {name for _, name, _, _ in string.Formatter().parse(text) if name is not None}
 
 
-def _known(text: str) -> str:
-    asked = _asked(text)
-    if asked - VALUES:
-        raise ValueError(f"{text}: no value is called {', '.join(sorted(asked - VALUES))}")
+def _check_field_names(text: str) -> str:
+    names = _parse_field_names(text)
+    if names - FIELD_NAMES:
+        raise ValueError(f"{text}: no value is called {', '.join(sorted(names - FIELD_NAMES))}")
     return text
 
 
-Text = Annotated[str, AfterValidator(_known)]
+Template = Annotated[str, AfterValidator(_check_field_names)]
 
 
 class _Row(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Part(_Row):
+class CommandPart(_Row):
     """What one circumstance adds to a command."""
 
-    arguments: tuple[Text, ...] = ()
-    environment: Mapping[str, Text] = {}
+    arguments: tuple[Template, ...] = ()
+    environment: Mapping[str, Template] = {}
     own_address: tuple[str, ...] = ()
     """Variables that must hold the address by which other machines reach the process."""
 
 
-class Streaming(Part):
+class WeightStreaming(CommandPart):
     """Loading weights straight from S3 into memory."""
 
     loader: str
     """The engine's own name of it."""
 
 
-class Limits(_Row):
+class EngineLimits(_Row):
     """What the engine does not do on one kind of processor."""
 
     source: str
@@ -127,12 +127,12 @@ class Limits(_Row):
     lacks: Mapping[str, str]
     """Why it does not do what an option asks for, by the option's name; `machines` and `transfer` among them."""
 
-    def segment(self, most: int, context: int) -> int:
+    def select_segment(self, max_tokens: int, context: int) -> int:
         """The largest segment of a prompt up to `most` tokens that is below the context; the least where none is."""
-        return max((size for size in self.segments if size <= most and size < context), default=self.segments[0])
+        return max((size for size in self.segments if size <= max_tokens and size < context), default=self.segments[0])
 
 
-class Platform(Part):
+class Platform(CommandPart):
     """The engine on one kind of processor."""
 
     image: str = ""
@@ -144,7 +144,7 @@ class Platform(Part):
     start_s: float = 600
     """A replica that has not answered by then, loading its weights aside, never will."""
 
-    limits: Limits | None = None
+    limits: EngineLimits | None = None
     """None where every option works."""
 
     kv_block: int
@@ -159,17 +159,17 @@ class Platform(Part):
     weight_copies: float = 0
     """Memory of one replica for each byte of weights, there."""
 
-    options: Mapping[str, Part] = {}
+    options: Mapping[str, CommandPart] = {}
     """What an option adds on this kind of processor."""
 
 
-class Ray(_Row):
+class RayCommands(_Row):
     """What the machines of a replica run where Ray joins them."""
 
-    lead: tuple[Text, ...]
+    lead: tuple[Template, ...]
     """Put before the engine's command on the first."""
 
-    follow: tuple[Text, ...]
+    follow: tuple[Template, ...]
     """The whole command on the others."""
 
 
@@ -178,25 +178,25 @@ class Engine(_Row):
 
     source: str
     read: str
-    command: tuple[Text, ...]
-    environment: Mapping[str, Text]
+    command: tuple[Template, ...]
+    environment: Mapping[str, Template]
     image: str
     """Of a container that runs it, where its platform names none."""
 
     own_image: str
     """The same with what EFA and routing by events need; {registry} is the fleet's own."""
 
-    options: Mapping[str, Part]
+    options: Mapping[str, CommandPart]
     """What a setting adds, by name."""
 
-    ray: Ray
+    ray: RayCommands
     """Ray in place of the engine's own processes."""
 
-    transfers: Mapping[str, Part]
+    transfers: Mapping[str, CommandPart]
     """How a KV cache is handed on, by what lies between the machines."""
 
-    streaming: Streaming
-    other_s3: Part
+    streaming: WeightStreaming
+    other_s3: CommandPart
     """For an S3 that is not AWS's own."""
 
     platforms: Mapping[str, Platform]
@@ -207,23 +207,23 @@ class Engine(_Row):
     """Path of its own counters and histograms, in Prometheus's format."""
 
 
-class Way(Part):
+class DiscoveryMode(CommandPart):
     """One way of finding engines."""
 
-    before: tuple[Text, ...] = ()
+    before: tuple[Template, ...] = ()
     """Put before the router's own command: what finds them for it."""
 
 
-class Finding(_Row):
+class Discovery(_Row):
     """How a router finds the engines."""
 
-    together: Way
+    together: DiscoveryMode
     """Engines that do both halves of a request."""
 
-    apart: Way
+    apart: DiscoveryMode
     """Engines that read prompts, and engines that write answers."""
 
-    heard: Way | None = None
+    heard: DiscoveryMode | None = None
     """Engines of which the router hears what their caches hold, where that is another way than `together`."""
 
 
@@ -238,9 +238,9 @@ class Router(_Row):
     following_image: str
     """The same with what looks DNS names up for it; {registry} is the fleet's own."""
 
-    command: tuple[Text, ...]
-    environment: Mapping[str, Text] = {}
-    finds: Mapping[Literal["addresses", "labels", "names"], Finding]
+    command: tuple[Template, ...]
+    environment: Mapping[str, Template] = {}
+    finds: Mapping[Literal["addresses", "labels", "names"], Discovery]
     policies: Mapping[str, str]
     """The router's word for each of a blueprint's policies."""
 
@@ -248,54 +248,56 @@ class Router(_Row):
     """Memory that it takes."""
 
 
-class _File(_Row):
+class _Catalog(_Row):
     engines: Mapping[str, Engine]
     routers: Mapping[str, Router]
 
 
 @functools.cache
-def _file() -> _File:
-    return _File.model_validate(yaml.safe_load(FILE.read_text(encoding="utf-8")))
+def _load_catalog() -> _Catalog:
+    return _Catalog.model_validate(yaml.safe_load(FILE.read_text(encoding="utf-8")))
 
 
-def engines() -> Mapping[str, Engine]:
+def load_engines() -> Mapping[str, Engine]:
     """All engines by name."""
-    return MappingProxyType(dict(_file().engines))
+    return MappingProxyType(dict(_load_catalog().engines))
 
 
-def routers() -> Mapping[str, Router]:
+def load_routers() -> Mapping[str, Router]:
     """All routers by name."""
-    return MappingProxyType(dict(_file().routers))
+    return MappingProxyType(dict(_load_catalog().routers))
 
 
-def arguments(texts: Iterable[str], values: Values) -> tuple[str, ...]:
+def fill_arguments(templates: Iterable[str], values: Values) -> tuple[str, ...]:
     """The arguments with their values filled in.
 
     Raises:
         KeyError: a value that is asked for is missing in `values`.
     """
     filled: list[str] = []
-    for text in texts:
-        listed = [name for name in _asked(text) if isinstance(values.get(name), tuple)]
-        if listed:
-            filled += [_fill(text, {**values, listed[0]: item}) for item in _items(values[listed[0]])]
+    for template in templates:
+        list_fields = [name for name in _parse_field_names(template) if isinstance(values.get(name), tuple)]
+        if list_fields:
+            filled += [
+                _fill(template, {**values, list_fields[0]: item}) for item in _list_items(values[list_fields[0]])
+            ]
         else:
-            filled.append(_fill(text, values))
+            filled.append(_fill(template, values))
     return tuple(filled)
 
 
-def _items(value: str | int | tuple[str, ...]) -> tuple[str, ...]:
+def _list_items(value: str | int | tuple[str, ...]) -> tuple[str, ...]:
     return value if isinstance(value, tuple) else (str(value),)
 
 
-def environment(parts: Iterable[Mapping[str, str]], values: Values) -> dict[str, str]:
+def fill_env(parts: Iterable[Mapping[str, str]], values: Values) -> dict[str, str]:
     """The environments of all parts as one; a later part wins.
 
     Raises:
         KeyError: a value that is asked for is missing in `values`.
     """
-    return {name: _fill(text, values) for part in parts for name, text in part.items()}
+    return {name: _fill(template, values) for part in parts for name, template in part.items()}
 
 
-def _fill(text: str, values: Mapping[str, Any]) -> str:
-    return text.format_map(values)
+def _fill(template: str, values: Mapping[str, Any]) -> str:
+    return template.format_map(values)

@@ -157,7 +157,7 @@ class Instance(Row):
         """The type without its size: `g6e` of `g6e.12xlarge`."""
         return self.name.split(".")[0]
 
-    def price_usd_h(self, region: str) -> float | None:
+    def get_price_usd_h(self, region: str) -> float | None:
         """US dollars an hour on demand, or None where no price is known."""
         price = self.prices.get(region)
         return price.usd_h if price else None
@@ -175,15 +175,15 @@ def load() -> Catalogue:
 
 
 @functools.cache
-def regions() -> Mapping[str, Source]:
+def load_regions() -> Mapping[str, Source]:
     """The regions that the catalogue has an answer for, and whose answer that is."""
     generated = json.loads(GENERATED.read_text("utf-8"))
-    return MappingProxyType({name: _region(said) for name, said in generated["regions"].items()})
+    return MappingProxyType({name: _parse_region_source(facts) for name, facts in generated["regions"].items()})
 
 
-def answered(region: str) -> bool:
+def has_region(region: str) -> bool:
     """Whether the catalogue knows what the region offers."""
-    return region in regions()
+    return region in load_regions()
 
 
 def find(name: str, catalogue: Catalogue | None = None) -> Instance:
@@ -192,94 +192,105 @@ def find(name: str, catalogue: Catalogue | None = None) -> Instance:
     Raises:
         InputError: there is none; the message names the nearest ones.
     """
-    known = load() if catalogue is None else catalogue
-    if name not in known:
-        raise InputError(f"{name}: the catalogue has no such instance type. Write {nearest(name, known)}.")
-    return known[name]
+    instances = load() if catalogue is None else catalogue
+    if name not in instances:
+        raise InputError(f"{name}: the catalogue has no such instance type. Write {suggest_names(name, instances)}.")
+    return instances[name]
 
 
-def nearest(name: str, catalogue: Catalogue) -> str:
+def suggest_names(name: str, catalogue: Catalogue) -> str:
     """What a person may have meant by `name`, as words for a message."""
-    near = difflib.get_close_matches(name, catalogue, n=3, cutoff=0.75)
-    if near:
-        return " or ".join(near)
-    return f"a type of the families {', '.join(dict.fromkeys(one.family for one in catalogue.values()))}"
+    matches = difflib.get_close_matches(name, catalogue, n=3, cutoff=0.75)
+    if matches:
+        return " or ".join(matches)
+    return f"a type of the families {', '.join(dict.fromkeys(instance.family for instance in catalogue.values()))}"
 
 
 def build(generated: Mapping[str, Any], overlay: Mapping[str, Any]) -> Catalogue:
     """Joins the two files' contents into typed rows."""
-    made = {name: _instance(name, row, generated["regions"], overlay) for name, row in generated["types"].items()}
-    return MappingProxyType(made)
+    instances = {
+        name: _build_instance(name, row, generated["regions"], overlay) for name, row in generated["types"].items()
+    }
+    return MappingProxyType(instances)
 
 
-def _instance(name: str, row: Mapping[str, Any], said: Mapping[str, Any], overlay: Mapping[str, Any]) -> Instance:
+def _build_instance(
+    name: str, row: Mapping[str, Any], region_facts: Mapping[str, Any], overlay: Mapping[str, Any]
+) -> Instance:
     fields = dict(row)
-    sources = {"ec2": _region(said[fields.pop("from")])}
-    listed = fields.pop("prices", {})
+    sources = {"ec2": _parse_region_source(region_facts[fields.pop("from")])}
+    listed_prices = fields.pop("prices", {})
     accelerators = fields.pop("accelerators", None)
     if accelerators:
-        accelerators, source = _accelerators(accelerators, overlay["accelerators"])
+        accelerators, source = _merge_accelerators(accelerators, overlay["accelerators"])
         sources |= {"accelerators": source} if source else {}
-    rdma = _about(name, overlay["gpudirect_rdma"])
-    layout = _about(name, overlay["layout"])
+    rdma = _find_overlay_row(name, overlay["gpudirect_rdma"])
+    layout = _find_overlay_row(name, overlay["layout"])
     if rdma:
-        sources["gpudirect_rdma"] = _source(rdma)
+        sources["gpudirect_rdma"] = _parse_source(rdma)
     if layout:
-        sources["layout_note"] = _source(layout)
+        sources["layout_note"] = _parse_source(layout)
     return Instance(
         **{
             **fields,
             "name": name,
             "accelerators": accelerators,
             # Zones are kept as letters: g6e in us-west-2 is "abcd".
-            "zones": {where: tuple(where + letter for letter in letters) for where, letters in row["zones"].items()},
+            "zones": {region: tuple(region + letter for letter in letters) for region, letters in row["zones"].items()},
             "gpudirect_rdma": rdma["value"] if rdma else None,
             "layout_note": layout["note"] if layout else "",
-            "prices": _prices(name, listed, said, overlay["prices"]),
-            "unpriced": {one["region"]: one["why"] for one in overlay["unpriced"] if name in one["types"]},
+            "prices": _merge_prices(name, listed_prices, region_facts, overlay["prices"]),
+            "unpriced": {entry["region"]: entry["why"] for entry in overlay["unpriced"] if name in entry["types"]},
             "sources": sources,
         }
     )
 
 
-def _accelerators(row: Mapping[str, Any], known: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], Source | None]:
+def _merge_accelerators(
+    row: Mapping[str, Any], overlay_rows: Sequence[Mapping[str, Any]]
+) -> tuple[dict[str, Any], Source | None]:
     """EC2's fields of an accelerator with the overlay's, and the overlay's source; EC2's alone where it has no row.
 
     The row is found by name and by EC2's memory: EC2 calls the A100 of 40 GB and that of 80 GB by one name.
     """
-    found = [one for one in known if (one["name"], one["ec2_memory_mib"]) == (row["name"], row["memory_mib"])]
-    if not found:
+    matches = [
+        entry for entry in overlay_rows if (entry["name"], entry["ec2_memory_mib"]) == (row["name"], row["memory_mib"])
+    ]
+    if not matches:
         return dict(row), None
-    added = {key: found[0][key] for key in ("bandwidth_gb_s", "dense_tflops")}
+    added = {key: matches[0][key] for key in ("bandwidth_gb_s", "dense_tflops")}
     # EC2 gives a Trainium2 device 524,288 MiB, which is no device's memory: the overlay says what it is.
-    corrected = {key: found[0][key] for key in ("memory_mib", "logical_cores") if key in found[0]}
-    return {**row, **added, **corrected}, _source(found[0])
+    corrected = {key: matches[0][key] for key in ("memory_mib", "logical_cores") if key in matches[0]}
+    return {**row, **added, **corrected}, _parse_source(matches[0])
 
 
-def _about(name: str, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+def _find_overlay_row(name: str, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     """The overlay's row that names the type."""
     return next((row for row in rows if name in row["types"]), None)
 
 
-def _prices(
-    name: str, listed: Mapping[str, float], said: Mapping[str, Any], written: Sequence[Mapping[str, Any]]
+def _merge_prices(
+    name: str,
+    listed_prices: Mapping[str, float],
+    region_facts: Mapping[str, Any],
+    price_blocks: Sequence[Mapping[str, Any]],
 ) -> dict[str, Price]:
     """Prices by region: AWS's own list where a refresh has read it, else what the overlay holds."""
-    by_hand = {
-        block["region"]: Price(usd_h=block["usd_per_hour"][name], source=_source(block))
-        for block in written
+    overlay_prices = {
+        block["region"]: Price(usd_h=block["usd_per_hour"][name], source=_parse_source(block))
+        for block in price_blocks
         if name in block["usd_per_hour"]
     }
-    from_list = {
-        where: Price(usd_h=usd_h, source=Source(name="AWS Price List", date=said[where]["prices"]))
-        for where, usd_h in listed.items()
+    aws_prices = {
+        region: Price(usd_h=usd_h, source=Source(name="AWS Price List", date=region_facts[region]["prices"]))
+        for region, usd_h in listed_prices.items()
     }
-    return by_hand | from_list
+    return overlay_prices | aws_prices
 
 
-def _region(said: Mapping[str, Any]) -> Source:
-    return Source(name=said["source"], date=said["date"])
+def _parse_region_source(facts: Mapping[str, Any]) -> Source:
+    return Source(name=facts["source"], date=facts["date"])
 
 
-def _source(row: Mapping[str, Any]) -> Source:
+def _parse_source(row: Mapping[str, Any]) -> Source:
     return Source(name=row["source"], date=str(row["date"]))

@@ -60,7 +60,7 @@ class Model(Architecture):
     """The day they were read there."""
 
 
-def find(name: str, *, hub: Callable[[str], Mapping[str, Any]] | None = None) -> Model:
+def find(name: str, *, fetch_config: Callable[[str], Mapping[str, Any]] | None = None) -> Model:
     """A model by its name in the catalogue, the folder that holds its config.json, or its id on the hub.
 
     Args:
@@ -69,22 +69,22 @@ def find(name: str, *, hub: Callable[[str], Mapping[str, Any]] | None = None) ->
     Raises:
         InputError: there is no such model; names the nearest ones.
     """
-    rows = catalogue()
-    if name in rows:
-        return rows[name]
-    folder = _folder(name)
+    models = load()
+    if name in models:
+        return models[name]
+    folder = _find_folder(name)
     if folder:
-        return in_folder(folder)
-    asked = ""
-    if hub is not None and "/" in name:
+        return read_folder(folder)
+    hub_error = ""
+    if fetch_config is not None and "/" in name:
         try:
-            return from_config(name, hub(name), source=f"config.json of {name} on the hub", hub=name)
+            return parse_config(name, fetch_config(name), source=f"config.json of {name} on the hub", hub_id=name)
         except BlueprintError as error:
-            asked = f" The hub: {error}"
-    raise InputError(f"{_unknown(name, rows)}{asked}")
+            hub_error = f" The hub: {error}"
+    raise InputError(f"{_format_unknown(name, models)}{hub_error}")
 
 
-def _folder(name: str) -> Path | None:
+def _find_folder(name: str) -> Path | None:
     """The folder that `name` leads to, or None where it is no path to one or to its config.json."""
     try:
         path = Path(name).expanduser()
@@ -93,32 +93,32 @@ def _folder(name: str) -> Path | None:
         return None
 
 
-def _unknown(name: str, rows: Mapping[str, Model]) -> str:
-    lower = {known.lower(): known for known in rows}
-    short = {known.lower().split("/")[-1]: known for known in rows}
-    words = difflib.get_close_matches(name.lower(), [*lower, *short], n=3, cutoff=0.5)
-    near = list(dict.fromkeys({**short, **lower}[word] for word in words)) or list(rows)
+def _format_unknown(name: str, models: Mapping[str, Model]) -> str:
+    by_lower_name = {model_name.lower(): model_name for model_name in models}
+    by_short_name = {model_name.lower().split("/")[-1]: model_name for model_name in models}
+    close_words = difflib.get_close_matches(name.lower(), [*by_lower_name, *by_short_name], n=3, cutoff=0.5)
+    suggestions = list(dict.fromkeys({**by_short_name, **by_lower_name}[word] for word in close_words)) or list(models)
     return (
         f"model: now {name!r}: neither in the catalogue nor a folder that holds config.json. "
-        f"Write {' or '.join(near[:3])}, or the path of a folder; `blueprint model list` names all."
+        f"Write {' or '.join(suggestions[:3])}, or the path of a folder; `blueprint model list` names all."
     )
 
 
 @functools.cache
-def catalogue() -> Mapping[str, Model]:
+def load() -> Mapping[str, Model]:
     """All models of models.yaml by name."""
     rows = yaml.load(FILE.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    return MappingProxyType({name: _from_row(name, _Row.model_validate(row)) for name, row in rows.items()})
+    return MappingProxyType({name: _build_from_row(name, _Row.model_validate(row)) for name, row in rows.items()})
 
 
 @functools.cache
-def config_of(name: str) -> Mapping[str, Any]:
+def read_config(name: str) -> Mapping[str, Any]:
     """The config.json that a row of the catalogue holds, for making the model."""
     rows = yaml.safe_load(FILE.read_text(encoding="utf-8"))
     return MappingProxyType(rows[name]["config"])
 
 
-def in_folder(folder: Path) -> Model:
+def read_folder(folder: Path) -> Model:
     """The model whose files lie in `folder`; its size is that of the safetensors there.
 
     Raises:
@@ -133,53 +133,55 @@ def in_folder(folder: Path) -> Model:
         raise InputError(f"{path}: it cannot be read as JSON: {error}.") from None
     if not isinstance(config, dict):
         raise InputError(f"{path}: it is not a mapping of keys to values. Write the folder of a model.")
-    stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    return from_config(str(folder), config, source=str(path), weight_bytes=stored or None)
+    stored_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    return parse_config(str(folder), config, source=str(path), weight_bytes=stored_bytes or None)
 
 
-def from_config(
-    name: str, config: Mapping[str, Any], *, source: str, hub: str | None = None, weight_bytes: int | None = None
+def parse_config(
+    name: str, config: Mapping[str, Any], *, source: str, hub_id: str | None = None, weight_bytes: int | None = None
 ) -> Model:
     """A model from its config.json; the size of its weights follows from the architecture where it is not given.
 
     Raises:
         InputError: a number is missing, or its kind is not known.
     """
-    return _model(name, architecture.read(config, source), _task(config), config, source, "", hub, weight_bytes)
+    return _build_model(
+        name, architecture.parse(config, source), _detect_task(config), config, source, "", hub_id, weight_bytes
+    )
 
 
-def _from_row(name: str, row: _Row) -> Model:
-    described = architecture.read(row.config, f"{FILE.name}: {name}")
-    hub = None if row.config.get(RANDOM_KEY) else name
-    return _model(name, described, row.task, row.config, row.source, row.read, hub, row.weight_bytes)
+def _build_from_row(name: str, row: _Row) -> Model:
+    arch = architecture.parse(row.config, f"{FILE.name}: {name}")
+    hub_id = None if row.config.get(RANDOM_KEY) else name
+    return _build_model(name, arch, row.task, row.config, row.source, row.read, hub_id, row.weight_bytes)
 
 
-def _model(
+def _build_model(
     name: str,
-    described: Architecture,
+    arch: Architecture,
     task: Literal["generate", "embed", "rerank"],
     config: Mapping[str, Any],
     source: str,
     read_on: str,
-    hub: str | None,
+    hub_id: str | None,
     weight_bytes: int | None,
 ) -> Model:
-    stored = round(sum(group.bytes for group in described.tensors()))
+    computed_bytes = round(sum(group.bytes for group in arch.list_tensors()))
     return Model(
-        **described.model_dump(),
+        **arch.model_dump(),
         name=name,
-        hub=hub,
+        hub=hub_id,
         task=task,
-        weight_bytes=weight_bytes or stored,
+        weight_bytes=weight_bytes or computed_bytes,
         random=bool(config.get(RANDOM_KEY, False)),
         source=source,
         read_on=read_on,
     )
 
 
-def _task(config: Mapping[str, Any]) -> Literal["generate", "embed", "rerank"]:
+def _detect_task(config: Mapping[str, Any]) -> Literal["generate", "embed", "rerank"]:
     """What a checkpoint's head is for. A decoder that was trained to embed or rerank looks like any other decoder."""
-    heads = " ".join(config.get("architectures") or ())
-    if "SequenceClassification" in heads:
+    head_names = " ".join(config.get("architectures") or ())
+    if "SequenceClassification" in head_names:
         return "rerank"
     return "embed" if config.get("model_type") in architecture.ENCODERS else "generate"

@@ -40,37 +40,37 @@ class Family:
     spot: Quota
 
 
-def _vcpus(code: str, name: str, default: float) -> Quota:
+def _build_vcpu_quota(code: str, name: str, default: float) -> Quota:
     return Quota("ec2", code, name, default, "vCPUs")
 
 
 STANDARD = Family(
     ("a", "c", "d", "h", "i", "m", "r", "t", "z"),
-    _vcpus("L-1216C47A", "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances", 5),
-    _vcpus("L-34B43A08", "All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests", 5),
+    _build_vcpu_quota("L-1216C47A", "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances", 5),
+    _build_vcpu_quota("L-34B43A08", "All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests", 5),
 )
 
 FAMILIES = (
     Family(
         ("g", "gr", "vt"),
-        _vcpus("L-DB2E81BA", "Running On-Demand G and VT instances", 0),
-        _vcpus("L-3819A6DF", "All G and VT Spot Instance Requests", 0),
+        _build_vcpu_quota("L-DB2E81BA", "Running On-Demand G and VT instances", 0),
+        _build_vcpu_quota("L-3819A6DF", "All G and VT Spot Instance Requests", 0),
     ),
     Family(
         ("p",),
-        _vcpus("L-417A185B", "Running On-Demand P instances", 0),
+        _build_vcpu_quota("L-417A185B", "Running On-Demand P instances", 0),
         # Until 2025 P5 had a spot quota of its own (L-C4BD4855); listings of 2026 hold this one for all of P.
-        _vcpus("L-7212CCBC", "All P Spot Instance Requests", 0),
+        _build_vcpu_quota("L-7212CCBC", "All P Spot Instance Requests", 0),
     ),
     Family(
         ("trn",),
-        _vcpus("L-2C3B7624", "Running On-Demand Trn instances", 0),
-        _vcpus("L-6B0D517C", "All Trn Spot Instance Requests", 0),
+        _build_vcpu_quota("L-2C3B7624", "Running On-Demand Trn instances", 0),
+        _build_vcpu_quota("L-6B0D517C", "All Trn Spot Instance Requests", 0),
     ),
     Family(
         ("inf",),
-        _vcpus("L-1945791B", "Running On-Demand Inf instances", 0),
-        _vcpus("L-B5D1601B", "All Inf Spot Instance Requests", 0),
+        _build_vcpu_quota("L-1945791B", "Running On-Demand Inf instances", 0),
+        _build_vcpu_quota("L-B5D1601B", "All Inf Spot Instance Requests", 0),
     ),
     STANDARD,
 )
@@ -78,20 +78,20 @@ FAMILIES = (
 VPCS = Quota("vpc", "L-F678F1CE", "VPCs per Region", 5)
 INTERNET_GATEWAYS = Quota("vpc", "L-A4707A72", "Internet gateways per Region", 5)
 NAT_GATEWAYS = Quota("vpc", "L-FE5A380F", "NAT gateways per Availability Zone", 5)
-ADDRESSES = Quota("ec2", "L-0263D0A3", "EC2-VPC Elastic IPs", 5)
+ELASTIC_IPS = Quota("ec2", "L-0263D0A3", "EC2-VPC Elastic IPs", 5)
 GATEWAY_ENDPOINTS = Quota("vpc", "L-1B52E74A", "Gateway VPC endpoints per Region", 20)
 INTERFACE_ENDPOINTS = Quota("vpc", "L-29B6F2EB", "Interface VPC endpoints per VPC", 50)
-INTERFACES = Quota("vpc", "L-DF5E4CA3", "Network interfaces per Region", 5000)
-GROUPS = Quota("autoscaling", "L-CDE20ADC", "Auto Scaling groups per region", 500)
-TEMPLATES = Quota("ec2", "L-FB451C26", "Launch templates", 5000)
+NETWORK_INTERFACES = Quota("vpc", "L-DF5E4CA3", "Network interfaces per Region", 5000)
+AUTO_SCALING_GROUPS = Quota("autoscaling", "L-CDE20ADC", "Auto Scaling groups per region", 500)
+LAUNCH_TEMPLATES = Quota("ec2", "L-FB451C26", "Launch templates", 5000)
 VOLUMES = Quota("ebs", "L-7A658B76", "Storage for General Purpose SSD (gp3) volumes, in TiB", 50, "TiB")
 CLUSTERS = Quota("eks", "L-1194D53C", "Clusters", 100)
 NODE_GROUPS = Quota("eks", "L-6D54EA21", "Managed node groups per cluster", 30)
-NODES = Quota("eks", "L-BD136A63", "Nodes per managed node group", 450)
+NODES_PER_GROUP = Quota("eks", "L-BD136A63", "Nodes per managed node group", 450)
 
 
-def family(instance_type: str) -> Family:
+def find_family(instance_type: str) -> Family:
     """The family whose quota a type's vCPUs count against."""
     head = instance_type.split(".")[0]
     letters = head[: next((index for index, char in enumerate(head) if char.isdigit()), len(head))]
-    return next((one for one in FAMILIES if letters in one.letters), STANDARD)
+    return next((candidate for candidate in FAMILIES if letters in candidate.letters), STANDARD)

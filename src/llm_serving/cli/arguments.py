@@ -10,14 +10,17 @@ import typer
 from llm_serving.cli import completions
 
 if TYPE_CHECKING:
-    from llm_serving.targets.local.deployment_dir import Run
+    from llm_serving.targets.local.deployment_dir import DeploymentDir
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The blueprint's folder.")]
 Fleet = Annotated[Path, typer.Option("--fleet", metavar="FILE", help="The fleet file.")]
 Target = Annotated[
     str,
     typer.Option(
-        "--target", metavar="TARGET", help="Where it runs: local, eks or ecs.", autocompletion=completions.targets
+        "--target",
+        metavar="TARGET",
+        help="Where it runs: local, eks or ecs.",
+        autocompletion=completions.complete_targets,
     ),
 ]
 Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the stacks go.")]
@@ -29,23 +32,23 @@ OUT = Path("cdktf.out")
 LOCAL = "local"
 
 
-def run_of(folder: Path, target: str) -> Run:
+def find_deployment_dir(folder: Path, target: str) -> DeploymentDir:
     """The local run of the blueprint in `folder`, for commands that must work while the file is being edited.
 
     Raises:
         InputError: the folder holds no blueprint and nothing of it is deployed, or it has no template for `target`.
     """
     from llm_serving.settings.errors import InputError
-    from llm_serving.targets.local.deployment_dir import Run
+    from llm_serving.targets.local.deployment_dir import DeploymentDir
     from llm_serving.workloads import render
     from llm_serving.workloads.serving import blueprint, resolve
 
-    by_folder = Run(folder.resolve().name, Path.cwd())
+    fallback = DeploymentDir(folder.resolve().name, Path.cwd())
     try:
-        wanted = blueprint.read(folder)
+        document = blueprint.read(folder)
     except InputError:
-        if by_folder.data.is_dir() and target == LOCAL:
-            return by_folder
+        if fallback.data.is_dir() and target == LOCAL:
+            return fallback
         raise
-    render.template(folder, target)
-    return Run(resolve.name_of(wanted), Path.cwd())
+    render.find_template(folder, target)
+    return DeploymentDir(resolve.resolve_name(document), Path.cwd())

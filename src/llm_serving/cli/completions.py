@@ -9,29 +9,29 @@ from llm_serving import paths
 BLUEPRINTS = paths.PATTERNS
 
 
-def patterns(incomplete: str) -> list[str]:
+def complete_patterns(incomplete: str) -> list[str]:
     """Patterns to copy."""
-    return _starting(incomplete, (file.parent.name for file in BLUEPRINTS.glob("*/blueprint.yaml")))
+    return _select_matches(incomplete, (file.parent.name for file in BLUEPRINTS.glob("*/blueprint.yaml")))
 
 
-def targets(incomplete: str) -> list[str]:
+def complete_targets(incomplete: str) -> list[str]:
     """Targets that some pattern has a template for."""
-    return _starting(incomplete, {file.name.partition(".")[0] for file in BLUEPRINTS.glob("*/*.*.j2")})
+    return _select_matches(incomplete, {file.name.partition(".")[0] for file in BLUEPRINTS.glob("*/*.*.j2")})
 
 
-def models(incomplete: str) -> list[str]:
+def complete_models(incomplete: str) -> list[str]:
     """Models of the catalogue."""
     from llm_serving.catalog import models
 
-    return _starting(incomplete, models.catalogue())
+    return _select_matches(incomplete, models.load())
 
 
-def instance_types(incomplete: str) -> list[str]:
+def complete_instance_types(incomplete: str) -> list[str]:
     """Instance types of the catalogue."""
     from llm_serving.catalog import instances
 
-    return _starting(incomplete, instances.load())
+    return _select_matches(incomplete, instances.load())
 
 
-def _starting(incomplete: str, words: Iterable[str]) -> list[str]:
-    return sorted(word for word in words if word.startswith(incomplete))
+def _select_matches(incomplete: str, candidates: Iterable[str]) -> list[str]:
+    return sorted(candidate for candidate in candidates if candidate.startswith(incomplete))

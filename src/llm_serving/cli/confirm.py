@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from llm_serving.settings.errors import AnswerIsNo, InputError
+from llm_serving.settings.errors import CheckFailed, InputError
 
 
 def ask(question: str, yes: bool) -> None:
@@ -18,12 +18,12 @@ def ask(question: str, yes: bool) -> None:
     """
     if yes:
         return
-    require_answer(yes, question)
+    require_terminal(yes, question)
     if not typer.confirm(question, err=True):
-        raise AnswerIsNo("nothing was changed")
+        raise CheckFailed("nothing was changed")
 
 
-def require_answer(yes: bool, question: str = "") -> None:
+def require_terminal(yes: bool, question: str = "") -> None:
     """Sees that a question can be answered, before minutes are spent on what leads to it.
 
     Raises:

@@ -14,16 +14,16 @@ LETTERS = "abcdefg"
 """Zones that the plan has room for."""
 
 
-def private(cidr: str, zone: str) -> str:
+def compute_private_cidr(cidr: str, zone: str) -> str:
     """Range of a zone's private subnet: an eighth of the VPC."""
-    return str(_eighths(cidr)[LETTERS.index(zone[-1])])
+    return str(_split_eighths(cidr)[LETTERS.index(zone[-1])])
 
 
-def public(cidr: str, zone: str) -> str:
+def compute_public_cidr(cidr: str, zone: str) -> str:
     """Range of a zone's public subnet, for its NAT gateway: 1/128 of the VPC, and never below AWS's least, a /28."""
-    sixteenths = list(_eighths(cidr)[-1].subnets(prefixlen_diff=4))
+    sixteenths = list(_split_eighths(cidr)[-1].subnets(prefixlen_diff=4))
     return str(sixteenths[LETTERS.index(zone[-1])])
 
 
-def _eighths(cidr: str) -> list[IPv4Network]:
+def _split_eighths(cidr: str) -> list[IPv4Network]:
     return list(IPv4Network(cidr).subnets(prefixlen_diff=3))

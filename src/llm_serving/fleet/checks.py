@@ -14,26 +14,26 @@ from llm_serving.fleet.model import Fleet, Reservation
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import InputError, Mistake
 
-Found = Iterator[Mistake]
+Mistakes = Iterator[Mistake]
 
 
-def check(document: Document[Fleet], catalogue: Catalogue) -> list[Mistake]:
+def find_mistakes(document: Document[Fleet], catalogue: Catalogue) -> list[Mistake]:
     """All that cannot work, in the order of the file; empty where nothing stands against the fleet.
 
     Where the catalogue has no answer for the fleet's region, nothing is claimed about what that region offers.
     """
-    found = list(_spend(document, catalogue))
+    mistakes = list(_check_spend_limit(document, catalogue))
     for name, pool in document.value.pools.items():
-        rows = [catalogue[kind] for kind in pool.types if kind in catalogue]
-        found += _unknown(document, catalogue, name)
-        found += _not_offered(document, catalogue, name, rows)
-        found += _without_efa(document, catalogue, name, rows)
-        found += _not_sold(document, catalogue, name, rows)
-        found += _mixed(document, name, rows)
-        found += _without_nvme(document, name, rows)
-        found += _slow_volume(document, name, rows)
-    found += capacity.mistakes(document, catalogue)
-    return sorted(found, key=lambda mistake: (mistake.line, mistake.column))
+        rows = [catalogue[type_name] for type_name in pool.types if type_name in catalogue]
+        mistakes += _check_types_known(document, catalogue, name)
+        mistakes += _check_types_offered(document, catalogue, name, rows)
+        mistakes += _check_efa(document, catalogue, name, rows)
+        mistakes += _check_purchases(document, catalogue, name, rows)
+        mistakes += _check_same_hardware(document, name, rows)
+        mistakes += _check_nvme(document, name, rows)
+        mistakes += _check_volume_speed(document, name, rows)
+    mistakes += capacity.find_mistakes(document, catalogue)
+    return sorted(mistakes, key=lambda mistake: (mistake.line, mistake.column))
 
 
 def require(document: Document[Fleet]) -> None:
@@ -42,166 +42,171 @@ def require(document: Document[Fleet]) -> None:
     Raises:
         InputError: with all that cannot work.
     """
-    found = check(document, instances.load())
-    if found:
-        raise InputError(found)
+    mistakes = find_mistakes(document, instances.load())
+    if mistakes:
+        raise InputError(mistakes)
 
 
-def _unknown(document: Document[Fleet], catalogue: Catalogue, name: str) -> Found:
-    for index, kind in enumerate(document.value.pools[name].types):
-        if kind not in catalogue:
-            where = ("pools", name, "types", index)
-            why = "the catalogue has no such instance type"
-            yield document.mistake(where, kind, why, instances.nearest(kind, catalogue))
+def _check_types_known(document: Document[Fleet], catalogue: Catalogue, name: str) -> Mistakes:
+    for index, type_name in enumerate(document.value.pools[name].types):
+        if type_name not in catalogue:
+            key_path = ("pools", name, "types", index)
+            reason = "the catalogue has no such instance type"
+            yield document.build_mistake(key_path, type_name, reason, instances.suggest_names(type_name, catalogue))
 
 
-def _not_offered(document: Document[Fleet], catalogue: Catalogue, name: str, rows: Sequence[Instance]) -> Found:
+def _check_types_offered(
+    document: Document[Fleet], catalogue: Catalogue, name: str, rows: Sequence[Instance]
+) -> Mistakes:
     """Types that none of the pool's zones offers; else zones that offer none of the pool's types."""
     fleet, pool = document.value, document.value.pools[name]
     if not any(fleet.region in row.zones for row in catalogue.values()):
         return
-    zones = fleet.zones_of(pool)
+    zones = fleet.get_zones(pool)
     lacking = [row for row in rows if not set(zones) & set(row.zones.get(fleet.region, ()))]
     for row in lacking:
         offered = row.zones.get(fleet.region, ())
-        why = (
-            f"{fleet.region} offers it in {listed(offered)} only, and the pool takes {listed(zones)}"
+        reason = (
+            f"{fleet.region} offers it in {join_words(offered)} only, and the pool takes {join_words(zones)}"
             if offered
-            else f"{fleet.region} does not offer it; {listed(row.zones)} would"
+            else f"{fleet.region} does not offer it; {join_words(row.zones)} would"
         )
-        write = f"zones: [{', '.join(offered)}]" if offered else f"another type than {row.name}"
-        where = ("pools", name, "types", pool.types.index(row.name))
-        yield document.mistake(where, row.name, why, f"{write}, or {_ask_again(fleet)}")
+        fix = f"zones: [{', '.join(offered)}]" if offered else f"another type than {row.name}"
+        key_path = ("pools", name, "types", pool.types.index(row.name))
+        yield document.build_mistake(key_path, row.name, reason, f"{fix}, or {_suggest_refresh(fleet)}")
     if len(rows) == len(pool.types) and not lacking:
-        yield from _empty_zones(document, name, rows)
+        yield from _check_empty_zones(document, name, rows)
 
 
-def _empty_zones(document: Document[Fleet], name: str, rows: Sequence[Instance]) -> Found:
+def _check_empty_zones(document: Document[Fleet], name: str, rows: Sequence[Instance]) -> Mistakes:
     fleet, pool = document.value, document.value.pools[name]
     offered = {zone for row in rows for zone in row.zones[fleet.region]}
-    zones = fleet.zones_of(pool)
+    zones = fleet.get_zones(pool)
     empty = [zone for zone in zones if zone not in offered]
     if not empty:
         return
-    why = f"{listed(empty)} {'offers' if len(empty) == 1 else 'offer'} none of the pool's types"
-    write = f"zones: [{', '.join(zone for zone in zones if zone in offered)}] in the pool, or {_ask_again(fleet)}"
+    reason = f"{join_words(empty)} {'offers' if len(empty) == 1 else 'offer'} none of the pool's types"
+    fix = f"zones: [{', '.join(zone for zone in zones if zone in offered)}] in the pool, or {_suggest_refresh(fleet)}"
     if pool.zones:
-        yield document.mistake(("pools", name, "zones", pool.zones.index(empty[0])), empty[0], why, write)
+        yield document.build_mistake(("pools", name, "zones", pool.zones.index(empty[0])), empty[0], reason, fix)
     else:
-        why = f"the pool takes all of the fleet's zones, and {why}"
-        yield document.mistake(("pools", name, "types"), list(pool.types), why, write)
+        reason = f"the pool takes all of the fleet's zones, and {reason}"
+        yield document.build_mistake(("pools", name, "types"), list(pool.types), reason, fix)
 
 
-def _ask_again(fleet: Fleet) -> str:
+def _suggest_refresh(fleet: Fleet) -> str:
     # Zone names stand for other places in another account, so the catalogue's answer need not be this account's.
     return f"`blueprint catalog refresh --region {fleet.region}` to hear it from your own account"
 
 
-def _without_efa(document: Document[Fleet], catalogue: Catalogue, name: str, rows: Sequence[Instance]) -> Found:
+def _check_efa(document: Document[Fleet], catalogue: Catalogue, name: str, rows: Sequence[Instance]) -> Mistakes:
     lacking = [row for row in rows if not row.efa_interfaces]
     if not lacking or not document.value.pools[name].efa:
         return
     families = {row.family for row in lacking}
-    able = [row.name for row in catalogue.values() if row.efa_interfaces and row.family in families]
-    why = f"{listed([row.name for row in lacking])} {'has' if len(lacking) == 1 else 'have'} no EFA"
-    write = f"types with it ({', '.join(able)}), or efa: false" if able else "efa: false"
-    yield document.mistake(("pools", name, "efa"), True, why, write)
+    alternatives = [row.name for row in catalogue.values() if row.efa_interfaces and row.family in families]
+    reason = f"{join_words([row.name for row in lacking])} {'has' if len(lacking) == 1 else 'have'} no EFA"
+    fix = f"types with it ({', '.join(alternatives)}), or efa: false" if alternatives else "efa: false"
+    yield document.build_mistake(("pools", name, "efa"), True, reason, fix)
 
 
-def _not_sold(document: Document[Fleet], catalogue: Catalogue, name: str, rows: Sequence[Instance]) -> Found:
-    for index, way in enumerate(document.value.pools[name].buy):
-        asked, words = _class(way)
-        lacking = [row.name for row in rows if asked not in row.purchase]
+def _check_purchases(document: Document[Fleet], catalogue: Catalogue, name: str, rows: Sequence[Instance]) -> Mistakes:
+    for index, purchase in enumerate(document.value.pools[name].buy):
+        purchase_class, label = _classify_purchase(purchase)
+        lacking = [row.name for row in rows if purchase_class not in row.purchase]
         if not lacking:
             continue
-        sold = [one for one in ("on-demand", "spot") if all(one in row.purchase for row in rows)]
-        able = [row.name for row in catalogue.values() if asked in row.purchase]
-        why = f"EC2 does not sell {listed(lacking)} {words}"
-        write = f"buy: [{', '.join(sold)}]" if sold else "a type that is"
-        write += f", or a type that it does sell so, such as {', '.join(able[-3:])}" if able else ""
-        value = way if isinstance(way, str) else way.model_dump(by_alias=True, exclude_none=True)
-        yield document.mistake(("pools", name, "buy", index), value, why, write)
+        available = [option for option in ("on-demand", "spot") if all(option in row.purchase for row in rows)]
+        alternatives = [row.name for row in catalogue.values() if purchase_class in row.purchase]
+        reason = f"EC2 does not sell {join_words(lacking)} {label}"
+        fix = f"buy: [{', '.join(available)}]" if available else "a type that is"
+        fix += f", or a type that it does sell so, such as {', '.join(alternatives[-3:])}" if alternatives else ""
+        value = purchase if isinstance(purchase, str) else purchase.model_dump(by_alias=True, exclude_none=True)
+        yield document.build_mistake(("pools", name, "buy", index), value, reason, fix)
 
 
-def _class(way: str | Reservation) -> tuple[str, str]:
+def _classify_purchase(purchase: str | Reservation) -> tuple[str, str]:
     """EC2's class of a way to buy, and the words for it."""
-    if isinstance(way, Reservation):
-        return ("capacity-block", "by Capacity Block") if way.capacity_block else ("on-demand", "on demand")
-    return way, "on demand" if way == "on-demand" else "as spot"
+    if isinstance(purchase, Reservation):
+        return ("capacity-block", "by Capacity Block") if purchase.capacity_block else ("on-demand", "on demand")
+    return purchase, "on demand" if purchase == "on-demand" else "as spot"
 
 
-def _mixed(document: Document[Fleet], name: str, rows: Sequence[Instance]) -> Found:
+def _check_same_hardware(document: Document[Fleet], name: str, rows: Sequence[Instance]) -> Mistakes:
     """The machines of a pool stand in for one another, so one image must run on all; the first type sets the kind."""
     pool = document.value.pools[name]
     for row in rows[1:]:
-        for mine, first in ((_carries(row), _carries(rows[0])), (f"is {row.arch}", f"is {rows[0].arch}")):
-            if mine != first:
-                why = f"it {mine}, and {rows[0].name} {first}: what runs on one does not run on the other"
-                where = ("pools", name, "types", pool.types.index(row.name))
-                yield document.mistake(where, row.name, why, f"a second pool for {row.name}")
+        for actual, expected in (
+            (_describe_accelerator(row), _describe_accelerator(rows[0])),
+            (f"is {row.arch}", f"is {rows[0].arch}"),
+        ):
+            if actual != expected:
+                reason = f"it {actual}, and {rows[0].name} {expected}: what runs on one does not run on the other"
+                key_path = ("pools", name, "types", pool.types.index(row.name))
+                yield document.build_mistake(key_path, row.name, reason, f"a second pool for {row.name}")
 
 
-def _without_nvme(document: Document[Fleet], name: str, rows: Sequence[Instance]) -> Found:
+def _check_nvme(document: Document[Fleet], name: str, rows: Sequence[Instance]) -> Mistakes:
     lacking = [row.name for row in rows if not row.nvme_gb]
     if lacking and document.value.pools[name].disk == "nvme":
-        why = f"{listed(lacking)} {'has' if len(lacking) == 1 else 'have'} no NVMe disks"
-        yield document.mistake(("pools", name, "disk"), "nvme", why, "disk: gp3")
+        reason = f"{join_words(lacking)} {'has' if len(lacking) == 1 else 'have'} no NVMe disks"
+        yield document.build_mistake(("pools", name, "disk"), "nvme", reason, "disk: gp3")
 
 
-LEAST_SOCI_MIB_S = 600
+MIN_SOCI_MIB_S = 600
 """Root volume throughput below which SOCI's parallel pull is slower than none. Source: aws-samples on SOCI, 2026-11."""
 
 
-def _slow_volume(document: Document[Fleet], name: str, rows: Sequence[Instance]) -> Found:
+def _check_volume_speed(document: Document[Fleet], name: str, rows: Sequence[Instance]) -> Mistakes:
     """SOCI asked for by name, on a volume that the machine cannot read fast enough."""
     pool = document.value.pools[name]
-    slow = [row for row in rows if row.ebs_mb_s * 1e6 / 2**20 < LEAST_SOCI_MIB_S]
+    slow = [row for row in rows if row.ebs_mb_s * 1e6 / 2**20 < MIN_SOCI_MIB_S]
     if pool.images != "soci" or pool.disk != "gp3" or not slow:
         return
-    most = slow[0].ebs_mb_s * 1e6 / 2**20
-    why = f"{slow[0].name} reads {most:.0f} MiB/s from a volume, and below {LEAST_SOCI_MIB_S} SOCI makes starts slower"
-    write = "disk: nvme" if all(row.nvme_gb for row in rows) else "images: plain"
-    yield document.mistake(("pools", name, "images"), "soci", why, write)
+    mib_s = slow[0].ebs_mb_s * 1e6 / 2**20
+    reason = (
+        f"{slow[0].name} reads {mib_s:.0f} MiB/s from a volume, and below {MIN_SOCI_MIB_S} SOCI makes starts slower"
+    )
+    fix = "disk: nvme" if all(row.nvme_gb for row in rows) else "images: plain"
+    yield document.build_mistake(("pools", name, "images"), "soci", reason, fix)
 
 
-def _carries(row: Instance) -> str:
+def _describe_accelerator(row: Instance) -> str:
     kinds = {"gpu": "carries GPUs", "neuron": "carries Neuron devices"}
     return kinds[row.accelerators.kind] if row.accelerators else "carries no accelerator"
 
 
-def _spend(document: Document[Fleet], catalogue: Catalogue) -> Found:
+def _check_spend_limit(document: Document[Fleet], catalogue: Catalogue) -> Mistakes:
     """A limit holds only where every price is known: what cannot be added up is refused too."""
     fleet, limit = document.value, document.value.spend_limit
-    costs = cost.of(fleet, catalogue)
-    if limit is None or (costs.most_usd_h <= limit and not costs.unknown):
+    costs = cost.estimate(fleet, catalogue)
+    if limit is None or (costs.max_usd_h <= limit and not costs.unknown):
         return
-    sums = [f"{pool.pool} {pool.most_usd_h:,.2f}" for pool in costs.pools if pool.most_usd_h]
+    sums = [f"{pool.pool} {pool.max_usd_h:,.2f}" for pool in costs.pools if pool.max_usd_h]
     unknown = [
-        f"{kind} in pool {pool.pool}{_reason(catalogue[kind], fleet.region)}"
+        f"{type_name} in pool {pool.pool}{_describe_unpriced(catalogue[type_name], fleet.region)}"
         for pool in costs.pools
-        for kind in pool.unknown
-        if kind in catalogue
+        for type_name in pool.unknown
+        if type_name in catalogue
     ]
-    unpriced = f"no price is known in {fleet.region} of {listed(unknown)}" if unknown else ""
-    where, value = ("spend_limit",), f"{limit:.10g} USD/h"
-    if costs.most_usd_h > limit:
-        why = f"at their greatest size the pools cost {costs.most_usd_h:,.2f} USD/h on demand ({', '.join(sums)})"
-        why += f", and {unpriced}" if unpriced else ""
-        write = f"a limit of {costs.most_usd_h:.2f} USD/h or more, or smaller pools"
-        yield document.mistake(where, value, why, write)
+    unpriced = f"no price is known in {fleet.region} of {join_words(unknown)}" if unknown else ""
+    key_path, value = ("spend_limit",), f"{limit:.10g} USD/h"
+    if costs.max_usd_h > limit:
+        reason = f"at their greatest size the pools cost {costs.max_usd_h:,.2f} USD/h on demand ({', '.join(sums)})"
+        reason += f", and {unpriced}" if unpriced else ""
+        fix = f"a limit of {costs.max_usd_h:.2f} USD/h or more, or smaller pools"
+        yield document.build_mistake(key_path, value, reason, fix)
     elif unpriced:
-        why = f"the limit cannot be kept: {unpriced}"
-        write = (
-            f"no spend_limit, or run `blueprint catalog refresh --region {fleet.region}` first: it reads AWS's prices"
-        )
-        yield document.mistake(where, value, why, write)
+        reason = f"the limit cannot be kept: {unpriced}"
+        fix = f"no spend_limit, or run `blueprint catalog refresh --region {fleet.region}` first: it reads AWS's prices"
+        yield document.build_mistake(key_path, value, reason, fix)
 
 
-def _reason(row: Instance, region: str) -> str:
+def _describe_unpriced(row: Instance, region: str) -> str:
     return f" ({row.unpriced[region]})" if region in row.unpriced else ""
 
 
-def listed(words: Iterable[str]) -> str:
+def join_words(words: Iterable[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
-    *most, last = words
-    return f"{', '.join(most)} and {last}" if most else last
+    *leading, last = words
+    return f"{', '.join(leading)} and {last}" if leading else last

@@ -15,10 +15,10 @@ class PoolCost:
 
     pool: str
 
-    least_usd_h: float
+    min_usd_h: float
     """The least size, all of the cheapest type; where the fleet reserves more, that: unused it costs as if used."""
 
-    most_usd_h: float
+    max_usd_h: float
     """The greatest size, all of the dearest type: any type of the list may be what there is."""
 
     unknown: tuple[str, ...]
@@ -41,14 +41,14 @@ class Cost:
     """Where the prices come from, without repetition."""
 
     @property
-    def least_usd_h(self) -> float:
+    def min_usd_h(self) -> float:
         """All pools at their least size, as far as prices are known."""
-        return sum(pool.least_usd_h for pool in self.pools)
+        return sum(pool.min_usd_h for pool in self.pools)
 
     @property
-    def most_usd_h(self) -> float:
+    def max_usd_h(self) -> float:
         """All pools at their greatest size, as far as prices are known."""
-        return sum(pool.most_usd_h for pool in self.pools)
+        return sum(pool.max_usd_h for pool in self.pools)
 
     @property
     def unknown(self) -> tuple[str, ...]:
@@ -56,37 +56,43 @@ class Cost:
         return tuple(dict.fromkeys(name for pool in self.pools for name in pool.unknown))
 
 
-def of(fleet: Fleet, catalogue: Catalogue) -> Cost:
+def estimate(fleet: Fleet, catalogue: Catalogue) -> Cost:
     """The fleet's cost in its region. A type that the catalogue does not have counts as one of unknown price."""
-    priced = [price for pool in fleet.pools.values() if not prepaid(pool) for price in _prices(fleet, pool, catalogue)]
+    prices = [
+        price for pool in fleet.pools.values() if not is_prepaid(pool) for price in _list_prices(fleet, pool, catalogue)
+    ]
     return Cost(
-        tuple(_pool(fleet, name, pool, catalogue) for name, pool in fleet.pools.items()),
-        tuple(dict.fromkeys(price.source for price in priced)),
+        tuple(_estimate_pool(fleet, name, pool, catalogue) for name, pool in fleet.pools.items()),
+        tuple(dict.fromkeys(price.source for price in prices)),
     )
 
 
-def prepaid(pool: Pool) -> bool:
+def is_prepaid(pool: Pool) -> bool:
     """Whether a Capacity Block, paid when it was bought, is the only way to buy."""
-    return all(isinstance(way, Reservation) and way.capacity_block for way in pool.buy)
+    return all(isinstance(purchase, Reservation) and purchase.capacity_block for purchase in pool.buy)
 
 
-def _pool(fleet: Fleet, name: str, pool: Pool, catalogue: Catalogue) -> PoolCost:
-    if prepaid(pool) or not pool.size.most:
-        return PoolCost(name, 0.0, 0.0, (), prepaid(pool))
-    known = [price.usd_h for price in _prices(fleet, pool, catalogue)]
-    unknown = tuple(kind for kind in pool.types if kind not in catalogue or fleet.region not in catalogue[kind].prices)
-    cheapest, dearest = min(known, default=0.0), max(known, default=0.0)
+def _estimate_pool(fleet: Fleet, name: str, pool: Pool, catalogue: Catalogue) -> PoolCost:
+    if is_prepaid(pool) or not pool.size.max:
+        return PoolCost(name, 0.0, 0.0, (), is_prepaid(pool))
+    known_prices = [price.usd_h for price in _list_prices(fleet, pool, catalogue)]
+    unknown = tuple(
+        type_name
+        for type_name in pool.types
+        if type_name not in catalogue or fleet.region not in catalogue[type_name].prices
+    )
+    cheapest, dearest = min(known_prices, default=0.0), max(known_prices, default=0.0)
     return PoolCost(
         pool=name,
-        least_usd_h=max(pool.size.least, pool.to_reserve) * cheapest,
-        most_usd_h=pool.size.most * dearest,
+        min_usd_h=max(pool.size.min, pool.reserve_count) * cheapest,
+        max_usd_h=pool.size.max * dearest,
         unknown=unknown,
         prepaid=False,
-        reserved_usd_h=pool.to_reserve * cheapest,
+        reserved_usd_h=pool.reserve_count * cheapest,
     )
 
 
-def _prices(fleet: Fleet, pool: Pool, catalogue: Catalogue) -> Iterable[Price]:
+def _list_prices(fleet: Fleet, pool: Pool, catalogue: Catalogue) -> Iterable[Price]:
     """Known prices of the pool's types in the fleet's region."""
-    rows = (catalogue[kind] for kind in pool.types if kind in catalogue)
+    rows = (catalogue[type_name] for type_name in pool.types if type_name in catalogue)
     return [row.prices[fleet.region] for row in rows if fleet.region in row.prices]

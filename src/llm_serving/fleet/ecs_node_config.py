@@ -15,25 +15,25 @@ from collections.abc import Iterator
 import yaml
 
 from llm_serving.fleet.groups import Group
-from llm_serving.fleet.node_config import SNAPSHOT_DEVICE, multipart
+from llm_serving.fleet.node_config import SNAPSHOT_DEVICE, render_multipart
 
-IMAGES = "/var/lib/docker"
+IMAGES_DIR = "/var/lib/docker"
 """Where Docker keeps images; a snapshot holds the file system that was mounted here."""
 
 
-def of(group: Group, cluster: str) -> str:
+def render(group: Group, cluster: str) -> str:
     """User data of the group's machines, which join the cluster of this name."""
-    parts = [("text/x-shellscript", _agent(group, cluster))]
+    parts = [("text/x-shellscript", _render_agent_script(group, cluster))]
     if group.nvme:
         # A boothook runs at every start and before Docker's; after a stop the disks are empty again.
-        parts.insert(0, ("text/cloud-boothook", _INSTANCE_STORE))
+        parts.insert(0, ("text/cloud-boothook", _INSTANCE_STORE_SCRIPT))
     if group.images == "snapshot":
-        mounts = {"mounts": [[SNAPSHOT_DEVICE, IMAGES, "auto", "defaults"]]}
+        mounts = {"mounts": [[SNAPSHOT_DEVICE, IMAGES_DIR, "auto", "defaults"]]}
         parts.insert(0, ("text/cloud-config", f"#cloud-config\n{yaml.safe_dump(mounts)}"))
-    return multipart(parts)
+    return render_multipart(parts)
 
 
-def settings(group: Group, cluster: str) -> Iterator[tuple[str, str]]:
+def list_agent_settings(group: Group, cluster: str) -> Iterator[tuple[str, str]]:
     """The agent's settings by name."""
     yield "ECS_CLUSTER", cluster
     if group.labels:
@@ -43,7 +43,7 @@ def settings(group: Group, cluster: str) -> Iterator[tuple[str, str]]:
     if group.images != "plain":
         # An image that is there is never asked for again, and never cleaned up: tags must not move.
         yield "ECS_IMAGE_PULL_BEHAVIOR", "prefer-cached"
-    if group.bought == "spot":
+    if group.purchase_option == "spot":
         # Tasks get EC2's two minutes of warning, to end in order.
         yield "ECS_ENABLE_SPOT_INSTANCE_DRAINING", "true"
     if group.warm:
@@ -53,14 +53,14 @@ def settings(group: Group, cluster: str) -> Iterator[tuple[str, str]]:
     yield "ECS_AWSVPC_BLOCK_IMDS", "true"
 
 
-def _agent(group: Group, cluster: str) -> str:
-    lines = "\n".join(f"{name}={value}" for name, value in settings(group, cluster))
+def _render_agent_script(group: Group, cluster: str) -> str:
+    lines = "\n".join(f"{name}={value}" for name, value in list_agent_settings(group, cluster))
     return f"#!/bin/bash\ncat >>/etc/ecs/ecs.config <<'SETTINGS'\n{lines}\nSETTINGS\n"
 
 
 # Two folders: Docker keeps layers in its own or in containerd's, by the store that a release of it takes.
 # Positional parameters and no arrays: Terraform would take ${...} for a reference of its own.
-_INSTANCE_STORE = f"""\
+_INSTANCE_STORE_SCRIPT = f"""\
 #!/bin/bash
 set -eu
 set -- $(lsblk --nodeps --noheadings --paths --output NAME,MODEL | awk '/Instance Storage/ {{print $1}}')
@@ -74,7 +74,7 @@ fi
 blkid $disk || mkfs.xfs $disk
 mkdir --parents /mnt/instance-store
 mount --options noatime $disk /mnt/instance-store
-for folder in {IMAGES} /var/lib/containerd; do
+for folder in {IMAGES_DIR} /var/lib/containerd; do
   mkdir --parents /mnt/instance-store$folder $folder
   mount --bind /mnt/instance-store$folder $folder
 done

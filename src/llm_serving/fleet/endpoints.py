@@ -29,7 +29,7 @@ class Endpoint:
     """Its name behind `com.amazonaws.REGION.`."""
 
     needed_by: frozenset[Orchestrator]
-    why: str
+    reason: str
 
 
 ENDPOINTS = (
@@ -51,6 +51,6 @@ ENDPOINTS = (
 )
 
 
-def needed(orchestrator: Literal["eks", "ecs", "both"]) -> tuple[Endpoint, ...]:
+def list_required(orchestrator: Literal["eks", "ecs", "both"]) -> tuple[Endpoint, ...]:
     """The rows that nodes of an orchestrator call."""
     return tuple(row for row in ENDPOINTS if orchestrator == "both" or orchestrator in row.needed_by)

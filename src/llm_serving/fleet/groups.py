@@ -25,25 +25,30 @@ from llm_serving.fleet.interfaces import Interface
 from llm_serving.fleet.model import Fleet, Pool, Reservation
 from llm_serving.fleet.pool import Orchestrator, Purchase, Snapshot
 
-Kind = Literal["node-group", "karpenter", "capacity-provider"]
-Bought = Literal["on-demand", "spot", "reservation", "capacity-block"]
-Images = Literal["soci", "cached", "snapshot", "plain"]
+GroupKind = Literal["node-group", "karpenter", "capacity-provider"]
+PurchaseOption = Literal["on-demand", "spot", "reservation", "capacity-block"]
+ImageMode = Literal["soci", "cached", "snapshot", "plain"]
 
-PAID: tuple[Bought, ...] = ("reservation", "capacity-block")
+RESERVED_OPTIONS: tuple[PurchaseOption, ...] = ("reservation", "capacity-block")
 """Ways to buy that hold capacity, and cost whether it is used or not."""
 
-MOST_PROVIDERS = 6
+MAX_PROVIDERS = 6
 """Capacity providers of one strategy. Source: ECS API reference, CreateService, capacityProviderStrategy, 2026-11."""
 
-SOCI_LEAST = (4, 7 * 1024)
+MIN_SOCI_SIZE = (4, 7 * 1024)
 """vCPUs and MiB of memory below which FastImagePull is ignored. Source: awslabs/amazon-eks-ami, nodeadm, 2026-11."""
 
-NVME_LEAST_GB = 200
+MIN_NVME_GB = 200
 """Instance store that holds a few images beside logs and scratch; below it the default is a volume."""
 
-_SHORT: Mapping[Bought, str] = {"on-demand": "od", "spot": "spot", "reservation": "cr", "capacity-block": "cb"}
-_TAINTS = {"gpu": "nvidia.com/gpu", "neuron": "aws.amazon.com/neuron"}
-_VARIANTS: Mapping[str, Literal["nvidia", "neuron"]] = {"gpu": "nvidia", "neuron": "neuron"}
+_OPTION_CODES: Mapping[PurchaseOption, str] = {
+    "on-demand": "od",
+    "spot": "spot",
+    "reservation": "cr",
+    "capacity-block": "cb",
+}
+_TAINT_KEYS = {"gpu": "nvidia.com/gpu", "neuron": "aws.amazon.com/neuron"}
+_AMI_VARIANTS: Mapping[str, Literal["nvidia", "neuron"]] = {"gpu": "nvidia", "neuron": "neuron"}
 
 
 @dataclass(frozen=True)
@@ -73,11 +78,11 @@ class Volume:
 
 # Below 600 MiB/s SOCI's parallel pull is slower than the plain one; its authors measured with 1,000 and 16,000.
 # Source: soci-snapshotter, "Parallel mode", 2026-11.
-FAST = Volume(500, 1000, 16_000)
+FAST_VOLUME = Volume(500, 1000, 16_000)
 # gp3's own base line, included in its price.
-PLAIN = Volume(500, 125, 3000)
+BASELINE_VOLUME = Volume(500, 125, 3000)
 # Root of a machine whose images lie on its NVMe disks.
-SMALL = Volume(100, 125, 3000)
+SMALL_VOLUME = Volume(100, 125, 3000)
 
 
 @dataclass(frozen=True)
@@ -89,13 +94,13 @@ class Group:
 
     pool: str
     orchestrator: Orchestrator
-    kind: Kind
+    kind: GroupKind
 
     types: tuple[str, ...]
     """Instance types in order of preference, all of one family; just one with EFA, warm machines and node groups."""
 
     zones: tuple[str, ...]
-    bought: Bought
+    purchase_option: PurchaseOption
 
     reservation: str | None
     """The id of the reservation or Capacity Block that is there; None for one to make."""
@@ -106,8 +111,8 @@ class Group:
     choice: int
     """Place in the pool's order of preference, from 0; the zones of one choice are peers."""
 
-    least: int
-    most: int
+    min_size: int
+    max_size: int
 
     warm: int
     """Machines kept ready and stopped beside the running ones."""
@@ -127,7 +132,7 @@ class Group:
     taints: tuple[Taint, ...]
     """Empty on ECS."""
 
-    images: Images
+    images: ImageMode
 
     snapshot: str | None
     """EBS snapshot with the images, where `images` is snapshot."""
@@ -151,46 +156,46 @@ class Group:
         return self.types[0].split(".")[0]
 
     @property
-    def allocation(self) -> str:
+    def allocation_strategy(self) -> str:
         """Allocation strategy of EC2 Auto Scaling for the way it is bought."""
-        return "price-capacity-optimized" if self.bought == "spot" else "prioritized"
+        return "price-capacity-optimized" if self.purchase_option == "spot" else "prioritized"
 
 
-def groups(fleet: Fleet, catalogue: Catalogue) -> tuple[Group, ...]:
+def resolve_all(fleet: Fleet, catalogue: Catalogue) -> tuple[Group, ...]:
     """All groups of the fleet: by pool, in order of preference, by zone.
 
     Raises:
         InputError: a type that the catalogue does not have; `feasibility.check` says so with its line.
     """
-    return tuple(group for name in fleet.pools for group in of_pool(fleet, name, catalogue))
+    return tuple(group for name in fleet.pools for group in resolve_pool(fleet, name, catalogue))
 
 
-def of_pool(fleet: Fleet, name: str, catalogue: Catalogue) -> tuple[Group, ...]:
+def resolve_pool(fleet: Fleet, name: str, catalogue: Catalogue) -> tuple[Group, ...]:
     """The groups of one pool; the choices that no zone offers are left out."""
     pool = fleet.pools[name]
-    made: list[Group] = []
+    pool_groups: list[Group] = []
     choice = 0
-    for types, way in _choices(fleet, pool):
-        here = list(_of_choice(fleet, name, types, way, choice, catalogue))
-        made += here
-        choice += bool(here)
-    return tuple(made)
+    for types, purchase in _list_choices(fleet, pool):
+        choice_groups = list(_resolve_choice(fleet, name, types, purchase, choice, catalogue))
+        pool_groups += choice_groups
+        choice += bool(choice_groups)
+    return tuple(pool_groups)
 
 
-def kind(fleet: Fleet, pool: Pool) -> Kind:
+def select_kind(fleet: Fleet, pool: Pool) -> GroupKind:
     """What starts the pool's machines.
 
     Karpenter picks among types and zones as pods wait, which suits pools that come and go; a fleet that must stand
     together or is paid for anyway (EFA, reservations, a least above 0) is kept by node groups.
     """
-    if fleet.orchestrator_of(pool) == "ecs":
+    if fleet.get_orchestrator(pool) == "ecs":
         return "capacity-provider"
     if pool.by:
         return "karpenter" if pool.by == "karpenter" else "node-group"
-    return "node-group" if pool.efa or pool.reserved or pool.size.least else "karpenter"
+    return "node-group" if pool.efa or pool.reserved or pool.size.min else "karpenter"
 
 
-def strategies(pool_groups: Sequence[Group]) -> list[list[Group]]:
+def group_by_choice(pool_groups: Sequence[Group]) -> list[list[Group]]:
     """One pool's capacity providers by service, in the order to fall back in: a service for each choice.
 
     The groups of a choice, one a zone, share a service's tasks evenly. A fleet has six zones at the most, and a
@@ -200,148 +205,158 @@ def strategies(pool_groups: Sequence[Group]) -> list[list[Group]]:
     return [list(peers) for _, peers in groupby(ordered, key=lambda group: group.choice)]
 
 
-def provider_name(fleet: Fleet, group: Group) -> str:
+def format_provider_name(fleet: Fleet, group: Group) -> str:
     """The group's name as a capacity provider: one account has one list of them, and none may begin with aws or ecs."""
     return f"cp-{fleet.name}-{group.name}"
 
 
-def _choices(fleet: Fleet, pool: Pool) -> Iterator[tuple[tuple[str, ...], Purchase]]:
+def _list_choices(fleet: Fleet, pool: Pool) -> Iterator[tuple[tuple[str, ...], Purchase]]:
     """Types that may share a group, with one way to buy them, in the pool's order of preference."""
-    alone = pool.efa or pool.warm or kind(fleet, pool) == "node-group"
-    families = dict.fromkeys(name if alone else name.split(".")[0] for name in pool.types)
+    single_type = pool.efa or pool.warm or select_kind(fleet, pool) == "node-group"
+    families = dict.fromkeys(name if single_type else name.split(".")[0] for name in pool.types)
     for family in families:
         types = tuple(name for name in pool.types if family in (name, name.split(".")[0]))
-        for way in pool.buy:
-            yield types, way
+        for purchase in pool.buy:
+            yield types, purchase
 
 
-def _of_choice(
-    fleet: Fleet, name: str, types: tuple[str, ...], way: Purchase, choice: int, catalogue: Catalogue
+def _resolve_choice(
+    fleet: Fleet, name: str, types: tuple[str, ...], purchase: Purchase, choice: int, catalogue: Catalogue
 ) -> Iterator[Group]:
     pool = fleet.pools[name]
-    rows = [instances.find(one, catalogue) for one in types]
-    zones = tuple(zone for zone in fleet.zones_of(pool) if _offered(rows, fleet.region, zone, catalogue))
-    if not zones or not pool.size.most:
+    rows = [instances.find(type_name, catalogue) for type_name in types]
+    zones = tuple(zone for zone in fleet.get_zones(pool) if _is_offered(rows, fleet.region, zone, catalogue))
+    if not zones or not pool.size.max:
         return
-    spans = pool.size.most < len(zones) or (kind(fleet, pool) == "karpenter" and pool.placement_group == "none")
-    places = [zones] if spans else [(zone,) for zone in zones]
-    least = _shared(0 if choice else pool.size.least, len(places))
-    reserve = way.reserve if isinstance(way, Reservation) else None
-    most = _shared(reserve or pool.size.most, len(places))
-    warm = _shared(pool.warm if _is_first_on_demand(pool, types, way) else 0, len(places))
-    for index, place in enumerate(places):
-        offered = [row for row in rows if any(_offered([row], fleet.region, zone, catalogue) for zone in place)]
-        yield _group(fleet, name, offered, place, way, choice, (least[index], most[index], warm[index]))
+    spans = pool.size.max < len(zones) or (select_kind(fleet, pool) == "karpenter" and pool.placement_group == "none")
+    zone_sets = [zones] if spans else [(zone,) for zone in zones]
+    min_sizes = _split_evenly(0 if choice else pool.size.min, len(zone_sets))
+    reserve = purchase.reserve if isinstance(purchase, Reservation) else None
+    max_sizes = _split_evenly(reserve or pool.size.max, len(zone_sets))
+    warm_counts = _split_evenly(pool.warm if _is_first_on_demand(pool, types, purchase) else 0, len(zone_sets))
+    for index, zone_set in enumerate(zone_sets):
+        offered = [row for row in rows if any(_is_offered([row], fleet.region, zone, catalogue) for zone in zone_set)]
+        yield _build_group(
+            fleet, name, offered, zone_set, purchase, choice, (min_sizes[index], max_sizes[index], warm_counts[index])
+        )
 
 
-def _offered(rows: Sequence[Instance], region: str, zone: str, catalogue: Catalogue) -> bool:
+def _is_offered(rows: Sequence[Instance], region: str, zone: str, catalogue: Catalogue) -> bool:
     """Whether the zone has one of the types; true where the catalogue has no answer for the region."""
     if not any(region in row.zones for row in catalogue.values()):
         return True
     return any(zone in row.zones.get(region, ()) for row in rows)
 
 
-def _shared(count: int, parts: int) -> list[int]:
+def _split_evenly(count: int, parts: int) -> list[int]:
     """`count` over `parts`, evenly, the first ones one more."""
-    each, more = divmod(count, parts)
-    return [each + (index < more) for index in range(parts)]
+    quotient, remainder = divmod(count, parts)
+    return [quotient + (index < remainder) for index in range(parts)]
 
 
-def _is_first_on_demand(pool: Pool, types: tuple[str, ...], way: Purchase) -> bool:
-    return way == "on-demand" and types[0] == pool.types[0]
+def _is_first_on_demand(pool: Pool, types: tuple[str, ...], purchase: Purchase) -> bool:
+    return purchase == "on-demand" and types[0] == pool.types[0]
 
 
-def _group(
+def _build_group(
     fleet: Fleet,
     name: str,
     rows: Sequence[Instance],
     zones: tuple[str, ...],
-    way: Purchase,
+    purchase: Purchase,
     choice: int,
     counts: tuple[int, int, int],
 ) -> Group:
     pool, first = fleet.pools[name], rows[0]
-    orchestrator = fleet.orchestrator_of(pool)
-    bought, reservation = _bought(way)
-    images = _images(pool, orchestrator, rows)
-    nvme = _nvme(pool, rows)
-    requested = interfaces.of(first, efa=pool.efa, layout=pool.efa_layout)
+    orchestrator = fleet.get_orchestrator(pool)
+    purchase_option, reservation = _classify_purchase(purchase)
+    images = _select_image_mode(pool, orchestrator, rows)
+    nvme = _has_nvme_storage(pool, rows)
+    requested = interfaces.list_requested(first, efa=pool.efa, layout=pool.efa_layout)
     letters = "".join(zone[-1] for zone in zones)
-    label = first.name.replace(".", "-") if _one_type(fleet, pool) else first.family
+    label = first.name.replace(".", "-") if _needs_single_type(fleet, pool) else first.family
     return Group(
-        name=f"{name}-{label}-{letters}-{_short(pool, way, bought)}",
+        name=f"{name}-{label}-{letters}-{_format_option_code(pool, purchase, purchase_option)}",
         pool=name,
         orchestrator=orchestrator,
-        kind=kind(fleet, pool),
+        kind=select_kind(fleet, pool),
         types=tuple(row.name for row in rows),
         zones=zones,
-        bought=bought,
+        purchase_option=purchase_option,
         reservation=reservation,
-        reserve=way.reserve or 0 if isinstance(way, Reservation) else 0,
+        reserve=purchase.reserve or 0 if isinstance(purchase, Reservation) else 0,
         choice=choice,
-        least=counts[0],
-        most=counts[1],
+        min_size=counts[0],
+        max_size=counts[1],
         warm=counts[2],
         accelerators=min(row.accelerators.count if row.accelerators else 0 for row in rows),
         interfaces=requested,
-        efa=sum(one.kind != "interface" for one in requested),
+        efa=sum(interface.kind != "interface" for interface in requested),
         placement_group=f"{name}-{letters}" if pool.placement_group == "cluster" else None,
-        labels={**_labels(name, first, bought), **pool.labels},
-        taints=_taints(pool, first) if orchestrator == "eks" else (),
+        labels={**_build_labels(name, first, purchase_option), **pool.labels},
+        taints=_build_taints(pool, first) if orchestrator == "eks" else (),
         images=images,
         snapshot=pool.images.snapshot if isinstance(pool.images, Snapshot) else None,
-        volume=SMALL if nvme else PLAIN if images == "plain" else FAST,
+        volume=SMALL_VOLUME if nvme else BASELINE_VOLUME if images == "plain" else FAST_VOLUME,
         nvme=nvme,
         os=pool.os,
-        variant=_VARIANTS[first.accelerators.kind] if first.accelerators else "standard",
+        variant=_AMI_VARIANTS[first.accelerators.kind] if first.accelerators else "standard",
         arch=first.arch,
         ami=pool.ami,
     )
 
 
-def _one_type(fleet: Fleet, pool: Pool) -> bool:
-    return bool(pool.efa or pool.warm or kind(fleet, pool) == "node-group")
+def _needs_single_type(fleet: Fleet, pool: Pool) -> bool:
+    return bool(pool.efa or pool.warm or select_kind(fleet, pool) == "node-group")
 
 
-def _bought(way: Purchase) -> tuple[Bought, str | None]:
-    if isinstance(way, Reservation):
-        return ("capacity-block", way.capacity_block) if way.capacity_block else ("reservation", way.reservation)
-    return ("spot", None) if way == "spot" else ("on-demand", None)
+def _classify_purchase(purchase: Purchase) -> tuple[PurchaseOption, str | None]:
+    if isinstance(purchase, Reservation):
+        return (
+            ("capacity-block", purchase.capacity_block)
+            if purchase.capacity_block
+            else ("reservation", purchase.reservation)
+        )
+    return ("spot", None) if purchase == "spot" else ("on-demand", None)
 
 
-def _short(pool: Pool, way: Purchase, bought: Bought) -> str:
+def _format_option_code(pool: Pool, purchase: Purchase, purchase_option: PurchaseOption) -> str:
     """A way to buy in a few letters; reservations of one pool are counted, to keep their groups apart."""
-    alike = [one for one in pool.buy if _bought(one)[0] == bought]
-    return _SHORT[bought] + (str(alike.index(way) + 1) if len(alike) > 1 else "")
+    same_option = [other for other in pool.buy if _classify_purchase(other)[0] == purchase_option]
+    return _OPTION_CODES[purchase_option] + (str(same_option.index(purchase) + 1) if len(same_option) > 1 else "")
 
 
-def _images(pool: Pool, orchestrator: Orchestrator, rows: Sequence[Instance]) -> Images:
+def _select_image_mode(pool: Pool, orchestrator: Orchestrator, rows: Sequence[Instance]) -> ImageMode:
     if isinstance(pool.images, Snapshot):
         return "snapshot"
-    asked: Images = pool.images or ("soci" if orchestrator == "eks" else "cached")
-    too_small = any(row.vcpus < SOCI_LEAST[0] or row.memory_mib < SOCI_LEAST[1] for row in rows)
-    return "plain" if asked == "soci" and too_small else asked
+    requested: ImageMode = pool.images or ("soci" if orchestrator == "eks" else "cached")
+    too_small = any(row.vcpus < MIN_SOCI_SIZE[0] or row.memory_mib < MIN_SOCI_SIZE[1] for row in rows)
+    return "plain" if requested == "soci" and too_small else requested
 
 
-def _nvme(pool: Pool, rows: Sequence[Instance]) -> bool:
+def _has_nvme_storage(pool: Pool, rows: Sequence[Instance]) -> bool:
     if pool.disk:
         return pool.disk == "nvme"
     needs_volume = isinstance(pool.images, Snapshot) or pool.warm
-    return not needs_volume and all(row.nvme_gb >= NVME_LEAST_GB for row in rows)
+    return not needs_volume and all(row.nvme_gb >= MIN_NVME_GB for row in rows)
 
 
-def _labels(name: str, row: Instance, bought: Bought) -> dict[str, str]:
+def _build_labels(name: str, row: Instance, purchase_option: PurchaseOption) -> dict[str, str]:
     """Labels of every node and attributes of every container instance; the type's own label comes from EKS and ECS."""
-    on_board = {"fleet/accelerator": row.accelerators.name.lower().replace(" ", "-")} if row.accelerators else {}
-    return {"fleet/pool": name, "fleet/purchase": bought, **on_board}
+    accelerator_labels = (
+        {"fleet/accelerator": row.accelerators.name.lower().replace(" ", "-")} if row.accelerators else {}
+    )
+    return {"fleet/pool": name, "fleet/purchase": purchase_option, **accelerator_labels}
 
 
-def _taints(pool: Pool, row: Instance) -> tuple[Taint, ...]:
-    kept_free = (Taint(_TAINTS[row.accelerators.kind], "present", "NoSchedule"),) if row.accelerators else ()
-    return (*kept_free, *map(_taint, pool.taints))
+def _build_taints(pool: Pool, row: Instance) -> tuple[Taint, ...]:
+    accelerator_taints = (
+        (Taint(_TAINT_KEYS[row.accelerators.kind], "present", "NoSchedule"),) if row.accelerators else ()
+    )
+    return (*accelerator_taints, *map(_parse_taint, pool.taints))
 
 
-def _taint(text: str) -> Taint:
+def _parse_taint(text: str) -> Taint:
     rest, _, effect = text.rpartition(":")
     key, _, value = rest.partition("=")
     return Taint(key, value, effect)

@@ -15,7 +15,7 @@ from llm_serving.catalog.instances import Instance
 Layout = Literal["save-addresses", "ip-bandwidth"]
 Kind = Literal["interface", "efa-only"]
 
-MOST_ENA = 8
+MAX_ENA = 8
 """Most ENA interfaces of the ip-bandwidth layout: p5's documented number (cards 0, 4, ... 28: 800 Gbps in all)."""
 
 
@@ -33,25 +33,25 @@ class Interface:
     """InterfaceType: `interface` is ENA and takes an IP address, `efa-only` takes none."""
 
 
-def of(row: Instance, *, efa: bool, layout: Layout = "save-addresses") -> tuple[Interface, ...]:
+def list_requested(row: Instance, *, efa: bool, layout: Layout = "save-addresses") -> tuple[Interface, ...]:
     """What a machine's launch template asks for, by card and device; the primary interface first."""
     primary = Interface(0, 0, "interface")
     if not efa:
         return (primary,)
     fabric = tuple(Interface(card.index, int(card.index == 0), "efa-only") for card in row.cards if card.efa)
-    further = _ena_cards(row) if layout == "ip-bandwidth" else ()
-    ena = tuple(Interface(card, 1, "interface") for card in further)
-    return tuple(sorted((primary, *fabric, *ena), key=lambda one: (one.card, one.device)))
+    extra_cards = _select_ena_cards(row) if layout == "ip-bandwidth" else ()
+    ena = tuple(Interface(card, 1, "interface") for card in extra_cards)
+    return tuple(sorted((primary, *fabric, *ena), key=lambda interface: (interface.card, interface.device)))
 
 
-def addresses(requested: tuple[Interface, ...]) -> int:
+def count_addresses(requested: tuple[Interface, ...]) -> int:
     """IP addresses that the interfaces take from their subnet."""
-    return sum(one.kind == "interface" for one in requested)
+    return sum(interface.kind == "interface" for interface in requested)
 
 
-def _ena_cards(row: Instance) -> tuple[int, ...]:
+def _select_ena_cards(row: Instance) -> tuple[int, ...]:
     """Cards beside the first that carry an ENA interface too, spread evenly; each has room for two."""
-    step = -(-len(row.cards) // MOST_ENA)
+    step = -(-len(row.cards) // MAX_ENA)
     return tuple(card.index for card in row.cards if card.index and card.index % step == 0 and card.interfaces > 1)
 
 

@@ -14,46 +14,49 @@ from typing import Any
 from llm_serving.catalog import eks
 from llm_serving.catalog.instances import Catalogue
 from llm_serving.fleet import groups, names, node_config
-from llm_serving.fleet.groups import PAID, Group, Volume
+from llm_serving.fleet.groups import RESERVED_OPTIONS, Group, Volume
 from llm_serving.fleet.model import ExistingNetwork, Fleet
 
 Manifest = dict[str, Any]
 
 _ARCH = {"x86_64": "amd64", "arm64": "arm64"}
-_CAPACITY = {"on-demand": "on-demand", "spot": "spot", "reservation": "reserved", "capacity-block": "reserved"}
-_HEAVIEST = 100
+_CAPACITY_TYPES = {"on-demand": "on-demand", "spot": "spot", "reservation": "reserved", "capacity-block": "reserved"}
+_MAX_WEIGHT = 100
 """Largest weight of a NodePool: the first choice of a pool has it, and each further one less."""
 
 _EXPIRE_AFTER = "720h"
 """A node is replaced at the latest then, with whatever was patched since."""
 
-_GRACE = "1h"
+_TERMINATION_GRACE = "1h"
 """Time that a pod has to end before its node goes, whatever guards it: a node must not outlive its expiry for ever."""
 
 
-def manifests(fleet: Fleet, catalogue: Catalogue) -> list[Manifest]:
+def build(fleet: Fleet, catalogue: Catalogue) -> list[Manifest]:
     """All of them, classes before the pools that name them."""
-    started = [group for group in groups.groups(fleet, catalogue) if group.kind == "karpenter"]
-    return [*(node_class(fleet, group) for group in started), *(node_pool(group, catalogue) for group in started)]
+    karpenter_groups = [group for group in groups.resolve_all(fleet, catalogue) if group.kind == "karpenter"]
+    return [
+        *(build_node_class(fleet, group) for group in karpenter_groups),
+        *(build_node_pool(group, catalogue) for group in karpenter_groups),
+    ]
 
 
-def node_class(fleet: Fleet, group: Group) -> Manifest:
+def build_node_class(fleet: Fleet, group: Group) -> Manifest:
     """What a machine of the group is made of."""
     own_raid = group.os == "bottlerocket"  # Karpenter's leaves the folder of SOCI's snapshots on the slow volume
     spec = {
-        **_image(fleet, group),
-        "instanceProfile": names.role(fleet.name, fleet.region, names.KARPENTER_NODE),
-        "subnetSelectorTerms": list(_subnets(fleet, group.zones)),
-        "securityGroupSelectorTerms": list(_security_groups(fleet, group)),
-        "blockDeviceMappings": list(_volumes(group)),
+        **_build_image(fleet, group),
+        "instanceProfile": names.format_role_name(fleet.name, fleet.region, names.KARPENTER_NODE_PURPOSE),
+        "subnetSelectorTerms": list(_build_subnet_terms(fleet, group.zones)),
+        "securityGroupSelectorTerms": list(_build_security_group_terms(fleet, group)),
+        "blockDeviceMappings": list(_build_volumes(group)),
         "metadataOptions": {
             "httpEndpoint": "enabled",
             "httpProtocolIPv6": "disabled",
             "httpPutResponseHopLimit": 1,  # the machine itself and no pod on it
             "httpTokens": "required",
         },
-        "kubelet": {"maxPods": node_config.MOST_PODS},
-        "userData": node_config.of(group),
+        "kubelet": {"maxPods": node_config.MAX_PODS},
+        "userData": node_config.render(group),
         "detailedMonitoring": True,
         "tags": {**fleet.tags, "fleet": fleet.name, "pool": group.pool},
     }
@@ -61,13 +64,13 @@ def node_class(fleet: Fleet, group: Group) -> Manifest:
         spec["instanceStorePolicy"] = "RAID0"
     if group.efa:
         spec["networkInterfaces"] = [
-            {"networkCardIndex": one.card, "deviceIndex": one.device, "interfaceType": one.kind}
-            for one in group.interfaces
+            {"networkCardIndex": interface.card, "deviceIndex": interface.device, "interfaceType": interface.kind}
+            for interface in group.interfaces
         ]
     if group.placement_group:
-        spec["placementGroupSelector"] = {"name": names.placement_group(fleet.name, group.placement_group)}
-    if group.bought in PAID:
-        spec["capacityReservationSelectorTerms"] = [_reserved(fleet, group)]
+        spec["placementGroupSelector"] = {"name": names.format_placement_group_name(fleet.name, group.placement_group)}
+    if group.purchase_option in RESERVED_OPTIONS:
+        spec["capacityReservationSelectorTerms"] = [_build_reservation_term(fleet, group)]
     return {
         "apiVersion": "karpenter.k8s.aws/v1",
         "kind": "EC2NodeClass",
@@ -76,15 +79,15 @@ def node_class(fleet: Fleet, group: Group) -> Manifest:
     }
 
 
-def node_pool(group: Group, catalogue: Catalogue) -> Manifest:
+def build_node_pool(group: Group, catalogue: Catalogue) -> Manifest:
     """When machines of the group are started and ended, and how many at the most."""
     return {
         "apiVersion": "karpenter.sh/v1",
         "kind": "NodePool",
         "metadata": {"name": group.name},
         "spec": {
-            "weight": max(1, _HEAVIEST - group.choice),
-            "limits": _limits(group, catalogue),
+            "weight": max(1, _MAX_WEIGHT - group.choice),
+            "limits": _build_limits(group, catalogue),
             "disruption": {
                 # Only empty nodes go: moving a replica costs minutes of loading weights.
                 "consolidationPolicy": "WhenEmpty",
@@ -95,72 +98,76 @@ def node_pool(group: Group, catalogue: Catalogue) -> Manifest:
                 "metadata": {"labels": dict(group.labels)},
                 "spec": {
                     "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": group.name},
-                    "requirements": list(_requirements(group)),
+                    "requirements": list(_build_requirements(group)),
                     "taints": [
                         {"key": taint.key, "value": taint.value, "effect": taint.effect} for taint in group.taints
                     ],
                     # What is paid for until its own end is given back only then.
-                    "expireAfter": "Never" if group.bought in PAID else _EXPIRE_AFTER,
-                    "terminationGracePeriod": _GRACE,
+                    "expireAfter": "Never" if group.purchase_option in RESERVED_OPTIONS else _EXPIRE_AFTER,
+                    "terminationGracePeriod": _TERMINATION_GRACE,
                 },
             },
         },
     }
 
 
-def _reserved(fleet: Fleet, group: Group) -> Manifest:
+def _build_reservation_term(fleet: Fleet, group: Group) -> Manifest:
     """Karpenter knows no resource groups: what the fleet made is found by its tags, and what was there by its id."""
     if group.reservation:
         return {"id": group.reservation}
-    return {"tags": {"fleet": fleet.name, "Name": names.reservation(fleet.name, group.name)}}
+    return {"tags": {"fleet": fleet.name, "Name": names.format_reservation_name(fleet.name, group.name)}}
 
 
-def _limits(group: Group, catalogue: Catalogue) -> dict[str, str]:
+def _build_limits(group: Group, catalogue: Catalogue) -> dict[str, str]:
     """Machines, and accelerators as well: those Karpenter counts before it asks EC2, machines only after."""
-    each = [row.accelerators for kind in group.types if (row := catalogue[kind]).accelerators]
+    accelerators = [row.accelerators for type_name in group.types if (row := catalogue[type_name]).accelerators]
     resources = {"gpu": "nvidia.com/gpu", "neuron": "aws.amazon.com/neuron"}
-    most = {resources[one.kind]: str(group.most * max(other.count for other in each if other)) for one in each if one}
-    return {"nodes": str(group.most), **most}
+    accelerator_limits = {
+        resources[item.kind]: str(group.max_size * max(other.count for other in accelerators if other))
+        for item in accelerators
+        if item
+    }
+    return {"nodes": str(group.max_size), **accelerator_limits}
 
 
-def _image(fleet: Fleet, group: Group) -> dict[str, Any]:
+def _build_image(fleet: Fleet, group: Group) -> dict[str, Any]:
     family = {"al2023": "AL2023", "bottlerocket": "Bottlerocket"}[group.os]
     if group.ami:
         return {"amiFamily": family, "amiSelectorTerms": [{"id": group.ami}]}
-    return {"amiSelectorTerms": [{"alias": f"{group.os}@{_release(fleet, group)}"}]}
+    return {"amiSelectorTerms": [{"alias": f"{group.os}@{_select_release(fleet, group)}"}]}
 
 
-def _release(fleet: Fleet, group: Group) -> str:
+def _select_release(fleet: Fleet, group: Group) -> str:
     if group.os == "bottlerocket":
         return f"v{fleet.eks.bottlerocket or eks.BOTTLEROCKET}"
     return fleet.eks.al2023 or eks.AL2023
 
 
-def _subnets(fleet: Fleet, zones: Sequence[str]) -> Iterator[Manifest]:
+def _build_subnet_terms(fleet: Fleet, zones: Sequence[str]) -> Iterator[Manifest]:
     for zone in zones:
         if isinstance(fleet.network, ExistingNetwork):
             yield {"id": fleet.network.private_subnets[fleet.zones.index(zone)]}
         else:
-            yield {"tags": names.private_subnet_tags(fleet, zone)}
+            yield {"tags": names.build_private_subnet_tags(fleet, zone)}
 
 
-def _security_groups(fleet: Fleet, group: Group) -> Iterator[Manifest]:
-    yield {"tags": {"aws:eks:cluster-name": names.cluster(fleet)}}  # which EKS gives the one that it makes
+def _build_security_group_terms(fleet: Fleet, group: Group) -> Iterator[Manifest]:
+    yield {"tags": {"aws:eks:cluster-name": names.format_cluster_name(fleet)}}  # which EKS gives the one that it makes
     if group.efa:
-        yield {"tags": {"fleet": fleet.name, "Name": names.efa_group(fleet.name, "eks")}}
+        yield {"tags": {"fleet": fleet.name, "Name": names.format_efa_group_name(fleet.name, "eks")}}
 
 
-def _volumes(group: Group) -> Iterator[Manifest]:
+def _build_volumes(group: Group) -> Iterator[Manifest]:
     if group.os == "bottlerocket":
-        yield {**_volume("/dev/xvda", node_config.BOTTLEROCKET_ROOT), "rootVolume": False}
-        yield {**_volume(node_config.SNAPSHOT_DEVICE, group.volume, group.snapshot), "rootVolume": True}
+        yield {**_build_volume("/dev/xvda", node_config.BOTTLEROCKET_ROOT), "rootVolume": False}
+        yield {**_build_volume(node_config.SNAPSHOT_DEVICE, group.volume, group.snapshot), "rootVolume": True}
         return
-    yield {**_volume("/dev/xvda", group.volume), "rootVolume": True}
+    yield {**_build_volume("/dev/xvda", group.volume), "rootVolume": True}
     if group.snapshot:
-        yield _volume(node_config.SNAPSHOT_DEVICE, group.volume, group.snapshot)
+        yield _build_volume(node_config.SNAPSHOT_DEVICE, group.volume, group.snapshot)
 
 
-def _volume(device: str, volume: Volume, snapshot: str | None = None) -> Manifest:
+def _build_volume(device: str, volume: Volume, snapshot: str | None = None) -> Manifest:
     ebs = {
         "volumeType": "gp3",
         "volumeSize": f"{volume.size_gib}Gi",
@@ -172,13 +179,13 @@ def _volume(device: str, volume: Volume, snapshot: str | None = None) -> Manifes
     return {"deviceName": device, "ebs": {**ebs, "snapshotID": snapshot} if snapshot else ebs}
 
 
-def _requirements(group: Group) -> Iterator[Manifest]:
-    wanted = {
+def _build_requirements(group: Group) -> Iterator[Manifest]:
+    requirements = {
         "node.kubernetes.io/instance-type": list(group.types),
         "topology.kubernetes.io/zone": list(group.zones),
-        "karpenter.sh/capacity-type": [_CAPACITY[group.bought]],
+        "karpenter.sh/capacity-type": [_CAPACITY_TYPES[group.purchase_option]],
         "kubernetes.io/arch": [_ARCH[group.arch]],
         "kubernetes.io/os": ["linux"],
     }
-    for key, values in wanted.items():
+    for key, values in requirements.items():
         yield {"key": key, "operator": "In", "values": values}

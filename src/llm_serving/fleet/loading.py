@@ -7,24 +7,24 @@ from pathlib import Path
 from llm_serving.fleet import aws_limits, checks
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import Document, load
-from llm_serving.settings.errors import Gather, InputError
+from llm_serving.settings.errors import ErrorCollector, InputError
 
 
-def read(path: Path) -> Document[Fleet]:
+def load_fleet(path: Path) -> Document[Fleet]:
     """The fleet of the file `path`.
 
     Raises:
         InputError: with every mistake: of the file, then of what cannot be rented or made.
     """
     document = load(path, Fleet)
-    gather = Gather()
-    gather(lambda: checks.require(document))
-    gather(lambda: _within_limits(document))
-    gather.tell()
+    collector = ErrorCollector()
+    collector(lambda: checks.require(document))
+    collector(lambda: _require_aws_limits(document))
+    collector.raise_if_any()
     return document
 
 
-def _within_limits(document: Document[Fleet]) -> None:
-    found = aws_limits.mistakes(document)
-    if found:
-        raise InputError(found)
+def _require_aws_limits(document: Document[Fleet]) -> None:
+    mistakes = aws_limits.find_mistakes(document)
+    if mistakes:
+        raise InputError(mistakes)

@@ -8,22 +8,26 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag
 
-from llm_serving.fleet.pool import Orchestrator, Zone, twice
+from llm_serving.fleet.pool import Orchestrator, Zone, check_unique
 from llm_serving.fleet.pool import Pool as Pool
 from llm_serving.fleet.pool import Reservation as Reservation
-from llm_serving.settings.document import Contradiction, Listed, OneOrMore, Settings, written
-from llm_serving.settings.units import Days, Form, Spend, Switch, wrong
+from llm_serving.settings.document import AllowSingleItem, Conflict, OneOrMore, Settings, parse_default
+from llm_serving.settings.units import Days, Spend, Switch, TextFormat, build_error
 
 Name = Annotated[
-    str, Form("[a-z][a-z0-9-]{0,30}[a-z0-9]", "a name of 2 to 32 characters: a-z, 0-9 and -, a letter first", "general")
+    str,
+    TextFormat(
+        "[a-z][a-z0-9-]{0,30}[a-z0-9]", "a name of 2 to 32 characters: a-z, 0-9 and -, a letter first", "general"
+    ),
 ]
-Region = Annotated[str, Form("[a-z]{2}(?:-[a-z]+)+-[0-9]", "an AWS region", "us-west-2")]
+Region = Annotated[str, TextFormat("[a-z]{2}(?:-[a-z]+)+-[0-9]", "an AWS region", "us-west-2")]
 VpcId = Annotated[
-    str, Form("vpc-(?:[0-9a-f]{8}|[0-9a-f]{17})", "a VPC's id: vpc- and 8 or 17 of 0-9a-f", "vpc-0123456789abcdef0")
+    str,
+    TextFormat("vpc-(?:[0-9a-f]{8}|[0-9a-f]{17})", "a VPC's id: vpc- and 8 or 17 of 0-9a-f", "vpc-0123456789abcdef0"),
 ]
 SubnetId = Annotated[
     str,
-    Form(
+    TextFormat(
         "subnet-(?:[0-9a-f]{8}|[0-9a-f]{17})",
         "a subnet's id: subnet- and 8 or 17 of 0-9a-f",
         "subnet-0123456789abcdef0",
@@ -31,7 +35,7 @@ SubnetId = Annotated[
 ]
 State = Annotated[
     str,
-    Form(
+    TextFormat(
         "local|s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](?:/[A-Za-z0-9._/-]+)?",
         "a place for Terraform's state: local or s3://BUCKET/PREFIX",
         "s3://my-terraform-state/fleets",
@@ -39,7 +43,7 @@ State = Annotated[
 ]
 TagKey = Annotated[
     str,
-    Form(
+    TextFormat(
         "(?!aws:)[A-Za-z0-9 _.:/=+@-]{1,128}",
         "a tag's key of up to 128 characters: letters, digits, space and _.:/=+@-",
         "team",
@@ -47,7 +51,7 @@ TagKey = Annotated[
 ]
 TagValue = Annotated[
     str,
-    Form(
+    TextFormat(
         "[A-Za-z0-9 _.:/=+@-]{0,256}",
         "a tag's value of up to 256 characters: letters, digits, space and _.:/=+@-",
         "serving",
@@ -55,44 +59,44 @@ TagValue = Annotated[
 ]
 
 
-def _network(value: str) -> str:
+def _validate_vpc_cidr(value: str) -> str:
     try:
         network = ipaddress.IPv4Network(value)
     except ValueError as error:
-        raise wrong(f"it is not an IPv4 network: {error}", "a range such as 10.0.0.0/16") from None
+        raise build_error(f"it is not an IPv4 network: {error}", "a range such as 10.0.0.0/16") from None
     if not 16 <= network.prefixlen <= 20:
-        raise wrong("a VPC for a fleet takes /16 to /20", f"a range such as {network.network_address}/16")
+        raise build_error("a VPC for a fleet takes /16 to /20", f"a range such as {network.network_address}/16")
     if not network.is_private:
-        raise wrong("it is no private range", "a range such as 10.0.0.0/16")
+        raise build_error("it is no private range", "a range such as 10.0.0.0/16")
     return value
 
 
 Cidr = Annotated[
     str,
-    Form(r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}/[0-9]{1,2}", "an IPv4 network", "10.0.0.0/16"),
-    AfterValidator(_network),
+    TextFormat(r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}/[0-9]{1,2}", "an IPv4 network", "10.0.0.0/16"),
+    AfterValidator(_validate_vpc_cidr),
 ]
 
 
-def _callers(value: str) -> str:
+def _validate_caller_cidr(value: str) -> str:
     try:
         network = ipaddress.IPv4Network(value)
     except ValueError as error:
-        raise wrong(f"it is not an IPv4 network: {error}", "a range such as 203.0.113.0/24") from None
+        raise build_error(f"it is not an IPv4 network: {error}", "a range such as 203.0.113.0/24") from None
     if network.prefixlen < 8:
-        raise wrong("it opens the cluster's endpoint to much of the internet", "the ranges that you call from")
+        raise build_error("it opens the cluster's endpoint to much of the internet", "the ranges that you call from")
     return value
 
 
 CallerCidr = Annotated[
     str,
-    Form(r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}/[0-9]{1,2}", "an IPv4 network", "203.0.113.0/24"),
-    AfterValidator(_callers),
+    TextFormat(r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}/[0-9]{1,2}", "an IPv4 network", "203.0.113.0/24"),
+    AfterValidator(_validate_caller_cidr),
 ]
 
 RoleArn = Annotated[
     str,
-    Form(
+    TextFormat(
         "arn:aws(?:-[a-z]+)*:iam::[0-9]{12}:role/[A-Za-z0-9+=,.@_/-]{1,512}",
         "an IAM role's ARN",
         "arn:aws:iam::123456789012:role/platform",
@@ -101,7 +105,7 @@ RoleArn = Annotated[
 
 TopicArn = Annotated[
     str,
-    Form(
+    TextFormat(
         "arn:aws(?:-[a-z]+)*:sns:[a-z0-9-]{1,32}:[0-9]{12}:[A-Za-z0-9_-]{1,256}",
         "a standard SNS topic's ARN",
         "arn:aws:sns:us-west-2:123456789012:on-call",
@@ -121,7 +125,7 @@ class NewNetwork(Settings):
     nat: Annotated[bool, Switch()] = True
     """NAT gateways, one a zone, so that private machines reach hubs and registries outside AWS."""
 
-    flow_logs: Days = written("30d")
+    flow_logs: Days = parse_default("30d")
     """How long flow logs are kept."""
 
 
@@ -134,35 +138,36 @@ class ExistingNetwork(Settings):
     private_subnets: OneOrMore[SubnetId]
     """Ids of its private subnets, one a zone, in the order of `zones`."""
 
-    def contradictions(self) -> Iterable[Iterator[Contradiction]]:
-        return (twice("private_subnets", self.private_subnets),)
+    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
+        return (check_unique("private_subnets", self.private_subnets),)
 
 
-def _which_network(value: Any) -> str:
+def _select_network_tag(value: Any) -> str:
     if isinstance(value, dict):
         return "<new>" if value.keys().isdisjoint(ExistingNetwork.model_fields) else "<existing>"
     return "<existing>" if isinstance(value, ExistingNetwork) else "<new>"
 
 
 Network = Annotated[
-    Annotated[NewNetwork, Tag("<new>")] | Annotated[ExistingNetwork, Tag("<existing>")], Discriminator(_which_network)
+    Annotated[NewNetwork, Tag("<new>")] | Annotated[ExistingNetwork, Tag("<existing>")],
+    Discriminator(_select_network_tag),
 ]
 
 
 class Storage(Settings):
     """Buckets and registries of the fleet."""
 
-    results_kept: Days = written("90d")
+    results_kept: Days = parse_default("90d")
     """How long validation and batch results are kept."""
 
-    old_versions_kept: Days = written("30d")
+    old_versions_kept: Days = parse_default("30d")
     """How long an overwritten or deleted object can still be brought back."""
 
     repositories: OneOrMore[Name] = ("vllm", "router")
     """ECR repositories for the images of this project, one or a list."""
 
-    def contradictions(self) -> Iterable[Iterator[Contradiction]]:
-        return (twice("repositories", self.repositories),)
+    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
+        return (check_unique("repositories", self.repositories),)
 
 
 class Eks(Settings):
@@ -172,40 +177,41 @@ class Eks(Settings):
     version: Literal["1.34", "1.35", "1.36"] = "1.35"
     """Kubernetes version, in quotes."""
 
-    public_from: Annotated[tuple[CallerCidr, ...], Field(max_length=40), Listed()] = ()
+    public_from: Annotated[tuple[CallerCidr, ...], Field(max_length=40), AllowSingleItem()] = ()
     """Ranges that may call the cluster's endpoint from the internet; left out, the endpoint is private."""
 
-    admins: Annotated[tuple[RoleArn, ...], Field(max_length=20), Listed()] = ()
+    admins: Annotated[tuple[RoleArn, ...], Field(max_length=20), AllowSingleItem()] = ()
     """ARNs of the IAM roles that administer the cluster, beside whoever makes it."""
 
     al2023: (
-        Annotated[str, Form("v20[0-9]{6}", "a release of the EKS AMI for Amazon Linux 2023", "v20260423")] | None
+        Annotated[str, TextFormat("v20[0-9]{6}", "a release of the EKS AMI for Amazon Linux 2023", "v20260423")] | None
     ) = None
     """Release of the AL2023 nodes' AMI; the pinned one where left out."""
 
-    bottlerocket: Annotated[str, Form(r"1\.[0-9]{1,3}\.[0-9]{1,3}", "a release of Bottlerocket", "1.64.0")] | None = (
-        None
-    )
+    bottlerocket: (
+        Annotated[str, TextFormat(r"1\.[0-9]{1,3}\.[0-9]{1,3}", "a release of Bottlerocket", "1.64.0")] | None
+    ) = None
     """Release of the Bottlerocket nodes' AMI; the pinned one where left out."""
 
-    def contradictions(self) -> Iterable[Iterator[Contradiction]]:
+    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
         return (
-            twice("public_from", self.public_from),
-            twice("admins", self.admins),
-            self._release_that_starts(),
+            check_unique("public_from", self.public_from),
+            check_unique("admins", self.admins),
+            self._check_release(),
         )
 
-    def _release_that_starts(self) -> Iterator[Contradiction]:
+    def _check_release(self) -> Iterator[Conflict]:
         if self.al2023 == DEADLOCKED_RELEASE:
-            why = "nodes of this release wait for ever for the pause image (awslabs/amazon-eks-ami#2710)"
-            yield Contradiction(("al2023",), why, "another release")
+            reason = "nodes of this release wait for ever for the pause image (awslabs/amazon-eks-ami#2710)"
+            yield Conflict(("al2023",), reason, "another release")
 
 
 class Ecs(Settings):
     """The ECS cluster."""
 
     al2023: (
-        Annotated[str, Form(r"2023\.0\.20[0-9]{6}", "a release of the ECS AMI for AL2023", "2023.0.20260914")] | None
+        Annotated[str, TextFormat(r"2023\.0\.20[0-9]{6}", "a release of the ECS AMI for AL2023", "2023.0.20260914")]
+        | None
     ) = None
     """Release of the container instances' AMI; the pinned one where left out."""
 
@@ -239,7 +245,7 @@ class Fleet(Settings):
     region: Region
     """AWS region."""
 
-    zones: Annotated[tuple[Zone, ...], Field(min_length=1, max_length=6), Listed()]
+    zones: Annotated[tuple[Zone, ...], Field(min_length=1, max_length=6), AllowSingleItem()]
     """Availability Zones of the fleet, one to six; one subnet each."""
 
     orchestrator: Literal["eks", "ecs", "both"] = "eks"
@@ -276,18 +282,18 @@ class Fleet(Settings):
     tags: Annotated[dict[TagKey, TagValue], Field(max_length=40)] = Field(default_factory=dict)
     """Tags on everything that is made."""
 
-    def contradictions(self) -> Iterable[Iterator[Contradiction]]:
+    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
         return (
-            twice("zones", self.zones),
-            self._zones_in_region(),
-            self._pools_in_zones(),
-            self._one_zone_where_needed(),
-            self._subnet_for_each_zone(),
-            self._alarms_of_its_region(),
-            self._settings_of_its_orchestrator(),
-            self._add_ons_of_its_orchestrator(),
-            self._pools_of_its_orchestrator(),
-            self._fields_of_the_pools_orchestrator(),
+            check_unique("zones", self.zones),
+            self._check_zones(),
+            self._check_pool_zones(),
+            self._check_single_zone_pools(),
+            self._check_subnet_count(),
+            self._check_alarm_topic(),
+            self._check_orchestrator_settings(),
+            self._check_add_ons(),
+            self._check_pool_orchestrators(),
+            self._check_pool_fields(),
         )
 
     @property
@@ -295,83 +301,85 @@ class Fleet(Settings):
         """What places the containers, each once."""
         return ("eks", "ecs") if self.orchestrator == "both" else (self.orchestrator,)
 
-    def orchestrator_of(self, pool: Pool) -> Orchestrator:
+    def get_orchestrator(self, pool: Pool) -> Orchestrator:
         """What places containers on the pool."""
         return pool.orchestrator or self.orchestrators[0]
 
-    def zones_of(self, pool: Pool) -> tuple[str, ...]:
+    def get_zones(self, pool: Pool) -> tuple[str, ...]:
         """The zones that a pool may use."""
         return pool.zones or self.zones
 
-    def _zones_in_region(self) -> Iterator[Contradiction]:
+    def _check_zones(self) -> Iterator[Conflict]:
         for index, zone in enumerate(self.zones):
             if zone[:-1] != self.region:
-                why = f"the zone is not in the fleet's region, {self.region}"
-                yield Contradiction(("zones", index), why, f"a zone of {self.region}, such as {self.region}a")
+                reason = f"the zone is not in the fleet's region, {self.region}"
+                yield Conflict(("zones", index), reason, f"a zone of {self.region}, such as {self.region}a")
 
-    def _pools_in_zones(self) -> Iterator[Contradiction]:
+    def _check_pool_zones(self) -> Iterator[Conflict]:
         for name, pool in self.pools.items():
             for index, zone in enumerate(pool.zones):
                 if zone not in self.zones:
-                    why = f"the fleet does not have this zone; it has {', '.join(self.zones)}"
-                    write = "one of those here, or this one in the fleet's zones too"
-                    yield Contradiction(("pools", name, "zones", index), why, write)
+                    reason = f"the fleet does not have this zone; it has {', '.join(self.zones)}"
+                    fix = "one of those here, or this one in the fleet's zones too"
+                    yield Conflict(("pools", name, "zones", index), reason, fix)
 
-    def _one_zone_where_needed(self) -> Iterator[Contradiction]:
+    def _check_single_zone_pools(self) -> Iterator[Conflict]:
         for name, pool in self.pools.items():
-            count, first = len(self.zones_of(pool)), self.zones_of(pool)[0]
-            where = ("pools", name, "zones") if pool.zones else ("pools", name, "efa" if pool.efa else "buy")
-            names = "names" if pool.zones else "takes the fleet's"
+            count, first = len(self.get_zones(pool)), self.get_zones(pool)[0]
+            key_path = ("pools", name, "zones") if pool.zones else ("pools", name, "efa" if pool.efa else "buy")
+            verb = "names" if pool.zones else "takes the fleet's"
             if count > 1 and pool.efa:
-                why = f"EFA traffic does not cross an Availability Zone, and the pool {names} {count}"
-                yield Contradiction(where, why, f"zones: {first} in the pool, or efa: false")
+                reason = f"EFA traffic does not cross an Availability Zone, and the pool {verb} {count}"
+                yield Conflict(key_path, reason, f"zones: {first} in the pool, or efa: false")
             elif count > 1 and pool.reserved:
-                why = f"a reservation holds machines of one Availability Zone, and the pool {names} {count}"
-                yield Contradiction(where, why, f"zones: {first} in the pool, or the reservation's own zone")
+                reason = f"a reservation holds machines of one Availability Zone, and the pool {verb} {count}"
+                yield Conflict(key_path, reason, f"zones: {first} in the pool, or the reservation's own zone")
 
-    def _subnet_for_each_zone(self) -> Iterator[Contradiction]:
+    def _check_subnet_count(self) -> Iterator[Conflict]:
         if isinstance(self.network, ExistingNetwork) and len(self.network.private_subnets) != len(self.zones):
-            have, need = len(self.network.private_subnets), len(self.zones)
-            yield Contradiction(
+            actual, expected = len(self.network.private_subnets), len(self.zones)
+            yield Conflict(
                 ("network", "private_subnets"),
-                f"it names {have} private subnet{'s' * (have != 1)}, and the fleet has {need} zone{'s' * (need != 1)}",
+                f"it names {actual} private subnet{'s' * (actual != 1)}, and the fleet has {expected} zone{'s' * (expected != 1)}",
                 "one private subnet a zone, in the order of `zones`",
             )
 
-    def _alarms_of_its_region(self) -> Iterator[Contradiction]:
+    def _check_alarm_topic(self) -> Iterator[Conflict]:
         if self.alarms_to and self.alarms_to.split(":")[3] != self.region:
-            why = f"an alarm tells topics of its own region alone, {self.region}"
-            yield Contradiction(("alarms_to",), why, f"a topic in {self.region}")
+            reason = f"an alarm tells topics of its own region alone, {self.region}"
+            yield Conflict(("alarms_to",), reason, f"a topic in {self.region}")
         if self.alarms_to and "ecs" not in self.orchestrators:
-            why = "the fleet has no ECS cluster, and on EKS alarms are Prometheus' own"
-            yield Contradiction(("alarms_to",), why, "no alarms_to, and Alertmanager's receivers")
+            reason = "the fleet has no ECS cluster, and on EKS alarms are Prometheus' own"
+            yield Conflict(("alarms_to",), reason, "no alarms_to, and Alertmanager's receivers")
 
-    def _settings_of_its_orchestrator(self) -> Iterator[Contradiction]:
-        for name, made, default in (("eks", self.eks, Eks()), ("ecs", self.ecs, Ecs())):
-            if name not in self.orchestrators and made != default:
-                why = f"the fleet has no {name.upper()} cluster; its orchestrator is {self.orchestrator}"
-                yield Contradiction((name,), why, f"orchestrator: both, or no {name}")
+    def _check_orchestrator_settings(self) -> Iterator[Conflict]:
+        for name, current, default in (("eks", self.eks, Eks()), ("ecs", self.ecs, Ecs())):
+            if name not in self.orchestrators and current != default:
+                reason = f"the fleet has no {name.upper()} cluster; its orchestrator is {self.orchestrator}"
+                yield Conflict((name,), reason, f"orchestrator: both, or no {name}")
 
-    def _add_ons_of_its_orchestrator(self) -> Iterator[Contradiction]:
+    def _check_add_ons(self) -> Iterator[Conflict]:
         for name in EKS_ADD_ONS:
             if getattr(self.add_ons, name) and "eks" not in self.orchestrators:
-                why = "it is a set of Kubernetes controllers, and the fleet's orchestrator is ecs"
-                yield Contradiction(("add_ons", name), why, f"{name}: off")
+                reason = "it is a set of Kubernetes controllers, and the fleet's orchestrator is ecs"
+                yield Conflict(("add_ons", name), reason, f"{name}: off")
 
-    def _pools_of_its_orchestrator(self) -> Iterator[Contradiction]:
+    def _check_pool_orchestrators(self) -> Iterator[Conflict]:
         for name, pool in self.pools.items():
             if pool.orchestrator and pool.orchestrator not in self.orchestrators:
-                why = f"the fleet's orchestrator is {self.orchestrator}"
-                yield Contradiction(("pools", name, "orchestrator"), why, "the fleet's, or orchestrator: both up there")
+                reason = f"the fleet's orchestrator is {self.orchestrator}"
+                yield Conflict(("pools", name, "orchestrator"), reason, "the fleet's, or orchestrator: both up there")
 
-    def _fields_of_the_pools_orchestrator(self) -> Iterator[Contradiction]:
+    def _check_pool_fields(self) -> Iterator[Conflict]:
         for name, pool in self.pools.items():
-            wrong_here = _only_eks(pool) if self.orchestrator_of(pool) == "ecs" else _only_ecs(pool)
-            for field, why, write in wrong_here:
-                yield Contradiction(("pools", name, field), why, write)
+            unsupported = (
+                _find_eks_only_fields(pool) if self.get_orchestrator(pool) == "ecs" else _find_ecs_only_fields(pool)
+            )
+            for field, reason, fix in unsupported:
+                yield Conflict(("pools", name, field), reason, fix)
 
 
-def _only_eks(pool: Pool) -> Iterator[tuple[str, str, str]]:
+def _find_eks_only_fields(pool: Pool) -> Iterator[tuple[str, str, str]]:
     """Fields of a pool on ECS that only EKS knows: the field, why, and what to write."""
     if pool.by:
         yield "by", "on ECS an Auto Scaling group starts machines", "no `by` in a pool on ECS"
@@ -380,11 +388,11 @@ def _only_eks(pool: Pool) -> Iterator[tuple[str, str, str]]:
     if pool.taints:
         yield "taints", "ECS has no taints", "labels, which a task's placement constraint can ask for"
     if pool.images == "soci":
-        why = "SOCI on ECS is Fargate's alone, which has no GPUs (aws/containers-roadmap#1832)"
-        yield "images", why, "images: cached, or {snapshot: snap-...} with the images pulled beforehand"
+        reason = "SOCI on ECS is Fargate's alone, which has no GPUs (aws/containers-roadmap#1832)"
+        yield "images", reason, "images: cached, or {snapshot: snap-...} with the images pulled beforehand"
 
 
-def _only_ecs(pool: Pool) -> Iterator[tuple[str, str, str]]:
+def _find_ecs_only_fields(pool: Pool) -> Iterator[tuple[str, str, str]]:
     """Fields of a pool on EKS that only ECS knows."""
     if pool.warm:
         yield "warm", "machines are kept ready on ECS only", "warm: 0"

@@ -10,52 +10,52 @@ BASE_STACKS = ("network", "storage")
 """Stacks that the others look things up in: applied before them, destroyed after them."""
 
 
-def cluster(fleet: Fleet) -> str:
+def format_cluster_name(fleet: Fleet) -> str:
     """The cluster, EKS's as ECS's."""
     return fleet.name
 
 
-def vpc_tags(fleet: Fleet) -> dict[str, str]:
+def build_vpc_tags(fleet: Fleet) -> dict[str, str]:
     """Tags that one VPC of the account and region carries."""
     return {"fleet": fleet.name, "Name": fleet.name}
 
 
-def private_subnet_tags(fleet: Fleet, zone: str) -> dict[str, str]:
+def build_private_subnet_tags(fleet: Fleet, zone: str) -> dict[str, str]:
     """Tags that one private subnet of that VPC carries."""
     return {"fleet": fleet.name, "Name": f"{fleet.name}-private-{zone}"}
 
 
-def efa_group(fleet: str, stack: str) -> str:
+def format_efa_group_name(fleet: str, stack: str) -> str:
     """Security group of a stack's EFA machines."""
     return f"{fleet}-{stack}-efa"
 
 
-def placement_group(fleet: str, group: str) -> str:
+def format_placement_group_name(fleet: str, group: str) -> str:
     """EC2's name of a placement group."""
     return f"{fleet}-{group}"
 
 
-def reservation(fleet: str, group: str) -> str:
+def format_reservation_name(fleet: str, group: str) -> str:
     """A machine group's reservations, and the resource group that holds them; none of the latter may begin with aws."""
     return f"reserved-{fleet}-{group}"
 
 
-def role(fleet: str, region: str, purpose: str) -> str:
+def format_role_name(fleet: str, region: str, purpose: str) -> str:
     """An IAM role, and the instance profile that holds it: both are the account's, so the region is in the name."""
     return f"{fleet}-{region}-{purpose}"
 
 
-SERVING = "serving"
+SERVING_NAMESPACE = "serving"
 """Namespace of deployments on EKS."""
 
-ENGINES = "engines"
+ENGINE_SERVICE_ACCOUNT = "engines"
 """Service account there that reads weights."""
 
-KARPENTER_NODE = "karpenter-node"
+KARPENTER_NODE_PURPOSE = "karpenter-node"
 """Purpose of the role of nodes that Karpenter starts."""
 
 
-def fallback_tags(role: str, choice: int) -> dict[str, str]:
+def build_fallback_tags(role: str, choice: int) -> dict[str, str]:
     """Tags of the ECS service that runs a role on one of its pool's choices, by which `ecs_fallback` knows it.
 
     Args:
@@ -65,7 +65,7 @@ def fallback_tags(role: str, choice: int) -> dict[str, str]:
     return {"fallback": role, "choice": str(choice)}
 
 
-def of_deployment(deployment: str, part: str) -> str:
+def format_deployment_purpose(deployment: str, part: str) -> str:
     """Purpose of a deployment's role, in the 16 characters that IAM's limit leaves.
 
     Args:
@@ -75,16 +75,16 @@ def of_deployment(deployment: str, part: str) -> str:
     return f"{deployment if len(deployment) <= 10 else f'{deployment[:5]}-{digest}'}-{part}"
 
 
-def function(fleet: Fleet, purpose: str) -> str:
+def format_function_name(fleet: Fleet, purpose: str) -> str:
     """A Lambda function."""
     return f"{fleet.name}-{purpose}"
 
 
-def namespace(fleet: Fleet) -> str:
+def format_namespace(fleet: Fleet) -> str:
     """Private DNS namespace of Cloud Map, in which peers on ECS find each other; `internal` is nobody's domain."""
     return f"{fleet.name}.internal"
 
 
-def interruptions(fleet: Fleet) -> str:
+def format_interruption_queue(fleet: Fleet) -> str:
     """Queue that tells Karpenter of nodes about to go."""
     return f"{fleet.name}-interruptions"

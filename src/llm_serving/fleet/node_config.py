@@ -18,7 +18,7 @@ import yaml
 
 from llm_serving.fleet.groups import Group, Volume
 
-MOST_PODS = 110
+MAX_PODS = 110
 """Pods of a node at the most, where the CNI hands out whole prefixes. Source: EKS best practices, "Prefix Mode"."""
 
 SNAPSHOT_DEVICE = "/dev/xvdb"
@@ -27,7 +27,7 @@ SNAPSHOT_DEVICE = "/dev/xvdb"
 BOTTLEROCKET_ROOT = Volume(4, 125, 3000)
 """Bottlerocket's system volume: never written to, so its size is the image's."""
 
-_SOCI = {
+_SOCI_SETTINGS = {
     # Of one image at a time; the defaults of 3 and 1 leave a fast volume idle.
     "max-concurrent-downloads-per-image": 20,
     "concurrent-download-chunk-size": "16mb",
@@ -39,7 +39,7 @@ _BOUNDARY = "==BLUEPRINT=="
 
 
 @dataclass(frozen=True)
-class Cluster:
+class ClusterConnection:
     """What a node must know to join."""
 
     name: str
@@ -50,29 +50,29 @@ class Cluster:
     service_cidr: str
 
 
-def of(group: Group, cluster: Cluster | None = None) -> str:
+def render(group: Group, cluster: ClusterConnection | None = None) -> str:
     """User data of the group's nodes; without a cluster, what Karpenter adds its own part to."""
-    return _bottlerocket(group, cluster) if group.os == "bottlerocket" else _al2023(group, cluster)
+    return _render_bottlerocket(group, cluster) if group.os == "bottlerocket" else _render_al2023(group, cluster)
 
 
-def _al2023(group: Group, cluster: Cluster | None) -> str:
-    parts = [("application/node.eks.aws", _node_config(group, cluster))]
+def _render_al2023(group: Group, cluster: ClusterConnection | None) -> str:
+    parts = [("application/node.eks.aws", _render_nodeadm_config(group, cluster))]
     if group.images == "snapshot":
         # Before containerd starts: nodeadm starts it after cloud-init has mounted.
         mounts = {"mounts": [[SNAPSHOT_DEVICE, "/var/lib/containerd", "auto", "defaults"]]}
         parts.append(("text/cloud-config", f"#cloud-config\n{yaml.safe_dump(mounts)}"))
-    return multipart(parts)
+    return render_multipart(parts)
 
 
-def multipart(parts: Sequence[tuple[str, str]]) -> str:
+def render_multipart(parts: Sequence[tuple[str, str]]) -> str:
     """User data of several parts for cloud-init, each with its MIME type."""
     lines = ["MIME-Version: 1.0", f'Content-Type: multipart/mixed; boundary="{_BOUNDARY}"', ""]
-    for kind, text in parts:
-        lines += [f"--{_BOUNDARY}", f"Content-Type: {kind}", "", text.rstrip("\n"), ""]
+    for mime_type, text in parts:
+        lines += [f"--{_BOUNDARY}", f"Content-Type: {mime_type}", "", text.rstrip("\n"), ""]
     return "\n".join([*lines, f"--{_BOUNDARY}--", ""])
 
 
-def _node_config(group: Group, cluster: Cluster | None) -> str:
+def _render_nodeadm_config(group: Group, cluster: ClusterConnection | None) -> str:
     spec: dict[str, Any] = {}
     if cluster:
         spec["cluster"] = {
@@ -81,7 +81,7 @@ def _node_config(group: Group, cluster: Cluster | None) -> str:
             "certificateAuthority": cluster.certificate,
             "cidr": cluster.service_cidr,
         }
-        spec["kubelet"] = {"config": {"maxPods": MOST_PODS}, "flags": list(_kubelet_flags(group))}
+        spec["kubelet"] = {"config": {"maxPods": MAX_PODS}, "flags": list(_build_kubelet_flags(group))}
     if group.images == "soci":
         spec["featureGates"] = {"FastImagePull": True}
     if group.nvme and cluster:  # Karpenter has a field for it, which tells its scheduler as well
@@ -90,7 +90,7 @@ def _node_config(group: Group, cluster: Cluster | None) -> str:
     return yaml.safe_dump(config, sort_keys=False, width=1000)
 
 
-def _kubelet_flags(group: Group) -> Iterator[str]:
+def _build_kubelet_flags(group: Group) -> Iterator[str]:
     """Labels and taints that stand from the first moment; EKS itself adds a node group's later."""
     if group.labels:
         yield f"--node-labels={','.join(f'{key}={value}' for key, value in group.labels.items())}"
@@ -99,33 +99,33 @@ def _kubelet_flags(group: Group) -> Iterator[str]:
         yield f"--register-with-taints={','.join(taints)}"
 
 
-def _bottlerocket(group: Group, cluster: Cluster | None) -> str:
+def _render_bottlerocket(group: Group, cluster: ClusterConnection | None) -> str:
     tables: dict[str, Mapping[str, Any]] = {}
     if cluster:
         tables["settings.kubernetes"] = {
             "cluster-name": cluster.name,
             "api-server": cluster.endpoint,
             "cluster-certificate": cluster.certificate,
-            "max-pods": MOST_PODS,
+            "max-pods": MAX_PODS,
         }
         tables["settings.kubernetes.node-labels"] = group.labels
-        tables["settings.kubernetes.node-taints"] = _taints_by_key(group)
+        tables["settings.kubernetes.node-taints"] = _group_taints(group)
     if group.images == "soci":
         tables["settings.container-runtime"] = {"snapshotter": "soci"}
         plugin = "settings.container-runtime-plugins.soci-snapshotter"
         tables[plugin] = {"pull-mode": "parallel-pull-unpack"}
-        tables[f"{plugin}.parallel-pull-unpack"] = _SOCI
+        tables[f"{plugin}.parallel-pull-unpack"] = _SOCI_SETTINGS
     if group.nvme:
-        tables["settings.bootstrap-commands.instance-store"] = _instance_store(group)
-    return "\n".join(f"[{name}]\n{_toml(table)}" for name, table in tables.items() if table)
+        tables["settings.bootstrap-commands.instance-store"] = _build_instance_store(group)
+    return "\n".join(f"[{name}]\n{_format_toml(table)}" for name, table in tables.items() if table)
 
 
-def _taints_by_key(group: Group) -> dict[str, list[str]]:
+def _group_taints(group: Group) -> dict[str, list[str]]:
     keys = dict.fromkeys(taint.key for taint in group.taints)
-    return {key: [f"{one.value}:{one.effect}" for one in group.taints if one.key == key] for key in keys}
+    return {key: [f"{item.value}:{item.effect}" for item in group.taints if item.key == key] for key in keys}
 
 
-def _instance_store(group: Group) -> dict[str, Any]:
+def _build_instance_store(group: Group) -> dict[str, Any]:
     """Commands that join the NVMe disks into one, and put on it what grows."""
     folders = ["/var/lib/containerd", "/var/lib/kubelet", "/var/log/pods"]
     if group.images == "soci":
@@ -135,6 +135,6 @@ def _instance_store(group: Group) -> dict[str, Any]:
     return {"commands": [init, bind], "mode": "always", "essential": True}
 
 
-def _toml(table: Mapping[str, Any]) -> str:
+def _format_toml(table: Mapping[str, Any]) -> str:
     """One table's lines; strings, numbers, booleans and lists are written in TOML as in JSON."""
     return "".join(f"{json.dumps(key)} = {json.dumps(value)}\n" for key, value in table.items())

@@ -7,26 +7,28 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
-from llm_serving.settings.document import Contradiction, Listed, OneOrMore, Settings
-from llm_serving.settings.units import Form, Machines, Switch
+from llm_serving.settings.document import AllowSingleItem, Conflict, OneOrMore, Settings
+from llm_serving.settings.units import Machines, Switch, TextFormat
 
 Orchestrator = Literal["eks", "ecs"]
 
-Zone = Annotated[str, Form("[a-z]{2}(?:-[a-z]+)+-[0-9][a-z]", "an Availability Zone", "us-west-2a")]
-InstanceType = Annotated[str, Form(r"[a-z][a-z0-9-]*\.[a-z0-9-]+", "an EC2 instance type", "g6e.2xlarge")]
+Zone = Annotated[str, TextFormat("[a-z]{2}(?:-[a-z]+)+-[0-9][a-z]", "an Availability Zone", "us-west-2a")]
+InstanceType = Annotated[str, TextFormat(r"[a-z][a-z0-9-]*\.[a-z0-9-]+", "an EC2 instance type", "g6e.2xlarge")]
 ReservationId = Annotated[
-    str, Form("cr-[0-9a-f]{17}", "a reservation's id: cr- and 17 of 0-9a-f", "cr-0123456789abcdef0")
+    str, TextFormat("cr-[0-9a-f]{17}", "a reservation's id: cr- and 17 of 0-9a-f", "cr-0123456789abcdef0")
 ]
 SnapshotId = Annotated[
     str,
-    Form("snap-(?:[0-9a-f]{8}|[0-9a-f]{17})", "a snapshot's id: snap- and 17 of 0-9a-f", "snap-0123456789abcdef0"),
+    TextFormat(
+        "snap-(?:[0-9a-f]{8}|[0-9a-f]{17})", "a snapshot's id: snap- and 17 of 0-9a-f", "snap-0123456789abcdef0"
+    ),
 ]
 ImageId = Annotated[
-    str, Form("ami-(?:[0-9a-f]{8}|[0-9a-f]{17})", "an AMI's id: ami- and 17 of 0-9a-f", "ami-0123456789abcdef0")
+    str, TextFormat("ami-(?:[0-9a-f]{8}|[0-9a-f]{17})", "an AMI's id: ami- and 17 of 0-9a-f", "ami-0123456789abcdef0")
 ]
 LabelKey = Annotated[
     str,
-    Form(
+    TextFormat(
         r"(?!.*kubernetes\.io/)(?!.*k8s\.io/)(?!fleet/)(?:[a-z0-9.-]{1,253}/)?[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?",
         "a label's key of your own: letters, digits and ._-, not below kubernetes.io, k8s.io or fleet",
         "team",
@@ -34,7 +36,7 @@ LabelKey = Annotated[
 ]
 LabelValue = Annotated[
     str,
-    Form(
+    TextFormat(
         "(?:[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?",
         "a label's value of up to 63 characters: letters, digits and ._-",
         "ads",
@@ -42,7 +44,7 @@ LabelValue = Annotated[
 ]
 TaintText = Annotated[
     str,
-    Form(
+    TextFormat(
         r"(?:[a-z0-9.-]{1,253}/)?[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
         "(?:=[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?:(?:NoSchedule|PreferNoSchedule|NoExecute)",
         "a taint: KEY=VALUE:EFFECT",
@@ -51,11 +53,11 @@ TaintText = Annotated[
 ]
 
 
-def twice(field: str, items: Sequence[Any]) -> Iterator[Contradiction]:
+def check_unique(field: str, items: Sequence[Any]) -> Iterator[Conflict]:
     """A list in order of preference names each item once."""
     for index, item in enumerate(items):
         if item in items[:index]:
-            yield Contradiction((field, index), "it stands in the list twice", "it once")
+            yield Conflict((field, index), "it stands in the list twice", "it once")
 
 
 class Reservation(Settings):
@@ -72,13 +74,13 @@ class Reservation(Settings):
     reserve: Annotated[int, Field(ge=1)] | None = None
     """Machines to reserve on demand: the fleet makes the reservation, and it costs from then on, used or not."""
 
-    def contradictions(self) -> Iterable[Iterator[Contradiction]]:
-        return (self._exactly_one(),)
+    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
+        return (self._check_single_source(),)
 
-    def _exactly_one(self) -> Iterator[Contradiction]:
-        if sum(one is not None for one in (self.capacity_block, self.reservation, self.reserve)) != 1:
-            why = "it must name exactly one of capacity-block, reservation and reserve"
-            yield Contradiction((), why, "{capacity-block: cr-...}, {reservation: cr-...} or {reserve: MACHINES}")
+    def _check_single_source(self) -> Iterator[Conflict]:
+        if sum(source is not None for source in (self.capacity_block, self.reservation, self.reserve)) != 1:
+            reason = "it must name exactly one of capacity-block, reservation and reserve"
+            yield Conflict((), reason, "{capacity-block: cr-...}, {reservation: cr-...} or {reserve: MACHINES}")
 
 
 Purchase = Annotated[
@@ -148,106 +150,112 @@ class Pool(Settings):
     labels: Annotated[dict[LabelKey, LabelValue], Field(max_length=20)] = Field(default_factory=dict)
     """Labels of the nodes on EKS, attributes of the container instances on ECS."""
 
-    taints: Annotated[tuple[TaintText, ...], Field(max_length=10), Listed()] = ()
+    taints: Annotated[tuple[TaintText, ...], Field(max_length=10), AllowSingleItem()] = ()
     """Taints of EKS nodes, beside the one that keeps other pods off accelerators."""
 
-    def contradictions(self) -> Iterable[Iterator[Contradiction]]:
+    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
         return (
-            twice("types", self.types),
-            twice("zones", self.zones),
-            twice("buy", self.buy),
-            twice("taints", self.taints),
-            self._block_stands_alone(),
-            self._reserves_one_type(),
-            self._paid_comes_first(),
-            self._reserves_what_runs(),
-            self._group_without_reservation(),
-            self._layout_needs_efa(),
-            self._karpenter_keeps_no_least(),
-            self._snapshot_needs_volume(),
-            self._warm_is_stoppable(),
+            check_unique("types", self.types),
+            check_unique("zones", self.zones),
+            check_unique("buy", self.buy),
+            check_unique("taints", self.taints),
+            self._check_capacity_block(),
+            self._check_reserved_type(),
+            self._check_reservation_order(),
+            self._check_reserved_size(),
+            self._check_placement_group(),
+            self._check_efa_layout(),
+            self._check_karpenter_size(),
+            self._check_disk(),
+            self._check_warm_machines(),
         )
 
-    def _block_stands_alone(self) -> Iterator[Contradiction]:
-        if len(self.buy) > 1 and any(isinstance(way, Reservation) and way.capacity_block for way in self.buy):
-            yield Contradiction(
+    def _check_capacity_block(self) -> Iterator[Conflict]:
+        if len(self.buy) > 1 and any(
+            isinstance(purchase, Reservation) and purchase.capacity_block for purchase in self.buy
+        ):
+            yield Conflict(
                 ("buy",),
                 "a Capacity Block's machines cannot be mixed with other ways to buy in one pool",
                 "buy: {capacity-block: cr-...} alone, and a second pool for the rest",
             )
 
-    def _reserves_one_type(self) -> Iterator[Contradiction]:
+    def _check_reserved_type(self) -> Iterator[Conflict]:
         if len(self.types) > 1 and self.reserved:
-            why = f"a reservation holds machines of one type, and the pool names {len(self.types)}"
-            yield Contradiction(("types",), why, f"types: {self.types[0]}")
+            reason = f"a reservation holds machines of one type, and the pool names {len(self.types)}"
+            yield Conflict(("types",), reason, f"types: {self.types[0]}")
 
-    def _paid_comes_first(self) -> Iterator[Contradiction]:
-        for index, way in enumerate(self.buy):
+    def _check_reservation_order(self) -> Iterator[Conflict]:
+        for index, purchase in enumerate(self.buy):
             bought_before = index and not isinstance(self.buy[index - 1], Reservation)
-            if bought_before and isinstance(way, Reservation) and not way.capacity_block:
-                why = "a reservation is paid for whether it is used or not, so nothing is bought before it"
-                yield Contradiction(("buy", index), why, "the reservation first in the list")
+            if bought_before and isinstance(purchase, Reservation) and not purchase.capacity_block:
+                reason = "a reservation is paid for whether it is used or not, so nothing is bought before it"
+                yield Conflict(("buy", index), reason, "the reservation first in the list")
 
-    def _reserves_what_runs(self) -> Iterator[Contradiction]:
+    def _check_reserved_size(self) -> Iterator[Conflict]:
         """What is reserved is no more than what may run, holds the least where it comes first, and the most alone."""
-        made = [index for index, way in enumerate(self.buy) if isinstance(way, Reservation) and way.reserve]
-        if not made:
+        reserve_indices = [
+            index for index, purchase in enumerate(self.buy) if isinstance(purchase, Reservation) and purchase.reserve
+        ]
+        if not reserve_indices:
             return
-        reserved, (least, most) = self.to_reserve, self.size
+        reserved, (min_size, max_size) = self.reserve_count, self.size
         first = self.buy[0].reserve if isinstance(self.buy[0], Reservation) else None
-        if reserved > most:
-            why = f"{reserved} would be reserved and paid for, and the pool starts {most} at the most"
-            yield Contradiction(("buy", made[0]), why, f"{{reserve: {most}}}, or size: {least}..{reserved}")
-        elif first and first < least:
-            why = f"the first way to buy keeps the pool's least, {least} machines, and {first} would be reserved"
-            yield Contradiction(("buy", 0), why, f"{{reserve: {least}}}, or size: {first}..{most}")
-        elif len(made) == len(self.buy) and reserved < most:
-            why = f"no other way to buy stands beside it, so of up to {most} machines {reserved} could start"
-            write = f"size: {min(least, reserved)}..{reserved}, or on-demand after it"
-            yield Contradiction(("buy", made[0]), why, write)
+        if reserved > max_size:
+            reason = f"{reserved} would be reserved and paid for, and the pool starts {max_size} at the most"
+            yield Conflict(
+                ("buy", reserve_indices[0]), reason, f"{{reserve: {max_size}}}, or size: {min_size}..{reserved}"
+            )
+        elif first and first < min_size:
+            reason = f"the first way to buy keeps the pool's least, {min_size} machines, and {first} would be reserved"
+            yield Conflict(("buy", 0), reason, f"{{reserve: {min_size}}}, or size: {first}..{max_size}")
+        elif len(reserve_indices) == len(self.buy) and reserved < max_size:
+            reason = f"no other way to buy stands beside it, so of up to {max_size} machines {reserved} could start"
+            fix = f"size: {min(min_size, reserved)}..{reserved}, or on-demand after it"
+            yield Conflict(("buy", reserve_indices[0]), reason, fix)
 
-    def _group_without_reservation(self) -> Iterator[Contradiction]:
-        foreign = [way for way in self.buy if isinstance(way, Reservation) and way.reserve is None]
-        if self.placement_group == "cluster" and foreign:
-            why = (
+    def _check_placement_group(self) -> Iterator[Conflict]:
+        existing = [purchase for purchase in self.buy if isinstance(purchase, Reservation) and purchase.reserve is None]
+        if self.placement_group == "cluster" and existing:
+            reason = (
                 "EC2 answers InsufficientInstanceCapacity where a placement group meets a reservation "
                 "that was not made inside it, and the fleet makes its groups itself"
             )
-            on_demand = "" if foreign[0].capacity_block else ", or buy: {reserve: MACHINES}, made inside the group"
-            yield Contradiction(("placement_group",), why, f"placement_group: none{on_demand}")
+            on_demand = "" if existing[0].capacity_block else ", or buy: {reserve: MACHINES}, made inside the group"
+            yield Conflict(("placement_group",), reason, f"placement_group: none{on_demand}")
 
-    def _layout_needs_efa(self) -> Iterator[Contradiction]:
+    def _check_efa_layout(self) -> Iterator[Conflict]:
         if self.efa_layout != "save-addresses" and not self.efa:
-            yield Contradiction(("efa_layout",), "it lays out EFA nodes, and efa is off", "efa: true, or no efa_layout")
+            yield Conflict(("efa_layout",), "it lays out EFA nodes, and efa is off", "efa: true, or no efa_layout")
 
-    def _karpenter_keeps_no_least(self) -> Iterator[Contradiction]:
-        if self.by == "karpenter" and self.size.least:
-            why = f"Karpenter starts machines for waiting pods and keeps no least, and size says {self.size.least}"
-            yield Contradiction(("by",), why, f"by: node-groups, or size: 0..{self.size.most}")
+    def _check_karpenter_size(self) -> Iterator[Conflict]:
+        if self.by == "karpenter" and self.size.min:
+            reason = f"Karpenter starts machines for waiting pods and keeps no least, and size says {self.size.min}"
+            yield Conflict(("by",), reason, f"by: node-groups, or size: 0..{self.size.max}")
 
-    def _snapshot_needs_volume(self) -> Iterator[Contradiction]:
+    def _check_disk(self) -> Iterator[Conflict]:
         if isinstance(self.images, Snapshot) and self.disk == "nvme":
-            yield Contradiction(("disk",), "a snapshot becomes a volume, not an NVMe disk", "disk: gp3")
+            yield Conflict(("disk",), "a snapshot becomes a volume, not an NVMe disk", "disk: gp3")
         if self.warm and self.disk == "nvme":
-            why = "NVMe disks are empty after a stop, and warm machines are stopped"
-            yield Contradiction(("disk",), why, "disk: gp3")
+            reason = "NVMe disks are empty after a stop, and warm machines are stopped"
+            yield Conflict(("disk",), reason, "disk: gp3")
 
-    def _warm_is_stoppable(self) -> Iterator[Contradiction]:
+    def _check_warm_machines(self) -> Iterator[Conflict]:
         if not self.warm:
             return
-        if self.warm > self.size.most:
-            why = f"{self.warm} would be kept ready, and the pool has at most {self.size.most}"
-            yield Contradiction(("warm",), why, f"warm: {self.size.most} or less")
+        if self.warm > self.size.max:
+            reason = f"{self.warm} would be kept ready, and the pool has at most {self.size.max}"
+            yield Conflict(("warm",), reason, f"warm: {self.size.max} or less")
         if "on-demand" not in self.buy:
-            why = "EC2 Auto Scaling keeps warm machines on demand only, and the pool is not bought so"
-            yield Contradiction(("warm",), why, "warm: 0, or on-demand among the ways to buy")
+            reason = "EC2 Auto Scaling keeps warm machines on demand only, and the pool is not bought so"
+            yield Conflict(("warm",), reason, "warm: 0, or on-demand among the ways to buy")
 
     @property
     def reserved(self) -> bool:
         """Whether the pool draws on capacity that is paid for whether it is used or not."""
-        return any(isinstance(way, Reservation) for way in self.buy)
+        return any(isinstance(purchase, Reservation) for purchase in self.buy)
 
     @property
-    def to_reserve(self) -> int:
+    def reserve_count(self) -> int:
         """Machines of the reservations that the fleet makes for this pool."""
-        return sum(way.reserve or 0 for way in self.buy if isinstance(way, Reservation))
+        return sum(purchase.reserve or 0 for purchase in self.buy if isinstance(purchase, Reservation))

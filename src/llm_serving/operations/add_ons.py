@@ -12,7 +12,7 @@ import yaml
 from llm_serving import console
 from llm_serving.catalog.instances import Catalogue
 from llm_serving.fleet import add_ons, karpenter_manifests
-from llm_serving.fleet.add_ons import Step
+from llm_serving.fleet.add_ons import SelectedAddOn
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.errors import Unavailable
 
@@ -30,8 +30,8 @@ TOOLS: Mapping[str, str] = {
 class Command:
     """One row's command; running it again changes nothing."""
 
-    step: Step
-    words: Sequence[str]
+    selected: SelectedAddOn
+    arguments: Sequence[str]
 
 
 def require_tools(tools: Mapping[str, str] = TOOLS) -> None:
@@ -42,38 +42,38 @@ def require_tools(tools: Mapping[str, str] = TOOLS) -> None:
     """
     missing = [name for name in tools if not shutil.which(name)]
     if missing:
-        how = ", ".join(f"{name} ({tools[name]})" for name in missing)
-        raise Unavailable(f"not on this machine's PATH: {' and '.join(missing)}. Install {how}")
+        hints = ", ".join(f"{name} ({tools[name]})" for name in missing)
+        raise Unavailable(f"not on this machine's PATH: {' and '.join(missing)}. Install {hints}")
 
 
-def commands(fleet: Fleet, catalogue: Catalogue, folder: Path) -> list[Command]:
+def build_install_commands(fleet: Fleet, catalogue: Catalogue, folder: Path) -> list[Command]:
     """Writes values and manifests to `folder`, and returns the commands that take them, in order."""
     folder.mkdir(parents=True, exist_ok=True)
     return [
-        Command(step, _install(step, _manifest(step, fleet, catalogue, folder), folder))
-        for step in add_ons.steps(fleet, catalogue)
+        Command(selected, _build_install(selected, _write_manifest(selected, fleet, catalogue, folder), folder))
+        for selected in add_ons.select_add_ons(fleet, catalogue)
     ]
 
 
-def removals(fleet: Fleet, catalogue: Catalogue, folder: Path) -> list[Command]:
+def build_remove_commands(fleet: Fleet, catalogue: Catalogue, folder: Path) -> list[Command]:
     """Writes manifests to `folder`, and returns the commands that take everything away, the last installed first.
 
     Node pools go before the Karpenter that ends their machines, and what made load balancers goes late.
     """
     folder.mkdir(parents=True, exist_ok=True)
     return [
-        Command(step, _remove(step, _manifest(step, fleet, catalogue, folder)))
-        for step in reversed(add_ons.steps(fleet, catalogue))
+        Command(selected, _build_remove(selected, _write_manifest(selected, fleet, catalogue, folder)))
+        for selected in reversed(add_ons.select_add_ons(fleet, catalogue))
     ]
 
 
-def run(
-    made: Sequence[Command],
+def run_commands(
+    commands: Sequence[Command],
     folder: Path,
     *,
-    doing: str = "Install",
+    verb: str = "Install",
     environment: Mapping[str, str] | None = None,
-    done: Callable[[Command], None] = lambda _: None,
+    on_done: Callable[[Command], None] = lambda _: None,
 ) -> None:
     """Runs them in order against the cluster that kubectl talks to.
 
@@ -86,43 +86,43 @@ def run(
         CommandFailed: one failed; the same command line goes on where it stopped.
     """
     require_tools()
-    for command in made:
-        row = command.step.row
-        with console.step(f"{doing} {row.name}: {row.why}"):
-            log = folder / f"{row.name}.log"
-            console.run(command.words, log=log, environment=environment, timeout_s=LIMIT_S + 60)
-        done(command)
+    for command in commands:
+        add_on = command.selected.add_on
+        with console.step(f"{verb} {add_on.name}: {add_on.why}"):
+            log = folder / f"{add_on.name}.log"
+            console.run(command.arguments, log=log, environment=environment, timeout_s=LIMIT_S + 60)
+        on_done(command)
 
 
-def _install(step: Step, manifest: str, folder: Path) -> list[str]:
-    row = step.row
+def _build_install(selected: SelectedAddOn, manifest: str, folder: Path) -> list[str]:
+    add_on = selected.add_on
     if manifest:
         return ["kubectl", "apply", "--server-side", "-f", manifest]
-    values = folder / f"{row.name}.values.yaml"
-    values.write_text(yaml.safe_dump(dict(step.values), sort_keys=False))
-    where = ["--repo", row.repository] if row.repository else []
+    values = folder / f"{add_on.name}.values.yaml"
+    values.write_text(yaml.safe_dump(dict(selected.values), sort_keys=False))
+    repository_options = ["--repo", add_on.repository] if add_on.repository else []
     return [
-        *("helm", "upgrade", "--install", row.name, str(row.chart), *where),
-        *("--version", str(row.version), "--namespace", str(row.namespace), "--create-namespace"),
-        *("--values", console.near(values), "--wait", "--timeout", f"{LIMIT_S}s"),
+        *("helm", "upgrade", "--install", add_on.name, str(add_on.chart), *repository_options),
+        *("--version", str(add_on.version), "--namespace", str(add_on.namespace), "--create-namespace"),
+        *("--values", console.shorten_path(values), "--wait", "--timeout", f"{LIMIT_S}s"),
     ]
 
 
-def _remove(step: Step, manifest: str) -> list[str]:
-    row = step.row
+def _build_remove(selected: SelectedAddOn, manifest: str) -> list[str]:
+    add_on = selected.add_on
     if manifest:
         return ["kubectl", "delete", "--ignore-not-found", f"--timeout={LIMIT_S}s", "-f", manifest]
     return [
-        *("helm", "uninstall", row.name, "--namespace", str(row.namespace)),
+        *("helm", "uninstall", add_on.name, "--namespace", str(add_on.namespace)),
         *("--ignore-not-found", "--wait", "--timeout", f"{LIMIT_S}s"),
     ]
 
 
-def _manifest(step: Step, fleet: Fleet, catalogue: Catalogue, folder: Path) -> str:
+def _write_manifest(selected: SelectedAddOn, fleet: Fleet, catalogue: Catalogue, folder: Path) -> str:
     """The row's manifest, written where it is made from the fleet; "" for a chart."""
-    named = step.row.manifest or ""
-    if named != add_ons.NODE_POOLS:
-        return named
-    file = folder / f"{named}.yaml"
-    file.write_text(yaml.safe_dump_all(karpenter_manifests.manifests(fleet, catalogue), sort_keys=False))
-    return console.near(file)
+    manifest = selected.add_on.manifest or ""
+    if manifest != add_ons.NODE_POOLS:
+        return manifest
+    file = folder / f"{manifest}.yaml"
+    file.write_text(yaml.safe_dump_all(karpenter_manifests.build(fleet, catalogue), sort_keys=False))
+    return console.shorten_path(file)

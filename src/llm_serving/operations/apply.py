@@ -8,9 +8,9 @@ from pathlib import Path
 from llm_serving import console
 from llm_serving.aws import state_bucket as state
 from llm_serving.operations import plans
-from llm_serving.operations.context import Site, connect
+from llm_serving.operations.context import FleetContext, initialize_stacks
 from llm_serving.operations.plans import StackPlan
-from llm_serving.settings.errors import AnswerIsNo
+from llm_serving.settings.errors import CheckFailed
 from llm_serving.terraform import runner
 
 LIMIT_S = 3 * 3600.0
@@ -21,7 +21,7 @@ GRACE_S = 300.0
 """Terraform, asked to stop, waits for what it has begun and writes it down. Killed before, it would forget it."""
 
 
-def apply(site: Site, agreed: Sequence[StackPlan]) -> None:
+def apply(context: FleetContext, approved_plans: Sequence[StackPlan]) -> None:
     """Applies each stack's plan, wave by wave; a stack that could not be planned before is planned when its turn comes.
 
     Args:
@@ -31,66 +31,68 @@ def apply(site: Site, agreed: Sequence[StackPlan]) -> None:
         AnswerIsNo: a later plan would touch what the one that was shown does not.
         CommandFailed: Terraform failed; the same command goes on.
     """
-    seen = {plan.name: plan for plan in agreed}
-    for wave in site.waves:
-        late = [name for name, folder in wave.items() if name in seen and not (folder / plans.FILE).is_file()]
-        fresh = {plan.name: plan for plan in plans.make(site, late)} if late else {}
-        _only_what_was_seen(site, seen, fresh)
-        now = [fresh.get(name, seen[name]) for name in wave if name in seen]
-        for plan in now:
-            if plan.empty:
+    approved = {plan.name: plan for plan in approved_plans}
+    for wave in context.waves:
+        deferred = [name for name, folder in wave.items() if name in approved and not (folder / plans.FILE).is_file()]
+        new_plans = {plan.name: plan for plan in plans.create(context, deferred)} if deferred else {}
+        _require_approved(context, approved, new_plans)
+        wave_plans = [new_plans.get(name, approved[name]) for name in wave if name in approved]
+        for plan in wave_plans:
+            if plan.is_empty:
                 console.err.print(f"[green]✓[/green] {plan.name}: done already, Terraform finds no difference")
-        _apply(site, {plan.name: wave[plan.name] for plan in now if not plan.empty})
+        _apply(context, {plan.name: wave[plan.name] for plan in wave_plans if not plan.is_empty})
         for name in wave:
             (wave[name] / plans.FILE).unlink(missing_ok=True)
 
 
-def state_bucket(site: Site) -> None:
+def ensure_state_bucket(context: FleetContext) -> None:
     """Makes the bucket of Terraform's state, or what it lacks, once it is agreed to; says so where nothing is to do.
 
     Raises:
         AnswerIsNo: the bucket is somebody else's, or in another region.
         Unavailable: AWS refuses, or does not answer.
     """
-    if site.fleet.state == "local":
+    if context.fleet.state == "local":
         return
-    if state.ensure_state_bucket(site.fleet, agree=lambda: True):
-        forget_plans(site)
-        connect(site)
+    if state.ensure_state_bucket(context.fleet, confirm=lambda: True):
+        delete_plans(context)
+        initialize_stacks(context)
     else:
-        console.err.print(f"[green]✓[/green] {site.fleet.state}: done already, its bucket is as it should be")
+        console.err.print(f"[green]✓[/green] {context.fleet.state}: done already, its bucket is as it should be")
 
 
-def forget_plans(site: Site) -> None:
+def delete_plans(context: FleetContext) -> None:
     """Plans made before the state had its place cannot be applied."""
-    for folder in site.folders.values():
+    for folder in context.folders.values():
         (folder / plans.FILE).unlink(missing_ok=True)
 
 
-def _apply(site: Site, folders: Mapping[str, Path]) -> None:
+def _apply(context: FleetContext, folders: Mapping[str, Path]) -> None:
     if not folders:
         return
-    with console.step(f"Apply {', '.join(folders)} to {site.at}") as step:
+    with console.step(f"Apply {', '.join(folders)} to {context.cloud_name}") as step:
         runner.run(
-            site.program,
+            context.program,
             folders,
             ("apply", "-input=false", plans.FILE),
             timeout_s=LIMIT_S,
             grace_s=GRACE_S,
-            note=lambda note: setattr(step, "note", note),
+            on_progress=lambda note: setattr(step, "note", note),
         )
         step.note = "done"
 
 
-def _only_what_was_seen(site: Site, seen: Mapping[str, StackPlan], fresh: Mapping[str, StackPlan]) -> None:
-    new = [
-        f"  {address} would be {what}"
-        for name, plan in fresh.items()
-        for address, what in plan.touched.items()
-        if seen[name].touched.get(address) != what
+def _require_approved(
+    context: FleetContext, approved: Mapping[str, StackPlan], new_plans: Mapping[str, StackPlan]
+) -> None:
+    unapproved = [
+        f"  {address} would be {action}"
+        for name, plan in new_plans.items()
+        for address, action in plan.affected.items()
+        if approved[name].affected.get(address) != action
     ]
-    if new:
-        raise AnswerIsNo(
-            f"{site.document.path}: Terraform would now change more than was shown before. Nothing of it was done; "
-            "look at it with `blueprint fleet plan`, then run this again:\n" + "\n".join(new)
+    if unapproved:
+        raise CheckFailed(
+            f"{context.document.path}: Terraform would now change more than was shown before. Nothing of it was done; "
+            "look at it with `blueprint fleet plan`, then run this again:\n" + "\n".join(unapproved)
         )

@@ -20,77 +20,79 @@ FILE = "journal.json"
 
 
 @dataclass(frozen=True)
-class Entry:
+class Checkpoint:
     """One thing that was done."""
 
     key: str
     """Of what it was done with: where that is another now, it is to be done anew."""
 
-    at: str
+    recorded_at: str
     """When, as in 2026-11-21 14:30."""
 
     note: str
 
 
-class Journal:
+class Checkpoints:
     """The entries of one fleet at one place, by what was done. Every entry is written down at once."""
 
-    def __init__(self, file: Path, place: str) -> None:
+    def __init__(self, file: Path, scope: str) -> None:
         """Reads what there is.
 
         Args:
             place: account and region, or the embedded AWS: what was done at another place counts for nothing.
         """
         self.file = file
-        self._place = place
-        self._entries = _read(self.file, place)
+        self._scope = scope
+        self._entries = _read(self.file, scope)
 
-    def done(self, name: str, key: str = "") -> Entry | None:
+    def find(self, name: str, key: str = "") -> Checkpoint | None:
         """When it was done with the same; None where it was not."""
-        found = self._entries.get(name)
-        return found if found and found.key == key else None
+        checkpoint = self._entries.get(name)
+        return checkpoint if checkpoint and checkpoint.key == key else None
 
-    def last(self, name: str) -> Entry | None:
+    def find_latest(self, name: str) -> Checkpoint | None:
         """When it was done last, with whatever."""
         return self._entries.get(name)
 
-    def note(self, name: str, key: str = "", note: str = "") -> None:
+    def record(self, name: str, key: str = "", note: str = "") -> None:
         """Writes down that it is done."""
         now = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M")
-        self._entries[name] = Entry(key, now, note)
+        self._entries[name] = Checkpoint(key, now, note)
         self._write()
 
-    def drop(self, name: str) -> None:
+    def remove(self, name: str) -> None:
         """It counts no longer."""
         if self._entries.pop(name, None):
             self._write()
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """All of it was undone."""
         self.file.unlink(missing_ok=True)
         self._entries = {}
 
     def _write(self) -> None:
-        said = {"place": self._place, "done": {name: vars(entry) for name, entry in self._entries.items()}}
-        beside = self.file.with_suffix(".new")
-        beside.write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
-        beside.replace(self.file)  # whole, or as it was
+        payload = {"place": self._scope, "done": {name: vars(entry) for name, entry in self._entries.items()}}
+        temp_file = self.file.with_suffix(".new")
+        temp_file.write_text(json.dumps(payload, indent=2) + "\n", encoding="utf-8")
+        temp_file.replace(self.file)  # whole, or as it was
 
 
-def _read(file: Path, place: str) -> dict[str, Entry]:
+def _read(file: Path, scope: str) -> dict[str, Checkpoint]:
     try:
-        said: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        if said["place"] != place:
-            console.err.print(f"  {console.near(file)} speaks of {said['place']}, and this is {place}: it begins anew")
+        payload: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        if payload["place"] != scope:
+            console.err.print(
+                f"  {console.shorten_path(file)} speaks of {payload['place']}, and this is {scope}: it begins anew"
+            )
             return {}
-        return {name: Entry(**entry) for name, entry in said["done"].items()}
+        return {name: Checkpoint(**entry) for name, entry in payload["done"].items()}
     except FileNotFoundError:
         return {}
     except (ValueError, KeyError, TypeError, AttributeError):
-        console.err.print(f"  {console.near(file)} cannot be read: it begins anew")
+        console.err.print(f"  {console.shorten_path(file)} cannot be read: it begins anew")
         return {}
 
 
-def digest(*parts: str) -> str:
+def compute_digest(*parts: str) -> str:
     """A key of what something is done with."""
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]

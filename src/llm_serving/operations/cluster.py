@@ -11,22 +11,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llm_serving import console
-from llm_serving.aws import session as clients
-from llm_serving.aws.session import Aws
+from llm_serving.aws import session as session
+from llm_serving.aws.session import AwsSession
 from llm_serving.fleet import names
-from llm_serving.fleet.checks import listed
+from llm_serving.fleet.checks import join_words
 from llm_serving.fleet.model import Fleet
-from llm_serving.operations import add_ons as platform
-from llm_serving.settings.errors import AnswerIsNo, Unavailable
+from llm_serving.operations import add_ons as add_ons
+from llm_serving.settings.errors import CheckFailed, Unavailable
 
 TOOLS: Mapping[str, str] = {
-    **platform.TOOLS,
+    **add_ons.TOOLS,
     "aws": "https://docs.aws.amazon.com/cli/latest/userguide/getting-started-install.html",
 }
 """What the way into a cluster takes: kubectl gets its token from the AWS command line."""
 
-_QUICK_S = 60.0
-_MACHINES_S = 2400
+_TIMEOUT_S = 60.0
+_MACHINES_TIMEOUT_S = 2400
 """Pods leave by their own grace, half an hour at the most, and then EC2 takes its time."""
 
 _NODE_POOLS = "nodepools.karpenter.sh"
@@ -43,28 +43,28 @@ class Cluster:
     environment: Mapping[str, str]
     """Leads kubectl and helm to this cluster alone, whatever else the user works with."""
 
-    def kubectl(self, *words: str, limit_s: float = _QUICK_S) -> str:
+    def run_kubectl(self, *arguments: str, timeout_s: float = _TIMEOUT_S) -> str:
         """Runs kubectl and returns what it printed.
 
         Raises:
             CommandFailed: it failed.
         """
         log = self.folder / "kubectl.log"
-        return console.run(("kubectl", *words), log=log, environment=self.environment, timeout_s=limit_s)
+        return console.run(("kubectl", *arguments), log=log, environment=self.environment, timeout_s=timeout_s)
 
-    def identity(self) -> str:
+    def fetch_uid(self) -> str:
         """What no other cluster has, not even the next one of the same name."""
-        return self.kubectl("get", "namespace", "kube-system", "--output=jsonpath={.metadata.uid}").strip()
+        return self.run_kubectl("get", "namespace", "kube-system", "--output=jsonpath={.metadata.uid}").strip()
 
 
-def kubeconfig(data: Path) -> dict[str, str]:
+def build_kubeconfig_env(data: Path) -> dict[str, str]:
     """What leads kubectl and helm to the fleet's cluster."""
     return {"KUBECONFIG": str((data / "kubeconfig").absolute())}
 
 
-def way_in(fleet: Fleet) -> tuple[str, ...]:
+def build_kubeconfig_command(fleet: Fleet) -> tuple[str, ...]:
     """The command that writes the kubeconfig."""
-    return ("aws", "eks", "update-kubeconfig", "--name", names.cluster(fleet), "--region", fleet.region)
+    return ("aws", "eks", "update-kubeconfig", "--name", names.format_cluster_name(fleet), "--region", fleet.region)
 
 
 def connect(fleet: Fleet, data: Path) -> Cluster:
@@ -74,107 +74,121 @@ def connect(fleet: Fleet, data: Path) -> Cluster:
         Unavailable: a program is missing, or the cluster cannot be reached from here.
         CommandFailed: there is no such cluster.
     """
-    platform.require_tools(TOOLS)
-    found = Cluster(fleet, data, kubeconfig(data))
-    console.run(way_in(fleet), log=data / "kubectl.log", environment=found.environment, timeout_s=_QUICK_S)
+    add_ons.require_tools(TOOLS)
+    cluster = Cluster(fleet, data, build_kubeconfig_env(data))
+    console.run(
+        build_kubeconfig_command(fleet), log=data / "kubectl.log", environment=cluster.environment, timeout_s=_TIMEOUT_S
+    )
     try:
-        found.kubectl("get", "--raw", "/readyz", "--request-timeout=15s")
+        cluster.run_kubectl("get", "--raw", "/readyz", "--request-timeout=15s")
     except console.CommandFailed as error:
-        last = error.output.strip().splitlines()[-1:] or ["no word"]
+        last_lines = error.output.strip().splitlines()[-1:] or ["no word"]
         raise Unavailable(
-            f"the cluster {names.cluster(fleet)} does not answer kubectl ({last[0]}). {remedy(fleet)}"
+            f"the cluster {names.format_cluster_name(fleet)} does not answer kubectl ({last_lines[0]}). {describe_endpoint_access(fleet)}"
         ) from None
-    return found
+    return cluster
 
 
-def remedy(fleet: Fleet) -> str:
+def describe_endpoint_access(fleet: Fleet) -> str:
     """Who can reach the cluster's endpoint."""
     if fleet.eks.public_from:
-        return f"Its endpoint is open to {listed(fleet.eks.public_from)} alone"
+        return f"Its endpoint is open to {join_words(fleet.eks.public_from)} alone"
     return "Its endpoint is private: run this inside the VPC, or write your range in `eks.public_from`"
 
 
-def end_machines(cluster: Cluster) -> None:
+def terminate_machines(cluster: Cluster) -> None:
     """Has Karpenter end every machine that it started, and waits; does nothing where Karpenter never was.
 
     Raises:
         CommandFailed: they did not go in time.
     """
-    there = cluster.kubectl("get", "crd", _NODE_POOLS, "--ignore-not-found", "--output=name")
-    if not there.strip():
+    crd = cluster.run_kubectl("get", "crd", _NODE_POOLS, "--ignore-not-found", "--output=name")
+    if not crd.strip():
         return
     for kind in (_NODE_POOLS, "nodeclaims.karpenter.sh"):
-        words = ("delete", kind, "--all", "--ignore-not-found", f"--timeout={_MACHINES_S}s")
-        cluster.kubectl(*words, limit_s=_MACHINES_S + 60)
+        arguments = ("delete", kind, "--all", "--ignore-not-found", f"--timeout={_MACHINES_TIMEOUT_S}s")
+        cluster.run_kubectl(*arguments, timeout_s=_MACHINES_TIMEOUT_S + 60)
 
 
-def end_load_balancers(cluster: Cluster) -> None:
+def delete_load_balancers(cluster: Cluster) -> None:
     """Deletes what load balancers were made for, while the controller that takes them down still runs.
 
     Raises:
         CommandFailed: they did not go in time.
     """
-    limit = (f"--timeout={platform.LIMIT_S}s", "--all-namespaces", "--ignore-not-found")
-    for words in (("ingresses", "--all"), ("services", "--field-selector=spec.type=LoadBalancer")):
-        cluster.kubectl("delete", *words, *limit, limit_s=platform.LIMIT_S + 60)
+    flags = (f"--timeout={add_ons.LIMIT_S}s", "--all-namespaces", "--ignore-not-found")
+    for arguments in (("ingresses", "--all"), ("services", "--field-selector=spec.type=LoadBalancer")):
+        cluster.run_kubectl("delete", *arguments, *flags, timeout_s=add_ons.LIMIT_S + 60)
 
 
-def started_by_karpenter(aws: Aws, fleet: Fleet) -> list[str]:
+def list_karpenter_instances(aws: AwsSession, fleet: Fleet) -> list[str]:
     """Ids of the machines that Karpenter started for the fleet and that are paid for.
 
     Raises:
         Unavailable: AWS refuses, or does not answer.
     """
-    return _instances(
+    return _list_instances(
         aws,
         [
             {"Name": "tag-key", "Values": ["karpenter.sh/nodepool"]},
-            {"Name": f"tag:kubernetes.io/cluster/{names.cluster(fleet)}", "Values": ["owned"]},
+            {"Name": f"tag:kubernetes.io/cluster/{names.format_cluster_name(fleet)}", "Values": ["owned"]},
         ],
     )
 
 
-_TAGS_AT_ONCE = 20
+_TAGS_PER_CALL = 20
 """Load balancers in one call. Source: Elastic Load Balancing API reference, DescribeTags, 2026-11."""
 
 
-def load_balancers(aws: Aws, fleet: Fleet) -> list[str]:
+def list_load_balancers(aws: AwsSession, fleet: Fleet) -> list[str]:
     """Names of the load balancers that the cluster's controller made, by the tag that it puts on each.
 
     Raises:
         Unavailable: AWS refuses, or does not answer.
     """
-    balancers = aws.client("elbv2")
-    own = {"Key": "elbv2.k8s.aws/cluster", "Value": names.cluster(fleet)}
-    with clients.refusals():
-        pages = balancers.get_paginator("describe_load_balancers").paginate()
-        by_arn = {one["LoadBalancerArn"]: one["LoadBalancerName"] for page in pages for one in page["LoadBalancers"]}
-        arns = list(by_arn)
-        found = [
-            one
-            for first in range(0, len(arns), _TAGS_AT_ONCE)
-            for one in balancers.describe_tags(ResourceArns=arns[first : first + _TAGS_AT_ONCE])["TagDescriptions"]
+    client = aws.client("elbv2")
+    cluster_tag = {"Key": "elbv2.k8s.aws/cluster", "Value": names.format_cluster_name(fleet)}
+    with session.translate_errors():
+        pages = client.get_paginator("describe_load_balancers").paginate()
+        names_by_arn = {
+            entry["LoadBalancerArn"]: entry["LoadBalancerName"] for page in pages for entry in page["LoadBalancers"]
+        }
+        arns = list(names_by_arn)
+        descriptions = [
+            entry
+            for start in range(0, len(arns), _TAGS_PER_CALL)
+            for entry in client.describe_tags(ResourceArns=arns[start : start + _TAGS_PER_CALL])["TagDescriptions"]
         ]
-    return [by_arn[one["ResourceArn"]] for one in found if own in one["Tags"]]
+    return [names_by_arn[entry["ResourceArn"]] for entry in descriptions if cluster_tag in entry["Tags"]]
 
 
-def require_none_left(aws: Aws, fleet: Fleet) -> None:
+def require_no_instances(aws: AwsSession, fleet: Fleet) -> None:
     """Asks EC2 itself whether any machine of the fleet still runs.
 
     Raises:
         AnswerIsNo: some do; says how to end them.
     """
-    left = [*started_by_karpenter(aws, fleet), *_instances(aws, [{"Name": "tag:fleet", "Values": [fleet.name]}])]
-    if left:
-        ids = list(dict.fromkeys(left))
-        command = console.quoted(
-            ("aws", "ec2", "terminate-instances", "--region", fleet.region, "--instance-ids", *ids)
+    instance_ids = [
+        *list_karpenter_instances(aws, fleet),
+        *_list_instances(aws, [{"Name": "tag:fleet", "Values": [fleet.name]}]),
+    ]
+    if instance_ids:
+        unique_ids = list(dict.fromkeys(instance_ids))
+        command = console.quote_command(
+            ("aws", "ec2", "terminate-instances", "--region", fleet.region, "--instance-ids", *unique_ids)
         )
-        raise AnswerIsNo(f"{len(ids)} machine(s) of the fleet {fleet.name} still run, and cost. To end them: {command}")
+        raise CheckFailed(
+            f"{len(unique_ids)} machine(s) of the fleet {fleet.name} still run, and cost. To end them: {command}"
+        )
 
 
-def _instances(aws: Aws, filters: Sequence[Mapping[str, object]]) -> list[str]:
-    paid = {"Name": "instance-state-name", "Values": ["pending", "running", "stopping", "stopped"]}
-    with clients.refusals():
-        pages = aws.client("ec2").get_paginator("describe_instances").paginate(Filters=[*filters, paid])
-        return [one["InstanceId"] for page in pages for group in page["Reservations"] for one in group["Instances"]]
+def _list_instances(aws: AwsSession, filters: Sequence[Mapping[str, object]]) -> list[str]:
+    state_filter = {"Name": "instance-state-name", "Values": ["pending", "running", "stopping", "stopped"]}
+    with session.translate_errors():
+        pages = aws.client("ec2").get_paginator("describe_instances").paginate(Filters=[*filters, state_filter])
+        return [
+            instance["InstanceId"]
+            for page in pages
+            for reservation in page["Reservations"]
+            for instance in reservation["Instances"]
+        ]

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from llm_serving import console, processes
-from llm_serving.aws import session as clients
-from llm_serving.aws import state_bucket as buckets
-from llm_serving.aws.session import Aws
+from llm_serving.aws import session as session
+from llm_serving.aws import state_bucket as state_bucket
+from llm_serving.aws.session import AwsSession
 from llm_serving.fleet.model import Fleet
 from llm_serving.rehearsal import emulator, stacks
 from llm_serving.settings.document import Document
@@ -26,20 +26,20 @@ from llm_serving.terraform.runner import Terraform
 
 FOLDER = Path(".blueprint")
 
-_NO_STATE = "no_state_override.tf.json"
+_NO_STATE_FILE = "no_state_override.tf.json"
 """Beside a stack whose state bucket is not there yet: a plan can be shown before anything is made."""
 
-_REHEARSED = "cdktf.out"
+_EMULATOR_OUT = "cdktf.out"
 """Stacks for the embedded AWS, in the fleet's own folder; the state of each beside it."""
 
-_NOWHERE = {"local": {"path": "not-yet.tfstate"}}
+_PLACEHOLDER_BACKEND = {"local": {"path": "not-yet.tfstate"}}
 
-_QUICK_S = 300.0
+_STATE_TIMEOUT_S = 300.0
 """What asks the state alone takes seconds; a bucket in another continent a little longer."""
 
 
 @dataclass(frozen=True)
-class Site:
+class FleetContext:
     """Stacks ready for Terraform, and who is to make them."""
 
     document: Document[Fleet]
@@ -61,78 +61,78 @@ class Site:
         return self.document.value
 
     @property
-    def at(self) -> str:
+    def cloud_name(self) -> str:
         """Who makes them, for people."""
         return "the embedded AWS" if self.endpoint else "AWS"
 
     @property
     def waves(self) -> list[dict[str, Path]]:
         """Stacks that may be worked on side by side, wave by wave, first those that others look things up in."""
-        return stacks.waves(self.folders)
+        return stacks.split_waves(self.folders)
 
 
-def data_of(fleet: Fleet) -> Path:
+def build_data_path(fleet: Fleet) -> Path:
     """The fleet's own folder, where the user stands. No deployment's name has a dot, so it is nobody else's."""
     return FOLDER / f"fleet.{fleet.name}"
 
 
-def endpoint_here() -> str | None:
+def find_emulator_endpoint() -> str | None:
     """The embedded AWS that the environment leads to; None where that is AWS, or somebody's else."""
-    named = Aws.endpoint("ec2")
-    return named if named and emulator.answers(named) else None
+    endpoint = AwsSession.read_endpoint("ec2")
+    return endpoint if endpoint and emulator.is_reachable(endpoint) else None
 
 
 @contextmanager
-def rehearsed(document: Document[Fleet]) -> Iterator[str]:
+def use_emulator(document: Document[Fleet]) -> Iterator[str]:
     """An embedded AWS of one's own, which every AWS client of this process and its children takes for AWS meanwhile."""
-    region, data = document.value.region, data_of(document.value)
+    region, data = document.value.region, build_data_path(document.value)
     with (
-        emulator.running(data) as endpoint,
-        processes.lent(emulator.client_environment(endpoint, region)),
+        emulator.start(data) as endpoint,
+        processes.patched_environ(emulator.build_client_env(endpoint, region)),
     ):
-        for folder in (data / _REHEARSED / "stacks").glob("*"):
-            stacks.forget(folder)  # what a run that was broken off had made went with its AWS
+        for folder in (data / _EMULATOR_OUT / "stacks").glob("*"):
+            stacks.delete_state(folder)  # what a run that was broken off had made went with its AWS
         yield endpoint
 
 
 @contextmanager
-def somewhere(document: Document[Fleet], *, rehearse: bool | None) -> Iterator[bool]:
+def use_aws_or_emulator(document: Document[Fleet], *, rehearse: bool | None) -> Iterator[bool]:
     """AWS, or an embedded AWS for the time of the block; yields whether it is the latter.
 
     Args:
         rehearse: None leaves it to whether there are credentials; False leaves a lack of them to whoever asks AWS.
     """
-    if rehearse is None and not signed_in(document.value.region):
-        console.err.print(f"No AWS credentials were found: {emulator.EMULATED}", markup=False)
+    if rehearse is None and not has_credentials(document.value.region):
+        console.err.print(f"No AWS credentials were found: {emulator.EMULATION_NOTE}", markup=False)
         rehearse = True
-    if not rehearse or endpoint_here():
+    if not rehearse or find_emulator_endpoint():
         yield False
         return
-    with rehearsed(document):
+    with use_emulator(document):
         yield True
 
 
-def signed_in(region: str) -> bool:
+def has_credentials(region: str) -> bool:
     """Whether AWS's own ways lead to credentials: environment, profile, role of the machine; whether they are good is
     for AWS to say."""
-    with clients.refusals():
-        return Aws(region).has_credentials()
+    with session.translate_errors():
+        return AwsSession(region).has_credentials()
 
 
 @contextmanager
-def alone(fleet: Fleet) -> Iterator[Path]:
+def lock_fleet(fleet: Fleet) -> Iterator[Path]:
     """Keeps a second command off the same fleet in this folder; the lock goes with the process, however it ends.
 
     Raises:
         Unavailable: one is at work.
     """
-    data = data_of(fleet)
+    data = build_data_path(fleet)
     data.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with processes.locked(data / ".busy", f"another command is at work on the fleet {fleet.name} from here"):
+    with processes.lock_file(data / ".busy", f"another command is at work on the fleet {fleet.name} from here"):
         yield data
 
 
-def prepare(document: Document[Fleet], *, out: Path, named: Sequence[str] = ()) -> Site:
+def prepare(document: Document[Fleet], *, out: Path, requested: Sequence[str] = ()) -> FleetContext:
     """Synthesizes, finds Terraform, and starts it on every stack; changes nothing in the account.
 
     Args:
@@ -145,83 +145,87 @@ def prepare(document: Document[Fleet], *, out: Path, named: Sequence[str] = ()) 
     """
     from llm_serving.aws.preflight import identity
 
-    fleet, endpoint = document.value, endpoint_here()
-    data = data_of(fleet)
-    account = identity.whoami(Aws(fleet.region)).account
-    with console.step(f"Synthesize the stacks of {console.near(document.path)}") as step:
+    fleet, endpoint = document.value, find_emulator_endpoint()
+    data = build_data_path(fleet)
+    account = identity.fetch_identity(AwsSession(fleet.region)).account
+    with console.step(f"Synthesize the stacks of {console.shorten_path(document.path)}") as step:
         from infra import main  # starts Node: only where something is synthesized
 
-        folders = main.synthesize(document, data / _REHEARSED if endpoint else out)
-        step.note = f"{console.near(next(iter(folders.values())).parent)}/{{{','.join(folders)}}}/cdk.tf.json"
-    if unknown := [name for name in named if name not in folders]:
+        folders = main.synthesize(document, data / _EMULATOR_OUT if endpoint else out)
+        step.note = f"{console.shorten_path(next(iter(folders.values())).parent)}/{{{','.join(folders)}}}/cdk.tf.json"
+    if unknown := [name for name in requested if name not in folders]:
         raise InputError(f"there is no stack {', '.join(unknown)}. Write one of {', '.join(folders)}")
-    program = stacks.find_terraform(folders, data, embedded=endpoint is not None)
-    site = Site(document, data, folders, program, endpoint, account)
-    connect(site)
-    return site
+    program = stacks.find_terraform(folders, data, emulated=endpoint is not None)
+    context = FleetContext(document, data, folders, program, endpoint, account)
+    initialize_stacks(context)
+    return context
 
 
-def connect(site: Site) -> None:
+def initialize_stacks(context: FleetContext) -> None:
     """Starts Terraform on every stack, with its state where it lies now; again after the state's bucket was made."""
-    there = _state_there(site.fleet)
-    kept = {}
-    for name, folder in site.folders.items():
-        backend = _backend(folder, site.endpoint) if there else _NOWHERE
-        kept[name] = json.dumps(backend, sort_keys=True)
-        if site.endpoint:
-            stacks.point_at(folder, site.fleet, site.endpoint, state=backend, keep_data=True)
+    state_exists = _has_state_store(context.fleet)
+    backends = {}
+    for name, folder in context.folders.items():
+        backend = _build_backend(folder, context.endpoint) if state_exists else _PLACEHOLDER_BACKEND
+        backends[name] = json.dumps(backend, sort_keys=True)
+        if context.endpoint:
+            stacks.write_override(folder, context.fleet, context.endpoint, state=backend, keep_data=True)
         else:
-            _override(folder, None if there else _NOWHERE)
-    with console.step(f"Start {site.program} on {', '.join(site.folders)}") as step:
-        for name, folder in site.folders.items():
-            stacks.initialize(site.program, {name: folder}, state=kept[name])
-        step.note = f"provider from {site.program.provider_from}; state {_state_words(site.fleet, there)}"
+            _write_override(folder, None if state_exists else _PLACEHOLDER_BACKEND)
+    with console.step(f"Start {context.program} on {', '.join(context.folders)}") as step:
+        for name, folder in context.folders.items():
+            stacks.initialize(context.program, {name: folder}, state=backends[name])
+        step.note = (
+            f"provider from {context.program.provider_from}; state {_describe_state(context.fleet, state_exists)}"
+        )
 
 
-def _state_there(fleet: Fleet) -> bool:
+def _has_state_store(fleet: Fleet) -> bool:
     """Whether the state's place is there; a local file needs none."""
     if fleet.state == "local":
         return True
-    aws = Aws(fleet.region)
-    with clients.refusals():
-        return buckets.look(aws, buckets.place(fleet, aws.client("sts").get_caller_identity()["Arn"])).exists
+    aws = AwsSession(fleet.region)
+    with session.translate_errors():
+        return state_bucket.inspect_bucket(
+            aws, state_bucket.resolve_state_bucket(fleet, aws.client("sts").get_caller_identity()["Arn"])
+        ).exists
 
 
-def _state_words(fleet: Fleet, there: bool) -> str:
+def _describe_state(fleet: Fleet, state_exists: bool) -> str:
     if fleet.state == "local":
         return "in a file beside the fleet's"
-    return f"in {fleet.state}" if there else f"nowhere yet: the bucket of {fleet.state} is not there"
+    return f"in {fleet.state}" if state_exists else f"nowhere yet: the bucket of {fleet.state} is not there"
 
 
-def _override(folder: Path, backend: Mapping[str, Any] | None) -> None:
-    file = folder / _NO_STATE
+def _write_override(folder: Path, backend: Mapping[str, Any] | None) -> None:
+    file = folder / _NO_STATE_FILE
     if backend is None:
         file.unlink(missing_ok=True)
     else:
         file.write_text(json.dumps({"terraform": {"backend": backend}}, indent=2))
 
 
-def _backend(folder: Path, endpoint: str | None) -> dict[str, Any]:
+def _build_backend(folder: Path, endpoint: str | None) -> dict[str, Any]:
     """The backend of a stack; for the embedded AWS, led to its S3, or to a file in the stack's folder."""
-    written: dict[str, Any] = json.loads((folder / "cdk.tf.json").read_text())["terraform"]["backend"]
+    backend: dict[str, Any] = json.loads((folder / "cdk.tf.json").read_text())["terraform"]["backend"]
     if endpoint is None:
-        return written
-    if "s3" not in written:
+        return backend
+    if "s3" not in backend:
         return {"local": {"path": "terraform.tfstate"}}
-    led = {
+    emulator_settings = {
         "endpoints": {"s3": endpoint},
         "use_path_style": True,
-        "access_key": emulator.KEY,
-        "secret_key": emulator.KEY,
+        "access_key": emulator.DUMMY_KEY,
+        "secret_key": emulator.DUMMY_KEY,
         "skip_credentials_validation": True,
         "skip_requesting_account_id": True,
         "skip_metadata_api_check": True,
         "skip_region_validation": True,
     }
-    return {"s3": {**written["s3"], **led}}
+    return {"s3": {**backend["s3"], **emulator_settings}}
 
 
-class State(NamedTuple):
+class StackState(NamedTuple):
     """What Terraform has written down of a stack."""
 
     outputs: Mapping[str, Any]
@@ -229,65 +233,65 @@ class State(NamedTuple):
     """Addresses of what it manages, as in `aws_vpc.vpc`."""
 
 
-def states(site: Site, only: Sequence[str] | None = None) -> dict[str, State]:
+def read_states(context: FleetContext, stack_names: Sequence[str] | None = None) -> dict[str, StackState]:
     """The state of each stack; empty where nothing was applied.
 
     Args:
         only: names of the stacks to ask about; all where None.
     """
-    folders = {name: folder for name, folder in site.folders.items() if only is None or name in only}
-    ended = runner.run(site.program, folders, ("state", "pull"), timeout_s=_QUICK_S)
-    return {name: _state(name, end.output) for name, end in ended.items()}
+    folders = {name: folder for name, folder in context.folders.items() if stack_names is None or name in stack_names}
+    results = runner.run(context.program, folders, ("state", "pull"), timeout_s=_STATE_TIMEOUT_S)
+    return {name: _parse_state(name, result.output) for name, result in results.items()}
 
 
-def _state(name: str, text: str) -> State:
+def _parse_state(name: str, text: str) -> StackState:
     if "{" not in text:
-        return State({}, ())
+        return StackState({}, ())
     try:
-        found = json.loads(text[text.index("{") :])
-        return State(
-            {key: output["value"] for key, output in found["outputs"].items()},
+        payload = json.loads(text[text.index("{") :])
+        return StackState(
+            {key: output["value"] for key, output in payload["outputs"].items()},
             tuple(
-                f"{one['type']}.{one['name']}"
-                for one in found["resources"]
-                if one["mode"] == "managed" and one["instances"]
+                f"{resource['type']}.{resource['name']}"
+                for resource in payload["resources"]
+                if resource["mode"] == "managed" and resource["instances"]
             ),
         )
     except (ValueError, KeyError) as error:
         raise Unavailable(f"{name}: Terraform's state cannot be read: {error}") from None
 
 
-def strangers(site: Site) -> list[str]:
+def find_orphan_stacks(context: FleetContext) -> list[str]:
     """Stacks of the same fleet whose state holds something, and that its file does not make: by another orchestrator.
 
     Raises:
         Unavailable: AWS refuses, or does not answer.
     """
-    texts = _kept_in_s3(site) if site.fleet.state != "local" else _kept_here(site)
-    return [name for name, text in texts if name not in site.folders and _state(name, text).resources]
+    texts = _read_s3_states(context) if context.fleet.state != "local" else _read_local_states(context)
+    return [name for name, text in texts if name not in context.folders and _parse_state(name, text).resources]
 
 
-def _kept_here(site: Site) -> Iterator[tuple[str, str]]:
-    if site.endpoint:
-        beside = next(iter(site.folders.values())).parent
-        for file in sorted(beside.glob("*/terraform.tfstate")):
+def _read_local_states(context: FleetContext) -> Iterator[tuple[str, str]]:
+    if context.endpoint:
+        parent = next(iter(context.folders.values())).parent
+        for file in sorted(parent.glob("*/terraform.tfstate")):
             yield file.parent.name, file.read_text()
         return
-    start, end = f"terraform.{site.fleet.name}.", ".tfstate"
-    for file in sorted(site.document.path.absolute().parent.glob(f"{start}*{end}")):
-        yield file.name.removeprefix(start).removesuffix(end), file.read_text()
+    prefix, suffix = f"terraform.{context.fleet.name}.", ".tfstate"
+    for file in sorted(context.document.path.absolute().parent.glob(f"{prefix}*{suffix}")):
+        yield file.name.removeprefix(prefix).removesuffix(suffix), file.read_text()
 
 
-def _kept_in_s3(site: Site) -> Iterator[tuple[str, str]]:
-    if not _state_there(site.fleet):
+def _read_s3_states(context: FleetContext) -> Iterator[tuple[str, str]]:
+    if not _has_state_store(context.fleet):
         return
-    bucket, _, prefix = site.fleet.state.removeprefix("s3://").partition("/")
-    folder = "/".join(filter(None, [prefix.strip("/"), site.fleet.name])) + "/"
-    s3 = Aws(site.fleet.region).client("s3")
-    with clients.refusals():
+    bucket, _, prefix = context.fleet.state.removeprefix("s3://").partition("/")
+    folder = "/".join(filter(None, [prefix.strip("/"), context.fleet.name])) + "/"
+    s3 = AwsSession(context.fleet.region).client("s3")
+    with session.translate_errors():
         for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=folder):
-            for one in page.get("Contents", ()):
-                name = one["Key"].removeprefix(folder)
+            for entry in page.get("Contents", ()):
+                name = entry["Key"].removeprefix(folder)
                 if name.endswith(".tfstate"):
-                    text = s3.get_object(Bucket=bucket, Key=one["Key"])["Body"].read().decode()
+                    text = s3.get_object(Bucket=bucket, Key=entry["Key"])["Body"].read().decode()
                     yield name.removesuffix(".tfstate"), text

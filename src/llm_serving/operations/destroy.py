@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llm_serving import console
-from llm_serving.aws import session as clients
-from llm_serving.aws.session import Aws
+from llm_serving.aws import session as session
+from llm_serving.aws.session import AwsSession
 from llm_serving.catalog import instances
 from llm_serving.fleet import names
-from llm_serving.fleet.checks import listed
-from llm_serving.operations import add_ons as platform
+from llm_serving.fleet.checks import join_words
+from llm_serving.operations import add_ons as add_ons
 from llm_serving.operations import checkpoints, cluster, non_empty_stores
 from llm_serving.operations.apply import GRACE_S, LIMIT_S
-from llm_serving.operations.context import Site, State, states, strangers
-from llm_serving.operations.non_empty_stores import Held
-from llm_serving.settings.errors import AnswerIsNo, Unavailable
+from llm_serving.operations.context import FleetContext, StackState, find_orphan_stacks, read_states
+from llm_serving.operations.non_empty_stores import NonEmptyStore
+from llm_serving.settings.errors import CheckFailed, Unavailable
 from llm_serving.terraform import runner
 
 STORAGE = "storage"
@@ -31,71 +31,71 @@ STORAGE = "storage"
 
 EKS, ECS = "eks", "ecs"
 
-_MACHINES = ("aws_autoscaling_group", "aws_eks_node_group")
+_MACHINE_KINDS = ("aws_autoscaling_group", "aws_eks_node_group")
 """What runs the pools' machines, by kind of resource."""
 
-_SYSTEM = "system"
+_SYSTEM_GROUP = "system"
 """Of EKS's node groups the one that add-ons stand on: it goes with the cluster."""
 
 
 @dataclass(frozen=True)
-class Going:
+class DestroyPlan:
     """What a destroy would take."""
 
-    site: Site
-    states: Mapping[str, State]
+    context: FleetContext
+    states: Mapping[str, StackState]
     """Of the stacks that hold something."""
 
-    held: Sequence[Held]
+    stores: Sequence[NonEmptyStore]
     """What buckets and registries hold."""
 
-    karpenter: Sequence[str]
+    karpenter_instances: Sequence[str]
     """Ids of machines that Terraform does not know."""
 
     services: Sequence[str]
     """Services on the ECS cluster, which keep its capacity providers."""
 
-    strangers: Sequence[str]
+    orphan_stacks: Sequence[str]
     """Stacks that the state holds, and that the fleet file does not make."""
 
     with_data: bool
 
     @property
-    def stays(self) -> bool:
+    def keeps_storage(self) -> bool:
         """Whether the storage stack stays, for what it holds."""
-        return bool(self.held) and not self.with_data
+        return bool(self.stores) and not self.with_data
 
     @property
     def stacks(self) -> list[str]:
         """Those that go, in the order of going."""
-        there = [name for wave in reversed(self.site.waves) for name in wave if name in self.states]
-        return [name for name in there if not (name == STORAGE and self.stays)]
+        stack_names = [name for wave in reversed(self.context.waves) for name in wave if name in self.states]
+        return [name for name in stack_names if not (name == STORAGE and self.keeps_storage)]
 
 
-def look(site: Site, *, with_data: bool) -> Going:
+def plan_destroy(context: FleetContext, *, with_data: bool) -> DestroyPlan:
     """What there is to take away; changes nothing.
 
     Raises:
         Unavailable: AWS refuses, or does not answer.
     """
-    with console.step(f"See what there is of {site.fleet.name} at {site.at}") as step:
-        aws = Aws(site.fleet.region)
-        there = {name: state for name, state in states(site).items() if state.resources}
-        outputs = there[STORAGE].outputs if STORAGE in there else {}
-        going = Going(
-            site,
-            there,
-            non_empty_stores.look(aws, outputs, site.fleet.name),
-            cluster.started_by_karpenter(aws, site.fleet) if EKS in there else (),
-            _services(aws, site) if ECS in there else (),
-            strangers(site),
+    with console.step(f"See what there is of {context.fleet.name} at {context.cloud_name}") as step:
+        aws = AwsSession(context.fleet.region)
+        stack_states = {name: state for name, state in read_states(context).items() if state.resources}
+        outputs = stack_states[STORAGE].outputs if STORAGE in stack_states else {}
+        plan = DestroyPlan(
+            context,
+            stack_states,
+            non_empty_stores.find(aws, outputs, context.fleet.name),
+            cluster.list_karpenter_instances(aws, context.fleet) if EKS in stack_states else (),
+            _list_services(aws, context) if ECS in stack_states else (),
+            find_orphan_stacks(context),
             with_data,
         )
-        step.note = ", ".join(f"{name} {len(state.resources)}" for name, state in there.items()) or "nothing"
-    return going
+        step.note = ", ".join(f"{name} {len(state.resources)}" for name, state in stack_states.items()) or "nothing"
+    return plan
 
 
-def destroy(going: Going) -> None:
+def destroy(plan: DestroyPlan) -> None:
     """Takes it away. Run again after it was broken off, it goes on.
 
     Raises:
@@ -103,113 +103,119 @@ def destroy(going: Going) -> None:
         Unavailable: the cluster cannot be reached while machines of Karpenter's run in it.
         CommandFailed: Terraform, kubectl or helm failed.
     """
-    site = going.site
-    if EKS in going.stacks:
-        _end_what_the_cluster_made(going)
-    base, after = ({name: site.folders[name] for name in wave if name in going.stacks} for wave in site.waves)
-    _destroy_machines(site, after)
-    _destroy(site, after)
-    if STORAGE in base:
-        for one in going.held:
-            non_empty_stores.empty(Aws(site.fleet.region), one)
-    _destroy(site, base)
-    (site.data / checkpoints.FILE).unlink(missing_ok=True)  # what it tells of is undone
-    cluster.require_none_left(Aws(site.fleet.region), site.fleet)
+    context = plan.context
+    if EKS in plan.stacks:
+        _delete_cluster_resources(plan)
+    base_folders, dependent_folders = (
+        {name: context.folders[name] for name in wave if name in plan.stacks} for wave in context.waves
+    )
+    _destroy_machines(context, dependent_folders)
+    _destroy(context, dependent_folders)
+    if STORAGE in base_folders:
+        for store in plan.stores:
+            non_empty_stores.empty(AwsSession(context.fleet.region), store)
+    _destroy(context, base_folders)
+    (context.data / checkpoints.FILE).unlink(missing_ok=True)  # what it tells of is undone
+    cluster.require_no_instances(AwsSession(context.fleet.region), context.fleet)
 
 
-def _services(aws: Aws, site: Site) -> list[str]:
+def _list_services(aws: AwsSession, context: FleetContext) -> list[str]:
     from botocore.exceptions import ClientError
 
-    with clients.refusals():
-        pages = aws.client("ecs").get_paginator("list_services").paginate(cluster=names.cluster(site.fleet))
+    with session.translate_errors():
+        pages = (
+            aws.client("ecs").get_paginator("list_services").paginate(cluster=names.format_cluster_name(context.fleet))
+        )
         try:
             return [arn.rsplit("/", 1)[-1] for page in pages for arn in page["serviceArns"]]
         except ClientError as error:
-            if clients.code(error) != "ClusterNotFoundException":
+            if session.get_error_code(error) != "ClusterNotFoundException":
                 raise
             return []
 
 
-def require_alone(going: Going) -> None:
+def require_no_dependents(plan: DestroyPlan) -> None:
     """Sees that nothing stands on what goes: no blueprint on ECS, no stack that this fleet file does not make.
 
     Raises:
         AnswerIsNo: something does; says how to take it away.
     """
-    if going.services:
-        raise AnswerIsNo(
-            f"{listed(going.services)} still runs on the cluster {names.cluster(going.site.fleet)}, and keeps its "
+    if plan.services:
+        raise CheckFailed(
+            f"{join_words(plan.services)} still runs on the cluster {names.format_cluster_name(plan.context.fleet)}, and keeps its "
             "machines. Run `blueprint destroy DIR --target ecs` first"
         )
-    if going.strangers:
-        raise AnswerIsNo(
-            f"the state also holds {listed(going.strangers)}, which {going.site.document.path} does not make and which "
+    if plan.orphan_stacks:
+        raise CheckFailed(
+            f"the state also holds {join_words(plan.orphan_stacks)}, which {plan.context.document.path} does not make and which "
             "would outlive it. Destroy a blueprint's stack with `blueprint destroy`; write the orchestrator back that "
             "made a cluster's"
         )
 
 
-def _end_what_the_cluster_made(going: Going) -> None:
+def _delete_cluster_resources(plan: DestroyPlan) -> None:
     """Machines first, then load balancers, then charts."""
-    site = going.site
-    if site.endpoint:
+    context = plan.context
+    if context.endpoint:
         console.err.print("  the embedded EKS starts no nodes, so there is no Karpenter, load balancer or chart to end")
         return
-    if not any(address.startswith("aws_eks_cluster.") for address in going.states[EKS].resources):
+    if not any(address.startswith("aws_eks_cluster.") for address in plan.states[EKS].resources):
         return
     try:
-        with console.step(f"Reach the cluster {site.fleet.name}"):
-            reached = cluster.connect(site.fleet, site.data)
+        with console.step(f"Reach the cluster {context.fleet.name}"):
+            eks_cluster = cluster.connect(context.fleet, context.data)
     except (Unavailable, console.CommandFailed) as error:
-        balancers = cluster.load_balancers(Aws(site.fleet.region), site.fleet)
-        if going.karpenter or balancers:
+        load_balancers = cluster.list_load_balancers(AwsSession(context.fleet.region), context.fleet)
+        if plan.karpenter_instances or load_balancers:
             raise Unavailable(
-                f"{listed([*going.karpenter, *balancers])} would outlive the cluster, which made "
-                f"{'it' if len([*going.karpenter, *balancers]) == 1 else 'them'}: {error}"
+                f"{join_words([*plan.karpenter_instances, *load_balancers])} would outlive the cluster, which made "
+                f"{'it' if len([*plan.karpenter_instances, *load_balancers]) == 1 else 'them'}: {error}"
             ) from None
         console.err.print(f"  nothing is there that the cluster made, so it is not needed: {error}", markup=False)
         return
     with console.step("End the machines that Karpenter started"):
-        cluster.end_machines(reached)
+        cluster.terminate_machines(eks_cluster)
     with console.step("End load balancers"):
-        cluster.end_load_balancers(reached)
-    folder = Path("rendered") / site.fleet.name / "platform"
-    removals = platform.removals(site.fleet, instances.load(), folder)
-    platform.run(removals, folder, doing="Remove", environment=reached.environment)
+        cluster.delete_load_balancers(eks_cluster)
+    folder = Path("rendered") / context.fleet.name / "platform"
+    commands = add_ons.build_remove_commands(context.fleet, instances.load(), folder)
+    add_ons.run_commands(commands, folder, verb="Remove", environment=eks_cluster.environment)
 
 
-def _destroy_machines(site: Site, folders: Mapping[str, Path]) -> None:
+def _destroy_machines(context: FleetContext, folders: Mapping[str, Path]) -> None:
     """The pools' machines, before anything else of their stacks."""
     for name, folder in folders.items():
-        targets = [f"-target={address}" for address in _machines(folder)]
-        if targets:
+        target_options = [f"-target={address}" for address in _list_machine_addresses(folder)]
+        if target_options:
             with console.step(f"Destroy the machines of {name}") as step:
-                _run(site, {name: folder}, targets, step)
+                _run_destroy(context, {name: folder}, target_options, step)
 
 
-def _machines(folder: Path) -> list[str]:
-    made = json.loads((folder / "cdk.tf.json").read_text()).get("resource", {})
+def _list_machine_addresses(folder: Path) -> list[str]:
+    resources = json.loads((folder / "cdk.tf.json").read_text()).get("resource", {})
     return [
         f"{kind}.{name}"
-        for kind in _MACHINES
-        for name, settings in made.get(kind, {}).items()
-        if settings.get("node_group_name") != _SYSTEM
+        for kind in _MACHINE_KINDS
+        for name, settings in resources.get(kind, {}).items()
+        if settings.get("node_group_name") != _SYSTEM_GROUP
     ]
 
 
-def _destroy(site: Site, folders: Mapping[str, Path]) -> None:
+def _destroy(context: FleetContext, folders: Mapping[str, Path]) -> None:
     if folders:
-        with console.step(f"Destroy {', '.join(folders)} at {site.at}") as step:
-            _run(site, folders, (), step)
+        with console.step(f"Destroy {', '.join(folders)} at {context.cloud_name}") as step:
+            _run_destroy(context, folders, (), step)
 
 
-def _run(site: Site, folders: Mapping[str, Path], targets: Sequence[str], step: console.Step) -> None:
+def _run_destroy(
+    context: FleetContext, folders: Mapping[str, Path], target_options: Sequence[str], step: console.Step
+) -> None:
     runner.run(
-        site.program,
+        context.program,
         folders,
-        ("destroy", "-auto-approve", "-input=false", *targets),
+        ("destroy", "-auto-approve", "-input=false", *target_options),
         timeout_s=LIMIT_S,
         grace_s=GRACE_S,
-        note=lambda note: setattr(step, "note", note),
+        on_progress=lambda note: setattr(step, "note", note),
     )
     step.note = "done"

@@ -7,31 +7,31 @@ from dataclasses import dataclass
 from typing import Any
 
 from llm_serving import console
-from llm_serving.aws import session as clients
-from llm_serving.aws import state_bucket as buckets
-from llm_serving.aws.session import Aws
-from llm_serving.settings.units import human_bytes
+from llm_serving.aws import session as session
+from llm_serving.aws import state_bucket as state_bucket
+from llm_serving.aws.session import AwsSession
+from llm_serving.settings.units import format_bytes
 
-_COUNTED = 10_000
+_MAX_COUNTED = 10_000
 """Objects that are counted; whether there are more is said."""
 
-_IMAGES_AT_ONCE = 100
+_IMAGES_PER_CALL = 100
 """In one call. Source: ECR API reference, BatchDeleteImage, 2026-11."""
 
 
 @dataclass(frozen=True)
-class Held:
+class NonEmptyStore:
     """One bucket or registry with something in it."""
 
     kind: str
     """`bucket` or `repository`."""
 
     name: str
-    said: str
+    summary: str
     """How much, for people."""
 
 
-def look(aws: Aws, outputs: Mapping[str, Any], fleet: str) -> list[Held]:
+def find(aws: AwsSession, outputs: Mapping[str, Any], fleet: str) -> list[NonEmptyStore]:
     """What lies in the storage stack's buckets and repositories, old versions too.
 
     Args:
@@ -40,27 +40,27 @@ def look(aws: Aws, outputs: Mapping[str, Any], fleet: str) -> list[Held]:
     Raises:
         Unavailable: AWS refuses, or does not answer.
     """
-    with clients.refusals():
-        return [*_buckets(aws, outputs), *_repositories(aws, outputs, fleet)]
+    with session.translate_errors():
+        return [*_find_buckets(aws, outputs), *_find_repositories(aws, outputs, fleet)]
 
 
-def empty(aws: Aws, held: Held) -> None:
+def empty(aws: AwsSession, store: NonEmptyStore) -> None:
     """Deletes all of it, old versions too.
 
     Raises:
         Unavailable: AWS refuses, or does not answer.
     """
-    with console.step(f"Empty {held.name}: {held.said}"), clients.refusals():
-        if held.kind == "bucket":
-            buckets.empty(aws.client("s3"), held.name)
+    with console.step(f"Empty {store.name}: {store.summary}"), session.translate_errors():
+        if store.kind == "bucket":
+            state_bucket.delete_all_versions(aws.client("s3"), store.name)
             return
         ecr = aws.client("ecr")
-        images = _images(ecr, held.name)
-        for first in range(0, len(images), _IMAGES_AT_ONCE):
-            ecr.batch_delete_image(repositoryName=held.name, imageIds=images[first : first + _IMAGES_AT_ONCE])
+        images = _list_images(ecr, store.name)
+        for start in range(0, len(images), _IMAGES_PER_CALL):
+            ecr.batch_delete_image(repositoryName=store.name, imageIds=images[start : start + _IMAGES_PER_CALL])
 
 
-def _buckets(aws: Aws, outputs: Mapping[str, Any]) -> Iterator[Held]:
+def _find_buckets(aws: AwsSession, outputs: Mapping[str, Any]) -> Iterator[NonEmptyStore]:
     from botocore.exceptions import ClientError
 
     s3 = aws.client("s3")
@@ -68,37 +68,39 @@ def _buckets(aws: Aws, outputs: Mapping[str, Any]) -> Iterator[Held]:
         count = size = 0
         try:
             for page in s3.get_paginator("list_object_versions").paginate(Bucket=name):
-                found = [*page.get("Versions", ()), *page.get("DeleteMarkers", ())]
-                count += len(found)
-                size += sum(one.get("Size", 0) for one in found)
-                if count > _COUNTED:
+                versions = [*page.get("Versions", ()), *page.get("DeleteMarkers", ())]
+                count += len(versions)
+                size += sum(version.get("Size", 0) for version in versions)
+                if count > _MAX_COUNTED:
                     break
         except ClientError as error:
-            if clients.code(error) != "NoSuchBucket":
+            if session.get_error_code(error) != "NoSuchBucket":
                 raise
         if count:
-            least = "at least " if count > _COUNTED else ""
-            yield Held(
-                "bucket", name, f"{least}{count:,} object{'s' * (count != 1)} with old versions, {human_bytes(size)}"
+            prefix = "at least " if count > _MAX_COUNTED else ""
+            yield NonEmptyStore(
+                "bucket", name, f"{prefix}{count:,} object{'s' * (count != 1)} with old versions, {format_bytes(size)}"
             )
 
 
-def _repositories(aws: Aws, outputs: Mapping[str, Any], fleet: str) -> Iterator[Held]:
+def _find_repositories(aws: AwsSession, outputs: Mapping[str, Any], fleet: str) -> Iterator[NonEmptyStore]:
     from botocore.exceptions import ClientError
 
     ecr = aws.client("ecr")
     for image in outputs.get("repositories", {}):
         name = f"{fleet}/{image}"
         try:
-            count = len(_images(ecr, name))
+            count = len(_list_images(ecr, name))
         except ClientError as error:
-            if clients.code(error) != "RepositoryNotFoundException":
+            if session.get_error_code(error) != "RepositoryNotFoundException":
                 raise
             continue
         if count:
-            yield Held("repository", name, f"{count:,} image{'s' * (count != 1)}")
+            yield NonEmptyStore("repository", name, f"{count:,} image{'s' * (count != 1)}")
 
 
-def _images(ecr: Any, name: str) -> list[dict[str, str]]:
+def _list_images(ecr: Any, name: str) -> list[dict[str, str]]:
     pages = ecr.get_paginator("list_images").paginate(repositoryName=name)
-    return [{"imageDigest": digest} for digest in {one["imageDigest"] for page in pages for one in page["imageIds"]}]
+    return [
+        {"imageDigest": digest} for digest in {image["imageDigest"] for page in pages for image in page["imageIds"]}
+    ]

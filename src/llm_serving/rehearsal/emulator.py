@@ -21,33 +21,33 @@ from llm_serving.settings.errors import Unavailable
 ACCOUNT = "123456789012"
 """The account that moto answers for unless told otherwise."""
 
-EMULATED = (
+EMULATION_NOTE = (
     f"AWS is emulated by moto {importlib.metadata.version('moto')} on this machine: "
     "S3, ECR, KMS, EC2, Auto Scaling, ECS, EKS, IAM, SQS, Cloud Map and CloudWatch keep state and answer, enforce no "
     "permission and cost nothing."
 )
 
-KEY = "rehearsal"
+DUMMY_KEY = "rehearsal"
 """Stands for access key and secret: moto checks neither, and AWS would refuse it."""
 
-PROFILE = Path(__file__).with_name("aws.ini")
+CONFIG_FILE = Path(__file__).with_name("aws.ini")
 """An AWS configuration without anything of the user's."""
 
 _START_LIMIT_S = 60.0
 
 
-def command(port: int) -> list[str]:
+def build_command(port: int) -> list[str]:
     """Command line of the server on 127.0.0.1:`port`."""
     return [sys.executable, "-m", "llm_serving.rehearsal.moto_server", "-H", "127.0.0.1", "-p", str(port)]
 
 
-def environment(*, bare: bool = False) -> dict[str, str]:
+def build_server_env(*, bare: bool = False) -> dict[str, str]:
     """Environment of the server, on top of the caller's own; see `running`."""
-    filled = "false" if bare else "true"
+    load_defaults = "false" if bare else "true"
     return {
         # Roles refer to AWS's own policies; without the copy that moto carries, attaching one fails.
-        "MOTO_IAM_LOAD_MANAGED_POLICIES": filled,
-        "MOTO_EC2_LOAD_DEFAULT_AMIS": filled,
+        "MOTO_IAM_LOAD_MANAGED_POLICIES": load_defaults,
+        "MOTO_EC2_LOAD_DEFAULT_AMIS": load_defaults,
         # Buckets are named in the path: names such as BUCKET.localhost do not resolve everywhere.
         "S3_IGNORE_SUBDOMAIN_BUCKETNAME": "true",
         # Containers are never started: state machines and functions are rehearsed without Docker.
@@ -56,7 +56,7 @@ def environment(*, bare: bool = False) -> dict[str, str]:
     }
 
 
-def client_environment(endpoint: str, region: str) -> dict[str, str]:
+def build_client_env(endpoint: str, region: str) -> dict[str, str]:
     """Environment that makes every AWS client talk to `endpoint`, and none to AWS.
 
     The keys are dummies, so a call that went to AWS all the same would be refused there.
@@ -65,11 +65,11 @@ def client_environment(endpoint: str, region: str) -> dict[str, str]:
         "AWS_ENDPOINT_URL": endpoint,
         "AWS_ENDPOINT_URL_S3": endpoint,  # a user's own setting for S3 alone would win over the general one
         "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS": "false",
-        "AWS_ACCESS_KEY_ID": KEY,
-        "AWS_SECRET_ACCESS_KEY": KEY,
+        "AWS_ACCESS_KEY_ID": DUMMY_KEY,
+        "AWS_SECRET_ACCESS_KEY": DUMMY_KEY,
         "AWS_SESSION_TOKEN": "",
         "AWS_PROFILE": "default",
-        "AWS_CONFIG_FILE": str(PROFILE),
+        "AWS_CONFIG_FILE": str(CONFIG_FILE),
         "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
         "AWS_REGION": region,
         "AWS_DEFAULT_REGION": region,
@@ -84,54 +84,54 @@ def wait_ready(endpoint: str, limit_s: float) -> None:
     Raises:
         Unavailable: it did not within `limit_s` seconds.
     """
-    processes.wait_until(lambda: answers(endpoint), f"the embedded AWS at {endpoint}", limit_s)
+    processes.wait_until(lambda: is_reachable(endpoint), f"the embedded AWS at {endpoint}", limit_s)
 
 
-def answers(endpoint: str) -> bool:
+def is_reachable(endpoint: str) -> bool:
     """Whether the server at `endpoint` is there."""
     try:
-        return "batch" in json.loads(_ask(endpoint, "config"))
+        return "batch" in json.loads(_request(endpoint, "config"))
     except (OSError, ValueError):
         return False
 
 
 def reset(endpoint: str) -> None:
     """Empties it: all that it holds is gone, as in an account that was opened now."""
-    _ask(endpoint, "reset", b"")
+    _request(endpoint, "reset", b"")
 
 
-def _ask(endpoint: str, what: str, body: bytes | None = None) -> bytes:
+def _request(endpoint: str, path: str, body: bytes | None = None) -> bytes:
     """GET, or POST with a body, to moto's own interface; never through a proxy."""
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with direct.open(f"{endpoint}/moto-api/{what}", data=body, timeout=30) as answer:
-        return bytes(answer.read())
+    with direct.open(f"{endpoint}/moto-api/{path}", data=body, timeout=30) as response:
+        return bytes(response.read())
 
 
-def client(service: str, endpoint: str, region: str) -> Any:
+def create_client(service: str, endpoint: str, region: str) -> Any:
     """A boto3 client for the server at `endpoint`, whatever AWS settings the user has."""
     import botocore.config
 
     config = botocore.config.Config(proxies={}, retries={"total_max_attempts": 2}, s3={"addressing_style": "path"})
-    with _MAKING:
-        return _session(region).client(service, endpoint_url=endpoint, config=config)
+    with _CLIENT_LOCK:
+        return _create_session(region).client(service, endpoint_url=endpoint, config=config)
 
 
-_MAKING = threading.Lock()
+_CLIENT_LOCK = threading.Lock()
 """A session makes one client at a time."""
 
 
 @functools.cache
-def _session(region: str) -> Any:
+def _create_session(region: str) -> Any:
     import boto3
 
-    core = session.session()
-    for name, value in (("config_file", str(PROFILE)), ("credentials_file", os.devnull), ("profile", "default")):
+    core = session.create_session()
+    for name, value in (("config_file", str(CONFIG_FILE)), ("credentials_file", os.devnull), ("profile", "default")):
         core.set_config_variable(name, value)
-    return boto3.Session(KEY, KEY, region_name=region, botocore_session=core)
+    return boto3.Session(DUMMY_KEY, DUMMY_KEY, region_name=region, botocore_session=core)
 
 
 @contextlib.contextmanager
-def running(data: Path, *, bare: bool = False) -> Iterator[str]:
+def start(data: Path, *, bare: bool = False) -> Iterator[str]:
     """Starts one on a free port, yields its endpoint, and ends it; all that it holds goes with it.
 
     Args:
@@ -141,12 +141,12 @@ def running(data: Path, *, bare: bool = False) -> Iterator[str]:
     Raises:
         Unavailable: it did not start; the message names the log.
     """
-    port = processes.free_ports(1)[0]
+    port = processes.claim_free_ports(1)[0]
     endpoint = f"http://127.0.0.1:{port}"
     log = data / "moto.log"
     data.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as sink:
-        server = processes.spawn(command(port), environment=environment(bare=bare), output=sink)
+        server = processes.spawn(build_command(port), environment=build_server_env(bare=bare), output=sink)
     try:
         try:
             wait_ready(endpoint, _START_LIMIT_S)

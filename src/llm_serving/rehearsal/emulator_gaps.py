@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-Stack = Mapping[str, Any]
+SynthesizedStack = Mapping[str, Any]
 
 REASONS: Mapping[str, str] = {
     "aws_appautoscaling_policy": "the embedded Application Auto Scaling cannot be asked for tags",
@@ -34,18 +34,18 @@ REASONS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class Forgotten:
+class IgnoredChange:
     """Settings of one kind of resource that are taken and not given back, or given back as something else."""
 
     kind: str
     settings: tuple[str, ...]
-    where: str = ""
+    only_with: str = ""
     """Only of resources that have this setting."""
 
 
-FORGOTTEN = (
+IGNORED_CHANGES = (
     # It keeps who runs and how many, and not where.
-    Forgotten(
+    IgnoredChange(
         "aws_ecs_service",
         (
             "availability_zone_rebalancing",
@@ -60,36 +60,36 @@ FORGOTTEN = (
             "service_registries",
         ),
     ),
-    Forgotten("aws_eks_cluster", ("access_config", "upgrade_policy")),
+    IgnoredChange("aws_eks_cluster", ("access_config", "upgrade_policy")),
     # It makes up an SSH key where none was asked for.
-    Forgotten("aws_eks_node_group", ("node_repair_config", "remote_access", "update_config")),
+    IgnoredChange("aws_eks_node_group", ("node_repair_config", "remote_access", "update_config")),
     # It adds the template's own tags to those of what the template makes.
-    Forgotten("aws_launch_template", ("tag_specifications",)),
-    Forgotten("aws_vpc_security_group_ingress_rule", ("description",), where="referenced_security_group_id"),
-    Forgotten("aws_vpc_security_group_egress_rule", ("description",), where="referenced_security_group_id"),
+    IgnoredChange("aws_launch_template", ("tag_specifications",)),
+    IgnoredChange("aws_vpc_security_group_ingress_rule", ("description",), only_with="referenced_security_group_id"),
+    IgnoredChange("aws_vpc_security_group_egress_rule", ("description",), only_with="referenced_security_group_id"),
 )
 """Seen in moto 5.2.5 by a plan after the apply that was not empty."""
 
 
-def counted(stack: Stack) -> dict[str, int]:
+def count_gaps(stack: SynthesizedStack) -> dict[str, int]:
     """How many resources of each kind that it does not know a stack has."""
-    made = stack.get("resource", {})
-    return {kind: len(made[kind]) for kind in REASONS if kind in made}
+    resources = stack.get("resource", {})
+    return {kind: len(resources[kind]) for kind in REASONS if kind in resources}
 
 
-def override(stack: Stack) -> dict[str, dict[str, Any]]:
+def build_override(stack: SynthesizedStack) -> dict[str, dict[str, Any]]:
     """The resources' part of an override, by kind and name."""
-    found: dict[str, dict[str, Any]] = {
-        kind: {name: {"count": 0} for name in stack["resource"][kind]} for kind in counted(stack)
+    overrides: dict[str, dict[str, Any]] = {
+        kind: {name: {"count": 0} for name in stack["resource"][kind]} for kind in count_gaps(stack)
     }
-    for row in FORGOTTEN:
-        if ignored := dict(_ignored(stack, row)):
-            found[row.kind] = ignored
-    return found
+    for row in IGNORED_CHANGES:
+        if ignored := dict(_build_lifecycles(stack, row)):
+            overrides[row.kind] = ignored
+    return overrides
 
 
-def _ignored(stack: Stack, row: Forgotten) -> Iterator[tuple[str, Any]]:
+def _build_lifecycles(stack: SynthesizedStack, row: IgnoredChange) -> Iterator[tuple[str, Any]]:
     for name, settings in stack.get("resource", {}).get(row.kind, {}).items():
-        if not row.where or row.where in settings:
-            own = settings.get("lifecycle", {}).get("ignore_changes", [])
-            yield name, {"lifecycle": {"ignore_changes": [*own, *row.settings]}}
+        if not row.only_with or row.only_with in settings:
+            existing = settings.get("lifecycle", {}).get("ignore_changes", [])
+            yield name, {"lifecycle": {"ignore_changes": [*existing, *row.settings]}}

@@ -8,7 +8,7 @@ from typing import Any
 
 from llm_serving.rehearsal import emulator
 
-Clients = Callable[[str], Any]
+ClientFactory = Callable[[str], Any]
 
 
 @dataclass(frozen=True, order=True)
@@ -22,16 +22,23 @@ class Resource:
         return f"{self.kind} {self.id}"
 
 
-def made(endpoint: str, region: str, fleet: str) -> list[Resource]:
+def list_resources(endpoint: str, region: str, fleet: str) -> list[Resource]:
     """Everything that carries the fleet's tag, or its name where a kind has no tags or takes them later."""
 
-    def client(service: str) -> Any:
-        return emulator.client(service, endpoint, region)
+    def create_client(service: str) -> Any:
+        return emulator.create_client(service, endpoint, region)
 
-    return sorted({*_ec2(client, fleet), *_kms(client, fleet), *_ecs(client, fleet), *_named(client, fleet)})
+    return sorted(
+        {
+            *_list_ec2(create_client, fleet),
+            *_list_kms(create_client, fleet),
+            *_list_ecs(create_client, fleet),
+            *_list_by_name(create_client, fleet),
+        }
+    )
 
 
-_EC2 = (
+_EC2_CALLS = (
     ("describe_vpcs", "Vpcs", "VpcId"),
     ("describe_subnets", "Subnets", "SubnetId"),
     ("describe_internet_gateways", "InternetGateways", "InternetGatewayId"),
@@ -45,17 +52,17 @@ _EC2 = (
 )
 
 
-def _ec2(client: Clients, fleet: str) -> Iterator[Resource]:
+def _list_ec2(client: ClientFactory, fleet: str) -> Iterator[Resource]:
     """One call a kind: EC2's list of tags is no help, since moto keeps the tags of what is deleted."""
     ec2 = client("ec2")
-    for call, listed, identity in _EC2:
-        for found in getattr(ec2, call)()[listed]:
-            gone = found.get("State") in ("deleting", "deleted")  # shown for a while after
-            if not gone and {"Key": "fleet", "Value": fleet} in found.get("Tags", []):
-                yield Resource(identity.removesuffix("Id"), found[identity])
+    for call, list_key, id_key in _EC2_CALLS:
+        for resource in getattr(ec2, call)()[list_key]:
+            is_deleted = resource.get("State") in ("deleting", "deleted")  # shown for a while after
+            if not is_deleted and {"Key": "fleet", "Value": fleet} in resource.get("Tags", []):
+                yield Resource(id_key.removesuffix("Id"), resource[id_key])
 
 
-def _kms(client: Clients, fleet: str) -> Iterator[Resource]:
+def _list_kms(client: ClientFactory, fleet: str) -> Iterator[Resource]:
     kms = client("kms")
     for page in kms.get_paginator("list_keys").paginate():
         for key in page["Keys"]:
@@ -71,7 +78,7 @@ def _kms(client: Clients, fleet: str) -> Iterator[Resource]:
                 yield Resource("alias", alias["AliasName"])
 
 
-def _ecs(client: Clients, fleet: str) -> Iterator[Resource]:
+def _list_ecs(client: ClientFactory, fleet: str) -> Iterator[Resource]:
     ecs = client("ecs")
     for cluster in ecs.describe_clusters(clusters=[fleet])["clusters"]:
         if cluster["status"] == "ACTIVE":  # a deleted one is shown for a while after
@@ -89,7 +96,7 @@ def _ecs(client: Clients, fleet: str) -> Iterator[Resource]:
                 yield Resource("namespace", namespace["Id"])
 
 
-def _named(client: Clients, fleet: str) -> Iterator[Resource]:
+def _list_by_name(client: ClientFactory, fleet: str) -> Iterator[Resource]:
     for bucket in client("s3").list_buckets()["Buckets"]:
         # Not by the fleet's name alone: a bucket that the user made beside is no part of the fleet.
         if bucket["Name"].startswith((f"{fleet}-models-", f"{fleet}-results-")):

@@ -41,41 +41,41 @@ def plan(stacks: Mapping[str, Path], *, program: runner.Terraform, data: Path) -
             stack, folder / name, ignore=shutil.ignore_patterns("*_override.tf.json", ".terraform*", "*.log")
         )
     (folder / "main.tf.json").write_text("{}")
-    (folder / "stacks.tftest.hcl").write_text(_test(stacks))
-    with console.step(f"Plan {_many(stacks)} with a mocked AWS provider") as step:
+    (folder / "stacks.tftest.hcl").write_text(_render_test(stacks))
+    with console.step(f"Plan {_format_count(stacks)} with a mocked AWS provider") as step:
         runner.run(program, {"mocked": folder}, ("init", "-input=false"))
         runner.run(program, {"mocked": folder}, ("test",), timeout_s=_TIMEOUT_S)
-        planned = {name: resources(folder / name) for name in stacks}
+        planned = {name: count_resources(folder / name) for name in stacks}
         step.note = f"{sum(planned.values())} resources"
     return planned
 
 
-def resources(folder: Path) -> int:
+def count_resources(folder: Path) -> int:
     """How many resources a synthesized stack has."""
-    made = json.loads((folder / "cdk.tf.json").read_text()).get("resource", {})
-    return sum(len(named) for named in made.values())
+    resources = json.loads((folder / "cdk.tf.json").read_text()).get("resource", {})
+    return sum(len(by_name) for by_name in resources.values())
 
 
-def _test(stacks: Mapping[str, Path]) -> str:
+def _render_test(stacks: Mapping[str, Path]) -> str:
     """Terraform's test file: each stack is a module that is planned."""
-    runs = (
-        f'run "{name}" {{\n  command = plan\n  module {{\n    source = "./{name}"\n  }}\n{_found(folder)}}}\n'
+    blocks = (
+        f'run "{name}" {{\n  command = plan\n  module {{\n    source = "./{name}"\n  }}\n{_render_subnet_overrides(folder)}}}\n'
         for name, folder in stacks.items()
     )
-    return "\n".join((f'mock_provider "aws" {{\n  source = {json.dumps(str(MOCKS))}\n}}\n', *runs))
+    return "\n".join((f'mock_provider "aws" {{\n  source = {json.dumps(str(MOCKS))}\n}}\n', *blocks))
 
 
-def _found(folder: Path) -> str:
+def _render_subnet_overrides(folder: Path) -> str:
     """Answers for subnets that are there already: their stack checks whether they are what the fleet takes them for."""
-    read = json.loads((folder / "cdk.tf.json").read_text()).get("data", {})
-    vpc = read.get("aws_vpc", {}).get("vpc", {}).get("id")
+    lookups = json.loads((folder / "cdk.tf.json").read_text()).get("data", {})
+    vpc = lookups.get("aws_vpc", {}).get("vpc", {}).get("id")
     return "".join(
         f"  override_data {{\n    target = data.aws_subnet.{name}\n    values = {json.dumps(values)}\n  }}\n"
-        for name, subnet in read.get("aws_subnet", {}).items()
+        for name, subnet in lookups.get("aws_subnet", {}).items()
         if vpc
         for values in [{"vpc_id": vpc, "availability_zone": name.removeprefix("private-"), "id": subnet["id"]}]
     )
 
 
-def _many(stacks: Mapping[str, Path]) -> str:
+def _format_count(stacks: Mapping[str, Path]) -> str:
     return f"{len(stacks)} stack{'s' * (len(stacks) != 1)}"

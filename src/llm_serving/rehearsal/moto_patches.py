@@ -35,18 +35,20 @@ from moto.s3.models import FakeBucket, FakeDeleteMarker
 _WITHOUT_TLS = {"Bool": {"aws:SecureTransport": "false"}}
 
 
-def permission(bucket: FakeBucket, action: str, resource: str) -> PermissionResult:
+def get_permission(bucket: FakeBucket, action: str, resource: str) -> PermissionResult:
     """What the bucket's policy says of an action on a resource when the request came over TLS."""
     if bucket.policy is None:
         return PermissionResult.NEUTRAL
     policy = json.loads(bucket.policy)
-    applying = [statement for statement in _listed(policy["Statement"]) if statement.get("Condition") != _WITHOUT_TLS]
-    if not applying:
+    applicable = [
+        statement for statement in _ensure_list(policy["Statement"]) if statement.get("Condition") != _WITHOUT_TLS
+    ]
+    if not applicable:
         return PermissionResult.NEUTRAL
-    return IAMPolicy(json.dumps({**policy, "Statement": applying})).is_action_permitted(action, resource)
+    return IAMPolicy(json.dumps({**policy, "Statement": applicable})).is_action_permitted(action, resource)
 
 
-def _listed(value: Any) -> list[Any]:
+def _ensure_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
@@ -59,9 +61,9 @@ _create_cluster = EKSBackend.create_cluster
 
 def create_cluster(backend: EKSBackend, *args: Any, **settings: Any) -> Cluster:
     """A cluster as moto makes it, with the id of a security group."""
-    made: Cluster = _create_cluster(backend, *args, **settings)
-    made.resources_vpc_config.setdefault("clusterSecurityGroupId", random_security_group_id())
-    return made
+    cluster: Cluster = _create_cluster(backend, *args, **settings)
+    cluster.resources_vpc_config.setdefault("clusterSecurityGroupId", random_security_group_id())
+    return cluster
 
 
 _set_instance_protection = AutoScalingBackend.set_instance_protection
@@ -90,17 +92,17 @@ _list_services = EC2ContainerServiceBackend.list_services
 
 def list_services(backend: EC2ContainerServiceBackend, cluster: str, *args: Any, **settings: Any) -> list[str]:
     """The services of a cluster that are there."""
-    there = {service.arn for service in backend.services.values() if service.status != "INACTIVE"}
-    return [arn for arn in _list_services(backend, cluster, *args, **settings) if arn in there]
+    active = {service.arn for service in backend.services.values() if service.status != "INACTIVE"}
+    return [arn for arn in _list_services(backend, cluster, *args, **settings) if arn in active]
 
 
 _call_action = BaseResponse.call_action
-_one_at_a_time = threading.Lock()
-_done: dict[str, Any] = {}
+_lock = threading.Lock()
+_results: dict[str, Any] = {}
 """Answers to what changed something, by the id that AWS's SDKs give to a call and keep when they repeat it."""
 
-_READING = ("Describe", "Get", "List")
-_KEPT = 1000
+_READ_ACTIONS = ("Describe", "Get", "List")
+_MAX_RESULTS = 1000
 
 
 def call_action(response: BaseResponse) -> Any:
@@ -108,24 +110,24 @@ def call_action(response: BaseResponse) -> Any:
 
     It says for what: most services are asked at the same path, so the server's own line does not tell.
     """
-    action, call = response._get_action(), response.headers.get("Amz-Sdk-Invocation-Id")
-    with _one_at_a_time:
-        again = _done.get(call)
-        answer = again or _call_action(response)
-        if call and answer[0] < 400 and not action.startswith(_READING):
-            _done[call] = answer
-            if len(_done) > _KEPT:
-                del _done[next(iter(_done))]
+    action, invocation_id = response._get_action(), response.headers.get("Amz-Sdk-Invocation-Id")
+    with _lock:
+        repeated = _results.get(invocation_id)
+        result = repeated or _call_action(response)
+        if invocation_id and result[0] < 400 and not action.startswith(_READ_ACTIONS):
+            _results[invocation_id] = result
+            if len(_results) > _MAX_RESULTS:
+                del _results[next(iter(_results))]
     # One write: threads ask.
-    sys.stdout.write(f"{response.service_name} {action} {answer[0]}{' once more' if again else ''}\n")
-    status, headers, body = answer
+    sys.stdout.write(f"{response.service_name} {action} {result[0]}{' once more' if repeated else ''}\n")
+    status, headers, body = result
     return status, dict(headers), body
 
 
 def main() -> None:
     """Serves until it is ended, with moto's own arguments."""
     BaseResponse.call_action = call_action
-    FakeBucket.get_permission = permission
+    FakeBucket.get_permission = get_permission
     FakeDeleteMarker.dispose = dispose
     EKSBackend.create_cluster = create_cluster
     AutoScalingBackend.set_instance_protection = set_instance_protection

@@ -8,7 +8,7 @@ from llm_serving.aws import session
 
 if __name__ == "__main__":
     # moto opens a session for each of its services as it is imported, and each would read all regions anew.
-    botocore.session.create_loader = session.descriptions
+    botocore.session.create_loader = session.create_data_loader
     from llm_serving.rehearsal import moto_patches
 
     moto_patches.main()

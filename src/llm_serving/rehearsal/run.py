@@ -18,7 +18,7 @@ from llm_serving.settings.document import Document
 
 
 @dataclass(frozen=True)
-class Stack:
+class StackResult:
     """How many of a stack's resources were proven in which way."""
 
     resources: int
@@ -39,7 +39,7 @@ class Rehearsal:
     fleet: str
     terraform: str
     provider_from: str
-    stacks: dict[str, Stack]
+    stacks: dict[str, StackResult]
     outputs: dict[str, dict[str, Any]]
     """What the applied stacks hand on, by stack."""
 
@@ -56,14 +56,20 @@ def plan(documents: Sequence[Document[Fleet]], *, out: Path, data: Path) -> list
     Raises:
         CommandFailed: one cannot be planned.
     """
-    with _alone(data):
+    with _lock_data(data):
         start = time.monotonic()
-        many = len(documents) > 1
-        made: dict[str, Mapping[str, Path]] = {}
+        several = len(documents) > 1
+        folders_by_fleet: dict[str, Mapping[str, Path]] = {}
         for document in documents:
             name = document.value.name
-            made[name] = stacks.prepare(document, out=out / name if many else out, data=data / name, stacks=None)
-        folders = {f"{fleet}_{name}": folder for fleet, of in made.items() for name, folder in of.items()}
+            folders_by_fleet[name] = stacks.prepare(
+                document, out=out / name if several else out, data=data / name, stacks=None
+            )
+        folders = {
+            f"{fleet}_{name}": folder
+            for fleet, stack_folders in folders_by_fleet.items()
+            for name, folder in stack_folders.items()
+        }
         synthesized = time.monotonic()
         program = stacks.find_terraform(folders, data)
         planned = mocked.plan(folders, program=program, data=data)
@@ -73,15 +79,17 @@ def plan(documents: Sequence[Document[Fleet]], *, out: Path, data: Path) -> list
             fleet,
             str(program),
             program.provider_from,
-            {name: _stack(folder, planned[f"{fleet}_{name}"], None) for name, folder in of.items()},
+            {name: _build_result(folder, planned[f"{fleet}_{name}"], None) for name, folder in stack_folders.items()},
             {},
             times,
         )
-        for fleet, of in made.items()
+        for fleet, stack_folders in folders_by_fleet.items()
     ]
 
 
-def rehearse(document: Document[Fleet], *, out: Path, data: Path, names: Sequence[str] | None = None) -> Rehearsal:
+def rehearse(
+    document: Document[Fleet], *, out: Path, data: Path, stack_names: Sequence[str] | None = None
+) -> Rehearsal:
     """Plans with a mocked provider, applies to an embedded AWS of its own, plans again, destroys, looks what is left.
 
     Args:
@@ -92,37 +100,40 @@ def rehearse(document: Document[Fleet], *, out: Path, data: Path, names: Sequenc
         CommandFailed: Terraform failed.
         Unavailable: the same fleet is rehearsed at this moment.
     """
-    with _alone(data), emulator.running(data) as endpoint:
-        folders = stacks.prepare(document, out=out, data=data, stacks=names)
+    with _lock_data(data), emulator.start(data) as endpoint:
+        folders = stacks.prepare(document, out=out, data=data, stacks=stack_names)
         times = [time.monotonic()]
         program = stacks.find_terraform(folders, data)
         planned = mocked.plan(folders, program=program, data=data)
         times.append(time.monotonic())
         outputs = stacks.apply_prepared(document, folders, data=data, endpoint=endpoint)
         times.append(time.monotonic())
-        stacks.check_unchanged(document, data=data, endpoint=endpoint, stacks=names)
+        stacks.check_unchanged(document, data=data, endpoint=endpoint, stacks=stack_names)
         times.append(time.monotonic())
-        made = {
-            name: _stack(folder, planned[name], len(stacks.applied_ids(folder))) for name, folder in folders.items()
+        stack_results = {
+            name: _build_result(folder, planned[name], len(stacks.list_applied_ids(folder)))
+            for name, folder in folders.items()
         }
-        stacks.destroy(document, data=data, endpoint=endpoint, stacks=names)
+        stacks.destroy(document, data=data, endpoint=endpoint, stacks=stack_names)
         times.append(time.monotonic())
         stacks.check_nothing_left(document, endpoint=endpoint)
-    took = [round(end - start, 1) for start, end in itertools.pairwise(times)]
-    measured = dict(zip(("mocked_s", "apply_s", "plan_s", "destroy_s"), took, strict=True))
-    return Rehearsal(document.value.name, str(program), program.provider_from, made, outputs, measured)
+    durations = [round(end - start, 1) for start, end in itertools.pairwise(times)]
+    times_by_step = dict(zip(("mocked_s", "apply_s", "plan_s", "destroy_s"), durations, strict=True))
+    return Rehearsal(document.value.name, str(program), program.provider_from, stack_results, outputs, times_by_step)
 
 
-def _stack(folder: Path, planned: int, applied: int | None) -> Stack:
-    return Stack(mocked.resources(folder), planned, applied, emulator_gaps.counted(stacks.read(folder)))
+def _build_result(folder: Path, planned: int, applied: int | None) -> StackResult:
+    return StackResult(
+        mocked.count_resources(folder), planned, applied, emulator_gaps.count_gaps(stacks.read_stack(folder))
+    )
 
 
 @contextlib.contextmanager
-def _alone(data: Path) -> Iterator[None]:
+def _lock_data(data: Path) -> Iterator[None]:
     """Holds `data`, empty, for this process alone; the lock goes with the process, however it ends."""
     lock = data.with_name(f"{data.name}.lock")
     lock.parent.mkdir(parents=True, exist_ok=True)
-    with processes.locked(lock, f"another process rehearses in {console.near(data)}"):
+    with processes.lock_file(lock, f"another process rehearses in {console.shorten_path(data)}"):
         if data.exists():
             shutil.rmtree(data)  # of a rehearsal whose AWS ended with it
         yield

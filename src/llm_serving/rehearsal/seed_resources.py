@@ -10,35 +10,35 @@ from llm_serving.fleet.model import ExistingNetwork, Fleet
 from llm_serving.rehearsal import emulator
 
 _RANGE = ipaddress.IPv4Network("10.0.0.0/16")
-_NAME = "stand-in"
+_TAG_KEY = "stand-in"
 _AMI = "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-x86_64"
 
 
-def existing_network(fleet: Fleet, network: ExistingNetwork, endpoint: str) -> dict[str, Any]:
+def seed_network(fleet: Fleet, network: ExistingNetwork, endpoint: str) -> dict[str, Any]:
     """Makes a VPC with a subnet a zone, once.
 
     Returns:
         the part of an override that reads them in place of the ids in the fleet file, which no emulator can give out.
     """
-    ec2 = emulator.client("ec2", endpoint, fleet.region)
-    tag = {"Key": _NAME, "Value": network.vpc}
+    ec2 = emulator.create_client("ec2", endpoint, fleet.region)
+    tag = {"Key": _TAG_KEY, "Value": network.vpc}
     tags = [{"ResourceType": "vpc", "Tags": [tag]}]
-    there = [vpc["VpcId"] for vpc in ec2.describe_vpcs()["Vpcs"] if tag in vpc.get("Tags", [])]
-    vpc = there[0] if there else ec2.create_vpc(CidrBlock=str(_RANGE), TagSpecifications=tags)["Vpc"]["VpcId"]
+    vpc_ids = [vpc["VpcId"] for vpc in ec2.describe_vpcs()["Vpcs"] if tag in vpc.get("Tags", [])]
+    vpc = vpc_ids[0] if vpc_ids else ec2.create_vpc(CidrBlock=str(_RANGE), TagSpecifications=tags)["Vpc"]["VpcId"]
     subnets = {
         subnet["AvailabilityZone"]: subnet["SubnetId"]
         for subnet in ec2.describe_subnets(Filters=[{"Name": "vpc-id", "Values": [vpc]}])["Subnets"]
     }
     for zone, cidr in zip(fleet.zones, _RANGE.subnets(prefixlen_diff=3), strict=False):
         if zone not in subnets:
-            made = ec2.create_subnet(VpcId=vpc, AvailabilityZone=zone, CidrBlock=str(cidr))
-            subnets[zone] = made["Subnet"]["SubnetId"]
+            response = ec2.create_subnet(VpcId=vpc, AvailabilityZone=zone, CidrBlock=str(cidr))
+            subnets[zone] = response["Subnet"]["SubnetId"]
     return {
         "aws_vpc": {"vpc": {"id": vpc}},
         "aws_subnet": {f"private-{zone}": {"id": subnets[zone]} for zone in fleet.zones},
     }
 
 
-def images(parameters: Mapping[str, Any]) -> dict[str, Any]:
+def build_image_override(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """The part of an override that takes an AMI which the embedded AWS knows for those it does not: EKS's."""
     return {"aws_ssm_parameter": {name: {"name": _AMI} for name in parameters}}

@@ -20,7 +20,7 @@ from llm_serving.fleet import names
 from llm_serving.fleet.model import ExistingNetwork, Fleet
 from llm_serving.rehearsal import emulator, emulator_gaps, inventory, seed_resources
 from llm_serving.settings.document import Document
-from llm_serving.settings.errors import AnswerIsNo, InputError, Unavailable
+from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
 from llm_serving.terraform import runner
 
 _DESTRUCTIBLE = {"aws_s3_bucket": {"force_destroy": True}, "aws_ecr_repository": {"force_delete": True}}
@@ -63,20 +63,20 @@ def apply_prepared(
 ) -> dict[str, dict[str, Any]]:
     """The same for stacks that `prepare` made."""
     program = find_terraform(folders, data)
-    _settle(document.value, data, endpoint)
+    _reconcile(document.value, data, endpoint)
     for folder in folders.values():
-        point_at(folder, document.value, endpoint)
-    with console.step(f"Apply {_and(folders)} to the embedded AWS with {program}") as step:
+        write_override(folder, document.value, endpoint)
+    with console.step(f"Apply {_join_names(folders)} to the embedded AWS with {program}") as step:
         try:
             initialize(program, folders)
-            ended: dict[str, console.Ended] = {}
-            for wave in waves(folders):
-                ended |= runner.run(program, wave, _APPLY, note=lambda note: setattr(step, "note", note))
+            results: dict[str, console.CommandResult] = {}
+            for wave in split_waves(folders):
+                results |= runner.run(program, wave, _APPLY, on_progress=lambda note: setattr(step, "note", note))
         except console.CommandFailed:
-            _still_there(endpoint)
+            _require_emulator(endpoint)
             raise
-        step.note = ", ".join(f"{name} {_counted(end.output)}" for name, end in ended.items())
-    return {name: runner.outputs(folder / _STATE) for name, folder in folders.items()}
+        step.note = ", ".join(f"{name} {_format_counts(result.output)}" for name, result in results.items())
+    return {name: runner.read_outputs(folder / _STATE) for name, folder in folders.items()}
 
 
 _PLAN = ("plan", "-detailed-exitcode", "-input=false")
@@ -93,21 +93,21 @@ def check_unchanged(
     Raises:
         AnswerIsNo: the plan would change something; the message names what.
     """
-    folders = _applied(data, stacks)
+    folders = _find_applied(data, stacks)
     program = find_terraform(folders, data)
-    with console.step(f"Plan {_and(folders)} again: nothing may change") as step:
+    with console.step(f"Plan {_join_names(folders)} again: nothing may change") as step:
         try:
-            ended = runner.run(program, folders, _PLAN, good=(0, 2))
+            results = runner.run(program, folders, _PLAN, success_codes=(0, 2))
         except console.CommandFailed:
-            _still_there(endpoint)
+            _require_emulator(endpoint)
             raise
-        changes = {name: _changes(end.output) for name, end in ended.items() if end.code == 2}
+        changes = {name: _parse_changes(result.output) for name, result in results.items() if result.code == 2}
         if changes:
-            listed = "\n".join(f"  {name}: {line}" for name, lines in changes.items() for line in lines)
-            logs = ", ".join(console.near(folders[name] / "plan.log") for name in changes)
-            raise AnswerIsNo(
+            listing = "\n".join(f"  {name}: {line}" for name, lines in changes.items() for line in lines)
+            logs = ", ".join(console.shorten_path(folders[name] / "plan.log") for name in changes)
+            raise CheckFailed(
                 f"{document.path}: after the apply a plan must be empty, and Terraform would change "
-                f"{_and(changes)} (all of it in {logs}):\n{listed}"
+                f"{_join_names(changes)} (all of it in {logs}):\n{listing}"
             )
         step.note = "no changes"
 
@@ -119,23 +119,23 @@ def destroy(document: Document[Fleet], *, data: Path, endpoint: str, stacks: Seq
         Unavailable: Terraform is missing, or the embedded AWS stopped answering.
         CommandFailed: Terraform failed.
     """
-    _settle(document.value, data, endpoint)
-    folders = {name: folder for name, folder in _applied(data, stacks).items() if (folder / _STATE).is_file()}
+    _reconcile(document.value, data, endpoint)
+    folders = {name: folder for name, folder in _find_applied(data, stacks).items() if (folder / _STATE).is_file()}
     if not folders:
         return
     for folder in folders.values():
-        point_at(folder, document.value, endpoint)
+        write_override(folder, document.value, endpoint)
     program = find_terraform(folders, data)
-    with console.step(f"Destroy {_and(folders)} in the embedded AWS") as step:
+    with console.step(f"Destroy {_join_names(folders)} in the embedded AWS") as step:
         try:
             initialize(program, folders)
-            for wave in reversed(waves(folders)):
-                runner.run(program, wave, _DESTROY, note=lambda note: setattr(step, "note", note))
+            for wave in reversed(split_waves(folders)):
+                runner.run(program, wave, _DESTROY, on_progress=lambda note: setattr(step, "note", note))
         except console.CommandFailed:
-            _still_there(endpoint)
+            _require_emulator(endpoint)
             raise
         for folder in folders.values():
-            forget(folder)
+            delete_state(folder)
         step.note = "done"
 
 
@@ -146,37 +146,37 @@ def check_nothing_left(document: Document[Fleet], *, endpoint: str) -> None:
         AnswerIsNo: something is; the message names it.
     """
     fleet = document.value
-    if left := inventory.made(endpoint, fleet.region, fleet.name):
-        listed = "\n".join(f"  {resource}" for resource in left)
-        raise AnswerIsNo(f"{document.path}: the destroy left {len(left)} of the fleet's resources:\n{listed}")
+    if remaining := inventory.list_resources(endpoint, fleet.region, fleet.name):
+        listing = "\n".join(f"  {resource}" for resource in remaining)
+        raise CheckFailed(f"{document.path}: the destroy left {len(remaining)} of the fleet's resources:\n{listing}")
 
 
 def prepare(document: Document[Fleet], *, out: Path, data: Path, stacks: Sequence[str] | None) -> dict[str, Path]:
     """Synthesizes to `out`, and fills each stack's working folder in `data`; returns those by the stack's name."""
-    with console.step(f"Synthesize the stacks of {console.near(document.path)}") as step:
+    with console.step(f"Synthesize the stacks of {console.shorten_path(document.path)}") as step:
         from infra import main  # starts Node: only where something is synthesized
 
         synthesized = main.synthesize(document, out)
-        step.note = ", ".join(console.near(folder / "cdk.tf.json") for folder in synthesized.values())
+        step.note = ", ".join(console.shorten_path(folder / "cdk.tf.json") for folder in synthesized.values())
     if unknown := set(stacks or ()) - set(synthesized):
-        raise InputError(f"there is no stack {_and(sorted(unknown))}. Write one of {', '.join(synthesized)}")
+        raise InputError(f"there is no stack {_join_names(sorted(unknown))}. Write one of {', '.join(synthesized)}")
     folders = {name: data / "stacks" / name for name in stacks or synthesized}
     for name, folder in folders.items():
         shutil.copytree(synthesized[name], folder, dirs_exist_ok=True)
     return folders
 
 
-def _applied(data: Path, stacks: Sequence[str] | None) -> dict[str, Path]:
+def _find_applied(data: Path, stacks: Sequence[str] | None) -> dict[str, Path]:
     """Working folders of the stacks that `prepare` made earlier."""
-    there = sorted(path.parent for path in (data / "stacks").glob("*/cdk.tf.json"))
-    return {folder.name: folder for folder in there if stacks is None or folder.name in stacks}
+    folders = sorted(path.parent for path in (data / "stacks").glob("*/cdk.tf.json"))
+    return {folder.name: folder for folder in folders if stacks is None or folder.name in stacks}
 
 
 OVERRIDE = "rehearsal_override.tf.json"
 """What takes a stack to the embedded AWS; Terraform reads it on top of the stack."""
 
 
-def point_at(
+def write_override(
     folder: Path, fleet: Fleet, endpoint: str, *, state: Mapping[str, Any] | None = None, keep_data: bool = False
 ) -> None:
     """Writes the override beside a stack.
@@ -185,8 +185,8 @@ def point_at(
         state: the backend that keeps the state; a file in the stack's folder where left out.
         keep_data: a bucket or registry with something in it stays, as on AWS.
     """
-    stack = read(folder)
-    resources: dict[str, Any] = emulator_gaps.override(stack)
+    stack = read_stack(folder)
+    resources: dict[str, Any] = emulator_gaps.build_override(stack)
     for kind, settings in () if keep_data else _DESTRUCTIBLE.items():
         if kind in stack.get("resource", {}):
             resources[kind] = dict.fromkeys(stack["resource"][kind], settings)
@@ -196,26 +196,26 @@ def point_at(
     }
     if resources:
         override["resource"] = resources
-    looked_up = stack.get("data", {})
-    if isinstance(fleet.network, ExistingNetwork) and "aws_vpc" in looked_up:
-        override["data"] = seed_resources.existing_network(fleet, fleet.network, endpoint)
-    if "aws_ssm_parameter" in looked_up:
-        override.setdefault("data", {}).update(seed_resources.images(looked_up["aws_ssm_parameter"]))
+    lookups = stack.get("data", {})
+    if isinstance(fleet.network, ExistingNetwork) and "aws_vpc" in lookups:
+        override["data"] = seed_resources.seed_network(fleet, fleet.network, endpoint)
+    if "aws_ssm_parameter" in lookups:
+        override.setdefault("data", {}).update(seed_resources.build_image_override(lookups["aws_ssm_parameter"]))
     (folder / _PROFILE).write_text(f"[default]\nendpoint_url = {endpoint}\n")
     (folder / OVERRIDE).write_text(json.dumps(override, indent=2))
 
 
-def read(folder: Path) -> dict[str, Any]:
+def read_stack(folder: Path) -> dict[str, Any]:
     """The synthesized stack in a working folder."""
-    made: dict[str, Any] = json.loads((folder / "cdk.tf.json").read_text())
-    return made
+    stack: dict[str, Any] = json.loads((folder / "cdk.tf.json").read_text())
+    return stack
 
 
-def waves(folders: Mapping[str, Path]) -> list[dict[str, Path]]:
+def split_waves(folders: Mapping[str, Path]) -> list[dict[str, Path]]:
     """Stacks that may be applied side by side, wave by wave: first those that others look things up in."""
-    first = {name: folder for name, folder in folders.items() if name in names.BASE_STACKS}
-    then = {name: folder for name, folder in folders.items() if name not in names.BASE_STACKS}
-    return [wave for wave in (first, then) if wave]
+    base = {name: folder for name, folder in folders.items() if name in names.BASE_STACKS}
+    dependent = {name: folder for name, folder in folders.items() if name not in names.BASE_STACKS}
+    return [wave for wave in (base, dependent) if wave]
 
 
 _PROFILE = "rehearsal.aws.ini"
@@ -225,8 +225,8 @@ _PROFILE = "rehearsal.aws.ini"
 
 _PROVIDER = {
     "s3_use_path_style": True,
-    "access_key": emulator.KEY,
-    "secret_key": emulator.KEY,
+    "access_key": emulator.DUMMY_KEY,
+    "secret_key": emulator.DUMMY_KEY,
     "profile": "default",
     "shared_config_files": [_PROFILE],
     "shared_credentials_files": ["/dev/null"],
@@ -237,23 +237,25 @@ _PROVIDER = {
 """Settings that take the AWS provider to the embedded AWS, and shut it off from the user's own AWS settings."""
 
 
-def find_terraform(folders: Mapping[str, Path], data: Path, *, embedded: bool = True) -> runner.Terraform:
+def find_terraform(folders: Mapping[str, Path], data: Path, *, emulated: bool = True) -> runner.Terraform:
     """The program, and the provider in the version that the stacks ask for; see `terraform.find`.
 
     Args:
         embedded: for the embedded AWS: endpoints in the user's environment are emptied, which would win over its own,
             and the provider is started once a run.
     """
-    program = runner.find(data, _provider_version(next(iter(folders.values()))))
-    emptied = {name: "" for name, value in os.environ.items() if embedded and value and _ENDPOINT.fullmatch(name)}
-    return replace(program, environment={**program.environment, **emptied}, attached=embedded)
+    program = runner.find_terraform(data, _read_provider_version(next(iter(folders.values()))))
+    cleared = {
+        name: "" for name, value in os.environ.items() if emulated and value and _ENDPOINT_VARIABLE.fullmatch(name)
+    }
+    return replace(program, environment={**program.environment, **cleared}, reuse_provider=emulated)
 
 
-_ENDPOINT = re.compile(r"AWS_ENDPOINT_URL\w*|AWS_IGNORE_CONFIGURED_ENDPOINT_URLS|(TF_)?AWS_[A-Z0-9]+_ENDPOINT")
+_ENDPOINT_VARIABLE = re.compile(r"AWS_ENDPOINT_URL\w*|AWS_IGNORE_CONFIGURED_ENDPOINT_URLS|(TF_)?AWS_[A-Z0-9]+_ENDPOINT")
 """Environment variables by which the AWS provider is told of an endpoint, or to leave out those of a configuration."""
 
 
-def _provider_version(folder: Path) -> str:
+def _read_provider_version(folder: Path) -> str:
     stack = json.loads((folder / "cdk.tf.json").read_text())
     return str(stack["terraform"]["required_providers"]["aws"]["version"])
 
@@ -265,14 +267,14 @@ def initialize(program: runner.Terraform, folders: Mapping[str, Path], *, state:
         state: where the state is kept: a change of place is a new start, and moves nothing.
     """
     for name, folder in folders.items():
-        done = folder / ".terraform" / "initialized"
-        asked = f"{program}, provider {_provider_version(folder)} from {program.provider_from}, state {state}"
-        if not done.is_file() or done.read_text() != asked:
+        marker = folder / ".terraform" / "initialized"
+        signature = f"{program}, provider {_read_provider_version(folder)} from {program.provider_from}, state {state}"
+        if not marker.is_file() or marker.read_text() != signature:
             runner.run(program, {name: folder}, ("init", "-input=false", "-reconfigure"))
-            done.write_text(asked)
+            marker.write_text(signature)
 
 
-def _settle(fleet: Fleet, data: Path, endpoint: str) -> None:
+def _reconcile(fleet: Fleet, data: Path, endpoint: str) -> None:
     """Makes what is in the embedded AWS and what Terraform knows of it agree, after a run that was broken off.
 
     A Terraform that was killed may have made a resource and not have written it down; nothing could then make it again,
@@ -281,12 +283,12 @@ def _settle(fleet: Fleet, data: Path, endpoint: str) -> None:
     Raises:
         Unavailable: the embedded AWS does not answer.
     """
-    _still_there(endpoint)
-    folders = _applied(data, None)
+    _require_emulator(endpoint)
+    folders = _find_applied(data, None)
     states = {name: folder / _STATE for name, folder in folders.items() if (folder / _STATE).is_file()}
-    known = {identity for state in states.values() for identity in _managed(state)}
-    there = inventory.made(endpoint, fleet.region, fleet.name)
-    unknown = [resource for resource in there if resource.id not in known]
+    known_ids = {identity for state in states.values() for identity in _list_managed_ids(state)}
+    existing = inventory.list_resources(endpoint, fleet.region, fleet.name)
+    unknown = [resource for resource in existing if resource.id not in known_ids]
     if unknown:
         console.err.print(
             f"  a run that was broken off left {len(unknown)} resource(s) that Terraform does not know "
@@ -294,23 +296,23 @@ def _settle(fleet: Fleet, data: Path, endpoint: str) -> None:
             markup=False,
         )
         emulator.reset(endpoint)
-    if unknown or not there:
+    if unknown or not existing:
         for folder in folders.values():
-            forget(folder)
+            delete_state(folder)
 
 
-def forget(folder: Path) -> None:
+def delete_state(folder: Path) -> None:
     """Removes what Terraform knows of a stack, whose AWS has ended."""
     for state in folder.glob(f"{_STATE}*"):
         state.unlink()
 
 
-def applied_ids(folder: Path) -> list[str]:
+def list_applied_ids(folder: Path) -> list[str]:
     """The id of each resource that was applied from a working folder."""
-    return _managed(folder / _STATE)
+    return _list_managed_ids(folder / _STATE)
 
 
-def _managed(state: Path) -> list[str]:
+def _list_managed_ids(state: Path) -> list[str]:
     """The id of each resource in a state; none where a killed Terraform left half a file."""
     try:
         resources = json.loads(state.read_text())["resources"]
@@ -324,9 +326,9 @@ def _managed(state: Path) -> list[str]:
         return []
 
 
-def _still_there(endpoint: str) -> None:
+def _require_emulator(endpoint: str) -> None:
     """Says so where the embedded AWS is gone: it is then the cause of whatever failed."""
-    if not emulator.answers(endpoint):
+    if not emulator.is_reachable(endpoint):
         raise Unavailable(f"the embedded AWS at {endpoint} does not answer. Run the command again: it goes on")
 
 
@@ -334,15 +336,15 @@ _CHANGE = re.compile(r"^  # (\S+ (?:will|must) be .+)$", re.MULTILINE)
 _COUNTS = re.compile(r"Resources: (\d+) added, (\d+) changed, (\d+) destroyed")
 
 
-def _changes(plan: str) -> list[str]:
+def _parse_changes(plan: str) -> list[str]:
     return _CHANGE.findall(plan) or ["its outputs"]
 
 
-def _counted(output: str) -> str:
-    found = _COUNTS.search(output)
-    return f"+{found[1]} ~{found[2]} -{found[3]}" if found else "done"
+def _format_counts(output: str) -> str:
+    match = _COUNTS.search(output)
+    return f"+{match[1]} ~{match[2]} -{match[3]}" if match else "done"
 
 
-def _and(names: Mapping[str, Any] | Sequence[str]) -> str:
-    *most, last = names
-    return f"{', '.join(most)} and {last}" if most else last
+def _join_names(items: Mapping[str, Any] | Sequence[str]) -> str:
+    *leading, last = items
+    return f"{', '.join(leading)} and {last}" if leading else last

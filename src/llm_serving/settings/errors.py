@@ -20,7 +20,7 @@ class BlueprintError(Exception):
     exit_code = 1
 
 
-class AnswerIsNo(BlueprintError):
+class CheckFailed(BlueprintError):
     """The question was well put and the answer is no."""
 
     exit_code = 1
@@ -45,20 +45,22 @@ class Mistake:
     column: int
     field: str
     value: str
-    why: str
-    write: str
+    reason: str
+    fix: str
 
     def __str__(self) -> str:
         subject = f"{self.field}: " if self.field else ""
-        now = f"now {self.value}: " if self.value else ""
-        return _on_a_line(f"{self.file}:{self.line}:{self.column}: {subject}{now}{self.why}. Write {self.write}.")
+        current = f"now {self.value}: " if self.value else ""
+        return _escape_unprintable(
+            f"{self.file}:{self.line}:{self.column}: {subject}{current}{self.reason}. Write {self.fix}."
+        )
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The mistake as `--json` shows it."""
         return {**asdict(self), "file": str(self.file), "message": str(self)}
 
 
-def _on_a_line(text: str) -> str:
+def _escape_unprintable(text: str) -> str:
     """The text with what cannot be printed spelled out: paths, keys and values may hold anything."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape", "replace").decode() for char in text)
 
@@ -73,29 +75,29 @@ class InputError(BlueprintError):
         self.mistakes = tuple(part for part in self.parts if isinstance(part, Mistake))
         super().__init__("\n".join(map(str, self.parts)))
 
-    def plain(self) -> list[dict[str, Any]]:
+    def to_list(self) -> list[dict[str, Any]]:
         """The mistakes as `--json` shows them; of a sentence about an argument, only `message` is known."""
-        return [part.plain() if isinstance(part, Mistake) else {"message": part} for part in self.parts]
+        return [part.to_dict() if isinstance(part, Mistake) else {"message": part} for part in self.parts]
 
 
 A = TypeVar("A")
 
 
-class Gather:
+class ErrorCollector:
     """Asks one question after another, and tells all that is wrong at once."""
 
     def __init__(self) -> None:
         self._parts: list[Mistake | str] = []
 
-    def __call__(self, ask: Callable[[], A]) -> A | None:
+    def __call__(self, check: Callable[[], A]) -> A | None:
         """What `ask` returns; None where its input is wrong."""
         try:
-            return ask()
+            return check()
         except InputError as error:
             self._parts += [part for part in error.parts if part not in self._parts]
             return None
 
-    def tell(self) -> None:
+    def raise_if_any(self) -> None:
         """Lets pass what has no mistake.
 
         Raises:

@@ -18,18 +18,18 @@ from pydantic_core import PydanticCustomError, core_schema
 from pydantic_core.core_schema import CoreSchema
 
 
-def wrong(why: str, write: str, *, kind: str = "wrong") -> PydanticCustomError:
+def build_error(reason: str, fix: str, *, error_type: str = "wrong") -> PydanticCustomError:
     """An error that says why a value cannot work and what to write instead."""
     # The texts go in as context: pydantic would read braces in a template as fields. The kind is one of a few literals.
-    return PydanticCustomError(kind, "{why}. Write {write}", {"why": why, "write": write})
+    return PydanticCustomError(error_type, "{why}. Write {write}", {"why": reason, "write": fix})
 
 
-def _misformed(why: str, write: str) -> PydanticCustomError:
+def _build_format_error(reason: str, fix: str) -> PydanticCustomError:
     """An error that the JSON Schema finds too, where `wrong` is beyond it."""
-    return wrong(why, write, kind="form")
+    return build_error(reason, fix, error_type="form")
 
 
-def _in_file(info: ValidationInfo) -> bool:
+def _is_from_file(info: ValidationInfo) -> bool:
     return bool(info.context and info.context.get("written"))
 
 
@@ -38,11 +38,11 @@ def _is_number(value: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Form:
+class TextFormat:
     """A text of one form; messages use the field's words, never the pattern."""
 
     pattern: str
-    what: str
+    description: str
     example: str
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -52,19 +52,21 @@ class Form:
         return {
             "type": "string",
             "pattern": f"^(?:{self.pattern})$" if "|" in self.pattern else f"^{self.pattern}$",
-            "description": f"{self.what[0].upper()}{self.what[1:]}.",
+            "description": f"{self.description[0].upper()}{self.description[1:]}.",
             "examples": [self.example],
         }
 
     def _check(self, value: Any) -> str:
         if isinstance(value, str) and re.fullmatch(self.pattern, value):
             return value
-        if not isinstance(value, str | dict | list) and re.fullmatch(self.pattern, text := _as_written(value)):
-            raise _misformed("it is no text", f"it in quotes: '{text}'")
-        raise _misformed(f"it is not {self.what}", f"{self.what.partition(':')[0]} such as {self.example}")
+        if not isinstance(value, str | dict | list) and re.fullmatch(self.pattern, text := _format_scalar(value)):
+            raise _build_format_error("it is no text", f"it in quotes: '{text}'")
+        raise _build_format_error(
+            f"it is not {self.description}", f"{self.description.partition(':')[0]} such as {self.example}"
+        )
 
 
-def _as_written(value: Any) -> str:
+def _format_scalar(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -74,148 +76,158 @@ class Quantity:
 
     units: tuple[tuple[str, Decimal], ...]
     """Each unit with its size in what comes out."""
-    what: str
+    description: str
     example: str
-    least: Decimal = Decimal(0)
+    min: Decimal = Decimal(0)
     """In what comes out; 0 itself is taken only where `zero`."""
-    most: Decimal = Decimal(10) ** 15
-    zero: bool = False
-    whole: bool = False
+    max: Decimal = Decimal(10) ** 15
+    allow_zero: bool = False
+    as_integer: bool = False
     """Becomes an int."""
-    fraction: bool = True
+    allow_fraction: bool = True
     """Whether a person may write a decimal point."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.with_info_plain_validator_function(self._parse)
 
     def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        what = f"{self.what[0].upper()}{self.what[1:]}."
-        return {"type": "string", "pattern": f"^{self._pattern}$", "description": what, "examples": [self.example]}
+        description = f"{self.description[0].upper()}{self.description[1:]}."
+        return {
+            "type": "string",
+            "pattern": f"^{self._pattern}$",
+            "description": description,
+            "examples": [self.example],
+        }
 
     @property
     def _pattern(self) -> str:
-        fraction = r"(?:\.[0-9]{1,9})?" if self.fraction else ""
+        fraction = r"(?:\.[0-9]{1,9})?" if self.allow_fraction else ""
         return rf"([0-9]{{1,12}}{fraction}) ?({'|'.join(re.escape(unit) for unit, _ in self.units)})"
 
     def _parse(self, value: Any, info: ValidationInfo) -> float | int:
         if _is_number(value):
-            if _in_file(info):
-                raise _misformed("it has no unit", f"{self.what} such as {self.example}")
+            if _is_from_file(info):
+                raise _build_format_error("it has no unit", f"{self.description} such as {self.example}")
             number = Decimal(str(value))
         else:
-            found = re.fullmatch(self._pattern, value) if isinstance(value, str) else None
-            if not found:
-                raise _misformed(f"it is not {self.what}", f"{self.what} such as {self.example}")
-            number = Decimal(found[1]) * dict(self.units)[found[2]]
-        if number > self.most or number < self.least or (number == 0 and not self.zero):
-            raise wrong(f"it is not {self._span()}", f"{self.what} such as {self.example}")
-        return int(number) if self.whole else float(number)
+            match = re.fullmatch(self._pattern, value) if isinstance(value, str) else None
+            if not match:
+                raise _build_format_error(f"it is not {self.description}", f"{self.description} such as {self.example}")
+            number = Decimal(match[1]) * dict(self.units)[match[2]]
+        if number > self.max or number < self.min or (number == 0 and not self.allow_zero):
+            raise build_error(f"it is not {self._format_range()}", f"{self.description} such as {self.example}")
+        return int(number) if self.as_integer else float(number)
 
-    def _span(self) -> str:
-        most = f"up to {self._in_units(self.most)}"
+    def _format_range(self) -> str:
+        upper = f"up to {self._format_bound(self.max)}"
         return (
-            most if self.zero else f"from {self._in_units(self.least)} {most}" if self.least else f"above 0 and {most}"
+            upper
+            if self.allow_zero
+            else f"from {self._format_bound(self.min)} {upper}"
+            if self.min
+            else f"above 0 and {upper}"
         )
 
-    def _in_units(self, number: Decimal) -> str:
+    def _format_bound(self, number: Decimal) -> str:
         """A bound in the largest unit that gives a whole number."""
-        whole = [(unit, size) for unit, size in self.units if number % size == 0] or self.units[:1]
-        unit, size = max(whole, key=lambda one: one[1])
+        exact_units = [(unit, size) for unit, size in self.units if number % size == 0] or self.units[:1]
+        unit, size = max(exact_units, key=lambda item: item[1])
         return f"{number / size:f}{unit}"
 
 
-_COUNT = r"[0-9]{1,9}[km]?"
-_SUFFIX = {"k": 1_000, "m": 1_000_000}
+_COUNT_PATTERN = r"[0-9]{1,9}[km]?"
+_MULTIPLIERS = {"k": 1_000, "m": 1_000_000}
 
 
-def _count(text: str) -> int:
+def _parse_count(text: str) -> int:
     """`8k` as 8000."""
-    return int(text[:-1]) * _SUFFIX[text[-1]] if text[-1] in _SUFFIX else int(text)
+    return int(text[:-1]) * _MULTIPLIERS[text[-1]] if text[-1] in _MULTIPLIERS else int(text)
 
 
 @dataclass(frozen=True)
-class _Whole(ABC):
+class _IntegerFormat(ABC):
     """What a file says as a whole number within bounds, or as a text that stands for one or more."""
 
-    what: str
+    description: str
     example: str
-    least: int
-    most: int
+    min: int
+    max: int
 
     pattern: ClassVar[str]
     """Of the text."""
 
-    also: ClassVar[str] = ""
+    alternative: ClassVar[str] = ""
     """What the text may be besides one number, as the end of a sentence."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(self._parse)
 
     def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        what = f"{self.what[0].upper()}{self.what[1:]}{self.also}."
-        number = {"type": "integer", "minimum": self.least, "maximum": self.most}
+        description = f"{self.description[0].upper()}{self.description[1:]}{self.alternative}."
+        number = {"type": "integer", "minimum": self.min, "maximum": self.max}
         text = {"type": "string", "pattern": f"^{self.pattern}$"}
-        return {"anyOf": [number, text], "description": what, "examples": [self.example]}
+        return {"anyOf": [number, text], "description": description, "examples": [self.example]}
 
     @abstractmethod
     def _parse(self, value: Any) -> Any: ...
 
 
-class Count(_Whole):
+class Count(_IntegerFormat):
     """A whole number such as 4096 or 8k."""
 
-    pattern = _COUNT
+    pattern = _COUNT_PATTERN
 
     def _parse(self, value: Any) -> int:
         if isinstance(value, str) and re.fullmatch(self.pattern, value):
-            return self._within(_count(value), wrong)
+            return self._require_within(_parse_count(value), build_error)
         if isinstance(value, int) and not isinstance(value, bool):
-            return self._within(value, _misformed)
-        raise _misformed(f"it is not {self.what}", f"{self.what} such as {self.example}")
+            return self._require_within(value, _build_format_error)
+        raise _build_format_error(f"it is not {self.description}", f"{self.description} such as {self.example}")
 
-    def _within(self, number: int, error: Any) -> int:
-        if not self.least <= number <= self.most:
-            raise error(f"it is not from {self.least} to {self.most}", f"{self.what} such as {self.example}")
+    def _require_within(self, number: int, build: Any) -> int:
+        if not self.min <= number <= self.max:
+            raise build(f"it is not from {self.min} to {self.max}", f"{self.description} such as {self.example}")
         return number
 
 
 class Bounds(NamedTuple):
     """A least and a most, both included."""
 
-    least: int
-    most: int
+    min: int
+    max: int
 
     def __str__(self) -> str:
-        return str(self.least) if self.least == self.most else f"{self.least}..{self.most}"
+        return str(self.min) if self.min == self.max else f"{self.min}..{self.max}"
 
 
-class Span(_Whole):
+class Range(_IntegerFormat):
     """A whole number or a range of them with both ends included, such as 4, 0..40 or 2k..4k; becomes Bounds."""
 
-    pattern = rf"{_COUNT}(?:\.\.{_COUNT})?"
-    also = ", or a range with both ends included"
+    pattern = rf"{_COUNT_PATTERN}(?:\.\.{_COUNT_PATTERN})?"
+    alternative = ", or a range with both ends included"
 
     def _parse(self, value: Any) -> Bounds:
         if isinstance(value, Bounds):
-            return self._within(value, wrong)
+            return self._require_within(value, build_error)
         if isinstance(value, int) and not isinstance(value, bool):
-            return self._within(Bounds(value, value), _misformed)
+            return self._require_within(Bounds(value, value), _build_format_error)
         if not isinstance(value, str) or not re.fullmatch(self.pattern, value):
-            raise _misformed(
-                f"it is neither {self.what} nor a range", f"{self.what} such as 4, or a range such as {self.example}"
+            raise _build_format_error(
+                f"it is neither {self.description} nor a range",
+                f"{self.description} such as 4, or a range such as {self.example}",
             )
-        least, _, most = value.partition("..")
-        return self._within(Bounds(_count(least), _count(most or least)), wrong)
+        lower, _, upper = value.partition("..")
+        return self._require_within(Bounds(_parse_count(lower), _parse_count(upper or lower)), build_error)
 
-    def _within(self, bounds: Bounds, error: Any) -> Bounds:
-        if bounds.least > bounds.most:
-            raise wrong(
-                f"the least, {bounds.least}, is more than the most, {bounds.most}", f"{bounds.most}..{bounds.least}"
+    def _require_within(self, bounds: Bounds, build: Any) -> Bounds:
+        if bounds.min > bounds.max:
+            raise build_error(
+                f"the least, {bounds.min}, is more than the most, {bounds.max}", f"{bounds.max}..{bounds.min}"
             )
-        if bounds.least < self.least or bounds.most > self.most:
-            raise error(
-                f"it is not within {self.least}..{self.most}",
-                f"{self.what} such as 4, or a range such as {self.example}",
+        if bounds.min < self.min or bounds.max > self.max:
+            raise build(
+                f"it is not within {self.min}..{self.max}",
+                f"{self.description} such as 4, or a range such as {self.example}",
             )
         return bounds
 
@@ -237,34 +249,34 @@ class Switch:
             return value
         if value in ("on", "off"):
             return bool(value == "on")
-        raise _misformed("it is neither true nor false", "true or false (on and off mean the same)")
+        raise _build_format_error("it is neither true nor false", "true or false (on and off mean the same)")
 
 
 _ONE = Decimal(1)
 _DAY = Decimal(86400)
 
-_written = PlainSerializer(str, return_type=str)
+_as_text = PlainSerializer(str, return_type=str)
 
-Machines = Annotated[Bounds, Span("a number of machines", "0..40", 0, 100_000), _written]
+Machines = Annotated[Bounds, Range("a number of machines", "0..40", 0, 100_000), _as_text]
 """`4` or `0..40`: a least and a most, both included."""
 
-Replicas = Annotated[Bounds, Span("a number of replicas", "1..8", 0, 10_000), _written]
+Replicas = Annotated[Bounds, Range("a number of replicas", "1..8", 0, 10_000), _as_text]
 """`2` or `1..8`: a least and a most, both included."""
 
-TokenRange = Annotated[Bounds, Span("a number of tokens", "2k..4k", 1, 10_000_000), _written]
+TokenRange = Annotated[Bounds, Range("a number of tokens", "2k..4k", 1, 10_000_000), _as_text]
 """`200` or `2k..4k`: a least and a most, both included."""
 
 Tokens = Annotated[int, Count("a number of tokens", "8k", 1, 10_000_000)]
 """`4096` or `8k` (8000): a number of tokens."""
 
-Rate = Annotated[float, Quantity((("/s", _ONE),), "a rate", "20/s", most=Decimal(1_000_000))]
+Rate = Annotated[float, Quantity((("/s", _ONE),), "a rate", "20/s", max=Decimal(1_000_000))]
 """`20/s`: events a second."""
 
-Share = Annotated[float, Quantity((("%", _ONE / 100),), "a percentage", "0.1%", most=_ONE, zero=True)]
+Share = Annotated[float, Quantity((("%", _ONE / 100),), "a percentage", "0.1%", max=_ONE, allow_zero=True)]
 """`0.1%`: a share from 0 to 1."""
 
 Spend = Annotated[
-    float, Quantity((("USD/h", _ONE),), "an amount of money an hour", "500 USD/h", most=Decimal(10_000_000))
+    float, Quantity((("USD/h", _ONE),), "an amount of money an hour", "500 USD/h", max=Decimal(10_000_000))
 ]
 """`500 USD/h`: US dollars an hour."""
 
@@ -274,9 +286,9 @@ Memory = Annotated[
         (("Ki", Decimal(2**10)), ("Mi", Decimal(2**20)), ("Gi", Decimal(2**30)), ("Ti", Decimal(2**40))),
         "an amount of memory",
         "4Gi",
-        least=Decimal(2**10),
-        most=Decimal(2**50),
-        whole=True,
+        min=Decimal(2**10),
+        max=Decimal(2**50),
+        as_integer=True,
     ),
 ]
 """`512Mi` or `4Gi`: bytes."""
@@ -287,18 +299,18 @@ Duration = Annotated[
         (("s", _ONE), ("min", Decimal(60)), ("h", Decimal(3600)), ("d", _DAY)),
         "a length of time",
         "30s",
-        most=_DAY * 3653,
+        max=_DAY * 3653,
     ),
 ]
 """`30s`, `5min`, `8h`, `30d`: seconds."""
 
 Days = Annotated[
-    float, Quantity((("d", _DAY),), "a number of days", "30d", least=_DAY, most=_DAY * 3653, fraction=False)
+    float, Quantity((("d", _DAY),), "a number of days", "30d", min=_DAY, max=_DAY * 3653, allow_fraction=False)
 ]
 """`30d`: whole days, in seconds."""
 
 
-def human_bytes(count: float) -> str:
+def format_bytes(count: float) -> str:
     """`886 MB`, `65.5 GB`: bytes in powers of ten, as disks and files are sold."""
     if count < 1000:
         return f"{count:.0f} B"

@@ -26,11 +26,11 @@ MAX_DEPTH = 20
 MAX_VALUES = 20_000
 """Keys and items in all, aliases counted each time they are used: a few lines of them can stand for billions."""
 
-Steps = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 """The way to a value: keys and indices from the top, such as ("pools", "general", "zones", 0)."""
 
 
-class Spot(NamedTuple):
+class Position(NamedTuple):
     """Where a field stands, counted from 1: its value's line and column, and its key's."""
 
     line: int
@@ -40,65 +40,67 @@ class Spot(NamedTuple):
 
 
 @dataclass
-class Source:
+class YamlFile:
     """A file's data, the spot of each value in it, and what is wrong with its YAML."""
 
     path: Path
     data: Any = None
-    spots: dict[Steps, Spot] = field(default_factory=dict)
+    positions: dict[KeyPath, Position] = field(default_factory=dict)
     mistakes: list[Mistake] = field(default_factory=list)
-    wrong: set[Steps] = field(default_factory=set)
+    rejected: set[KeyPath] = field(default_factory=set)
     """Fields that `mistakes` already speaks of."""
 
 
-def read(path: Path) -> Source:
+def read(path: Path) -> YamlFile:
     """Reads the YAML file `path`.
 
     Raises:
         InputError: the file cannot be read, or is no YAML at all. Lesser mistakes are gathered in the source.
     """
-    text = _text(path)
+    text = _read_text(path)
     loader = _Loader(text)
     try:
         node = loader.get_single_node()
     except yaml.MarkedYAMLError as error:
-        raise InputError([_not_yaml(path, error)]) from None
+        raise InputError([_build_syntax_mistake(path, error)]) from None
     finally:
         loader.dispose()
     if node is None:
-        raise _whole(path, "it is empty", "at least its required keys; `blueprint schema` lists them")
-    source = Source(path)
-    _Builder(source, loader.tagged).build(node)
-    return source
+        raise _build_file_error(path, "it is empty", "at least its required keys; `blueprint schema` lists them")
+    yaml_file = YamlFile(path)
+    _Builder(yaml_file, loader.tagged).build(node)
+    return yaml_file
 
 
-def dotted(steps: Sequence[str | int]) -> str:
+def format_key_path(key_path: Sequence[str | int]) -> str:
     """`pools.general.zones[0]`: the way to a value as messages name it."""
     text = ""
-    for step in steps:
+    for step in key_path:
         text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else str(step)
     return text
 
 
-def _whole(path: Path, why: str, write: str) -> InputError:
-    return InputError([Mistake(path, 1, 1, "", "", why, write)])
+def _build_file_error(path: Path, reason: str, fix: str) -> InputError:
+    return InputError([Mistake(path, 1, 1, "", "", reason, fix)])
 
 
-def _text(path: Path) -> str:
-    raw = _bytes(path)
+def _read_text(path: Path) -> str:
+    raw = _read_bytes(path)
     if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise _whole(path, "it is text in UTF-16, not UTF-8", "the file saved as UTF-8")
+        raise _build_file_error(path, "it is text in UTF-16, not UTF-8", "the file saved as UTF-8")
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise _whole(path, "it is binary, not text in UTF-8", "a YAML file") from None
+        raise _build_file_error(path, "it is binary, not text in UTF-8", "a YAML file") from None
     if "\0" in text:
-        raise _whole(path, "it is binary, not text", "a YAML file")
+        raise _build_file_error(path, "it is binary, not text", "a YAML file")
     mistakes = []
-    for found in _UNPRINTABLE.finditer(text):
-        before = re.split(r"\r\n|\r|\n", text[: found.start()])
-        why = f"the character U+{ord(found[0]):04X} stands here, which nobody sees and YAML does not take"
-        mistakes.append(Mistake(path, len(before), len(before[-1]) + 1, "", "", why, "the line without it"))
+    for match in _UNPRINTABLE.finditer(text):
+        lines_before = re.split(r"\r\n|\r|\n", text[: match.start()])
+        reason = f"the character U+{ord(match[0]):04X} stands here, which nobody sees and YAML does not take"
+        mistakes.append(
+            Mistake(path, len(lines_before), len(lines_before[-1]) + 1, "", "", reason, "the line without it")
+        )
         if len(mistakes) == 10:
             break
     if mistakes:
@@ -112,52 +114,56 @@ _UNPRINTABLE = re.compile(
 )
 
 
-def _bytes(path: Path) -> bytes:
+def _read_bytes(path: Path) -> bytes:
     """The file's bytes; opened without waiting, for a pipe would wait for ever."""
     try:
-        number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
-        raise _whole(path, "there is no such file", _what_is_there(path)) from None
+        raise _build_file_error(path, "there is no such file", _suggest_path(path)) from None
     except ValueError:
-        raise _whole(path, "a path holds no NUL character", "the path of a file that exists") from None
+        raise _build_file_error(path, "a path holds no NUL character", "the path of a file that exists") from None
     except OSError as error:
-        raise _whole(path, f"it cannot be read: {_reason(error)}", "the path of a file that you may read") from None
+        raise _build_file_error(
+            path, f"it cannot be read: {_describe_os_error(error)}", "the path of a file that you may read"
+        ) from None
     try:
-        return _read(path, number)
+        return _read_descriptor(path, descriptor)
     except OSError as error:
-        raise _whole(path, f"it cannot be read: {_reason(error)}", "the path of a file on a healthy disk") from None
+        raise _build_file_error(
+            path, f"it cannot be read: {_describe_os_error(error)}", "the path of a file on a healthy disk"
+        ) from None
     finally:
-        os.close(number)
+        os.close(descriptor)
 
 
-def _read(path: Path, number: int) -> bytes:
-    status = os.fstat(number)
+def _read_descriptor(path: Path, descriptor: int) -> bytes:
+    status = os.fstat(descriptor)
     if stat.S_ISDIR(status.st_mode):
-        raise _whole(path, "it is a folder", f"the path of the file, such as {path / 'fleet.yaml'}")
+        raise _build_file_error(path, "it is a folder", f"the path of the file, such as {path / 'fleet.yaml'}")
     if not stat.S_ISREG(status.st_mode):
-        raise _whole(path, "it is a pipe or a device, not a file", "the path of a file")
-    with os.fdopen(number, "rb", closefd=False) as file:
+        raise _build_file_error(path, "it is a pipe or a device, not a file", "the path of a file")
+    with os.fdopen(descriptor, "rb", closefd=False) as file:
         raw = file.read(MAX_BYTES + 1)
     if len(raw) > MAX_BYTES:
-        why = f"it holds {max(status.st_size, len(raw)):,} bytes, and settings hold at most {MAX_BYTES:,}"
-        raise _whole(path, why, "settings of a screenful, not a data file")
+        reason = f"it holds {max(status.st_size, len(raw)):,} bytes, and settings hold at most {MAX_BYTES:,}"
+        raise _build_file_error(path, reason, "settings of a screenful, not a data file")
     return raw
 
 
-def _reason(error: OSError) -> str:
+def _describe_os_error(error: OSError) -> str:
     return (error.strerror or type(error).__name__).lower()
 
 
-def _what_is_there(path: Path) -> str:
+def _suggest_path(path: Path) -> str:
     try:
         names = [entry.name for entry in os.scandir(path.parent) if entry.is_file()]
     except OSError:
         names = []
     yamls = [name for name in names if name.endswith((".yaml", ".yml"))]
-    near = difflib.get_close_matches(path.name, yamls, n=1) or sorted(yamls)[:1]
+    matches = difflib.get_close_matches(path.name, yamls, n=1) or sorted(yamls)[:1]
     return (
-        f"the path of a file that exists, such as {path.with_name(near[0])}"
-        if near
+        f"the path of a file that exists, such as {path.with_name(matches[0])}"
+        if matches
         else "the path of a file that exists"
     )
 
@@ -209,11 +215,11 @@ for _tag, _pattern, _first in (
 class _Builder:
     """Turns YAML's tree into plain data, and says what settings do not take."""
 
-    def __init__(self, source: Source, tagged: Sequence[tuple[str, yaml.Mark]]) -> None:
-        self.source = source
+    def __init__(self, yaml_file: YamlFile, tagged: Sequence[tuple[str, yaml.Mark]]) -> None:
+        self.yaml_file = yaml_file
         self.count = 0
         for tag, mark in tagged:
-            self._wrong(
+            self._add_mistake(
                 (),
                 mark,
                 f"the tag {tag} says how to build the value, and settings take values alone",
@@ -221,109 +227,125 @@ class _Builder:
             )
 
     def build(self, node: yaml.Node) -> None:
-        self.source.spots[()] = Spot(1, 1, 1, 1)
-        self.source.data = self._value(node, (), ())
+        self.yaml_file.positions[()] = Position(1, 1, 1, 1)
+        self.yaml_file.data = self._build_value(node, (), ())
 
-    def _wrong(self, at: Steps, mark: yaml.Mark, why: str, write: str, value: str = "") -> None:
-        mistake = Mistake(self.source.path, mark.line + 1, mark.column + 1, dotted(at), value, why, write)
-        self.source.mistakes.append(mistake)
+    def _add_mistake(self, key_path: KeyPath, mark: yaml.Mark, reason: str, fix: str, value: str = "") -> None:
+        mistake = Mistake(
+            self.yaml_file.path, mark.line + 1, mark.column + 1, format_key_path(key_path), value, reason, fix
+        )
+        self.yaml_file.mistakes.append(mistake)
 
-    def _count(self) -> None:
+    def _count_value(self) -> None:
         self.count += 1
         if self.count > MAX_VALUES:
-            why = f"it holds more than {MAX_VALUES:,} values, aliases counted each time they are used"
-            raise _whole(self.source.path, why, "settings of a screenful, not a data file")
+            reason = f"it holds more than {MAX_VALUES:,} values, aliases counted each time they are used"
+            raise _build_file_error(self.yaml_file.path, reason, "settings of a screenful, not a data file")
 
-    def _value(self, node: yaml.Node, at: Steps, parents: tuple[yaml.Node, ...]) -> Any:
-        self._count()
+    def _build_value(self, node: yaml.Node, key_path: KeyPath, parents: tuple[yaml.Node, ...]) -> Any:
+        self._count_value()
         if node in parents:
-            self._refuse(node, at, "the alias stands inside what it is an alias of", "the value itself")
+            self._reject(node, key_path, "the alias stands inside what it is an alias of", "the value itself")
             return None
         if isinstance(node, yaml.MappingNode):
-            return self._mapping(node, at, (*parents, node))
+            return self._build_mapping(node, key_path, (*parents, node))
         if isinstance(node, yaml.SequenceNode):
-            return [self._item(item, (*at, index), (*parents, node)) for index, item in enumerate(node.value)]
-        return self._scalar(node, at)
+            return [
+                self._build_item(item, (*key_path, index), (*parents, node)) for index, item in enumerate(node.value)
+            ]
+        return self._parse_scalar(node, key_path)
 
-    def _item(self, node: yaml.Node, at: Steps, parents: tuple[yaml.Node, ...]) -> Any:
+    def _build_item(self, node: yaml.Node, key_path: KeyPath, parents: tuple[yaml.Node, ...]) -> Any:
         line, column = node.start_mark.line + 1, node.start_mark.column + 1
-        self.source.spots[at] = Spot(line, column, line, column)
-        return self._value(node, at, parents)
+        self.yaml_file.positions[key_path] = Position(line, column, line, column)
+        return self._build_value(node, key_path, parents)
 
-    def _mapping(self, node: yaml.MappingNode, at: Steps, parents: tuple[yaml.Node, ...]) -> dict[str, Any]:
+    def _build_mapping(
+        self, node: yaml.MappingNode, key_path: KeyPath, parents: tuple[yaml.Node, ...]
+    ) -> dict[str, Any]:
         data: dict[str, Any] = {}
-        for key, value in self._pairs(node, at, parents):
-            name, here = key.value, (*at, key.value)
+        for key, value in self._collect_pairs(node, key_path, parents):
+            name, child_path = key.value, (*key_path, key.value)
             line, column = key.start_mark.line + 1, key.start_mark.column + 1
             # A value that starts on another line (a block, an alias) is best found by its key.
             start = value.start_mark if value.start_mark.line == key.start_mark.line else key.start_mark
-            self.source.spots[here] = Spot(start.line + 1, start.column + 1, line, column)
-            problem = _unfit(name)
+            self.yaml_file.positions[child_path] = Position(start.line + 1, start.column + 1, line, column)
+            problem = _find_text_problem(name)
             if problem:
-                self._refuse(key, here, *problem)
-            data[name] = self._value(value, here, parents)
+                self._reject(key, child_path, *problem)
+            data[name] = self._build_value(value, child_path, parents)
         return data
 
-    def _pairs(
-        self, node: yaml.MappingNode, at: Steps, parents: tuple[yaml.Node, ...]
+    def _collect_pairs(
+        self, node: yaml.MappingNode, key_path: KeyPath, parents: tuple[yaml.Node, ...]
     ) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
         """The mapping's keys and values, and those merged into it (`<<: *other`) where it has not its own."""
         own: dict[str, tuple[yaml.ScalarNode, yaml.Node]] = {}
         merged: list[yaml.Node] = []
         for key, value in node.value:
-            self._count()
+            self._count_value()
             if key.tag == "tag:yaml.org,2002:merge":
                 merged += value.value if isinstance(value, yaml.SequenceNode) else [value]
             elif not isinstance(key, yaml.ScalarNode):
-                kind = "a mapping" if isinstance(key, yaml.MappingNode) else "a list"
-                self._wrong(
-                    at, key.start_mark, f"{kind} stands where a key belongs", "quotes around a text with { or [ in it"
+                node_type = "a mapping" if isinstance(key, yaml.MappingNode) else "a list"
+                self._add_mistake(
+                    key_path,
+                    key.start_mark,
+                    f"{node_type} stands where a key belongs",
+                    "quotes around a text with { or [ in it",
                 )
             elif key.value in own:
                 line = own[key.value][0].start_mark.line + 1
-                self._wrong(
-                    (*at, key.value), key.start_mark, f"the key stands twice; the first is on line {line}", "it once"
+                self._add_mistake(
+                    (*key_path, key.value),
+                    key.start_mark,
+                    f"the key stands twice; the first is on line {line}",
+                    "it once",
                 )
             else:
                 own[key.value] = (key, value)
         for other in merged:
             if isinstance(other, yaml.MappingNode) and other not in parents:
-                for key, value in self._pairs(other, at, (*parents, other)):
+                for key, value in self._collect_pairs(other, key_path, (*parents, other)):
                     own.setdefault(key.value, (key, value))
             else:
-                self._wrong(
-                    at,
+                self._add_mistake(
+                    key_path,
                     other.start_mark,
                     "only a mapping that is complete can be merged with <<",
                     "<<: *NAME of a mapping above",
                 )
         return list(own.values())
 
-    def _scalar(self, node: yaml.Node, at: Steps) -> Any:
+    def _parse_scalar(self, node: yaml.Node, key_path: KeyPath) -> Any:
         text = str(node.value)
-        kind = node.tag.rpartition(":")[2]
-        if kind == "null":
-            what = "the item has no value" if at and isinstance(at[-1], int) else "the key has no value"
-            self._refuse(node, at, what, "a value, or leave it out")
+        tag = node.tag.rpartition(":")[2]
+        if tag == "null":
+            reason = "the item has no value" if key_path and isinstance(key_path[-1], int) else "the key has no value"
+            self._reject(node, key_path, reason, "a value, or leave it out")
             return None
-        if kind == "bool":
+        if tag == "bool":
             return text.lower() == "true"
-        if kind in ("int", "float"):
-            return int(text) if kind == "int" else float(text)
-        problem = _unfit(text)
+        if tag in ("int", "float"):
+            return int(text) if tag == "int" else float(text)
+        problem = _find_text_problem(text)
         if problem:
-            self._refuse(node, at, *problem)
+            self._reject(node, key_path, *problem)
         return text
 
-    def _refuse(self, node: yaml.Node, at: Steps, why: str, write: str) -> None:
+    def _reject(self, node: yaml.Node, key_path: KeyPath, reason: str, fix: str) -> None:
         """A mistake that says all there is to say about the field."""
-        self.source.wrong.add(at)
-        spot = self.source.spots.get(at)
-        line, column = (spot.line, spot.column) if spot else (node.start_mark.line + 1, node.start_mark.column + 1)
-        self.source.mistakes.append(Mistake(self.source.path, line, column, dotted(at), "", why, write))
+        self.yaml_file.rejected.add(key_path)
+        position = self.yaml_file.positions.get(key_path)
+        line, column = (
+            (position.line, position.column) if position else (node.start_mark.line + 1, node.start_mark.column + 1)
+        )
+        self.yaml_file.mistakes.append(
+            Mistake(self.yaml_file.path, line, column, format_key_path(key_path), "", reason, fix)
+        )
 
 
-def _unfit(text: str) -> tuple[str, str] | None:
+def _find_text_problem(text: str) -> tuple[str, str] | None:
     """Why a text cannot stand in settings, which reach Terraform's files and command lines, and what to write."""
     if "${" in text or "%{" in text:
         return (
@@ -335,7 +357,7 @@ def _unfit(text: str) -> tuple[str, str] | None:
     return None
 
 
-_NOT_YAML = {
+_SYNTAX_ERRORS = {
     "that cannot start any token": ("{problem}", "quotes around a text that starts with a special character"),
     "mapping values are not allowed": (
         "a second ': ' stands here, or the line is indented too far",
@@ -355,28 +377,28 @@ _NOT_YAML = {
 }
 
 
-def _not_yaml(path: Path, error: yaml.MarkedYAMLError) -> Mistake:
+def _build_syntax_mistake(path: Path, error: yaml.MarkedYAMLError) -> Mistake:
     """What the YAML reader stumbled over, in words that help to mend it."""
     problem = " ".join((error.problem or error.context or "it cannot be read").split())
-    said = f"{error.context or ''} {problem}"
+    parser_text = f"{error.context or ''} {problem}"
     mark = error.problem_mark or error.context_mark
-    why, write = problem, "KEY: VALUE lines, indented by spaces"
+    cause, fix = problem, "KEY: VALUE lines, indented by spaces"
     if "'\\t'" in problem:
-        why, write = "a tab stands here, and YAML is indented by spaces", "spaces in its place"
+        cause, fix = "a tab stands here, and YAML is indented by spaces", "spaces in its place"
     else:
-        for sign, (reason, remedy) in _NOT_YAML.items():
-            if sign in said:
-                why, write = reason.format(problem=problem), remedy
-                if "starts here" in why:
+        for sign, (reason, remedy) in _SYNTAX_ERRORS.items():
+            if sign in parser_text:
+                cause, fix = reason.format(problem=problem), remedy
+                if "starts here" in cause:
                     mark = error.context_mark or mark
                 break
     line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
-    return Mistake(path, line, column, "", "", f"it is not YAML: {why}", write)
+    return Mistake(path, line, column, "", "", f"it is not YAML: {cause}", fix)
 
 
-def value_at(data: Any, steps: Sequence[str | int]) -> Any:
+def get_value(data: Any, key_path: Sequence[str | int]) -> Any:
     """The value at `steps`; None where there is none."""
-    for step in steps:
+    for step in key_path:
         if not isinstance(data, dict | list):
             return None
         try:

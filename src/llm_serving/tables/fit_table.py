@@ -15,7 +15,7 @@ from llm_serving.catalog.instances import Instance
 from llm_serving.catalog.models import Model
 from llm_serving.engines import memory
 from llm_serving.engines.memory import Fit
-from llm_serving.settings.units import human_bytes
+from llm_serving.settings.units import format_bytes
 
 Fits = Mapping[str, Sequence[Fit]]
 """By instance type, one for each degree of tensor parallelism; none for a machine without accelerators."""
@@ -24,12 +24,17 @@ Fits = Mapping[str, Sequence[Fit]]
 def compute(model: Model, instances: Iterable[Instance], context: int, dtype: str) -> Fits:
     """Every instance type at every degree of tensor parallelism that is worth trying."""
     return {
-        row.name: [memory.fit(model, row, ways, context=context, dtype=dtype) for ways in memory.sizes(model, row)]
-        for row in instances
+        instance.name: [
+            memory.compute_fit(model, instance, degree, context=context, dtype=dtype)
+            for degree in memory.list_tensor_sizes(model, instance)
+        ]
+        for instance in instances
     }
 
 
-def plain(model: Model, instances: Mapping[str, Instance], fits: Fits, context: int, dtype: str) -> dict[str, Any]:
+def build_payload(
+    model: Model, instances: Mapping[str, Instance], fits: Fits, context: int, dtype: str
+) -> dict[str, Any]:
     """The whole answer as data. Bytes, tokens, and the reasons as sentences."""
     return {
         "model": {
@@ -41,67 +46,73 @@ def plain(model: Model, instances: Mapping[str, Instance], fits: Fits, context: 
             "random": model.random,
             "source": model.source,
         },
-        "kv_bytes_per_token": memory.kv_bytes_per_token(model, dtype=dtype),
+        "kv_bytes_per_token": memory.compute_kv_bytes_per_token(model, dtype=dtype),
         "kv_cache_dtype": dtype,
         "context": context,
         "utilization": memory.UTILIZATION,
         "instances": [
             {
                 "name": name,
-                "accelerators": _accelerators(instances[name]),
-                "fits": [fit.model_dump() | {"requests": fit.requests} for fit in found],
+                "accelerators": _format_accelerators(instances[name]),
+                "fits": [fit.model_dump() | {"requests": fit.requests} for fit in type_fits],
             }
-            for name, found in fits.items()
+            for name, type_fits in fits.items()
         ],
     }
 
 
-def draw(model: Model, instances: Mapping[str, Instance], fits: Fits, context: int, dtype: str) -> RenderableType:
+def render(model: Model, instances: Mapping[str, Instance], fits: Fits, context: int, dtype: str) -> RenderableType:
     """The model's own numbers, a table each for GPUs and for Neuron devices, and what to read them by."""
-    parts: list[RenderableType] = [*_header(model, context, dtype), Text()]
+    parts: list[RenderableType] = [*_render_header(model, context, dtype), Text()]
     for kind, title in (("gpu", "GPUs"), ("neuron", "NeuronCores")):
-        rows = [row for row in instances.values() if row.accelerators and row.accelerators.kind == kind]
-        if rows:
-            parts += [_table(model, rows, fits, title), Text()]
-    without = [name for name, row in instances.items() if not row.accelerators]
-    if without:
-        parts.append(Text(f"No accelerators: {_names(without)}", style="dim"))
-    return Group(*parts, *_legend(model, fits))
+        kind_instances = [
+            instance for instance in instances.values() if instance.accelerators and instance.accelerators.kind == kind
+        ]
+        if kind_instances:
+            parts += [_render_table(model, kind_instances, fits, title), Text()]
+    no_accelerators = [name for name, instance in instances.items() if not instance.accelerators]
+    if no_accelerators:
+        parts.append(Text(f"No accelerators: {_format_names(no_accelerators)}", style="dim"))
+    return Group(*parts, *_render_legend(model, fits))
 
 
 def explain(fits: Fits) -> list[str]:
     """Each fit of few instance types in a sentence."""
-    return [f"{name}, {_ways(fit)}: {_sentence(fit)}" for name, found in fits.items() for fit in found]
+    return [
+        f"{name}, {_format_split(fit)}: {_format_fit(fit)}" for name, type_fits in fits.items() for fit in type_fits
+    ]
 
 
-def _sentence(fit: Fit) -> str:
+def _format_fit(fit: Fit) -> str:
     if not fit.fits:
         return f"does not fit: {fit.why}"
-    taken = f"weights {human_bytes(fit.weight_bytes)}, reserve {human_bytes(fit.reserve_bytes)}"
-    left = f"cache {human_bytes(fit.cache_bytes)} of {human_bytes(fit.budget_bytes)}"
-    held = f"{fit.cache_tokens:,} tokens, {fit.requests:,.1f} requests of {fit.context:,}"
-    return f"{taken}, {left} on each: {held}" if fit.cache_tokens else f"{taken}, {left} free on each"
+    used = f"weights {format_bytes(fit.weight_bytes)}, reserve {format_bytes(fit.reserve_bytes)}"
+    cache = f"cache {format_bytes(fit.cache_bytes)} of {format_bytes(fit.budget_bytes)}"
+    capacity = f"{fit.cache_tokens:,} tokens, {fit.requests:,.1f} requests of {fit.context:,}"
+    return f"{used}, {cache} on each: {capacity}" if fit.cache_tokens else f"{used}, {cache} free on each"
 
 
-def _header(model: Model, context: int, dtype: str) -> Iterator[Text]:
-    active = f", {_billions(model.active_parameters)} active" if model.experts else ""
-    yield Text.assemble((model.name, "bold"), f"  {_billions(model.parameters)} parameters{active}")
-    yield Text(f"weights   {human_bytes(model.weight_bytes)} ({_stored(model)})")
+def _render_header(model: Model, context: int, dtype: str) -> Iterator[Text]:
+    active = f", {_format_count(model.active_parameters)} active" if model.experts else ""
+    yield Text.assemble((model.name, "bold"), f"  {_format_count(model.parameters)} parameters{active}")
+    yield Text(f"weights   {format_bytes(model.weight_bytes)} ({_describe_weights(model)})")
     if model.encoder:
         yield Text("KV cache  none: an encoder keeps nothing between requests")
     else:
-        yield Text(f"KV cache  {memory.kv_bytes_per_token(model, dtype=dtype):,} bytes a token{_kind(model)}")
+        yield Text(
+            f"KV cache  {memory.compute_kv_bytes_per_token(model, dtype=dtype):,} bytes a token{_describe_attention(model)}"
+        )
     yield Text(f"context   {context:,} tokens a request here, {model.max_context:,} at most")
     if model.random:
         yield Text(models.RANDOM_NOTICE, style="yellow")
 
 
-def _stored(model: Model) -> str:
-    named = {"none": model.dtype, "fp8": "FP8", "mxfp4": "experts in MXFP4"}
-    return named[model.quantization]
+def _describe_weights(model: Model) -> str:
+    labels = {"none": model.dtype, "fp8": "FP8", "mxfp4": "experts in MXFP4"}
+    return labels[model.quantization]
 
 
-def _kind(model: Model) -> str:
+def _describe_attention(model: Model) -> str:
     if model.latent:
         return " (latent attention: the same on each accelerator)"
     if model.sliding_layers:
@@ -109,84 +120,84 @@ def _kind(model: Model) -> str:
     return ""
 
 
-def _table(model: Model, rows: Sequence[Instance], fits: Fits, title: str) -> Table:
-    columns = _columns(rows, fits)
+def _render_table(model: Model, instances: Sequence[Instance], fits: Fits, title: str) -> Table:
+    columns = _select_columns(instances, fits)
     # Narrow enough for a terminal of 80 columns: lists of names fold, names and numbers stay whole.
     title = f"Thousand tokens of KV cache of one replica, by {title} that it is split over"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("instance types", min_width=20)
     table.add_column("accelerators", max_width=17)
-    for ways in columns:
-        table.add_column(str(ways), justify="right", no_wrap=True)
-    for alike in _alike(rows):
-        found = {fit.tensor_parallel: fit for fit in fits[alike[0].name]}
-        cells = [_cell(model, found.get(ways)) for ways in columns]
+    for degree in columns:
+        table.add_column(str(degree), justify="right", no_wrap=True)
+    for group in _group_instances(instances):
+        fits_by_degree = {fit.tensor_parallel: fit for fit in fits[group[0].name]}
+        cells = [_render_cell(model, fits_by_degree.get(degree)) for degree in columns]
         if not any(cell.plain for cell in cells):  # it has fewer than the table shows
             cells[0] = Text("too small", style="red")
-        table.add_row(_names([row.name for row in alike]), _accelerators(alike[0]), *cells)
+        table.add_row(_format_names([instance.name for instance in group]), _format_accelerators(group[0]), *cells)
     return table
 
 
-def _columns(rows: Sequence[Instance], fits: Fits) -> list[int]:
+def _select_columns(instances: Sequence[Instance], fits: Fits) -> list[int]:
     """The last four degrees up to the greatest at which something fits: enough for GPUs, and NeuronCores are many."""
-    found = [fit for row in rows for fit in fits[row.name]]
-    degrees = sorted({fit.tensor_parallel for fit in found})
-    most = max((fit.tensor_parallel for fit in found if fit.fits), default=degrees[-1])
-    return [ways for ways in degrees if ways <= max(most, 8)][-4:]
+    all_fits = [fit for instance in instances for fit in fits[instance.name]]
+    degrees = sorted({fit.tensor_parallel for fit in all_fits})
+    max_degree = max((fit.tensor_parallel for fit in all_fits if fit.fits), default=degrees[-1])
+    return [degree for degree in degrees if degree <= max(max_degree, 8)][-4:]
 
 
-def _alike(rows: Sequence[Instance]) -> list[list[Instance]]:
+def _group_instances(instances: Sequence[Instance]) -> list[list[Instance]]:
     """Instance types of one family with the same accelerators: for the model they are the same."""
     groups: dict[tuple[str, str], list[Instance]] = {}
-    for row in rows:
-        groups.setdefault((row.family, _accelerators(row)), []).append(row)
+    for instance in instances:
+        groups.setdefault((instance.family, _format_accelerators(instance)), []).append(instance)
     return list(groups.values())
 
 
-def _cell(model: Model, fit: Fit | None) -> Text:
+def _render_cell(model: Model, fit: Fit | None) -> Text:
     if fit is None:
         return Text("")
     if fit.fits:
         return Text("fits" if model.encoder else f"{fit.cache_tokens / 1000:,.1f}", style="green")
-    if memory.indivisible(model, fit.tensor_parallel):
+    if memory.describe_indivisible(model, fit.tensor_parallel):
         return Text("no split", style="red")
-    return Text(f"-{human_bytes(-fit.cache_bytes)}" if fit.cache_bytes < 0 else "< 1", style="red")
+    return Text(f"-{format_bytes(-fit.cache_bytes)}" if fit.cache_bytes < 0 else "< 1", style="red")
 
 
-def _legend(model: Model, fits: Fits) -> Iterator[Text]:
-    found = [fit for one in fits.values() for fit in one]
-    whole = [fit for fit in found if not memory.indivisible(model, fit.tensor_parallel)]
-    if any(fit.cache_bytes < 0 for fit in whole):
+def _render_legend(model: Model, fits: Fits) -> Iterator[Text]:
+    all_fits = [fit for type_fits in fits.values() for fit in type_fits]
+    divisible = [fit for fit in all_fits if not memory.describe_indivisible(model, fit.tensor_parallel)]
+    if any(fit.cache_bytes < 0 for fit in divisible):
         yield Text("-24 GB    weights and reserve take so much more than one accelerator has", style="dim")
-    if any(fit.cache_bytes >= 0 and not fit.fits for fit in whole):
+    if any(fit.cache_bytes >= 0 and not fit.fits for fit in divisible):
         yield Text("< 1       the cache holds no request of the context above", style="dim")
-    refused = [why for fit in found if (why := memory.indivisible(model, fit.tensor_parallel))]
-    if refused:
-        yield Text(f"no split  {refused[0]}", style="dim")
+    reasons = [reason for fit in all_fits if (reason := memory.describe_indivisible(model, fit.tensor_parallel))]
+    if reasons:
+        yield Text(f"no split  {reasons[0]}", style="dim")
     share = f"{memory.UTILIZATION:.0%} of the memory is used, as vLLM does by itself"
     yield Text(f"Computed, not measured: {share}; --type NAME explains one instance type.", style="dim")
-    if any(not fit.calibrated for fit in found):
+    if any(not fit.calibrated for fit in all_fits):
         yield Text("On Neuron no measurement stands behind the reserve: a first guess.", style="dim")
 
 
-def _accelerators(row: Instance) -> str:
-    device = row.accelerators
+def _format_accelerators(instance: Instance) -> str:
+    device = instance.accelerators
     return f"{device.count} x {device.name} {device.memory_mib / 1024:.0f} GiB" if device else ""
 
 
-def _names(names: Sequence[str]) -> str:
+def _format_names(names: Sequence[str]) -> str:
     """`g6e.xlarge, .2xlarge, .4xlarge`: the family once."""
-    text, last = "", ""
+    text, last_family = "", ""
     for name in names:
         family, size = name.split(".")
-        text += (", " if text else "") + (f".{size}" if family == last else name)
-        last = family
+        text += (", " if text else "") + (f".{size}" if family == last_family else name)
+        last_family = family
     return text
 
 
-def _ways(fit: Fit) -> str:
+def _format_split(fit: Fit) -> str:
     return "whole" if fit.tensor_parallel == 1 else f"split {fit.tensor_parallel} ways"
 
 
-def _billions(count: int) -> str:
+def _format_count(count: int) -> str:
     return f"{count / 1e9:.3g} billion" if count >= 1e9 else f"{count / 1e6:.3g} million"

@@ -14,102 +14,102 @@ from rich.text import Text
 from llm_serving.catalog import eks, instances
 from llm_serving.catalog.instances import Catalogue, Instance
 from llm_serving.fleet import cost
-from llm_serving.fleet.checks import listed
+from llm_serving.fleet.checks import join_words
 from llm_serving.fleet.model import Fleet, Pool, Reservation
 from llm_serving.settings.units import Bounds
 
 _COLOURS = ("cyan", "magenta", "blue", "yellow", "green", "red")
-_GAUGE = 30
+_GAUGE_WIDTH = 30
 _LAYOUTS = (("━━━", False), ("━", False), ("━", True))
 """A zone's bar, and whether headings are short; the first that fits the terminal is taken."""
 
 
-def plain(fleet: Fleet, catalogue: Catalogue) -> dict[str, Any]:
+def build_payload(fleet: Fleet, catalogue: Catalogue) -> dict[str, Any]:
     """What the picture shows, as plain data. Costs are US dollars an hour on demand, as far as prices are known."""
-    costs = cost.of(fleet, catalogue)
+    costs = cost.estimate(fleet, catalogue)
     return {
         "name": fleet.name,
         "region": fleet.region,
         "zones": list(fleet.zones),
         "orchestrator": fleet.orchestrator,
         "spend_limit_usd_h": fleet.spend_limit,
-        "pools": [_plain_pool(fleet, pool, catalogue) for pool in costs.pools],
-        "least_usd_h": costs.least_usd_h,
-        "most_usd_h": costs.most_usd_h,
+        "pools": [_build_pool_payload(fleet, pool, catalogue) for pool in costs.pools],
+        "least_usd_h": costs.min_usd_h,
+        "most_usd_h": costs.max_usd_h,
         "price_unknown": list(costs.unknown),
-        "end_of_standard_support": end_of_support(fleet),
+        "end_of_standard_support": find_support_end(fleet),
         "price_sources": [source.model_dump() for source in costs.sources],
     }
 
 
-def end_of_support(fleet: Fleet) -> str | None:
+def find_support_end(fleet: Fleet) -> str | None:
     """Day from which the cluster's Kubernetes version costs more; None without EKS."""
     return eks.END_OF_STANDARD_SUPPORT[fleet.eks.version].isoformat() if "eks" in fleet.orchestrators else None
 
 
-def _plain_pool(fleet: Fleet, costs: cost.PoolCost, catalogue: Catalogue) -> dict[str, Any]:
+def _build_pool_payload(fleet: Fleet, costs: cost.PoolCost, catalogue: Catalogue) -> dict[str, Any]:
     pool = fleet.pools[costs.pool]
-    accelerators = accelerators_of(pool, catalogue)
+    accelerators = count_accelerators(pool, catalogue)
     return {
         "name": costs.pool,
-        "types": [_plain_type(fleet, pool, kind, catalogue.get(kind)) for kind in pool.types],
-        "zones": list(fleet.zones_of(pool)),
-        "buy": [_way(way) for way in pool.buy],
+        "types": [_build_type_payload(fleet, pool, kind, catalogue.get(kind)) for kind in pool.types],
+        "zones": list(fleet.get_zones(pool)),
+        "buy": [_build_purchase_payload(option) for option in pool.buy],
         "efa": pool.efa,
         "machines": pool.size._asdict(),
         "accelerators": accelerators._asdict(),
-        "least_usd_h": costs.least_usd_h,
-        "most_usd_h": costs.most_usd_h,
+        "least_usd_h": costs.min_usd_h,
+        "most_usd_h": costs.max_usd_h,
         "price_unknown": list(costs.unknown),
         "prepaid": costs.prepaid,
         "reserved_usd_h": costs.reserved_usd_h,
     }
 
 
-def _plain_type(fleet: Fleet, pool: Pool, name: str, row: Instance | None) -> dict[str, Any]:
-    if row is None:
+def _build_type_payload(fleet: Fleet, pool: Pool, name: str, instance: Instance | None) -> dict[str, Any]:
+    if instance is None:
         return {"name": name, "known": False}
-    on_board = row.accelerators
-    price = row.prices.get(fleet.region)
+    accelerators = instance.accelerators
+    price = instance.prices.get(fleet.region)
     return {
         "name": name,
         "known": True,
-        "accelerators": {"count": on_board.count, "name": on_board.name} if on_board else None,
-        "zones": {zone: zone in row.zones.get(fleet.region, ()) for zone in fleet.zones_of(pool)},
+        "accelerators": {"count": accelerators.count, "name": accelerators.name} if accelerators else None,
+        "zones": {zone: zone in instance.zones.get(fleet.region, ()) for zone in fleet.get_zones(pool)},
         "usd_h": price.usd_h if price else None,
         "price_source": price.source.model_dump() if price else None,
     }
 
 
-def accelerators_of(pool: Pool, catalogue: Catalogue) -> Bounds:
+def count_accelerators(pool: Pool, catalogue: Catalogue) -> Bounds:
     """Accelerators of a pool at its least and at its greatest size; types the catalogue lacks count for none."""
-    rows = (catalogue[kind] for kind in pool.types if kind in catalogue)
-    counts = [row.accelerators.count if row.accelerators else 0 for row in rows] or [0]
-    return Bounds(pool.size.least * min(counts), pool.size.most * max(counts))
+    known_types = (catalogue[kind] for kind in pool.types if kind in catalogue)
+    counts = [instance.accelerators.count if instance.accelerators else 0 for instance in known_types] or [0]
+    return Bounds(pool.size.min * min(counts), pool.size.max * max(counts))
 
 
-def draw(fleet: Fleet, catalogue: Catalogue, width: int) -> RenderableType:
+def render(fleet: Fleet, catalogue: Catalogue, width: int) -> RenderableType:
     """The picture, for a terminal `width` columns wide; 80 are enough for a fleet of six zones."""
-    costs = cost.of(fleet, catalogue)
-    tables = [_table(fleet, costs, catalogue, bar, short=short) for bar, short in _LAYOUTS]
-    room = Console(width=10 * width)
-    fitting = [table for table in tables if room.measure(table).maximum <= width] or tables[-1:]
-    parts: list[RenderableType] = [_title(fleet), fitting[0]]
+    costs = cost.estimate(fleet, catalogue)
+    tables = [_render_table(fleet, costs, catalogue, bar, short=short) for bar, short in _LAYOUTS]
+    measuring_console = Console(width=10 * width)
+    fitting = [table for table in tables if measuring_console.measure(table).maximum <= width] or tables[-1:]
+    parts: list[RenderableType] = [_render_title(fleet), fitting[0]]
     if fleet.spend_limit is not None:
-        parts.append(_gauge(costs, fleet.spend_limit))
-    return Group(*parts, *_legend(fleet, costs, catalogue))
+        parts.append(_render_gauge(costs, fleet.spend_limit))
+    return Group(*parts, *_render_legend(fleet, costs, catalogue))
 
 
-def _title(fleet: Fleet) -> Text:
-    runs = {"both": "EKS and ECS"}.get(fleet.orchestrator, fleet.orchestrator.upper())
+def _render_title(fleet: Fleet) -> Text:
+    orchestrators = {"both": "EKS and ECS"}.get(fleet.orchestrator, fleet.orchestrator.upper())
     zones = f"{len(fleet.zones)} zone{'s' * (len(fleet.zones) != 1)}"
-    return Text.assemble((fleet.name, "bold"), f"  {fleet.region}, {zones}, {runs}")
+    return Text.assemble((fleet.name, "bold"), f"  {fleet.region}, {zones}, {orchestrators}")
 
 
-def _table(fleet: Fleet, costs: cost.Cost, catalogue: Catalogue, bar: str, *, short: bool) -> Table:
+def _render_table(fleet: Fleet, costs: cost.Cost, catalogue: Catalogue, bar: str, *, short: bool) -> Table:
     machines = [pool.size for pool in fleet.pools.values()]
-    on_board = [accelerators_of(pool, catalogue) for pool in fleet.pools.values()]
-    at_least = "≥ " if costs.unknown else ""
+    accelerators = [count_accelerators(pool, catalogue) for pool in fleet.pools.values()]
+    prefix = "≥ " if costs.unknown else ""
     # Only the first column wraps: names may be 32 characters long, and figures must stay whole.
     padding = (0, 0 if short else 1, 0, 0)  # the box itself puts a space between columns
     table = Table(box=box.HORIZONTALS, show_footer=True, show_edge=False, pad_edge=False, padding=padding)
@@ -117,147 +117,168 @@ def _table(fleet: Fleet, costs: cost.Cost, catalogue: Catalogue, bar: str, *, sh
     for zone in fleet.zones:
         table.add_column(zone[-1], justify="center", no_wrap=True, min_width=len(bar))
     for title, word, footer in (
-        ("machines", "size", _span(_sum(machines))),
-        ("accelerators", "accel.", _span(_sum(on_board))),
-        ("least USD/h", "least $/h", at_least + _money(costs.least_usd_h)),
-        ("most USD/h", "most $/h", at_least + _money(costs.most_usd_h)),
+        ("machines", "size", _format_bounds(_sum_bounds(machines))),
+        ("accelerators", "accel.", _format_bounds(_sum_bounds(accelerators))),
+        ("least USD/h", "least $/h", prefix + _format_usd(costs.min_usd_h)),
+        ("most USD/h", "most $/h", prefix + _format_usd(costs.max_usd_h)),
     ):
         table.add_column(word if short else title, footer=footer, justify="right", no_wrap=True)
-    for index, one in enumerate(costs.pools):
-        _add_pool(table, fleet, one, catalogue, Text(bar, _COLOURS[index % len(_COLOURS)]))
+    for index, pool_cost in enumerate(costs.pools):
+        _add_pool(table, fleet, pool_cost, catalogue, Text(bar, _COLOURS[index % len(_COLOURS)]))
     return table
 
 
 def _add_pool(table: Table, fleet: Fleet, costs: cost.PoolCost, catalogue: Catalogue, bar: Text) -> None:
     pool = fleet.pools[costs.pool]
-    used = fleet.zones_of(pool)
-    bars = [bar if zone in used else Text() for zone in fleet.zones]
-    on_board = accelerators_of(pool, catalogue)
+    pool_zones = fleet.get_zones(pool)
+    bars = [bar if zone in pool_zones else Text() for zone in fleet.zones]
+    accelerators = count_accelerators(pool, catalogue)
     table.add_row(
         Text(costs.pool, f"bold {bar.style}"),
         *bars,
-        _span(pool.size),
-        _span(on_board) if on_board.most else "",
-        *_costs(costs, pool),
+        _format_bounds(pool.size),
+        _format_bounds(accelerators) if accelerators.max else "",
+        *_format_costs(costs, pool),
     )
     for kind in pool.types:
-        row = catalogue.get(kind)
-        marks = [_mark(row, fleet.region, zone) if zone in used else Text() for zone in fleet.zones]
+        instance = catalogue.get(kind)
+        marks = [_render_mark(instance, fleet.region, zone) if zone in pool_zones else Text() for zone in fleet.zones]
         table.add_row(
-            f"  {kind}", *marks, "", _on_board(row), "", _each(row, fleet.region), style="dim" if row is None else ""
+            f"  {kind}",
+            *marks,
+            "",
+            _format_accelerators(instance),
+            "",
+            _format_unit_price(instance, fleet.region),
+            style="dim" if instance is None else "",
         )
-    table.add_row(Text(f"  {_bought(fleet, pool)}", "dim"), end_section=True)
+    table.add_row(Text(f"  {_describe_purchase(fleet, pool)}", "dim"), end_section=True)
 
 
-def _mark(row: Instance | None, region: str, zone: str) -> Text:
-    if row is None or not instances.answered(region):
+def _render_mark(instance: Instance | None, region: str, zone: str) -> Text:
+    if instance is None or not instances.has_region(region):
         return Text("?", "yellow")
-    return Text("●", "green") if zone in row.zones.get(region, ()) else Text("✗", "red")
+    return Text("●", "green") if zone in instance.zones.get(region, ()) else Text("✗", "red")
 
 
-def _costs(costs: cost.PoolCost, pool: Pool) -> tuple[str, str]:
+def _format_costs(costs: cost.PoolCost, pool: Pool) -> tuple[str, str]:
     if costs.prepaid:
         return "prepaid", "prepaid"
-    sign = "≥ " if costs.unknown else ""
-    if costs.unknown and not costs.most_usd_h:
-        return ("unknown" if pool.size.least else _money(0)), "unknown"
-    return (sign if pool.size.least else "") + _money(costs.least_usd_h), sign + _money(costs.most_usd_h)
+    prefix = "≥ " if costs.unknown else ""
+    if costs.unknown and not costs.max_usd_h:
+        return ("unknown" if pool.size.min else _format_usd(0)), "unknown"
+    return (prefix if pool.size.min else "") + _format_usd(costs.min_usd_h), prefix + _format_usd(costs.max_usd_h)
 
 
-def _on_board(row: Instance | None) -> str:
-    if row is None:
+def _format_accelerators(instance: Instance | None) -> str:
+    if instance is None:
         return "not in the catalogue"
-    on_board = row.accelerators
-    return f"{on_board.count} × {on_board.name.removeprefix('RTX ')}" if on_board else f"{row.vcpus} vCPUs"
+    accelerators = instance.accelerators
+    return (
+        f"{accelerators.count} × {accelerators.name.removeprefix('RTX ')}"
+        if accelerators
+        else f"{instance.vcpus} vCPUs"
+    )
 
 
-def _each(row: Instance | None, region: str) -> str:
-    price = row.price_usd_h(region) if row else None
-    return "unknown" if price is None else f"@ {_money(price)}"
+def _format_unit_price(instance: Instance | None, region: str) -> str:
+    price = instance.get_price_usd_h(region) if instance else None
+    return "unknown" if price is None else f"@ {_format_usd(price)}"
 
 
-def _bought(fleet: Fleet, pool: Pool) -> str:
+def _describe_purchase(fleet: Fleet, pool: Pool) -> str:
     """How the pool is bought, and what else sets it apart."""
-    words = [way if isinstance(way, str) else _reserved(way) for way in pool.buy]
-    further = [
+    options = [option if isinstance(option, str) else _describe_reservation(option) for option in pool.buy]
+    attributes = [
         "EFA" if pool.efa else "",
         f"{pool.warm} warm" if pool.warm else "",
-        f"on {fleet.orchestrator_of(pool).upper()}" if fleet.orchestrator == "both" else "",
+        f"on {fleet.get_orchestrator(pool).upper()}" if fleet.orchestrator == "both" else "",
     ]
-    return ", ".join(filter(None, [" → ".join(words), *further]))
+    return ", ".join(filter(None, [" → ".join(options), *attributes]))
 
 
-def _reserved(way: Reservation) -> str:
-    if way.reserve:
-        return f"{way.reserve} reserved by the fleet"
-    return "Capacity Block" if way.capacity_block else "reserved"
+def _describe_reservation(reservation: Reservation) -> str:
+    if reservation.reserve:
+        return f"{reservation.reserve} reserved by the fleet"
+    return "Capacity Block" if reservation.capacity_block else "reserved"
 
 
-def _way(way: str | Reservation) -> Any:
-    return way if isinstance(way, str) else way.model_dump(by_alias=True, exclude_none=True)
+def _build_purchase_payload(option: str | Reservation) -> Any:
+    return option if isinstance(option, str) else option.model_dump(by_alias=True, exclude_none=True)
 
 
-def _gauge(costs: cost.Cost, limit: float) -> Text:
+def _render_gauge(costs: cost.Cost, limit: float) -> Text:
     """How much of the spend limit the greatest size takes."""
-    share = costs.most_usd_h / limit
-    filled = min(_GAUGE, round(share * _GAUGE))
+    share = costs.max_usd_h / limit
+    filled = min(_GAUGE_WIDTH, round(share * _GAUGE_WIDTH))
     colour = "red" if share > 1 or costs.unknown else "green"
-    sign = "at least " if costs.unknown else ""
+    prefix = "at least " if costs.unknown else ""
     return Text.assemble(
         "spend limit ",
         ("█" * filled, colour),
-        ("░" * (_GAUGE - filled), "dim"),
-        f" {sign}{_money(costs.most_usd_h)} of {_money(limit)} USD/h ({share:.0%})",
+        ("░" * (_GAUGE_WIDTH - filled), "dim"),
+        f" {prefix}{_format_usd(costs.max_usd_h)} of {_format_usd(limit)} USD/h ({share:.0%})",
     )
 
 
-def _legend(fleet: Fleet, costs: cost.Cost, catalogue: Catalogue) -> Iterator[Text]:
+def _render_legend(fleet: Fleet, costs: cost.Cost, catalogue: Catalogue) -> Iterator[Text]:
     """Where the picture's facts come from, and what it does not show."""
-    asked = instances.regions().get(fleet.region)
-    if asked:
-        yield _note("● offered, ✗ not offered: ", f"{asked.name}, {asked.date}; zone names differ between accounts")
+    offer_source = instances.load_regions().get(fleet.region)
+    if offer_source:
+        yield _render_note(
+            "● offered, ✗ not offered: ",
+            f"{offer_source.name}, {offer_source.date}; zone names differ between accounts",
+        )
     else:
-        yield _note("? offered or not: ", f"the catalogue has no answer for {fleet.region}")
+        yield _render_note("? offered or not: ", f"the catalogue has no answer for {fleet.region}")
     for source in costs.sources:
-        yield _note("prices on demand: ", f"{source.name}, {source.date}")
+        yield _render_note("prices on demand: ", f"{source.name}, {source.date}")
     if reserved := sum(pool.reserved_usd_h for pool in costs.pools):
-        yield _note("reserved by the fleet: ", f"{_money(reserved)} USD/h from the apply on, used or not; in both sums")
+        yield _render_note(
+            "reserved by the fleet: ", f"{_format_usd(reserved)} USD/h from the apply on, used or not; in both sums"
+        )
     if any("spot" in pool.buy for pool in fleet.pools.values()):
-        yield _note("spot: ", "costs less than shown, and changes by the hour")
+        yield _render_note("spot: ", "costs less than shown, and changes by the hour")
     reasons = {kind: catalogue[kind].unpriced.get(fleet.region, "") for kind in costs.unknown if kind in catalogue}
-    for kinds, why in _alike(reasons):
-        yield _note(f"no price of {kinds}: ", why)
+    for kinds, reason in _group_by_text(reasons):
+        yield _render_note(f"no price of {kinds}: ", reason)
     if "eks" in fleet.orchestrators:
-        said, soon = eks.support(fleet.eks.version, datetime.date.today())
-        yield Text(said, "yellow") if soon else _note("EKS: ", said)
-    with_efa = [kind for pool in fleet.pools.values() if pool.efa for kind in pool.types if kind in catalogue]
-    for kinds, text in _alike({kind: _efa(catalogue[kind]) for kind in with_efa}):
-        yield _note(f"EFA on {kinds}: ", text)
+        message, is_soon = eks.describe_support(fleet.eks.version, datetime.date.today())
+        yield Text(message, "yellow") if is_soon else _render_note("EKS: ", message)
+    efa_types = [kind for pool in fleet.pools.values() if pool.efa for kind in pool.types if kind in catalogue]
+    for kinds, text in _group_by_text({kind: _describe_efa(catalogue[kind]) for kind in efa_types}):
+        yield _render_note(f"EFA on {kinds}: ", text)
 
 
-def _efa(row: Instance) -> str:
-    count = f"{row.efa_interfaces} interface{'s' * (row.efa_interfaces != 1)} a machine" if row.efa_interfaces else ""
-    by_host = "no GPUDirect RDMA: what leaves a GPU goes by the host's memory" if row.gpudirect_rdma is False else ""
-    return "; ".join(filter(None, [count, by_host, row.layout_note]))
+def _describe_efa(instance: Instance) -> str:
+    count = (
+        f"{instance.efa_interfaces} interface{'s' * (instance.efa_interfaces != 1)} a machine"
+        if instance.efa_interfaces
+        else ""
+    )
+    rdma_note = (
+        "no GPUDirect RDMA: what leaves a GPU goes by the host's memory" if instance.gpudirect_rdma is False else ""
+    )
+    return "; ".join(filter(None, [count, rdma_note, instance.layout_note]))
 
 
-def _alike(said: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _group_by_text(texts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """What is said of several types alike, once."""
-    for text in dict.fromkeys(filter(None, said.values())):
-        yield listed(kind for kind in said if said[kind] == text), text
+    for text in dict.fromkeys(filter(None, texts.values())):
+        yield join_words(kind for kind in texts if texts[kind] == text), text
 
 
-def _note(what: str, text: str) -> Text:
-    return Text.assemble((what, "dim bold"), (text, "dim"))
+def _render_note(label: str, text: str) -> Text:
+    return Text.assemble((label, "dim bold"), (text, "dim"))
 
 
-def _sum(spans: list[Bounds]) -> Bounds:
-    return Bounds(sum(span.least for span in spans), sum(span.most for span in spans))
+def _sum_bounds(sizes: list[Bounds]) -> Bounds:
+    return Bounds(sum(size.min for size in sizes), sum(size.max for size in sizes))
 
 
-def _span(span: Bounds) -> str:
-    return f"{span.least:,}" if span.least == span.most else f"{span.least:,}..{span.most:,}"
+def _format_bounds(bounds: Bounds) -> str:
+    return f"{bounds.min:,}" if bounds.min == bounds.max else f"{bounds.min:,}..{bounds.max:,}"
 
 
-def _money(usd: float) -> str:
+def _format_usd(usd: float) -> str:
     return f"{usd:,.0f}" if usd >= 1000 else f"{usd:,.2f}"

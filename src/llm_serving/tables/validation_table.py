@@ -11,50 +11,50 @@ from rich.text import Text
 
 from llm_serving import console
 from llm_serving.validation import html_report
-from llm_serving.validation.charts import number
+from llm_serving.validation.charts import format_number
 from llm_serving.validation.html_report import Cell
 from llm_serving.validation.report import Report
 
 
-def draw(made: Report, kept: Path) -> RenderableType:
+def render(report: Report, folder: Path) -> RenderableType:
     """The report in the folder `kept` as a person reads it."""
-    requests, rates = made.requests, made.throughput
-    said = (*made.remarks, *_disagreements(made), *made.emulated)
+    requests, rates = report.requests, report.throughput
+    remarks = (*report.remarks, *_list_disagreements(report), *report.emulated)
     return Group(
-        _latencies(made),
-        f"{requests.total} requests, {requests.failed} failed; {number(rates.requests_per_s)} answered and "
-        f"{number(rates.output_tokens_per_s)} tokens a second",
-        *(Text.assemble(("• ", "yellow"), sentence) for sentence in said),
+        _render_latencies(report),
+        f"{requests.total} requests, {requests.failed} failed; {format_number(rates.requests_per_s)} answered and "
+        f"{format_number(rates.output_tokens_per_s)} tokens a second",
+        *(Text.assemble(("• ", "yellow"), sentence) for sentence in remarks),
         Text.assemble(
-            (made.verdict.upper(), "bold green" if made.verdict == "pass" else "bold red"),
-            f" {console.near(kept / 'report.html')}",
+            (report.verdict.upper(), "bold green" if report.verdict == "pass" else "bold red"),
+            f" {console.shorten_path(folder / 'report.html')}",
         ),
     )
 
 
-def _disagreements(made: Report) -> Iterable[str]:
+def _list_disagreements(report: Report) -> Iterable[str]:
     """Where client and engine differ, a sentence for each metric; the page has every statistic."""
-    first: dict[str, str] = {}
-    for row in made.agreement:
+    messages: dict[str, str] = {}
+    for row in report.agreement:
         if row.said:
-            first.setdefault(row.metric, row.said)
-    return first.values()
+            messages.setdefault(row.metric, row.said)
+    return messages.values()
 
 
-def _latencies(made: Report) -> Table:
+def _render_latencies(report: Report) -> Table:
     table = Table(box=None, header_style="dim", pad_edge=False)
     table.add_column("ms")
     for statistic in html_report.STATISTICS:
         table.add_column(statistic, justify="right")
-    for metric, row in html_report.cells(made).items():
-        table.add_row(html_report.NAMES[metric], *_cells(row.values()))
+    for metric, row in html_report.build_cells(report).items():
+        table.add_row(html_report.METRIC_NAMES[metric], *_render_cells(row.values()))
     return table
 
 
-def _cells(row: Iterable[Cell]) -> Iterator[Text]:
+def _render_cells(row: Iterable[Cell]) -> Iterator[Text]:
     for cell in row:
-        value = "-" if cell.value is None else number(cell.value)
+        value = "-" if cell.value is None else format_number(cell.value)
         if cell.limit is None:
             yield Text(value)
         else:
-            yield Text(f"{value} ≤ {number(cell.limit)}", "green" if cell.holds else "red")
+            yield Text(f"{value} ≤ {format_number(cell.limit)}", "green" if cell.holds else "red")

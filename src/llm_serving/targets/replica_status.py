@@ -8,7 +8,7 @@ READY = "ready"
 
 
 @dataclass(frozen=True)
-class Member:
+class ReplicaStatus:
     """As `blueprint status` shows it."""
 
     name: str

@@ -10,28 +10,30 @@ from pathlib import Path
 from llm_serving import console, processes
 from llm_serving.settings.errors import Unavailable
 
-_LIMIT_S = 60.0
+_OPEN_TIMEOUT_S = 60.0
 
 
 @contextlib.contextmanager
-def through(command: Callable[[int], Sequence[str]], log: Path) -> Iterator[str]:
+def open_tunnel(build_command: Callable[[int], Sequence[str]], log: Path) -> Iterator[str]:
     """The URL of the near end of a tunnel, which `command` opens at the port that it is given.
 
     Raises:
         Unavailable: it did not open; carries what the command said.
     """
-    (port,) = processes.free_ports(1)
-    words = command(port)
-    console.show(words)
+    (port,) = processes.claim_free_ports(1)
+    command = build_command(port)
+    console.show_command(command)
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as said:
-        child = processes.spawn(words, output=said)
+    with log.open("wb") as output:
+        child = processes.spawn(command, output=output)
     try:
-        end = time.monotonic() + _LIMIT_S
+        deadline = time.monotonic() + _OPEN_TIMEOUT_S
         while processes.is_free(port):
-            if child.poll() is not None or time.monotonic() > end:
-                why = " ".join(log.read_text(errors="replace").split()) or f"no answer within {_LIMIT_S:.0f} s"
-                raise Unavailable(f"{console.quoted(words)}: {why}")
+            if child.poll() is not None or time.monotonic() > deadline:
+                reason = (
+                    " ".join(log.read_text(errors="replace").split()) or f"no answer within {_OPEN_TIMEOUT_S:.0f} s"
+                )
+                raise Unavailable(f"{console.quote_command(command)}: {reason}")
             time.sleep(0.2)
         yield f"http://127.0.0.1:{port}"
     finally:

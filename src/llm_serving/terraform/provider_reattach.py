@@ -16,12 +16,12 @@ from pathlib import Path
 from llm_serving import processes
 from llm_serving.settings.errors import Unavailable
 
-_LOCKED = re.compile(r'provider "(\S+/hashicorp/aws)" \{\s+version\s+= "([^"]+)"')
-_SAID = re.compile(r"TF_REATTACH_PROVIDERS='(\{.*\})'")
-_ASKED_AS = "registry.terraform.io/hashicorp/aws"
+_LOCK_ENTRY = re.compile(r'provider "(\S+/hashicorp/aws)" \{\s+version\s+= "([^"]+)"')
+_REATTACH = re.compile(r"TF_REATTACH_PROVIDERS='(\{.*\})'")
+_DEFAULT_ADDRESS = "registry.terraform.io/hashicorp/aws"
 _START_LIMIT_S = 60.0
 
-_OWN = {
+_PROVIDER_ENV = {
     # Set up twice, as in an apply, it refuses a bundle of certificates the second time.
     "AWS_CA_BUNDLE": "",
     # By itself it writes megabytes of traces here, requests and all, that Terraform otherwise would throw away.
@@ -31,7 +31,7 @@ _OWN = {
 
 
 @contextmanager
-def provider(folder: Path, environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
+def start_provider(folder: Path, environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
     """A provider that ends with the block, as the environment variable by which Terraform finds it.
 
     Args:
@@ -44,43 +44,43 @@ def provider(folder: Path, environment: Mapping[str, str]) -> Iterator[dict[str,
     Raises:
         Unavailable: it did not start; the message names the log.
     """
-    locked = _locked(folder)
-    if locked is None:
+    installed = _find_installed(folder)
+    if installed is None:
         yield {}
         return
-    name, executable = locked
+    name, executable = installed
     log = folder / "provider.log"
     with log.open("wb") as output:
-        running = processes.spawn(
-            [str(executable), "-debug"], cwd=folder, environment={**environment, **_OWN}, output=output
+        process = processes.spawn(
+            [str(executable), "-debug"], cwd=folder, environment={**environment, **_PROVIDER_ENV}, output=output
         )
 
-    def up() -> bool:
-        if running.poll() is not None:
-            raise Unavailable(f"it ended with {running.returncode}")
-        return _found(log) is not None
+    def is_up() -> bool:
+        if process.poll() is not None:
+            raise Unavailable(f"it ended with {process.returncode}")
+        return _read_address(log) is not None
 
     try:
         try:
-            processes.wait_until(up, "its address", _START_LIMIT_S)
+            processes.wait_until(is_up, "its address", _START_LIMIT_S)
         except Unavailable as error:
             raise Unavailable(f"the AWS provider did not start: {error}. What it says lies in {log}") from None
         # Tofu looks for it under the registry that it got it from.
-        yield {"TF_REATTACH_PROVIDERS": str(_found(log)).replace(_ASKED_AS, name)}
+        yield {"TF_REATTACH_PROVIDERS": str(_read_address(log)).replace(_DEFAULT_ADDRESS, name)}
     finally:
-        processes.stop(running)
+        processes.stop(process)
 
 
-def _locked(folder: Path) -> tuple[str, Path] | None:
+def _find_installed(folder: Path) -> tuple[str, Path] | None:
     """The provider's name, and its program as `init` laid it down; None where it laid none down."""
     lock = folder / ".terraform.lock.hcl"
-    if not lock.is_file() or not (locked := _LOCKED.search(lock.read_text())):
+    if not lock.is_file() or not (match := _LOCK_ENTRY.search(lock.read_text())):
         return None
-    name, version = locked.groups()
+    name, version = match.groups()
     programs = (folder / ".terraform/providers" / name / version).glob("*/terraform-provider-aws_v*")
     return next(((name, program.resolve()) for program in programs), None)
 
 
-def _found(log: Path) -> str | None:
-    said = _SAID.search(log.read_text(errors="replace"))
-    return said[1] if said else None
+def _read_address(log: Path) -> str | None:
+    match = _REATTACH.search(log.read_text(errors="replace"))
+    return match[1] if match else None

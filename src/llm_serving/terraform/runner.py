@@ -23,25 +23,25 @@ from llm_serving import console
 from llm_serving.settings.errors import InputError, Unavailable
 from llm_serving.terraform import provider_reattach
 
-BINARY = "TERRAFORM_BINARY_NAME"
+BINARY_VARIABLE = "TERRAFORM_BINARY_NAME"
 """Environment variable that names the program; the one that CDKTF's own command line reads."""
 
-MIRROR = "BLUEPRINT_PROVIDER_MIRROR"
+MIRROR_VARIABLE = "BLUEPRINT_PROVIDER_MIRROR"
 """Environment variable that names a provider mirror: a folder with registry.terraform.io/hashicorp/aws in it."""
 
-LEAST_VERSION = (1, 10)
+MIN_VERSION = (1, 10)
 """First with a lock file beside a state in S3, of Terraform and of OpenTofu alike."""
 
 _REGISTRIES = {"terraform": "registry.terraform.io", "tofu": "registry.opentofu.org"}
-_SYSTEM = ("/opt", "/usr/local/share", "/usr/share", "/usr/local/lib", "/var/lib", "/srv")
-_PREFIXES = (*_SYSTEM, "~/.terraform.d", "~/.local/share", "~")
-_QUICK = {} if "GOGC" in os.environ else {"GOGC": "400"}
+_SYSTEM_PREFIXES = ("/opt", "/usr/local/share", "/usr/share", "/usr/local/lib", "/var/lib", "/srv")
+_PREFIXES = (*_SYSTEM_PREFIXES, "~/.terraform.d", "~/.local/share", "~")
+_GO_ENV = {} if "GOGC" in os.environ else {"GOGC": "400"}
 """Go's garbage collector run less often: 30% less CPU for 180 MB more memory, measured with provider 5.100.0 on apply,
 plan and destroy of 49 resources. Most of the work is reading the provider's 1,500 schemas."""
 
-_HOW_TO_GET = (
+_INSTALL_HINT = (
     "Install Terraform (https://developer.hashicorp.com/terraform/install) or OpenTofu "
-    f"(https://opentofu.org/docs/intro/install), or name the program in {BINARY}"
+    f"(https://opentofu.org/docs/intro/install), or name the program in {BINARY_VARIABLE}"
 )
 
 
@@ -63,14 +63,14 @@ class Terraform:
     provider_from: str
     """Where the AWS provider comes from, for people."""
 
-    attached: bool = False
+    reuse_provider: bool = False
     """Whether a run of it has one process of the provider; see `attached`."""
 
     def __str__(self) -> str:
         return f"{'OpenTofu' if self.kind == 'tofu' else 'Terraform'} {self.version}"
 
 
-def find(data: Path, provider_version: str) -> Terraform:
+def find_terraform(data: Path, provider_version: str) -> Terraform:
     """Looks for the program, then for the AWS provider of that version.
 
     Args:
@@ -80,42 +80,44 @@ def find(data: Path, provider_version: str) -> Terraform:
         Unavailable: there is no Terraform, or it is too old.
         InputError: an environment variable names something that is not there.
     """
-    program = _program()
-    kind, version, platform = _identity(program)
-    if tuple(int(part) for part in version.split(".")[:2]) < LEAST_VERSION:
-        least = ".".join(map(str, LEAST_VERSION))
-        raise Unavailable(f"{program} is version {version}, and the stacks need {least} or later. {_HOW_TO_GET}")
-    environment, provider_from = _provider(data, kind, provider_version, platform)
-    return Terraform(program, kind, version, platform, {**_QUICK, **_undisturbed(), **environment}, provider_from)
+    program = _find_program()
+    kind, version, platform = _read_version(program)
+    if tuple(int(part) for part in version.split(".")[:2]) < MIN_VERSION:
+        minimum = ".".join(map(str, MIN_VERSION))
+        raise Unavailable(f"{program} is version {version}, and the stacks need {minimum} or later. {_INSTALL_HINT}")
+    environment, provider_from = _resolve_provider(data, kind, provider_version, platform)
+    return Terraform(
+        program, kind, version, platform, {**_GO_ENV, **_build_neutral_env(), **environment}, provider_from
+    )
 
 
-def _program() -> str:
-    if named := os.environ.get(BINARY):
-        if not shutil.which(named):
+def _find_program() -> str:
+    if program := os.environ.get(BINARY_VARIABLE):
+        if not shutil.which(program):
             raise InputError(
-                f"{BINARY} names {named}, which is no program on this machine. Write its path, or unset it"
+                f"{BINARY_VARIABLE} names {program}, which is no program on this machine. Write its path, or unset it"
             )
-        return named
+        return program
     for name in ("terraform", "tofu"):
         if shutil.which(name):
             return name
-    raise Unavailable(f"there is no terraform or tofu on this machine's PATH. {_HOW_TO_GET}")
+    raise Unavailable(f"there is no terraform or tofu on this machine's PATH. {_INSTALL_HINT}")
 
 
-def _identity(program: str) -> tuple[str, str, str]:
+def _read_version(program: str) -> tuple[str, str, str]:
     """Kind, version and platform of a program."""
     try:
-        said = subprocess.run([program, "version", "-json"], capture_output=True, text=True, timeout=60, check=True)
+        result = subprocess.run([program, "version", "-json"], capture_output=True, text=True, timeout=60, check=True)
         # A warning about the user's configuration may stand before the JSON.
-        answer = json.loads(said.stdout[said.stdout.index("{") :])
-        version, platform = answer["terraform_version"].partition("-")[0], answer["platform"]
+        response = json.loads(result.stdout[result.stdout.index("{") :])
+        version, platform = response["terraform_version"].partition("-")[0], response["platform"]
     except (OSError, subprocess.SubprocessError, ValueError, KeyError):
-        raise Unavailable(f"{program} does not answer `version -json` as Terraform does. {_HOW_TO_GET}") from None
-    plain = subprocess.run([program, "version"], capture_output=True, text=True, timeout=60, check=False)
-    return "tofu" if "OpenTofu" in plain.stdout else "terraform", version, platform
+        raise Unavailable(f"{program} does not answer `version -json` as Terraform does. {_INSTALL_HINT}") from None
+    text_result = subprocess.run([program, "version"], capture_output=True, text=True, timeout=60, check=False)
+    return "tofu" if "OpenTofu" in text_result.stdout else "terraform", version, platform
 
 
-def _undisturbed() -> dict[str, str]:
+def _build_neutral_env() -> dict[str, str]:
     """Settings of the user's other projects that would change what a run does, emptied where they are set."""
     names = (
         "TF_WORKSPACE",
@@ -126,21 +128,27 @@ def _undisturbed() -> dict[str, str]:
     return {name: "" for name in names if os.environ.get(name)}
 
 
-def _provider(data: Path, kind: str, version: str, platform: str) -> tuple[dict[str, str], str]:
+def _resolve_provider(data: Path, kind: str, version: str, platform: str) -> tuple[dict[str, str], str]:
     """Environment that leads Terraform to the AWS provider, and where that is."""
     registry = _REGISTRIES[kind]
-    own = _own_configuration(kind)
-    named = os.environ.get(MIRROR)
-    if named and not _holds(Path(named).expanduser(), registry, version, platform):
+    user_config = _find_user_config(kind)
+    configured = os.environ.get(MIRROR_VARIABLE)
+    if configured and not _has_provider(Path(configured).expanduser(), registry, version, platform):
         raise InputError(
-            f"{MIRROR} names {named}, and {registry}/hashicorp/aws {version} for {platform} is not in it. "
+            f"{MIRROR_VARIABLE} names {configured}, and {registry}/hashicorp/aws {version} for {platform} is not in it. "
             "Write the folder of a mirror that `terraform providers mirror` made, or unset it"
         )
-    if own and not named and "provider_installation" in own.read_text(errors="replace"):
-        return {}, f"as {own} says"
-    if mirror := Path(named).expanduser() if named else next(_mirrors(registry, version, platform), None):
-        return {"TF_CLI_CONFIG_FILE": str(_configuration(data, mirror, registry))}, str(mirror)
-    if os.environ.get("TF_PLUGIN_CACHE_DIR") or (own and "plugin_cache_dir" in own.read_text(errors="replace")):
+    if user_config and not configured and "provider_installation" in user_config.read_text(errors="replace"):
+        return {}, f"as {user_config} says"
+    if (
+        mirror := Path(configured).expanduser()
+        if configured
+        else next(_find_mirrors(registry, version, platform), None)
+    ):
+        return {"TF_CLI_CONFIG_FILE": str(_write_config(data, mirror, registry))}, str(mirror)
+    if os.environ.get("TF_PLUGIN_CACHE_DIR") or (
+        user_config and "plugin_cache_dir" in user_config.read_text(errors="replace")
+    ):
         return {}, registry
     cache = data / "plugin-cache"
     cache.mkdir(parents=True, exist_ok=True)
@@ -151,39 +159,41 @@ def _provider(data: Path, kind: str, version: str, platform: str) -> tuple[dict[
     }, registry
 
 
-def _own_configuration(kind: str) -> Path | None:
+def _find_user_config(kind: str) -> Path | None:
     """The user's own command-line configuration, where there is one."""
-    named = os.environ.get("TF_CLI_CONFIG_FILE")
-    places = [named] if named else ["~/.tofurc", "~/.terraformrc"] if kind == "tofu" else ["~/.terraformrc"]
-    return next((path for place in places if (path := Path(place).expanduser()).is_file()), None)
+    configured = os.environ.get("TF_CLI_CONFIG_FILE")
+    candidates = (
+        [configured] if configured else ["~/.tofurc", "~/.terraformrc"] if kind == "tofu" else ["~/.terraformrc"]
+    )
+    return next((path for candidate in candidates if (path := Path(candidate).expanduser()).is_file()), None)
 
 
-def _mirrors(registry: str, version: str, platform: str) -> Iterator[Path]:
+def _find_mirrors(registry: str, version: str, platform: str) -> Iterator[Path]:
     """Provider mirrors one or two folders below the prefixes that systems keep such things under."""
     for prefix in _PREFIXES:
         for pattern in (registry, f"*/{registry}", f"*/*/{registry}"):
             if pattern.startswith("*/*") and prefix == "~":
                 continue  # a home folder is large
-            for found in sorted(_matches(Path(prefix).expanduser(), pattern)):
-                if _holds(found.parent, registry, version, platform):
-                    yield found.parent
+            for path in sorted(_glob_paths(Path(prefix).expanduser(), pattern)):
+                if _has_provider(path.parent, registry, version, platform):
+                    yield path.parent
 
 
-def _matches(prefix: Path, pattern: str) -> list[Path]:
+def _glob_paths(prefix: Path, pattern: str) -> list[Path]:
     try:
         return list(prefix.glob(pattern))
     except OSError:  # a folder that we may not read holds no mirror for us
         return []
 
 
-def _holds(mirror: Path, registry: str, version: str, platform: str) -> bool:
+def _has_provider(mirror: Path, registry: str, version: str, platform: str) -> bool:
     """Whether a mirror has the AWS provider, unpacked or as the registry's own archive."""
     folder = mirror / registry / "hashicorp" / "aws"
     archive = folder / f"terraform-provider-aws_{version}_{platform}.zip"
     return (folder / version / platform).is_dir() or archive.is_file()
 
 
-def _configuration(data: Path, mirror: Path, registry: str) -> Path:
+def _write_config(data: Path, mirror: Path, registry: str) -> Path:
     """Writes a configuration that takes the AWS provider from the mirror and everything else from its registry."""
     source = json.dumps(f"{registry}/hashicorp/aws")
     path = data / "terraform.rc"
@@ -202,11 +212,11 @@ def run(
     folders: Mapping[str, Path],
     arguments: Sequence[str],
     *,
-    good: tuple[int, ...] = (0,),
+    success_codes: tuple[int, ...] = (0,),
     timeout_s: float = 1200.0,
     grace_s: float = 20.0,
-    note: Callable[[str], None] = lambda _: None,
-) -> dict[str, console.Ended]:
+    on_progress: Callable[[str], None] = lambda _: None,
+) -> dict[str, console.CommandResult]:
     """Runs one Terraform command on several stacks side by side, each with its log in the stack's folder.
 
     Args:
@@ -217,64 +227,66 @@ def run(
     Raises:
         CommandFailed: it failed for one of them.
     """
-    verb = arguments[0]
-    logs = {name: folder / f"{verb}.log" for name, folder in folders.items()}
+    subcommand = arguments[0]
+    logs = {name: folder / f"{subcommand}.log" for name, folder in folders.items()}
     for log in logs.values():
         log.unlink(missing_ok=True)
     with contextlib.ExitStack() as providers:
         commands = [
             console.Command(
-                [terraform.program, f"-chdir={console.near(folder)}", *arguments, "-no-color"],
+                [terraform.program, f"-chdir={console.shorten_path(folder)}", *arguments, "-no-color"],
                 logs[name],
                 environment=terraform.environment,
-                lent=providers.enter_context(provider_reattach.provider(folder, terraform.environment))
-                if terraform.attached and verb in _ASKING
+                hidden_environment=providers.enter_context(
+                    provider_reattach.start_provider(folder, terraform.environment)
+                )
+                if terraform.reuse_provider and subcommand in _PROVIDER_COMMANDS
                 else {},
-                good=good,
+                accepted_codes=success_codes,
             )
             for name, folder in folders.items()
         ]
-        ended = console.run_together(
+        results = console.run_together(
             commands,
             timeout_s=timeout_s,
-            watch=lambda: note(_progress(logs)),
+            on_poll=lambda: on_progress(_format_progress(logs)),
             grace_s=grace_s,
             # Providers that it starts are in the same group. They leave an interrupt to Terraform, and die at once of
             # anything else: what they were making would be made, and nobody would know.
-            stop_by=signal.SIGINT,
+            stop_signal=signal.SIGINT,
         )
-    return dict(zip(folders, ended, strict=True))
+    return dict(zip(folders, results, strict=True))
 
 
-_ASKING = ("plan", "apply", "destroy", "test")
+_PROVIDER_COMMANDS = ("plan", "apply", "destroy", "test")
 """Commands that ask the provider more than once."""
 
 
-_BEGUN = re.compile(r"^(\S+): (?:Creating|Modifying|Destroying)\.\.\.", re.MULTILINE)
-_DONE = re.compile(r"^(\S+): (?:Creation|Modifications|Destruction) complete", re.MULTILINE)
+_STARTED = re.compile(r"^(\S+): (?:Creating|Modifying|Destroying)\.\.\.", re.MULTILINE)
+_COMPLETED = re.compile(r"^(\S+): (?:Creation|Modifications|Destruction) complete", re.MULTILINE)
 _PLANNED = re.compile(r"^Plan: (\d+) to add, (\d+) to change, (\d+) to destroy", re.MULTILINE)
 
 
-def _progress(logs: Mapping[str, Path]) -> str:
+def _format_progress(logs: Mapping[str, Path]) -> str:
     """How far each stack is, as in `network 12/49, storage 14/18 (aws_s3_bucket_lifecycle_configuration.models)`."""
-    return ", ".join(f"{name} {far}" for name, log in logs.items() if (far := _far(_text(log))))
+    return ", ".join(f"{name} {progress}" for name, log in logs.items() if (progress := _summarize_log(_read_log(log))))
 
 
-def _far(log: str) -> str:
-    planned, begun = _PLANNED.search(log), _BEGUN.findall(log)
-    if not planned and not begun:
+def _summarize_log(log: str) -> str:
+    planned, started = _PLANNED.search(log), _STARTED.findall(log)
+    if not planned and not started:
         return ""
-    done = set(_DONE.findall(log))
-    waiting = [address for address in begun if address not in done]
+    completed = set(_COMPLETED.findall(log))
+    pending = [address for address in started if address not in completed]
     # A plan that was kept is applied without being shown again, so nothing says how much it is in all.
-    count = f"{len(done)}/{sum(map(int, planned.groups()))}" if planned else f"{len(done)} done"
-    return f"{count} ({waiting[0]})" if waiting else count
+    count = f"{len(completed)}/{sum(map(int, planned.groups()))}" if planned else f"{len(completed)} done"
+    return f"{count} ({pending[0]})" if pending else count
 
 
-def _text(log: Path) -> str:
+def _read_log(log: Path) -> str:
     return log.read_text(errors="replace") if log.is_file() else ""
 
 
-def outputs(state: Path) -> dict[str, Any]:
+def read_outputs(state: Path) -> dict[str, Any]:
     """A stack's outputs, as its state has them."""
     return {name: output["value"] for name, output in json.loads(state.read_text())["outputs"].items()}

@@ -25,7 +25,7 @@ EMPTY = "empty"
 SERVER_ERROR = "server_error"
 CLIENT = "client"
 
-KINDS = {
+ERROR_KINDS = {
     CONNECT: "no connection: refused, unreachable, or its name or certificate is wrong",
     DEADLINE: "not answered in full by the deadline",
     TRUNCATED: "the stream ended before the server said that it was done",
@@ -69,7 +69,7 @@ class Sample:
     prompt: str = ""
     expected: str | None = None
 
-    def mean_gap_ms(self) -> float | None:
+    def compute_mean_gap_ms(self) -> float | None:
         """Mean inter-token latency of the answer."""
         tokens = sum(gap.tokens for gap in self.gaps)
         return sum(gap.ms * gap.tokens for gap in self.gaps) / tokens if tokens else None
@@ -104,26 +104,26 @@ class Answer:
     """The message of an error event."""
 
     @property
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         return self.done or self.finish_reason is not None
 
-    def gaps(self) -> list[Gap]:
+    def compute_gaps(self) -> list[Gap]:
         """Inter-token latencies by the definition above; times in seconds."""
         share = 1.0
         if self.output_tokens and sum(self.counts) == len(self.counts) < self.output_tokens:
             share = self.output_tokens / len(self.counts)
-        found = []
+        gaps = []
         for before, after, tokens in zip(self.times, self.times[1:], self.counts[1:], strict=False):
-            found.append(Gap((after - before) * 1000 / tokens / share, tokens))
-        return found
+            gaps.append(Gap((after - before) * 1000 / tokens / share, tokens))
+        return gaps
 
 
-def read(pieces: Sequence[tuple[float, bytes]]) -> Answer:
+def parse_stream(chunks: Sequence[tuple[float, bytes]]) -> Answer:
     """Reads a stream of server-sent events from its pieces, each with the time at which it came, in seconds."""
     answer = Answer()
     texts: list[str] = []
-    counted, each = 0, None
-    for time, data in _events(pieces):
+    counted, has_usage = 0, None
+    for time, data in _split_events(chunks):
         if data == b"[DONE]":
             answer.done = True
             continue
@@ -135,18 +135,18 @@ def read(pieces: Sequence[tuple[float, bytes]]) -> Answer:
         if not isinstance(event, dict):
             continue
         if event.get("error") or event.get("object") == "error":
-            answer.failure = answer.failure or _message(event)
+            answer.failure = answer.failure or _extract_message(event)
             continue
-        content = _content(event, answer)
+        content = _extract_content(event, answer)
         texts.append(content)
         usage = event.get("usage") or {}
         answer.input_tokens = usage.get("prompt_tokens", answer.input_tokens)
         answer.output_tokens = usage.get("completion_tokens", answer.output_tokens)
         if not event.get("choices"):
             continue
-        each = "completion_tokens" in usage if each is None else each
+        has_usage = "completion_tokens" in usage if has_usage is None else has_usage
         # With a usage in each event the number of its tokens is known; without it, one until the final usage is there.
-        tokens = int(usage.get("completion_tokens", counted)) - counted if each else int(bool(content))
+        tokens = int(usage.get("completion_tokens", counted)) - counted if has_usage else int(bool(content))
         counted += tokens
         if tokens > 0:
             answer.times.append(time)
@@ -155,19 +155,19 @@ def read(pieces: Sequence[tuple[float, bytes]]) -> Answer:
     return answer
 
 
-def _events(pieces: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
+def _split_events(chunks: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
     """The data of each event, and the time of the piece that completed it."""
-    rest, time = b"", 0.0
-    for time, piece in pieces:
-        *lines, rest = (rest + piece).split(b"\n")
+    buffer, time = b"", 0.0
+    for time, chunk in chunks:
+        *lines, buffer = (buffer + chunk).split(b"\n")
         for line in lines:
             if line.startswith(b"data:"):
                 yield time, line[5:].strip()
-    if rest.startswith(b"data:"):
-        yield time, rest[5:].strip()
+    if buffer.startswith(b"data:"):
+        yield time, buffer[5:].strip()
 
 
-def _content(event: dict[str, Any], answer: Answer) -> str:
+def _extract_content(event: dict[str, Any], answer: Answer) -> str:
     """Text that an event carries: of a chat's delta its content, reasoning and tool calls, of a completion its text."""
     parts = []
     for choice in event.get("choices") or ():
@@ -183,16 +183,16 @@ def _content(event: dict[str, Any], answer: Answer) -> str:
     return "".join(filter(None, parts))
 
 
-def _message(event: dict[str, Any]) -> str:
+def _extract_message(event: dict[str, Any]) -> str:
     error = event.get("error", event)
     return str(error.get("message", error)) if isinstance(error, dict) else str(error)
 
 
-def judge(sample: Sample, answer: Answer) -> None:
+def set_error(sample: Sample, answer: Answer) -> None:
     """Sets what went wrong with a stream that ended, if anything did."""
     if answer.failure:
         sample.error, sample.detail = SERVER_ERROR, answer.failure
-    elif not answer.whole:
+    elif not answer.is_complete:
         sample.error, sample.detail = TRUNCATED, f"the stream ended after {sum(answer.counts)} tokens, not finished"
     elif not answer.times and not answer.output_tokens:
         sample.error, sample.detail = EMPTY, "the server finished without a token"

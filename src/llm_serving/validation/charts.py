@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from llm_serving.validation.statistics import Latency, percentile
+from llm_serving.validation.statistics import Latency, compute_percentile
 
 WIDTH, HEIGHT = 520, 226
 LEFT, RIGHT, TOP, BOTTOM = 50, 10, 50, 34
 LOW_TOP = 34
 """Top of a picture without marks above."""
 
-LETTER, ROW = 7.2, 14
+LETTER_WIDTH, ROW_HEIGHT = 7.2, 14
 """Pixels that a letter of a label takes, and a row of labels."""
 
 BINS = 40
@@ -38,31 +38,31 @@ class Scale:
         share = (value - self.low) / (self.high - self.low or 1)
         return round(self.start + share * (self.end - self.start), 1)
 
-    def ticks(self, about: int) -> list[float]:
+    def compute_ticks(self, count: int) -> list[float]:
         """Round values within the scale, about so many."""
-        step = _step((self.high - self.low) / about)
+        step = _round_step((self.high - self.low) / count)
         first = math.ceil(self.low / step - 1e-9)
         return [index * step for index in range(first, math.floor(self.high / step + 1e-9) + 1)]
 
 
-def _step(least: float) -> float:
+def _round_step(minimum: float) -> float:
     """The smallest 1, 2 or 5 times a power of ten that is no less than `least`."""
-    power = 10.0 ** math.floor(math.log10(least)) if least > 0 else 1.0
-    return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= least * (1 - 1e-9))
+    power = 10.0 ** math.floor(math.log10(minimum)) if minimum > 0 else 1.0
+    return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= minimum * (1 - 1e-9))
 
 
-def number(value: float) -> str:
+def format_number(value: float) -> str:
     """A number as short as it is still exact enough to read."""
     if value == int(value) or abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
-def distribution(title: str, values: Sequence[float], told: Latency, limits: dict[str, float]) -> str:
+def render_distribution(title: str, values: Sequence[float], latency: Latency, limits: dict[str, float]) -> str:
     """Histogram of milliseconds, with the median, the 95th percentile and the SLO's limits (by statistic) marked."""
     if not values:
-        return _empty(title)
-    low, high = _span(values)
+        return _render_empty(title)
+    low, high = _find_range(values)
     within = {name: limit for name, limit in limits.items() if low <= limit <= low + 2 * (high - low)}
     high = max([high, *[low + (limit - low) * 1.05 for limit in within.values()]])
     counts = [0] * BINS
@@ -78,120 +78,131 @@ def distribution(title: str, values: Sequence[float], told: Latency, limits: dic
         for index, count in enumerate(counts)
         if count
     ]
-    marks = [(name, value, "mark") for name, value in (("p50", told.p50), ("p95", told.p95)) if value is not None]
+    marks = [(name, value, "mark") for name, value in (("p50", latency.p50), ("p95", latency.p95)) if value is not None]
     marks += [(f"{name} limit", limit, "limit") for name, limit in limits.items()]
-    said = f"{len(values):,} samples; p50 {number(told.p50 or 0)} ms, p95 {number(told.p95 or 0)} ms."
-    body = [*_axis_x(x, "ms"), *_axis_y(y, "count"), *bars, *_marks(x, marks)]
+    caption = (
+        f"{len(values):,} samples; p50 {format_number(latency.p50 or 0)} ms, p95 {format_number(latency.p95 or 0)} ms."
+    )
+    body = [*_render_x_axis(x, "ms"), *_render_y_axis(y, "count"), *bars, *_render_marks(x, marks)]
     if above:
-        body.append(_text(WIDTH - RIGHT, HEIGHT - BOTTOM - 6, f"{above:,} above →", "end"))
-    return _svg(title, said, body)
+        body.append(_render_text(WIDTH - RIGHT, HEIGHT - BOTTOM - 6, f"{above:,} above →", "end"))
+    return _render_svg(title, caption, body)
 
 
-def _span(values: Sequence[float]) -> tuple[float, float]:
+def _find_range(values: Sequence[float]) -> tuple[float, float]:
     """From where to where a distribution is drawn: from 0 unless all lies far from it, without a long tail's end."""
-    least, high = min(values), min(max(values), percentile(sorted(values), 0.99) * TAIL)
-    low = 0.0 if least < high / 2 else max(0.0, least - (high - least) * 0.1)
+    lowest, high = min(values), min(max(values), compute_percentile(sorted(values), 0.99) * TAIL)
+    low = 0.0 if lowest < high / 2 else max(0.0, lowest - (high - lowest) * 0.1)
     return (low, high) if high > low else (low * 0.9, low * 1.1 + 1.0)
 
 
-def _marks(x: Scale, marks: Iterable[tuple[str, float, str]]) -> list[str]:
+def _render_marks(x: Scale, marks: Iterable[tuple[str, float, str]]) -> list[str]:
     """Vertical lines with their names above, each in the lowest row with room; beyond the scale only the name."""
-    drawn, rows = [], [-1e9, -1e9, -1e9]
+    elements, rows = [], [-1e9, -1e9, -1e9]
     for name, value, kind in sorted(marks, key=lambda mark: mark[1]):
         beyond = value > x.high
-        label = f"{name} {number(value)}" + (" →" if beyond else "")
-        at = min(x(value), x.end)
-        left = min(at + 3, WIDTH - len(label) * LETTER)
-        row = next((index for index, end in enumerate(rows) if end + LETTER < left), len(rows) - 1)
-        rows[row] = left + len(label) * LETTER
-        height = TOP - 4 - ROW * row
+        label = f"{name} {format_number(value)}" + (" →" if beyond else "")
+        position = min(x(value), x.end)
+        left = min(position + 3, WIDTH - len(label) * LETTER_WIDTH)
+        row = next((index for index, end in enumerate(rows) if end + LETTER_WIDTH < left), len(rows) - 1)
+        rows[row] = left + len(label) * LETTER_WIDTH
+        height = TOP - 4 - ROW_HEIGHT * row
         if not beyond:
-            drawn.append(f'<line class="{kind}" x1="{at}" x2="{at}" y1="{height - 9}" y2="{HEIGHT - BOTTOM}"/>')
-        drawn.append(_text(left, height, label, "start", kind))
-    return drawn
+            elements.append(
+                f'<line class="{kind}" x1="{position}" x2="{position}" y1="{height - 9}" y2="{HEIGHT - BOTTOM}"/>'
+            )
+        elements.append(_render_text(left, height, label, "start", kind))
+    return elements
 
 
-def dots(title: str, points: Sequence[tuple[float, float]], failed: Sequence[float], limits: dict[str, float]) -> str:
+def render_dots(
+    title: str, points: Sequence[tuple[float, float]], failed: Sequence[float], limits: dict[str, float]
+) -> str:
     """Milliseconds of each request by the second at which it began; the failed ones as crosses at the top."""
     if not points and not failed:
-        return _empty(title)
-    last = max([at for at, _ in points] + list(failed))
-    most = max((value for _, value in points), default=1.0)
-    near = {name: limit for name, limit in limits.items() if limit <= 2 * most}
+        return _render_empty(title)
+    last = max([offset for offset, _ in points] + list(failed))
+    highest = max((value for _, value in points), default=1.0)
+    visible_limits = {name: limit for name, limit in limits.items() if limit <= 2 * highest}
     x = Scale(0, last or 1, LEFT, WIDTH - RIGHT)
-    y = Scale(0, max([most, *near.values()]) * 1.05, HEIGHT - BOTTOM, LOW_TOP)
-    body = [*_axis_x(x, "s"), *_axis_y(y, "ms")]
-    body += [f'<circle class="dot" cx="{x(at)}" cy="{y(value)}" r="2.2"/>' for at, value in _thin(points, last)]
-    places = sorted({round(x(at)) for at in failed})
-    body += [f'<path class="cross" d="M{at - 4},{LOW_TOP - 18}l8,8m0,-8l-8,8"/>' for at in places]
-    for name, limit in near.items():
+    y = Scale(0, max([highest, *visible_limits.values()]) * 1.05, HEIGHT - BOTTOM, LOW_TOP)
+    body = [*_render_x_axis(x, "s"), *_render_y_axis(y, "ms")]
+    body += [
+        f'<circle class="dot" cx="{x(offset)}" cy="{y(value)}" r="2.2"/>'
+        for offset, value in _thin_points(points, last)
+    ]
+    positions = sorted({round(x(offset)) for offset in failed})
+    body += [f'<path class="cross" d="M{offset - 4},{LOW_TOP - 18}l8,8m0,-8l-8,8"/>' for offset in positions]
+    for name, limit in visible_limits.items():
         body.append(f'<line class="limit" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(limit)}" y2="{y(limit)}"/>')
-        body.append(_text(LEFT + 6, y(limit) + 14, f"{name} limit {number(limit)}", "start", "limit"))
+        body.append(_render_text(LEFT + 6, y(limit) + 14, f"{name} limit {format_number(limit)}", "start", "limit"))
     crosses = f", and {len(failed):,} failed, as crosses" if failed else ""
-    return _svg(title, f"{len(points):,} answered requests by the second at which they began{crosses}.", body)
+    return _render_svg(title, f"{len(points):,} answered requests by the second at which they began{crosses}.", body)
 
 
-def _thin(points: Sequence[tuple[float, float]], last: float) -> list[tuple[float, float]]:
+def _thin_points(points: Sequence[tuple[float, float]], last: float) -> list[tuple[float, float]]:
     """At most three points a column: the least, the middle and the most."""
     if len(points) <= 3 * COLUMNS:
         return list(points)
     columns: dict[int, list[tuple[float, float]]] = {}
     for point in points:
         columns.setdefault(int(point[0] / (last or 1) * COLUMNS), []).append(point)
-    kept = []
+    thinned = []
     for column in columns.values():
         column.sort(key=lambda point: point[1])
-        kept += [column[0], column[len(column) // 2], column[-1]]
-    return kept
+        thinned += [column[0], column[len(column) // 2], column[-1]]
+    return thinned
 
 
-def steps(title: str, values: Sequence[float], width_s: float, unit: str, said: str) -> str:
+def render_steps(title: str, values: Sequence[float], width_s: float, unit: str, caption: str) -> str:
     """A quantity over time as a filled line: one value for each stretch of `width_s` seconds."""
     if not values:
-        return _empty(title)
+        return _render_empty(title)
     x = Scale(0, len(values) * width_s, LEFT, WIDTH - RIGHT)
     y = Scale(0, max(values) * 1.05 or 1, HEIGHT - BOTTOM, LOW_TOP)
     path = "".join(
         f"L{x(index * width_s)},{y(value)}L{x((index + 1) * width_s)},{y(value)}" for index, value in enumerate(values)
     )
     body = [
-        *_axis_x(x, "s"),
-        *_axis_y(y, unit),
+        *_render_x_axis(x, "s"),
+        *_render_y_axis(y, unit),
         f'<path class="area" d="M{LEFT},{y(0)}{path}L{x(len(values) * width_s)},{y(0)}Z"/>',
         f'<path class="line" d="M{path[1:]}"/>',
     ]
-    return _svg(title, said, body)
+    return _render_svg(title, caption, body)
 
 
-def _axis_x(scale: Scale, unit: str) -> list[str]:
+def _render_x_axis(scale: Scale, unit: str) -> list[str]:
     base = HEIGHT - BOTTOM
-    drawn = [f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{base}" y2="{base}"/>']
-    for tick in scale.ticks(7):
-        drawn.append(f'<line class="axis" x1="{scale(tick)}" x2="{scale(tick)}" y1="{base}" y2="{base + 4}"/>')
-        label = number(tick)
-        drawn.append(_text(min(scale(tick), WIDTH - len(label) * LETTER / 2), base + 17, label, "middle"))
-    return [*drawn, _text(WIDTH - RIGHT, HEIGHT - 2, unit, "end")]
+    elements = [f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{base}" y2="{base}"/>']
+    for tick in scale.compute_ticks(7):
+        elements.append(f'<line class="axis" x1="{scale(tick)}" x2="{scale(tick)}" y1="{base}" y2="{base + 4}"/>')
+        label = format_number(tick)
+        elements.append(
+            _render_text(min(scale(tick), WIDTH - len(label) * LETTER_WIDTH / 2), base + 17, label, "middle")
+        )
+    return [*elements, _render_text(WIDTH - RIGHT, HEIGHT - 2, unit, "end")]
 
 
-def _axis_y(scale: Scale, unit: str) -> list[str]:
-    drawn = []
-    for tick in scale.ticks(4):
-        drawn.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{scale(tick)}" y2="{scale(tick)}"/>')
-        drawn.append(_text(LEFT - 8, scale(tick) + 4, number(tick), "end"))
-    return [*drawn, _text(2, 11, unit, "start")]
+def _render_y_axis(scale: Scale, unit: str) -> list[str]:
+    elements = []
+    for tick in scale.compute_ticks(4):
+        elements.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{scale(tick)}" y2="{scale(tick)}"/>')
+        elements.append(_render_text(LEFT - 8, scale(tick) + 4, format_number(tick), "end"))
+    return [*elements, _render_text(2, 11, unit, "start")]
 
 
-def _text(x: float, y: float, text: str, anchor: str, kind: str = "") -> str:
+def _render_text(x: float, y: float, text: str, anchor: str, kind: str = "") -> str:
     return f'<text x="{round(x, 1)}" y="{round(y, 1)}" text-anchor="{anchor}" class="{kind}">{escape(text)}</text>'
 
 
-def _empty(title: str) -> str:
-    return _svg(title, "No sample.", [_text(WIDTH / 2, HEIGHT / 2, "no sample", "middle")])
+def _render_empty(title: str) -> str:
+    return _render_svg(title, "No sample.", [_render_text(WIDTH / 2, HEIGHT / 2, "no sample", "middle")])
 
 
-def _svg(title: str, said: str, body: Sequence[str]) -> str:
+def _render_svg(title: str, caption: str, body: Sequence[str]) -> str:
     """A picture with its name and what it shows, for those who do not see it."""
     return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}: {escape(said)}">'
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}: {escape(caption)}">'
         f"{''.join(body)}</svg>"
     )

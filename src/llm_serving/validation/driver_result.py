@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
-PLAN = "plan.json"
-OUTCOME = "outcome.json"
-SAMPLES = "requests.jsonl"
-PROGRESS = "progress.json"
-CSV = "locust"
+PLAN_FILE = "plan.json"
+RESULT_FILE = "outcome.json"
+SAMPLES_FILE = "requests.jsonl"
+PROGRESS_FILE = "progress.json"
+CSV_PREFIX = "locust"
 """Prefix of Locust's own CSV files."""
-LOG = "locust.log"
+LOG_FILE = "locust.log"
 
 
 class Progress(BaseModel):
@@ -22,15 +22,15 @@ class Progress(BaseModel):
     answered: int = 0
     failed: int = 0
     ttft_p95_ms: float | None = None
-    left_s: float | None = None
+    remaining_s: float | None = None
 
 
-class Outcome(BaseModel):
+class DriverResult(BaseModel):
     """How the driver got on."""
 
     model_config = ConfigDict(extra="forbid")
 
-    refused: str = ""
+    error: str = ""
     """Why no load was played, in one sentence; empty where it was."""
 
     started_at: str = ""
@@ -54,15 +54,15 @@ class Outcome(BaseModel):
     shared_prompts: float | None = None
     """Share of the counted prompts' text that earlier ones began with; None where none was sent."""
 
-    shared_of: int = 0
+    shared_prompt_count: int = 0
     """How many prompts that is of."""
 
     cpu_share: float = 0.0
     """Processor time of the driver over the counted load, as a share of one core."""
 
-    pages_before: dict[str, str] = {}
+    metrics_before: dict[str, str] = {}
     """The engine's metrics by replica, just before the counted load; a replica that did not answer is left out."""
 
-    pages_after: dict[str, str] = {}
+    metrics_after: dict[str, str] = {}
 
     versions: dict[str, str] = {}

@@ -38,32 +38,32 @@ _LABEL = re.compile(r'([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"')
 class Histogram:
     """A Prometheus histogram: how many samples are at or below each bound, in seconds."""
 
-    below: dict[float, float] = field(default_factory=lambda: defaultdict(float))
+    buckets: dict[float, float] = field(default_factory=lambda: defaultdict(float))
     total: float = 0.0
     count: float = 0.0
 
-    def plus(self, other: Histogram, sign: int = 1) -> Histogram:
-        bounds = self.below.keys() | other.below.keys()
-        below = {bound: self.below.get(bound, 0.0) + sign * other.below.get(bound, 0.0) for bound in bounds}
-        return Histogram(below, self.total + sign * other.total, self.count + sign * other.count)
+    def add(self, other: Histogram, sign: int = 1) -> Histogram:
+        bounds = self.buckets.keys() | other.buckets.keys()
+        buckets = {bound: self.buckets.get(bound, 0.0) + sign * other.buckets.get(bound, 0.0) for bound in bounds}
+        return Histogram(buckets, self.total + sign * other.total, self.count + sign * other.count)
 
-    def mean_ms(self) -> float | None:
+    def compute_mean_ms(self) -> float | None:
         return self.total / self.count * 1000 if self.count > 0 else None
 
-    def range_ms(self, share: float) -> tuple[float, float] | None:
+    def find_bucket_ms(self, share: float) -> tuple[float, float] | None:
         """The bucket, in milliseconds, that the percentile `share` (0 to 1) lies in; the last has no upper end."""
         if self.count <= 0:
             return None
         low = 0.0
-        for bound in sorted(self.below):
-            if self.below[bound] >= share * self.count:
+        for bound in sorted(self.buckets):
+            if self.buckets[bound] >= share * self.count:
                 return low * 1000, bound * 1000
             low = bound
         return low * 1000, math.inf
 
 
 @dataclass
-class Page:
+class EngineMetrics:
     """One replica's metrics at one time."""
 
     histograms: dict[Metric, Histogram]
@@ -72,38 +72,38 @@ class Page:
     cache: dict[str, float]
     """Prompt tokens that were looked for in the cache, and found there."""
 
-    def since(self, before: Page) -> Page:
+    def subtract(self, before: EngineMetrics) -> EngineMetrics:
         """What came after `before`; all of it where the counters began anew in between."""
-        if self.restarted_since(before):
+        if self.has_restarted_since(before):
             return self
-        histograms = {name: now.plus(before.histograms[name], -1) for name, now in self.histograms.items()}
+        histograms = {name: current.add(before.histograms[name], -1) for name, current in self.histograms.items()}
         finished = {reason: count - before.finished.get(reason, 0.0) for reason, count in self.finished.items()}
         cache = {name: count - before.cache[name] for name, count in self.cache.items()}
-        return Page(histograms, finished, cache)
+        return EngineMetrics(histograms, finished, cache)
 
-    def restarted_since(self, before: Page) -> bool:
+    def has_restarted_since(self, before: EngineMetrics) -> bool:
         return any(self.finished.get(reason, 0.0) < count for reason, count in before.finished.items()) or any(
-            now.count < before.histograms[name].count for name, now in self.histograms.items()
+            current.count < before.histograms[name].count for name, current in self.histograms.items()
         )
 
 
-def read(text: str) -> Page:
+def parse(text: str) -> EngineMetrics:
     """Reads a page of Prometheus text; what it does not name counts as nothing."""
-    page = Page({name: Histogram() for name in HISTOGRAMS}, defaultdict(float), dict.fromkeys(_CACHE, 0.0))
-    counters = {full: name for name, full in _CACHE.items()}
-    names = {full: name for name, full in HISTOGRAMS.items()}
+    page = EngineMetrics({name: Histogram() for name in HISTOGRAMS}, defaultdict(float), dict.fromkeys(_CACHE, 0.0))
+    counters = {metric_name: name for name, metric_name in _CACHE.items()}
+    names = {metric_name: name for name, metric_name in HISTOGRAMS.items()}
     for line in text.splitlines():
-        found = _LINE.match(line)
-        if not found or not found[1].startswith("vllm:"):
+        match = _LINE.match(line)
+        if not match or not match[1].startswith("vllm:"):
             continue
-        full, labels, value = found[1], dict(_LABEL.findall(found[2] or "")), float(found[3])
-        base, _, part = full.rpartition("_")
-        if full == _FINISHED:
+        metric_name, labels, value = match[1], dict(_LABEL.findall(match[2] or "")), float(match[3])
+        base, _, part = metric_name.rpartition("_")
+        if metric_name == _FINISHED:
             page.finished[labels.get("finished_reason", "")] += value
-        elif full in counters:
-            page.cache[counters[full]] += value
+        elif metric_name in counters:
+            page.cache[counters[metric_name]] += value
         elif base in names and part == "bucket":
-            page.histograms[names[base]].below[float(labels["le"])] += value
+            page.histograms[names[base]].buckets[float(labels["le"])] += value
         elif base in names and part == "sum":
             page.histograms[names[base]].total += value
         elif base in names and part == "count":
@@ -129,27 +129,27 @@ class Replica(BaseModel):
     """Whether it started anew during the load; `requests` is then what it answered since."""
 
 
-def replicas(names: Iterable[str], before: Mapping[str, str], after: Mapping[str, str]) -> list[Replica]:
+def count_replica_requests(names: Iterable[str], before: Mapping[str, str], after: Mapping[str, str]) -> list[Replica]:
     """Each replica's share, from the pages before and after the load."""
-    found = []
+    replicas = []
     for name in names:
         if name not in after:
-            found.append(Replica(name=name, requests=None))
+            replicas.append(Replica(name=name, requests=None))
             continue
-        now, then = read(after[name]), read(before.get(name, ""))
-        new = now.since(then).finished
-        answered = sum(count for reason, count in new.items() if reason not in _UNANSWERED)
-        unanswered = sum(new.get(reason, 0.0) for reason in _UNANSWERED)
-        restarted = now.restarted_since(then)
-        found.append(Replica(name=name, requests=int(answered), unanswered=int(unanswered), restarted=restarted))
-    return found
+        current, previous = parse(after[name]), parse(before.get(name, ""))
+        finished = current.subtract(previous).finished
+        answered = sum(count for reason, count in finished.items() if reason not in _UNANSWERED)
+        unanswered = sum(finished.get(reason, 0.0) for reason in _UNANSWERED)
+        restarted = current.has_restarted_since(previous)
+        replicas.append(Replica(name=name, requests=int(answered), unanswered=int(unanswered), restarted=restarted))
+    return replicas
 
 
-def cached(before: Mapping[str, str], after: Mapping[str, str]) -> float | None:
+def compute_cached_share(before: Mapping[str, str], after: Mapping[str, str]) -> float | None:
     """Share of the prompt tokens that all replicas together found in their caches; None where none was looked for."""
-    both = [read(text).since(read(before.get(name, ""))).cache for name, text in after.items()]
-    asked = sum(one["asked"] for one in both)
-    return sum(one["found"] for one in both) / asked if asked > 0 else None
+    caches = [parse(text).subtract(parse(before.get(name, ""))).cache for name, text in after.items()]
+    queried = sum(cache["asked"] for cache in caches)
+    return sum(cache["found"] for cache in caches) / queried if queried > 0 else None
 
 
 class Agreement(BaseModel):
@@ -185,41 +185,43 @@ class Agreement(BaseModel):
 def compare(metrics: Mapping[Metric, Latency], before: Mapping[str, str], after: Mapping[str, str]) -> list[Agreement]:
     """Sets the client's numbers beside those of all replicas together; only what both have."""
     rows = []
-    both = {name: read(after[name]).since(read(before.get(name, ""))) for name in after}
+    pages = {name: parse(after[name]).subtract(parse(before.get(name, ""))) for name in after}
     for metric, measured in metrics.items():
         total = Histogram()
-        for page in both.values():
-            total = total.plus(page.histograms[metric])
-        mean = total.mean_ms()
+        for page in pages.values():
+            total = total.add(page.histograms[metric])
+        mean = total.compute_mean_ms()
         if mean is None or measured.mean is None or mean <= 0:
             continue
-        rows.append(_mean(metric, measured.mean, mean))
+        rows.append(_compare_mean(metric, measured.mean, mean))
         for statistic, share in (("p50", 0.50), ("p95", 0.95)):
-            client, bucket = getattr(measured, statistic), total.range_ms(share)
+            client, bucket = getattr(measured, statistic), total.find_bucket_ms(share)
             if client is not None and bucket is not None:
-                rows.append(_percentile(metric, statistic, client, bucket))
+                rows.append(_compare_percentile(metric, statistic, client, bucket))
     return rows
 
 
-def _mean(metric: Metric, client: float, engine: float) -> Agreement:
-    off = client / engine - 1
-    agrees = abs(off) <= TOLERANCE
-    said = ""
+def _compare_mean(metric: Metric, client: float, engine: float) -> Agreement:
+    deviation = client / engine - 1
+    agrees = abs(deviation) <= TOLERANCE
+    message = ""
     if not agrees:
-        far = f"{client - engine:+.1f} ms ({off:+.0%})"
-        said = f"{metric}: the client's mean is {far} from the engine's; {_why(metric, off)}"
+        difference = f"{client - engine:+.1f} ms ({deviation:+.0%})"
+        message = (
+            f"{metric}: the client's mean is {difference} from the engine's; {_explain_deviation(metric, deviation)}"
+        )
     return Agreement(
-        metric=metric, statistic="mean", client_ms=client, engine_ms=round(engine, 3), agrees=agrees, said=said
+        metric=metric, statistic="mean", client_ms=client, engine_ms=round(engine, 3), agrees=agrees, said=message
     )
 
 
-def _percentile(metric: Metric, statistic: str, client: float, bucket: tuple[float, float]) -> Agreement:
+def _compare_percentile(metric: Metric, statistic: str, client: float, bucket: tuple[float, float]) -> Agreement:
     low, high = bucket
     agrees = low * (1 - TOLERANCE) <= client <= high * (1 + TOLERANCE)
-    said = ""
+    message = ""
     if not agrees:
-        off = client / high - 1 if client > high else client / low - 1
-        said = f"{metric}: the client's {statistic} is {off:+.0%} from the engine's bucket; {_why(metric, off)}"
+        deviation = client / high - 1 if client > high else client / low - 1
+        message = f"{metric}: the client's {statistic} is {deviation:+.0%} from the engine's bucket; {_explain_deviation(metric, deviation)}"
     return Agreement(
         metric=metric,
         statistic=statistic,
@@ -228,13 +230,13 @@ def _percentile(metric: Metric, statistic: str, client: float, bucket: tuple[flo
         engine_from_ms=round(low, 3),
         engine_to_ms=None if math.isinf(high) else round(high, 3),
         agrees=agrees,
-        said=said,
+        said=message,
     )
 
 
-def _why(metric: Metric, off: float) -> str:
+def _explain_deviation(metric: Metric, deviation: float) -> str:
     """What may make the client's number differ from the engine's."""
-    if off < 0:
+    if deviation < 0:
         return (
             "the engine also counts requests that failed or that others sent, and its times end when a token is made, "
             "not when it is sent"

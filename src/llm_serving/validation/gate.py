@@ -14,7 +14,7 @@ from llm_serving.workloads.serving.traffic import Slo
 LATENCIES: tuple[Metric, ...] = get_args(Metric)
 
 
-class Miss(BaseModel):
+class MissedObjective(BaseModel):
     """One limit that does not hold."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
@@ -32,9 +32,9 @@ class Miss(BaseModel):
     """The same as a sentence."""
 
 
-def missed(
+def find_missed_objectives(
     slo: Slo, latencies: Mapping[Metric, Latency], total: int, failed: int, throughput: Mapping[str, float]
-) -> list[Miss]:
+) -> list[MissedObjective]:
     """Every limit of `slo` that does not hold.
 
     Args:
@@ -42,27 +42,29 @@ def missed(
         total: counted requests, of them `failed`.
         throughput: `requests_per_s` and `output_tokens_per_s`.
     """
-    found = []
+    missed = []
     if total == 0:
-        found.append(Miss(metric="requests", value=0, limit=1, why="no request was counted"))
+        missed.append(MissedObjective(metric="requests", value=0, limit=1, why="no request was counted"))
     for metric in LATENCIES:
         limits = getattr(slo, metric).model_dump(exclude_none=True)
         for statistic, limit in limits.items():
-            found += _latency(f"{metric}.{statistic}", getattr(latencies[metric], statistic), limit)
+            missed += _check_latency(f"{metric}.{statistic}", getattr(latencies[metric], statistic), limit)
     share = failed / total if total else None
     if share is not None and share > slo.errors:
-        why = f"{failed} of {total} requests failed ({share:.2%}), the limit is {slo.errors * 100:g}%"
-        found.append(Miss(metric="errors", value=share, limit=slo.errors, why=why))
-    for name, least in (("output_tokens_per_s", slo.output_tokens_per_s), ("requests_per_s", slo.requests_per_s)):
-        if least is not None and throughput[name] < least:
-            why = f"{throughput[name]:.2f} a second, at least {least:g} are asked for"
-            found.append(Miss(metric=name, value=throughput[name], limit=least, why=why))
-    return found
+        reason = f"{failed} of {total} requests failed ({share:.2%}), the limit is {slo.errors * 100:g}%"
+        missed.append(MissedObjective(metric="errors", value=share, limit=slo.errors, why=reason))
+    for name, minimum in (("output_tokens_per_s", slo.output_tokens_per_s), ("requests_per_s", slo.requests_per_s)):
+        if minimum is not None and throughput[name] < minimum:
+            reason = f"{throughput[name]:.2f} a second, at least {minimum:g} are asked for"
+            missed.append(MissedObjective(metric=name, value=throughput[name], limit=minimum, why=reason))
+    return missed
 
 
-def _latency(name: str, value: float | None, limit: float) -> list[Miss]:
+def _check_latency(name: str, value: float | None, limit: float) -> list[MissedObjective]:
     if value is None:
-        return [Miss(metric=name, value=None, limit=limit, why=f"no sample, the limit is {limit:g} ms")]
+        return [MissedObjective(metric=name, value=None, limit=limit, why=f"no sample, the limit is {limit:g} ms")]
     if value > limit:
-        return [Miss(metric=name, value=value, limit=limit, why=f"{value:.1f} ms, the limit is {limit:g} ms")]
+        return [
+            MissedObjective(metric=name, value=value, limit=limit, why=f"{value:.1f} ms, the limit is {limit:g} ms")
+        ]
     return []

@@ -15,15 +15,15 @@ from gevent import queue
 
 from llm_serving.validation import driver_result, prompts
 from llm_serving.validation.answer import Sample
-from llm_serving.validation.load_plan import Plan, arrivals, lengths
+from llm_serving.validation.load_plan import LoadPlan, draw_arrivals, draw_lengths
 
-AHEAD = 1000
+QUEUE_SIZE = 1000
 """Prompts made before the load starts; a longer load makes the others while it runs."""
 
-SHOWN = 5
+SHOWN_ANSWERS = 5
 """Answers whose text is kept for the report when no answer is expected."""
 
-EVERY_S = 0.5
+PROGRESS_INTERVAL_S = 0.5
 """How often progress is written."""
 
 
@@ -60,11 +60,11 @@ class Item:
 class Load:
     """Hands items to the users and takes in their samples."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: LoadPlan) -> None:
         self.plan = plan
-        self.zero = 0.0
+        self.start_time = 0.0
         """perf_counter when the counted load began."""
-        self.end = 0.0
+        self.end_time = 0.0
         """perf_counter when the last counted request ended."""
         self.vllm_dialect = False
         """Whether the server takes vLLM's own parameters."""
@@ -75,9 +75,9 @@ class Load:
         self._busy = 0
         self._ttfts: list[float] = []
         self._folder = Path(plan.folder)
-        self._samples = (self._folder / driver_result.SAMPLES).open("w", encoding="utf-8")
+        self._samples = (self._folder / driver_result.SAMPLES_FILE).open("w", encoding="utf-8")
 
-    def next(self) -> Item:
+    def take(self) -> Item:
         """The next item; waits until there is one."""
         item: Item = self._ready.get()
         self._busy += 1
@@ -89,7 +89,7 @@ class Load:
         if not item.counted:
             self.warm_up_failed += sample.error is not None
             return
-        self.end = time.perf_counter()
+        self.end_time = time.perf_counter()
         self._samples.write(sample.to_json() + "\n")
         if sample.error is not None:
             self._progress.failed += 1
@@ -98,54 +98,54 @@ class Load:
         if sample.ttft_ms is not None:
             bisect.insort(self._ttfts, sample.ttft_ms)
 
-    def warm_up(self, made: Iterable[Prompt]) -> int:
+    def warm_up(self, source: Iterable[Prompt]) -> int:
         """Sends prompts that are not counted and waits for their answers; returns how many were sent."""
         self._progress.phase = "warm-up"
         count = 0
-        for count, prompt in enumerate(made, 1):
+        for count, prompt in enumerate(source, 1):
             self._ready.put(Item(count, prompt, counted=False))
         self._drain()
         return count
 
-    def play(self, made: Iterator[Prompt]) -> None:
+    def play(self, source: Iterator[Prompt]) -> None:
         """Plays the counted load until all is sent or the time is over, and what is under way has ended."""
         traffic = self.plan.traffic
-        ahead = queue.Queue(maxsize=AHEAD)
-        maker = gevent.spawn(_fill, ahead, itertools.islice(made, traffic.requests))
+        upcoming = queue.Queue(maxsize=QUEUE_SIZE)
+        producer = gevent.spawn(_fill, upcoming, itertools.islice(source, traffic.requests))
         gevent.sleep(0)  # the queue is full, or holds all, before the clock starts
         self._progress.phase = "load"
-        self.zero = self.end = time.perf_counter()
+        self.start_time = self.end_time = time.perf_counter()
         reporter = gevent.spawn(self._report)
-        due = arrivals(traffic)
+        due = draw_arrivals(traffic)
         try:
             if due is None:
-                self._closed(ahead)
+                self._play_closed(upcoming)
             else:
-                self._open(ahead, due)
+                self._play_open(upcoming, due)
             self._drain()
         finally:
-            gevent.killall([maker, reporter])
+            gevent.killall([producer, reporter])
             self._samples.close()
-            self._write()
+            self._write_progress()
 
-    def _closed(self, ahead: queue.Queue) -> None:
+    def _play_closed(self, upcoming: queue.Queue) -> None:
         """Each user takes the next item when it has finished its last."""
         traffic = self.plan.traffic
         for number in range(traffic.requests):
-            left = self.zero + traffic.time_limit - time.perf_counter()
+            remaining = self.start_time + traffic.time_limit - time.perf_counter()
             try:
-                self._ready.put(Item(number, ahead.get(), counted=True), timeout=max(left, 0.001))
+                self._ready.put(Item(number, upcoming.get(), counted=True), timeout=max(remaining, 0.001))
             except queue.Full:
                 return
             self._progress.sent += 1
 
-    def _open(self, ahead: queue.Queue, due: Sequence[float]) -> None:
+    def _play_open(self, upcoming: queue.Queue, due: Sequence[float]) -> None:
         """Each item goes out when it is due, whatever became of those before it."""
-        for number, after in enumerate(due):
-            prompt = ahead.get()
-            when = self.zero + after
-            gevent.sleep(max(0.0, when - time.perf_counter()))
-            self._ready.put(Item(number, prompt, counted=True, due=when))
+        for number, offset in enumerate(due):
+            prompt = upcoming.get()
+            due_time = self.start_time + offset
+            gevent.sleep(max(0.0, due_time - time.perf_counter()))
+            self._ready.put(Item(number, prompt, counted=True, due=due_time))
             self._progress.sent += 1
 
     def _drain(self) -> None:
@@ -155,49 +155,49 @@ class Load:
 
     def _report(self) -> None:
         while True:
-            self._write()
-            gevent.sleep(EVERY_S)
+            self._write_progress()
+            gevent.sleep(PROGRESS_INTERVAL_S)
 
-    def _write(self) -> None:
-        now = self._progress
-        now.ttft_p95_ms = self._ttfts[round(0.95 * (len(self._ttfts) - 1))] if self._ttfts else None
-        now.left_s = self._left()
+    def _write_progress(self) -> None:
+        progress = self._progress
+        progress.ttft_p95_ms = self._ttfts[round(0.95 * (len(self._ttfts) - 1))] if self._ttfts else None
+        progress.remaining_s = self._estimate_remaining()
         # A reader never sees half of it.
-        fresh = self._folder / f".{driver_result.PROGRESS}"
-        fresh.write_text(now.model_dump_json())
-        fresh.replace(self._folder / driver_result.PROGRESS)
+        temp_file = self._folder / f".{driver_result.PROGRESS_FILE}"
+        temp_file.write_text(progress.model_dump_json())
+        temp_file.replace(self._folder / driver_result.PROGRESS_FILE)
 
-    def _left(self) -> float | None:
+    def _estimate_remaining(self) -> float | None:
         """Seconds until all are sent, at the pace so far."""
-        now, traffic = self._progress, self.plan.traffic
-        elapsed = time.perf_counter() - self.zero
-        if now.sent == 0:
+        progress, traffic = self._progress, self.plan.traffic
+        elapsed = time.perf_counter() - self.start_time
+        if progress.sent == 0:
             return None
-        return max(0.0, min((now.total - now.sent) * elapsed / now.sent, traffic.time_limit - elapsed))
+        return max(0.0, min((progress.total - progress.sent) * elapsed / progress.sent, traffic.time_limit - elapsed))
 
 
-def _fill(ahead: queue.Queue, made: Iterable[Prompt]) -> None:
-    for prompt in made:
-        ahead.put(prompt)
+def _fill(upcoming: queue.Queue, source: Iterable[Prompt]) -> None:
+    for prompt in source:
+        upcoming.put(prompt)
 
 
-def made_prompts(plan: Plan, phase: str, costs: Mapping[str, prompts.Costs]) -> Iterator[Prompt]:
+def generate_prompts(plan: LoadPlan, phase: str, costs: Mapping[str, prompts.TokenCosts]) -> Iterator[Prompt]:
     """Prompts of the lengths that the plan draws for a phase, without end, for its models in turn.
 
     Args:
         costs: what words cost each model.
     """
-    makers = {model: prompts.Maker(costs[model], f"{plan.traffic.seed}/{phase}") for model in plan.models}
-    for model, length in zip(itertools.cycle(plan.models), lengths(plan.traffic, phase), strict=False):
-        message = {"role": "user", "content": makers[model].make(length)}
+    generators = {model: prompts.PromptGenerator(costs[model], f"{plan.traffic.seed}/{phase}") for model in plan.models}
+    for model, length in zip(itertools.cycle(plan.models), draw_lengths(plan.traffic, phase), strict=False):
+        message = {"role": "user", "content": generators[model].generate(length)}
         yield Prompt((message,), length.output_tokens, asked_input=length.input_tokens, model=model)
 
 
-def own_prompts(plan: Plan, rows: Sequence[prompts.Row]) -> Iterator[Prompt]:
+def cycle_prompts(plan: LoadPlan, rows: Sequence[prompts.PromptRow]) -> Iterator[Prompt]:
     """The user's prompts in their order, again and again, each put to all of the plan's models.
 
     An answer ends where the model ends it, or at its longest.
     """
     for row, model in itertools.cycle(itertools.product(rows, plan.models)):
-        most = plan.traffic.output_tokens.most
-        yield Prompt(row.messages, most, exact=False, expected=row.expected, model=model)
+        max_tokens = plan.traffic.output_tokens.max
+        yield Prompt(row.messages, max_tokens, exact=False, expected=row.expected, model=model)

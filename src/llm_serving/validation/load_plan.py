@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 from llm_serving.workloads.serving.traffic import Traffic
 
 
-class Plan(BaseModel):
+class LoadPlan(BaseModel):
     """All that the driver needs to know; the validation writes it as plan.json, and Locust is given that file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -33,7 +33,7 @@ class Plan(BaseModel):
     data: str | None = None
     """Absolute path of the JSONL file with the user's own prompts."""
 
-    engine_pages: dict[str, str] = {}
+    metrics_urls: dict[str, str] = {}
     """URL of the engine's own metrics by replica; read before the first counted request and after the last."""
 
     folder: str
@@ -41,7 +41,7 @@ class Plan(BaseModel):
 
 
 @dataclass(frozen=True)
-class Length:
+class RequestLength:
     """How long one request is asked to be, in tokens."""
 
     input_tokens: int
@@ -51,29 +51,29 @@ class Length:
     output_tokens: int
 
 
-def lengths(traffic: Traffic, phase: str) -> Iterator[Length]:
+def draw_lengths(traffic: Traffic, phase: str) -> Iterator[RequestLength]:
     """Lengths of the requests of a phase, one after another without end; each phase draws its own."""
-    draw = random.Random(f"{traffic.seed}/{phase}/lengths")
+    rng = random.Random(f"{traffic.seed}/{phase}/lengths")
     while True:
-        tokens = draw.randint(*traffic.input_tokens)
-        answer = draw.randint(*traffic.output_tokens)
-        group = draw.randrange(traffic.prefix_groups)
-        yield Length(tokens, round(traffic.shared_prefix * tokens), group, answer)
+        input_tokens = rng.randint(*traffic.input_tokens)
+        output_tokens = rng.randint(*traffic.output_tokens)
+        group = rng.randrange(traffic.prefix_groups)
+        yield RequestLength(input_tokens, round(traffic.shared_prefix * input_tokens), group, output_tokens)
 
 
-def arrivals(traffic: Traffic) -> list[float] | None:
+def draw_arrivals(traffic: Traffic) -> list[float] | None:
     """When each counted request is due, in seconds from the start; None in the closed loop, where users decide."""
     if traffic.arrivals is None:
         return None
-    draw = random.Random(f"{traffic.seed}/arrivals")
+    rng = random.Random(f"{traffic.seed}/arrivals")
     due, times = 0.0, list[float]()
     while len(times) < traffic.requests and due <= traffic.time_limit:
         times.append(due)
-        due += draw.expovariate(traffic.arrivals) if traffic.process == "poisson" else 1 / traffic.arrivals
+        due += rng.expovariate(traffic.arrivals) if traffic.process == "poisson" else 1 / traffic.arrivals
     return times
 
 
-def users(traffic: Traffic) -> int:
+def count_users(traffic: Traffic) -> int:
     """How many Locust users play the plan.
 
     In the open loop an arrival must always find a user that waits. A request ends by its deadline, so as many are busy
@@ -81,10 +81,10 @@ def users(traffic: Traffic) -> int:
     """
     if traffic.users is not None:
         return traffic.users
-    times = arrivals(traffic) or []
-    return max(1, _most_within(times, traffic.deadline))
+    times = draw_arrivals(traffic) or []
+    return max(1, _count_max_within(times, traffic.deadline))
 
 
-def _most_within(times: Sequence[float], window: float) -> int:
+def _count_max_within(times: Sequence[float], window: float) -> int:
     """The most of the sorted `times` that lie within any stretch of `window` seconds, both ends included."""
-    return max((bisect.bisect_right(times, start + window) - at for at, start in enumerate(times)), default=0)
+    return max((bisect.bisect_right(times, start + window) - index for index, start in enumerate(times)), default=0)

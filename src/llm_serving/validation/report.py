@@ -14,19 +14,19 @@ from pydantic import BaseModel, ConfigDict
 
 from llm_serving.validation import answer, engine_metrics, gate, statistics
 from llm_serving.validation.answer import Sample
-from llm_serving.validation.driver_result import Outcome
+from llm_serving.validation.driver_result import DriverResult
 from llm_serving.validation.engine_metrics import Agreement, Replica
-from llm_serving.validation.gate import Miss
+from llm_serving.validation.gate import MissedObjective
 from llm_serving.validation.statistics import Latency, Metric
 from llm_serving.workloads.serving.deployment import Deployment
 
-BUSY = 0.8
+BUSY_CPU_SHARE = 0.8
 """Share of a core above which the driver may be what is measured."""
 
 LATE_MS = 20.0
 """Lateness of the driver (its 99th percentile) that is worth a remark."""
 
-SHOWN_MOST = 200
+MAX_SHOWN = 200
 """Answers that a report shows; requests.jsonl holds all of them."""
 
 METHOD = (
@@ -87,7 +87,7 @@ class Tokens(_Part):
     """Share of answers that had exactly the length asked for; null for the user's own prompts."""
 
 
-class Shared(_Part):
+class PromptOverlap(_Part):
     """What the prompts have in common, and what of it the engines found in their caches."""
 
     prompts: float | None
@@ -106,7 +106,7 @@ class Shared(_Part):
     policy nor a share takes `prompts` from the newest report of the same."""
 
 
-class WeightsRead(_Part):
+class WeightLoading(_Part):
     """How the engine read its weights, from its own log."""
 
     source: str
@@ -122,7 +122,7 @@ class WeightsRead(_Part):
     """Whether they are random numbers."""
 
 
-class Shown(_Part):
+class ShownAnswer(_Part):
     """One answer beside what was expected."""
 
     prompt: str
@@ -139,7 +139,7 @@ class Shown(_Part):
     detail: str
 
 
-class Expected(_Part):
+class ExpectedAnswers(_Part):
     """How many answers are as expected."""
 
     compared: int
@@ -155,7 +155,7 @@ class Report(_Part):
     verdict: Literal["pass", "fail"]
     """`pass` when every limit of the SLO holds."""
 
-    missed: list[Miss]
+    missed: list[MissedObjective]
     """The limits that do not hold."""
 
     requests: Requests
@@ -164,7 +164,7 @@ class Report(_Part):
 
     throughput: Throughput
     replicas: list[Replica]
-    weights: WeightsRead
+    weights: WeightLoading
     settings: dict[str, Any]
     """What ran, under which load and SLO."""
 
@@ -182,15 +182,15 @@ class Report(_Part):
     """From the first counted request to the end of the last."""
 
     tokens: Tokens
-    shared: Shared
+    shared: PromptOverlap
 
     agreement: list[Agreement]
     """The client's numbers beside the engine's own."""
 
-    expected: Expected | None
+    expected: ExpectedAnswers | None
     """Over all requests; null where no expected answer was given."""
 
-    answers: list[Shown]
+    answers: list[ShownAnswer]
     """The first answers beside the expected ones, or the first few; and the first failure of each kind."""
 
     remarks: list[str]
@@ -200,23 +200,23 @@ class Report(_Part):
     """How the numbers are defined."""
 
 
-def schema() -> dict[str, Any]:
+def build_schema() -> dict[str, Any]:
     """The JSON Schema of report.json."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Report.model_json_schema(mode="serialization")}
 
 
-def schema_text() -> str:
+def render_schema() -> str:
     """The schema as the file that is published."""
-    return json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(build_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
 def build(
     deployment: Deployment,
-    outcome: Outcome,
+    result: DriverResult,
     samples: Sequence[Sample],
-    weights: WeightsRead,
+    weights: WeightLoading,
     versions: Mapping[str, str],
-    prompts: str = "",
+    prompts_digest: str = "",
 ) -> Report:
     """Draws the report from what the driver left behind.
 
@@ -225,12 +225,18 @@ def build(
     """
     answered = [sample for sample in samples if sample.error is None]
     by_error = Counter(sample.error for sample in samples if sample.error)
-    metrics = {metric: statistics.latency(values) for metric, values in latencies(answered).items()}
-    throughput = _throughput(answered, outcome.duration_s)
-    missed = gate.missed(deployment.slo, metrics, len(samples), len(samples) - len(answered), throughput.model_dump())
-    names = [process.name for process in deployment.replicas]
-    replicas = engine_metrics.replicas(names, outcome.pages_before, outcome.pages_after) if outcome.pages_after else []
-    tokens = _tokens(answered)
+    metrics = {metric: statistics.summarize_latency(values) for metric, values in collect_latencies(answered).items()}
+    throughput = _compute_throughput(answered, result.duration_s)
+    missed = gate.find_missed_objectives(
+        deployment.slo, metrics, len(samples), len(samples) - len(answered), throughput.model_dump()
+    )
+    names = [process.name for process in deployment.engine_processes]
+    replicas = (
+        engine_metrics.count_replica_requests(names, result.metrics_before, result.metrics_after)
+        if result.metrics_after
+        else []
+    )
+    tokens = _count_tokens(answered)
     return Report(
         verdict="fail" if missed else "pass",
         missed=missed,
@@ -238,54 +244,61 @@ def build(
             total=len(samples),
             failed=len(samples) - len(answered),
             by_error=dict(by_error.most_common()),
-            planned=outcome.planned,
+            planned=result.planned,
         ),
         metrics=metrics,
         throughput=throughput,
         replicas=replicas,
         weights=weights,
-        settings=_settings(deployment),
-        versions={**outcome.versions, **versions},
+        settings=_collect_settings(deployment),
+        versions={**result.versions, **versions},
         emulated=list(deployment.emulated),
         name=deployment.name,
-        started_at=outcome.started_at,
-        duration_s=round(outcome.duration_s, 3),
+        started_at=result.started_at,
+        duration_s=round(result.duration_s, 3),
         tokens=tokens,
-        shared=_shared(outcome, prompts),
-        agreement=_agreement(deployment, metrics, outcome),
-        expected=_expected(answered),
-        answers=_shown(samples),
-        remarks=_remarks(deployment, outcome, samples, _answering(deployment, replicas), tokens),
-        method=[_clock(deployment, outcome), *METHOD],
+        shared=_measure_overlap(result, prompts_digest),
+        agreement=_compare_metrics(deployment, metrics, result),
+        expected=_compare_expected(answered),
+        answers=_select_shown(samples),
+        remarks=_build_remarks(deployment, result, samples, _select_answering(deployment, replicas), tokens),
+        method=[_describe_clock(deployment, result), *METHOD],
     )
 
 
-def _shared(outcome: Outcome, prompts: str) -> Shared:
-    def rounded(share: float | None) -> float | None:
+def _measure_overlap(result: DriverResult, prompts_digest: str) -> PromptOverlap:
+    def round_share(share: float | None) -> float | None:
         return None if share is None else round(share, 4)
 
-    found = engine_metrics.cached(outcome.pages_before, outcome.pages_after)
-    return Shared(prompts=rounded(outcome.shared_prompts), of=outcome.shared_of, cached=rounded(found), traffic=prompts)
+    cached_share = engine_metrics.compute_cached_share(result.metrics_before, result.metrics_after)
+    return PromptOverlap(
+        prompts=round_share(result.shared_prompts),
+        of=result.shared_prompt_count,
+        cached=round_share(cached_share),
+        traffic=prompts_digest,
+    )
 
 
-def _agreement(deployment: Deployment, metrics: Mapping[Metric, Latency], outcome: Outcome) -> list[Agreement]:
+def _compare_metrics(
+    deployment: Deployment, metrics: Mapping[Metric, Latency], result: DriverResult
+) -> list[Agreement]:
     """The client's numbers beside those of the engines that answer it.
 
     Where prefill stands apart, no engine sees a whole request: decode's own times begin when the prompt is read.
     """
-    names = {process.name for role in deployment.answering for process in role.processes}
-    whole = deployment.answering == deployment.engines
-    both: Mapping[Metric, Latency] = metrics if whole else {"itl_ms": metrics["itl_ms"]}
-    after = {name: text for name, text in outcome.pages_after.items() if name in names}
-    return engine_metrics.compare(both, outcome.pages_before, after)
+    names = {process.name for role in deployment.answering_roles for process in role.processes}
+    sees_all = deployment.answering_roles == deployment.engine_roles
+    comparable: Mapping[Metric, Latency] = metrics if sees_all else {"itl_ms": metrics["itl_ms"]}
+    after = {name: text for name, text in result.metrics_after.items() if name in names}
+    return engine_metrics.compare(comparable, result.metrics_before, after)
 
 
-def _answering(deployment: Deployment, replicas: Sequence[Replica]) -> list[Replica]:
-    names = {process.name for role in deployment.answering for process in role.processes}
-    return [one for one in replicas if one.name in names]
+def _select_answering(deployment: Deployment, replicas: Sequence[Replica]) -> list[Replica]:
+    names = {process.name for role in deployment.answering_roles for process in role.processes}
+    return [replica for replica in replicas if replica.name in names]
 
 
-def latencies(answered: Sequence[Sample]) -> dict[Metric, list[float]]:
+def collect_latencies(answered: Sequence[Sample]) -> dict[Metric, list[float]]:
     """Every latency in milliseconds; inter-token latency once for each token after its answer's first."""
     return {
         "ttft_ms": [sample.ttft_ms for sample in answered if sample.ttft_ms is not None],
@@ -294,77 +307,77 @@ def latencies(answered: Sequence[Sample]) -> dict[Metric, list[float]]:
     }
 
 
-def _throughput(answered: Sequence[Sample], duration_s: float) -> Throughput:
+def _compute_throughput(answered: Sequence[Sample], duration_s: float) -> Throughput:
     if duration_s <= 0:
         return Throughput(requests_per_s=0.0, output_tokens_per_s=0.0)
-    made = sum(sample.output_tokens or 0 for sample in answered)
+    output_tokens = sum(sample.output_tokens or 0 for sample in answered)
     return Throughput(
-        requests_per_s=round(len(answered) / duration_s, 3), output_tokens_per_s=round(made / duration_s, 3)
+        requests_per_s=round(len(answered) / duration_s, 3), output_tokens_per_s=round(output_tokens / duration_s, 3)
     )
 
 
-def _tokens(answered: Sequence[Sample]) -> Tokens:
-    def mean(counts: list[int]) -> float | None:
+def _count_tokens(answered: Sequence[Sample]) -> Tokens:
+    def compute_mean(counts: list[int]) -> float | None:
         return round(sum(counts) / len(counts), 1) if counts else None
 
-    def exact(pairs: list[tuple[int | None, int | None]]) -> float | None:
-        known = [(asked, had) for asked, had in pairs if asked is not None and had is not None]
-        return sum(asked == had for asked, had in known) / len(known) if known else None
+    def compute_exact_share(pairs: list[tuple[int | None, int | None]]) -> float | None:
+        known = [(requested, actual) for requested, actual in pairs if requested is not None and actual is not None]
+        return sum(requested == actual for requested, actual in known) / len(known) if known else None
 
     return Tokens(
-        input_mean=mean([sample.input_tokens for sample in answered if sample.input_tokens is not None]),
-        output_mean=mean([sample.output_tokens for sample in answered if sample.output_tokens is not None]),
-        input_exact=exact([(sample.asked_input, sample.input_tokens) for sample in answered]),
-        output_exact=exact([(sample.asked_output, sample.output_tokens) for sample in answered]),
+        input_mean=compute_mean([sample.input_tokens for sample in answered if sample.input_tokens is not None]),
+        output_mean=compute_mean([sample.output_tokens for sample in answered if sample.output_tokens is not None]),
+        input_exact=compute_exact_share([(sample.asked_input, sample.input_tokens) for sample in answered]),
+        output_exact=compute_exact_share([(sample.asked_output, sample.output_tokens) for sample in answered]),
     )
 
 
-def _settings(deployment: Deployment) -> dict[str, Any]:
-    plain = deployment.model_dump(
+def _collect_settings(deployment: Deployment) -> dict[str, Any]:
+    settings = deployment.model_dump(
         mode="json",
         include={"pattern", "target", "fleet", "engine", "url", "traffic", "slo"},
         exclude_none=True,
     )
-    first = deployment.models[0]
+    main_model = deployment.served_models[0]
     if deployment.traffic.arrivals is None:
-        plain["traffic"].pop("process")  # it spaces arrivals, and there are none
-    roles = {role.name: len(role.processes) for role in deployment.engines}
+        settings["traffic"].pop("process")  # it spaces arrivals, and there are none
+    roles = {role.name: len(role.processes) for role in deployment.engine_roles}
     return {
-        **plain,
-        "model": first.model,
-        "served_model": first.name,
-        **({"models": list(deployment.names)} if len(deployment.names) > 1 else {}),
-        "context": first.context,
-        "replicas": len(deployment.replicas),
+        **settings,
+        "model": main_model.model,
+        "served_model": main_model.name,
+        **({"models": list(deployment.model_names)} if len(deployment.model_names) > 1 else {}),
+        "context": main_model.context,
+        "replicas": len(deployment.engine_processes),
         **({"roles": roles} if len(roles) > 1 else {}),
     }
 
 
-def _expected(answered: Sequence[Sample]) -> Expected | None:
-    known = [same for sample in answered if (same := _same(sample)) is not None]
-    return Expected(compared=len(known), same=sum(known)) if known else None
+def _compare_expected(answered: Sequence[Sample]) -> ExpectedAnswers | None:
+    matches = [is_same for sample in answered if (is_same := _is_expected(sample)) is not None]
+    return ExpectedAnswers(compared=len(matches), same=sum(matches)) if matches else None
 
 
-def _same(sample: Sample) -> bool | None:
+def _is_expected(sample: Sample) -> bool | None:
     """Whether the answer is the expected one, white space aside; None where none was given."""
     return None if sample.expected is None else sample.text.split() == sample.expected.split()
 
 
-def _shown(samples: Sequence[Sample]) -> list[Shown]:
+def _select_shown(samples: Sequence[Sample]) -> list[ShownAnswer]:
     """In the order of sending: the first answers whose text was kept, and the first failure of each kind."""
-    shown: list[Shown] = []
+    shown: list[ShownAnswer] = []
     failures: set[str] = set()
-    for sample in sorted(samples, key=lambda one: one.number):
-        if sample.error in failures or not (sample.error or sample.prompt) or len(shown) >= SHOWN_MOST:
+    for sample in sorted(samples, key=lambda item: item.number):
+        if sample.error in failures or not (sample.error or sample.prompt) or len(shown) >= MAX_SHOWN:
             continue
         if sample.error:
             failures.add(sample.error)
         shown.append(
-            Shown(
+            ShownAnswer(
                 prompt=sample.prompt,
                 actual=sample.text,
                 expected=sample.expected,
-                same=_same(sample),
+                same=_is_expected(sample),
                 error=sample.error,
                 detail=sample.detail,
             )
@@ -372,59 +385,65 @@ def _shown(samples: Sequence[Sample]) -> list[Shown]:
     return shown
 
 
-def _clock(deployment: Deployment, outcome: Outcome) -> str:
+def _describe_clock(deployment: Deployment, result: DriverResult) -> str:
     start = "it was sent" if deployment.traffic.arrivals is None else "it was due, whenever it was sent (open loop)"
-    end = "the kernel took in the bytes" if outcome.kernel_times else "the driver read the bytes"
+    end = "the kernel took in the bytes" if result.kernel_times else "the driver read the bytes"
     return f"A request's times run from when {start}, connecting included, to when {end}."
 
 
-def _remarks(
-    deployment: Deployment, outcome: Outcome, samples: Sequence[Sample], replicas: Sequence[Replica], tokens: Tokens
+def _build_remarks(
+    deployment: Deployment, result: DriverResult, samples: Sequence[Sample], replicas: Sequence[Replica], tokens: Tokens
 ) -> list[str]:
     """What a reader should know before trusting the numbers."""
-    said = []
-    if len(samples) < outcome.planned:
+    remarks = []
+    if len(samples) < result.planned:
         limit = deployment.traffic.time_limit
-        said.append(
-            f"{len(samples)} of {outcome.planned} requests were sent: the time limit of {limit:g} s came first."
+        remarks.append(
+            f"{len(samples)} of {result.planned} requests were sent: the time limit of {limit:g} s came first."
         )
-    if outcome.cpu_share > BUSY:
-        said.append(f"The load driver used {outcome.cpu_share:.0%} of a core: part of the times may be its own.")
-    late = statistics.latency([sample.late_ms for sample in samples])
-    if late.p99 is not None and late.p99 > LATE_MS:
-        said.append(
-            f"Requests went out up to {late.p99:.0f} ms (p99) after they were due; their times hold that delay."
+    if result.cpu_share > BUSY_CPU_SHARE:
+        remarks.append(f"The load driver used {result.cpu_share:.0%} of a core: part of the times may be its own.")
+    lateness = statistics.summarize_latency([sample.late_ms for sample in samples])
+    if lateness.p99 is not None and lateness.p99 > LATE_MS:
+        remarks.append(
+            f"Requests went out up to {lateness.p99:.0f} ms (p99) after they were due; their times hold that delay."
         )
     if tokens.input_exact is not None and tokens.input_exact < 1:
-        said.append(f"{1 - tokens.input_exact:.0%} of the prompts have another length than was drawn for them.")
+        remarks.append(f"{1 - tokens.input_exact:.0%} of the prompts have another length than was drawn for them.")
     if tokens.output_exact is not None and tokens.output_exact < 1:
-        said.append(f"{1 - tokens.output_exact:.0%} of the answers have another length than was asked for.")
+        remarks.append(f"{1 - tokens.output_exact:.0%} of the answers have another length than was asked for.")
     if any(sample.input_tokens is None for sample in samples if sample.error is None):
-        said.append("The server reports no usage: output tokens are counted by events.")
-    if outcome.warm_up_failed:
-        said.append(f"{outcome.warm_up_failed} of {outcome.warm_up_sent} warm-up requests failed (not counted).")
-    return said + _replica_remarks(samples, replicas)
+        remarks.append("The server reports no usage: output tokens are counted by events.")
+    if result.warm_up_failed:
+        remarks.append(f"{result.warm_up_failed} of {result.warm_up_sent} warm-up requests failed (not counted).")
+    return remarks + _build_replica_remarks(samples, replicas)
 
 
-def _replica_remarks(samples: Sequence[Sample], replicas: Sequence[Replica]) -> list[str]:
-    said = [
-        f"{one.name} restarted during the load: it counts only what came after." for one in replicas if one.restarted
+def _build_replica_remarks(samples: Sequence[Sample], replicas: Sequence[Replica]) -> list[str]:
+    remarks = [
+        f"{replica.name} restarted during the load: it counts only what came after."
+        for replica in replicas
+        if replica.restarted
     ]
-    said += [f"The metrics of {one.name} could not be read after the load." for one in replicas if one.requests is None]
-    said += [f"{one.name} answered no request." for one in replicas if one.requests == 0]
-    counted = sum(one.requests or 0 for one in replicas)
+    remarks += [
+        f"The metrics of {replica.name} could not be read after the load."
+        for replica in replicas
+        if replica.requests is None
+    ]
+    remarks += [f"{replica.name} answered no request." for replica in replicas if replica.requests == 0]
+    counted = sum(replica.requests or 0 for replica in replicas)
     answered = sum(sample.error is None for sample in samples)
-    if replicas and not said and counted != answered:
-        said.append(f"The replicas count {counted} answered requests, the client {answered}.")
-    return said
+    if replicas and not remarks and counted != answered:
+        remarks.append(f"The replicas count {counted} answered requests, the client {answered}.")
+    return remarks
 
 
-def error_kinds(report: Report) -> list[tuple[str, int, str]]:
+def list_error_kinds(report: Report) -> list[tuple[str, int, str]]:
     """Each kind of failure with its count and what it means."""
-    return [(kind, count, _meaning(kind)) for kind, count in report.requests.by_error.items()]
+    return [(kind, count, _describe_error(kind)) for kind, count in report.requests.by_error.items()]
 
 
-def _meaning(kind: str) -> str:
+def _describe_error(kind: str) -> str:
     if kind.startswith("http_"):
         return f"the server answered with status {kind.removeprefix('http_')}"
-    return answer.KINDS.get(kind, "what the user class calls it")
+    return answer.ERROR_KINDS.get(kind, "what the user class calls it")

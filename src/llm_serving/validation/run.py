@@ -22,24 +22,24 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from llm_serving import console
-from llm_serving.settings.errors import AnswerIsNo, InputError, Unavailable
+from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
 from llm_serving.validation import driver_result, html_report, load_plan, prompts, report, weight_loading
 from llm_serving.validation.answer import Sample
-from llm_serving.validation.driver_result import Outcome, Progress
-from llm_serving.validation.load_plan import Plan
+from llm_serving.validation.driver_result import DriverResult, Progress
+from llm_serving.validation.load_plan import LoadPlan
 from llm_serving.validation.report import Report
 from llm_serving.workloads.serving import measured_prompts
 from llm_serving.workloads.serving.deployment import Deployment
 
-REPORT, PAGE = measured_prompts.REPORT, "report.html"
+REPORT_FILE, PAGE_FILE = measured_prompts.REPORT, "report.html"
 
 LATEST = "latest"
 
 _LOCUSTFILE = Path(__file__).with_name("locustfile.py")
-ASKED = 3 + math.ceil(len(prompts.VOCABULARY) / prompts.AT_ONCE)
+MAX_PROBES = 3 + math.ceil(len(prompts.VOCABULARY) / prompts.CONCURRENCY)
 """Longest chain of questions to a model before the warm-up: two for what it understands, then what words cost."""
 
-_START_S = 60.0
+_START_TIMEOUT_S = 60.0
 """Longest that Locust may take to start and to end."""
 
 
@@ -51,7 +51,7 @@ def validate(
     folder: Path | None = None,
     url: str | None = None,
     requests: int | None = None,
-    user: Path | None = None,
+    user_file: Path | None = None,
 ) -> tuple[Report, Path]:
     """Plays the deployment's traffic and returns the report with the folder that holds it, RUNS/NAME/TIME.
 
@@ -76,79 +76,85 @@ def validate(
         )
     if url is not None:
         deployment = deployment.model_copy(update={"url": url.rstrip("/").removesuffix("/v1")})
-    if user is not None and not user.is_file():
-        raise InputError(f"--user: now {str(user)!r}: there is no such file. Write the path of a Python file.")
+    if user_file is not None and not user_file.is_file():
+        raise InputError(f"--user: now {str(user_file)!r}: there is no such file. Write the path of a Python file.")
     work = logs.resolve() / "validation"
-    with _alone(work, deployment.name):
-        told = _plan(deployment, folder or Path.cwd(), work)
-        found = _play(told, user or _LOCUSTFILE, work)
-        with (work / driver_result.SAMPLES).open(encoding="utf-8") as lines:
+    with _lock_driver(work, deployment.name):
+        driver_plan = _write_plan(deployment, folder or Path.cwd(), work)
+        result = _run_locust(driver_plan, user_file or _LOCUSTFILE, work)
+        with (work / driver_result.SAMPLES_FILE).open(encoding="utf-8") as lines:
             samples = [Sample.from_json(line) for line in lines]
-        first = deployment.models[0]
-        readers = [one for role in deployment.engines if role.serves == first for one in role.processes]
-        read = weight_loading.read(first.weights, [logs / f"{one.name}.log" for one in readers])
-        sent = measured_prompts.prompts(deployment.traffic, folder or Path.cwd())
-        made = report.build(deployment, found, samples, read, _versions(deployment), sent)
-        return made, _keep(made, samples, work, runs / deployment.name)
+        main_model = deployment.served_models[0]
+        replicas = [
+            process for role in deployment.engine_roles if role.served_model == main_model for process in role.processes
+        ]
+        loading = weight_loading.read(main_model.weights, [logs / f"{process.name}.log" for process in replicas])
+        prompts_digest = measured_prompts.compute_digest(deployment.traffic, folder or Path.cwd())
+        run_report = report.build(deployment, result, samples, loading, _collect_versions(deployment), prompts_digest)
+        return run_report, _save_run(run_report, samples, work, runs / deployment.name)
 
 
-def gate(made: Report) -> None:
+def require_slo(run_report: Report) -> None:
     """Raises:
     AnswerIsNo: naming each metric of the SLO that was missed, its value and its limit.
     """
-    if made.missed:
-        misses = "\n".join(f"  {miss.metric}: {miss.why}" for miss in made.missed)
-        raise AnswerIsNo(f"{made.name} misses its SLO:\n{misses}")
+    if run_report.missed:
+        message = "\n".join(f"  {objective.metric}: {objective.why}" for objective in run_report.missed)
+        raise CheckFailed(f"{run_report.name} misses its SLO:\n{message}")
 
 
 @contextlib.contextmanager
-def _alone(work: Path, name: str) -> Iterator[None]:
+def _lock_driver(work: Path, name: str) -> Iterator[None]:
     """Holds the deployment's driver folder, emptied: two loads at once would measure each other."""
     work.mkdir(parents=True, exist_ok=True)
     with (work / ".lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise AnswerIsNo(f"another validation of {name} is running; wait for its end, or end it") from None
-        for old in work.iterdir():
-            if old.name != ".lock":
-                old.unlink()
+            raise CheckFailed(f"another validation of {name} is running; wait for its end, or end it") from None
+        for path in work.iterdir():
+            if path.name != ".lock":
+                path.unlink()
         yield
 
 
-def _plan(deployment: Deployment, folder: Path, work: Path) -> Plan:
+def _write_plan(deployment: Deployment, folder: Path, work: Path) -> LoadPlan:
     """The driver's plan, written where Locust finds it."""
     traffic, data = deployment.traffic, None
     if traffic.data is not None:
         data = (folder / traffic.data).resolve()
         prompts.read_rows(data, traffic.api)  # a mistake in it is said before anything starts
-    pages = {}
+    metrics_urls = {}
     if deployment.target == "local":
-        pages = {one.name: f"http://127.0.0.1:{one.port}/metrics" for one in deployment.replicas}
-    told = Plan(
+        metrics_urls = {
+            process.name: f"http://127.0.0.1:{process.port}/metrics" for process in deployment.engine_processes
+        }
+    driver_plan = LoadPlan(
         url=deployment.url,
-        models=deployment.names,
+        models=deployment.model_names,
         traffic=traffic,
         data=str(data) if data else None,
-        engine_pages=pages,
+        metrics_urls=metrics_urls,
         folder=str(work),
     )
-    (work / driver_result.PLAN).write_text(told.model_dump_json(indent=2, exclude_none=True) + "\n", encoding="utf-8")
-    return told
+    (work / driver_result.PLAN_FILE).write_text(
+        driver_plan.model_dump_json(indent=2, exclude_none=True) + "\n", encoding="utf-8"
+    )
+    return driver_plan
 
 
-def command(told: Plan, user_file: Path) -> list[str]:
+def build_command(driver_plan: LoadPlan, user_file: Path) -> list[str]:
     """Locust's command line for a plan."""
-    users = str(load_plan.users(told.traffic))
-    work = Path(told.folder)
+    user_count = str(load_plan.count_users(driver_plan.traffic))
+    work = Path(driver_plan.folder)
     return [
         sys.executable, "-m", "locust", "--headless", "--only-summary", "--exit-code-on-error", "0",
-        "--locustfile", console.near(user_file), "--users", users, "--spawn-rate", users,
-        "--csv", console.near(work / driver_result.CSV), "--plan", console.near(work / driver_result.PLAN),
+        "--locustfile", console.shorten_path(user_file), "--users", user_count, "--spawn-rate", user_count,
+        "--csv", console.shorten_path(work / driver_result.CSV_PREFIX), "--plan", console.shorten_path(work / driver_result.PLAN_FILE),
     ]  # fmt: skip
 
 
-def _play(told: Plan, user_file: Path, work: Path) -> Outcome:
+def _run_locust(driver_plan: LoadPlan, user_file: Path, work: Path) -> DriverResult:
     """Runs Locust to its end, showing how far it is.
 
     Raises:
@@ -158,89 +164,96 @@ def _play(told: Plan, user_file: Path, work: Path) -> Outcome:
     with console.step("Play the load") as step:
 
         def watch() -> None:
-            if now := _progress(work):
-                step.note = line(now)
+            if progress := _read_progress(work):
+                step.note = format_progress(progress)
 
-        console.run(command(told, user_file), log=work / driver_result.LOG, timeout_s=_longest(told), watch=watch)
+        console.run(
+            build_command(driver_plan, user_file),
+            log=work / driver_result.LOG_FILE,
+            timeout_s=_compute_timeout(driver_plan),
+            on_poll=watch,
+        )
         watch()
-        if not (work / driver_result.OUTCOME).is_file():
-            raise Unavailable(f"Locust ended before the load; {console.near(work / driver_result.LOG)} tells more")
-        found = Outcome.model_validate_json((work / driver_result.OUTCOME).read_text(encoding="utf-8"))
-        if found.refused:
-            raise Unavailable(found.refused)
-        return found
+        if not (work / driver_result.RESULT_FILE).is_file():
+            raise Unavailable(
+                f"Locust ended before the load; {console.shorten_path(work / driver_result.LOG_FILE)} tells more"
+            )
+        result = DriverResult.model_validate_json((work / driver_result.RESULT_FILE).read_text(encoding="utf-8"))
+        if result.error:
+            raise Unavailable(result.error)
+        return result
 
 
-def _longest(told: Plan) -> float:
+def _compute_timeout(driver_plan: LoadPlan) -> float:
     """Seconds after which the driver must have ended, whatever the server does."""
-    traffic = told.traffic
-    asked = ASKED * len(told.models) + traffic.warm_up // load_plan.users(traffic) + 1
-    return _START_S + asked * traffic.deadline + traffic.time_limit + traffic.deadline
+    traffic = driver_plan.traffic
+    probes = MAX_PROBES * len(driver_plan.models) + traffic.warm_up // load_plan.count_users(traffic) + 1
+    return _START_TIMEOUT_S + probes * traffic.deadline + traffic.time_limit + traffic.deadline
 
 
-def _progress(work: Path) -> Progress | None:
+def _read_progress(work: Path) -> Progress | None:
     try:
-        return Progress.model_validate_json((work / driver_result.PROGRESS).read_text(encoding="utf-8"))
+        return Progress.model_validate_json((work / driver_result.PROGRESS_FILE).read_text(encoding="utf-8"))
     except (FileNotFoundError, ValidationError):
         return None
 
 
-def line(now: Progress) -> str:
+def format_progress(progress: Progress) -> str:
     """Progress in one line."""
-    if now.phase != "load":
-        return f"{now.phase}: not counted"
-    parts = [f"sent {now.sent} of {now.total}", f"answered {now.answered}", f"failed {now.failed}"]
-    if now.ttft_p95_ms is not None:
-        parts.append(f"TTFT p95 so far {now.ttft_p95_ms:.0f} ms")
-    if now.left_s:
-        parts.append(f"about {now.left_s:.0f} s left")
+    if progress.phase != "load":
+        return f"{progress.phase}: not counted"
+    parts = [f"sent {progress.sent} of {progress.total}", f"answered {progress.answered}", f"failed {progress.failed}"]
+    if progress.ttft_p95_ms is not None:
+        parts.append(f"TTFT p95 so far {progress.ttft_p95_ms:.0f} ms")
+    if progress.remaining_s:
+        parts.append(f"about {progress.remaining_s:.0f} s left")
     return ", ".join(parts)
 
 
-def _versions(deployment: Deployment) -> dict[str, str]:
+def _collect_versions(deployment: Deployment) -> dict[str, str]:
     """What ran, besides the driver: this program, and the engine by its own word where it can be asked."""
-    found = {"blueprint": importlib.metadata.version("llm-serving-blueprints")}
+    versions = {"blueprint": importlib.metadata.version("llm-serving-blueprints")}
     if deployment.target != "local":
-        return found
-    page_url = f"http://127.0.0.1:{deployment.replicas[0].port}/version"
-    with contextlib.suppress(OSError, ValueError, KeyError), urllib.request.urlopen(page_url, timeout=5) as answer:
-        found[deployment.engine] = str(json.load(answer)["version"])
-    return found
+        return versions
+    version_url = f"http://127.0.0.1:{deployment.engine_processes[0].port}/version"
+    with contextlib.suppress(OSError, ValueError, KeyError), urllib.request.urlopen(version_url, timeout=5) as response:
+        versions[deployment.engine] = str(json.load(response)["version"])
+    return versions
 
 
-def _keep(made: Report, samples: list[Sample], work: Path, runs: Path) -> Path:
+def _save_run(run_report: Report, samples: list[Sample], work: Path, runs: Path) -> Path:
     """Puts the run's folder together and leads `latest` to it."""
-    started = datetime.datetime.fromisoformat(made.started_at)
+    started = datetime.datetime.fromisoformat(run_report.started_at)
     name = started.strftime("%Y-%m-%dT%H-%M-%SZ")
-    fresh = runs / f".{name}.{os.getpid()}"
+    temp_folder = runs / f".{name}.{os.getpid()}"
     try:
-        fresh.mkdir(parents=True)
-        (fresh / REPORT).write_text(made.model_dump_json(indent=2) + "\n", encoding="utf-8")
-        (fresh / PAGE).write_text(html_report.render(made, samples), encoding="utf-8")
+        temp_folder.mkdir(parents=True)
+        (temp_folder / REPORT_FILE).write_text(run_report.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        (temp_folder / PAGE_FILE).write_text(html_report.render(run_report, samples), encoding="utf-8")
         for path in sorted(work.iterdir()):
-            if path.name not in (".lock", driver_result.PROGRESS, driver_result.OUTCOME):
-                shutil.copy(path, fresh)
-        kept = _free(runs / name)
-        fresh.rename(kept)
+            if path.name not in (".lock", driver_result.PROGRESS_FILE, driver_result.RESULT_FILE):
+                shutil.copy(path, temp_folder)
+        run_folder = _find_free_path(runs / name)
+        temp_folder.rename(run_folder)
     except BaseException:
-        shutil.rmtree(fresh, ignore_errors=True)
+        shutil.rmtree(temp_folder, ignore_errors=True)
         raise
-    _lead(runs.parent / LATEST, kept)
-    return kept
+    _update_link(runs.parent / LATEST, run_folder)
+    return run_folder
 
 
-def _free(path: Path) -> Path:
+def _find_free_path(path: Path) -> Path:
     """`path`, or where another run of the same second has it, the next name free."""
     count = 2
-    free = path
-    while free.exists():
-        free, count = path.with_name(f"{path.name}-{count}"), count + 1
-    return free
+    candidate = path
+    while candidate.exists():
+        candidate, count = path.with_name(f"{path.name}-{count}"), count + 1
+    return candidate
 
 
-def _lead(link: Path, to: Path) -> None:
+def _update_link(link: Path, destination: Path) -> None:
     """Points a symbolic link at a folder in one step."""
-    fresh = link.with_name(f".{link.name}.{os.getpid()}")
-    fresh.unlink(missing_ok=True)
-    fresh.symlink_to(os.path.relpath(to, link.parent))
-    fresh.replace(link)
+    temp_link = link.with_name(f".{link.name}.{os.getpid()}")
+    temp_link.unlink(missing_ok=True)
+    temp_link.symlink_to(os.path.relpath(destination, link.parent))
+    temp_link.replace(link)

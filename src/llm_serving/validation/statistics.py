@@ -47,7 +47,7 @@ class Latency(BaseModel):
     """The most."""
 
 
-def percentile(ordered: Sequence[float], share: float) -> float:
+def compute_percentile(ordered: Sequence[float], share: float) -> float:
     """The value below which `share` (0 to 1) of the sorted, not empty, `ordered` lies."""
     rank = share * (len(ordered) - 1)
     low = int(rank)
@@ -55,11 +55,11 @@ def percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (rank - low)
 
 
-def latency(values: Sequence[float]) -> Latency:
+def summarize_latency(values: Sequence[float]) -> Latency:
     """Mean and percentiles of milliseconds, in any order."""
     if not values:
         return Latency(count=0)
     ordered = sorted(values)
-    at = {name: round(percentile(ordered, share), 3) for name, share in PERCENTILES.items()}
+    percentiles = {name: round(compute_percentile(ordered, share), 3) for name, share in PERCENTILES.items()}
     mean = round(sum(ordered) / len(ordered), 3)
-    return Latency(count=len(ordered), mean=mean, min=round(ordered[0], 3), max=round(ordered[-1], 3), **at)
+    return Latency(count=len(ordered), mean=mean, min=round(ordered[0], 3), max=round(ordered[-1], 3), **percentiles)

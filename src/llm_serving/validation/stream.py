@@ -25,7 +25,7 @@ _SO_TIMESTAMPNS = 35
 """Linux's socket option, which the standard library does not name; the message with a time has the same number."""
 
 _TIMESPEC = struct.Struct("qq")
-_PIECE = 65536
+_CHUNK_BYTES = 65536
 
 IDLE_LIMIT_S = 1.0
 """A connection that was idle for longer is not used again: servers close idle ones (vLLM after 5 s), and a request
@@ -39,7 +39,7 @@ class StampedSocket(gsocket.socket):  # type: ignore[misc]
     offset: float | None = None
     """Wall clock minus perf_counter, in seconds; None where the kernel gives no times."""
 
-    def ask_for_stamps(self) -> None:
+    def enable_timestamps(self) -> None:
         """Call before each request: the wall clock may be set while a connection is open."""
         if sys.platform == "linux":
             self.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
@@ -51,9 +51,9 @@ class StampedSocket(gsocket.socket):  # type: ignore[misc]
             self.stamp = time.perf_counter()
             return int(size)
         view = memoryview(buffer)[: nbytes or len(buffer)]
-        size, notes, _, _ = self.recvmsg_into([view], socket.CMSG_SPACE(_TIMESPEC.size), flags)
+        size, ancillary, _, _ = self.recvmsg_into([view], socket.CMSG_SPACE(_TIMESPEC.size), flags)
         self.stamp = time.perf_counter()
-        for level, kind, data in notes:
+        for level, kind, data in ancillary:
             if level == socket.SOL_SOCKET and kind == _SO_TIMESTAMPNS:
                 seconds, nanoseconds = _TIMESPEC.unpack(data[: _TIMESPEC.size])
                 # Never later than the read: the wall clock may have been set in between.
@@ -62,15 +62,15 @@ class StampedSocket(gsocket.socket):  # type: ignore[misc]
 
 
 @functools.cache
-def _tls() -> ssl.SSLContext:
+def _create_tls_context() -> ssl.SSLContext:
     # Reading the certificates takes milliseconds: once, not for each connection.
     return ssl.create_default_context()
 
 
-class _Plain(http.client.HTTPConnection):
+class _PlainConnection(http.client.HTTPConnection):
     def connect(self) -> None:
-        made = gsocket.create_connection((self.host, self.port))
-        self.sock = StampedSocket(made.family, made.type, made.proto, fileno=made.detach())
+        raw_socket = gsocket.create_connection((self.host, self.port))
+        self.sock = StampedSocket(raw_socket.family, raw_socket.type, raw_socket.proto, fileno=raw_socket.detach())
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
@@ -112,15 +112,15 @@ class Connection:
         if self._http is not None and time.perf_counter() - self._used > IDLE_LIMIT_S:
             self.close()
         if self._http is None:
-            fresh = self._new()
-            fresh.connect()
-            self._http = fresh
+            connection = self._create()
+            connection.connect()
+            self._http = connection
 
-    def _new(self) -> http.client.HTTPConnection:
+    def _create(self) -> http.client.HTTPConnection:
         host = self._url.hostname or ""
         if self._url.scheme == "https":
-            return http.client.HTTPSConnection(host, self._url.port, context=_tls())
-        return _Plain(host, self._url.port)
+            return http.client.HTTPSConnection(host, self._url.port, context=_create_tls_context())
+        return _PlainConnection(host, self._url.port)
 
     def post(self, path: str, body: bytes) -> Iterator[tuple[float, bytes]]:
         """Sends a request on the open connection; yields the answer's pieces with their times.
@@ -133,18 +133,18 @@ class Connection:
         self.unread_s = 0.0
         sock = self._http.sock
         if isinstance(sock, StampedSocket):
-            sock.ask_for_stamps()
+            sock.enable_timestamps()
         self._http.request("POST", self._url.path.rstrip("/") + path, body, self._headers)
-        answer = self._http.getresponse()
-        if answer.status != http.client.OK:
-            text = answer.read().decode("utf-8", "replace")
+        response = self._http.getresponse()
+        if response.status != http.client.OK:
+            text = response.read().decode("utf-8", "replace")
             self._used = time.perf_counter()
-            raise HttpError(answer.status, text)
-        while piece := answer.read1(_PIECE):
+            raise HttpError(response.status, text)
+        while chunk := response.read1(_CHUNK_BYTES):
             now = time.perf_counter()
             stamp = getattr(sock, "stamp", now)
             self.unread_s = max(self.unread_s, now - stamp)
-            yield stamp, piece
+            yield stamp, chunk
         self._used = time.perf_counter()
-        if answer.will_close:
+        if response.will_close:
             self.close()

@@ -37,15 +37,15 @@ from locust import User, constant, events, task
 from llm_serving.validation import answer as answers
 from llm_serving.validation import driver
 from llm_serving.validation.answer import Answer, Sample
-from llm_serving.validation.load import SHOWN, Item, Load, Prompt
+from llm_serving.validation.load import SHOWN_ANSWERS, Item, Load, Prompt
 from llm_serving.validation.stream import Connection, HttpError
 
 
-def _options(parser: Any) -> None:
+def _add_options(parser: Any) -> None:
     parser.add_argument("--plan", required=True, help="the plan that `blueprint validate` wrote")
 
 
-events.init_command_line_parser.add_listener(_options)
+events.init_command_line_parser.add_listener(_add_options)
 events.test_start.add_listener(driver.start)
 
 
@@ -57,7 +57,7 @@ class OpenAIUser(User):  # type: ignore[misc]
 
     def __init__(self, environment: Any) -> None:
         super().__init__(environment)
-        self.plan = driver.plan(environment)
+        self.plan = driver.read_plan(environment)
         self.connection = Connection(self.plan.url, self.headers())
 
     def headers(self) -> dict[str, str]:
@@ -86,46 +86,46 @@ class OpenAIUser(User):  # type: ignore[misc]
 
     @property
     def load(self) -> Load:
-        return driver.load(self.environment)
+        return driver.get_load(self.environment)
 
     @task  # type: ignore[untyped-decorator]
-    def turn(self) -> None:
+    def play_item(self) -> None:
         """Plays one item of the load."""
-        item = self.load.next()
+        item = self.load.take()
         sample = Sample(item.number, 0.0)
         try:
             self._play(item, sample)
         finally:
             self.load.finish(item, sample)
         if item.counted:
-            self._tell_locust(sample)
+            self._report_to_locust(sample)
 
     def _play(self, item: Item, sample: Sample) -> None:
-        begun = time.perf_counter()
-        start = begun if item.due is None else item.due
-        sample.start_s, sample.late_ms = start - self.load.zero, (begun - start) * 1000
+        sent_at = time.perf_counter()
+        start = sent_at if item.due is None else item.due
+        sample.start_s, sample.late_ms = start - self.load.start_time, (sent_at - start) * 1000
         sample.asked_input = item.prompt.asked_input
         sample.asked_output = item.prompt.max_tokens if item.prompt.exact else None
-        pieces: list[tuple[float, bytes]] = []
-        self._send(item, sample, start, pieces)
-        answer = answers.read(pieces)
+        chunks: list[tuple[float, bytes]] = []
+        self._send(item, sample, start, chunks)
+        answer = answers.parse_stream(chunks)
         sample.unread_ms = self.connection.unread_s * 1000
         sample.input_tokens = answer.input_tokens
         sample.output_tokens = answer.output_tokens or sum(answer.counts)
-        sample.gaps = answer.gaps()
+        sample.gaps = answer.compute_gaps()
         if answer.times:
             sample.ttft_ms = (answer.times[0] - start) * 1000
         if sample.error == answers.TRUNCATED and (answer.done or answer.failure):
             sample.error, sample.detail = None, ""  # the connection broke after the server had said how it ended
         if sample.error is None:
-            answers.judge(sample, answer)
+            answers.set_error(sample, answer)
         if sample.error is None:
-            sample.e2e_ms = (pieces[-1][0] - start) * 1000
-            self._ask_class(item, sample, answer)
-        if item.prompt.expected is not None or item.number < SHOWN or sample.error:
+            sample.e2e_ms = (chunks[-1][0] - start) * 1000
+            self._run_check(item, sample, answer)
+        if item.prompt.expected is not None or item.number < SHOWN_ANSWERS or sample.error:
             sample.prompt, sample.text, sample.expected = item.prompt.text, answer.text, item.prompt.expected
 
-    def _send(self, item: Item, sample: Sample, start: float, pieces: list[tuple[float, bytes]]) -> None:
+    def _send(self, item: Item, sample: Sample, start: float, chunks: list[tuple[float, bytes]]) -> None:
         """Sends the request and collects the answer's pieces; whatever happens, it ends by the deadline."""
         deadline = self.plan.traffic.deadline
         step = answers.CLIENT
@@ -135,8 +135,8 @@ class OpenAIUser(User):  # type: ignore[misc]
                 step = answers.CONNECT
                 self.connection.connect()
                 step = answers.TRUNCATED
-                for piece in self.connection.post(self.path(), body):
-                    pieces.append(piece)
+                for chunk in self.connection.post(self.path(), body):
+                    chunks.append(chunk)
         except gevent.Timeout:
             sample.error, sample.detail = answers.DEADLINE, f"not answered within {deadline:g} s"
         except HttpError as error:
@@ -149,20 +149,20 @@ class OpenAIUser(User):  # type: ignore[misc]
             # The server sees that nobody waits any more, and stops generating.
             self.connection.close()
 
-    def _ask_class(self, item: Item, sample: Sample, answer: Answer) -> None:
+    def _run_check(self, item: Item, sample: Sample, answer: Answer) -> None:
         try:
             sample.error = self.check(item.prompt, answer)
         except Exception as error:  # noqa: BLE001  the user's class may raise anything
             sample.error, sample.detail = answers.CLIENT, f"{type(error).__name__}: {error}"
 
-    def _tell_locust(self, sample: Sample) -> None:
+    def _report_to_locust(self, sample: Sample) -> None:
         fire = self.environment.events.request.fire
         entry = {"name": self.path(), "context": {}, "response_length": len(sample.text)}
         if sample.error:
-            spent = (time.perf_counter() - self.load.zero - sample.start_s) * 1000
-            fire(request_type="POST", response_time=spent, exception=RuntimeError(sample.error), **entry)
+            elapsed_ms = (time.perf_counter() - self.load.start_time - sample.start_s) * 1000
+            fire(request_type="POST", response_time=elapsed_ms, exception=RuntimeError(sample.error), **entry)
             return
         fire(request_type="POST", response_time=sample.e2e_ms, exception=None, **entry)
         fire(request_type="TTFT", response_time=sample.ttft_ms, exception=None, **entry)
-        if (mean := sample.mean_gap_ms()) is not None:
+        if (mean := sample.compute_mean_gap_ms()) is not None:
             fire(request_type="ITL", response_time=mean, exception=None, **entry)

@@ -17,21 +17,21 @@ from pathlib import Path
 
 from llm_serving import console, paths, processes
 from llm_serving.aws.preflight import identity, report
-from llm_serving.aws.session import Aws
+from llm_serving.aws.session import AwsSession
 from llm_serving.catalog import instances
 from llm_serving.console import Step
 from llm_serving.fleet.model import Fleet
-from llm_serving.operations import add_ons as platform
+from llm_serving.operations import add_ons as add_ons
 from llm_serving.operations import apply, checkpoints, cluster, context, destroy, plans
-from llm_serving.operations.checkpoints import Journal, digest
-from llm_serving.operations.context import Site
+from llm_serving.operations.checkpoints import Checkpoints, compute_digest
+from llm_serving.operations.context import FleetContext
 from llm_serving.operations.plans import StackPlan
 from llm_serving.rehearsal import emulator, stacks
 from llm_serving.settings.document import Document
-from llm_serving.settings.errors import AnswerIsNo, InputError, Unavailable
-from llm_serving.settings.units import human_bytes
+from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
+from llm_serving.settings.units import format_bytes
 from llm_serving.tables import fleet_plan_table
-from llm_serving.tables import preflight_table as answers
+from llm_serving.tables import preflight_table as preflight_table
 from llm_serving.targets.local import weights
 from llm_serving.targets.on_aws import plan
 from llm_serving.terraform import runner
@@ -47,7 +47,7 @@ _DEFAULT = "aggregated"
 
 
 @dataclass(frozen=True)
-class Serving:
+class ServingCommands:
     """The commands that serve a blueprint, as the command line has them."""
 
     deploy: Callable[[Path, Path, str], None]
@@ -58,7 +58,7 @@ class Serving:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WorkflowRequest:
     """What the user asked for, read and found possible."""
 
     target: str
@@ -70,43 +70,43 @@ class Wanted:
     """Whether CDKTF's own command line applies the stacks."""
 
     @property
-    def again(self) -> str:
+    def resume_command(self) -> str:
         """The command line that goes on with it."""
-        words = ["./install.sh", "--target", self.target, "--fleet", console.near(self.fleet.path)]
+        words = ["./install.sh", "--target", self.target, "--fleet", console.shorten_path(self.fleet.path)]
         if self.blueprint:
-            words += ["--blueprint", console.near(self.blueprint)]
+            words += ["--blueprint", console.shorten_path(self.blueprint)]
         if self.cdktf:
             words += ["--with", "cdktf"]
-        return console.quoted(words)
+        return console.quote_command(words)
 
     @property
-    def undo(self) -> str:
+    def undo_command(self) -> str:
         """The command line that undoes it."""
-        return console.quoted(["./install.sh", "--destroy", "--fleet", console.near(self.fleet.path)])
+        return console.quote_command(["./install.sh", "--destroy", "--fleet", console.shorten_path(self.fleet.path)])
 
 
 @dataclass
-class Done:
+class WorkflowResult:
     """How far the road led."""
 
     steps: Sequence[Step]
-    already: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
     """What was done before this run."""
 
-    left: list[str] = field(default_factory=list)
+    remaining_commands: list[str] = field(default_factory=list)
     """Where it ended before machines were needed: the commands that remain."""
 
-    why: str = ""
+    stop_reason: str = ""
     """Why it ended there; "" where it went to its end."""
 
-    stands: bool = True
+    has_resources: bool = True
     """Whether what was made is there still."""
 
-    missed: AnswerIsNo | None = None
+    validation_failure: CheckFailed | None = None
     """What the validation missed of the SLO."""
 
 
-def read(target: str, fleet: Path, named: str | None, *, cdktf: bool = False) -> Wanted:
+def read_request(target: str, fleet: Path, source: str | None, *, cdktf: bool = False) -> WorkflowRequest:
     """Reads both files, and refuses what cannot work before anything is asked of AWS.
 
     Args:
@@ -121,18 +121,18 @@ def read(target: str, fleet: Path, named: str | None, *, cdktf: bool = False) ->
             f"--target {target}: the fleet of {fleet} has the orchestrator {document.value.orchestrator}. "
             f"Write --target {document.value.orchestrators[0]}, or orchestrator: {target} or both in {fleet}."
         )
-    return Wanted(target, document, _blueprint(named, fleet, target), cdktf)
+    return WorkflowRequest(target, document, _find_blueprint(source, fleet, target), cdktf)
 
 
-def _blueprint(named: str | None, fleet: Path, target: str) -> Path | None:
+def _find_blueprint(source: str | None, fleet: Path, target: str) -> Path | None:
     """The folder of what is to be served; None where nobody named one and the default cannot work on this fleet."""
-    folder = Path(named) if named and Path(named).is_dir() else _PATTERNS / (named or _DEFAULT)
+    folder = Path(source) if source and Path(source).is_dir() else _PATTERNS / (source or _DEFAULT)
     if not (folder / "blueprint.yaml").is_file():
-        raise InputError(f"--blueprint: now {named!r}: it is neither a blueprint's folder nor a pattern's name.")
+        raise InputError(f"--blueprint: now {source!r}: it is neither a blueprint's folder nor a pattern's name.")
     try:
         plan.plan(folder, fleet, target=target, account=emulator.ACCOUNT)  # no account is asked yet
     except InputError as error:
-        if named:
+        if source:
             raise
         console.err.print(
             f"This makes the fleet, and serves nothing on it: --blueprint names none, and {_DEFAULT} cannot be "
@@ -143,14 +143,14 @@ def _blueprint(named: str | None, fleet: Path, target: str) -> Path | None:
     return folder
 
 
-def install(
-    wanted: Wanted,
-    serving: Serving,
-    agree: Callable[[str], None],
+def run(
+    request: WorkflowRequest,
+    commands: ServingCommands,
+    confirm: Callable[[str], None],
     *,
     rehearse: bool,
-    somebody: Callable[[], None] = lambda: None,
-) -> Done:
+    require_terminal: Callable[[], None] = lambda: None,
+) -> WorkflowResult:
     """Goes the whole road, or on from where it was broken off.
 
     Args:
@@ -162,279 +162,343 @@ def install(
     Raises:
         BlueprintError: a step failed; the same command goes on there.
     """
-    fleet = wanted.fleet.value
-    where = context.somewhere(wanted.fleet, rehearse=True if rehearse else None)
-    with console.recorded() as steps, processes.interruptible(), context.alone(fleet), where as own:
-        done = Done(steps)
+    fleet = request.fleet.value
+    aws_or_emulator = context.use_aws_or_emulator(request.fleet, rehearse=True if rehearse else None)
+    with (
+        console.record_steps() as steps,
+        processes.handle_interrupts(),
+        context.lock_fleet(fleet),
+        aws_or_emulator as own_emulator,
+    ):
+        result = WorkflowResult(steps)
         try:
-            if not own:
-                somebody()
-            _tools(wanted, rehearsed=context.endpoint_here() is not None)
-            _go(wanted, serving, (lambda _: None) if own else agree, done, own=own)
+            if not own_emulator:
+                require_terminal()
+            _require_tools(request, is_rehearsal=context.find_emulator_endpoint() is not None)
+            _run_steps(
+                request, commands, (lambda _: None) if own_emulator else confirm, result, own_emulator=own_emulator
+            )
         except KeyboardInterrupt:
-            goes_on = f"{wanted.again} goes on; {wanted.undo} undoes what was made"
-            then = "the embedded AWS ended with it, so a rehearsal begins anew" if own else goes_on
-            console.err.print(f"Broken off: {then}", markup=False)
+            resume_hint = f"{request.resume_command} goes on; {request.undo_command} undoes what was made"
+            message = "the embedded AWS ended with it, so a rehearsal begins anew" if own_emulator else resume_hint
+            console.err.print(f"Broken off: {message}", markup=False)
             raise
-    return done
+    return result
 
 
-def _tools(wanted: Wanted, *, rehearsed: bool) -> None:
+def _require_tools(request: WorkflowRequest, *, is_rehearsal: bool) -> None:
     """Programs that a later step calls, looked for before anything is paid for."""
-    if wanted.cdktf and not shutil.which("npx"):
+    if request.cdktf and not shutil.which("npx"):
         raise Unavailable("--with cdktf: there is no npx on this machine's PATH. Install Node.js 20 or later")
-    if wanted.target == "eks" and not rehearsed:
-        platform.require_tools(cluster.TOOLS)
+    if request.target == "eks" and not is_rehearsal:
+        add_ons.require_tools(cluster.TOOLS)
 
 
-def _go(wanted: Wanted, serving: Serving, agree: Callable[[str], None], done: Done, *, own: bool) -> None:
-    kept = _journal(wanted.fleet.value, own=own)
-    _preflight(wanted, kept, done)
-    made_at = context.prepare(wanted.fleet, out=Path("cdktf.out"))
-    made = plans.make(made_at)
-    console.out.print(fleet_plan_table.draw(made_at, made, instances.load()), soft_wrap=False)
-    _ask(wanted, made_at, made, kept, agree, done)
-    apply.state_bucket(made_at)
-    _apply(wanted, made_at, made)
-    kept.drop("agreed")  # it was for what is made now, and not for a later time
-    if wanted.blueprint:
-        _copy(wanted, made_at, wanted.blueprint)
-    if made_at.endpoint:
-        _end_here(wanted, made_at, kept, done, own=own)
+def _run_steps(
+    request: WorkflowRequest,
+    commands: ServingCommands,
+    confirm: Callable[[str], None],
+    result: WorkflowResult,
+    *,
+    own_emulator: bool,
+) -> None:
+    checkpoint_file = _open_checkpoints(request.fleet.value, own_emulator=own_emulator)
+    _run_preflight(request, checkpoint_file, result)
+    fleet_context = context.prepare(request.fleet, out=Path("cdktf.out"))
+    stack_plans = plans.create(fleet_context)
+    console.out.print(fleet_plan_table.render(fleet_context, stack_plans, instances.load()), soft_wrap=False)
+    _confirm_plan(request, fleet_context, stack_plans, checkpoint_file, confirm, result)
+    apply.ensure_state_bucket(fleet_context)
+    _apply_stacks(request, fleet_context, stack_plans)
+    checkpoint_file.remove("agreed")  # it was for what is made now, and not for a later time
+    if request.blueprint:
+        _upload_weights(request, fleet_context, request.blueprint)
+    if fleet_context.endpoint:
+        _finish_rehearsal(request, fleet_context, checkpoint_file, result, own_emulator=own_emulator)
         return
-    _serve(wanted, serving, made_at, kept, done)
+    _serve_blueprint(request, commands, fleet_context, checkpoint_file, result)
 
 
-def _journal(fleet: Fleet, *, own: bool) -> Journal:
+def _open_checkpoints(fleet: Fleet, *, own_emulator: bool) -> Checkpoints:
     """What was done at this place; a rehearsal keeps its own, and begins anew with its embedded AWS."""
-    data, endpoint = context.data_of(fleet), context.endpoint_here()
-    if own:
-        return Journal(data / "rehearsal.json", f"a rehearsal at {endpoint}")
-    account = identity.whoami(Aws(fleet.region)).account
-    return Journal(data / checkpoints.FILE, f"account {account}, {fleet.region}, {endpoint or 'AWS'}")
+    data, endpoint = context.build_data_path(fleet), context.find_emulator_endpoint()
+    if own_emulator:
+        return Checkpoints(data / "rehearsal.json", f"a rehearsal at {endpoint}")
+    account = identity.fetch_identity(AwsSession(fleet.region)).account
+    return Checkpoints(data / checkpoints.FILE, f"account {account}, {fleet.region}, {endpoint or 'AWS'}")
 
 
-def _preflight(wanted: Wanted, kept: Journal, done: Done) -> None:
+def _run_preflight(request: WorkflowRequest, checkpoint_file: Checkpoints, result: WorkflowResult) -> None:
     """What of the fleet the account can hold; asked once, for what is made since would count against it.
 
     Raises:
         AnswerIsNo: not all of it.
     """
-    key = digest(wanted.fleet.path.read_text(encoding="utf-8"))
-    console.show(("blueprint", "preflight", "--fleet", console.near(wanted.fleet.path)))
-    if before := kept.done("preflight", key):
-        console.err.print(f"[green]✓[/green] preflight: done already on {before.at}")
-        done.already.append("preflight")
+    key = compute_digest(request.fleet.path.read_text(encoding="utf-8"))
+    console.show_command(("blueprint", "preflight", "--fleet", console.shorten_path(request.fleet.path)))
+    if checkpoint := checkpoint_file.find("preflight", key):
+        console.err.print(f"[green]✓[/green] preflight: done already on {checkpoint.recorded_at}")
+        result.skipped.append("preflight")
         return
-    found = report.run(wanted.fleet, instances.load(), Aws(wanted.fleet.value.region))
-    answers.show(found)
-    failed = found.counts["fail"]
-    if failed:
-        raise AnswerIsNo(
-            f"{wanted.fleet.path}: {failed} of the preflight's answers {'is' if failed == 1 else 'are'} no, each with "
+    preflight_report = report.run_preflight(request.fleet, instances.load(), AwsSession(request.fleet.value.region))
+    preflight_table.print_report(preflight_report)
+    failed_count = preflight_report.counts["fail"]
+    if failed_count:
+        raise CheckFailed(
+            f"{request.fleet.path}: {failed_count} of the preflight's answers {'is' if failed_count == 1 else 'are'} no, each with "
             "its remedy above. Nothing was made"
         )
-    kept.note("preflight", key)
+    checkpoint_file.record("preflight", key)
 
 
-def _ask(
-    wanted: Wanted, made_at: Site, made: Sequence[StackPlan], kept: Journal, agree: Callable[[str], None], done: Done
+def _confirm_plan(
+    request: WorkflowRequest,
+    fleet_context: FleetContext,
+    stack_plans: Sequence[StackPlan],
+    checkpoint_file: Checkpoints,
+    confirm: Callable[[str], None],
+    result: WorkflowResult,
 ) -> None:
     """The one question; none where the same was agreed to before, or nothing is to be made."""
-    if all(one.empty for one in made):
-        done.already.append("the stacks")
+    if all(stack_plan.is_empty for stack_plan in stack_plans):
+        result.skipped.append("the stacks")
         return
-    key = digest(*((folder / "cdk.tf.json").read_text() for folder in made_at.folders.values()))
-    before = kept.done("agreed", key)
-    if before and not any(one.touched for one in made):
-        console.err.print(f"[green]✓[/green] agreed to on {before.at}, and nothing else is to be made")
+    key = compute_digest(*((folder / "cdk.tf.json").read_text() for folder in fleet_context.folders.values()))
+    checkpoint = checkpoint_file.find("agreed", key)
+    if checkpoint and not any(stack_plan.affected for stack_plan in stack_plans):
+        console.err.print(f"[green]✓[/green] agreed to on {checkpoint.recorded_at}, and nothing else is to be made")
         return
-    for line in _remarks(wanted, made_at):
+    for line in _list_warnings(request, fleet_context):
         console.err.print(line, markup=False)
-    count = sum(one.add or one.resources for one in made if not one.empty)
-    agree(f"Make these {count:,} resources at {made_at.at}, {fleet_plan_table.price(made_at.fleet, instances.load())}?")
-    kept.note("agreed", key)
+    count = sum(stack_plan.add or stack_plan.resources for stack_plan in stack_plans if not stack_plan.is_empty)
+    confirm(
+        f"Make these {count:,} resources at {fleet_context.cloud_name}, {fleet_plan_table.describe_cost(fleet_context.fleet, instances.load())}?"
+    )
+    checkpoint_file.record("agreed", key)
 
 
-def _remarks(wanted: Wanted, made_at: Site) -> list[str]:
+def _list_warnings(request: WorkflowRequest, fleet_context: FleetContext) -> list[str]:
     """What a user should know before the answer."""
-    fleet, lines = made_at.fleet, []
+    fleet, lines = fleet_context.fleet, []
     if fleet.state == "local":
         lines.append(
-            f"Terraform's state is a file of this machine; state: s3://BUCKET/PREFIX in {wanted.fleet.path} "
+            f"Terraform's state is a file of this machine; state: s3://BUCKET/PREFIX in {request.fleet.path} "
             "keeps it where a team finds it"
         )
-    if wanted.target == "eks" and not fleet.eks.public_from:
-        lines.append(f"Charts are installed from here by kubectl. {cluster.remedy(fleet)}")
+    if request.target == "eks" and not fleet.eks.public_from:
+        lines.append(f"Charts are installed from here by kubectl. {cluster.describe_endpoint_access(fleet)}")
     return lines
 
 
-def _apply(wanted: Wanted, made_at: Site, made: Sequence[StackPlan]) -> None:
-    if wanted.cdktf:
-        _cdktf(made_at)
+def _apply_stacks(request: WorkflowRequest, fleet_context: FleetContext, stack_plans: Sequence[StackPlan]) -> None:
+    if request.cdktf:
+        _apply_with_cdktf(fleet_context)
     else:
-        apply.apply(made_at, made)
+        apply.apply(fleet_context, stack_plans)
 
 
-def _cdktf(made_at: Site) -> None:
+def _apply_with_cdktf(fleet_context: FleetContext) -> None:
     """The same stacks by CDKTF's own command line, which plans and applies each in its folder."""
-    out = next(iter(made_at.folders.values())).parents[1].absolute()
-    apply.forget_plans(made_at)
-    with console.step(f"Apply {', '.join(made_at.folders)} to {made_at.at} by {CDKTF}") as step:
+    out = next(iter(fleet_context.folders.values())).parents[1].absolute()
+    apply.delete_plans(fleet_context)
+    with console.step(f"Apply {', '.join(fleet_context.folders)} to {fleet_context.cloud_name} by {CDKTF}") as step:
         console.run_together(
             [
                 console.Command(
-                    ["npx", "--yes", CDKTF, "deploy", *made_at.folders, "--auto-approve", "--skip-synth",
+                    ["npx", "--yes", CDKTF, "deploy", *fleet_context.folders, "--auto-approve", "--skip-synth",
                      "--skip-provider-lock", "--output", str(out)],
-                    made_at.data / "cdktf.log",
+                    fleet_context.data / "cdktf.log",
                     cwd=ROOT,
-                    environment={**made_at.program.environment, runner.BINARY: made_at.program.program, "CI": "1"},
+                    environment={**fleet_context.program.environment, runner.BINARY_VARIABLE: fleet_context.program.program, "CI": "1"},
                 )
             ],
             timeout_s=apply.LIMIT_S,
             grace_s=apply.GRACE_S,
-            stop_by=signal.SIGINT,
+            stop_signal=signal.SIGINT,
         )  # fmt: skip
         step.note = "done"
 
 
-def _copy(wanted: Wanted, made_at: Site, folder: Path) -> None:
+def _upload_weights(request: WorkflowRequest, fleet_context: FleetContext, folder: Path) -> None:
     """The blueprint's models into the fleet's model bucket; sends nothing that is there already."""
-    planned = plan.plan(folder, wanted.fleet.path, target=wanted.target, account=made_at.account)
+    deployment_plan = plan.plan(folder, request.fleet.path, target=request.target, account=fleet_context.account)
     # Sent from here, with what this process may do, and not from where the service will run.
-    here = planned.deployment.place.model_copy(
-        update={"environment": dict(os.environ), "s3_endpoint": Aws.endpoint("s3")}
+    upload_environment = deployment_plan.deployment.environment.model_copy(
+        update={"env": dict(os.environ), "s3_endpoint": AwsSession.read_endpoint("s3")}
     )
-    deployment = planned.deployment.model_copy(update={"place": here})
-    for served in deployment.models:
-        if not served.weights.random:
-            console.show(("blueprint", "model", "copy", served.model, "--to", served.weights.uri))
-    names = ", ".join(served.model for served in deployment.models)
-    with console.step(f"Copy {names} into the model bucket s3://{here.bucket}") as step:
+    deployment = deployment_plan.deployment.model_copy(update={"environment": upload_environment})
+    for served_model in deployment.served_models:
+        if not served_model.weights.random:
+            console.show_command(("blueprint", "model", "copy", served_model.model, "--to", served_model.weights.uri))
+    model_names = ", ".join(served_model.model for served_model in deployment.served_models)
+    with console.step(f"Copy {model_names} into the model bucket s3://{upload_environment.bucket}") as step:
 
-        def note(done: int, total: int) -> None:
-            step.note = f"{human_bytes(done)} of {human_bytes(total)}"
+        def on_progress(done: int, total: int) -> None:
+            step.note = f"{format_bytes(done)} of {format_bytes(total)}"
 
-        weights.put(planned.run, deployment, note)
-        step.note = f"{human_bytes(weights.check(deployment))} of weights, whole"
+        weights.upload_models(deployment_plan.directory, deployment, on_progress)
+        step.note = f"{format_bytes(weights.check(deployment))} of weights, whole"
 
 
-def _end_here(wanted: Wanted, made_at: Site, kept: Journal, done: Done, *, own: bool) -> None:
+def _finish_rehearsal(
+    request: WorkflowRequest,
+    fleet_context: FleetContext,
+    checkpoint_file: Checkpoints,
+    result: WorkflowResult,
+    *,
+    own_emulator: bool,
+) -> None:
     """The end of a rehearsal: what remains is named, and an embedded AWS of its own is left as it was found."""
-    fleet = wanted.fleet.value
-    if wanted.target == "eks":
-        done.why = "the embedded EKS has no Kubernetes API and starts no nodes, so no chart and no pod can run"
-        charts = ("blueprint", "platform", "install", "--fleet", console.near(wanted.fleet.path))
-        done.left += [console.quoted(cluster.way_in(fleet)), console.quoted(charts)]
-    else:
-        done.why = "the embedded ECS starts no machines, so no task can run"
-    if wanted.blueprint:
-        here = console.near(wanted.blueprint)
-        done.left += [
-            console.quoted(("blueprint", verb, here, "--target", wanted.target)) for verb in ("deploy", "validate")
+    fleet = request.fleet.value
+    if request.target == "eks":
+        result.stop_reason = (
+            "the embedded EKS has no Kubernetes API and starts no nodes, so no chart and no pod can run"
+        )
+        charts = ("blueprint", "platform", "install", "--fleet", console.shorten_path(request.fleet.path))
+        result.remaining_commands += [
+            console.quote_command(cluster.build_kubeconfig_command(fleet)),
+            console.quote_command(charts),
         ]
-    if own:
-        going = destroy.look(made_at, with_data=True)
-        console.out.print(fleet_plan_table.going(going), soft_wrap=False)
-        destroy.destroy(going)
-        stacks.check_nothing_left(wanted.fleet, endpoint=str(made_at.endpoint))
-        kept.forget()
-        done.stands = False
+    else:
+        result.stop_reason = "the embedded ECS starts no machines, so no task can run"
+    if request.blueprint:
+        folder = console.shorten_path(request.blueprint)
+        result.remaining_commands += [
+            console.quote_command(("blueprint", verb, folder, "--target", request.target))
+            for verb in ("deploy", "validate")
+        ]
+    if own_emulator:
+        destroy_plan = destroy.plan_destroy(fleet_context, with_data=True)
+        console.out.print(fleet_plan_table.render_destroy_plan(destroy_plan), soft_wrap=False)
+        destroy.destroy(destroy_plan)
+        stacks.check_nothing_left(request.fleet, endpoint=str(fleet_context.endpoint))
+        checkpoint_file.clear()
+        result.has_resources = False
 
 
-def _charts(fleet: Fleet) -> Path:
+def _get_charts_folder(fleet: Fleet) -> Path:
     return Path("rendered") / fleet.name / "platform"
 
 
-def _serve(wanted: Wanted, serving: Serving, made_at: Site, kept: Journal, done: Done) -> None:
+def _serve_blueprint(
+    request: WorkflowRequest,
+    commands: ServingCommands,
+    fleet_context: FleetContext,
+    checkpoint_file: Checkpoints,
+    result: WorkflowResult,
+) -> None:
     """What needs machines: charts, the blueprint, its validation."""
-    if wanted.target == "eks":
-        _platform(made_at, kept, done)
-    folder = wanted.blueprint
+    if request.target == "eks":
+        _install_add_ons(fleet_context, checkpoint_file, result)
+    folder = request.blueprint
     if not folder:
         return
-    here = console.near(folder)
-    options = ("--target", wanted.target)
-    console.show(("blueprint", "deploy", here, "--fleet", console.near(wanted.fleet.path), *options, "--yes"))
-    with console.step(f"Deploy {here} on {wanted.target}"):
-        kept.note("blueprint", note=f"{folder.resolve()} {wanted.target}")
-        _led(wanted.target, made_at, lambda: serving.deploy(folder, wanted.fleet.path, wanted.target))
-    console.show(("blueprint", "validate", here, "--fleet", console.near(wanted.fleet.path), *options))
+    folder_argument = console.shorten_path(folder)
+    options = ("--target", request.target)
+    console.show_command(
+        ("blueprint", "deploy", folder_argument, "--fleet", console.shorten_path(request.fleet.path), *options, "--yes")
+    )
+    with console.step(f"Deploy {folder_argument} on {request.target}"):
+        checkpoint_file.record("blueprint", note=f"{folder.resolve()} {request.target}")
+        _run_in_cluster(
+            request.target, fleet_context, lambda: commands.deploy(folder, request.fleet.path, request.target)
+        )
+    console.show_command(
+        ("blueprint", "validate", folder_argument, "--fleet", console.shorten_path(request.fleet.path), *options)
+    )
     with console.step("Validate it against the SLO"):
         try:
-            _led(wanted.target, made_at, lambda: serving.validate(folder, wanted.fleet.path, wanted.target))
-        except AnswerIsNo as missed:  # said after the summary
-            done.missed = missed
+            _run_in_cluster(
+                request.target, fleet_context, lambda: commands.validate(folder, request.fleet.path, request.target)
+            )
+        except CheckFailed as error:  # said after the summary
+            result.validation_failure = error
 
 
-def _led(target: str, made_at: Site, command: Callable[[], None]) -> None:
+def _run_in_cluster(target: str, fleet_context: FleetContext, command: Callable[[], None]) -> None:
     """Runs a command that calls kubectl or helm, which then find the fleet's own cluster."""
-    with processes.lent(cluster.kubeconfig(made_at.data) if target == "eks" else {}):
+    with processes.patched_environ(cluster.build_kubeconfig_env(fleet_context.data) if target == "eks" else {}):
         command()
 
 
-def _platform(made_at: Site, kept: Journal, done: Done) -> None:
+def _install_add_ons(fleet_context: FleetContext, checkpoint_file: Checkpoints, result: WorkflowResult) -> None:
     """Charts in order; one that was installed with the same values is not installed again."""
-    fleet = made_at.fleet
-    rows = platform.commands(fleet, instances.load(), _charts(fleet))
+    fleet = fleet_context.fleet
+    commands = add_ons.build_install_commands(fleet, instances.load(), _get_charts_folder(fleet))
     with console.step(f"Reach the cluster {fleet.name}"):
-        reached = cluster.connect(fleet, made_at.data)
-        same = reached.identity()
-    keys = {row.step.row.name: digest(*row.words, str(row.step.values), same) for row in rows}
-    fresh = [row for row in rows if not kept.done(f"chart {row.step.row.name}", keys[row.step.row.name])]
-    there = [f"chart {row.step.row.name}" for row in rows if row not in fresh]
-    for name in there:
+        cluster_access = cluster.connect(fleet, fleet_context.data)
+        cluster_identity = cluster_access.fetch_uid()
+    keys = {
+        command.selected.add_on.name: compute_digest(*command.arguments, str(command.selected.values), cluster_identity)
+        for command in commands
+    }
+    pending = [
+        command
+        for command in commands
+        if not checkpoint_file.find(f"chart {command.selected.add_on.name}", keys[command.selected.add_on.name])
+    ]
+    skipped = [f"chart {command.selected.add_on.name}" for command in commands if command not in pending]
+    for name in skipped:
         console.err.print(f"[green]✓[/green] {name}: done already")
-    done.already += there
+    result.skipped += skipped
 
-    def note(row: platform.Command) -> None:
-        kept.note(f"chart {row.step.row.name}", keys[row.step.row.name])
+    def record_chart(command: add_ons.Command) -> None:
+        checkpoint_file.record(f"chart {command.selected.add_on.name}", keys[command.selected.add_on.name])
 
-    platform.run(fresh, _charts(fleet), environment=reached.environment, done=note)
+    add_ons.run_commands(
+        pending, _get_charts_folder(fleet), environment=cluster_access.environment, on_done=record_chart
+    )
 
 
-def undo(fleet: Path, serving: Serving, agree: Callable[[str], None], *, with_data: bool) -> None:
+def undo(fleet: Path, commands: ServingCommands, confirm: Callable[[str], None], *, with_data: bool) -> None:
     """Undoes what `install` made, in reverse: the blueprint, machines, charts, stacks.
 
     Raises:
         BlueprintError: a step failed; the same command goes on there.
     """
     document = inputs.read_fleet(fleet)
-    with processes.interruptible(), context.alone(document.value), context.somewhere(document, rehearse=False):
-        made_at = context.prepare(document, out=Path("cdktf.out"))
-        kept = _journal(document.value, own=False)
-        going = destroy.look(made_at, with_data=with_data)
-        console.out.print(fleet_plan_table.going(going), soft_wrap=False)
-        served = kept.last("blueprint")
-        if not served:
-            destroy.require_alone(going)
-        if not going.stacks:
+    with (
+        processes.handle_interrupts(),
+        context.lock_fleet(document.value),
+        context.use_aws_or_emulator(document, rehearse=False),
+    ):
+        fleet_context = context.prepare(document, out=Path("cdktf.out"))
+        checkpoint_file = _open_checkpoints(document.value, own_emulator=False)
+        destroy_plan = destroy.plan_destroy(fleet_context, with_data=with_data)
+        console.out.print(fleet_plan_table.render_destroy_plan(destroy_plan), soft_wrap=False)
+        blueprint_checkpoint = checkpoint_file.find_latest("blueprint")
+        if not blueprint_checkpoint:
+            destroy.require_no_dependents(destroy_plan)
+        if not destroy_plan.stacks:
             return
-        agree("Destroy this?")
-        if served:
-            folder, target = served.note.rsplit(" ", 1)
-            with console.step(f"Take {console.near(Path(folder))} off {target}"):
-                _led(target, made_at, lambda: serving.destroy(Path(folder), fleet, target))
-            going = destroy.look(made_at, with_data=with_data)
-            destroy.require_alone(going)
-        destroy.destroy(going)
-        console.out.print(fleet_plan_table.gone(going), soft_wrap=False)
+        confirm("Destroy this?")
+        if blueprint_checkpoint:
+            folder, target = blueprint_checkpoint.note.rsplit(" ", 1)
+            with console.step(f"Take {console.shorten_path(Path(folder))} off {target}"):
+                _run_in_cluster(target, fleet_context, lambda: commands.destroy(Path(folder), fleet, target))
+            destroy_plan = destroy.plan_destroy(fleet_context, with_data=with_data)
+            destroy.require_no_dependents(destroy_plan)
+        destroy.destroy(destroy_plan)
+        console.out.print(fleet_plan_table.render_destroy_summary(destroy_plan), soft_wrap=False)
 
 
-def summary(done: Done, wanted: Wanted, set_up_s: float) -> None:
+def print_summary(result: WorkflowResult, request: WorkflowRequest, set_up_s: float) -> None:
     """Every step with its time, where the road ended, and what comes next."""
     console.out.rule("What was done", align="left")
-    console.out.print(console.times([Step("Set up the command line", set_up_s), *done.steps]))
-    if done.already:
-        console.out.print(f"[dim]done already: {', '.join(done.already)}[/dim]")
-    if done.why:
+    console.out.print(console.render_times([Step("Set up the command line", set_up_s), *result.steps]))
+    if result.skipped:
+        console.out.print(f"[dim]done already: {', '.join(result.skipped)}[/dim]")
+    if result.stop_reason:
         console.out.rule("Where it ends without an account", align="left")
-        console.out.print(f"{done.why}. On AWS it goes on with:" if done.left else f"{done.why}.", markup=False)
-        for line in done.left:
+        console.out.print(
+            f"{result.stop_reason}. On AWS it goes on with:" if result.remaining_commands else f"{result.stop_reason}.",
+            markup=False,
+        )
+        for line in result.remaining_commands:
             console.out.print(f"  {line}", markup=False)
     console.out.rule("What to do next", align="left")
-    lines = {"signed in to AWS, to its end": wanted.again} if done.why else {}
-    if done.stands:
-        lines["undo all of it"] = wanted.undo
-    for word, line in lines.items():
-        console.out.print(f"[dim]{word}[/dim]\n  {line}")
+    next_steps = {"signed in to AWS, to its end": request.resume_command} if result.stop_reason else {}
+    if result.has_resources:
+        next_steps["undo all of it"] = request.undo_command
+    for title, line in next_steps.items():
+        console.out.print(f"[dim]{title}[/dim]\n  {line}")

@@ -18,10 +18,10 @@ from llm_serving import console, processes
 from llm_serving.console import Step
 from llm_serving.rehearsal import stacks
 from llm_serving.settings.errors import InputError, Unavailable
-from llm_serving.tables import deployment_table as deployed
-from llm_serving.tables import validation_table as validated
+from llm_serving.tables import deployment_table as deployment_table
+from llm_serving.tables import validation_table as validation_table
 from llm_serving.targets.local import deploy, engine_env, supervisor
-from llm_serving.targets.local.deploy import Plan
+from llm_serving.targets.local.deploy import DeploymentPlan
 from llm_serving.validation import run as validation
 from llm_serving.validation.report import Report
 
@@ -30,68 +30,72 @@ STACKS = ("network", "storage")
 
 
 @dataclass(frozen=True)
-class Done:
+class QuickstartResult:
     """What the road led to."""
 
-    plan: Plan
+    plan: DeploymentPlan
     report: Report
-    folder: Path
+    report_dir: Path
     """Where the report lies."""
 
     steps: Sequence[Step]
 
 
-def install(folder: Path, fleet: Path) -> Done:
+def run(folder: Path, fleet: Path) -> QuickstartResult:
     """Goes the whole road once and stops what it started.
 
     Raises:
         BlueprintError: a step failed; nothing is left running. A missed SLO is told by `validation.gate`.
     """
-    with console.recorded() as steps, processes.interruptible():
-        with console.step(f"Read {console.near(fleet)} and {console.near(folder / 'blueprint.yaml')}") as step:
+    with console.record_steps() as steps, processes.handle_interrupts():
+        with console.step(
+            f"Read {console.shorten_path(fleet)} and {console.shorten_path(folder / 'blueprint.yaml')}"
+        ) as step:
             plan = deploy.plan(folder, fleet)
             step.note = f"fleet {plan.fleet.value.name}, deployment {plan.deployment.name}"
-        if supervisor.running(plan.run):
-            how = f"blueprint destroy {shlex.quote(console.near(folder))}"
-            raise InputError(f"{plan.run.name} is up already, and would be disturbed. Run `{how}` first.")
-        with plan.run.alone(), _engine_being_set_up(plan) as engine:
+        if supervisor.find_running(plan.directory):
+            command = f"blueprint destroy {shlex.quote(console.shorten_path(folder))}"
+            raise InputError(f"{plan.directory.name} is up already, and would be disturbed. Run `{command}` first.")
+        with plan.directory.lock(), _start_engine_setup(plan) as engine_setup:
             deploy.check_machine(plan)
-            report, kept = _prove(plan, engine)
-    return Done(plan, report, kept, steps)
+            report, report_dir = _deploy_and_validate(plan, engine_setup)
+    return QuickstartResult(plan, report, report_dir, steps)
 
 
-def _prove(plan: Plan, engine: _Engine) -> tuple[Report, Path]:
-    deploy.start_afresh(plan)
+def _deploy_and_validate(plan: DeploymentPlan, engine_setup: _EngineSetup) -> tuple[Report, Path]:
+    deploy.prepare_start(plan)
     try:
-        with supervisor.supervised(plan.run) as up:
+        with supervisor.start_attached(plan.directory) as supervisord:
 
-            def storage(plan: Plan) -> str:
-                bucket = _apply(plan)
-                engine.wait()  # the replicas need it next
+            def create_storage(plan: DeploymentPlan) -> str:
+                bucket = _apply_stacks(plan)
+                engine_setup.wait()  # the replicas need it next
                 return bucket
 
-            plan = deploy.bring_up(plan, up, storage)
+            plan = deploy.bring_up(plan, supervisord, create_storage)
             with console.step("Validate it against the SLO") as step:
-                report, kept = validation.validate(
-                    plan.deployment, logs=plan.run.logs, runs=plan.run.reports, folder=plan.folder
+                report, report_dir = validation.validate(
+                    plan.deployment, logs=plan.directory.logs, runs=plan.directory.reports, folder=plan.folder
                 )
                 step.note = f"{report.requests.total} requests, {report.requests.failed} failed: {report.verdict}"
             with console.step("Stop everything"):
-                up.shut_down()
+                supervisord.shut_down()
     finally:
-        plan.run.forget()
-    return report, kept
+        plan.directory.clear_deployment()
+    return report, report_dir
 
 
-def _apply(plan: Plan) -> str:
+def _apply_stacks(plan: DeploymentPlan) -> str:
     """Applies the stacks, has Terraform plan them once more, and returns the model bucket."""
-    data, endpoint = plan.run.data / "terraform", plan.deployment.place.s3_endpoint or ""
-    made = stacks.apply(plan.fleet, out=plan.run.root / "cdktf.out", data=data, endpoint=endpoint, stacks=STACKS)
+    data, endpoint = plan.directory.data / "terraform", plan.deployment.environment.s3_endpoint or ""
+    outputs = stacks.apply(
+        plan.fleet, out=plan.directory.root / "cdktf.out", data=data, endpoint=endpoint, stacks=STACKS
+    )
     stacks.check_unchanged(plan.fleet, data=data, endpoint=endpoint, stacks=STACKS)
-    return str(made["storage"]["model_bucket"])
+    return str(outputs["storage"]["model_bucket"])
 
 
-class _Engine:
+class _EngineSetup:
     """The engine's environment on its way, in a process beside this one, since Terraform leaves the network idle."""
 
     def __init__(self, child: subprocess.Popen[bytes] | None, log: Path) -> None:
@@ -110,47 +114,47 @@ class _Engine:
             while self._child.poll() is None:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._child.wait(0.5)
-                step.note = self._far()
+                step.note = self._describe_progress()
             if self._child.returncode != 0:
                 raise Unavailable(self._log.read_text(errors="replace").strip())
             step.note = engine_env.FOLDER
 
-    def _far(self) -> str:
-        packages = engine_env.ROOT / f"{engine_env.FOLDER}.log"
-        return engine_env.downloaded(packages.read_text(errors="replace")) if packages.exists() else ""
+    def _describe_progress(self) -> str:
+        install_log = engine_env.ROOT / f"{engine_env.FOLDER}.log"
+        return engine_env.describe_download(install_log.read_text(errors="replace")) if install_log.exists() else ""
 
 
 @contextlib.contextmanager
-def _engine_being_set_up(plan: Plan) -> Iterator[_Engine]:
-    log = plan.run.data / "engine-set-up.log"
+def _start_engine_setup(plan: DeploymentPlan) -> Iterator[_EngineSetup]:
+    log = plan.directory.data / "engine-set-up.log"
     if engine_env.is_ready():
-        yield _Engine(None, log)
+        yield _EngineSetup(None, log)
         return
     command = [sys.executable, "-m", "llm_serving.targets.local.engine_env"]
-    console.show(command, cwd=engine_env.ROOT)
+    console.show_command(command, cwd=engine_env.ROOT)
     with log.open("wb") as sink:
         child = processes.spawn(command, cwd=engine_env.ROOT, output=sink)
     try:
-        yield _Engine(child, log)
+        yield _EngineSetup(child, log)
     finally:
         processes.stop(child)
 
 
-def summary(done: Done, folder: Path, set_up_s: float) -> None:
+def print_summary(result: QuickstartResult, folder: Path, set_up_s: float) -> None:
     """Every step with its time, where the report lies, and the three lines a person wants next."""
-    steps = [Step("Set up the command line", set_up_s), *done.steps]
+    steps = [Step("Set up the command line", set_up_s), *result.steps]
     console.out.rule("What was done", align="left")
-    console.out.print(console.times(steps))
+    console.out.print(console.render_times(steps))
     console.out.rule("What came of it", align="left")
-    console.result(validated.draw(done.report, done.folder))
+    console.print_result(validation_table.render(result.report, result.report_dir))
     console.out.rule("What to do next", align="left")
-    port = done.plan.deployment.router.processes[0].port
-    here = shlex.quote(console.near(folder))
-    lines = {
-        "the same service, kept up": f".venv/bin/blueprint deploy {here} --port {port} --yes",
-        "then ask it": deployed.request(done.plan.deployment),
+    port = result.plan.deployment.router.processes[0].port
+    folder_argument = shlex.quote(console.shorten_path(folder))
+    next_steps = {
+        "the same service, kept up": f".venv/bin/blueprint deploy {folder_argument} --port {port} --yes",
+        "then ask it": deployment_table.format_request(result.plan.deployment),
         "your own copy": ".venv/bin/blueprint new mine --from aggregated",
-        "on the way to AWS": f".venv/bin/blueprint fleet show --fleet {shlex.quote(str(done.plan.fleet.path))}",
+        "on the way to AWS": f".venv/bin/blueprint fleet show --fleet {shlex.quote(str(result.plan.fleet.path))}",
     }
-    for word, line in lines.items():
-        console.out.print(f"[dim]{word}[/dim]\n  {line}", markup=True)
+    for title, command in next_steps.items():
+        console.out.print(f"[dim]{title}[/dim]\n  {command}", markup=True)

@@ -24,29 +24,31 @@ MANIFEST = ".rendered.json"
 SUFFIX = ".j2"
 
 
-def template(folder: Path, target: str) -> Path:
+def find_template(folder: Path, target: str) -> Path:
     """The template of the blueprint in `folder` for `target`: the file TARGET.SUFFIX.j2, named after what it becomes.
 
     Raises:
         InputError: there is none.
     """
-    found = sorted(folder.glob(f"{target}.*{SUFFIX}"))
-    if not found:
-        there = targets(folder)
-        can = f"it has one for {', '.join(there)}" if there else "it has none at all"
-        raise InputError(f"{folder}: it holds no template for the target {target} ({target}.*{SUFFIX}); {can}.")
-    if len(found) > 1:
-        names = " and ".join(path.name for path in found)
+    matches = sorted(folder.glob(f"{target}.*{SUFFIX}"))
+    if not matches:
+        available = list_targets(folder)
+        alternatives = f"it has one for {', '.join(available)}" if available else "it has none at all"
+        raise InputError(
+            f"{folder}: it holds no template for the target {target} ({target}.*{SUFFIX}); {alternatives}."
+        )
+    if len(matches) > 1:
+        names = " and ".join(path.name for path in matches)
         raise InputError(f"{folder}: {names} are both templates for the target {target}. Keep one.")
-    return found[0]
+    return matches[0]
 
 
-def targets(folder: Path) -> list[str]:
+def list_targets(folder: Path) -> list[str]:
     """The targets that the blueprint in `folder` has a template for."""
     return sorted({path.name.split(".")[0] for path in folder.glob(f"*.*{SUFFIX}")})
 
 
-def text(deployment: Deployment, source: Path) -> str:
+def render_text(deployment: Deployment, source: Path) -> str:
     """What the template `source` makes of `deployment`.
 
     Raises:
@@ -54,7 +56,7 @@ def text(deployment: Deployment, source: Path) -> str:
     """
     import jinja2  # takes longer to import than most commands take to run
 
-    environment = jinja2.Environment(
+    jinja_env = jinja2.Environment(
         loader=jinja2.FileSystemLoader([source.parent, paths.PATTERNS]),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -62,22 +64,22 @@ def text(deployment: Deployment, source: Path) -> str:
         keep_trailing_newline=True,
         autoescape=False,
     )
-    environment.filters |= {
-        "ini_command": ini_command,
-        "ini_environment": ini_environment,
-        "ini_value": ini_value,
-        "yaml": yaml_value,
-        "mebibytes": mebibytes,
+    jinja_env.filters |= {
+        "ini_command": format_ini_command,
+        "ini_environment": format_ini_env,
+        "ini_value": format_ini_value,
+        "yaml": format_yaml,
+        "mebibytes": count_mebibytes,
     }
     try:
-        return environment.get_template(source.name).render(deployment=deployment)
+        return jinja_env.get_template(source.name).render(deployment=deployment)
     except jinja2.TemplateSyntaxError as error:
-        named = Path(error.filename) if error.filename else source
-        raise _wrong(named, error.lineno, error.message or "it cannot be read") from None
+        path = Path(error.filename) if error.filename else source
+        raise _build_error(path, error.lineno, error.message or "it cannot be read") from None
     except jinja2.TemplateNotFound as error:
-        raise _wrong(*_spot(error.__traceback__, source), f"there is no template {error.name}") from None
+        raise _build_error(*_find_position(error.__traceback__, source), f"there is no template {error.name}") from None
     except Exception as error:  # noqa: BLE001 - a template can raise anything; each is a mistake of the template
-        raise _wrong(*_spot(error.__traceback__, source), str(error)) from None
+        raise _build_error(*_find_position(error.__traceback__, source), str(error)) from None
 
 
 def render(deployment: Deployment, folder: Path, out: Path, *, force: bool = False) -> Path:
@@ -89,60 +91,60 @@ def render(deployment: Deployment, folder: Path, out: Path, *, force: bool = Fal
     Raises:
         InputError: there is no template for the target, it is wrong, or the file was edited by hand since.
     """
-    source = template(folder, deployment.target)
+    source = find_template(folder, deployment.target)
     file = out / source.name.removesuffix(SUFFIX)
-    made = text(deployment, source)
-    if not force and _edited(file) and file.read_text(encoding="utf-8") != made:
+    rendered = render_text(deployment, source)
+    if not force and _is_edited(file) and file.read_text(encoding="utf-8") != rendered:
         raise InputError(
             f"{file}: it was edited by hand since it was rendered, and would be overwritten. "
             f"Put the change into {source}, or say --force."
         )
     out.mkdir(parents=True, exist_ok=True)
-    file.write_text(made, encoding="utf-8")
-    (out / MANIFEST).write_text(json.dumps({file.name: _digest(made)}) + "\n", encoding="utf-8")
+    file.write_text(rendered, encoding="utf-8")
+    (out / MANIFEST).write_text(json.dumps({file.name: _compute_digest(rendered)}) + "\n", encoding="utf-8")
     return file
 
 
-def _edited(file: Path) -> bool:
+def _is_edited(file: Path) -> bool:
     if not file.exists():
         return False
     manifest = file.parent / MANIFEST
-    written = json.loads(manifest.read_text(encoding="utf-8")) if manifest.exists() else {}
-    return bool(written.get(file.name) != _digest(file.read_text(encoding="utf-8")))
+    digests = json.loads(manifest.read_text(encoding="utf-8")) if manifest.exists() else {}
+    return bool(digests.get(file.name) != _compute_digest(file.read_text(encoding="utf-8")))
 
 
-def _digest(content: str) -> str:
+def _compute_digest(content: str) -> str:
     return hashlib.sha256(content.encode()).hexdigest()
 
 
-def _wrong(path: Path, line: int, why: str) -> InputError:
-    write = "names of a Deployment's fields (src/llm_serving/workloads/serving/deployment.py) and Jinja's own syntax"
-    return InputError([Mistake(path, line, 1, "", "", why.rstrip("."), write)])
+def _build_error(path: Path, line: int, reason: str) -> InputError:
+    fix = "names of a Deployment's fields (src/llm_serving/workloads/serving/deployment.py) and Jinja's own syntax"
+    return InputError([Mistake(path, line, 1, "", "", reason.rstrip("."), fix)])
 
 
-def _spot(trace: TracebackType | None, source: Path) -> tuple[Path, int]:
+def _find_position(trace: TracebackType | None, source: Path) -> tuple[Path, int]:
     """The template and line where it failed: Jinja puts a template's own file and lines into the traceback."""
-    spot = source, 1
+    position = source, 1
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
-        spot = (Path(file), trace.tb_lineno) if file.endswith(SUFFIX) else spot
+        position = (Path(file), trace.tb_lineno) if file.endswith(SUFFIX) else position
         trace = trace.tb_next
-    return spot
+    return position
 
 
-def yaml_value(value: Any) -> str:
+def format_yaml(value: Any) -> str:
     """A value on one line of YAML: JSON is YAML, and leaves nothing to be guessed."""
     if isinstance(value, BaseModel):
         value = value.model_dump(mode="json")
     return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
 
 
-def mebibytes(count: int) -> int:
+def count_mebibytes(count: int) -> int:
     """Whole mebibytes of a number of bytes: what both Kubernetes (Mi) and ECS count in."""
     return count // 2**20
 
 
-def ini_value(value: Any) -> str:
+def format_ini_value(value: Any) -> str:
     """A value for supervisord's configuration: `%` is its sign for expansions, and ` ;` or ` #` starts a comment.
 
     Raises:
@@ -154,15 +156,15 @@ def ini_value(value: Any) -> str:
     return content.replace("%", "%%")
 
 
-def ini_command(words: Sequence[str]) -> str:
+def format_ini_command(words: Sequence[str]) -> str:
     """A command line, quoted for supervisord, which splits it as a shell would; each option on a line of its own."""
-    quoted = [ini_value(shlex.quote(word)) for word in words]
+    quoted = [format_ini_value(shlex.quote(word)) for word in words]
     return "".join(f"\n    {word}" if word.startswith("--") else f" {word}" for word in quoted).strip()
 
 
-def ini_environment(variables: Mapping[str, str]) -> str:
+def format_ini_env(variables: Mapping[str, str]) -> str:
     """NAME="VALUE" pairs, one a line, quoted for supervisord."""
     for name, value in variables.items():
         if '"' in value or "\\" in value:
             raise ValueError(f"{name}={value}: supervisord's configuration takes no quote or backslash in a value")
-    return ",".join(f'\n    {name}="{ini_value(value)}"' for name, value in variables.items())
+    return ",".join(f'\n    {name}="{format_ini_value(value)}"' for name, value in variables.items())

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from llm_serving.aws.instance_types import rows
 
 
-def _answer(name: str, **changes: Any) -> dict[str, Any]:
+def _build_type(name: str, **changes: Any) -> dict[str, Any]:
     """A type as DescribeInstanceTypes gives it, with the fields that the catalogue reads."""
     card = {
         "NetworkCardIndex": 0,
@@ -34,20 +34,20 @@ def _answer(name: str, **changes: Any) -> dict[str, Any]:
     }
 
 
-def _said(
-    *answers: dict[str, Any], zones: str = "ab", prices: dict[str, float] | None = None, date: str = "2026-01-01"
+def _build_region(
+    *type_documents: dict[str, Any], zones: str = "ab", prices: dict[str, float] | None = None, date: str = "2026-01-01"
 ) -> Any:
     return {
         "source": "AWS EC2",
         "date": date,
-        "types": list(answers),
-        "zones": {one["InstanceType"]: zones for one in answers},
+        "types": list(type_documents),
+        "zones": {document["InstanceType"]: zones for document in type_documents},
         "prices": prices,
     }
 
 
 def test_a_row_holds_what_the_product_uses_and_nothing_else() -> None:
-    assert rows.row(_answer("g6e.xlarge"), "us-west-2") == {
+    assert rows.build_row(_build_type("g6e.xlarge"), "us-west-2") == {
         "from": "us-west-2",
         "vcpus": 4,
         "memory_mib": 32768,
@@ -65,9 +65,9 @@ def test_a_row_holds_what_the_product_uses_and_nothing_else() -> None:
 
 def test_neuron_devices_are_read_from_their_own_field() -> None:
     device = {"Name": "Trainium2", "Count": 16, "CoreInfo": {"Count": 8}, "MemoryInfo": {"SizeInMiB": 524288}}
-    answer = _answer("trn2.48xlarge", NeuronInfo={"NeuronDevices": [device]})
-    del answer["GpuInfo"]
-    assert rows.row(answer, "us-east-2")["accelerators"] == {
+    neuron_type = _build_type("trn2.48xlarge", NeuronInfo={"NeuronDevices": [device]})
+    del neuron_type["GpuInfo"]
+    assert rows.build_row(neuron_type, "us-east-2")["accelerators"] == {
         "kind": "neuron",
         "name": "Trainium2",
         "manufacturer": "AWS",
@@ -88,30 +88,41 @@ def test_neuron_devices_are_read_from_their_own_field() -> None:
 )
 def test_the_machines_bandwidth_is_read_in_each_form_that_ec2_writes(text: str, gbps: float, burst: bool) -> None:
     network = {"NetworkPerformance": text, "NetworkCards": []}
-    row = rows.row(_answer("g6e.xlarge", NetworkInfo=network), "us-west-2")
+    row = rows.build_row(_build_type("g6e.xlarge", NetworkInfo=network), "us-west-2")
     assert (row["network_gbps"], row["network_burst"]) == (gbps, burst)
 
 
 def test_local_zones_are_left_out() -> None:
-    where = ["us-east-1a", "us-east-1-atl-2a", "us-east-1c", "us-east-1-wl1-bos-wlz-1"]
-    offerings = [{"InstanceType": "p5.48xlarge", "Location": zone} for zone in where]
-    assert rows.zones(offerings, "us-east-1") == {"p5.48xlarge": "ac"}
+    zones = ["us-east-1a", "us-east-1-atl-2a", "us-east-1c", "us-east-1-wl1-bos-wlz-1"]
+    offerings = [{"InstanceType": "p5.48xlarge", "Location": zone} for zone in zones]
+    assert rows.collect_zone_letters(offerings, "us-east-1") == {"p5.48xlarge": "ac"}
 
 
 def test_a_type_without_a_zone_in_the_region_is_not_offered_there() -> None:
-    asked = {"us-west-2": {**_said(_answer("g6e.xlarge"), _answer("p5.48xlarge")), "zones": {"g6e.xlarge": "a"}}}
-    assert list(rows.merge({}, asked)["types"]) == ["g6e.xlarge"]
+    responses = {
+        "us-west-2": {
+            **_build_region(_build_type("g6e.xlarge"), _build_type("p5.48xlarge")),
+            "zones": {"g6e.xlarge": "a"},
+        }
+    }
+    assert list(rows.merge({}, responses)["types"]) == ["g6e.xlarge"]
 
 
 def test_a_region_that_offers_nothing_is_no_answer() -> None:
-    asked = {"us-west-2": _said(_answer("g6e.xlarge")), "mx-central-1": {**_said(), "zones": {}}}
-    assert list(rows.merge({}, asked)["regions"]) == ["us-west-2"]
+    responses = {
+        "us-west-2": _build_region(_build_type("g6e.xlarge")),
+        "mx-central-1": {**_build_region(), "zones": {}},
+    }
+    assert list(rows.merge({}, responses)["regions"]) == ["us-west-2"]
 
 
 def test_regions_that_were_not_asked_stay_as_they_were() -> None:
-    old = rows.merge({}, {"eu-west-1": _said(_answer("g5.xlarge")), "us-west-2": _said(_answer("g6e.xlarge"))})
-    asked = {"us-west-2": _said(_answer("g6e.xlarge"), zones="abcd", date="2026-06-01")}
-    new = rows.merge(old, asked)
+    old = rows.merge(
+        {},
+        {"eu-west-1": _build_region(_build_type("g5.xlarge")), "us-west-2": _build_region(_build_type("g6e.xlarge"))},
+    )
+    responses = {"us-west-2": _build_region(_build_type("g6e.xlarge"), zones="abcd", date="2026-06-01")}
+    new = rows.merge(old, responses)
     assert new["regions"]["eu-west-1"]["date"] == "2026-01-01"
     assert new["regions"]["us-west-2"]["date"] == "2026-06-01"
     assert new["types"]["g5.xlarge"] == old["types"]["g5.xlarge"]
@@ -119,53 +130,59 @@ def test_regions_that_were_not_asked_stay_as_they_were() -> None:
 
 
 def test_a_type_that_no_region_offers_any_more_is_gone() -> None:
-    old = rows.merge({}, {"us-west-2": _said(_answer("g5.xlarge"), _answer("g6e.xlarge"))})
-    new = rows.merge(old, {"us-west-2": _said(_answer("g6e.xlarge"))})
+    old = rows.merge({}, {"us-west-2": _build_region(_build_type("g5.xlarge"), _build_type("g6e.xlarge"))})
+    new = rows.merge(old, {"us-west-2": _build_region(_build_type("g6e.xlarge"))})
     assert list(new["types"]) == ["g6e.xlarge"]
-    assert rows.changes(old, new) == ["g5.xlarge: gone"]
+    assert rows.list_changes(old, new) == ["g5.xlarge: gone"]
 
 
 def test_a_row_whose_region_offers_it_no_more_names_one_that_does() -> None:
-    both = {"eu-west-1": _said(_answer("g5.xlarge")), "us-west-2": _said(_answer("g5.xlarge"))}
-    old = rows.merge({}, both)
+    responses = {
+        "eu-west-1": _build_region(_build_type("g5.xlarge")),
+        "us-west-2": _build_region(_build_type("g5.xlarge")),
+    }
+    old = rows.merge({}, responses)
     assert old["types"]["g5.xlarge"]["from"] == "eu-west-1"
-    new = rows.merge(old, {"eu-west-1": {**_said(), "zones": {}}})
+    new = rows.merge(old, {"eu-west-1": {**_build_region(), "zones": {}}})
     assert new["types"]["g5.xlarge"]["from"] == "us-west-2"
     assert list(new["regions"]) == ["us-west-2"]
 
 
 def test_ways_to_buy_are_gathered_over_the_regions() -> None:
-    block = _answer("p5.48xlarge", SupportedUsageClasses=["capacity-block"])
-    plain = _answer("p5.48xlarge", SupportedUsageClasses=["on-demand"])
-    old = rows.merge({}, {"eu-west-1": _said(plain), "us-west-2": _said(block)})
+    block = _build_type("p5.48xlarge", SupportedUsageClasses=["capacity-block"])
+    plain = _build_type("p5.48xlarge", SupportedUsageClasses=["on-demand"])
+    old = rows.merge({}, {"eu-west-1": _build_region(plain), "us-west-2": _build_region(block)})
     assert old["types"]["p5.48xlarge"]["purchase"] == ["capacity-block", "on-demand"]
-    assert rows.merge(old, {"eu-west-1": _said(plain)})["types"]["p5.48xlarge"]["purchase"] == [
+    assert rows.merge(old, {"eu-west-1": _build_region(plain)})["types"]["p5.48xlarge"]["purchase"] == [
         "capacity-block",
         "on-demand",
     ]
 
 
 def test_prices_keep_the_day_they_were_read_when_a_refresh_does_not_read_them() -> None:
-    priced = {"us-west-2": _said(_answer("g6e.xlarge"), prices={"g6e.xlarge": 1.861})}
+    priced = {"us-west-2": _build_region(_build_type("g6e.xlarge"), prices={"g6e.xlarge": 1.861})}
     old = rows.merge({}, priced)
     assert old["types"]["g6e.xlarge"]["prices"] == {"us-west-2": 1.861}
-    new = rows.merge(old, {"us-west-2": _said(_answer("g6e.xlarge"), date="2026-06-01")})
+    new = rows.merge(old, {"us-west-2": _build_region(_build_type("g6e.xlarge"), date="2026-06-01")})
     assert new["types"]["g6e.xlarge"]["prices"] == {"us-west-2": 1.861}
     assert new["regions"]["us-west-2"] == {"source": "AWS EC2", "date": "2026-06-01", "prices": "2026-01-01"}
 
 
 def test_a_price_that_the_list_has_no_more_is_dropped() -> None:
-    old = rows.merge({}, {"us-west-2": _said(_answer("g6e.xlarge"), prices={"g6e.xlarge": 1.861})})
-    new = rows.merge(old, {"us-west-2": _said(_answer("g6e.xlarge"), prices={})})
+    old = rows.merge({}, {"us-west-2": _build_region(_build_type("g6e.xlarge"), prices={"g6e.xlarge": 1.861})})
+    new = rows.merge(old, {"us-west-2": _build_region(_build_type("g6e.xlarge"), prices={})})
     assert "prices" not in new["types"]["g6e.xlarge"]
-    assert rows.changes(old, new) == ["g6e.xlarge: USD/h in us-west-2 1.861 -> none"]
+    assert rows.list_changes(old, new) == ["g6e.xlarge: USD/h in us-west-2 1.861 -> none"]
 
 
 def test_changes_name_the_field_with_its_values_before_and_after() -> None:
-    old = rows.merge({}, {"us-west-2": _said(_answer("g6e.xlarge"))})
-    more = _answer("g6e.xlarge", VCpuInfo={"DefaultVCpus": 8}, SupportedUsageClasses=["spot"])
-    new = rows.merge(old, {"us-west-2": _said(more, _answer("g6e.2xlarge"), zones="abc", prices={"g6e.xlarge": 2.0})})
-    assert rows.changes(old, new) == [
+    old = rows.merge({}, {"us-west-2": _build_region(_build_type("g6e.xlarge"))})
+    changed_type = _build_type("g6e.xlarge", VCpuInfo={"DefaultVCpus": 8}, SupportedUsageClasses=["spot"])
+    new = rows.merge(
+        old,
+        {"us-west-2": _build_region(changed_type, _build_type("g6e.2xlarge"), zones="abc", prices={"g6e.xlarge": 2.0})},
+    )
+    assert rows.list_changes(old, new) == [
         'g6e.xlarge: vcpus 4 -> 8; purchase ["on-demand", "spot"] -> ["spot"]; '
         "zones in us-west-2 ab -> abc; USD/h in us-west-2 none -> 2.0",
         "g6e.2xlarge: new",
@@ -173,16 +190,19 @@ def test_changes_name_the_field_with_its_values_before_and_after() -> None:
 
 
 def test_asking_again_changes_nothing() -> None:
-    asked = {"us-west-2": _said(_answer("g6e.xlarge"), _answer("m8g.large")), "us-east-1": _said(_answer("g5.xlarge"))}
-    once = rows.merge({}, asked)
-    again = rows.merge(copy.deepcopy(once), asked)
-    assert rows.dump(again) == rows.dump(once)
-    assert rows.changes(once, again) == []
+    responses = {
+        "us-west-2": _build_region(_build_type("g6e.xlarge"), _build_type("m8g.large")),
+        "us-east-1": _build_region(_build_type("g5.xlarge")),
+    }
+    first = rows.merge({}, responses)
+    second = rows.merge(copy.deepcopy(first), responses)
+    assert rows.dump(second) == rows.dump(first)
+    assert rows.list_changes(first, second) == []
 
 
 def test_types_stand_in_the_order_of_families_and_sizes() -> None:
     names = ["m8g.large", "g6e.12xlarge", "g6e.2xlarge", "m8g.medium", "g5.xlarge", "m8g.xlarge", "g6e.xlarge"]
-    assert sorted(names, key=rows.place) == [
+    assert sorted(names, key=rows.build_sort_key) == [
         *("g5.xlarge", "g6e.xlarge", "g6e.2xlarge", "g6e.12xlarge"),
         *("m8g.medium", "m8g.large", "m8g.xlarge"),
     ]

@@ -9,7 +9,7 @@ import boto3
 import pytest
 from botocore.stub import Stubber
 
-from llm_serving.aws.session import Aws
+from llm_serving.aws.session import AwsSession
 from llm_serving.fleet.model import Fleet
 from llm_serving.rehearsal import emulator
 from llm_serving.settings.document import Document, load
@@ -20,7 +20,7 @@ RECORDED = boto3.Session("test", "test", region_name=REGION)
 """One session for all tests: it reads each service's model once."""
 
 
-class Stubbed(Aws):
+class StubbedAws(AwsSession):
     """An account whose services answer what a test has recorded, in order; any other call is an error.
 
     It stands in where the embedded AWS has no answer, or only one: service quotas beyond VPC's, IAM's simulator,
@@ -31,7 +31,7 @@ class Stubbed(Aws):
         super().__init__(REGION)
         self.stubs: dict[str, Stubber] = {}
 
-    def _make(self, service: str) -> Any:
+    def _create_client(self, service: str) -> Any:
         client = RECORDED.client(service)
         self.stubs[service] = Stubber(client)
         self.stubs[service].activate()
@@ -43,14 +43,14 @@ class Stubbed(Aws):
 
 
 @pytest.fixture
-def stubbed(monkeypatch: pytest.MonkeyPatch) -> Stubbed:
-    for name in [one for one in os.environ if one.startswith("AWS_")]:
+def stubbed_aws(monkeypatch: pytest.MonkeyPatch) -> StubbedAws:
+    for name in [variable for variable in os.environ if variable.startswith("AWS_")]:
         monkeypatch.delenv(name)
-    return Stubbed()
+    return StubbedAws()
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> Callable[..., Document[Fleet]]:
+def read_fleet(tmp_path: Path) -> Callable[..., Document[Fleet]]:
     """Reads a fleet of the pools given, after a head of name, region and zones."""
 
     def read(pools: str, head: str = HEAD) -> Document[Fleet]:
@@ -64,31 +64,31 @@ def fleet(tmp_path: Path) -> Callable[..., Document[Fleet]]:
 @pytest.fixture(scope="session")
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """One embedded AWS for all tests; `account` empties it for each."""
-    with emulator.running(tmp_path_factory.mktemp("aws"), bare=True) as at:
-        yield at
+    with emulator.start(tmp_path_factory.mktemp("aws"), bare=True) as url:
+        yield url
 
 
 @pytest.fixture(scope="session")
-def clients(endpoint: str) -> Aws:
+def clients(endpoint: str) -> AwsSession:
     with pytest.MonkeyPatch.context() as environment:
-        _talk_to(endpoint, environment)
-        return Aws(REGION)
+        _use_endpoint(endpoint, environment)
+        return AwsSession(REGION)
 
 
 @pytest.fixture
-def asked(endpoint: str, clients: Aws, monkeypatch: pytest.MonkeyPatch) -> Aws:
+def shared_account(endpoint: str, clients: AwsSession, monkeypatch: pytest.MonkeyPatch) -> AwsSession:
     """The embedded account that this process's clients talk to, for tests that change nothing in it."""
-    _talk_to(endpoint, monkeypatch)
+    _use_endpoint(endpoint, monkeypatch)
     return clients
 
 
 @pytest.fixture
-def account(endpoint: str, asked: Aws) -> Aws:
+def account(endpoint: str, shared_account: AwsSession) -> AwsSession:
     """The same, emptied: seconds, for it reads its images and policies again."""
     emulator.reset(endpoint)
-    return asked
+    return shared_account
 
 
-def _talk_to(endpoint: str, environment: pytest.MonkeyPatch) -> None:
-    for name, value in emulator.client_environment(endpoint, REGION).items():
+def _use_endpoint(endpoint: str, environment: pytest.MonkeyPatch) -> None:
+    for name, value in emulator.build_client_env(endpoint, REGION).items():
         environment.setenv(name, value)

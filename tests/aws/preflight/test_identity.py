@@ -14,109 +14,124 @@ ROLE = Identity("123456789012", "arn:aws:sts::123456789012:assumed-role/deployer
 POOL = "  general:\n    types: g6e.xlarge\n    size: 1\n"
 
 
-def _simulated(stubbed: Any, decide: Any) -> None:
+def _stub_simulation(stubbed_aws: Any, decide: Any) -> None:
     role = {"Path": "/teams/", "RoleName": "deployer", "RoleId": "AROAEXAMPLEEXAMPLE12", "CreateDate": 0}
     arn = "arn:aws:iam::123456789012:role/teams/deployer"
-    stubbed.stub("iam").add_response("get_role", {"Role": {**role, "Arn": arn}}, {"RoleName": "deployer"})
+    stubbed_aws.stub("iam").add_response("get_role", {"Role": {**role, "Arn": arn}}, {"RoleName": "deployer"})
 
-    def answers(actions: list[str]) -> dict[str, Any]:
-        return {"EvaluationResults": [{"EvalActionName": one, **decide(one)} for one in actions], "IsTruncated": False}
+    def build_response(actions: list[str]) -> dict[str, Any]:
+        return {
+            "EvaluationResults": [{"EvalActionName": action, **decide(action)} for action in actions],
+            "IsTruncated": False,
+        }
 
-    for actions in stubbed.asked:
-        wanted = {"PolicySourceArn": arn, "ActionNames": actions}
-        stubbed.stub("iam").add_response("simulate_principal_policy", answers(actions), wanted)
+    for actions in stubbed_aws.asked:
+        expected = {"PolicySourceArn": arn, "ActionNames": actions}
+        stubbed_aws.stub("iam").add_response("simulate_principal_policy", build_response(actions), expected)
 
 
 @pytest.fixture
-def simulated(stubbed: Any, fleet: Any) -> Any:
-    document = fleet(POOL)
-    needed = permissions.needed(document.value)
+def simulate_permissions(stubbed_aws: Any, read_fleet: Any) -> Any:
+    document = read_fleet(POOL)
+    needed = permissions.list_actions_by_part(document.value)
     actions = sorted({action for part in needed.values() for action in part})
-    stubbed.asked = [actions[first : first + 50] for first in range(0, len(actions), 50)]
+    stubbed_aws.asked = [actions[first : first + 50] for first in range(0, len(actions), 50)]
 
-    def lines(decide: Any) -> dict[str, Any]:
-        _simulated(stubbed, decide)
-        return {line.about: line for line in identity.may(stubbed, document.value, ROLE)}
+    def collect_lines(decide: Any) -> dict[str, Any]:
+        _stub_simulation(stubbed_aws, decide)
+        return {line.name: line for line in identity.check_permissions(stubbed_aws, document.value, ROLE)}
 
-    return lines
+    return collect_lines
 
 
-def test_all_that_is_allowed_passes_by_part(simulated: Any) -> None:
-    lines = simulated(lambda _: {"EvalDecision": "allowed"})
+def test_all_that_is_allowed_passes_by_part(simulate_permissions: Any) -> None:
+    lines = simulate_permissions(lambda _: {"EvalDecision": "allowed"})
     assert list(lines) == ["may make network", "may make storage", "may make machines", "may make EKS"]
     assert {line.status for line in lines.values()} == {"pass"}
     assert lines["may make network"].said.startswith("all 3")
 
 
-def test_an_outright_denial_fails_and_names_the_action(simulated: Any) -> None:
-    lines = simulated(lambda one: {"EvalDecision": "explicitDeny" if one == "eks:CreateCluster" else "allowed"})
+def test_an_outright_denial_fails_and_names_the_action(simulate_permissions: Any) -> None:
+    lines = simulate_permissions(
+        lambda action: {"EvalDecision": "explicitDeny" if action == "eks:CreateCluster" else "allowed"}
+    )
     assert lines["may make EKS"].status == "fail"
     assert "actions are denied outright: eks:CreateCluster" in lines["may make EKS"].said
     assert lines["may make storage"].status == "pass"
 
 
-def test_a_service_control_policy_that_denies_fails(simulated: Any) -> None:
+def test_a_service_control_policy_that_denies_fails(simulate_permissions: Any) -> None:
     by_scp = {"EvalDecision": "implicitDeny", "OrganizationsDecisionDetail": {"AllowedByOrganizations": False}}
-    lines = simulated(lambda one: by_scp if one == "ec2:RunInstances" else {"EvalDecision": "allowed"})
+    lines = simulate_permissions(lambda action: by_scp if action == "ec2:RunInstances" else {"EvalDecision": "allowed"})
     assert lines["may make machines"].status == "fail"
     assert "SCP" in lines["may make machines"].remedy
 
 
-def test_a_role_that_may_only_read_fails(simulated: Any) -> None:
-    lines = simulated(lambda _: {"EvalDecision": "implicitDeny"})
+def test_a_role_that_may_only_read_fails(simulate_permissions: Any) -> None:
+    lines = simulate_permissions(lambda _: {"EvalDecision": "implicitDeny"})
     assert {line.status for line in lines.values()} == {"fail"}
     assert "none of its" in lines["may make storage"].said
 
 
-def test_a_permission_on_some_names_alone_is_doubted_and_not_refused(simulated: Any) -> None:
-    lines = simulated(lambda one: {"EvalDecision": "implicitDeny" if one.startswith("s3:") else "allowed"})
+def test_a_permission_on_some_names_alone_is_doubted_and_not_refused(simulate_permissions: Any) -> None:
+    lines = simulate_permissions(
+        lambda action: {"EvalDecision": "implicitDeny" if action.startswith("s3:") else "allowed"}
+    )
     assert lines["may make storage"].status == "warn"
     assert "are not allowed on every resource: s3:CreateBucket" in lines["may make storage"].said
 
 
-def test_who_is_neither_user_nor_role_is_not_judged(stubbed: Any, fleet: Any) -> None:
+def test_who_is_neither_user_nor_role_is_not_judged(stubbed_aws: Any, read_fleet: Any) -> None:
     federated = Identity("123456789012", "arn:aws:sts::123456789012:federated-user/anna")
-    (line,) = identity.may(stubbed, fleet(POOL).value, federated)
+    (line,) = identity.check_permissions(stubbed_aws, read_fleet(POOL).value, federated)
     assert (line.status, line.known) == ("warn", False)
-    assert line.unanswered == "IAM's simulator takes users and roles, and this is federated-user/anna"
+    assert line.unknown_reason == "IAM's simulator takes users and roles, and this is federated-user/anna"
 
 
 def test_the_root_user_is_warned_of() -> None:
-    assert identity.credentials(Identity("123456789012", "arn:aws:iam::123456789012:root")).status == "warn"
-    assert identity.credentials(ROLE).status == "pass"
+    assert identity.check_credentials(Identity("123456789012", "arn:aws:iam::123456789012:root")).status == "warn"
+    assert identity.check_credentials(ROLE).status == "pass"
 
 
-def test_credentials_that_aws_does_not_take_are_one_line(stubbed: Any) -> None:
-    stub = stubbed.stub("sts")
+def test_credentials_that_aws_does_not_take_are_one_line(stubbed_aws: Any) -> None:
+    stub = stubbed_aws.stub("sts")
     stub.add_client_error("get_caller_identity", "ExpiredToken", "The security token is expired")
-    with pytest.raises(Unavailable) as refused:
-        identity.whoami(stubbed)
-    assert str(refused.value) == "the AWS credentials have expired: sign in again (`aws sso login`)"
+    with pytest.raises(Unavailable) as error:
+        identity.fetch_identity(stubbed_aws)
+    assert str(error.value) == "the AWS credentials have expired: sign in again (`aws sso login`)"
     stub.add_client_error("get_caller_identity", "InvalidClientTokenId", "The security token is invalid")
-    with pytest.raises(Unavailable) as refused:
-        identity.whoami(stubbed)
-    assert str(refused.value) == "AWS refused GetCallerIdentity: InvalidClientTokenId: The security token is invalid"
+    with pytest.raises(Unavailable) as error:
+        identity.fetch_identity(stubbed_aws)
+    assert str(error.value) == "AWS refused GetCallerIdentity: InvalidClientTokenId: The security token is invalid"
 
 
-def test_a_missing_spot_role_is_said_with_the_command_that_makes_it(stubbed: Any, fleet: Any) -> None:
-    document = fleet(f"{POOL}    buy: spot\n")
-    stubbed.stub("iam").add_client_error("get_role", "NoSuchEntity", "not found")
-    asked = [one for one in identity.questions(stubbed, document.value, ROLE) if one.about.endswith("Spot")]
-    (line,) = asked[0].ask()
+def test_a_missing_spot_role_is_said_with_the_command_that_makes_it(stubbed_aws: Any, read_fleet: Any) -> None:
+    document = read_fleet(f"{POOL}    buy: spot\n")
+    stubbed_aws.stub("iam").add_client_error("get_role", "NoSuchEntity", "not found")
+    spot_checks = [
+        check for check in identity.list_checks(stubbed_aws, document.value, ROLE) if check.name.endswith("Spot")
+    ]
+    (line,) = spot_checks[0].execute()
     assert line.status == "warn"
     assert line.command == ("aws", "iam", "create-service-linked-role", "--aws-service-name", "spot.amazonaws.com")
 
 
-def test_a_fleet_without_spot_does_not_ask_for_its_role(stubbed: Any, fleet: Any) -> None:
-    assert not [one for one in identity.questions(stubbed, fleet(POOL).value, ROLE) if one.about.endswith("Spot")]
+def test_a_fleet_without_spot_does_not_ask_for_its_role(stubbed_aws: Any, read_fleet: Any) -> None:
+    assert not [
+        check
+        for check in identity.list_checks(stubbed_aws, read_fleet(POOL).value, ROLE)
+        if check.name.endswith("Spot")
+    ]
 
 
-def test_every_action_of_the_table_is_one_that_its_service_has(fleet: Any) -> None:
+def test_every_action_of_the_table_is_one_that_its_service_has(read_fleet: Any) -> None:
     from botocore.loaders import Loader
 
-    everything = fleet(POOL, head="name: demo\nregion: us-west-2\nzones: [us-west-2a]\norchestrator: both\n")
+    document = read_fleet(POOL, head="name: demo\nregion: us-west-2\nzones: [us-west-2a]\norchestrator: both\n")
     loader = Loader()  # it keeps what it has read
-    for action in sorted({one for part in permissions.needed(everything.value).values() for one in part}):
+    for action in sorted(
+        {entry for part in permissions.list_actions_by_part(document.value).values() for entry in part}
+    ):
         service, _, name = action.partition(":")
         # IAM's names of S3's actions are often not those of S3's API, so S3 is left out; Lambda's of a call
         # is not the API's either, and PassRole is no call.

@@ -4,59 +4,61 @@ import datetime
 from typing import Any
 
 from llm_serving.aws.preflight import price
-from llm_serving.aws.preflight.check import Line
+from llm_serving.aws.preflight.check import CheckResult
 from llm_serving.catalog import instances
 from llm_serving.catalog.instances import Price, Source
 from llm_serving.fleet import checks
 
 HEAD = "name: demo\nregion: us-west-2\nzones: [us-west-2a]\n"
 POOL = "  general:\n    types: g6e.xlarge\n    size: 1..4\n"
-LISTED = Source(name="AWS Price List", date="2026-11-01")
+PRICE_SOURCE = Source(name="AWS Price List", date="2026-11-01")
 
 
-def _lines(document: Any, today: str = "2026-11-21", **prices: float) -> list[Line]:
+def _collect_lines(document: Any, today: str = "2026-11-21", **prices: float) -> list[CheckResult]:
     catalogue = dict(instances.load())
     row = catalogue["g6e.xlarge"]
-    known = {region: Price(usd_h=usd, source=LISTED) for region, usd in (prices or {"us-west-2": 2.0}).items()}
+    region_prices = {
+        region: Price(usd_h=usd, source=PRICE_SOURCE) for region, usd in (prices or {"us-west-2": 2.0}).items()
+    }
     if "unknown" in prices:
-        known = {}
-    catalogue["g6e.xlarge"] = row.model_copy(update={"prices": known, "unpriced": {}})
-    limit = [one for one in checks.check(document, catalogue) if one.field == "spend_limit"]
-    return price.lines(document.value, catalogue, limit, datetime.date.fromisoformat(today))
+        region_prices = {}
+    catalogue["g6e.xlarge"] = row.model_copy(update={"prices": region_prices, "unpriced": {}})
+    limit = [mistake for mistake in checks.find_mistakes(document, catalogue) if mistake.field == "spend_limit"]
+    return price.check_price(document.value, catalogue, limit, datetime.date.fromisoformat(today))
 
 
-def test_the_span_of_the_cost_is_said_with_the_prices_date(fleet: Any) -> None:
-    (line,) = _lines(fleet(POOL, HEAD))
-    assert (line.status, line.said) == ("pass", "2.00 to 8.00 USD/h on demand (AWS Price List, 2026-11-01)")
+def test_the_span_of_the_cost_is_said_with_the_prices_date(read_fleet: Any) -> None:
+    (line,) = _collect_lines(read_fleet(POOL, HEAD))
+    assert (line.status, line.message) == ("pass", "2.00 to 8.00 USD/h on demand (AWS Price List, 2026-11-01)")
 
 
-def test_more_than_the_spend_limit_fails(fleet: Any) -> None:
-    span, limit = _lines(fleet(POOL, f"{HEAD}spend_limit: 5 USD/h\n"))
+def test_more_than_the_spend_limit_fails(read_fleet: Any) -> None:
+    span, limit = _collect_lines(read_fleet(POOL, f"{HEAD}spend_limit: 5 USD/h\n"))
     assert span.status == "pass"
-    assert (limit.about, limit.status) == ("spend limit", "fail")
-    assert limit.said == "at their greatest size the pools cost 8.00 USD/h on demand (general 8.00)"
-    assert limit.remedy == "write a limit of 8.00 USD/h or more, or smaller pools"
+    assert (limit.name, limit.status) == ("spend limit", "fail")
+    assert limit.message == "at their greatest size the pools cost 8.00 USD/h on demand (general 8.00)"
+    assert limit.fix == "write a limit of 8.00 USD/h or more, or smaller pools"
 
 
-def test_within_the_spend_limit_says_so(fleet: Any) -> None:
-    (line,) = _lines(fleet(POOL, f"{HEAD}spend_limit: 10 USD/h\n"))
-    assert (line.status, line.said.endswith(", within the limit of 10")) == ("pass", True)
+def test_within_the_spend_limit_says_so(read_fleet: Any) -> None:
+    (line,) = _collect_lines(read_fleet(POOL, f"{HEAD}spend_limit: 10 USD/h\n"))
+    assert (line.status, line.message.endswith(", within the limit of 10")) == ("pass", True)
 
 
-def test_old_prices_are_doubted_with_the_command_that_reads_them_anew(fleet: Any) -> None:
-    (line,) = _lines(fleet(POOL, HEAD), today="2027-03-01")
+def test_old_prices_are_doubted_with_the_command_that_reads_them_anew(read_fleet: Any) -> None:
+    (line,) = _collect_lines(read_fleet(POOL, HEAD), today="2027-03-01")
     assert line.status == "warn"
-    assert line.said.endswith("older than 90 days")
+    assert line.message.endswith("older than 90 days")
     assert " ".join(line.command) == "blueprint catalog refresh --region us-west-2"
 
 
-def test_a_price_that_nobody_knows_is_a_warning_and_no_sum(fleet: Any) -> None:
-    (line,) = _lines(fleet(POOL, HEAD), unknown=1.0)
+def test_a_price_that_nobody_knows_is_a_warning_and_no_sum(read_fleet: Any) -> None:
+    (line,) = _collect_lines(read_fleet(POOL, HEAD), unknown=1.0)
     assert line.status == "warn"
-    assert line.said == "0.00 to at least 0.00 USD/h on demand; unknown for g6e.xlarge"
+    assert line.message == "0.00 to at least 0.00 USD/h on demand; unknown for g6e.xlarge"
 
 
-def test_a_capacity_block_is_paid_already(fleet: Any) -> None:
+def test_a_capacity_block_is_paid_already(read_fleet: Any) -> None:
     block = "  big:\n    types: p5.48xlarge\n    buy: {capacity-block: cr-0123456789abcdef0}\n    size: 1\n"
-    (line,) = _lines(fleet(block, HEAD))
-    assert line.said == "0.00 to 0.00 USD/h on demand; big is paid already"
+    (line,) = _collect_lines(read_fleet(block, HEAD))
+    assert line.message == "0.00 to 0.00 USD/h on demand; big is paid already"

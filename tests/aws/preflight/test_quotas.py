@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from llm_serving.aws.preflight import quotas as asked
-from llm_serving.aws.preflight.check import Line
-from llm_serving.aws.session import Aws
+from llm_serving.aws.preflight import quotas as preflight_quotas
+from llm_serving.aws.preflight.check import CheckResult
+from llm_serving.aws.session import AwsSession
 from llm_serving.catalog import instances, quotas
 from llm_serving.fleet import capacity
 from llm_serving.fleet.capacity import Limit
 
 POOL = "  prefill:\n    types: p5.48xlarge\n    zones: us-west-2a\n    size: 0..4\n"
-P = quotas.family("p5.48xlarge").on_demand
+P = quotas.find_family("p5.48xlarge").on_demand
 METRIC = {
     "MetricNamespace": "AWS/Usage",
     "MetricName": "ResourceCount",
@@ -24,103 +24,111 @@ METRIC = {
 }
 
 
-def _answer(value: float, **more: Any) -> dict[str, Any]:
-    return {"Quota": {"ServiceCode": "ec2", "QuotaCode": P.code, "QuotaName": P.name, "Value": value, **more}}
+def _build_response(value: float, **fields: Any) -> dict[str, Any]:
+    return {"Quota": {"ServiceCode": "ec2", "QuotaCode": P.code, "QuotaName": P.name, "Value": value, **fields}}
 
 
-def _line(stubbed: Any, fleet: Any, quota: quotas.Quota, pools: str = POOL) -> Line:
-    document = fleet(pools)
-    met = capacity.of(document.value, instances.load())
-    (question,) = [one for one in asked.questions(stubbed, document.value, met) if one.about == quota.name]
-    (line,) = question.ask()
+def _check_quota(stubbed_aws: Any, read_fleet: Any, quota: quotas.Quota, pools: str = POOL) -> CheckResult:
+    document = read_fleet(pools)
+    fleet_capacity = capacity.compute(document.value, instances.load())
+    (check,) = [
+        candidate
+        for candidate in preflight_quotas.list_checks(stubbed_aws, document.value, fleet_capacity)
+        if candidate.name == quota.name
+    ]
+    (line,) = check.execute()
     return line
 
 
-def test_a_quota_that_is_too_low_fails_with_the_command_that_asks_for_more(stubbed: Any, fleet: Any) -> None:
-    wanted = {"ServiceCode": "ec2", "QuotaCode": "L-417A185B"}
-    stubbed.stub("service-quotas").add_response("get_service_quota", _answer(192, Adjustable=True), wanted)
-    line = _line(stubbed, fleet, P)
-    assert (line.about, line.status) == ("Running On-Demand P instances", "fail")
-    assert line.said == "needs up to 768 vCPUs (prefill 4 × p5.48xlarge); the quota is 192"
-    assert line.share == 4
+def test_a_quota_that_is_too_low_fails_with_the_command_that_asks_for_more(stubbed_aws: Any, read_fleet: Any) -> None:
+    expected = {"ServiceCode": "ec2", "QuotaCode": "L-417A185B"}
+    stubbed_aws.stub("service-quotas").add_response(
+        "get_service_quota", _build_response(192, Adjustable=True), expected
+    )
+    line = _check_quota(stubbed_aws, read_fleet, P)
+    assert (line.name, line.status) == ("Running On-Demand P instances", "fail")
+    assert line.message == "needs up to 768 vCPUs (prefill 4 × p5.48xlarge); the quota is 192"
+    assert line.usage_ratio == 4
     assert " ".join(line.command) == (
         "aws service-quotas request-service-quota-increase --region us-west-2 "
         "--service-code ec2 --quota-code L-417A185B --desired-value 768"
     )
 
 
-def test_more_that_is_asked_for_already_is_not_asked_for_again(stubbed: Any, fleet: Any) -> None:
-    stub = stubbed.stub("service-quotas")
+def test_more_that_is_asked_for_already_is_not_asked_for_again(stubbed_aws: Any, read_fleet: Any) -> None:
+    stub = stubbed_aws.stub("service-quotas")
     for open_, command in ((768.0, False), (400.0, True)):
-        stub.add_response("get_service_quota", _answer(192, Adjustable=True))
+        stub.add_response("get_service_quota", _build_response(192, Adjustable=True))
         history = [{"DesiredValue": 9000.0, "Status": "DENIED"}, {"DesiredValue": open_, "Status": "CASE_OPENED"}]
         stub.add_response("list_requested_service_quota_change_history_by_quota", {"RequestedQuotas": history})
-        line = _line(stubbed, fleet, P)
+        line = _check_quota(stubbed_aws, read_fleet, P)
         assert line.status == "fail"
         assert bool(line.command) is command
-        assert (line.remedy == "768 are asked for already: wait for AWS's answer") is not command
+        assert (line.fix == "768 are asked for already: wait for AWS's answer") is not command
 
 
-def test_a_quota_that_is_enough_passes(stubbed: Any, fleet: Any) -> None:
-    stubbed.stub("service-quotas").add_response("get_service_quota", _answer(768))
-    line = _line(stubbed, fleet, P)
-    assert (line.status, line.said, line.command) == ("pass", "768 of 768 vCPUs", ())
+def test_a_quota_that_is_enough_passes(stubbed_aws: Any, read_fleet: Any) -> None:
+    stubbed_aws.stub("service-quotas").add_response("get_service_quota", _build_response(768))
+    line = _check_quota(stubbed_aws, read_fleet, P)
+    assert (line.status, line.message, line.command) == ("pass", "768 of 768 vCPUs", ())
 
 
-def test_what_is_in_use_is_added_and_doubted(stubbed: Any, fleet: Any) -> None:
-    stubbed.stub("service-quotas").add_response("get_service_quota", _answer(1000, UsageMetric=METRIC))
+def test_what_is_in_use_is_added_and_doubted(stubbed_aws: Any, read_fleet: Any) -> None:
+    stubbed_aws.stub("service-quotas").add_response("get_service_quota", _build_response(1000, UsageMetric=METRIC))
     newest = {"MetricDataResults": [{"Id": "used", "Values": [384.0, 0.0]}]}
-    stubbed.stub("cloudwatch").add_response("get_metric_data", newest)
-    line = _line(stubbed, fleet, P)
+    stubbed_aws.stub("cloudwatch").add_response("get_metric_data", newest)
+    line = _check_quota(stubbed_aws, read_fleet, P)
     assert line.status == "warn"
-    assert line.said == ("needs up to 768 vCPUs (prefill 4 × p5.48xlarge), beside 384 in use; the quota is 1,000")
+    assert line.message == ("needs up to 768 vCPUs (prefill 4 × p5.48xlarge), beside 384 in use; the quota is 1,000")
     assert line.command[-1] == "1152"
 
 
-def test_a_quota_that_nobody_raises_says_so(stubbed: Any, fleet: Any) -> None:
-    stubbed.stub("service-quotas").add_response("get_service_quota", _answer(0, Adjustable=False))
-    line = _line(stubbed, fleet, P)
+def test_a_quota_that_nobody_raises_says_so(stubbed_aws: Any, read_fleet: Any) -> None:
+    stubbed_aws.stub("service-quotas").add_response("get_service_quota", _build_response(0, Adjustable=False))
+    line = _check_quota(stubbed_aws, read_fleet, P)
     assert line.status == "fail"
-    assert line.remedy == "AWS raises this quota for nobody: a smaller fleet, or two in two accounts or regions"
+    assert line.fix == "AWS raises this quota for nobody: a smaller fleet, or two in two accounts or regions"
     assert line.command == ()
 
 
-def test_an_account_without_a_value_of_its_own_has_the_default(stubbed: Any, fleet: Any) -> None:
-    stub = stubbed.stub("service-quotas")
+def test_an_account_without_a_value_of_its_own_has_the_default(stubbed_aws: Any, read_fleet: Any) -> None:
+    stub = stubbed_aws.stub("service-quotas")
     stub.add_client_error("get_service_quota", "NoSuchResourceException", "no such quota")
-    stub.add_response("get_aws_default_service_quota", _answer(1000))
-    assert _line(stubbed, fleet, P).status == "pass"
+    stub.add_response("get_aws_default_service_quota", _build_response(1000))
+    assert _check_quota(stubbed_aws, read_fleet, P).status == "pass"
 
 
-def test_a_role_that_may_not_read_quotas_learns_what_is_needed_and_what_to_allow(stubbed: Any, fleet: Any) -> None:
-    stubbed.stub("service-quotas").add_client_error("get_service_quota", "AccessDeniedException", "not authorized")
-    line = _line(stubbed, fleet, P)
+def test_a_role_that_may_not_read_quotas_learns_what_is_needed_and_what_to_allow(
+    stubbed_aws: Any, read_fleet: Any
+) -> None:
+    stubbed_aws.stub("service-quotas").add_client_error("get_service_quota", "AccessDeniedException", "not authorized")
+    line = _check_quota(stubbed_aws, read_fleet, P)
     assert (line.status, line.known) == ("warn", False)
-    assert line.unanswered == "this identity may not call GetServiceQuota"
-    assert line.said == "needs up to 768 vCPUs (prefill 4 × p5.48xlarge); a new account has 0"
-    assert line.remedy.startswith("allow servicequotas:GetServiceQuota, ")
+    assert line.unknown_reason == "this identity may not call GetServiceQuota"
+    assert line.message == "needs up to 768 vCPUs (prefill 4 × p5.48xlarge); a new account has 0"
+    assert line.fix.startswith("allow servicequotas:GetServiceQuota, ")
 
 
 @pytest.mark.terraform
-def test_vpcs_of_others_count_and_the_fleets_own_do_not(account: Aws, fleet: Any) -> None:
+def test_vpcs_of_others_count_and_the_fleets_own_do_not(account: AwsSession, read_fleet: Any) -> None:
     # Asked of the embedded AWS itself: it has one VPC from the beginning, and its quota is five.
     ec2 = account.client("ec2")
     for _ in range(4):
         ec2.create_vpc(CidrBlock="10.0.0.0/16")
-    line = _line(account, fleet, quotas.VPCS)
+    line = _check_quota(account, read_fleet, quotas.VPCS)
     assert line.status == "fail"
-    assert line.said == "needs up to 1, beside 5 in use; the quota is 5"
+    assert line.message == "needs up to 1, beside 5 in use; the quota is 5"
     assert line.command[-1] == "6"
-    own = ec2.describe_vpcs()["Vpcs"][-1]["VpcId"]
-    ec2.create_tags(Resources=[own], Tags=[{"Key": "fleet", "Value": "demo"}])
-    line = _line(account, fleet, quotas.VPCS)
-    assert (line.status, line.said) == ("pass", "1 of 5, 4 in use")
+    own_vpc = ec2.describe_vpcs()["Vpcs"][-1]["VpcId"]
+    ec2.create_tags(Resources=[own_vpc], Tags=[{"Key": "fleet", "Value": "demo"}])
+    line = _check_quota(account, read_fleet, quotas.VPCS)
+    assert (line.status, line.message) == ("pass", "1 of 5, 4 in use")
 
 
-def test_a_limit_that_is_the_same_for_everybody_is_held_against_the_fleet(stubbed: Any, fleet: Any) -> None:
+def test_a_limit_that_is_the_same_for_everybody_is_held_against_the_fleet(stubbed_aws: Any, read_fleet: Any) -> None:
     limit = Limit("capacity providers of the ECS cluster", 24, 20, "ECS developer guide")
-    document = fleet(POOL)
-    met = replace(capacity.of(document.value, instances.load()), needs=(), limits=(limit,))
-    (question,) = asked.questions(stubbed, document.value, met)
-    (line,) = question.ask()
-    assert (line.status, line.said) == ("fail", "needs 24 of 20 (ECS developer guide)")
+    document = read_fleet(POOL)
+    fleet_capacity = replace(capacity.compute(document.value, instances.load()), needs=(), limits=(limit,))
+    (check,) = preflight_quotas.list_checks(stubbed_aws, document.value, fleet_capacity)
+    (line,) = check.execute()
+    assert (line.status, line.message) == ("fail", "needs 24 of 20 (ECS developer guide)")

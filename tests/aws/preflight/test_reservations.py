@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from llm_serving.aws.preflight import permissions, reservations
-from llm_serving.aws.preflight.check import Line
+from llm_serving.aws.preflight.check import CheckResult
 from llm_serving.catalog import instances
 
 NAME = "cr-0123456789abcdef0"
 NOW = datetime.datetime.now(datetime.UTC)
-GOOD = {
+VALID = {
     "CapacityReservationId": NAME,
     "InstanceType": "p5.48xlarge",
     "InstancePlatform": "Linux/UNIX",
@@ -24,38 +24,40 @@ GOOD = {
     "State": "active",
     "ReservationType": "default",
 }
-BLOCK = {**GOOD, "ReservationType": "capacity-block", "EndDate": NOW + datetime.timedelta(days=9)}
+BLOCK = {**VALID, "ReservationType": "capacity-block", "EndDate": NOW + datetime.timedelta(days=9)}
 
 
-def _pool(key: str, size: str, zone: str = "us-west-2a", more: str = "") -> str:
-    buy = f"[{{{key}: {NAME}}}{more}]"
+def _format_pool(key: str, size: str, zone: str = "us-west-2a", extra: str = "") -> str:
+    buy = f"[{{{key}: {NAME}}}{extra}]"
     return f"  prefill:\n    types: p5.48xlarge\n    zones: {zone}\n    buy: {buy}\n    size: {size}\n"
 
 
-def _line(stubbed: Any, document: Any, found: dict[str, Any] | None) -> Line:
-    stub = stubbed.stub("ec2")
-    if found is None:
+def _check_reservation(stubbed_aws: Any, document: Any, reservation: dict[str, Any] | None) -> CheckResult:
+    stub = stubbed_aws.stub("ec2")
+    if reservation is None:
         stub.add_client_error("describe_capacity_reservations", "InvalidCapacityReservationId.NotFound", "not found")
     else:
-        wanted = {"CapacityReservationIds": [NAME]}
-        stub.add_response("describe_capacity_reservations", {"CapacityReservations": [found]}, wanted)
-    return _answer(stubbed, document)
+        expected = {"CapacityReservationIds": [NAME]}
+        stub.add_response("describe_capacity_reservations", {"CapacityReservations": [reservation]}, expected)
+    return _run_check(stubbed_aws, document)
 
 
-def _answer(stubbed: Any, document: Any) -> Line:
-    (question,) = reservations.questions(stubbed, document.value, instances.load())
-    (line,) = question.ask()
+def _run_check(stubbed_aws: Any, document: Any) -> CheckResult:
+    (check,) = reservations.list_checks(stubbed_aws, document.value, instances.load())
+    (line,) = check.execute()
     return line
 
 
-def test_a_reservation_that_holds_what_the_pool_takes_passes(stubbed: Any, fleet: Any) -> None:
-    line = _line(stubbed, fleet(_pool("reservation", "4")), GOOD)
-    assert (line.status, line.said) == ("pass", "4 of 4 × p5.48xlarge free in us-west-2a")
+def test_a_reservation_that_holds_what_the_pool_takes_passes(stubbed_aws: Any, read_fleet: Any) -> None:
+    line = _check_reservation(stubbed_aws, read_fleet(_format_pool("reservation", "4")), VALID)
+    assert (line.status, line.message) == ("pass", "4 of 4 × p5.48xlarge free in us-west-2a")
 
 
-def test_a_reservation_that_is_not_there_fails_with_the_command_that_lists_them(stubbed: Any, fleet: Any) -> None:
-    line = _line(stubbed, fleet(_pool("reservation", "4")), None)
-    assert (line.status, line.said) == ("fail", "there is no such reservation in this account and us-west-2")
+def test_a_reservation_that_is_not_there_fails_with_the_command_that_lists_them(
+    stubbed_aws: Any, read_fleet: Any
+) -> None:
+    line = _check_reservation(stubbed_aws, read_fleet(_format_pool("reservation", "4")), None)
+    assert (line.status, line.message) == ("fail", "there is no such reservation in this account and us-west-2")
     assert " ".join(line.command) == "aws ec2 describe-capacity-reservations --region us-west-2"
 
 
@@ -85,53 +87,68 @@ def test_a_reservation_that_is_not_there_fails_with_the_command_that_lists_them(
     ],
 )
 def test_another_reservation_than_the_pool_takes_it_for_fails(
-    stubbed: Any, fleet: Any, change: dict[str, Any], said: str, remedy: str
+    stubbed_aws: Any, read_fleet: Any, change: dict[str, Any], said: str, remedy: str
 ) -> None:
-    line = _line(stubbed, fleet(_pool("reservation", "4")), {**GOOD, **change})
-    assert (line.status, line.said, line.remedy) == ("fail", said, remedy)
+    line = _check_reservation(stubbed_aws, read_fleet(_format_pool("reservation", "4")), {**VALID, **change})
+    assert (line.status, line.message, line.fix) == ("fail", said, remedy)
 
 
-def test_an_on_demand_reservation_in_place_of_a_block_fails(stubbed: Any, fleet: Any) -> None:
-    line = _line(stubbed, fleet(_pool("capacity-block", "4")), GOOD)
-    assert (line.status, line.said) == ("fail", "it is an on-demand reservation")
-    assert line.remedy == f"buy: {{reservation: {NAME}}}"
+def test_an_on_demand_reservation_in_place_of_a_block_fails(stubbed_aws: Any, read_fleet: Any) -> None:
+    line = _check_reservation(stubbed_aws, read_fleet(_format_pool("capacity-block", "4")), VALID)
+    assert (line.status, line.message) == ("fail", "it is an on-demand reservation")
+    assert line.fix == f"buy: {{reservation: {NAME}}}"
 
 
-def test_a_reservation_smaller_than_the_most_is_enough_where_the_pool_falls_back(stubbed: Any, fleet: Any) -> None:
-    document = fleet(_pool("reservation", "0..8", more=", on-demand"))
-    line = _line(stubbed, document, GOOD)
-    assert (line.status, line.said) == ("warn", "4 of 4 × p5.48xlarge free in us-west-2a, and the pool takes up to 8")
-    alone = _line(stubbed, fleet(_pool("reservation", "0..8")), GOOD)
-    assert (alone.status, alone.said) == ("fail", "it holds 4, and the pool takes up to 8")
+def test_a_reservation_smaller_than_the_most_is_enough_where_the_pool_falls_back(
+    stubbed_aws: Any, read_fleet: Any
+) -> None:
+    document = read_fleet(_format_pool("reservation", "0..8", extra=", on-demand"))
+    line = _check_reservation(stubbed_aws, document, VALID)
+    assert (line.status, line.message) == (
+        "warn",
+        "4 of 4 × p5.48xlarge free in us-west-2a, and the pool takes up to 8",
+    )
+    line_without_fallback = _check_reservation(stubbed_aws, read_fleet(_format_pool("reservation", "0..8")), VALID)
+    assert (line_without_fallback.status, line_without_fallback.message) == (
+        "fail",
+        "it holds 4, and the pool takes up to 8",
+    )
 
 
-def test_a_block_says_until_when(stubbed: Any, fleet: Any) -> None:
-    line = _line(stubbed, fleet(_pool("capacity-block", "4")), BLOCK)
+def test_a_block_says_until_when(stubbed_aws: Any, read_fleet: Any) -> None:
+    line = _check_reservation(stubbed_aws, read_fleet(_format_pool("capacity-block", "4")), BLOCK)
     assert line.status == "pass"
-    assert line.said.endswith(f", until {BLOCK['EndDate']:%Y-%m-%d %H:%M UTC}")
+    assert line.message.endswith(f", until {BLOCK['EndDate']:%Y-%m-%d %H:%M UTC}")
 
 
-def test_a_block_that_is_to_come_says_when_it_begins(stubbed: Any, fleet: Any) -> None:
+def test_a_block_that_is_to_come_says_when_it_begins(stubbed_aws: Any, read_fleet: Any) -> None:
     coming = {**BLOCK, "State": "scheduled", "StartDate": datetime.datetime(2026, 12, 1, 11, 30, tzinfo=datetime.UTC)}
-    line = _line(stubbed, fleet(_pool("capacity-block", "4")), coming)
-    assert (line.status, line.said) == ("warn", "it is scheduled, and begins 2026-12-01 11:30 UTC")
+    line = _check_reservation(stubbed_aws, read_fleet(_format_pool("capacity-block", "4")), coming)
+    assert (line.status, line.message) == ("warn", "it is scheduled, and begins 2026-12-01 11:30 UTC")
 
 
-def test_a_block_that_ends_within_a_day_says_when_its_machines_end(stubbed: Any, fleet: Any) -> None:
+def test_a_block_that_ends_within_a_day_says_when_its_machines_end(stubbed_aws: Any, read_fleet: Any) -> None:
     end = NOW + datetime.timedelta(hours=5)
-    line = _line(stubbed, fleet(_pool("capacity-block", "4")), {**BLOCK, "EndDate": end})
+    line = _check_reservation(stubbed_aws, read_fleet(_format_pool("capacity-block", "4")), {**BLOCK, "EndDate": end})
     assert line.status == "warn"
-    last = f"{end - datetime.timedelta(minutes=30):%Y-%m-%d %H:%M UTC}"
-    assert line.remedy == f"machines run until {last}: renew it in time"
+    deadline = f"{end - datetime.timedelta(minutes=30):%Y-%m-%d %H:%M UTC}"
+    assert line.fix == f"machines run until {deadline}: renew it in time"
 
 
-def test_machines_that_are_taken_are_said(stubbed: Any, fleet: Any) -> None:
-    line = _line(stubbed, fleet(_pool("reservation", "4")), {**GOOD, "AvailableInstanceCount": 1})
-    assert (line.status, line.said) == ("warn", "1 of 4 × p5.48xlarge free in us-west-2a, and the pool takes up to 4")
+def test_machines_that_are_taken_are_said(stubbed_aws: Any, read_fleet: Any) -> None:
+    line = _check_reservation(
+        stubbed_aws, read_fleet(_format_pool("reservation", "4")), {**VALID, "AvailableInstanceCount": 1}
+    )
+    assert (line.status, line.message) == (
+        "warn",
+        "1 of 4 × p5.48xlarge free in us-west-2a, and the pool takes up to 4",
+    )
 
 
-OWN = "  prefill:\n    types: p5.48xlarge\n    zones: us-west-2a\n    buy: [{reserve: 3}, on-demand]\n    size: 2..6\n"
-WANTED = {
+OWN_RESERVATION = (
+    "  prefill:\n    types: p5.48xlarge\n    zones: us-west-2a\n    buy: [{reserve: 3}, on-demand]\n    size: 2..6\n"
+)
+EXPECTED_REQUEST = {
     "Filters": [
         {"Name": "tag:fleet", "Values": ["demo"]},
         {"Name": "tag:Name", "Values": ["reserved-demo-prefill-p5-48xlarge-a-cr"]},
@@ -140,24 +157,31 @@ WANTED = {
 }
 
 
-def test_a_reservation_that_the_fleet_makes_says_what_it_costs_used_or_not(stubbed: Any, fleet: Any) -> None:
-    stubbed.stub("ec2").add_response("describe_capacity_reservations", {"CapacityReservations": []}, WANTED)
-    line = _answer(stubbed, fleet(OWN))
-    assert (line.status, line.about) == ("pass", "3 reserved for prefill")
-    assert line.said == (
+def test_a_reservation_that_the_fleet_makes_says_what_it_costs_used_or_not(stubbed_aws: Any, read_fleet: Any) -> None:
+    stubbed_aws.stub("ec2").add_response(
+        "describe_capacity_reservations", {"CapacityReservations": []}, EXPECTED_REQUEST
+    )
+    line = _run_check(stubbed_aws, read_fleet(OWN_RESERVATION))
+    assert (line.status, line.name) == ("pass", "3 reserved for prefill")
+    assert line.message == (
         "the apply makes it: 3 × p5.48xlarge in us-west-2a, for 165.12 USD/h from then on, used or not; "
         "where EC2 has too few, the apply says so"
     )
 
 
-def test_one_that_is_made_says_what_is_free_of_it(stubbed: Any, fleet: Any) -> None:
-    found = {**GOOD, "TotalInstanceCount": 3, "AvailableInstanceCount": 1}
-    stubbed.stub("ec2").add_response("describe_capacity_reservations", {"CapacityReservations": [found]}, WANTED)
-    line = _answer(stubbed, fleet(OWN))
-    assert line.said == "3 × p5.48xlarge in us-west-2a, 1 free, for 165.12 USD/h, used or not"
+def test_one_that_is_made_says_what_is_free_of_it(stubbed_aws: Any, read_fleet: Any) -> None:
+    reservation = {**VALID, "TotalInstanceCount": 3, "AvailableInstanceCount": 1}
+    stubbed_aws.stub("ec2").add_response(
+        "describe_capacity_reservations", {"CapacityReservations": [reservation]}, EXPECTED_REQUEST
+    )
+    line = _run_check(stubbed_aws, read_fleet(OWN_RESERVATION))
+    assert line.message == "3 × p5.48xlarge in us-west-2a, 1 free, for 165.12 USD/h, used or not"
 
 
-def test_making_a_reservation_takes_rights_that_drawing_on_one_does_not(fleet: Any) -> None:
-    made, drawn = (permissions.needed(fleet(text).value)["machines"] for text in (OWN, _pool("reservation", "4")))
-    assert "ec2:CreateCapacityReservation" in made and "ec2:CreateCapacityReservation" not in drawn
-    assert "resource-groups:GroupResources" in made and "resource-groups:GroupResources" in drawn
+def test_making_a_reservation_takes_rights_that_drawing_on_one_does_not(read_fleet: Any) -> None:
+    own_actions, existing_actions = (
+        permissions.list_actions_by_part(read_fleet(text).value)["machines"]
+        for text in (OWN_RESERVATION, _format_pool("reservation", "4"))
+    )
+    assert "ec2:CreateCapacityReservation" in own_actions and "ec2:CreateCapacityReservation" not in existing_actions
+    assert "resource-groups:GroupResources" in own_actions and "resource-groups:GroupResources" in existing_actions

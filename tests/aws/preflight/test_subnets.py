@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from llm_serving.aws.preflight import subnets
-from llm_serving.aws.preflight.check import Line
-from llm_serving.aws.session import Aws
+from llm_serving.aws.preflight.check import CheckResult
+from llm_serving.aws.session import AwsSession
 from llm_serving.catalog import instances
 from llm_serving.fleet import capacity
 
@@ -14,61 +14,73 @@ POOL = "  general:\n    types: g6e.xlarge\n    size: {size}\n"
 HEAD = "name: demo\nregion: us-west-2\nzones: [us-west-2a]\n"
 
 
-def _lines(document: Any, aws: Any = None) -> list[Line]:
+def _collect_lines(document: Any, aws: Any = None) -> list[CheckResult]:
     catalogue = instances.load()
-    met = capacity.of(document.value, catalogue)
-    return [line for one in subnets.questions(aws, document.value, catalogue, met) for line in one.ask()]
+    fleet_capacity = capacity.compute(document.value, catalogue)
+    return [
+        line
+        for check in subnets.list_checks(aws, document.value, catalogue, fleet_capacity)
+        for line in check.execute()
+    ]
 
 
-def test_a_new_vpc_that_is_too_small_fails_before_anything_is_asked(fleet: Any) -> None:
-    (line,) = _lines(fleet(POOL.format(size="0..40"), f"{HEAD}network: {{cidr: 10.0.0.0/20}}\n"))
+def test_a_new_vpc_that_is_too_small_fails_before_anything_is_asked(read_fleet: Any) -> None:
+    (line,) = _collect_lines(read_fleet(POOL.format(size="0..40"), f"{HEAD}network: {{cidr: 10.0.0.0/20}}\n"))
     assert line.status == "fail"
-    assert line.said.startswith("10.0.0.0/23 has 507 addresses; the fleet needs up to 1,")
-    assert line.share and line.share > 1
+    assert line.message.startswith("10.0.0.0/23 has 507 addresses; the fleet needs up to 1,")
+    assert line.usage_ratio and line.usage_ratio > 1
 
 
-def test_a_new_vpc_that_is_large_enough_passes(fleet: Any) -> None:
-    (line,) = _lines(fleet(POOL.format(size="0..4"), HEAD))
+def test_a_new_vpc_that_is_large_enough_passes(read_fleet: Any) -> None:
+    (line,) = _collect_lines(read_fleet(POOL.format(size="0..4"), HEAD))
     assert line.status == "pass"
-    assert "of 8,187 addresses" in line.said
+    assert "of 8,187 addresses" in line.message
 
 
-def _existing(account: Aws, cidr: str, zone: str = "us-west-2a", *, public: bool = False) -> tuple[str, str]:
+def _create_subnet(
+    account: AwsSession, cidr: str, zone: str = "us-west-2a", *, public: bool = False
+) -> tuple[str, str]:
     ec2 = account.client("ec2")
     vpc = ec2.create_vpc(CidrBlock="10.1.0.0/16")["Vpc"]["VpcId"]
-    made = ec2.create_subnet(VpcId=vpc, CidrBlock=cidr, AvailabilityZone=zone)["Subnet"]["SubnetId"]
-    ec2.modify_subnet_attribute(SubnetId=made, MapPublicIpOnLaunch={"Value": public})
-    return vpc, made
+    subnet_id = ec2.create_subnet(VpcId=vpc, CidrBlock=cidr, AvailabilityZone=zone)["Subnet"]["SubnetId"]
+    ec2.modify_subnet_attribute(SubnetId=subnet_id, MapPublicIpOnLaunch={"Value": public})
+    return vpc, subnet_id
 
 
-def _network(vpc: str, subnet: str) -> str:
+def _format_network(vpc: str, subnet: str) -> str:
     return f"{HEAD}network: {{vpc: {vpc}, private_subnets: {subnet}}}\n"
 
 
 @pytest.mark.terraform
-def test_a_subnet_that_is_there_and_too_small_fails(account: Aws, fleet: Any) -> None:
-    (line,) = _lines(fleet(POOL.format(size="0..4"), _network(*_existing(account, "10.1.0.0/28"))), account)
+def test_a_subnet_that_is_there_and_too_small_fails(account: AwsSession, read_fleet: Any) -> None:
+    (line,) = _collect_lines(
+        read_fleet(POOL.format(size="0..4"), _format_network(*_create_subnet(account, "10.1.0.0/28"))), account
+    )
     assert line.status == "fail"
-    assert line.said.startswith("10.1.0.0/28 has 11 free addresses; the fleet needs up to ")
-    assert line.remedy == "a larger subnet, or smaller pools"
+    assert line.message.startswith("10.1.0.0/28 has 11 free addresses; the fleet needs up to ")
+    assert line.fix == "a larger subnet, or smaller pools"
 
 
 @pytest.mark.terraform
-def test_a_subnet_that_is_there_and_large_enough_passes(account: Aws, fleet: Any) -> None:
-    (line,) = _lines(fleet(POOL.format(size="0..4"), _network(*_existing(account, "10.1.0.0/20"))), account)
+def test_a_subnet_that_is_there_and_large_enough_passes(account: AwsSession, read_fleet: Any) -> None:
+    (line,) = _collect_lines(
+        read_fleet(POOL.format(size="0..4"), _format_network(*_create_subnet(account, "10.1.0.0/20"))), account
+    )
     assert line.status == "pass"
-    assert "of 4,091 free addresses" in line.said
+    assert "of 4,091 free addresses" in line.message
 
 
 @pytest.mark.terraform
-def test_a_subnet_of_another_zone_vpc_or_kind_fails(account: Aws, fleet: Any) -> None:
-    vpc, elsewhere = _existing(account, "10.1.0.0/20", "us-west-2b")
-    (line,) = _lines(fleet(POOL.format(size=1), _network(vpc, elsewhere)), account)
-    assert (line.status, line.said) == ("fail", "it is in us-west-2b, not in us-west-2a")
-    other, _ = _existing(account, "10.1.0.0/20")
-    (line,) = _lines(fleet(POOL.format(size=1), _network(other, elsewhere)), account)
-    assert (line.status, line.said) == ("fail", f"it is in {vpc}, not in {other}")
-    (line,) = _lines(fleet(POOL.format(size=1), _network(*_existing(account, "10.1.0.0/20", public=True))), account)
-    assert (line.status, line.said) == ("fail", "it gives public addresses")
-    (line,) = _lines(fleet(POOL.format(size=1), _network(vpc, "subnet-0123456789abcdef0")), account)
-    assert (line.status, line.said) == ("fail", "there is no such subnet in this account and region")
+def test_a_subnet_of_another_zone_vpc_or_kind_fails(account: AwsSession, read_fleet: Any) -> None:
+    vpc, other_zone_subnet = _create_subnet(account, "10.1.0.0/20", "us-west-2b")
+    (line,) = _collect_lines(read_fleet(POOL.format(size=1), _format_network(vpc, other_zone_subnet)), account)
+    assert (line.status, line.message) == ("fail", "it is in us-west-2b, not in us-west-2a")
+    other, _ = _create_subnet(account, "10.1.0.0/20")
+    (line,) = _collect_lines(read_fleet(POOL.format(size=1), _format_network(other, other_zone_subnet)), account)
+    assert (line.status, line.message) == ("fail", f"it is in {vpc}, not in {other}")
+    (line,) = _collect_lines(
+        read_fleet(POOL.format(size=1), _format_network(*_create_subnet(account, "10.1.0.0/20", public=True))), account
+    )
+    assert (line.status, line.message) == ("fail", "it gives public addresses")
+    (line,) = _collect_lines(read_fleet(POOL.format(size=1), _format_network(vpc, "subnet-0123456789abcdef0")), account)
+    assert (line.status, line.message) == ("fail", "there is no such subnet in this account and region")

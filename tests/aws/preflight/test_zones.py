@@ -5,73 +5,87 @@ from typing import Any
 import pytest
 
 from llm_serving.aws.preflight import zones
-from llm_serving.aws.preflight.check import Line
-from llm_serving.aws.session import Aws
+from llm_serving.aws.preflight.check import CheckResult
+from llm_serving.aws.session import AwsSession
 
 pytestmark = pytest.mark.terraform
 
 
-def _lines(aws: Aws, document: Any) -> dict[str, Line]:
-    return {line.about: line for one in zones.questions(aws, document.value) for line in one.ask()}
+def _collect_lines(aws: AwsSession, document: Any) -> dict[str, CheckResult]:
+    return {line.name: line for check in zones.list_checks(aws, document.value) for line in check.execute()}
 
 
-def test_a_type_that_no_zone_of_its_pool_offers_fails_with_the_zones_that_do(asked: Aws, fleet: Any) -> None:
-    lines = _lines(asked, fleet("  big:\n    types: p5e.48xlarge\n    zones: [us-west-2a, us-west-2b]\n    size: 1\n"))
+def test_a_type_that_no_zone_of_its_pool_offers_fails_with_the_zones_that_do(
+    shared_account: AwsSession, read_fleet: Any
+) -> None:
+    lines = _collect_lines(
+        shared_account,
+        read_fleet("  big:\n    types: p5e.48xlarge\n    zones: [us-west-2a, us-west-2b]\n    size: 1\n"),
+    )
     line = lines["p5e.48xlarge for big"]
-    assert (line.status, line.said) == ("fail", "offered in us-west-2c, and not in us-west-2a and us-west-2b")
-    assert line.remedy == "zones: [us-west-2c] in the pool (and in the fleet)"
+    assert (line.status, line.message) == ("fail", "offered in us-west-2c, and not in us-west-2a and us-west-2b")
+    assert line.fix == "zones: [us-west-2c] in the pool (and in the fleet)"
 
 
-def test_a_type_that_the_region_lacks_fails(asked: Aws, fleet: Any) -> None:
-    line = _lines(asked, fleet("  big:\n    types: p9.48xlarge\n    size: 1\n"))["p9.48xlarge for big"]
-    assert (line.status, line.said) == ("fail", "us-west-2 does not offer it to this account")
+def test_a_type_that_the_region_lacks_fails(shared_account: AwsSession, read_fleet: Any) -> None:
+    line = _collect_lines(shared_account, read_fleet("  big:\n    types: p9.48xlarge\n    size: 1\n"))[
+        "p9.48xlarge for big"
+    ]
+    assert (line.status, line.message) == ("fail", "us-west-2 does not offer it to this account")
 
 
-def test_a_zone_that_offers_none_of_the_pools_types_fails(asked: Aws, fleet: Any) -> None:
+def test_a_zone_that_offers_none_of_the_pools_types_fails(shared_account: AwsSession, read_fleet: Any) -> None:
     pool = "  big:\n    types: p5e.48xlarge\n    zones: [us-west-2b, us-west-2c]\n    size: 1\n"
-    line = _lines(asked, fleet(pool))["p5e.48xlarge for big"]
+    line = _collect_lines(shared_account, read_fleet(pool))["p5e.48xlarge for big"]
     assert line.status == "fail"
-    assert line.said == ("offered in us-west-2c, not in us-west-2b, and us-west-2b offers none of the pool's types")
-    assert line.remedy == "zones: [us-west-2c] in the pool"
+    assert line.message == ("offered in us-west-2c, not in us-west-2b, and us-west-2b offers none of the pool's types")
+    assert line.fix == "zones: [us-west-2c] in the pool"
 
 
-def test_a_zone_with_another_of_the_pools_types_is_a_warning(asked: Aws, fleet: Any) -> None:
+def test_a_zone_with_another_of_the_pools_types_is_a_warning(shared_account: AwsSession, read_fleet: Any) -> None:
     pool = "  big:\n    types: [p5e.48xlarge, p5.48xlarge]\n    zones: [us-west-2b, us-west-2c]\n    size: 1\n"
-    lines = _lines(asked, fleet(pool))
+    lines = _collect_lines(shared_account, read_fleet(pool))
     assert lines["p5e.48xlarge for big"].status == "warn"
     assert lines["p5.48xlarge for big"].status == "pass"
 
 
-def test_zones_are_shown_with_the_ids_that_are_the_same_in_every_account(asked: Aws, fleet: Any) -> None:
-    line = _lines(asked, fleet("  general:\n    types: g6e.xlarge\n    size: 1\n"))["zones"]
+def test_zones_are_shown_with_the_ids_that_are_the_same_in_every_account(
+    shared_account: AwsSession, read_fleet: Any
+) -> None:
+    line = _collect_lines(shared_account, read_fleet("  general:\n    types: g6e.xlarge\n    size: 1\n"))["zones"]
     assert line.status == "pass"
-    assert line.said == "us-west-2a (usw2-az2), us-west-2b (usw2-az1), us-west-2c (usw2-az3)"
+    assert line.message == "us-west-2a (usw2-az2), us-west-2b (usw2-az1), us-west-2c (usw2-az3)"
 
 
-def test_a_zone_that_the_account_does_not_have_fails(asked: Aws, fleet: Any) -> None:
+def test_a_zone_that_the_account_does_not_have_fails(shared_account: AwsSession, read_fleet: Any) -> None:
     head = "name: demo\nregion: us-west-2\nzones: [us-west-2a, us-west-2f]\n"
-    line = _lines(asked, fleet("  general:\n    types: g6e.xlarge\n    size: 1\n", head))["zones"]
+    line = _collect_lines(shared_account, read_fleet("  general:\n    types: g6e.xlarge\n    size: 1\n", head))["zones"]
     assert line.status == "fail"
-    assert line.said.startswith("this account has no us-west-2f; it has us-west-2a, us-west-2b")
+    assert line.message.startswith("this account has no us-west-2f; it has us-west-2a, us-west-2b")
 
 
 @pytest.mark.parametrize(("orchestrator", "status"), [("eks", "fail"), ("ecs", "pass")])
 def test_a_zone_in_which_eks_takes_no_subnet_fails_for_eks_alone(
-    asked: Aws, fleet: Any, orchestrator: str, status: str
+    shared_account: AwsSession, read_fleet: Any, orchestrator: str, status: str
 ) -> None:
     from llm_serving.fleet.model import Fleet, Pool
     from llm_serving.settings.units import Bounds
 
     # The embedded AWS gives us-east-1 the zone ids that AWS itself uses; which name has use1-az3 is its choice.
-    aws = Aws("us-east-1")
-    named = {
-        one["ZoneId"]: one["ZoneName"] for one in aws.client("ec2").describe_availability_zones()["AvailabilityZones"]
+    aws = AwsSession("us-east-1")
+    names_by_id = {
+        item["ZoneId"]: item["ZoneName"]
+        for item in aws.client("ec2").describe_availability_zones()["AvailabilityZones"]
     }
     pool = Pool(types=("g6e.xlarge",), size=Bounds(0, 1))
-    made = Fleet(
-        name="demo", region="us-east-1", zones=(named["use1-az3"],), orchestrator=orchestrator, pools={"general": pool}
+    zone_fleet = Fleet(
+        name="demo",
+        region="us-east-1",
+        zones=(names_by_id["use1-az3"],),
+        orchestrator=orchestrator,
+        pools={"general": pool},
     )
-    (line,) = zones.questions(aws, made)[0].ask()
+    (line,) = zones.list_checks(aws, zone_fleet)[0].execute()
     assert line.status == status
     if status == "fail":
-        assert line.said == f"{named['use1-az3']} (use1-az3) takes no subnet of an EKS cluster"
+        assert line.message == f"{names_by_id['use1-az3']} (use1-az3) takes no subnet of an EKS cluster"

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def _refresh(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    bare = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
+    clean_environment = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
     isolated = {
         "AWS_CONFIG_FILE": os.devnull,
         "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
@@ -26,81 +26,89 @@ def _refresh(*arguments: str, **environment: str) -> subprocess.CompletedProcess
     }
     command = [sys.executable, "-c", "from llm_serving.cli.main import main; main()", "catalog", "refresh", *arguments]
     return subprocess.run(
-        command, env={**bare, **isolated, **environment}, cwd=ROOT, capture_output=True, text=True, timeout=120
+        command,
+        env={**clean_environment, **isolated, **environment},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
 
 
-def _undated(text: str) -> str:
+def _strip_dates(text: str) -> str:
     return re.sub(r'"date": "\d{4}-\d\d-\d\d"', '"date": ""', text)
 
 
 @pytest.mark.terraform
 def test_a_refresh_from_the_embedded_aws_gives_the_committed_file_but_for_the_date(tmp_path: Path) -> None:
-    made = tmp_path / "instances.json"
-    done = _refresh("--endpoint", "embedded", "--out", str(made))
-    assert done.returncode == 0, done.stderr
-    assert _undated(made.read_text()) == _undated(instances.GENERATED.read_text())
-    assert "g6e.xlarge: new" in done.stdout
+    output = tmp_path / "instances.json"
+    result = _refresh("--endpoint", "embedded", "--out", str(output))
+    assert result.returncode == 0, result.stderr
+    assert _strip_dates(output.read_text()) == _strip_dates(instances.GENERATED.read_text())
+    assert "g6e.xlarge: new" in result.stdout
 
 
 @pytest.mark.terraform
 def test_a_refresh_says_what_changed_and_leaves_other_regions_alone(tmp_path: Path) -> None:
     file = tmp_path / "instances.json"
     text = instances.GENERATED.read_text()
-    changed = text.replace('"memory_mib": 4194304', '"memory_mib": 1').replace(
+    changed_text = text.replace('"memory_mib": 4194304', '"memory_mib": 1').replace(
         '"us-west-2": "abcd"', '"us-west-2": "a"'
     )
-    file.write_text(changed.replace('"us-east-2": "abc"', '"us-east-2": "z"'))
-    done = _refresh("--endpoint", "embedded", "--region", "us-west-2", "--out", str(file))
-    assert done.returncode == 0, done.stderr
-    assert "p6-b300.48xlarge: memory_mib 1 -> 4194304" in done.stdout.splitlines()
-    assert "g6e.xlarge: zones in us-west-2 a -> abcd" in done.stdout.splitlines()
+    file.write_text(changed_text.replace('"us-east-2": "abc"', '"us-east-2": "z"'))
+    result = _refresh("--endpoint", "embedded", "--region", "us-west-2", "--out", str(file))
+    assert result.returncode == 0, result.stderr
+    assert "p6-b300.48xlarge: memory_mib 1 -> 4194304" in result.stdout.splitlines()
+    assert "g6e.xlarge: zones in us-west-2 a -> abcd" in result.stdout.splitlines()
     assert '"us-east-2": "z"' in file.read_text()
-    again = _refresh("--endpoint", "embedded", "--region", "us-west-2", "--out", str(file))
-    assert again.stdout == f"{file}: 57 types in 30 regions, none changed\n"
+    repeated = _refresh("--endpoint", "embedded", "--region", "us-west-2", "--out", str(file))
+    assert repeated.stdout == f"{file}: 57 types in 30 regions, none changed\n"
 
 
 def test_without_credentials_one_line_says_what_to_do_and_the_file_stays(tmp_path: Path) -> None:
     file = tmp_path / "instances.json"
     file.write_text("{}")
-    done = _refresh("--region", "us-west-2", "--out", str(file))
-    assert done.returncode == 3
-    assert done.stderr.splitlines()[-1] == (
+    result = _refresh("--region", "us-west-2", "--out", str(file))
+    assert result.returncode == 3
+    assert result.stderr.splitlines()[-1] == (
         "no AWS credentials were found: sign in (`aws sso login`, or set AWS_PROFILE), "
         "or take the copy of EC2's answers that the embedded AWS carries: `--endpoint embedded`"
     )
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in result.stderr
     assert file.read_text() == "{}"
 
 
 def test_a_server_that_does_not_answer_is_one_line(tmp_path: Path) -> None:
-    nobody = f"http://127.0.0.1:{processes.free_ports(1)[0]}"
-    keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_ENDPOINT_URL": nobody}
-    done = _refresh("--region", "us-west-2", "--out", str(tmp_path / "instances.json"), **keys)
-    assert done.returncode == 3
-    assert done.stderr.splitlines()[-1] == f'AWS could not be asked: Could not connect to the endpoint URL: "{nobody}/"'
+    unreachable_url = f"http://127.0.0.1:{processes.claim_free_ports(1)[0]}"
+    keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_ENDPOINT_URL": unreachable_url}
+    result = _refresh("--region", "us-west-2", "--out", str(tmp_path / "instances.json"), **keys)
+    assert result.returncode == 3
+    assert (
+        result.stderr.splitlines()[-1]
+        == f'AWS could not be asked: Could not connect to the endpoint URL: "{unreachable_url}/"'
+    )
     assert not (tmp_path / "instances.json").exists()
 
 
 def test_a_profile_that_is_not_there_is_one_line() -> None:
-    done = _refresh("--region", "us-west-2", AWS_PROFILE="nobody")
-    assert done.returncode == 3
-    assert done.stderr.splitlines()[-1] == "AWS could not be asked: The config profile (nobody) could not be found"
+    result = _refresh("--region", "us-west-2", AWS_PROFILE="nobody")
+    assert result.returncode == 3
+    assert result.stderr.splitlines()[-1] == "AWS could not be asked: The config profile (nobody) could not be found"
 
 
 def test_an_endpoint_that_is_no_source_is_refused() -> None:
-    done = _refresh("--endpoint", "http://127.0.0.1:1")
-    assert done.returncode == 2
-    assert done.stderr == (
+    result = _refresh("--endpoint", "http://127.0.0.1:1")
+    assert result.returncode == 2
+    assert result.stderr == (
         "--endpoint: now 'http://127.0.0.1:1': there is no such source. Write --endpoint embedded, or leave it out.\n"
     )
 
 
 def test_a_region_of_the_wrong_form_is_refused_before_anything_is_asked() -> None:
-    done = _refresh("--region", "us-wset-2!")
-    assert done.returncode == 2
+    result = _refresh("--region", "us-wset-2!")
+    assert result.returncode == 2
     assert (
-        done.stderr == "--region: now 'us-wset-2!': it is not an AWS region. Write an AWS region such as us-west-2.\n"
+        result.stderr == "--region: now 'us-wset-2!': it is not an AWS region. Write an AWS region such as us-west-2.\n"
     )
 
 
@@ -108,9 +116,9 @@ def test_a_region_of_the_wrong_form_is_refused_before_anything_is_asked() -> Non
 def test_a_region_that_offers_nothing_is_refused_and_the_file_stays(tmp_path: Path) -> None:
     file = tmp_path / "instances.json"
     file.write_text(instances.GENERATED.read_text())
-    done = _refresh("--endpoint", "embedded", "--region", "mx-central-1", "--out", str(file))
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1] == (
+    result = _refresh("--endpoint", "embedded", "--region", "mx-central-1", "--out", str(file))
+    assert result.returncode == 2
+    assert result.stderr.splitlines()[-1] == (
         "--region: mx-central-1 offers none of the catalogue's families. Write another."
     )
     assert file.read_text() == instances.GENERATED.read_text()

@@ -34,7 +34,7 @@ slo: {ttft_ms: {p95: 2000}, errors: 0.1%}
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder with a right fleet.yaml, a right blueprint in `mine`, and the pattern's template."""
     monkeypatch.chdir(tmp_path)
     Path("fleet.yaml").write_text(FLEET)
@@ -53,17 +53,17 @@ def edit(file: str, old: str, new: str) -> None:
 def check(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     """Exit code, standard output and standard error of `blueprint check`."""
     code = main.run(["check", *arguments])
-    shown = capsys.readouterr()
-    return code, shown.out, shown.err
+    output = capsys.readouterr()
+    return code, output.out, output.err
 
 
 def test_what_was_understood_is_shown_a_line_for_each_part(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = check(capsys, "mine")
     assert (code, err) == (0, "")
-    said, _ = eks.support("1.35", datetime.date.today())
+    support_message, _ = eks.describe_support("1.35", datetime.date.today())
     assert [line.split(maxsplit=1) for line in out.splitlines()] == [
         ["fleet", "demo (fleet.yaml): us-west-2, eks"],
-        ["EKS", said],
+        ["EKS", support_message],
         ["pool", "general: 0..4 x g6e.2xlarge in us-west-2a, us-west-2b"],
         ["blueprint", "mine (mine/blueprint.yaml): aggregated for the target local"],
         ["model", "tiny on vllm, context 4096, 0.008 GB of weights"],
@@ -76,10 +76,10 @@ def test_what_was_understood_is_shown_a_line_for_each_part(capsys: pytest.Captur
 
 def test_the_answer_can_be_had_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = check(capsys, "mine", "--json")
-    answer = json.loads(out)
-    assert (code, err, answer["ok"], answer["mistakes"]) == (0, "", True, [])
-    assert answer["deployment"]["name"] == "mine"
-    assert answer["deployment"]["roles"][0]["instance_types"] == ["g6e.2xlarge"]
+    response = json.loads(out)
+    assert (code, err, response["ok"], response["mistakes"]) == (0, "", True, [])
+    assert response["deployment"]["name"] == "mine"
+    assert response["deployment"]["roles"][0]["instance_types"] == ["g6e.2xlarge"]
 
 
 def test_mistakes_of_both_files_are_shown_together(capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,10 +94,10 @@ def test_mistakes_of_both_files_are_shown_together(capsys: pytest.CaptureFixture
     code, out, err = check(capsys, "mine")
     assert (code, out, err.splitlines()) == (2, "", messages)
     code, out, err = check(capsys, "mine", "--json")
-    answer = json.loads(out)
-    assert (code, err, answer["ok"]) == (2, "", False)
-    assert [mistake["message"] for mistake in answer["mistakes"]] == messages
-    assert answer["mistakes"][0] | {"message": ""} == {
+    response = json.loads(out)
+    assert (code, err, response["ok"]) == (2, "", False)
+    assert [mistake["message"] for mistake in response["mistakes"]] == messages
+    assert response["mistakes"][0] | {"message": ""} == {
         "file": "fleet.yaml",
         "line": 5,
         "column": 39,
@@ -197,27 +197,27 @@ sys.exit(code)
 """
 
 
-def watched(*arguments: str) -> tuple[int, str]:
+def run_watched(*arguments: str) -> tuple[int, str]:
     """Exit code of a command, and what it wrote, started or asked over a network."""
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", WATCHED, *arguments],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=60,
     )
-    return done.returncode, done.stderr.splitlines()[-1]
+    return result.returncode, result.stderr.splitlines()[-1]
 
 
 def test_nothing_is_written_started_or_asked() -> None:
     before = sorted(Path().rglob("*"))
-    assert watched("check", "mine") == (0, "[]")
+    assert run_watched("check", "mine") == (0, "[]")
     edit("mine/blueprint.yaml", "users: 8", "users: 0")
-    assert watched("check", "mine", "--json") == (2, "[]")
+    assert run_watched("check", "mine", "--json") == (2, "[]")
     assert sorted(Path().rglob("*")) == before
 
 
 def test_the_watch_sees_a_command_that_does_write() -> None:
-    code, seen = watched("new", "other", "--from", "aggregated")
+    code, last_event = run_watched("new", "other", "--from", "aggregated")
     assert code == 0
-    assert "os.mkdir" in seen
+    assert "os.mkdir" in last_event

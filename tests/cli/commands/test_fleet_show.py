@@ -52,15 +52,15 @@ pools:
 """
 
 
-def _load(tmp_path: Path, text: str = FLEET) -> Fleet:
+def _load_fleet(tmp_path: Path, text: str = FLEET) -> Fleet:
     file = tmp_path / "fleet.yaml"
     file.write_text(text)
     return load(file, Fleet).value
 
 
-def _drawn(fleet: Fleet, width: int) -> list[str]:
+def _render(fleet: Fleet, width: int) -> list[str]:
     console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
-    console.print(fleet_table.draw(fleet, instances.load(), width))
+    console.print(fleet_table.render(fleet, instances.load(), width))
     return console.export_text().splitlines()
 
 
@@ -71,62 +71,62 @@ def _show(file: Path, *arguments: str, columns: int = 100) -> subprocess.Complet
     return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60)
 
 
-def _line(lines: list[str], start: str) -> list[str]:
+def _find_line(lines: list[str], start: str) -> list[str]:
     """The words of the first line that starts so."""
     return next(line for line in lines if line.strip().startswith(start)).split()
 
 
 def test_a_hundred_columns_show_each_pool_with_its_zones_machines_accelerators_and_cost(tmp_path: Path) -> None:
-    lines = _drawn(_load(tmp_path), 100)
+    lines = _render(_load_fleet(tmp_path), 100)
     assert lines[0] == "big  us-east-1, 6 zones, ECS"
-    assert _line(lines, "zones of")[3:9] == list("abcdef")
-    assert _line(lines, "general") == ["general", *"━━━━", "100..1,250", "400..10,000", "1,049", "37,664"]
-    assert _line(lines, "g6e.48xlarge") == ["g6e.48xlarge", *"●●●●", "8", "×", "L40S", "@", "30.13"]
-    assert _line(lines, "neuron") == ["neuron", *"━━━", "0..20", "0..320", "0.00", "430.00"]
-    assert _line(lines, "b200") == ["b200", "━", "10", "80", "prepaid", "prepaid"]
-    assert _line(lines, "m8g.2xlarge") == ["m8g.2xlarge", *"●●", "8", "vCPUs", "@", "0.36"]
-    assert _line(lines, "all pools") == ["all", "pools", "113..1,980", "488..11,200", "1,105", "43,813"]
+    assert _find_line(lines, "zones of")[3:9] == list("abcdef")
+    assert _find_line(lines, "general") == ["general", *"━━━━", "100..1,250", "400..10,000", "1,049", "37,664"]
+    assert _find_line(lines, "g6e.48xlarge") == ["g6e.48xlarge", *"●●●●", "8", "×", "L40S", "@", "30.13"]
+    assert _find_line(lines, "neuron") == ["neuron", *"━━━", "0..20", "0..320", "0.00", "430.00"]
+    assert _find_line(lines, "b200") == ["b200", "━", "10", "80", "prepaid", "prepaid"]
+    assert _find_line(lines, "m8g.2xlarge") == ["m8g.2xlarge", *"●●", "8", "vCPUs", "@", "0.36"]
+    assert _find_line(lines, "all pools") == ["all", "pools", "113..1,980", "488..11,200", "1,105", "43,813"]
 
 
 @pytest.mark.parametrize("width", [80, 100, 140])
 def test_no_line_is_wider_than_the_terminal_and_no_figure_is_cut(tmp_path: Path, width: int) -> None:
-    lines = _drawn(_load(tmp_path), width)
+    lines = _render(_load_fleet(tmp_path), width)
     assert max(len(line.rstrip()) for line in lines) <= width
     assert not [line for line in lines if "…" in line]
-    assert _line(lines, "all pools")[-4:] == ["113..1,980", "488..11,200", "1,105", "43,813"]
+    assert _find_line(lines, "all pools")[-4:] == ["113..1,980", "488..11,200", "1,105", "43,813"]
 
 
 def test_a_long_name_is_wrapped_and_never_cut(tmp_path: Path) -> None:
     name = "serving-of-the-largest-models-01"
-    lines = _drawn(_load(tmp_path, FLEET.replace("general:", f"{name}:")), 80)
-    at = next(index for index, line in enumerate(lines) if line.startswith("serving"))
-    assert lines[at].split()[0] + lines[at + 1].strip() == name
+    lines = _render(_load_fleet(tmp_path, FLEET.replace("general:", f"{name}:")), 80)
+    line_index = next(index for index, line in enumerate(lines) if line.startswith("serving"))
+    assert lines[line_index].split()[0] + lines[line_index + 1].strip() == name
 
 
 def test_bars_stand_under_the_zones_that_a_pool_takes(tmp_path: Path) -> None:
-    lines = _drawn(_load(tmp_path), 100)
+    lines = _render(_load_fleet(tmp_path), 100)
     head = next(line for line in lines if line.startswith("zones of"))
     pool = next(line for line in lines if line.startswith("neuron"))
-    assert [head[at] for at, char in enumerate(pool) if char == "━"] == ["b", "c", "f"]
+    assert [head[column] for column, char in enumerate(pool) if char == "━"] == ["b", "c", "f"]
 
 
 def test_prices_are_dated_and_zones_say_whose_answer_they_are(tmp_path: Path) -> None:
-    text = " ".join(" ".join(_drawn(_load(tmp_path), 100)).split())
+    text = " ".join(" ".join(_render(_load_fleet(tmp_path), 100)).split())
     assert "prices on demand: AWS Price List, as generated into aws/karpenter-provider-aws" in text
     assert "zz_generated.pricing_aws.go, 2026-07-20" in text
-    said = instances.regions()["us-east-1"]
-    assert f"● offered, ✗ not offered: {said.name}, {said.date}; zone names differ between accounts" in text
+    source = instances.load_regions()["us-east-1"]
+    assert f"● offered, ✗ not offered: {source.name}, {source.date}; zone names differ between accounts" in text
     assert "spot: costs less than shown" in text
 
 
 def test_efa_is_shown_with_its_interfaces(tmp_path: Path) -> None:
-    text = " ".join(" ".join(_drawn(_load(tmp_path), 100)).split())
+    text = " ".join(" ".join(_render(_load_fleet(tmp_path), 100)).split())
     assert "EFA on p5.48xlarge: 32 interfaces a machine; up to 800 of the 3200 Gbps can carry IP" in text
     assert "EFA on p6-b200.48xlarge: 8 interfaces a machine" in text
 
 
 def test_the_gauge_shows_how_much_of_the_limit_the_greatest_size_takes(tmp_path: Path) -> None:
-    lines = _drawn(_load(tmp_path), 100)
+    lines = _render(_load_fleet(tmp_path), 100)
     gauge = next(line for line in lines if line.startswith("spend limit"))
     assert gauge == f"spend limit {'█' * 13}{'░' * 17} 43,813 of 100,000 USD/h (44%)"
 
@@ -135,11 +135,11 @@ def test_an_unknown_price_is_shown_as_unknown_and_sums_as_at_least(tmp_path: Pat
     text = "name: demo\nregion: us-west-2\nzones: us-west-2c\npools:\n"
     text += "  some:\n    types: [p5.48xlarge, p5e.48xlarge]\n    size: 1..2\n"
     text += "  none:\n    types: p5e.48xlarge\n    size: 0..1\n"
-    lines = _drawn(_load(tmp_path, text), 100)
-    assert _line(lines, "some")[-4:] == ["≥", "55.04", "≥", "110.08"]
-    assert _line(lines, "p5e.48xlarge")[-1] == "unknown"
-    assert _line(lines, "none")[-2:] == ["0.00", "unknown"]
-    assert _line(lines, "all pools")[-4:] == ["≥", "55.04", "≥", "110.08"]
+    lines = _render(_load_fleet(tmp_path, text), 100)
+    assert _find_line(lines, "some")[-4:] == ["≥", "55.04", "≥", "110.08"]
+    assert _find_line(lines, "p5e.48xlarge")[-1] == "unknown"
+    assert _find_line(lines, "none")[-2:] == ["0.00", "unknown"]
+    assert _find_line(lines, "all pools")[-4:] == ["≥", "55.04", "≥", "110.08"]
     assert "no price of p5e.48xlarge: AWS's price list has no on-demand price for it" in " ".join(lines)
 
 
@@ -149,64 +149,66 @@ def test_a_zone_that_does_not_offer_the_type_is_marked_and_refused(tmp_path: Pat
         "name: demo\nregion: us-west-2\nzones: [us-west-2a, us-west-2c]\n"
         "pools:\n  big:\n    types: p5e.48xlarge\n    size: 1\n"
     )
-    done = _show(file)
-    assert done.returncode == 2
-    assert _line(done.stdout.splitlines(), "p5e.48xlarge")[1:3] == ["✗", "●"]
-    assert done.stderr.startswith(f"{file}:6:12: pools.big.types: now")
+    result = _show(file)
+    assert result.returncode == 2
+    assert _find_line(result.stdout.splitlines(), "p5e.48xlarge")[1:3] == ["✗", "●"]
+    assert result.stderr.startswith(f"{file}:6:12: pools.big.types: now")
 
 
 def test_an_unknown_type_is_drawn_as_such_and_refused(tmp_path: Path) -> None:
     file = tmp_path / "fleet.yaml"
     file.write_text(FLEET.replace("types: p5.48xlarge", "types: p5.47xlarge"))
-    done = _show(file)
-    assert done.returncode == 2
-    assert "not in the catalogue" in done.stdout
-    assert f"{file}:13:12: pools.h100.types: now 'p5.47xlarge': the catalogue has no such instance type" in done.stderr
+    result = _show(file)
+    assert result.returncode == 2
+    assert "not in the catalogue" in result.stdout
+    assert (
+        f"{file}:13:12: pools.h100.types: now 'p5.47xlarge': the catalogue has no such instance type" in result.stderr
+    )
 
 
 def test_json_holds_the_same_facts_for_scripts(tmp_path: Path) -> None:
     file = tmp_path / "fleet.yaml"
     file.write_text(FLEET)
-    done = _show(file, "--json")
-    assert done.returncode == 0, done.stderr
-    said: dict[str, Any] = json.loads(done.stdout)
-    assert said["region"] == "us-east-1" and said["mistakes"] == []
-    assert said["end_of_standard_support"] is None  # of ECS there is none
-    assert said["most_usd_h"] == pytest.approx(43813.4, abs=1)
-    pool = said["pools"][1]
+    result = _show(file, "--json")
+    assert result.returncode == 0, result.stderr
+    response: dict[str, Any] = json.loads(result.stdout)
+    assert response["region"] == "us-east-1" and response["mistakes"] == []
+    assert response["end_of_standard_support"] is None  # of ECS there is none
+    assert response["most_usd_h"] == pytest.approx(43813.4, abs=1)
+    pool = response["pools"][1]
     assert pool["machines"] == {"least": 1, "most": 100}
     assert pool["accelerators"] == {"least": 8, "most": 800}
     assert pool["types"][0]["zones"] == {"us-east-1c": True}
     assert pool["types"][0]["price_source"]["date"] == "2026-07-20"
-    assert said["pools"][2]["buy"] == [{"capacity-block": "cr-0123456789abcdef0"}]
-    assert said["pools"][2]["prepaid"] is True
+    assert response["pools"][2]["buy"] == [{"capacity-block": "cr-0123456789abcdef0"}]
+    assert response["pools"][2]["prepaid"] is True
 
 
 def test_json_names_the_mistakes_and_exits_2(tmp_path: Path) -> None:
     file = tmp_path / "fleet.yaml"
     file.write_text(FLEET.replace("100000 USD/h", "10 USD/h"))
-    done = _show(file, "--json")
-    assert done.returncode == 2
-    assert [one["field"] for one in json.loads(done.stdout)["mistakes"]] == ["spend_limit"]
+    result = _show(file, "--json")
+    assert result.returncode == 2
+    assert [mistake["field"] for mistake in json.loads(result.stdout)["mistakes"]] == ["spend_limit"]
 
 
 def test_the_default_is_the_fleet_file_of_this_folder() -> None:
     code = "from llm_serving.cli.main import main; main()"
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code, "fleet", "show"], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("demo  us-west-2, 3 zones, EKS\n")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("demo  us-west-2, 3 zones, EKS\n")
     end = eks.END_OF_STANDARD_SUPPORT["1.35"]
     assert f"Kubernetes 1.35: standard support end{'s' if datetime.date.today() < end else 'ed'} on {end}" in " ".join(
-        done.stdout.split()
+        result.stdout.split()
     )
 
 
 def test_a_fleet_of_both_says_where_each_pool_runs_and_what_is_kept_warm(tmp_path: Path) -> None:
     text = "name: two\nregion: us-east-1\nzones: us-east-1a\norchestrator: both\npools:\n"
     text += "  aa: {types: g6e.xlarge, size: 1}\n  bb: {types: g6e.xlarge, size: 3, orchestrator: ecs, warm: 2}\n"
-    lines = [" ".join(line.split()) for line in _drawn(_load(tmp_path, text), 100)]
+    lines = [" ".join(line.split()) for line in _render(_load_fleet(tmp_path, text), 100)]
     assert lines[0] == "two us-east-1, 1 zone, EKS and ECS"
     assert "on-demand, on EKS" in lines
     assert "on-demand, 2 warm, on ECS" in lines

@@ -17,31 +17,31 @@ from llm_serving.rehearsal import emulator
 
 @pytest.fixture(autouse=True)
 def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{processes.free_ports(1)[0]}")
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{processes.claim_free_ports(1)[0]}")
     monkeypatch.setattr(console.out, "_width", 140)
 
 
-def _blueprint(*words: str) -> int:
+def _run_cli(*words: str) -> int:
     return main.run(["model", *words])
 
 
 def test_make_tiny_makes_the_model_and_says_that_it_is_random(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert _blueprint("make-tiny", "--to", str(tmp_path / "m")) == 0
-    shown = capsys.readouterr()
-    assert shown.out == f"{tmp_path / 'm'}\n"
-    assert models.RANDOM_NOTICE in shown.err
+    assert _run_cli("make-tiny", "--to", str(tmp_path / "m")) == 0
+    output = capsys.readouterr()
+    assert output.out == f"{tmp_path / 'm'}\n"
+    assert models.RANDOM_NOTICE in output.err
     assert models.find(str(tmp_path / "m")).random
 
 
 def test_a_size_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _blueprint("make-tiny", "--to", str(tmp_path / "m"), "--size", "huge") == 2
+    assert _run_cli("make-tiny", "--to", str(tmp_path / "m"), "--size", "huge") == 2
     assert capsys.readouterr().err == "--size: now 'huge': there is no such size. Write tiny or mid.\n"
 
 
 def test_fit_shows_tokens_where_it_fits_and_the_lack_where_it_does_not(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _blueprint("fit", "Qwen/Qwen3-32B") == 0
+    assert _run_cli("fit", "Qwen/Qwen3-32B") == 0
     text = capsys.readouterr().out
     assert "262,144 bytes a token" in text
     row = next(line for line in text.splitlines() if "g6e.12xlarge" in line)
@@ -55,7 +55,7 @@ def test_in_80_columns_fit_cuts_no_name_and_no_number(
     model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(console.out, "_width", 80)
-    assert _blueprint("fit", model) == 0
+    assert _run_cli("fit", model) == 0
     text = capsys.readouterr().out
     assert "…" not in text
     assert all(name in text for name in ("g6e.48xlarge", "p6-b200.48xlarge", "trn1n.32xlarge"))
@@ -66,14 +66,14 @@ def test_in_80_columns_the_list_of_models_cuts_no_name(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(console.out, "_width", 80)
-    assert _blueprint("list") == 0
+    assert _run_cli("list") == 0
     text = capsys.readouterr().out
-    assert all(name in text for name in models.catalogue())
+    assert all(name in text for name in models.load())
     assert max(map(len, text.splitlines())) <= 80
 
 
 def test_fit_says_why_a_model_cannot_be_split(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _blueprint("fit", "Qwen/Qwen3-235B-A22B-FP8") == 0
+    assert _run_cli("fit", "Qwen/Qwen3-235B-A22B-FP8") == 0
     text = capsys.readouterr().out
     row = next(line for line in text.splitlines() if "p5en.48xlarge" in line)
     assert re.split(r"\s{2,}", row.strip())[2:6] == ["-105 GB", "120.0", "1,470.9", "no split"]
@@ -81,38 +81,38 @@ def test_fit_says_why_a_model_cannot_be_split(capsys: pytest.CaptureFixture[str]
 
 
 def test_fit_explains_one_instance_type_in_sentences(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _blueprint("fit", "Qwen/Qwen3-32B", "--type", "p5.4xlarge", "--context", "32k") == 0
+    assert _run_cli("fit", "Qwen/Qwen3-32B", "--type", "p5.4xlarge", "--context", "32k") == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "p5.4xlarge, whole: does not fit: the cache holds 31392 tokens, 608 short of one request of 32000" in text
 
 
 def test_fit_tells_of_random_weights(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _blueprint("fit", "tiny", "--type", "g6e.xlarge") == 0
+    assert _run_cli("fit", "tiny", "--type", "g6e.xlarge") == 0
     assert models.RANDOM_NOTICE in capsys.readouterr().out
 
 
 def test_an_encoder_fits_without_a_cache(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _blueprint("fit", "BAAI/bge-reranker-v2-m3", "--type", "g6e.xlarge") == 0
+    assert _run_cli("fit", "BAAI/bge-reranker-v2-m3", "--type", "g6e.xlarge") == 0
     text = capsys.readouterr().out
     assert "none: an encoder keeps nothing between requests" in text
     assert "fits" in text
 
 
 def test_fit_as_json_is_the_whole_answer(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _blueprint("fit", "Qwen/Qwen3-32B", "--json") == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["kv_bytes_per_token"] == 262144
-    found = {row["name"]: row["fits"] for row in said["instances"]}
-    assert [fit["tensor_parallel"] for fit in found["p5.48xlarge"]] == [1, 2, 4, 8]
-    assert found["p5.48xlarge"][0]["cache_tokens"] == 31392
-    assert found["g6e.xlarge"][0]["why"].startswith("weights 65.5 GB and reserve 2.61 GB are 24.4 GB more")
-    assert found["m8g.large"] == []
+    assert _run_cli("fit", "Qwen/Qwen3-32B", "--json") == 0
+    response = json.loads(capsys.readouterr().out)
+    assert response["kv_bytes_per_token"] == 262144
+    fits_by_type = {row["name"]: row["fits"] for row in response["instances"]}
+    assert [fit["tensor_parallel"] for fit in fits_by_type["p5.48xlarge"]] == [1, 2, 4, 8]
+    assert fits_by_type["p5.48xlarge"][0]["cache_tokens"] == 31392
+    assert fits_by_type["g6e.xlarge"][0]["why"].startswith("weights 65.5 GB and reserve 2.61 GB are 24.4 GB more")
+    assert fits_by_type["m8g.large"] == []
 
 
 def test_a_cache_in_fp8_holds_twice_as_many_tokens(capsys: pytest.CaptureFixture[str]) -> None:
     tokens = []
     for dtype in ("auto", "fp8"):
-        assert _blueprint("fit", "mid", "--type", "g6e.xlarge", "--kv-cache-dtype", dtype, "--json") == 0
+        assert _run_cli("fit", "mid", "--type", "g6e.xlarge", "--kv-cache-dtype", dtype, "--json") == 0
         tokens.append(json.loads(capsys.readouterr().out)["instances"][0]["fits"][0]["cache_tokens"])
     assert tokens[1] == pytest.approx(2 * tokens[0], rel=1e-3)
 
@@ -131,46 +131,46 @@ def test_a_cache_in_fp8_holds_twice_as_many_tokens(capsys: pytest.CaptureFixture
 def test_what_cannot_be_is_refused_in_one_line(
     words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert _blueprint(*words) == 2
-    last = capsys.readouterr().err.strip().splitlines()[-1]
-    assert last.startswith(message)
+    assert _run_cli(*words) == 2
+    last_line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert last_line.startswith(message)
 
 
 def test_a_model_that_only_a_hub_could_know_says_that_none_answers(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _blueprint("fit", "someone/some-model") == 2
+    assert _run_cli("fit", "someone/some-model") == 2
     text = capsys.readouterr().err
     assert "neither in the catalogue" in text
     assert "no hub answers at http://127.0.0.1:" in text
 
 
 def test_list_names_every_model_and_marks_the_random_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _blueprint("list") == 0
+    assert _run_cli("list") == 0
     text = capsys.readouterr().out
-    assert all(name in text for name in models.catalogue())
+    assert all(name in text for name in models.load())
     assert text.count("(random weights)") == 2
-    assert _blueprint("list", "--json") == 0
-    said = json.loads(capsys.readouterr().out)
-    assert {row["name"] for row in said} == set(models.catalogue())
-    assert all(row["source"] and row["read_on"] for row in said)
+    assert _run_cli("list", "--json") == 0
+    response = json.loads(capsys.readouterr().out)
+    assert {row["name"] for row in response} == set(models.load())
+    assert all(row["source"] and row["read_on"] for row in response)
 
 
 @pytest.mark.terraform
 def test_copy_without_a_hub_is_one_line_and_exit_3(
     bucket: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert _blueprint("copy", "Qwen/Qwen3-0.6B", "--to", str(bucket.where), "--staging", str(tmp_path)) == 3
+    assert _run_cli("copy", "Qwen/Qwen3-0.6B", "--to", str(bucket.where), "--staging", str(tmp_path)) == 3
     assert "Qwen/Qwen3-0.6B: no hub answers at http://127.0.0.1:" in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.terraform
 def test_copy_of_a_folder_says_what_it_sent(bucket: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _blueprint("make-tiny", "--to", str(tmp_path / "m")) == 0
+    assert _run_cli("make-tiny", "--to", str(tmp_path / "m")) == 0
     capsys.readouterr()
-    assert _blueprint("copy", str(tmp_path / "m"), "--to", str(bucket.where), "--json") == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["to"] == str(bucket.where)
-    assert said["sent"] == said["bytes"] == sum(bucket.sizes().values())
-    assert _blueprint("copy", str(tmp_path / "m"), "--to", str(bucket.where)) == 0
+    assert _run_cli("copy", str(tmp_path / "m"), "--to", str(bucket.where), "--json") == 0
+    response = json.loads(capsys.readouterr().out)
+    assert response["to"] == str(bucket.where)
+    assert response["sent"] == response["bytes"] == sum(bucket.sizes().values())
+    assert _run_cli("copy", str(tmp_path / "m"), "--to", str(bucket.where)) == 0
     assert "all there already" in capsys.readouterr().err
 
 
@@ -180,10 +180,10 @@ def test_copy_to_a_fleet_goes_where_its_blueprints_look(
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
     name = "demo-models-123456789012-us-west-2"
-    client = emulator.client("s3", aws, "us-west-2")
+    client = emulator.create_client("s3", aws, "us-west-2")
     client.create_bucket(Bucket=name, CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
     fleet = Path(__file__).parents[3] / "fleet.yaml"
-    assert _blueprint("copy", hub.id, "--fleet", str(fleet), "--staging", str(tmp_path)) == 0
+    assert _run_cli("copy", hub.id, "--fleet", str(fleet), "--staging", str(tmp_path)) == 0
     assert capsys.readouterr().out.strip() == f"s3://{name}/models/{hub.id}/"
-    found = client.list_objects_v2(Bucket=name, Prefix=f"models/{hub.id}/")
-    assert found["KeyCount"] == 4
+    listing = client.list_objects_v2(Bucket=name, Prefix=f"models/{hub.id}/")
+    assert listing["KeyCount"] == 4

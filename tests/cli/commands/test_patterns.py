@@ -17,7 +17,7 @@ Command = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def blueprint(
+def run_cli(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str, str]]:
     """Runs a command in an empty folder; returns its exit code, output and errors."""
@@ -25,8 +25,8 @@ def blueprint(
 
     def run(*words: str) -> tuple[int, str, str]:
         code = main.run(list(words))
-        shown = capsys.readouterr()
-        return code, shown.out, shown.err
+        output = capsys.readouterr()
+        return code, output.out, output.err
 
     return run
 
@@ -37,15 +37,13 @@ def test_there_are_presets() -> None:
 
 
 @pytest.mark.parametrize(("pattern", "preset"), PRESETS)
-def test_a_preset_is_copied_in_place_of_the_patterns_own_blueprint(
-    blueprint: Command, pattern: str, preset: str
-) -> None:
-    code, out, _ = blueprint("new", "mine", "--from", pattern, "--preset", preset)
+def test_a_preset_is_copied_in_place_of_the_patterns_own_blueprint(run_cli: Command, pattern: str, preset: str) -> None:
+    code, out, _ = run_cli("new", "mine", "--from", pattern, "--preset", preset)
     assert (code, out.splitlines()[0]) == (0, f"mine: a copy of the pattern {pattern}, preset {preset}")
-    copied = Path("mine/blueprint.yaml").read_text()
+    copied_text = Path("mine/blueprint.yaml").read_text()
     original = (PATTERNS / pattern / "presets" / f"{preset}.yaml").read_text()
-    assert copied.splitlines()[5:] == original.splitlines()[5:]
-    schema = copied.split("$schema=")[1].split()[0]
+    assert copied_text.splitlines()[5:] == original.splitlines()[5:]
+    schema = copied_text.split("$schema=")[1].split()[0]
     assert (Path("mine") / schema).resolve() == PATTERNS / "blueprint.schema.json"
     assert load(Path("mine/blueprint.yaml"), Blueprint).value.pattern == pattern
     assert not Path("mine/presets").exists()
@@ -64,8 +62,8 @@ def test_a_preset_is_copied_in_place_of_the_patterns_own_blueprint(
         ),
     ],
 )
-def test_a_preset_that_is_not_there_is_refused(blueprint: Command, words: tuple[str, ...], said: str) -> None:
-    assert blueprint("new", "mine", "--from", *words) == (2, "", said)
+def test_a_preset_that_is_not_there_is_refused(run_cli: Command, words: tuple[str, ...], said: str) -> None:
+    assert run_cli("new", "mine", "--from", *words) == (2, "", said)
     assert not Path("mine").exists()
 
 
@@ -102,34 +100,36 @@ FP8, FP4 = "Qwen/Qwen3-235B-A22B-FP8", "nvidia/Qwen3-235B-A22B-NVFP4"
     ],
 )
 def test_twelve_times_one_and_one_times_four_fits_b300_and_is_refused_on_p5en_by_how_much(
-    blueprint: Command, type_: str, zone: str, model: str, why: str | None
+    run_cli: Command, type_: str, zone: str, model: str, why: str | None
 ) -> None:
-    blueprint("new", "mine", "--from", "disaggregated", "--preset", "12x1+1x4")
+    run_cli("new", "mine", "--from", "disaggregated", "--preset", "12x1+1x4")
     file = Path("mine/blueprint.yaml")
     file.write_text(file.read_text().replace(f"model: {FP8}", f"model: {model}"))
     Path("fleet.yaml").write_text(FLEET.format(type=type_, zone=zone))
-    code, out, err = blueprint("check", "mine", "--target", "eks")
+    code, out, err = run_cli("check", "mine", "--target", "eks")
     if why is None:
         assert code == 0, err
         assert f"prefill   12 x 1 accelerator(s) of {type_}, pool b300" in out
         assert f"decode    1 x 4 accelerator(s) of {type_}, pool b300" in out
     else:
         assert code == 2
-        at = next(number for number, line in enumerate(file.read_text().splitlines(), 1) if line.startswith("model:"))
+        line_number = next(
+            number for number, line in enumerate(file.read_text().splitlines(), 1) if line.startswith("model:")
+        )
         assert err == (
-            f"mine/blueprint.yaml:{at}:8: model: now '{model}': it does not fit into 1 accelerator of the pool b300: "
+            f"mine/blueprint.yaml:{line_number}:8: model: now '{model}': it does not fit into 1 accelerator of the pool b300: "
             f"on {type_} {why}\n"
         )
 
 
 @pytest.mark.parametrize(("preset", "split"), [("two-machines", (8, 2, 1)), ("wide-experts", (1, 1, 16))])
 def test_a_preset_of_two_machines_stands_on_both_of_the_pool_that_its_comment_asks_for(
-    blueprint: Command, preset: str, split: tuple[int, int, int]
+    run_cli: Command, preset: str, split: tuple[int, int, int]
 ) -> None:
-    blueprint("new", "mine", "--from", "distributed", "--preset", preset)
+    run_cli("new", "mine", "--from", "distributed", "--preset", preset)
     pool = "p5en: {types: p5en.48xlarge, zones: us-west-2a, size: 2, efa: on}"
     Path("fleet.yaml").write_text(f"name: big\nregion: us-west-2\nzones: [us-west-2a, us-west-2b]\npools:\n  {pool}\n")
-    code, out, err = blueprint("check", "mine", "--target", "eks")
+    code, out, err = run_cli("check", "mine", "--target", "eks")
     assert code == 0, err
     assert "worker    1 x 16 accelerator(s) of p5en.48xlarge over 2 machines, pool p5en" in out
     worker = load(Path("mine/blueprint.yaml"), Blueprint).value.roles.worker
@@ -137,19 +137,19 @@ def test_a_preset_of_two_machines_stands_on_both_of_the_pool_that_its_comment_as
     assert (worker.tensor, worker.pipeline, worker.data) == split
 
 
-def test_the_preset_of_a_long_context_fits_the_default_fleet(blueprint: Command) -> None:
-    blueprint("new", "mine", "--from", "aggregated", "--preset", "long-context")
-    code, out, err = blueprint("check", "mine", "--target", "eks")
+def test_the_preset_of_a_long_context_fits_the_default_fleet(run_cli: Command) -> None:
+    run_cli("new", "mine", "--from", "aggregated", "--preset", "long-context")
+    code, out, err = run_cli("check", "mine", "--target", "eks")
     assert code == 0, err
     assert "openai/gpt-oss-20b on vllm, context 100000, 13.8 GB of weights" in out
 
 
-def test_a_twin_stands_beside_its_original_with_templates_prompts_and_a_readme_of_its_own(blueprint: Command) -> None:
-    blueprint("new", "mine", "--from", "disaggregated")
+def test_a_twin_stands_beside_its_original_with_templates_prompts_and_a_readme_of_its_own(run_cli: Command) -> None:
+    run_cli("new", "mine", "--from", "disaggregated")
     Path("mine/prompts.jsonl").write_text('{"prompt": "a"}\n')
     with Path("mine/local.conf.j2").open("a") as template:
         template.write("; mine\n")
-    code, out, _ = blueprint("twin", "mine")
+    code, out, _ = run_cli("twin", "mine")
     assert code == 0
     assert out == (
         "mine-twin: as many accelerators as mine, each replica doing both halves\n"
@@ -158,15 +158,15 @@ def test_a_twin_stands_beside_its_original_with_templates_prompts_and_a_readme_o
     assert Path("mine-twin/local.conf.j2").read_text() == Path("mine/local.conf.j2").read_text()
     assert Path("mine-twin/prompts.jsonl").is_file()
     assert Path("mine-twin/README.md").read_text().startswith("# Aggregated\n")
-    code, out, _ = blueprint("check", "mine-twin")
+    code, out, _ = run_cli("check", "mine-twin")
     assert code == 0
     assert "worker    2 x 1 accelerator(s)" in out
 
 
-def test_a_twin_never_overwrites(blueprint: Command) -> None:
-    blueprint("new", "mine", "--from", "disaggregated")
+def test_a_twin_never_overwrites(run_cli: Command) -> None:
+    run_cli("new", "mine", "--from", "disaggregated")
     Path("other").mkdir()
-    assert blueprint("twin", "mine", "other") == (
+    assert run_cli("twin", "mine", "other") == (
         2,
         "",
         "other: it is there already, and nothing is overwritten. Write another name.\n",

@@ -28,18 +28,18 @@ pools:
 
 @pytest.fixture(scope="module")
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with emulator.running(tmp_path_factory.mktemp("aws")) as at:
-        yield at
+    with emulator.start(tmp_path_factory.mktemp("aws")) as url:
+        yield url
 
 
-def _fleet(tmp_path: Path, limit: int = 100, kind: str = "g6e.xlarge") -> str:
+def _write_fleet(tmp_path: Path, limit: int = 100, kind: str = "g6e.xlarge") -> str:
     file = tmp_path / "fleet.yaml"
     file.write_text(FLEET.format(limit=limit, type=kind))
     return str(file)
 
 
-def _blueprint(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    bare = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
+def _run_cli(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    clean_environment = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
     isolated = {
         "AWS_CONFIG_FILE": os.devnull,
         "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
@@ -48,7 +48,7 @@ def _blueprint(*arguments: str, environment: dict[str, str] | None = None) -> su
     }
     return subprocess.run(
         [sys.executable, "-c", "from llm_serving.cli.main import main; main()", *arguments],
-        env={**bare, **isolated, **(environment or {})},
+        env={**clean_environment, **isolated, **(environment or {})},
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -58,43 +58,46 @@ def _blueprint(*arguments: str, environment: dict[str, str] | None = None) -> su
 
 
 def test_without_credentials_it_is_one_line_and_3(tmp_path: Path) -> None:
-    done = _blueprint("preflight", "--fleet", _fleet(tmp_path))
-    assert (done.returncode, done.stdout) == (3, "")
-    assert done.stderr.splitlines()[-1] == (
+    result = _run_cli("preflight", "--fleet", _write_fleet(tmp_path))
+    assert (result.returncode, result.stdout) == (3, "")
+    assert result.stderr.splitlines()[-1] == (
         "no AWS credentials were found: sign in (`aws sso login`, or set AWS_PROFILE)"
     )
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in result.stderr
 
 
 def test_a_server_that_does_not_answer_is_one_line_and_3(tmp_path: Path) -> None:
-    nobody = f"http://127.0.0.1:{processes.free_ports(1)[0]}"
-    keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_ENDPOINT_URL": nobody}
-    done = _blueprint("preflight", "--json", "--fleet", _fleet(tmp_path), environment=keys)
-    assert (done.returncode, done.stdout) == (3, "")
-    assert done.stderr.splitlines()[-1] == f'AWS could not be asked: Could not connect to the endpoint URL: "{nobody}/"'
+    unreachable_url = f"http://127.0.0.1:{processes.claim_free_ports(1)[0]}"
+    keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_ENDPOINT_URL": unreachable_url}
+    result = _run_cli("preflight", "--json", "--fleet", _write_fleet(tmp_path), environment=keys)
+    assert (result.returncode, result.stdout) == (3, "")
+    assert (
+        result.stderr.splitlines()[-1]
+        == f'AWS could not be asked: Could not connect to the endpoint URL: "{unreachable_url}/"'
+    )
 
 
 def test_a_profile_that_is_not_there_is_one_line_and_3(tmp_path: Path) -> None:
-    done = _blueprint("preflight", "--fleet", _fleet(tmp_path), environment={"AWS_PROFILE": "nobody"})
-    assert done.returncode == 3
-    assert done.stderr.splitlines()[-1] == "AWS could not be asked: The config profile (nobody) could not be found"
+    result = _run_cli("preflight", "--fleet", _write_fleet(tmp_path), environment={"AWS_PROFILE": "nobody"})
+    assert result.returncode == 3
+    assert result.stderr.splitlines()[-1] == "AWS could not be asked: The config profile (nobody) could not be found"
 
 
 @pytest.mark.terraform
 def test_plain_data_has_every_answer_and_nothing_else_is_printed(tmp_path: Path, endpoint: str) -> None:
-    environment = emulator.client_environment(endpoint, "us-west-2")
-    done = _blueprint("preflight", "--json", "--fleet", _fleet(tmp_path), environment=environment)
-    said = json.loads(done.stdout)
-    assert done.returncode == 0, done.stdout
-    assert (said["fleet"], said["region"], said["account"]) == ("demo", "us-west-2", emulator.ACCOUNT)
-    assert (said["ok"], said["answered_by"]) == (True, f"the server at {endpoint}")
-    titles = [group["title"] for group in said["groups"]]
+    environment = emulator.build_client_env(endpoint, "us-west-2")
+    result = _run_cli("preflight", "--json", "--fleet", _write_fleet(tmp_path), environment=environment)
+    response = json.loads(result.stdout)
+    assert result.returncode == 0, result.stdout
+    assert (response["fleet"], response["region"], response["account"]) == ("demo", "us-west-2", emulator.ACCOUNT)
+    assert (response["ok"], response["answered_by"]) == (True, f"the server at {endpoint}")
+    titles = [group["title"] for group in response["groups"]]
     assert titles == ["identity", "zones", "quotas", "subnets", "state", "price"]
-    lines = [line for group in said["groups"] for line in group["lines"]]
+    lines = [line for group in response["groups"] for line in group["lines"]]
     keys = ["about", "status", "known", "unanswered", "said", "share", "remedy", "command"]
     assert all(list(line) == keys for line in lines)
     statuses = [line["status"] for line in lines]
-    assert said["counts"] == {
+    assert response["counts"] == {
         **{status: statuses.count(status) for status in ("pass", "warn", "fail")},
         "unknown": sum(not line["known"] for line in lines),
     }
@@ -107,20 +110,24 @@ def test_plain_data_has_every_answer_and_nothing_else_is_printed(tmp_path: Path,
 
 @pytest.mark.terraform
 def test_over_the_spend_limit_ends_with_1_and_says_what_to_write(tmp_path: Path, endpoint: str) -> None:
-    environment = emulator.client_environment(endpoint, "us-west-2")
-    done = _blueprint("preflight", "--fleet", _fleet(tmp_path, limit=1), environment={**environment, "COLUMNS": "120"})
-    assert done.returncode == 1
-    assert "✗  spend limit" in done.stdout
-    assert "USD/h or more, or smaller pools" in done.stdout
-    assert "1 fail" in done.stdout.splitlines()[-1]
+    environment = emulator.build_client_env(endpoint, "us-west-2")
+    result = _run_cli(
+        "preflight", "--fleet", _write_fleet(tmp_path, limit=1), environment={**environment, "COLUMNS": "120"}
+    )
+    assert result.returncode == 1
+    assert "✗  spend limit" in result.stdout
+    assert "USD/h or more, or smaller pools" in result.stdout
+    assert "1 fail" in result.stdout.splitlines()[-1]
 
 
 @pytest.mark.terraform
 def test_a_type_that_the_catalogue_lacks_is_a_line_and_the_rest_is_still_asked(tmp_path: Path, endpoint: str) -> None:
-    environment = emulator.client_environment(endpoint, "us-west-2")
-    done = _blueprint("preflight", "--json", "--fleet", _fleet(tmp_path, kind="g6e.7xlarge"), environment=environment)
-    groups = {group["title"]: group["lines"] for group in json.loads(done.stdout)["groups"]}
-    assert done.returncode == 1
+    environment = emulator.build_client_env(endpoint, "us-west-2")
+    result = _run_cli(
+        "preflight", "--json", "--fleet", _write_fleet(tmp_path, kind="g6e.7xlarge"), environment=environment
+    )
+    groups = {group["title"]: group["lines"] for group in json.loads(result.stdout)["groups"]}
+    assert result.returncode == 1
     assert "the catalogue has no such instance type" in groups["fleet file"][0]["said"]
     assert [line["unanswered"] for line in groups["quotas"]] == ["the catalogue lacks a type, so nothing was counted"]
     assert groups["zones"][0]["status"] == "pass"
@@ -128,17 +135,17 @@ def test_a_type_that_the_catalogue_lacks_is_a_line_and_the_rest_is_still_asked(t
 
 @pytest.mark.terraform
 def test_the_state_bucket_is_made_once_shown_first_and_removed(tmp_path: Path, endpoint: str) -> None:
-    environment = emulator.client_environment(endpoint, "us-west-2")
-    fleet = _fleet(tmp_path)
-    unanswered = _blueprint("state", "make", "--fleet", fleet, environment=environment)
+    environment = emulator.build_client_env(endpoint, "us-west-2")
+    fleet = _write_fleet(tmp_path)
+    unanswered = _run_cli("state", "make", "--fleet", fleet, environment=environment)
     assert unanswered.returncode == 2
     assert "$ aws s3api create-bucket --bucket my-state" in unanswered.stderr
-    made = _blueprint("state", "make", "--fleet", fleet, "--yes", environment=environment)
-    assert made.returncode == 0, made.stderr
-    again = _blueprint("state", "make", "--fleet", fleet, environment=environment)
-    assert again.stdout == "s3://my-state/fleets: its bucket is as it should be; nothing was changed\n"
-    removed = _blueprint("state", "remove", "--fleet", fleet, "--yes", environment=environment)
+    created = _run_cli("state", "make", "--fleet", fleet, "--yes", environment=environment)
+    assert created.returncode == 0, created.stderr
+    repeated = _run_cli("state", "make", "--fleet", fleet, environment=environment)
+    assert repeated.stdout == "s3://my-state/fleets: its bucket is as it should be; nothing was changed\n"
+    removed = _run_cli("state", "remove", "--fleet", fleet, "--yes", environment=environment)
     assert removed.returncode == 0, removed.stderr
-    assert _blueprint("state", "remove", "--fleet", fleet, environment=environment).stdout == (
+    assert _run_cli("state", "remove", "--fleet", fleet, environment=environment).stdout == (
         "s3://my-state/fleets: there is no such bucket\n"
     )

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 CHECK = Path(__file__).parents[3] / "images" / "vllm" / "check-efa"
-FOUND = "libfabric.so.1 => /opt/amazon/efa/lib/libfabric.so.1 (0x0)\nlibcuda.so.1 => not found\n"
+LDD_OUTPUT = "libfabric.so.1 => /opt/amazon/efa/lib/libfabric.so.1 (0x0)\nlibcuda.so.1 => not found\n"
 
 
-def _check(folder: Path, nixl: str, nccl: str) -> subprocess.CompletedProcess[str]:
-    for name, said in (("nixl", nixl), ("nccl", nccl)):
-        (folder / name).write_text(said)
+def _run_check(folder: Path, nixl: str, nccl: str) -> subprocess.CompletedProcess[str]:
+    for name, ldd_output in (("nixl", nixl), ("nccl", nccl)):
+        (folder / name).write_text(ldd_output)
     ldd = folder / "ldd"
     ldd.write_text('#!/bin/sh\ncat "$1"\n')
     ldd.chmod(0o755)
@@ -24,28 +24,28 @@ def _check(folder: Path, nixl: str, nccl: str) -> subprocess.CompletedProcess[st
 
 
 def test_plugins_that_find_awss_libfabric_pass_without_nvidias_driver(tmp_path: Path) -> None:
-    assert _check(tmp_path, FOUND, FOUND).returncode == 0
+    assert _run_check(tmp_path, LDD_OUTPUT, LDD_OUTPUT).returncode == 0
 
 
 @pytest.mark.parametrize(
     ("said", "why"),
     [
         ("libfabric.so.1 => not found\n", "libfabric.so.1 => not found"),
-        (FOUND + "libhwloc.so.15 => not found\n", "libhwloc.so.15 => not found"),
+        (LDD_OUTPUT + "libhwloc.so.15 => not found\n", "libhwloc.so.15 => not found"),
         # The installer before 1.50 with NIXL 1.5.1.
-        (f"./nixl: libfabric.so.1: version `FABRIC_1.10' not found (required by ./nixl)\n{FOUND}", "FABRIC_1.10"),
+        (f"./nixl: libfabric.so.1: version `FABRIC_1.10' not found (required by ./nixl)\n{LDD_OUTPUT}", "FABRIC_1.10"),
         ("libfabric.so.1 => /lib/x86_64-linux-gnu/libfabric.so.1 (0x0)\n", "takes another libfabric"),
         ("libm.so.6 => /lib/x86_64-linux-gnu/libm.so.6 (0x0)\n", "takes another libfabric"),
     ],
 )
 def test_a_plugin_that_would_leave_efa_unused_stops_the_build(tmp_path: Path, said: str, why: str) -> None:
-    for plugins in ((said, FOUND), (FOUND, said)):
-        refused = _check(tmp_path, *plugins)
-        assert refused.returncode == 1
-        assert why in refused.stderr
+    for plugins in ((said, LDD_OUTPUT), (LDD_OUTPUT, said)):
+        result = _run_check(tmp_path, *plugins)
+        assert result.returncode == 1
+        assert why in result.stderr
 
 
 def test_a_plugin_that_is_not_there_stops_the_build(tmp_path: Path) -> None:
     (tmp_path / "nixl").write_bytes(b"")
-    refused = subprocess.run([str(CHECK), str(tmp_path / "nixl"), "/none"], capture_output=True, text=True, timeout=30)
-    assert refused.returncode == 1
+    result = subprocess.run([str(CHECK), str(tmp_path / "nixl"), "/none"], capture_output=True, text=True, timeout=30)
+    assert result.returncode == 1

@@ -30,20 +30,20 @@ def _get(path: str, cache: SimpleNamespace, method: str = "GET") -> Any:
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    sent: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
 
-    async def engine(scope: Any, receive: Any, send: Any) -> None:
+    async def serve_engine(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.body", "body": b'"the engine"'})
 
     async def send(message: dict[str, Any]) -> None:
-        sent.append(message)
+        messages.append(message)
 
     model = SimpleNamespace(served_model_name="tiny")
     client = SimpleNamespace(get_kv_event_sources=lambda: {0: Source()})
     state = SimpleNamespace(vllm_config=SimpleNamespace(model_config=model, cache_config=cache), engine_client=client)
     scope = {"type": "http", "method": method, "path": path, "app": SimpleNamespace(state=state)}
-    asyncio.run(module.EventSources(engine)(scope, None, send))
-    return json.loads(sent[-1]["body"])
+    asyncio.run(module.EventSources(serve_engine)(scope, None, send))
+    return json.loads(messages[-1]["body"])
 
 
 PLAIN = SimpleNamespace(block_size=16, effective_attention_block_size=None)
@@ -57,8 +57,8 @@ def test_blocks_are_as_large_as_the_events_have_them(cache: SimpleNamespace, blo
 
 
 def test_the_sources_are_the_engine_s_own_and_name_their_encoding() -> None:
-    said = dataclasses.asdict(Source()) | {"encoding": "msgpack", "schema_version": 1}
-    assert _get("/kv_event_sources", PLAIN) == {"0": said}
+    expected = dataclasses.asdict(Source()) | {"encoding": "msgpack", "schema_version": 1}
+    assert _get("/kv_event_sources", PLAIN) == {"0": expected}
 
 
 @pytest.mark.parametrize(("path", "method"), [("/v1/models", "GET"), ("/get_server_info", "POST")])

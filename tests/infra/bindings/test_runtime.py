@@ -12,7 +12,7 @@ from infra.bindings import runtime
 ROOT = Path(__file__).parents[3]
 
 
-def python(code: str) -> subprocess.CompletedProcess[str]:
+def run_python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
     )
@@ -28,7 +28,7 @@ def test_only_what_the_stacks_use_is_imported(tmp_path: Path) -> None:
         f"main.synthesize(load(Path('fleet.yaml'), Fleet), Path({str(tmp_path)!r}))\n"
         f"print(sum(name.startswith({runtime.AWS!r} + '.') for name in sys.modules))\n"
     )
-    assert int(python(code).stdout) < 120
+    assert int(run_python(code).stdout) < 120
 
 
 def test_nothing_is_said_of_node_or_of_what_is_deprecated(tmp_path: Path) -> None:
@@ -40,8 +40,8 @@ def test_nothing_is_said_of_node_or_of_what_is_deprecated(tmp_path: Path) -> Non
         "aws.vpc.Vpc(stack, 'vpc', cidr_block='10.0.0.0/16', tags={'a': 'b'})\n"
         "app.synth()\n"
     )
-    ended = python(code)
-    assert ended.stdout + ended.stderr == ""
+    result = run_python(code)
+    assert result.stdout + result.stderr == ""
 
 
 def test_the_environment_is_as_before() -> None:
@@ -66,17 +66,17 @@ def test_node_takes_the_preload_from_any_folder(tmp_path: Path, monkeypatch: pyt
     preload = folder / "preload.cjs"
     preload.write_text("console.log('preloaded')")
     monkeypatch.setattr(runtime, "_LAZY_EXPORTS", preload)
-    settings = runtime._for_node()
-    ended = subprocess.run(
+    settings = runtime._build_node_settings()
+    result = subprocess.run(
         [settings["JSII_NODE"], "-e", "0"], env={**os.environ, **settings}, capture_output=True, text=True, check=True
     )
-    assert ended.stdout == "preloaded\n"
+    assert result.stdout == "preloaded\n"
 
 
 def test_a_node_that_the_user_names_is_used_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JSII_NODE", "/usr/bin/node")
     monkeypatch.setenv("NODE_OPTIONS", "--no-warnings")
-    settings = runtime._for_node()
+    settings = runtime._build_node_settings()
     assert settings["JSII_NODE"] == "/usr/bin/node"
     assert settings["NODE_OPTIONS"].startswith("--no-warnings --require=")
     assert "--disable-warning" not in settings["NODE_OPTIONS"]

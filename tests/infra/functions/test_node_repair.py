@@ -30,8 +30,8 @@ def eks(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_the_cap_is_set_once(eks: Any) -> None:
     assert node_repair.handler(EVENT) == {"group": "general", "repair": REPAIR, "changed": True}
-    there = eks.describe_nodegroup(clusterName="demo", nodegroupName="general")["nodegroup"]
-    assert there["nodeRepairConfig"] == REPAIR
+    node_group = eks.describe_nodegroup(clusterName="demo", nodegroupName="general")["nodegroup"]
+    assert node_group["nodeRepairConfig"] == REPAIR
     assert not node_repair.handler(EVENT)["changed"], "EKS refuses an update that changes nothing"
 
 

@@ -28,7 +28,7 @@ pools:
   fast: {types: p5en.48xlarge, zones: us-west-2a, size: 0..6, efa: on}
 """
 
-_REST = """\
+_TRAFFIC = """\
 traffic: {users: 4, input_tokens: 100..200, output_tokens: 10}
 slo: {ttft_ms: {p95: 1000}, errors: 2%}
 """
@@ -69,14 +69,14 @@ SHAPES = {
 """Rest of blueprint.yaml by the deployment's name."""
 
 
-def blueprint(folder: Path, shape: str, text: str | None = None) -> Path:
+def write_blueprint(folder: Path, shape: str, text: str | None = None) -> Path:
     """The folder of a blueprint of that shape, with the pattern's own templates."""
-    made = folder / shape
-    wanted = text or SHAPES[shape]
-    pattern = wanted.split("\n")[0].removeprefix("pattern: ")
-    shutil.copytree(ROOT / "blueprints" / pattern, made)
-    (made / "blueprint.yaml").write_text(wanted + _REST)
-    return made
+    blueprint_folder = folder / shape
+    blueprint_text = text or SHAPES[shape]
+    pattern = blueprint_text.split("\n")[0].removeprefix("pattern: ")
+    shutil.copytree(ROOT / "blueprints" / pattern, blueprint_folder)
+    (blueprint_folder / "blueprint.yaml").write_text(blueprint_text + _TRAFFIC)
+    return blueprint_folder
 
 
 @pytest.fixture(scope="session")
@@ -87,28 +87,30 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def rendered(fleet: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def manifests(fleet: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """What each shape is rendered to."""
     folder = tmp_path_factory.mktemp("serving")
     return {
-        shape: plan.write(plan.plan(blueprint(folder, shape), fleet, target="ecs", root=folder, account="123456789012"))
+        shape: plan.write_rendered(
+            plan.plan(write_blueprint(folder, shape), fleet, target="ecs", root=folder, account="123456789012")
+        )
         for shape in SHAPES
     }
 
 
 @pytest.fixture(scope="session")
-def synthesized(rendered: dict[str, Path], fleet: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def synth_folder(manifests: dict[str, Path], fleet: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with stacks/serving-SHAPE/cdk.tf.json."""
     from infra import main
 
     out = tmp_path_factory.mktemp("synthesized")
-    document = loading.read(fleet)
-    for file in rendered.values():
-        main.synthesize_serving(document, out, file)
+    document = loading.load_fleet(fleet)
+    for file in manifests.values():
+        main.synthesize_deployment(document, out, file)
     return out
 
 
 @pytest.fixture(scope="session")
-def stacks(synthesized: Path) -> dict[str, Stack]:
+def stacks(synth_folder: Path) -> dict[str, Stack]:
     """Each synthesized stack by the deployment's name."""
-    return {shape: json.loads((synthesized / f"stacks/serving-{shape}/cdk.tf.json").read_text()) for shape in SHAPES}
+    return {shape: json.loads((synth_folder / f"stacks/serving-{shape}/cdk.tf.json").read_text()) for shape in SHAPES}

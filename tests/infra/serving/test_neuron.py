@@ -11,10 +11,10 @@ from infra import main, stack_rules
 from llm_serving.fleet import loading
 from llm_serving.targets.on_aws import plan
 from tests.infra import workspace as workspaces
-from tests.infra.serving.conftest import Stack, blueprint
-from tests.infra.serving.test_stack import beyond_reading, containers, of
+from tests.infra.serving.conftest import Stack, write_blueprint
+from tests.infra.serving.test_stack import filter_by_type, find_write_access, parse_containers
 
-HERE = Path(__file__).parent
+TEST_FOLDER = Path(__file__).parent
 
 # In a region that offers the type.
 FLEET = """\
@@ -25,7 +25,7 @@ orchestrator: ecs
 pools:
   trainium: {types: trn2.48xlarge, zones: us-east-2b, size: 0..2}
 """
-WANTED = """\
+BLUEPRINT = """\
 pattern: aggregated
 model: meta-llama/Llama-3.3-70B-Instruct
 context: 16384
@@ -41,65 +41,73 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def synthesized(fleet: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def synth_folder(fleet: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with stacks/serving-neuron/cdk.tf.json."""
     folder, out = tmp_path_factory.mktemp("serving"), tmp_path_factory.mktemp("synthesized")
-    planned = plan.plan(blueprint(folder, "neuron", WANTED), fleet, target="ecs", root=folder, account="123456789012")
-    main.synthesize_serving(loading.read(fleet), out, plan.write(planned))
+    planned = plan.plan(
+        write_blueprint(folder, "neuron", BLUEPRINT), fleet, target="ecs", root=folder, account="123456789012"
+    )
+    main.synthesize_deployment(loading.load_fleet(fleet), out, plan.write_rendered(planned))
     return out
 
 
 @pytest.fixture(scope="module")
-def stack(synthesized: Path) -> Stack:
-    made: Stack = json.loads((synthesized / "stacks/serving-neuron/cdk.tf.json").read_text())
-    return made
+def stack(synth_folder: Path) -> Stack:
+    document: Stack = json.loads((synth_folder / "stacks/serving-neuron/cdk.tf.json").read_text())
+    return document
 
 
 def test_it_keeps_the_rules_of_every_stack(stack: Stack, fleet: Path) -> None:
-    assert list(stack_rules.broken(loading.read(fleet).value, {"neuron": stack})) == []
+    assert list(stack_rules.find_violations(loading.load_fleet(fleet).value, {"neuron": stack})) == []
 
 
 def test_weights_are_copied_to_a_volume_that_the_engine_reads(stack: Stack) -> None:
-    found = containers(stack, "worker")
-    engine, copier = found["worker"], found["fetch-weights"]
+    by_name = parse_containers(stack, "worker")
+    engine, copier = by_name["worker"], by_name["fetch-weights"]
     assert engine["dependsOn"] == [{"containerName": "fetch-weights", "condition": "SUCCESS"}]
     assert copier["essential"] is False, "it ends, and the task goes on"
     assert engine["command"][1] == copier["command"][-1]
-    [read], [written] = engine["mountPoints"], copier["mountPoints"]
-    assert (read["sourceVolume"], read["readOnly"]) == (written["sourceVolume"], True)
-    assert copier["command"][-1].startswith(f"{read['containerPath']}/")
-    [task] = [one for one in of(stack, "aws_ecs_task_definition").values() if "volume" in one]
-    assert [volume["name"] for volume in task["volume"]] == [read["sourceVolume"]]
+    [engine_mount], [copier_mount] = engine["mountPoints"], copier["mountPoints"]
+    assert (engine_mount["sourceVolume"], engine_mount["readOnly"]) == (copier_mount["sourceVolume"], True)
+    assert copier["command"][-1].startswith(f"{engine_mount['containerPath']}/")
+    [task] = [
+        definition for definition in filter_by_type(stack, "aws_ecs_task_definition").values() if "volume" in definition
+    ]
+    assert [volume["name"] for volume in task["volume"]] == [engine_mount["sourceVolume"]]
     # 141 GB at 100 MB/s; the agent alone would give up after three minutes.
     assert copier["startTimeout"] > 1411
 
 
 def test_who_copies_may_read_and_nothing_else(stack: Stack) -> None:
-    assert list(beyond_reading(stack)) == []
+    assert list(find_write_access(stack)) == []
 
 
 def test_a_task_sees_all_of_its_machines_devices_and_no_gpu(stack: Stack) -> None:
-    engine = containers(stack, "worker")["worker"]
+    engine = parse_containers(stack, "worker")["worker"]
     assert "resourceRequirements" not in engine
-    assert [one["hostPath"] for one in engine["linuxParameters"]["devices"]] == [f"/dev/neuron{n}" for n in range(16)]
+    assert [device["hostPath"] for device in engine["linuxParameters"]["devices"]] == [
+        f"/dev/neuron{n}" for n in range(16)
+    ]
     assert engine["linuxParameters"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
 
 
 def test_devices_of_a_machine_are_no_peers(stack: Stack) -> None:
-    said = {rule["description"] for rule in of(stack, "aws_vpc_security_group_ingress_rule").values()}
-    assert "Requests" in said
-    assert "Caches and ranks of one model" not in said
+    descriptions = {
+        rule["description"] for rule in filter_by_type(stack, "aws_vpc_security_group_ingress_rule").values()
+    }
+    assert "Requests" in descriptions
+    assert "Caches and ranks of one model" not in descriptions
 
 
 @pytest.mark.terraform
-def test_terraform_takes_every_resource(synthesized: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    workspace = workspaces.made(
+def test_terraform_takes_every_resource(synth_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    workspace = workspaces.create(
         tmp_path_factory.mktemp("terraform"),
-        synthesized,
-        tests=[HERE / "neuron.tftest.hcl"],
+        synth_folder,
+        tests=[TEST_FOLDER / "neuron.tftest.hcl"],
         stack="stacks/serving-neuron",
         data=tmp_path_factory.mktemp("data"),
     )
-    ended = workspace.test()
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "1 passed, 0 failed" in ended.stdout
+    result = workspace.test()
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "1 passed, 0 failed" in result.stdout

@@ -11,24 +11,24 @@ from llm_serving.fleet import loading
 from llm_serving.settings.errors import InputError
 from llm_serving.targets.ecs import manifest
 from llm_serving.targets.on_aws import plan
-from tests.infra.serving.conftest import SHAPES, blueprint
+from tests.infra.serving.conftest import SHAPES, write_blueprint
 
 
-def refused(file: Path, fleet: Path) -> str:
-    with pytest.raises(InputError) as caught:
-        manifest.read(file, loading.read(fleet))
-    return str(caught.value)
+def get_read_error(file: Path, fleet: Path) -> str:
+    with pytest.raises(InputError) as error:
+        manifest.read(file, loading.load_fleet(fleet))
+    return str(error.value)
 
 
-def line_of(text: str, part: str) -> int:
+def find_line(text: str, part: str) -> int:
     return next(number for number, line in enumerate(text.splitlines(), 1) if part in line)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_what_each_pattern_renders_to_can_be_read(rendered: dict[str, Path], fleet: Path, shape: str) -> None:
-    made = manifest.read(rendered[shape], loading.read(fleet)).value
-    assert made.name == shape
-    assert made.router.command[0] == "follow"
+def test_what_each_pattern_renders_to_can_be_read(manifests: dict[str, Path], fleet: Path, shape: str) -> None:
+    ecs_manifest = manifest.read(manifests[shape], loading.load_fleet(fleet)).value
+    assert ecs_manifest.name == shape
+    assert ecs_manifest.router.command[0] == "follow"
 
 
 @pytest.mark.parametrize(
@@ -53,17 +53,17 @@ def test_what_each_pattern_renders_to_can_be_read(rendered: dict[str, Path], fle
     ],
 )
 def test_a_mistake_is_said_at_its_line(
-    rendered: dict[str, Path], fleet: Path, tmp_path: Path, old: str, new: str, said: str
+    manifests: dict[str, Path], fleet: Path, tmp_path: Path, old: str, new: str, said: str
 ) -> None:
-    text = rendered["aggregated"].read_text()
+    text = manifests["aggregated"].read_text()
     assert old in text
     file = tmp_path / "ecs.yaml"
     file.write_text(text.replace(old, new, 1))
-    answer = refused(file, fleet)
-    assert said in answer
-    assert answer.startswith(f"{file}:")
+    error_text = get_read_error(file, fleet)
+    assert said in error_text
+    assert error_text.startswith(f"{file}:")
     if new not in ("    kind: engine", "name: worker"):
-        assert f"{file}:{line_of(file.read_text(), new)}:" in answer
+        assert f"{file}:{find_line(file.read_text(), new)}:" in error_text
 
 
 @pytest.mark.parametrize(
@@ -74,21 +74,21 @@ def test_a_mistake_is_said_at_its_line(
     ],
 )
 def test_what_nothing_would_wake_does_not_sleep(
-    rendered: dict[str, Path], fleet: Path, tmp_path: Path, kind: str, scaled: bool, said: str
+    manifests: dict[str, Path], fleet: Path, tmp_path: Path, kind: str, scaled: bool, said: str
 ) -> None:
-    wanted = yaml.safe_load(rendered["aggregated"].read_text())
-    one = next(one for one in wanted["services"] if one["kind"] == kind)
-    one["count"] = 0
-    one["scale"] = {"most": 4, "metric": "queue", "target": 4, "cool_down": 300} if scaled else None
+    manifest_data = yaml.safe_load(manifests["aggregated"].read_text())
+    service = next(service for service in manifest_data["services"] if service["kind"] == kind)
+    service["count"] = 0
+    service["scale"] = {"most": 4, "metric": "queue", "target": 4, "cool_down": 300} if scaled else None
     file = tmp_path / "ecs.yaml"
-    file.write_text(yaml.safe_dump(wanted))
-    assert f"now 0: {said}" in refused(file, fleet)
+    file.write_text(yaml.safe_dump(manifest_data))
+    assert f"now 0: {said}" in get_read_error(file, fleet)
 
 
-def decided(folder: Path, fleet: Path, text: str) -> str:
-    with pytest.raises(InputError) as caught:
-        plan.plan(blueprint(folder, "mine", text), fleet, target="ecs", root=folder, account="123456789012")
-    return str(caught.value)
+def get_plan_error(folder: Path, fleet: Path, text: str) -> str:
+    with pytest.raises(InputError) as error:
+        plan.plan(write_blueprint(folder, "mine", text), fleet, target="ecs", root=folder, account="123456789012")
+    return str(error.value)
 
 
 HEAD = "pattern: aggregated\nmodel: Qwen/Qwen3-0.6B\n"
@@ -112,12 +112,12 @@ HEAD = "pattern: aggregated\nmodel: Qwen/Qwen3-0.6B\n"
 def test_what_ecs_cannot_do_is_refused_before_anything_is_rented(
     tmp_path: Path, fleet: Path, text: str, said: str
 ) -> None:
-    assert said in " ".join(decided(tmp_path, fleet, text).split())
+    assert said in " ".join(get_plan_error(tmp_path, fleet, text).split())
 
 
 def test_p5_has_no_interface_left_for_a_task(tmp_path: Path, fleet: Path) -> None:
     file = tmp_path / "fleet.yaml"
     file.write_text(fleet.read_text().replace("p5en.48xlarge", "p5.48xlarge"))
-    said = decided(tmp_path, file, HEAD + "roles: {worker: {pool: fast, accelerators: 8}}\n")
-    assert "p5.48xlarge has room for 0 beside EFA's" in said
-    assert "a pool of another type, such as p5en or p6-b200, or --target eks" in said
+    error_text = get_plan_error(tmp_path, file, HEAD + "roles: {worker: {pool: fast, accelerators: 8}}\n")
+    assert "p5.48xlarge has room for 0 beside EFA's" in error_text
+    assert "a pool of another type, such as p5en or p6-b200, or --target eks" in error_text

@@ -11,21 +11,23 @@ from llm_serving.fleet import loading
 
 
 def test_what_is_rendered_for_the_fleet_is_a_stack_after_ecs(
-    rendered: dict[str, Path], fleet: Path, tmp_path: Path
+    manifests: dict[str, Path], fleet: Path, tmp_path: Path
 ) -> None:
-    document = loading.read(fleet)
-    for name, text in (("single", rendered["single"].read_text()), ("other", "name: other\nfleet: cotton\n")):
+    document = loading.load_fleet(fleet)
+    for name, text in (("single", manifests["single"].read_text()), ("other", "name: other\nfleet: cotton\n")):
         file = tmp_path / "rendered" / name / "ecs" / "ecs.yaml"
         file.parent.mkdir(parents=True)
         file.write_text(text)
-    found = main.rendered(document.value, tmp_path)
-    assert [file.parts[-3] for file in found] == ["single"], "what is rendered for another fleet is not this one's"
-    folders = main.synthesize(document, tmp_path / "out", found)
+    manifest_files = main.find_rendered(document.value, tmp_path)
+    assert [file.parts[-3] for file in manifest_files] == ["single"], (
+        "what is rendered for another fleet is not this one's"
+    )
+    folders = main.synthesize(document, tmp_path / "out", manifest_files)
     assert list(folders) == ["network", "storage", "ecs", "serving-single"]
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest["stacks"]["serving-single"]["dependencies"] == ["ecs"]
-    alone = main.synthesize_serving(document, tmp_path / "alone", found[0])
-    assert (alone["serving-single"] / "cdk.tf.json").read_text() == (
+    single_stack = main.synthesize_deployment(document, tmp_path / "alone", manifest_files[0])
+    assert (single_stack["serving-single"] / "cdk.tf.json").read_text() == (
         folders["serving-single"] / "cdk.tf.json"
     ).read_text(), "by both ways the stack is the same"
     shutil.rmtree(tmp_path / "out")

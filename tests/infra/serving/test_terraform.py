@@ -12,24 +12,24 @@ from tests.infra.workspace import Workspace
 
 pytestmark = pytest.mark.terraform
 
-HERE = Path(__file__).parent
+TEST_FOLDER = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
-def workspace(synthesized: Path, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    return workspaces.made(
+def workspace(synth_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    return workspaces.create(
         tmp_path_factory.mktemp("terraform"),
-        synthesized,
-        tests=[HERE / "serving.tftest.hcl"],
+        synth_folder,
+        tests=[TEST_FOLDER / "serving.tftest.hcl"],
         stack="stacks/serving-single",
         data=tmp_path_factory.mktemp("data"),
     )
 
 
 def test_every_resource_is_planned_and_applied_as_it_must_be(workspace: Workspace) -> None:
-    ended = workspace.test()
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert f"{len(SHAPES)} passed, 0 failed" in ended.stdout
+    result = workspace.test()
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert f"{len(SHAPES)} passed, 0 failed" in result.stdout
 
 
 BROKEN = [
@@ -49,13 +49,13 @@ def test_what_is_taken_away_is_missed(workspace: Workspace) -> None:
     stacks = {shape: workspace.folder / f"stacks/serving-{shape}/cdk.tf.json" for shape, *_ in BROKEN}
     texts = {shape: path.read_text() for shape, path in stacks.items()}
     try:
-        for shape, right, wrong, _ in BROKEN:
+        for shape, old, new, _ in BROKEN:
             text = stacks[shape].read_text()
-            assert right in text
-            stacks[shape].write_text(text.replace(right, wrong))
-        ended = workspace.test()
+            assert old in text
+            stacks[shape].write_text(text.replace(old, new))
+        result = workspace.test()
     finally:
         for shape, text in texts.items():
             stacks[shape].write_text(text)
-    assert ended.returncode != 0
-    assert [said for *_, said in BROKEN if said not in ended.stdout + ended.stderr] == []
+    assert result.returncode != 0
+    assert [message for *_, message in BROKEN if message not in result.stdout + result.stderr] == []

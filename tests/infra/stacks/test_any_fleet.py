@@ -25,36 +25,40 @@ SAMPLE = 3
 def synthesize(fleet: Fleet, out: Path) -> dict[str, Path]:
     from infra import main
 
-    return main.synthesize(strategies.document(fleet), out)
+    return main.synthesize(strategies.build_document(fleet), out)
 
 
-drawn = settings(deadline=None, suppress_health_check=list(HealthCheck))
+slow_settings = settings(deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @pytest.mark.timeout(900)
-@settings(drawn, max_examples=25)
+@settings(slow_settings, max_examples=25)
 @given(fleet=strategies.rentable())
 def test_any_fleet_that_can_be_rented_keeps_every_rule(fleet: Fleet) -> None:
     with tempfile.TemporaryDirectory() as out:
         folders = synthesize(fleet, Path(out))
-        made = {name: json.loads((folder / "cdk.tf.json").read_text()) for name, folder in folders.items()}
-    assert set(made) == {"network", "storage", *fleet.orchestrators}
-    assert list(stack_rules.broken(fleet, made)) == []
+        stack_documents = {name: json.loads((folder / "cdk.tf.json").read_text()) for name, folder in folders.items()}
+    assert set(stack_documents) == {"network", "storage", *fleet.orchestrators}
+    assert list(stack_rules.find_violations(fleet, stack_documents)) == []
     # The rules are the product's own. What follows says the same again by other ways.
     # Karpenter starts its machines from a class of the cluster's, which is no resource of a stack.
-    assert len(efa_zones(made)) == len([one for one in fleet.pools.values() if one.efa and one.by != "karpenter"])
-    assert all(len(zones) == 1 for zones in efa_zones(made).values())
+    assert len(find_efa_zones(stack_documents)) == len(
+        [item for item in fleet.pools.values() if item.efa and item.by != "karpenter"]
+    )
+    assert all(len(zones) == 1 for zones in find_efa_zones(stack_documents).values())
     assert isinstance(fleet.network, NewNetwork)
-    subnets = [IPv4Network(one["cidr_block"]) for one in made["network"]["resource"]["aws_subnet"].values()]
-    assert sum(one.num_addresses for one in subnets) <= IPv4Network(fleet.network.cidr).num_addresses
-    assert all(one.needed <= one.there for one in capacity.of(fleet, instances.load()).subnets)
-    assert "[{}]" not in json.dumps(made)
+    subnets = [
+        IPv4Network(item["cidr_block"]) for item in stack_documents["network"]["resource"]["aws_subnet"].values()
+    ]
+    assert sum(item.num_addresses for item in subnets) <= IPv4Network(fleet.network.cidr).num_addresses
+    assert all(item.needed <= item.there for item in capacity.compute(fleet, instances.load()).subnets)
+    assert "[{}]" not in json.dumps(stack_documents)
 
 
-def efa_zones(made: dict[str, Any]) -> dict[str, set[str]]:
+def find_efa_zones(stack_documents: dict[str, Any]) -> dict[str, set[str]]:
     """Subnets of the machines with EFA interfaces, by pool."""
-    found: dict[str, set[str]] = {}
-    for stack in made.values():
+    subnets_by_pool: dict[str, set[str]] = {}
+    for stack in stack_documents.values():
         resources = stack.get("resource", {})
         for name, template in resources.get("aws_launch_template", {}).items():
             if "efa-only" in json.dumps(template.get("network_interfaces", [])):
@@ -63,20 +67,20 @@ def efa_zones(made: dict[str, Any]) -> dict[str, set[str]]:
                     if f"aws_launch_template.{name}.id" in json.dumps(user):
                         pool = template["tag_specifications"][0]["tags"]["pool"]
                         subnets = user.get("subnet_ids") or user["vpc_zone_identifier"]
-                        found.setdefault(pool, set()).update(subnets)
-    return found
+                        subnets_by_pool.setdefault(pool, set()).update(subnets)
+    return subnets_by_pool
 
 
 @pytest.mark.terraform
 def test_a_sample_of_them_is_planned_with_a_mocked_provider(tmp_path: Path) -> None:
     fleets: list[Fleet] = []
 
-    @settings(drawn, max_examples=4 * SAMPLE, phases=[Phase.generate], database=None)
+    @settings(slow_settings, max_examples=4 * SAMPLE, phases=[Phase.generate], database=None)
     @given(fleet=strategies.rentable())
-    def draw(fleet: Fleet) -> None:
+    def add_sample(fleet: Fleet) -> None:
         fleets.append(fleet)
 
-    draw()
+    add_sample()
     folders = {
         f"fleet{index}_{name}": folder
         for index, fleet in enumerate(fleets[-SAMPLE:])  # the first that Hypothesis draws are the simplest

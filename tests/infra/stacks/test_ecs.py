@@ -24,27 +24,27 @@ Stack = dict[str, Any]
 Stacks = dict[tuple[str, str], Stack]
 
 FLEETS = ("ecs", "instances", "ecs-multi-az", "ads-scale")
-each = pytest.mark.parametrize("shape", FLEETS)
+each_shape = pytest.mark.parametrize("shape", FLEETS)
 
 
-def made(synthesized: Path, shape: str) -> list[Group]:
+def list_groups(synthesized: Path, shape: str) -> list[Group]:
     fleet = load(synthesized / shape / "fleet.yaml", Fleet).value
-    return [group for group in groups.groups(fleet, instances.load()) if group.orchestrator == "ecs"]
+    return [group for group in groups.resolve_all(fleet, instances.load()) if group.orchestrator == "ecs"]
 
 
-def of(stack: Stack, kind: str) -> dict[str, Stack]:
-    found: dict[str, Stack] = stack["resource"].get(kind, {})
-    return found
+def filter_by_type(stack: Stack, kind: str) -> dict[str, Stack]:
+    resources: dict[str, Stack] = stack["resource"].get(kind, {})
+    return resources
 
 
-def unprotected(stack: Stack) -> Iterator[str]:
+def find_unprotected(stack: Stack) -> Iterator[str]:
     """Capacity providers whose termination protection, scaling and draining do not work together."""
-    machines = of(stack, "aws_autoscaling_group")
-    for name, provider in of(stack, "aws_ecs_capacity_provider").items():
+    machines = filter_by_type(stack, "aws_autoscaling_group")
+    for name, provider in filter_by_type(stack, "aws_ecs_capacity_provider").items():
         settings = provider["auto_scaling_group_provider"]
         group = machines[settings["auto_scaling_group_arn"].split(".")[1]]
         tags = {tag["key"]: tag for tag in group["tag"]}
-        together = (
+        protections = (
             settings["managed_termination_protection"] == "ENABLED",
             settings["managed_scaling"]["status"] == "ENABLED",
             settings["managed_draining"] == "ENABLED",
@@ -52,45 +52,47 @@ def unprotected(stack: Stack) -> Iterator[str]:
             tags.get("AmazonECSManaged", {}).get("propagate_at_launch") is True,
             "desired_capacity" not in group,
         )
-        if not all(together):
+        if not all(protections):
             yield name
 
 
-@each
+@each_shape
 def test_every_machine_group_has_a_capacity_provider_an_auto_scaling_group_and_a_template(
-    stacks: Stacks, synthesized: Path, shape: str
+    stacks: Stacks, synth_folder: Path, shape: str
 ) -> None:
-    names = [group.name for group in made(synthesized, shape)]
+    names = [group.name for group in list_groups(synth_folder, shape)]
     stack = stacks[shape, "ecs"]
-    assert list(of(stack, "aws_ecs_capacity_provider")) == sorted(names)
-    assert list(of(stack, "aws_autoscaling_group")) == sorted(f"{name}-machines" for name in names)
-    assert list(of(stack, "aws_launch_template")) == sorted(f"{name}-template" for name in names)
-    handed = of(stack, "aws_ecs_cluster_capacity_providers")["capacity-providers"]["capacity_providers"]
-    assert len(handed) == len(names)
+    assert list(filter_by_type(stack, "aws_ecs_capacity_provider")) == sorted(names)
+    assert list(filter_by_type(stack, "aws_autoscaling_group")) == sorted(f"{name}-machines" for name in names)
+    assert list(filter_by_type(stack, "aws_launch_template")) == sorted(f"{name}-template" for name in names)
+    attached = filter_by_type(stack, "aws_ecs_cluster_capacity_providers")["capacity-providers"]["capacity_providers"]
+    assert len(attached) == len(names)
 
 
 def test_a_cluster_without_pools_has_no_capacity_providers(stacks: Stacks) -> None:
     stack = stacks["s3", "ecs"]
-    assert set(of(stack, "aws_ecs_cluster")) == {"cluster"}
-    assert not of(stack, "aws_ecs_capacity_provider")
-    assert not of(stack, "aws_ecs_cluster_capacity_providers")
+    assert set(filter_by_type(stack, "aws_ecs_cluster")) == {"cluster"}
+    assert not filter_by_type(stack, "aws_ecs_capacity_provider")
+    assert not filter_by_type(stack, "aws_ecs_cluster_capacity_providers")
 
 
-@each
+@each_shape
 def test_scaling_protection_and_draining_work_together(stacks: Stacks, shape: str) -> None:
-    assert list(unprotected(stacks[shape, "ecs"])) == []
+    assert list(find_unprotected(stacks[shape, "ecs"])) == []
 
 
 @pytest.mark.parametrize("lost", ["protect_from_scale_in", "tag"])
 def test_a_group_without_its_protection_or_its_tag_is_caught(stacks: Stacks, lost: str) -> None:
     stack = copy.deepcopy(stacks["ecs-multi-az", "ecs"])
-    group = of(stack, "aws_autoscaling_group")["general-g6e-a-od-machines"]
+    group = filter_by_type(stack, "aws_autoscaling_group")["general-g6e-a-od-machines"]
     group[lost] = [] if lost == "tag" else False
-    assert list(unprotected(stack)) == ["general-g6e-a-od"]
+    assert list(find_unprotected(stack)) == ["general-g6e-a-od"]
 
 
-def test_the_fleets_have_efa_in_both_layouts(synthesized: Path) -> None:
-    counts = {group.name: (group.efa, len(group.interfaces)) for group in made(synthesized, "instances") if group.efa}
+def test_the_fleets_have_efa_in_both_layouts(synth_folder: Path) -> None:
+    counts = {
+        group.name: (group.efa, len(group.interfaces)) for group in list_groups(synth_folder, "instances") if group.efa
+    }
     assert counts == {
         "block-p5en-48xlarge-c-cb": (16, 17),
         "wide-p5-48xlarge-a-od": (32, 40),
@@ -107,57 +109,59 @@ def test_a_pool_of_eight_providers_is_split_into_a_service_for_each_choice(stack
     ]
 
 
-@each
-def test_the_zones_of_a_choice_share_its_tasks_evenly(stacks: Stacks, synthesized: Path, shape: str) -> None:
-    fleet = load(synthesized / shape / "fleet.yaml", Fleet).value
-    choice = {groups.provider_name(fleet, group): group.choice for group in made(synthesized, shape)}
+@each_shape
+def test_the_zones_of_a_choice_share_its_tasks_evenly(stacks: Stacks, synth_folder: Path, shape: str) -> None:
+    fleet = load(synth_folder / shape / "fleet.yaml", Fleet).value
+    choice = {groups.format_provider_name(fleet, group): group.choice for group in list_groups(synth_folder, shape)}
     for services in stacks[shape, "ecs"]["output"]["strategies"]["value"].values():
         order = [{choice[row["capacity_provider"]] for row in service} for service in services]
-        assert order == [{at} for at in range(len(services))]
+        assert order == [{choice_index} for choice_index in range(len(services))]
         assert {row["weight"] for service in services for row in service} == {1}
 
 
 def test_only_a_fleet_that_can_fall_back_has_the_function_that_does(stacks: Stacks) -> None:
-    falls_back = {shape: bool(of(stacks[shape, "ecs"], "aws_lambda_function")) for shape in FLEETS}
+    falls_back = {shape: bool(filter_by_type(stacks[shape, "ecs"], "aws_lambda_function")) for shape in FLEETS}
     assert falls_back == {"ecs": False, "instances": True, "ecs-multi-az": True, "ads-scale": True}
 
 
 @pytest.mark.parametrize("shape", ["ecs-multi-az", "ads-scale"])
-def test_the_function_is_deployed_as_it_lies_in_the_repository(synthesized: Path, stacks: Stacks, shape: str) -> None:
-    function = of(stacks[shape, "ecs"], "aws_lambda_function")["ecs-fallback"]
+def test_the_function_is_deployed_as_it_lies_in_the_repository(synth_folder: Path, stacks: Stacks, shape: str) -> None:
+    function = filter_by_type(stacks[shape, "ecs"], "aws_lambda_function")["ecs-fallback"]
     assert function["handler"] == "ecs_fallback.handler"
-    archive = synthesized / shape / "stacks" / "ecs" / function["filename"].removeprefix("${path.module}/")
+    archive = synth_folder / shape / "stacks" / "ecs" / function["filename"].removeprefix("${path.module}/")
     digest = base64.b64encode(hashlib.sha256(archive.read_bytes()).digest()).decode()
     assert function["source_code_hash"] == digest
-    with zipfile.ZipFile(archive) as opened:
-        assert opened.namelist() == ["ecs_fallback.py"]
-        assert opened.read("ecs_fallback.py") == Path(str(ecs_fallback.__file__)).read_bytes()
+    with zipfile.ZipFile(archive) as zip_file:
+        assert zip_file.namelist() == ["ecs_fallback.py"]
+        assert zip_file.read("ecs_fallback.py") == Path(str(ecs_fallback.__file__)).read_bytes()
 
 
-@each
+@each_shape
 def test_a_capacity_provider_is_named_after_its_group_as_the_function_takes_it(stacks: Stacks, shape: str) -> None:
     stack = stacks[shape, "ecs"]
-    for provider in of(stack, "aws_ecs_capacity_provider").values():
+    for provider in filter_by_type(stack, "aws_ecs_capacity_provider").values():
         group = provider["auto_scaling_group_provider"]["auto_scaling_group_arn"].split(".")[1]
-        assert provider["name"] == f"cp-{of(stack, 'aws_autoscaling_group')[group]['name']}"
+        assert provider["name"] == f"cp-{filter_by_type(stack, 'aws_autoscaling_group')[group]['name']}"
 
 
 def test_the_function_may_move_no_first_choice(stacks: Stacks) -> None:
-    policy = json.loads(of(stacks["ads-scale", "ecs"], "aws_iam_role_policy")["ecs-fallback-role-policy"]["policy"])
+    policy = json.loads(
+        filter_by_type(stacks["ads-scale", "ecs"], "aws_iam_role_policy")["ecs-fallback-role-policy"]["policy"]
+    )
     by_sid = {statement["Sid"]: statement for statement in policy["Statement"]}
     assert by_sid["Move"]["Condition"] == {
         "StringNotEquals": {"aws:ResourceTag/choice": "0"},
         "Null": {"aws:ResourceTag/fallback": "false"},
     }
-    wide = [sid for sid, statement in by_sid.items() if statement["Resource"] == "*"]
-    assert wide == ["List", "ReadDefinitions"], "AWS takes no narrower resource for these"
+    wildcards = [sid for sid, statement in by_sid.items() if statement["Resource"] == "*"]
+    assert wildcards == ["List", "ReadDefinitions"], "AWS takes no narrower resource for these"
 
 
-@each
+@each_shape
 def test_a_wildcard_resource_stands_only_where_aws_takes_no_other(stacks: Stacks, shape: str) -> None:
-    policy = json.loads(of(stacks[shape, "ecs"], "aws_iam_role_policy")["instance-role-policy"]["policy"])
-    wide = [statement for statement in policy["Statement"] if statement["Resource"] == "*"]
-    assert [action for statement in wide for action in statement["Action"]] == [
+    policy = json.loads(filter_by_type(stacks[shape, "ecs"], "aws_iam_role_policy")["instance-role-policy"]["policy"])
+    wildcards = [statement for statement in policy["Statement"] if statement["Resource"] == "*"]
+    assert [action for statement in wildcards for action in statement["Action"]] == [
         "ecs:DiscoverPollEndpoint",
         "ssm:UpdateInstanceInformation",
         "ssmmessages:CreateControlChannel",
@@ -169,7 +173,7 @@ def test_a_wildcard_resource_stands_only_where_aws_takes_no_other(stacks: Stacks
 
 
 def test_several_types_or_spot_are_a_mixed_group_and_one_type_on_demand_is_not(stacks: Stacks) -> None:
-    machines = of(stacks["ecs-multi-az", "ecs"], "aws_autoscaling_group")
+    machines = filter_by_type(stacks["ecs-multi-az", "ecs"], "aws_autoscaling_group")
     spread = {
         name: group["mixed_instances_policy"]["instances_distribution"]
         for name, group in machines.items()
@@ -180,29 +184,29 @@ def test_several_types_or_spot_are_a_mixed_group_and_one_type_on_demand_is_not(s
         "on_demand_percentage_above_base_capacity": 0,
         "spot_allocation_strategy": "price-capacity-optimized",
     }
-    bought = {
+    purchases = {
         "on_demand_base_capacity": 0,
         "on_demand_percentage_above_base_capacity": 100,
         "on_demand_allocation_strategy": "prioritized",
     }
     assert spread == {
-        f"general-g6e-{zone}-{way}-machines": spot if way == "spot" else bought
+        f"general-g6e-{zone}-{market}-machines": spot if market == "spot" else purchases
         for zone in "abc"
-        for way in ("od", "spot")
+        for market in ("od", "spot")
     }
     kinds = machines["general-g6e-a-od-machines"]["mixed_instances_policy"]["launch_template"]["override"]
-    assert [one["instance_type"] for one in kinds] == ["g6e.12xlarge", "g6e.48xlarge"]
+    assert [override["instance_type"] for override in kinds] == ["g6e.12xlarge", "g6e.48xlarge"]
 
 
 def test_a_warm_pool_keeps_the_same_number_stopped_and_takes_none_back(stacks: Stacks) -> None:
-    machines = of(stacks["ecs-multi-az", "ecs"], "aws_autoscaling_group")
+    machines = filter_by_type(stacks["ecs-multi-az", "ecs"], "aws_autoscaling_group")
     warm = {name: group["warm_pool"] for name, group in machines.items() if "warm_pool" in group}
-    kept = {"pool_state": "Stopped", "min_size": 1, "max_group_prepared_capacity": 1}
-    assert warm == {f"peak-g6e-4xlarge-{zone}-od-machines": kept for zone in "abc"}
+    warm_pool = {"pool_state": "Stopped", "min_size": 1, "max_group_prepared_capacity": 1}
+    assert warm == {f"peak-g6e-4xlarge-{zone}-od-machines": warm_pool for zone in "abc"}
 
 
 def test_capacity_that_is_paid_for_is_targeted(stacks: Stacks) -> None:
-    templates = of(stacks["ads-scale", "ecs"], "aws_launch_template")
+    templates = filter_by_type(stacks["ads-scale", "ecs"], "aws_launch_template")
     targets = {
         name: template["capacity_reservation_specification"]
         for name, template in templates.items()
@@ -227,20 +231,24 @@ def test_capacity_that_is_paid_for_is_targeted(stacks: Stacks) -> None:
 
 def test_images_come_from_a_pinned_release_or_are_the_users_own(stacks: Stacks) -> None:
     stack = stacks["instances", "ecs"]
-    names = {one["name"].split("/")[-2] for one in stack["data"]["aws_ssm_parameter"].values()}
+    names = {item["name"].split("/")[-2] for item in stack["data"]["aws_ssm_parameter"].values()}
     assert names == {
         "al2023-ami-ecs-gpu-hvm-2023.0.20260901-kernel-6.1-x86_64-ebs",
         "al2023-ami-ecs-neuron-hvm-2023.0.20260901-kernel-6.1-x86_64",
     }
-    pulled = [one for name, one in of(stack, "aws_launch_template").items() if name.startswith("pulled-")]
-    assert {one["image_id"] for one in pulled} == {"ami-0123456789abcdef0"}
-    assert {one["block_device_mappings"][1]["ebs"]["snapshot_id"] for one in pulled} == {"snap-0123456789abcdef0"}
+    pulled_templates = [
+        item for name, item in filter_by_type(stack, "aws_launch_template").items() if name.startswith("pulled-")
+    ]
+    assert {item["image_id"] for item in pulled_templates} == {"ami-0123456789abcdef0"}
+    assert {item["block_device_mappings"][1]["ebs"]["snapshot_id"] for item in pulled_templates} == {
+        "snap-0123456789abcdef0"
+    }
 
 
-@each
-def test_the_user_data_joins_the_fleets_cluster(stacks: Stacks, synthesized: Path, shape: str) -> None:
-    fleet = load(synthesized / shape / "fleet.yaml", Fleet).value
-    for template in of(stacks[shape, "ecs"], "aws_launch_template").values():
+@each_shape
+def test_the_user_data_joins_the_fleets_cluster(stacks: Stacks, synth_folder: Path, shape: str) -> None:
+    fleet = load(synth_folder / shape / "fleet.yaml", Fleet).value
+    for template in filter_by_type(stacks[shape, "ecs"], "aws_launch_template").values():
         text = template["user_data"]
         assert text.startswith("${base64encode(")
         assert f"ECS_CLUSTER={fleet.name}\\n" in text
@@ -248,10 +256,10 @@ def test_the_user_data_joins_the_fleets_cluster(stacks: Stacks, synthesized: Pat
         assert len(text) < 16 * 1024
 
 
-@each
-def test_nothing_but_efa_comes_in(stacks: Stacks, synthesized: Path, shape: str) -> None:
-    rows = of(stacks[shape, "ecs"], "aws_vpc_security_group_ingress_rule")
-    has_efa = any(group.efa for group in made(synthesized, shape))
+@each_shape
+def test_nothing_but_efa_comes_in(stacks: Stacks, synth_folder: Path, shape: str) -> None:
+    rows = filter_by_type(stacks[shape, "ecs"], "aws_vpc_security_group_ingress_rule")
+    has_efa = any(group.efa for group in list_groups(synth_folder, shape))
     assert set(rows) == ({"efa-ingress"} if has_efa else set())
     for rule in rows.values():
         assert rule["referenced_security_group_id"] == rule["security_group_id"]

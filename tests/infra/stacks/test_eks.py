@@ -23,37 +23,42 @@ def machines(stacks: Stacks) -> Stack:
     return stacks["machines", "eks"]
 
 
-def template(stack: Stack, name: str) -> dict[str, Any]:
-    made: dict[str, Any] = stack["resource"]["aws_launch_template"][f"{name}-template"]
-    return made
+def get_template(stack: Stack, name: str) -> dict[str, Any]:
+    launch_template: dict[str, Any] = stack["resource"]["aws_launch_template"][f"{name}-template"]
+    return launch_template
 
 
 def test_the_fleet_has_efa_in_both_layouts(machines: Stack) -> None:
-    wide = template(machines, "wide-p5-48xlarge-a-od")["network_interfaces"]
-    block = template(machines, "block-p5en-48xlarge-c-cb")["network_interfaces"]
-    assert [sum(one["interface_type"] == kind for one in wide) for kind in ("efa-only", "interface")] == [32, 8]
-    assert [sum(one["interface_type"] == kind for one in block) for kind in ("efa-only", "interface")] == [16, 1]
+    wide_interfaces = get_template(machines, "wide-p5-48xlarge-a-od")["network_interfaces"]
+    block = get_template(machines, "block-p5en-48xlarge-c-cb")["network_interfaces"]
+    assert [
+        sum(interface["interface_type"] == kind for interface in wide_interfaces) for kind in ("efa-only", "interface")
+    ] == [32, 8]
+    assert [sum(interface["interface_type"] == kind for interface in block) for kind in ("efa-only", "interface")] == [
+        16,
+        1,
+    ]
 
 
 def test_volumes_are_as_fast_as_the_way_images_start_needs(machines: Stack) -> None:
-    [root] = template(machines, "odcr-g6e-12xlarge-a-cr")["block_device_mappings"]
+    [root] = get_template(machines, "odcr-g6e-12xlarge-a-cr")["block_device_mappings"]
     assert (root["ebs"]["throughput"], root["ebs"]["iops"]) == (1000, 16_000)
-    os, data = template(machines, "rocket-g6e-2xlarge-a-od")["block_device_mappings"]
+    os, data = get_template(machines, "rocket-g6e-2xlarge-a-od")["block_device_mappings"]
     assert (os["device_name"], os["ebs"]["volume_size"], data["device_name"]) == ("/dev/xvda", 4, "/dev/xvdb")
-    [pulled] = [name for name in machines["resource"]["aws_launch_template"] if name.startswith("pulled-")]
-    _, images = machines["resource"]["aws_launch_template"][pulled]["block_device_mappings"]
+    [template_name] = [name for name in machines["resource"]["aws_launch_template"] if name.startswith("pulled-")]
+    _, images = machines["resource"]["aws_launch_template"][template_name]["block_device_mappings"]
     assert images["ebs"]["snapshot_id"] == "snap-0123456789abcdef0"
 
 
 def test_images_are_pinned_or_the_users_own(machines: Stack) -> None:
-    for _, parameter in stack_rules.resources({"resource": machines["data"]}, "aws_ssm_parameter"):
+    for _, parameter in stack_rules.list_resources({"resource": machines["data"]}, "aws_ssm_parameter"):
         assert f"-1.36-{eks.AL2023}/image_id" in parameter["name"]
-    assert template(machines, "rocket-g6e-2xlarge-a-od")["image_id"] == "ami-0123456789abcdef0"
+    assert get_template(machines, "rocket-g6e-2xlarge-a-od")["image_id"] == "ami-0123456789abcdef0"
 
 
 def test_every_add_on_is_pinned_for_the_clusters_version(machines: Stack) -> None:
-    made = machines["resource"]["aws_eks_addon"]
-    assert {name: one["addon_version"] for name, one in made.items()} == {
+    add_ons = machines["resource"]["aws_eks_addon"]
+    assert {name: add_on["addon_version"] for name, add_on in add_ons.items()} == {
         row.name: row.versions["1.36"] for row in eks.ADD_ONS
     }
 
@@ -62,7 +67,7 @@ def test_what_calls_aws_has_a_role_for_this_cluster_alone(stacks: Stacks) -> Non
     stack = stacks["eks", "eks"]
     trusted = [
         statement
-        for address, statement in stack_rules.statements(stack)
+        for address, statement in stack_rules.list_statements(stack)
         if address.startswith("aws_iam_role.") and statement["Principal"] == {"Service": "pods.eks.amazonaws.com"}
     ]
     assert len(trusted) == 9  # five add-ons, Karpenter, the load balancer controller, the autoscaler, the engines
@@ -95,17 +100,17 @@ def test_repair_stops_at_a_fifth_and_among_few_nodes_at_the_second(most: int, st
         zones=("us-west-2a",),
         pools={"aa": {"types": "g6e.2xlarge", "size": f"1..{most}", "by": "node-groups"}},
     )
-    (group,) = groups.groups(fleet, instances.load())
-    assert node_repair.repair(group) == {"enabled": True, **stops, "maxParallelNodesRepairedCount": 1}
+    (group,) = groups.resolve_all(fleet, instances.load())
+    assert node_repair.build_repair_config(group) == {"enabled": True, **stops, "maxParallelNodesRepairedCount": 1}
 
 
 def test_names_of_roles_fit_with_the_longest_fleet_and_region(stacks: Stacks) -> None:
     longest = len("f" * 32) + len("ap-southeast-2") - len("demo") - len("us-west-2")
-    for _, role in stack_rules.resources(stacks["eks", "eks"], "aws_iam_role"):
+    for _, role in stack_rules.list_resources(stacks["eks", "eks"], "aws_iam_role"):
         assert len(role["name"]) + longest <= 64, role["name"]
 
 
-def references(stack: Stack) -> set[str]:
+def find_references(stack: Stack) -> set[str]:
     """Kinds that a rehearsal leaves out, and whose attributes something reads: `count = 0` would break that.
 
     A splat reads what is there, and nothing where nothing is.
@@ -115,27 +120,31 @@ def references(stack: Stack) -> set[str]:
 
 
 def test_reading_what_is_left_out_is_caught() -> None:
-    assert references({"a": "${aws_placement_group.close.name}"}) == {"aws_placement_group"}
-    assert references({"depends_on": ["aws_placement_group.close"]}) == set()
-    assert references({"a": "${one(aws_placement_group.close[*].name)}"}) == set()
+    assert find_references({"a": "${aws_placement_group.close.name}"}) == {"aws_placement_group"}
+    assert find_references({"depends_on": ["aws_placement_group.close"]}) == set()
+    assert find_references({"a": "${one(aws_placement_group.close[*].name)}"}) == set()
 
 
 @pytest.mark.parametrize("shape", ["eks", "existing", "machines"])
 def test_nothing_reads_what_the_embedded_aws_leaves_out(stacks: Stacks, shape: str) -> None:
-    assert references(stacks[shape, "eks"]) == set()
+    assert find_references(stacks[shape, "eks"]) == set()
 
 
 def test_who_acts_by_a_role_waits_for_its_rights_and_goes_before_them(machines: Stack) -> None:
-    made = machines["resource"]
-    assert set(made["aws_eks_cluster"]["cluster"]["depends_on"]) == {
+    resources = machines["resource"]
+    assert set(resources["aws_eks_cluster"]["cluster"]["depends_on"]) == {
         "aws_cloudwatch_log_group.cluster-logs",
         "aws_iam_role_policy_attachment.cluster-role-AmazonEKSClusterPolicy",
         "aws_iam_role_policy.cluster-role-policy",
     }
-    for group in made["aws_eks_node_group"].values():
-        rights = {one for one in group["depends_on"] if one.startswith("aws_iam_role_policy_attachment.node-role-")}
+    for group in resources["aws_eks_node_group"].values():
+        rights = {
+            dependency
+            for dependency in group["depends_on"]
+            if dependency.startswith("aws_iam_role_policy_attachment.node-role-")
+        }
         assert len(rights) == 3
     assert (
         "aws_iam_role_policy_attachment.vpc-cni-role-AmazonEKS_CNI_Policy"
-        in made["aws_eks_addon"]["vpc-cni"]["depends_on"]
+        in resources["aws_eks_addon"]["vpc-cni"]["depends_on"]
     )

@@ -18,12 +18,12 @@ from tests.infra.conftest import FLEETS
 
 Stacks = dict[tuple[str, str], dict[str, Any]]
 
-EVERY = [
+ALL_STACKS = [
     *((shape, name) for shape in FLEETS for name in ("network", "storage")),
-    *((shape, "eks") for shape, rest in FLEETS.items() if "orchestrator: ecs" not in rest),
-    *((shape, "ecs") for shape, rest in FLEETS.items() if "orchestrator: " in rest),
+    *((shape, "eks") for shape, fleet_body in FLEETS.items() if "orchestrator: ecs" not in fleet_body),
+    *((shape, "ecs") for shape, fleet_body in FLEETS.items() if "orchestrator: " in fleet_body),
 ]
-every_stack = pytest.mark.parametrize("stack", EVERY, ids="/".join)
+every_stack = pytest.mark.parametrize("stack", ALL_STACKS, ids="/".join)
 
 
 def test_a_snake_case_dict_that_cdktf_drops_is_caught(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_a_snake_case_dict_that_cdktf_drops_is_caught(tmp_path: Path) -> None:
     aws.security_group.SecurityGroup(stack, "group", ingress=[{"from_port": 1}])
     app.synth()
     synthesized = json.loads((tmp_path / "stacks/wrong/cdk.tf.json").read_text())
-    assert list(stack_rules.empty_structs(synthesized)) == [
+    assert list(stack_rules.check_empty_structs(synthesized)) == [
         "resource.aws_launch_template.machines.network_interfaces[0] is empty",
         "resource.aws_security_group.group.ingress[0] is empty",
     ]
@@ -46,51 +46,53 @@ ROOT = Path(__file__).parents[3]
 SOURCES = [*ROOT.glob("infra/constructs/*.py"), *ROOT.glob("infra/stacks/*.py")]
 
 
-def dicts_for_structs(source: str) -> Iterator[str]:
+def find_dicts_for_structs(source: str) -> Iterator[str]:
     """Lines of Python where a resource is given a dict inside a list.
 
     CDKTF drops each of its keys that has an underscore; where another key stays, nothing in the result shows it.
     """
     for node in ast.walk(ast.parse(source)):
         for keyword in node.keywords if isinstance(node, ast.Call) else ():
-            inside = keyword.value.elts if isinstance(keyword.value, ast.List) else ()
-            if any(isinstance(item, ast.Dict) for item in inside):
+            items = keyword.value.elts if isinstance(keyword.value, ast.List) else ()
+            if any(isinstance(item, ast.Dict) for item in items):
                 yield f"line {node.lineno}: {keyword.arg}"
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
 def test_no_resource_is_given_a_dict_for_a_struct(source: Path) -> None:
-    assert list(dicts_for_structs(source.read_text())) == []
+    assert list(find_dicts_for_structs(source.read_text())) == []
 
 
 def test_a_dict_for_a_struct_is_caught() -> None:
-    wrong = 'aws.launch_template.LaunchTemplate(stack, "m", network_interfaces=[{"device_index": 0, "key": 1}])'
-    assert list(dicts_for_structs(wrong)) == ["line 1: network_interfaces"]
+    source = 'aws.launch_template.LaunchTemplate(stack, "m", network_interfaces=[{"device_index": 0, "key": 1}])'
+    assert list(find_dicts_for_structs(source)) == ["line 1: network_interfaces"]
 
 
 @pytest.mark.parametrize("shape", ["eks", "ecs", "s3"])
 def test_the_endpoints_are_those_that_the_orchestrator_needs(stacks: Stacks, shape: str) -> None:
     orchestrator: Any = {"eks": "eks", "ecs": "ecs", "s3": "both"}[shape]
-    made = {
+    services = {
         settings["service_name"].rpartition("us-west-2.")[2]
-        for _, settings in stack_rules.resources(stacks[shape, "network"], "aws_vpc_endpoint")
+        for _, settings in stack_rules.list_resources(stacks[shape, "network"], "aws_vpc_endpoint")
         if settings["vpc_endpoint_type"] == "Interface"
     }
-    assert made == {row.service for row in endpoints.needed(orchestrator)}
+    assert services == {row.service for row in endpoints.list_required(orchestrator)}
 
 
 def test_each_zone_has_one_nat_gateway(stacks: Stacks) -> None:
-    made = [address for address, _ in stack_rules.resources(stacks["eks", "network"], "aws_nat_gateway")]
-    assert made == [f"aws_nat_gateway.nat-us-west-2{letter}" for letter in "abc"]
+    gateways = [address for address, _ in stack_rules.list_resources(stacks["eks", "network"], "aws_nat_gateway")]
+    assert gateways == [f"aws_nat_gateway.nat-us-west-2{letter}" for letter in "abc"]
 
 
 def test_a_network_without_nat_has_no_way_to_the_internet(stacks: Stacks) -> None:
-    made = {address.partition(".")[0] for address, _ in stack_rules.resources(stacks["closed", "network"])}
-    assert made.isdisjoint({"aws_nat_gateway", "aws_internet_gateway", "aws_eip", "aws_route"})
+    resource_types = {
+        address.partition(".")[0] for address, _ in stack_rules.list_resources(stacks["closed", "network"])
+    }
+    assert resource_types.isdisjoint({"aws_nat_gateway", "aws_internet_gateway", "aws_eip", "aws_route"})
 
 
 def test_flow_logs_are_kept_as_long_as_the_fleet_file_says(stacks: Stacks) -> None:
-    [(_, group)] = stack_rules.resources(stacks["closed", "network"], "aws_cloudwatch_log_group")
+    [(_, group)] = stack_rules.list_resources(stacks["closed", "network"], "aws_cloudwatch_log_group")
     assert group["retention_in_days"] == 365
 
 
@@ -148,16 +150,16 @@ def test_the_outputs_are_those_that_others_read(stacks: Stacks) -> None:
 
 
 @every_stack
-def test_no_path_of_this_machine_is_in_a_stack(synthesized: Path, stack: tuple[str, str]) -> None:
-    text = (synthesized / stack[0] / "stacks" / stack[1] / "cdk.tf.json").read_text()
+def test_no_path_of_this_machine_is_in_a_stack(synth_folder: Path, stack: tuple[str, str]) -> None:
+    text = (synth_folder / stack[0] / "stacks" / stack[1] / "cdk.tf.json").read_text()
     assert str(Path.cwd()) not in text
-    assert str(synthesized) not in text
+    assert str(synth_folder) not in text
 
 
-def test_the_same_fleet_gives_the_same_text(synthesized: Path) -> None:
+def test_the_same_fleet_gives_the_same_text(synth_folder: Path) -> None:
     from infra import main
 
-    folder = synthesized / "eks"
+    folder = synth_folder / "eks"
     before = {path: path.read_bytes() for path in folder.glob("stacks/*/cdk.tf.json")}
     main.synthesize(load(folder / "fleet.yaml", Fleet), folder)
     assert before == {path: path.read_bytes() for path in folder.glob("stacks/*/cdk.tf.json")}

@@ -16,25 +16,25 @@ from tests.infra.workspace import Workspace
 
 pytestmark = pytest.mark.terraform
 
-HERE = Path(__file__).parent
+TEST_FOLDER = Path(__file__).parent
 STACKS = [f"{shape}/stacks/{name}" for shape in FLEETS for name in ("network", "storage")]
 
 
 @pytest.fixture(scope="module")
-def workspace(synthesized: Path, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    return workspaces.made(
+def workspace(synth_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    return workspaces.create(
         tmp_path_factory.mktemp("terraform"),
-        synthesized,
-        tests=HERE.glob("*.tftest.hcl"),
+        synth_folder,
+        tests=TEST_FOLDER.glob("*.tftest.hcl"),
         stack=STACKS[0],
         data=tmp_path_factory.mktemp("data"),
     )
 
 
 def test_every_resource_is_planned_and_applied_as_it_must_be(workspace: Workspace) -> None:
-    ended = workspace.test()
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert " 0 failed" in ended.stdout
+    result = workspace.test()
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert " 0 failed" in result.stdout
 
 
 BROKEN = [
@@ -58,21 +58,21 @@ def test_a_bucket_that_lost_its_policy_and_an_efa_interface_on_the_wrong_card_ar
     paths = [workspace.folder / stack / "cdk.tf.json" for _, stack, *_ in BROKEN]
     texts = [path.read_text() for path in paths]
     try:
-        for path, text, (*_, (right, wrong), _) in zip(paths, texts, BROKEN, strict=True):
-            assert right in text
-            path.write_text(text.replace(right, wrong))
-        ended = workspace.test(*(f"-filter={name}.tftest.hcl" for name, *_ in BROKEN))
+        for path, text, (*_, (old, new), _) in zip(paths, texts, BROKEN, strict=True):
+            assert old in text
+            path.write_text(text.replace(old, new))
+        result = workspace.test(*(f"-filter={name}.tftest.hcl" for name, *_ in BROKEN))
     finally:
         for path, text in zip(paths, texts, strict=True):
             path.write_text(text)
-    assert ended.returncode != 0
-    assert [said for *_, said in BROKEN if said not in ended.stdout + ended.stderr] == []
+    assert result.returncode != 0
+    assert [message for *_, message in BROKEN if message not in result.stdout + result.stderr] == []
 
 
 def test_the_runs_cover_every_kind_of_stack() -> None:
     sources = {
         line.split('"')[1].removeprefix("./")
-        for file in HERE.glob("*.tftest.hcl")
+        for file in TEST_FOLDER.glob("*.tftest.hcl")
         for line in file.read_text().splitlines()
         if "source" in line and "stacks" in line
     }

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from llm_serving.settings.errors import AnswerIsNo
+from llm_serving.settings.errors import CheckFailed
 from scripts.benchmarks import fleets
 
 
@@ -18,6 +18,6 @@ def test_a_run_counts_what_was_planned_and_what_it_took() -> None:
 
 def test_a_rehearsal_that_fails_is_no_measurement() -> None:
     with pytest.raises(
-        AnswerIsNo, match=r"^blueprint rehearse --fleet none\.yaml --json ended with 2\. Run it to see why$"
+        CheckFailed, match=r"^blueprint rehearse --fleet none\.yaml --json ended with 2\. Run it to see why$"
     ):
         fleets.measure("none", "--fleet", "none.yaml")

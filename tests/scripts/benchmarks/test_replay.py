@@ -11,101 +11,106 @@ import pytest
 from llm_serving import console
 from llm_serving.validation import statistics
 from scripts.benchmarks import replay
-from scripts.benchmarks.replay import Cell, Found, Told
+from scripts.benchmarks.replay import ReplayResult, RouterResult, TrafficMix
 
 ROOT = Path(__file__).parents[3]
 
 
-def _trace(share: float, users: int = 16, requests: int = 200) -> list[dict[str, Any]]:
-    return list(replay.trace(Cell(share, users), requests, arrivals=6.0))
+def _build_trace(share: float, users: int = 16, requests: int = 200) -> list[dict[str, Any]]:
+    return list(replay.generate_trace(TrafficMix(share, users), requests, arrivals=6.0))
 
 
-def _common(one: dict[str, Any], other: dict[str, Any]) -> int:
-    pairs = zip(one["hash_ids"], other["hash_ids"], strict=False)
+def _count_common_blocks(request: dict[str, Any], other: dict[str, Any]) -> int:
+    pairs = zip(request["hash_ids"], other["hash_ids"], strict=False)
     return len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
 
 
 def test_a_user_repeats_the_share_of_each_prompt_and_nothing_else_is_ever_the_same() -> None:
-    requests = _trace(0.5, users=2, requests=50)
-    for one, other in itertools.combinations(requests, 2):
-        shorter = min(len(one["hash_ids"]), len(other["hash_ids"]))
-        assert _common(one, other) in (0, shorter // 2)
-    blocks = [number for one in requests for number in one["hash_ids"]]
-    fresh = [number for number in set(blocks) if blocks.count(number) == 1]
-    assert len(fresh) >= len(blocks) // 2 - len(requests)
+    requests = _build_trace(0.5, users=2, requests=50)
+    for request, other in itertools.combinations(requests, 2):
+        shorter = min(len(request["hash_ids"]), len(other["hash_ids"]))
+        assert _count_common_blocks(request, other) in (0, shorter // 2)
+    blocks = [number for request in requests for number in request["hash_ids"]]
+    unique_blocks = [number for number in set(blocks) if blocks.count(number) == 1]
+    assert len(unique_blocks) >= len(blocks) // 2 - len(requests)
 
 
 def test_with_nothing_shared_no_block_comes_twice() -> None:
-    blocks = [number for one in _trace(0.0) for number in one["hash_ids"]]
+    blocks = [number for request in _build_trace(0.0) for number in request["hash_ids"]]
     assert len(blocks) == len(set(blocks))
 
 
 def test_every_request_has_as_many_blocks_as_it_has_tokens_and_none_is_outside_the_lengths() -> None:
-    for one in _trace(0.8):
-        assert one["input_length"] == len(one["hash_ids"]) * replay.TRACE_BLOCK
-        assert replay.PROMPT[0] - replay.TRACE_BLOCK < one["input_length"] <= replay.PROMPT[1]
-        assert replay.ANSWER[0] <= one["output_length"] <= replay.ANSWER[1]
+    for request in _build_trace(0.8):
+        assert request["input_length"] == len(request["hash_ids"]) * replay.TRACE_BLOCK
+        assert replay.PROMPT_TOKENS[0] - replay.TRACE_BLOCK < request["input_length"] <= replay.PROMPT_TOKENS[1]
+        assert replay.ANSWER_TOKENS[0] <= request["output_length"] <= replay.ANSWER_TOKENS[1]
 
 
 def test_few_users_beginnings_fit_one_cache_and_many_users_fit_only_all() -> None:
-    most = 0.8 * replay.PROMPT[1]
-    assert replay.FEW * most < replay.cache_tokens() < replay.MANY * most < replay.REPLICAS * replay.cache_tokens()
+    max_tokens = 0.8 * replay.PROMPT_TOKENS[1]
+    assert (
+        replay.FEW_USERS * max_tokens
+        < replay.compute_cache_tokens()
+        < replay.MANY_USERS * max_tokens
+        < replay.REPLICAS * replay.compute_cache_tokens()
+    )
 
 
 def test_the_same_traffic_goes_through_every_router_and_with_nothing_shared_users_do_not_matter() -> None:
-    assert _trace(0.25) == _trace(0.25)
-    assert replay.cells([0, 0.5]) == [Cell(0, 160), Cell(0.5, 16), Cell(0.5, 160)]
+    assert _build_trace(0.25) == _build_trace(0.25)
+    assert replay.build_mixes([0, 0.5]) == [TrafficMix(0, 160), TrafficMix(0.5, 16), TrafficMix(0.5, 160)]
 
 
 def test_requests_that_fill_the_caches_are_not_counted() -> None:
-    one = {"ttft_ms": [900] * 2 + [100] * 8, "e2e_ms": [9000] * 2 + [1000] * 8}
-    one |= {"input_tokens": [1000] * 10, "reused_tokens": [0] * 2 + [500] * 8}
-    counted = replay._counted(one)
-    assert (counted.ttft.p99, counted.e2e.mean, counted.reused) == (100, 1000, 0.5)
+    replayed = {"ttft_ms": [900] * 2 + [100] * 8, "e2e_ms": [9000] * 2 + [1000] * 8}
+    replayed |= {"input_tokens": [1000] * 10, "reused_tokens": [0] * 2 + [500] * 8}
+    measurement = replay._summarize_replay(replayed)
+    assert (measurement.ttft.p99, measurement.e2e.mean, measurement.reused) == (100, 1000, 0.5)
 
 
 def test_the_table_sets_every_router_beside_round_robin_and_the_notes_say_by_what() -> None:
-    def found(ms: float) -> Found:
-        return Found(statistics.latency([ms / 10]), statistics.latency([ms]), 0.1)
+    def build_found(ms: float) -> RouterResult:
+        return RouterResult(statistics.summarize_latency([ms / 10]), statistics.summarize_latency([ms]), 0.1)
 
     ms = {"round-robin": 10_000.0, "load": 9_000.0, "seen": 7_500.0, "kv-aware": 7_000.0}
-    told = Told(
-        {(Cell(0.8, 160), router): found(value) for router, value in ms.items()},
+    results = ReplayResult(
+        {(TrafficMix(0.8, 160), router): build_found(value) for router, value in ms.items()},
         prefill_ms=800.0,
         versions={"ai-dynamo": "1.6.1", "aiconfigurator-core": "0.12.0"},
     )
-    drawn = replay.table(told.found)
-    changes = list(drawn.columns[-1].cells)
-    assert set(drawn.columns[1].cells) == {"short"}
+    table = replay.build_table(results.results)
+    changes = list(table.columns[-1].cells)
+    assert set(table.columns[1].cells) == {"short"}
     assert changes == ["+0.0%", "-10.0%", "-25.0%", "-30.0%"]
-    said = replay.notes(told, arrivals=6.0)
-    assert "Every number is simulated by Dynamo 1.6.1's offline replay." in said
-    assert "prefill alone keeps the replicas 60% busy" in said
-    assert "kv-aware takes off 30% at most here; the talk said 20 to 40%" in said
+    notes = replay.format_notes(results, arrivals=6.0)
+    assert "Every number is simulated by Dynamo 1.6.1's offline replay." in notes
+    assert "prefill alone keeps the replicas 60% busy" in notes
+    assert "kv-aware takes off 30% at most here; the talk said 20 to 40%" in notes
 
 
 def test_the_lock_holds_what_the_input_lists_at_its_versions_each_with_hashes() -> None:
-    wanted = set(re.findall(r"(?m)^([\w.-]+==[\w.]+)", (ROOT / "requirements" / "replay.in").read_text()))
+    pinned = set(re.findall(r"(?m)^([\w.-]+==[\w.]+)", (ROOT / "requirements" / "replay.in").read_text()))
     locked = re.findall(r"(?m)^([\w.-]+==[\w.]+) \\\n    --hash=sha256:", replay.LOCK.read_text())
-    assert set(locked) == wanted
+    assert set(locked) == pinned
 
 
 def test_the_other_half_asks_for_what_this_half_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay, "_environment", lambda _: Path("python"))
+    monkeypatch.setattr(replay, "_create_venv", lambda _: Path("python"))
 
     def run(command: list[str], **_: Any) -> None:
-        asked, told = (json.loads(Path(command[2]).read_text()), Path(command[3]))
-        used = set(re.findall(r'asked\["(\w+)"\]', Path(command[1]).read_text()))
-        assert used == set(asked)
+        request, output_path = (json.loads(Path(command[2]).read_text()), Path(command[3]))
+        used_keys = set(re.findall(r'asked\["(\w+)"\]', Path(command[1]).read_text()))
+        assert used_keys == set(request)
         times = {"ttft_ms": [100.0] * 10, "e2e_ms": [1000.0] * 10}
         tokens = {"input_tokens": [8000] * 10, "reused_tokens": [0] * 10}
-        one = [
+        replays = [
             {"trace": trace, "router": router, **times, **tokens}
-            for trace in asked["traces"]
-            for router in asked["routers"]
+            for trace in request["traces"]
+            for router in request["routers"]
         ]
-        told.write_text(json.dumps({"prefill_ms": 1.0, "versions": {}, "replays": one}))
+        output_path.write_text(json.dumps({"prefill_ms": 1.0, "versions": {}, "replays": replays}))
 
     monkeypatch.setattr(console, "run", run)
-    told = replay.replay([Cell(0.5, 16)], requests=10, arrivals=6.0, work=tmp_path)
-    assert set(told.found) == {(Cell(0.5, 16), router) for router in replay.ROUTERS}
+    results = replay.replay([TrafficMix(0.5, 16)], requests=10, arrivals=6.0, work=tmp_path)
+    assert set(results.results) == {(TrafficMix(0.5, 16), router) for router in replay.ROUTERS}

@@ -14,12 +14,12 @@ from botocore.exceptions import ClientError
 from llm_serving.operations import apply, context
 from llm_serving.operations import plans as fleet_plans
 from llm_serving.operations.plans import StackPlan
-from llm_serving.settings.errors import AnswerIsNo, Unavailable
+from llm_serving.settings.errors import CheckFailed, Unavailable
 from llm_serving.targets.ecs import target
 from llm_serving.targets.on_aws import plan as plans
-from llm_serving.targets.on_aws.plan import Plan
+from llm_serving.targets.on_aws.plan import DeploymentPlan
 from llm_serving.targets.replica_status import READY
-from tests.infra.serving.conftest import FLEET, blueprint
+from tests.infra.serving.conftest import FLEET, write_blueprint
 
 SERVICES = ("aggregated-worker", "aggregated-worker-1", "aggregated-router")
 ROLE_OF = {"aggregated-worker": "worker", "aggregated-worker-1": "worker", "aggregated-router": "router"}
@@ -41,7 +41,7 @@ class Ecs:
     tasks: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     lines: dict[str, list[str]] = field(default_factory=dict)
     exit_code: int = 0
-    asked: list[dict[str, Any]] = field(default_factory=list)
+    task_requests: list[dict[str, Any]] = field(default_factory=list)
     images: tuple[str, ...] = ("fabric/router:0.1.17",)
 
     def describe_images(self, *, repositoryName: str, imageIds: list[dict[str, str]]) -> None:  # noqa: N803
@@ -50,21 +50,22 @@ class Ecs:
 
     def describe_services(self, *, cluster: str, services: list[str]) -> dict[str, Any]:
         assert cluster == "fabric" and len(services) <= 10
-        found = [
-            {"desiredCount": self.desired.get(name, 1), "deployments": [self._deployment(name)]} for name in services
+        descriptions = [
+            {"desiredCount": self.desired.get(name, 1), "deployments": [self._describe_deployment(name)]}
+            for name in services
         ]
-        return {"services": found}
+        return {"services": descriptions}
 
     def update_service(self, *, cluster: str, service: str, desiredCount: int) -> None:  # noqa: N803
         assert cluster == "fabric"
         self.desired[service] = desiredCount
 
-    def _deployment(self, name: str) -> dict[str, Any]:
+    def _describe_deployment(self, name: str) -> dict[str, Any]:
         definition = self.running.get(name, f"arn/{ROLE_OF[name]}:2")
-        found = {"status": "PRIMARY", "taskDefinition": definition, "rolloutState": "IN_PROGRESS"}
+        deployment = {"status": "PRIMARY", "taskDefinition": definition, "rolloutState": "IN_PROGRESS"}
         if name in self.failed:
-            found |= {"rolloutState": "FAILED", "rolloutStateReason": self.failed[name]}
-        return found
+            deployment |= {"rolloutState": "FAILED", "rolloutStateReason": self.failed[name]}
+        return deployment
 
     def get_paginator(self, call: str) -> Any:
         return SimpleNamespace(paginate=getattr(self, f"_{call}"))
@@ -75,17 +76,17 @@ class Ecs:
             coming["asked"] = coming.get("asked", 0) + 1
             if coming["asked"] > 4:  # two looks later
                 coming["healthStatus"] = coming.get("later", coming["healthStatus"])
-        kept = [task for task in self.tasks.get(serviceName, []) if task["desiredStatus"] == desiredStatus]
-        yield {"taskArns": [task["taskArn"] for task in kept]}
+        matches = [task for task in self.tasks.get(serviceName, []) if task["desiredStatus"] == desiredStatus]
+        yield {"taskArns": [task["taskArn"] for task in matches]}
 
     def describe_tasks(self, *, cluster: str, tasks: list[str]) -> dict[str, Any]:
         assert cluster == "fabric" and len(tasks) <= 100
-        every = [task for found in self.tasks.values() for task in found]
-        ended = {"taskArn": "arn/ask", "lastStatus": "STOPPED", "containers": [{"exitCode": self.exit_code}]}
-        return {"tasks": [one for one in (*every, ended) if one["taskArn"] in tasks]}
+        all_tasks = [task for service_tasks in self.tasks.values() for task in service_tasks]
+        probe_task = {"taskArn": "arn/ask", "lastStatus": "STOPPED", "containers": [{"exitCode": self.exit_code}]}
+        return {"tasks": [candidate for candidate in (*all_tasks, probe_task) if candidate["taskArn"] in tasks]}
 
-    def run_task(self, **asked: Any) -> dict[str, Any]:
-        self.asked.append(asked)
+    def run_task(self, **request: Any) -> dict[str, Any]:
+        self.task_requests.append(request)
         return {"failures": [], "tasks": [{"taskArn": "arn/ask"}]}
 
     def describe_log_streams(self, *, logGroupName: str, **_: Any) -> dict[str, Any]:  # noqa: N803
@@ -98,178 +99,200 @@ class Ecs:
 
 @pytest.fixture
 def aws(monkeypatch: pytest.MonkeyPatch) -> Ecs:
-    made = Ecs()
-    monkeypatch.setattr(target, "Aws", lambda _: SimpleNamespace(client=lambda _: made))
-    monkeypatch.setattr(target, "_EVERY_S", 0.0)
-    return made
+    fake_ecs = Ecs()
+    monkeypatch.setattr(target, "AwsSession", lambda _: SimpleNamespace(client=lambda _: fake_ecs))
+    monkeypatch.setattr(target, "_POLL_INTERVAL_S", 0.0)
+    return fake_ecs
 
 
 @pytest.fixture
-def wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
+def deployment_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DeploymentPlan:
     monkeypatch.chdir(tmp_path)
     fleet = tmp_path / "fleet.yaml"
     fleet.write_text(FLEET)
-    folder = blueprint(tmp_path, "aggregated")
+    folder = write_blueprint(tmp_path, "aggregated")
     return plans.plan(folder, fleet, target="ecs", root=tmp_path, account="123456789012")
 
 
 @pytest.fixture
-def terraform(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+def terraform_calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """Terraform that has one service to make; what it was told."""
-    told: list[str] = []
+    calls: list[str] = []
     name = "serving-aggregated"
-    made = SimpleNamespace(folders={name: tmp_path}, endpoint=None, at="AWS")
+    fleet_context = SimpleNamespace(folders={name: tmp_path}, endpoint=None, at="AWS")
     (tmp_path / "plan.log").write_text("  # aws_ecs_service.worker-0 will be created\n  # x.y must be replaced\n")
     outputs = {
         "ask": {"task_definition": "arn:ask", "subnets": ["subnet-1"], "group": "sg-1"},
         "definitions": {"worker": "arn/worker:2", "router": "arn/router:2"},
     }
-    monkeypatch.setattr(target, "_site", lambda *_: made)
-    monkeypatch.setattr(fleet_plans, "make", lambda _: [StackPlan(name, 40, add=0 if told else 2)])
-    monkeypatch.setattr(apply, "apply", lambda *_: told.append("apply"))
-    monkeypatch.setattr(context, "states", lambda *_: {name: context.State(outputs, ("x.y",))})
-    return told
+    monkeypatch.setattr(target, "_build_stack_context", lambda *_: fleet_context)
+    monkeypatch.setattr(fleet_plans, "create", lambda _: [StackPlan(name, 40, add=0 if calls else 2)])
+    monkeypatch.setattr(apply, "apply", lambda *_: calls.append("apply"))
+    monkeypatch.setattr(context, "read_states", lambda *_: {name: context.StackState(outputs, ("x.y",))})
+    return calls
 
 
-def task(name: str, status: str, health: str = "UNKNOWN", desired: str = "RUNNING", **more: Any) -> dict[str, Any]:
+def build_task(
+    name: str, status: str, health: str = "UNKNOWN", desired: str = "RUNNING", **overrides: Any
+) -> dict[str, Any]:
     arn = f"arn:aws:ecs:us-west-2:123456789012:task/fabric/{name}"
-    made = {"taskArn": arn, "lastStatus": status, "healthStatus": health, "desiredStatus": desired}
-    return {**made, "taskDefinitionArn": "arn/worker:2", **more}
+    document = {"taskArn": arn, "lastStatus": status, "healthStatus": health, "desiredStatus": desired}
+    return {**document, "taskDefinitionArn": "arn/worker:2", **overrides}
 
 
-def up(**more: Any) -> dict[str, list[dict[str, Any]]]:
+def build_running_tasks(**overrides: Any) -> dict[str, list[dict[str, Any]]]:
     """Tasks of a deployment that answers: on the second choice one, where the first had no machine for it."""
-    routers = [task(name, "RUNNING", "HEALTHY", taskDefinitionArn="arn/router:2") for name in ("b1", "b2")]
+    routers = [build_task(name, "RUNNING", "HEALTHY", taskDefinitionArn="arn/router:2") for name in ("b1", "b2")]
     return {
-        "aggregated-worker": [task("a1", "RUNNING", "HEALTHY"), task("a2", "PROVISIONING")],
-        "aggregated-worker-1": [task("a3", "RUNNING", **{"later": "HEALTHY", **more})],
+        "aggregated-worker": [build_task("a1", "RUNNING", "HEALTHY"), build_task("a2", "PROVISIONING")],
+        "aggregated-worker-1": [build_task("a3", "RUNNING", **{"later": "HEALTHY", **overrides})],
         "aggregated-router": routers,
     }
 
 
 def test_it_shows_what_changes_waits_for_every_service_and_asks_as_a_client(
-    aws: Ecs, wanted: Plan, terraform: list[str]
+    aws: Ecs, deployment_plan: DeploymentPlan, terraform_calls: list[str]
 ) -> None:
-    aws.tasks = up()
-    shown: list[str] = []
-    assert target.deploy(wanted, shown.append) is True
-    assert shown == ["serving-aggregated: +2 ~0 -0\n  created: aws_ecs_service.worker-0\n  replaced: x.y"]
-    assert terraform == ["apply"]
+    aws.tasks = build_running_tasks()
+    messages: list[str] = []
+    assert target.deploy(deployment_plan, messages.append) is True
+    assert messages == ["serving-aggregated: +2 ~0 -0\n  created: aws_ecs_service.worker-0\n  replaced: x.y"]
+    assert terraform_calls == ["apply"]
     assert aws.tasks["aggregated-worker-1"][0]["asked"] > 4, "it waited for the last task's answer"
-    [asked] = aws.asked
-    assert (asked["taskDefinition"], asked["launchType"]) == ("arn:ask", "FARGATE")
-    assert target.deploy(wanted, shown.append) is False, "nothing is left to change"
+    [request] = aws.task_requests
+    assert (request["taskDefinition"], request["launchType"]) == ("arn:ask", "FARGATE")
+    assert target.deploy(deployment_plan, messages.append) is False, "nothing is left to change"
 
 
 @pytest.mark.parametrize("desired", [0, 3])
 def test_a_role_that_sleeps_is_woken_to_show_that_it_answers(
-    aws: Ecs, wanted: Plan, terraform: list[str], desired: int
+    aws: Ecs, deployment_plan: DeploymentPlan, terraform_calls: list[str], desired: int
 ) -> None:
-    file = wanted.folder / "blueprint.yaml"
+    file = deployment_plan.folder / "blueprint.yaml"
     file.write_text(file.read_text().replace("replicas: 2..6", "replicas: 0..6"))
-    wanted = plans.plan(wanted.folder, wanted.fleet.path, target="ecs", root=wanted.run.root, account="123456789012")
+    deployment_plan = plans.plan(
+        deployment_plan.folder,
+        deployment_plan.fleet.path,
+        target="ecs",
+        root=deployment_plan.directory.root,
+        account="123456789012",
+    )
     aws.desired["aggregated-worker"] = desired
-    aws.tasks = {**up(), "aggregated-worker": [], "aggregated-worker-1": [task("a3", "RUNNING", later="HEALTHY")]}
-    assert target.deploy(wanted, lambda _: None) is True
+    aws.tasks = {
+        **build_running_tasks(),
+        "aggregated-worker": [],
+        "aggregated-worker-1": [build_task("a3", "RUNNING", later="HEALTHY")],
+    }
+    assert target.deploy(deployment_plan, lambda _: None) is True
     assert aws.desired == {"aggregated-worker": max(1, desired)}
     assert aws.tasks["aggregated-worker-1"][0]["asked"] > 4, "it waited for the first replica's answer"
 
 
-def test_two_commands_are_not_at_work_on_one_deployment(aws: Ecs, wanted: Plan, terraform: list[str]) -> None:
-    def meanwhile(_: str) -> None:
+def test_two_commands_are_not_at_work_on_one_deployment(
+    aws: Ecs, deployment_plan: DeploymentPlan, terraform_calls: list[str]
+) -> None:
+    def destroy_meanwhile(_: str) -> None:
         with pytest.raises(Unavailable, match="another command is at work on aggregated"):
-            target.destroy(wanted)
+            target.destroy(deployment_plan)
 
-    aws.tasks = up(later="HEALTHY")
-    assert target.deploy(wanted, meanwhile) is True
+    aws.tasks = build_running_tasks(later="HEALTHY")
+    assert target.deploy(deployment_plan, destroy_meanwhile) is True
 
 
-def test_who_does_not_agree_changes_nothing(aws: Ecs, wanted: Plan, terraform: list[str]) -> None:
+def test_who_does_not_agree_changes_nothing(
+    aws: Ecs, deployment_plan: DeploymentPlan, terraform_calls: list[str]
+) -> None:
     def refuse(_: str) -> None:
-        raise AnswerIsNo("nothing was changed")
+        raise CheckFailed("nothing was changed")
 
-    with pytest.raises(AnswerIsNo):
-        target.deploy(wanted, refuse)
-    assert terraform == []
+    with pytest.raises(CheckFailed):
+        target.deploy(deployment_plan, refuse)
+    assert terraform_calls == []
 
 
 def test_an_image_that_is_not_there_is_said_before_anything_is_changed(
-    aws: Ecs, wanted: Plan, terraform: list[str]
+    aws: Ecs, deployment_plan: DeploymentPlan, terraform_calls: list[str]
 ) -> None:
     aws.images = ("fabric/router:0.1.16",)
-    with pytest.raises(AnswerIsNo, match=r"fabric/router:0\.1\.17 is not in the fleet's registry") as caught:
-        target.deploy(wanted, lambda _: None)
-    assert "images/build router --fleet" in str(caught.value)
-    assert terraform == []
+    with pytest.raises(CheckFailed, match=r"fabric/router:0\.1\.17 is not in the fleet's registry") as error:
+        target.deploy(deployment_plan, lambda _: None)
+    assert "images/build router --fleet" in str(error.value)
+    assert terraform_calls == []
 
 
 def test_a_role_that_fails_is_named_with_its_reason_and_last_lines(
-    aws: Ecs, wanted: Plan, terraform: list[str]
+    aws: Ecs, deployment_plan: DeploymentPlan, terraform_calls: list[str]
 ) -> None:
     reason = "ECS deployment circuit breaker: tasks failed to start."
     aws.failed["aggregated-worker"] = reason
     aws.tasks["aggregated-worker"] = [
-        task("a1", "STOPPED", desired="STOPPED", stoppedReason="Task failed container health checks")
+        build_task("a1", "STOPPED", desired="STOPPED", stoppedReason="Task failed container health checks")
     ]
     aws.lines = {"worker/worker/a1": ["loading", "CUDA out of memory"], "router/router/b2": ["all well"]}
-    with pytest.raises(AnswerIsNo) as caught:
-        target.deploy(wanted, lambda _: None)
-    assert str(caught.value) == (
+    with pytest.raises(CheckFailed) as error:
+        target.deploy(deployment_plan, lambda _: None)
+    assert str(error.value) == (
         f"worker does not answer: {reason}; ECS has rolled it back to what ran before\n"
         "  a1: Task failed container health checks\n"
         "worker a1 | loading\n"
         "worker a1 | CUDA out of memory"
     )
-    assert aws.asked == [], "nobody is asked who does not run"
+    assert aws.task_requests == [], "nobody is asked who does not run"
 
 
-def test_a_deployment_that_was_rolled_back_unseen_is_no_success(aws: Ecs, wanted: Plan, terraform: list[str]) -> None:
-    aws.tasks = up()
+def test_a_deployment_that_was_rolled_back_unseen_is_no_success(
+    aws: Ecs, deployment_plan: DeploymentPlan, terraform_calls: list[str]
+) -> None:
+    aws.tasks = build_running_tasks()
     aws.running["aggregated-router"] = "arn:aws:ecs:us-west-2:123456789012:task-definition/fabric-aggregated-router:1"
-    with pytest.raises(AnswerIsNo, match=r"router does not answer: its deployment was given up, and \S+router:1 runs"):
-        target.deploy(wanted, lambda _: None)
+    with pytest.raises(CheckFailed, match=r"router does not answer: its deployment was given up, and \S+router:1 runs"):
+        target.deploy(deployment_plan, lambda _: None)
 
 
 def test_tasks_of_what_ran_before_do_not_count(
-    aws: Ecs, wanted: Plan, terraform: list[str], monkeypatch: pytest.MonkeyPatch
+    aws: Ecs, deployment_plan: DeploymentPlan, terraform_calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(target, "_MACHINES_S", -10_000)
-    aws.tasks = up(taskDefinitionArn="arn/worker:1")
-    with pytest.raises(AnswerIsNo, match="worker does not answer: not in time"):
-        target.deploy(wanted, lambda _: None)
+    monkeypatch.setattr(target, "_MACHINES_TIMEOUT_S", -10_000)
+    aws.tasks = build_running_tasks(taskDefinitionArn="arn/worker:1")
+    with pytest.raises(CheckFailed, match="worker does not answer: not in time"):
+        target.deploy(deployment_plan, lambda _: None)
 
 
 def test_what_is_not_steady_in_time_is_said(
-    aws: Ecs, wanted: Plan, terraform: list[str], monkeypatch: pytest.MonkeyPatch
+    aws: Ecs, deployment_plan: DeploymentPlan, terraform_calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(target, "_MACHINES_S", -10_000)
-    aws.tasks = up()
+    monkeypatch.setattr(target, "_MACHINES_TIMEOUT_S", -10_000)
+    aws.tasks = build_running_tasks()
     aws.tasks["aggregated-router"].pop()
-    with pytest.raises(AnswerIsNo, match="does not answer: not in time; it still tries"):
-        target.deploy(wanted, lambda _: None)
+    with pytest.raises(CheckFailed, match="does not answer: not in time; it still tries"):
+        target.deploy(deployment_plan, lambda _: None)
 
 
-def test_a_router_without_an_answer_fails_the_deploy(aws: Ecs, wanted: Plan, terraform: list[str]) -> None:
-    aws.tasks = up()
+def test_a_router_without_an_answer_fails_the_deploy(
+    aws: Ecs, deployment_plan: DeploymentPlan, terraform_calls: list[str]
+) -> None:
+    aws.tasks = build_running_tasks()
     aws.exit_code = 1
     aws.lines = {"ask/ask/c3": ["urllib.error.HTTPError: HTTP Error 503"]}
-    with pytest.raises(AnswerIsNo, match="the router gave no answer") as caught:
-        target.deploy(wanted, lambda _: None)
-    assert "ask c3 | urllib.error.HTTPError: HTTP Error 503" in str(caught.value)
+    with pytest.raises(CheckFailed, match="the router gave no answer") as error:
+        target.deploy(deployment_plan, lambda _: None)
+    assert "ask c3 | urllib.error.HTTPError: HTTP Error 503" in str(error.value)
 
 
-def test_a_task_is_ready_once_it_has_answered(aws: Ecs, wanted: Plan) -> None:
+def test_a_task_is_ready_once_it_has_answered(aws: Ecs, deployment_plan: DeploymentPlan) -> None:
     machine = "arn:aws:ecs:us-west-2:123456789012:container-instance/fabric/m1"
     aws.tasks = {
         "aggregated-worker": [
-            task("a1", "RUNNING", "HEALTHY", containerInstanceArn=machine),
-            task("a2", "RUNNING", containerInstanceArn=machine),
+            build_task("a1", "RUNNING", "HEALTHY", containerInstanceArn=machine),
+            build_task("a2", "RUNNING", containerInstanceArn=machine),
         ],
-        "aggregated-worker-1": [task("a3", "PROVISIONING")],
-        "aggregated-router": [task("b1", "RUNNING", "HEALTHY", launchType="FARGATE")],
+        "aggregated-worker-1": [build_task("a3", "PROVISIONING")],
+        "aggregated-router": [build_task("b1", "RUNNING", "HEALTHY", launchType="FARGATE")],
     }
-    found = [(one.role, one.name, one.state, one.machine) for one in target.members(wanted)]
-    assert found == [
+    members = [
+        (member.role, member.name, member.state, member.machine) for member in target.list_replicas(deployment_plan)
+    ]
+    assert members == [
         ("router", "b1", READY, "fargate"),
         ("worker", "a1", READY, "m1"),
         ("worker", "a2", "no answer yet", "m1"),
@@ -277,9 +300,11 @@ def test_a_task_is_ready_once_it_has_answered(aws: Ecs, wanted: Plan) -> None:
     ]
 
 
-def test_the_last_lines_of_one_role_are_shown(aws: Ecs, wanted: Plan, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_last_lines_of_one_role_are_shown(
+    aws: Ecs, deployment_plan: DeploymentPlan, capsys: pytest.CaptureFixture[str]
+) -> None:
     aws.lines = {"worker/worker/a1": ["one", "two", "three"], "router/router/b1": ["routed"]}
-    target.logs(wanted, "worker", lines=2, follow=False)
+    target.show_logs(deployment_plan, "worker", lines=2, follow=False)
     assert capsys.readouterr().out.splitlines() == ["worker a1 | two", "worker a1 | three"]
-    target.logs(wanted, None, lines=1, follow=False)
+    target.show_logs(deployment_plan, None, lines=1, follow=False)
     assert capsys.readouterr().out.splitlines() == ["worker a1 | three", "router b1 | routed"]

@@ -16,34 +16,34 @@ from llm_serving.settings.document import Document
 from llm_serving.targets.ecs import target
 from llm_serving.targets.on_aws import plan as plans
 from llm_serving.workloads import inputs
-from tests.infra.serving.conftest import FLEET, SHAPES, blueprint
+from tests.infra.serving.conftest import FLEET, SHAPES, write_blueprint
 
 pytestmark = [pytest.mark.terraform, pytest.mark.timeout(600)]
 
 REGION = "us-west-2"
 
 
-def stand_in(endpoint: str, fleet: Fleet) -> None:
+def create_fleet_resources(endpoint: str, fleet: Fleet) -> None:
     """What the fleet's own stacks make and a deployment looks up: network, keys, cluster, namespaces."""
 
-    def client(service: str) -> Any:
-        return emulator.client(service, endpoint, REGION)
+    def make_client(service: str) -> Any:
+        return emulator.create_client(service, endpoint, REGION)
 
-    ec2 = client("ec2")
+    ec2 = make_client("ec2")
     vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
-    ec2.create_tags(Resources=[vpc], Tags=_tags(names.vpc_tags(fleet)))
+    ec2.create_tags(Resources=[vpc], Tags=_format_tags(names.build_vpc_tags(fleet)))
     for number, zone in enumerate(fleet.zones):
         subnet = ec2.create_subnet(VpcId=vpc, CidrBlock=f"10.0.{number}.0/24", AvailabilityZone=zone)
-        tags = _tags(names.private_subnet_tags(fleet, zone))
+        tags = _format_tags(names.build_private_subnet_tags(fleet, zone))
         ec2.create_tags(Resources=[subnet["Subnet"]["SubnetId"]], Tags=tags)
-    for of in ("ecs", "storage"):
-        key = client("kms").create_key()["KeyMetadata"]["KeyId"]
-        client("kms").create_alias(AliasName=f"alias/{fleet.name}-{of}", TargetKeyId=key)
-    client("ecs").create_cluster(clusterName=names.cluster(fleet))
-    client("servicediscovery").create_private_dns_namespace(Name=names.namespace(fleet), Vpc=vpc)
+    for key_name in ("ecs", "storage"):
+        key = make_client("kms").create_key()["KeyMetadata"]["KeyId"]
+        make_client("kms").create_alias(AliasName=f"alias/{fleet.name}-{key_name}", TargetKeyId=key)
+    make_client("ecs").create_cluster(clusterName=names.format_cluster_name(fleet))
+    make_client("servicediscovery").create_private_dns_namespace(Name=names.format_namespace(fleet), Vpc=vpc)
 
 
-def _tags(tags: dict[str, str]) -> list[dict[str, str]]:
+def _format_tags(tags: dict[str, str]) -> list[dict[str, str]]:
     return [{"Key": key, "Value": value} for key, value in tags.items()]
 
 
@@ -53,36 +53,36 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Doc
     monkeypatch.chdir(tmp_path)
     Path("fleet.yaml").write_text(FLEET)
     document = inputs.read_fleet(Path("fleet.yaml"))
-    with context.rehearsed(document) as endpoint:
-        stand_in(endpoint, document.value)
+    with context.use_emulator(document) as endpoint:
+        create_fleet_resources(endpoint, document.value)
         yield document, endpoint
 
 
 def test_a_deployment_comes_stays_and_goes(fleet: tuple[Document[Fleet], str], tmp_path: Path) -> None:
     document, endpoint = fleet
     text = SHAPES["aggregated"].replace("replicas: 2..6", "replicas: 0..6")
-    wanted = plans.plan(blueprint(tmp_path, "aggregated", text), document.path, target="ecs")
-    shown: list[str] = []
-    with context.alone(document.value):  # as the road to AWS holds it while it deploys
-        assert target.deploy(wanted, shown.append) is True
-    [changes] = shown
+    deployment_plan = plans.plan(write_blueprint(tmp_path, "aggregated", text), document.path, target="ecs")
+    messages: list[str] = []
+    with context.lock_fleet(document.value):  # as the road to AWS holds it while it deploys
+        assert target.deploy(deployment_plan, messages.append) is True
+    [changes] = messages
     assert "created: aws_ecs_service.worker-0" in changes
-    client = emulator.client("ecs", endpoint, REGION)
+    client = emulator.create_client("ecs", endpoint, REGION)
     arns = client.list_services(cluster="fabric")["serviceArns"]
     assert sorted(arn.rpartition("/")[2] for arn in arns) == [
         "aggregated-router",
         "aggregated-worker",
         "aggregated-worker-1",
     ]
-    alarms = emulator.client("cloudwatch", endpoint, REGION).describe_alarms()["MetricAlarms"]
-    called = {one["AlarmName"].partition("worker-")[2]: one["AlarmActions"] for one in alarms}
+    alarms = emulator.create_client("cloudwatch", endpoint, REGION).describe_alarms()["MetricAlarms"]
+    called = {alarm["AlarmName"].partition("worker-")[2]: alarm["AlarmActions"] for alarm in alarms}
     steps = {"sleep": [], "wake-errors": [], "wake-requests": []}
     assert called.items() >= steps.items(), "the policies that they call are left out here"
     assert called["late"] == ["arn:aws:sns:us-west-2:123456789012:on-call"]
-    assert target.deploy(wanted, shown.append) is False, "a plan after the apply is empty"
-    assert len(shown) == 1
-    assert target.destroy(wanted) is True
+    assert target.deploy(deployment_plan, messages.append) is False, "a plan after the apply is empty"
+    assert len(messages) == 1
+    assert target.destroy(deployment_plan) is True
     assert client.list_services(cluster="fabric")["serviceArns"] == []
-    roles = emulator.client("iam", endpoint, REGION).list_roles()["Roles"]
+    roles = emulator.create_client("iam", endpoint, REGION).list_roles()["Roles"]
     assert [role["RoleName"] for role in roles if role["RoleName"].startswith("fabric-")] == []
-    assert target.destroy(wanted) is False, "nothing is left to take away"
+    assert target.destroy(deployment_plan) is False, "nothing is left to take away"

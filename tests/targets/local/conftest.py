@@ -11,12 +11,12 @@ import pytest
 
 from llm_serving.rehearsal import emulator
 from llm_serving.targets.local import deploy, engine_env, weights
-from llm_serving.targets.local.deploy import Plan
-from llm_serving.targets.local.deployment_dir import Run
+from llm_serving.targets.local.deploy import DeploymentPlan
+from llm_serving.targets.local.deployment_dir import DeploymentDir
 
 ROOT = Path(__file__).resolve().parents[3]
 
-STAND_IN = '''#!{python}
+FAKE_ENGINE = '''#!{python}
 """Answers completions on --port; says why and ends with 1 where the served model's name tells it to."""
 import http.server, json, os, subprocess, sys, time
 arguments = sys.argv[1:]
@@ -42,22 +42,22 @@ http.server.ThreadingHTTPServer(("127.0.0.1", int(port)), Answer).serve_forever(
 
 
 @pytest.fixture
-def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def fake_engine_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An engine's environment with stand-ins in it; a file `fail` in its bin makes them end with an error."""
     root = tmp_path / "engine"
     executables = root / engine_env.FOLDER / "bin"
     executables.mkdir(parents=True)
     for name in ("vllm", "vllm-router"):
-        (executables / name).write_text(STAND_IN.format(python=sys.executable))
+        (executables / name).write_text(FAKE_ENGINE.format(python=sys.executable))
         (executables / name).chmod(0o755)
     monkeypatch.setattr(engine_env, "ROOT", root)
     monkeypatch.setattr(engine_env, "is_ready", lambda: True)
-    monkeypatch.setattr(engine_env, "lend_descriptions", lambda _caches: None)
+    monkeypatch.setattr(engine_env, "copy_model_infos", lambda _caches: None)
     return executables
 
 
 @pytest.fixture
-def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A user's folder with a copy of the aggregated pattern in `mine` and a fleet file; it is the current one."""
     folder = tmp_path / "work"
     folder.mkdir()
@@ -68,14 +68,14 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def nothing_left(tmp_path: Path) -> Iterator[None]:
+def cleanup(tmp_path: Path) -> Iterator[None]:
     """Ends what a test has deployed."""
     yield
     for data in tmp_path.glob("**/.blueprint/*"):
-        deploy.destroy(Run(data.name, data.parents[1]))
+        deploy.destroy(DeploymentDir(data.name, data.parents[1]))
 
 
-AWS_STAND_IN = """
+FAKE_AWS = """
 import http.server, sys
 class Answer(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
@@ -89,25 +89,25 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Answer).serve_forever()
 
 
 @pytest.fixture
-def planned(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Plan]:
+def make_plan(working_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], DeploymentPlan]:
     """Plans the blueprint `mine` as its files are now; what is deployed then has nothing but a stand-in for AWS."""
     program = tmp_path / "aws.py"
-    program.write_text(AWS_STAND_IN)
-    monkeypatch.setattr(emulator, "command", lambda port: [sys.executable, str(program), str(port)])
+    program.write_text(FAKE_AWS)
+    monkeypatch.setattr(emulator, "build_command", lambda port: [sys.executable, str(program), str(port)])
     monkeypatch.setattr(deploy, "apply_storage", lambda plan: plan.deployment.place.bucket)
-    monkeypatch.setattr(weights, "put", lambda *_: None)
+    monkeypatch.setattr(weights, "upload_models", lambda *_: None)
     monkeypatch.setattr(weights, "check", lambda deployment: deployment.models[0].weights.bytes)
     return _plan
 
 
 @pytest.fixture
-def planned_with_bucket(
-    work: Path, make_bucket: Callable[[Plan], str], monkeypatch: pytest.MonkeyPatch
-) -> Callable[[], Plan]:
+def make_plan_with_bucket(
+    working_folder: Path, make_bucket: Callable[[DeploymentPlan], str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[], DeploymentPlan]:
     """The same with the embedded AWS itself, in which the bucket is made without Terraform."""
     monkeypatch.setattr(deploy, "apply_storage", make_bucket)
     return _plan
 
 
-def _plan() -> Plan:
+def _plan() -> DeploymentPlan:
     return deploy.plan(Path("mine"), Path("fleet.yaml"))

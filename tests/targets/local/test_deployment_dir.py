@@ -7,37 +7,37 @@ from pathlib import Path
 import pytest
 
 from llm_serving.settings.errors import Unavailable
-from llm_serving.targets.local.deployment_dir import Run
+from llm_serving.targets.local.deployment_dir import DeploymentDir
 
 
 def test_a_runs_folder_is_its_users_alone(tmp_path: Path) -> None:
-    run = Run("mine", tmp_path)
-    run.make()
+    run = DeploymentDir("mine", tmp_path)
+    run.create()
     assert run.data == tmp_path / ".blueprint" / "mine"
     for folder in (run.data, run.logs, run.sockets):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
 def test_sockets_lie_in_the_runs_folder_where_its_path_is_short(tmp_path: Path) -> None:
-    run = Run("mine", Path("/home/me"))
+    run = DeploymentDir("mine", Path("/home/me"))
     assert run.sockets == run.data / "tmp"
 
 
 def test_sockets_of_a_deep_folder_lie_where_their_paths_fit(tmp_path: Path) -> None:
-    run = Run("mine", tmp_path / ("deep" * 20))
+    run = DeploymentDir("mine", tmp_path / ("deep" * 20))
     longest = run.sockets / ("x" * 45)
     assert len(os.fsencode(longest)) <= 107
-    assert run.sockets != Run("other", run.root).sockets
-    run.make()
+    assert run.sockets != DeploymentDir("other", run.root).sockets
+    run.create()
     assert stat.S_IMODE(run.sockets.stat().st_mode) == 0o700
     run.remove()
     assert not run.sockets.exists()
 
 
 def test_removing_leaves_nothing_of_the_run_and_all_of_the_others(tmp_path: Path) -> None:
-    mine, other = Run("mine", tmp_path), Run("other", tmp_path)
+    mine, other = DeploymentDir("mine", tmp_path), DeploymentDir("other", tmp_path)
     for run in (mine, other):
-        run.make()
+        run.create()
         run.rendered.mkdir(parents=True)
     mine.remove()
     assert not mine.data.exists()
@@ -49,28 +49,28 @@ def test_removing_leaves_nothing_of_the_run_and_all_of_the_others(tmp_path: Path
 
 
 def test_ports_are_written_down_and_nothing_else_is_made(tmp_path: Path) -> None:
-    run = Run("mine", tmp_path)
-    assert run.ports() == {}
-    run.keep_ports({"router": 8000})
-    assert run.ports() == {"router": 8000}
+    run = DeploymentDir("mine", tmp_path)
+    assert run.load_ports() == {}
+    run.save_ports({"router": 8000})
+    assert run.load_ports() == {"router": 8000}
     assert list(run.data.iterdir()) == [run.data / "ports.json"]
     (run.data / "ports.json").write_text("half a fi")
-    assert run.ports() == {}
+    assert run.load_ports() == {}
 
 
 def test_a_second_command_on_the_same_deployment_is_kept_out(tmp_path: Path) -> None:
-    run = Run("mine", tmp_path)
-    with run.alone():
-        with pytest.raises(Unavailable, match="deploying or destroying mine; wait for it"), run.alone():
+    run = DeploymentDir("mine", tmp_path)
+    with run.lock():
+        with pytest.raises(Unavailable, match="deploying or destroying mine; wait for it"), run.lock():
             pass
-        with Run("other", tmp_path).alone():
+        with DeploymentDir("other", tmp_path).lock():
             pass
-    with run.alone():
+    with run.lock():
         pass
 
 
 def test_a_deployment_of_an_older_version_reads_as_none(tmp_path: Path) -> None:
-    run = Run("mine", tmp_path)
-    run.make()
+    run = DeploymentDir("mine", tmp_path)
+    run.create()
     (run.data / "deployment.json").write_text('{"name": "mine", "unknown": 1}')
-    assert run.deployment() is None
+    assert run.load_deployment() is None

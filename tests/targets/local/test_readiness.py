@@ -10,12 +10,12 @@ import pytest
 
 from llm_serving import processes
 from llm_serving.targets.local import readiness
-from llm_serving.targets.local.deployment_dir import Run
+from llm_serving.targets.local.deployment_dir import DeploymentDir
 from llm_serving.targets.local.readiness import RoleFailed
-from llm_serving.targets.local.supervisor import State
+from llm_serving.targets.local.supervisor import ProcessState
 from llm_serving.workloads.serving.deployment import Probe, Process
 
-ANSWERS = {
+RESPONSES = {
     "/good": (200, b'{"choices": [{"text": "a"}]}'),
     "/empty": (200, b'{"choices": []}'),
     "/healthy": (200, b""),
@@ -30,9 +30,9 @@ def server() -> Iterator[int]:
 
     class Answer(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            assert asked == {"model": "tiny"}
-            status, body = ANSWERS[self.path]
+            request_body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            assert request_body == {"model": "tiny"}
+            status, body = RESPONSES[self.path]
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -47,22 +47,22 @@ def server() -> Iterator[int]:
         running.shutdown()
 
 
-def _process(port: int, path: str) -> Process:
+def _build_process(port: int, path: str) -> Process:
     probe = Probe(path=path, body={"model": "tiny"}, deadline_s=1)
-    return Process(name="worker-0", command=(), environment={}, port=port, probe=probe)
+    return Process(name="worker-0", command=(), env={}, port=port, probe=probe)
 
 
-@pytest.mark.parametrize("path", list(ANSWERS))
+@pytest.mark.parametrize("path", list(RESPONSES))
 def test_only_a_completion_counts_as_an_answer(server: int, path: str) -> None:
-    assert readiness.answers(_process(server, path)) == (path == "/good")
+    assert readiness.is_answering(_build_process(server, path)) == (path == "/good")
 
 
 def test_a_port_that_nobody_listens_on_does_not_answer() -> None:
-    assert not readiness.answers(_process(processes.free_ports(1)[0], "/good"))
+    assert not readiness.is_answering(_build_process(processes.claim_free_ports(1)[0], "/good"))
 
 
-def _state(state: str, ended: str, restarts: int = 1) -> State:
-    return State(name="worker-0", state=state, pid=0, uptime_s=0, restarts=restarts, ended=ended)
+def _build_state(state: str, exit_reason: str, restarts: int = 1) -> ProcessState:
+    return ProcessState(name="worker-0", state=state, pid=0, uptime_s=0, restarts=restarts, ended=exit_reason)
 
 
 @pytest.mark.parametrize(
@@ -78,16 +78,16 @@ def _state(state: str, ended: str, restarts: int = 1) -> State:
     ],
 )
 def test_a_process_that_ended_is_told_with_its_cause(tmp_path: Path, ended: str, said: str) -> None:
-    run = Run("mine", tmp_path)
-    run.make()
-    run.log("worker-0").write_text('Traceback (most recent call last):\n  File "x"\nValueError: bad weights\n')
+    run = DeploymentDir("mine", tmp_path)
+    run.create()
+    run.get_log_path("worker-0").write_text('Traceback (most recent call last):\n  File "x"\nValueError: bad weights\n')
     with pytest.raises(RoleFailed) as failed:
-        readiness.refuse_failed(run, _state("FATAL", ended), restarts=0)
+        readiness.raise_if_failed(run, _build_state("FATAL", ended), restarts=0)
     assert str(failed.value).splitlines()[0] == said
 
 
 def test_a_process_that_is_being_tried_again_has_failed_all_the_same(tmp_path: Path) -> None:
-    run = Run("mine", tmp_path)
+    run = DeploymentDir("mine", tmp_path)
     with pytest.raises(RoleFailed, match="worker-0 ended with exit status 1"):
-        readiness.refuse_failed(run, _state("STARTING", "exit status 1", restarts=2), restarts=1)
-    readiness.refuse_failed(run, _state("STARTING", "exit status 1", restarts=1), restarts=1)
+        readiness.raise_if_failed(run, _build_state("STARTING", "exit status 1", restarts=2), restarts=1)
+    readiness.raise_if_failed(run, _build_state("STARTING", "exit status 1", restarts=1), restarts=1)

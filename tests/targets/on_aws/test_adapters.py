@@ -19,39 +19,41 @@ MODEL, OTHER = "Qwen/Qwen3-0.6B", "Qwen/Qwen3-8B"
 
 
 @pytest.fixture
-def place(bucket: s3.Bucket) -> str:
+def location(bucket: s3.Bucket) -> str:
     """s3://BUCKET/PREFIX of an adapter."""
-    return f"s3://{bucket.where.bucket}/lora/sql"
+    return f"s3://{bucket.location.bucket}/lora/sql"
 
 
-def put(bucket: s3.Bucket, base: str = MODEL, rank: int = 16, files: tuple[str, ...] = (), text: str = "") -> None:
-    said = {"base_model_name_or_path": base, "r": rank}
-    content = {"adapter_config.json": text or json.dumps(said), "adapter_model.safetensors": "weights"}
+def upload_adapter(
+    bucket: s3.Bucket, base: str = MODEL, rank: int = 16, files: tuple[str, ...] = (), text: str = ""
+) -> None:
+    config = {"base_model_name_or_path": base, "r": rank}
+    content = {"adapter_config.json": text or json.dumps(config), "adapter_model.safetensors": "weights"}
     for name in files or content:
         key = f"lora/sql/{name}"
-        bucket._client.put_object(Bucket=bucket.where.bucket, Key=key, Body=content.get(name, "").encode())
+        bucket._client.put_object(Bucket=bucket.location.bucket, Key=key, Body=content.get(name, "").encode())
 
 
-def planned(folder: Path, place: str, target: str = "eks") -> plan.Plan:
+def make_plan(folder: Path, location: str, target: str = "eks") -> plan.DeploymentPlan:
     (folder / "fleet.yaml").write_text(
         "name: demo\nregion: us-west-2\nzones: [us-west-2a]\norchestrator: both\n"
         "pools:\n  eks: {types: g6e.2xlarge, size: 0..4}\n  ecs: {types: g6e.2xlarge, size: 0..4, orchestrator: ecs}\n"
     )
-    mine = folder / "mine"
-    shutil.copytree(PATTERN, mine, dirs_exist_ok=True)
-    (mine / "blueprint.yaml").write_text(
+    blueprint_folder = folder / "mine"
+    shutil.copytree(PATTERN, blueprint_folder, dirs_exist_ok=True)
+    (blueprint_folder / "blueprint.yaml").write_text(
         f"pattern: aggregated\nmodel: {MODEL}\nroles:\n  worker:\n    pool: {target}\n    adapters:\n"
-        f"      sql: {place}\ntraffic: {{users: 2, input_tokens: 32, output_tokens: 8}}\nslo: {{}}\n"
+        f"      sql: {location}\ntraffic: {{users: 2, input_tokens: 32, output_tokens: 8}}\nslo: {{}}\n"
     )
-    return plan.plan(mine, folder / "fleet.yaml", target=target, root=folder, account="123456789012")
+    return plan.plan(blueprint_folder, folder / "fleet.yaml", target=target, root=folder, account="123456789012")
 
 
-def refused(made: plan.Plan) -> str:
+def get_error(blueprint_plan: plan.DeploymentPlan) -> str:
     """What is said, without the folder; empty where it is taken."""
     try:
-        adapters.refuse(made)
+        adapters.check_adapters(blueprint_plan)
     except InputError as error:
-        return str(error).replace(f"{made.folder}/", "")
+        return str(error).replace(f"{blueprint_plan.folder}/", "")
     return ""
 
 
@@ -84,46 +86,48 @@ def refused(made: plan.Plan) -> str:
     ],
 )
 def test_an_adapter_in_s3_that_is_none_of_its_model_is_refused_at_its_line(
-    bucket: s3.Bucket, place: str, tmp_path: Path, content: dict[str, Any], why: str
+    bucket: s3.Bucket, location: str, tmp_path: Path, content: dict[str, Any], why: str
 ) -> None:
-    put(bucket, **content)
-    said = (
-        f"blueprint.yaml:7:12: roles.worker.adapters.sql: now '{place}': {why.replace('PLACE', place)}" if why else ""
+    upload_adapter(bucket, **content)
+    message = (
+        f"blueprint.yaml:7:12: roles.worker.adapters.sql: now '{location}': {why.replace('PLACE', location)}"
+        if why
+        else ""
     )
-    assert refused(planned(tmp_path, place)) == said
+    assert get_error(make_plan(tmp_path, location)) == message
 
 
 @pytest.mark.terraform
 @pytest.mark.parametrize("target", ["eks", "ecs"])
 def test_a_deployment_asks_for_nothing_before_its_adapters_fit(
-    bucket: s3.Bucket, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
+    bucket: s3.Bucket, location: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
 ) -> None:
-    asked: list[str] = []
-    stand_in = SimpleNamespace(deploy=lambda made, *_, **__: asked.append(made.deployment.name))
-    monkeypatch.setattr(commands, "module_of", lambda _: stand_in)
-    made = planned(tmp_path, place, target)
-    put(bucket, base=OTHER)
+    deployed: list[str] = []
+    stand_in = SimpleNamespace(deploy=lambda blueprint_plan, *_, **__: deployed.append(blueprint_plan.deployment.name))
+    monkeypatch.setattr(commands, "load_target", lambda _: stand_in)
+    blueprint_plan = make_plan(tmp_path, location, target)
+    upload_adapter(bucket, base=OTHER)
     with pytest.raises(InputError, match="it was made for"):
-        commands.deploy(made, lambda _: None, force=False)
-    assert asked == []
-    put(bucket)
-    commands.deploy(made, lambda _: None, force=False)
-    assert asked == ["mine"]
+        commands.deploy(blueprint_plan, lambda _: None, force=False)
+    assert deployed == []
+    upload_adapter(bucket)
+    commands.deploy(blueprint_plan, lambda _: None, force=False)
+    assert deployed == ["mine"]
 
 
 @pytest.mark.terraform
 def test_a_bucket_that_is_not_there_is_said(aws: str, tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match=r"s3://nobody-has-this: .* has no such bucket"):
-        adapters.refuse(planned(tmp_path, "s3://nobody-has-this/lora"))
+        adapters.check_adapters(make_plan(tmp_path, "s3://nobody-has-this/lora"))
 
 
 def test_what_only_the_engines_may_read_is_passed_over_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def deny(*_: object) -> None:
-        raise s3.Denied("s3://theirs: AWS denies s3:ListBucket (403).")
+        raise s3.AccessDenied("s3://theirs: AWS denies s3:ListBucket (403).")
 
     monkeypatch.setattr(s3, "Bucket", deny)
-    adapters.refuse(planned(tmp_path, "s3://theirs/lora"))
-    said = " ".join(capsys.readouterr().err.split())
-    assert "s3://theirs/lora: not looked at, whether it fits its model: s3://theirs: AWS denies s3:ListBucket" in said
+    adapters.check_adapters(make_plan(tmp_path, "s3://theirs/lora"))
+    errors = " ".join(capsys.readouterr().err.split())
+    assert "s3://theirs/lora: not looked at, whether it fits its model: s3://theirs: AWS denies s3:ListBucket" in errors

@@ -13,7 +13,7 @@ from llm_serving.workloads.serving.blueprint import Blueprint
 from llm_serving.workloads.serving.deployment import Deployment
 
 
-def resolved(folder: Path, blueprint: str, fleet: str, target: str, **local: Any) -> Deployment:
+def resolve_files(folder: Path, blueprint: str, fleet: str, target: str, **overrides: Any) -> Deployment:
     """What `blueprint` comes to on `fleet`, both written to `folder`.
 
     Args:
@@ -21,9 +21,9 @@ def resolved(folder: Path, blueprint: str, fleet: str, target: str, **local: Any
     """
     (folder / "blueprint.yaml").write_text(blueprint)
     (folder / "fleet.yaml").write_text(fleet)
-    wanted, rented = load(folder / "blueprint.yaml", Blueprint), load(folder / "fleet.yaml", Fleet)
-    where = environment.find(target, rented.value, account="123456789012")
+    blueprint_document, fleet_document = load(folder / "blueprint.yaml", Blueprint), load(folder / "fleet.yaml", Fleet)
+    target_environment = environment.resolve_environment(target, fleet_document.value, account="123456789012")
     if target == "local":
-        ports = {name: 20000 + number for number, name in enumerate(resolve.ports(wanted.value))}
-        where = where.model_copy(update={"ports": ports, **local})
-    return resolve.resolve(wanted, rented, where)
+        ports = {name: 20000 + number for number, name in enumerate(resolve.list_port_names(blueprint_document.value))}
+        target_environment = target_environment.model_copy(update={"ports": ports, **overrides})
+    return resolve.resolve(blueprint_document, fleet_document, target_environment)

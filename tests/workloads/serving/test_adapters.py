@@ -38,35 +38,37 @@ pools:
 @pytest.mark.parametrize("target", ["eks", "ecs"])
 def test_an_adapter_in_s3_is_copied_to_where_the_engine_is_told(tmp_path: Path, target: str) -> None:
     text = f"model: Qwen/Qwen3-8B, pool: {target}, adapters: {{sql: s3://my-adapters/sql}}"
-    wanted = (
+    blueprint_text = (
         f"name: mine\npattern: multi-model\nroles: {{models: {{one: {{{text}}}}}}}\ntraffic: {{users: 2}}\nslo: {{}}\n"
     )
-    role = resolving.resolved(tmp_path, wanted, FLEET, target).roles[0]
-    assert role.fetched and role.fetched.places == {"adapter-sql": "s3://my-adapters/sql"}
+    role = resolving.resolve_files(tmp_path, blueprint_text, FLEET, target).roles[0]
+    assert role.prefetch and role.prefetch.uris == {"adapter-sql": "s3://my-adapters/sql"}
     command = role.processes[0].command
     assert command[command.index("--lora-modules") + 1] == "sql=/scratch/fetched/adapter-sql"
 
 
-def _refused(folder: Path, where: str = "adapters/tone", model: str = "tiny", target: str = "local") -> list[str]:
-    (folder / "blueprint.yaml").write_text(BLUEPRINT.format(model=model, where=where))
-    wrong = adapters.wrong(load(folder / "blueprint.yaml", Blueprint), target)
-    return [str(mistake).replace(f"{folder}/", "") for mistake in wrong]
+def _find_errors(
+    folder: Path, location: str = "adapters/tone", model: str = "tiny", target: str = "local"
+) -> list[str]:
+    (folder / "blueprint.yaml").write_text(BLUEPRINT.format(model=model, where=location))
+    mistakes = adapters.check(load(folder / "blueprint.yaml", Blueprint), target)
+    return [str(mistake).replace(f"{folder}/", "") for mistake in mistakes]
 
 
 @pytest.fixture
-def tone(tmp_path: Path) -> Path:
+def adapter_folder(tmp_path: Path) -> Path:
     """An adapter of `tiny` beside the blueprint."""
     return make_tiny.make_adapter(tmp_path / "adapters" / "tone")
 
 
-def _change(folder: Path, **values: object) -> None:
+def _update_config(folder: Path, **values: object) -> None:
     file = folder / adapters.CONFIG
     file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
 
 
-def test_an_adapter_of_its_roles_model_is_taken(tmp_path: Path, tone: Path) -> None:
-    assert tone.is_dir()
-    assert _refused(tmp_path) == []
+def test_an_adapter_of_its_roles_model_is_taken(tmp_path: Path, adapter_folder: Path) -> None:
+    assert adapter_folder.is_dir()
+    assert _find_errors(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -78,22 +80,24 @@ def test_an_adapter_of_its_roles_model_is_taken(tmp_path: Path, tone: Path) -> N
         ("Qwen/Qwen3-235B-A22B", "nvidia/Qwen3-235B-A22B-NVFP4"),
     ],
 )
-def test_the_model_may_come_from_elsewhere_or_be_quantized(tmp_path: Path, tone: Path, base: str, model: str) -> None:
-    _change(tone, base_model_name_or_path=base)
-    assert _refused(tmp_path, model=model) == []
+def test_the_model_may_come_from_elsewhere_or_be_quantized(
+    tmp_path: Path, adapter_folder: Path, base: str, model: str
+) -> None:
+    _update_config(adapter_folder, base_model_name_or_path=base)
+    assert _find_errors(tmp_path, model=model) == []
 
 
-def test_an_adapter_of_another_model_is_refused(tmp_path: Path, tone: Path) -> None:
-    _change(tone, base_model_name_or_path="Qwen/Qwen3-8B")
-    assert _refused(tmp_path) == [
+def test_an_adapter_of_another_model_is_refused(tmp_path: Path, adapter_folder: Path) -> None:
+    _update_config(adapter_folder, base_model_name_or_path="Qwen/Qwen3-8B")
+    assert _find_errors(tmp_path) == [
         "blueprint.yaml:5:58: roles.models.tuned.adapters.tone: now 'adapters/tone': it was made for Qwen/Qwen3-8B, and "
         "the role serves tiny. Write an adapter of tiny, or a role of Qwen/Qwen3-8B."
     ]
 
 
-def test_an_adapter_of_a_rank_beyond_what_is_set_aside_is_refused(tmp_path: Path, tone: Path) -> None:
-    _change(tone, r=128)
-    assert _refused(tmp_path) == [
+def test_an_adapter_of_a_rank_beyond_what_is_set_aside_is_refused(tmp_path: Path, adapter_folder: Path) -> None:
+    _update_config(adapter_folder, r=128)
+    assert _find_errors(tmp_path) == [
         "blueprint.yaml:5:58: roles.models.tuned.adapters.tone: now 'adapters/tone': its rank is 128, and replicas set "
         "memory aside for 64. Write an adapter of rank 64 or less."
     ]
@@ -102,25 +106,25 @@ def test_an_adapter_of_a_rank_beyond_what_is_set_aside_is_refused(tmp_path: Path
 def test_the_rank_is_the_one_of_the_engines_command_line() -> None:
     from llm_serving.catalog import engines
 
-    arguments = engines.engines()["vllm"].options["adapters"].arguments
-    assert arguments[arguments.index("--max-lora-rank") + 1] == str(adapters.MOST_RANK)
+    arguments = engines.load_engines()["vllm"].options["adapters"].arguments
+    assert arguments[arguments.index("--max-lora-rank") + 1] == str(adapters.MAX_RANK)
 
 
 def test_a_folder_that_is_no_adapter_is_refused(tmp_path: Path) -> None:
-    assert _refused(tmp_path) == [
+    assert _find_errors(tmp_path) == [
         "blueprint.yaml:5:58: roles.models.tuned.adapters.tone: now 'adapters/tone': there is no adapter_config.json "
         "and no adapter_model.safetensors in adapters/tone. Write a folder that PEFT wrote."
     ]
 
 
-def test_a_folder_is_of_no_use_to_a_container_nor_s3_to_this_machine(tmp_path: Path, tone: Path) -> None:
-    assert tone.is_dir()
-    assert _refused(tmp_path, target="eks") == [
+def test_a_folder_is_of_no_use_to_a_container_nor_s3_to_this_machine(tmp_path: Path, adapter_folder: Path) -> None:
+    assert adapter_folder.is_dir()
+    assert _find_errors(tmp_path, target="eks") == [
         "blueprint.yaml:5:58: roles.models.tuned.adapters.tone: now 'adapters/tone': a container on eks does not see "
         "this folder. Write s3://BUCKET/PREFIX; `blueprint model copy FOLDER --to` puts it there."
     ]
-    assert _refused(tmp_path, "s3://mine/tone", target="eks") == []
-    assert _refused(tmp_path, "s3://mine/tone") == [
+    assert _find_errors(tmp_path, "s3://mine/tone", target="eks") == []
+    assert _find_errors(tmp_path, "s3://mine/tone") == [
         "blueprint.yaml:5:58: roles.models.tuned.adapters.tone: now 's3://mine/tone': the S3 of this machine is an "
         "embedded one, which has no adapters. Write a folder beside the blueprint."
     ]

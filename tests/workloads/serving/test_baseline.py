@@ -16,19 +16,19 @@ PATTERN = Path(__file__).parents[3] / "blueprints/disaggregated"
 ROLES = "prefill: {pool: gpus, replicas: 12}, decode: {pool: gpus, accelerators: 4}"
 
 
-def _written(folder: Path, roles: str = ROLES, more: str = "") -> Path:
+def _write_blueprint(folder: Path, roles: str = ROLES, extra: str = "") -> Path:
     folder = folder / "pair"
     folder.mkdir(exist_ok=True)
     (folder / "blueprint.yaml").write_text(
         f"pattern: disaggregated\nmodel: tiny\ncontext: 2k\nroles: {{{roles}}}\n"
-        f"traffic: {{users: 8, input_tokens: 32..64, deadline: 2.5s}}\nslo: {{errors: 0.1%}}\n{more}"
+        f"traffic: {{users: 8, input_tokens: 32..64, deadline: 2.5s}}\nslo: {{errors: 0.1%}}\n{extra}"
     )
     return folder / "blueprint.yaml"
 
 
-def _twin(folder: Path, roles: str = ROLES, more: str = "") -> Blueprint:
-    original = load(_written(folder, roles, more), Blueprint)
-    (folder / "blueprint.yaml").write_text(baseline.text(original))
+def _make_baseline(folder: Path, roles: str = ROLES, extra: str = "") -> Blueprint:
+    original = load(_write_blueprint(folder, roles, extra), Blueprint)
+    (folder / "blueprint.yaml").write_text(baseline.render(original))
     return load(folder / "blueprint.yaml", Blueprint).value
 
 
@@ -42,32 +42,35 @@ def _twin(folder: Path, roles: str = ROLES, more: str = "") -> Blueprint:
         ("prefill: {pool: gpus, replicas: 4..12}, decode: {pool: gpus, accelerators: 4}", (2, 4), 4),
     ],
 )
-def test_a_twin_has_as_many_accelerators_in_replicas_all_alike(
+def test_a_baseline_has_as_many_accelerators_in_equal_replicas(
     tmp_path: Path, roles: str, replicas: tuple[int, int], each: int
 ) -> None:
-    made = _twin(tmp_path, roles)
-    assert made.pattern == "aggregated"
-    assert made.roles.worker is not None
-    assert (tuple(made.roles.worker.replicas), made.roles.worker.accelerators) == (replicas, each)
-    assert made.roles.worker.pool == "gpus"
+    baseline_blueprint = _make_baseline(tmp_path, roles)
+    assert baseline_blueprint.pattern == "aggregated"
+    assert baseline_blueprint.roles.worker is not None
+    assert (tuple(baseline_blueprint.roles.worker.replicas), baseline_blueprint.roles.worker.accelerators) == (
+        replicas,
+        each,
+    )
+    assert baseline_blueprint.roles.worker.pool == "gpus"
 
 
 def test_model_traffic_and_slo_are_the_originals_and_only_the_hand_over_is_gone(tmp_path: Path) -> None:
-    more = "name: pair\ntuning: {kv_transfer: host, prefix_cache: off, sequences: 64}\n"
-    original = load(_written(tmp_path, more=more), Blueprint).value
-    made = _twin(tmp_path, more=more)
-    alike = {"model", "context", "traffic", "slo", "weights", "disruption"}
-    assert made.model_dump(include=alike) == original.model_dump(include=alike)
-    assert made.tuning == original.tuning.model_copy(update={"kv_transfer": "auto"})
-    assert made.name == "pair-twin"
+    extra = "name: pair\ntuning: {kv_transfer: host, prefix_cache: off, sequences: 64}\n"
+    original = load(_write_blueprint(tmp_path, extra=extra), Blueprint).value
+    baseline_blueprint = _make_baseline(tmp_path, extra=extra)
+    unchanged_keys = {"model", "context", "traffic", "slo", "weights", "disruption"}
+    assert baseline_blueprint.model_dump(include=unchanged_keys) == original.model_dump(include=unchanged_keys)
+    assert baseline_blueprint.tuning == original.tuning.model_copy(update={"kv_transfer": "auto"})
+    assert baseline_blueprint.name == "pair-twin"
 
 
 def test_the_router_goes_by_the_same_policy(tmp_path: Path) -> None:
-    assert _twin(tmp_path, f"{ROLES}, router: {{policy: round-robin}}").roles.router.policy == "round-robin"
+    assert _make_baseline(tmp_path, f"{ROLES}, router: {{policy: round-robin}}").roles.router.policy == "round-robin"
 
 
 def test_the_patterns_own_blueprint_has_a_twin(tmp_path: Path) -> None:
-    (tmp_path / "blueprint.yaml").write_text(baseline.text(load(PATTERN / "blueprint.yaml", Blueprint)))
+    (tmp_path / "blueprint.yaml").write_text(baseline.render(load(PATTERN / "blueprint.yaml", Blueprint)))
     assert load(tmp_path / "blueprint.yaml", Blueprint).value.pattern == "aggregated"
 
 
@@ -86,15 +89,15 @@ def test_the_patterns_own_blueprint_has_a_twin(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_has_no_twin_is_refused_at_its_line(tmp_path: Path, roles: str, said: str) -> None:
-    file = _written(tmp_path, roles)
-    with pytest.raises(InputError) as refused:
-        baseline.text(load(file, Blueprint))
-    assert str(refused.value) == f"{file}:{said}"
+def test_a_blueprint_that_has_no_baseline_is_refused_at_its_line(tmp_path: Path, roles: str, said: str) -> None:
+    file = _write_blueprint(tmp_path, roles)
+    with pytest.raises(InputError) as error:
+        baseline.render(load(file, Blueprint))
+    assert str(error.value) == f"{file}:{said}"
 
 
-def test_only_a_disaggregated_blueprint_has_a_twin(tmp_path: Path) -> None:
+def test_only_a_disaggregated_blueprint_has_a_baseline(tmp_path: Path) -> None:
     original = load(PATTERN.parent / "aggregated/blueprint.yaml", Blueprint)
-    with pytest.raises(InputError) as refused:
-        baseline.text(original)
-    assert "a twin is what prefill and decode are measured against, and they stand together here" in str(refused.value)
+    with pytest.raises(InputError) as error:
+        baseline.render(original)
+    assert "a twin is what prefill and decode are measured against, and they stand together here" in str(error.value)

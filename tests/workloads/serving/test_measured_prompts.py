@@ -29,7 +29,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def write(root: Path, traffic: str = DATA, router: str = "{}") -> Path:
+def write_blueprint(root: Path, traffic: str = DATA, router: str = "{}") -> Path:
     folder = root / "mine"
     (folder / "blueprint.yaml").write_text(
         "pattern: aggregated\nmodel: Qwen/Qwen3-0.6B\n"
@@ -39,39 +39,39 @@ def write(root: Path, traffic: str = DATA, router: str = "{}") -> Path:
     return folder
 
 
-def report(root: Path, time: str, **shared: Any) -> None:
+def write_report(root: Path, time: str, **shared: Any) -> None:
     """A report of the blueprint's traffic as it is now, unless told otherwise."""
-    wanted = blueprint.read(root / "mine")
-    sent = measured_prompts.prompts(wanted.value.traffic, root / "mine")
-    said = {"prompts": 0.5, "of": 2, "cached": 0.1, "traffic": sent, **shared}
+    document = blueprint.read(root / "mine")
+    prompt_settings = measured_prompts.compute_digest(document.value.traffic, root / "mine")
+    entry = {"prompts": 0.5, "of": 2, "cached": 0.1, "traffic": prompt_settings, **shared}
     file = root / "runs" / "mine" / time / "report.json"
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps({"started_at": f"at {time}", "shared": said}))
+    file.write_text(json.dumps({"started_at": f"at {time}", "shared": entry}))
 
 
-def found(root: Path) -> float | None:
-    one = measured_prompts.find(blueprint.read(root / "mine"), root)
-    return one.shared if one else None
+def find_share(root: Path) -> float | None:
+    measurement = measured_prompts.find_measured(blueprint.read(root / "mine"), root)
+    return measurement.shared_prefix if measurement else None
 
 
 def test_the_newest_report_counts(root: Path) -> None:
-    write(root)
-    assert found(root) is None
-    report(root, NEW, prompts=0.7)
-    report(root, OLD, prompts=0.2)
-    assert found(root) == 0.7
+    write_blueprint(root)
+    assert find_share(root) is None
+    write_report(root, NEW, prompts=0.7)
+    write_report(root, OLD, prompts=0.2)
+    assert find_share(root) == 0.7
 
 
 def test_of_reports_that_do_not_say_it_the_one_before_counts(root: Path) -> None:
-    write(root)
-    report(root, OLD, prompts=0.2)
+    write_blueprint(root)
+    write_report(root, OLD, prompts=0.2)
     before_it_was_measured = root / "runs" / "mine" / NEW / "report.json"
     before_it_was_measured.parent.mkdir(parents=True)
     for text in ('{"verdict": "pass", "started_at": "then"}', "{", "[]", '{"shared": null}'):
         before_it_was_measured.write_text(text)
-        assert found(root) == 0.2
-    report(root, NEW, prompts=None, of=0)
-    assert found(root) == 0.2
+        assert find_share(root) == 0.2
+    write_report(root, NEW, prompts=None, of=0)
+    assert find_share(root) == 0.2
 
 
 @pytest.mark.parametrize(
@@ -84,26 +84,26 @@ def test_of_reports_that_do_not_say_it_the_one_before_counts(root: Path) -> None
     ],
 )
 def test_a_share_of_other_prompts_does_not_count(root: Path, now: str, counts: bool) -> None:
-    write(root)
-    report(root, NEW)
-    write(root, now)
-    assert found(root) == (0.5 if counts else None)
+    write_blueprint(root)
+    write_report(root, NEW)
+    write_blueprint(root, now)
+    assert find_share(root) == (0.5 if counts else None)
 
 
 def test_a_share_of_what_the_file_held_before_does_not_count(root: Path) -> None:
-    write(root)
-    report(root, NEW)
+    write_blueprint(root)
+    write_report(root, NEW)
     (root / "mine" / "own.jsonl").write_text('{"prompt": "three"}\n')
-    assert found(root) is None
+    assert find_share(root) is None
 
 
 def test_what_the_blueprint_states_wins(root: Path) -> None:
-    write(root)
-    report(root, NEW)
-    write(root, router="{policy: random}")
-    assert found(root) is None
-    write(root, f"{DATA}, shared_prefix: 0%")
-    assert found(root) is None
+    write_blueprint(root)
+    write_report(root, NEW)
+    write_blueprint(root, router="{policy: random}")
+    assert find_share(root) is None
+    write_blueprint(root, f"{DATA}, shared_prefix: 0%")
+    assert find_share(root) is None
 
 
 @pytest.mark.parametrize(
@@ -112,20 +112,20 @@ def test_what_the_blueprint_states_wins(root: Path) -> None:
 def test_what_was_measured_decides_for_the_next_deployment_and_it_says_so(
     root: Path, share: float, policy: str, beside: str
 ) -> None:
-    folder = write(root)
+    folder = write_blueprint(root)
 
-    def planned() -> plan.Plan:
+    def make_plan() -> plan.DeploymentPlan:
         return plan.plan(folder, root / "fleet.yaml", target="eks", root=root, account="123456789012")
 
-    until = "The router's policy is load-aware, until `blueprint validate` has measured what the prompts of own.jsonl share."
-    assert planned().deployment.notes == (until,)
-    report(root, NEW, prompts=share)
-    said = (
+    pending_note = "The router's policy is load-aware, until `blueprint validate` has measured what the prompts of own.jsonl share."
+    assert make_plan().deployment.notes == (pending_note,)
+    write_report(root, NEW, prompts=share)
+    measured_note = (
         f"The router's policy is {policy}, since by the validation of at {NEW} earlier prompts begin with {share:.0%} of "
         f"each, {beside} than the 30% that it follows."
     )
-    made = planned()
-    assert made.deployment.notes == (said,)
-    command = made.deployment.router.processes[0].command
+    deployment_plan = make_plan()
+    assert deployment_plan.deployment.notes == (measured_note,)
+    command = deployment_plan.deployment.router.processes[0].command
     assert command[command.index("--policy") + 1] == {"cache-aware": "cache_aware"}.get(policy, "power_of_two")
-    assert f"# {said}" in made.text
+    assert f"# {measured_note}" in deployment_plan.text

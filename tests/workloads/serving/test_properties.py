@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from llm_serving import paths
 from llm_serving.catalog import instances, models
 from llm_serving.engines import memory
-from llm_serving.fleet.loading import read as read_fleet
+from llm_serving.fleet.loading import load_fleet as read_fleet
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import Document, load
 from llm_serving.settings.errors import InputError, Mistake
@@ -25,10 +25,10 @@ from llm_serving.targets import matrix
 from llm_serving.workloads.serving import placement, resolve
 from llm_serving.workloads.serving.blueprint import Blueprint
 from llm_serving.workloads.serving.deployment import Deployment, Process, Role
-from llm_serving.workloads.serving.roles import Engine
+from llm_serving.workloads.serving.roles import EngineRole
 
 FLEETS = sorted(paths.EXAMPLE_FLEETS.glob("*.yaml"))
-MODELS = sorted(name for name, model in models.catalogue().items() if model.task == "generate")
+MODELS = sorted(name for name, model in models.load().items() if model.task == "generate")
 PATTERNS = ("aggregated", "disaggregated", "distributed")
 SMALL = [name for name in MODELS if models.find(name).weight_bytes < 20e9]
 CLOUD = {"eks": ("eks",), "ecs": ("ecs",), "both": ("eks", "ecs")}
@@ -36,39 +36,39 @@ CONTEXTS = [512, 2048, 8192, 32768]
 
 
 @dataclass(frozen=True)
-class Asked:
+class Case:
     """A blueprint, the fleet it is for, and where it is to run."""
 
     fleet: str
     target: str
-    said: dict[str, Any]
+    settings: dict[str, Any]
 
 
 def _role(draw: st.DrawFn, pools: list[str], pattern: str) -> dict[str, Any]:
     stages = [1, 2, 4] if pattern == "distributed" else [1]
-    split = {"pipeline": draw(st.sampled_from(stages)), "data": draw(st.sampled_from([1, 1, 1, 1, 2]))}
-    ways = draw(st.sampled_from([1, 1, 1, 2, 2, 3, 4, 8]))
-    least = draw(st.integers(0, 2))
-    most = draw(st.integers(max(1, least), 6))
+    parallelism = {"pipeline": draw(st.sampled_from(stages)), "data": draw(st.sampled_from([1, 1, 1, 1, 2]))}
+    tensor_parallel = draw(st.sampled_from([1, 1, 1, 2, 2, 3, 4, 8]))
+    min_replicas = draw(st.integers(0, 2))
+    max_replicas = draw(st.integers(max(1, min_replicas), 6))
     return {
         "pool": draw(st.sampled_from(pools)),
-        "replicas": f"{least}..{most}" if most > least else most,
-        "accelerators": ways * split["pipeline"] * split["data"],
+        "replicas": f"{min_replicas}..{max_replicas}" if max_replicas > min_replicas else max_replicas,
+        "accelerators": tensor_parallel * parallelism["pipeline"] * parallelism["data"],
         "expert": draw(st.sampled_from([False] * 5 + [True])),
-        **split,
+        **parallelism,
     }
 
 
 @st.composite
-def asked(draw: st.DrawFn) -> Asked:
+def cases(draw: st.DrawFn) -> Case:
     """A blueprint whose keys are all known; whether they go together is the resolver's to say."""
     file = draw(st.sampled_from(FLEETS))
-    fleet = _fleet(file).value
+    fleet = _load_fleet(file).value
     pools = [name for name, pool in fleet.pools.items() if instances.find(pool.types[0]).accelerators] or [*fleet.pools]
     pattern = draw(st.sampled_from(PATTERNS))
     names = ["prefill", "decode"] if pattern == "disaggregated" else ["worker"]
     context = draw(st.sampled_from(CONTEXTS))
-    said = {
+    blueprint_settings = {
         "name": "any",
         "pattern": pattern,
         "model": draw(st.sampled_from([*SMALL, *SMALL, *MODELS])),
@@ -81,111 +81,113 @@ def asked(draw: st.DrawFn) -> Asked:
         "traffic": {"users": draw(st.integers(1, 64)), "input_tokens": context // 2, "output_tokens": context // 4},
         "slo": {},
     }
-    return Asked(str(file), draw(st.sampled_from(["local", *CLOUD[fleet.orchestrator]])), said)
+    return Case(str(file), draw(st.sampled_from(["local", *CLOUD[fleet.orchestrator]])), blueprint_settings)
 
 
 @cache
-def _fleet(file: Path) -> Document[Fleet]:
+def _load_fleet(file: Path) -> Document[Fleet]:
     return read_fleet(file)
 
 
-def _resolved(one: Asked, folder: Path) -> tuple[Document[Blueprint], Deployment]:
+def _resolve(case: Case, folder: Path) -> tuple[Document[Blueprint], Deployment]:
     """The blueprint written as a user would, read and resolved.
 
     Raises:
         InputError: it was refused.
     """
     file = folder / "blueprint.yaml"
-    file.write_text(yaml.safe_dump(one.said))
-    wanted, fleet = load(file, Blueprint), _fleet(Path(one.fleet))
-    place = matrix.place_of(one.target, wanted.value, fleet.value)
-    return wanted, resolve.resolve(wanted, fleet, place.model_copy(update={"cores": 64}))
+    file.write_text(yaml.safe_dump(case.settings))
+    blueprint, fleet = load(file, Blueprint), _load_fleet(Path(case.fleet))
+    environment = matrix.build_environment(case.target, blueprint.value, fleet.value)
+    return blueprint, resolve.resolve(blueprint, fleet, environment.model_copy(update={"cores": 64}))
 
 
-def _pool_has_enough(wanted: Blueprint, made: Deployment, fleet: Fleet) -> None:
+def _check_pool_size(blueprint: Blueprint, deployment: Deployment, fleet: Fleet) -> None:
     """Never more accelerators than the pool grows to."""
-    taken: Counter[str] = Counter()
-    each: dict[str, int] = {}
-    for role in made.engines:
-        settings_of_role = wanted.roles.engines[role.name]
-        taken[role.pool] += settings_of_role.accelerators * settings_of_role.replicas.most
+    accelerators_by_pool: Counter[str] = Counter()
+    per_machine: dict[str, int] = {}
+    for role in deployment.engine_roles:
+        settings_of_role = blueprint.roles.engine_roles[role.name]
+        accelerators_by_pool[role.pool] += settings_of_role.accelerators * settings_of_role.replicas.max
         rows = [instances.find(name) for name in role.instance_types]
-        each[role.pool] = max(placement.accelerators(row) for row in rows)
-    for pool, count in taken.items():
-        assert count <= fleet.pools[pool].size.most * each[pool]
+        per_machine[role.pool] = max(placement.count_accelerators(row) for row in rows)
+    for pool, count in accelerators_by_pool.items():
+        assert count <= fleet.pools[pool].size.max * per_machine[pool]
 
 
-def _is_split_evenly(wanted: Engine, role: Role) -> None:
+def _check_even_split(engine: EngineRole, role: Role) -> None:
     """Tensor parallelism divides the attention's heads, and all splits together make the accelerators."""
-    assert role.serves is not None
-    model = models.find(role.serves.model)
-    assert model.heads % role.split.tensor == 0
-    assert role.split.tensor * role.split.pipeline * role.split.data == wanted.accelerators
+    assert role.served_model is not None
+    model = models.find(role.served_model.model)
+    assert model.heads % role.parallelism.tensor == 0
+    assert role.parallelism.tensor * role.parallelism.pipeline * role.parallelism.data == engine.accelerators
 
 
-def _holds_its_model(wanted: Blueprint, role: Role) -> None:
+def _check_model_fits(blueprint: Blueprint, role: Role) -> None:
     """On each type that is asked for, the cache holds a request of the full context beside the weights."""
-    assert role.serves is not None
-    split = role.split
+    assert role.served_model is not None
+    parallelism = role.parallelism
     for name in role.instance_types:
-        fit = memory.fit(
-            models.find(role.serves.model),
+        fit = memory.compute_fit(
+            models.find(role.served_model.model),
             instances.find(name),
-            split.tensor,
-            pipeline=split.pipeline,
-            expert_ranks=split.tensor * split.data if split.expert else 0,
-            context=wanted.context,
-            dtype=wanted.tuning.kv_cache,
+            parallelism.tensor,
+            pipeline=parallelism.pipeline,
+            expert_ranks=parallelism.tensor * parallelism.data if parallelism.expert else 0,
+            context=blueprint.context,
+            dtype=blueprint.tuning.kv_cache,
         )
         assert fit.fits, fit.why
-        assert fit.cache_tokens >= wanted.context
+        assert fit.cache_tokens >= blueprint.context
 
 
-def _asks_only_for_efa_that_is_there(role: Role, fleet: Fleet) -> None:
+def _check_efa(role: Role, fleet: Fleet) -> None:
     """EFA only of a pool that has it switched on, no more than the machine has, and several machines never without."""
     rows = [instances.find(name) for name in role.instance_types]
-    if role.resources.efa or role.resources.machine_efa:
+    if role.resources.efa or role.resources.node_efa:
         assert fleet.pools[role.pool].efa
-        assert all(0 < role.resources.efa <= role.resources.machine_efa <= row.efa_interfaces for row in rows)
-    if role.machines > 1:
+        assert all(0 < role.resources.efa <= role.resources.node_efa <= row.efa_interfaces for row in rows)
+    if role.nodes > 1:
         assert role.resources.efa
         assert len(role.zones) == len(role.instance_types) == 1
     rdma = "LIBFABRIC" in " ".join(role.processes[0].command) if role.processes else False
     assert not rdma or all(row.gpudirect_rdma for row in rows)
 
 
-def _listening(process: Process, chosen: set[int]) -> set[int]:
+def _find_ports(process: Process, ports: set[int]) -> set[int]:
     """The place's ports in an engine's command and environment, where no other process's stand."""
-    text = " ".join((*process.command, *process.environment.values()))
-    return chosen & {int(number) for number in re.findall(r"\d+", text)}
+    text = " ".join((*process.command, *process.env.values()))
+    return ports & {int(number) for number in re.findall(r"\d+", text)}
 
 
-def _no_port_clashes(made: Deployment) -> None:
+def _check_ports(deployment: Deployment) -> None:
     """On one machine each process listens on ports of its own, and the place has chosen all of them."""
-    chosen = set(made.place.ports.values())
-    router = made.router.processes[0]
-    own = [_listening(process, chosen) for process in made.replicas]
-    own.append({made.place.ports["router"], made.place.ports["router-metrics"]})
-    assert not [pair for pair in itertools.combinations(own, 2) if pair[0] & pair[1]]
-    assert all(process.port in ports for process, ports in zip((*made.replicas, router), own, strict=True))
+    environment_ports = set(deployment.environment.ports.values())
+    router = deployment.router.processes[0]
+    listening = [_find_ports(process, environment_ports) for process in deployment.engine_processes]
+    listening.append({deployment.environment.ports["router"], deployment.environment.ports["router-metrics"]})
+    assert not [pair for pair in itertools.combinations(listening, 2) if pair[0] & pair[1]]
+    assert all(
+        process.port in ports for process, ports in zip((*deployment.engine_processes, router), listening, strict=True)
+    )
 
 
-def _decode_splits_as_often(made: Deployment) -> None:
+def _check_decode_parallelism(deployment: Deployment) -> None:
     """A cache is handed on to as many ways or more."""
-    split = {role.name: role.split.tensor for role in made.engines}
-    assert split.get("decode", 1) >= split.get("prefill", 1)
+    tensor_parallel = {role.name: role.parallelism.tensor for role in deployment.engine_roles}
+    assert tensor_parallel.get("decode", 1) >= tensor_parallel.get("prefill", 1)
 
 
-def _holds(one: Asked, wanted: Document[Blueprint], made: Deployment) -> None:
-    fleet = _fleet(Path(one.fleet)).value
-    _pool_has_enough(wanted.value, made, fleet)
-    for role in made.engines:
-        _is_split_evenly(wanted.value.roles.engines[role.name], role)
-        _holds_its_model(wanted.value, role)
-        _asks_only_for_efa_that_is_there(role, fleet)
-    _decode_splits_as_often(made)
-    if one.target == "local":
-        _no_port_clashes(made)
+def _check_deployment(case: Case, blueprint: Document[Blueprint], deployment: Deployment) -> None:
+    fleet = _load_fleet(Path(case.fleet)).value
+    _check_pool_size(blueprint.value, deployment, fleet)
+    for role in deployment.engine_roles:
+        _check_even_split(blueprint.value.roles.engine_roles[role.name], role)
+        _check_model_fits(blueprint.value, role)
+        _check_efa(role, fleet)
+    _check_decode_parallelism(deployment)
+    if case.target == "local":
+        _check_ports(deployment)
 
 
 def test_whatever_is_asked_the_answer_keeps_what_must_hold_or_the_refusal_has_its_line(tmp_path: Path) -> None:
@@ -193,20 +195,20 @@ def test_whatever_is_asked_the_answer_keeps_what_must_hold_or_the_refusal_has_it
 
     @seed(20261121)
     @settings(max_examples=400, deadline=None, database=None)
-    @given(asked())
-    def every(one: Asked) -> None:
+    @given(cases())
+    def check_case(case: Case) -> None:
         try:
-            wanted, made = _resolved(one, tmp_path)
+            blueprint, deployment = _resolve(case, tmp_path)
         except InputError as error:
             outcomes["refused", ""] += 1
             assert error.parts
             for part in error.parts:
-                assert not isinstance(part, Mistake) or (part.line >= 1 and part.why and part.write)
+                assert not isinstance(part, Mistake) or (part.line >= 1 and part.reason and part.fix)
             return
-        outcomes[one.target, one.said["pattern"]] += 1
-        _holds(one, wanted, made)
+        outcomes[case.target, case.settings["pattern"]] += 1
+        _check_deployment(case, blueprint, deployment)
 
-    every()
+    check_case()
     # A property of nothing would hold too.
     for pattern in PATTERNS:
         assert outcomes["local", pattern] >= 3, outcomes

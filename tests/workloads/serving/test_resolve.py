@@ -15,7 +15,7 @@ from llm_serving.settings.document import load
 from llm_serving.settings.errors import InputError
 from llm_serving.workloads.serving import resolve
 from llm_serving.workloads.serving.blueprint import Blueprint
-from llm_serving.workloads.serving.deployment import Deployment, Place
+from llm_serving.workloads.serving.deployment import Deployment, Environment
 
 FLEET = """\
 name: demo
@@ -31,8 +31,8 @@ WORKERS = [f"worker-{number}" for number in range(16)]
 PORTS = {name: 20000 + number for number, name in enumerate(["aws", "router", "router-metrics", *WORKERS])}
 
 
-def _place(**fields: Any) -> Place:
-    here = {
+def _build_environment(**fields: Any) -> Environment:
+    defaults = {
         "target": "local",
         "region": "us-west-2",
         "bucket": "demo-models",
@@ -44,89 +44,93 @@ def _place(**fields: Any) -> Place:
         "ports": PORTS,
         "cores": 4,
     }
-    return Place.model_validate({**here, **fields})
+    return Environment.model_validate({**defaults, **fields})
 
 
-def _resolve(folder: Path, place: Place | None = None, **changed: str) -> Deployment:
-    said = {
+def _resolve(folder: Path, environment: Environment | None = None, **overrides: str) -> Deployment:
+    values = {
         "model": "tiny",
         "context": "2k",
         "worker": "{pool: small, replicas: 2}",
         "router": "{}",
         "traffic": "{users: 8, input_tokens: 32..64, output_tokens: 8..16}",
         "weights": "s3",
-        **changed,
+        **overrides,
     }
     folder = folder / "mine"
     folder.mkdir(exist_ok=True)
     (folder / "blueprint.yaml").write_text(
-        f"pattern: aggregated\nmodel: {said['model']}\ncontext: {said['context']}\nweights: {said['weights']}\n"
-        f"roles:\n  worker: {said['worker']}\n  router: {said['router']}\ntraffic: {said['traffic']}\nslo: {{}}\n"
+        f"pattern: aggregated\nmodel: {values['model']}\ncontext: {values['context']}\nweights: {values['weights']}\n"
+        f"roles:\n  worker: {values['worker']}\n  router: {values['router']}\ntraffic: {values['traffic']}\nslo: {{}}\n"
     )
     (folder / "fleet.yaml").write_text(FLEET)
     return resolve.resolve(
-        load(folder / "blueprint.yaml", Blueprint), load(folder / "fleet.yaml", Fleet), place or _place()
+        load(folder / "blueprint.yaml", Blueprint),
+        load(folder / "fleet.yaml", Fleet),
+        environment or _build_environment(),
     )
 
 
-def _flag(deployment: Deployment, name: str, process: int = 0) -> str:
-    command = deployment.replicas[process].command
+def _get_flag(deployment: Deployment, name: str, process: int = 0) -> str:
+    command = deployment.engine_processes[process].command
     return command[command.index(name) + 1]
 
 
-def _router(deployment: Deployment, name: str) -> str:
+def _get_router_flag(deployment: Deployment, name: str) -> str:
     command = deployment.router.processes[0].command
     return command[command.index(name) + 1]
 
 
 def test_each_replica_has_a_name_a_port_and_a_cache_of_its_own(tmp_path: Path) -> None:
-    first, second = _resolve(tmp_path).replicas
+    first, second = _resolve(tmp_path).engine_processes
     assert (first.name, second.name) == ("worker-0", "worker-1")
     assert (first.port, second.port) == (PORTS["worker-0"], PORTS["worker-1"])
-    assert first.environment["VLLM_CACHE_ROOT"] == "/run/mine/cache/worker-0"
-    assert second.environment["VLLM_CACHE_ROOT"] == "/run/mine/cache/worker-1"
+    assert first.env["VLLM_CACHE_ROOT"] == "/run/mine/cache/worker-0"
+    assert second.env["VLLM_CACHE_ROOT"] == "/run/mine/cache/worker-1"
 
 
 def test_the_engine_listens_on_loopback_and_streams_from_the_bucket(tmp_path: Path) -> None:
-    made = _resolve(tmp_path)
-    assert made.replicas[0].command[:3] == ("/engine/bin/vllm", "serve", "s3://demo-models/models/tiny/")
-    assert _flag(made, "--host") == "127.0.0.1"
-    assert _flag(made, "--load-format") == "runai_streamer"
-    assert _flag(made, "--served-model-name") == "tiny"
-    assert _flag(made, "--max-model-len") == "2000"
-    assert made.models[0].weights.bytes == models.find("tiny").weight_bytes
-    assert made.models[0].weights.random
+    deployment = _resolve(tmp_path)
+    assert deployment.engine_processes[0].command[:3] == ("/engine/bin/vllm", "serve", "s3://demo-models/models/tiny/")
+    assert _get_flag(deployment, "--host") == "127.0.0.1"
+    assert _get_flag(deployment, "--load-format") == "runai_streamer"
+    assert _get_flag(deployment, "--served-model-name") == "tiny"
+    assert _get_flag(deployment, "--max-model-len") == "2000"
+    assert deployment.served_models[0].weights.bytes == models.find("tiny").weight_bytes
+    assert deployment.served_models[0].weights.random
 
 
 def test_another_s3_than_awss_is_addressed_by_path(tmp_path: Path) -> None:
-    other = _resolve(tmp_path).replicas[0].environment
-    aws = _resolve(tmp_path, _place(s3_endpoint=None)).replicas[0].environment
+    other = _resolve(tmp_path).engine_processes[0].env
+    aws = _resolve(tmp_path, _build_environment(s3_endpoint=None)).engine_processes[0].env
     assert other["RUNAI_STREAMER_S3_USE_VIRTUAL_ADDRESSING"] == "0"
     assert "RUNAI_STREAMER_S3_USE_VIRTUAL_ADDRESSING" not in aws
     assert other["AWS_REGION"] == "us-west-2"
 
 
 def test_weights_of_ones_own_are_taken_from_there(tmp_path: Path) -> None:
-    assert _resolve(tmp_path, weights="s3://mine/some/model").models[0].weights.uri == "s3://mine/some/model/"
+    assert _resolve(tmp_path, weights="s3://mine/some/model").served_models[0].weights.uri == "s3://mine/some/model/"
 
 
 @pytest.mark.parametrize(("cores", "replicas", "threads"), [(4, 2, "2"), (2, 2, "1"), (2, 3, "1"), (8, 1, "8")])
 def test_the_replicas_share_the_cores(tmp_path: Path, cores: int, replicas: int, threads: str) -> None:
-    made = _resolve(tmp_path, _place(cores=cores), worker=f"{{pool: small, replicas: {replicas}}}")
-    assert {process.environment["OMP_NUM_THREADS"] for process in made.replicas} == {threads}
+    deployment = _resolve(tmp_path, _build_environment(cores=cores), worker=f"{{pool: small, replicas: {replicas}}}")
+    assert {process.env["OMP_NUM_THREADS"] for process in deployment.engine_processes} == {threads}
 
 
 def test_the_cache_holds_a_full_request_and_all_requests_under_way(tmp_path: Path) -> None:
-    made = _resolve(
+    deployment = _resolve(
         tmp_path, model="mid", context="4k", traffic="{users: 50, input_tokens: 1k..2k, output_tokens: 200}"
     )
-    tokens = int(_flag(made, "--kv-cache-memory-bytes")) // memory.kv_bytes_per_token(models.find("mid"))
+    tokens = int(_get_flag(deployment, "--kv-cache-memory-bytes")) // memory.compute_kv_bytes_per_token(
+        models.find("mid")
+    )
     assert tokens >= 4000 + 50 * 2200
     assert tokens < (4000 + 50 * 2200) * 1.1
 
 
 def test_what_a_replica_takes_grows_with_its_weights_and_its_cache(tmp_path: Path) -> None:
-    tiny, mid = (_resolve(tmp_path, model=name).replicas[0].memory_bytes for name in ("tiny", "mid"))
+    tiny, mid = (_resolve(tmp_path, model=name).engine_processes[0].memory_bytes for name in ("tiny", "mid"))
     assert mid - tiny > models.find("mid").weight_bytes
 
 
@@ -141,7 +145,7 @@ def test_what_a_replica_takes_grows_with_its_weights_and_its_cache(tmp_path: Pat
     ],
 )
 def test_every_policy_of_the_blueprint_has_a_word_of_the_routers(tmp_path: Path, policy: str, word: str) -> None:
-    assert _router(_resolve(tmp_path, router=f"{{policy: {policy}}}"), "--policy") == word
+    assert _get_router_flag(_resolve(tmp_path, router=f"{{policy: {policy}}}"), "--policy") == word
 
 
 @pytest.mark.parametrize(
@@ -163,57 +167,61 @@ def test_every_policy_of_the_blueprint_has_a_word_of_the_routers(tmp_path: Path,
 def test_the_router_follows_cached_beginnings_by_default_where_they_are_long_enough(
     tmp_path: Path, shared: str, word: str, why: str
 ) -> None:
-    made = _resolve(tmp_path, traffic=f"{{users: 8, input_tokens: 8, output_tokens: 8, shared_prefix: {shared}}}")
-    assert _router(made, "--policy") == word
-    assert f"The router's policy is {why}" in made.notes
+    deployment = _resolve(tmp_path, traffic=f"{{users: 8, input_tokens: 8, output_tokens: 8, shared_prefix: {shared}}}")
+    assert _get_router_flag(deployment, "--policy") == word
+    assert f"The router's policy is {why}" in deployment.notes
 
 
 def test_before_one_replica_alone_the_router_has_nothing_to_choose_and_its_load_aware_policy_wants_two(
     tmp_path: Path,
 ) -> None:
-    one = _resolve(tmp_path, worker="{pool: small, replicas: 1}", router="{policy: load-aware}")
-    assert _router(one, "--policy") == "round_robin"
+    deployment = _resolve(tmp_path, worker="{pool: small, replicas: 1}", router="{policy: load-aware}")
+    assert _get_router_flag(deployment, "--policy") == "round_robin"
     two = _resolve(tmp_path, worker="{pool: small, replicas: 2}", router="{policy: load-aware}")
-    assert _router(two, "--policy") == "power_of_two"
+    assert _get_router_flag(two, "--policy") == "power_of_two"
 
 
 def test_the_router_knows_every_replica_and_the_requests_deadline(tmp_path: Path) -> None:
-    made = _resolve(tmp_path, traffic="{users: 8, deadline: 2.5s, input_tokens: 8, output_tokens: 8}")
-    urls = tuple(f"http://127.0.0.1:{process.port}" for process in made.replicas)
-    assert made.router.processes[0].command[-2:] == urls
-    assert _router(made, "--request-timeout-secs") == "3"
-    assert made.url == f"http://127.0.0.1:{PORTS['router']}"
+    deployment = _resolve(tmp_path, traffic="{users: 8, deadline: 2.5s, input_tokens: 8, output_tokens: 8}")
+    urls = tuple(f"http://127.0.0.1:{process.port}" for process in deployment.engine_processes)
+    assert deployment.router.processes[0].command[-2:] == urls
+    assert _get_router_flag(deployment, "--request-timeout-secs") == "3"
+    assert deployment.url == f"http://127.0.0.1:{PORTS['router']}"
 
 
 @pytest.mark.parametrize(("users", "replicas", "imbalance"), [(8, 2, "2"), (1, 2, "1"), (100, 2, "25")])
 def test_load_counts_more_than_a_cached_beginning_at_half_a_replicas_share(
     tmp_path: Path, users: int, replicas: int, imbalance: str
 ) -> None:
-    made = _resolve(
+    deployment = _resolve(
         tmp_path,
         worker=f"{{pool: small, replicas: {replicas}}}",
         traffic=f"{{users: {users}, input_tokens: 8, output_tokens: 8}}",
     )
-    assert _router(made, "--balance-abs-threshold") == imbalance
+    assert _get_router_flag(deployment, "--balance-abs-threshold") == imbalance
 
 
 def test_the_first_type_in_the_pools_order_that_holds_it_is_taken(tmp_path: Path) -> None:
-    assert _resolve(tmp_path, worker="{pool: large}").engines[0].instance_types[0] == "g6e.2xlarge"
-    assert _resolve(tmp_path, worker="{pool: large, accelerators: 2}").engines[0].instance_types[0] == "g6e.48xlarge"
+    assert _resolve(tmp_path, worker="{pool: large}").engine_roles[0].instance_types[0] == "g6e.2xlarge"
     assert (
-        _resolve(tmp_path, _place(cores=8), worker="{pool: large, replicas: 9}").engines[0].instance_types[0]
+        _resolve(tmp_path, worker="{pool: large, accelerators: 2}").engine_roles[0].instance_types[0] == "g6e.48xlarge"
+    )
+    assert (
+        _resolve(tmp_path, _build_environment(cores=8), worker="{pool: large, replicas: 9}")
+        .engine_roles[0]
+        .instance_types[0]
         == "g6e.48xlarge"
     )
 
 
 def test_what_stands_in_for_what_is_said(tmp_path: Path) -> None:
-    made = _resolve(tmp_path, _place(emulated=("AWS is emulated.",)))
-    assert made.notes == (
+    deployment = _resolve(tmp_path, _build_environment(emulated=("AWS is emulated.",)))
+    assert deployment.notes == (
         "On this machine the engine runs on CPU; the 1 x L40S of g6e.2xlarge that the pool small would give each "
         "replica of worker stay unused.",
         "The router's policy is load-aware, since by the blueprint's traffic its prompts share nothing.",
     )
-    assert made.emulated == (
+    assert deployment.emulated == (
         "The engine runs on this machine's CPU in place of L40S on g6e.2xlarge, at the CPU's speed.",
         models.RANDOM_NOTICE,
         "AWS is emulated.",
@@ -221,9 +229,9 @@ def test_what_stands_in_for_what_is_said(tmp_path: Path) -> None:
 
 
 def test_the_same_files_and_place_give_the_same_deployment_and_it_survives_json(tmp_path: Path) -> None:
-    made = _resolve(tmp_path)
-    assert made == _resolve(tmp_path)
-    assert Deployment.model_validate_json(made.model_dump_json()) == made
+    deployment = _resolve(tmp_path)
+    assert deployment == _resolve(tmp_path)
+    assert Deployment.model_validate_json(deployment.model_dump_json()) == deployment
 
 
 def test_the_deployment_is_named_as_written_or_after_its_folder(tmp_path: Path) -> None:
@@ -234,12 +242,12 @@ def test_the_deployment_is_named_as_written_or_after_its_folder(tmp_path: Path) 
 def test_a_model_in_a_folder_is_served_by_the_folders_name(tmp_path: Path) -> None:
     folder = tmp_path / "my-model"
     folder.mkdir()
-    config = {key: value for key, value in models.config_of("tiny").items() if key != models.RANDOM_KEY}
+    config = {key: value for key, value in models.read_config("tiny").items() if key != models.RANDOM_KEY}
     (folder / "config.json").write_text(json.dumps(config))
-    made = _resolve(tmp_path, model=str(folder))
-    assert made.models[0].name == "my-model"
-    assert made.models[0].weights.uri == "s3://demo-models/models/my-model/"
-    assert not made.models[0].weights.random
+    deployment = _resolve(tmp_path, model=str(folder))
+    assert deployment.served_models[0].name == "my-model"
+    assert deployment.served_models[0].weights.uri == "s3://demo-models/models/my-model/"
+    assert not deployment.served_models[0].weights.random
 
 
 REFUSED = [
@@ -293,16 +301,16 @@ REFUSED = [
 
 @pytest.mark.parametrize(("changed", "said"), REFUSED)
 def test_what_cannot_work_is_refused_at_its_line(tmp_path: Path, changed: dict[str, str], said: str) -> None:
-    with pytest.raises(InputError) as refused:
+    with pytest.raises(InputError) as error:
         _resolve(tmp_path, **changed)
     folder = f"{tmp_path}/mine"
-    assert str(refused.value) == f"{folder}/{said}".replace("FOLDER", folder)
+    assert str(error.value) == f"{folder}/{said}".replace("FOLDER", folder)
 
 
 def test_all_that_cannot_work_is_said_at_once(tmp_path: Path) -> None:
-    with pytest.raises(InputError) as refused:
+    with pytest.raises(InputError) as error:
         _resolve(tmp_path, model="tinyy", worker="{pool: gpu}")
-    assert [mistake.field for mistake in refused.value.mistakes] == ["model", "roles.worker.pool"]
+    assert [mistake.field for mistake in error.value.mistakes] == ["model", "roles.worker.pool"]
 
 
 def test_a_folder_whose_name_is_no_name_must_be_named(tmp_path: Path) -> None:
@@ -311,9 +319,9 @@ def test_a_folder_whose_name_is_no_name_must_be_named(tmp_path: Path) -> None:
     (folder / "blueprint.yaml").write_text(
         "pattern: aggregated\nmodel: tiny\nroles: {worker: {pool: small}}\ntraffic: {users: 8}\nslo: {}\n"
     )
-    with pytest.raises(InputError) as refused:
-        resolve.name_of(load(folder / "blueprint.yaml", Blueprint))
-    assert str(refused.value) == (
+    with pytest.raises(InputError) as error:
+        resolve.resolve_name(load(folder / "blueprint.yaml", Blueprint))
+    assert str(error.value) == (
         f"{folder}/blueprint.yaml:1:1: name: now 'My Model': the folder's name stands in for it, and is none. "
         "Write name: NAME, 2 to 32 of a-z, 0-9 and -."
     )

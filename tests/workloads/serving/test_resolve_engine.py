@@ -20,7 +20,7 @@ from llm_serving.workloads.serving import resolve
 pytestmark = pytest.mark.engine
 
 TOKENS = 2000
-HELD = 99
+HELD_MAX_TOKENS = 99
 """As many tokens asked for, and the engine answers only when it is let go."""
 
 
@@ -31,7 +31,7 @@ class Engine(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.asked: list[int] = []
+        self.received: list[int] = []
         self.let_go = threading.Event()
 
     @property
@@ -43,21 +43,21 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        self._say({"object": "list", "data": [{"id": "known", "object": "model"}]})
+        self._send_json({"object": "list", "data": [{"id": "known", "object": "model"}]})
 
     def do_POST(self) -> None:
         assert isinstance(self.server, Engine)
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path.endswith("/render"):
-            return self._say([{"token_ids": [ord(letter) for letter in body["prompt"]], "model": "known"}])
-        self.server.asked.append(ord(body["prompt"][-1]))
-        if body["max_tokens"] == HELD:
+            return self._send_json([{"token_ids": [ord(character) for character in body["prompt"]], "model": "known"}])
+        self.server.received.append(ord(body["prompt"][-1]))
+        if body["max_tokens"] == HELD_MAX_TOKENS:
             self.server.let_go.wait(30)
         choice = {"index": 0, "text": "a", "finish_reason": "length"}
-        return self._say({"id": "x", "object": "text_completion", "model": "known", "choices": [choice]})
+        return self._send_json({"id": "x", "object": "text_completion", "model": "known", "choices": [choice]})
 
-    def _say(self, said: Any) -> None:
-        text = json.dumps(said).encode()
+    def _send_json(self, payload: Any) -> None:
+        text = json.dumps(payload).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(text)))
@@ -69,66 +69,70 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[Engine, Engine]]:
-    both = (Engine(), Engine())
-    for engine in both:
+def engine_pair() -> Iterator[tuple[Engine, Engine]]:
+    servers = (Engine(), Engine())
+    for engine in servers:
         threading.Thread(target=engine.serve_forever, daemon=True).start()
-    yield both
-    for engine in both:
+    yield servers
+    for engine in servers:
         engine.let_go.set()
         engine.shutdown()
         engine.server_close()
 
 
 @contextlib.contextmanager
-def _router(pair: tuple[Engine, Engine]) -> Iterator[str]:
+def _run_router(engine_pair: tuple[Engine, Engine]) -> Iterator[str]:
     """vllm-router with the policy's own word and all else as it comes; yields its URL."""
-    port, metrics = processes.free_ports(2)
-    word = engines.routers()["vllm-router"].policies["cache-aware"]
+    port, metrics = processes.claim_free_ports(2)
+    word = engines.load_routers()["vllm-router"].policies["cache-aware"]
     command = [
-        *(str(engine_env.executables() / "vllm-router"), "--host", "127.0.0.1", "--port", str(port)),
+        *(str(engine_env.find_executables() / "vllm-router"), "--host", "127.0.0.1", "--port", str(port)),
         *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics), "--policy", word),
-        *("--worker-urls", *(engine.url for engine in pair)),
+        *("--worker-urls", *(engine.url for engine in engine_pair)),
     ]
     child = processes.spawn(command, environment={})
     try:
-        processes.wait_until(lambda: _healthy(f"http://127.0.0.1:{port}/health"), "the router", 60)
+        processes.wait_until(lambda: _is_healthy(f"http://127.0.0.1:{port}/health"), "the router", 60)
         yield f"http://127.0.0.1:{port}"
     finally:
         processes.stop(child)
 
 
-def _healthy(url: str) -> bool:
-    with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=2) as answer:
-        return bool(answer.status == 200)
+def _is_healthy(url: str) -> bool:
+    with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=2) as response:
+        return bool(response.status == 200)
     return False
 
 
 def _send(url: str, shared: float, number: int, max_tokens: int = 1) -> None:
     """A prompt that begins like all others, ends like none, and whose last token is its number."""
-    own = TOKENS - round(TOKENS * shared) - 1
+    unique_tokens = TOKENS - round(TOKENS * shared) - 1
     prompt = (
-        "s" * (TOKENS - own - 1) + "".join(chr(1000 + number * TOKENS + index) for index in range(own)) + chr(number)
+        "s" * (TOKENS - unique_tokens - 1)
+        + "".join(chr(1000 + number * TOKENS + index) for index in range(unique_tokens))
+        + chr(number)
     )
     body = json.dumps({"model": "known", "prompt": prompt, "max_tokens": max_tokens}).encode()
     request = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        answer.read()
+    with urllib.request.urlopen(request, timeout=60) as response:
+        response.read()
 
 
 @pytest.mark.parametrize(("beside", "followed"), [(-0.01, False), (0.01, True)])
 def test_the_router_follows_a_beginning_to_a_busier_engine_only_above_the_resolvers_share(
-    pair: tuple[Engine, Engine], beside: float, followed: bool
+    engine_pair: tuple[Engine, Engine], beside: float, followed: bool
 ) -> None:
-    shared = resolve.SHARED_ENOUGH + beside
-    with _router(pair) as url:
+    shared = resolve.CACHE_AWARE_SHARE + beside
+    with _run_router(engine_pair) as url:
         _send(url, shared, 1)
-        held = threading.Thread(target=_send, args=(url, shared, 2, HELD))
-        held.start()
-        processes.wait_until(lambda: any(2 in engine.asked for engine in pair), "the request that is held", 30)
+        blocked = threading.Thread(target=_send, args=(url, shared, 2, HELD_MAX_TOKENS))
+        blocked.start()
+        processes.wait_until(
+            lambda: any(2 in engine.received for engine in engine_pair), "the request that is held", 30
+        )
         _send(url, shared, 3)
-        for engine in pair:
+        for engine in engine_pair:
             engine.let_go.set()
-        held.join(30)
-    busy = next(engine for engine in pair if 2 in engine.asked)
-    assert (3 in busy.asked) is followed
+        blocked.join(30)
+    busy = next(engine for engine in engine_pair if 2 in engine.received)
+    assert (3 in busy.received) is followed

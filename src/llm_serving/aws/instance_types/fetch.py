@@ -15,10 +15,10 @@ PRICE_REGION = "us-east-1"
 """Region of the price list's own API; its answers cover all regions."""
 
 
-class Aws:
+class InstanceTypeApi:
     """The EC2 API at AWS, or at another endpoint that speaks it."""
 
-    def __init__(self, endpoint: str | None = None, *, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, endpoint: str | None = None, *, environ: Mapping[str, str] | None = None) -> None:
         """Prepares clients.
 
         Args:
@@ -31,63 +31,63 @@ class Aws:
         """Why the price list was not read, where AWS refused it."""
         self._endpoint = endpoint
         self._config = Config(connect_timeout=5, read_timeout=30, retries={"max_attempts": 3, "mode": "standard"})
-        keys = environment or {}
+        keys = environ or {}
         self._session = boto3.Session(
             aws_access_key_id=keys.get("AWS_ACCESS_KEY_ID"),
             aws_secret_access_key=keys.get("AWS_SECRET_ACCESS_KEY"),
-            botocore_session=session.session(),
+            botocore_session=session.create_session(),
         )
 
-    def _client(self, service: str, region: str) -> Any:
+    def _create_client(self, service: str, region: str) -> Any:
         return self._session.client(service, region_name=region, endpoint_url=self._endpoint, config=self._config)
 
-    def source(self) -> str:
+    def describe_source(self) -> str:
         """Who answers."""
-        url = self._client("ec2", PRICE_REGION).meta.endpoint_url
+        url = self._create_client("ec2", PRICE_REGION).meta.endpoint_url
         if self._endpoint:
             return f"the copy of EC2's answers that moto {importlib.metadata.version('moto')} carries"
         return "AWS EC2" if session.is_aws(url) else f"the server at {url}"
 
-    def regions(self) -> list[str]:
+    def list_regions(self) -> list[str]:
         """Regions that the account may use."""
-        answer = self._client("ec2", PRICE_REGION).describe_regions()
-        return sorted(one["RegionName"] for one in answer["Regions"])
+        response = self._create_client("ec2", PRICE_REGION).describe_regions()
+        return sorted(region["RegionName"] for region in response["Regions"])
 
-    def region(self, name: str, date: datetime.date) -> dict[str, Any]:
+    def fetch_region(self, name: str, date: datetime.date) -> dict[str, Any]:
         """All that one region says, as `shape.merge` takes it."""
-        ec2 = self._client("ec2", name)
-        wanted = [
-            {"Name": "instance-type", "Values": rows.patterns()},
+        ec2 = self._create_client("ec2", name)
+        filters = [
+            {"Name": "instance-type", "Values": rows.list_patterns()},
             # Bare metal runs no replica: the engine needs no machine that boots for ten minutes.
             {"Name": "bare-metal", "Values": ["false"]},
         ]
-        pages = ec2.get_paginator("describe_instance_types").paginate(Filters=wanted)
-        types = [one for page in pages for one in page["InstanceTypes"]]
+        pages = ec2.get_paginator("describe_instance_types").paginate(Filters=filters)
+        types = [entry for page in pages for entry in page["InstanceTypes"]]
         # This filter takes exact names where the other takes patterns, and at most 200 of them.
-        names = sorted(one["InstanceType"] for one in types)
-        offered = ec2.get_paginator("describe_instance_type_offerings").paginate(
+        names = sorted(entry["InstanceType"] for entry in types)
+        offering_pages = ec2.get_paginator("describe_instance_type_offerings").paginate(
             LocationType="availability-zone", Filters=[{"Name": "instance-type", "Values": names[:200]}]
         )
-        offerings = [one for page in offered for one in page["InstanceTypeOfferings"]] if names else []
+        offerings = [entry for page in offering_pages for entry in page["InstanceTypeOfferings"]] if names else []
         return {
-            "source": self.source(),
+            "source": self.describe_source(),
             "date": date.isoformat(),
             "types": types,
-            "zones": rows.zones(offerings, name),
-            "prices": None if self._endpoint else self._prices_if_allowed(name, names),
+            "zones": rows.collect_zone_letters(offerings, name),
+            "prices": None if self._endpoint else self._try_fetch_prices(name, names),
         }
 
-    def _prices_if_allowed(self, region: str, names: Sequence[str]) -> dict[str, float] | None:
+    def _try_fetch_prices(self, region: str, names: Sequence[str]) -> dict[str, float] | None:
         """Many roles may read EC2 and not the price list: the rest of a refresh is worth having without it."""
         from botocore import exceptions
 
         try:
-            return self.prices(region, names)
+            return self.fetch_prices(region, names)
         except exceptions.ClientError as error:
-            self.price_refusal = session.said(error)
+            self.price_refusal = session.format_error(error)
             return None
 
-    def prices(self, region: str, names: Sequence[str]) -> dict[str, float]:
+    def fetch_prices(self, region: str, names: Sequence[str]) -> dict[str, float]:
         """US dollars an hour on demand (Linux, shared tenancy) from AWS's price list."""
         fields = {
             "regionCode": region,
@@ -99,15 +99,19 @@ class Aws:
         }
         filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in fields.items()]
         filters.append({"Type": "ANY_OF", "Field": "instanceType", "Value": ",".join(names)})
-        listing = self._client("pricing", PRICE_REGION).get_paginator("get_products")
-        pages = listing.paginate(ServiceCode="AmazonEC2", Filters=filters)
+        paginator = self._create_client("pricing", PRICE_REGION).get_paginator("get_products")
+        pages = paginator.paginate(ServiceCode="AmazonEC2", Filters=filters)
         products = (json.loads(text) for page in pages for text in page["PriceList"])
-        found = ((product["product"]["attributes"]["instanceType"], usd_an_hour(product)) for product in products)
-        return {name: usd for name, usd in sorted(found) if usd}
+        usd_by_type = (
+            (product["product"]["attributes"]["instanceType"], read_usd_per_hour(product)) for product in products
+        )
+        return {name: usd for name, usd in sorted(usd_by_type) if usd}
 
 
-def usd_an_hour(product: Mapping[str, Any]) -> float:
+def read_usd_per_hour(product: Mapping[str, Any]) -> float:
     """The on-demand price of one entry of the price list; 0 where it has none, as for types sold by Capacity Block."""
     terms = product["terms"].get("OnDemand", {}).values()
-    dimensions = [one for term in terms for one in term["priceDimensions"].values() if one["unit"] == "Hrs"]
-    return max((float(one["pricePerUnit"].get("USD", 0)) for one in dimensions), default=0.0)
+    dimensions = [
+        dimension for term in terms for dimension in term["priceDimensions"].values() if dimension["unit"] == "Hrs"
+    ]
+    return max((float(dimension["pricePerUnit"].get("USD", 0)) for dimension in dimensions), default=0.0)

@@ -13,67 +13,67 @@ Status = Literal["pass", "warn", "fail"]
 
 
 @dataclass(frozen=True)
-class Line:
+class CheckResult:
     """One answer."""
 
-    about: str
+    name: str
     status: Status
-    said: str
+    message: str
 
-    remedy: str = ""
+    fix: str = ""
     """What to do, in words; "" where nothing is to be done."""
 
     command: tuple[str, ...] = ()
     """A command that does it, ready to paste."""
 
-    unanswered: str = ""
+    unknown_reason: str = ""
     """Why AWS gave no answer, so that nothing is claimed; "" where it did."""
 
-    share: float | None = None
+    usage_ratio: float | None = None
     """How much of what there is the fleet takes, 1 being all of it; infinite of nothing, None where none is counted."""
 
     @property
     def known(self) -> bool:
         """Whether there was an answer."""
-        return not self.unanswered
+        return not self.unknown_reason
 
-    def plain(self) -> dict[str, Any]:
+    def build_payload(self) -> dict[str, Any]:
         """The line as `--json` shows it."""
         return {
-            "about": self.about,
+            "about": self.name,
             "status": self.status,
             "known": self.known,
-            "unanswered": self.unanswered,
-            "said": self.said,
-            "share": None if self.share is None or math.isinf(self.share) else round(self.share, 4),
-            "remedy": self.remedy,
-            "command": console.quoted(self.command) if self.command else "",
+            "unanswered": self.unknown_reason,
+            "said": self.message,
+            "share": None if self.usage_ratio is None or math.isinf(self.usage_ratio) else round(self.usage_ratio, 4),
+            "remedy": self.fix,
+            "command": console.quote_command(self.command) if self.command else "",
         }
 
 
 @dataclass(frozen=True)
-class Question:
+class Check:
     """Something to ask of AWS, independent of all other questions."""
 
     group: str
     """The heading that its lines stand under."""
 
-    about: str
+    name: str
 
-    ask: Callable[[], Sequence[Line]]
+    execute: Callable[[], Sequence[CheckResult]]
 
     actions: tuple[str, ...] = ()
     """IAM actions that asking takes."""
 
 
 @dataclass(frozen=True)
-class Group:
+class CheckGroup:
     """Lines under one heading."""
 
     title: str
-    lines: tuple[Line, ...]
+    results: tuple[CheckResult, ...]
 
 
-def unknown(about: str, unanswered: str, remedy: str = "", *, said: str = "not known") -> Line:
+def build_unknown_result(name: str, unknown_reason: str, fix: str = "", *, message: str = "not known") -> CheckResult:
     """What could not be found out: a warning, and no claim."""
-    return Line(about, "warn", said, remedy, unanswered=unanswered)
+    return CheckResult(name, "warn", message, fix, unknown_reason=unknown_reason)

@@ -58,11 +58,11 @@ _RESERVATIONS = (
     *("resource-groups:CreateGroup", "resource-groups:DeleteGroup", "resource-groups:GroupResources"),
     *("resource-groups:UngroupResources", "resource-groups:Tag"),
 )
-_RESERVE = ("ec2:CreateCapacityReservation", "ec2:ModifyCapacityReservation", "ec2:CancelCapacityReservation")
+_RESERVE_ACTIONS = ("ec2:CreateCapacityReservation", "ec2:ModifyCapacityReservation", "ec2:CancelCapacityReservation")
 _PLACEMENT = ("ec2:CreatePlacementGroup", "ec2:DeletePlacementGroup")
 
 
-def needed(fleet: Fleet) -> Mapping[str, tuple[str, ...]]:
+def list_actions_by_part(fleet: Fleet) -> Mapping[str, tuple[str, ...]]:
     """Actions by part of the fleet, each once."""
     parts: dict[str, tuple[str, ...]] = {}
     if isinstance(fleet.network, NewNetwork):
@@ -70,19 +70,19 @@ def needed(fleet: Fleet) -> Mapping[str, tuple[str, ...]]:
     parts["storage"] = _STORAGE
     if fleet.state != "local":
         parts["state"] = _STATE
-    parts["machines"] = _MACHINES + tuple(_held(fleet))
+    parts["machines"] = _MACHINES + tuple(_list_reservation_actions(fleet))
     for name, actions in (("eks", _EKS), ("ecs", _ECS)):
         if name in fleet.orchestrators:
             parts[name.upper()] = actions
     return {part: tuple(dict.fromkeys(actions)) for part, actions in parts.items()}
 
 
-def _held(fleet: Fleet) -> Iterator[str]:
+def _list_reservation_actions(fleet: Fleet) -> Iterator[str]:
     """What the pools' reservations and placement groups take."""
     pools = fleet.pools.values()
-    if any(isinstance(way, Reservation) and not way.capacity_block for pool in pools for way in pool.buy):
+    if any(isinstance(option, Reservation) and not option.capacity_block for pool in pools for option in pool.buy):
         yield from _RESERVATIONS
-    if any(pool.to_reserve for pool in pools):
-        yield from _RESERVE
+    if any(pool.reserve_count for pool in pools):
+        yield from _RESERVE_ACTIONS
     if any(pool.placement_group == "cluster" for pool in pools):
         yield from _PLACEMENT

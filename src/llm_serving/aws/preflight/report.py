@@ -10,9 +10,9 @@ from typing import Any
 
 from llm_serving import console
 from llm_serving.aws.preflight import identity, price, quotas, reservations, runner, state, subnets, zones
-from llm_serving.aws.preflight.check import Group, Line, Question, unknown
+from llm_serving.aws.preflight.check import Check, CheckGroup, CheckResult, build_unknown_result
 from llm_serving.aws.preflight.identity import Identity
-from llm_serving.aws.session import Aws
+from llm_serving.aws.session import AwsSession
 from llm_serving.catalog.instances import Catalogue
 from llm_serving.fleet import capacity, checks
 from llm_serving.fleet.model import Fleet
@@ -21,91 +21,99 @@ from llm_serving.settings.errors import Mistake
 
 
 @dataclass(frozen=True)
-class Report:
+class PreflightReport:
     """What a preflight found."""
 
     fleet: Fleet
-    who: Identity
-    at: str
+    caller: Identity
+    endpoint: str
     """Who answered: AWS, or another server."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[CheckGroup, ...]
 
     @property
-    def lines(self) -> tuple[Line, ...]:
+    def results(self) -> tuple[CheckResult, ...]:
         """All lines, without their headings."""
-        return tuple(line for group in self.groups for line in group.lines)
+        return tuple(result for group in self.groups for result in group.results)
 
     @property
     def counts(self) -> dict[str, int]:
         """Lines by status."""
-        found = Counter(line.status for line in self.lines)
-        return {status: found[status] for status in ("pass", "warn", "fail")}
+        counter = Counter(result.status for result in self.results)
+        return {status: counter[status] for status in ("pass", "warn", "fail")}
 
-    def plain(self) -> dict[str, Any]:
+    def build_payload(self) -> dict[str, Any]:
         """What `--json` prints."""
         return {
             "fleet": self.fleet.name,
             "region": self.fleet.region,
-            "account": self.who.account,
-            "identity": self.who.arn,
-            "answered_by": self.at,
+            "account": self.caller.account,
+            "identity": self.caller.arn,
+            "answered_by": self.endpoint,
             "ok": not self.counts["fail"],
-            "counts": {**self.counts, "unknown": sum(not line.known for line in self.lines)},
+            "counts": {**self.counts, "unknown": sum(not result.known for result in self.results)},
             "groups": [
-                {"title": group.title, "lines": [line.plain() for line in group.lines]} for group in self.groups
+                {"title": group.title, "lines": [result.build_payload() for result in group.results]}
+                for group in self.groups
             ],
         }
 
 
-def run(document: Document[Fleet], catalogue: Catalogue, aws: Aws, *, limit_s: float = runner.LIMIT_S) -> Report:
+def run_preflight(
+    document: Document[Fleet], catalogue: Catalogue, aws: AwsSession, *, timeout_s: float = runner.TIMEOUT_S
+) -> PreflightReport:
     """Asks all there is to ask; changes nothing.
 
     Raises:
         Unavailable: no credentials, or no network.
     """
     fleet = document.value
-    with console.step(f"Ask {aws.at()} who asks"):
-        who = identity.whoami(aws)
-    mistakes = checks.check(document, catalogue)
-    put = _questions(document, catalogue, aws, who, mistakes)
-    with console.step(f"Ask {aws.at()} about {fleet.name} in {fleet.region}") as step:
-        groups = runner.ask(put, step, limit_s)
-    return Report(fleet, who, aws.at(), tuple(group for group in groups if group.lines))
+    with console.step(f"Ask {aws.describe_endpoint()} who asks"):
+        caller = identity.fetch_identity(aws)
+    mistakes = checks.find_mistakes(document, catalogue)
+    put = _list_checks(document, catalogue, aws, caller, mistakes)
+    with console.step(f"Ask {aws.describe_endpoint()} about {fleet.name} in {fleet.region}") as step:
+        groups = runner.run_checks(put, step, timeout_s)
+    return PreflightReport(fleet, caller, aws.describe_endpoint(), tuple(group for group in groups if group.results))
 
 
-def _questions(
-    document: Document[Fleet], catalogue: Catalogue, aws: Aws, who: Identity, mistakes: Sequence[Mistake]
-) -> list[Question]:
+def _list_checks(
+    document: Document[Fleet], catalogue: Catalogue, aws: AwsSession, caller: Identity, mistakes: Sequence[Mistake]
+) -> list[Check]:
     fleet = document.value
-    limit = [one for one in mistakes if one.field == "spend_limit"]
-    others = [one for one in mistakes if one.field not in _SAID_BELOW]
+    limit_mistakes = [mistake for mistake in mistakes if mistake.field == "spend_limit"]
+    other_mistakes = [mistake for mistake in mistakes if mistake.field not in _REPORTED_ELSEWHERE]
     return [
-        *identity.questions(aws, fleet, who),
-        Question("fleet file", "fleet file", lambda: [_mistake(one) for one in others]),
-        *zones.questions(aws, fleet),
-        *_sizes(document, catalogue, aws),
-        *reservations.questions(aws, fleet, catalogue),
-        *state.questions(aws, fleet, who, str(document.path)),
-        Question("price", "price", lambda: price.lines(fleet, catalogue, limit, datetime.date.today())),
+        *identity.list_checks(aws, fleet, caller),
+        Check("fleet file", "fleet file", lambda: [_build_mistake_result(mistake) for mistake in other_mistakes]),
+        *zones.list_checks(aws, fleet),
+        *_list_size_checks(document, catalogue, aws),
+        *reservations.list_checks(aws, fleet, catalogue),
+        *state.list_checks(aws, fleet, caller, str(document.path)),
+        Check("price", "price", lambda: price.check_price(fleet, catalogue, limit_mistakes, datetime.date.today())),
     ]
 
 
-_SAID_BELOW = ("spend_limit", "network.cidr", "pools")
+_REPORTED_ELSEWHERE = ("spend_limit", "network.cidr", "pools")
 """Fields whose mistakes have a line of their own: with the price, the subnets and the limits."""
 
 
-def _sizes(document: Document[Fleet], catalogue: Catalogue, aws: Aws) -> list[Question]:
+def _list_size_checks(document: Document[Fleet], catalogue: Catalogue, aws: AwsSession) -> list[Check]:
     """What follows from the number of machines; nothing, where a type is unknown and none can be counted."""
     fleet = document.value
-    if any(kind not in catalogue for pool in fleet.pools.values() for kind in pool.types):
-        missing = unknown(
+    if any(instance_type not in catalogue for pool in fleet.pools.values() for instance_type in pool.types):
+        unknown_result = build_unknown_result(
             "quotas", "the catalogue lacks a type, so nothing was counted", "write a type that it has, as said above"
         )
-        return [Question("quotas", "quotas", lambda: [missing])]
-    met = capacity.of(fleet, catalogue)
-    return [*quotas.questions(aws, fleet, met), *subnets.questions(aws, fleet, catalogue, met)]
+        return [Check("quotas", "quotas", lambda: [unknown_result])]
+    requirements = capacity.compute(fleet, catalogue)
+    return [*quotas.list_checks(aws, fleet, requirements), *subnets.list_checks(aws, fleet, catalogue, requirements)]
 
 
-def _mistake(one: Mistake) -> Line:
-    return Line(f"line {one.line}", "fail", f"{one.field}: now {one.value}: {one.why}", f"write {one.write}")
+def _build_mistake_result(mistake: Mistake) -> CheckResult:
+    return CheckResult(
+        f"line {mistake.line}",
+        "fail",
+        f"{mistake.field}: now {mistake.value}: {mistake.reason}",
+        f"write {mistake.fix}",
+    )

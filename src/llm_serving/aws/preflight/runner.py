@@ -7,51 +7,65 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from llm_serving import console
-from llm_serving.aws import session as clients
-from llm_serving.aws.preflight.check import Group, Line, Question, unknown
-from llm_serving.fleet.checks import listed
+from llm_serving.aws import session as session
+from llm_serving.aws.preflight.check import Check, CheckGroup, CheckResult, build_unknown_result
+from llm_serving.fleet.checks import join_words
 
-AT_ONCE = 8
+MAX_CONCURRENT_CHECKS = 8
 """Questions under way; AWS's describe calls allow about 20 a second, Service Quotas fewer."""
 
-LIMIT_S = 90.0
+TIMEOUT_S = 90.0
 """For all answers together. One call takes 20 s at most and is tried three times."""
 
 
-def ask(questions: Sequence[Question], step: console.Step, limit_s: float = LIMIT_S) -> list[Group]:
+def run_checks(checks: Sequence[Check], step: console.Step, timeout_s: float = TIMEOUT_S) -> list[CheckGroup]:
     """The answers, under the questions' headings in the order of the questions."""
-    end = time.monotonic() + limit_s
-    pool = ThreadPoolExecutor(AT_ONCE, "preflight")
-    under_way = {pool.submit(_lines, one): one for one in questions}
-    answered: dict[Question, Sequence[Line]] = {}
-    left: set[Future[Sequence[Line]]] = set(under_way)
-    while left and time.monotonic() < end:
-        done, left = wait(left, timeout=0.2)
-        answered |= {under_way[one]: one.result() for one in done}
-        step.note = _progress(len(answered), [under_way[one] for one in left], len(questions))
-    pool.shutdown(wait=False, cancel_futures=True)
-    late = f"no answer within {limit_s:.0f} s"
-    said = [(one.group, answered.get(one, [unknown(one.about, late, "run it again")])) for one in questions]
-    titles = dict.fromkeys(title for title, _ in said)
-    return [Group(title, tuple(line for at, lines in said if at == title for line in lines)) for title in titles]
+    deadline = time.monotonic() + timeout_s
+    executor = ThreadPoolExecutor(MAX_CONCURRENT_CHECKS, "preflight")
+    checks_by_future = {executor.submit(_run_check, item): item for item in checks}
+    results: dict[Check, Sequence[CheckResult]] = {}
+    pending: set[Future[Sequence[CheckResult]]] = set(checks_by_future)
+    while pending and time.monotonic() < deadline:
+        done, pending = wait(pending, timeout=0.2)
+        results |= {checks_by_future[item]: item.result() for item in done}
+        step.note = _format_progress(len(results), [checks_by_future[item] for item in pending], len(checks))
+    executor.shutdown(wait=False, cancel_futures=True)
+    timeout_reason = f"no answer within {timeout_s:.0f} s"
+    titled_results = [
+        (item.group, results.get(item, [build_unknown_result(item.name, timeout_reason, "run it again")]))
+        for item in checks
+    ]
+    titles = dict.fromkeys(title for title, _ in titled_results)
+    return [
+        CheckGroup(
+            title,
+            tuple(
+                result
+                for group_title, group_results in titled_results
+                if group_title == title
+                for result in group_results
+            ),
+        )
+        for title in titles
+    ]
 
 
-def _progress(done: int, left: Sequence[Question], total: int) -> str:
+def _format_progress(done: int, pending: Sequence[Check], total: int) -> str:
     # A few questions share a subject; its name is shown once.
-    names = list(dict.fromkeys(one.about for one in left))
+    names = list(dict.fromkeys(check.name for check in pending))
     waiting = f", waiting for {', '.join(names[:2])}{' and others' if len(names) > 2 else ''}" if names else ""
     return f"{done} of {total} answers{waiting}"
 
 
-def _lines(question: Question) -> Sequence[Line]:
+def _run_check(check: Check) -> Sequence[CheckResult]:
     """The answer, or a line that says why there is none."""
     try:
-        return question.ask()
-    except clients.errors() as error:
-        return [unknown(question.about, why(error), remedy(error, question.actions))]
+        return check.execute()
+    except session.get_error_types() as error:
+        return [build_unknown_result(check.name, describe_error(error), suggest_fix(error, check.actions))]
 
 
-def why(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Why AWS gave no answer, in a few words."""
     from botocore import exceptions, parsers
 
@@ -59,16 +73,18 @@ def why(error: Exception) -> str:
         return "the server's answer is not one of AWS's"
     if not isinstance(error, exceptions.ClientError):
         return " ".join(str(error).split())
-    if clients.code(error) in clients.DENIED:
+    if session.get_error_code(error) in session.DENIED_CODES:
         return f"this identity may not call {error.operation_name}"
-    if clients.code(error).isdigit():  # no answer of AWS's form, but an error page of a server between or in its place
-        return f"the server answered {error.operation_name} with {clients.code(error)}"
-    return f"{error.operation_name} was refused: {clients.said(error)}"
+    if session.get_error_code(
+        error
+    ).isdigit():  # no answer of AWS's form, but an error page of a server between or in its place
+        return f"the server answered {error.operation_name} with {session.get_error_code(error)}"
+    return f"{error.operation_name} was refused: {session.format_error(error)}"
 
 
-def remedy(error: Exception, actions: Sequence[str]) -> str:
+def suggest_fix(error: Exception, actions: Sequence[str]) -> str:
     """What would get an answer; "" where nobody here can do a thing."""
     from botocore import exceptions
 
-    denied = isinstance(error, exceptions.ClientError) and clients.code(error) in clients.DENIED
-    return f"allow {listed(actions)} to this identity" if denied and actions else ""
+    denied = isinstance(error, exceptions.ClientError) and session.get_error_code(error) in session.DENIED_CODES
+    return f"allow {join_words(actions)} to this identity" if denied and actions else ""

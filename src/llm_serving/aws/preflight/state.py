@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from llm_serving.aws import state_bucket
-from llm_serving.aws.preflight.check import Line, Question
+from llm_serving.aws.preflight.check import Check, CheckResult
 from llm_serving.aws.preflight.identity import Identity
-from llm_serving.aws.session import Aws
+from llm_serving.aws.session import AwsSession
 from llm_serving.fleet.model import Fleet
-from llm_serving.settings.errors import AnswerIsNo
+from llm_serving.settings.errors import CheckFailed
 
 _ACTIONS = (
     *("s3:ListBucket", "s3:GetBucketPublicAccessBlock", "s3:GetBucketVersioning", "s3:GetEncryptionConfiguration"),
@@ -15,7 +15,7 @@ _ACTIONS = (
 )
 
 
-def questions(aws: Aws, fleet: Fleet, who: Identity, file: str) -> list[Question]:
+def list_checks(aws: AwsSession, fleet: Fleet, caller: Identity, file: str) -> list[Check]:
     """None where the state is a local file.
 
     Args:
@@ -23,23 +23,25 @@ def questions(aws: Aws, fleet: Fleet, who: Identity, file: str) -> list[Question
     """
     if fleet.state == "local":
         return []
-    return [Question("state", "state bucket", lambda: _lines(aws, fleet, who, file), _ACTIONS)]
+    return [Check("state", "state bucket", lambda: _check_bucket(aws, fleet, caller, file), _ACTIONS)]
 
 
-def _lines(aws: Aws, fleet: Fleet, who: Identity, file: str) -> list[Line]:
-    where = state_bucket.place(fleet, who.arn)
-    about = f"s3://{where.bucket}"
+def _check_bucket(aws: AwsSession, fleet: Fleet, caller: Identity, file: str) -> list[CheckResult]:
+    bucket = state_bucket.resolve_state_bucket(fleet, caller.arn)
+    check_name = f"s3://{bucket.name}"
     try:
-        found = state_bucket.look(aws, where)
-    except AnswerIsNo as error:
-        said, _, remedy = str(error).removeprefix(f"{about}: ").partition(". ")
-        return [Line(about, "fail", said, remedy.rstrip("."))]
-    if not found.exists:
+        bucket_status = state_bucket.inspect_bucket(aws, bucket)
+    except CheckFailed as error:
+        message, _, fix = str(error).removeprefix(f"{check_name}: ").partition(". ")
+        return [CheckResult(check_name, "fail", message, fix.rstrip("."))]
+    if not bucket_status.exists:
         command = ("blueprint", "state", "make", "--fleet", file)
-        return [Line(about, "warn", "it is not there yet", "installing makes it; or by itself", command)]
-    if not found.lacking:
-        return [Line(about, "pass", "there, versioned, encrypted, TLS only, closed to the public")]
+        return [CheckResult(check_name, "warn", "it is not there yet", "installing makes it; or by itself", command)]
+    if not bucket_status.changes:
+        return [CheckResult(check_name, "pass", "there, versioned, encrypted, TLS only, closed to the public")]
     return [
-        Line(about, "fail" if one.grave else "warn", f"it {one.why}", "set it right", one.command)
-        for one in found.lacking
+        CheckResult(
+            check_name, "fail" if change.critical else "warn", f"it {change.reason}", "set it right", change.command
+        )
+        for change in bucket_status.changes
     ]

@@ -6,67 +6,87 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from llm_serving.aws import session as clients
-from llm_serving.aws.preflight.check import Line, Question
-from llm_serving.aws.session import Aws
+from llm_serving.aws import session as session
+from llm_serving.aws.preflight.check import Check, CheckResult
+from llm_serving.aws.session import AwsSession
 from llm_serving.catalog.instances import Catalogue
 from llm_serving.fleet import capacity
-from llm_serving.fleet.capacity import Scale, Subnet
+from llm_serving.fleet.capacity import Capacity, Subnet
 from llm_serving.fleet.model import ExistingNetwork, Fleet
 
 
-def questions(aws: Aws, fleet: Fleet, catalogue: Catalogue, met: Scale) -> list[Question]:
+def list_checks(aws: AwsSession, fleet: Fleet, catalogue: Catalogue, requirements: Capacity) -> list[Check]:
     """The subnets that are there; or, without asking, those that will be made."""
     if not isinstance(fleet.network, ExistingNetwork):
-        return [Question("subnets", "subnets", lambda: [_new(one) for one in met.subnets])]
+        return [Check("subnets", "subnets", lambda: [_check_new(subnet) for subnet in requirements.subnets])]
     network = fleet.network
-    needed = {zone: capacity.needed_in(zone, fleet, catalogue) for zone in fleet.zones}
-    return [Question("subnets", "subnets", lambda: _existing(aws, network, needed), ("ec2:DescribeSubnets",))]
-
-
-def _new(subnet: Subnet) -> Line:
-    about, share = f"private {subnet.zone}", subnet.needed / subnet.there
-    if subnet.needed > subnet.there:
-        said = f"{subnet.cidr} has {subnet.there:,} addresses; the fleet needs up to {subnet.needed:,} there"
-        return Line(about, "fail", said, "a wider network.cidr, smaller pools, or pools over more zones", share=share)
-    return Line(about, "pass", f"{subnet.cidr}: {subnet.needed:,} of {subnet.there:,} addresses", share=share)
-
-
-def _existing(aws: Aws, network: ExistingNetwork, needed: Mapping[str, int]) -> list[Line]:
-    """By zone: the subnets stand in the order of the zones."""
+    addresses_by_zone = {zone: capacity.count_zone_addresses(zone, fleet, catalogue) for zone in fleet.zones}
     return [
-        _subnet(network, zone, name, _asked(aws, name), needed[zone])
-        for zone, name in zip(needed, network.private_subnets, strict=True)
+        Check("subnets", "subnets", lambda: _check_existing(aws, network, addresses_by_zone), ("ec2:DescribeSubnets",))
     ]
 
 
-def _asked(aws: Aws, name: str) -> Mapping[str, Any] | None:
+def _check_new(subnet: Subnet) -> CheckResult:
+    check_name, usage_ratio = f"private {subnet.zone}", subnet.needed / subnet.there
+    if subnet.needed > subnet.there:
+        message = f"{subnet.cidr} has {subnet.there:,} addresses; the fleet needs up to {subnet.needed:,} there"
+        return CheckResult(
+            check_name,
+            "fail",
+            message,
+            "a wider network.cidr, smaller pools, or pools over more zones",
+            usage_ratio=usage_ratio,
+        )
+    return CheckResult(
+        check_name, "pass", f"{subnet.cidr}: {subnet.needed:,} of {subnet.there:,} addresses", usage_ratio=usage_ratio
+    )
+
+
+def _check_existing(
+    aws: AwsSession, network: ExistingNetwork, addresses_by_zone: Mapping[str, int]
+) -> list[CheckResult]:
+    """By zone: the subnets stand in the order of the zones."""
+    return [
+        _check_subnet(network, zone, subnet_id, _fetch_subnet(aws, subnet_id), addresses_by_zone[zone])
+        for zone, subnet_id in zip(addresses_by_zone, network.private_subnets, strict=True)
+    ]
+
+
+def _fetch_subnet(aws: AwsSession, subnet_id: str) -> Mapping[str, Any] | None:
     """One by one: a call for several says only that one of them is missing."""
     from botocore.exceptions import ClientError
 
     try:
-        found: list[Mapping[str, Any]] = aws.client("ec2").describe_subnets(SubnetIds=[name])["Subnets"]
+        subnets: list[Mapping[str, Any]] = aws.client("ec2").describe_subnets(SubnetIds=[subnet_id])["Subnets"]
     except ClientError as error:
-        if clients.code(error).startswith("InvalidSubnetID"):
+        if session.get_error_code(error).startswith("InvalidSubnetID"):
             return None
         raise
-    return found[0] if found else None
+    return subnets[0] if subnets else None
 
 
-def _subnet(network: ExistingNetwork, zone: str, name: str, found: Mapping[str, Any] | None, need: int) -> Line:
-    about = f"{name} in {zone}"
-    if found is None:
-        return Line(about, "fail", "there is no such subnet in this account and region", "the id of one that is there")
-    if found["VpcId"] != network.vpc:
-        return Line(about, "fail", f"it is in {found['VpcId']}, not in {network.vpc}", "a private subnet of that VPC")
-    if found["AvailabilityZone"] != zone:
-        said = f"it is in {found['AvailabilityZone']}, not in {zone}"
-        return Line(about, "fail", said, "private_subnets in the order of `zones`")
-    if found.get("MapPublicIpOnLaunch"):
-        return Line(about, "fail", "it gives public addresses", "a private subnet")
-    free = found["AvailableIpAddressCount"]
-    share = need / free if free else math.inf
-    if need > free:
-        said = f"{found['CidrBlock']} has {free:,} free addresses; the fleet needs up to {need:,} there"
-        return Line(about, "fail", said, "a larger subnet, or smaller pools", share=share)
-    return Line(about, "pass", f"{found['CidrBlock']}: {need:,} of {free:,} free addresses", share=share)
+def _check_subnet(
+    network: ExistingNetwork, zone: str, subnet_id: str, subnet: Mapping[str, Any] | None, needed: int
+) -> CheckResult:
+    check_name = f"{subnet_id} in {zone}"
+    if subnet is None:
+        return CheckResult(
+            check_name, "fail", "there is no such subnet in this account and region", "the id of one that is there"
+        )
+    if subnet["VpcId"] != network.vpc:
+        return CheckResult(
+            check_name, "fail", f"it is in {subnet['VpcId']}, not in {network.vpc}", "a private subnet of that VPC"
+        )
+    if subnet["AvailabilityZone"] != zone:
+        message = f"it is in {subnet['AvailabilityZone']}, not in {zone}"
+        return CheckResult(check_name, "fail", message, "private_subnets in the order of `zones`")
+    if subnet.get("MapPublicIpOnLaunch"):
+        return CheckResult(check_name, "fail", "it gives public addresses", "a private subnet")
+    free = subnet["AvailableIpAddressCount"]
+    usage_ratio = needed / free if free else math.inf
+    if needed > free:
+        message = f"{subnet['CidrBlock']} has {free:,} free addresses; the fleet needs up to {needed:,} there"
+        return CheckResult(check_name, "fail", message, "a larger subnet, or smaller pools", usage_ratio=usage_ratio)
+    return CheckResult(
+        check_name, "pass", f"{subnet['CidrBlock']}: {needed:,} of {free:,} free addresses", usage_ratio=usage_ratio
+    )

@@ -4,90 +4,118 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from llm_serving.aws.preflight.check import Line, Question
-from llm_serving.aws.session import Aws
-from llm_serving.fleet.checks import listed
+from llm_serving.aws.preflight.check import Check, CheckResult
+from llm_serving.aws.session import AwsSession
+from llm_serving.fleet.checks import join_words
 from llm_serving.fleet.model import Fleet, Pool
 
-WITHOUT_EKS = frozenset({"use1-az3", "usw1-az2", "cac1-az3"})
+ZONES_WITHOUT_EKS = frozenset({"use1-az3", "usw1-az2", "cac1-az3"})
 """Zones, by their ids, in which an EKS control plane cannot have a subnet.
 
 Source: EKS user guide, "Subnet requirements for clusters", read 2026-11. Names differ between accounts, ids do not.
 """
 
 
-def questions(aws: Aws, fleet: Fleet) -> list[Question]:
+def list_checks(aws: AwsSession, fleet: Fleet) -> list[Check]:
     """The zones, and the types."""
     return [
-        Question("zones", "zones", lambda: _zones(aws, fleet), ("ec2:DescribeAvailabilityZones",)),
-        Question("zones", "types in zones", lambda: _types(aws, fleet), ("ec2:DescribeInstanceTypeOfferings",)),
+        Check("zones", "zones", lambda: _check_zones(aws, fleet), ("ec2:DescribeAvailabilityZones",)),
+        Check("zones", "types in zones", lambda: _check_types(aws, fleet), ("ec2:DescribeInstanceTypeOfferings",)),
     ]
 
 
-def _zones(aws: Aws, fleet: Fleet) -> list[Line]:
-    there = {one["ZoneName"]: one for one in aws.client("ec2").describe_availability_zones()["AvailabilityZones"]}
-    missing = [zone for zone in fleet.zones if zone not in there]
+def _check_zones(aws: AwsSession, fleet: Fleet) -> list[CheckResult]:
+    available_zones = {
+        details["ZoneName"]: details for details in aws.client("ec2").describe_availability_zones()["AvailabilityZones"]
+    }
+    missing = [zone for zone in fleet.zones if zone not in available_zones]
     if missing:
-        said = f"this account has no {listed(missing)}; it has {listed(sorted(there))}"
-        return [Line("zones", "fail", said, f"zones: [{', '.join(sorted(there)[: len(fleet.zones)])}]")]
-    ids = {zone: there[zone]["ZoneId"] for zone in fleet.zones}
-    without = [zone for zone in fleet.zones if ids[zone] in WITHOUT_EKS and "eks" in fleet.orchestrators]
-    if without:
-        said = f"{listed(f'{zone} ({ids[zone]})' for zone in without)} takes no subnet of an EKS cluster"
-        others = sorted(zone for zone, one in there.items() if one["ZoneId"] not in WITHOUT_EKS)
-        return [Line("zones", "fail", said, f"zones of {listed(others)}")]
-    troubled = [zone for zone in fleet.zones if there[zone].get("State") not in ("available", None)]
-    if troubled:
-        said = listed(f"{zone} is {there[zone]['State']}" for zone in troubled)
-        return [Line("zones", "warn", said, "wait, or leave it out of zones")]
-    return [Line("zones", "pass", ", ".join(f"{zone} ({ids[zone]})" for zone in fleet.zones))]
+        message = f"this account has no {join_words(missing)}; it has {join_words(sorted(available_zones))}"
+        return [
+            CheckResult("zones", "fail", message, f"zones: [{', '.join(sorted(available_zones)[: len(fleet.zones)])}]")
+        ]
+    ids = {zone: available_zones[zone]["ZoneId"] for zone in fleet.zones}
+    unsupported_zones = [
+        zone for zone in fleet.zones if ids[zone] in ZONES_WITHOUT_EKS and "eks" in fleet.orchestrators
+    ]
+    if unsupported_zones:
+        message = (
+            f"{join_words(f'{zone} ({ids[zone]})' for zone in unsupported_zones)} takes no subnet of an EKS cluster"
+        )
+        other_zones = sorted(
+            zone for zone, details in available_zones.items() if details["ZoneId"] not in ZONES_WITHOUT_EKS
+        )
+        return [CheckResult("zones", "fail", message, f"zones of {join_words(other_zones)}")]
+    impaired_zones = [zone for zone in fleet.zones if available_zones[zone].get("State") not in ("available", None)]
+    if impaired_zones:
+        message = join_words(f"{zone} is {available_zones[zone]['State']}" for zone in impaired_zones)
+        return [CheckResult("zones", "warn", message, "wait, or leave it out of zones")]
+    return [CheckResult("zones", "pass", ", ".join(f"{zone} ({ids[zone]})" for zone in fleet.zones))]
 
 
-def _types(aws: Aws, fleet: Fleet) -> list[Line]:
+def _check_types(aws: AwsSession, fleet: Fleet) -> list[CheckResult]:
     """Asked of the account that pays: zone names stand for other places in another account."""
-    kinds = sorted({kind for pool in fleet.pools.values() for kind in pool.types})
+    instance_types = sorted({instance_type for pool in fleet.pools.values() for instance_type in pool.types})
     pages = (
         aws.client("ec2")
         .get_paginator("describe_instance_type_offerings")
-        .paginate(LocationType="availability-zone", Filters=[{"Name": "instance-type", "Values": kinds}])
+        .paginate(LocationType="availability-zone", Filters=[{"Name": "instance-type", "Values": instance_types}])
     )
-    offered: dict[str, set[str]] = {}
+    zones_by_type: dict[str, set[str]] = {}
     for page in pages:
-        for one in page["InstanceTypeOfferings"]:
-            offered.setdefault(one["InstanceType"], set()).add(one["Location"])
-    return [line for name, pool in fleet.pools.items() for line in _pool(fleet, name, pool, offered)]
+        for offering in page["InstanceTypeOfferings"]:
+            zones_by_type.setdefault(offering["InstanceType"], set()).add(offering["Location"])
+    return [result for name, pool in fleet.pools.items() for result in _check_pool(fleet, name, pool, zones_by_type)]
 
 
-def _pool(fleet: Fleet, name: str, pool: Pool, offered: Mapping[str, set[str]]) -> Sequence[Line]:
-    zones = fleet.zones_of(pool)
-    lines = []
-    for kind in pool.types:
-        here = [zone for zone in zones if zone in offered.get(kind, ())]
-        about = f"{kind} for {name}"
-        if not here:
-            lines.append(_nowhere(fleet, about, zones, sorted(offered.get(kind, ()))))
-        elif len(here) < len(zones):
-            lines.append(_partly(pool, about, zones, here, offered))
+def _check_pool(fleet: Fleet, name: str, pool: Pool, zones_by_type: Mapping[str, set[str]]) -> Sequence[CheckResult]:
+    zones = fleet.get_zones(pool)
+    results = []
+    for instance_type in pool.types:
+        offering_zones = [zone for zone in zones if zone in zones_by_type.get(instance_type, ())]
+        check_name = f"{instance_type} for {name}"
+        if not offering_zones:
+            results.append(
+                _build_missing_result(fleet, check_name, zones, sorted(zones_by_type.get(instance_type, ())))
+            )
+        elif len(offering_zones) < len(zones):
+            results.append(_build_partial_result(pool, check_name, zones, offering_zones, zones_by_type))
         else:
-            lines.append(Line(about, "pass", f"offered in {listed(zones)}"))
-    return lines
+            results.append(CheckResult(check_name, "pass", f"offered in {join_words(zones)}"))
+    return results
 
 
-def _nowhere(fleet: Fleet, about: str, zones: Sequence[str], elsewhere: Sequence[str]) -> Line:
-    own = [zone for zone in elsewhere if zone[:-1] == fleet.region]
-    if not own:
-        return Line(about, "fail", f"{fleet.region} does not offer it to this account", "another type, or region")
-    said = f"offered in {listed(own)}, and not in {listed(zones)}"
-    return Line(about, "fail", said, f"zones: [{', '.join(own)}] in the pool (and in the fleet)")
+def _build_missing_result(
+    fleet: Fleet, check_name: str, zones: Sequence[str], other_zones: Sequence[str]
+) -> CheckResult:
+    region_zones = [zone for zone in other_zones if zone[:-1] == fleet.region]
+    if not region_zones:
+        return CheckResult(
+            check_name, "fail", f"{fleet.region} does not offer it to this account", "another type, or region"
+        )
+    message = f"offered in {join_words(region_zones)}, and not in {join_words(zones)}"
+    return CheckResult(
+        check_name, "fail", message, f"zones: [{', '.join(region_zones)}] in the pool (and in the fleet)"
+    )
 
 
-def _partly(pool: Pool, about: str, zones: Sequence[str], here: Sequence[str], offered: Mapping[str, set[str]]) -> Line:
+def _build_partial_result(
+    pool: Pool,
+    check_name: str,
+    zones: Sequence[str],
+    offering_zones: Sequence[str],
+    zones_by_type: Mapping[str, set[str]],
+) -> CheckResult:
     """A type that some of the pool's zones lack: bad only where such a zone offers none of the pool's types."""
-    lacking = [zone for zone in zones if zone not in here]
-    empty = [zone for zone in lacking if not any(zone in offered.get(kind, ()) for kind in pool.types)]
-    said = f"offered in {listed(here)}, not in {listed(lacking)}"
-    if not empty:
-        return Line(about, "warn", f"{said}; the pool's other types are", "nothing, where that is meant")
-    rest = ", ".join(zone for zone in zones if zone not in empty)
-    said = f"{said}, and {listed(empty)} {'offers' if len(empty) == 1 else 'offer'} none of the pool's types"
-    return Line(about, "fail", said, f"zones: [{rest}] in the pool")
+    missing_zones = [zone for zone in zones if zone not in offering_zones]
+    empty_zones = [
+        zone
+        for zone in missing_zones
+        if not any(zone in zones_by_type.get(instance_type, ()) for instance_type in pool.types)
+    ]
+    message = f"offered in {join_words(offering_zones)}, not in {join_words(missing_zones)}"
+    if not empty_zones:
+        return CheckResult(check_name, "warn", f"{message}; the pool's other types are", "nothing, where that is meant")
+    remaining_zones = ", ".join(zone for zone in zones if zone not in empty_zones)
+    message = f"{message}, and {join_words(empty_zones)} {'offers' if len(empty_zones) == 1 else 'offer'} none of the pool's types"
+    return CheckResult(check_name, "fail", message, f"zones: [{remaining_zones}] in the pool")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llm_serving import console
-from llm_serving.cli.arguments import LOCAL, Folder, run_of
+from llm_serving.cli.arguments import LOCAL, Folder, find_deployment_dir
 
 if TYPE_CHECKING:
     from llm_serving.workloads.serving.deployment import Deployment
@@ -29,7 +29,7 @@ def load(
     """Load an adapter on every replica of a role, until they start again."""
     from llm_serving.targets.local import adapters
 
-    adapters.load(_deployed(folder), role, name, adapters.folder(adapter))
+    adapters.load(_require_deployment(folder), role, name, adapters.parse_folder(adapter))
     console.out.print(f"{name}: loaded by {role}; the router knows it within seconds", markup=False)
 
 
@@ -38,17 +38,17 @@ def unload(folder: Folder, role: RoleName, name: Name) -> None:
     """Take an adapter from every replica of a role."""
     from llm_serving.targets.local import adapters
 
-    adapters.unload(_deployed(folder), role, name)
+    adapters.unload(_require_deployment(folder), role, name)
     console.out.print(f"{name}: no longer served by {role}", markup=False)
 
 
-def _deployed(folder: Path) -> Deployment:
+def _require_deployment(folder: Path) -> Deployment:
     from llm_serving.settings.errors import Unavailable
 
-    run = run_of(folder, LOCAL)
-    found = run.deployment()
-    if found is None:
+    directory = find_deployment_dir(folder, LOCAL)
+    deployment = directory.load_deployment()
+    if deployment is None:
         raise Unavailable(
-            f"{run.name} is not up on this machine; `blueprint deploy {console.near(folder)}` brings it up"
+            f"{directory.name} is not up on this machine; `blueprint deploy {console.shorten_path(folder)}` brings it up"
         )
-    return found
+    return deployment

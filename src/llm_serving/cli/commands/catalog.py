@@ -14,7 +14,7 @@ import typer
 from llm_serving import console
 from llm_serving.settings.errors import InputError
 
-_WITHOUT_ACCOUNT = ", or take the copy of EC2's answers that the embedded AWS carries: `--endpoint embedded`"
+_NO_ACCOUNT_HINT = ", or take the copy of EC2's answers that the embedded AWS carries: `--endpoint embedded`"
 
 
 def refresh(
@@ -37,16 +37,16 @@ def refresh(
     from llm_serving.catalog import instances
 
     for name in region or ():
-        _is_region(name)
+        _require_region(name)
     file = out or instances.GENERATED
     old = json.loads(file.read_text("utf-8")) if file.exists() else {}
-    asked, refusal = _ask(region, embedded=endpoint == "embedded")
-    new = rows.merge(old, asked)
+    fetched, price_refusal = _fetch_regions(region, embedded=endpoint == "embedded")
+    new = rows.merge(old, fetched)
     file.write_text(rows.dump(new), "utf-8")
-    _show(rows.changes(old, new), new, file, refusal)
+    _print_changes(rows.list_changes(old, new), new, file, price_refusal)
 
 
-def _is_region(name: str) -> None:
+def _require_region(name: str) -> None:
     from pydantic import TypeAdapter, ValidationError
 
     from llm_serving.fleet.model import Region
@@ -54,41 +54,41 @@ def _is_region(name: str) -> None:
     try:
         TypeAdapter(Region).validate_python(name)
     except ValidationError as error:
-        said = error.errors()[0]["ctx"]
-        raise InputError(f"--region: now {name!r}: {said['why']}. Write {said['write']}.") from None
+        context = error.errors()[0]["ctx"]
+        raise InputError(f"--region: now {name!r}: {context['why']}. Write {context['write']}.") from None
 
 
-def _ask(regions: list[str] | None, *, embedded: bool) -> tuple[dict[str, Any], str]:
+def _fetch_regions(regions: list[str] | None, *, embedded: bool) -> tuple[dict[str, Any], str]:
     """Each region's answers, and why prices were not read where that was refused."""
     from llm_serving.aws import session as clients
     from llm_serving.aws.instance_types import fetch
     from llm_serving.rehearsal import emulator
 
     today = datetime.date.today()
-    with contextlib.ExitStack() as held:
-        held.enter_context(clients.refusals(_WITHOUT_ACCOUNT))
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(clients.translate_errors(_NO_ACCOUNT_HINT))
         if embedded:
-            data = held.enter_context(tempfile.TemporaryDirectory(prefix="blueprint-"))
-            at = held.enter_context(emulator.running(Path(data), bare=True))
-            aws = fetch.Aws(at, environment=emulator.client_environment(at, fetch.PRICE_REGION))
+            data = stack.enter_context(tempfile.TemporaryDirectory(prefix="blueprint-"))
+            endpoint = stack.enter_context(emulator.start(Path(data), bare=True))
+            aws = fetch.InstanceTypeApi(endpoint, environ=emulator.build_client_env(endpoint, fetch.PRICE_REGION))
         else:
-            aws = fetch.Aws()
-        names = regions or aws.regions()
-        with console.step(f"Ask {aws.source()} about {len(names)} region{'s'[: len(names) > 1]}") as step:
-            asked = {name: aws.region(name, today) for name in names}
-            silent = [name for name in regions or () if not asked[name]["zones"]]
-            if silent:
+            aws = fetch.InstanceTypeApi()
+        names = regions or aws.list_regions()
+        with console.step(f"Ask {aws.describe_source()} about {len(names)} region{'s'[: len(names) > 1]}") as step:
+            fetched = {name: aws.fetch_region(name, today) for name in names}
+            empty_regions = [name for name in regions or () if not fetched[name]["zones"]]
+            if empty_regions:
                 raise InputError(
-                    f"--region: {', '.join(silent)} offers none of the catalogue's families. Write another."
+                    f"--region: {', '.join(empty_regions)} offers none of the catalogue's families. Write another."
                 )
-            step.note = f"{len({one for said in asked.values() for one in said['zones']})} types"
-        return asked, aws.price_refusal
+            step.note = f"{len({instance_type for region_data in fetched.values() for instance_type in region_data['zones']})} types"
+        return fetched, aws.price_refusal
 
 
-def _show(changed: list[str], new: dict[str, Any], out: Path, refusal: str) -> None:
-    for line in changed:
+def _print_changes(changes: list[str], new: dict[str, Any], out: Path, price_refusal: str) -> None:
+    for line in changes:
         console.out.print(line, markup=False)
-    if refusal:
-        console.err.print(f"prices stay as they were: AWS refused the price list: {refusal}", markup=False)
-    count = f"{len(new['types'])} types in {len(new['regions'])} regions"
-    console.out.print(f"{out}: {count}, {len(changed) or 'none'} changed", markup=False)
+    if price_refusal:
+        console.err.print(f"prices stay as they were: AWS refused the price list: {price_refusal}", markup=False)
+    summary = f"{len(new['types'])} types in {len(new['regions'])} regions"
+    console.out.print(f"{out}: {summary}, {len(changes) or 'none'} changed", markup=False)

@@ -20,7 +20,7 @@ from llm_serving.settings.errors import InputError
 from llm_serving.workloads.serving.blueprint import Blueprint
 
 if TYPE_CHECKING:
-    from llm_serving.workloads.serving.deployment import Deployment, Role, Served
+    from llm_serving.workloads.serving.deployment import Deployment, Role, ServedModel
 
 
 def check(
@@ -31,19 +31,21 @@ def check(
 ) -> None:
     """Check a blueprint and the fleet it is to run on; has no side effect."""
     try:
-        served, rented, deployment = _understand(folder, fleet, target)
+        blueprint, fleet_document, deployment = _resolve_files(folder, fleet, target)
     except InputError as error:
         if not as_json:
             raise
-        print(json.dumps({"ok": False, "mistakes": error.plain()}, indent=2))
+        print(json.dumps({"ok": False, "mistakes": error.to_list()}, indent=2))
         raise typer.Exit(error.exit_code) from None
     if as_json:
-        print(json.dumps({"ok": True, "mistakes": [], "deployment": _plain(deployment)}, indent=2))
+        print(json.dumps({"ok": True, "mistakes": [], "deployment": _build_payload(deployment)}, indent=2))
     else:
-        _show(served, rented, deployment)
+        _print_summary(blueprint, fleet_document, deployment)
 
 
-def _understand(folder: Path, fleet: Path, target: str) -> tuple[Document[Blueprint], Document[Fleet], Deployment]:
+def _resolve_files(
+    folder: Path, fleet_file: Path, target: str
+) -> tuple[Document[Blueprint], Document[Fleet], Deployment]:
     """Both files, and the deployment that would follow; its template is filled in too, and thrown away.
 
     Raises:
@@ -51,34 +53,34 @@ def _understand(folder: Path, fleet: Path, target: str) -> tuple[Document[Bluepr
     """
     from llm_serving.workloads import inputs, render
     from llm_serving.workloads.serving import measured_prompts, resolve
-    from llm_serving.workloads.serving.deployment import Place
+    from llm_serving.workloads.serving.deployment import Environment
 
-    served, rented = inputs.read(folder, fleet)
-    template = render.template(folder, target)
+    blueprint, fleet = inputs.read(folder, fleet_file)
+    template = render.find_template(folder, target)
     # What a run of the target would find out by starting something stays open here: ports, the bucket, folders.
     cores = len(os.sched_getaffinity(0))
-    place = Place.model_construct(
+    environment = Environment.model_construct(
         target=target,
-        region=rented.value.region,
-        bucket="",
+        region=fleet.value.region,
+        name="",
         ports=defaultdict(int),
         cores=cores,
-        measured=measured_prompts.find(served, Path.cwd()),
+        measured=measured_prompts.find_measured(blueprint, Path.cwd()),
     )
-    deployment = resolve.resolve(served, rented, place)
-    render.text(deployment, template)
-    return served, rented, deployment
+    deployment = resolve.resolve(blueprint, fleet, environment)
+    render.render_text(deployment, template)
+    return blueprint, fleet, deployment
 
 
-def _plain(deployment: Deployment) -> dict[str, Any]:
+def _build_payload(deployment: Deployment) -> dict[str, Any]:
     return {
         "name": deployment.name,
         "pattern": deployment.pattern,
         "target": deployment.target,
         "fleet": deployment.fleet,
         "models": [
-            {"model": served.model, "context": served.context, "weight_bytes": served.weights.bytes}
-            for served in deployment.models
+            {"model": served_model.model, "context": served_model.context, "weight_bytes": served_model.weights.bytes}
+            for served_model in deployment.served_models
         ],
         "roles": [
             {
@@ -86,37 +88,37 @@ def _plain(deployment: Deployment) -> dict[str, Any]:
                 "pool": role.pool,
                 "instance_types": list(role.instance_types),
                 "accelerators": role.accelerators,
-                "machines": role.machines,
-                "replicas": {"least": role.count.least, "most": role.count.most},
+                "machines": role.nodes,
+                "replicas": {"least": role.replicas.min, "most": role.replicas.max},
             }
-            for role in deployment.engines
+            for role in deployment.engine_roles
         ],
     }
 
 
-def _show(served: Document[Blueprint], rented: Document[Fleet], deployment: Deployment) -> None:
+def _print_summary(blueprint: Document[Blueprint], fleet: Document[Fleet], deployment: Deployment) -> None:
     """What was understood, a line for each part."""
-    for part, text in (*_fleet_lines(rented), *_blueprint_lines(served, deployment)):
+    for part, text in (*_describe_fleet(fleet), *_describe_blueprint(blueprint, deployment)):
         console.out.print(f"[bold]{part:<10}[/bold]", end="")
         console.out.print(text, markup=False)
 
 
-def _fleet_lines(rented: Document[Fleet]) -> list[tuple[str, str]]:
-    fleet = rented.value
+def _describe_fleet(document: Document[Fleet]) -> list[tuple[str, str]]:
+    fleet = document.value
     limit = f", at most {fleet.spend_limit:g} USD/h" if fleet.spend_limit else ""
     pools = [
-        ("pool", f"{name}: {pool.size} x {' or '.join(pool.types)} in {_list(fleet.zones_of(pool))}")
+        ("pool", f"{name}: {pool.size} x {' or '.join(pool.types)} in {_format_zones(fleet.get_zones(pool))}")
         for name, pool in fleet.pools.items()
     ]
-    known = "eks" in fleet.orchestrators
-    support = [("EKS", eks.support(fleet.eks.version, datetime.date.today())[0])] if known else []
-    return [("fleet", f"{fleet.name} ({rented.path}): {fleet.region}, {fleet.orchestrator}{limit}"), *support, *pools]
+    uses_eks = "eks" in fleet.orchestrators
+    support = [("EKS", eks.describe_support(fleet.eks.version, datetime.date.today())[0])] if uses_eks else []
+    return [("fleet", f"{fleet.name} ({document.path}): {fleet.region}, {fleet.orchestrator}{limit}"), *support, *pools]
 
 
-def _blueprint_lines(served: Document[Blueprint], deployment: Deployment) -> list[tuple[str, str]]:
+def _describe_blueprint(document: Document[Blueprint], deployment: Deployment) -> list[tuple[str, str]]:
     from llm_serving.workloads.serving import resolve
 
-    blueprint, traffic, slo = served.value, deployment.traffic, deployment.slo
+    blueprint, traffic, slo = document.value, deployment.traffic, deployment.slo
     load = f"{traffic.users} users" if traffic.users else f"{traffic.arrivals:g} requests/s ({traffic.process})"
     limits = [
         f"{metric.removesuffix('_ms')} {percentile} < {limit:g} ms"
@@ -124,35 +126,35 @@ def _blueprint_lines(served: Document[Blueprint], deployment: Deployment) -> lis
         for percentile, limit in limits
         if limit is not None
     ]
-    least = [
+    minimums = [
         f"at least {value:g} {unit}"
         for value, unit in ((slo.output_tokens_per_s, "output tokens/s"), (slo.requests_per_s, "requests/s"))
         if value is not None
     ]
     return [
-        ("blueprint", f"{deployment.name} ({served.path}): {blueprint.pattern} for the target {deployment.target}"),
-        *(("model", _model(blueprint, one)) for one in deployment.models),
-        *((role.name, _role(role)) for role in deployment.engines),
-        ("router", resolve.policy(blueprint, deployment.place)),
+        ("blueprint", f"{deployment.name} ({document.path}): {blueprint.pattern} for the target {deployment.target}"),
+        *(("model", _describe_model(blueprint, served_model)) for served_model in deployment.served_models),
+        *((role.name, _describe_role(role)) for role in deployment.engine_roles),
+        ("router", resolve.resolve_policy(blueprint, deployment.environment)),
         (
             "traffic",
             f"{load}, {traffic.input_tokens} tokens in, {traffic.output_tokens} out, {traffic.requests} requests",
         ),
-        ("slo", ", ".join([*limits, *least, f"errors at most {slo.errors * 100:g}%"])),
+        ("slo", ", ".join([*limits, *minimums, f"errors at most {slo.errors * 100:g}%"])),
     ]
 
 
-def _model(blueprint: Blueprint, served: Served) -> str:
-    size = served.weights.bytes / 1e9
+def _describe_model(blueprint: Blueprint, served_model: ServedModel) -> str:
+    size = served_model.weights.bytes / 1e9
     gigabytes = f"{size:.{3 if size < 1 else 1}f} GB"
-    return f"{served.model} on {blueprint.engine}, context {served.context}, {gigabytes} of weights"
+    return f"{served_model.model} on {blueprint.engine}, context {served_model.context}, {gigabytes} of weights"
 
 
-def _role(role: Role) -> str:
-    machines = f" over {role.machines} machines" if role.machines > 1 else ""
+def _describe_role(role: Role) -> str:
+    machines = f" over {role.nodes} machines" if role.nodes > 1 else ""
     types = " or ".join(role.instance_types)
-    return f"{role.count} x {role.accelerators} accelerator(s) of {types}{machines}, pool {role.pool}"
+    return f"{role.replicas} x {role.accelerators} accelerator(s) of {types}{machines}, pool {role.pool}"
 
 
-def _list(zones: tuple[str, ...]) -> str:
+def _format_zones(zones: tuple[str, ...]) -> str:
     return ", ".join(zones)

@@ -8,7 +8,7 @@ import typer
 
 from llm_serving import console
 from llm_serving.cli import confirm
-from llm_serving.cli.arguments import FLEET, LOCAL, Fleet, Folder, Target, Yes, run_of
+from llm_serving.cli.arguments import FLEET, LOCAL, Fleet, Folder, Target, Yes, find_deployment_dir
 from llm_serving.cli.commands.render import Force
 from llm_serving.targets.on_aws import commands
 
@@ -29,20 +29,20 @@ def deploy(
     from llm_serving.targets.local import deploy, engine_env
 
     if target in commands.TARGETS:
-        made = commands.plan(folder, fleet, target)
-        commands.deploy(made, lambda changes: _agree(changes, yes), force=force)
+        aws_plan = commands.plan(folder, fleet, target)
+        commands.deploy(aws_plan, lambda changes: _confirm_changes(changes, yes), force=force)
         return
-    with processes.interruptible():
+    with processes.handle_interrupts():
         plan = deploy.plan(folder, fleet, target=target, port=port)
         for note in plan.deployment.notes:
             console.err.print(f"[dim]{note}[/dim]")
         if not engine_env.is_ready():
             with console.step("Set up the engine's environment") as step:
-                engine_env.ensure(note=lambda text: setattr(step, "note", text))
-        done = deploy.deploy(plan, lambda changes: _agree(changes, yes), force=force)
-    if done is None:
+                engine_env.ensure(on_progress=lambda text: setattr(step, "note", text))
+        deployed = deploy.deploy(plan, lambda changes: _confirm_changes(changes, yes), force=force)
+    if deployed is None:
         console.out.print(f"{plan.deployment.name}: no change; it is up at {plan.deployment.url}", markup=False)
-    console.out.print(deployment_table.draw((done or plan).deployment, console.near(folder)))
+    console.out.print(deployment_table.render_usage((deployed or plan).deployment, console.shorten_path(folder)))
 
 
 def destroy(folder: Folder, fleet: Fleet = FLEET, target: Target = LOCAL, yes: Yes = False) -> None:
@@ -50,21 +50,21 @@ def destroy(folder: Folder, fleet: Fleet = FLEET, target: Target = LOCAL, yes: Y
     from llm_serving.targets.local import deploy
 
     if target in commands.TARGETS:
-        made = commands.plan(folder, fleet, target)
-        confirm.ask(f"Remove {made.deployment.name} from {target}?", yes)
-        if not commands.module_of(target).destroy(made):
-            console.out.print(f"{made.deployment.name}: nothing is deployed on {target}", markup=False)
+        plan = commands.plan(folder, fleet, target)
+        confirm.ask(f"Remove {plan.deployment.name} from {target}?", yes)
+        if not commands.load_target(target).destroy(plan):
+            console.out.print(f"{plan.deployment.name}: nothing is deployed on {target}", markup=False)
         return
-    run = run_of(folder, target)
-    if not run.data.exists():
-        console.out.print(f"{run.name}: nothing is deployed from here", markup=False)
+    directory = find_deployment_dir(folder, target)
+    if not directory.data.exists():
+        console.out.print(f"{directory.name}: nothing is deployed from here", markup=False)
         return
-    confirm.ask(f"End {run.name} and remove {console.near(run.data)}?", yes)
-    with run.alone(), console.step(f"Destroy {run.name}"):
-        deploy.destroy(run)
+    confirm.ask(f"End {directory.name} and remove {console.shorten_path(directory.data)}?", yes)
+    with directory.lock(), console.step(f"Destroy {directory.name}"):
+        deploy.destroy(directory)
 
 
-def _agree(changes: str, yes: bool) -> None:
+def _confirm_changes(changes: str, yes: bool) -> None:
     """Shows what will change, and asks.
 
     Raises:

@@ -16,7 +16,7 @@ from llm_serving.cli.arguments import FLEET, OUT, AsJson, Fleet, Out, Yes
 
 if TYPE_CHECKING:
     from llm_serving.fleet import model as fleets
-    from llm_serving.operations.context import Site
+    from llm_serving.operations.context import FleetContext
     from llm_serving.operations.plans import StackPlan
     from llm_serving.settings.document import Document
 
@@ -35,16 +35,16 @@ def synth(
     from llm_serving.workloads import inputs
 
     document = inputs.read_fleet(fleet)
-    with console.step(f"Synthesize the stacks of {console.near(fleet)}"):
+    with console.step(f"Synthesize the stacks of {console.shorten_path(fleet)}"):
         from infra import main  # starts Node: only for a file that could be read
 
-        folders = main.synthesize(document, out, main.rendered(document.value, Path()))
+        folders = main.synthesize(document, out, main.find_rendered(document.value, Path()))
     if as_json:
         print(json.dumps({name: str(folder) for name, folder in folders.items()}, indent=2))
         return
     for name, folder in folders.items():
-        console.out.print(f"[bold]{name}[/bold]: {console.near(folder / 'cdk.tf.json')}")
-    console.out.print(f"next: blueprint fleet plan --fleet {console.near(fleet)}", markup=False)
+        console.out.print(f"[bold]{name}[/bold]: {console.shorten_path(folder / 'cdk.tf.json')}")
+    console.out.print(f"next: blueprint fleet plan --fleet {console.shorten_path(fleet)}", markup=False)
 
 
 def plan(stacks: Stacks = None, fleet: Fleet = FLEET, out: Out = OUT, as_json: AsJson = False) -> None:
@@ -56,13 +56,13 @@ def plan(stacks: Stacks = None, fleet: Fleet = FLEET, out: Out = OUT, as_json: A
     from llm_serving.operations import apply
     from llm_serving.tables import fleet_plan_table
 
-    with _at_work(fleet) as document:
-        made_at, made = _planned(document, out, stacks)
-        apply.forget_plans(made_at)
+    with _lock_fleet(fleet) as document:
+        fleet_context, stack_plans = _plan_stacks(document, out, stacks)
+        apply.delete_plans(fleet_context)
         if as_json:
-            print(json.dumps(fleet_plan_table.plain(made_at, made, instances.load()), indent=2))
+            print(json.dumps(fleet_plan_table.build_payload(fleet_context, stack_plans, instances.load()), indent=2))
         else:
-            console.out.print(fleet_plan_table.draw(made_at, made, instances.load()), soft_wrap=False)
+            console.out.print(fleet_plan_table.render(fleet_context, stack_plans, instances.load()), soft_wrap=False)
 
 
 def apply(stacks: Stacks = None, fleet: Fleet = FLEET, out: Out = OUT, yes: Yes = False) -> None:
@@ -72,15 +72,15 @@ def apply(stacks: Stacks = None, fleet: Fleet = FLEET, out: Out = OUT, yes: Yes 
     from llm_serving.operations import apply
     from llm_serving.tables import fleet_plan_table
 
-    confirm.require_answer(yes)
-    with processes.interruptible(), _at_work(fleet, rehearse=False) as document:
-        made_at, made = _planned(document, out, stacks)
-        console.out.print(fleet_plan_table.draw(made_at, made, instances.load()), soft_wrap=False)
-        if all(one.empty for one in made):
+    confirm.require_terminal(yes)
+    with processes.handle_interrupts(), _lock_fleet(fleet, rehearse=False) as document:
+        fleet_context, stack_plans = _plan_stacks(document, out, stacks)
+        console.out.print(fleet_plan_table.render(fleet_context, stack_plans, instances.load()), soft_wrap=False)
+        if all(stack_plan.is_empty for stack_plan in stack_plans):
             return
         confirm.ask("Apply this?", yes)
-        apply.state_bucket(made_at)
-        apply.apply(made_at, made)
+        apply.ensure_state_bucket(fleet_context)
+        apply.apply(fleet_context, stack_plans)
 
 
 def destroy(fleet: Fleet = FLEET, out: Out = OUT, yes: Yes = False, with_data: WithData = False) -> None:
@@ -89,31 +89,36 @@ def destroy(fleet: Fleet = FLEET, out: Out = OUT, yes: Yes = False, with_data: W
     from llm_serving.operations import context, destroy
     from llm_serving.tables import fleet_plan_table
 
-    confirm.require_answer(yes)
-    with processes.interruptible(), _at_work(fleet, rehearse=False) as document:
-        going = destroy.look(context.prepare(document, out=out), with_data=with_data)
-        console.out.print(fleet_plan_table.going(going), soft_wrap=False)
-        destroy.require_alone(going)
-        if not going.stacks:
+    confirm.require_terminal(yes)
+    with processes.handle_interrupts(), _lock_fleet(fleet, rehearse=False) as document:
+        destroy_plan = destroy.plan_destroy(context.prepare(document, out=out), with_data=with_data)
+        console.out.print(fleet_plan_table.render_destroy_plan(destroy_plan), soft_wrap=False)
+        destroy.require_no_dependents(destroy_plan)
+        if not destroy_plan.stacks:
             return
         confirm.ask("Destroy this?", yes)
-        destroy.destroy(going)
-        console.out.print(fleet_plan_table.gone(going), soft_wrap=False)
+        destroy.destroy(destroy_plan)
+        console.out.print(fleet_plan_table.render_destroy_summary(destroy_plan), soft_wrap=False)
 
 
 @contextmanager
-def _at_work(fleet: Path, *, rehearse: bool = True) -> Iterator[Document[fleets.Fleet]]:
+def _lock_fleet(fleet: Path, *, rehearse: bool = True) -> Iterator[Document[fleets.Fleet]]:
     """The fleet, held by this command alone, with an embedded AWS of its own where there are no credentials."""
     from llm_serving.operations import context
     from llm_serving.workloads import inputs
 
     document = inputs.read_fleet(fleet)
-    with context.alone(document.value), context.somewhere(document, rehearse=None if rehearse else False):
+    with (
+        context.lock_fleet(document.value),
+        context.use_aws_or_emulator(document, rehearse=None if rehearse else False),
+    ):
         yield document
 
 
-def _planned(document: Document[fleets.Fleet], out: Path, stacks: list[str] | None) -> tuple[Site, list[StackPlan]]:
+def _plan_stacks(
+    document: Document[fleets.Fleet], out: Path, stacks: list[str] | None
+) -> tuple[FleetContext, list[StackPlan]]:
     from llm_serving.operations import context, plans
 
-    made_at = context.prepare(document, out=out, named=stacks or ())
-    return made_at, plans.make(made_at, stacks or None)
+    fleet_context = context.prepare(document, out=out, requested=stacks or ())
+    return fleet_context, plans.create(fleet_context, stacks or None)

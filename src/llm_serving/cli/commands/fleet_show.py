@@ -24,20 +24,22 @@ def show(
 
     document = load(fleet, Fleet)
     catalogue = instances.load()
-    mistakes = checks.check(document, catalogue)
-    known = all(kind in catalogue for pool in document.value.pools.values() for kind in pool.types)
-    met = capacity.of(document.value, catalogue) if known else None
+    mistakes = checks.find_mistakes(document, catalogue)
+    is_catalogued = all(
+        instance_type in catalogue for pool in document.value.pools.values() for instance_type in pool.types
+    )
+    fleet_capacity = capacity.compute(document.value, catalogue) if is_catalogued else None
     if as_json:
-        said = {
-            **fleet_table.plain(document.value, catalogue),
-            "scale": capacity_table.plain(met) if met else None,
-            "mistakes": [one.plain() for one in mistakes],
+        payload = {
+            **fleet_table.build_payload(document.value, catalogue),
+            "scale": capacity_table.build_payload(fleet_capacity) if fleet_capacity else None,
+            "mistakes": [mistake.to_dict() for mistake in mistakes],
         }
-        print(json.dumps(said, indent=2))
+        print(json.dumps(payload, indent=2))
         raise typer.Exit(InputError.exit_code if mistakes else 0)
-    console.out.print(fleet_table.draw(document.value, catalogue, console.out.width), soft_wrap=False)
-    if met:
-        machines = sum(pool.size.most for pool in document.value.pools.values())
-        console.out.print(capacity_table.draw(met, machines), soft_wrap=False)
+    console.out.print(fleet_table.render(document.value, catalogue, console.out.width), soft_wrap=False)
+    if fleet_capacity:
+        machines = sum(pool.size.max for pool in document.value.pools.values())
+        console.out.print(capacity_table.render(fleet_capacity, machines), soft_wrap=False)
     if mistakes:
         raise InputError(mistakes)

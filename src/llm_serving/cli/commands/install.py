@@ -9,11 +9,11 @@ import typer
 
 from llm_serving.cli import confirm
 from llm_serving.cli.arguments import FLEET, LOCAL, Fleet, Yes
-from llm_serving.cli.commands import deploy as deploys
+from llm_serving.cli.commands import deploy as deploy_commands
 from llm_serving.cli.commands.fleet import WithData
 
 if TYPE_CHECKING:
-    from llm_serving.workflows.aws import Serving
+    from llm_serving.workflows.aws import ServingCommands
 
 CDKTF = "cdktf"
 
@@ -45,60 +45,60 @@ def install(
     from llm_serving.settings.errors import InputError
 
     if destroy:
-        _undo(fleet, with_data, yes)
+        _undo_aws(fleet, with_data, yes)
     elif target == LOCAL:
-        _local(blueprint, fleet, set_up_seconds)
+        _run_quickstart(blueprint, fleet, set_up_seconds)
     elif with_ not in (None, CDKTF):
         raise InputError(f"--with: now {with_!r}: there is no such tool. Write {CDKTF}, or leave it out.")
     else:
-        _aws(target, fleet, blueprint, rehearse, with_ == CDKTF, yes, set_up_seconds)
+        _run_aws(target, fleet, blueprint, rehearse, with_ == CDKTF, yes, set_up_seconds)
 
 
-def _local(blueprint: str | None, fleet: Path, set_up_s: float) -> None:
+def _run_quickstart(blueprint: str | None, fleet: Path, set_up_s: float) -> None:
     from llm_serving.validation import run as validation
-    from llm_serving.workflows import quickstart as road
+    from llm_serving.workflows import quickstart as quickstart
 
     folder = Path(blueprint or "blueprints/aggregated")
-    done = road.install(folder, fleet)
-    road.summary(done, folder, set_up_s)
-    validation.gate(done.report)
+    result = quickstart.run(folder, fleet)
+    quickstart.print_summary(result, folder, set_up_s)
+    validation.require_slo(result.report)
 
 
-def _aws(
+def _run_aws(
     target: str, fleet: Path, blueprint: str | None, rehearse: bool, cdktf: bool, yes: bool, set_up_s: float
 ) -> None:
     from llm_serving.settings.errors import InputError
-    from llm_serving.workflows import aws as road
+    from llm_serving.workflows import aws as aws_workflow
 
-    if target not in road.TARGETS:
+    if target not in aws_workflow.TARGETS:
         raise InputError(f"--target: now {target!r}: there is no such target. Write local, eks or ecs.")
-    wanted = road.read(target, fleet, blueprint, cdktf=cdktf)
-    done = road.install(
-        wanted,
-        _serving(),
-        lambda asked: confirm.ask(asked, yes),
+    request = aws_workflow.read_request(target, fleet, blueprint, cdktf=cdktf)
+    result = aws_workflow.run(
+        request,
+        _build_serving_commands(),
+        lambda prompt: confirm.ask(prompt, yes),
         rehearse=rehearse,
-        somebody=lambda: confirm.require_answer(yes),
+        require_terminal=lambda: confirm.require_terminal(yes),
     )
-    road.summary(done, wanted, set_up_s)
-    if done.missed:
-        raise done.missed
+    aws_workflow.print_summary(result, request, set_up_s)
+    if result.validation_failure:
+        raise result.validation_failure
 
 
-def _undo(fleet: Path, with_data: bool, yes: bool) -> None:
-    from llm_serving.workflows import aws as road
+def _undo_aws(fleet: Path, with_data: bool, yes: bool) -> None:
+    from llm_serving.workflows import aws as aws_workflow
 
-    confirm.require_answer(yes)
-    road.undo(fleet, _serving(), lambda asked: confirm.ask(asked, yes), with_data=with_data)
+    confirm.require_terminal(yes)
+    aws_workflow.undo(fleet, _build_serving_commands(), lambda prompt: confirm.ask(prompt, yes), with_data=with_data)
 
 
-def _serving() -> Serving:
+def _build_serving_commands() -> ServingCommands:
     """The commands themselves, so that the road does what a person would do by hand."""
     from llm_serving.cli.commands import validate
-    from llm_serving.workflows.aws import Serving
+    from llm_serving.workflows.aws import ServingCommands
 
-    return Serving(
-        deploy=lambda folder, fleet, target: deploys.deploy(folder, fleet, target, yes=True),
+    return ServingCommands(
+        deploy=lambda folder, fleet, target: deploy_commands.deploy(folder, fleet, target, yes=True),
         validate=lambda folder, fleet, target: validate.validate(folder, fleet, target),
-        destroy=lambda folder, fleet, target: deploys.destroy(folder, fleet, target, yes=True),
+        destroy=lambda folder, fleet, target: deploy_commands.destroy(folder, fleet, target, yes=True),
     )

@@ -13,19 +13,19 @@ def matrix(as_json: AsJson = False) -> None:
     from llm_serving.tables import matrix_table
     from llm_serving.targets import matrix
 
-    cells = list(matrix.cells())
+    cells = list(matrix.build_cells())
     if as_json:
-        plain = [
+        payload = [
             {
-                "pattern": one.pattern,
-                "target": one.target,
-                "fleet": one.fleet,
-                "pool": one.pool or None,
-                "preset": one.preset or None,
-                "why": one.why,
+                "pattern": cell.pattern,
+                "target": cell.target,
+                "fleet": cell.fleet,
+                "pool": cell.pool or None,
+                "preset": cell.preset or None,
+                "why": cell.reason,
             }
-            for one in cells
+            for cell in cells
         ]
-        print(json.dumps(plain, indent=2))
+        print(json.dumps(payload, indent=2))
         return
-    console.out.print(matrix_table.Picture(cells))
+    console.out.print(matrix_table.MatrixTable(cells))

@@ -29,14 +29,14 @@ def make_tiny(
     from llm_serving.hub import make_tiny
     from llm_serving.settings.errors import InputError
 
-    known = next((one for one in make_tiny.SIZES if one == size), None)
-    if known is None:
+    size_name = next((candidate for candidate in make_tiny.SIZES if candidate == size), None)
+    if size_name is None:
         raise InputError(f"--size: now {size!r}: there is no such size. Write {' or '.join(make_tiny.SIZES)}.")
     if adapter:
         console.out.print(str(make_tiny.make_adapter(to)), markup=False)
         return
     with console.step(f"Make the model {size} in {to}") as step:
-        folder = make_tiny.make(known, to, _noting(step))
+        folder = make_tiny.make(size_name, to, _build_progress(step))
         step.note = f"{models.find(size).parameters / 1e6:.0f} million parameters"
     console.err.print(f"[yellow]{models.RANDOM_NOTICE}[/yellow]")
     console.out.print(str(folder), markup=False)
@@ -49,29 +49,34 @@ def list_(as_json: AsJson = False) -> None:
 
     from llm_serving.catalog import models
     from llm_serving.engines import memory
-    from llm_serving.settings.units import human_bytes
+    from llm_serving.settings.units import format_bytes
 
-    rows = models.catalogue().values()
+    rows = models.load().values()
     if as_json:
-        said = [
+        payload = [
             {
                 **row.model_dump(
                     include={"name", "task", "weight_bytes", "max_context", "random", "source", "read_on"}
                 ),
                 "parameters": row.parameters,
                 "active_parameters": row.active_parameters,
-                "kv_bytes_per_token": memory.kv_bytes_per_token(row),
+                "kv_bytes_per_token": memory.compute_kv_bytes_per_token(row),
             }
             for row in rows
         ]
-        print(json.dumps(said, indent=2))
+        print(json.dumps(payload, indent=2))
         return
     table = Table("name", "task", box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for title in ("parameters", "weights", "KV bytes\na token", "most\ncontext"):
         table.add_column(title, justify="right")
     for row in rows:
-        cache, name = memory.kv_bytes_per_token(row), f"{row.name} (random weights)" if row.random else row.name
-        numbers = (f"{row.parameters / 1e9:.3g} B", human_bytes(row.weight_bytes), f"{cache:,}", f"{row.max_context:,}")
+        cache, name = memory.compute_kv_bytes_per_token(row), f"{row.name} (random weights)" if row.random else row.name
+        numbers = (
+            f"{row.parameters / 1e9:.3g} B",
+            format_bytes(row.weight_bytes),
+            f"{cache:,}",
+            f"{row.max_context:,}",
+        )
         table.add_row(name, row.task, *numbers)
     console.out.print(table, soft_wrap=False)
 
@@ -81,12 +86,15 @@ def fit(
     model: Annotated[
         str,
         typer.Argument(
-            help="A name of the catalogue, a folder with config.json, or a hub id.", autocompletion=completions.models
+            help="A name of the catalogue, a folder with config.json, or a hub id.",
+            autocompletion=completions.complete_models,
         ),
     ],
     type_: Annotated[
         list[str] | None,
-        typer.Option("--type", help="Only this instance type, explained.", autocompletion=completions.instance_types),
+        typer.Option(
+            "--type", help="Only this instance type, explained.", autocompletion=completions.complete_instance_types
+        ),
     ] = None,
     context: Annotated[str, typer.Option(help="Longest request, prompt and answer, in tokens.")] = "8k",
     kv_cache_dtype: Annotated[str, typer.Option(help="auto, or fp8 for half the cache.")] = "auto",
@@ -100,14 +108,14 @@ def fit(
 
     if kv_cache_dtype not in ("auto", "fp8"):
         raise InputError(f"--kv-cache-dtype: now {kv_cache_dtype!r}: there is no such type. Write auto or fp8.")
-    found = models.find(model, hub=client.config)
-    length = min(_tokens(context), found.max_context)
+    model_row = models.find(model, fetch_config=client.fetch_config)
+    context_tokens = min(_parse_tokens(context), model_row.max_context)
     rows = {name: instances.find(name) for name in type_} if type_ else dict(instances.load())
-    fits = fit_table.compute(found, rows.values(), length, kv_cache_dtype)
+    fits = fit_table.compute(model_row, rows.values(), context_tokens, kv_cache_dtype)
     if as_json:
-        print(json.dumps(fit_table.plain(found, rows, fits, length, kv_cache_dtype), indent=2))
+        print(json.dumps(fit_table.build_payload(model_row, rows, fits, context_tokens, kv_cache_dtype), indent=2))
         return
-    console.out.print(fit_table.draw(found, rows, fits, length, kv_cache_dtype), soft_wrap=False)
+    console.out.print(fit_table.render(model_row, rows, fits, context_tokens, kv_cache_dtype), soft_wrap=False)
     for line in fit_table.explain(fits) if type_ else ():
         console.out.print(line, markup=False)
 
@@ -124,27 +132,29 @@ def copy(
 ) -> None:
     """Copy a model from the hub or a folder to S3: checked, several files at a time, resumed where it broke off."""
     from llm_serving.hub import upload
-    from llm_serving.settings.units import human_bytes
+    from llm_serving.settings.units import format_bytes
 
-    name = upload.source_name(source)
-    uri = to or _fleet_bucket(fleet, name)
+    name = upload.resolve_source_name(source)
+    uri = to or _resolve_fleet_uri(fleet, name)
     with console.step(f"Copy {source} to {uri}") as step:
         if upload.is_folder(source):
             folder = Path(source).expanduser()
-            copied = upload.upload(folder, uri, all_files=all_files, progress=_noting(step))
+            upload_result = upload.upload(folder, uri, all_files=all_files, on_progress=_build_progress(step))
         else:
-            copied = upload.from_hub(
-                name, uri, revision=revision, all_files=all_files, staging=staging, progress=_noting(step)
+            upload_result = upload.copy_from_hub(
+                name, uri, revision=revision, all_files=all_files, staging=staging, on_progress=_build_progress(step)
             )
-        sent = f"{human_bytes(copied.sent)} of them sent now" if copied.sent else "all there already"
-        step.note = f"{copied.files} files, {human_bytes(copied.bytes)}, {sent}"
+        sent_summary = (
+            f"{format_bytes(upload_result.sent)} of them sent now" if upload_result.sent else "all there already"
+        )
+        step.note = f"{upload_result.files} files, {format_bytes(upload_result.bytes)}, {sent_summary}"
     if as_json:
-        print(json.dumps(copied._asdict()))
+        print(json.dumps(upload_result._asdict()))
     else:
-        console.out.print(copied.to, markup=False)
+        console.out.print(upload_result.uri, markup=False)
 
 
-def _fleet_bucket(fleet: Path, name: str) -> str:
+def _resolve_fleet_uri(fleet_file: Path, name: str) -> str:
     """Where a blueprint of this fleet with `weights: s3` looks for the model."""
     from llm_serving.aws import s3
     from llm_serving.fleet import aws_limits
@@ -152,12 +162,12 @@ def _fleet_bucket(fleet: Path, name: str) -> str:
     from llm_serving.settings import document as settings
     from llm_serving.workloads.serving import resolve
 
-    rented = settings.load(fleet, Fleet).value
-    bucket = aws_limits.bucket_name(rented.name, "models", s3.account(rented.region), rented.region)
-    return f"s3://{bucket}/{resolve.prefix_of(name)}"
+    fleet = settings.load(fleet_file, Fleet).value
+    bucket = aws_limits.build_bucket_name(fleet.name, "models", s3.fetch_account(fleet.region), fleet.region)
+    return f"s3://{bucket}/{resolve.build_bucket_prefix(name)}"
 
 
-def _tokens(text: str) -> int:
+def _parse_tokens(text: str) -> int:
     """`8k` as 8000."""
     from pydantic import TypeAdapter, ValidationError
 
@@ -170,11 +180,11 @@ def _tokens(text: str) -> int:
         raise InputError(f"--context: now {text!r}: it is no number of tokens. Write 4096 or 8k.") from None
 
 
-def _noting(step: console.Step) -> Callable[[int, int], None]:
+def _build_progress(step: console.Step) -> Callable[[int, int], None]:
     """Progress in bytes as the note of a step."""
-    from llm_serving.settings.units import human_bytes
+    from llm_serving.settings.units import format_bytes
 
-    def note(done: int, total: int) -> None:
-        step.note = f"{human_bytes(done)} of {human_bytes(total)}"
+    def update_note(done: int, total: int) -> None:
+        step.note = f"{format_bytes(done)} of {format_bytes(total)}"
 
-    return note
+    return update_note

@@ -25,23 +25,23 @@ def list_(as_json: AsJson = False) -> None:
     """List the patterns that `new` copies."""
     from llm_serving.workloads import render
 
-    found = [
+    entries = [
         {
             "name": folder.name,
-            "targets": render.targets(folder),
-            "about": _about(folder),
+            "targets": render.list_targets(folder),
+            "about": _read_summary(folder),
             "folder": str(folder),
-            "presets": _presets(folder),
+            "presets": _list_presets(folder),
         }
-        for folder in _patterns()
+        for folder in _list_patterns()
     ]
     if as_json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(entries, indent=2))
         return
-    for one in found:
-        console.out.print(f"[bold]{one['name']}[/bold] ({', '.join(one['targets'])})", end="  ")
-        presets = f" Presets: {', '.join(one['presets'])}." if one["presets"] else ""
-        console.out.print(f"{one['about']}{presets}", markup=False)
+    for entry in entries:
+        console.out.print(f"[bold]{entry['name']}[/bold] ({', '.join(entry['targets'])})", end="  ")
+        presets = f" Presets: {', '.join(entry['presets'])}." if entry["presets"] else ""
+        console.out.print(f"{entry['about']}{presets}", markup=False)
 
 
 def new(
@@ -49,7 +49,10 @@ def new(
     from_: Annotated[
         str,
         typer.Option(
-            "--from", metavar="PATTERN", help="What to copy; `list` names all.", autocompletion=completions.patterns
+            "--from",
+            metavar="PATTERN",
+            help="What to copy; `list` names all.",
+            autocompletion=completions.complete_patterns,
         ),
     ],
     preset: Annotated[
@@ -60,25 +63,27 @@ def new(
     from llm_serving.settings.errors import InputError
 
     source = PATTERNS / from_
-    names = [folder.name for folder in _patterns()]
+    names = [folder.name for folder in _list_patterns()]
     if from_ not in names:
         raise InputError(f"--from: now {from_!r}: there is no such pattern. Write {' or '.join(names)}.")
-    presets = _presets(source)
+    presets = _list_presets(source)
     if preset is not None and preset not in presets:
-        known = " or ".join(presets) or "no --preset"
-        raise InputError(f"--preset: now {preset!r}: {from_} has no such preset. Write {known}.")
-    to = _fresh(Path(name), "NAME")
-    shutil.copytree(source, to, ignore=shutil.ignore_patterns("__pycache__", PRESETS))
+        choices = " or ".join(presets) or "no --preset"
+        raise InputError(f"--preset: now {preset!r}: {from_} has no such preset. Write {choices}.")
+    destination = _require_new_folder(Path(name), "NAME")
+    shutil.copytree(source, destination, ignore=shutil.ignore_patterns("__pycache__", PRESETS))
     if preset is not None:
-        shutil.copy(source / PRESETS / f"{preset}.yaml", to / "blueprint.yaml")
-    _complete_templates(to)
-    _lead_to_schema(to / "blueprint.yaml", "blueprints/blueprint.schema.json")
-    console.out.print(f"{to}: a copy of the pattern {from_}{f', preset {preset}' if preset else ''}", markup=False)
+        shutil.copy(source / PRESETS / f"{preset}.yaml", destination / "blueprint.yaml")
+    _inline_includes(destination)
+    _update_schema_comment(destination / "blueprint.yaml", "blueprints/blueprint.schema.json")
+    console.out.print(
+        f"{destination}: a copy of the pattern {from_}{f', preset {preset}' if preset else ''}", markup=False
+    )
     if not FLEET.exists():
         shutil.copy(ROOT / "fleet.yaml", FLEET)
-        _lead_to_schema(FLEET, "infra/fleet.schema.json")
+        _update_schema_comment(FLEET, "infra/fleet.schema.json")
         console.out.print(f"{FLEET}: none was here, so this is a copy of the default fleet", markup=False)
-    console.out.print(f"Next: edit {to / 'blueprint.yaml'}, then blueprint deploy {to}", markup=False)
+    console.out.print(f"Next: edit {destination / 'blueprint.yaml'}, then blueprint deploy {destination}", markup=False)
 
 
 def twin(
@@ -88,22 +93,26 @@ def twin(
     ] = None,
 ) -> None:
     """Make the aggregated blueprint with as many accelerators as a disaggregated one, to measure it against."""
-    from llm_serving.workloads.serving import baseline as twins
+    from llm_serving.workloads.serving import baseline as baseline
     from llm_serving.workloads.serving import blueprint
 
-    made = twins.text(blueprint.read(folder))
-    whole = folder.resolve()
-    to = _fresh(Path(name or console.near(whole.with_name(f"{whole.name}-twin"))), "NAME")
+    baseline_text = baseline.render(blueprint.read(folder))
+    source = folder.resolve()
+    destination = _require_new_folder(
+        Path(name or console.shorten_path(source.with_name(f"{source.name}-twin"))), "NAME"
+    )
     # Its templates are the user's own by now; prompts and adapters lie beside them.
-    shutil.copytree(whole, to, ignore=shutil.ignore_patterns("__pycache__", PRESETS))
-    (to / blueprint.FILE).write_text(made, encoding="utf-8")
-    shutil.copy(PATTERNS / "aggregated" / "README.md", to)
-    _complete_templates(to)
-    console.out.print(f"{to}: as many accelerators as {folder}, each replica doing both halves", markup=False)
-    console.out.print(f"Next: validate {folder} and {to}, one after the other, and compare their reports", markup=False)
+    shutil.copytree(source, destination, ignore=shutil.ignore_patterns("__pycache__", PRESETS))
+    (destination / blueprint.FILE_NAME).write_text(baseline_text, encoding="utf-8")
+    shutil.copy(PATTERNS / "aggregated" / "README.md", destination)
+    _inline_includes(destination)
+    console.out.print(f"{destination}: as many accelerators as {folder}, each replica doing both halves", markup=False)
+    console.out.print(
+        f"Next: validate {folder} and {destination}, one after the other, and compare their reports", markup=False
+    )
 
 
-def _fresh(folder: Path, argument: str) -> Path:
+def _require_new_folder(folder: Path, argument: str) -> Path:
     """The folder, which is not there yet and whose name is a deployment's.
 
     Raises:
@@ -117,41 +126,41 @@ def _fresh(folder: Path, argument: str) -> Path:
     try:
         TypeAdapter(Name).validate_python(folder.name)
     except ValidationError:
-        why = "its last part is to be the deployment's name"
-        write = "2 to 32 of a-z, 0-9 and -, a letter first"
-        raise InputError(f"{argument}: now {str(folder)!r}: {why}. Write {write}.") from None
+        reason = "its last part is to be the deployment's name"
+        fix = "2 to 32 of a-z, 0-9 and -, a letter first"
+        raise InputError(f"{argument}: now {str(folder)!r}: {reason}. Write {fix}.") from None
     if folder.exists():
         raise InputError(f"{folder}: it is there already, and nothing is overwritten. Write another name.")
     return folder
 
 
-def _presets(pattern: Path) -> list[str]:
+def _list_presets(pattern: Path) -> list[str]:
     return sorted(path.stem for path in (pattern / PRESETS).glob("*.yaml"))
 
 
-def _complete_templates(folder: Path) -> None:
+def _inline_includes(folder: Path) -> None:
     """Puts what the patterns' templates share into the copies, so that a user finds every line there to change."""
     for template in folder.glob("*.j2"):
-        shared = re.sub(
+        expanded = re.sub(
             r'^\{% include "(templates/[\w.]+)" %\}\n',
-            lambda found: (PATTERNS / found[1]).read_text(encoding="utf-8"),
+            lambda include: (PATTERNS / include[1]).read_text(encoding="utf-8"),
             template.read_text(encoding="utf-8"),
             flags=re.MULTILINE,
         )
-        template.write_text(shared, encoding="utf-8")
+        template.write_text(expanded, encoding="utf-8")
 
 
-def _patterns() -> list[Path]:
+def _list_patterns() -> list[Path]:
     return sorted(path.parent for path in PATTERNS.glob("*/blueprint.yaml"))
 
 
-def _about(folder: Path) -> str:
+def _read_summary(folder: Path) -> str:
     """The first line of the pattern's README after its title."""
     lines = [line for line in (folder / "README.md").read_text(encoding="utf-8").splitlines() if line.strip()]
     return lines[1]
 
 
-def _lead_to_schema(file: Path, schema: str) -> None:
+def _update_schema_comment(file: Path, schema: str) -> None:
     """Mends the comment by which editors find the schema: the copy lies elsewhere than what it was copied from."""
-    there = min(os.path.relpath(ROOT / schema, file.resolve().parent), str(ROOT / schema), key=len)
-    file.write_text(re.sub(r"(?<=\$schema=)\S+", there, file.read_text(encoding="utf-8")), encoding="utf-8")
+    schema_path = min(os.path.relpath(ROOT / schema, file.resolve().parent), str(ROOT / schema), key=len)
+    file.write_text(re.sub(r"(?<=\$schema=)\S+", schema_path, file.read_text(encoding="utf-8")), encoding="utf-8")

@@ -18,18 +18,18 @@ def preflight(
     Nothing is changed. Ends with 0 where nothing fails, 1 where something does, 3 without credentials or network.
     """
     from llm_serving.aws.preflight import report
-    from llm_serving.aws.session import Aws
+    from llm_serving.aws.session import AwsSession
     from llm_serving.catalog import instances
     from llm_serving.fleet.model import Fleet
     from llm_serving.settings.document import load
-    from llm_serving.settings.errors import AnswerIsNo
+    from llm_serving.settings.errors import CheckFailed
     from llm_serving.tables import preflight_table
 
     document = load(fleet, Fleet)
-    found = report.run(document, instances.load(), Aws(document.value.region))
+    result = report.run_preflight(document, instances.load(), AwsSession(document.value.region))
     if as_json:
-        print(json.dumps(found.plain(), indent=2))
+        print(json.dumps(result.build_payload(), indent=2))
     else:
-        preflight_table.show(found)
-    if found.counts["fail"]:
-        raise typer.Exit(AnswerIsNo.exit_code)
+        preflight_table.print_report(result)
+    if result.counts["fail"]:
+        raise typer.Exit(CheckFailed.exit_code)

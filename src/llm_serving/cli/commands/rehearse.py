@@ -32,33 +32,38 @@ def rehearse(
 
     if mocked and stacks:
         raise InputError("--mocked plans all stacks. Write no stack, or leave --mocked out")
-    documents = [inputs.read_fleet(file) for file in _files(fleet)]
+    documents = [inputs.read_fleet(file) for file in _list_fleet_files(fleet)]
     data = Path(".blueprint") / "rehearsal"
-    with processes.interruptible():
+    with processes.handle_interrupts():
         if mocked:
-            done = run.plan(documents, out=out, data=data / "mocked")
+            rehearsals = run.plan(documents, out=out, data=data / "mocked")
         else:
-            done = [
+            rehearsals = [
                 run.rehearse(
                     document,
                     out=out if len(documents) == 1 else out / document.value.name,
                     data=data / document.value.name,
-                    names=stacks or None,
+                    stack_names=stacks or None,
                 )
                 for document in documents
             ]
     if as_json:
-        emulated = [] if mocked else [emulator.EMULATED]
-        print(json.dumps({"rehearsals": [dataclasses.asdict(one) for one in done], "emulated": emulated}, indent=2))
+        emulated = [] if mocked else [emulator.EMULATION_NOTE]
+        print(
+            json.dumps(
+                {"rehearsals": [dataclasses.asdict(rehearsal) for rehearsal in rehearsals], "emulated": emulated},
+                indent=2,
+            )
+        )
         return
-    console.out.print(f"{done[0].terraform}, AWS provider from {done[0].provider_from}")
-    console.out.print(rehearsal_table.draw(done), soft_wrap=False)
+    console.out.print(f"{rehearsals[0].terraform}, AWS provider from {rehearsals[0].provider_from}")
+    console.out.print(rehearsal_table.render(rehearsals), soft_wrap=False)
     if not mocked:
         console.out.print("after each apply a plan was empty, and after the destroy nothing is left")
-        console.out.print(emulator.EMULATED)
+        console.out.print(emulator.EMULATION_NOTE)
 
 
-def _files(fleet: Path) -> list[Path]:
+def _list_fleet_files(fleet: Path) -> list[Path]:
     """The fleet file, or those of a folder."""
     from llm_serving.settings.errors import InputError
 

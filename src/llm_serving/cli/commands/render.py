@@ -16,15 +16,15 @@ Force = Annotated[bool, typer.Option("--force", help="Overwrite a rendered file 
 def render(folder: Folder, fleet: Fleet = FLEET, target: Target = LOCAL, force: Force = False) -> None:
     """Resolve a blueprint and lay it out for a target, under rendered/NAME/TARGET/."""
     from llm_serving.targets.local import deploy
-    from llm_serving.targets.on_aws import plan as cloud
+    from llm_serving.targets.on_aws import plan as aws_plans
     from llm_serving.workloads import render
 
     if target in commands.TARGETS:
-        file = cloud.write(commands.plan(folder, fleet, target), force=force)
+        file = aws_plans.write_rendered(commands.plan(folder, fleet, target), force=force)
     else:
         plan = deploy.plan(folder, fleet, target=target)
-        file = render.render(plan.deployment, folder, plan.run.rendered, force=force)
-    console.out.print(console.near(file), markup=False)
+        file = render.render(plan.deployment, folder, plan.directory.rendered, force=force)
+    console.out.print(console.shorten_path(file), markup=False)
 
 
 def diff(
@@ -34,13 +34,13 @@ def diff(
     exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit 1 where something would change.")] = False,
 ) -> None:
     """Show what deploying would change, as a unified diff; exit 0 with and without differences."""
-    from llm_serving.settings.errors import AnswerIsNo
+    from llm_serving.settings.errors import CheckFailed
     from llm_serving.targets.local import deploy
 
     if target in commands.TARGETS:
-        changes = commands.module_of(target).difference(commands.plan(folder, fleet, target))
+        changes = commands.load_target(target).difference(commands.plan(folder, fleet, target))
     else:
-        changes = deploy.difference(deploy.plan(folder, fleet, target=target))
+        changes = deploy.diff(deploy.plan(folder, fleet, target=target))
     console.out.print(changes or "no change", markup=False)
     if changes and exit_code:
-        raise AnswerIsNo(f"{folder}: what is deployed is not what the files say")
+        raise CheckFailed(f"{folder}: what is deployed is not what the files say")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 
-class File(StrEnum):
+class SchemaFile(StrEnum):
     """The files with a published schema."""
 
     FLEET = "fleet"
@@ -16,12 +16,12 @@ class File(StrEnum):
     REPORT = "report"
 
 
-def schema(file: Annotated[File, typer.Argument(help="Which file.")]) -> None:
+def schema(file: Annotated[SchemaFile, typer.Argument(help="Which file.")]) -> None:
     """Print the JSON Schema of fleet.yaml, blueprint.yaml or a validation's report.json."""
-    print(text(file), end="")
+    print(render_schema(file), end="")
 
 
-def text(file: File) -> str:
+def render_schema(file: SchemaFile) -> str:
     """The schema as it is published."""
     from llm_serving.fleet.model import Fleet
     from llm_serving.settings import schema as settings
@@ -29,9 +29,9 @@ def text(file: File) -> str:
     from llm_serving.workloads.serving.blueprint import Blueprint
 
     match file:
-        case File.FLEET:
-            return settings.text(Fleet, "fleet.yaml")
-        case File.BLUEPRINT:
-            return settings.text(Blueprint, "blueprint.yaml")
-        case File.REPORT:
-            return report.schema_text()
+        case SchemaFile.FLEET:
+            return settings.render(Fleet, "fleet.yaml")
+        case SchemaFile.BLUEPRINT:
+            return settings.render(Blueprint, "blueprint.yaml")
+        case SchemaFile.REPORT:
+            return report.render_schema()

@@ -22,17 +22,17 @@ def shift(
 ) -> None:
     """Share requests between deployments on EKS by weight, such as `shift chat mine=90 mine-v2=10`."""
     from llm_serving.settings.errors import InputError
-    from llm_serving.targets.eks import traffic_shift as routes
-    from llm_serving.targets.local.deployment_dir import Run
+    from llm_serving.targets.eks import traffic_shift as traffic_shift
+    from llm_serving.targets.local.deployment_dir import DeploymentDir
 
-    run = Run(route, Path.cwd())
-    run.logs.mkdir(parents=True, exist_ok=True)
-    log = run.logs / "route.log"
+    directory = DeploymentDir(route, Path.cwd())
+    directory.logs.mkdir(parents=True, exist_ok=True)
+    log = directory.logs / "route.log"
     if back == bool(share):
         raise InputError("SHARE: write either deployments with their weights, such as mine=90 mine-v2=10, or --back.")
     with console.step(f"Go back on the route {route}" if back else f"Shift the route {route}"):
         if back:
-            routes.back(route, log)
+            traffic_shift.roll_back(route, log)
         else:
-            folder = run.root / "rendered" / route / "eks"
-            routes.shift(route, routes.shares(share or []), gateway=gateway, folder=folder, log=log)
+            folder = directory.root / "rendered" / route / "eks"
+            traffic_shift.shift(route, traffic_shift.parse_shares(share or []), gateway=gateway, folder=folder, log=log)

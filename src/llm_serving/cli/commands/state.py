@@ -18,7 +18,9 @@ def make(fleet: arguments.Fleet = arguments.FLEET, yes: arguments.Yes = False) -
     from llm_serving.settings.document import load
 
     document = load(fleet, Fleet)
-    changed = state_bucket.ensure_state_bucket(document.value, agree=lambda: yes or typer.confirm("Make it?", err=True))
+    changed = state_bucket.ensure_state_bucket(
+        document.value, confirm=lambda: yes or typer.confirm("Make it?", err=True)
+    )
     if not changed:
         console.out.print(f"{document.value.state}: its bucket is as it should be; nothing was changed", markup=False)
 
@@ -32,6 +34,6 @@ def remove(fleet: arguments.Fleet = arguments.FLEET, yes: arguments.Yes = False)
 
     document = load(fleet, Fleet)
     question = "Delete it with all old versions?"
-    removed = state_bucket.remove_state_bucket(document.value, agree=lambda: yes or typer.confirm(question, err=True))
+    removed = state_bucket.remove_state_bucket(document.value, confirm=lambda: yes or typer.confirm(question, err=True))
     if not removed:
         console.out.print(f"{document.value.state}: there is no such bucket", markup=False)

@@ -12,42 +12,51 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llm_serving import console
-from llm_serving.cli.arguments import FLEET, LOCAL, AsJson, Fleet, Folder, Target, run_of
+from llm_serving.cli.arguments import FLEET, LOCAL, AsJson, Fleet, Folder, Target, find_deployment_dir
 from llm_serving.targets.on_aws import commands
 
 if TYPE_CHECKING:
-    from llm_serving.targets.local.deployment_dir import Run
-    from llm_serving.targets.local.supervisor import State
+    from llm_serving.targets.local.deployment_dir import DeploymentDir
+    from llm_serving.targets.local.supervisor import ProcessState
 
 
 def status(folder: Folder, fleet: Fleet = FLEET, target: Target = LOCAL, as_json: AsJson = False) -> None:
     """Show a deployment's processes; exit 1 where not all of them run."""
-    from llm_serving.settings.errors import AnswerIsNo
+    from llm_serving.settings.errors import CheckFailed
     from llm_serving.targets.local import supervisor
 
     if target in commands.TARGETS:
-        commands.status(commands.plan(folder, fleet, target), as_json=as_json)
+        commands.show_status(commands.plan(folder, fleet, target), as_json=as_json)
         return
 
-    run = run_of(folder, target)
-    up, deployed, ports = supervisor.running(run), run.deployment(), run.ports()
-    states = up.states() if up else []
+    directory = find_deployment_dir(folder, target)
+    supervisord, deployment, ports = (
+        supervisor.find_running(directory),
+        directory.load_deployment(),
+        directory.load_ports(),
+    )
+    states = supervisord.list_states() if supervisord else []
     if as_json:
         processes = [{**asdict(state), "port": ports.get(state.name)} for state in states]
         print(
-            json.dumps({"name": run.name, "url": deployed.url if deployed else None, "processes": processes}, indent=2)
+            json.dumps(
+                {"name": directory.name, "url": deployment.url if deployment else None, "processes": processes},
+                indent=2,
+            )
         )
     elif states:
-        _draw(states, ports)
-        console.out.print(f"{run.name}: {deployed.url if deployed else 'not deployed yet'}", markup=False)
+        _print_table(states, ports)
+        console.out.print(f"{directory.name}: {deployment.url if deployment else 'not deployed yet'}", markup=False)
     if not states:
-        raise AnswerIsNo(f"{run.name}: nothing runs here; blueprint deploy {console.near(folder)} brings it up")
-    down = [state.name for state in states if state.state not in ("STARTING", "RUNNING")]
-    if down:
-        raise AnswerIsNo(f"{run.name}: {', '.join(down)} not running")
+        raise CheckFailed(
+            f"{directory.name}: nothing runs here; blueprint deploy {console.shorten_path(folder)} brings it up"
+        )
+    stopped = [state.name for state in states if state.state not in ("STARTING", "RUNNING")]
+    if stopped:
+        raise CheckFailed(f"{directory.name}: {', '.join(stopped)} not running")
 
 
-def _draw(states: list[State], ports: dict[str, int]) -> None:
+def _print_table(states: list[ProcessState], ports: dict[str, int]) -> None:
     from rich.table import Table
 
     table = Table("process", "state", "uptime", "port", "restarts", "pid")
@@ -68,58 +77,58 @@ def logs(
 ) -> None:
     """Show what a deployment's processes write."""
     if target in commands.TARGETS:
-        commands.module_of(target).logs(commands.plan(folder, fleet, target), process, lines=lines, follow=follow)
+        commands.load_target(target).logs(commands.plan(folder, fleet, target), process, lines=lines, follow=follow)
         return
-    run = run_of(folder, target)
-    files = _files(run, process)
-    read = {}
+    directory = find_deployment_dir(folder, target)
+    files = _select_log_files(directory, process)
+    offsets = {}
     for file in files:
-        whole = _whole_lines(file, 0)
-        read[file] = len(whole)
-        text = whole.decode("utf-8", "replace").splitlines()
-        for line in text[len(text) - min(lines, len(text)) :]:
-            _line(file, line, len(files) > 1)
+        content = _read_whole_lines(file, 0)
+        offsets[file] = len(content)
+        log_lines = content.decode("utf-8", "replace").splitlines()
+        for line in log_lines[len(log_lines) - min(lines, len(log_lines)) :]:
+            _print_line(file, line, len(files) > 1)
     if follow:
-        for file, line in _new_lines(read):
-            _line(file, line, len(files) > 1)
+        for file, line in _follow_lines(offsets):
+            _print_line(file, line, len(files) > 1)
 
 
-def _files(run: Run, process: str | None) -> list[Path]:
-    from llm_serving.settings.errors import AnswerIsNo, InputError
+def _select_log_files(directory: DeploymentDir, process: str | None) -> list[Path]:
+    from llm_serving.settings.errors import CheckFailed, InputError
 
-    there = sorted(run.logs.glob("*.log")) if run.logs.is_dir() else []
-    if not there:
-        raise AnswerIsNo(f"{run.name}: nothing has run here yet")
+    log_files = sorted(directory.logs.glob("*.log")) if directory.logs.is_dir() else []
+    if not log_files:
+        raise CheckFailed(f"{directory.name}: nothing has run here yet")
     if process is None:
-        return there
-    if run.log(process) not in there:
-        names = ", ".join(file.stem for file in there)
-        raise InputError(f"PROCESS: now {process!r}: {run.name} has no such process. Write one of {names}.")
-    return [run.log(process)]
+        return log_files
+    if directory.get_log_path(process) not in log_files:
+        names = ", ".join(file.stem for file in log_files)
+        raise InputError(f"PROCESS: now {process!r}: {directory.name} has no such process. Write one of {names}.")
+    return [directory.get_log_path(process)]
 
 
-def _new_lines(read: dict[Path, int]) -> Iterator[tuple[Path, str]]:
+def _follow_lines(offsets: dict[Path, int]) -> Iterator[tuple[Path, str]]:
     """Whole lines as they are written behind the bytes `read`, until the user interrupts."""
     while True:
-        for file in read:
-            if file.exists() and file.stat().st_size < read[file]:
-                read[file] = 0  # the log was set aside and begins anew
-            new = _whole_lines(file, read[file])
-            read[file] += len(new)
-            for line in new.decode("utf-8", "replace").splitlines():
+        for file in offsets:
+            if file.exists() and file.stat().st_size < offsets[file]:
+                offsets[file] = 0  # the log was set aside and begins anew
+            content = _read_whole_lines(file, offsets[file])
+            offsets[file] += len(content)
+            for line in content.decode("utf-8", "replace").splitlines():
                 yield file, line
         time.sleep(0.3)
 
 
-def _whole_lines(file: Path, start: int) -> bytes:
+def _read_whole_lines(file: Path, start: int) -> bytes:
     """What a log holds from the byte `start` to the end of its last whole line."""
     if not file.exists():
         return b""
     with file.open("rb") as log:
         log.seek(start)
-        new = log.read()
-    return new[: new.rfind(b"\n") + 1]
+        content = log.read()
+    return content[: content.rfind(b"\n") + 1]
 
 
-def _line(file: Path, line: str, named: bool) -> None:
-    console.out.print(f"{file.stem} | {line}" if named else line, markup=False)
+def _print_line(file: Path, line: str, show_name: bool) -> None:
+    console.out.print(f"{file.stem} | {line}" if show_name else line, markup=False)

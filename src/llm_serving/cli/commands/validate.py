@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llm_serving import console
-from llm_serving.cli.arguments import FLEET, LOCAL, AsJson, Fleet, Folder, Target, run_of
+from llm_serving.cli.arguments import FLEET, LOCAL, AsJson, Fleet, Folder, Target, find_deployment_dir
 from llm_serving.targets.on_aws import commands
 
 if TYPE_CHECKING:
-    from llm_serving.targets.local.deployment_dir import Run
+    from llm_serving.targets.local.deployment_dir import DeploymentDir
     from llm_serving.workloads.serving.deployment import Deployment
 
-    Loaded = tuple[Deployment, Run, contextlib.AbstractContextManager[str | None]]
+    ValidationSubject = tuple[Deployment, DeploymentDir, contextlib.AbstractContextManager[str | None]]
     """A deployment, where its files lie, and the way to it: its URL, where that is not its own."""
 
 
@@ -41,34 +41,44 @@ def validate(
     from llm_serving.tables import validation_table
     from llm_serving.validation import run
 
-    deployed, at, way = (
-        _on_aws(folder, fleet, target, url) if target in commands.TARGETS else _here(folder, target, url)
+    deployment, directory, endpoint = (
+        _plan_on_aws(folder, fleet, target, url) if target in commands.TARGETS else _find_local(folder, target, url)
     )
-    with processes.interruptible(), way as near:
-        made, kept = run.validate(
-            deployed, logs=at.logs, runs=at.reports, folder=folder, url=near, requests=requests, user=user
+    with processes.handle_interrupts(), endpoint as endpoint_url:
+        report, report_dir = run.validate(
+            deployment,
+            logs=directory.logs,
+            runs=directory.reports,
+            folder=folder,
+            url=endpoint_url,
+            requests=requests,
+            user_file=user,
         )
     if as_json:
-        print(made.model_dump_json(indent=2))
+        print(report.model_dump_json(indent=2))
     else:
-        console.result(validation_table.draw(made, kept))
-    run.gate(made)
+        console.print_result(validation_table.render(report, report_dir))
+    run.require_slo(report)
 
 
-def _on_aws(folder: Path, fleet: Path, target: str, url: str | None) -> Loaded:
-    made = commands.plan(folder, fleet, target)
-    return made.deployment, made.run, commands.reachable(made, url)
+def _plan_on_aws(folder: Path, fleet: Path, target: str, url: str | None) -> ValidationSubject:
+    deployment_plan = commands.plan(folder, fleet, target)
+    return deployment_plan.deployment, deployment_plan.directory, commands.open_tunnel(deployment_plan, url)
 
 
-def _here(folder: Path, target: str, url: str | None) -> Loaded:
+def _find_local(folder: Path, target: str, url: str | None) -> ValidationSubject:
     from llm_serving.settings.errors import Unavailable
     from llm_serving.workloads.serving import blueprint
 
-    wanted = blueprint.read(folder).value
-    at = run_of(folder, target)
-    deployed = at.deployment()
-    if deployed is None:
-        how = f"blueprint deploy {console.near(folder)}"
-        raise Unavailable(f"{at.name} is not deployed from here; `{how}` brings it up")
+    settings = blueprint.read(folder).value
+    directory = find_deployment_dir(folder, target)
+    deployment = directory.load_deployment()
+    if deployment is None:
+        command = f"blueprint deploy {console.shorten_path(folder)}"
+        raise Unavailable(f"{directory.name} is not deployed from here; `{command}` brings it up")
     # Traffic and SLO are the file's as it is now: neither needs a new deployment.
-    return deployed.model_copy(update={"traffic": wanted.traffic, "slo": wanted.slo}), at, contextlib.nullcontext(url)
+    return (
+        deployment.model_copy(update={"traffic": settings.traffic, "slo": settings.slo}),
+        directory,
+        contextlib.nullcontext(url),
+    )

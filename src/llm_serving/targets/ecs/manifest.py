@@ -12,36 +12,38 @@ from pydantic import Field
 from llm_serving.catalog import instances
 from llm_serving.fleet import groups, names
 from llm_serving.fleet.model import Fleet, Name
-from llm_serving.settings.document import Contradiction, Document, Listed, Settings, load
+from llm_serving.settings.document import AllowSingleItem, Conflict, Document, Settings, load
 from llm_serving.settings.errors import InputError, Mistake
-from llm_serving.settings.units import Form
+from llm_serving.settings.units import TextFormat
 
 T = TypeVar("T")
 
-Many = Annotated[tuple[T, ...], Listed()]
+ZeroOrMore = Annotated[tuple[T, ...], AllowSingleItem()]
 Port = Annotated[int, Field(ge=1, le=65535)]
-Place = Annotated[
+S3Location = Annotated[
     str,
-    Form(
+    TextFormat(
         r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]/[A-Za-z0-9._/=+@-]+",
         "a place in S3: s3://BUCKET/PREFIX",
         "s3://my-models/qwen3-32b/",
     ),
 ]
-Device = Annotated[str, Form(r"/dev/[A-Za-z0-9/_-]+", "a device of the machine: /dev/NAME", "/dev/infiniband/uverbs0")]
+Device = Annotated[
+    str, TextFormat(r"/dev/[A-Za-z0-9/_-]+", "a device of the machine: /dev/NAME", "/dev/infiniband/uverbs0")
+]
 
-MOST_STOP_S = 120
+MAX_STOP_S = 120
 """Longest that Fargate waits between asking a container to stop and killing it.
 
 Source: ECS API reference, ContainerDefinition, stopTimeout, 2026-11.
 """
 
 
-MACHINES_S = 900
+MACHINE_START_S = 900
 """A machine comes, pulls an image of several GB and starts; a model's own start is counted beside."""
 
 
-class Scale(Settings):
+class Autoscaling(Settings):
     """When tasks come and go."""
 
     most: Annotated[int, Field(ge=1, le=5000)]
@@ -53,7 +55,7 @@ class Scale(Settings):
     """Seconds that a task is kept when it is no longer needed."""
 
 
-class Member(Settings):
+class ReplicaNode(Settings):
     """A service that is one machine of a replica over several."""
 
     replica: Annotated[int, Field(ge=0)]
@@ -80,15 +82,15 @@ class Service(Settings):
     pool: Name | None = None
     """The fleet's pool; none runs on Fargate, which has no accelerators."""
 
-    types: Many[str] = ()
+    types: ZeroOrMore[str] = ()
     """Instance types that hold a task."""
 
-    zones: Many[str] = ()
+    zones: ZeroOrMore[str] = ()
     count: Annotated[int, Field(ge=0, le=5000)] = 1
     """Tasks; where they scale, the least. 0: they sleep while nobody asks."""
 
-    member: Member | None = None
-    scale: Scale | None = None
+    member: ReplicaNode | None = None
+    scale: Autoscaling | None = None
     unavailable: Annotated[int, Field(ge=0, le=1000)] = 1
     """Tasks that a deployment may take away at once."""
 
@@ -96,26 +98,26 @@ class Service(Settings):
     metrics_port: Port
     """Where its own metrics are, at /metrics."""
 
-    events_ports: Many[Port] = ()
+    events_ports: ZeroOrMore[Port] = ()
     """Where routers hear of its cache."""
 
     image: str
-    command: Many[str]
+    command: ZeroOrMore[str]
     environment: dict[str, str] = Field(default_factory=dict)
-    own_address: Many[str] = ()
+    own_address: ZeroOrMore[str] = ()
     """Variables that must hold the task's own address."""
 
     gpus: Annotated[int, Field(ge=0, le=16)] = 0
     cpus: Annotated[int, Field(ge=1, le=512)]
     memory_mib: Annotated[int, Field(ge=128)]
     shared_memory_mib: Annotated[int, Field(ge=0)] = 0
-    devices: Many[Device] = ()
+    devices: ZeroOrMore[Device] = ()
     """Devices of the machine that the task sees; with any of them it may lock memory."""
 
     probe: Probe | None = None
     """None where another process of its replica answers, or none is to."""
 
-    fetches: dict[str, Place] = Field(default_factory=dict)
+    fetches: dict[str, S3Location] = Field(default_factory=dict)
     """What is copied to /scratch/fetched/NAME before the engine starts: LoRA adapters, and weights where need be."""
 
     fetch_s: Annotated[int, Field(ge=0, le=86_400)] = 0
@@ -124,43 +126,45 @@ class Service(Settings):
     stop_s: Annotated[int, Field(ge=2, le=86_400)]
     """From being asked to stop until it is killed."""
 
-    def contradictions(self) -> Iterable[Iterator[Contradiction]]:
-        return (self._on_fargate(), self._scales_up(), self._wakes(), self._gpus_have_machines())
+    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
+        return (self._check_fargate(), self._check_scaling(), self._check_scale_to_zero(), self._check_gpu_pool())
 
     @property
-    def sleeps(self) -> bool:
+    def scales_to_zero(self) -> bool:
         """Whether it has no task while nobody asks."""
         return self.count == 0
 
     @property
-    def first(self) -> int:
+    def initial_count(self) -> int:
         """Tasks that it starts with, and that a deployment waits for."""
         return max(1, self.count)
 
-    def _on_fargate(self) -> Iterator[Contradiction]:
-        if self.pool is None and self.stop_s > MOST_STOP_S:
-            why = f"without a pool the task runs on Fargate, which waits {MOST_STOP_S} s at the longest"
-            yield Contradiction(("stop_s",), why, f"{MOST_STOP_S} or less")
+    def _check_fargate(self) -> Iterator[Conflict]:
+        if self.pool is None and self.stop_s > MAX_STOP_S:
+            reason = f"without a pool the task runs on Fargate, which waits {MAX_STOP_S} s at the longest"
+            yield Conflict(("stop_s",), reason, f"{MAX_STOP_S} or less")
         if self.pool is None and self.devices:
-            yield Contradiction(("devices",), "without a pool the task runs on Fargate, which has none", "devices: []")
+            yield Conflict(("devices",), "without a pool the task runs on Fargate, which has none", "devices: []")
 
-    def _scales_up(self) -> Iterator[Contradiction]:
+    def _check_scaling(self) -> Iterator[Conflict]:
         if self.scale and self.scale.most < self.count:
-            yield Contradiction(("scale", "most"), f"the least is {self.count}", f"{self.count} or more")
+            yield Conflict(("scale", "most"), f"the least is {self.count}", f"{self.count} or more")
         if self.scale and self.member:
-            yield Contradiction(("scale",), "the machines of a replica do not come and go alone", "no scale")
+            yield Conflict(("scale",), "the machines of a replica do not come and go alone", "no scale")
 
-    def _wakes(self) -> Iterator[Contradiction]:
-        if self.sleeps and (self.kind == "router" or self.scale is None):
-            why = "the router stands always, to see who asks" if self.kind == "router" else "without scale none comes"
-            yield Contradiction(("count",), why, "1 or more")
+    def _check_scale_to_zero(self) -> Iterator[Conflict]:
+        if self.scales_to_zero and (self.kind == "router" or self.scale is None):
+            reason = (
+                "the router stands always, to see who asks" if self.kind == "router" else "without scale none comes"
+            )
+            yield Conflict(("count",), reason, "1 or more")
 
-    def _gpus_have_machines(self) -> Iterator[Contradiction]:
+    def _check_gpu_pool(self) -> Iterator[Conflict]:
         if self.gpus and self.pool is None:
-            yield Contradiction(("gpus",), "without a pool the task runs on Fargate, which has none", "gpus: 0")
+            yield Conflict(("gpus",), "without a pool the task runs on Fargate, which has none", "gpus: 0")
 
 
-class Serving(Settings):
+class EcsDeployment(Settings):
     """One deployment."""
 
     name: Name
@@ -168,24 +172,24 @@ class Serving(Settings):
     served: str
     """What clients put in `model`; the first, where there are several."""
 
-    reads: Many[Place]
+    reads: ZeroOrMore[S3Location]
     errors: Annotated[float, Field(ge=0, le=1, strict=False)] = 0.0
     """Share of requests that may fail."""
 
-    services: Annotated[tuple[Service, ...], Listed(), Field(min_length=2)]
+    services: Annotated[tuple[Service, ...], AllowSingleItem(), Field(min_length=2)]
 
-    def contradictions(self) -> Iterable[Iterator[Contradiction]]:
-        return (self._one_router(), self._names_once())
+    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
+        return (self._check_single_router(), self._check_unique_names())
 
-    def _one_router(self) -> Iterator[Contradiction]:
+    def _check_single_router(self) -> Iterator[Conflict]:
         count = sum(service.kind == "router" for service in self.services)
         if count != 1:
-            yield Contradiction(("services",), f"{count} of them are routers", "exactly one of kind: router")
+            yield Conflict(("services",), f"{count} of them are routers", "exactly one of kind: router")
 
-    def _names_once(self) -> Iterator[Contradiction]:
+    def _check_unique_names(self) -> Iterator[Conflict]:
         for index, service in enumerate(self.services):
-            if service.name in [one.name for one in self.services[:index]]:
-                yield Contradiction(("services", index, "name"), "another service has it", "a name of its own")
+            if service.name in [other.name for other in self.services[:index]]:
+                yield Conflict(("services", index, "name"), "another service has it", "a name of its own")
 
     @property
     def router(self) -> Service:
@@ -198,25 +202,25 @@ class Serving(Settings):
         return tuple(service for service in self.services if service.kind == "engine")
 
     @property
-    def sleepers(self) -> tuple[Service, ...]:
+    def scale_to_zero_services(self) -> tuple[Service, ...]:
         """Engines that have no task while nobody asks."""
-        return tuple(service for service in self.engines if service.sleeps)
+        return tuple(service for service in self.engines if service.scales_to_zero)
 
 
-def read(path: Path, fleet: Document[Fleet]) -> Document[Serving]:
+def read(path: Path, fleet: Document[Fleet]) -> Document[EcsDeployment]:
     """The deployment of the file `path`, on that fleet.
 
     Raises:
         InputError: with every mistake of the file: of its form, then of what the fleet does not have.
     """
-    document = load(path, Serving)
-    if wrong := list(_mistakes(document, fleet)):
-        raise InputError(wrong)
+    document = load(path, EcsDeployment)
+    if mistakes := list(_find_mistakes(document, fleet)):
+        raise InputError(mistakes)
     return document
 
 
 @dataclass(frozen=True)
-class Choice:
+class PlacementChoice:
     """Where the tasks of one ECS service go."""
 
     number: int
@@ -226,57 +230,67 @@ class Choice:
     """Capacity providers; empty on Fargate."""
 
 
-def choices(fleet: Fleet, service: Service) -> list[Choice]:
+def list_choices(fleet: Fleet, service: Service) -> list[PlacementChoice]:
     """The service's choices; only the first for a machine of a replica, which must stand beside the others."""
     if service.pool is None:
-        return [Choice(0, ())]
-    strategies = groups.strategies(groups.of_pool(fleet, service.pool, instances.load()))
+        return [PlacementChoice(0, ())]
+    strategies = groups.group_by_choice(groups.resolve_pool(fleet, service.pool, instances.load()))
     if service.member:
         peers = strategies[0]
-        return [Choice(0, (groups.provider_name(fleet, peers[service.member.replica % len(peers)]),))]
+        return [PlacementChoice(0, (groups.format_provider_name(fleet, peers[service.member.replica % len(peers)]),))]
     return [
-        Choice(number, tuple(groups.provider_name(fleet, group) for group in peers))
+        PlacementChoice(number, tuple(groups.format_provider_name(fleet, group) for group in peers))
         for number, peers in enumerate(strategies)
     ]
 
 
-def name_of(serving: Serving, service: Service, choice: Choice) -> str:
+def format_service_name(deployment: EcsDeployment, service: Service, choice: PlacementChoice) -> str:
     """Name of the ECS service of a choice."""
-    further = f"-{choice.number}" if choice.number else ""
-    return f"{serving.name}-{service.name}{further}"
+    suffix = f"-{choice.number}" if choice.number else ""
+    return f"{deployment.name}-{service.name}{suffix}"
 
 
-def log_group(fleet: Fleet, deployment: str) -> str:
+def format_log_group(fleet: Fleet, deployment: str) -> str:
     """Log group of all tasks of a deployment; the streams begin with the role."""
-    return f"/aws/ecs/{names.cluster(fleet)}/serving/{deployment}"
+    return f"/aws/ecs/{names.format_cluster_name(fleet)}/serving/{deployment}"
 
 
-def _mistakes(document: Document[Serving], fleet: Document[Fleet]) -> Iterator[Mistake]:
-    wanted, rented, rows = document.value, fleet.value, instances.load()
-    if wanted.fleet != rented.name:
-        yield document.mistake(["fleet"], wanted.fleet, f"{fleet.path} is {rented.name}", f"fleet: {rented.name}")
+def _find_mistakes(document: Document[EcsDeployment], fleet: Document[Fleet]) -> Iterator[Mistake]:
+    deployment, fleet_settings, rows = document.value, fleet.value, instances.load()
+    if deployment.fleet != fleet_settings.name:
+        yield document.build_mistake(
+            ["fleet"], deployment.fleet, f"{fleet.path} is {fleet_settings.name}", f"fleet: {fleet_settings.name}"
+        )
         return
-    for index, service in enumerate(wanted.services):
+    for index, service in enumerate(deployment.services):
         if service.pool is None:
             continue
-        at: list[str | int] = ["services", index]
-        of_pool = groups.of_pool(rented, service.pool, rows) if service.pool in rented.pools else ()
-        if not [group for group in of_pool if group.orchestrator == "ecs"]:
-            there = [name for name, pool in rented.pools.items() if rented.orchestrator_of(pool) == "ecs"]
-            why = f"the fleet {rented.name} has no such pool on ECS"
-            yield document.mistake([*at, "pool"], service.pool, why, f"one of {', '.join(there) or 'another fleet'}")
+        key_path: list[str | int] = ["services", index]
+        pool_groups = (
+            groups.resolve_pool(fleet_settings, service.pool, rows) if service.pool in fleet_settings.pools else ()
+        )
+        if not [group for group in pool_groups if group.orchestrator == "ecs"]:
+            ecs_pools = [
+                name for name, pool in fleet_settings.pools.items() if fleet_settings.get_orchestrator(pool) == "ecs"
+            ]
+            reason = f"the fleet {fleet_settings.name} has no such pool on ECS"
+            yield document.build_mistake(
+                [*key_path, "pool"], service.pool, reason, f"one of {', '.join(ecs_pools) or 'another fleet'}"
+            )
             continue
-        types = {name for group in of_pool for name in group.types}
+        types = {name for group in pool_groups for name in group.types}
         for number, name in enumerate(service.types):
             if name not in types:
-                why = f"no machine of the pool {service.pool} is one"
-                yield document.mistake([*at, "types", number], name, why, f"one of {', '.join(sorted(types))}")
-        asked = [rows[name] for name in (types.intersection(service.types) or types)]
-        most = max(row.accelerators.count if row.accelerators else 0 for row in asked)
-        if service.gpus > most:
-            why = f"a machine of the pool {service.pool} has {most} at the most"
-            yield document.mistake([*at, "gpus"], service.gpus, why, f"{most} or less")
-        seen = max(group.efa for group in of_pool)
-        if sum(device.startswith("/dev/infiniband/uverbs") for device in service.devices) > seen:
-            why = f"a machine of the pool {service.pool} has {seen} EFA interfaces"
-            yield document.mistake([*at, "devices"], len(service.devices), why, f"{seen} of them")
+                reason = f"no machine of the pool {service.pool} is one"
+                yield document.build_mistake(
+                    [*key_path, "types", number], name, reason, f"one of {', '.join(sorted(types))}"
+                )
+        candidates = [rows[name] for name in (types.intersection(service.types) or types)]
+        max_gpus = max(row.accelerators.count if row.accelerators else 0 for row in candidates)
+        if service.gpus > max_gpus:
+            reason = f"a machine of the pool {service.pool} has {max_gpus} at the most"
+            yield document.build_mistake([*key_path, "gpus"], service.gpus, reason, f"{max_gpus} or less")
+        max_efa = max(group.efa for group in pool_groups)
+        if sum(device.startswith("/dev/infiniband/uverbs") for device in service.devices) > max_efa:
+            reason = f"a machine of the pool {service.pool} has {max_efa} EFA interfaces"
+            yield document.build_mistake([*key_path, "devices"], len(service.devices), reason, f"{max_efa} of them")

@@ -16,21 +16,21 @@ from typing import Any
 
 from llm_serving import console, processes
 from llm_serving.aws import session as clients
-from llm_serving.aws.session import Aws
+from llm_serving.aws.session import AwsSession
 from llm_serving.fleet import names
 from llm_serving.operations import add_ons as addons
 from llm_serving.operations import apply, context
 from llm_serving.operations import plans as fleet_plans
-from llm_serving.operations.context import Site
+from llm_serving.operations.context import FleetContext
 from llm_serving.operations.plans import StackPlan
 from llm_serving.rehearsal import stacks
-from llm_serving.settings.errors import AnswerIsNo, Unavailable
+from llm_serving.settings.errors import CheckFailed, Unavailable
 from llm_serving.targets import tunnel
 from llm_serving.targets.ecs import manifest
-from llm_serving.targets.ecs.manifest import Service, Serving
+from llm_serving.targets.ecs.manifest import EcsDeployment, Service
 from llm_serving.targets.on_aws import plan as plans
-from llm_serving.targets.on_aws.plan import Plan
-from llm_serving.targets.replica_status import READY, Member
+from llm_serving.targets.on_aws.plan import DeploymentPlan
+from llm_serving.targets.replica_status import READY, ReplicaStatus
 from llm_serving.terraform import runner
 
 FILE = "ecs.yaml"
@@ -38,42 +38,42 @@ FILE = "ecs.yaml"
 
 EMULATED = "the embedded AWS keeps task definitions and services, and runs no task: nothing answers"
 
-_MACHINES_S = manifest.MACHINES_S
+_MACHINES_TIMEOUT_S = manifest.MACHINE_START_S
 
-_SESSION = {
+_SESSION_TOOLS = {
     "aws": "https://docs.aws.amazon.com/cli/latest/userguide/getting-started-install.html",
     "session-manager-plugin": "https://docs.aws.amazon.com/systems-manager/latest/userguide/session-manager.html",
 }
 """What a session calls, and where it is to be had."""
 
-Note = Callable[[str], None]
+OnProgress = Callable[[str], None]
 
-_ASK_S = 300
-_EVERY_S = 10.0
+_TEST_TIMEOUT_S = 300
+_POLL_INTERVAL_S = 10.0
 _LAST_LINES = 20
-_TOUCHED = re.compile(r"^  # (\S+) (?:will|must) be (.*?)(?:, as requested)?$", re.MULTILINE)
+_PLANNED_CHANGE = re.compile(r"^  # (\S+) (?:will|must) be (.*?)(?:, as requested)?$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class _Found:
+class _EcsDeployment:
     """A deployment as its rendered file has it, and the services of each of its roles."""
 
     fleet: Any
-    serving: Serving
+    manifest: EcsDeployment
 
     @property
     def services(self) -> Iterator[tuple[Service, str]]:
         """Each ECS service by its name."""
-        for service in self.serving.services:
-            yield from ((service, name) for name in self.names_of(service))
+        for service in self.manifest.services:
+            yield from ((service, name) for name in self.list_service_names(service))
 
-    def names_of(self, service: Service) -> list[str]:
+    def list_service_names(self, service: Service) -> list[str]:
         """The ECS services of one: a choice of its pool each."""
-        choices = manifest.choices(self.fleet, service)
-        return [manifest.name_of(self.serving, service, choice) for choice in choices]
+        choices = manifest.list_choices(self.fleet, service)
+        return [manifest.format_service_name(self.manifest, service, choice) for choice in choices]
 
 
-def difference(plan: Plan) -> str:
+def diff(plan: DeploymentPlan) -> str:
     """What deploying would change, by Terraform's own plan; empty where nothing.
 
     Raises:
@@ -81,17 +81,17 @@ def difference(plan: Plan) -> str:
         Unavailable: Terraform is missing, or AWS cannot be asked.
         CommandFailed: Terraform failed.
     """
-    file = plans.write(plan)
-    with _alone(plan) as data:
-        made = _site(plan, file, data)
+    file = plans.write_rendered(plan)
+    with _lock_deployment(plan) as data:
+        stack_context = _build_stack_context(plan, file, data)
         try:
-            [stack] = fleet_plans.make(made)
-            return _said(made, stack)
+            [stack] = fleet_plans.create(stack_context)
+            return _describe_changes(stack_context, stack)
         finally:
-            apply.forget_plans(made)
+            apply.delete_plans(stack_context)
 
 
-def deploy(plan: Plan, agree: Callable[[str], None], *, force: bool = False) -> bool:
+def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool = False) -> bool:
     """Brings the stack to what the plan says, and waits until it answers; False where nothing is to be changed.
 
     Args:
@@ -103,144 +103,153 @@ def deploy(plan: Plan, agree: Callable[[str], None], *, force: bool = False) -> 
         AnswerIsNo: an image is missing, or it did not come to answer; what ran before runs again.
         CommandFailed: Terraform failed; the same command goes on.
     """
-    file = plans.write(plan, force=force)
-    with _alone(plan) as data:
-        made = _site(plan, file, data)
-        [stack] = fleet_plans.make(made)
-        changes = _said(made, stack)
+    file = plans.write_rendered(plan, force=force)
+    with _lock_deployment(plan) as data:
+        stack_context = _build_stack_context(plan, file, data)
+        [stack] = fleet_plans.create(stack_context)
+        changes = _describe_changes(stack_context, stack)
         if not changes:
-            apply.forget_plans(made)
+            apply.delete_plans(stack_context)
             return False
-        if not made.endpoint:
+        if not stack_context.endpoint:
             _require_images(plan)
-        agree(changes)
-        apply.apply(made, [stack])
-        if made.endpoint:
+        confirm(changes)
+        apply.apply(stack_context, [stack])
+        if stack_context.endpoint:
             console.err.print(f"  {EMULATED}", markup=False)
             return True
-        found, aws = _found(plan), Aws(plan.fleet.value.region)
-        outputs = context.states(made)[stack.name].outputs
-        _wake(aws, found)
-        limit = _MACHINES_S + max(one.fetch_s + one.probe.deadline_s for one in found.serving.engines if one.probe)
-        with console.step(f"Wait for {plan.deployment.name}'s answers (at most {limit / 60:.0f} min)") as step:
-            _wait_steady(aws, found, outputs["definitions"], limit, lambda text: setattr(step, "note", text))
+        deployed, aws = _read_deployed(plan), AwsSession(plan.fleet.value.region)
+        outputs = context.read_states(stack_context)[stack.name].outputs
+        _scale_from_zero(aws, deployed)
+        timeout_s = _MACHINES_TIMEOUT_S + max(
+            engine.fetch_s + engine.probe.deadline_s for engine in deployed.manifest.engines if engine.probe
+        )
+        with console.step(f"Wait for {plan.deployment.name}'s answers (at most {timeout_s / 60:.0f} min)") as step:
+            _wait_until_steady(
+                aws, deployed, outputs["definitions"], timeout_s, lambda text: setattr(step, "note", text)
+            )
         with console.step("Ask it, as a client would"):
-            _ask(aws, found, outputs["ask"])
+            _send_test_request(aws, deployed, outputs["ask"])
     return True
 
 
-def members(plan: Plan) -> list[Member]:
+def list_replicas(plan: DeploymentPlan) -> list[ReplicaStatus]:
     """The deployment's tasks, by role and name.
 
     Raises:
         Unavailable: AWS refuses, or does not answer.
     """
-    found, ecs = _found(plan), Aws(plan.fleet.value.region).client("ecs")
-    with clients.refusals():
+    deployed, ecs = _read_deployed(plan), AwsSession(plan.fleet.value.region).client("ecs")
+    with clients.translate_errors():
         tasks = [
-            _member(service, task) for service, name in found.services for task in _tasks(ecs, found, name, "RUNNING")
+            _build_replica_status(service, task)
+            for service, name in deployed.services
+            for task in _list_tasks(ecs, deployed, name, "RUNNING")
         ]
-    return sorted(tasks, key=lambda one: (one.role, one.name))
+    return sorted(tasks, key=lambda replica: (replica.role, replica.name))
 
 
-def logs(plan: Plan, role: str | None, *, lines: int, follow: bool) -> None:
+def show_logs(plan: DeploymentPlan, role: str | None, *, lines: int, follow: bool) -> None:
     """Shows what the tasks write, each line with its role and task.
 
     Raises:
         Unavailable: AWS refuses, or does not answer.
     """
-    found, client = _found(plan), Aws(plan.fleet.value.region).client("logs")
+    deployed, client = _read_deployed(plan), AwsSession(plan.fleet.value.region).client("logs")
     since = 0
-    with clients.refusals():
-        for said in _last(client, found, role, lines):
-            console.out.print(said, markup=False)
+    with clients.translate_errors():
+        for line in _read_last_lines(client, deployed, role, lines):
+            console.out.print(line, markup=False)
         while follow:
             since = since or int(time.time() * 1000)
             time.sleep(2)
-            for event in _events(client, found, role, since):
+            for event in _list_events(client, deployed, role, since):
                 since = max(since, event["timestamp"] + 1)
-                console.out.print(_line(event["logStreamName"], event["message"]), markup=False)
+                console.out.print(_format_line(event["logStreamName"], event["message"]), markup=False)
 
 
-def reachable(plan: Plan) -> AbstractContextManager[str]:
+def open_tunnel(plan: DeploymentPlan) -> AbstractContextManager[str]:
     """A URL of the deployment on this machine, by a session of Systems Manager to a router's task: good for a trial,
     not for load tests of thousands of requests a second.
 
     Raises:
         Unavailable: the AWS command line or its session plugin is missing, or no router's task runs.
     """
-    addons.require_tools(_SESSION)
-    found, aws = _found(plan), Aws(plan.fleet.value.region)
-    cluster = names.cluster(found.fleet)
-    services = [name for service, name in found.services if service.role == plan.deployment.router.name]
-    with clients.refusals():
-        tasks = [task for name in services for task in _tasks(aws.client("ecs"), found, name, "RUNNING")]
-    running = [
-        (_short(task["taskArn"]), container["runtimeId"])
+    addons.require_tools(_SESSION_TOOLS)
+    deployed, aws = _read_deployed(plan), AwsSession(plan.fleet.value.region)
+    cluster = names.format_cluster_name(deployed.fleet)
+    services = [name for service, name in deployed.services if service.role == plan.deployment.router.name]
+    with clients.translate_errors():
+        tasks = [task for name in services for task in _list_tasks(aws.client("ecs"), deployed, name, "RUNNING")]
+    router_containers = [
+        (_shorten_arn(task["taskArn"]), container["runtimeId"])
         for task in tasks
         for container in task["containers"]
         if container["name"] == plan.deployment.router.name and container.get("runtimeId")
     ]
-    if not running:
+    if not router_containers:
         raise Unavailable(f"{plan.deployment.name}: no task of its router runs")
-    task, container = running[0]
+    task, container = router_containers[0]
     port = plan.deployment.router.processes[0].port
-    words = ["aws", "ssm", "start-session", "--region", aws.region, "--target", f"ecs:{cluster}_{task}_{container}"]
-    words += ["--document-name", "AWS-StartPortForwardingSession", "--parameters"]
-    return tunnel.through(
-        lambda near: [*words, f"portNumber={port},localPortNumber={near}"], plan.run.logs / "tunnel.log"
+    command = ["aws", "ssm", "start-session", "--region", aws.region, "--target", f"ecs:{cluster}_{task}_{container}"]
+    command += ["--document-name", "AWS-StartPortForwardingSession", "--parameters"]
+    return tunnel.open_tunnel(
+        lambda local_port: [*command, f"portNumber={port},localPortNumber={local_port}"],
+        plan.directory.logs / "tunnel.log",
     )
 
 
-def destroy(plan: Plan) -> bool:
+def destroy(plan: DeploymentPlan) -> bool:
     """Removes the stack and waits until its tasks are gone; False where there was none.
 
     Raises:
         Unavailable: Terraform is missing, or AWS cannot be asked.
         CommandFailed: Terraform failed; the same command goes on.
     """
-    with _alone(plan) as data:
-        made = _site(plan, _rendered(plan), data)
-        if not any(state.resources for state in context.states(made).values()):
+    with _lock_deployment(plan) as data:
+        stack_context = _build_stack_context(plan, _ensure_rendered(plan), data)
+        if not any(state.resources for state in context.read_states(stack_context).values()):
             return False
-        with console.step(f"Remove {plan.deployment.name} from {made.at}"):
-            words = ("destroy", "-auto-approve", "-input=false")
-            runner.run(made.program, made.folders, words, timeout_s=apply.LIMIT_S, grace_s=apply.GRACE_S)
+        with console.step(f"Remove {plan.deployment.name} from {stack_context.cloud_name}"):
+            arguments = ("destroy", "-auto-approve", "-input=false")
+            runner.run(
+                stack_context.program, stack_context.folders, arguments, timeout_s=apply.LIMIT_S, grace_s=apply.GRACE_S
+            )
     return True
 
 
 @contextmanager
-def _alone(plan: Plan) -> Iterator[Path]:
+def _lock_deployment(plan: DeploymentPlan) -> Iterator[Path]:
     """The deployment's own folder, held by this command alone; whoever called it may hold the fleet's.
 
     Raises:
         Unavailable: another command is at work on it.
     """
-    data = context.data_of(plan.fleet.value) / f"serving-{plan.deployment.name}"
+    data = context.build_data_path(plan.fleet.value) / f"serving-{plan.deployment.name}"
     data.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with processes.locked(data / ".busy", f"another command is at work on {plan.deployment.name} from here"):
+    with processes.lock_file(data / ".busy", f"another command is at work on {plan.deployment.name} from here"):
         yield data
 
 
-def _site(plan: Plan, file: Path, data: Path) -> Site:
+def _build_stack_context(plan: DeploymentPlan, file: Path, data: Path) -> FleetContext:
     """The deployment's stack, synthesized and ready for Terraform."""
     from llm_serving.aws.preflight import identity
 
-    account = identity.whoami(Aws(plan.fleet.value.region)).account
-    endpoint = context.endpoint_here()
-    out = data / "cdktf.out" if endpoint else plan.run.root / "cdktf.out"
-    with console.step(f"Synthesize the stack of {console.near(file)}") as step:
+    account = identity.fetch_identity(AwsSession(plan.fleet.value.region)).account
+    endpoint = context.find_emulator_endpoint()
+    out = data / "cdktf.out" if endpoint else plan.directory.root / "cdktf.out"
+    with console.step(f"Synthesize the stack of {console.shorten_path(file)}") as step:
         from infra import main  # starts Node: only where something is synthesized
 
-        folders = main.synthesize_serving(plan.fleet, out, file)
-        step.note = ", ".join(console.near(folder / "cdk.tf.json") for folder in folders.values())
-    program = stacks.find_terraform(folders, data, embedded=endpoint is not None)
-    made = Site(plan.fleet, data, folders, program, endpoint, account)
-    context.connect(made)
-    return made
+        folders = main.synthesize_deployment(plan.fleet, out, file)
+        step.note = ", ".join(console.shorten_path(folder / "cdk.tf.json") for folder in folders.values())
+    program = stacks.find_terraform(folders, data, emulated=endpoint is not None)
+    stack_context = FleetContext(plan.fleet, data, folders, program, endpoint, account)
+    context.initialize_stacks(stack_context)
+    return stack_context
 
 
-def _require_images(plan: Plan) -> None:
+def _require_images(plan: DeploymentPlan) -> None:
     """Sees that the fleet's registry has the images that are to come from there.
 
     Raises:
@@ -248,57 +257,59 @@ def _require_images(plan: Plan) -> None:
     """
     from botocore.exceptions import ClientError
 
-    own = f"{plan.deployment.place.registry}/"
-    ecr = Aws(plan.fleet.value.region).client("ecr")
-    for image in dict.fromkeys(service.image for service in _found(plan).serving.services):
-        if not image.startswith(own):
+    registry_prefix = f"{plan.deployment.environment.registry}/"
+    ecr = AwsSession(plan.fleet.value.region).client("ecr")
+    for image in dict.fromkeys(service.image for service in _read_deployed(plan).manifest.services):
+        if not image.startswith(registry_prefix):
             continue
-        name, _, tag = image.removeprefix(own).partition(":")
-        with clients.refusals():
+        name, _, tag = image.removeprefix(registry_prefix).partition(":")
+        with clients.translate_errors():
             try:
                 repository = f"{plan.fleet.value.name}/{name}"
                 ecr.describe_images(repositoryName=repository, imageIds=[{"imageTag": tag}])
             except ClientError as error:
-                if clients.code(error) not in ("ImageNotFoundException", "RepositoryNotFoundException"):
+                if clients.get_error_code(error) not in ("ImageNotFoundException", "RepositoryNotFoundException"):
                     raise
-                raise AnswerIsNo(
+                raise CheckFailed(
                     f"the image {image} is not in the fleet's registry. Nothing was changed; name {name} in "
                     f"storage.repositories of {plan.fleet.path}, apply the stack storage, and run "
                     f"images/build {name} --fleet {plan.fleet.path}"
                 ) from None
 
 
-def _found(plan: Plan) -> _Found:
-    return _Found(plan.fleet.value, manifest.read(_rendered(plan), plan.fleet).value)
+def _read_deployed(plan: DeploymentPlan) -> _EcsDeployment:
+    return _EcsDeployment(plan.fleet.value, manifest.read(_ensure_rendered(plan), plan.fleet).value)
 
 
-def _rendered(plan: Plan) -> Path:
+def _ensure_rendered(plan: DeploymentPlan) -> Path:
     """What was deployed, as it lies there; rendered now where it does not."""
     file = plan.rendered / FILE
-    return file if file.is_file() else plans.write(plan)
+    return file if file.is_file() else plans.write_rendered(plan)
 
 
-def _said(made: Site, stack: StackPlan) -> str:
+def _describe_changes(stack_context: FleetContext, stack: StackPlan) -> str:
     """Terraform's plan, a line a resource."""
-    if stack.empty:
+    if stack.is_empty:
         return ""
-    log = (made.folders[stack.name] / "plan.log").read_text(encoding="utf-8")
-    lines = [f"  {what}: {address}" for address, what in _TOUCHED.findall(log)]
-    return "\n".join([f"{stack.name}: {fleet_plans.short(stack)}", *lines])
+    log = (stack_context.folders[stack.name] / "plan.log").read_text(encoding="utf-8")
+    lines = [f"  {action}: {address}" for address, action in _PLANNED_CHANGE.findall(log)]
+    return "\n".join([f"{stack.name}: {fleet_plans.summarize(stack)}", *lines])
 
 
-def _wake(aws: Aws, found: _Found) -> None:
+def _scale_from_zero(aws: AwsSession, deployed: _EcsDeployment) -> None:
     """Brings a replica of each role that sleeps: what was deployed must answer. It sleeps again when nobody asks it."""
-    ecs, cluster = aws.client("ecs"), names.cluster(found.fleet)
-    for service in found.serving.sleepers:
-        first = found.names_of(service)[0]
-        with clients.refusals():
-            [said] = ecs.describe_services(cluster=cluster, services=[first])["services"]
-            if said["desiredCount"] == 0:
-                ecs.update_service(cluster=cluster, service=first, desiredCount=service.first)
+    ecs, cluster = aws.client("ecs"), names.format_cluster_name(deployed.fleet)
+    for service in deployed.manifest.scale_to_zero_services:
+        service_name = deployed.list_service_names(service)[0]
+        with clients.translate_errors():
+            [ecs_service] = ecs.describe_services(cluster=cluster, services=[service_name])["services"]
+            if ecs_service["desiredCount"] == 0:
+                ecs.update_service(cluster=cluster, service=service_name, desiredCount=service.initial_count)
 
 
-def _wait_steady(aws: Aws, found: _Found, definitions: Mapping[str, str], limit_s: float, note: Note) -> None:
+def _wait_until_steady(
+    aws: AwsSession, deployed: _EcsDeployment, definitions: Mapping[str, str], timeout_s: float, on_progress: OnProgress
+) -> None:
     """Waits until every service has the tasks that it should, of what was deployed, and each has answered.
 
     Which of a pool's choices they are found on does not matter: where the first has no machines, another one serves.
@@ -306,108 +317,118 @@ def _wait_steady(aws: Aws, found: _Found, definitions: Mapping[str, str], limit_
     Raises:
         AnswerIsNo: one failed and was rolled back, or is not there in time; with its reason and last lines.
     """
-    ecs, end = aws.client("ecs"), time.monotonic() + limit_s
+    ecs, deadline = aws.client("ecs"), time.monotonic() + timeout_s
     while True:
-        late = []
-        for service in found.serving.services:
-            with clients.refusals():
-                failed = _failed(ecs, found, service, definitions[service.name])
-                ready = _ready_tasks(ecs, found, service, definitions[service.name])
-            if failed:
-                raise AnswerIsNo(_why(aws, found, service, failed, "ECS has rolled it back to what ran before"))
-            late += [(service, ready)] if ready < service.first else []
-        note(", ".join(f"{service.name} {ready} of {service.first}" for service, ready in late) or "done")
-        if not late:
+        pending = []
+        for service in deployed.manifest.services:
+            with clients.translate_errors():
+                failure = _find_rollback_reason(ecs, deployed, service, definitions[service.name])
+                ready = _count_ready_tasks(ecs, deployed, service, definitions[service.name])
+            if failure:
+                raise CheckFailed(
+                    _describe_failure(aws, deployed, service, failure, "ECS has rolled it back to what ran before")
+                )
+            pending += [(service, ready)] if ready < service.initial_count else []
+        on_progress(", ".join(f"{service.name} {ready} of {service.first}" for service, ready in pending) or "done")
+        if not pending:
             return
-        if time.monotonic() > end:
-            still = "it still tries; `blueprint logs` follows it"
-            raise AnswerIsNo(_why(aws, found, late[0][0], "not in time", still))
-        time.sleep(_EVERY_S)
+        if time.monotonic() > deadline:
+            hint = "it still tries; `blueprint logs` follows it"
+            raise CheckFailed(_describe_failure(aws, deployed, pending[0][0], "not in time", hint))
+        time.sleep(_POLL_INTERVAL_S)
 
 
-def _failed(ecs: Any, found: _Found, service: Service, definition: str) -> str:
+def _find_rollback_reason(ecs: Any, deployed: _EcsDeployment, service: Service, definition: str) -> str:
     """Why a service's deployment was given up; empty where it was not."""
-    described = ecs.describe_services(cluster=names.cluster(found.fleet), services=found.names_of(service))
-    for one in described["services"]:
-        for row in one["deployments"]:
-            if row.get("rolloutState") == "FAILED":
-                return row.get("rolloutStateReason") or "its deployment failed"
-            if row["status"] == "PRIMARY" and row["taskDefinition"] != definition:
-                return f"its deployment was given up, and {_short(row['taskDefinition'])} runs again"
+    described = ecs.describe_services(
+        cluster=names.format_cluster_name(deployed.fleet), services=deployed.list_service_names(service)
+    )
+    for ecs_service in described["services"]:
+        for rollout in ecs_service["deployments"]:
+            if rollout.get("rolloutState") == "FAILED":
+                return rollout.get("rolloutStateReason") or "its deployment failed"
+            if rollout["status"] == "PRIMARY" and rollout["taskDefinition"] != definition:
+                return f"its deployment was given up, and {_shorten_arn(rollout['taskDefinition'])} runs again"
     return ""
 
 
-def _ready_tasks(ecs: Any, found: _Found, service: Service, definition: str) -> int:
-    tasks = [task for name in found.names_of(service) for task in _tasks(ecs, found, name, "RUNNING")]
+def _count_ready_tasks(ecs: Any, deployed: _EcsDeployment, service: Service, definition: str) -> int:
+    tasks = [
+        task for name in deployed.list_service_names(service) for task in _list_tasks(ecs, deployed, name, "RUNNING")
+    ]
     return sum(_is_ready(service, task) for task in tasks if task["taskDefinitionArn"] == definition)
 
 
-def _why(aws: Aws, found: _Found, service: Service, reason: str, then: str) -> str:
+def _describe_failure(aws: AwsSession, deployed: _EcsDeployment, service: Service, reason: str, outcome: str) -> str:
     """What is known of a service that does not answer: why its last tasks ended, and what they wrote."""
-    said = [f"{service.name} does not answer: {reason}; {then}"]
+    lines = [f"{service.name} does not answer: {reason}; {outcome}"]
     try:
-        with clients.refusals():
+        with clients.translate_errors():
             ecs = aws.client("ecs")
-            stopped = [task for name in found.names_of(service) for task in _tasks(ecs, found, name, "STOPPED")]
-            said += [f"  {_short(task['taskArn'])}: {task.get('stoppedReason', '')}" for task in stopped[:3]]
-            said += list(_last(aws.client("logs"), found, service.role, _LAST_LINES))
+            stopped = [
+                task
+                for name in deployed.list_service_names(service)
+                for task in _list_tasks(ecs, deployed, name, "STOPPED")
+            ]
+            lines += [f"  {_shorten_arn(task['taskArn'])}: {task.get('stoppedReason', '')}" for task in stopped[:3]]
+            lines += list(_read_last_lines(aws.client("logs"), deployed, service.role, _LAST_LINES))
     except Unavailable as error:
-        said.append(f"its log cannot be read: {error}")
-    return "\n".join(said)
+        lines.append(f"its log cannot be read: {error}")
+    return "\n".join(lines)
 
 
-def _ask(aws: Aws, found: _Found, ask: dict[str, Any]) -> None:
+def _send_test_request(aws: AwsSession, deployed: _EcsDeployment, settings: dict[str, Any]) -> None:
     """Has a task in the VPC ask the router for a completion.
 
     Raises:
         AnswerIsNo: no answer came; with what the task said.
     """
-    ecs, cluster = aws.client("ecs"), names.cluster(found.fleet)
-    network = {"subnets": ask["subnets"], "securityGroups": [ask["group"]], "assignPublicIp": "DISABLED"}
-    with clients.refusals():
-        started = ecs.run_task(
+    ecs, cluster = aws.client("ecs"), names.format_cluster_name(deployed.fleet)
+    network = {"subnets": settings["subnets"], "securityGroups": [settings["group"]], "assignPublicIp": "DISABLED"}
+    with clients.translate_errors():
+        response = ecs.run_task(
             cluster=cluster,
-            taskDefinition=ask["task_definition"],
+            taskDefinition=settings["task_definition"],
             launchType="FARGATE",
             networkConfiguration={"awsvpcConfiguration": network},
         )
-        if started["failures"]:
-            raise AnswerIsNo(f"the question could not be asked: {started['failures'][0].get('reason')}")
-        arn, end = started["tasks"][0]["taskArn"], time.monotonic() + _ASK_S
-        while time.monotonic() < end:
+        if response["failures"]:
+            raise CheckFailed(f"the question could not be asked: {response['failures'][0].get('reason')}")
+        arn, deadline = response["tasks"][0]["taskArn"], time.monotonic() + _TEST_TIMEOUT_S
+        while time.monotonic() < deadline:
             [task] = ecs.describe_tasks(cluster=cluster, tasks=[arn])["tasks"]
             if task["lastStatus"] == "STOPPED":
                 break
-            time.sleep(_EVERY_S / 2)
+            time.sleep(_POLL_INTERVAL_S / 2)
         if task["containers"][0].get("exitCode") != 0:
-            said = "\n".join(_last(aws.client("logs"), found, "ask", _LAST_LINES))
-            raise AnswerIsNo(f"the router gave no answer: {task.get('stoppedReason', 'not in time')}\n{said}")
+            log_lines = "\n".join(_read_last_lines(aws.client("logs"), deployed, "ask", _LAST_LINES))
+            raise CheckFailed(f"the router gave no answer: {task.get('stoppedReason', 'not in time')}\n{log_lines}")
 
 
-def _tasks(ecs: Any, found: _Found, name: str, status: str) -> list[dict[str, Any]]:
+def _list_tasks(ecs: Any, deployed: _EcsDeployment, name: str, status: str) -> list[dict[str, Any]]:
     """Tasks of an ECS service; none where there is no such service or cluster."""
     from botocore.exceptions import ClientError
 
-    cluster = names.cluster(found.fleet)
+    cluster = names.format_cluster_name(deployed.fleet)
     try:
         pages = ecs.get_paginator("list_tasks").paginate(cluster=cluster, serviceName=name, desiredStatus=status)
         arns = [arn for page in pages for arn in page["taskArns"]]
     except ClientError as error:
-        if clients.code(error) in ("ServiceNotFoundException", "ClusterNotFoundException"):
+        if clients.get_error_code(error) in ("ServiceNotFoundException", "ClusterNotFoundException"):
             return []
         raise
-    batches = [arns[first : first + 100] for first in range(0, len(arns), 100)]
-    return [task for some in batches for task in ecs.describe_tasks(cluster=cluster, tasks=some)["tasks"]]
+    batches = [arns[start : start + 100] for start in range(0, len(arns), 100)]
+    return [task for batch in batches for task in ecs.describe_tasks(cluster=cluster, tasks=batch)["tasks"]]
 
 
-def _member(service: Service, task: dict[str, Any]) -> Member:
-    why = "no answer yet" if task["lastStatus"] == "RUNNING" else task["lastStatus"].lower()
-    return Member(
-        name=_short(task["taskArn"]),
+def _build_replica_status(service: Service, task: dict[str, Any]) -> ReplicaStatus:
+    pending_reason = "no answer yet" if task["lastStatus"] == "RUNNING" else task["lastStatus"].lower()
+    return ReplicaStatus(
+        name=_shorten_arn(task["taskArn"]),
         role=service.role,
-        state=READY if _is_ready(service, task) else why,
+        state=READY if _is_ready(service, task) else pending_reason,
         restarts=0,
-        machine=_short(task.get("containerInstanceArn", "")) or task.get("launchType", "").lower(),
+        machine=_shorten_arn(task.get("containerInstanceArn", "")) or task.get("launchType", "").lower(),
     )
 
 
@@ -417,35 +438,35 @@ def _is_ready(service: Service, task: dict[str, Any]) -> bool:
     return bool(task["lastStatus"] == "RUNNING" and healthy)
 
 
-def _last(client: Any, found: _Found, role: str | None, lines: int) -> Iterator[str]:
+def _read_last_lines(client: Any, deployed: _EcsDeployment, role: str | None, lines: int) -> Iterator[str]:
     """The last lines of the streams that were written to last."""
     from botocore.exceptions import ClientError
 
-    group = manifest.log_group(found.fleet, found.serving.name)
+    group = manifest.format_log_group(deployed.fleet, deployed.manifest.name)
     try:
         streams = client.describe_log_streams(logGroupName=group, orderBy="LastEventTime", descending=True)
     except ClientError as error:
-        if clients.code(error) == "ResourceNotFoundException":
+        if clients.get_error_code(error) == "ResourceNotFoundException":
             return
         raise
-    mine = [one["logStreamName"] for one in streams["logStreams"]]
-    for stream in [one for one in mine if role is None or one.startswith(f"{role}/")][:3]:
+    stream_names = [entry["logStreamName"] for entry in streams["logStreams"]]
+    for stream in [entry for entry in stream_names if role is None or entry.startswith(f"{role}/")][:3]:
         events = client.get_log_events(logGroupName=group, logStreamName=stream, limit=max(1, lines))["events"]
-        yield from (_line(stream, event["message"]) for event in events[:lines])
+        yield from (_format_line(stream, event["message"]) for event in events[:lines])
 
 
-def _events(client: Any, found: _Found, role: str | None, since: int) -> Iterator[dict[str, Any]]:
-    group = manifest.log_group(found.fleet, found.serving.name)
+def _list_events(client: Any, deployed: _EcsDeployment, role: str | None, since: int) -> Iterator[dict[str, Any]]:
+    group = manifest.format_log_group(deployed.fleet, deployed.manifest.name)
     prefix = {"logStreamNamePrefix": f"{role}/"} if role else {}
     for page in client.get_paginator("filter_log_events").paginate(logGroupName=group, startTime=since, **prefix):
         yield from page["events"]
 
 
-def _line(stream: str, message: str) -> str:
+def _format_line(stream: str, message: str) -> str:
     """Streams are named ROLE/CONTAINER/TASK."""
-    role, _, rest = stream.partition("/")
-    return f"{role} {_short(rest)[:8]} | {message.rstrip()}"
+    role, _, container_and_task = stream.partition("/")
+    return f"{role} {_shorten_arn(container_and_task)[:8]} | {message.rstrip()}"
 
 
-def _short(arn: str) -> str:
+def _shorten_arn(arn: str) -> str:
     return arn.rpartition("/")[2]

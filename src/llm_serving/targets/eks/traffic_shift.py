@@ -17,30 +17,30 @@ from llm_serving.settings.errors import InputError
 from llm_serving.targets.eks.target import CHART
 from llm_serving.workloads.serving import processes
 
-_LIMIT_S = 120
+_HELM_TIMEOUT_S = 120
 
 
-def shares(words: list[str]) -> dict[str, int]:
+def parse_shares(arguments: list[str]) -> dict[str, int]:
     """Weights by release, as `mine=90 mine-v2=10` says them.
 
     Raises:
         InputError: a word is no NAME=WEIGHT, or nothing would be served.
     """
-    found: dict[str, int] = {}
-    for word in words:
-        name, sign, weight = word.partition("=")
-        if not (name and sign and weight.isdigit() and int(weight) <= 1_000_000):
-            why = "it is no deployment and its weight"
-            raise InputError(f"SHARE: now {word!r}: {why}. Write NAME=WEIGHT, such as mine-v2=10.")
-        if name in found:
-            raise InputError(f"SHARE: now {word!r}: {name} has its weight already. Write each deployment once.")
-        found[name] = int(weight)
-    if not any(found.values()):
+    weights: dict[str, int] = {}
+    for argument in arguments:
+        name, separator, weight = argument.partition("=")
+        if not (name and separator and weight.isdigit() and int(weight) <= 1_000_000):
+            reason = "it is no deployment and its weight"
+            raise InputError(f"SHARE: now {argument!r}: {reason}. Write NAME=WEIGHT, such as mine-v2=10.")
+        if name in weights:
+            raise InputError(f"SHARE: now {argument!r}: {name} has its weight already. Write each deployment once.")
+        weights[name] = int(weight)
+    if not any(weights.values()):
         raise InputError("SHARE: no deployment would get a request. Write a weight above 0, such as mine=100.")
-    return found
+    return weights
 
 
-def shift(route: str, wanted: Mapping[str, int], *, gateway: str, folder: Path, log: Path) -> None:
+def shift(route: str, weights: Mapping[str, int], *, gateway: str, folder: Path, log: Path) -> None:
     """Shares the requests of `route` as `wanted` says, by weight.
 
     Args:
@@ -52,22 +52,22 @@ def shift(route: str, wanted: Mapping[str, int], *, gateway: str, folder: Path, 
         Unavailable: helm is missing.
         CommandFailed: the cluster refuses it, or does not answer.
     """
-    namespace, sign, name = gateway.partition("/")
-    if not (namespace and sign and name):
+    namespace, separator, name = gateway.partition("/")
+    if not (namespace and separator and name):
         raise InputError(f"--gateway: now {gateway!r}: it is no Gateway. Write NAMESPACE/NAME, such as gateway/edge.")
     addons.require_tools({"helm": addons.TOOLS["helm"]})
     backends = [
-        {"release": release, "port": processes.ROUTER_PORT, "weight": weight} for release, weight in wanted.items()
+        {"release": release, "port": processes.ROUTER_PORT, "weight": weight} for release, weight in weights.items()
     ]
     values = {"route": {"gateway": {"name": name, "namespace": namespace, "section": ""}, "backends": backends}}
     file = folder / f"{route}.yaml"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(yaml.safe_dump(values, sort_keys=False))
-    words = ["helm", "upgrade", "--install", route, str(CHART), "--namespace", names.SERVING]
-    console.run([*words, "--values", str(file)], log=log, timeout_s=_LIMIT_S)
+    command = ["helm", "upgrade", "--install", route, str(CHART), "--namespace", names.SERVING_NAMESPACE]
+    console.run([*command, "--values", str(file)], log=log, timeout_s=_HELM_TIMEOUT_S)
 
 
-def back(route: str, log: Path) -> None:
+def roll_back(route: str, log: Path) -> None:
     """The shares before the last ones.
 
     Raises:
@@ -75,4 +75,4 @@ def back(route: str, log: Path) -> None:
         CommandFailed: there is no earlier one, or the cluster does not answer.
     """
     addons.require_tools({"helm": addons.TOOLS["helm"]})
-    console.run(["helm", "rollback", route, "--namespace", names.SERVING], log=log, timeout_s=_LIMIT_S)
+    console.run(["helm", "rollback", route, "--namespace", names.SERVING_NAMESPACE], log=log, timeout_s=_HELM_TIMEOUT_S)

@@ -10,24 +10,24 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from llm_serving.settings.errors import AnswerIsNo, InputError, Unavailable
+from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
 from llm_serving.workloads.serving import adapters
 from llm_serving.workloads.serving.deployment import Deployment, Process, Role
 
-_LIMIT_S = 60.0
+_LOAD_TIMEOUT_S = 60.0
 """Longest that an engine takes to load one."""
 
 
-def folder(text: str) -> Path:
+def parse_folder(text: str) -> Path:
     """The folder that a person names.
 
     Raises:
         InputError: it is a place in S3, of which the replicas here copy nothing.
     """
     if text.startswith("s3://"):
-        why = "replicas on this machine load what lies in a folder of it"
-        write = f"a folder; `aws s3 cp --recursive {text} FOLDER` fills one"
-        raise InputError(f"FOLDER: now {text!r}: {why}. Write {write}.")
+        reason = "replicas on this machine load what lies in a folder of it"
+        fix = f"a folder; `aws s3 cp --recursive {text} FOLDER` fills one"
+        raise InputError(f"FOLDER: now {text!r}: {reason}. Write {fix}.")
     return Path(text)
 
 
@@ -39,11 +39,13 @@ def load(deployment: Deployment, role: str, name: str, folder: Path) -> None:
         AnswerIsNo: an engine refuses.
         Unavailable: an engine does not answer.
     """
-    found = _role(deployment, role)
-    why = adapters.why_not(folder, found.serves.model if found.serves else "")
-    if why:
-        raise InputError(f"FOLDER: now {str(folder)!r}: {why[0]}. Write {why[1]}.")
-    for process in found.processes:
+    deployed_role = _require_role(deployment, role)
+    mismatch = adapters.find_folder_error(
+        folder, deployed_role.served_model.model if deployed_role.served_model else ""
+    )
+    if mismatch:
+        raise InputError(f"FOLDER: now {str(folder)!r}: {mismatch[0]}. Write {mismatch[1]}.")
+    for process in deployed_role.processes:
         _post(process, "load_lora_adapter", {"lora_name": name, "lora_path": str(folder.resolve())})
 
 
@@ -55,38 +57,38 @@ def unload(deployment: Deployment, role: str, name: str) -> None:
         AnswerIsNo: an engine refuses.
         Unavailable: an engine does not answer.
     """
-    for process in _role(deployment, role).processes:
+    for process in _require_role(deployment, role).processes:
         _post(process, "unload_lora_adapter", {"lora_name": name})
 
 
-def _role(deployment: Deployment, name: str) -> Role:
+def _require_role(deployment: Deployment, name: str) -> Role:
     """The role, where its engines take adapters at all."""
-    roles = {role.name: role for role in deployment.engines}
+    roles = {role.name: role for role in deployment.engine_roles}
     if name not in roles:
         raise InputError(f"ROLE: now {name!r}: {deployment.name} has no such role. Write {' or '.join(roles)}.")
     role = roles[name]
-    if not role.serves or not role.serves.adapters:
-        why = "its engines were started without any adapter, and such take none"
-        raise InputError(f"ROLE: now {name!r}: {why}. Write one adapter in the blueprint, and deploy it.")
+    if not role.served_model or not role.served_model.adapters:
+        reason = "its engines were started without any adapter, and such take none"
+        raise InputError(f"ROLE: now {name!r}: {reason}. Write one adapter in the blueprint, and deploy it.")
     return role
 
 
-def _post(process: Process, page: str, body: dict[str, str]) -> None:
+def _post(process: Process, endpoint: str, body: dict[str, str]) -> None:
     request = urllib.request.Request(
-        f"http://127.0.0.1:{process.port}/v1/{page}",
+        f"http://127.0.0.1:{process.port}/v1/{endpoint}",
         data=json.dumps(body).encode(),
         headers={"Content-Type": "application/json"},
     )
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        direct.open(request, timeout=_LIMIT_S).close()
+        opener.open(request, timeout=_LOAD_TIMEOUT_S).close()
     except urllib.error.HTTPError as error:
-        raise AnswerIsNo(f"{process.name} refuses: {_said(error)}") from None
+        raise CheckFailed(f"{process.name} refuses: {_read_error_message(error)}") from None
     except OSError as error:
         raise Unavailable(f"{process.name} does not answer: {error}") from None
 
 
-def _said(error: urllib.error.HTTPError) -> str:
+def _read_error_message(error: urllib.error.HTTPError) -> str:
     """The engine's own words."""
     try:
         return str(json.load(error)["error"]["message"])

@@ -20,7 +20,7 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.rehearsal import emulator
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import Unavailable
-from llm_serving.settings.units import human_bytes
+from llm_serving.settings.units import format_bytes
 from llm_serving.targets.local import (
     early_start,
     engine_env,
@@ -30,20 +30,20 @@ from llm_serving.targets.local import (
     supervisor,
     weights,
 )
-from llm_serving.targets.local.deployment_dir import Run
+from llm_serving.targets.local.deployment_dir import DeploymentDir
 from llm_serving.targets.local.readiness import RoleFailed
 from llm_serving.targets.local.supervisor import Supervisor
 from llm_serving.workloads import inputs, render
 from llm_serving.workloads.serving import measured_prompts, resolve
 from llm_serving.workloads.serving.blueprint import Blueprint
-from llm_serving.workloads.serving.deployment import Deployment, Place, Process
+from llm_serving.workloads.serving.deployment import Deployment, Environment, Process
 
-AWS_LIMIT_S = 120.0
+EMULATOR_TIMEOUT_S = 120.0
 """Longest start of the embedded AWS."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class DeploymentPlan:
     """What is to run, decided in full, before anything has been started."""
 
     folder: Path
@@ -51,22 +51,22 @@ class Plan:
 
     blueprint: Document[Blueprint]
     fleet: Document[Fleet]
-    run: Run
+    directory: DeploymentDir
     deployment: Deployment
     text: str
     """The supervisor's configuration."""
 
-    def in_bucket(self, bucket: str) -> Plan:
+    def replace_bucket(self, bucket: str) -> DeploymentPlan:
         """The same with the model bucket that the storage stack has made."""
-        if bucket == self.deployment.place.bucket:
+        if bucket == self.deployment.environment.bucket:
             return self
-        there = self.deployment.place.model_copy(update={"bucket": bucket})
-        return _planned(self.folder, self.blueprint, self.fleet, self.run, there)
+        target_environment = self.deployment.environment.model_copy(update={"name": bucket})
+        return _build_plan(self.folder, self.blueprint, self.fleet, self.directory, target_environment)
 
 
 def plan(
-    folder: Path, fleet: Path, *, target: str = "local", root: Path | None = None, port: int | None = None
-) -> Plan:
+    folder: Path, fleet_file: Path, *, target: str = "local", root: Path | None = None, port: int | None = None
+) -> DeploymentPlan:
     """Reads both files and decides everything; the ports are written down, nothing else is done.
 
     Args:
@@ -77,70 +77,84 @@ def plan(
         InputError: a file is wrong, or the blueprint cannot work, or has no template for `target`.
         Unavailable: `port` is taken.
     """
-    wanted, rented = inputs.read(folder, fleet)
-    render.template(folder, target)
-    run = Run(resolve.name_of(wanted), (root or Path.cwd()).resolve())
-    up = supervisor.running(run) is not None
-    where = environment.find(run, wanted.value, rented.value, own_ports=up, port=port)
-    where = where.model_copy(update={"measured": measured_prompts.find(wanted, run.root)})
-    made = _planned(folder, wanted, rented, run, where)
-    run.keep_ports(made.deployment.place.ports)
-    return made
+    blueprint, fleet = inputs.read(folder, fleet_file)
+    render.find_template(folder, target)
+    directory = DeploymentDir(resolve.resolve_name(blueprint), (root or Path.cwd()).resolve())
+    is_running = supervisor.find_running(directory) is not None
+    target_environment = environment.resolve_environment(
+        directory, blueprint.value, fleet.value, own_ports=is_running, port=port
+    )
+    target_environment = target_environment.model_copy(
+        update={"measured": measured_prompts.find_measured(blueprint, directory.root)}
+    )
+    deployment_plan = _build_plan(folder, blueprint, fleet, directory, target_environment)
+    directory.save_ports(deployment_plan.deployment.environment.ports)
+    return deployment_plan
 
 
-def _planned(folder: Path, wanted: Document[Blueprint], rented: Document[Fleet], run: Run, where: Place) -> Plan:
-    deployment = resolve.resolve(wanted, rented, where)
-    text = render.text(deployment, render.template(folder, where.target))
-    return Plan(folder, wanted, rented, run, deployment, text)
+def _build_plan(
+    folder: Path,
+    blueprint: Document[Blueprint],
+    fleet: Document[Fleet],
+    directory: DeploymentDir,
+    target_environment: Environment,
+) -> DeploymentPlan:
+    deployment = resolve.resolve(blueprint, fleet, target_environment)
+    text = render.render_text(deployment, render.find_template(folder, target_environment.target))
+    return DeploymentPlan(folder, blueprint, fleet, directory, deployment, text)
 
 
-def difference(plan: Plan) -> str:
+def diff(plan: DeploymentPlan) -> str:
     """What deploying would change, as a unified diff; empty where nothing."""
-    before = plan.run.config.read_text(encoding="utf-8") if plan.run.deployment() else ""
-    names = ("deployed", console.near(plan.run.rendered / plan.run.config.name))
-    lines = difflib.unified_diff(before.splitlines(), plan.text.splitlines(), *names, lineterm="")
+    deployed = plan.directory.config.read_text(encoding="utf-8") if plan.directory.load_deployment() else ""
+    labels = ("deployed", console.shorten_path(plan.directory.rendered / plan.directory.config.name))
+    lines = difflib.unified_diff(deployed.splitlines(), plan.text.splitlines(), *labels, lineterm="")
     return "\n".join(lines)
 
 
-def check_machine(plan: Plan, starting: list[Process] | None = None) -> None:
+def check_machine(plan: DeploymentPlan, starting: list[Process] | None = None) -> None:
     """Whether this machine has the ports, the memory and the disk for `starting`, which is all where left out.
 
     Raises:
         Unavailable: it has not; in one line.
     """
-    resource_check.check(plan.run, plan.deployment, list(plan.deployment.processes) if starting is None else starting)
+    resource_check.check(
+        plan.directory, plan.deployment, list(plan.deployment.processes) if starting is None else starting
+    )
 
 
-def write(plan: Plan) -> None:
+def write_config(plan: DeploymentPlan) -> None:
     """Renders the blueprint for a person to read, and writes the supervisor's configuration.
 
     Raises:
         InputError: the rendered file was edited by hand.
     """
-    render.render(plan.deployment, plan.folder, plan.run.rendered)
-    plan.run.make()
-    plan.run.config.write_text(plan.text, encoding="utf-8")
+    render.render(plan.deployment, plan.folder, plan.directory.rendered)
+    plan.directory.create()
+    plan.directory.config.write_text(plan.text, encoding="utf-8")
 
 
-def start_aws(plan: Plan, up: Supervisor) -> None:
+def start_emulator(plan: DeploymentPlan, supervisord: Supervisor) -> None:
     """Starts the embedded AWS and waits until it answers.
 
     Raises:
         RoleFailed: it did not.
     """
-    for process in plan.deployment.place.services:
-        up.start(process.name)
-    end = time.monotonic() + AWS_LIMIT_S
+    for process in plan.deployment.environment.services:
+        supervisord.start(process.name)
+    deadline = time.monotonic() + EMULATOR_TIMEOUT_S
     while True:
-        readiness.refuse_failed(plan.run, up.state(environment.AWS), restarts=0)
+        readiness.raise_if_failed(plan.directory, supervisord.read_state(environment.AWS), restarts=0)
         try:
-            return emulator.wait_ready(plan.deployment.place.s3_endpoint or "", 1)
+            return emulator.wait_ready(plan.deployment.environment.s3_endpoint or "", 1)
         except Unavailable:
-            if time.monotonic() > end:
-                raise RoleFailed(plan.run, environment.AWS, f"did not answer within {AWS_LIMIT_S:.0f} s") from None
+            if time.monotonic() > deadline:
+                raise RoleFailed(
+                    plan.directory, environment.AWS, f"did not answer within {EMULATOR_TIMEOUT_S:.0f} s"
+                ) from None
 
 
-def apply_storage(plan: Plan) -> str:
+def apply_storage(plan: DeploymentPlan) -> str:
     """Has Terraform apply the storage stack to the embedded AWS; returns the name of the model bucket.
 
     Raises:
@@ -151,47 +165,55 @@ def apply_storage(plan: Plan) -> str:
 
     outputs = stacks.apply(
         plan.fleet,
-        out=plan.run.root / "cdktf.out",
-        data=plan.run.data / "terraform",
-        endpoint=plan.deployment.place.s3_endpoint or "",
+        out=plan.directory.root / "cdktf.out",
+        data=plan.directory.data / "terraform",
+        endpoint=plan.deployment.environment.s3_endpoint or "",
         stacks=["storage"],
     )
     return str(outputs["storage"]["model_bucket"])
 
 
-def put_weights(plan: Plan, note: Callable[[str], None] = lambda _: None) -> int:
+def upload_weights(plan: DeploymentPlan, on_progress: Callable[[str], None] = lambda _: None) -> int:
     """Puts the model into the bucket and checks that it is whole; returns the bytes of its weights.
 
     Raises:
         Unavailable: S3 or the hub does not answer or refuses, or an object is cut short.
     """
-    weights.put(plan.run, plan.deployment, lambda done, of: note(f"{human_bytes(done)} of {human_bytes(of)}"))
+    weights.upload_models(
+        plan.directory,
+        plan.deployment,
+        lambda done, total: on_progress(f"{format_bytes(done)} of {format_bytes(total)}"),
+    )
     return weights.check(plan.deployment)
 
 
-def start_roles(plan: Plan, up: Supervisor, note: Callable[[str], None] = lambda _: None) -> None:
+def start_roles(
+    plan: DeploymentPlan, supervisord: Supervisor, on_progress: Callable[[str], None] = lambda _: None
+) -> None:
     """Starts the workers and the router, waits until each answers a completion, and writes down what is deployed.
 
     Raises:
         RoleFailed: one ended, or did not answer in time.
     """
-    _start_workers(plan, up)
-    roles = (*plan.deployment.replicas, *plan.deployment.router.processes)
+    _start_workers(plan, supervisord)
+    all_processes = (*plan.deployment.engine_processes, *plan.deployment.router.processes)
     for process in plan.deployment.router.processes:
-        up.start(process.name)
-    readiness.wait(up, roles, note)
-    plan.run.keep(plan.deployment)
+        supervisord.start(process.name)
+    readiness.wait(supervisord, all_processes, on_progress)
+    plan.directory.save_deployment(plan.deployment)
 
 
-def _start_workers(plan: Plan, up: Supervisor) -> None:
+def _start_workers(plan: DeploymentPlan, supervisord: Supervisor) -> None:
     """Starts those that do not run yet; those that do are reading what they were lent."""
-    starting = [process for process in plan.deployment.replicas if not up.state(process.name).pid]
-    engine_env.lend_descriptions(plan.run.cache(process.name) for process in starting)
+    starting = [process for process in plan.deployment.engine_processes if not supervisord.read_state(process.name).pid]
+    engine_env.copy_model_infos(plan.directory.get_cache_path(process.name) for process in starting)
     for process in starting:
-        up.start(process.name)
+        supervisord.start(process.name)
 
 
-def bring_up(plan: Plan, up: Supervisor, storage: Callable[[Plan], str] = apply_storage) -> Plan:
+def bring_up(
+    plan: DeploymentPlan, supervisord: Supervisor, create_storage: Callable[[DeploymentPlan], str] = apply_storage
+) -> DeploymentPlan:
     """All parts in their order, with progress; returns the plan with the bucket that was made.
 
     Args:
@@ -201,26 +223,30 @@ def bring_up(plan: Plan, up: Supervisor, storage: Callable[[Plan], str] = apply_
         BlueprintError: what its parts raise.
     """
     with console.step("Start the embedded AWS") as step:
-        start_aws(plan, up)
-        step.note = plan.deployment.place.s3_endpoint or ""
-    with _begun(plan, up):
-        plan = plan.in_bucket(storage(plan))
-    write(plan)
-    up.update()
-    _put(plan)
-    early = all(up.state(process.name).pid for process in plan.deployment.replicas)
-    _start(plan, up, "the router; the workers began beside Terraform" if early else "the workers and the router")
+        start_emulator(plan, supervisord)
+        step.note = plan.deployment.environment.s3_endpoint or ""
+    with _start_early(plan, supervisord):
+        plan = plan.replace_bucket(create_storage(plan))
+    write_config(plan)
+    supervisord.update()
+    _upload_with_progress(plan)
+    started_early = all(supervisord.read_state(process.name).pid for process in plan.deployment.engine_processes)
+    _start_with_progress(
+        plan,
+        supervisord,
+        "the router; the workers began beside Terraform" if started_early else "the workers and the router",
+    )
     return plan
 
 
-def _begun(plan: Plan, up: Supervisor) -> AbstractContextManager[None]:
+def _start_early(plan: DeploymentPlan, supervisord: Supervisor) -> AbstractContextManager[None]:
     """Weights and workers on their way, while the model bucket's stack is applied."""
     from botocore.exceptions import BotoCoreError, ClientError
 
-    environment = plan.deployment.place
-    s3 = emulator.client("s3", environment.s3_endpoint or "", environment.region)
+    environment = plan.deployment.environment
+    s3 = emulator.create_client("s3", environment.s3_endpoint or "", environment.region)
 
-    def whole() -> bool:
+    def is_bucket_ready() -> bool:
         """Whether the bucket has its rules, which Terraform sets last, and goes on waiting for."""
         try:
             s3.get_bucket_lifecycle_configuration(Bucket=environment.bucket)
@@ -228,72 +254,80 @@ def _begun(plan: Plan, up: Supervisor) -> AbstractContextManager[None]:
             return False
         return engine_env.is_ready()  # it may be on its way as well
 
-    return early_start.begun(whole, lambda note: put_weights(plan, note), lambda _: _start_workers(plan, up))
+    return early_start.run_in_background(
+        is_bucket_ready,
+        lambda on_progress: upload_weights(plan, on_progress),
+        lambda _: _start_workers(plan, supervisord),
+    )
 
 
-def change(plan: Plan, up: Supervisor, storage: Callable[[Plan], str] = apply_storage) -> Plan:
+def update(
+    plan: DeploymentPlan, supervisord: Supervisor, create_storage: Callable[[DeploymentPlan], str] = apply_storage
+) -> DeploymentPlan:
     """Brings a deployment that is up to what `plan` says; what does not change goes on running.
 
     Raises:
         BlueprintError: what the parts raise.
     """
-    before = plan.run.deployment()
-    if before is None or before.place.bucket != plan.deployment.place.bucket:
-        plan = plan.in_bucket(storage(plan))
-    if before is None or before.models != plan.deployment.models:
-        _put(plan)
+    deployed = plan.directory.load_deployment()
+    if deployed is None or deployed.environment.bucket != plan.deployment.environment.bucket:
+        plan = plan.replace_bucket(create_storage(plan))
+    if deployed is None or deployed.served_models != plan.deployment.served_models:
+        _upload_with_progress(plan)
     else:
         weights.check(plan.deployment)
-    write(plan)
+    write_config(plan)
     with console.step("Restart what has changed") as step:
-        step.note = ", ".join(up.update()) or "nothing"
-    _start(plan, up)
+        step.note = ", ".join(supervisord.update()) or "nothing"
+    _start_with_progress(plan, supervisord)
     return plan
 
 
-def _put(plan: Plan) -> None:
-    models = " and ".join(served.model for served in plan.deployment.models)
-    with console.step(f"Put the model {models} into the bucket") as step:
-        size = put_weights(plan, lambda text: setattr(step, "note", text))
-        step.note = f"{human_bytes(size)} at {', '.join(served.weights.uri for served in plan.deployment.models)}"
+def _upload_with_progress(plan: DeploymentPlan) -> None:
+    model_names = " and ".join(served_model.model for served_model in plan.deployment.served_models)
+    with console.step(f"Put the model {model_names} into the bucket") as step:
+        weight_bytes = upload_weights(plan, lambda text: setattr(step, "note", text))
+        step.note = f"{format_bytes(weight_bytes)} at {', '.join(served_model.weights.uri for served_model in plan.deployment.served_models)}"
 
 
-def _start(plan: Plan, up: Supervisor, what: str = "the workers and the router") -> None:
-    with console.step(f"Start {what}") as step:
-        start_roles(plan, up, lambda text: setattr(step, "note", text))
+def _start_with_progress(
+    plan: DeploymentPlan, supervisord: Supervisor, subject: str = "the workers and the router"
+) -> None:
+    with console.step(f"Start {subject}") as step:
+        start_roles(plan, supervisord, lambda text: setattr(step, "note", text))
         step.note = f"all answer; {plan.deployment.url}"
 
 
 @contextmanager
-def or_nothing(run: Run) -> Iterator[None]:
+def stop_on_failure(directory: DeploymentDir) -> Iterator[None]:
     """Ends every process of a run when the block fails or is interrupted."""
     try:
         yield
     except BaseException:
-        with processes.undisturbed():
-            take_down(run)
+        with processes.ignore_signals():
+            stop(directory)
         raise
 
 
-def take_down(run: Run) -> bool:
+def stop(directory: DeploymentDir) -> bool:
     """Ends every process of a run; its folder stays. Returns whether there was any."""
-    up = supervisor.running(run)
-    if up is not None:
-        up.shut_down()
-    run.close()
-    run.forget()
-    return up is not None
+    supervisord = supervisor.find_running(directory)
+    if supervisord is not None:
+        supervisord.shut_down()
+    directory.remove_sockets()
+    directory.clear_deployment()
+    return supervisord is not None
 
 
-def destroy(run: Run) -> bool:
+def destroy(directory: DeploymentDir) -> bool:
     """Ends every process of a run and removes its folder; returns whether there was anything."""
-    there = run.data.exists()
-    ended = take_down(run)
-    run.remove()
-    return there or ended
+    existed = directory.data.exists()
+    stopped = stop(directory)
+    directory.remove()
+    return existed or stopped
 
 
-def deploy(plan: Plan, agree: Callable[[str], None], *, force: bool = False) -> Plan | None:
+def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool = False) -> DeploymentPlan | None:
     """Brings the blueprint up and keeps it up, or changes what is up; None where nothing is to be changed.
 
     Args:
@@ -303,53 +337,59 @@ def deploy(plan: Plan, agree: Callable[[str], None], *, force: bool = False) -> 
     Raises:
         BlueprintError: it cannot be, or failed; nothing then runs.
     """
-    with plan.run.alone():
-        up = _whole(plan)
-        if up is not None and plan.run.config.read_text(encoding="utf-8") == plan.text and _all_answer(plan):
-            plan.run.keep(plan.deployment)  # traffic and SLO may have changed, which need no restart
+    with plan.directory.lock():
+        supervisord = _find_healthy_supervisor(plan)
+        if (
+            supervisord is not None
+            and plan.directory.config.read_text(encoding="utf-8") == plan.text
+            and _is_fully_ready(plan)
+        ):
+            plan.directory.save_deployment(plan.deployment)  # traffic and SLO may have changed, which need no restart
             return None
-        agree(difference(plan))
-        check_machine(plan, _not_there(plan))
+        confirm(diff(plan))
+        check_machine(plan, _list_missing_processes(plan))
         # Whatever refuses is asked before anything that runs is touched.
-        render.render(plan.deployment, plan.folder, plan.run.rendered, force=force)
-        with or_nothing(plan.run):
-            if up is not None:
-                return change(plan, up, apply_storage)
-            start_afresh(plan)
-            return bring_up(plan, supervisor.detached(plan.run), apply_storage)
+        render.render(plan.deployment, plan.folder, plan.directory.rendered, force=force)
+        with stop_on_failure(plan.directory):
+            if supervisord is not None:
+                return update(plan, supervisord, apply_storage)
+            prepare_start(plan)
+            return bring_up(plan, supervisor.start_detached(plan.directory), apply_storage)
 
 
-def start_afresh(plan: Plan) -> None:
+def prepare_start(plan: DeploymentPlan) -> None:
     """Ends what an earlier run left, and writes the configuration for a new one.
 
     Raises:
         InputError: the rendered file was edited by hand.
     """
-    take_down(plan.run)
-    _forget_logs(plan.run)
-    write(plan)
+    stop(plan.directory)
+    _delete_logs(plan.directory)
+    write_config(plan)
 
 
-def _whole(plan: Plan) -> Supervisor | None:
+def _find_healthy_supervisor(plan: DeploymentPlan) -> Supervisor | None:
     """The run's supervisor, where it is up together with the embedded AWS, whose loss takes the bucket with it."""
-    up = supervisor.running(plan.run)
-    states = up.states() if up else []
-    services = {process.name for process in plan.deployment.place.services}
-    return up if services <= {state.name for state in states if state.state in ("STARTING", "RUNNING")} else None
+    supervisord = supervisor.find_running(plan.directory)
+    states = supervisord.list_states() if supervisord else []
+    services = {process.name for process in plan.deployment.environment.services}
+    return (
+        supervisord if services <= {state.name for state in states if state.state in ("STARTING", "RUNNING")} else None
+    )
 
 
-def _not_there(plan: Plan) -> list[Process]:
+def _list_missing_processes(plan: DeploymentPlan) -> list[Process]:
     """What runs in addition to what runs already, whether or not that is whole."""
-    up = supervisor.running(plan.run)
-    running = {state.name for state in up.states() if state.pid} if up else set()
+    supervisord = supervisor.find_running(plan.directory)
+    running = {state.name for state in supervisord.list_states() if state.pid} if supervisord else set()
     return [process for process in plan.deployment.processes if process.name not in running]
 
 
-def _all_answer(plan: Plan) -> bool:
-    return all(readiness.answers(process) for process in plan.deployment.processes if process.probe)
+def _is_fully_ready(plan: DeploymentPlan) -> bool:
+    return all(readiness.is_answering(process) for process in plan.deployment.processes if process.probe)
 
 
-def _forget_logs(run: Run) -> None:
+def _delete_logs(directory: DeploymentDir) -> None:
     """What is read from the logs is to be this run's own; a validation's lie in a folder among them."""
-    shutil.rmtree(run.logs, ignore_errors=True)
-    run.make()
+    shutil.rmtree(directory.logs, ignore_errors=True)
+    directory.create()

@@ -21,15 +21,15 @@ from llm_serving.workloads.serving.deployment import Deployment
 
 FOLDER = ".blueprint"
 
-_SOCKET_PATH = 107
+_MAX_SOCKET_PATH_BYTES = 107
 """Most bytes of a Unix socket's path on Linux (unix(7), sun_path)."""
 
-_SOCKET_NAME = 45
+_MAX_SOCKET_NAME_BYTES = 45
 """Longest name below the folder for sockets: the engine's are UUIDs, multiprocessing's have a folder of their own."""
 
 
 @dataclass(frozen=True)
-class Run:
+class DeploymentDir:
     """The files of the deployment `name` below the folder `root`, where the user stands."""
 
     name: str
@@ -63,22 +63,22 @@ class Run:
     @property
     def sockets(self) -> Path:
         """Folder for Unix sockets: in the run's own where its path is short enough, else a private one in /tmp."""
-        inside = self.data / "tmp"
-        if _fits(inside):
-            return inside
+        inner = self.data / "tmp"
+        if _fits_socket_path(inner):
+            return inner
         key = hashlib.sha256(os.fsencode(self.data)).hexdigest()[:12]
-        temporary = [Path(tempfile.gettempdir()), Path("/tmp")]
-        return next(filter(_fits, (base / f"blueprint-{os.getuid()}" / key for base in temporary)))
+        roots = [Path(tempfile.gettempdir()), Path("/tmp")]
+        return next(filter(_fits_socket_path, (root / f"blueprint-{os.getuid()}" / key for root in roots)))
 
-    def log(self, process: str) -> Path:
+    def get_log_path(self, process: str) -> Path:
         """The log of one process."""
         return self.logs / f"{process}.log"
 
-    def cache(self, process: str) -> Path:
+    def get_cache_path(self, process: str) -> Path:
         """What one process of the engine caches; the resolver names the same folder to it."""
         return self.data / "cache" / process
 
-    def make(self) -> None:
+    def create(self) -> None:
         """Makes the folders, for this user alone.
 
         Raises:
@@ -91,7 +91,7 @@ class Run:
                 raise Unavailable(f"{folder} belongs to another user; remove it, or work in another folder")
             folder.chmod(0o700)
 
-    def close(self) -> None:
+    def remove_sockets(self) -> None:
         """Removes the sockets and temporary files, when no process is left to use them."""
         shutil.rmtree(self.sockets, ignore_errors=True)
         if not self.sockets.is_relative_to(self.data):
@@ -100,51 +100,51 @@ class Run:
 
     def remove(self) -> None:
         """Removes all that the run wrote."""
-        self.close()
+        self.remove_sockets()
         shutil.rmtree(self.rendered, ignore_errors=True)
         shutil.rmtree(self.data, ignore_errors=True)
         for parent in (self.rendered.parent, self.rendered.parent.parent, self.data.parent):
             with contextlib.suppress(OSError):  # others may use it still
                 parent.rmdir()
 
-    def deployment(self) -> Deployment | None:
+    def load_deployment(self) -> Deployment | None:
         """What is deployed; None where nothing is, or a version of this program that knew other fields wrote it."""
         try:
             return Deployment.model_validate_json((self.data / "deployment.json").read_text(encoding="utf-8"))
         except (FileNotFoundError, ValidationError):
             return None
 
-    def keep(self, deployment: Deployment) -> None:
+    def save_deployment(self, deployment: Deployment) -> None:
         """Writes down what is deployed."""
         (self.data / "deployment.json").write_text(deployment.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
-    def forget(self) -> None:
+    def clear_deployment(self) -> None:
         """Nothing is deployed any more; logs and ports stay."""
         (self.data / "deployment.json").unlink(missing_ok=True)
 
-    def ports(self) -> dict[str, int]:
+    def load_ports(self) -> dict[str, int]:
         """The ports that were written down, by process."""
         try:
             return {str(name): int(port) for name, port in json.loads((self.data / "ports.json").read_text()).items()}
         except (OSError, ValueError):
             return {}
 
-    def keep_ports(self, ports: dict[str, int]) -> None:
+    def save_ports(self, ports: dict[str, int]) -> None:
         """Writes the ports down."""
         self.data.mkdir(mode=0o700, parents=True, exist_ok=True)
         (self.data / "ports.json").write_text(json.dumps(ports, indent=2) + "\n")
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Keeps a second `deploy` or `destroy` of the same deployment out.
 
         Raises:
             Unavailable: one is at work.
         """
         self.data.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with processes.locked(self.data / ".busy", f"another command is deploying or destroying {self.name}"):
+        with processes.lock_file(self.data / ".busy", f"another command is deploying or destroying {self.name}"):
             yield
 
 
-def _fits(folder: Path) -> bool:
-    return len(os.fsencode(folder)) + 1 + _SOCKET_NAME <= _SOCKET_PATH
+def _fits_socket_path(folder: Path) -> bool:
+    return len(os.fsencode(folder)) + 1 + _MAX_SOCKET_NAME_BYTES <= _MAX_SOCKET_PATH_BYTES

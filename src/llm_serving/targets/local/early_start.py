@@ -10,18 +10,18 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 
-LOOK_S = 0.5
+POLL_INTERVAL_S = 0.5
 """Between two looks whether it can begin."""
 
-Note = Callable[[str], None]
+OnProgress = Callable[[str], None]
 
 
-class _Overtaken(Exception):
+class _Cancelled(Exception):
     """What was begun is not needed any more."""
 
 
 @contextlib.contextmanager
-def begun(ready: Callable[[], bool], *steps: Callable[[Note], object]) -> Iterator[None]:
+def run_in_background(is_ready: Callable[[], bool], *steps: Callable[[OnProgress], object]) -> Iterator[None]:
     """Takes `steps` beside the block as soon as `ready`, one after the other, and ends them with the block.
 
     Nothing is said of how that went: each step must be such that it can be taken again afterwards, which then costs
@@ -30,24 +30,24 @@ def begun(ready: Callable[[], bool], *steps: Callable[[Note], object]) -> Iterat
     Args:
         steps: each is given what tells its progress, and is broken off there when the block has ended.
     """
-    ended = threading.Event()
+    cancelled = threading.Event()
 
-    def note(_: str) -> None:
-        if ended.is_set():
-            raise _Overtaken
+    def raise_if_cancelled(_: str) -> None:
+        if cancelled.is_set():
+            raise _Cancelled
 
-    def begin() -> None:
+    def run_steps() -> None:
         with contextlib.suppress(Exception):  # who takes the step again meets it again
-            while not ready():
-                if ended.wait(LOOK_S):
+            while not is_ready():
+                if cancelled.wait(POLL_INTERVAL_S):
                     return
             for step in steps:
-                step(note)
+                step(raise_if_cancelled)
 
-    beside = threading.Thread(target=begin, name="ahead", daemon=True)
-    beside.start()
+    thread = threading.Thread(target=run_steps, name="ahead", daemon=True)
+    thread.start()
     try:
         yield
     finally:
-        ended.set()
-        beside.join()
+        cancelled.set()
+        thread.join()

@@ -10,7 +10,7 @@ import importlib
 import os
 from typing import Any
 
-PROGRESS_US = 1000
+PROGRESS_DELAY_US = 1000
 """The longest that NIXL's thread sleeps where no event wakes it, in µs: the least that it can tell from none."""
 
 
@@ -36,7 +36,7 @@ def let_transfers_sleep() -> None:
 
     class Config(bindings.nixlAgentConfig):  # type: ignore[misc]
         def __setattr__(self, name: str, value: Any) -> None:
-            super().__setattr__(name, PROGRESS_US if name == "pthrDelay" else value)
+            super().__setattr__(name, PROGRESS_DELAY_US if name == "pthrDelay" else value)
 
     bindings.nixlAgentConfig = Config
 
@@ -52,8 +52,8 @@ def fork_processes() -> None:
     """
     utils: Any = importlib.import_module("vllm.utils.system_utils")
 
-    def begin() -> None:
+    def use_fork() -> None:
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
         gc.freeze()
 
-    utils._maybe_force_spawn = begin
+    utils._maybe_force_spawn = use_fork

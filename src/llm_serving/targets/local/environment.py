@@ -11,22 +11,24 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.rehearsal import emulator
 from llm_serving.settings.errors import Unavailable
 from llm_serving.targets.local import engine_env, subreaper
-from llm_serving.targets.local.deployment_dir import Run
+from llm_serving.targets.local.deployment_dir import DeploymentDir
 from llm_serving.workloads.serving import resolve
 from llm_serving.workloads.serving.blueprint import Blueprint
-from llm_serving.workloads.serving.deployment import Place, Process
+from llm_serving.workloads.serving.deployment import Environment, Process
 
-FOLLOW = paths.IMAGES / "router" / "router_dns_discovery.py"
+ROUTER_DNS_DISCOVERY = paths.IMAGES / "router" / "router_dns_discovery.py"
 """Tells a router of many models which engine serves which, here as on ECS."""
 
 AWS = "aws"
 ROUTER = "router"
 
-AWS_BYTES = 300_000_000
+EMULATOR_BYTES = 300_000_000
 """Memory of the embedded AWS with network and storage applied, besides the weights, which it holds in memory."""
 
 
-def find(run: Run, blueprint: Blueprint, fleet: Fleet, *, own_ports: bool, port: int | None = None) -> Place:
+def resolve_environment(
+    directory: DeploymentDir, blueprint: Blueprint, fleet: Fleet, *, own_ports: bool, port: int | None = None
+) -> Environment:
     """The place of a run, its ports chosen.
 
     Args:
@@ -36,46 +38,50 @@ def find(run: Run, blueprint: Blueprint, fleet: Fleet, *, own_ports: bool, port:
     Raises:
         Unavailable: `port` is taken.
     """
-    ports = _ports(run, [AWS, *resolve.ports(blueprint)], own_ports, port)
+    ports = _choose_ports(directory, [AWS, *resolve.list_port_names(blueprint)], own_ports, port)
     endpoint = f"http://127.0.0.1:{ports[AWS]}"
-    aws = Process(
+    emulator_process = Process(
         name=AWS,
-        command=tuple(emulator.command(ports[AWS])),
+        command=tuple(emulator.build_command(ports[AWS])),
         # What is applied here asks for none of AWS's own policies and machine images. What it does not keep in memory
         # goes to the folder for temporary files: the run's own.
-        environment={**emulator.environment(bare=True), "TMPDIR": str(run.sockets)},
+        env={**emulator.build_server_env(bare=True), "TMPDIR": str(directory.sockets)},
         port=ports[AWS],
         stateful=True,
-        memory_bytes=AWS_BYTES,
+        memory_bytes=EMULATOR_BYTES,
     )
-    return Place(
+    return Environment(
         target="local",
         region=fleet.region,
         # The name that the storage stack gives it in the embedded AWS's account.
-        bucket=aws_limits.bucket_name(fleet.name, "models", emulator.ACCOUNT, fleet.region),
+        bucket=aws_limits.build_bucket_name(fleet.name, "models", emulator.ACCOUNT, fleet.region),
         s3_endpoint=endpoint,
-        environment=emulator.client_environment(endpoint, fleet.region),
-        engine=str(engine_env.ROOT / engine_env.FOLDER / "bin"),
-        data=str(run.data),
-        sockets=str(run.sockets),
+        env=emulator.build_client_env(endpoint, fleet.region),
+        engine_folder=str(engine_env.ROOT / engine_env.FOLDER / "bin"),
+        data_folder=str(directory.data),
+        socket_folder=str(directory.sockets),
         launcher=(sys.executable, subreaper.__file__),
-        follow=(sys.executable, str(FOLLOW)),
-        modules=str(paths.IMAGES / "vllm"),
-        services=(aws,),
+        router_discovery=(sys.executable, str(ROUTER_DNS_DISCOVERY)),
+        module_folder=str(paths.IMAGES / "vllm"),
+        services=(emulator_process,),
         ports=ports,
         cores=len(os.sched_getaffinity(0)),
-        emulated=(emulator.EMULATED,),
+        emulated=(emulator.EMULATION_NOTE,),
     )
 
 
-def _ports(run: Run, names: list[str], own_ports: bool, port: int | None) -> dict[str, int]:
+def _choose_ports(directory: DeploymentDir, names: list[str], own_ports: bool, port: int | None) -> dict[str, int]:
     """The ports written down, where they are still free; others for the rest."""
-    written = run.ports()
-    kept = {name: written[name] for name in names if name in written and (processes.claim(written[name]) or own_ports)}
-    if port is not None and kept.get(ROUTER) != port:
+    saved_ports = directory.load_ports()
+    chosen_ports = {
+        name: saved_ports[name]
+        for name in names
+        if name in saved_ports and (processes.claim(saved_ports[name]) or own_ports)
+    }
+    if port is not None and chosen_ports.get(ROUTER) != port:
         if not processes.claim(port):
             raise Unavailable(f"port {port} is taken; write another --port, or none to have a free one chosen")
-        kept[ROUTER] = port
-    missing = [name for name in names if name not in kept]
-    free = processes.free_ports(len(missing))
-    return {name: kept.get(name) or free.pop() for name in names}
+        chosen_ports[ROUTER] = port
+    missing_names = [name for name in names if name not in chosen_ports]
+    free = processes.claim_free_ports(len(missing_names))
+    return {name: chosen_ports.get(name) or free.pop() for name in names}

@@ -14,32 +14,34 @@ from collections.abc import Callable, Sequence
 from llm_serving import console
 from llm_serving.settings.errors import Unavailable
 from llm_serving.targets.local import log_diagnosis
-from llm_serving.targets.local.deployment_dir import Run
-from llm_serving.targets.local.supervisor import State, Supervisor
+from llm_serving.targets.local.deployment_dir import DeploymentDir
+from llm_serving.targets.local.supervisor import ProcessState, Supervisor
 from llm_serving.workloads.serving.deployment import Process
 
-_ANSWER_S = 60.0
+_RESPONSE_TIMEOUT_S = 60.0
 """Longest wait for one answer; the first one on a busy machine takes seconds."""
 
-_EVERY_S = 0.5
+_POLL_INTERVAL_S = 0.5
 
-_SIGNAL = 128
+_SIGNAL_EXIT_BASE = 128
 """An exit status above it tells of the signal that ended a process, as shells and `keep` say it."""
 
 
 class RoleFailed(Unavailable):
     """A process of the deployment ended, or never answered."""
 
-    def __init__(self, run: Run, name: str, how: str) -> None:
-        path = run.log(name)
+    def __init__(self, directory: DeploymentDir, name: str, failure: str) -> None:
+        path = directory.get_log_path(name)
         log = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-        because = log_diagnosis.find(log)
-        lines = "\n".join(f"    {line}" for line in log_diagnosis.tail(log))
-        said = f"{name} {how}{f': {because}' if because else ''}"
-        super().__init__(f"{said}\n  its last lines, all of them in {console.near(path)}:\n{lines}")
+        diagnosis = log_diagnosis.find_cause(log)
+        lines = "\n".join(f"    {line}" for line in log_diagnosis.extract_tail(log))
+        message = f"{name} {failure}{f': {diagnosis}' if diagnosis else ''}"
+        super().__init__(f"{message}\n  its last lines, all of them in {console.shorten_path(path)}:\n{lines}")
 
 
-def wait(supervisor: Supervisor, wanted: Sequence[Process], note: Callable[[str], None] = lambda _: None) -> None:
+def wait(
+    supervisor: Supervisor, processes: Sequence[Process], on_progress: Callable[[str], None] = lambda _: None
+) -> None:
     """Returns when each of `wanted` has answered its probe.
 
     Args:
@@ -49,24 +51,24 @@ def wait(supervisor: Supervisor, wanted: Sequence[Process], note: Callable[[str]
         RoleFailed: one ended, or had not answered by its probe's deadline.
     """
     start = time.monotonic()
-    waiting = {process.name: process for process in wanted if process.probe}
-    before = {state.name: state.restarts for state in supervisor.states()}
-    while waiting:
-        states = {state.name: state for state in supervisor.states()}
-        for name, process in list(waiting.items()):
-            refuse_failed(supervisor.run, states[name], before[name])
-            if answers(process):
-                del waiting[name]
+    pending = {process.name: process for process in processes if process.probe}
+    initial_restarts = {state.name: state.restarts for state in supervisor.list_states()}
+    while pending:
+        states = {state.name: state for state in supervisor.list_states()}
+        for name, process in list(pending.items()):
+            raise_if_failed(supervisor.directory, states[name], initial_restarts[name])
+            if is_answering(process):
+                del pending[name]
             elif process.probe and time.monotonic() - start > process.probe.deadline_s:
-                raise RoleFailed(supervisor.run, name, f"did not answer within {process.probe.deadline_s:.0f} s")
-        note(_progress(supervisor.run, wanted, waiting))
-        if waiting:
-            time.sleep(_EVERY_S)
+                raise RoleFailed(supervisor.directory, name, f"did not answer within {process.probe.deadline_s:.0f} s")
+        on_progress(_describe_progress(supervisor.directory, processes, pending))
+        if pending:
+            time.sleep(_POLL_INTERVAL_S)
 
 
-def answers(process: Process) -> bool:
+def is_answering(process: Process) -> bool:
     """Whether a process gives a completion now."""
-    if process.probe is None or not _listens(process.port):
+    if process.probe is None or not _is_listening(process.port):
         return False
     request = urllib.request.Request(
         f"http://127.0.0.1:{process.port}{process.probe.path}",
@@ -74,15 +76,15 @@ def answers(process: Process) -> bool:
         headers={"Content-Type": "application/json"},
     )
     # No proxy: a user's own settings may name one even for this machine.
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with direct.open(request, timeout=_ANSWER_S) as answer:
-            return bool(json.load(answer)["choices"])
+        with opener.open(request, timeout=_RESPONSE_TIMEOUT_S) as response:
+            return bool(json.load(response)["choices"])
     except (OSError, ValueError, KeyError):
         return False
 
 
-def refuse_failed(run: Run, state: State, restarts: int) -> None:
+def raise_if_failed(directory: DeploymentDir, state: ProcessState, restarts: int) -> None:
     """Lets a process pass that has not ended since it had ended `restarts` times.
 
     Raises:
@@ -90,22 +92,22 @@ def refuse_failed(run: Run, state: State, restarts: int) -> None:
     """
     if state.failed or state.restarts > restarts:
         status = re.fullmatch(r"exit status (\d+)", state.ended)
-        number = int(status[1]) - _SIGNAL if status else 0
-        how = f"was ended by signal {number}" if number > 0 else f"ended with {state.ended}"
-        hint = " (did the machine run out of memory?)" if number == signal.SIGKILL else ""
-        raise RoleFailed(run, state.name, how + hint)
+        signal_number = int(status[1]) - _SIGNAL_EXIT_BASE if status else 0
+        failure = f"was ended by signal {signal_number}" if signal_number > 0 else f"ended with {state.ended}"
+        hint = " (did the machine run out of memory?)" if signal_number == signal.SIGKILL else ""
+        raise RoleFailed(directory, state.name, failure + hint)
 
 
-def _listens(port: int) -> bool:
-    with socket.socket() as caller:
-        caller.settimeout(1)
-        return caller.connect_ex(("127.0.0.1", port)) == 0
+def _is_listening(port: int) -> bool:
+    with socket.socket() as connection:
+        connection.settimeout(1)
+        return connection.connect_ex(("127.0.0.1", port)) == 0
 
 
-def _progress(run: Run, wanted: Sequence[Process], waiting: dict[str, Process]) -> str:
-    parts = [f"{process.name} {'starting' if process.name in waiting else 'answers'}" for process in wanted]
-    path = run.log(next(iter(waiting))) if waiting else None
+def _describe_progress(directory: DeploymentDir, processes: Sequence[Process], pending: dict[str, Process]) -> str:
+    parts = [f"{process.name} {'starting' if process.name in pending else 'answers'}" for process in processes]
+    path = directory.get_log_path(next(iter(pending))) if pending else None
     if path is None or not path.exists():
         return ", ".join(parts)
-    last = log_diagnosis.tail(path.read_text(encoding="utf-8", errors="replace"), 1)
-    return f"{', '.join(parts)}; {last[0][:100]}" if last else ", ".join(parts)
+    last_lines = log_diagnosis.extract_tail(path.read_text(encoding="utf-8", errors="replace"), 1)
+    return f"{', '.join(parts)}; {last_lines[0][:100]}" if last_lines else ", ".join(parts)

@@ -38,15 +38,15 @@ def main(command: list[str]) -> int:
         print(f"{command[0]}: {error.strerror}", file=sys.stderr)
         return 127
 
-    def forward(number: int, _frame: object) -> None:
-        child.send_signal(number)
+    def forward(signum: int, _frame: object) -> None:
+        child.send_signal(signum)
         signal.alarm(GRACE_S)
 
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, forward)
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(signum, forward)
     signal.signal(signal.SIGALRM, lambda _number, _frame: child.kill())
     code = child.wait()
-    _kill_the_rest()
+    _kill_descendants()
     return code if code >= 0 else 128 - code
 
 
@@ -54,11 +54,11 @@ def _die_with_parent() -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _kill_the_rest() -> None:
+def _kill_descendants() -> None:
     """Kills what the command left, and what that started meanwhile, until there is nothing."""
-    me = psutil.Process()
-    while left := me.children(recursive=True):
-        for process in left:
+    current_process = psutil.Process()
+    while descendants := current_process.children(recursive=True):
+        for process in descendants:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         with contextlib.suppress(ChildProcessError):

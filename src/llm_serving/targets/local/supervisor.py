@@ -18,20 +18,20 @@ import psutil
 
 from llm_serving import console, processes
 from llm_serving.settings.errors import Unavailable
-from llm_serving.targets.local.deployment_dir import Run
+from llm_serving.targets.local.deployment_dir import DeploymentDir
 
-_ANSWER_S = 60.0
+_RPC_TIMEOUT_S = 60.0
 """Longest that supervisord takes to answer: a process has 20 s to stop."""
 
-_START_S = 30.0
-_STOP_S = 90.0
+_START_TIMEOUT_S = 30.0
+_STOP_TIMEOUT_S = 90.0
 
-FAILED = ("BACKOFF", "EXITED", "FATAL", "UNKNOWN")
+FAILED_STATES = ("BACKOFF", "EXITED", "FATAL", "UNKNOWN")
 """States of a process that ended without being told to."""
 
 
 @dataclass(frozen=True)
-class State:
+class ProcessState:
     """One process as supervisord sees it."""
 
     name: str
@@ -47,54 +47,54 @@ class State:
     @property
     def failed(self) -> bool:
         """Whether it ended without being told to."""
-        return self.state in FAILED
+        return self.state in FAILED_STATES
 
 
 class Supervisor:
     """The supervisord of one run."""
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
-        self._calls: Any = xmlrpc.client.ServerProxy(
-            "http://127.0.0.1", transport=_Socket(run.sockets / "supervisor.sock"), allow_none=True
+    def __init__(self, directory: DeploymentDir) -> None:
+        self.directory = directory
+        self._rpc: Any = xmlrpc.client.ServerProxy(
+            "http://127.0.0.1", transport=_UnixTransport(directory.sockets / "supervisor.sock"), allow_none=True
         ).supervisor
 
     @property
     def pid(self) -> int | None:
         """supervisord's process id; None where none answers."""
         try:
-            return int(self._calls.getPID())
+            return int(self._rpc.getPID())
         except (OSError, http.client.HTTPException, xmlrpc.client.Error):
             return None
 
-    def states(self) -> list[State]:
+    def list_states(self) -> list[ProcessState]:
         """All processes, by name.
 
         Raises:
             Unavailable: supervisord does not answer.
         """
-        told = self._call("getAllProcessInfo")
+        infos = self._call("getAllProcessInfo")
         # Read after the answer, so that the end of each process that it tells of stands there.
-        log = self.run.logs / "supervisord.log"
-        ends = re.findall(r" exited: (\S+) \(([^;)]+)", log.read_text(errors="replace") if log.exists() else "")
-        return [_state(info, [how for name, how in ends if name == info["name"]]) for info in told]
+        log = self.directory.logs / "supervisord.log"
+        exits = re.findall(r" exited: (\S+) \(([^;)]+)", log.read_text(errors="replace") if log.exists() else "")
+        return [_parse_state(info, [reason for name, reason in exits if name == info["name"]]) for info in infos]
 
-    def state(self, name: str) -> State:
+    def read_state(self, name: str) -> ProcessState:
         """One process.
 
         Raises:
             Unavailable: supervisord does not answer.
         """
-        return next(state for state in self.states() if state.name == name)
+        return next(state for state in self.list_states() if state.name == name)
 
     def start(self, name: str) -> None:
         """Starts a process where it does not run; does not wait for it to be ready."""
-        if self.state(name).state not in ("STARTING", "RUNNING"):
+        if self.read_state(name).state not in ("STARTING", "RUNNING"):
             self._call("startProcess", name, False)
 
     def stop(self, name: str) -> None:
         """Stops a process, and returns when it is gone."""
-        if self.state(name).state in ("STARTING", "RUNNING", "BACKOFF"):
+        if self.read_state(name).state in ("STARTING", "RUNNING", "BACKOFF"):
             self._call("stopProcess", name, True)
 
     def update(self) -> list[str]:
@@ -114,11 +114,11 @@ class Supervisor:
             return
         with contextlib.suppress(psutil.NoSuchProcess):
             daemon = psutil.Process(pid)
-            below = daemon.children(recursive=True)
+            descendants = daemon.children(recursive=True)
             with contextlib.suppress(Unavailable):
                 self._call("shutdown")
             # It is asked first; what then still runs has hung.
-            _, alive = psutil.wait_procs([daemon, *below], timeout=_STOP_S)
+            _, alive = psutil.wait_procs([daemon, *descendants], timeout=_STOP_TIMEOUT_S)
             for process in alive:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
@@ -126,92 +126,98 @@ class Supervisor:
 
     def _call(self, name: str, *arguments: Any) -> Any:
         try:
-            return getattr(self._calls, name)(*arguments)
+            return getattr(self._rpc, name)(*arguments)
         except (OSError, http.client.HTTPException, xmlrpc.client.Error) as error:
-            why = error.faultString if isinstance(error, xmlrpc.client.Fault) else str(error)
-            raise Unavailable(f"supervisord of {self.run.name} does not do as asked ({name}): {why}") from None
+            reason = error.faultString if isinstance(error, xmlrpc.client.Fault) else str(error)
+            raise Unavailable(f"supervisord of {self.directory.name} does not do as asked ({name}): {reason}") from None
 
 
-def running(run: Run) -> Supervisor | None:
+def find_running(directory: DeploymentDir) -> Supervisor | None:
     """The supervisor of a run; None where none is up."""
-    supervisor = Supervisor(run)
+    supervisor = Supervisor(directory)
     return supervisor if supervisor.pid is not None else None
 
 
 @contextlib.contextmanager
-def supervised(run: Run) -> Iterator[Supervisor]:
+def start_attached(directory: DeploymentDir) -> Iterator[Supervisor]:
     """A supervisor that lives as long as the block, and never longer than this process, killed or not.
 
     Raises:
         Unavailable: it did not start.
     """
-    with _output(run) as output:
-        child = processes.spawn(_command(run), output=output)
+    with _open_output(directory) as output:
+        child = processes.spawn(_build_command(directory), output=output)
     try:
-        yield _when_up(run, child)
+        yield _wait_until_up(directory, child)
     finally:
-        Supervisor(run).shut_down()
-        processes.stop(child, grace_s=_STOP_S)
-        run.close()
+        Supervisor(directory).shut_down()
+        processes.stop(child, grace_s=_STOP_TIMEOUT_S)
+        directory.remove_sockets()
 
 
-def detached(run: Run) -> Supervisor:
+def start_detached(directory: DeploymentDir) -> Supervisor:
     """A supervisor that stays up when this process ends.
 
     Raises:
         Unavailable: it did not start.
     """
-    with _output(run) as output:
+    with _open_output(directory) as output:
         child = subprocess.Popen(
-            _command(run), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            _build_command(directory),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
     try:
-        return _when_up(run, child)
+        return _wait_until_up(directory, child)
     except BaseException:
-        Supervisor(run).shut_down()
+        Supervisor(directory).shut_down()
         processes.stop(child)
         raise
 
 
-def _command(run: Run) -> list[str]:
-    command = [sys.executable, "-m", "supervisor.supervisord", "--nodaemon", "--configuration", str(run.config)]
-    console.show(command)
+def _build_command(directory: DeploymentDir) -> list[str]:
+    command = [sys.executable, "-m", "supervisor.supervisord", "--nodaemon", "--configuration", str(directory.config)]
+    console.show_command(command)
     return command
 
 
 @contextlib.contextmanager
-def _output(run: Run) -> Iterator[Any]:
-    with (run.logs / "supervisord.out").open("wb") as output:
+def _open_output(directory: DeploymentDir) -> Iterator[Any]:
+    with (directory.logs / "supervisord.out").open("wb") as output:
         yield output
 
 
-def _when_up(run: Run, child: subprocess.Popen[bytes]) -> Supervisor:
-    supervisor = Supervisor(run)
+def _wait_until_up(directory: DeploymentDir, child: subprocess.Popen[bytes]) -> Supervisor:
+    supervisor = Supervisor(directory)
 
-    def up() -> bool:
+    def is_up() -> bool:
         if child.poll() is not None:
-            said = (run.logs / "supervisord.out").read_text(errors="replace").strip().splitlines()
-            raise Unavailable(f"supervisord did not start: {said[-1] if said else f'it ended with {child.returncode}'}")
+            output_lines = (directory.logs / "supervisord.out").read_text(errors="replace").strip().splitlines()
+            raise Unavailable(
+                f"supervisord did not start: {output_lines[-1] if output_lines else f'it ended with {child.returncode}'}"
+            )
         return supervisor.pid is not None
 
-    processes.wait_until(up, "supervisord", _START_S)
+    processes.wait_until(is_up, "supervisord", _START_TIMEOUT_S)
     return supervisor
 
 
-def _state(info: dict[str, Any], ends: list[str]) -> State:
+def _parse_state(info: dict[str, Any], exits: list[str]) -> ProcessState:
     """One process from what supervisord answers, and from its log, which alone tells how a process ended."""
-    alive = info["statename"] in ("STARTING", "RUNNING", "STOPPING")
-    return State(
+    is_alive = info["statename"] in ("STARTING", "RUNNING", "STOPPING")
+    return ProcessState(
         name=info["name"],
         state=info["statename"],
         pid=info["pid"],
-        uptime_s=max(0.0, info["now"] - info["start"]) if alive else 0.0,
-        restarts=len(ends),
-        ended=ends[-1] if ends else info["spawnerr"],
+        uptime_s=max(0.0, info["now"] - info["start"]) if is_alive else 0.0,
+        restarts=len(exits),
+        ended=exits[-1] if exits else info["spawnerr"],
     )
 
 
-class _Socket(xmlrpc.client.Transport):
+class _UnixTransport(xmlrpc.client.Transport):
     """XML-RPC over a Unix socket, with a limit to each wait."""
 
     def __init__(self, path: Path) -> None:
@@ -219,12 +225,12 @@ class _Socket(xmlrpc.client.Transport):
         self._path = path
 
     def make_connection(self, host: Any) -> http.client.HTTPConnection:  # noqa: ARG002 - it has a path, no host
-        return _SocketConnection(self._path)
+        return _UnixConnection(self._path)
 
 
-class _SocketConnection(http.client.HTTPConnection):
+class _UnixConnection(http.client.HTTPConnection):
     def __init__(self, path: Path) -> None:
-        super().__init__("127.0.0.1", timeout=_ANSWER_S)
+        super().__init__("127.0.0.1", timeout=_RPC_TIMEOUT_S)
         self._path = path
 
     def connect(self) -> None:

@@ -8,30 +8,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from llm_serving.settings.errors import Unavailable
-from llm_serving.targets.local.deployment_dir import Run
+from llm_serving.targets.local.deployment_dir import DeploymentDir
 from llm_serving.workloads.serving import resolve
-from llm_serving.workloads.serving.deployment import Deployment, Place, Served
+from llm_serving.workloads.serving.deployment import Deployment, Environment, ServedModel
 
 if TYPE_CHECKING:
     from llm_serving.aws import s3
 
-Progress = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 """Called with the bytes done and the bytes in all."""
 
 
-class _Where(TypedDict):
+class _S3Access(TypedDict):
     endpoint: str | None
     environment: Mapping[str, str]
 
 
-_LENGTH_BYTES = 8
+_HEADER_LENGTH_BYTES = 8
 """A safetensors file begins with the length of its header; the header says where each tensor ends."""
 
-_HEADER_LIMIT = 100_000_000
+_MAX_HEADER_BYTES = 100_000_000
 """Longest header that the format allows."""
 
 
-def put(run: Run, deployment: Deployment, progress: Progress = lambda _done, _all: None) -> None:
+def upload_models(
+    directory: DeploymentDir, deployment: Deployment, on_progress: OnProgress = lambda _done, _all: None
+) -> None:
     """Makes or finds the model and puts it into the model bucket; sends nothing that is there already.
 
     A blueprint that names its own s3://BUCKET/PREFIX has its weights there: nothing is put.
@@ -40,31 +42,33 @@ def put(run: Run, deployment: Deployment, progress: Progress = lambda _done, _al
         Unavailable: S3 or the hub does not answer or refuses, or the disk is full.
         InputError: the hub has no such model.
     """
-    for served in deployment.models:
-        _put_one(run, deployment.place, served, progress)
+    for served_model in deployment.served_models:
+        _upload_model(directory, deployment.environment, served_model, on_progress)
 
 
-def _put_one(run: Run, place: Place, served: Served, progress: Progress) -> None:
+def _upload_model(
+    directory: DeploymentDir, environment: Environment, served_model: ServedModel, on_progress: OnProgress
+) -> None:
     from llm_serving.hub import make_tiny, upload
 
-    name, uri = served.model, served.weights.uri
-    if uri != f"s3://{place.bucket}/{resolve.prefix_of(name)}/":
+    name, uri = served_model.model, served_model.weights.uri
+    if uri != f"s3://{environment.bucket}/{resolve.build_bucket_prefix(name)}/":
         return
     if name in make_tiny.SIZES:
-        folder = make_tiny.make(name, run.data / "model" / name, progress)
-        _send(folder, place, uri, progress)
+        folder = make_tiny.make(name, directory.data / "model" / name, on_progress)
+        _upload_folder(folder, environment, uri, on_progress)
     elif upload.is_folder(name):
-        _send(Path(name).expanduser(), place, uri, progress)
+        _upload_folder(Path(name).expanduser(), environment, uri, on_progress)
     else:
-        where: _Where = {"endpoint": place.s3_endpoint, "environment": place.environment}
-        upload.from_hub(name, uri, **where, staging=run.data / "download", progress=progress)
+        access: _S3Access = {"endpoint": environment.s3_endpoint, "environment": environment.env}
+        upload.copy_from_hub(name, uri, **access, staging=directory.data / "download", on_progress=on_progress)
 
 
-def _send(folder: Path, place: Place, uri: str, progress: Progress) -> None:
+def _upload_folder(folder: Path, environment: Environment, uri: str, on_progress: OnProgress) -> None:
     from llm_serving.hub import upload
 
-    where: _Where = {"endpoint": place.s3_endpoint, "environment": place.environment}
-    upload.upload(folder, uri, **where, progress=progress)
+    access: _S3Access = {"endpoint": environment.s3_endpoint, "environment": environment.env}
+    upload.upload(folder, uri, **access, on_progress=on_progress)
 
 
 def check(deployment: Deployment) -> int:
@@ -75,37 +79,43 @@ def check(deployment: Deployment) -> int:
     Raises:
         Unavailable: they are not there, cut short, or must not be read.
     """
-    return sum(_check_one(deployment.place, served.weights.uri) for served in deployment.models)
+    return sum(
+        _check_model(deployment.environment, served_model.weights.uri) for served_model in deployment.served_models
+    )
 
 
-def _check_one(place: Place, uri: str) -> int:
+def _check_model(environment: Environment, uri: str) -> int:
     from llm_serving.aws import s3
 
-    bucket = s3.Bucket(s3.place(uri), endpoint=place.s3_endpoint, environment=place.environment)
-    sizes = bucket.sizes()
+    bucket = s3.Bucket(s3.parse_location(uri), endpoint=environment.s3_endpoint, env=environment.env)
+    sizes = bucket.list_sizes()
     files = {name: size for name, size in sizes.items() if name.endswith(".safetensors")}
     if "config.json" not in sizes or not files:
         missing = "safetensors" if "config.json" in sizes else "config.json"
         raise Unavailable(f"{uri}: there is no model there, no {missing}; put it there with `blueprint model copy`")
     for name, size in files.items():
-        whole = _whole(bucket, name, size)
-        if size != whole:
-            speaks = "and no header of a safetensors file" if whole is None else f"and its header speaks of {whole}"
+        expected_size = _read_expected_size(bucket, name, size)
+        if size != expected_size:
+            detail = (
+                "and no header of a safetensors file"
+                if expected_size is None
+                else f"and its header speaks of {expected_size}"
+            )
             raise Unavailable(
-                f"{uri}{name}: it is cut short or damaged: {size} bytes, {speaks}; "
+                f"{uri}{name}: it is cut short or damaged: {size} bytes, {detail}; "
                 "put it there again with `blueprint model copy`"
             )
     return sum(files.values())
 
 
-def _whole(bucket: s3.Bucket, name: str, size: int) -> int | None:
+def _read_expected_size(bucket: s3.Bucket, name: str, size: int) -> int | None:
     """How many bytes a safetensors file has by its own header; None where that cannot be read."""
-    length = int.from_bytes(bucket.read(name, 0, _LENGTH_BYTES), "little") if size > _LENGTH_BYTES else 0
-    if not 0 < length <= min(_HEADER_LIMIT, size):
+    length = int.from_bytes(bucket.read(name, 0, _HEADER_LENGTH_BYTES), "little") if size > _HEADER_LENGTH_BYTES else 0
+    if not 0 < length <= min(_MAX_HEADER_BYTES, size):
         return None
     try:
-        header = json.loads(bucket.read(name, _LENGTH_BYTES, length))
+        header = json.loads(bucket.read(name, _HEADER_LENGTH_BYTES, length))
     except ValueError:
         return None
-    ends = [entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"]
-    return _LENGTH_BYTES + length + max(ends, default=0)
+    end_offsets = [entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"]
+    return _HEADER_LENGTH_BYTES + length + max(end_offsets, default=0)

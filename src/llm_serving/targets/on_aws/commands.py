@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING
 from llm_serving import console
 
 if TYPE_CHECKING:
-    from llm_serving.targets.on_aws.plan import Plan
+    from llm_serving.targets.on_aws.plan import DeploymentPlan
 
 TARGETS = ("eks", "ecs")
 
 
-def module_of(target: str) -> ModuleType:
+def load_target(target: str) -> ModuleType:
     """The module of a target: difference, deploy, members, logs, destroy."""
     return importlib.import_module(f"llm_serving.targets.{target}.target")
 
 
-def plan(folder: Path, fleet: Path, target: str) -> Plan:
+def plan(folder: Path, fleet: Path, target: str) -> DeploymentPlan:
     """The blueprint decided for a target, and what should be known of it said.
 
     Raises:
@@ -33,21 +33,21 @@ def plan(folder: Path, fleet: Path, target: str) -> Plan:
     """
     from llm_serving.targets.on_aws import plan as plans
 
-    made = plans.plan(folder, fleet, target=target)
-    for note in (*made.deployment.notes, *made.deployment.emulated):
+    deployment_plan = plans.plan(folder, fleet, target=target)
+    for note in (*deployment_plan.deployment.notes, *deployment_plan.deployment.emulated):
         console.err.print(f"[dim]{note}[/dim]")
-    return made
+    return deployment_plan
 
 
-def reachable(made: Plan, url: str | None) -> AbstractContextManager[str]:
+def open_tunnel(deployment_plan: DeploymentPlan, url: str | None) -> AbstractContextManager[str]:
     """The URL to load: the one that the user names, such as a gateway's, else the near end of a tunnel."""
     if url:
         return contextlib.nullcontext(url)
-    tunnel: AbstractContextManager[str] = module_of(made.deployment.target).reachable(made)
+    tunnel: AbstractContextManager[str] = load_target(deployment_plan.deployment.target).reachable(deployment_plan)
     return tunnel
 
 
-def deploy(made: Plan, agree: Callable[[str], None], *, force: bool) -> None:
+def deploy(deployment_plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool) -> None:
     """Brings it up and waits for a real answer.
 
     Raises:
@@ -55,13 +55,13 @@ def deploy(made: Plan, agree: Callable[[str], None], *, force: bool) -> None:
     """
     from llm_serving.targets.on_aws import adapters
 
-    adapters.refuse(made)
-    changed = module_of(made.deployment.target).deploy(made, agree, force=force)
+    adapters.check_adapters(deployment_plan)
+    changed = load_target(deployment_plan.deployment.target).deploy(deployment_plan, confirm, force=force)
     state = "is up" if changed else "no change; it is up"
-    console.out.print(f"{made.deployment.name}: {state} at {made.deployment.url}", markup=False)
+    console.out.print(f"{deployment_plan.deployment.name}: {state} at {deployment_plan.deployment.url}", markup=False)
 
 
-def status(made: Plan, *, as_json: bool) -> None:
+def show_status(deployment_plan: DeploymentPlan, *, as_json: bool) -> None:
     """Shows what runs.
 
     Raises:
@@ -69,21 +69,25 @@ def status(made: Plan, *, as_json: bool) -> None:
     """
     from rich.table import Table
 
-    from llm_serving.settings.errors import AnswerIsNo
+    from llm_serving.settings.errors import CheckFailed
     from llm_serving.targets.replica_status import READY
 
-    members = module_of(made.deployment.target).members(made)
+    replicas = load_target(deployment_plan.deployment.target).members(deployment_plan)
     if as_json:
-        said = {"name": made.deployment.name, "url": made.deployment.url, "members": [asdict(one) for one in members]}
-        print(json.dumps(said, indent=2))
-    elif members:
+        payload = {
+            "name": deployment_plan.deployment.name,
+            "url": deployment_plan.deployment.url,
+            "members": [asdict(replica) for replica in replicas],
+        }
+        print(json.dumps(payload, indent=2))
+    elif replicas:
         table = Table("role", "name", "state", "restarts", "machine")
-        for one in members:
-            table.add_row(one.role, one.name, one.state, str(one.restarts), one.machine)
+        for replica in replicas:
+            table.add_row(replica.role, replica.name, replica.state, str(replica.restarts), replica.machine)
         console.out.print(table)
-        console.out.print(f"{made.deployment.name}: {made.deployment.url}", markup=False)
-    if not members:
-        raise AnswerIsNo(f"{made.deployment.name}: nothing runs on {made.deployment.target}")
-    waiting = sorted({one.role for one in members if one.state != READY})
-    if waiting:
-        raise AnswerIsNo(f"{made.deployment.name}: not all of {', '.join(waiting)} is ready")
+        console.out.print(f"{deployment_plan.deployment.name}: {deployment_plan.deployment.url}", markup=False)
+    if not replicas:
+        raise CheckFailed(f"{deployment_plan.deployment.name}: nothing runs on {deployment_plan.deployment.target}")
+    unready_roles = sorted({replica.role for replica in replicas if replica.state != READY})
+    if unready_roles:
+        raise CheckFailed(f"{deployment_plan.deployment.name}: not all of {', '.join(unready_roles)} is ready")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import Document
-from llm_serving.targets.local.deployment_dir import Run
+from llm_serving.targets.local.deployment_dir import DeploymentDir
 from llm_serving.targets.on_aws import environment
 from llm_serving.workloads import inputs, render
 from llm_serving.workloads.serving import measured_prompts, resolve
@@ -16,7 +16,7 @@ from llm_serving.workloads.serving.deployment import Deployment
 
 
 @dataclass(frozen=True)
-class Plan:
+class DeploymentPlan:
     """What is to run."""
 
     folder: Path
@@ -24,7 +24,7 @@ class Plan:
 
     blueprint: Document[Blueprint]
     fleet: Document[Fleet]
-    run: Run
+    directory: DeploymentDir
     deployment: Deployment
     text: str
     """What the template makes of it: the chart's values on EKS, task definitions and services on ECS."""
@@ -32,10 +32,12 @@ class Plan:
     @property
     def rendered(self) -> Path:
         """Folder of what is rendered for people to read."""
-        return self.run.root / "rendered" / self.deployment.name / self.deployment.target
+        return self.directory.root / "rendered" / self.deployment.name / self.deployment.target
 
 
-def plan(folder: Path, fleet: Path, *, target: str, root: Path | None = None, account: str | None = None) -> Plan:
+def plan(
+    folder: Path, fleet_file: Path, *, target: str, root: Path | None = None, account: str | None = None
+) -> DeploymentPlan:
     """Reads both files and decides everything.
 
     Args:
@@ -45,17 +47,19 @@ def plan(folder: Path, fleet: Path, *, target: str, root: Path | None = None, ac
     Raises:
         InputError: a file is wrong, or the blueprint cannot work, or has no template for `target`.
     """
-    wanted, rented = inputs.read(folder, fleet)
-    template = render.template(folder, target)
-    name = resolve.name_of(wanted)
-    run = Run(name, (root or Path.cwd()).resolve())
-    where = environment.find(target, rented.value, account=account)
-    where = where.model_copy(update={"measured": measured_prompts.find(wanted, run.root)})
-    deployment = resolve.resolve(wanted, rented, where)
-    return Plan(folder, wanted, rented, run, deployment, render.text(deployment, template))
+    blueprint, fleet = inputs.read(folder, fleet_file)
+    template = render.find_template(folder, target)
+    name = resolve.resolve_name(blueprint)
+    directory = DeploymentDir(name, (root or Path.cwd()).resolve())
+    target_environment = environment.resolve_environment(target, fleet.value, account=account)
+    target_environment = target_environment.model_copy(
+        update={"measured": measured_prompts.find_measured(blueprint, directory.root)}
+    )
+    deployment = resolve.resolve(blueprint, fleet, target_environment)
+    return DeploymentPlan(folder, blueprint, fleet, directory, deployment, render.render_text(deployment, template))
 
 
-def write(plan: Plan, *, force: bool = False) -> Path:
+def write_rendered(plan: DeploymentPlan, *, force: bool = False) -> Path:
     """Renders it for a person to read, under rendered/NAME/TARGET/, and returns the file.
 
     Raises:

@@ -14,8 +14,8 @@ from llm_serving.settings.document import Document
 from llm_serving.settings.errors import InputError
 from llm_serving.settings.units import Bounds
 from llm_serving.workloads.serving.blueprint import Blueprint
-from llm_serving.workloads.serving.placement import plain
-from llm_serving.workloads.serving.roles import Engine
+from llm_serving.workloads.serving.placement import format_bounds
+from llm_serving.workloads.serving.roles import EngineRole
 
 HEADER = """\
 # The aggregated twin of {name}: as many accelerators of the same pool, the same model, traffic and SLO.
@@ -23,64 +23,70 @@ HEADER = """\
 """
 
 
-def text(blueprint: Document[Blueprint]) -> str:
+def render(blueprint: Document[Blueprint]) -> str:
     """The blueprint.yaml of the twin.
 
     Raises:
         InputError: the blueprint is not disaggregated, or no aggregated one has as many accelerators of one pool.
     """
-    wanted = blueprint.value
-    prefill, decode = wanted.roles.prefill, wanted.roles.decode
+    settings = blueprint.value
+    prefill, decode = settings.roles.prefill, settings.roles.decode
     if prefill is None or decode is None:
-        why = "a twin is what prefill and decode are measured against, and they stand together here"
+        reason = "a twin is what prefill and decode are measured against, and they stand together here"
         raise InputError(
-            [blueprint.mistake(["pattern"], wanted.pattern, why, "the folder of a disaggregated blueprint")]
+            [blueprint.build_mistake(["pattern"], settings.pattern, reason, "the folder of a disaggregated blueprint")]
         )
     if prefill.pool != decode.pool:
-        why = f"prefill stands in the pool {prefill.pool}: a twin's replicas are all alike, and so are their machines"
-        raise InputError([blueprint.mistake(["roles", "decode", "pool"], decode.pool, why, f"pool: {prefill.pool}")])
-    like = _like(blueprint, prefill, decode)
-    written: dict[str, Any] = yaml_source.read(blueprint.path).data
-    role = "decode" if like is decode else "prefill"
-    worker = {**written["roles"][role], "replicas": plain(_replicas(prefill, decode, like))}
+        reason = (
+            f"prefill stands in the pool {prefill.pool}: a twin's replicas are all alike, and so are their machines"
+        )
+        raise InputError(
+            [blueprint.build_mistake(["roles", "decode", "pool"], decode.pool, reason, f"pool: {prefill.pool}")]
+        )
+    replica_role = _select_role(blueprint, prefill, decode)
+    document: dict[str, Any] = yaml_source.read(blueprint.path).data
+    role = "decode" if replica_role is decode else "prefill"
+    worker = {**document["roles"][role], "replicas": format_bounds(_compute_replicas(prefill, decode, replica_role))}
     worker.pop("scale", None)  # a measure of one half's load says little about both
-    roles = {"worker": worker, **{key: value for key, value in written["roles"].items() if key == "router"}}
-    changed = {"pattern": "aggregated", "roles": roles, **_tuning(written)}
-    named = {"name": f"{written['name']}-twin"} if "name" in written else {}
-    made = yaml.safe_dump({**written, **changed, **named}, sort_keys=False, default_flow_style=None, width=100)
-    return HEADER.format(name=blueprint.path.resolve().parent.name) + made
+    roles = {"worker": worker, **{key: value for key, value in document["roles"].items() if key == "router"}}
+    changes = {"pattern": "aggregated", "roles": roles, **_build_tuning(document)}
+    name_change = {"name": f"{document['name']}-twin"} if "name" in document else {}
+    rendered = yaml.safe_dump(
+        {**document, **changes, **name_change}, sort_keys=False, default_flow_style=None, width=100
+    )
+    return HEADER.format(name=blueprint.path.resolve().parent.name) + rendered
 
 
-def _like(blueprint: Document[Blueprint], prefill: Engine, decode: Engine) -> Engine:
+def _select_role(blueprint: Document[Blueprint], prefill: EngineRole, decode: EngineRole) -> EngineRole:
     """The role that the twin's replicas are like: decode, whose memory is larger, or prefill where that divides."""
-    for like in (decode, prefill):
-        if all(total % like.accelerators == 0 for total in _accelerators(prefill, decode)):
-            return like
-    total = _accelerators(prefill, decode).most
-    why = (
+    for role in (decode, prefill):
+        if all(total % role.accelerators == 0 for total in _count_accelerators(prefill, decode)):
+            return role
+    total = _count_accelerators(prefill, decode).max
+    reason = (
         f"{total} accelerators of prefill and decode together make no whole number of replicas of "
         f"{decode.accelerators} or {prefill.accelerators}"
     )
-    write = f"replicas or accelerators whose sum is a multiple of {decode.accelerators}"
-    value = plain(prefill.replicas)
-    raise InputError([blueprint.mistake(["roles", "prefill", "replicas"], value, why, write)])
+    fix = f"replicas or accelerators whose sum is a multiple of {decode.accelerators}"
+    value = format_bounds(prefill.replicas)
+    raise InputError([blueprint.build_mistake(["roles", "prefill", "replicas"], value, reason, fix)])
 
 
-def _accelerators(prefill: Engine, decode: Engine) -> Bounds:
-    least, most = (
+def _count_accelerators(prefill: EngineRole, decode: EngineRole) -> Bounds:
+    min_count, max_count = (
         sum(role.accelerators * count for role, count in ((prefill, first), (decode, second)))
         for first, second in zip(prefill.replicas, decode.replicas, strict=True)
     )
-    return Bounds(least, most)
+    return Bounds(min_count, max_count)
 
 
-def _replicas(prefill: Engine, decode: Engine, like: Engine) -> Bounds:
-    total = _accelerators(prefill, decode)
-    return Bounds(total.least // like.accelerators, total.most // like.accelerators)
+def _compute_replicas(prefill: EngineRole, decode: EngineRole, replica_role: EngineRole) -> Bounds:
+    total = _count_accelerators(prefill, decode)
+    return Bounds(total.min // replica_role.accelerators, total.max // replica_role.accelerators)
 
 
-def _tuning(written: dict[str, Any]) -> dict[str, Any]:
+def _build_tuning(document: dict[str, Any]) -> dict[str, Any]:
     """The settings of the engine but for the hand-over, which the twin has none of."""
-    if "tuning" not in written:
+    if "tuning" not in document:
         return {}
-    return {"tuning": {key: value for key, value in written["tuning"].items() if key != "kv_transfer"}}
+    return {"tuning": {key: value for key, value in document["tuning"].items() if key != "kv_transfer"}}

@@ -11,17 +11,17 @@ from pydantic import Field
 
 from llm_serving import paths
 from llm_serving.fleet.model import Name
-from llm_serving.settings.document import Contradiction, Document, Settings, load, written
+from llm_serving.settings.document import Conflict, Document, Settings, load, parse_default
 from llm_serving.settings.errors import InputError, Mistake
-from llm_serving.settings.units import Duration, Form, Memory, Switch, Tokens
-from llm_serving.workloads.serving.roles import PATTERNS, Engine, Model, Roles, Served, Weights
+from llm_serving.settings.units import Duration, Memory, Switch, TextFormat, Tokens
+from llm_serving.workloads.serving.roles import PATTERN_ROLES, EngineRole, ModelName, ModelRole, Roles, WeightsUri
 from llm_serving.workloads.serving.traffic import Slo, Traffic
 
-FILE = "blueprint.yaml"
+FILE_NAME = "blueprint.yaml"
 
 Image = Annotated[
     str,
-    Form(
+    TextFormat(
         # Registry and repository, then a tag that stays what it is, a digest, or both.
         r"[a-z0-9][a-z0-9._-]*(?::[0-9]{2,5})?(?:/[a-z0-9._-]+)*"
         r"(?::(?!latest(?:@|$))[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}(?:@sha256:[0-9a-f]{64})?|@sha256:[0-9a-f]{64})",
@@ -40,19 +40,19 @@ class Speculative(Settings):
     tokens: Annotated[int, Field(ge=1, le=16)] = 3
     """Tokens guessed at a time."""
 
-    model: Model | None = None
+    model: ModelName | None = None
     """The model that guesses; for eagle, eagle3 and draft_model."""
 
-    def contradictions(self) -> Iterable[Iterator[Contradiction]]:
-        return (self._model_where_one_guesses(),)
+    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
+        return (self._check_model(),)
 
-    def _model_where_one_guesses(self) -> Iterator[Contradiction]:
-        guesses = self.method in ("eagle", "eagle3", "draft_model")
-        if guesses and not self.model:
-            yield Contradiction(("method",), "this method guesses with a model of its own", "model: NAME too, or ngram")
-        if self.model and not guesses:
-            why = f"{self.method} needs no second model"
-            yield Contradiction(("model",), why, "no model, or method: draft_model")
+    def _check_model(self) -> Iterator[Conflict]:
+        needs_model = self.method in ("eagle", "eagle3", "draft_model")
+        if needs_model and not self.model:
+            yield Conflict(("method",), "this method guesses with a model of its own", "model: NAME too, or ngram")
+        if self.model and not needs_model:
+            reason = f"{self.method} needs no second model"
+            yield Conflict(("model",), reason, "no model, or method: draft_model")
 
 
 class Tuning(Settings):
@@ -92,7 +92,7 @@ class Disruption(Settings):
     unavailable: Annotated[int, Field(ge=0, le=1000)] = 1
     """Replicas of a role that an upgrade or a drained machine may take away at once."""
 
-    drain: Duration = written("120s")
+    drain: Duration = parse_default("120s")
     """How long a replica that is to go may finish its requests."""
 
 
@@ -105,7 +105,7 @@ class Blueprint(Settings):
     pattern: Literal["aggregated", "disaggregated", "distributed", "multi-model"]
     """The folder under blueprints/ that this is a copy of."""
 
-    model: Model | None = None
+    model: ModelName | None = None
     """A model of the catalogue, a hub id such as Qwen/Qwen3-0.6B, or a folder that holds config.json."""
 
     engine: Literal["vllm"] = "vllm"
@@ -117,7 +117,7 @@ class Blueprint(Settings):
     image: Image | None = None
     """The engine's image on EKS and ECS, with its tag or digest; the pinned one where left out."""
 
-    weights: Weights = "s3"
+    weights: WeightsUri = "s3"
     """Where the weights are streamed from: `s3` is the fleet's model bucket, or s3://BUCKET/PREFIX."""
 
     context: Tokens = 4096
@@ -138,74 +138,74 @@ class Blueprint(Settings):
     slo: Annotated[Slo, Field(examples=[{"ttft_ms": {"p95": 800}}])]
     """What the answers must be like."""
 
-    def at(self, name: str) -> tuple[str, ...]:
+    def find_key_path(self, name: str) -> tuple[str, ...]:
         """Where the engine role `name` stands in the file."""
         return ("roles", "models", name) if name in self.roles.models else ("roles", name)
 
-    def served_by(self, role: Engine) -> Blueprint | Served:
+    def select_model_settings(self, role: EngineRole) -> Blueprint | ModelRole:
         """Where a role's model, its weights and its context are written: at itself, or once for all roles."""
-        return role if isinstance(role, Served) else self
+        return role if isinstance(role, ModelRole) else self
 
-    def written_at(self, at: Sequence[str], role: Engine, key: str) -> tuple[str, ...]:
+    def find_model_key_path(self, key_path: Sequence[str], role: EngineRole, key: str) -> tuple[str, ...]:
         """Where `key`, one that `served_by` has, stands for the role at `at`."""
-        return (key,) if self.served_by(role) is self else (*at, key)
+        return (key,) if self.select_model_settings(role) is self else (*key_path, key)
 
-    def contradictions(self) -> Iterable[Iterator[Contradiction]]:
+    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
         return (
-            self._roles_of_its_pattern(),
-            self._one_model_or_many(),
-            self._fits_the_context(),
-            self._decode_splits_as_prefill(),
-            self._stages_where_they_work(),
+            self._check_pattern_roles(),
+            self._check_model(),
+            self._check_context(),
+            self._check_decode_split(),
+            self._check_pipeline(),
         )
 
-    def _roles_of_its_pattern(self) -> Iterator[Contradiction]:
-        wanted = PATTERNS[self.pattern]
+    def _check_pattern_roles(self) -> Iterator[Conflict]:
+        pattern_roles = PATTERN_ROLES[self.pattern]
         for name in ("worker", "prefill", "decode", "models"):
-            there = bool(getattr(self.roles, name))
-            if there and name not in wanted:
-                has = " and ".join(wanted)
-                yield Contradiction(("roles", name), f"the pattern {self.pattern} has {has}", f"no {name}")
-            if name in wanted and not there:
-                why = f"the pattern {self.pattern} needs it, and it is missing"
-                yield Contradiction(("roles", name), why, f"{name}: {_role(name)}")
+            is_present = bool(getattr(self.roles, name))
+            if is_present and name not in pattern_roles:
+                role_names = " and ".join(pattern_roles)
+                yield Conflict(("roles", name), f"the pattern {self.pattern} has {role_names}", f"no {name}")
+            if name in pattern_roles and not is_present:
+                reason = f"the pattern {self.pattern} needs it, and it is missing"
+                yield Conflict(("roles", name), reason, f"{name}: {_format_example_role(name)}")
 
-    def _one_model_or_many(self) -> Iterator[Contradiction]:
-        many = self.pattern == "multi-model"
-        if many and self.model:
-            yield Contradiction(("model",), "each role of this pattern names its own", "it in roles.models instead")
-        if not many and not self.model:
-            yield Contradiction(("model",), "it is required and missing", "model: Qwen/Qwen3-0.6B")
+    def _check_model(self) -> Iterator[Conflict]:
+        is_multi_model = self.pattern == "multi-model"
+        if is_multi_model and self.model:
+            yield Conflict(("model",), "each role of this pattern names its own", "it in roles.models instead")
+        if not is_multi_model and not self.model:
+            yield Conflict(("model",), "it is required and missing", "model: Qwen/Qwen3-0.6B")
 
-    def _fits_the_context(self) -> Iterator[Contradiction]:
-        longest = self.traffic.input_tokens.most + self.traffic.output_tokens.most
+    def _check_context(self) -> Iterator[Conflict]:
+        max_tokens = self.traffic.input_tokens.max + self.traffic.output_tokens.max
         contexts = [role.context for role in self.roles.models.values()] or [self.context]
-        if longest > max(contexts):
-            yield Contradiction(
+        if max_tokens > max(contexts):
+            yield Conflict(
                 ("context",) if "context" in self.model_fields_set else ("traffic", "input_tokens"),
-                f"a request of this traffic takes up to {longest} tokens, input and output together, "
+                f"a request of this traffic takes up to {max_tokens} tokens, input and output together, "
                 f"and the context is {max(contexts)}",
-                f"context: {longest} or more, or shorter input_tokens and output_tokens",
+                f"context: {max_tokens} or more, or shorter input_tokens and output_tokens",
             )
 
-    def _decode_splits_as_prefill(self) -> Iterator[Contradiction]:
+    def _check_decode_split(self) -> Iterator[Conflict]:
         prefill, decode = self.roles.prefill, self.roles.decode
         if prefill and decode and decode.tensor < prefill.tensor:
-            why = (
+            reason = (
                 f"decode splits a layer {decode.tensor} ways and prefill {prefill.tensor}: NIXL hands a cache on "
                 "to as many ways or more, never to fewer"
             )
-            yield Contradiction(("roles", "decode"), why, f"accelerators: {prefill.tensor} or more for decode")
+            yield Conflict(("roles", "decode"), reason, f"accelerators: {prefill.tensor} or more for decode")
 
-    def _stages_where_they_work(self) -> Iterator[Contradiction]:
+    def _check_pipeline(self) -> Iterator[Conflict]:
         for name in ("prefill", "decode"):
-            role: Engine | None = getattr(self.roles, name)
+            role: EngineRole | None = getattr(self.roles, name)
             if role and role.pipeline > 1:
-                why = "vLLM's NIXL connector hands on the cache of one stage"
-                yield Contradiction(("roles", name, "pipeline"), why, "pipeline: 1")
+                reason = "vLLM's NIXL connector hands on the cache of one stage"
+                yield Conflict(("roles", name, "pipeline"), reason, "pipeline: 1")
 
 
-def _role(name: str) -> str:
+def _format_example_role(name: str) -> str:
     return "{NAME: {model: tiny, pool: general}}" if name == "models" else "{pool: general}"
 
 
@@ -216,26 +216,32 @@ def read(folder: Path) -> Document[Blueprint]:
         InputError: with every mistake of its file at once.
     """
     if not folder.exists():
-        raise InputError([Mistake(folder, 1, 1, "", "", "there is no such folder", _what_is_there(folder))])
+        raise InputError([Mistake(folder, 1, 1, "", "", "there is no such folder", _suggest_folder(folder))])
     if not folder.is_dir():
-        why = "it is a file, and a blueprint is a folder"
-        raise InputError([Mistake(folder, 1, 1, "", "", why, f"the folder that holds it, {folder.parent}")])
-    if not (folder / FILE).exists():
-        why = f"the folder holds no {FILE}"
-        raise InputError([Mistake(folder, 1, 1, "", "", why, "the folder of a blueprint; `blueprint new` makes one")])
-    document = load(folder / FILE, Blueprint)
-    data = document.value.traffic.data
-    if data is not None and not (folder / data).is_file():
-        why = f"there is no such file in {folder}"
+        reason = "it is a file, and a blueprint is a folder"
+        raise InputError([Mistake(folder, 1, 1, "", "", reason, f"the folder that holds it, {folder.parent}")])
+    if not (folder / FILE_NAME).exists():
+        reason = f"the folder holds no {FILE_NAME}"
         raise InputError(
-            [document.mistake(("traffic", "data"), data, why, "the name of a JSONL file beside the blueprint")]
+            [Mistake(folder, 1, 1, "", "", reason, "the folder of a blueprint; `blueprint new` makes one")]
+        )
+    document = load(folder / FILE_NAME, Blueprint)
+    prompts = document.value.traffic.data
+    if prompts is not None and not (folder / prompts).is_file():
+        reason = f"there is no such file in {folder}"
+        raise InputError(
+            [
+                document.build_mistake(
+                    ("traffic", "data"), prompts, reason, "the name of a JSONL file beside the blueprint"
+                )
+            ]
         )
     return document
 
 
-def _what_is_there(folder: Path) -> str:
-    here = [file.parent for file in folder.parent.glob(f"*/{FILE}")]
-    patterns = [file.parent for file in paths.PATTERNS.glob(f"*/{FILE}")]
-    near = difflib.get_close_matches(folder.name, [found.name for found in here + patterns], n=1)
-    found = [path for path in here + patterns if path.name in near]
-    return f"the folder of a blueprint{f', such as {found[0]}' if found else '; `blueprint new` makes one'}"
+def _suggest_folder(folder: Path) -> str:
+    siblings = [file.parent for file in folder.parent.glob(f"*/{FILE_NAME}")]
+    patterns = [file.parent for file in paths.PATTERNS.glob(f"*/{FILE_NAME}")]
+    close_names = difflib.get_close_matches(folder.name, [suggested.name for suggested in siblings + patterns], n=1)
+    suggested = [path for path in siblings + patterns if path.name in close_names]
+    return f"the folder of a blueprint{f', such as {suggested[0]}' if suggested else '; `blueprint new` makes one'}"

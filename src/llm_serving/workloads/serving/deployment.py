@@ -15,13 +15,13 @@ PREFILL, DECODE = "prefill", "decode"
 """Names of the roles that a request is split between."""
 
 
-class Resolved(BaseModel):
+class ResolvedData(BaseModel):
     """Base of resolved data: frozen, plain, and JSON at any time."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Probe(Resolved):
+class Probe(ResolvedData):
     """How to know that a process answers: a real completion, never a health page alone."""
 
     path: str
@@ -31,13 +31,13 @@ class Probe(Resolved):
     """It has not started if no answer came by then, from the start of the process."""
 
 
-class Process(Resolved):
+class Process(ResolvedData):
     """One running copy of a role."""
 
     name: str
     command: tuple[str, ...]
 
-    environment: dict[str, str]
+    env: dict[str, str]
     """On top of what the machine sets."""
 
     port: int
@@ -58,17 +58,17 @@ class Process(Resolved):
     """What it takes of its machine's memory."""
 
 
-class Measured(Resolved):
+class MeasuredPrefix(ResolvedData):
     """What `validate` measured of a blueprint's traffic."""
 
-    shared: float
+    shared_prefix: float
     """Share of a prompt that earlier ones began with, 0 to 1."""
 
-    at: str
+    measured_at: str
     """When, UTC, ISO 8601."""
 
 
-class Place(Resolved):
+class Environment(ResolvedData):
     """Facts of the place where a deployment runs that no settings file holds."""
 
     target: str
@@ -83,25 +83,25 @@ class Place(Resolved):
     s3_endpoint: str | None = None
     """URL of an S3 other than AWS's own; None means AWS."""
 
-    environment: dict[str, str] = {}
+    env: dict[str, str] = {}
     """What every process needs to reach AWS here."""
 
-    engine: str = ""
+    engine_folder: str = ""
     """Folder of the engine's executables; empty where the image's PATH has them."""
 
-    data: str = ""
+    data_folder: str = ""
     """Folder for all that a run writes."""
 
-    sockets: str = ""
+    socket_folder: str = ""
     """Folder for Unix sockets: of a path short enough for them."""
 
     launcher: tuple[str, ...] = ()
     """Put before every command: sees to it that nothing of a process is left when it ends."""
 
-    follow: tuple[str, ...] = ()
+    router_discovery: tuple[str, ...] = ()
     """What runs images/router's program; empty where the image's PATH has it."""
 
-    modules: str = "/opt/vllm"
+    module_folder: str = "/opt/vllm"
     """Folder with images/vllm's event_sources.py, which an engine loads."""
 
     services: tuple[Process, ...] = ()
@@ -119,7 +119,7 @@ class Place(Resolved):
     service_account: str = ""
     """On EKS, whom the engines act as; the fleet's stacks tie it to a role that may read weights."""
 
-    measured: Measured | None = None
+    measured: MeasuredPrefix | None = None
     """Of the blueprint's traffic as it is now, by reports that lie here; None where there is none."""
 
     cores: int = 0
@@ -129,7 +129,7 @@ class Place(Resolved):
     """What stands in for what, a sentence each."""
 
 
-class Weights(Resolved):
+class Weights(ResolvedData):
     """Where the weights come from."""
 
     uri: str
@@ -145,7 +145,7 @@ class Weights(Resolved):
     """Whether they are random numbers from a seed: every page that shows their output says so."""
 
 
-class Served(Resolved):
+class ServedModel(ResolvedData):
     """A model as clients see it."""
 
     model: str
@@ -162,7 +162,7 @@ class Served(Resolved):
     """LoRA adapters: where each lies, by the name that clients put in `model`."""
 
 
-class Split(Resolved):
+class Parallelism(ResolvedData):
     """How one replica is spread over accelerators."""
 
     tensor: int = 1
@@ -178,12 +178,12 @@ class Split(Resolved):
     """Whether whole experts are spread over the accelerators."""
 
 
-HUGE_PAGES = 5128
+EFA_HUGE_PAGES = 5128
 """Of 2 MiB, that a machine with EFA's driver has. Source: EKS User Guide, "Run machine learning training on Amazon EKS
 with Elastic Fabric Adapter", 2026-11."""
 
 
-class Resources(Resolved):
+class Resources(ResolvedData):
     """What one machine gives to one replica."""
 
     device: str = ""
@@ -195,7 +195,7 @@ class Resources(Resolved):
     efa: int = 0
     """EFA interfaces: the replica's share by accelerators."""
 
-    machine_efa: int = 0
+    node_efa: int = 0
     """EFA interfaces of the whole machine: what ECS, which hands out none of them, shows to each task."""
 
     cpus: int = 1
@@ -206,23 +206,23 @@ class Resources(Resolved):
     @property
     def huge_page_bytes(self) -> int:
         """In pages of 2 MiB, for libfabric's buffers: the share, by interfaces, of what EFA's driver sets aside."""
-        return HUGE_PAGES * self.efa // self.machine_efa * 2**21 if self.efa else 0
+        return EFA_HUGE_PAGES * self.efa // self.node_efa * 2**21 if self.efa else 0
 
 
-class Fetched(Resolved):
+class Prefetch(ResolvedData):
     """What of S3 is copied to the machine before the engine starts."""
 
-    places: dict[str, str]
+    uris: dict[str, str]
     """s3://BUCKET/PREFIX by the name of its folder in /scratch/fetched."""
 
-    limit_s: int
+    timeout_s: int
     """Longest that one of them may take, seconds."""
 
     disk_bytes: int
     """Of the machine's disk: for all of them, and for what the engine caches."""
 
 
-class Toleration(Resolved):
+class Toleration(ResolvedData):
     """A taint of the pool's nodes that the role's pods tolerate, in Kubernetes' words."""
 
     key: str
@@ -230,7 +230,7 @@ class Toleration(Resolved):
     effect: str
 
 
-class Role(Resolved):
+class Role(ResolvedData):
     """One kind of process in a deployment."""
 
     name: str
@@ -238,7 +238,7 @@ class Role(Resolved):
     image: str = ""
     """Empty on `local`."""
 
-    serves: Served | None = None
+    served_model: ServedModel | None = None
     """The model; None for the router, which serves what the engines do."""
 
     pool: str = ""
@@ -255,15 +255,15 @@ class Role(Resolved):
     accelerators: int = 0
     """Of one replica; on Neuron its NeuronCores."""
 
-    fetched: Fetched | None = None
+    prefetch: Prefetch | None = None
     """None where nothing of S3 is copied to the machine."""
 
-    machines: int = 1
+    nodes: int = 1
     """Of one replica: more than one start together, in one zone."""
 
-    split: Split = Split()
+    parallelism: Parallelism = Parallelism()
     resources: Resources = Resources()
-    count: Bounds
+    replicas: Bounds
     scale: Scale | None = None
     """When replicas come and go between the bounds; None where they are always as many."""
 
@@ -274,7 +274,7 @@ class Role(Resolved):
     """On `local` one for each replica; elsewhere what all replicas are like, one for each of its machines."""
 
 
-class Deployment(Resolved):
+class Deployment(ResolvedData):
     """What runs: all that a renderer needs."""
 
     name: str
@@ -292,7 +292,7 @@ class Deployment(Resolved):
     disruption: Disruption
     traffic: Traffic
     slo: Slo
-    place: Place
+    environment: Environment
     notes: tuple[str, ...] = ()
     """What the user should know of this target, a sentence each."""
 
@@ -300,7 +300,7 @@ class Deployment(Resolved):
     """What stands in for what; shown to the user wherever a result is."""
 
     @property
-    def engines(self) -> tuple[Role, ...]:
+    def engine_roles(self) -> tuple[Role, ...]:
         """The roles that run an engine."""
         return tuple(role for role in self.roles if role.kind == "engine")
 
@@ -310,26 +310,28 @@ class Deployment(Resolved):
         return self.roles[-1]
 
     @property
-    def replicas(self) -> tuple[Process, ...]:
+    def engine_processes(self) -> tuple[Process, ...]:
         """The processes of all engines."""
-        return tuple(process for role in self.engines for process in role.processes)
+        return tuple(process for role in self.engine_roles for process in role.processes)
 
     @property
-    def answering(self) -> tuple[Role, ...]:
+    def answering_roles(self) -> tuple[Role, ...]:
         """The engines' roles whose answers reach a client: prefill only hands its cache on."""
-        return tuple(role for role in self.engines if role.name != PREFILL)
+        return tuple(role for role in self.engine_roles if role.name != PREFILL)
 
     @property
-    def models(self) -> tuple[Served, ...]:
+    def served_models(self) -> tuple[ServedModel, ...]:
         """The models that clients can name, each once."""
-        return tuple({role.serves.name: role.serves for role in self.engines if role.serves}.values())
+        return tuple(
+            {role.served_model.name: role.served_model for role in self.engine_roles if role.served_model}.values()
+        )
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def model_names(self) -> tuple[str, ...]:
         """All that clients can put in `model`: models and their adapters."""
-        return tuple(name for served in self.models for name in (served.name, *served.adapters))
+        return tuple(name for model in self.served_models for name in (model.name, *model.adapters))
 
     @property
     def processes(self) -> tuple[Process, ...]:
         """All that runs, in the order of starting."""
-        return (*self.place.services, *(process for role in self.roles for process in role.processes))
+        return (*self.environment.services, *(process for role in self.roles for process in role.processes))

@@ -20,8 +20,8 @@ from llm_serving.settings.document import Document
 from llm_serving.settings.errors import InputError, Mistake
 from llm_serving.settings.units import Bounds
 from llm_serving.workloads.serving.blueprint import Blueprint, Tuning
-from llm_serving.workloads.serving.deployment import Resources, Split, Toleration
-from llm_serving.workloads.serving.roles import Engine
+from llm_serving.workloads.serving.deployment import Parallelism, Resources, Toleration
+from llm_serving.workloads.serving.roles import EngineRole
 
 DEVICES = {"gpu": "nvidia.com/gpu", "neuron": "aws.amazon.com/neuron"}
 """What the device plugins call accelerators on Kubernetes."""
@@ -40,14 +40,14 @@ class Placement:
     role: str
     model: Model
     pool: Pool
-    types: tuple[Instance, ...]
+    instances: tuple[Instance, ...]
     """The pool's types that hold a replica, in its order of preference."""
 
     zones: tuple[str, ...]
-    machines: int
+    nodes: int
     """Of one replica."""
 
-    split: Split
+    parallelism: Parallelism
     resources: Resources
     platform: Platform
     """The engine on its accelerators."""
@@ -63,19 +63,19 @@ class Placement:
     @property
     def instance(self) -> Instance:
         """The preferred type."""
-        return self.types[0]
+        return self.instances[0]
 
     @property
     def rdma(self) -> bool:
         """Whether EFA reaches the accelerators' memory."""
-        return self.resources.efa > 0 and all(row.gpudirect_rdma for row in self.types)
+        return self.resources.efa > 0 and all(instance.gpudirect_rdma for instance in self.instances)
 
 
-Placed = tuple[tuple[str, ...], Engine, Placement]
+PlacedRole = tuple[tuple[str, ...], EngineRole, Placement]
 """A role's place in the file, the role, and where it stands."""
 
 
-class Refused(Exception):
+class PlacementError(Exception):
     """The role cannot be placed."""
 
     def __init__(self, *mistakes: Mistake) -> None:
@@ -83,18 +83,18 @@ class Refused(Exception):
         self.mistakes = mistakes
 
 
-def served(model: Model, tuning: Tuning) -> Model:
+def apply_quantization(model: Model, tuning: Tuning) -> Model:
     """The model as the engine holds it in memory."""
     if tuning.quantization == "fp8":
         return model.model_copy(update={"quantization": "fp8", "fp8_block": 0})
     return model
 
 
-def place(
+def place_role(
     blueprint: Document[Blueprint],
     fleet: Document[Fleet],
-    at: tuple[str, ...],
-    role: Engine,
+    key_path: tuple[str, ...],
+    role: EngineRole,
     model: Model,
     context: int,
 ) -> Placement:
@@ -103,11 +103,11 @@ def place(
     Raises:
         Refused: no machine of its pool holds it.
     """
-    return _Search(blueprint, fleet, at, role, model, context).found()
+    return _PlacementSearch(blueprint, fleet, key_path, role, model, context).find_placement()
 
 
 def require_pool(
-    blueprint: Document[Blueprint], fleet: Document[Fleet], at: tuple[str, ...], role: Engine
+    blueprint: Document[Blueprint], fleet: Document[Fleet], key_path: tuple[str, ...], role: EngineRole
 ) -> tuple[Pool, list[Instance]]:
     """The role's pool and its types as the catalogue knows them.
 
@@ -116,287 +116,323 @@ def require_pool(
     """
     pool = fleet.value.pools.get(role.pool)
     if pool is None:
-        write = f"one of its pools, {', '.join(fleet.value.pools)}"
-        raise Refused(blueprint.mistake([*at, "pool"], role.pool, f"{fleet.path} has no such pool", write))
-    known = [instances.load()[name] for name in pool.types if name in instances.load()]
-    if not known:
-        why = f"the catalogue has none of the pool's types, {', '.join(pool.types)}"
-        raise Refused(blueprint.mistake([*at, "pool"], role.pool, why, "a pool of types that it has"))
-    return pool, known
+        fix = f"one of its pools, {', '.join(fleet.value.pools)}"
+        raise PlacementError(
+            blueprint.build_mistake([*key_path, "pool"], role.pool, f"{fleet.path} has no such pool", fix)
+        )
+    known_types = [instances.load()[name] for name in pool.types if name in instances.load()]
+    if not known_types:
+        reason = f"the catalogue has none of the pool's types, {', '.join(pool.types)}"
+        raise PlacementError(
+            blueprint.build_mistake([*key_path, "pool"], role.pool, reason, "a pool of types that it has")
+        )
+    return pool, known_types
 
 
 @dataclass(frozen=True)
-class _Search:
+class _PlacementSearch:
     """One role's way to its machines; each step narrows the types or refuses."""
 
     blueprint: Document[Blueprint]
     fleet: Document[Fleet]
-    at: tuple[str, ...]
-    role: Engine
+    key_path: tuple[str, ...]
+    role: EngineRole
     model: Model
     context: int
 
-    def found(self) -> Placement:
-        pool, known = require_pool(self.blueprint, self.fleet, self.at, self.role)
-        types = self._with_enough_accelerators(pool, known)
-        self._can_be_split(types[0])
-        holding = self._that_hold_the_model(types)
-        enough = self._with_enough_machines(pool, holding)
-        machines = self._machines(enough[0])
-        device = enough[0].accelerators
+    def find_placement(self) -> Placement:
+        pool, known_types = require_pool(self.blueprint, self.fleet, self.key_path, self.role)
+        accelerated_types = self._select_by_accelerators(pool, known_types)
+        self._check_divisible(accelerated_types[0])
+        fitting_types = self._select_by_memory(accelerated_types)
+        available_types = self._select_by_pool_size(pool, fitting_types)
+        nodes = self._count_nodes(available_types[0])
+        device = available_types[0].accelerators
         assert device, "each of them has enough"
         return Placement(
-            role=self.at[-1],
+            role=self.key_path[-1],
             model=self.model,
             pool=pool,
-            types=tuple(enough),
-            zones=self._zones(pool, enough),
-            machines=machines,
-            split=self._split,
-            resources=self._resources(pool, enough, machines),
-            platform=self._platform(device),
-            batch=self._batch(device),
+            instances=tuple(available_types),
+            zones=self._select_zones(pool, available_types),
+            nodes=nodes,
+            parallelism=self._parallelism,
+            resources=self._compute_resources(pool, available_types, nodes),
+            platform=self._select_platform(device),
+            batch=self._select_batch(device),
             labels={"fleet/pool": self.role.pool},
-            tolerations=self._tolerations(),
-            fit=self._fit(enough[0]),
+            tolerations=self._list_tolerations(),
+            fit=self._compute_fit(available_types[0]),
         )
 
-    def _refuse(self, key: str | None, value: object, why: str, write: str) -> Refused:
-        where = [*self.at, key] if key else list(self.at)
-        return Refused(self.blueprint.mistake(where, value, why, write))
+    def _build_error(self, key: str | None, value: object, reason: str, fix: str) -> PlacementError:
+        key_path = [*self.key_path, key] if key else list(self.key_path)
+        return PlacementError(self.blueprint.build_mistake(key_path, value, reason, fix))
 
     @property
-    def _split(self) -> Split:
+    def _parallelism(self) -> Parallelism:
         role = self.role
-        return Split(tensor=role.tensor, pipeline=role.pipeline, data=role.data, expert=role.expert)
+        return Parallelism(tensor=role.tensor, pipeline=role.pipeline, data=role.data, expert=role.expert)
 
     @property
     def _expert_ranks(self) -> int:
         return self.role.tensor * self.role.data if self.role.expert else 0
 
-    def _platform(self, device: Accelerators) -> Platform:
-        return engines.engines()[self.blueprint.value.engine].platforms[device.kind]
+    def _select_platform(self, device: Accelerators) -> Platform:
+        return engines.load_engines()[self.blueprint.value.engine].platforms[device.kind]
 
-    def _batch(self, device: Accelerators) -> memory.Batch:
+    def _select_batch(self, device: Accelerators) -> memory.Batch:
         """The largest step: as the blueprint says, else as the engine chooses."""
-        tuning, limits = self.blueprint.value.tuning, self._platform(device).limits
-        own = memory.batch_of(device)
+        tuning, limits = self.blueprint.value.tuning, self._select_platform(device).limits
+        engine_batch = memory.select_batch(device)
         if limits:
-            own = memory.Batch(tokens=limits.segment(own.tokens, self.context), sequences=limits.sequences)
-        return memory.Batch(tokens=tuning.batch_tokens or own.tokens, sequences=tuning.sequences or own.sequences)
+            engine_batch = memory.Batch(
+                tokens=limits.select_segment(engine_batch.tokens, self.context), sequences=limits.sequences
+            )
+        return memory.Batch(
+            tokens=tuning.batch_tokens or engine_batch.tokens, sequences=tuning.sequences or engine_batch.sequences
+        )
 
-    def _machines(self, row: Instance) -> int:
-        return max(1, -(-self.role.accelerators // (accelerators(row) or 1)))
+    def _count_nodes(self, instance: Instance) -> int:
+        return max(1, -(-self.role.accelerators // (count_accelerators(instance) or 1)))
 
-    def _with_enough_accelerators(self, pool: Pool, known: Sequence[Instance]) -> list[Instance]:
-        wanted = self.role.accelerators
-        roomy = [row for row in known if accelerators(row) >= wanted]
-        if roomy:
-            return roomy
-        most = max(map(accelerators, known))
-        seen = ", ".join(f"{row.name} has {accelerators(row) or 'none'}" for row in known)
-        if self.blueprint.value.pattern != "distributed" or not most:
-            why = f"a replica stands on one machine, and of the pool {self.role.pool} {seen}"
-            write = f"accelerators: {most} or less, or a pool of larger types" if most else _SOME
-            if most and self.blueprint.value.pattern == "aggregated":
-                write += ", or pattern: distributed"
-            raise self._refuse("accelerators", wanted, why, write)
-        return self._over_machines(pool, [row for row in known if accelerators(row) == most], most)
+    def _select_by_accelerators(self, pool: Pool, known_types: Sequence[Instance]) -> list[Instance]:
+        accelerators = self.role.accelerators
+        large_types = [instance for instance in known_types if count_accelerators(instance) >= accelerators]
+        if large_types:
+            return large_types
+        max_accelerators = max(map(count_accelerators, known_types))
+        counts = ", ".join(f"{instance.name} has {count_accelerators(instance) or 'none'}" for instance in known_types)
+        if self.blueprint.value.pattern != "distributed" or not max_accelerators:
+            reason = f"a replica stands on one machine, and of the pool {self.role.pool} {counts}"
+            fix = (
+                f"accelerators: {max_accelerators} or less, or a pool of larger types"
+                if max_accelerators
+                else _ANY_ACCELERATED_POOL
+            )
+            if max_accelerators and self.blueprint.value.pattern == "aggregated":
+                fix += ", or pattern: distributed"
+            raise self._build_error("accelerators", accelerators, reason, fix)
+        return self._select_multi_node(
+            pool,
+            [instance for instance in known_types if count_accelerators(instance) == max_accelerators],
+            max_accelerators,
+        )
 
-    def _over_machines(self, pool: Pool, types: list[Instance], each: int) -> list[Instance]:
+    def _select_multi_node(self, pool: Pool, types: list[Instance], per_node: int) -> list[Instance]:
         """A replica over several machines: whole ones, of one type, in one zone, joined by EFA."""
-        wanted = self.role.accelerators
-        if wanted % each:
-            why = f"a replica over several machines takes whole ones, and {types[0].name} has {each}"
-            raise self._refuse("accelerators", wanted, why, f"a multiple of {each}")
-        if self.role.tensor > each:
-            why = f"each layer would be split {self.role.tensor} ways, over more than the {each} of one machine"
-            write = f"pipeline: {wanted // each}, so that a layer stays on one machine"
-            raise self._refuse("pipeline", self.role.pipeline, why, write)
+        accelerators = self.role.accelerators
+        if accelerators % per_node:
+            reason = f"a replica over several machines takes whole ones, and {types[0].name} has {per_node}"
+            raise self._build_error("accelerators", accelerators, reason, f"a multiple of {per_node}")
+        if self.role.tensor > per_node:
+            reason = f"each layer would be split {self.role.tensor} ways, over more than the {per_node} of one machine"
+            fix = f"pipeline: {accelerators // per_node}, so that a layer stays on one machine"
+            raise self._build_error("pipeline", self.role.pipeline, reason, fix)
         if not pool.efa:
-            why = f"the machines of a replica would talk over TCP: the pool {self.role.pool} has no EFA"
-            raise self._refuse("pool", self.role.pool, why, f"efa: on in the pool, or accelerators: {each}")
+            reason = f"the machines of a replica would talk over TCP: the pool {self.role.pool} has no EFA"
+            raise self._build_error("pool", self.role.pool, reason, f"efa: on in the pool, or accelerators: {per_node}")
         return types[:1]  # one type: the slowest machine sets the pace of all
 
-    def _can_be_split(self, row: Instance) -> None:
+    def _check_divisible(self, instance: Instance) -> None:
         role = self.role
         if role.expert and not self.model.experts:
-            why = f"{self.model.name} has no experts to spread"
-            raise self._refuse("expert", role.expert, why, "expert: off")
+            reason = f"{self.model.name} has no experts to spread"
+            raise self._build_error("expert", role.expert, reason, "expert: off")
         if role.pipeline > self.model.layers:
-            why = f"the model has {self.model.layers} layers"
-            raise self._refuse("pipeline", role.pipeline, why, f"pipeline: {self.model.layers} or less")
-        split = memory.indivisible(self.model, role.tensor, whole_experts=role.expert)
-        if split:
-            ways = [
-                n for n in range(1, role.tensor) if not memory.indivisible(self.model, n, whole_experts=role.expert)
+            reason = f"the model has {self.model.layers} layers"
+            raise self._build_error("pipeline", role.pipeline, reason, f"pipeline: {self.model.layers} or less")
+        misfit = memory.describe_indivisible(self.model, role.tensor, whole_experts=role.expert)
+        if misfit:
+            degrees = [
+                degree
+                for degree in range(1, role.tensor)
+                if not memory.describe_indivisible(self.model, degree, whole_experts=role.expert)
             ]
-            several = [n * role.pipeline * role.data for n in ways[-3:]]
-            write = f"accelerators: {' or '.join(map(str, several))}"
-            if row.accelerators and self._platform(row.accelerators).limits:
+            options = [degree * role.pipeline * role.data for degree in degrees[-3:]]
+            fix = f"accelerators: {' or '.join(map(str, options))}"
+            if instance.accelerators and self._select_platform(instance.accelerators).limits:
                 # There a replica takes its machine whole.
-                write = f"data: {role.accelerators // max(n for n in ways if role.accelerators % n == 0)}"
-            if not role.expert and not memory.indivisible(self.model, role.tensor, whole_experts=True):
-                write += ", or expert: on"
-            raise self._refuse("accelerators", role.accelerators, split, write)
+                fix = (
+                    f"data: {role.accelerators // max(degree for degree in degrees if role.accelerators % degree == 0)}"
+                )
+            if not role.expert and not memory.describe_indivisible(self.model, role.tensor, whole_experts=True):
+                fix += ", or expert: on"
+            raise self._build_error("accelerators", role.accelerators, misfit, fix)
 
-    def _fit(self, row: Instance) -> memory.Fit | None:
-        if row.accelerators is None:
+    def _compute_fit(self, instance: Instance) -> memory.Fit | None:
+        if instance.accelerators is None:
             return None
         tuning = self.blueprint.value.tuning
-        return memory.fit(
-            served(self.model, tuning),
-            row,
+        return memory.compute_fit(
+            apply_quantization(self.model, tuning),
+            instance,
             self.role.tensor,
             pipeline=self.role.pipeline,
             expert_ranks=self._expert_ranks,
             context=min(self.context, self.model.max_context),
             dtype=tuning.kv_cache,
-            batch=self._batch(row.accelerators),
+            batch=self._select_batch(instance.accelerators),
         )
 
-    def _that_hold_the_model(self, types: Sequence[Instance]) -> list[Instance]:
-        fits = {row.name: fit for row in types if (fit := self._fit(row))}
-        holding = [row for row in types if row.name in fits and fits[row.name].fits]
-        if holding:
-            return holding
-        alike = {fit.why: [name for name in fits if fits[name].why == fit.why] for fit in fits.values()}
-        seen = "; ".join(f"on {' and '.join(names)} {reason}" for reason, names in alike.items())
-        one = "accelerator" if self.role.accelerators == 1 else "accelerators"
-        why = f"it does not fit into {self.role.accelerators} {one} of the pool {self.role.pool}: {seen}"
-        many = self.blueprint.value.pattern == "multi-model"
-        where = [*self.at, "model"] if many else ["model"]
-        raise Refused(self.blueprint.mistake(where, self.model.name, why, self._what_holds()))
+    def _select_by_memory(self, types: Sequence[Instance]) -> list[Instance]:
+        fits = {instance.name: fit for instance in types if (fit := self._compute_fit(instance))}
+        fitting_types = [instance for instance in types if instance.name in fits and fits[instance.name].fits]
+        if fitting_types:
+            return fitting_types
+        types_by_reason = {fit.why: [name for name in fits if fits[name].why == fit.why] for fit in fits.values()}
+        misfits = "; ".join(f"on {' and '.join(names)} {misfit}" for misfit, names in types_by_reason.items())
+        unit = "accelerator" if self.role.accelerators == 1 else "accelerators"
+        reason = f"it does not fit into {self.role.accelerators} {unit} of the pool {self.role.pool}: {misfits}"
+        is_multi_model = self.blueprint.value.pattern == "multi-model"
+        key_path = [*self.key_path, "model"] if is_multi_model else ["model"]
+        raise PlacementError(
+            self.blueprint.build_mistake(key_path, self.model.name, reason, self._describe_alternatives())
+        )
 
-    def _what_holds(self) -> str:
+    def _describe_alternatives(self) -> str:
         """The smallest way to hold the model: more accelerators, or types with more memory."""
-        model = served(self.model, self.blueprint.value.tuning)
+        model = apply_quantization(self.model, self.blueprint.value.tuning)
         context = min(self.context, model.max_context)
         candidates = [
-            (ways * memory.rank_bytes(row.accelerators), ways, row.name)
-            for row in instances.load().values()
-            if row.accelerators and row.accelerators.kind == "gpu"
-            for ways in memory.sizes(model, row)
-            if memory.fit(model, row, ways, context=context, dtype=self.blueprint.value.tuning.kv_cache).fits
+            (degree * memory.compute_rank_bytes(instance.accelerators), degree, instance.name)
+            for instance in instances.load().values()
+            if instance.accelerators and instance.accelerators.kind == "gpu"
+            for degree in memory.list_tensor_sizes(model, instance)
+            if memory.compute_fit(
+                model, instance, degree, context=context, dtype=self.blueprint.value.tuning.kv_cache
+            ).fits
         ]
         if not candidates:
             return (
                 "a smaller or more strongly quantized model, or pattern: distributed: "
                 "no single machine of the catalogue holds this one"
             )
-        same = sorted(one for one in candidates if one[1] == self.role.accelerators)[:1]
-        shown = [f"accelerators: {ways} on {name}" for _, ways, name in dict.fromkeys([*same, min(candidates)])]
-        return f"{' or '.join(shown)}, or a smaller model"
+        same_count = sorted(candidate for candidate in candidates if candidate[1] == self.role.accelerators)[:1]
+        suggestions = [
+            f"accelerators: {degree} on {name}" for _, degree, name in dict.fromkeys([*same_count, min(candidates)])
+        ]
+        return f"{' or '.join(suggestions)}, or a smaller model"
 
-    def _with_enough_machines(self, pool: Pool, holding: Sequence[Instance]) -> list[Instance]:
+    def _select_by_pool_size(self, pool: Pool, fitting_types: Sequence[Instance]) -> list[Instance]:
         """Types of which the pool, at its greatest, has machines for all replicas."""
-        enough = [row for row in holding if self._most_replicas(pool, row) >= self.role.replicas.most]
-        if enough:
-            return enough
-        best = max(holding, key=lambda row: self._most_replicas(pool, row))
-        most, wanted = self._most_replicas(pool, best), self.role.replicas.most
-        machines = machines_for(best, self.role.accelerators, wanted)
-        why = f"the pool {self.role.pool} grows to {pool.size.most} machines, which hold {most}"
-        write = f"replicas: {most} or less, or size: {pool.size.least}..{machines} in the pool"
-        raise self._refuse("replicas", plain(self.role.replicas), why, write)
+        available_types = [
+            instance for instance in fitting_types if self._count_max_replicas(pool, instance) >= self.role.replicas.max
+        ]
+        if available_types:
+            return available_types
+        largest = max(fitting_types, key=lambda instance: self._count_max_replicas(pool, instance))
+        max_replicas, replicas = self._count_max_replicas(pool, largest), self.role.replicas.max
+        nodes = count_nodes(largest, self.role.accelerators, replicas)
+        reason = f"the pool {self.role.pool} grows to {pool.size.max} machines, which hold {max_replicas}"
+        fix = f"replicas: {max_replicas} or less, or size: {pool.size.min}..{nodes} in the pool"
+        raise self._build_error("replicas", format_bounds(self.role.replicas), reason, fix)
 
-    def _most_replicas(self, pool: Pool, row: Instance) -> int:
-        if accelerators(row) >= self.role.accelerators:
-            return accelerators(row) // self.role.accelerators * pool.size.most
-        return pool.size.most // self._machines(row)
+    def _count_max_replicas(self, pool: Pool, instance: Instance) -> int:
+        if count_accelerators(instance) >= self.role.accelerators:
+            return count_accelerators(instance) // self.role.accelerators * pool.size.max
+        return pool.size.max // self._count_nodes(instance)
 
-    def _zones(self, pool: Pool, types: Sequence[Instance]) -> tuple[str, ...]:
+    def _select_zones(self, pool: Pool, types: Sequence[Instance]) -> tuple[str, ...]:
         """The pool's zones that offer one of the types, where the catalogue has the region's answer."""
-        zones, region = self.fleet.value.zones_of(pool), self.fleet.value.region
-        offered = {zone for row in types for zone in row.zones.get(region, ())}
-        return tuple(zone for zone in zones if not instances.answered(region) or zone in offered) or zones
+        zones, region = self.fleet.value.get_zones(pool), self.fleet.value.region
+        offered = {zone for instance in types for zone in instance.zones.get(region, ())}
+        return tuple(zone for zone in zones if not instances.has_region(region) or zone in offered) or zones
 
-    def _resources(self, pool: Pool, types: Sequence[Instance], machines: int) -> Resources:
+    def _compute_resources(self, pool: Pool, types: Sequence[Instance], nodes: int) -> Resources:
         """The replica's share of each machine, by accelerators: what every one of the types can give."""
-        each = self.role.accelerators // machines
-        shares = [(row, each / accelerators(row)) for row in types]
-        memory_bytes = int(min(row.memory_mib * share for row, share in shares) * 2**20 * HEADROOM)
-        self._offload_fits(memory_bytes)
-        kind, ranks = next((row.accelerators.kind, row.accelerators.ranks) for row in types if row.accelerators)
-        devices = -(-each // ranks)
+        per_node = self.role.accelerators // nodes
+        shares = [(instance, per_node / count_accelerators(instance)) for instance in types]
+        memory_bytes = int(min(instance.memory_mib * share for instance, share in shares) * 2**20 * HEADROOM)
+        self._check_offload(memory_bytes)
+        kind, ranks = next(
+            (instance.accelerators.kind, instance.accelerators.ranks) for instance in types if instance.accelerators
+        )
+        devices = -(-per_node // ranks)
         return Resources(
             device=DEVICES[kind],
             accelerators=devices,
-            efa=min(int(row.efa_interfaces * share) for row, share in shares) if pool.efa else 0,
-            machine_efa=min(row.efa_interfaces for row in types) if pool.efa else 0,
-            cpus=max(1, math.floor(min(row.vcpus * share for row, share in shares) * HEADROOM)),
+            efa=min(int(instance.efa_interfaces * share) for instance, share in shares) if pool.efa else 0,
+            node_efa=min(instance.efa_interfaces for instance in types) if pool.efa else 0,
+            cpus=max(1, math.floor(min(instance.vcpus * share for instance, share in shares) * HEADROOM)),
             memory_bytes=memory_bytes,
             shared_memory_bytes=min(SHARED_MEMORY_BYTES * devices, memory_bytes // 2),
         )
 
-    def _offload_fits(self, memory_bytes: int) -> None:
+    def _check_offload(self, memory_bytes: int) -> None:
         offload = self.blueprint.value.tuning.kv_offload
         if offload and offload > memory_bytes // 2:
-            gib = f"{memory_bytes / 2**30:.0f} GiB"
-            why = f"a replica's share of its machine is {gib}, of which half may hold cache"
-            value, write = f"{offload / 2**30:g}Gi", f"kv_offload: {memory_bytes // 2**31}Gi or less"
-            raise Refused(self.blueprint.mistake(["tuning", "kv_offload"], value, why, write))
+            share_text = f"{memory_bytes / 2**30:.0f} GiB"
+            reason = f"a replica's share of its machine is {share_text}, of which half may hold cache"
+            value, fix = f"{offload / 2**30:g}Gi", f"kv_offload: {memory_bytes // 2**31}Gi or less"
+            raise PlacementError(self.blueprint.build_mistake(["tuning", "kv_offload"], value, reason, fix))
 
-    def _tolerations(self) -> tuple[Toleration, ...]:
+    def _list_tolerations(self) -> tuple[Toleration, ...]:
         try:
-            of_pool = groups.of_pool(self.fleet.value, self.role.pool, instances.load())
+            pool_groups = groups.resolve_pool(self.fleet.value, self.role.pool, instances.load())
         except InputError:  # a type that the catalogue does not have, beside those that it has
             return ()
-        taints = dict.fromkeys(taint for group in of_pool for taint in group.taints)
+        taints = dict.fromkeys(taint for group in pool_groups for taint in group.taints)
         return tuple(Toleration(key=taint.key, value=taint.value, effect=taint.effect) for taint in taints)
 
 
-_SOME = "a pool of types that have some"
+_ANY_ACCELERATED_POOL = "a pool of types that have some"
 
 
-def plain(bounds: Bounds) -> int | str:
+def format_bounds(bounds: Bounds) -> int | str:
     """Bounds as a person writes them: one number where both are the same."""
-    return bounds.least if bounds.least == bounds.most else str(bounds)
+    return bounds.min if bounds.min == bounds.max else str(bounds)
 
 
-def accelerators(row: Instance) -> int:
+def count_accelerators(instance: Instance) -> int:
     """Ways that one machine can split a model; 0 where it has no accelerator."""
-    return memory.ranks(row.accelerators) if row.accelerators else 0
+    return memory.count_ranks(instance.accelerators) if instance.accelerators else 0
 
 
-def machines_for(row: Instance, wanted: int, replicas: int) -> int:
+def count_nodes(instance: Instance, accelerators: int, replicas: int) -> int:
     """Machines that `replicas` of `wanted` accelerators each take."""
-    on_one = accelerators(row) // wanted
-    return -(-replicas // on_one) if on_one else replicas * -(-wanted // accelerators(row))
+    per_node = count_accelerators(instance) // accelerators
+    return -(-replicas // per_node) if per_node else replicas * -(-accelerators // count_accelerators(instance))
 
 
-def overfull(blueprint: Document[Blueprint], fleet: Document[Fleet], placed: Sequence[Placed]) -> list[Mistake]:
+def check_pool_sizes(
+    blueprint: Document[Blueprint], fleet: Document[Fleet], placed: Sequence[PlacedRole]
+) -> list[Mistake]:
     """Pools that the roles, each of which fits alone, ask too much of together; said at the last of the roles."""
-    wrong = []
+    mistakes = []
     for name in dict.fromkeys(role.pool for _, role, _ in placed):
-        here = [(at, role, placement) for at, role, placement in placed if role.pool == name]
-        taken = {
-            at[-1]: machines_for(placement.instance, role.accelerators, role.replicas.most)
-            for at, role, placement in here
+        pool_roles = [(key_path, role, placement) for key_path, role, placement in placed if role.pool == name]
+        node_counts = {
+            key_path[-1]: count_nodes(placement.instance, role.accelerators, role.replicas.max)
+            for key_path, role, placement in pool_roles
         }
-        most = fleet.value.pools[name].size.most
-        if len(here) > 1 and _shared_machines(here) > most:
-            parts = " and ".join(f"{role} {count}" for role, count in taken.items())
-            why = f"of the pool {name}, {parts} machines are asked for, and it grows to {most}"
-            at, role, _ = here[-1]
-            write = f"fewer replicas, or size: {fleet.value.pools[name].size.least}..{sum(taken.values())} in the pool"
-            wrong.append(blueprint.mistake([*at, "replicas"], plain(role.replicas), why, write))
-    return wrong
+        max_nodes = fleet.value.pools[name].size.max
+        if len(pool_roles) > 1 and _count_shared_nodes(pool_roles) > max_nodes:
+            parts = " and ".join(f"{role} {count}" for role, count in node_counts.items())
+            reason = f"of the pool {name}, {parts} machines are asked for, and it grows to {max_nodes}"
+            key_path, role, _ = pool_roles[-1]
+            fix = (
+                f"fewer replicas, or size: {fleet.value.pools[name].size.min}..{sum(node_counts.values())} in the pool"
+            )
+            mistakes.append(blueprint.build_mistake([*key_path, "replicas"], format_bounds(role.replicas), reason, fix))
+    return mistakes
 
 
-def _shared_machines(here: Sequence[Placed]) -> int:
+def _count_shared_nodes(pool_roles: Sequence[PlacedRole]) -> int:
     """Machines for all roles of a pool: replicas that leave accelerators free share their machine with others."""
-    free: list[int] = []
-    count = 0
-    for _, role, placement in sorted(here, key=lambda one: -one[1].accelerators):
-        on_one = accelerators(placement.instance)
-        for _ in range(role.replicas.most):
-            if role.accelerators > on_one:
-                count += placement.machines
+    free_accelerators: list[int] = []
+    node_count = 0
+    for _, role, placement in sorted(pool_roles, key=lambda entry: -entry[1].accelerators):
+        per_node = count_accelerators(placement.instance)
+        for _ in range(role.replicas.max):
+            if role.accelerators > per_node:
+                node_count += placement.nodes
                 continue
-            room = next((index for index, left in enumerate(free) if left >= role.accelerators), None)
-            if room is None:
-                free.append(on_one)
-                room = len(free) - 1
-            free[room] -= role.accelerators
-    return count + len(free)
+            slot = next(
+                (index for index, remaining in enumerate(free_accelerators) if remaining >= role.accelerators), None
+            )
+            if slot is None:
+                free_accelerators.append(per_node)
+                slot = len(free_accelerators) - 1
+            free_accelerators[slot] -= role.accelerators
+    return node_count + len(free_accelerators)

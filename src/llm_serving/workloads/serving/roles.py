@@ -8,30 +8,30 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from llm_serving.fleet.model import Name
-from llm_serving.settings.document import Contradiction, Settings, written
-from llm_serving.settings.units import Bounds, Duration, Form, Replicas, Share, Switch, Tokens
+from llm_serving.settings.document import Conflict, Settings, parse_default
+from llm_serving.settings.units import Bounds, Duration, Replicas, Share, Switch, TextFormat, Tokens
 
-Model = Annotated[
-    str, Form(r"[^\s-].{0,254}", "a model: a name of the catalogue, a hub id or a folder", "Qwen/Qwen3-0.6B")
+ModelName = Annotated[
+    str, TextFormat(r"[^\s-].{0,254}", "a model: a name of the catalogue, a hub id or a folder", "Qwen/Qwen3-0.6B")
 ]
-Weights = Annotated[
+WeightsUri = Annotated[
     str,
-    Form(
+    TextFormat(
         r"s3(?:://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]/[A-Za-z0-9._/=+@-]+)?",
         "a place to stream weights from: s3 or s3://BUCKET/PREFIX",
         "s3://my-models/qwen3-32b",
     ),
 ]
-Adapter = Annotated[
+AdapterLocation = Annotated[
     str,
-    Form(
+    TextFormat(
         r"(?:s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]/[A-Za-z0-9._/=+@-]+|[^\s/~-].{0,250})",
         "a LoRA adapter: a folder in the blueprint's own, or s3://BUCKET/PREFIX",
         "s3://my-models/adapters/sql",
     ),
 ]
 
-Policy = Literal["cache-aware", "kv-aware", "load-aware", "round-robin", "random", "consistent-hash"]
+RouterPolicy = Literal["cache-aware", "kv-aware", "load-aware", "round-robin", "random", "consistent-hash"]
 
 
 class Scale(Settings):
@@ -45,25 +45,25 @@ class Scale(Settings):
     kv_usage: Share | None = None
     """Share of the KV cache in use; above it another replica comes."""
 
-    cool_down: Duration = written("5min")
+    cool_down: Duration = parse_default("5min")
     """How long a replica is kept when it is no longer needed."""
 
-    def contradictions(self) -> Iterable[Iterator[Contradiction]]:
-        return (self._one_measure(),)
+    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
+        return (self._check_one_metric(),)
 
-    def _one_measure(self) -> Iterator[Contradiction]:
+    def _check_one_metric(self) -> Iterator[Conflict]:
         if (self.queue is None) == (self.kv_usage is None):
-            where = () if self.queue is None else ("kv_usage",)
-            yield Contradiction(where, "it must have exactly one of queue and kv_usage", "queue: 4, or kv_usage: 80%")
+            key_path = () if self.queue is None else ("kv_usage",)
+            yield Conflict(key_path, "it must have exactly one of queue and kv_usage", "queue: 4, or kv_usage: 80%")
 
 
-class Engine(Settings):
+class EngineRole(Settings):
     """A role that runs the engine."""
 
     pool: Name
     """The fleet's pool that carries it."""
 
-    replicas: Replicas = written("1")
+    replicas: Replicas = parse_default("1")
     """How many copies run; a range, as in 1..8, scales between its ends; from 0, they sleep while nobody asks."""
 
     accelerators: Annotated[int, Field(ge=1, le=1024)] = 1
@@ -84,48 +84,48 @@ class Engine(Settings):
     scale: Scale | None = None
     """When replicas come and go; by the queue where left out, by the KV cache for decode."""
 
-    adapters: dict[Name, Adapter] = Field(default_factory=dict)
+    adapters: dict[Name, AdapterLocation] = Field(default_factory=dict)
     """LoRA adapters by the name that clients put in `model`."""
 
-    def contradictions(self) -> Iterable[Iterator[Contradiction]]:
-        return (self._splits_evenly(), self._scales_a_range())
+    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
+        return (self._check_even_split(), self._check_scale_range())
 
     @property
     def tensor(self) -> int:
         """Ways that each layer is split (tensor parallelism)."""
         return self.accelerators // (self.pipeline * self.data)
 
-    def _splits_evenly(self) -> Iterator[Contradiction]:
+    def _check_even_split(self) -> Iterator[Conflict]:
         if self.accelerators % (self.pipeline * self.data):
-            parts = f"pipeline {self.pipeline} times data {self.data}"
-            why = f"{parts} is {self.pipeline * self.data}, by which it does not divide"
-            yield Contradiction(("accelerators",), why, f"a multiple of {self.pipeline * self.data}")
+            divisor = f"pipeline {self.pipeline} times data {self.data}"
+            reason = f"{divisor} is {self.pipeline * self.data}, by which it does not divide"
+            yield Conflict(("accelerators",), reason, f"a multiple of {self.pipeline * self.data}")
 
-    def _scales_a_range(self) -> Iterator[Contradiction]:
-        if self.replicas.most == 0:
-            yield Contradiction(("replicas",), "nothing would ever run", "replicas: 1, or a range such as 0..4")
-        if self.scale and self.replicas.least == self.replicas.most:
-            why = f"the replicas are always {self.replicas.most}"
-            yield Contradiction(("scale",), why, f"replicas: 1..{self.replicas.most + 1}, or no scale")
+    def _check_scale_range(self) -> Iterator[Conflict]:
+        if self.replicas.max == 0:
+            yield Conflict(("replicas",), "nothing would ever run", "replicas: 1, or a range such as 0..4")
+        if self.scale and self.replicas.min == self.replicas.max:
+            reason = f"the replicas are always {self.replicas.max}"
+            yield Conflict(("scale",), reason, f"replicas: 1..{self.replicas.max + 1}, or no scale")
 
 
-class Served(Engine):
+class ModelRole(EngineRole):
     """One of many models behind one endpoint: clients put the name of its role in `model`."""
 
-    model: Model
+    model: ModelName
     """A model of the catalogue, a hub id such as Qwen/Qwen3-0.6B, or a folder that holds config.json."""
 
-    weights: Weights = "s3"
+    weights: WeightsUri = "s3"
     """Where the weights are streamed from: `s3` is the fleet's model bucket, or s3://BUCKET/PREFIX."""
 
     context: Tokens = 4096
     """Most tokens of a request, prompt and answer together."""
 
 
-class Router(Settings):
+class RouterRole(Settings):
     """The role that spreads requests over the replicas."""
 
-    policy: Policy | None = None
+    policy: RouterPolicy | None = None
     """How a replica is chosen; left out, by cached beginnings where prompts share more than 30%, else by load."""
 
     replicas: Annotated[int, Field(ge=1, le=100)] = 1
@@ -135,29 +135,29 @@ class Router(Settings):
 class Roles(Settings):
     """What runs. Which of these a blueprint has depends on its pattern."""
 
-    worker: Engine | None = None
+    worker: EngineRole | None = None
     """Replicas that do prefill and decode (aggregated, distributed)."""
 
-    prefill: Engine | None = None
+    prefill: EngineRole | None = None
     """Replicas that read prompts (disaggregated)."""
 
-    decode: Engine | None = None
+    decode: EngineRole | None = None
     """Replicas that write answers (disaggregated)."""
 
-    models: dict[Name, Served] = Field(default_factory=dict)
+    models: dict[Name, ModelRole] = Field(default_factory=dict)
     """Models behind one endpoint by the name that clients put in `model` (multi-model)."""
 
-    router: Router = Router()
+    router: RouterRole = RouterRole()
     """One endpoint before them all."""
 
     @property
-    def engines(self) -> dict[str, Engine]:
+    def engine_roles(self) -> dict[str, EngineRole]:
         """The roles that run an engine, by name, in the order in which requests meet them."""
-        named = {"worker": self.worker, "prefill": self.prefill, "decode": self.decode}
-        return {name: role for name, role in named.items() if role} | dict(self.models)
+        roles = {"worker": self.worker, "prefill": self.prefill, "decode": self.decode}
+        return {name: role for name, role in roles.items() if role} | dict(self.models)
 
 
-PATTERNS: dict[str, tuple[str, ...]] = {
+PATTERN_ROLES: dict[str, tuple[str, ...]] = {
     "aggregated": ("worker",),
     "disaggregated": ("prefill", "decode"),
     "distributed": ("worker",),
@@ -165,18 +165,18 @@ PATTERNS: dict[str, tuple[str, ...]] = {
 }
 """The roles that each pattern has, beside its router."""
 
-DEFAULT_SCALE = {"decode": Scale(kv_usage=0.8)}
+DEFAULT_SCALES = {"decode": Scale(kv_usage=0.8)}
 """A decode replica's queue is short while its cache fills up. Source: vLLM production guides, 2026-11."""
 
 
-def scale_of(name: str, role: Engine) -> Scale | None:
+def resolve_scale(name: str, role: EngineRole) -> Scale | None:
     """When the role's replicas come and go; None where they are always as many."""
-    if role.replicas.least == role.replicas.most:
+    if role.replicas.min == role.replicas.max:
         return None
-    return role.scale or DEFAULT_SCALE.get(name, Scale(queue=4))
+    return role.scale or DEFAULT_SCALES.get(name, Scale(queue=4))
 
 
-def always(role: Engine) -> Bounds:
+def compute_fixed_replicas(role: EngineRole) -> Bounds:
     """The replicas where nothing scales: a machine of its own has no autoscaler, and starts at least one."""
-    count = max(1, role.replicas.least)
+    count = max(1, role.replicas.min)
     return Bounds(count, count)

@@ -26,26 +26,33 @@ pools:
   old: {types: trn1.32xlarge, size: 0..2, orchestrator: eks}
   spare: {types: [inf2.24xlarge, inf2.48xlarge], size: 0..2, orchestrator: eks}
 """
-REST = "traffic: {users: 2, input_tokens: 32, output_tokens: 8}\nslo: {}\n"
+TRAFFIC_AND_SLO = "traffic: {users: 2, input_tokens: 32, output_tokens: 8}\nslo: {}\n"
 LLAMA, QWEN = "meta-llama/Llama-3.3-70B-Instruct", "Qwen/Qwen3-32B"
-WHOLE = "pool: trainium, accelerators: 64, data: 4"
+WHOLE_MACHINE = "pool: trainium, accelerators: 64, data: 4"
 
 
-def one(worker: str = WHOLE, rest: str = "", *, model: str = LLAMA, pattern: str = "aggregated", more: str = "") -> str:
-    return f"pattern: {pattern}\nmodel: {model}\nroles:\n  worker: {{{worker}}}\n{more}context: 16384\n{rest}{REST}"
+def format_blueprint(
+    worker: str = WHOLE_MACHINE,
+    extra: str = "",
+    *,
+    model: str = LLAMA,
+    pattern: str = "aggregated",
+    role_lines: str = "",
+) -> str:
+    return f"pattern: {pattern}\nmodel: {model}\nroles:\n  worker: {{{worker}}}\n{role_lines}context: 16384\n{extra}{TRAFFIC_AND_SLO}"
 
 
-def resolved(folder: Path, text: str, target: str = "eks") -> Deployment:
-    return resolving.resolved(folder, f"name: mine\n{text}", FLEET, target, cores=64)
+def resolve_blueprint(folder: Path, text: str, target: str = "eks") -> Deployment:
+    return resolving.resolve_files(folder, f"name: mine\n{text}", FLEET, target, cores=64)
 
 
-def said(folder: Path, text: str, target: str = "eks") -> list[str]:
-    with pytest.raises(InputError) as refused:
-        resolved(folder, text, target)
-    return str(refused.value).replace(f"{folder}/", "").splitlines()
+def list_errors(folder: Path, text: str, target: str = "eks") -> list[str]:
+    with pytest.raises(InputError) as error:
+        resolve_blueprint(folder, text, target)
+    return str(error.value).replace(f"{folder}/", "").splitlines()
 
 
-def flag(role: Role, name: str) -> str:
+def get_flag(role: Role, name: str) -> str:
     command = role.processes[0].command
     return command[command.index(name) + 1]
 
@@ -59,96 +66,96 @@ OLDER = (
 REFUSED = [
     # where it does not run
     (
-        one("pool: old, accelerators: 32"),
+        format_blueprint("pool: old, accelerators: 32"),
         f"5:18: roles.worker.pool: now 'old': trn1.32xlarge carries Trainium: {OLDER}",
     ),
     (
-        one("pool: spare, accelerators: 12"),
+        format_blueprint("pool: spare, accelerators: 12"),
         f"5:18: roles.worker.pool: now 'spare': inf2.24xlarge carries Inferentia2: {OLDER}",
     ),
     # whole machines
     (
-        one("pool: trainium, accelerators: 16"),
+        format_blueprint("pool: trainium, accelerators: 16"),
         f"5:42: roles.worker.accelerators: now 16: {PLUGIN} takes a machine's NeuronCores from the first one on, so a "
         "replica has all 64 of a trn2.48xlarge for itself. Write accelerators: 64.",
     ),
     (
-        one("pool: trainium, accelerators: 8", model="Qwen/Qwen3-8B"),
+        format_blueprint("pool: trainium, accelerators: 8", model="Qwen/Qwen3-8B"),
         f"5:42: roles.worker.accelerators: now 8: {PLUGIN} takes a machine's NeuronCores from the first one on, so a "
         "replica has all 64 of a trn2.48xlarge for itself. Write accelerators: 64, with data: 2 or more.",
     ),
     (
-        one("pool: trainium, accelerators: 64", model="Qwen/Qwen3-8B"),
+        format_blueprint("pool: trainium, accelerators: 64", model="Qwen/Qwen3-8B"),
         "5:42: roles.worker.accelerators: now 64: 32 attention heads do not divide by 64. Write data: 2.",
     ),
     (
-        one("pool: sizes, accelerators: 4", model="Qwen/Qwen3-8B"),
+        format_blueprint("pool: sizes, accelerators: 4", model="Qwen/Qwen3-8B"),
         f"5:39: roles.worker.accelerators: now 4: {PLUGIN} takes a machine's NeuronCores from the first one on, so a "
         "replica has all 64 of a trn2.48xlarge for itself. Write accelerators: 64, with data: 2 or more.",
     ),
     (
-        one("pool: joined, accelerators: 128, data: 8", pattern="distributed"),
+        format_blueprint("pool: joined, accelerators: 128, data: 8", pattern="distributed"),
         f"5:40: roles.worker.accelerators: now 128: no page of {PLUGIN} says how a replica stands on several machines. "
         "Write accelerators: 64.",
     ),
     # settings
     (
-        one(f"{WHOLE}, pipeline: 2"),
+        format_blueprint(f"{WHOLE_MACHINE}, pipeline: 2"),
         f"5:65: roles.worker.pipeline: now 2: {PLUGIN} has no pipeline stages. Write pipeline: 1.",
     ),
     (
-        one(f"{WHOLE}, adapters: {{sql: s3://mine/sql}}"),
+        format_blueprint(f"{WHOLE_MACHINE}, adapters: {{sql: s3://mine/sql}}"),
         f"5:65: roles.worker.adapters: now 'sql': {PLUGIN} says nowhere that it serves LoRA adapters. Write no adapters.",
     ),
     (
-        one(rest="tuning: {quantization: fp8}\n"),
+        format_blueprint(extra="tuning: {quantization: fp8}\n"),
         f"7:24: tuning.quantization: now 'fp8': {PLUGIN} makes no weights smaller as it loads them. Write no "
         "quantization.",
     ),
     (
-        one(rest="tuning: {kv_cache: fp8}\n"),
+        format_blueprint(extra="tuning: {kv_cache: fp8}\n"),
         f"7:20: tuning.kv_cache: now 'fp8': {PLUGIN} reads an 8-bit cache by scales that come with the checkpoint, and "
         "this row is for those of 16 bits. Write kv_cache: auto.",
     ),
     (
-        one(rest="tuning: {chunked_prefill: off}\n"),
+        format_blueprint(extra="tuning: {chunked_prefill: off}\n"),
         f"7:27: tuning.chunked_prefill: now false: {PLUGIN} computes prompts in segments, each a program compiled "
         "beforehand. Write chunked_prefill: on.",
     ),
     (
-        one(rest="tuning: {kv_offload: 16Gi}\n"),
+        format_blueprint(extra="tuning: {kv_offload: 16Gi}\n"),
         f"7:22: tuning.kv_offload: now '16Gi': {PLUGIN} says nowhere that it moves caches to the machine's memory. Write "
         "no kv_offload.",
     ),
     (
-        one(rest="tuning: {speculative: {method: ngram}}\n"),
+        format_blueprint(extra="tuning: {speculative: {method: ngram}}\n"),
         f"7:23: tuning.speculative: now 'ngram': {PLUGIN} guesses with EAGLE3 models alone, which nothing here brings to "
         "the machine. Write no speculative.",
     ),
     (
-        one("pool: trainium, accelerators: 64", more="  router: {policy: kv-aware}\n"),
+        format_blueprint("pool: trainium, accelerators: 64", role_lines="  router: {policy: kv-aware}\n"),
         "6:20: roles.router.policy: now 'kv-aware': the module that tells a router of a cache is in the fleet's own image "
         "of vLLM, for GPUs, alone. Write policy: cache-aware.",
     ),
     # programs that are compiled beforehand
     (
-        one(rest="tuning: {batch_tokens: 3000}\n"),
+        format_blueprint(extra="tuning: {batch_tokens: 3000}\n"),
         "7:24: tuning.batch_tokens: now 3000: a step is one segment of a prompt here, compiled for its size and below the "
         "context. Write one of 512, 1024, 2048, 4096, 8192.",
     ),
     (
-        one().replace("16384", "512"),
+        format_blueprint().replace("16384", "512"),
         "6:10: context: now 512: the engine computes prompts in segments here, the least of 512, below the context. Write "
         "context: 1024 or more.",
     ),
     # models
     (
-        one(model="openai/gpt-oss-120b"),
+        format_blueprint(model="openai/gpt-oss-120b"),
         "3:8: model: now 'openai/gpt-oss-120b': it is a gpt_oss, and on Trainium2 the engine runs llama and qwen3. Write "
         "a model of one of these.",
     ),
     (
-        one(model="tiny", worker="pool: trainium, accelerators: 64, data: 16"),
+        format_blueprint(model="tiny", worker="pool: trainium, accelerators: 64, data: 16"),
         "3:8: model: now 'tiny': its heads have 64 numbers each, and on Trainium2 the engine takes 128 for a qwen3. Write "
         "another model.",
     ),
@@ -157,17 +164,17 @@ REFUSED = [
 
 @pytest.mark.parametrize(("text", "why"), REFUSED)
 def test_it_is_refused_with_its_reason(tmp_path: Path, text: str, why: str) -> None:
-    assert f"blueprint.yaml:{why}" in said(tmp_path, text)
+    assert f"blueprint.yaml:{why}" in list_errors(tmp_path, text)
 
 
 def test_weights_of_eight_bits_are_refused(tmp_path: Path) -> None:
     folder = tmp_path / "quantized"
     folder.mkdir()
     quantized = {"quant_method": "fp8", "weight_block_size": [128, 128]}
-    (folder / "config.json").write_text(json.dumps({**models.config_of(QWEN), "quantization_config": quantized}))
-    [why] = said(tmp_path, one("pool: trainium, accelerators: 64, data: 8", model=str(folder)))
-    assert why.startswith("blueprint.yaml:3:8: model: now ")
-    assert why.endswith(
+    (folder / "config.json").write_text(json.dumps({**models.read_config(QWEN), "quantization_config": quantized}))
+    [error] = list_errors(tmp_path, format_blueprint("pool: trainium, accelerators: 64, data: 8", model=str(folder)))
+    assert error.startswith("blueprint.yaml:3:8: model: now ")
+    assert error.endswith(
         "its weights are fp8, and on Trainium2 the engine takes those of 16 bits. Write the checkpoint that is not "
         "quantized."
     )
@@ -175,64 +182,69 @@ def test_weights_of_eight_bits_are_refused(tmp_path: Path) -> None:
 
 def test_prefill_and_decode_apart_are_refused(tmp_path: Path) -> None:
     roles = "".join(f"  {name}: {{pool: trainium, accelerators: 64}}\n" for name in ("prefill", "decode"))
-    text = f"pattern: disaggregated\nmodel: {LLAMA}\nroles:\n{roles}{REST}"
+    text = f"pattern: disaggregated\nmodel: {LLAMA}\nroles:\n{roles}{TRAFFIC_AND_SLO}"
     assert (
         f"blueprint.yaml:2:10: pattern: now 'disaggregated': {PLUGIN} hands caches on by a connector and a proxy of its "
         "own, for which the engines' catalogue has no row. Write pattern: aggregated, or pools of GPUs."
-    ) in said(tmp_path, text)
+    ) in list_errors(tmp_path, text)
 
 
 def test_what_is_written_once_for_many_roles_is_said_once(tmp_path: Path) -> None:
-    models = "".join(f"    {name}: {{model: {QWEN}, {WHOLE}}}\n" for name in ("first", "second"))
-    text = f"pattern: multi-model\nroles:\n  models:\n{models}tuning: {{kv_cache: fp8}}\n{REST}"
-    assert len(said(tmp_path, text)) == 1
+    models = "".join(f"    {name}: {{model: {QWEN}, {WHOLE_MACHINE}}}\n" for name in ("first", "second"))
+    text = f"pattern: multi-model\nroles:\n  models:\n{models}tuning: {{kv_cache: fp8}}\n{TRAFFIC_AND_SLO}"
+    assert len(list_errors(tmp_path, text)) == 1
 
 
 @pytest.mark.parametrize("pool", ["old", "spare", "trainium"])
 def test_on_this_machine_a_cpu_stands_in_for_any_of_them(tmp_path: Path, pool: str) -> None:
-    made = resolved(tmp_path, one(f"pool: {pool}, accelerators: 2", model="tiny"), "local")
-    command = made.replicas[0].command
-    assert ("--additional-config" in command, flag(made.roles[0], "--load-format")) == (False, "runai_streamer")
-    assert made.roles[0].fetched is None
+    deployment = resolve_blueprint(tmp_path, format_blueprint(f"pool: {pool}, accelerators: 2", model="tiny"), "local")
+    command = deployment.engine_processes[0].command
+    assert ("--additional-config" in command, get_flag(deployment.roles[0], "--load-format")) == (
+        False,
+        "runai_streamer",
+    )
+    assert deployment.roles[0].prefetch is None
 
 
 def test_every_reason_of_the_catalogue_has_a_test() -> None:
-    limits = engines.engines()["vllm"].platforms["neuron"].limits
+    limits = engines.load_engines()["vllm"].platforms["neuron"].limits
     assert limits
-    texts = [why for _, why in REFUSED]
+    texts = [reason for _, reason in REFUSED]
     assert [
-        why for name, why in limits.lacks.items() if name != "transfer" and not any(why in one for one in texts)
+        reason
+        for name, reason in limits.lacks.items()
+        if name != "transfer" and not any(reason in text for text in texts)
     ] == []
 
 
 def test_a_replica_on_gpus_beside_is_untouched(tmp_path: Path) -> None:
-    made = resolved(tmp_path, one("pool: gpu, accelerators: 4", model=QWEN))
-    assert made.roles[0].image == engines.engines()["vllm"].image
-    assert flag(made.roles[0], "--load-format") == "runai_streamer"
-    assert made.roles[0].fetched is None
+    deployment = resolve_blueprint(tmp_path, format_blueprint("pool: gpu, accelerators: 4", model=QWEN))
+    assert deployment.roles[0].image == engines.load_engines()["vllm"].image
+    assert get_flag(deployment.roles[0], "--load-format") == "runai_streamer"
+    assert deployment.roles[0].prefetch is None
 
 
 @pytest.mark.parametrize(("target", "pool"), [("eks", "trainium"), ("ecs", "on-ecs")])
 def test_a_replica_has_its_machines_devices_and_copies_its_weights_there(
     tmp_path: Path, target: str, pool: str
 ) -> None:
-    worker = resolved(tmp_path, one(WHOLE.replace("trainium", pool)), target).roles[0]
+    worker = resolve_blueprint(tmp_path, format_blueprint(WHOLE_MACHINE.replace("trainium", pool)), target).roles[0]
     assert (worker.resources.device, worker.resources.accelerators) == ("aws.amazon.com/neuron", 16)
-    assert (worker.resources.efa, worker.machines) == (0, 1)
-    assert worker.image == engines.engines()["vllm"].platforms["neuron"].image
-    assert worker.fetched and worker.serves
-    assert worker.fetched.places == {"weights": worker.serves.weights.uri}
-    assert worker.serves.weights.uri.endswith(f"-us-east-2/models/{LLAMA}/")
+    assert (worker.resources.efa, worker.nodes) == (0, 1)
+    assert worker.image == engines.load_engines()["vllm"].platforms["neuron"].image
+    assert worker.prefetch and worker.served_model
+    assert worker.prefetch.uris == {"weights": worker.served_model.weights.uri}
+    assert worker.served_model.weights.uri.endswith(f"-us-east-2/models/{LLAMA}/")
     assert worker.processes[0].command[:3] == ("vllm", "serve", "/scratch/fetched/weights")
     assert "--load-format" not in worker.processes[0].command
     # The weights and as much again as any other engine has; copied at 100 MB/s within the limit.
-    assert worker.fetched.disk_bytes > worker.serves.weights.bytes + 20 * 2**30
-    assert worker.fetched.limit_s > worker.serves.weights.bytes / 100e6
+    assert worker.prefetch.disk_bytes > worker.served_model.weights.bytes + 20 * 2**30
+    assert worker.prefetch.timeout_s > worker.served_model.weights.bytes / 100e6
 
 
 def test_cores_are_split_over_engines_beside_each_other(tmp_path: Path) -> None:
-    worker = resolved(tmp_path, one()).roles[0]
-    assert (flag(worker, "--tensor-parallel-size"), flag(worker, "--data-parallel-size")) == ("16", "4")
+    worker = resolve_blueprint(tmp_path, format_blueprint()).roles[0]
+    assert (get_flag(worker, "--tensor-parallel-size"), get_flag(worker, "--data-parallel-size")) == ("16", "4")
 
 
 @pytest.mark.parametrize(
@@ -242,28 +254,34 @@ def test_cores_are_split_over_engines_beside_each_other(tmp_path: Path) -> None:
 def test_the_programs_are_compiled_for_the_step_that_the_engine_is_told(
     tmp_path: Path, rest: str, tokens: int, sequences: int
 ) -> None:
-    worker = resolved(tmp_path, one(rest=rest)).roles[0]
-    compiled = json.loads(flag(worker, "--additional-config"))["neuron_config"]
+    worker = resolve_blueprint(tmp_path, format_blueprint(extra=rest)).roles[0]
+    compiled = json.loads(get_flag(worker, "--additional-config"))["neuron_config"]
     assert compiled["num_batched_tokens_buckets"] == compiled["kv_segment_size_buckets"] == [tokens]
     assert compiled["num_seqs_buckets"] == [sequences]
-    assert flag(worker, "--max-num-batched-tokens") == str(tokens)
-    assert flag(worker, "--max-num-seqs") == str(sequences)
+    assert get_flag(worker, "--max-num-batched-tokens") == str(tokens)
+    assert get_flag(worker, "--max-num-seqs") == str(sequences)
     assert worker.processes[0].command.count("--max-num-seqs") == 1
 
 
 def test_a_segment_stays_below_a_short_context(tmp_path: Path) -> None:
-    worker = resolved(tmp_path, one().replace("16384", "2048")).roles[0]
-    assert flag(worker, "--max-num-batched-tokens") == "1024"
+    worker = resolve_blueprint(tmp_path, format_blueprint().replace("16384", "2048")).roles[0]
+    assert get_flag(worker, "--max-num-batched-tokens") == "1024"
 
 
 def test_a_start_may_take_as_long_as_compiling_does(tmp_path: Path) -> None:
-    on_neuron = resolved(tmp_path, one()).replicas[0].probe
-    on_gpus = resolved(tmp_path, one("pool: gpu, accelerators: 4", model=QWEN)).replicas[0].probe
+    on_neuron = resolve_blueprint(tmp_path, format_blueprint()).engine_processes[0].probe
+    on_gpus = (
+        resolve_blueprint(tmp_path, format_blueprint("pool: gpu, accelerators: 4", model=QWEN))
+        .engine_processes[0]
+        .probe
+    )
     assert on_neuron and on_gpus
     assert on_neuron.deadline_s > 40 * 60 > on_gpus.deadline_s
 
 
 def test_caches_of_programs_lie_in_the_replicas_own_folder(tmp_path: Path) -> None:
-    said = resolved(tmp_path, one()).replicas[0].environment
-    places = {said[name] for name in ("VLLM_CACHE_ROOT", "NKI_COMPILE_CACHE_URL", "NEURON_COMPILE_CACHE_URL")}
-    assert all(one.startswith("/scratch/cache") for one in places) and len(places) == 3
+    environment = resolve_blueprint(tmp_path, format_blueprint()).engine_processes[0].env
+    cache_folders = {
+        environment[name] for name in ("VLLM_CACHE_ROOT", "NKI_COMPILE_CACHE_URL", "NEURON_COMPILE_CACHE_URL")
+    }
+    assert all(folder.startswith("/scratch/cache") for folder in cache_folders) and len(cache_folders) == 3

@@ -25,44 +25,48 @@ pools:
   b300: {types: p6-b300.48xlarge, zones: us-west-2b, size: 2, efa: on}
 """
 
-TOGETHER = "pattern: aggregated\nmodel: MODEL\nroles:\n  worker: {WORKER}\n"
-APART = "pattern: disaggregated\nmodel: MODEL\nroles:\n  prefill: {PREFILL}\n  decode: {DECODE}\n"
-OVER_MACHINES = TOGETHER.replace("aggregated", "distributed")
-REST = "traffic: {users: 2, input_tokens: 32, output_tokens: 8}\nslo: {}\n"
+AGGREGATED = "pattern: aggregated\nmodel: MODEL\nroles:\n  worker: {WORKER}\n"
+DISAGGREGATED = "pattern: disaggregated\nmodel: MODEL\nroles:\n  prefill: {PREFILL}\n  decode: {DECODE}\n"
+DISTRIBUTED = AGGREGATED.replace("aggregated", "distributed")
+TRAFFIC_AND_SLO = "traffic: {users: 2, input_tokens: 32, output_tokens: 8}\nslo: {}\n"
 
 SMALL, LARGE = "Qwen/Qwen3-0.6B", "Qwen/Qwen3-235B-A22B-FP8"
 
 
-def resolved(folder: Path, text: str, target: str = "eks", cores: int = 2) -> Deployment:
+def resolve_blueprint(folder: Path, text: str, target: str = "eks", cores: int = 2) -> Deployment:
     folder = folder / "mine"
     folder.mkdir(exist_ok=True)
-    return resolving.resolved(folder, text, FLEET, target, cores=cores)
+    return resolving.resolve_files(folder, text, FLEET, target, cores=cores)
 
 
-def said(folder: Path, text: str, target: str = "eks", cores: int = 2) -> str:
-    with pytest.raises(InputError) as refused:
-        resolved(folder, text, target, cores)
-    return str(refused.value).replace(f"{folder}/mine/", "")
+def get_error(folder: Path, text: str, target: str = "eks", cores: int = 2) -> str:
+    with pytest.raises(InputError) as error:
+        resolve_blueprint(folder, text, target, cores)
+    return str(error.value).replace(f"{folder}/mine/", "")
 
 
-def together(model: str = SMALL, rest: str = "", **worker: Any) -> str:
-    return TOGETHER.replace("MODEL", model).replace("{WORKER}", flow(worker)) + rest + REST
+def format_aggregated(model: str = SMALL, extra: str = "", **worker: Any) -> str:
+    return AGGREGATED.replace("MODEL", model).replace("{WORKER}", format_flow(worker)) + extra + TRAFFIC_AND_SLO
 
 
-def over_machines(model: str = LARGE, rest: str = "", **worker: Any) -> str:
-    return OVER_MACHINES.replace("MODEL", model).replace("{WORKER}", flow(worker)) + rest + REST
+def format_distributed(model: str = LARGE, extra: str = "", **worker: Any) -> str:
+    return DISTRIBUTED.replace("MODEL", model).replace("{WORKER}", format_flow(worker)) + extra + TRAFFIC_AND_SLO
 
 
-def apart(prefill: dict[str, Any], decode: dict[str, Any], model: str = SMALL, rest: str = "") -> str:
-    text = APART.replace("MODEL", model).replace("{PREFILL}", flow(prefill)).replace("{DECODE}", flow(decode))
-    return text + rest + REST
+def format_disaggregated(prefill: dict[str, Any], decode: dict[str, Any], model: str = SMALL, extra: str = "") -> str:
+    text = (
+        DISAGGREGATED.replace("MODEL", model)
+        .replace("{PREFILL}", format_flow(prefill))
+        .replace("{DECODE}", format_flow(decode))
+    )
+    return text + extra + TRAFFIC_AND_SLO
 
 
-def flow(settings: dict[str, Any]) -> str:
+def format_flow(settings: dict[str, Any]) -> str:
     return "{" + ", ".join(f"{key}: {value}" for key, value in settings.items()) + "}"
 
 
-def flag(command: tuple[str, ...], name: str) -> str:
+def get_flag(command: tuple[str, ...], name: str) -> str:
     return command[command.index(name) + 1]
 
 
@@ -71,105 +75,105 @@ GENERAL, P5EN, B300 = {"pool": "general"}, {"pool": "p5en"}, {"pool": "b300"}
 REFUSED = [
     # between the roles of a pattern
     (
-        apart(GENERAL, GENERAL, rest="tuning: {kv_offload: 16Gi}\n"),
+        format_disaggregated(GENERAL, GENERAL, extra="tuning: {kv_offload: 16Gi}\n"),
         "blueprint.yaml:6:22: tuning.kv_offload: now '16Gi': vLLM has one connector for KV caches: offloading takes the "
         "place of the one that hands them to decode. Write no kv_offload, or pattern: aggregated.",
     ),
     (
-        apart(GENERAL, P5EN, rest="tuning: {kv_transfer: rdma}\n"),
+        format_disaggregated(GENERAL, P5EN, extra="tuning: {kv_transfer: rdma}\n"),
         "blueprint.yaml:6:23: tuning.kv_transfer: now 'rdma': prefill's pool has g6e.12xlarge, whose EFA does not reach "
         "the GPUs' memory (no GPUDirect RDMA). Write kv_transfer: host, or a pool of p5, p5en, p6-b200, p6-b300 or g7e.",
     ),
     (
-        apart({"pool": "p5en-without"}, P5EN, rest="tuning: {kv_transfer: rdma}\n"),
+        format_disaggregated({"pool": "p5en-without"}, P5EN, extra="tuning: {kv_transfer: rdma}\n"),
         "blueprint.yaml:6:23: tuning.kv_transfer: now 'rdma': prefill's pool has p5en.48xlarge, and efa is off there. "
         "Write efa: on in the pool.",
     ),
     (
-        apart(P5EN, {"pool": "p5en-apart"}),
+        format_disaggregated(P5EN, {"pool": "p5en-apart"}),
         "blueprint.yaml:5:18: roles.decode.pool: now 'p5en-apart': EFA traffic does not cross an Availability Zone: "
         "prefill stands in us-west-2c and decode in us-west-2a. Write a pool in us-west-2c, or kv_transfer: host.",
     ),
     (
-        apart({**P5EN, "accelerators": 4}, {**P5EN, "accelerators": 2}),
+        format_disaggregated({**P5EN, "accelerators": 4}, {**P5EN, "accelerators": 2}),
         "blueprint.yaml:5:11: roles.decode: decode splits a layer 2 ways and prefill 4: NIXL hands a cache on to as many "
         "ways or more, never to fewer. Write accelerators: 4 or more for decode.",
     ),
     (
-        apart({**P5EN, "accelerators": 2, "pipeline": 2}, {**P5EN, "accelerators": 4}),
+        format_disaggregated({**P5EN, "accelerators": 2, "pipeline": 2}, {**P5EN, "accelerators": 4}),
         "blueprint.yaml:4:52: roles.prefill.pipeline: now 2: vLLM's NIXL connector hands on the cache of one stage. "
         "Write pipeline: 1.",
     ),
     (
-        apart({**B300, "replicas": 13}, {**B300, "accelerators": 4}, LARGE),
+        format_disaggregated({**B300, "replicas": 13}, {**B300, "accelerators": 4}, LARGE),
         "blueprint.yaml:5:3: roles.decode.replicas: now 1: of the pool b300, prefill 2 and decode 1 machines are asked "
         "for, and it grows to 2. Write fewer replicas, or size: 2..3 in the pool.",
     ),
     # how a replica is split
     (
-        over_machines(pool="p5en", accelerators=16),
+        format_distributed(pool="p5en", accelerators=16),
         "blueprint.yaml:4:3: roles.worker.pipeline: now 1: each layer would be split 16 ways, over more than the 8 of one "
         "machine. Write pipeline: 2, so that a layer stays on one machine.",
     ),
     (
-        over_machines(pool="p5en", accelerators=16, pipeline=2),
+        format_distributed(pool="p5en", accelerators=16, pipeline=2),
         "blueprint.yaml:4:38: roles.worker.accelerators: now 16: an expert's width, 1536, split 8 ways is 192, which cuts "
         "the FP8 blocks of 128: fewer ways, or expert parallelism. Write accelerators: 2 or 4 or 8, or expert: on.",
     ),
     (
-        over_machines(pool="p5en", accelerators=12, pipeline=3),
+        format_distributed(pool="p5en", accelerators=12, pipeline=3),
         "blueprint.yaml:4:38: roles.worker.accelerators: now 12: a replica over several machines takes whole ones, and "
         "p5en.48xlarge has 8. Write a multiple of 8.",
     ),
     (
-        over_machines(pool="p5en-without", accelerators=16, pipeline=2),
+        format_distributed(pool="p5en-without", accelerators=16, pipeline=2),
         "blueprint.yaml:4:18: roles.worker.pool: now 'p5en-without': the machines of a replica would talk over TCP: the "
         "pool p5en-without has no EFA. Write efa: on in the pool, or accelerators: 8.",
     ),
     (
-        together(pool="p5en", accelerators=2, expert="on"),
+        format_aggregated(pool="p5en", accelerators=2, expert="on"),
         "blueprint.yaml:4:49: roles.worker.expert: now true: Qwen/Qwen3-0.6B has no experts to spread. Write expert: off.",
     ),
     (
-        over_machines(model="tiny", pool="p5en", accelerators=8, pipeline=8),
+        format_distributed(model="tiny", pool="p5en", accelerators=8, pipeline=8),
         "blueprint.yaml:4:51: roles.worker.pipeline: now 8: the model has 4 layers. Write pipeline: 4 or less.",
     ),
     (
-        together(pool="general", accelerators=3, data=2),
+        format_aggregated(pool="general", accelerators=3, data=2),
         "blueprint.yaml:4:41: roles.worker.accelerators: now 3: pipeline 1 times data 2 is 2, by which it does not "
         "divide. Write a multiple of 2.",
     ),
     # the machine
     (
-        together(pool="general", rest="tuning: {kv_offload: 900Gi}\n"),
+        format_aggregated(pool="general", extra="tuning: {kv_offload: 900Gi}\n"),
         "blueprint.yaml:5:22: tuning.kv_offload: now '900Gi': a replica's share of its machine is 82 GiB, of which half "
         "may hold cache. Write kv_offload: 40Gi or less.",
     ),
     (
-        together(pool="on-ecs"),
+        format_aggregated(pool="on-ecs"),
         "blueprint.yaml:4:18: roles.worker.pool: now 'on-ecs': ecs places containers on the pool, and the target is eks. "
         "Write --target ecs, or a pool of eks.",
     ),
 ]
 
-REFUSED_HERE = [
+REFUSED_LOCALLY = [
     (
-        over_machines(model="tiny", pool="p5en", accelerators=2, pipeline=2),
+        format_distributed(model="tiny", pool="p5en", accelerators=2, pipeline=2),
         "blueprint.yaml:4:51: roles.worker.pipeline: now 2: on CPU vLLM's pipeline stages start, and never answer. "
         "Write pipeline: 1 in a copy to try here.",
     ),
     (
-        together(model="Qwen/Qwen3-30B-A3B", pool="p5en", accelerators=2, expert="on"),
+        format_aggregated(model="Qwen/Qwen3-30B-A3B", pool="p5en", accelerators=2, expert="on"),
         "blueprint.yaml:4:49: roles.worker.expert: now true: vLLM spreads experts by libraries that need GPUs. "
         "Write expert: off in a copy to try here.",
     ),
     (
-        together(model="tiny", pool="p5en", accelerators=2, replicas=3),
+        format_aggregated(model="tiny", pool="p5en", accelerators=2, replicas=3),
         "blueprint.yaml:4:51: roles.worker.replicas: now 3: worker 6 engine processes would run on 2 cores, which carry "
         "4. Write fewer in a copy to try here; --target eks or ecs renders it.",
     ),
     (
-        together(model="tiny", pool="general", rest="tuning: {quantization: fp8}\n"),
+        format_aggregated(model="tiny", pool="general", extra="tuning: {quantization: fp8}\n"),
         "blueprint.yaml:5:24: tuning.quantization: now 'fp8': vLLM on CPU has no arithmetic of 8-bit floats. "
         "Write no quantization in a copy to try here.",
     ),
@@ -178,27 +182,29 @@ REFUSED_HERE = [
 
 @pytest.mark.parametrize(("text", "message"), REFUSED)
 def test_it_is_refused_before_anything_is_rented(tmp_path: Path, text: str, message: str) -> None:
-    assert said(tmp_path, text) == message
+    assert get_error(tmp_path, text) == message
 
 
-MANY = "pattern: multi-model\nroles:\n  models: {one: {model: tiny, pool: general}}\n"
+MULTI_MODEL = "pattern: multi-model\nroles:\n  models: {one: {model: tiny, pool: general}}\n"
 
 
 @pytest.mark.parametrize(
     ("text", "target", "why"),
     [
         (
-            apart(GENERAL, GENERAL, "tiny").replace("traffic:", "  router: {policy: kv-aware}\ntraffic:"),
+            format_disaggregated(GENERAL, GENERAL, "tiny").replace(
+                "traffic:", "  router: {policy: kv-aware}\ntraffic:"
+            ),
             "local",
             "that the router hears prefill's caches apart from decode's was not proven yet",
         ),
         (
-            f"{MANY}  router: {{policy: kv-aware}}\n{REST}",
+            f"{MULTI_MODEL}  router: {{policy: kv-aware}}\n{TRAFFIC_AND_SLO}",
             "local",
             "vllm-router takes events of one model's caches",
         ),
         (
-            together("tiny", pool="general", accelerators=2, data=2).replace(
+            format_aggregated("tiny", pool="general", accelerators=2, data=2).replace(
                 "traffic:", "  router: {policy: kv-aware}\ntraffic:"
             ),
             "local",
@@ -209,17 +215,17 @@ MANY = "pattern: multi-model\nroles:\n  models: {one: {model: tiny, pool: genera
 def test_routing_by_events_is_refused_where_the_router_does_not_hear_them(
     tmp_path: Path, text: str, target: str, why: str
 ) -> None:
-    line = next(number for number, one in enumerate(text.splitlines(), 1) if "kv-aware" in one)
-    assert said(tmp_path, text, target) == (
+    line = next(number for number, content in enumerate(text.splitlines(), 1) if "kv-aware" in content)
+    assert get_error(tmp_path, text, target) == (
         f"blueprint.yaml:{line}:20: roles.router.policy: now 'kv-aware': {why}. Write policy: cache-aware."
     )
-    resolved(tmp_path, text.replace("kv-aware", "cache-aware"), target)
+    resolve_blueprint(tmp_path, text.replace("kv-aware", "cache-aware"), target)
 
 
-@pytest.mark.parametrize(("text", "message"), REFUSED_HERE)
+@pytest.mark.parametrize(("text", "message"), REFUSED_LOCALLY)
 def test_what_a_cpu_cannot_do_is_refused_on_local_alone(tmp_path: Path, text: str, message: str) -> None:
-    assert said(tmp_path, text, "local") == message
-    resolved(tmp_path, text, "eks")
+    assert get_error(tmp_path, text, "local") == message
+    resolve_blueprint(tmp_path, text, "eks")
 
 
 @pytest.mark.parametrize(
@@ -244,56 +250,61 @@ def test_what_a_cpu_cannot_do_is_refused_on_local_alone(tmp_path: Path, text: st
 def test_prefill_on_one_gpu_each_holds_a_235b_model_on_b300_and_not_on_h200(
     tmp_path: Path, model: str, pool: str, message: str
 ) -> None:
-    text = apart({"pool": pool, "replicas": 12}, {"pool": pool, "accelerators": 4}, model)
+    text = format_disaggregated({"pool": pool, "replicas": 12}, {"pool": pool, "accelerators": 4}, model)
     if message:
-        assert said(tmp_path, text).endswith(message)
+        assert get_error(tmp_path, text).endswith(message)
         return
-    prefill, decode, _ = resolved(tmp_path, text).roles
-    assert (prefill.count.most, prefill.resources.efa, decode.resources.efa) == (12, 2, 8)
+    prefill, decode, _ = resolve_blueprint(tmp_path, text).roles
+    assert (prefill.replicas.max, prefill.resources.efa, decode.resources.efa) == (12, 2, 8)
 
 
 def test_over_efa_with_rdma_nixl_is_told_to_take_libfabric_and_its_own_address(tmp_path: Path) -> None:
-    for role in resolved(tmp_path, apart(P5EN, P5EN)).engines:
+    for role in resolve_blueprint(tmp_path, format_disaggregated(P5EN, P5EN)).engine_roles:
         (process,) = role.processes
-        assert '"backends": ["LIBFABRIC"]' in flag(process.command, "--kv-transfer-config")
-        assert '"kv_load_failure_policy": "fail"' in flag(process.command, "--kv-transfer-config")
-        assert process.environment["FI_PROVIDER"] == "efa"
-        assert process.environment["FI_EFA_USE_DEVICE_RDMA"] == "1"
-        assert process.environment["FI_EFA_ENABLE_SHM_TRANSFER"] == "0"
+        assert '"backends": ["LIBFABRIC"]' in get_flag(process.command, "--kv-transfer-config")
+        assert '"kv_load_failure_policy": "fail"' in get_flag(process.command, "--kv-transfer-config")
+        assert process.env["FI_PROVIDER"] == "efa"
+        assert process.env["FI_EFA_USE_DEVICE_RDMA"] == "1"
+        assert process.env["FI_EFA_ENABLE_SHM_TRANSFER"] == "0"
         assert process.own_address == ("VLLM_NIXL_SIDE_CHANNEL_HOST",)
         assert role.resources.efa == 2
 
 
 def test_without_rdma_caches_go_through_the_hosts_memory_and_the_user_is_told(tmp_path: Path) -> None:
-    made = resolved(tmp_path, apart(GENERAL, GENERAL))
-    for role in made.engines:
-        assert '"kv_buffer_device": "cpu"' in flag(role.processes[0].command, "--kv-transfer-config")
-        assert "FI_PROVIDER" not in role.processes[0].environment
+    deployment = resolve_blueprint(tmp_path, format_disaggregated(GENERAL, GENERAL))
+    for role in deployment.engine_roles:
+        assert '"kv_buffer_device": "cpu"' in get_flag(role.processes[0].command, "--kv-transfer-config")
+        assert "FI_PROVIDER" not in role.processes[0].env
         assert role.resources.efa == 0
-    assert any("no EFA with GPUDirect RDMA" in note for note in made.notes)
-    asked = resolved(tmp_path, apart(P5EN, P5EN, rest="tuning: {kv_transfer: host}\n"))
-    assert any("as the blueprint asks" in note for note in asked.notes)
+    assert any("no EFA with GPUDirect RDMA" in note for note in deployment.notes)
+    host_deployment = resolve_blueprint(
+        tmp_path, format_disaggregated(P5EN, P5EN, extra="tuning: {kv_transfer: host}\n")
+    )
+    assert any("as the blueprint asks" in note for note in host_deployment.notes)
 
 
 def test_a_replica_over_machines_stands_on_one_type_in_one_zone_and_knows_its_leader(tmp_path: Path) -> None:
-    text = over_machines(model="deepseek-ai/DeepSeek-R1", pool="p5en", accelerators=16, data=16, expert="on")
-    worker = resolved(tmp_path, text).engines[0]
+    text = format_distributed(model="deepseek-ai/DeepSeek-R1", pool="p5en", accelerators=16, data=16, expert="on")
+    worker = resolve_blueprint(tmp_path, text).engine_roles[0]
     leader, follower = worker.processes
-    assert (worker.machines, worker.instance_types, worker.zones) == (2, ("p5en.48xlarge",), ("us-west-2c",))
+    assert (worker.nodes, worker.instance_types, worker.zones) == (2, ("p5en.48xlarge",), ("us-west-2c",))
     assert (worker.resources.accelerators, worker.resources.efa) == (8, 16)
-    assert (flag(leader.command, "--node-rank"), flag(follower.command, "--node-rank")) == ("0", "$(LWS_WORKER_INDEX)")
-    assert flag(leader.command, "--nnodes") == "2"
-    assert flag(follower.command, "--master-addr") == "$(LWS_LEADER_ADDRESS)"
+    assert (get_flag(leader.command, "--node-rank"), get_flag(follower.command, "--node-rank")) == (
+        "0",
+        "$(LWS_WORKER_INDEX)",
+    )
+    assert get_flag(leader.command, "--nnodes") == "2"
+    assert get_flag(follower.command, "--master-addr") == "$(LWS_LEADER_ADDRESS)"
     assert "--headless" in follower.command and "--headless" not in leader.command
     assert (leader.probe is not None, follower.probe) == (True, None), "followers answer nobody"
 
 
 def test_ray_joins_the_machines_where_the_blueprint_says_so(tmp_path: Path) -> None:
-    text = over_machines(
+    text = format_distributed(
         model="deepseek-ai/DeepSeek-R1", pool="p5en", accelerators=16, pipeline=2, expert="on", executor="ray"
     )
-    leader, follower = resolved(tmp_path, text).engines[0].processes
+    leader, follower = resolve_blueprint(tmp_path, text).engine_roles[0].processes
     assert leader.command[:2] == ("sh", "-c") and "ray start --head" in leader.command[2]
-    assert flag(leader.command, "--distributed-executor-backend") == "ray"
+    assert get_flag(leader.command, "--distributed-executor-backend") == "ray"
     assert "--nnodes" not in leader.command
     assert follower.command[:2] == ("ray", "start") and "--block" in follower.command

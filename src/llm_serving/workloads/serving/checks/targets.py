@@ -10,155 +10,181 @@ from llm_serving.settings.document import Document
 from llm_serving.settings.errors import Mistake
 from llm_serving.workloads.serving.blueprint import Blueprint
 from llm_serving.workloads.serving.checks import engine_limits
-from llm_serving.workloads.serving.deployment import Place
-from llm_serving.workloads.serving.placement import Placed, Placement, accelerators, plain
-from llm_serving.workloads.serving.roles import always
+from llm_serving.workloads.serving.deployment import Environment
+from llm_serving.workloads.serving.placement import PlacedRole, Placement, count_accelerators, format_bounds
+from llm_serving.workloads.serving.roles import compute_fixed_replicas
 
 RANKS_PER_CORE = 2
 """Engine processes that one core still carries: each start takes about a minute of CPU time."""
 
 
-def of(
-    blueprint: Document[Blueprint], fleet: Document[Fleet], place: Place, placed: Sequence[Placed]
+def check(
+    blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment, placed_roles: Sequence[PlacedRole]
 ) -> Iterator[Mistake]:
     """All of them, in no order."""
-    yield from _offload_beside_transfer(blueprint)
-    yield from _transfer(blueprint, placed)
-    yield from _events(blueprint, placed)
-    if place.target == "local":
-        yield from _beyond_a_cpu(blueprint, placed)
-        yield from _beyond_this_machine(blueprint, place, placed)
+    yield from _check_offload(blueprint)
+    yield from _check_transfer(blueprint, placed_roles)
+    yield from _check_kv_events(blueprint, placed_roles)
+    if environment.target == "local":
+        yield from _check_cpu_limits(blueprint, placed_roles)
+        yield from _check_local_cores(blueprint, environment, placed_roles)
     else:
-        yield from _orchestrator(blueprint, fleet, place, placed)
-        yield from engine_limits.settings(blueprint, placed)
-        if place.target == "ecs":
-            yield from _on_ecs(blueprint, placed)
+        yield from _check_orchestrator(blueprint, fleet, environment, placed_roles)
+        yield from engine_limits.check_settings(blueprint, placed_roles)
+        if environment.target == "ecs":
+            yield from _check_ecs(blueprint, placed_roles)
 
 
-def _offload_beside_transfer(blueprint: Document[Blueprint]) -> Iterator[Mistake]:
-    wanted = blueprint.value
-    if wanted.pattern == "disaggregated" and wanted.tuning.kv_offload:
-        why = "vLLM has one connector for KV caches: offloading takes the place of the one that hands them to decode"
-        value = f"{wanted.tuning.kv_offload / 2**30:g}Gi"
-        yield blueprint.mistake(["tuning", "kv_offload"], value, why, "no kv_offload, or pattern: aggregated")
+def _check_offload(blueprint: Document[Blueprint]) -> Iterator[Mistake]:
+    settings = blueprint.value
+    if settings.pattern == "disaggregated" and settings.tuning.kv_offload:
+        reason = "vLLM has one connector for KV caches: offloading takes the place of the one that hands them to decode"
+        value = f"{settings.tuning.kv_offload / 2**30:g}Gi"
+        yield blueprint.build_mistake(["tuning", "kv_offload"], value, reason, "no kv_offload, or pattern: aggregated")
 
 
-def _transfer(blueprint: Document[Blueprint], placed: Sequence[Placed]) -> Iterator[Mistake]:
+def _check_transfer(blueprint: Document[Blueprint], placed_roles: Sequence[PlacedRole]) -> Iterator[Mistake]:
     """RDMA as it was asked for, or as the hardware has it."""
-    wanted = blueprint.value
-    if wanted.pattern != "disaggregated":
+    settings = blueprint.value
+    if settings.pattern != "disaggregated":
         return
-    where = ["tuning", "kv_transfer"]
-    lacking = [found for _, _, found in placed if not found.rdma]
-    if wanted.tuning.kv_transfer == "rdma":
-        for found in lacking:
-            yield blueprint.mistake(where, "rdma", *_no_rdma(found))
-    if not lacking and wanted.tuning.kv_transfer != "host":
-        yield from _one_zone(blueprint, placed)
+    key_path = ["tuning", "kv_transfer"]
+    without_rdma = [role_placement for _, _, role_placement in placed_roles if not role_placement.rdma]
+    if settings.tuning.kv_transfer == "rdma":
+        for role_placement in without_rdma:
+            yield blueprint.build_mistake(key_path, "rdma", *_describe_missing_rdma(role_placement))
+    if not without_rdma and settings.tuning.kv_transfer != "host":
+        yield from _check_one_zone(blueprint, placed_roles)
 
 
-def _no_rdma(found: Placement) -> tuple[str, str]:
+def _describe_missing_rdma(role_placement: Placement) -> tuple[str, str]:
     """Why a role has no RDMA, and what to write."""
-    named = f"{found.role}'s pool has {found.instance.name}"
-    if not found.instance.gpudirect_rdma:
-        why = f"{named}, whose EFA does not reach the GPUs' memory (no GPUDirect RDMA)"
-        return why, "kv_transfer: host, or a pool of p5, p5en, p6-b200, p6-b300 or g7e"
-    if not found.pool.efa:
-        return f"{named}, and efa is off there", "efa: on in the pool"
-    each = found.resources.accelerators
-    return f"{named}, which has fewer EFA interfaces than replicas of {each}", f"accelerators: {2 * each} a replica"
+    subject = f"{role_placement.role}'s pool has {role_placement.instance.name}"
+    if not role_placement.instance.gpudirect_rdma:
+        reason = f"{subject}, whose EFA does not reach the GPUs' memory (no GPUDirect RDMA)"
+        return reason, "kv_transfer: host, or a pool of p5, p5en, p6-b200, p6-b300 or g7e"
+    if not role_placement.pool.efa:
+        return f"{subject}, and efa is off there", "efa: on in the pool"
+    per_replica = role_placement.resources.accelerators
+    return (
+        f"{subject}, which has fewer EFA interfaces than replicas of {per_replica}",
+        f"accelerators: {2 * per_replica} a replica",
+    )
 
 
-def _one_zone(blueprint: Document[Blueprint], placed: Sequence[Placed]) -> Iterator[Mistake]:
-    (_, _, first), (at, role, last) = placed[0], placed[-1]
+def _check_one_zone(blueprint: Document[Blueprint], placed_roles: Sequence[PlacedRole]) -> Iterator[Mistake]:
+    (_, _, first), (key_path, role, last) = placed_roles[0], placed_roles[-1]
     if first.zones != last.zones:
-        why = (
+        reason = (
             f"EFA traffic does not cross an Availability Zone: {first.role} stands in {', '.join(first.zones)} "
             f"and {last.role} in {', '.join(last.zones)}"
         )
-        yield blueprint.mistake([*at, "pool"], role.pool, why, f"a pool in {first.zones[0]}, or kv_transfer: host")
+        yield blueprint.build_mistake(
+            [*key_path, "pool"], role.pool, reason, f"a pool in {first.zones[0]}, or kv_transfer: host"
+        )
 
 
-def _beyond_a_cpu(blueprint: Document[Blueprint], placed: Sequence[Placed]) -> Iterator[Mistake]:
+def _check_cpu_limits(blueprint: Document[Blueprint], placed_roles: Sequence[PlacedRole]) -> Iterator[Mistake]:
     """What vLLM on CPU does not do, or answers health checks for and nothing else."""
-    for at, role, found in placed:
+    for key_path, role, role_placement in placed_roles:
         if role.pipeline > 1:
-            why = "on CPU vLLM's pipeline stages start, and never answer"
-            yield blueprint.mistake([*at, "pipeline"], role.pipeline, why, "pipeline: 1 in a copy to try here")
+            reason = "on CPU vLLM's pipeline stages start, and never answer"
+            yield blueprint.build_mistake(
+                [*key_path, "pipeline"], role.pipeline, reason, "pipeline: 1 in a copy to try here"
+            )
         if role.expert:
-            why = "vLLM spreads experts by libraries that need GPUs"
-            yield blueprint.mistake([*at, "expert"], True, why, "expert: off in a copy to try here")
-        if found.machines > 1:
-            why = f"this is one machine, and a replica takes {found.machines}"
-            write = "fewer accelerators in a copy to try here; --target eks or ecs renders it"
-            yield blueprint.mistake([*at, "accelerators"], role.accelerators, why, write)
+            reason = "vLLM spreads experts by libraries that need GPUs"
+            yield blueprint.build_mistake([*key_path, "expert"], True, reason, "expert: off in a copy to try here")
+        if role_placement.nodes > 1:
+            reason = f"this is one machine, and a replica takes {role_placement.nodes}"
+            fix = "fewer accelerators in a copy to try here; --target eks or ecs renders it"
+            yield blueprint.build_mistake([*key_path, "accelerators"], role.accelerators, reason, fix)
     tuning = blueprint.value.tuning
     for key, value in (("quantization", tuning.quantization), ("kv_cache", tuning.kv_cache)):
         if value == "fp8":
-            why = "vLLM on CPU has no arithmetic of 8-bit floats"
-            yield blueprint.mistake(["tuning", key], value, why, f"no {key} in a copy to try here")
+            reason = "vLLM on CPU has no arithmetic of 8-bit floats"
+            yield blueprint.build_mistake(["tuning", key], value, reason, f"no {key} in a copy to try here")
 
 
-def _beyond_this_machine(blueprint: Document[Blueprint], place: Place, placed: Sequence[Placed]) -> Iterator[Mistake]:
-    ranks = {at: always(role).least * role.tensor * role.data for at, role, _ in placed}
-    most = RANKS_PER_CORE * max(1, place.cores)
-    if sum(ranks.values()) > most and place.cores:
-        at = max(ranks, key=lambda one: ranks[one])
-        role = next(role for where, role, _ in placed if where == at)
-        key = "replicas" if always(role).least > 1 else "accelerators"
-        parts = " and ".join(f"{where[-1]} {count}" for where, count in ranks.items())
-        cores = f"{place.cores} core{'s' * (place.cores != 1)}"
-        why = f"{parts} engine processes would run on {cores}, which carry {most}"
-        value = plain(role.replicas) if key == "replicas" else role.accelerators
-        write = "fewer in a copy to try here; --target eks or ecs renders it"
-        yield blueprint.mistake([*at, key], value, why, write)
-
-
-def _orchestrator(
-    blueprint: Document[Blueprint], fleet: Document[Fleet], place: Place, placed: Sequence[Placed]
+def _check_local_cores(
+    blueprint: Document[Blueprint], environment: Environment, placed_roles: Sequence[PlacedRole]
 ) -> Iterator[Mistake]:
-    for at, role, found in placed:
-        own = fleet.value.orchestrator_of(found.pool)
-        if own != place.target:
-            why = f"{own} places containers on the pool, and the target is {place.target}"
-            yield blueprint.mistake([*at, "pool"], role.pool, why, f"--target {own}, or a pool of {place.target}")
+    ranks = {key_path: compute_fixed_replicas(role).min * role.tensor * role.data for key_path, role, _ in placed_roles}
+    max_ranks = RANKS_PER_CORE * max(1, environment.cores)
+    if sum(ranks.values()) > max_ranks and environment.cores:
+        key_path = max(ranks, key=lambda candidate: ranks[candidate])
+        role = next(role for path, role, _ in placed_roles if path == key_path)
+        key = "replicas" if compute_fixed_replicas(role).min > 1 else "accelerators"
+        parts = " and ".join(f"{path[-1]} {count}" for path, count in ranks.items())
+        cores = f"{environment.cores} core{'s' * (environment.cores != 1)}"
+        reason = f"{parts} engine processes would run on {cores}, which carry {max_ranks}"
+        value = format_bounds(role.replicas) if key == "replicas" else role.accelerators
+        fix = "fewer in a copy to try here; --target eks or ecs renders it"
+        yield blueprint.build_mistake([*key_path, key], value, reason, fix)
 
 
-def _events(blueprint: Document[Blueprint], placed: Sequence[Placed]) -> Iterator[Mistake]:
+def _check_orchestrator(
+    blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment, placed_roles: Sequence[PlacedRole]
+) -> Iterator[Mistake]:
+    for key_path, role, role_placement in placed_roles:
+        orchestrator = fleet.value.get_orchestrator(role_placement.pool)
+        if orchestrator != environment.target:
+            reason = f"{orchestrator} places containers on the pool, and the target is {environment.target}"
+            yield blueprint.build_mistake(
+                [*key_path, "pool"], role.pool, reason, f"--target {orchestrator}, or a pool of {environment.target}"
+            )
+
+
+def _check_kv_events(blueprint: Document[Blueprint], placed_roles: Sequence[PlacedRole]) -> Iterator[Mistake]:
     """Routing by the events of caches, where the router does not hear them."""
-    wanted = blueprint.value
-    if wanted.roles.router.policy != "kv-aware":
+    settings = blueprint.value
+    if settings.roles.router.policy != "kv-aware":
         return
-    why = {
+    reason = {
         "disaggregated": "that the router hears prefill's caches apart from decode's was not proven yet",
         "multi-model": "vllm-router takes events of one model's caches",
-    }.get(wanted.pattern, "")
-    if any(role.data > 1 for _, role, _ in placed):
-        why = "each data-parallel rank tells of a cache of its own, and the router here takes one of each replica"
-    if why:
-        yield blueprint.mistake(["roles", "router", "policy"], "kv-aware", why, "policy: cache-aware")
+    }.get(settings.pattern, "")
+    if any(role.data > 1 for _, role, _ in placed_roles):
+        reason = "each data-parallel rank tells of a cache of its own, and the router here takes one of each replica"
+    if reason:
+        yield blueprint.build_mistake(["roles", "router", "policy"], "kv-aware", reason, "policy: cache-aware")
 
 
-def _on_ecs(blueprint: Document[Blueprint], placed: Sequence[Placed]) -> Iterator[Mistake]:
-    for at, role, found in placed:
-        where, replicas = [*at, "replicas"], plain(role.replicas)
-        if found.machines > 1 and role.replicas.least != role.replicas.most:
-            why = f"a replica is {found.machines} services on ECS, which autoscaling does not start together"
-            yield blueprint.mistake(where, replicas, why, f"replicas: {role.replicas.most}")
-        free, tasks = _free_interfaces(found), max(1, accelerators(found.instance) // role.accelerators)
-        if free < tasks:
-            efa = " beside EFA's" if found.pool.efa else ""
-            why = (
+def _check_ecs(blueprint: Document[Blueprint], placed_roles: Sequence[PlacedRole]) -> Iterator[Mistake]:
+    for key_path, role, role_placement in placed_roles:
+        replicas_path, replicas = [*key_path, "replicas"], format_bounds(role.replicas)
+        if role_placement.nodes > 1 and role.replicas.min != role.replicas.max:
+            reason = f"a replica is {role_placement.nodes} services on ECS, which autoscaling does not start together"
+            yield blueprint.build_mistake(replicas_path, replicas, reason, f"replicas: {role.replicas.max}")
+        free_interfaces, tasks = (
+            _count_free_interfaces(role_placement),
+            max(1, count_accelerators(role_placement.instance) // role.accelerators),
+        )
+        if free_interfaces < tasks:
+            efa = " beside EFA's" if role_placement.pool.efa else ""
+            reason = (
                 f"ECS gives each task a network interface of its own on the machine's first card, where "
-                f"{found.instance.name} has room for {free}{efa}, and {tasks} of such replicas' tasks would stand on it"
+                f"{role_placement.instance.name} has room for {free_interfaces}{efa}, and {tasks} of such replicas' tasks would stand on it"
             )
-            enough = -(-accelerators(found.instance) // free) if free else 0
-            more = f"accelerators: {enough} or more" if enough else "a pool of another type, such as p5en or p6-b200"
-            yield blueprint.mistake([*at, "accelerators"], role.accelerators, why, f"{more}, or --target eks")
+            min_accelerators = (
+                -(-count_accelerators(role_placement.instance) // free_interfaces) if free_interfaces else 0
+            )
+            alternatives = (
+                f"accelerators: {min_accelerators} or more"
+                if min_accelerators
+                else "a pool of another type, such as p5en or p6-b200"
+            )
+            yield blueprint.build_mistake(
+                [*key_path, "accelerators"], role.accelerators, reason, f"{alternatives}, or --target eks"
+            )
 
 
-def _free_interfaces(found: Placement) -> int:
+def _count_free_interfaces(role_placement: Placement) -> int:
     """Interfaces that the first card takes beside those that the machine starts with."""
-    pool, row = found.pool, found.instance
-    taken = [one for one in interfaces.of(row, efa=pool.efa, layout=pool.efa_layout) if one.card == row.cards[0].index]
-    return row.cards[0].interfaces - len(taken)
+    pool, instance = role_placement.pool, role_placement.instance
+    used_interfaces = [
+        interface
+        for interface in interfaces.list_requested(instance, efa=pool.efa, layout=pool.efa_layout)
+        if interface.card == instance.cards[0].index
+    ]
+    return instance.cards[0].interfaces - len(used_interfaces)
