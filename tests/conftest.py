@@ -57,10 +57,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _choose_group(item: pytest.Item, module: list[pytest.Item]) -> str:
-    if "asked" in _list_fixtures(item):
+    if "engine_probe" in _list_fixtures(item):
         return ENGINE
     if item.get_closest_marker("engine"):
-        return RUNNING_PLAN if any("served" in _list_fixtures(sibling) for sibling in module) else ENGINE
+        return RUNNING_PLAN if any("running_plan" in _list_fixtures(sibling) for sibling in module) else ENGINE
     if "synthesized" in _list_fixtures(item):
         return STACKS
     if "control_plane" in _list_fixtures(item):

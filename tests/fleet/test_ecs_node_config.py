@@ -51,8 +51,8 @@ def test_images_that_are_there_are_not_asked_for_again_unless_the_pool_is_plain(
 
 
 def test_spot_machines_drain_when_they_are_told_to_go() -> None:
-    assert build_settings(bought="spot")["ECS_ENABLE_SPOT_INSTANCE_DRAINING"] == "true"
-    assert "ECS_ENABLE_SPOT_INSTANCE_DRAINING" not in build_settings(bought="on-demand")
+    assert build_settings(purchase_option="spot")["ECS_ENABLE_SPOT_INSTANCE_DRAINING"] == "true"
+    assert "ECS_ENABLE_SPOT_INSTANCE_DRAINING" not in build_settings(purchase_option="on-demand")
 
 
 def test_a_warm_machine_joins_when_it_is_put_to_service() -> None:

@@ -43,7 +43,7 @@ def build_report(make_deployment: Callable[..., Deployment]) -> Any:
         answered_count = sum(sample.error is None for sample in samples)
         defaults = {
             "started_at": "2026-01-02T03:04:05+00:00", "duration_s": 10.0, "planned": len(samples),
-            "pages_before": {"worker-0": _build_page(5)}, "pages_after": {"worker-0": _build_page(5 + answered_count)},
+            "metrics_before": {"worker-0": _build_page(5)}, "metrics_after": {"worker-0": _build_page(5 + answered_count)},
             "versions": {"locust": "2"}, "kernel_times": True,
         }  # fmt: skip
         deployment = make_deployment("http://127.0.0.1:1", {"users": 2}, slo)
@@ -102,7 +102,7 @@ def test_every_field_of_the_schema_has_a_sentence() -> None:
 
 
 def test_a_run_without_requests_fails(build_report: Any) -> None:
-    built = build_report([], duration_s=0.0, pages_before={}, pages_after={})
+    built = build_report([], duration_s=0.0, metrics_before={}, metrics_after={})
     assert built.verdict == "fail"
     assert [miss.metric for miss in built.missed] == ["requests"]
 
@@ -124,7 +124,7 @@ def test_failed_requests_count_for_errors_and_not_for_latencies(build_report: An
 def test_what_a_reader_should_know_is_remarked(build_report: Any) -> None:
     samples = [_build_sample(number, late_ms=100.0, input_tokens=19) for number in range(10)]
     remarks = " ".join(
-        build_report(samples, planned=20, cpu_share=0.95, warm_up_sent=5, warm_up_failed=1, pages_after={}).remarks
+        build_report(samples, planned=20, cpu_share=0.95, warm_up_sent=5, warm_up_failed=1, metrics_after={}).remarks
     )
     assert "10 of 20 requests were sent" in remarks
     assert "95% of a core" in remarks
@@ -140,11 +140,11 @@ def test_nothing_is_remarked_of_a_clean_run(build_report: Any) -> None:
 def test_a_replica_without_requests_and_a_count_that_differs_are_remarked(build_report: Any) -> None:
     samples = [_build_sample(number) for number in range(10)]
     unchanged_pages = {"worker-0": _build_page(5)}
-    assert build_report(samples, pages_before=unchanged_pages, pages_after=unchanged_pages).remarks == [
+    assert build_report(samples, metrics_before=unchanged_pages, metrics_after=unchanged_pages).remarks == [
         "worker-0 answered no request."
     ]
     later_pages = {"worker-0": _build_page(18)}
-    assert build_report(samples, pages_after=later_pages).remarks == [
+    assert build_report(samples, metrics_after=later_pages).remarks == [
         "The replicas count 13 answered requests, the client 10."
     ]
 

@@ -119,7 +119,7 @@ def terraform_calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str
     """Terraform that has one service to make; what it was told."""
     calls: list[str] = []
     name = "serving-aggregated"
-    fleet_context = SimpleNamespace(folders={name: tmp_path}, endpoint=None, at="AWS")
+    fleet_context = SimpleNamespace(folders={name: tmp_path}, endpoint=None, cloud_name="AWS")
     (tmp_path / "plan.log").write_text("  # aws_ecs_service.worker-0 will be created\n  # x.y must be replaced\n")
     outputs = {
         "ask": {"task_definition": "arn:ask", "subnets": ["subnet-1"], "group": "sg-1"},

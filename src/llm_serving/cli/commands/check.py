@@ -62,7 +62,7 @@ def _resolve_files(
     environment = Environment.model_construct(
         target=target,
         region=fleet.value.region,
-        name="",
+        bucket="",
         ports=defaultdict(int),
         cores=cores,
         measured=measured_prompts.find_measured(blueprint, Path.cwd()),

@@ -38,7 +38,7 @@ def diff(
     from llm_serving.targets.local import deploy
 
     if target in commands.TARGETS:
-        changes = commands.load_target(target).difference(commands.plan(folder, fleet, target))
+        changes = commands.load_target(target).diff(commands.plan(folder, fleet, target))
     else:
         changes = deploy.diff(deploy.plan(folder, fleet, target=target))
     console.out.print(changes or "no change", markup=False)

@@ -77,7 +77,9 @@ def logs(
 ) -> None:
     """Show what a deployment's processes write."""
     if target in commands.TARGETS:
-        commands.load_target(target).logs(commands.plan(folder, fleet, target), process, lines=lines, follow=follow)
+        commands.load_target(target).show_logs(
+            commands.plan(folder, fleet, target), process, lines=lines, follow=follow
+        )
         return
     directory = find_deployment_dir(folder, target)
     files = _select_log_files(directory, process)

@@ -329,7 +329,9 @@ def _wait_until_steady(
                     _describe_failure(aws, deployed, service, failure, "ECS has rolled it back to what ran before")
                 )
             pending += [(service, ready)] if ready < service.initial_count else []
-        on_progress(", ".join(f"{service.name} {ready} of {service.first}" for service, ready in pending) or "done")
+        on_progress(
+            ", ".join(f"{service.name} {ready} of {service.initial_count}" for service, ready in pending) or "done"
+        )
         if not pending:
             return
         if time.monotonic() > deadline:

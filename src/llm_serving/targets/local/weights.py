@@ -21,7 +21,7 @@ OnProgress = Callable[[int, int], None]
 
 class _S3Access(TypedDict):
     endpoint: str | None
-    environment: Mapping[str, str]
+    env: Mapping[str, str]
 
 
 _HEADER_LENGTH_BYTES = 8
@@ -60,14 +60,14 @@ def _upload_model(
     elif upload.is_folder(name):
         _upload_folder(Path(name).expanduser(), environment, uri, on_progress)
     else:
-        access: _S3Access = {"endpoint": environment.s3_endpoint, "environment": environment.env}
+        access: _S3Access = {"endpoint": environment.s3_endpoint, "env": environment.env}
         upload.copy_from_hub(name, uri, **access, staging=directory.data / "download", on_progress=on_progress)
 
 
 def _upload_folder(folder: Path, environment: Environment, uri: str, on_progress: OnProgress) -> None:
     from llm_serving.hub import upload
 
-    access: _S3Access = {"endpoint": environment.s3_endpoint, "environment": environment.env}
+    access: _S3Access = {"endpoint": environment.s3_endpoint, "env": environment.env}
     upload.upload(folder, uri, **access, on_progress=on_progress)
 
 

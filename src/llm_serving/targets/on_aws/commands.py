@@ -43,7 +43,7 @@ def open_tunnel(deployment_plan: DeploymentPlan, url: str | None) -> AbstractCon
     """The URL to load: the one that the user names, such as a gateway's, else the near end of a tunnel."""
     if url:
         return contextlib.nullcontext(url)
-    tunnel: AbstractContextManager[str] = load_target(deployment_plan.deployment.target).reachable(deployment_plan)
+    tunnel: AbstractContextManager[str] = load_target(deployment_plan.deployment.target).open_tunnel(deployment_plan)
     return tunnel
 
 
@@ -72,7 +72,7 @@ def show_status(deployment_plan: DeploymentPlan, *, as_json: bool) -> None:
     from llm_serving.settings.errors import CheckFailed
     from llm_serving.targets.replica_status import READY
 
-    replicas = load_target(deployment_plan.deployment.target).members(deployment_plan)
+    replicas = load_target(deployment_plan.deployment.target).list_replicas(deployment_plan)
     if as_json:
         payload = {
             "name": deployment_plan.deployment.name,
