@@ -49,7 +49,7 @@ def test_a_child_ends_when_its_parent_is_killed_with_9(ignored: str, orphaned: s
     program = textwrap.dedent(f"""
         import signal, sys, time
         from llm_serving import processes
-        child = processes.spawn(["sh", "-c", "trap '' {ignored}; exec sleep 300"], orphaned=signal.{orphaned})
+        child = processes.spawn(["sh", "-c", "trap '' {ignored}; exec sleep 300"], orphan_signal=signal.{orphaned})
         print(child.pid, flush=True)
         time.sleep(300)
     """)

@@ -52,12 +52,12 @@ def test_a_file_arrives_as_the_hub_holds_it(hub: Any, tmp_path: Path, name: str)
 def test_a_connection_that_breaks_is_taken_up_where_it_broke(hub: Any, tmp_path: Path) -> None:
     hub.broken_at[SHARD] = 400_000
     assert _download(SHARD, tmp_path).read_bytes() == hub.files[SHARD]
-    (_, first), (_, second) = hub.asked
+    (_, first), (_, second) = hub.requests
     assert first == 0
     assert 0 < second <= 400_000
     # The hub counts what it has sent after the client has it.
     expected = 400_000 + len(hub.files[SHARD]) - second
-    processes.wait_until(lambda: hub.sent == expected, f"{expected} bytes, no more", 10)
+    processes.wait_until(lambda: hub.sent_bytes == expected, f"{expected} bytes, no more", 10)
 
 
 def test_a_copy_that_was_interrupted_asks_only_for_the_rest(hub: Any, tmp_path: Path) -> None:
@@ -76,14 +76,14 @@ def test_a_copy_that_was_interrupted_asks_only_for_the_rest(hub: Any, tmp_path: 
     remaining: list[int] = []
     assert _download(SHARD, tmp_path, remaining.append).read_bytes() == hub.files[SHARD]
     assert sum(remaining) == len(hub.files[SHARD]) - partial_size
-    assert hub.asked[-1] == (SHARD, partial_size)
+    assert hub.requests[-1] == (SHARD, partial_size)
 
 
 def test_a_file_that_is_here_is_not_asked_for_again(hub: Any, tmp_path: Path) -> None:
     _download(SHARD, tmp_path)
-    request_count = len(hub.asked)
+    request_count = len(hub.requests)
     _download(SHARD, tmp_path)
-    assert len(hub.asked) == request_count
+    assert len(hub.requests) == request_count
 
 
 def test_a_part_that_is_longer_than_the_file_is_begun_anew(hub: Any, tmp_path: Path) -> None:

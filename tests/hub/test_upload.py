@@ -165,10 +165,10 @@ def test_a_hub_model_arrives_whole_and_leaves_no_file_on_the_way(hub: Any, bucke
 @pytest.mark.terraform
 def test_a_second_copy_from_the_hub_asks_for_no_weights(hub: Any, bucket: s3.Bucket, tmp_path: Path) -> None:
     upload.copy_from_hub(hub.id, _format_uri(bucket), staging=tmp_path)
-    hub.asked.clear()
+    hub.requests.clear()
     result = upload.copy_from_hub(hub.id, _format_uri(bucket), staging=tmp_path)
     assert result.sent == 0
-    assert [name for name, _ in hub.asked if name.endswith(".safetensors")] == []
+    assert [name for name, _ in hub.requests if name.endswith(".safetensors")] == []
 
 
 @pytest.mark.terraform
@@ -190,9 +190,9 @@ def test_a_copy_that_the_hub_broke_goes_on_where_it_was(
     assert "config.json" not in bucket.list_sizes()  # what broke off is no model
     monkeypatch.setattr(hubs._CountingFile, "write", received)
     partial_size = next(tmp_path.rglob(f"{name}.part")).stat().st_size
-    hub.asked.clear()
+    hub.requests.clear()
     result = upload.copy_from_hub(hub.id, _format_uri(bucket), staging=tmp_path)
-    assert (name, partial_size) in hub.asked
+    assert (name, partial_size) in hub.requests
     assert result.received <= result.bytes - partial_size
     assert set(bucket.list_sizes()) == {"config.json", "tokenizer.json", name, "model-00002-of-00002.safetensors"}
 

@@ -217,7 +217,7 @@ def test_it_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     code = (
         "import sys, time, pathlib\n"
         "from llm_serving.rehearsal import emulator\n"
-        "with emulator.running(pathlib.Path(sys.argv[1])) as endpoint:\n"
+        "with emulator.start(pathlib.Path(sys.argv[1])) as endpoint:\n"
         "    print(endpoint, flush=True)\n"
         "    time.sleep(60)\n"
     )

@@ -98,7 +98,7 @@ def test_every_field_of_the_schema_has_a_sentence() -> None:
         for field, shape in part["properties"].items()
         if "description" not in shape and "$ref" not in shape
     ]
-    assert set(undocumented) <= {"Shown.prompt", "Shown.actual", "Shown.detail"}
+    assert set(undocumented) <= {"ShownAnswer.prompt", "ShownAnswer.actual", "ShownAnswer.detail"}
 
 
 def test_a_run_without_requests_fails(build_report: Any) -> None:

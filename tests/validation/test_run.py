@@ -248,7 +248,7 @@ def test_a_user_class_of_ones_own_decides_what_is_sent_and_what_counts(
 ) -> None:
     file = tmp_path / "picky.py"
     file.write_text(_USER)
-    finished = validate_server(Behaviour(0.01, 0.001), {**TRAFFIC, "requests": 8, "warm_up": 0}, user=file)
+    finished = validate_server(Behaviour(0.01, 0.001), {**TRAFFIC, "requests": 8, "warm_up": 0}, user_file=file)
     assert finished.report.requests.by_error == {"too_long": 8}
     assert {sample.output_tokens for sample in finished.samples} == {3}
 
@@ -259,7 +259,7 @@ def test_a_user_file_that_does_not_load_ends_with_what_python_says(
     file = tmp_path / "broken.py"
     file.write_text("from llm_serving.validation.user import NoSuchUser\n")
     with pytest.raises(CommandFailed, match="cannot import name 'NoSuchUser'"):
-        validate_server(Behaviour(), TRAFFIC, user=file)
+        validate_server(Behaviour(), TRAFFIC, user_file=file)
 
 
 def test_the_time_limit_ends_the_sending_and_what_is_under_way_is_counted(validate_server: ServerValidator) -> None:
@@ -291,7 +291,7 @@ def test_wrong_prompts_and_a_user_file_not_there_are_said_before_anything_starts
     with pytest.raises(InputError, match=r"own.jsonl:1:1: now .*exactly one of `prompt` and `messages`"):
         _check_refused(make_deployment, tmp_path, {**TRAFFIC, "data": "own.jsonl"})
     with pytest.raises(InputError, match=r"--user: now .*mine.py.: there is no such file"):
-        _check_refused(make_deployment, tmp_path, TRAFFIC, user=tmp_path / "mine.py")
+        _check_refused(make_deployment, tmp_path, TRAFFIC, user_file=tmp_path / "mine.py")
 
 
 def test_a_second_validation_at_the_same_time_is_refused(

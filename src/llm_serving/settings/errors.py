@@ -9,7 +9,7 @@ BlueprintError
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -57,7 +57,16 @@ class Mistake:
 
     def to_dict(self) -> dict[str, Any]:
         """The mistake as `--json` shows it."""
-        return {**asdict(self), "file": str(self.file), "message": str(self)}
+        return {
+            "file": str(self.file),
+            "line": self.line,
+            "column": self.column,
+            "field": self.field,
+            "value": self.value,
+            "why": self.reason,
+            "write": self.fix,
+            "message": str(self),
+        }
 
 
 def _escape_unprintable(text: str) -> str:

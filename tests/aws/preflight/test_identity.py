@@ -25,7 +25,7 @@ def _stub_simulation(stubbed_aws: Any, decide: Any) -> None:
             "IsTruncated": False,
         }
 
-    for actions in stubbed_aws.asked:
+    for actions in stubbed_aws.requested_actions:
         expected = {"PolicySourceArn": arn, "ActionNames": actions}
         stubbed_aws.stub("iam").add_response("simulate_principal_policy", build_response(actions), expected)
 
@@ -35,7 +35,7 @@ def simulate_permissions(stubbed_aws: Any, read_fleet: Any) -> Any:
     document = read_fleet(POOL)
     needed = permissions.list_actions_by_part(document.value)
     actions = sorted({action for part in needed.values() for action in part})
-    stubbed_aws.asked = [actions[first : first + 50] for first in range(0, len(actions), 50)]
+    stubbed_aws.requested_actions = [actions[first : first + 50] for first in range(0, len(actions), 50)]
 
     def collect_lines(decide: Any) -> dict[str, Any]:
         _stub_simulation(stubbed_aws, decide)
@@ -48,7 +48,7 @@ def test_all_that_is_allowed_passes_by_part(simulate_permissions: Any) -> None:
     lines = simulate_permissions(lambda _: {"EvalDecision": "allowed"})
     assert list(lines) == ["may make network", "may make storage", "may make machines", "may make EKS"]
     assert {line.status for line in lines.values()} == {"pass"}
-    assert lines["may make network"].said.startswith("all 3")
+    assert lines["may make network"].message.startswith("all 3")
 
 
 def test_an_outright_denial_fails_and_names_the_action(simulate_permissions: Any) -> None:
@@ -56,7 +56,7 @@ def test_an_outright_denial_fails_and_names_the_action(simulate_permissions: Any
         lambda action: {"EvalDecision": "explicitDeny" if action == "eks:CreateCluster" else "allowed"}
     )
     assert lines["may make EKS"].status == "fail"
-    assert "actions are denied outright: eks:CreateCluster" in lines["may make EKS"].said
+    assert "actions are denied outright: eks:CreateCluster" in lines["may make EKS"].message
     assert lines["may make storage"].status == "pass"
 
 
@@ -64,13 +64,13 @@ def test_a_service_control_policy_that_denies_fails(simulate_permissions: Any) -
     by_scp = {"EvalDecision": "implicitDeny", "OrganizationsDecisionDetail": {"AllowedByOrganizations": False}}
     lines = simulate_permissions(lambda action: by_scp if action == "ec2:RunInstances" else {"EvalDecision": "allowed"})
     assert lines["may make machines"].status == "fail"
-    assert "SCP" in lines["may make machines"].remedy
+    assert "SCP" in lines["may make machines"].fix
 
 
 def test_a_role_that_may_only_read_fails(simulate_permissions: Any) -> None:
     lines = simulate_permissions(lambda _: {"EvalDecision": "implicitDeny"})
     assert {line.status for line in lines.values()} == {"fail"}
-    assert "none of its" in lines["may make storage"].said
+    assert "none of its" in lines["may make storage"].message
 
 
 def test_a_permission_on_some_names_alone_is_doubted_and_not_refused(simulate_permissions: Any) -> None:
@@ -78,7 +78,7 @@ def test_a_permission_on_some_names_alone_is_doubted_and_not_refused(simulate_pe
         lambda action: {"EvalDecision": "implicitDeny" if action.startswith("s3:") else "allowed"}
     )
     assert lines["may make storage"].status == "warn"
-    assert "are not allowed on every resource: s3:CreateBucket" in lines["may make storage"].said
+    assert "are not allowed on every resource: s3:CreateBucket" in lines["may make storage"].message
 
 
 def test_who_is_neither_user_nor_role_is_not_judged(stubbed_aws: Any, read_fleet: Any) -> None:

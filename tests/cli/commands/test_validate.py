@@ -64,7 +64,7 @@ def _write_deployment(root: Path, url: str) -> None:
     def build_role(kind: str, name: str, serves: ServedModel | None = None) -> Role:
         process = Process(name=f"{name}-0", command=("true",), env={}, port=port)
         return Role.model_validate(
-            {"name": name, "kind": kind, "serves": serves, "count": Bounds(1, 1), "processes": (process,)}
+            {"name": name, "kind": kind, "served_model": serves, "replicas": Bounds(1, 1), "processes": (process,)}
         )
 
     deployment = Deployment.model_validate(
@@ -72,7 +72,7 @@ def _write_deployment(root: Path, url: str) -> None:
             "name": "mine", "pattern": "aggregated", "target": "local", "fleet": "demo", "engine": "vllm",
             "framework": "plain", "url": url, "roles": (build_role("engine", "worker", tiny), build_role("router", "router")),
             "disruption": {}, "traffic": {"users": 1}, "slo": {},
-            "place": Environment(target="local", region="us-west-2", bucket="models"), "emulated": ("A stand-in.",),
+            "environment": Environment(target="local", region="us-west-2", bucket="models"), "emulated": ("A stand-in.",),
         }
     )  # fmt: skip
     folder = root / ".blueprint" / "mine"

@@ -100,7 +100,7 @@ def test_the_other_half_asks_for_what_this_half_gives(tmp_path: Path, monkeypatc
 
     def run(command: list[str], **_: Any) -> None:
         request, output_path = (json.loads(Path(command[2]).read_text()), Path(command[3]))
-        used_keys = set(re.findall(r'asked\["(\w+)"\]', Path(command[1]).read_text()))
+        used_keys = set(re.findall(r'payload\["(\w+)"\]', Path(command[1]).read_text()))
         assert used_keys == set(request)
         times = {"ttft_ms": [100.0] * 10, "e2e_ms": [1000.0] * 10}
         tokens = {"input_tokens": [8000] * 10, "reused_tokens": [0] * 10}

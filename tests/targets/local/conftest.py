@@ -94,9 +94,9 @@ def make_plan(working_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     program = tmp_path / "aws.py"
     program.write_text(FAKE_AWS)
     monkeypatch.setattr(emulator, "build_command", lambda port: [sys.executable, str(program), str(port)])
-    monkeypatch.setattr(deploy, "apply_storage", lambda plan: plan.deployment.place.bucket)
+    monkeypatch.setattr(deploy, "apply_storage", lambda plan: plan.deployment.environment.bucket)
     monkeypatch.setattr(weights, "upload_models", lambda *_: None)
-    monkeypatch.setattr(weights, "check", lambda deployment: deployment.models[0].weights.bytes)
+    monkeypatch.setattr(weights, "check", lambda deployment: deployment.served_models[0].weights.bytes)
     return _plan
 
 

@@ -233,8 +233,8 @@ def test_kill_9_of_the_one_that_supervises_leaves_nothing(make_plan: PlanFactory
     plan = make_plan()
     deploy.prepare_start(plan)
     program = (
-        "import time; from pathlib import Path; from llm_serving.targets.local import supervisor; from llm_serving.targets.local.deployment_dir import Run\n"
-        f"with supervisor.supervised(Run('mine', Path({str(working_folder)!r}))) as up:\n"
+        "import time; from pathlib import Path; from llm_serving.targets.local import supervisor; from llm_serving.targets.local.deployment_dir import DeploymentDir\n"
+        f"with supervisor.start_attached(DeploymentDir('mine', Path({str(working_folder)!r}))) as up:\n"
         "    up.start('aws'); print('up', flush=True); time.sleep(600)"
     )
     parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
@@ -382,7 +382,7 @@ def test_a_bucket_of_another_name_is_taken_up(
     before = make_plan_with_bucket()
 
     def apply_elsewhere(plan: DeploymentPlan) -> str:
-        environment = plan.deployment.environment.model_copy(update={"name": "elsewhere"})
+        environment = plan.deployment.environment.model_copy(update={"bucket": "elsewhere"})
         return apply_storage(
             dataclasses.replace(plan, deployment=plan.deployment.model_copy(update={"environment": environment}))
         )

@@ -33,7 +33,7 @@ def deployment(emulator_endpoint: str, tmp_path: Path, client: Any, request: pyt
     client.create_bucket(Bucket=bucket, CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
     environment = resolved.environment.model_copy(
         update={
-            "name": bucket,
+            "bucket": bucket,
             "s3_endpoint": emulator_endpoint,
             "env": emulator.build_client_env(emulator_endpoint, "us-west-2"),
         }
