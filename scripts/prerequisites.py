@@ -129,7 +129,7 @@ def main() -> int:
     all_ok = True
     for item, ok, detail, remedy in run_checks(Path.cwd(), engine=needs_engine(sys.argv[1:])):
         all_ok &= ok
-        line = f"✓ {item}: {detail}" if ok else f"✗ {item}: {detail}. To mend: {remedy}"
+        line = f"✓ {item}: {detail}" if ok else f"✗ {item}: {detail}. Fix: {remedy}"
         print(line, file=sys.stderr, flush=True)
     return 0 if all_ok else 3
 

@@ -182,15 +182,15 @@ def _add_postconditions(subnet: Any, zone: str, subnet_id: str) -> None:
             "postcondition": [
                 {
                     "condition": format_expression(f'self.availability_zone == "{zone}"'),
-                    "error_message": f"{subnet_id} is not in {zone}. Write private_subnets in the order of zones.",
+                    "error_message": f"{subnet_id} is not in {zone}. Fix: private_subnets in the order of zones.",
                 },
                 {
                     "condition": format_expression("self.vpc_id == data.aws_vpc.vpc.id"),
-                    "error_message": f"{subnet_id} is not in the fleet's VPC. Write private subnets of that VPC.",
+                    "error_message": f"{subnet_id} is not in the fleet's VPC. Fix: private subnets of that VPC.",
                 },
                 {
                     "condition": format_expression("!self.map_public_ip_on_launch"),
-                    "error_message": f"{subnet_id} gives public addresses. Write a private subnet.",
+                    "error_message": f"{subnet_id} gives public addresses. Fix: a private subnet.",
                 },
             ]
         },

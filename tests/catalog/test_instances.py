@@ -202,7 +202,7 @@ def test_an_accelerator_that_the_overlay_does_not_know_keeps_what_ec2_says() -> 
 def test_an_unknown_type_is_answered_with_the_nearest_names(name: str, write: str) -> None:
     with pytest.raises(InputError) as error:
         instances.find(name)
-    assert str(error.value).startswith(f"{name}: the catalogue has no such instance type. Write {write}")
+    assert str(error.value).startswith(f"{name}: the catalogue has no such instance type. Fix: {write}")
 
 
 def test_rows_are_frozen_and_the_catalogue_cannot_be_changed() -> None:

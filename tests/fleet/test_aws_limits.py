@@ -26,7 +26,7 @@ def test_a_retention_that_cloudwatch_does_not_know_is_refused_with_the_nearest(t
     [text] = list_mistakes(tmp_path, flow_logs="45d")
     assert text.startswith(
         "4:22: network.flow_logs: now '45d': CloudWatch keeps logs for certain numbers of days only. "
-        "Write 30d, the nearest of 1, 3, 5, 7, 14, 30,"
+        "Fix: 30d, the nearest of 1, 3, 5, 7, 14, 30,"
     )
 
 
@@ -39,7 +39,7 @@ def test_a_name_too_long_for_its_buckets_is_refused_with_the_length_that_fits(tm
     [text] = list_mistakes(tmp_path, name="a" * 32, region="ap-southeast-2")
     assert text == (
         f"1:7: name: now '{'a' * 32}': in ap-southeast-2 the results bucket's name would have 68 characters, "
-        "and S3 takes 63. Write a name of at most 27 characters."
+        "and S3 takes 63. Fix: a name of at most 27 characters."
     )
     assert list_mistakes(tmp_path, name="a" * 27, region="ap-southeast-2") == []
 
@@ -50,5 +50,5 @@ def test_a_zone_outside_the_address_plan_is_refused(tmp_path: Path) -> None:
     [mistake] = aws_limits.find_mistakes(load(file, Fleet))
     assert str(mistake).startswith(
         f"{file}:3:9: zones[0]: now 'us-west-2h': the address plan has room for the zones a to g. "
-        "Write another zone of the region, or a network of your own"
+        "Fix: another zone of the region, or a network of your own"
     )

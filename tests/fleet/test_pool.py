@@ -39,54 +39,54 @@ def _format_pool(lines: str, orchestrator: str = "eks") -> str:
             f"{P5}, buy: [{{capacity-block: cr-0123456789abcdef0}}, spot]",
             "eks",
             "fleet.yaml:6:61: pools.aa.buy: a Capacity Block's machines cannot be mixed with other ways to buy in one "
-            "pool. Write buy: {capacity-block: cr-...} alone, and a second pool for the rest.",
+            "pool. Fix: buy: {capacity-block: cr-...} alone, and a second pool for the rest.",
         ),
         (
             f"{P5}, buy: [on-demand, {RESERVED}]",
             "eks",
             "fleet.yaml:6:73: pools.aa.buy[1]: a reservation is paid for whether it is used or not, so nothing is "
-            "bought before it. Write the reservation first in the list.",
+            "bought before it. Fix: the reservation first in the list.",
         ),
         (
             f"{P5}, buy: [spot, {{reserve: 1}}]",
             "eks",
             "fleet.yaml:6:68: pools.aa.buy[1]: a reservation is paid for whether it is used or not, so nothing is "
-            "bought before it. Write the reservation first in the list.",
+            "bought before it. Fix: the reservation first in the list.",
         ),
         (
             "types: p5.48xlarge, zones: us-west-2a, size: 2..6, buy: [{reserve: 9}, on-demand]",
             "eks",
             "fleet.yaml:6:65: pools.aa.buy[0]: 9 would be reserved and paid for, and the pool starts 6 at the most. "
-            "Write {reserve: 6}, or size: 2..9.",
+            "Fix: {reserve: 6}, or size: 2..9.",
         ),
         (
             "types: p5.48xlarge, zones: us-west-2a, size: 2..6, buy: [{reserve: 1}, on-demand]",
             "eks",
             "fleet.yaml:6:65: pools.aa.buy[0]: the first way to buy keeps the pool's least, 2 machines, and 1 would be "
-            "reserved. Write {reserve: 2}, or size: 1..6.",
+            "reserved. Fix: {reserve: 2}, or size: 1..6.",
         ),
         (
             "types: p5.48xlarge, zones: us-west-2a, size: 2..6, buy: {reserve: 4}",
             "eks",
             "fleet.yaml:6:64: pools.aa.buy: no other way to buy stands beside it, so of up to 6 machines 4 could "
-            "start. Write size: 2..4, or on-demand after it.",
+            "start. Fix: size: 2..4, or on-demand after it.",
         ),
         (
             "types: [p5.48xlarge, p5en.48xlarge], zones: us-west-2a, size: 2, buy: {reserve: 2}",
             "eks",
             "fleet.yaml:6:15: pools.aa.types: a reservation holds machines of one "
-            "type, and the pool names 2. Write types: p5.48xlarge.",
+            "type, and the pool names 2. Fix: types: p5.48xlarge.",
         ),
         (
             f"{P5}, buy: {{reservation: cr-123}}",
             "eks",
             "fleet.yaml:6:75: pools.aa.buy.reservation: now 'cr-123': it is not a reservation's id: cr- and 17 of "
-            "0-9a-f. Write a reservation's id such as cr-0123456789abcdef0.",
+            "0-9a-f. Fix: a reservation's id such as cr-0123456789abcdef0.",
         ),
         (
             "types: g6e.2xlarge, size: 9..3",
             "eks",
-            "fleet.yaml:6:34: pools.aa.size: now '9..3': the least, 9, is more than the most, 3. Write 3..9.",
+            "fleet.yaml:6:34: pools.aa.size: now '9..3': the least, 9, is more than the most, 3. Fix: 3..9.",
         ),
         # where it stands
         (
@@ -94,69 +94,69 @@ def _format_pool(lines: str, orchestrator: str = "eks") -> str:
             "eks",
             "fleet.yaml:6:118: pools.aa.placement_group: now 'cluster': EC2 answers InsufficientInstanceCapacity where "
             "a placement group meets a reservation that was not made inside it, and the fleet makes its groups "
-            "itself. Write placement_group: none.",
+            "itself. Fix: placement_group: none.",
         ),
         (
             f"{G6E}, efa_layout: ip-bandwidth",
             "eks",
             "fleet.yaml:6:52: pools.aa.efa_layout: now 'ip-bandwidth': it lays out EFA nodes, and efa is off. "
-            "Write efa: true, or no efa_layout.",
+            "Fix: efa: true, or no efa_layout.",
         ),
         (
             "types: p5.48xlarge, size: 2, efa: on",
             "eks",
             "fleet.yaml:6:42: pools.aa.efa: now 'on': EFA traffic does not cross an Availability Zone, and the pool "
-            "takes the fleet's 2. Write zones: us-west-2a in the pool, or efa: false.",
+            "takes the fleet's 2. Fix: zones: us-west-2a in the pool, or efa: false.",
         ),
         (
             f"{P5}, buy: {RESERVED}, placement_group: cluster",
             "eks",
             "fleet.yaml:6:115: pools.aa.placement_group: now 'cluster': EC2 answers InsufficientInstanceCapacity where "
             "a placement group meets a reservation that was not made inside it, and the fleet makes its groups "
-            "itself. Write placement_group: none, or buy: {reserve: MACHINES}, made inside the group.",
+            "itself. Fix: placement_group: none, or buy: {reserve: MACHINES}, made inside the group.",
         ),
         # what starts it
         (
             "types: g6e.2xlarge, size: 2..3, by: karpenter",
             "eks",
             "fleet.yaml:6:44: pools.aa.by: now 'karpenter': Karpenter starts machines for waiting pods and keeps no "
-            "least, and size says 2. Write by: node-groups, or size: 0..3.",
+            "least, and size says 2. Fix: by: node-groups, or size: 0..3.",
         ),
         (
             f"{G6E}, by: karpenter",
             "ecs",
             "fleet.yaml:6:44: pools.aa.by: now 'karpenter': on ECS an Auto Scaling group starts machines. "
-            "Write no `by` in a pool on ECS.",
+            "Fix: no `by` in a pool on ECS.",
         ),
         (
             f"{G6E}, os: bottlerocket",
             "ecs",
             "fleet.yaml:6:44: pools.aa.os: now 'bottlerocket': the ECS AMI with GPU drivers that AWS keeps up is "
-            "Amazon Linux 2023. Write os: al2023.",
+            "Amazon Linux 2023. Fix: os: al2023.",
         ),
         (
             f"{G6E}, taints: [a=b:NoSchedule]",
             "ecs",
             "fleet.yaml:6:48: pools.aa.taints: ECS has no taints. "
-            "Write labels, which a task's placement constraint can ask for.",
+            "Fix: labels, which a task's placement constraint can ask for.",
         ),
         (
             f"{G6E}, taints: a=b",
             "eks",
             "fleet.yaml:6:48: pools.aa.taints: now 'a=b': it is not a taint: KEY=VALUE:EFFECT. "
-            "Write a taint such as team=ads:NoSchedule.",
+            "Fix: a taint such as team=ads:NoSchedule.",
         ),
         (
             f"{G6E}, labels: {{kubernetes.io/arch: arm64}}",
             "eks",
             "fleet.yaml:6:49: pools.aa.labels.kubernetes.io/arch: it is not a label's key of your own: letters, digits "
-            "and ._-, not below kubernetes.io, k8s.io or fleet. Write a label's key of your own such as team.",
+            "and ._-, not below kubernetes.io, k8s.io or fleet. Fix: a label's key of your own such as team.",
         ),
         (
             f"{G6E}, orchestrator: ecs",
             "eks",
             "fleet.yaml:6:54: pools.aa.orchestrator: now 'ecs': the fleet's orchestrator is eks. "
-            "Write the fleet's, or orchestrator: both up there.",
+            "Fix: the fleet's, or orchestrator: both up there.",
         ),
         # how images start
         (
@@ -164,36 +164,36 @@ def _format_pool(lines: str, orchestrator: str = "eks") -> str:
             "ecs",
             "fleet.yaml:6:48: pools.aa.images: now 'soci': SOCI on ECS is Fargate's alone, which has no GPUs "
             "(aws/containers-roadmap#1832). "
-            "Write images: cached, or {snapshot: snap-...} with the images pulled beforehand.",
+            "Fix: images: cached, or {snapshot: snap-...} with the images pulled beforehand.",
         ),
         (
             f"{G6E}, images: {{snapshot: snap-01234567}}, disk: nvme",
             "eks",
             "fleet.yaml:6:81: pools.aa.disk: now 'nvme': a snapshot becomes a volume, not an NVMe disk. "
-            "Write disk: gp3.",
+            "Fix: disk: gp3.",
         ),
         (
             f"{G6E}, warm: 2, disk: nvme",
             "ecs",
             "fleet.yaml:6:55: pools.aa.disk: now 'nvme': NVMe disks are empty after a stop, and warm machines are "
-            "stopped. Write disk: gp3.",
+            "stopped. Fix: disk: gp3.",
         ),
         (
             f"{G6E}, warm: 2",
             "eks",
-            "fleet.yaml:6:46: pools.aa.warm: now 2: machines are kept ready on ECS only. Write warm: 0.",
+            "fleet.yaml:6:46: pools.aa.warm: now 2: machines are kept ready on ECS only. Fix: warm: 0.",
         ),
         (
             f"{G6E}, warm: 4",
             "ecs",
             "fleet.yaml:6:46: pools.aa.warm: now 4: 4 would be kept ready, and the pool has at most 3. "
-            "Write warm: 3 or less.",
+            "Fix: warm: 3 or less.",
         ),
         (
             f"{G6E}, buy: spot, warm: 2",
             "ecs",
             "fleet.yaml:6:57: pools.aa.warm: now 2: EC2 Auto Scaling keeps warm machines on demand only, and the pool "
-            "is not bought so. Write warm: 0, or on-demand among the ways to buy.",
+            "is not bought so. Fix: warm: 0, or on-demand among the ways to buy.",
         ),
     ],
 )
@@ -212,37 +212,37 @@ POOLS = "pools: {aa: {types: g6e.2xlarge, size: 1}}\n"
         (
             "orchestrator: ecs\neks: {version: '1.35', public_from: 203.0.113.0/24}\n",
             "fleet.yaml:5:6: eks: the fleet has no EKS cluster; its orchestrator is ecs. "
-            "Write orchestrator: both, or no eks.",
+            "Fix: orchestrator: both, or no eks.",
         ),
         (
             "ecs: {al2023: 2023.0.20260914}\n",
             "fleet.yaml:4:6: ecs: the fleet has no ECS cluster; its orchestrator is eks. "
-            "Write orchestrator: both, or no ecs.",
+            "Fix: orchestrator: both, or no ecs.",
         ),
         (
             "orchestrator: ecs\nadd_ons: {schedulers: on}\n",
             "fleet.yaml:5:23: add_ons.schedulers: now 'on': it is a set of Kubernetes controllers, and the fleet's "
-            "orchestrator is ecs. Write schedulers: off.",
+            "orchestrator is ecs. Fix: schedulers: off.",
         ),
         (
             "eks: {version: 1.35}\n",
             "fleet.yaml:4:16: eks.version: now 1.35: there is no such choice. "
-            "Write '1.35', in quotes; the choices are '1.34', '1.35' or '1.36'.",
+            "Fix: '1.35', in quotes; the choices are '1.34', '1.35' or '1.36'.",
         ),
         (
             "eks: {public_from: [0.0.0.0/0]}\n",
             "fleet.yaml:4:21: eks.public_from[0]: now '0.0.0.0/0': it opens the cluster's endpoint to much of the "
-            "internet. Write the ranges that you call from.",
+            "internet. Fix: the ranges that you call from.",
         ),
         (
             "eks: {al2023: v20260505}\n",
             "fleet.yaml:4:15: eks.al2023: now 'v20260505': nodes of this release wait for ever for the pause image "
-            "(awslabs/amazon-eks-ami#2710). Write another release.",
+            "(awslabs/amazon-eks-ami#2710). Fix: another release.",
         ),
         (
             "network: {vpc: vpc-01234567}\n",
             "fleet.yaml:4:1: network.private_subnets: it is required and missing. "
-            "Write private_subnets: [subnet-0123456789abcdef0].",
+            "Fix: private_subnets: [subnet-0123456789abcdef0].",
         ),
     ],
 )

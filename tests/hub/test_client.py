@@ -38,7 +38,7 @@ def test_all_files_are_taken_when_asked_for(hub: Any) -> None:
 
 def test_a_repository_without_safetensors_is_refused_with_what_it_has(hub: Any) -> None:
     hub.files = {"config.json": b"{}", "pytorch_model.bin": b"x"}
-    with pytest.raises(InputError, match=r"holds no safetensors, only \.bin\. Write another model, or --all-files"):
+    with pytest.raises(InputError, match=r"holds no safetensors, only \.bin\. Fix: another model, or --all-files"):
         hubs.select_files(hubs.fetch_snapshot(hub.id))
 
 

@@ -177,7 +177,7 @@ def test_a_make_that_breaks_half_way_leaves_nothing(tmp_path: Path, monkeypatch:
 
 
 def test_an_unknown_size_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"size: now 'huge': there is no such size\. Write one of tiny, mid"):
+    with pytest.raises(InputError, match=r"size: now 'huge': there is no such size\. Fix: one of tiny, mid"):
         make_tiny.make("huge", tmp_path / "x")  # type: ignore[arg-type]
 
 
@@ -202,4 +202,4 @@ def test_an_adapter_never_overwrites(tmp_path: Path) -> None:
     make_tiny.make_adapter(tmp_path / "tone")
     with pytest.raises(InputError) as error:
         make_tiny.make_adapter(tmp_path / "tone")
-    assert str(error.value) == f"{tmp_path}/tone: it is there already. Write a folder that is not there yet."
+    assert str(error.value) == f"{tmp_path}/tone: it is there already. Fix: a folder that is not there yet."

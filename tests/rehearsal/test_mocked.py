@@ -97,8 +97,8 @@ def test_mocked_takes_no_stacks_and_an_empty_folder_is_no_fleet(tmp_path: Path) 
     result = run_cli(tmp_path, "rehearse", "network", "--mocked")
     assert (result.returncode, result.stderr) == (
         2,
-        "--mocked plans all stacks. Write no stack, or leave --mocked out\n",
+        "--mocked plans all stacks. Fix: no stack, or leave --mocked out\n",
     )
     result = run_cli(tmp_path, "rehearse", "--fleet", str(tmp_path))
     assert result.returncode == 2
-    assert "holds no fleet file. Write a folder with fleet files, *.yaml, or a file" in result.stderr
+    assert "holds no fleet file. Fix: a folder with fleet files, *.yaml, or a file" in result.stderr

@@ -232,7 +232,7 @@ def test_endpoints_of_the_users_own_are_left_out_for_the_embedded_aws_alone(
 
 
 def test_a_stack_that_is_not_there_is_refused(fleet: Document[Fleet], tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"there is no stack nettwork\. Write one of network, storage"):
+    with pytest.raises(InputError, match=r"there is no stack nettwork\. Fix: one of network, storage"):
         stacks.apply(fleet, out=tmp_path / "out", data=tmp_path, endpoint=UNREACHABLE, stacks=["nettwork"])
 
 

@@ -58,7 +58,7 @@ def test_it_runs_on_the_standard_library_alone_and_ends_3_where_something_is_mis
     command = [sys.executable, "-E", "-S", str(ROOT / "scripts" / "prerequisites.py")]
     result = subprocess.run(command, cwd=path_folder, capture_output=True, text=True, check=False)
     assert result.returncode == 3
-    assert "✗ Terraform: none of terraform, tofu on PATH. To mend: install" in result.stderr
+    assert "✗ Terraform: none of terraform, tofu on PATH. Fix: install" in result.stderr
     assert "✓ Python" in result.stderr
 
 

@@ -103,52 +103,52 @@ def test_a_good_file_becomes_a_frozen_model_with_its_places() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         document.value.name = "other"
     mistake = document.build_mistake(("fruits", 1), "pear", "it is out of season", "apple")
-    assert str(mistake) == "o.yaml:2:17: fruits[1]: now 'pear': it is out of season. Write apple."
+    assert str(mistake) == "o.yaml:2:17: fruits[1]: now 'pear': it is out of season. Fix: apple."
     mistake = document.build_mistake(("main-crate", "most"), None, "it is not said", "it")
-    assert str(mistake) == "o.yaml:3:1: main-crate.most: now empty: it is not said. Write it."
+    assert str(mistake) == "o.yaml:3:1: main-crate.most: now empty: it is not said. Fix: it."
 
 
 @pytest.mark.parametrize(
     ("text", "messages"),
     [
-        ("- a\n", ["o.yaml:1:1: now [a]: the file is not a mapping of keys to values. Write KEY: VALUE lines."]),
-        ("text\n", ["o.yaml:1:1: now 'text': the file is not a mapping of keys to values. Write KEY: VALUE lines."]),
-        ("name: avalon\n", ["o.yaml:1:1: fruits: it is required and missing. Write fruits: [plum]."]),
-        (VALID + "wieght: 2\n", ["o.yaml:3:1: wieght: there is no such key. Write weight:."]),
+        ("- a\n", ["o.yaml:1:1: now [a]: the file is not a mapping of keys to values. Fix: KEY: VALUE lines."]),
+        ("text\n", ["o.yaml:1:1: now 'text': the file is not a mapping of keys to values. Fix: KEY: VALUE lines."]),
+        ("name: avalon\n", ["o.yaml:1:1: fruits: it is required and missing. Fix: fruits: [plum]."]),
+        (VALID + "wieght: 2\n", ["o.yaml:3:1: wieght: there is no such key. Fix: weight:."]),
         (
             VALID + "zzz: 2\n",
-            ["o.yaml:3:1: zzz: there is no such key. Write one of crates, kind, main-crate, open, ripe, weight."],
+            ["o.yaml:3:1: zzz: there is no such key. Fix: one of crates, kind, main-crate, open, ripe, weight."],
         ),
         # A misspelt key that is required is one mistake, not two.
-        ("nam: avalon\nfruits: apple\n", ["o.yaml:1:1: nam: there is no such key. Write name:."]),
+        ("nam: avalon\nfruits: apple\n", ["o.yaml:1:1: nam: there is no such key. Fix: name:."]),
         # The name of the field in Python is no key.
-        (VALID + "main_crate: {}\n", ["o.yaml:3:1: main_crate: there is no such key. Write main-crate:."]),
+        (VALID + "main_crate: {}\n", ["o.yaml:3:1: main_crate: there is no such key. Fix: main-crate:."]),
         (
             VALID + "main-crate: {least: 1, mots: 2}\n",
-            ["o.yaml:3:24: main-crate.mots: there is no such key. Write most:."],
+            ["o.yaml:3:24: main-crate.mots: there is no such key. Fix: most:."],
         ),
-        ("name: 5\nfruits: apple\n", ["o.yaml:1:7: name: now 5: it is not a word: a-z. Write a word such as plum."]),
-        ("name: true\nfruits: apple\n", ["o.yaml:1:7: name: now true: it is no text. Write it in quotes: 'true'."]),
-        ("name: [a]\nfruits: apple\n", ["o.yaml:1:7: name: now [a]: it is not a word: a-z. Write a word such as plum."]),
-        ("name: Avalon\nfruits: apple\n", ["o.yaml:1:7: name: now 'Avalon': it is not a word: a-z. Write a word such as plum."]),
-        ("name: avalon\nfruits: []\n", ["o.yaml:2:9: fruits: now []: it is empty. Write at least one."]),
-        ("name: avalon\nfruits: [a, B]\n", ["o.yaml:2:13: fruits[1]: now 'B': it is not a word: a-z. Write a word such as plum."]),
-        ("name: avalon\nfruits: B\n", ["o.yaml:2:9: fruits: now 'B': it is not a word: a-z. Write a word such as plum."]),
-        (VALID + "kind: ancient\n", ["o.yaml:3:7: kind: now 'ancient': there is no such choice. Write one of 'old' or 'new'."]),
-        (VALID + "kind: olds\n", ["o.yaml:3:7: kind: now 'olds': there is no such choice. Write old; the choices are 'old' or 'new'."]),
-        (VALID + "weight: heavy\n", ["o.yaml:3:9: weight: now 'heavy': it is a text. Write a number."]),
-        (VALID + "weight: 0\n", ["o.yaml:3:9: weight: now 0: it is too small. Write a number above 0."]),
-        (VALID + "open: yes\n", ["o.yaml:3:7: open: now 'yes': it is neither true nor false. Write true or false (on and off mean the same)."]),
-        (VALID + "ripe: 30\n", ["o.yaml:3:7: ripe: now 30: it has no unit. Write a length of time such as 30s."]),
-        (VALID + "crates: 5\n", ["o.yaml:3:9: crates: now 5: it is a whole number. Write a mapping of keys to values."]),
-        (VALID + "crates: {apple: 5}\n", ["o.yaml:3:17: crates.apple: now 5: it is a whole number. Write a mapping of keys to values."]),
-        (VALID + "crates: {Apple: {}}\n", ["o.yaml:3:10: crates.Apple: it is not a word: a-z. Write a word such as plum."]),
-        (VALID + "main-crate: {least: 1.5}\n", ["o.yaml:3:21: main-crate.least: now 1.5: it is a number with a fraction. Write a whole number."]),
-        (VALID + "main-crate: {least: 0}\n", ["o.yaml:3:21: main-crate.least: now 0: it is too small. Write 1 or more."]),
-        (VALID + "main-crate: {most: 10}\n", ["o.yaml:3:20: main-crate.most: now 10: it is too large. Write 9 or less."]),
-        (VALID + "main-crate:\n  least: 5\n  most: 4\n", ["o.yaml:4:10: main-crate.least: now 5: it is more than the most, 4. Write 4 or less."]),
-        (VALID + "weight:\n", ["o.yaml:3:8: weight: the key has no value. Write a value, or leave it out."]),
-        (VALID + "main-crate: [1]\n", ["o.yaml:3:13: main-crate: now [1]: it is a list. Write a mapping of keys to values."]),
+        ("name: 5\nfruits: apple\n", ["o.yaml:1:7: name: now 5: it is not a word: a-z. Fix: a word such as plum."]),
+        ("name: true\nfruits: apple\n", ["o.yaml:1:7: name: now true: it is no text. Fix: it in quotes: 'true'."]),
+        ("name: [a]\nfruits: apple\n", ["o.yaml:1:7: name: now [a]: it is not a word: a-z. Fix: a word such as plum."]),
+        ("name: Avalon\nfruits: apple\n", ["o.yaml:1:7: name: now 'Avalon': it is not a word: a-z. Fix: a word such as plum."]),
+        ("name: avalon\nfruits: []\n", ["o.yaml:2:9: fruits: now []: it is empty. Fix: at least one."]),
+        ("name: avalon\nfruits: [a, B]\n", ["o.yaml:2:13: fruits[1]: now 'B': it is not a word: a-z. Fix: a word such as plum."]),
+        ("name: avalon\nfruits: B\n", ["o.yaml:2:9: fruits: now 'B': it is not a word: a-z. Fix: a word such as plum."]),
+        (VALID + "kind: ancient\n", ["o.yaml:3:7: kind: now 'ancient': there is no such choice. Fix: one of 'old' or 'new'."]),
+        (VALID + "kind: olds\n", ["o.yaml:3:7: kind: now 'olds': there is no such choice. Fix: old; the choices are 'old' or 'new'."]),
+        (VALID + "weight: heavy\n", ["o.yaml:3:9: weight: now 'heavy': it is a text. Fix: a number."]),
+        (VALID + "weight: 0\n", ["o.yaml:3:9: weight: now 0: it is too small. Fix: a number above 0."]),
+        (VALID + "open: yes\n", ["o.yaml:3:7: open: now 'yes': it is neither true nor false. Fix: true or false (on and off mean the same)."]),
+        (VALID + "ripe: 30\n", ["o.yaml:3:7: ripe: now 30: it has no unit. Fix: a length of time such as 30s."]),
+        (VALID + "crates: 5\n", ["o.yaml:3:9: crates: now 5: it is a whole number. Fix: a mapping of keys to values."]),
+        (VALID + "crates: {apple: 5}\n", ["o.yaml:3:17: crates.apple: now 5: it is a whole number. Fix: a mapping of keys to values."]),
+        (VALID + "crates: {Apple: {}}\n", ["o.yaml:3:10: crates.Apple: it is not a word: a-z. Fix: a word such as plum."]),
+        (VALID + "main-crate: {least: 1.5}\n", ["o.yaml:3:21: main-crate.least: now 1.5: it is a number with a fraction. Fix: a whole number."]),
+        (VALID + "main-crate: {least: 0}\n", ["o.yaml:3:21: main-crate.least: now 0: it is too small. Fix: 1 or more."]),
+        (VALID + "main-crate: {most: 10}\n", ["o.yaml:3:20: main-crate.most: now 10: it is too large. Fix: 9 or less."]),
+        (VALID + "main-crate:\n  least: 5\n  most: 4\n", ["o.yaml:4:10: main-crate.least: now 5: it is more than the most, 4. Fix: 4 or less."]),
+        (VALID + "weight:\n", ["o.yaml:3:8: weight: the key has no value. Fix: a value, or leave it out."]),
+        (VALID + "main-crate: [1]\n", ["o.yaml:3:13: main-crate: now [1]: it is a list. Fix: a mapping of keys to values."]),
     ],
 )  # fmt: skip
 def test_each_kind_of_mistake_has_its_message(text: str, messages: list[str]) -> None:
@@ -159,7 +159,7 @@ def test_all_mistakes_of_a_file_come_at_once_in_the_file_s_order() -> None:
     text = "name: avalon\nname: camelot\nfruits: !!seq [avalon, B]\nwieght: 1\nkind:\ncrates:\n  plum: {least: 5, most: 4}\n  fig: {least: 0}\n"
     assert [message.partition(": ")[0] + ": " + message.split(": ")[1] for message in list_errors(text)] == [
         "o.yaml:2:1: name",
-        "o.yaml:3:9: the tag tag:yaml.org,2002:seq says how to build the value, and settings take values alone. Write it without the tag.",
+        "o.yaml:3:9: the tag tag:yaml.org,2002:seq says how to build the value, and settings take values alone. Fix: it without the tag.",
         "o.yaml:3:24: fruits[1]",
         "o.yaml:4:1: wieght",
         "o.yaml:5:6: kind",
@@ -170,34 +170,34 @@ def test_all_mistakes_of_a_file_come_at_once_in_the_file_s_order() -> None:
 
 def test_contradictions_between_right_fields_are_found_beside_wrong_ones() -> None:
     assert list_errors("name: avalon\nfruits: [avalon]\nweight: -1\n") == [
-        "o.yaml:2:10: fruits[0]: now 'avalon': it has the orchard's name. Write another fruit.",
-        "o.yaml:3:9: weight: now -1: it is too small. Write a number above 0.",
+        "o.yaml:2:10: fruits[0]: now 'avalon': it has the orchard's name. Fix: another fruit.",
+        "o.yaml:3:9: weight: now -1: it is too small. Fix: a number above 0.",
     ]
     # One contradiction does not hide another further up.
     assert list_errors("name: avalon\nfruits: [avalon]\nmain-crate: {least: 5, most: 4}\n") == [
-        "o.yaml:2:10: fruits[0]: now 'avalon': it has the orchard's name. Write another fruit.",
-        "o.yaml:3:21: main-crate.least: now 5: it is more than the most, 4. Write 4 or less.",
+        "o.yaml:2:10: fruits[0]: now 'avalon': it has the orchard's name. Fix: another fruit.",
+        "o.yaml:3:21: main-crate.least: now 5: it is more than the most, 4. Fix: 4 or less.",
     ]
 
 
 def test_no_contradiction_is_seen_with_a_field_whose_value_is_not_known() -> None:
     # `least` would be more than the default of `most`, which is meant to be something else.
     assert list_errors(VALID + "main-crate: {least: 20, mots: 30}\n") == [
-        "o.yaml:3:25: main-crate.mots: there is no such key. Write most:."
+        "o.yaml:3:25: main-crate.mots: there is no such key. Fix: most:."
     ]
     assert list_errors(VALID + "main-crate: {least: 20, most: x}\n") == [
-        "o.yaml:3:31: main-crate.most: now 'x': it is a text. Write a whole number."
+        "o.yaml:3:31: main-crate.most: now 'x': it is a text. Fix: a whole number."
     ]
     # A rule that needs the crate's most is not heard; the one about the first fruit is.
     assert list_errors("name: apple\nfruits: apple\ncrates: {fig: {most: 99}}\n") == [
-        "o.yaml:2:9: fruits: now 'apple': it has the orchard's name. Write another fruit.",
-        "o.yaml:3:22: crates.fig.most: now 99: it is too large. Write 9 or less.",
+        "o.yaml:2:9: fruits: now 'apple': it has the orchard's name. Fix: another fruit.",
+        "o.yaml:3:22: crates.fig.most: now 99: it is too large. Fix: 9 or less.",
     ]
 
 
 def test_a_long_value_is_cut_to_a_line() -> None:
     (message,) = list_errors(f"name: {'A' * 1000}\nfruits: apple\n")
-    assert message == f"o.yaml:1:7: name: now '{'A' * 57}...': it is not a word: a-z. Write a word such as plum."
+    assert message == f"o.yaml:1:7: name: now '{'A' * 57}...': it is not a word: a-z. Fix: a word such as plum."
     (message,) = list_errors(VALID + f"weight: [{', '.join(map(str, range(1000)))}]\n")
     assert len(message) < 160
 

@@ -18,13 +18,13 @@ def test_exit_codes_are_those_that_scripts_rely_on() -> None:
 
 
 def test_a_mistake_starts_with_file_line_and_column_and_says_value_reason_and_remedy() -> None:
-    assert str(MISTAKE) == ("a.yaml:3:7: pools.general.size: now '8..0': the least is more than the most. Write 0..8.")
-    assert str(OTHER) == "b.yaml:1:1: it is empty. Write something."
+    assert str(MISTAKE) == ("a.yaml:3:7: pools.general.size: now '8..0': the least is more than the most. Fix: 0..8.")
+    assert str(OTHER) == "b.yaml:1:1: it is empty. Fix: something."
 
 
 def test_a_mistake_stays_on_one_line_whatever_the_path_and_the_key_hold() -> None:
     mistake = Mistake(Path("a\nb\x1b[31m.yaml"), 1, 1, "x\ny", "", "it is wrong", "it right")
-    assert str(mistake) == "a\\nb\\x1b[31m.yaml:1:1: x\\ny: it is wrong. Write it right."
+    assert str(mistake) == "a\\nb\\x1b[31m.yaml:1:1: x\\ny: it is wrong. Fix: it right."
 
 
 def test_a_mistake_is_plain_data_for_programs() -> None:

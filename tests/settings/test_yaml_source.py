@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from llm_serving.settings import yaml_source
 from llm_serving.settings.errors import InputError
 
-BINARY = "it is binary, not text in UTF-8. Write a YAML file."
+BINARY = "it is binary, not text in UTF-8. Fix: a YAML file."
 
 
 @pytest.fixture
@@ -99,146 +99,146 @@ def test_a_spot_is_the_value_on_its_key_s_line_and_else_the_key() -> None:
 @pytest.mark.parametrize(
     ("text", "messages"),
     [
-        ("", ["a.yaml:1:1: it is empty. Write at least its required keys; `blueprint schema` lists them."]),
-        ("# x\n", ["a.yaml:1:1: it is empty. Write at least its required keys; `blueprint schema` lists them."]),
+        ("", ["a.yaml:1:1: it is empty. Fix: at least its required keys; `blueprint schema` lists them."]),
+        ("# x\n", ["a.yaml:1:1: it is empty. Fix: at least its required keys; `blueprint schema` lists them."]),
         (b"\x89PNG\r\n\x1a\n\xff", [f"a.yaml:1:1: {BINARY}"]),
-        (b"a: \0", ["a.yaml:1:1: it is binary, not text. Write a YAML file."]),
+        (b"a: \0", ["a.yaml:1:1: it is binary, not text. Fix: a YAML file."]),
         (b"a: \xff", [f"a.yaml:1:1: {BINARY}"]),
-        ("a: 1".encode("utf-16"), ["a.yaml:1:1: it is text in UTF-16, not UTF-8. Write the file saved as UTF-8."]),
+        ("a: 1".encode("utf-16"), ["a.yaml:1:1: it is text in UTF-16, not UTF-8. Fix: the file saved as UTF-8."]),
         (
             "a: 1\r\nb: x\x07\n",
             [
                 "a.yaml:2:5: the character U+0007 stands here, which nobody sees and YAML does not take. "
-                "Write the line without it."
+                "Fix: the line without it."
             ],
         ),
         (
             "a: x\u202ey\n",
             [
                 "a.yaml:1:5: the character U+202E stands here, which nobody sees and YAML does not take. "
-                "Write the line without it."
+                "Fix: the line without it."
             ],
         ),
         (
             "a:\n\tb: 1",
             [
-                "a.yaml:2:1: it is not YAML: a tab stands here, and YAML is indented by spaces. Write spaces in its place."
+                "a.yaml:2:1: it is not YAML: a tab stands here, and YAML is indented by spaces. Fix: spaces in its place."
             ],
         ),
         (
             "a: b: c",
             [
                 "a.yaml:1:5: it is not YAML: a second ': ' stands here, or the line is indented too far. "
-                "Write quotes around a text with ': ' in it, or the key in line with its neighbours."
+                "Fix: quotes around a text with ': ' in it, or the key in line with its neighbours."
             ],
         ),
         (
             "a: 1\n b: 2",
             [
                 "a.yaml:2:3: it is not YAML: a second ': ' stands here, or the line is indented too far. "
-                "Write quotes around a text with ': ' in it, or the key in line with its neighbours."
+                "Fix: quotes around a text with ': ' in it, or the key in line with its neighbours."
             ],
         ),
         (
             "a:\n  b: 1\n c: 2",
             [
                 "a.yaml:3:2: it is not YAML: the line is not in line with its neighbours. "
-                "Write keys of one mapping under each other, indented by spaces."
+                "Fix: keys of one mapping under each other, indented by spaces."
             ],
         ),
         (
             "a: [1, 2\nb: 3",
-            ["a.yaml:1:4: it is not YAML: the list that starts here is not closed. Write a list such as [a, b]."],
+            ["a.yaml:1:4: it is not YAML: the list that starts here is not closed. Fix: a list such as [a, b]."],
         ),
         (
             "a: {b: 1\nc: 3\n",
             [
                 "a.yaml:1:4: it is not YAML: the mapping that starts here is not closed. "
-                "Write a mapping such as {a: 1, b: 2}."
+                "Fix: a mapping such as {a: 1, b: 2}."
             ],
         ),
         (
             "a: 'x\nb: 1",
             [
-                "a.yaml:1:4: it is not YAML: the quotation mark that starts here has no end. Write a quotation mark at its end."
+                "a.yaml:1:4: it is not YAML: the quotation mark that starts here has no end. Fix: a quotation mark at its end."
             ],
         ),
         (
             "a: @x",
             [
                 "a.yaml:1:4: it is not YAML: found character '@' that cannot start any token. "
-                "Write quotes around a text that starts with a special character."
+                "Fix: quotes around a text that starts with a special character."
             ],
         ),
         (
             "a: 1\nb\nc: 2",
-            ["a.yaml:3:1: it is not YAML: the line before has no ': ' after its key. Write KEY: VALUE."],
+            ["a.yaml:3:1: it is not YAML: the line before has no ': ' after its key. Fix: KEY: VALUE."],
         ),
         (
             "a: 1\n---\nb: 2",
-            ["a.yaml:2:1: it is not YAML: a second document starts with ---. Write one document, without ---."],
+            ["a.yaml:2:1: it is not YAML: a second document starts with ---. Fix: one document, without ---."],
         ),
         (
             "a: *b",
             [
-                "a.yaml:1:4: it is not YAML: found undefined alias 'b'. Write the value itself, or &NAME at an earlier value."
+                "a.yaml:1:4: it is not YAML: found undefined alias 'b'. Fix: the value itself, or &NAME at an earlier value."
             ],
         ),
-        ("a: 1\na: 2", ["a.yaml:2:1: a: the key stands twice; the first is on line 1. Write it once."]),
+        ("a: 1\na: 2", ["a.yaml:2:1: a: the key stands twice; the first is on line 1. Fix: it once."]),
         (
             "a:\nb: ~",
             [
-                "a.yaml:1:3: a: the key has no value. Write a value, or leave it out.",
-                "a.yaml:2:4: b: the key has no value. Write a value, or leave it out.",
+                "a.yaml:1:3: a: the key has no value. Fix: a value, or leave it out.",
+                "a.yaml:2:4: b: the key has no value. Fix: a value, or leave it out.",
             ],
         ),
-        ("a: [1, ]\nb:\n- \n", ["a.yaml:3:2: b[0]: the item has no value. Write a value, or leave it out."]),
+        ("a: [1, ]\nb:\n- \n", ["a.yaml:3:2: b[0]: the item has no value. Fix: a value, or leave it out."]),
         (
             "name: {{ name }}",
-            ["a.yaml:1:8: name: a mapping stands where a key belongs. Write quotes around a text with { or [ in it."],
+            ["a.yaml:1:8: name: a mapping stands where a key belongs. Fix: quotes around a text with { or [ in it."],
         ),
         (
             "? [a, b]\n: 1",
-            ["a.yaml:1:3: a list stands where a key belongs. Write quotes around a text with { or [ in it."],
+            ["a.yaml:1:3: a list stands where a key belongs. Fix: quotes around a text with { or [ in it."],
         ),
         (
             "a: !!python/object/apply:os.system ['touch pwned']",
             [
                 "a.yaml:1:4: the tag tag:yaml.org,2002:python/object/apply:os.system says how to build the value, "
-                "and settings take values alone. Write it without the tag."
+                "and settings take values alone. Fix: it without the tag."
             ],
         ),
         (
             "a: !!str 1",
             [
                 "a.yaml:1:4: the tag tag:yaml.org,2002:str says how to build the value, "
-                "and settings take values alone. Write it without the tag."
+                "and settings take values alone. Fix: it without the tag."
             ],
         ),
         (
             "a: ${HOME}",
             [
                 "a.yaml:1:4: a: it holds ${ or %{, which Terraform would read as an expression; "
-                "settings hold plain values. Write the value itself."
+                "settings hold plain values. Fix: the value itself."
             ],
         ),
         (
             'a: "x\\ny"\nb: |\n  text\n',
             [
-                "a.yaml:1:4: a: it holds a line break or another character that cannot be printed. Write it on one line.",
-                "a.yaml:2:4: b: it holds a line break or another character that cannot be printed. Write it on one line.",
+                "a.yaml:1:4: a: it holds a line break or another character that cannot be printed. Fix: it on one line.",
+                "a.yaml:2:4: b: it holds a line break or another character that cannot be printed. Fix: it on one line.",
             ],
         ),
         (
             'a: "\\ud800"',
-            ["a.yaml:1:4: a: it holds a line break or another character that cannot be printed. Write it on one line."],
+            ["a.yaml:1:4: a: it holds a line break or another character that cannot be printed. Fix: it on one line."],
         ),
-        ("a: &a [*a]", ["a.yaml:1:4: a[0]: the alias stands inside what it is an alias of. Write the value itself."]),
+        ("a: &a [*a]", ["a.yaml:1:4: a[0]: the alias stands inside what it is an alias of. Fix: the value itself."]),
         (
             "a: &a\n  <<: *a\n  b: 1",
             [
                 "a.yaml:1:4: a: only a mapping that is complete can be merged with <<. "
-                "Write <<: *NAME of a mapping above."
+                "Fix: <<: *NAME of a mapping above."
             ],
         ),
     ],
@@ -253,7 +253,7 @@ def test_deep_nesting_is_refused_at_its_place_and_at_once() -> None:
     start = time.process_time()
     assert list_errors("a: " + "[" * 100_000) == [
         "a.yaml:1:23: it is not YAML: it is nested deeper than 20 levels. "
-        "Write settings as `blueprint schema` describes them."
+        "Fix: settings as `blueprint schema` describes them."
     ]
     assert time.process_time() - start < 5
 
@@ -265,7 +265,7 @@ def test_a_few_aliases_that_stand_for_billions_are_refused_at_once() -> None:
     start = time.process_time()
     assert list_errors("\n".join(lines)) == [
         "a.yaml:1:1: it holds more than 20,000 values, aliases counted each time they are used. "
-        "Write settings of a screenful, not a data file."
+        "Fix: settings of a screenful, not a data file."
     ]
     assert time.process_time() - start < 5
 
@@ -284,7 +284,7 @@ def test_a_file_of_10_mb_is_refused_unread() -> None:
     start = time.process_time()
     assert list_errors(b"a: 1\n" * 2_000_000) == [
         "a.yaml:1:1: it holds 10,000,000 bytes, and settings hold at most 200,000. "
-        "Write settings of a screenful, not a data file."
+        "Fix: settings of a screenful, not a data file."
     ]
     assert time.process_time() - start < 1
 
@@ -298,14 +298,14 @@ def get_error(path: Path) -> str:
 @pytest.mark.usefixtures("working_folder")
 def test_a_file_that_is_not_there_is_named_with_its_neighbour() -> None:
     assert get_error(Path("fleet.yaml")) == (
-        "fleet.yaml:1:1: there is no such file. Write the path of a file that exists."
+        "fleet.yaml:1:1: there is no such file. Fix: the path of a file that exists."
     )
     Path("fleet.yml").write_text("a: 1")
     assert get_error(Path("fleet.yaml")) == (
-        "fleet.yaml:1:1: there is no such file. Write the path of a file that exists, such as fleet.yml."
+        "fleet.yaml:1:1: there is no such file. Fix: the path of a file that exists, such as fleet.yml."
     )
     assert get_error(Path("no/fleet.yaml")) == (
-        "no/fleet.yaml:1:1: there is no such file. Write the path of a file that exists."
+        "no/fleet.yaml:1:1: there is no such file. Fix: the path of a file that exists."
     )
 
 
@@ -315,13 +315,13 @@ def test_what_is_no_regular_file_is_refused_without_waiting() -> None:
     Path("loop.yaml").symlink_to("loop.yaml")
     Path("folder").mkdir()
     Path("file").write_text("")
-    device = "it is a pipe or a device, not a file. Write the path of a file."
+    device = "it is a pipe or a device, not a file. Fix: the path of a file."
     assert get_error(Path("pipe.yaml")) == f"pipe.yaml:1:1: {device}"
     assert get_error(Path("/dev/zero")) == f"/dev/zero:1:1: {device}"
     assert get_error(Path("folder")) == (
-        "folder:1:1: it is a folder. Write the path of the file, such as folder/fleet.yaml."
+        "folder:1:1: it is a folder. Fix: the path of the file, such as folder/fleet.yaml."
     )
-    readable = "Write the path of a file that you may read."
+    readable = "Fix: the path of a file that you may read."
     assert (
         get_error(Path("loop.yaml"))
         == f"loop.yaml:1:1: it cannot be read: too many levels of symbolic links. {readable}"
@@ -329,7 +329,7 @@ def test_what_is_no_regular_file_is_refused_without_waiting() -> None:
     assert get_error(Path("file/a.yaml")) == f"file/a.yaml:1:1: it cannot be read: not a directory. {readable}"
     assert get_error(Path("x" * 300)) == f"{'x' * 300}:1:1: it cannot be read: file name too long. {readable}"
     assert get_error(Path("a\0b")) == (
-        "a\\x00b:1:1: a path holds no NUL character. Write the path of a file that exists."
+        "a\\x00b:1:1: a path holds no NUL character. Fix: the path of a file that exists."
     )
 
 
@@ -341,7 +341,7 @@ def test_a_file_that_may_not_be_read_says_so(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(os, "open", refuse)
     assert get_error(Path("a.yaml")) == (
-        "a.yaml:1:1: it cannot be read: permission denied. Write the path of a file that you may read."
+        "a.yaml:1:1: it cannot be read: permission denied. Fix: the path of a file that you may read."
     )
 
 

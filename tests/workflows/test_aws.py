@@ -83,12 +83,12 @@ def get_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int,
         (
             ["--target", "eks"],
             "--target eks: the fleet of fleet.yaml has the orchestrator ecs. "
-            "Write --target ecs, or orchestrator: eks or both in fleet.yaml.",
+            "Fix: --target ecs, or orchestrator: eks or both in fleet.yaml.",
         ),
-        (["--target", "gke"], "--target: now 'gke': there is no such target. Write local, eks or ecs."),
+        (["--target", "gke"], "--target: now 'gke': there is no such target. Fix: local, eks or ecs."),
         (
             ["--target", "ecs", "--with", "pulumi"],
-            "--with: now 'pulumi': there is no such tool. Write cdktf, or leave it out.",
+            "--with: now 'pulumi': there is no such tool. Fix: cdktf, or leave it out.",
         ),
         (
             ["--target", "ecs", "--blueprint", "nowhere"],
@@ -142,7 +142,7 @@ def test_a_question_that_nobody_can_answer_is_said_before_aws_is_asked(
     expired_credentials: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", open("/dev/null"))  # noqa: SIM115, PTH123
-    expected = (2, "There is no terminal to ask in. Write --yes.")
+    expected = (2, "There is no terminal to ask in. Fix: --yes.")
     assert get_error(capsys, "--target", "ecs") == expected
     assert get_error(capsys, "--destroy") == expected
     assert main.run(["fleet", "destroy"]) == 2

@@ -55,7 +55,7 @@ def parse_location(uri: str) -> S3Location:
     """
     match = re.fullmatch(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(.*))?", uri)
     if not match:
-        raise InputError(f"--to: now {uri!r}: it is no place in S3. Write s3://BUCKET/PREFIX.")
+        raise InputError(f"--to: now {uri!r}: it is no place in S3. Fix: s3://BUCKET/PREFIX.")
     prefix = (match[2] or "").strip("/")
     return S3Location(match[1], f"{prefix}/" if prefix else "")
 

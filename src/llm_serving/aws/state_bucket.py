@@ -80,7 +80,7 @@ def resolve_state_bucket(fleet: Fleet, caller_arn: str) -> StateBucket:
         InputError: it is kept in a local file.
     """
     if fleet.state == "local":
-        raise InputError("state: now local: the fleet's state is a local file. Write state: s3://BUCKET/PREFIX.")
+        raise InputError("state: now local: the fleet's state is a local file. Fix: state: s3://BUCKET/PREFIX.")
     name = fleet.state.removeprefix("s3://").split("/")[0]
     return StateBucket(name, fleet.region, account=caller_arn.split(":")[4], partition=caller_arn.split(":")[1])
 
@@ -102,13 +102,13 @@ def inspect_bucket(aws: AwsSession, bucket: StateBucket) -> BucketStatus:
         if session.get_error_code(error) in session.DENIED_CODES:
             raise CheckFailed(
                 f"s3://{bucket.name}: it belongs to another account, or this identity may not see it. "
-                "Write another bucket in `state`, or allow s3:ListBucket."
+                "Fix: another bucket in `state`, or allow s3:ListBucket."
             ) from None
         raise
     region = response.get("BucketRegion", bucket.region)
     if region != bucket.region:
         raise CheckFailed(
-            f"s3://{bucket.name}: it is in {region}, and the fleet in {bucket.region}. Write another bucket in `state`."
+            f"s3://{bucket.name}: it is in {region}, and the fleet in {bucket.region}. Fix: another bucket in `state`."
         )
     return BucketStatus(True, tuple(_find_changes(bucket, lambda operation: _read_setting(s3, operation, bucket.name))))
 

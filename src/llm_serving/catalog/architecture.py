@@ -142,7 +142,7 @@ def parse(config: Mapping[str, Any], source: str) -> Architecture:
     if kind not in (*DECODERS, *ENCODERS):
         supported = ", ".join(sorted((*DECODERS, *ENCODERS)))
         raise InputError(
-            f"{source}: model_type: now {kind!r}: its memory is not known here. Write a model of one of {supported}."
+            f"{source}: model_type: now {kind!r}: its memory is not known here. Fix: a model of one of {supported}."
         )
     try:
         return _parse_architecture(kind, config, source)
@@ -242,7 +242,7 @@ def _parse_quantization(config: Mapping[str, Any], source: str) -> tuple[Quantiz
         return "nvfp4", 128
     raise InputError(
         f"{source}: quantization_config.quant_method: now {method!r}: the size of its weights is not known here. "
-        "Write a model in bfloat16, fp8, mxfp4 or NVFP4."
+        "Fix: a model in bfloat16, fp8, mxfp4 or NVFP4."
     )
 
 

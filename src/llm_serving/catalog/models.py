@@ -100,7 +100,7 @@ def _format_unknown(name: str, models: Mapping[str, Model]) -> str:
     suggestions = list(dict.fromkeys({**by_short_name, **by_lower_name}[word] for word in close_words)) or list(models)
     return (
         f"model: now {name!r}: neither in the catalogue nor a folder that holds config.json. "
-        f"Write {' or '.join(suggestions[:3])}, or the path of a folder; `blueprint model list` names all."
+        f"Fix: {' or '.join(suggestions[:3])}, or the path of a folder; `blueprint model list` names all."
     )
 
 
@@ -128,11 +128,11 @@ def read_folder(folder: Path) -> Model:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise InputError(f"{folder}: it holds no config.json. Write the folder of a model.") from None
+        raise InputError(f"{folder}: it holds no config.json. Fix: the folder of a model.") from None
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: it cannot be read as JSON: {error}.") from None
     if not isinstance(config, dict):
-        raise InputError(f"{path}: it is not a mapping of keys to values. Write the folder of a model.")
+        raise InputError(f"{path}: it is not a mapping of keys to values. Fix: the folder of a model.")
     stored_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     return parse_config(str(folder), config, source=str(path), weight_bytes=stored_bytes or None)
 

@@ -30,4 +30,4 @@ def require_terminal(yes: bool, question: str = "") -> None:
         InputError: there is nobody to ask.
     """
     if not yes and not sys.stdin.isatty():
-        raise InputError(f"{question} There is no terminal to ask in. Write --yes.".lstrip())
+        raise InputError(f"{question} There is no terminal to ask in. Fix: --yes.".lstrip())

@@ -81,7 +81,7 @@ def fetch_snapshot(name: str, revision: str = "main") -> Snapshot:
     for file in files:
         if Path(file.name).is_absolute() or ".." in Path(file.name).parts:
             raise InputError(
-                f"{name}: it lists the file {file.name!r}, which would land elsewhere. Write another model."
+                f"{name}: it lists the file {file.name!r}, which would land elsewhere. Fix: another model."
             )
     return Snapshot(name, info.sha or revision, files)
 
@@ -114,7 +114,7 @@ def select_names(names: Sequence[str], source: str) -> set[str]:
             {Path(name).suffix for name in names} & {".bin", ".pt", ".pth", ".gguf", ".h5", ".onnx"}
         )
         alternatives = f", only {' and '.join(other_suffixes)}" if other_suffixes else ""
-        raise InputError(f"{source}: it holds no safetensors{alternatives}. Write another model, or --all-files.")
+        raise InputError(f"{source}: it holds no safetensors{alternatives}. Fix: another model, or --all-files.")
     return serving_names
 
 
@@ -135,9 +135,9 @@ def fetch_config(name: str) -> Mapping[str, Any]:
     try:
         payload = json.loads(response.content)
     except ValueError:
-        raise InputError(f"{name}: its config.json is no JSON. Write another model.") from None
+        raise InputError(f"{name}: its config.json is no JSON. Fix: another model.") from None
     if not isinstance(payload, dict):
-        raise InputError(f"{name}: its config.json is not a mapping of keys to values. Write another model.")
+        raise InputError(f"{name}: its config.json is not a mapping of keys to values. Fix: another model.")
     return payload
 
 
@@ -259,7 +259,7 @@ def _translate_errors(name: str, revision: str) -> Iterator[None]:
     try:
         yield
     except errors.HFValidationError:
-        raise InputError(f"{name}: it is no id of a model. Write ORGANIZATION/MODEL.") from None
+        raise InputError(f"{name}: it is no id of a model. Fix: ORGANIZATION/MODEL.") from None
     except errors.GatedRepoError:
         raise Unavailable(
             f"{name}: {resolve_endpoint()} gives it only to those who have accepted its terms. "
@@ -267,15 +267,15 @@ def _translate_errors(name: str, revision: str) -> Iterator[None]:
         ) from None
     except errors.RevisionNotFoundError:
         raise InputError(
-            f"{name}: {resolve_endpoint()} has no revision {revision!r} of it. Write main or a commit."
+            f"{name}: {resolve_endpoint()} has no revision {revision!r} of it. Fix: main or a commit."
         ) from None
     except errors.RepositoryNotFoundError:
         raise InputError(
-            f"{name}: {resolve_endpoint()} has no such model, or it is private. Write an id that is there, or set HF_TOKEN."
+            f"{name}: {resolve_endpoint()} has no such model, or it is private. Fix: an id that is there, or set HF_TOKEN."
         ) from None
     except errors.RemoteEntryNotFoundError:
         raise InputError(
-            f"{name}: {resolve_endpoint()} has no such file of it. Write a model in safetensors."
+            f"{name}: {resolve_endpoint()} has no such file of it. Fix: a model in safetensors."
         ) from None
     except errors.OfflineModeIsEnabled:
         raise Unavailable(f"{name}: HF_HUB_OFFLINE is set, so no hub is asked. Unset it.") from None

@@ -88,12 +88,12 @@ def make(size: Size, folder: Path, on_progress: OnProgress | None = None) -> Pat
         Unavailable: the disk has no room for it.
     """
     if size not in SIZES:
-        raise InputError(f"size: now {size!r}: there is no such size. Write one of {', '.join(SIZES)}.")
+        raise InputError(f"size: now {size!r}: there is no such size. Fix: one of {', '.join(SIZES)}.")
     folder = folder.expanduser().absolute()
     if _is_complete(size, folder):
         return folder
     if folder.exists() and not _is_ours(folder):
-        raise InputError(f"{folder}: it is there and holds something else. Write a folder that is not there yet.")
+        raise InputError(f"{folder}: it is there and holds something else. Fix: a folder that is not there yet.")
     _check_disk_space(size, folder)
     # Beside the folder, hence on its file system, where a rename is one step.
     draft = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.part")
@@ -129,7 +129,7 @@ def make_adapter(folder: Path) -> Path:
     """
     folder = folder.expanduser().absolute()
     if folder.exists():
-        raise InputError(f"{folder}: it is there already. Write a folder that is not there yet.")
+        raise InputError(f"{folder}: it is there already. Fix: a folder that is not there yet.")
     seed = int(hashlib.sha256(folder.name.encode()).hexdigest()[:8], 16)
     draft = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.part")
     try:

@@ -154,7 +154,7 @@ def prepare(document: Document[Fleet], *, out: Path, requested: Sequence[str] = 
         folders = main.synthesize(document, data / _EMULATOR_OUT if endpoint else out)
         step.note = f"{console.shorten_path(next(iter(folders.values())).parent)}/{{{','.join(folders)}}}/cdk.tf.json"
     if unknown := [name for name in requested if name not in folders]:
-        raise InputError(f"there is no stack {', '.join(unknown)}. Write one of {', '.join(folders)}")
+        raise InputError(f"there is no stack {', '.join(unknown)}. Fix: one of {', '.join(folders)}")
     program = stacks.find_terraform(folders, data, emulated=endpoint is not None)
     context = FleetContext(document, data, folders, program, endpoint, account)
     initialize_stacks(context)

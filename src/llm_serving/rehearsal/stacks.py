@@ -159,7 +159,7 @@ def prepare(document: Document[Fleet], *, out: Path, data: Path, stacks: Sequenc
         synthesized = main.synthesize(document, out)
         step.note = ", ".join(console.shorten_path(folder / "cdk.tf.json") for folder in synthesized.values())
     if unknown := set(stacks or ()) - set(synthesized):
-        raise InputError(f"there is no stack {_join_names(sorted(unknown))}. Write one of {', '.join(synthesized)}")
+        raise InputError(f"there is no stack {_join_names(sorted(unknown))}. Fix: one of {', '.join(synthesized)}")
     folders = {name: data / "stacks" / name for name in stacks or synthesized}
     for name, folder in folders.items():
         shutil.copytree(synthesized[name], folder, dirs_exist_ok=True)

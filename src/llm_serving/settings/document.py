@@ -67,7 +67,7 @@ class Settings(BaseModel):
                 [
                     InitErrorDetails(
                         type=PydanticCustomError(
-                            "contradiction", "{why}. Write {write}", {"why": reason, "write": fix}
+                            "contradiction", "{why}. Fix: {write}", {"why": reason, "write": fix}
                         ),
                         loc=key_path,
                         input=None,

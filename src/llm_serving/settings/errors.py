@@ -52,7 +52,7 @@ class Mistake:
         subject = f"{self.field}: " if self.field else ""
         current = f"now {self.value}: " if self.value else ""
         return _escape_unprintable(
-            f"{self.file}:{self.line}:{self.column}: {subject}{current}{self.reason}. Write {self.fix}."
+            f"{self.file}:{self.line}:{self.column}: {subject}{current}{self.reason}. Fix: {self.fix}."
         )
 
     def to_dict(self) -> dict[str, Any]:

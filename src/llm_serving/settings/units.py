@@ -21,7 +21,7 @@ from pydantic_core.core_schema import CoreSchema
 def build_error(reason: str, fix: str, *, error_type: str = "wrong") -> PydanticCustomError:
     """An error that says why a value cannot work and what to write instead."""
     # The texts go in as context: pydantic would read braces in a template as fields. The kind is one of a few literals.
-    return PydanticCustomError(error_type, "{why}. Write {write}", {"why": reason, "write": fix})
+    return PydanticCustomError(error_type, "{why}. Fix: {write}", {"why": reason, "write": fix})
 
 
 def _build_format_error(reason: str, fix: str) -> PydanticCustomError:

@@ -77,7 +77,7 @@ def validate(
     if url is not None:
         deployment = deployment.model_copy(update={"url": url.rstrip("/").removesuffix("/v1")})
     if user_file is not None and not user_file.is_file():
-        raise InputError(f"--user: now {str(user_file)!r}: there is no such file. Write the path of a Python file.")
+        raise InputError(f"--user: now {str(user_file)!r}: there is no such file. Fix: the path of a Python file.")
     work = logs.resolve() / "validation"
     with _lock_driver(work, deployment.name):
         driver_plan = _write_plan(deployment, folder or Path.cwd(), work)

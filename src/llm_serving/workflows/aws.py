@@ -119,7 +119,7 @@ def read_request(target: str, fleet: Path, source: str | None, *, cdktf: bool = 
     if target not in document.value.orchestrators:
         raise InputError(
             f"--target {target}: the fleet of {fleet} has the orchestrator {document.value.orchestrator}. "
-            f"Write --target {document.value.orchestrators[0]}, or orchestrator: {target} or both in {fleet}."
+            f"Fix: --target {document.value.orchestrators[0]}, or orchestrator: {target} or both in {fleet}."
         )
     return WorkflowRequest(target, document, _find_blueprint(source, fleet, target), cdktf)
 

@@ -100,7 +100,7 @@ def test_an_endpoint_that_is_no_source_is_refused() -> None:
     result = _refresh("--endpoint", "http://127.0.0.1:1")
     assert result.returncode == 2
     assert result.stderr == (
-        "--endpoint: now 'http://127.0.0.1:1': there is no such source. Write --endpoint embedded, or leave it out.\n"
+        "--endpoint: now 'http://127.0.0.1:1': there is no such source. Fix: --endpoint embedded, or leave it out.\n"
     )
 
 
@@ -108,7 +108,7 @@ def test_a_region_of_the_wrong_form_is_refused_before_anything_is_asked() -> Non
     result = _refresh("--region", "us-wset-2!")
     assert result.returncode == 2
     assert (
-        result.stderr == "--region: now 'us-wset-2!': it is not an AWS region. Write an AWS region such as us-west-2.\n"
+        result.stderr == "--region: now 'us-wset-2!': it is not an AWS region. Fix: an AWS region such as us-west-2.\n"
     )
 
 
@@ -119,6 +119,6 @@ def test_a_region_that_offers_nothing_is_refused_and_the_file_stays(tmp_path: Pa
     result = _refresh("--endpoint", "embedded", "--region", "mx-central-1", "--out", str(file))
     assert result.returncode == 2
     assert result.stderr.splitlines()[-1] == (
-        "--region: mx-central-1 offers none of the catalogue's families. Write another."
+        "--region: mx-central-1 offers none of the catalogue's families. Fix: another."
     )
     assert file.read_text() == instances.GENERATED.read_text()

@@ -87,9 +87,9 @@ def test_mistakes_of_both_files_are_shown_together(capsys: pytest.CaptureFixture
     edit("mine/blueprint.yaml", "users: 8", "user: 8")
     edit("mine/blueprint.yaml", "errors: 0.1%", "errors: 0.1")
     messages = [
-        "fleet.yaml:5:39: pools.general.size: now '4..0': the least, 4, is more than the most, 0. Write 0..4.",
-        "mine/blueprint.yaml:4:11: traffic.user: there is no such key. Write users:.",
-        "mine/blueprint.yaml:5:37: slo.errors: now 0.1: it has no unit. Write a percentage such as 0.1%.",
+        "fleet.yaml:5:39: pools.general.size: now '4..0': the least, 4, is more than the most, 0. Fix: 0..4.",
+        "mine/blueprint.yaml:4:11: traffic.user: there is no such key. Fix: users:.",
+        "mine/blueprint.yaml:5:37: slo.errors: now 0.1: it has no unit. Fix: a percentage such as 0.1%.",
     ]
     code, out, err = check(capsys, "mine")
     assert (code, out, err.splitlines()) == (2, "", messages)
@@ -130,7 +130,7 @@ def test_what_the_resolver_refuses_stands_at_its_line(capsys: pytest.CaptureFixt
     assert code == 2
     assert err == (
         "mine/blueprint.yaml:3:24: roles.worker.pool: now 'genral': fleet.yaml has no such pool. "
-        "Write one of its pools, general.\n"
+        "Fix: one of its pools, general.\n"
     )
 
 
@@ -147,17 +147,17 @@ def test_a_mistake_in_the_template_is_found_with_its_line(capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("arguments", "messages"),
     [
-        (["nowhere"], ["nowhere:1:1: there is no such folder. Write the folder of a blueprint; `blueprint new` makes one."]),
-        (["mein"], ["mein:1:1: there is no such folder. Write the folder of a blueprint, such as mine."]),
-        (["fleet.yaml"], ["fleet.yaml:1:1: it is a file, and a blueprint is a folder. Write the folder that holds it, .."]),
-        (["."], [".:1:1: the folder holds no blueprint.yaml. Write the folder of a blueprint; `blueprint new` makes one."]),
-        (["mine", "--fleet", "no.yaml"], ["no.yaml:1:1: there is no such file. Write the path of a file that exists, such as fleet.yaml."]),
-        (["mine", "--fleet", "mine"], ["mine:1:1: it is a folder. Write the path of the file, such as mine/fleet.yaml."]),
+        (["nowhere"], ["nowhere:1:1: there is no such folder. Fix: the folder of a blueprint; `blueprint new` makes one."]),
+        (["mein"], ["mein:1:1: there is no such folder. Fix: the folder of a blueprint, such as mine."]),
+        (["fleet.yaml"], ["fleet.yaml:1:1: it is a file, and a blueprint is a folder. Fix: the folder that holds it, .."]),
+        (["."], [".:1:1: the folder holds no blueprint.yaml. Fix: the folder of a blueprint; `blueprint new` makes one."]),
+        (["mine", "--fleet", "no.yaml"], ["no.yaml:1:1: there is no such file. Fix: the path of a file that exists, such as fleet.yaml."]),
+        (["mine", "--fleet", "mine"], ["mine:1:1: it is a folder. Fix: the path of the file, such as mine/fleet.yaml."]),
         (
             ["nowhere", "--fleet", "no.yaml"],
             [
-                "no.yaml:1:1: there is no such file. Write the path of a file that exists, such as fleet.yaml.",
-                "nowhere:1:1: there is no such folder. Write the folder of a blueprint; `blueprint new` makes one.",
+                "no.yaml:1:1: there is no such file. Fix: the path of a file that exists, such as fleet.yaml.",
+                "nowhere:1:1: there is no such folder. Fix: the folder of a blueprint; `blueprint new` makes one.",
             ],
         ),
     ],

@@ -54,11 +54,11 @@ def test_a_preset_is_copied_in_place_of_the_patterns_own_blueprint(run_cli: Comm
     [
         (
             ("disaggregated", "--preset", "13x1"),
-            "--preset: now '13x1': disaggregated has no such preset. Write 12x1+1x4.\n",
+            "--preset: now '13x1': disaggregated has no such preset. Fix: 12x1+1x4.\n",
         ),
         (
             ("aggregated", "--preset", "12x1+1x4"),
-            "--preset: now '12x1+1x4': aggregated has no such preset. Write long-context or trainium2.\n",
+            "--preset: now '12x1+1x4': aggregated has no such preset. Fix: long-context or trainium2.\n",
         ),
     ],
 )
@@ -86,14 +86,14 @@ FP8, FP4 = "Qwen/Qwen3-235B-A22B-FP8", "nvidia/Qwen3-235B-A22B-NVFP4"
             "us-west-2a",
             FP8,
             "weights 236 GB and reserve 6.26 GB are 105 GB more than the 138 GB of one accelerator. "
-            "Write accelerators: 1 on p6-b300.48xlarge, or a smaller model.",
+            "Fix: accelerators: 1 on p6-b300.48xlarge, or a smaller model.",
         ),
         (
             "p5en.48xlarge",
             "us-west-2a",
             FP4,
             "weights 134 GB and reserve 6.26 GB are 2.48 GB more than the 138 GB of one accelerator. "
-            "Write accelerators: 1 on p6-b200.48xlarge or accelerators: 2 on p4de.24xlarge, or a smaller model.",
+            "Fix: accelerators: 1 on p6-b200.48xlarge or accelerators: 2 on p4de.24xlarge, or a smaller model.",
         ),
         ("p6-b300.48xlarge", "us-west-2b", FP8, None),
         ("p6-b300.48xlarge", "us-west-2b", FP4, None),
@@ -169,5 +169,5 @@ def test_a_twin_never_overwrites(run_cli: Command) -> None:
     assert run_cli("twin", "mine", "other") == (
         2,
         "",
-        "other: it is there already, and nothing is overwritten. Write another name.\n",
+        "other: it is there already, and nothing is overwritten. Fix: another name.\n",
     )

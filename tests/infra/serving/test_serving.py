@@ -34,22 +34,22 @@ def test_what_each_pattern_renders_to_can_be_read(manifests: dict[str, Path], fl
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("gpus: 1", "gpus: 8", "gpus: now 8: a machine of the pool general has 4 at the most. Write 4 or less"),
+        ("gpus: 1", "gpus: 8", "gpus: now 8: a machine of the pool general has 4 at the most. Fix: 4 or less"),
         (
             "pool: general",
             "pool: genral",
-            "the fleet fabric has no such pool on ECS. Write one of general, alone, fast",
+            "the fleet fabric has no such pool on ECS. Fix: one of general, alone, fast",
         ),
-        ("fleet: fabric", "fleet: cotton", "Write fleet: fabric"),
-        ("most: 6", "most: 1", "scale.most: now 1: the least is 2. Write 2 or more"),
+        ("fleet: fabric", "fleet: cotton", "Fix: fleet: fabric"),
+        ("most: 6", "most: 1", "scale.most: now 1: the least is 2. Fix: 2 or more"),
         ("port: 8000", "port: 80000", "65535"),
-        ("    kind: router", "    kind: engine", "0 of them are routers. Write exactly one of kind: router"),
+        ("    kind: router", "    kind: engine", "0 of them are routers. Fix: exactly one of kind: router"),
         ("name: router", "name: worker", "another service has it"),
         ("stop_s: 120", "stop_s: 600", "without a pool the task runs on Fargate, which waits 120 s at the longest"),
         ("    cpus: ", "    cpu: ", "cpus"),
         ('"s3://my-adapters/lora/sql"', '"https://my-adapters/lora/sql"', "a place in S3"),
         ('["g6e.2xlarge", ', '["g6e.8xlarge", ', "now 'g6e.8xlarge': no machine of the pool general is one"),
-        ("devices: []", "devices: [/dev/infiniband/uverbs0]", "has 0 EFA interfaces. Write 0 of them"),
+        ("devices: []", "devices: [/dev/infiniband/uverbs0]", "has 0 EFA interfaces. Fix: 0 of them"),
     ],
 )
 def test_a_mistake_is_said_at_its_line(
@@ -69,8 +69,8 @@ def test_a_mistake_is_said_at_its_line(
 @pytest.mark.parametrize(
     ("kind", "scaled", "said"),
     [
-        ("router", True, "the router stands always, to see who asks. Write 1 or more"),
-        ("engine", False, "without scale none comes. Write 1 or more"),
+        ("router", True, "the router stands always, to see who asks. Fix: 1 or more"),
+        ("engine", False, "without scale none comes. Fix: 1 or more"),
     ],
 )
 def test_what_nothing_would_wake_does_not_sleep(
@@ -99,13 +99,13 @@ HEAD = "pattern: aggregated\nmodel: Qwen/Qwen3-0.6B\n"
     [
         (
             "pattern: distributed\nmodel: Qwen/Qwen3-32B\nroles: {worker: {pool: fast, replicas: 1..2, accelerators: 16, pipeline: 2}}\n",
-            "now '1..2': a replica is 2 services on ECS, which autoscaling does not start together. Write replicas: 2.",
+            "now '1..2': a replica is 2 services on ECS, which autoscaling does not start together. Fix: replicas: 2.",
         ),
         (
             HEAD + "roles: {worker: {pool: fast}}\n",
             "accelerators: now 1: ECS gives each task a network interface of its own on the machine's first card, where "
             "p5en.48xlarge has room for 2 beside EFA's, and 8 of such replicas' tasks would stand on it. "
-            "Write accelerators: 4 or more, or --target eks.",
+            "Fix: accelerators: 4 or more, or --target eks.",
         ),
     ],
 )

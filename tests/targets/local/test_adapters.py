@@ -104,11 +104,11 @@ def test_what_cannot_be_loaded_is_refused_before_an_engine_is_asked(
     deployment, requests = deployment_and_requests
     folder = make_tiny.make_adapter(tmp_path / "late")
     for role, message in (
-        ("other", "ROLE: now 'other': mine has no such role. Write small or long."),
+        ("other", "ROLE: now 'other': mine has no such role. Fix: small or long."),
         (
             "small",
             "ROLE: now 'small': its engines were started without any adapter, and such take none. "
-            "Write one adapter in the blueprint, and deploy it.",
+            "Fix: one adapter in the blueprint, and deploy it.",
         ),
     ):
         with pytest.raises(InputError) as error:
@@ -120,7 +120,7 @@ def test_what_cannot_be_loaded_is_refused_before_an_engine_is_asked(
         adapters.load(deployment, "long", "late", folder)
     assert str(error.value) == (
         f"FOLDER: now '{folder}': it was made for Qwen/Qwen3-8B, and the role serves tiny. "
-        "Write an adapter of tiny, or a role of Qwen/Qwen3-8B."
+        "Fix: an adapter of tiny, or a role of Qwen/Qwen3-8B."
     )
     assert requests == []
 
@@ -137,6 +137,6 @@ def test_a_place_in_s3_is_no_folder_of_this_machine() -> None:
         adapters.parse_folder("s3://mine/sql")
     assert str(error.value) == (
         "FOLDER: now 's3://mine/sql': replicas on this machine load what lies in a folder of it. "
-        "Write a folder; `aws s3 cp --recursive s3://mine/sql FOLDER` fills one."
+        "Fix: a folder; `aws s3 cp --recursive s3://mine/sql FOLDER` fills one."
     )
     assert adapters.parse_folder("mine/sql") == Path("mine/sql")

@@ -66,7 +66,7 @@ def test_new_copies_a_pattern_and_a_fleet_where_there_is_none(
 
 def test_new_overwrites_nothing(working_folder: Path, run_cli: RunCli) -> None:
     code, _, err = run_cli("new", "mine", "--from", "aggregated")
-    assert (code, err) == (2, "mine: it is there already, and nothing is overwritten. Write another name.\n")
+    assert (code, err) == (2, "mine: it is there already, and nothing is overwritten. Fix: another name.\n")
     fleet = (working_folder / "fleet.yaml").read_text()
     (working_folder / "fleet.yaml").write_text(fleet + "# mine\n")
     assert run_cli("new", "other", "--from", "aggregated")[0] == 0
@@ -78,12 +78,12 @@ def test_new_overwrites_nothing(working_folder: Path, run_cli: RunCli) -> None:
     [
         (
             ("mine", "--from", "nothing"),
-            f"--from: now 'nothing': there is no such pattern. Write {' or '.join(NAMES)}.\n",
+            f"--from: now 'nothing': there is no such pattern. Fix: {' or '.join(NAMES)}.\n",
         ),
         (
             ("My_Own", "--from", "aggregated"),
             "NAME: now 'My_Own': its last part is to be the deployment's name. "
-            "Write 2 to 32 of a-z, 0-9 and -, a letter first.\n",
+            "Fix: 2 to 32 of a-z, 0-9 and -, a letter first.\n",
         ),
     ],
 )
@@ -101,7 +101,7 @@ def test_a_fleet_file_that_is_not_there_is_said(working_folder: Path, run_cli: R
     (working_folder / "fleet.yaml").unlink()
     code, _, err = run_cli(command, "mine")
     assert code == 2
-    assert err == "fleet.yaml:1:1: there is no such file. Write the path of a file that exists.\n"
+    assert err == "fleet.yaml:1:1: there is no such file. Fix: the path of a file that exists.\n"
 
 
 @pytest.mark.parametrize("command", ["render", "diff", "deploy", "destroy", "status", "logs"])
@@ -128,7 +128,7 @@ def test_deploy_asks_first_and_does_nothing_without_an_answer(
 ) -> None:
     code, _, err = run_cli("deploy", "mine")
     assert code == 2
-    assert err.endswith("Deploy this? There is no terminal to ask in. Write --yes.\n")
+    assert err.endswith("Deploy this? There is no terminal to ask in. Fix: --yes.\n")
     assert make_plan().directory.load_deployment() is None
 
 
@@ -173,14 +173,14 @@ def test_the_whole_life_of_a_deployment(
     assert code == 2
     assert err == (
         "PROCESS: now 'worker-7': mine has no such process. "
-        "Write one of aws, router, supervisord, worker-0, worker-1.\n"
+        "Fix: one of aws, router, supervisord, worker-0, worker-1.\n"
     )
 
     (working_folder / "mine" / "blueprint.yaml").write_text("broken: [")
     assert run_cli("status", "mine")[0] == 0, "what runs can be looked at and ended while its file is being edited"
     code, _, err = run_cli("destroy", "mine")
     assert code == 2
-    assert "End mine and remove .blueprint/mine? There is no terminal to ask in. Write --yes." in err
+    assert "End mine and remove .blueprint/mine? There is no terminal to ask in. Fix: --yes." in err
     assert run_cli("destroy", "mine", "--yes")[0] == 0
     assert not (working_folder / ".blueprint").exists()
     assert not (working_folder / "rendered").exists()

@@ -65,23 +65,23 @@ def get_error(blueprint_plan: plan.DeploymentPlan) -> str:
         ({"base": f"{MODEL}-FP8"}, ""),
         (
             {"base": OTHER},
-            f"it was made for {OTHER}, and the role serves {MODEL}. Write an adapter of {MODEL}, or a role of {OTHER}.",
+            f"it was made for {OTHER}, and the role serves {MODEL}. Fix: an adapter of {MODEL}, or a role of {OTHER}.",
         ),
         (
             {"rank": 128},
-            "its rank is 128, and replicas set memory aside for 64. Write an adapter of rank 64 or less.",
+            "its rank is 128, and replicas set memory aside for 64. Fix: an adapter of rank 64 or less.",
         ),
         (
             {"files": ("adapter_config.json",)},
-            "there is no adapter_model.safetensors in PLACE. Write a folder that PEFT wrote.",
+            "there is no adapter_model.safetensors in PLACE. Fix: a folder that PEFT wrote.",
         ),
         (
             {"files": ("README.md",)},
-            "there is no adapter_config.json and no adapter_model.safetensors in PLACE. Write a folder that PEFT wrote.",
+            "there is no adapter_config.json and no adapter_model.safetensors in PLACE. Fix: a folder that PEFT wrote.",
         ),
         (
             {"text": "{"},
-            f"it was made for no model that it names, and the role serves {MODEL}. Write an adapter of {MODEL}.",
+            f"it was made for no model that it names, and the role serves {MODEL}. Fix: an adapter of {MODEL}.",
         ),
     ],
 )

@@ -91,7 +91,7 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path, adapter_folder: 
     _update_config(adapter_folder, base_model_name_or_path="Qwen/Qwen3-8B")
     assert _find_errors(tmp_path) == [
         "blueprint.yaml:5:58: roles.models.tuned.adapters.tone: now 'adapters/tone': it was made for Qwen/Qwen3-8B, and "
-        "the role serves tiny. Write an adapter of tiny, or a role of Qwen/Qwen3-8B."
+        "the role serves tiny. Fix: an adapter of tiny, or a role of Qwen/Qwen3-8B."
     ]
 
 
@@ -99,7 +99,7 @@ def test_an_adapter_of_a_rank_beyond_what_is_set_aside_is_refused(tmp_path: Path
     _update_config(adapter_folder, r=128)
     assert _find_errors(tmp_path) == [
         "blueprint.yaml:5:58: roles.models.tuned.adapters.tone: now 'adapters/tone': its rank is 128, and replicas set "
-        "memory aside for 64. Write an adapter of rank 64 or less."
+        "memory aside for 64. Fix: an adapter of rank 64 or less."
     ]
 
 
@@ -113,7 +113,7 @@ def test_the_rank_is_the_one_of_the_engines_command_line() -> None:
 def test_a_folder_that_is_no_adapter_is_refused(tmp_path: Path) -> None:
     assert _find_errors(tmp_path) == [
         "blueprint.yaml:5:58: roles.models.tuned.adapters.tone: now 'adapters/tone': there is no adapter_config.json "
-        "and no adapter_model.safetensors in adapters/tone. Write a folder that PEFT wrote."
+        "and no adapter_model.safetensors in adapters/tone. Fix: a folder that PEFT wrote."
     ]
 
 
@@ -121,10 +121,10 @@ def test_a_folder_is_of_no_use_to_a_container_nor_s3_to_this_machine(tmp_path: P
     assert adapter_folder.is_dir()
     assert _find_errors(tmp_path, target="eks") == [
         "blueprint.yaml:5:58: roles.models.tuned.adapters.tone: now 'adapters/tone': a container on eks does not see "
-        "this folder. Write s3://BUCKET/PREFIX; `blueprint model copy FOLDER --to` puts it there."
+        "this folder. Fix: s3://BUCKET/PREFIX; `blueprint model copy FOLDER --to` puts it there."
     ]
     assert _find_errors(tmp_path, "s3://mine/tone", target="eks") == []
     assert _find_errors(tmp_path, "s3://mine/tone") == [
         "blueprint.yaml:5:58: roles.models.tuned.adapters.tone: now 's3://mine/tone': the S3 of this machine is an "
-        "embedded one, which has no adapters. Write a folder beside the blueprint."
+        "embedded one, which has no adapters. Fix: a folder beside the blueprint."
     ]

@@ -80,12 +80,12 @@ def test_the_patterns_own_blueprint_has_a_twin(tmp_path: Path) -> None:
         (
             "prefill: {pool: gpus}, decode: {pool: others}",
             "4:47: roles.decode.pool: now 'others': prefill stands in the pool gpus: a twin's replicas are all alike, "
-            "and so are their machines. Write pool: gpus.",
+            "and so are their machines. Fix: pool: gpus.",
         ),
         (
             "prefill: {pool: gpus, accelerators: 2}, decode: {pool: gpus, accelerators: 3}",
             "4:9: roles.prefill.replicas: now 1: 5 accelerators of prefill and decode together make no whole number of "
-            "replicas of 3 or 2. Write replicas or accelerators whose sum is a multiple of 3.",
+            "replicas of 3 or 2. Fix: replicas or accelerators whose sum is a multiple of 3.",
         ),
     ],
 )

@@ -101,7 +101,7 @@ def add_traffic(text: str) -> str:
 
 
 CHOICE = "there is no such choice."
-TOKENS = "Write a number of tokens such as"
+TOKENS = "Fix: a number of tokens such as"
 
 
 @pytest.mark.parametrize(
@@ -111,64 +111,64 @@ TOKENS = "Write a number of tokens such as"
         (
             "pattern: aggregated\n",
             [
-                "1:1: roles: it is required and missing. Write roles: {worker: {pool: general}}.",
-                "1:1: traffic: it is required and missing. Write traffic: {users: 8}.",
-                "1:1: slo: it is required and missing. Write slo: {ttft_ms: {p95: 800}}.",
-                "1:1: model: it is required and missing. Write model: Qwen/Qwen3-0.6B.",
+                "1:1: roles: it is required and missing. Fix: roles: {worker: {pool: general}}.",
+                "1:1: traffic: it is required and missing. Fix: traffic: {users: 8}.",
+                "1:1: slo: it is required and missing. Fix: slo: {ttft_ms: {p95: 800}}.",
+                "1:1: model: it is required and missing. Fix: model: Qwen/Qwen3-0.6B.",
             ],
         ),
-        (VALID + "modle: tiny\n", ["7:1: modle: there is no such key. Write one of context, disruption, engine, framework, image, name, tuning, weights."]),
-        (VALID.replace("model:", "modle:"), ["2:1: modle: there is no such key. Write model:."]),
-        (VALID + "model: mid\n", ["7:1: model: the key stands twice; the first is on line 2. Write it once."]),
-        (VALID.replace("worker: {pool: general}", "router: {}"), ["3:1: roles.worker: the pattern aggregated needs it, and it is missing. Write worker: {pool: general}."]),
-        (VALID.replace("roles:\n  worker: {pool: general}\n", "roles:\n"), ["3:7: roles: the key has no value. Write a value, or leave it out."]),
-        (VALID.replace("pool: general", "pool: general, tp: 2"), ["4:27: roles.worker.tp: there is no such key. Write one of accelerators, adapters, data, executor, expert, pipeline, replicas, scale."]),
+        (VALID + "modle: tiny\n", ["7:1: modle: there is no such key. Fix: one of context, disruption, engine, framework, image, name, tuning, weights."]),
+        (VALID.replace("model:", "modle:"), ["2:1: modle: there is no such key. Fix: model:."]),
+        (VALID + "model: mid\n", ["7:1: model: the key stands twice; the first is on line 2. Fix: it once."]),
+        (VALID.replace("worker: {pool: general}", "router: {}"), ["3:1: roles.worker: the pattern aggregated needs it, and it is missing. Fix: worker: {pool: general}."]),
+        (VALID.replace("roles:\n  worker: {pool: general}\n", "roles:\n"), ["3:7: roles: the key has no value. Fix: a value, or leave it out."]),
+        (VALID.replace("pool: general", "pool: general, tp: 2"), ["4:27: roles.worker.tp: there is no such key. Fix: one of accelerators, adapters, data, executor, expert, pipeline, replicas, scale."]),
         # a value has the wrong kind or form
         (VALID.replace("aggregated", "agregated"), [f"1:10: pattern: now 'agregated': {CHOICE} Write aggregated; the choices are 'aggregated', 'disaggregated', 'distributed' or 'multi-model'."]),
-        (VALID.replace("model: tiny", "model: 5"), ["2:8: model: now 5: it is no text. Write it in quotes: '5'."]),
-        (VALID.replace("model: tiny", "model: --trust-remote-code"), ["2:8: model: now '--trust-remote-code': it is not a model: a name of the catalogue, a hub id or a folder. Write a model such as Qwen/Qwen3-0.6B."]),
-        (VALID.replace("model: tiny", 'model: ""'), ["2:8: model: now '': it is not a model: a name of the catalogue, a hub id or a folder. Write a model such as Qwen/Qwen3-0.6B."]),
-        (VALID.replace("model: tiny", "model: ${MODEL}"), ["2:8: model: it holds ${ or %{, which Terraform would read as an expression; settings hold plain values. Write the value itself."]),
+        (VALID.replace("model: tiny", "model: 5"), ["2:8: model: now 5: it is no text. Fix: it in quotes: '5'."]),
+        (VALID.replace("model: tiny", "model: --trust-remote-code"), ["2:8: model: now '--trust-remote-code': it is not a model: a name of the catalogue, a hub id or a folder. Fix: a model such as Qwen/Qwen3-0.6B."]),
+        (VALID.replace("model: tiny", 'model: ""'), ["2:8: model: now '': it is not a model: a name of the catalogue, a hub id or a folder. Fix: a model such as Qwen/Qwen3-0.6B."]),
+        (VALID.replace("model: tiny", "model: ${MODEL}"), ["2:8: model: it holds ${ or %{, which Terraform would read as an expression; settings hold plain values. Fix: the value itself."]),
         (VALID + "engine: vlm\n", [f"7:9: engine: now 'vlm': {CHOICE} Write vllm; the choices are 'vllm'."]),
-        (VALID + "weights: /models\n", ["7:10: weights: now '/models': it is not a place to stream weights from: s3 or s3://BUCKET/PREFIX. Write a place to stream weights from such as s3://my-models/qwen3-32b."]),
+        (VALID + "weights: /models\n", ["7:10: weights: now '/models': it is not a place to stream weights from: s3 or s3://BUCKET/PREFIX. Fix: a place to stream weights from such as s3://my-models/qwen3-32b."]),
         (VALID + "context: long\n", [f"7:10: context: now 'long': it is not a number of tokens. {TOKENS} 8k."]),
         (VALID + "context: 0\n", [f"7:10: context: now 0: it is not from 1 to 10000000. {TOKENS} 8k."]),
-        (VALID + "name: Mine\n", ["7:7: name: now 'Mine': it is not a name of 2 to 32 characters: a-z, 0-9 and -, a letter first. Write a name of 2 to 32 characters such as general."]),
-        (VALID.replace("{pool: general}", "general"), ["4:11: roles.worker: now 'general': it is a text. Write a mapping of keys to values."]),
-        (VALID.replace("{pool: general}", "{pool: general, replicas: two}"), ["4:37: roles.worker.replicas: now 'two': it is neither a number of replicas nor a range. Write a number of replicas such as 4, or a range such as 1..8."]),
-        (VALID.replace("{pool: general}", "{pool: general, replicas: 0}"), ["4:37: roles.worker.replicas: now 0: nothing would ever run. Write replicas: 1, or a range such as 0..4."]),
-        (VALID.replace("{pool: general}", "{pool: general, accelerators: 1025}"), ["4:41: roles.worker.accelerators: now 1025: it is too large. Write 1024 or less."]),
+        (VALID + "name: Mine\n", ["7:7: name: now 'Mine': it is not a name of 2 to 32 characters: a-z, 0-9 and -, a letter first. Fix: a name of 2 to 32 characters such as general."]),
+        (VALID.replace("{pool: general}", "general"), ["4:11: roles.worker: now 'general': it is a text. Fix: a mapping of keys to values."]),
+        (VALID.replace("{pool: general}", "{pool: general, replicas: two}"), ["4:37: roles.worker.replicas: now 'two': it is neither a number of replicas nor a range. Fix: a number of replicas such as 4, or a range such as 1..8."]),
+        (VALID.replace("{pool: general}", "{pool: general, replicas: 0}"), ["4:37: roles.worker.replicas: now 0: nothing would ever run. Fix: replicas: 1, or a range such as 0..4."]),
+        (VALID.replace("{pool: general}", "{pool: general, accelerators: 1025}"), ["4:41: roles.worker.accelerators: now 1025: it is too large. Fix: 1024 or less."]),
         (VALID.replace("{pool: general}", "{pool: general}\n  router: {policy: random-ish}"), [f"5:20: roles.router.policy: now 'random-ish': {CHOICE} Write random; the choices are 'cache-aware', 'kv-aware', 'load-aware', 'round-robin', 'random' or 'consistent-hash'."]),
         # traffic
-        (add_traffic("users: 0"), ["5:18: traffic.users: now 0: it is too small. Write 1 or more."]),
-        (add_traffic("users: 8.5"), ["5:18: traffic.users: now 8.5: it is a number with a fraction. Write a whole number."]),
-        (add_traffic("arrivals: 20"), ["5:21: traffic.arrivals: now 20: it has no unit. Write a rate such as 20/s."]),
-        (add_traffic("users: 8, time_limit: 5m"), ["5:33: traffic.time_limit: now '5m': it is not a length of time. Write a length of time such as 30s."]),
-        (add_traffic("users: 8, shared_prefix: 0.5"), ["5:36: traffic.shared_prefix: now 0.5: it has no unit. Write a percentage such as 0.1%."]),
-        (add_traffic("users: 8, input_tokens: 64..32"), ["5:35: traffic.input_tokens: now '64..32': the least, 64, is more than the most, 32. Write 32..64."]),
-        (add_traffic("users: 8, data: ../../etc/passwd"), ["5:27: traffic.data: now '../../etc/passwd': it is not a JSONL file in the blueprint's folder. Write a JSONL file in the blueprint's folder such as prompts.jsonl."]),
-        (add_traffic("users: 8, data: prompts.jsonl"), ["5:27: traffic.data: now 'prompts.jsonl': there is no such file in mine. Write the name of a JSONL file beside the blueprint."]),
-        (add_traffic("users: 8, seed: -1"), ["5:27: traffic.seed: now -1: it is too small. Write 0 or more."]),
-        (add_traffic("users: 8, seed: 4294967296"), ["5:27: traffic.seed: now 4294967296: it is too large. Write a number below 4294967296."]),
+        (add_traffic("users: 0"), ["5:18: traffic.users: now 0: it is too small. Fix: 1 or more."]),
+        (add_traffic("users: 8.5"), ["5:18: traffic.users: now 8.5: it is a number with a fraction. Fix: a whole number."]),
+        (add_traffic("arrivals: 20"), ["5:21: traffic.arrivals: now 20: it has no unit. Fix: a rate such as 20/s."]),
+        (add_traffic("users: 8, time_limit: 5m"), ["5:33: traffic.time_limit: now '5m': it is not a length of time. Fix: a length of time such as 30s."]),
+        (add_traffic("users: 8, shared_prefix: 0.5"), ["5:36: traffic.shared_prefix: now 0.5: it has no unit. Fix: a percentage such as 0.1%."]),
+        (add_traffic("users: 8, input_tokens: 64..32"), ["5:35: traffic.input_tokens: now '64..32': the least, 64, is more than the most, 32. Fix: 32..64."]),
+        (add_traffic("users: 8, data: ../../etc/passwd"), ["5:27: traffic.data: now '../../etc/passwd': it is not a JSONL file in the blueprint's folder. Fix: a JSONL file in the blueprint's folder such as prompts.jsonl."]),
+        (add_traffic("users: 8, data: prompts.jsonl"), ["5:27: traffic.data: now 'prompts.jsonl': there is no such file in mine. Fix: the name of a JSONL file beside the blueprint."]),
+        (add_traffic("users: 8, seed: -1"), ["5:27: traffic.seed: now -1: it is too small. Fix: 0 or more."]),
+        (add_traffic("users: 8, seed: 4294967296"), ["5:27: traffic.seed: now 4294967296: it is too large. Fix: a number below 4294967296."]),
         # slo
-        (VALID.replace("slo: {}", "slo: {ttft_ms: 800}"), ["6:16: slo.ttft_ms: now 800: it is a whole number. Write a mapping of keys to values."]),
-        (VALID.replace("slo: {}", "slo: {ttft_ms: {p97: 800}}"), ["6:17: slo.ttft_ms.p97: there is no such key. Write p99:."]),
-        (VALID.replace("slo: {}", "slo: {ttft_ms: {p95: 0}}"), ["6:22: slo.ttft_ms.p95: now 0: it is too small. Write a number above 0."]),
-        (VALID.replace("slo: {}", "slo: {ttft_ms: {p95: .nan}}"), ["6:22: slo.ttft_ms.p95: now '.nan': it is a text. Write a number."]),
-        (VALID.replace("slo: {}", "slo: {errors: 0.1}"), ["6:15: slo.errors: now 0.1: it has no unit. Write a percentage such as 0.1%."]),
-        (VALID.replace("slo: {}", "slo: {errors: 101%}"), ["6:15: slo.errors: now '101%': it is not up to 100%. Write a percentage such as 0.1%."]),
+        (VALID.replace("slo: {}", "slo: {ttft_ms: 800}"), ["6:16: slo.ttft_ms: now 800: it is a whole number. Fix: a mapping of keys to values."]),
+        (VALID.replace("slo: {}", "slo: {ttft_ms: {p97: 800}}"), ["6:17: slo.ttft_ms.p97: there is no such key. Fix: p99:."]),
+        (VALID.replace("slo: {}", "slo: {ttft_ms: {p95: 0}}"), ["6:22: slo.ttft_ms.p95: now 0: it is too small. Fix: a number above 0."]),
+        (VALID.replace("slo: {}", "slo: {ttft_ms: {p95: .nan}}"), ["6:22: slo.ttft_ms.p95: now '.nan': it is a text. Fix: a number."]),
+        (VALID.replace("slo: {}", "slo: {errors: 0.1}"), ["6:15: slo.errors: now 0.1: it has no unit. Fix: a percentage such as 0.1%."]),
+        (VALID.replace("slo: {}", "slo: {errors: 101%}"), ["6:15: slo.errors: now '101%': it is not up to 100%. Fix: a percentage such as 0.1%."]),
         # contradictions, each at its own field
-        (add_traffic("requests: 100"), ["5:10: traffic: it must have exactly one of users and arrivals. Write users: 8, or arrivals: 20/s."]),
-        (add_traffic("users: 8, arrivals: 20/s"), ["5:31: traffic.arrivals: now '20/s': it must have exactly one of users and arrivals. Write users: 8, or arrivals: 20/s."]),
-        (add_traffic("users: 8, process: constant"), ["5:30: traffic.process: now 'constant': it spaces the arrivals of the open loop, and users is the closed loop. Write arrivals: 20/s in place of users, or no process."]),
-        (add_traffic("users: 8, prefix_groups: 4"), ["5:36: traffic.prefix_groups: now 4: the prompts of a group have nothing in common while shared_prefix is 0%. Write shared_prefix: 50% too, or no prefix_groups."]),
-        (VALID.replace("slo: {}", "slo: {itl_ms: {p50: 40, p95: 30}}"), ["6:21: slo.itl_ms.p50: now 40: p95 is 30, which p50 cannot exceed: this limit would say nothing. Write 30 or less, or no p50."]),
-        (VALID + "context: 300\n", ["7:10: context: now 300: a request of this traffic takes up to 320 tokens, input and output together, and the context is 300. Write context: 320 or more, or shorter input_tokens and output_tokens."]),
-        (add_traffic("users: 8, input_tokens: 4k..5k"), ["5:35: traffic.input_tokens: now '4k..5k': a request of this traffic takes up to 5064 tokens, input and output together, and the context is 4096. Write context: 5064 or more, or shorter input_tokens and output_tokens."]),
+        (add_traffic("requests: 100"), ["5:10: traffic: it must have exactly one of users and arrivals. Fix: users: 8, or arrivals: 20/s."]),
+        (add_traffic("users: 8, arrivals: 20/s"), ["5:31: traffic.arrivals: now '20/s': it must have exactly one of users and arrivals. Fix: users: 8, or arrivals: 20/s."]),
+        (add_traffic("users: 8, process: constant"), ["5:30: traffic.process: now 'constant': it spaces the arrivals of the open loop, and users is the closed loop. Fix: arrivals: 20/s in place of users, or no process."]),
+        (add_traffic("users: 8, prefix_groups: 4"), ["5:36: traffic.prefix_groups: now 4: the prompts of a group have nothing in common while shared_prefix is 0%. Fix: shared_prefix: 50% too, or no prefix_groups."]),
+        (VALID.replace("slo: {}", "slo: {itl_ms: {p50: 40, p95: 30}}"), ["6:21: slo.itl_ms.p50: now 40: p95 is 30, which p50 cannot exceed: this limit would say nothing. Fix: 30 or less, or no p50."]),
+        (VALID + "context: 300\n", ["7:10: context: now 300: a request of this traffic takes up to 320 tokens, input and output together, and the context is 300. Fix: context: 320 or more, or shorter input_tokens and output_tokens."]),
+        (add_traffic("users: 8, input_tokens: 4k..5k"), ["5:35: traffic.input_tokens: now '4k..5k': a request of this traffic takes up to 5064 tokens, input and output together, and the context is 4096. Fix: context: 5064 or more, or shorter input_tokens and output_tokens."]),
         # the file as a whole
-        ("", ["1:1: it is empty. Write at least its required keys; `blueprint schema` lists them."]),
-        ("tiny", ["1:1: now 'tiny': the file is not a mapping of keys to values. Write KEY: VALUE lines."]),
-        ("pattern: [aggregated", ["1:10: it is not YAML: the list that starts here is not closed. Write a list such as [a, b]."]),
+        ("", ["1:1: it is empty. Fix: at least its required keys; `blueprint schema` lists them."]),
+        ("tiny", ["1:1: now 'tiny': the file is not a mapping of keys to values. Fix: KEY: VALUE lines."]),
+        ("pattern: [aggregated", ["1:10: it is not YAML: the list that starts here is not closed. Fix: a list such as [a, b]."]),
     ],
 )  # fmt: skip
 def test_each_mistake_has_its_place_its_reason_and_its_remedy(text: str, messages: list[str]) -> None:
@@ -193,13 +193,13 @@ def test_a_binary_file_and_a_huge_one_are_refused() -> None:
     Path("mine/blueprint.yaml").write_bytes(b"\x1f\x8b\x08\x00\x00")
     with pytest.raises(InputError) as error:
         blueprint.read(Path("mine"))
-    assert str(error.value) == "mine/blueprint.yaml:1:1: it is binary, not text in UTF-8. Write a YAML file."
+    assert str(error.value) == "mine/blueprint.yaml:1:1: it is binary, not text in UTF-8. Fix: a YAML file."
     Path("mine/blueprint.yaml").write_bytes(b"#" * 10_000_000)
     with pytest.raises(InputError) as error:
         blueprint.read(Path("mine"))
     assert str(error.value) == (
         "mine/blueprint.yaml:1:1: it holds 10,000,000 bytes, and settings hold at most 200,000. "
-        "Write settings of a screenful, not a data file."
+        "Fix: settings of a screenful, not a data file."
     )
 
 
@@ -210,13 +210,13 @@ def get_error(folder: str) -> str:
 
 
 def test_a_folder_that_holds_no_blueprint_is_said_to_be_so() -> None:
-    fix = "Write the folder of a blueprint; `blueprint new` makes one."
+    fix = "Fix: the folder of a blueprint; `blueprint new` makes one."
     assert get_error("mine") == f"mine:1:1: the folder holds no blueprint.yaml. {fix}"
     assert get_error("nowhere") == f"nowhere:1:1: there is no such folder. {fix}"
     Path("mine/blueprint.yaml").write_text(VALID)
-    assert get_error("mien") == "mien:1:1: there is no such folder. Write the folder of a blueprint, such as mine."
+    assert get_error("mien") == "mien:1:1: there is no such folder. Fix: the folder of a blueprint, such as mine."
     assert get_error("mine/blueprint.yaml") == (
-        "mine/blueprint.yaml:1:1: it is a file, and a blueprint is a folder. Write the folder that holds it, mine."
+        "mine/blueprint.yaml:1:1: it is a file, and a blueprint is a folder. Fix: the folder that holds it, mine."
     )
     (nearest,) = [line for line in [get_error("agregated")] if "such as" in line]
     assert nearest.endswith(f"such as {ROOT / 'blueprints/aggregated'}.")

@@ -254,47 +254,47 @@ REFUSED = [
     (
         {"worker": "{pool: gpu}"},
         "blueprint.yaml:6:18: roles.worker.pool: now 'gpu': FOLDER/fleet.yaml has no such pool. "
-        "Write one of its pools, small, large, plain.",
+        "Fix: one of its pools, small, large, plain.",
     ),
     (
         {"model": "tinyy"},
         "blueprint.yaml:2:8: model: now 'tinyy': neither in the catalogue nor a folder that holds config.json. "
-        "Write tiny, or the path of a folder; `blueprint model list` names all.",
+        "Fix: tiny, or the path of a folder; `blueprint model list` names all.",
     ),
     (
         {"model": "Qwen/Qwen3-Embedding-0.6B"},
         "blueprint.yaml:2:8: model: now 'Qwen/Qwen3-Embedding-0.6B': it is made to embed, and this pattern serves chat "
-        "and completions. Write a model that generates text.",
+        "and completions. Fix: a model that generates text.",
     ),
     (
         {"context": "100k"},
-        "blueprint.yaml:3:10: context: now 100000: tiny was made for 32768 tokens a request. Write 32768 or less.",
+        "blueprint.yaml:3:10: context: now 100000: tiny was made for 32768 tokens a request. Fix: 32768 or less.",
     ),
     (
         {"worker": "{pool: small, accelerators: 2}"},
         "blueprint.yaml:6:39: roles.worker.accelerators: now 2: a replica stands on one machine, and of the pool small "
-        "g6e.2xlarge has 1, g6e.4xlarge has 1. Write accelerators: 1 or less, or a pool of larger types, or pattern: distributed.",
+        "g6e.2xlarge has 1, g6e.4xlarge has 1. Fix: accelerators: 1 or less, or a pool of larger types, or pattern: distributed.",
     ),
     (
         {"worker": "{pool: plain}"},
         "blueprint.yaml:6:3: roles.worker.accelerators: now 1: a replica stands on one machine, and of the pool plain "
-        "m8g.4xlarge has none. Write a pool of types that have some.",
+        "m8g.4xlarge has none. Fix: a pool of types that have some.",
     ),
     (
         {"worker": "{pool: large, accelerators: 3}"},
         "blueprint.yaml:6:39: roles.worker.accelerators: now 3: 4 attention heads do not divide by 3. "
-        "Write accelerators: 1 or 2.",
+        "Fix: accelerators: 1 or 2.",
     ),
     (
         {"model": "Qwen/Qwen3-235B-A22B-FP8"},
         "blueprint.yaml:2:8: model: now 'Qwen/Qwen3-235B-A22B-FP8': it does not fit into 1 accelerator of the pool "
         "small: on g6e.2xlarge and g6e.4xlarge weights 236 GB and reserve 3.54 GB are 196 GB more than the 43.7 GB of "
-        "one accelerator. Write accelerators: 1 on p6-b300.48xlarge, or a smaller model.",
+        "one accelerator. Fix: accelerators: 1 on p6-b300.48xlarge, or a smaller model.",
     ),
     (
         {"worker": "{pool: small, replicas: 9}"},
         "blueprint.yaml:6:35: roles.worker.replicas: now 9: the pool small grows to 8 machines, which hold 8. "
-        "Write replicas: 8 or less, or size: 0..9 in the pool.",
+        "Fix: replicas: 8 or less, or size: 0..9 in the pool.",
     ),
 ]
 
@@ -323,5 +323,5 @@ def test_a_folder_whose_name_is_no_name_must_be_named(tmp_path: Path) -> None:
         resolve.resolve_name(load(folder / "blueprint.yaml", Blueprint))
     assert str(error.value) == (
         f"{folder}/blueprint.yaml:1:1: name: now 'My Model': the folder's name stands in for it, and is none. "
-        "Write name: NAME, 2 to 32 of a-z, 0-9 and -."
+        "Fix: name: NAME, 2 to 32 of a-z, 0-9 and -."
     )

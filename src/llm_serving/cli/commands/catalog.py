@@ -31,7 +31,7 @@ def refresh(
     """Reads instance types, zones and prices anew from EC2, and says what changed."""
     if endpoint not in (None, "embedded"):
         raise InputError(
-            f"--endpoint: now {endpoint!r}: there is no such source. Write --endpoint embedded, or leave it out."
+            f"--endpoint: now {endpoint!r}: there is no such source. Fix: --endpoint embedded, or leave it out."
         )
     from llm_serving.aws.instance_types import rows
     from llm_serving.catalog import instances
@@ -55,7 +55,7 @@ def _require_region(name: str) -> None:
         TypeAdapter(Region).validate_python(name)
     except ValidationError as error:
         context = error.errors()[0]["ctx"]
-        raise InputError(f"--region: now {name!r}: {context['why']}. Write {context['write']}.") from None
+        raise InputError(f"--region: now {name!r}: {context['why']}. Fix: {context['write']}.") from None
 
 
 def _fetch_regions(regions: list[str] | None, *, embedded: bool) -> tuple[dict[str, Any], str]:
@@ -79,7 +79,7 @@ def _fetch_regions(regions: list[str] | None, *, embedded: bool) -> tuple[dict[s
             empty_regions = [name for name in regions or () if not fetched[name]["zones"]]
             if empty_regions:
                 raise InputError(
-                    f"--region: {', '.join(empty_regions)} offers none of the catalogue's families. Write another."
+                    f"--region: {', '.join(empty_regions)} offers none of the catalogue's families. Fix: another."
                 )
             step.note = f"{len({instance_type for region_data in fetched.values() for instance_type in region_data['zones']})} types"
         return fetched, aws.price_refusal

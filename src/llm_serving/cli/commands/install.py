@@ -49,7 +49,7 @@ def install(
     elif target == LOCAL:
         _run_quickstart(blueprint, fleet, set_up_seconds)
     elif with_ not in (None, CDKTF):
-        raise InputError(f"--with: now {with_!r}: there is no such tool. Write {CDKTF}, or leave it out.")
+        raise InputError(f"--with: now {with_!r}: there is no such tool. Fix: {CDKTF}, or leave it out.")
     else:
         _run_aws(target, fleet, blueprint, rehearse, with_ == CDKTF, yes, set_up_seconds)
 
@@ -71,7 +71,7 @@ def _run_aws(
     from llm_serving.workflows import aws as aws_workflow
 
     if target not in aws_workflow.TARGETS:
-        raise InputError(f"--target: now {target!r}: there is no such target. Write local, eks or ecs.")
+        raise InputError(f"--target: now {target!r}: there is no such target. Fix: local, eks or ecs.")
     request = aws_workflow.read_request(target, fleet, blueprint, cdktf=cdktf)
     result = aws_workflow.run(
         request,

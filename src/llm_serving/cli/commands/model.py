@@ -31,7 +31,7 @@ def make_tiny(
 
     size_name = next((candidate for candidate in make_tiny.SIZES if candidate == size), None)
     if size_name is None:
-        raise InputError(f"--size: now {size!r}: there is no such size. Write {' or '.join(make_tiny.SIZES)}.")
+        raise InputError(f"--size: now {size!r}: there is no such size. Fix: {' or '.join(make_tiny.SIZES)}.")
     if adapter:
         console.out.print(str(make_tiny.make_adapter(to)), markup=False)
         return
@@ -107,7 +107,7 @@ def fit(
     from llm_serving.tables import fit_table
 
     if kv_cache_dtype not in ("auto", "fp8"):
-        raise InputError(f"--kv-cache-dtype: now {kv_cache_dtype!r}: there is no such type. Write auto or fp8.")
+        raise InputError(f"--kv-cache-dtype: now {kv_cache_dtype!r}: there is no such type. Fix: auto or fp8.")
     model_row = models.find(model, fetch_config=client.fetch_config)
     context_tokens = min(_parse_tokens(context), model_row.max_context)
     rows = {name: instances.find(name) for name in type_} if type_ else dict(instances.load())
@@ -177,7 +177,7 @@ def _parse_tokens(text: str) -> int:
     try:
         return int(TypeAdapter(Tokens).validate_python(int(text) if text.isdecimal() else text))
     except ValidationError:
-        raise InputError(f"--context: now {text!r}: it is no number of tokens. Write 4096 or 8k.") from None
+        raise InputError(f"--context: now {text!r}: it is no number of tokens. Fix: 4096 or 8k.") from None
 
 
 def _build_progress(step: console.Step) -> Callable[[int, int], None]:

@@ -65,11 +65,11 @@ def new(
     source = PATTERNS / from_
     names = [folder.name for folder in _list_patterns()]
     if from_ not in names:
-        raise InputError(f"--from: now {from_!r}: there is no such pattern. Write {' or '.join(names)}.")
+        raise InputError(f"--from: now {from_!r}: there is no such pattern. Fix: {' or '.join(names)}.")
     presets = _list_presets(source)
     if preset is not None and preset not in presets:
         choices = " or ".join(presets) or "no --preset"
-        raise InputError(f"--preset: now {preset!r}: {from_} has no such preset. Write {choices}.")
+        raise InputError(f"--preset: now {preset!r}: {from_} has no such preset. Fix: {choices}.")
     destination = _require_new_folder(Path(name), "NAME")
     shutil.copytree(source, destination, ignore=shutil.ignore_patterns("__pycache__", PRESETS))
     if preset is not None:
@@ -128,9 +128,9 @@ def _require_new_folder(folder: Path, argument: str) -> Path:
     except ValidationError:
         reason = "its last part is to be the deployment's name"
         fix = "2 to 32 of a-z, 0-9 and -, a letter first"
-        raise InputError(f"{argument}: now {str(folder)!r}: {reason}. Write {fix}.") from None
+        raise InputError(f"{argument}: now {str(folder)!r}: {reason}. Fix: {fix}.") from None
     if folder.exists():
-        raise InputError(f"{folder}: it is there already, and nothing is overwritten. Write another name.")
+        raise InputError(f"{folder}: it is there already, and nothing is overwritten. Fix: another name.")
     return folder
 
 

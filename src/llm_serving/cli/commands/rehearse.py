@@ -31,7 +31,7 @@ def rehearse(
     from llm_serving.workloads import inputs
 
     if mocked and stacks:
-        raise InputError("--mocked plans all stacks. Write no stack, or leave --mocked out")
+        raise InputError("--mocked plans all stacks. Fix: no stack, or leave --mocked out")
     documents = [inputs.read_fleet(file) for file in _list_fleet_files(fleet)]
     data = Path(".blueprint") / "rehearsal"
     with processes.handle_interrupts():
@@ -71,4 +71,4 @@ def _list_fleet_files(fleet: Path) -> list[Path]:
         return [fleet]
     if files := sorted(fleet.glob("*.yaml")):
         return files
-    raise InputError(f"{fleet} holds no fleet file. Write a folder with fleet files, *.yaml, or a file")
+    raise InputError(f"{fleet} holds no fleet file. Fix: a folder with fleet files, *.yaml, or a file")

@@ -105,7 +105,7 @@ def _select_log_files(directory: DeploymentDir, process: str | None) -> list[Pat
         return log_files
     if directory.get_log_path(process) not in log_files:
         names = ", ".join(file.stem for file in log_files)
-        raise InputError(f"PROCESS: now {process!r}: {directory.name} has no such process. Write one of {names}.")
+        raise InputError(f"PROCESS: now {process!r}: {directory.name} has no such process. Fix: one of {names}.")
     return [directory.get_log_path(process)]
 
 

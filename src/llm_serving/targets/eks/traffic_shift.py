@@ -31,12 +31,12 @@ def parse_shares(arguments: list[str]) -> dict[str, int]:
         name, separator, weight = argument.partition("=")
         if not (name and separator and weight.isdigit() and int(weight) <= 1_000_000):
             reason = "it is no deployment and its weight"
-            raise InputError(f"SHARE: now {argument!r}: {reason}. Write NAME=WEIGHT, such as mine-v2=10.")
+            raise InputError(f"SHARE: now {argument!r}: {reason}. Fix: NAME=WEIGHT, such as mine-v2=10.")
         if name in weights:
-            raise InputError(f"SHARE: now {argument!r}: {name} has its weight already. Write each deployment once.")
+            raise InputError(f"SHARE: now {argument!r}: {name} has its weight already. Fix: each deployment once.")
         weights[name] = int(weight)
     if not any(weights.values()):
-        raise InputError("SHARE: no deployment would get a request. Write a weight above 0, such as mine=100.")
+        raise InputError("SHARE: no deployment would get a request. Fix: a weight above 0, such as mine=100.")
     return weights
 
 
@@ -54,7 +54,7 @@ def shift(route: str, weights: Mapping[str, int], *, gateway: str, folder: Path,
     """
     namespace, separator, name = gateway.partition("/")
     if not (namespace and separator and name):
-        raise InputError(f"--gateway: now {gateway!r}: it is no Gateway. Write NAMESPACE/NAME, such as gateway/edge.")
+        raise InputError(f"--gateway: now {gateway!r}: it is no Gateway. Fix: NAMESPACE/NAME, such as gateway/edge.")
     addons.require_tools({"helm": addons.TOOLS["helm"]})
     backends = [
         {"release": release, "port": processes.ROUTER_PORT, "weight": weight} for release, weight in weights.items()

@@ -27,7 +27,7 @@ def parse_folder(text: str) -> Path:
     if text.startswith("s3://"):
         reason = "replicas on this machine load what lies in a folder of it"
         fix = f"a folder; `aws s3 cp --recursive {text} FOLDER` fills one"
-        raise InputError(f"FOLDER: now {text!r}: {reason}. Write {fix}.")
+        raise InputError(f"FOLDER: now {text!r}: {reason}. Fix: {fix}.")
     return Path(text)
 
 
@@ -44,7 +44,7 @@ def load(deployment: Deployment, role: str, name: str, folder: Path) -> None:
         folder, deployed_role.served_model.model if deployed_role.served_model else ""
     )
     if mismatch:
-        raise InputError(f"FOLDER: now {str(folder)!r}: {mismatch[0]}. Write {mismatch[1]}.")
+        raise InputError(f"FOLDER: now {str(folder)!r}: {mismatch[0]}. Fix: {mismatch[1]}.")
     for process in deployed_role.processes:
         _post(process, "load_lora_adapter", {"lora_name": name, "lora_path": str(folder.resolve())})
 
@@ -65,11 +65,11 @@ def _require_role(deployment: Deployment, name: str) -> Role:
     """The role, where its engines take adapters at all."""
     roles = {role.name: role for role in deployment.engine_roles}
     if name not in roles:
-        raise InputError(f"ROLE: now {name!r}: {deployment.name} has no such role. Write {' or '.join(roles)}.")
+        raise InputError(f"ROLE: now {name!r}: {deployment.name} has no such role. Fix: {' or '.join(roles)}.")
     role = roles[name]
     if not role.served_model or not role.served_model.adapters:
         reason = "its engines were started without any adapter, and such take none"
-        raise InputError(f"ROLE: now {name!r}: {reason}. Write one adapter in the blueprint, and deploy it.")
+        raise InputError(f"ROLE: now {name!r}: {reason}. Fix: one adapter in the blueprint, and deploy it.")
     return role
 
 

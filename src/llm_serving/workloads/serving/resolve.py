@@ -201,7 +201,7 @@ def _resolve_model(
     try:
         model = models.find(name)
     except InputError as error:
-        reason, _, fix = str(error).removeprefix(f"model: now {name!r}: ").removesuffix(".").partition(". Write ")
+        reason, _, fix = str(error).removeprefix(f"model: now {name!r}: ").removesuffix(".").partition(". Fix: ")
         return None, [blueprint.build_mistake(key_path, name, reason, fix or "another model")]
     if model.task != "generate":
         reason = f"it is made to {model.task}, and this pattern serves chat and completions"

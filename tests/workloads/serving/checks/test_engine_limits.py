@@ -60,7 +60,7 @@ def get_flag(role: Role, name: str) -> str:
 PLUGIN = "vLLM's plugin for Neuron"
 OLDER = (
     f"{PLUGIN} runs on Trainium2 and newer, and what served Trainium and Inferentia2 before, NxD Inference, gets no new "
-    "releases. Write a pool of trn2, or one of GPUs."
+    "releases. Fix: a pool of trn2, or one of GPUs."
 )
 
 REFUSED = [
@@ -77,86 +77,86 @@ REFUSED = [
     (
         format_blueprint("pool: trainium, accelerators: 16"),
         f"5:42: roles.worker.accelerators: now 16: {PLUGIN} takes a machine's NeuronCores from the first one on, so a "
-        "replica has all 64 of a trn2.48xlarge for itself. Write accelerators: 64.",
+        "replica has all 64 of a trn2.48xlarge for itself. Fix: accelerators: 64.",
     ),
     (
         format_blueprint("pool: trainium, accelerators: 8", model="Qwen/Qwen3-8B"),
         f"5:42: roles.worker.accelerators: now 8: {PLUGIN} takes a machine's NeuronCores from the first one on, so a "
-        "replica has all 64 of a trn2.48xlarge for itself. Write accelerators: 64, with data: 2 or more.",
+        "replica has all 64 of a trn2.48xlarge for itself. Fix: accelerators: 64, with data: 2 or more.",
     ),
     (
         format_blueprint("pool: trainium, accelerators: 64", model="Qwen/Qwen3-8B"),
-        "5:42: roles.worker.accelerators: now 64: 32 attention heads do not divide by 64. Write data: 2.",
+        "5:42: roles.worker.accelerators: now 64: 32 attention heads do not divide by 64. Fix: data: 2.",
     ),
     (
         format_blueprint("pool: sizes, accelerators: 4", model="Qwen/Qwen3-8B"),
         f"5:39: roles.worker.accelerators: now 4: {PLUGIN} takes a machine's NeuronCores from the first one on, so a "
-        "replica has all 64 of a trn2.48xlarge for itself. Write accelerators: 64, with data: 2 or more.",
+        "replica has all 64 of a trn2.48xlarge for itself. Fix: accelerators: 64, with data: 2 or more.",
     ),
     (
         format_blueprint("pool: joined, accelerators: 128, data: 8", pattern="distributed"),
         f"5:40: roles.worker.accelerators: now 128: no page of {PLUGIN} says how a replica stands on several machines. "
-        "Write accelerators: 64.",
+        "Fix: accelerators: 64.",
     ),
     # settings
     (
         format_blueprint(f"{WHOLE_MACHINE}, pipeline: 2"),
-        f"5:65: roles.worker.pipeline: now 2: {PLUGIN} has no pipeline stages. Write pipeline: 1.",
+        f"5:65: roles.worker.pipeline: now 2: {PLUGIN} has no pipeline stages. Fix: pipeline: 1.",
     ),
     (
         format_blueprint(f"{WHOLE_MACHINE}, adapters: {{sql: s3://mine/sql}}"),
-        f"5:65: roles.worker.adapters: now 'sql': {PLUGIN} says nowhere that it serves LoRA adapters. Write no adapters.",
+        f"5:65: roles.worker.adapters: now 'sql': {PLUGIN} says nowhere that it serves LoRA adapters. Fix: no adapters.",
     ),
     (
         format_blueprint(extra="tuning: {quantization: fp8}\n"),
-        f"7:24: tuning.quantization: now 'fp8': {PLUGIN} makes no weights smaller as it loads them. Write no "
+        f"7:24: tuning.quantization: now 'fp8': {PLUGIN} makes no weights smaller as it loads them. Fix: no "
         "quantization.",
     ),
     (
         format_blueprint(extra="tuning: {kv_cache: fp8}\n"),
         f"7:20: tuning.kv_cache: now 'fp8': {PLUGIN} reads an 8-bit cache by scales that come with the checkpoint, and "
-        "this row is for those of 16 bits. Write kv_cache: auto.",
+        "this row is for those of 16 bits. Fix: kv_cache: auto.",
     ),
     (
         format_blueprint(extra="tuning: {chunked_prefill: off}\n"),
         f"7:27: tuning.chunked_prefill: now false: {PLUGIN} computes prompts in segments, each a program compiled "
-        "beforehand. Write chunked_prefill: on.",
+        "beforehand. Fix: chunked_prefill: on.",
     ),
     (
         format_blueprint(extra="tuning: {kv_offload: 16Gi}\n"),
-        f"7:22: tuning.kv_offload: now '16Gi': {PLUGIN} says nowhere that it moves caches to the machine's memory. Write "
+        f"7:22: tuning.kv_offload: now '16Gi': {PLUGIN} says nowhere that it moves caches to the machine's memory. Fix: "
         "no kv_offload.",
     ),
     (
         format_blueprint(extra="tuning: {speculative: {method: ngram}}\n"),
         f"7:23: tuning.speculative: now 'ngram': {PLUGIN} guesses with EAGLE3 models alone, which nothing here brings to "
-        "the machine. Write no speculative.",
+        "the machine. Fix: no speculative.",
     ),
     (
         format_blueprint("pool: trainium, accelerators: 64", role_lines="  router: {policy: kv-aware}\n"),
         "6:20: roles.router.policy: now 'kv-aware': the module that tells a router of a cache is in the fleet's own image "
-        "of vLLM, for GPUs, alone. Write policy: cache-aware.",
+        "of vLLM, for GPUs, alone. Fix: policy: cache-aware.",
     ),
     # programs that are compiled beforehand
     (
         format_blueprint(extra="tuning: {batch_tokens: 3000}\n"),
         "7:24: tuning.batch_tokens: now 3000: a step is one segment of a prompt here, compiled for its size and below the "
-        "context. Write one of 512, 1024, 2048, 4096, 8192.",
+        "context. Fix: one of 512, 1024, 2048, 4096, 8192.",
     ),
     (
         format_blueprint().replace("16384", "512"),
-        "6:10: context: now 512: the engine computes prompts in segments here, the least of 512, below the context. Write "
+        "6:10: context: now 512: the engine computes prompts in segments here, the least of 512, below the context. Fix: "
         "context: 1024 or more.",
     ),
     # models
     (
         format_blueprint(model="openai/gpt-oss-120b"),
-        "3:8: model: now 'openai/gpt-oss-120b': it is a gpt_oss, and on Trainium2 the engine runs llama and qwen3. Write "
+        "3:8: model: now 'openai/gpt-oss-120b': it is a gpt_oss, and on Trainium2 the engine runs llama and qwen3. Fix: "
         "a model of one of these.",
     ),
     (
         format_blueprint(model="tiny", worker="pool: trainium, accelerators: 64, data: 16"),
-        "3:8: model: now 'tiny': its heads have 64 numbers each, and on Trainium2 the engine takes 128 for a qwen3. Write "
+        "3:8: model: now 'tiny': its heads have 64 numbers each, and on Trainium2 the engine takes 128 for a qwen3. Fix: "
         "another model.",
     ),
 ]
@@ -175,7 +175,7 @@ def test_weights_of_eight_bits_are_refused(tmp_path: Path) -> None:
     [error] = list_errors(tmp_path, format_blueprint("pool: trainium, accelerators: 64, data: 8", model=str(folder)))
     assert error.startswith("blueprint.yaml:3:8: model: now ")
     assert error.endswith(
-        "its weights are fp8, and on Trainium2 the engine takes those of 16 bits. Write the checkpoint that is not "
+        "its weights are fp8, and on Trainium2 the engine takes those of 16 bits. Fix: the checkpoint that is not "
         "quantized."
     )
 
@@ -185,7 +185,7 @@ def test_prefill_and_decode_apart_are_refused(tmp_path: Path) -> None:
     text = f"pattern: disaggregated\nmodel: {LLAMA}\nroles:\n{roles}{TRAFFIC_AND_SLO}"
     assert (
         f"blueprint.yaml:2:10: pattern: now 'disaggregated': {PLUGIN} hands caches on by a connector and a proxy of its "
-        "own, for which the engines' catalogue has no row. Write pattern: aggregated, or pools of GPUs."
+        "own, for which the engines' catalogue has no row. Fix: pattern: aggregated, or pools of GPUs."
     ) in list_errors(tmp_path, text)
 
 

@@ -77,82 +77,82 @@ REFUSED = [
     (
         format_disaggregated(GENERAL, GENERAL, extra="tuning: {kv_offload: 16Gi}\n"),
         "blueprint.yaml:6:22: tuning.kv_offload: now '16Gi': vLLM has one connector for KV caches: offloading takes the "
-        "place of the one that hands them to decode. Write no kv_offload, or pattern: aggregated.",
+        "place of the one that hands them to decode. Fix: no kv_offload, or pattern: aggregated.",
     ),
     (
         format_disaggregated(GENERAL, P5EN, extra="tuning: {kv_transfer: rdma}\n"),
         "blueprint.yaml:6:23: tuning.kv_transfer: now 'rdma': prefill's pool has g6e.12xlarge, whose EFA does not reach "
-        "the GPUs' memory (no GPUDirect RDMA). Write kv_transfer: host, or a pool of p5, p5en, p6-b200, p6-b300 or g7e.",
+        "the GPUs' memory (no GPUDirect RDMA). Fix: kv_transfer: host, or a pool of p5, p5en, p6-b200, p6-b300 or g7e.",
     ),
     (
         format_disaggregated({"pool": "p5en-without"}, P5EN, extra="tuning: {kv_transfer: rdma}\n"),
         "blueprint.yaml:6:23: tuning.kv_transfer: now 'rdma': prefill's pool has p5en.48xlarge, and efa is off there. "
-        "Write efa: on in the pool.",
+        "Fix: efa: on in the pool.",
     ),
     (
         format_disaggregated(P5EN, {"pool": "p5en-apart"}),
         "blueprint.yaml:5:18: roles.decode.pool: now 'p5en-apart': EFA traffic does not cross an Availability Zone: "
-        "prefill stands in us-west-2c and decode in us-west-2a. Write a pool in us-west-2c, or kv_transfer: host.",
+        "prefill stands in us-west-2c and decode in us-west-2a. Fix: a pool in us-west-2c, or kv_transfer: host.",
     ),
     (
         format_disaggregated({**P5EN, "accelerators": 4}, {**P5EN, "accelerators": 2}),
         "blueprint.yaml:5:11: roles.decode: decode splits a layer 2 ways and prefill 4: NIXL hands a cache on to as many "
-        "ways or more, never to fewer. Write accelerators: 4 or more for decode.",
+        "ways or more, never to fewer. Fix: accelerators: 4 or more for decode.",
     ),
     (
         format_disaggregated({**P5EN, "accelerators": 2, "pipeline": 2}, {**P5EN, "accelerators": 4}),
         "blueprint.yaml:4:52: roles.prefill.pipeline: now 2: vLLM's NIXL connector hands on the cache of one stage. "
-        "Write pipeline: 1.",
+        "Fix: pipeline: 1.",
     ),
     (
         format_disaggregated({**B300, "replicas": 13}, {**B300, "accelerators": 4}, LARGE),
         "blueprint.yaml:5:3: roles.decode.replicas: now 1: of the pool b300, prefill 2 and decode 1 machines are asked "
-        "for, and it grows to 2. Write fewer replicas, or size: 2..3 in the pool.",
+        "for, and it grows to 2. Fix: fewer replicas, or size: 2..3 in the pool.",
     ),
     # how a replica is split
     (
         format_distributed(pool="p5en", accelerators=16),
         "blueprint.yaml:4:3: roles.worker.pipeline: now 1: each layer would be split 16 ways, over more than the 8 of one "
-        "machine. Write pipeline: 2, so that a layer stays on one machine.",
+        "machine. Fix: pipeline: 2, so that a layer stays on one machine.",
     ),
     (
         format_distributed(pool="p5en", accelerators=16, pipeline=2),
         "blueprint.yaml:4:38: roles.worker.accelerators: now 16: an expert's width, 1536, split 8 ways is 192, which cuts "
-        "the FP8 blocks of 128: fewer ways, or expert parallelism. Write accelerators: 2 or 4 or 8, or expert: on.",
+        "the FP8 blocks of 128: fewer ways, or expert parallelism. Fix: accelerators: 2 or 4 or 8, or expert: on.",
     ),
     (
         format_distributed(pool="p5en", accelerators=12, pipeline=3),
         "blueprint.yaml:4:38: roles.worker.accelerators: now 12: a replica over several machines takes whole ones, and "
-        "p5en.48xlarge has 8. Write a multiple of 8.",
+        "p5en.48xlarge has 8. Fix: a multiple of 8.",
     ),
     (
         format_distributed(pool="p5en-without", accelerators=16, pipeline=2),
         "blueprint.yaml:4:18: roles.worker.pool: now 'p5en-without': the machines of a replica would talk over TCP: the "
-        "pool p5en-without has no EFA. Write efa: on in the pool, or accelerators: 8.",
+        "pool p5en-without has no EFA. Fix: efa: on in the pool, or accelerators: 8.",
     ),
     (
         format_aggregated(pool="p5en", accelerators=2, expert="on"),
-        "blueprint.yaml:4:49: roles.worker.expert: now true: Qwen/Qwen3-0.6B has no experts to spread. Write expert: off.",
+        "blueprint.yaml:4:49: roles.worker.expert: now true: Qwen/Qwen3-0.6B has no experts to spread. Fix: expert: off.",
     ),
     (
         format_distributed(model="tiny", pool="p5en", accelerators=8, pipeline=8),
-        "blueprint.yaml:4:51: roles.worker.pipeline: now 8: the model has 4 layers. Write pipeline: 4 or less.",
+        "blueprint.yaml:4:51: roles.worker.pipeline: now 8: the model has 4 layers. Fix: pipeline: 4 or less.",
     ),
     (
         format_aggregated(pool="general", accelerators=3, data=2),
         "blueprint.yaml:4:41: roles.worker.accelerators: now 3: pipeline 1 times data 2 is 2, by which it does not "
-        "divide. Write a multiple of 2.",
+        "divide. Fix: a multiple of 2.",
     ),
     # the machine
     (
         format_aggregated(pool="general", extra="tuning: {kv_offload: 900Gi}\n"),
         "blueprint.yaml:5:22: tuning.kv_offload: now '900Gi': a replica's share of its machine is 82 GiB, of which half "
-        "may hold cache. Write kv_offload: 40Gi or less.",
+        "may hold cache. Fix: kv_offload: 40Gi or less.",
     ),
     (
         format_aggregated(pool="on-ecs"),
         "blueprint.yaml:4:18: roles.worker.pool: now 'on-ecs': ecs places containers on the pool, and the target is eks. "
-        "Write --target ecs, or a pool of eks.",
+        "Fix: --target ecs, or a pool of eks.",
     ),
 ]
 
@@ -160,22 +160,22 @@ REFUSED_LOCALLY = [
     (
         format_distributed(model="tiny", pool="p5en", accelerators=2, pipeline=2),
         "blueprint.yaml:4:51: roles.worker.pipeline: now 2: on CPU vLLM's pipeline stages start, and never answer. "
-        "Write pipeline: 1 in a copy to try here.",
+        "Fix: pipeline: 1 in a copy to try here.",
     ),
     (
         format_aggregated(model="Qwen/Qwen3-30B-A3B", pool="p5en", accelerators=2, expert="on"),
         "blueprint.yaml:4:49: roles.worker.expert: now true: vLLM spreads experts by libraries that need GPUs. "
-        "Write expert: off in a copy to try here.",
+        "Fix: expert: off in a copy to try here.",
     ),
     (
         format_aggregated(model="tiny", pool="p5en", accelerators=2, replicas=3),
         "blueprint.yaml:4:51: roles.worker.replicas: now 3: worker 6 engine processes would run on 2 cores, which carry "
-        "4. Write fewer in a copy to try here; --target eks or ecs renders it.",
+        "4. Fix: fewer in a copy to try here; --target eks or ecs renders it.",
     ),
     (
         format_aggregated(model="tiny", pool="general", extra="tuning: {quantization: fp8}\n"),
         "blueprint.yaml:5:24: tuning.quantization: now 'fp8': vLLM on CPU has no arithmetic of 8-bit floats. "
-        "Write no quantization in a copy to try here.",
+        "Fix: no quantization in a copy to try here.",
     ),
 ]
 
@@ -217,7 +217,7 @@ def test_routing_by_events_is_refused_where_the_router_does_not_hear_them(
 ) -> None:
     line = next(number for number, content in enumerate(text.splitlines(), 1) if "kv-aware" in content)
     assert get_error(tmp_path, text, target) == (
-        f"blueprint.yaml:{line}:20: roles.router.policy: now 'kv-aware': {why}. Write policy: cache-aware."
+        f"blueprint.yaml:{line}:20: roles.router.policy: now 'kv-aware': {why}. Fix: policy: cache-aware."
     )
     resolve_blueprint(tmp_path, text.replace("kv-aware", "cache-aware"), target)
 
@@ -237,13 +237,13 @@ def test_what_a_cpu_cannot_do_is_refused_on_local_alone(tmp_path: Path, text: st
             "Qwen/Qwen3-235B-A22B-FP8",
             "p5en",
             "on p5en.48xlarge weights 236 GB and reserve 6.26 GB are 105 GB more than the 138 GB of one accelerator. "
-            "Write accelerators: 1 on p6-b300.48xlarge, or a smaller model.",
+            "Fix: accelerators: 1 on p6-b300.48xlarge, or a smaller model.",
         ),
         (
             "nvidia/Qwen3-235B-A22B-NVFP4",
             "p5en",
             "on p5en.48xlarge weights 134 GB and reserve 6.26 GB are 2.48 GB more than the 138 GB of one accelerator. "
-            "Write accelerators: 1 on p6-b200.48xlarge or accelerators: 2 on p4de.24xlarge, or a smaller model.",
+            "Fix: accelerators: 1 on p6-b200.48xlarge or accelerators: 2 on p4de.24xlarge, or a smaller model.",
         ),
     ],
 )
