@@ -60,7 +60,7 @@ class DeploymentPlan:
         """The same with the model bucket that the storage stack has made."""
         if bucket == self.deployment.environment.bucket:
             return self
-        target_environment = self.deployment.environment.model_copy(update={"name": bucket})
+        target_environment = self.deployment.environment.model_copy(update={"bucket": bucket})
         return _build_plan(self.folder, self.blueprint, self.fleet, self.directory, target_environment)
 
 
