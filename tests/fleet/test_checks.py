@@ -234,8 +234,7 @@ def test_efa_over_the_fleets_many_zones_is_refused_where_the_file_is_read(tmp_pa
 def test_nvme_on_a_type_without_such_disks_is_refused(tmp_path: Path) -> None:
     text = f"{HEAD}pools:\n  aa:\n    types: [inf2.8xlarge, inf2.24xlarge]\n    size: 0..2\n    disk: nvme\n"
     assert _get_only_mistake(_check(tmp_path, text)) == (
-        "fleet.yaml:8:11: pools.aa.disk: now 'nvme': inf2.8xlarge and inf2.24xlarge have no NVMe disks. "
-        "Fix: disk: gp3."
+        "fleet.yaml:8:11: pools.aa.disk: now 'nvme': inf2.8xlarge and inf2.24xlarge have no NVMe disks. Fix: disk: gp3."
     )
 
 

@@ -274,9 +274,7 @@ def _translate_errors(name: str, revision: str) -> Iterator[None]:
             f"{name}: {resolve_endpoint()} has no such model, or it is private. Fix: an id that is there, or set HF_TOKEN."
         ) from None
     except errors.RemoteEntryNotFoundError:
-        raise InputError(
-            f"{name}: {resolve_endpoint()} has no such file of it. Fix: a model in safetensors."
-        ) from None
+        raise InputError(f"{name}: {resolve_endpoint()} has no such file of it. Fix: a model in safetensors.") from None
     except errors.OfflineModeIsEnabled:
         raise Unavailable(f"{name}: HF_HUB_OFFLINE is set, so no hub is asked. Unset it.") from None
     except errors.HfHubHTTPError as error:

@@ -188,9 +188,7 @@ def resolve_source_name(source: str) -> str:
     if is_folder(source):
         return Path(source).expanduser().resolve().name
     if source.count("/") != 1 or source.startswith((".", "/", "~")):
-        raise InputError(
-            f"{source}: it is neither a folder nor an id on the hub. Fix: a folder or ORGANIZATION/MODEL."
-        )
+        raise InputError(f"{source}: it is neither a folder nor an id on the hub. Fix: a folder or ORGANIZATION/MODEL.")
     return source
 
 

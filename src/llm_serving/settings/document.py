@@ -66,9 +66,7 @@ class Settings(BaseModel):
                 type(self).__name__,
                 [
                     InitErrorDetails(
-                        type=PydanticCustomError(
-                            "contradiction", "{why}. Fix: {write}", {"why": reason, "write": fix}
-                        ),
+                        type=PydanticCustomError("contradiction", "{why}. Fix: {write}", {"why": reason, "write": fix}),
                         loc=key_path,
                         input=None,
                     )

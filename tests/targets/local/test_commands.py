@@ -172,8 +172,7 @@ def test_the_whole_life_of_a_deployment(
     code, _, err = run_cli("logs", "mine", "worker-7")
     assert code == 2
     assert err == (
-        "PROCESS: now 'worker-7': mine has no such process. "
-        "Fix: one of aws, router, supervisord, worker-0, worker-1.\n"
+        "PROCESS: now 'worker-7': mine has no such process. Fix: one of aws, router, supervisord, worker-0, worker-1.\n"
     )
 
     (working_folder / "mine" / "blueprint.yaml").write_text("broken: [")
