@@ -53,7 +53,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # A module stays in one piece: what it has brought up goes with its last test.
     items.sort(key=lambda item: _compute_limit(modules[item.path]), reverse=True)
     # Kinds of Karpenter's own cannot be taken back: a busy API server can take minutes to let go of one.
-    items.sort(key=lambda item: "karpenters" in _list_fixtures(item))
+    items.sort(key=lambda item: "karpenter_cluster" in _list_fixtures(item))
 
 
 def _choose_group(item: pytest.Item, module: list[pytest.Item]) -> str:

@@ -186,5 +186,5 @@ def test_a_model_that_the_catalogue_lacks_is_read_from_the_hub(hub: Any) -> None
 
 
 def test_a_name_that_neither_catalogue_nor_hub_know_says_both(hub: Any) -> None:
-    with pytest.raises(InputError, match=r"neither in the catalogue .* Write Qwen/Qwen3-32B.*has no such model"):
+    with pytest.raises(InputError, match=r"neither in the catalogue .* Fix: Qwen/Qwen3-32B.*has no such model"):
         models.find("Qwen/Qwen3-33B", fetch_config=hubs.fetch_config)

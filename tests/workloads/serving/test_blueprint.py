@@ -124,12 +124,12 @@ TOKENS = "Fix: a number of tokens such as"
         (VALID.replace("roles:\n  worker: {pool: general}\n", "roles:\n"), ["3:7: roles: the key has no value. Fix: a value, or leave it out."]),
         (VALID.replace("pool: general", "pool: general, tp: 2"), ["4:27: roles.worker.tp: there is no such key. Fix: one of accelerators, adapters, data, executor, expert, pipeline, replicas, scale."]),
         # a value has the wrong kind or form
-        (VALID.replace("aggregated", "agregated"), [f"1:10: pattern: now 'agregated': {CHOICE} Write aggregated; the choices are 'aggregated', 'disaggregated', 'distributed' or 'multi-model'."]),
+        (VALID.replace("aggregated", "agregated"), [f"1:10: pattern: now 'agregated': {CHOICE} Fix: aggregated; the choices are 'aggregated', 'disaggregated', 'distributed' or 'multi-model'."]),
         (VALID.replace("model: tiny", "model: 5"), ["2:8: model: now 5: it is no text. Fix: it in quotes: '5'."]),
         (VALID.replace("model: tiny", "model: --trust-remote-code"), ["2:8: model: now '--trust-remote-code': it is not a model: a name of the catalogue, a hub id or a folder. Fix: a model such as Qwen/Qwen3-0.6B."]),
         (VALID.replace("model: tiny", 'model: ""'), ["2:8: model: now '': it is not a model: a name of the catalogue, a hub id or a folder. Fix: a model such as Qwen/Qwen3-0.6B."]),
         (VALID.replace("model: tiny", "model: ${MODEL}"), ["2:8: model: it holds ${ or %{, which Terraform would read as an expression; settings hold plain values. Fix: the value itself."]),
-        (VALID + "engine: vlm\n", [f"7:9: engine: now 'vlm': {CHOICE} Write vllm; the choices are 'vllm'."]),
+        (VALID + "engine: vlm\n", [f"7:9: engine: now 'vlm': {CHOICE} Fix: vllm; the choices are 'vllm'."]),
         (VALID + "weights: /models\n", ["7:10: weights: now '/models': it is not a place to stream weights from: s3 or s3://BUCKET/PREFIX. Fix: a place to stream weights from such as s3://my-models/qwen3-32b."]),
         (VALID + "context: long\n", [f"7:10: context: now 'long': it is not a number of tokens. {TOKENS} 8k."]),
         (VALID + "context: 0\n", [f"7:10: context: now 0: it is not from 1 to 10000000. {TOKENS} 8k."]),
@@ -138,7 +138,7 @@ TOKENS = "Fix: a number of tokens such as"
         (VALID.replace("{pool: general}", "{pool: general, replicas: two}"), ["4:37: roles.worker.replicas: now 'two': it is neither a number of replicas nor a range. Fix: a number of replicas such as 4, or a range such as 1..8."]),
         (VALID.replace("{pool: general}", "{pool: general, replicas: 0}"), ["4:37: roles.worker.replicas: now 0: nothing would ever run. Fix: replicas: 1, or a range such as 0..4."]),
         (VALID.replace("{pool: general}", "{pool: general, accelerators: 1025}"), ["4:41: roles.worker.accelerators: now 1025: it is too large. Fix: 1024 or less."]),
-        (VALID.replace("{pool: general}", "{pool: general}\n  router: {policy: random-ish}"), [f"5:20: roles.router.policy: now 'random-ish': {CHOICE} Write random; the choices are 'cache-aware', 'kv-aware', 'load-aware', 'round-robin', 'random' or 'consistent-hash'."]),
+        (VALID.replace("{pool: general}", "{pool: general}\n  router: {policy: random-ish}"), [f"5:20: roles.router.policy: now 'random-ish': {CHOICE} Fix: random; the choices are 'cache-aware', 'kv-aware', 'load-aware', 'round-robin', 'random' or 'consistent-hash'."]),
         # traffic
         (add_traffic("users: 0"), ["5:18: traffic.users: now 0: it is too small. Fix: 1 or more."]),
         (add_traffic("users: 8.5"), ["5:18: traffic.users: now 8.5: it is a number with a fraction. Fix: a whole number."]),
