@@ -118,9 +118,9 @@ def test_the_way_to_aws_is_shown_planned_and_rehearsed_to_where_machines_are_nee
     assert not (ROOT / ".blueprint" / "fleet.one-gpu" / "rehearsal.json").exists()
 
 
-def test_every_file_and_folder_that_the_page_names_is_there() -> None:
-    section = README[README.index("## Where things are") :]
-    paths = re.findall(r"`([a-z][\w./-]*)`", section[: section.index("Reports lie")]) + re.findall(
+def test_every_file_and_folder_that_the_page_names_exists() -> None:
+    section = README[README.index("## Repository layout") :]
+    paths = re.findall(r"`([a-z][\w./-]*)`", section[: section.index("Reports are in")]) + re.findall(
         r"\]\((\S+)\)", section
     )
     assert len(paths) > 10
