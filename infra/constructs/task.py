@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from infra.bindings import aws
 from infra.constructs import collector
 from infra.constructs.collector import MetricStream
+from llm_serving.targets import probe
 from llm_serving.targets.ecs.manifest import Service
 
 COPY_IMAGE = "public.ecr.aws/aws-cli/aws-cli:2.31.0"
@@ -18,13 +20,8 @@ COPY_IMAGE = "public.ecr.aws/aws-cli/aws-cli:2.31.0"
 FETCH_DIR = "/scratch/fetched"
 """Where to: a volume on the disk that holds images, the machine's own NVMe where the pool has that."""
 
-REQUEST_PROGRAM = (
-    "import json,sys,urllib.request as u;"
-    "r=u.Request(sys.argv[1],sys.argv[2].encode() or None,{'Content-Type':'application/json'});"
-    "a=u.build_opener(u.ProxyHandler({})).open(r,timeout=float(sys.argv[3]));"
-    "sys.exit(bool(sys.argv[2]) and not json.load(a).get('choices'))"
-)
-"""Ends with 0 where a completion came, or, without a body to post, where the page is there; as `python3 -c`."""
+PROBE_PROGRAM = Path(probe.__file__).read_text(encoding="utf-8")
+"""The probe as `python3 -c PROBE_PROGRAM URL BODY SECONDS`."""
 
 _HEALTH_TIMEOUT_S = 25
 _MAX_START_S, _MAX_RETRIES, _MAX_INTERVAL_S = 300, 10, 300
@@ -95,7 +92,7 @@ def add_test_request_definition(
         "name": "ask",
         "image": service.image,
         "essential": True,
-        "entryPoint": ["python3", "-c", REQUEST_PROGRAM],
+        "entryPoint": ["python3", "-c", PROBE_PROGRAM],
         "command": [url + service.probe.path, service.probe.body, "120"],
         "logConfiguration": logs.build_configuration("ask"),
     }
@@ -196,7 +193,7 @@ def _build_health_check(service: Service) -> dict[str, Any] | None:
     remaining_s = max(0, start_s - _MAX_START_S)
     interval = min(_MAX_INTERVAL_S, max(30, math.ceil(remaining_s / _MAX_RETRIES)))
     return {
-        "command": ["CMD", "python3", "-c", REQUEST_PROGRAM, *arguments, str(_HEALTH_TIMEOUT_S - 5)],
+        "command": ["CMD", "python3", "-c", PROBE_PROGRAM, *arguments, str(_HEALTH_TIMEOUT_S - 5)],
         "timeout": _HEALTH_TIMEOUT_S,
         "startPeriod": min(start_s, _MAX_START_S),
         "interval": interval,

@@ -394,7 +394,7 @@ def test_ready_means_that_the_model_answered(render_chart: Render, preset: Prese
             assert container["readinessProbe"]["httpGet"]["path"] == "/readiness"
         elif pod["metadata"]["labels"]["inference/listens"] == "true":
             for probe in ("startup", "readiness"):
-                assert container[f"{probe}Probe"]["exec"]["command"][:2] == ["python3", "/etc/inference/answer.py"]
+                assert container[f"{probe}Probe"]["exec"]["command"][:2] == ["python3", "/etc/inference/probe.py"]
             assert "httpGet" in container["livenessProbe"]
         else:
             assert not [key for key in container if key.endswith("Probe")]

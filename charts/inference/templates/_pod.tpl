@@ -12,7 +12,7 @@ metadata:
     {{- if .role.placement.oneZone }}{{ $_ := set $own "inference/one-zone" "true" }}{{ end }}
     {{- merge $own .role.labels .root.Values.labels | toYaml | nindent 4 }}
   annotations:
-    inference/probe: {{ .root.Files.Get "files/answer.py" | sha256sum | trunc 16 }}
+    inference/probe: {{ .root.Files.Get "files/probe.py" | sha256sum | trunc 16 }}
     {{- with merge (dict) .role.annotations .root.Values.annotations }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
@@ -184,7 +184,7 @@ server warns of a name that comes twice, and drops one of them where the object 
 exec:
   command:
     - python3
-    - /etc/inference/answer.py
+    - /etc/inference/probe.py
     - http://127.0.0.1:{{ int .role.port }}{{ .probe.path }}
     - {{ $body | toJson | quote }}
     - {{ .probe.timeoutSeconds | int | quote }}

@@ -12,6 +12,7 @@ import pytest
 
 from infra import stack_rules
 from llm_serving.fleet import loading
+from llm_serving.targets import probe
 from llm_serving.targets.ecs.manifest import read
 from tests.infra.serving.conftest import SHAPES
 
@@ -123,6 +124,17 @@ def test_the_probe_of_every_engine_asks_for_a_completion(stacks: Stacks, shape: 
         else:
             assert url == "http://127.0.0.1:8000/v1/completions"
             assert json.loads(body)["max_tokens"] == 1
+
+
+@each_shape
+def test_health_checks_and_test_requests_run_the_one_probe_program(stacks: Stacks, shape: str) -> None:
+    program = Path(probe.__file__).read_text()
+    for task in filter_by_type(stacks[shape], "aws_ecs_task_definition"):
+        for container in parse_containers(stacks[shape], task.removesuffix("-task")).values():
+            if "healthCheck" in container:
+                assert container["healthCheck"]["command"][:4] == ["CMD", "python3", "-c", program]
+            if container["name"] == "ask":
+                assert container["entryPoint"] == ["python3", "-c", program]
 
 
 @each_shape

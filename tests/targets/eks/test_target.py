@@ -2,7 +2,7 @@
 
 What a machine does is played: no container runs, so a pod is ready at once, or fails, as its annotation says. Behind the
 tunnel to a pod answers a server with known delays. That no pod is ready before its model has answered is the probes'
-matter, and tests/charts/test_answer.py's.
+matter, and tests/targets/test_probe.py's.
 """
 
 from __future__ import annotations

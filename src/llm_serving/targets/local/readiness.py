@@ -7,12 +7,11 @@ import re
 import signal
 import socket
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Sequence
 
 from llm_serving import console
 from llm_serving.settings.errors import Unavailable
+from llm_serving.targets import probe
 from llm_serving.targets.local import log_diagnosis
 from llm_serving.targets.local.deployment_dir import DeploymentDir
 from llm_serving.targets.local.supervisor import ProcessState, Supervisor
@@ -70,18 +69,8 @@ def is_answering(process: Process) -> bool:
     """Whether a process gives a completion now."""
     if process.probe is None or not _is_listening(process.port):
         return False
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{process.port}{process.probe.path}",
-        data=json.dumps(process.probe.body).encode(),
-        headers={"Content-Type": "application/json"},
-    )
-    # No proxy: a user's own settings may name one even for this machine.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(request, timeout=_RESPONSE_TIMEOUT_S) as response:
-            return bool(json.load(response)["choices"])
-    except (OSError, ValueError, KeyError):
-        return False
+    url = f"http://127.0.0.1:{process.port}{process.probe.path}"
+    return not probe.request_answer(url, json.dumps(process.probe.body), _RESPONSE_TIMEOUT_S)
 
 
 def raise_if_failed(directory: DeploymentDir, state: ProcessState, restarts: int) -> None:
