@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# From a bare clone to a load-tested vLLM, on stacks that the real Terraform applied, without an AWS account.
-#   ./install.sh                                     sets up, then runs the whole road once on embedded defaults
-#   ./install.sh --target eks|ecs --fleet FILE       the same on AWS, or rehearsed where nobody is signed in
-#   ./install.sh --destroy --fleet FILE              undoes that
+# From a bare clone to a load-tested vLLM, on stacks applied by the real Terraform, without an AWS account.
+#   ./install.sh                                     sets up, then runs the whole workflow on an embedded AWS
+#   ./install.sh --target eks|ecs --fleet FILE       the same on AWS; a rehearsal without credentials
+#   ./install.sh --destroy --fleet FILE              destroys what that created
 #   ./install.sh --help                              the options
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -11,12 +11,12 @@ export PYTHONDONTWRITEBYTECODE= # the many processes that this starts share the 
 case " $* " in
   *" --help "* | *" -h "*) ;;
   *)
-    echo "▸ What this machine has" >&2
+    echo "▸ Prerequisites" >&2
     python=$(scripts/find-python)
     "$python" -P scripts/prerequisites.py "$@" # -P: its neighbours hide no module of the standard library
     ;;
 esac
 start=$SECONDS
-echo "▸ The command line's environment" >&2
+echo "▸ Set up the command line" >&2
 scripts/setup
 exec .venv/bin/blueprint install --set-up-seconds $((SECONDS - start)) "$@"
