@@ -41,7 +41,8 @@ from llm_serving.settings.units import format_bytes
 from llm_serving.targets.local import deploy, engine_env, readiness
 from llm_serving.targets.local.deployment_dir import DeploymentDir
 from llm_serving.validation import weight_loading
-from llm_serving.workloads.serving.deployment import Deployment, Process
+from llm_serving.workloads.environment import Process
+from llm_serving.workloads.serving.deployment import Deployment
 
 ROOT = Path(__file__).resolve().parents[2]
 CONCURRENCY = 16

@@ -21,7 +21,7 @@ from llm_serving.catalog import engines, models
 from llm_serving.engines import memory
 from llm_serving.targets.local import readiness, supervisor
 from llm_serving.targets.local.deploy import DeploymentPlan
-from llm_serving.workloads.serving.deployment import Process
+from llm_serving.workloads.environment import Process
 from tests import serving
 from tests.serving import Load
 

@@ -19,7 +19,7 @@ from llm_serving.hub import make_tiny
 from llm_serving.targets.local import adapters, supervisor
 from llm_serving.targets.local.deploy import DeploymentPlan
 from llm_serving.validation import run
-from llm_serving.workloads.serving.deployment import Process
+from llm_serving.workloads.environment import Process
 from tests import serving
 
 pytestmark = pytest.mark.engine

@@ -14,9 +14,11 @@ from llm_serving.catalog.engines import CommandPart
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import load
 from llm_serving.targets import matrix
+from llm_serving.targets.local.conventions import CONVENTIONS
+from llm_serving.workloads.environment import Environment
 from llm_serving.workloads.serving import resolve
 from llm_serving.workloads.serving.blueprint import Blueprint
-from llm_serving.workloads.serving.deployment import Deployment, Environment
+from llm_serving.workloads.serving.deployment import Deployment
 from llm_serving.workloads.serving.roles import RouterPolicy
 from tests.engines_own import EngineProbe
 from tests.workloads.serving import resolving
@@ -28,6 +30,7 @@ def _resolve_aggregated() -> Deployment:
     names = ("aws", "worker-0", "worker-1", "router", "router-metrics")
     environment = Environment(
         target="local",
+        conventions=CONVENTIONS,
         region="us-west-2",
         bucket="demo-models",
         s3_endpoint="http://127.0.0.1:20000",

@@ -7,8 +7,10 @@ from urllib.parse import urlsplit
 import pytest
 
 from llm_serving.settings.units import Bounds
+from llm_serving.targets.local.conventions import CONVENTIONS
+from llm_serving.workloads.environment import Environment, Process
 from llm_serving.workloads.serving.blueprint import Disruption
-from llm_serving.workloads.serving.deployment import Deployment, Environment, Process, Role, ServedModel, Weights
+from llm_serving.workloads.serving.deployment import Deployment, Role, ServedModel, Weights
 from llm_serving.workloads.serving.traffic import Slo, Traffic
 
 DeploymentFactory = Callable[..., Deployment]
@@ -42,11 +44,19 @@ def _build_deployment(
         disruption=Disruption(),
         traffic=Traffic.model_validate(traffic),
         slo=Slo.model_validate(slo or {}),
-        environment=Environment(target="local", region="us-west-2", bucket="models"),
+        environment=Environment(target="local", conventions=CONVENTIONS, region="us-west-2", bucket="models"),
         emulated=("A server with known delays stands in for vLLM.",),
     )
 
 
 def _build_role(kind: Literal["engine", "router"], name: str, port: int, serves: ServedModel | None = None) -> Role:
     process = Process(name=f"{name}-0", command=("true",), env={}, port=port)
-    return Role(name=name, kind=kind, served_model=serves, pool="general", replicas=Bounds(1, 1), processes=(process,))
+    return Role(
+        name=name,
+        kind=kind,
+        served_model=serves,
+        pool="general",
+        replicas=Bounds(1, 1),
+        processes=(process,),
+        instances=(process,),
+    )

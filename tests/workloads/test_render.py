@@ -12,10 +12,12 @@ from supervisor.options import ServerOptions
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import load
 from llm_serving.settings.errors import InputError
+from llm_serving.targets.local.conventions import CONVENTIONS
 from llm_serving.workloads import render
+from llm_serving.workloads.environment import Environment, Process
 from llm_serving.workloads.serving import resolve
 from llm_serving.workloads.serving.blueprint import Blueprint
-from llm_serving.workloads.serving.deployment import Deployment, Environment, Process
+from llm_serving.workloads.serving.deployment import Deployment
 
 ROOT = Path(__file__).parents[2]
 PATTERN = ROOT / "blueprints" / "aggregated"
@@ -26,6 +28,7 @@ def _resolve_deployment(data: Path) -> Deployment:
     aws = Process(name="aws", command=("moto", "100%"), env={}, port=20000, stateful=True)
     environment = Environment(
         target="local",
+        conventions=CONVENTIONS,
         region="us-west-2",
         bucket="demo-models",
         s3_endpoint="http://127.0.0.1:20000",

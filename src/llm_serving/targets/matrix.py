@@ -13,11 +13,13 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.rehearsal import emulator
 from llm_serving.settings.document import Document, load
 from llm_serving.settings.errors import InputError, Mistake
+from llm_serving.targets.conventions import load_conventions
 from llm_serving.targets.on_aws import environment as aws_environment
 from llm_serving.workloads import render
+from llm_serving.workloads.environment import Environment
 from llm_serving.workloads.serving import blueprint, resolve
 from llm_serving.workloads.serving.blueprint import Blueprint
-from llm_serving.workloads.serving.deployment import Deployment, Environment
+from llm_serving.workloads.serving.deployment import Deployment
 
 TARGETS = ("local", "eks", "ecs")
 
@@ -113,7 +115,14 @@ def build_environment(target: str, settings: Blueprint, fleet: Fleet) -> Environ
     if target != "local":
         return aws_environment.resolve_environment(target, fleet, account=emulator.ACCOUNT)
     ports = {name: 20000 + number for number, name in enumerate(resolve.list_port_names(settings))}
-    return Environment(target="local", region=fleet.region, bucket="models", ports=ports, cores=CORES)
+    return Environment(
+        target="local",
+        conventions=load_conventions("local"),
+        region=fleet.region,
+        bucket="models",
+        ports=ports,
+        cores=CORES,
+    )
 
 
 def _get_first_reason(error: InputError) -> str:

@@ -286,7 +286,7 @@ def _compare_metrics(
 
     Where prefill stands apart, no engine sees a whole request: decode's own times begin when the prompt is read.
     """
-    names = {process.name for role in deployment.answering_roles for process in role.processes}
+    names = {process.name for role in deployment.answering_roles for process in role.instances}
     sees_all = deployment.answering_roles == deployment.engine_roles
     comparable: Mapping[Metric, Latency] = metrics if sees_all else {"itl_ms": metrics["itl_ms"]}
     after = {name: text for name, text in result.metrics_after.items() if name in names}
@@ -294,7 +294,7 @@ def _compare_metrics(
 
 
 def _select_answering(deployment: Deployment, replicas: Sequence[Replica]) -> list[Replica]:
-    names = {process.name for role in deployment.answering_roles for process in role.processes}
+    names = {process.name for role in deployment.answering_roles for process in role.instances}
     return [replica for replica in replicas if replica.name in names]
 
 
@@ -341,7 +341,7 @@ def _collect_settings(deployment: Deployment) -> dict[str, Any]:
     main_model = deployment.served_models[0]
     if deployment.traffic.arrivals is None:
         settings["traffic"].pop("process")  # it spaces arrivals, and there are none
-    roles = {role.name: len(role.processes) for role in deployment.engine_roles}
+    roles = {role.name: len(role.instances) for role in deployment.engine_roles}
     return {
         **settings,
         "model": main_model.model,

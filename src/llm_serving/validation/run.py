@@ -86,7 +86,7 @@ def validate(
             samples = [Sample.from_json(line) for line in lines]
         main_model = deployment.served_models[0]
         replicas = [
-            process for role in deployment.engine_roles if role.served_model == main_model for process in role.processes
+            process for role in deployment.engine_roles if role.served_model == main_model for process in role.instances
         ]
         loading = weight_loading.read(main_model.weights, [logs / f"{process.name}.log" for process in replicas])
         prompts_digest = measured_prompts.compute_digest(deployment.traffic, folder or Path.cwd())

@@ -15,7 +15,9 @@ import pytest
 
 from llm_serving import processes
 from llm_serving.settings.units import Bounds
-from llm_serving.workloads.serving.deployment import Deployment, Environment, Process, Role, ServedModel, Weights
+from llm_serving.targets.local.conventions import CONVENTIONS
+from llm_serving.workloads.environment import Environment, Process
+from llm_serving.workloads.serving.deployment import Deployment, Role, ServedModel, Weights
 from scripts.benchmarks import known_server
 from scripts.benchmarks.known_server import Behaviour
 
@@ -64,7 +66,14 @@ def _write_deployment(root: Path, url: str) -> None:
     def build_role(kind: str, name: str, serves: ServedModel | None = None) -> Role:
         process = Process(name=f"{name}-0", command=("true",), env={}, port=port)
         return Role.model_validate(
-            {"name": name, "kind": kind, "served_model": serves, "replicas": Bounds(1, 1), "processes": (process,)}
+            {
+                "name": name,
+                "kind": kind,
+                "served_model": serves,
+                "replicas": Bounds(1, 1),
+                "processes": (process,),
+                "instances": (process,),
+            }
         )
 
     deployment = Deployment.model_validate(
@@ -72,7 +81,7 @@ def _write_deployment(root: Path, url: str) -> None:
             "name": "mine", "pattern": "aggregated", "target": "local", "fleet": "demo", "engine": "vllm",
             "framework": "plain", "url": url, "roles": (build_role("engine", "worker", tiny), build_role("router", "router")),
             "disruption": {}, "traffic": {"users": 1}, "slo": {},
-            "environment": Environment(target="local", region="us-west-2", bucket="models"), "emulated": ("A stand-in.",),
+            "environment": Environment(target="local", conventions=CONVENTIONS, region="us-west-2", bucket="models"), "emulated": ("A stand-in.",),
         }
     )  # fmt: skip
     folder = root / ".blueprint" / "mine"

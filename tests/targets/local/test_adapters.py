@@ -53,7 +53,7 @@ def deployment_and_requests(working_folder: Path) -> Iterator[tuple[Deployment, 
         deployment = deploy.plan(working_folder / "mine", working_folder / "fleet.yaml").deployment
         (process,) = deployment.engine_roles[1].processes
         adapter_role = deployment.engine_roles[1].model_copy(
-            update={"processes": (process.model_copy(update={"port": server.server_port}),)}
+            update={"instances": (process.model_copy(update={"port": server.server_port}),)}
         )
         yield (
             deployment.model_copy(update={"roles": (deployment.engine_roles[0], adapter_role, deployment.router)}),
@@ -89,7 +89,7 @@ def test_what_an_engine_refuses_is_said_in_its_own_words(
 def test_an_engine_that_does_not_answer_is_said(deployment_and_requests: DeploymentAndRequests) -> None:
     role = deployment_and_requests[0].engine_roles[1]
     process = role.processes[0].model_copy(update={"port": processes.claim_free_ports(1)[0]})
-    changed_role = role.model_copy(update={"processes": (process,)})
+    changed_role = role.model_copy(update={"instances": (process,)})
     with pytest.raises(Unavailable, match=r"^long-0 does not answer: .*refused"):
         adapters.unload(
             deployment_and_requests[0].model_copy(update={"roles": (changed_role, deployment_and_requests[0].router)}),

@@ -19,7 +19,7 @@ from llm_serving.targets.local import deploy, readiness, supervisor, weights
 from llm_serving.targets.local.deploy import DeploymentPlan
 from llm_serving.targets.local.readiness import RoleFailed
 from llm_serving.targets.local.supervisor import Supervisor
-from llm_serving.workloads.serving.deployment import Process
+from llm_serving.workloads.environment import Process
 from tests import serving
 from tests.serving import Load
 
@@ -130,7 +130,7 @@ def _redirect_weights(plan: DeploymentPlan, sources: list[tuple[str, str]]) -> D
         )
         for process, (uri, endpoint) in zip(plan.deployment.engine_processes, sources, strict=True)
     ]
-    role = plan.deployment.engine_roles[0].model_copy(update={"processes": tuple(workers)})
+    role = plan.deployment.engine_roles[0].model_copy(update={"instances": tuple(workers)})
     deployment = plan.deployment.model_copy(update={"roles": (role, plan.deployment.router)})
     text = deploy.render.render_text(deployment, plan.folder / "local.conf.j2")
     return replace(plan, deployment=deployment, text=text)

@@ -13,7 +13,7 @@ from llm_serving.targets.local import readiness
 from llm_serving.targets.local.deployment_dir import DeploymentDir
 from llm_serving.targets.local.readiness import RoleFailed
 from llm_serving.targets.local.supervisor import ProcessState
-from llm_serving.workloads.serving.deployment import Probe, Process
+from llm_serving.workloads.environment import Probe, Process
 
 RESPONSES = {
     "/good": (200, b'{"choices": [{"text": "a"}]}'),

@@ -22,9 +22,10 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import Document, load
 from llm_serving.settings.errors import InputError, Mistake
 from llm_serving.targets import matrix
+from llm_serving.workloads.environment import Process
 from llm_serving.workloads.serving import placement, resolve
 from llm_serving.workloads.serving.blueprint import Blueprint
-from llm_serving.workloads.serving.deployment import Deployment, Process, Role
+from llm_serving.workloads.serving.deployment import Deployment, Role
 from llm_serving.workloads.serving.roles import EngineRole
 
 FLEETS = sorted(paths.EXAMPLE_FLEETS.glob("*.yaml"))

@@ -13,9 +13,11 @@ from llm_serving.engines import memory
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import load
 from llm_serving.settings.errors import InputError
+from llm_serving.targets.local.conventions import CONVENTIONS
+from llm_serving.workloads.environment import Environment
 from llm_serving.workloads.serving import resolve
 from llm_serving.workloads.serving.blueprint import Blueprint
-from llm_serving.workloads.serving.deployment import Deployment, Environment
+from llm_serving.workloads.serving.deployment import Deployment
 
 FLEET = """\
 name: demo
@@ -34,6 +36,7 @@ PORTS = {name: 20000 + number for number, name in enumerate(["aws", "router", "r
 def _build_environment(**fields: Any) -> Environment:
     defaults = {
         "target": "local",
+        "conventions": CONVENTIONS,
         "region": "us-west-2",
         "bucket": "demo-models",
         "s3_endpoint": "http://127.0.0.1:20000",

@@ -51,9 +51,10 @@ def _resolve_files(
     Raises:
         InputError: with all that cannot work.
     """
+    from llm_serving.targets.conventions import load_conventions
     from llm_serving.workloads import inputs, render
+    from llm_serving.workloads.environment import Environment
     from llm_serving.workloads.serving import measured_prompts, resolve
-    from llm_serving.workloads.serving.deployment import Environment
 
     blueprint, fleet = inputs.read(folder, fleet_file)
     template = render.find_template(folder, target)
@@ -61,6 +62,7 @@ def _resolve_files(
     cores = len(os.sched_getaffinity(0))
     environment = Environment.model_construct(
         target=target,
+        conventions=load_conventions(target),
         region=fleet.value.region,
         bucket="",
         ports=defaultdict(int),

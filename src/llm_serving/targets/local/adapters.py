@@ -11,8 +11,9 @@ import urllib.request
 from pathlib import Path
 
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
+from llm_serving.workloads.environment import Process
 from llm_serving.workloads.serving import adapters
-from llm_serving.workloads.serving.deployment import Deployment, Process, Role
+from llm_serving.workloads.serving.deployment import Deployment, Role
 
 _LOAD_TIMEOUT_S = 60.0
 """Longest that an engine takes to load one."""
@@ -45,7 +46,7 @@ def load(deployment: Deployment, role: str, name: str, folder: Path) -> None:
     )
     if mismatch:
         raise InputError(f"FOLDER: now {str(folder)!r}: {mismatch[0]}. Fix: {mismatch[1]}.")
-    for process in deployed_role.processes:
+    for process in deployed_role.instances:
         _post(process, "load_lora_adapter", {"lora_name": name, "lora_path": str(folder.resolve())})
 
 
@@ -57,7 +58,7 @@ def unload(deployment: Deployment, role: str, name: str) -> None:
         AnswerIsNo: an engine refuses.
         Unavailable: an engine does not answer.
     """
-    for process in _require_role(deployment, role).processes:
+    for process in _require_role(deployment, role).instances:
         _post(process, "unload_lora_adapter", {"lora_name": name})
 
 

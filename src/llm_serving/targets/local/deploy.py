@@ -34,9 +34,10 @@ from llm_serving.targets.local.deployment_dir import DeploymentDir
 from llm_serving.targets.local.readiness import RoleFailed
 from llm_serving.targets.local.supervisor import Supervisor
 from llm_serving.workloads import inputs, render
+from llm_serving.workloads.environment import Environment, Process
 from llm_serving.workloads.serving import measured_prompts, resolve
 from llm_serving.workloads.serving.blueprint import Blueprint
-from llm_serving.workloads.serving.deployment import Deployment, Environment, Process
+from llm_serving.workloads.serving.deployment import Deployment
 
 EMULATOR_TIMEOUT_S = 120.0
 """Longest start of the embedded AWS."""

@@ -11,10 +11,11 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.rehearsal import emulator
 from llm_serving.settings.errors import Unavailable
 from llm_serving.targets.local import engine_env, subreaper
+from llm_serving.targets.local.conventions import CONVENTIONS
 from llm_serving.targets.local.deployment_dir import DeploymentDir
+from llm_serving.workloads.environment import Environment, Process
 from llm_serving.workloads.serving import resolve
 from llm_serving.workloads.serving.blueprint import Blueprint
-from llm_serving.workloads.serving.deployment import Environment, Process
 
 ROUTER_DNS_DISCOVERY = paths.IMAGES / "router" / "router_dns_discovery.py"
 """Tells a router of many models which engine serves which, here as on ECS."""
@@ -52,6 +53,7 @@ def resolve_environment(
     )
     return Environment(
         target="local",
+        conventions=CONVENTIONS,
         region=fleet.region,
         # The name that the storage stack gives it in the embedded AWS's account.
         bucket=aws_limits.build_bucket_name(fleet.name, "models", emulator.ACCOUNT, fleet.region),

@@ -15,7 +15,7 @@ from llm_serving.targets import probe
 from llm_serving.targets.local import log_diagnosis
 from llm_serving.targets.local.deployment_dir import DeploymentDir
 from llm_serving.targets.local.supervisor import ProcessState, Supervisor
-from llm_serving.workloads.serving.deployment import Process
+from llm_serving.workloads.environment import Process
 
 _RESPONSE_TIMEOUT_S = 60.0
 """Longest wait for one answer; the first one on a busy machine takes seconds."""

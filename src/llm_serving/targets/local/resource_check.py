@@ -11,7 +11,8 @@ from llm_serving import processes
 from llm_serving.settings.errors import Unavailable
 from llm_serving.settings.units import format_bytes
 from llm_serving.targets.local.deployment_dir import DeploymentDir
-from llm_serving.workloads.serving.deployment import Deployment, Process
+from llm_serving.workloads.environment import Process
+from llm_serving.workloads.serving.deployment import Deployment
 
 LOGS_BYTES = 200_000_000
 """Room for logs, Terraform's state and its copies, and the engine's small files."""

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, TypedDict
 
 from llm_serving.settings.errors import Unavailable
 from llm_serving.targets.local.deployment_dir import DeploymentDir
+from llm_serving.workloads.environment import Environment
 from llm_serving.workloads.serving import resolve
-from llm_serving.workloads.serving.deployment import Deployment, Environment, ServedModel
+from llm_serving.workloads.serving.deployment import Deployment, ServedModel
 
 if TYPE_CHECKING:
     from llm_serving.aws import s3

@@ -7,7 +7,8 @@ from llm_serving.fleet import aws_limits, names
 from llm_serving.fleet.model import Fleet
 from llm_serving.rehearsal import emulator
 from llm_serving.settings.errors import Unavailable
-from llm_serving.workloads.serving.deployment import Environment
+from llm_serving.targets.conventions import load_conventions
+from llm_serving.workloads.environment import Environment
 
 NO_ACCOUNT = f"No AWS credentials were found: names hold {emulator.ACCOUNT}, the embedded AWS's account, not yours."
 
@@ -25,6 +26,7 @@ def resolve_environment(target: str, fleet: Fleet, *, account: str | None = None
     account_id = own_account or emulator.ACCOUNT
     return Environment(
         target=target,
+        conventions=load_conventions(target),
         region=fleet.region,
         bucket=aws_limits.build_bucket_name(fleet.name, "models", account_id, fleet.region),
         env={"AWS_REGION": fleet.region},

@@ -4,129 +4,17 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
 from llm_serving.settings.units import Bounds
+from llm_serving.workloads.base import BaseDeployment
+from llm_serving.workloads.environment import Process, ResolvedData
 from llm_serving.workloads.serving.blueprint import Disruption
 from llm_serving.workloads.serving.roles import Scale
 from llm_serving.workloads.serving.traffic import Slo, Traffic
 
 PREFILL, DECODE = "prefill", "decode"
 """Names of the roles that a request is split between."""
-
-
-class ResolvedData(BaseModel):
-    """Base of resolved data: frozen, plain, and JSON at any time."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Probe(ResolvedData):
-    """How to know that a process answers: a real completion, never a health page alone."""
-
-    path: str
-    body: dict[str, str | int]
-
-    deadline_s: float
-    """It has not started if no answer came by then, from the start of the process."""
-
-
-class Process(ResolvedData):
-    """One running copy of a role."""
-
-    name: str
-    command: tuple[str, ...]
-
-    env: dict[str, str]
-    """On top of what the machine sets."""
-
-    port: int
-
-    probe: Probe | None = None
-    """None where something else than a completion proves it, as for an emulated AWS."""
-
-    rank: int = 0
-    """Which machine of its replica it runs on, from 0; the first one answers requests."""
-
-    own_address: tuple[str, ...] = ()
-    """Variables that must hold the address by which other machines reach it, where only the place can know it."""
-
-    stateful: bool = False
-    """What it holds is gone when it ends, so it is not simply started again."""
-
-    memory_bytes: int = 0
-    """What it takes of its machine's memory."""
-
-
-class MeasuredPrefix(ResolvedData):
-    """What `validate` measured of a blueprint's traffic."""
-
-    shared_prefix: float
-    """Share of a prompt that earlier ones began with, 0 to 1."""
-
-    measured_at: str
-    """When, UTC, ISO 8601."""
-
-
-class Environment(ResolvedData):
-    """Facts of the place where a deployment runs that no settings file holds."""
-
-    target: str
-    """`local`, `eks` or `ecs`."""
-
-    region: str
-    """AWS region."""
-
-    bucket: str
-    """The model bucket that the storage stack made."""
-
-    s3_endpoint: str | None = None
-    """URL of an S3 other than AWS's own; None means AWS."""
-
-    env: dict[str, str] = {}
-    """What every process needs to reach AWS here."""
-
-    engine_folder: str = ""
-    """Folder of the engine's executables; empty where the image's PATH has them."""
-
-    data_folder: str = ""
-    """Folder for all that a run writes."""
-
-    socket_folder: str = ""
-    """Folder for Unix sockets: of a path short enough for them."""
-
-    launcher: tuple[str, ...] = ()
-    """Put before every command: sees to it that nothing of a process is left when it ends."""
-
-    router_discovery: tuple[str, ...] = ()
-    """What runs images/router's program; empty where the image's PATH has it."""
-
-    module_folder: str = "/opt/vllm"
-    """Folder with images/vllm's event_sources.py, which an engine loads."""
-
-    services: tuple[Process, ...] = ()
-    """What runs beside the deployment and stands in for AWS."""
-
-    ports: dict[str, int] = {}
-    """Port by the name that `resolve.ports` gives it, where they are chosen by the place."""
-
-    registry: str = ""
-    """Where the fleet's own images lie: ACCOUNT.dkr.ecr.REGION.amazonaws.com/FLEET."""
-
-    namespace: str = ""
-    """Of deployments on EKS; the private DNS namespace of their peers on ECS."""
-
-    service_account: str = ""
-    """On EKS, whom the engines act as; the fleet's stacks tie it to a role that may read weights."""
-
-    measured: MeasuredPrefix | None = None
-    """Of the blueprint's traffic as it is now, by reports that lie here; None where there is none."""
-
-    cores: int = 0
-    """Cores of this machine, where the place is one machine."""
-
-    emulated: tuple[str, ...] = ()
-    """What stands in for what, a sentence each."""
 
 
 class Weights(ResolvedData):
@@ -158,7 +46,7 @@ class ServedModel(ResolvedData):
     context: int
     """Most tokens of a request."""
 
-    adapters: dict[str, str] = {}
+    adapters: dict[str, str] = Field(default_factory=dict)
     """LoRA adapters: where each lies, by the name that clients put in `model`."""
 
 
@@ -248,7 +136,7 @@ class Role(ResolvedData):
     """The pool's types that hold a replica, all alike in what they give; exactly these are asked for."""
 
     zones: tuple[str, ...] = ()
-    labels: dict[str, str] = {}
+    labels: dict[str, str] = Field(default_factory=dict)
     """Labels that the pool's nodes carry."""
 
     tolerations: tuple[Toleration, ...] = ()
@@ -267,20 +155,22 @@ class Role(ResolvedData):
     scale: Scale | None = None
     """When replicas come and go between the bounds; None where they are always as many."""
 
-    ports: dict[str, int] = {}
+    ports: dict[str, int] = Field(default_factory=dict)
     """Further ports that its processes listen on, by name, where each replica has an address of its own."""
 
     processes: tuple[Process, ...]
-    """On `local` one for each replica; elsewhere what all replicas are like, one for each of its machines."""
+    """Of one replica, by rank. Where the target numbers the nodes itself, the second stands for every further rank."""
+
+    instances: tuple[Process, ...]
+    """All that the target is asked to run, each with a name of its own: `processes` of every replica where the target
+    makes no copies itself, else `processes`."""
 
 
-class Deployment(ResolvedData):
-    """What runs: all that a renderer needs."""
+class Deployment(BaseDeployment):
+    """What serves models: all that a renderer needs."""
 
-    name: str
+    kind: str = "serving"
     pattern: str
-    target: str
-    fleet: str
     engine: str
     framework: str
     roles: tuple[Role, ...]
@@ -292,12 +182,6 @@ class Deployment(ResolvedData):
     disruption: Disruption
     traffic: Traffic
     slo: Slo
-    environment: Environment
-    notes: tuple[str, ...] = ()
-    """What the user should know of this target, a sentence each."""
-
-    emulated: tuple[str, ...] = ()
-    """What stands in for what; shown to the user wherever a result is."""
 
     @property
     def engine_roles(self) -> tuple[Role, ...]:
@@ -312,7 +196,7 @@ class Deployment(ResolvedData):
     @property
     def engine_processes(self) -> tuple[Process, ...]:
         """The processes of all engines."""
-        return tuple(process for role in self.engine_roles for process in role.processes)
+        return tuple(process for role in self.engine_roles for process in role.instances)
 
     @property
     def answering_roles(self) -> tuple[Role, ...]:
@@ -332,6 +216,6 @@ class Deployment(ResolvedData):
         return tuple(name for model in self.served_models for name in (model.name, *model.adapters))
 
     @property
-    def processes(self) -> tuple[Process, ...]:
-        """All that runs, in the order of starting."""
-        return (*self.environment.services, *(process for role in self.roles for process in role.processes))
+    def work_processes(self) -> tuple[Process, ...]:
+        """The engines' processes, and the router's last."""
+        return tuple(process for role in self.roles for process in role.instances)

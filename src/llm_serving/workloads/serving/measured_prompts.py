@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from llm_serving.settings.document import Document
+from llm_serving.workloads.environment import MeasuredPrefix
 from llm_serving.workloads.serving import resolve
 from llm_serving.workloads.serving.blueprint import Blueprint
-from llm_serving.workloads.serving.deployment import MeasuredPrefix
 from llm_serving.workloads.serving.traffic import Traffic
 
 RUNS, REPORT = "runs", "report.json"

@@ -11,8 +11,9 @@ from typing import Literal
 from llm_serving.catalog import engines
 from llm_serving.catalog.engines import CommandPart, Values
 from llm_serving.engines import memory
+from llm_serving.workloads.environment import Environment, Probe, Process
 from llm_serving.workloads.serving.blueprint import Blueprint
-from llm_serving.workloads.serving.deployment import DECODE, PREFILL, Environment, Probe, Process, Role, ServedModel
+from llm_serving.workloads.serving.deployment import DECODE, PREFILL, Role, ServedModel
 from llm_serving.workloads.serving.placement import Placement
 from llm_serving.workloads.serving.roles import EngineRole, RouterPolicy, compute_fixed_replicas
 from llm_serving.workloads.serving.traffic import Traffic
@@ -201,6 +202,7 @@ def _build_engine_process(
         probe=_build_probe(served_model, platform.start_s + served_model.weights.bytes / MIN_LOAD_BYTES_S)
         if rank == 0
         else None,
+        replica=replica,
         rank=rank,
         own_address=() if context.is_local else address_variables,
         memory_bytes=_compute_memory_bytes(context, role, served_model, role_placement) if context.is_local else 0,

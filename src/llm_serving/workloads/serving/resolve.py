@@ -20,18 +20,11 @@ from llm_serving.fleet.model import Fleet, Name
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import InputError, Mistake
 from llm_serving.settings.units import Bounds
+from llm_serving.workloads.environment import Environment
 from llm_serving.workloads.serving import adapters, placement, processes
 from llm_serving.workloads.serving.blueprint import Blueprint
 from llm_serving.workloads.serving.checks import engine_limits, targets
-from llm_serving.workloads.serving.deployment import (
-    Deployment,
-    Environment,
-    Prefetch,
-    Resources,
-    Role,
-    ServedModel,
-    Weights,
-)
+from llm_serving.workloads.serving.deployment import Deployment, Prefetch, Resources, Role, ServedModel, Weights
 from llm_serving.workloads.serving.placement import PlacedRole, Placement, PlacementError
 from llm_serving.workloads.serving.processes import Context
 from llm_serving.workloads.serving.roles import EngineRole, RouterPolicy, compute_fixed_replicas, resolve_scale
@@ -240,6 +233,7 @@ def _build_role(
         prefetch=_build_prefetch(context, role_placement, served_model),
         ports=_build_ports(context, role_placement),
         processes=tuple(processes.build_engine_processes(context, name, role, role_placement, served_model)),
+        instances=tuple(processes.build_engine_processes(context, name, role, role_placement, served_model)),
     )
 
 
@@ -309,7 +303,8 @@ def _build_router(context: Context, engine_roles: Sequence[Role]) -> Role:
         resources=Resources(cpus=ROUTER_CPUS, memory_bytes=ROUTER_BYTES),
         ports={} if context.is_local else {"metrics": processes.METRICS_PORT},
         replicas=Bounds(replicas, replicas),
-        processes=(processes.build_router_process(context, engine_roles, served_model),),
+        processes=(process := processes.build_router_process(context, engine_roles, served_model),),
+        instances=(process,),
     )
 
 

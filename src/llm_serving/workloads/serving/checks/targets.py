@@ -8,9 +8,9 @@ from llm_serving.fleet import interfaces
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import Mistake
+from llm_serving.workloads.environment import Environment
 from llm_serving.workloads.serving.blueprint import Blueprint
 from llm_serving.workloads.serving.checks import engine_limits
-from llm_serving.workloads.serving.deployment import Environment
 from llm_serving.workloads.serving.placement import PlacedRole, Placement, count_accelerators, format_bounds
 from llm_serving.workloads.serving.roles import compute_fixed_replicas
 

@@ -1,0 +1,15 @@
+"""What the target `ecs` does in its own way: services of tasks that find one another in a private DNS namespace."""
+
+from __future__ import annotations
+
+from llm_serving.workloads.environment import Conventions
+
+CONVENTIONS = Conventions(
+    title="ECS",
+    orchestrator="ecs",
+    # A service is made of like tasks, so each node of a replica is a service by itself.
+    starts_groups=False,
+    task_interfaces=True,
+    discovery="names",
+    url="http://{deployment}-router.{namespace}:{port}",
+)

@@ -1,0 +1,168 @@
+"""The workload seam: a kind of work is a package beside this module, and targets call it through `Workload`.
+
+`kind:` at the top of blueprint.yaml names the package; `serving` where left out. A package NAME holds `workload.py` with
+one object, WORKLOAD. To add a kind is to add such a package and a pattern folder with its templates.
+"""
+
+# ruff: noqa: ARG002 - the defaults take what a kind that overrides them needs
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+from llm_serving.fleet.model import Fleet
+from llm_serving.settings.document import Document, Settings
+from llm_serving.settings.errors import InputError
+from llm_serving.workloads.environment import Conventions, Environment, Process, ResolvedData
+
+DEFAULT_KIND = "serving"
+
+FILE_NAME = "blueprint.yaml"
+
+_MODULE = "workload"
+
+
+class BaseBlueprint(Settings):
+    """What every kind's blueprint.yaml has."""
+
+    kind: str = DEFAULT_KIND
+    """What sort of work this is."""
+
+    name: str | None = None
+    """Name of the deployment; the folder's name where left out."""
+
+
+class BaseDeployment(ResolvedData):
+    """A blueprint of any kind resolved against a fleet: frozen data, every number decided."""
+
+    kind: str
+    name: str
+    target: str
+    fleet: str
+    environment: Environment
+    notes: tuple[str, ...] = ()
+    """What the user should know of this target, a sentence each."""
+
+    emulated: tuple[str, ...] = ()
+    """What stands in for what; shown wherever a result is."""
+
+    @property
+    def work_processes(self) -> tuple[Process, ...]:
+        """All processes of the work itself, in the order of starting."""
+        raise NotImplementedError
+
+    @property
+    def processes(self) -> tuple[Process, ...]:
+        """All that runs, in the order of starting: what stands in for AWS, then the work itself."""
+        return (*self.environment.services, *self.work_processes)
+
+
+B = TypeVar("B", bound=BaseBlueprint)
+D = TypeVar("D", bound=BaseDeployment)
+
+
+class Workload(Generic[B, D]):
+    """One kind of work. A target renders, deploys, watches and removes what `resolve` returns.
+
+    A kind overrides what differs from these defaults; `SETTINGS`, `DEPLOYMENT`, `resolve` and `describe` it must have.
+    """
+
+    KIND: ClassVar[str]
+    SETTINGS: type[B]
+    DEPLOYMENT: type[D]
+
+    def find_refusal(self, conventions: Conventions) -> str:
+        """The reason why a target with these conventions cannot carry this kind; empty where it can."""
+        return ""
+
+    def read(self, folder: Path) -> Document[B]:
+        """Reads the blueprint in `folder`.
+
+        Raises:
+            InputError: with every mistake of its file.
+        """
+        raise NotImplementedError
+
+    def resolve_name(self, blueprint: Document[B]) -> str:
+        """The deployment's name: as written, or the folder's.
+
+        Raises:
+            InputError: the folder's name is not a valid name.
+        """
+        raise NotImplementedError
+
+    def list_port_names(self, blueprint: B) -> list[str]:
+        """Names of the ports that a target must choose where processes share one machine."""
+        return []
+
+    def read_measurements(self, blueprint: Document[B], environment: Environment, root: Path) -> Environment:
+        """The environment with what earlier reports below `root` measured of this blueprint."""
+        return environment
+
+    def resolve(self, blueprint: Document[B], fleet: Document[Fleet], environment: Environment) -> D:
+        """Decides every number of the deployment.
+
+        Raises:
+            InputError: it cannot work; with every reason at its line of the blueprint.
+        """
+        raise NotImplementedError
+
+    def move_to_pool(self, blueprint: Document[B], pool: str) -> Document[B]:
+        """The blueprint with all of its work on another pool of the fleet."""
+        return blueprint
+
+    def describe(self, blueprint: Document[B], deployment: D) -> Iterable[tuple[str, str]]:
+        """Rows of `check`: a label of at most 10 characters, and a line about it."""
+        return ()
+
+    def build_summary(self, deployment: D) -> dict[str, Any]:
+        """What `check --json` shows of the deployment, beside name, kind, target and fleet."""
+        return {}
+
+    def list_start_groups(self, deployment: D) -> Sequence[Sequence[Process]]:
+        """The processes of the work in the order of starting; those of one group start together."""
+        return [deployment.work_processes]
+
+    def get_url(self, deployment: D) -> str:
+        """Base URL that clients use; empty for work that has no endpoint."""
+        return ""
+
+
+@functools.cache
+def list_kinds() -> tuple[str, ...]:
+    """All kinds, the default one first."""
+    packages = {path.parent.name.replace("_", "-") for path in Path(__file__).parent.glob(f"*/{_MODULE}.py")}
+    return (DEFAULT_KIND, *sorted(packages - {DEFAULT_KIND}))
+
+
+@functools.cache
+def get(kind: str) -> Workload[Any, Any]:
+    """The workload of a kind.
+
+    Raises:
+        InputError: there is no such kind; names all of them.
+    """
+    if kind not in list_kinds():
+        raise InputError(f"kind: now {kind!r}: there is no such kind. Fix: {' or '.join(list_kinds())}.")
+    module = importlib.import_module(f"{__package__}.{kind.replace('-', '_')}.{_MODULE}")
+    workload: Workload[Any, Any] = module.WORKLOAD
+    return workload
+
+
+def of(document: Document[Any]) -> Workload[Any, Any]:
+    """The workload that a blueprint is of."""
+    return get(document.value.kind)
+
+
+def load_deployment(data: Mapping[str, Any]) -> BaseDeployment:
+    """A saved deployment of any kind.
+
+    Raises:
+        ValidationError: another version of this program, with other fields, saved it.
+        InputError: its kind is not known.
+    """
+    deployment: BaseDeployment = get(str(data.get("kind", DEFAULT_KIND))).DEPLOYMENT.model_validate(data)
+    return deployment

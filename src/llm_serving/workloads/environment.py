@@ -1,0 +1,200 @@
+"""Where a deployment runs: the facts and the conventions of its target, and the processes it runs there. Frozen data.
+
+A target provides its `Conventions` as data, so that no workload and no engine asks which target it resolves for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+LOOPBACK = "127.0.0.1"
+"""The address that no other machine reaches."""
+
+Discovery = Literal["addresses", "labels", "names"]
+"""How a router finds engines: by fixed addresses, by the labels of their pods, or by DNS names."""
+
+
+class ResolvedData(BaseModel):
+    """Base of resolved data: frozen, plain, and JSON at any time."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Probe(ResolvedData):
+    """How to know that a process answers: a real request, never a health page alone."""
+
+    path: str
+    body: dict[str, str | int]
+
+    deadline_s: float
+    """Longest start, in seconds: a process that has not answered by then has failed."""
+
+
+class Process(ResolvedData):
+    """One process of a deployment."""
+
+    name: str
+    command: tuple[str, ...]
+
+    env: dict[str, str]
+    """Added to the variables that the target sets."""
+
+    port: int
+
+    probe: Probe | None = None
+    """None where another check proves it, as for the embedded AWS."""
+
+    replica: int = 0
+    """Index of its replica, from 0."""
+
+    rank: int = 0
+    """Index of its node within the replica, from 0; rank 0 answers requests."""
+
+    own_address: tuple[str, ...] = ()
+    """Variables that must hold the address by which other nodes reach the process, where only the target knows it."""
+
+    stateful: bool = False
+    """Its data is lost when it ends, so the supervisor must not restart it."""
+
+    memory_bytes: int = 0
+    """Its share of the machine's memory, where processes share one machine."""
+
+
+class MeasuredPrefix(ResolvedData):
+    """What `validate` measured of a blueprint's traffic."""
+
+    shared_prefix: float
+    """Share of a prompt that earlier prompts began with, 0 to 1."""
+
+    measured_at: str
+    """When, UTC, ISO 8601."""
+
+
+class Conventions(ResolvedData):
+    """What a target does in its own way; each field is a fact that a workload or an engine resolves by."""
+
+    title: str
+    """The target's name in a sentence: `this machine`, `EKS`."""
+
+    orchestrator: str = ""
+    """The pool's orchestrator that the target needs; empty where it needs none."""
+
+    shared_host: bool = False
+    """All processes share one machine: its address (so every port is chosen, `Environment.ports`), cores and memory."""
+
+    containers: bool = True
+    """Processes run in containers: they need images, see no local folder, and get files of S3 copied before they start."""
+
+    real_accelerators: bool = True
+    """Engines run on the pool's accelerators; if not, the engine's platform `cpu` stands in."""
+
+    scales: bool = True
+    """Replicas follow the load between their bounds; if not, the lower bound runs, and at least one."""
+
+    drains: bool = True
+    """A replica that is stopped gets time to finish its requests."""
+
+    starts_groups: bool = True
+    """The target starts the nodes of a replica together and numbers them; if not, each node is an instance by itself."""
+
+    task_interfaces: bool = False
+    """Each container takes a network interface of its own on the node's first network card."""
+
+    bind_host: str = "0.0.0.0"
+    """The address that processes listen on."""
+
+    own_address: str = ""
+    """The address by which other processes reach one, where it is the same for all; empty where each has its own."""
+
+    zmq_bind_host: str = "*"
+    """`bind_host` as ZeroMQ reads it in an engine's KV events endpoint."""
+
+    discovery: Discovery = "names"
+    """How a router finds the engines."""
+
+    selector_labels: Mapping[str, str] = {}
+    """Labels of a role's pods, with {deployment} and {role}, where `discovery` is `labels`."""
+
+    leader_labels: Mapping[str, str] = {}
+    """Further labels of the pod that answers requests, where a replica spans several nodes."""
+
+    peer_name: str = "{deployment}-{service}.{namespace}"
+    """DNS name by which the processes of a deployment find one another."""
+
+    url: str
+    """Base URL for clients, with {deployment}, {namespace} and {port}."""
+
+    rank: str = ""
+    """What the target replaces by a node's rank within its replica; empty where each node's command holds its number."""
+
+    leader_address: str = ""
+    """What the target replaces by the address of rank 0; empty where it is the DNS name of rank 0."""
+
+    kv_transfer: str = ""
+    """The engine's transfer between prefill and decode; empty where the accelerators' links decide."""
+
+
+class Environment(ResolvedData):
+    """Facts of a target, for one deployment, that no settings file holds."""
+
+    target: str
+    """Name of the target."""
+
+    conventions: Conventions
+
+    region: str
+    """AWS region."""
+
+    bucket: str
+    """The model bucket of the storage stack."""
+
+    s3_endpoint: str | None = None
+    """URL of an S3 other than AWS's own; None means AWS."""
+
+    env: dict[str, str] = {}
+    """What every process needs to reach AWS."""
+
+    engine_folder: str = ""
+    """Folder of the engine's executables; empty where the image's PATH has them."""
+
+    data_folder: str = ""
+    """Folder that processes may write to."""
+
+    socket_folder: str = ""
+    """Folder for Unix sockets, with a path short enough for them."""
+
+    launcher: tuple[str, ...] = ()
+    """Prefix of every command: ends all that a process started when the process ends."""
+
+    router_discovery: tuple[str, ...] = ()
+    """What runs images/router's program; empty where the image's PATH has it."""
+
+    module_folder: str = "/opt/vllm"
+    """Folder of the modules that an engine loads (images/)."""
+
+    services: tuple[Process, ...] = ()
+    """What runs beside the deployment and stands in for AWS."""
+
+    ports: dict[str, int] = {}
+    """Ports by name (`Workload.list_port_names`), where processes share one machine."""
+
+    registry: str = ""
+    """Repository prefix of the fleet's own images: ACCOUNT.dkr.ecr.REGION.amazonaws.com/FLEET."""
+
+    namespace: str = ""
+    """Namespace of the deployments on EKS; private DNS namespace of their peers on ECS."""
+
+    service_account: str = ""
+    """Kubernetes service account of the engines, which the fleet's stacks bind to a role that may read weights."""
+
+    measured: MeasuredPrefix | None = None
+    """What earlier reports measured of the blueprint's traffic as it is now; None where there are none."""
+
+    cores: int = 0
+    """Cores of the machine, where processes share one."""
+
+    emulated: tuple[str, ...] = ()
+    """What stands in for what, a sentence each."""
