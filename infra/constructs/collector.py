@@ -16,16 +16,11 @@ IMAGE = "public.ecr.aws/aws-observability/aws-otel-collector:v0.48.0"
 
 CPU_UNITS, MEMORY_MIB = 128, 256
 
-METRICS = {
-    # Source: vLLM 0.32.0's and vllm-router 0.1.17's own /metrics, 2026-11.
-    "engine": {"queue": "vllm:num_requests_waiting", "kv-usage": "vllm:kv_cache_usage_perc"},
-    "router": {"requests": "vllm_router_requests_total", "errors": "vllm_router_request_errors_total"},
-    "router of halves": {"requests": "vllm_router_pd_requests_total", "errors": "vllm_router_pd_errors_total"},
-}
-"""The engine's and the router's own names of what is sent, by ours. A router before prefill and decode has others."""
+METRICS = {"engine": ("queue", "kv-usage"), "router": ("requests", "errors")}
+"""What is sent of a service's tasks, by kind; the manifest holds the Prometheus names."""
 
-SCALE_TO_ZERO_METRICS = {"engine": {"running": "vllm:num_requests_running", "up": "up"}, "router": {"up": "up"}}
-"""What is sent too where a role may have no replica; `up` is Prometheus' own: 1 where a page was read, else 0."""
+SCALE_TO_ZERO_METRICS = {"engine": ("running", "up"), "router": ("up",)}
+"""What is sent too if a role may have no replica; `up` is Prometheus' own: 1 after a successful scrape, else 0."""
 
 INTERVAL_S = 15
 
@@ -50,13 +45,12 @@ class MetricStream:
 
 
 def select_metrics(service: Service, stream: MetricStream) -> dict[str, str]:
-    """The names of what is sent of a service's tasks, by ours."""
-    is_disaggregated = "--vllm-pd-disaggregation" in service.command
-    metrics = METRICS["router of halves" if is_disaggregated else service.kind]
-    scales_to_zero = (
-        stream.scale_to_zero_roles if service.kind == "router" else service.role in stream.scale_to_zero_roles
-    )
-    return {**metrics, **SCALE_TO_ZERO_METRICS[service.kind]} if scales_to_zero else dict(metrics)
+    """Return the Prometheus names of what is sent of a service's tasks, by the catalogue's names."""
+    is_router = service.kind == "router"
+    scales_to_zero = stream.scale_to_zero_roles if is_router else service.role in stream.scale_to_zero_roles
+    concepts = METRICS[service.kind] + (SCALE_TO_ZERO_METRICS[service.kind] if scales_to_zero else ())
+    names = {**service.metrics, "up": "up"}
+    return {concept: names[concept] for concept in concepts if concept in names}
 
 
 def build_container(service: Service, stream: MetricStream, logs: dict[str, Any]) -> dict[str, Any]:

@@ -455,6 +455,18 @@ def test_what_the_autoscaler_and_the_alerts_ask_for_carries_the_labels_that_the_
     assert all(label.replace(".", "_").replace("/", "_") + '="' in query for label in labels for query in queries)
 
 
+def test_another_engine_is_scaled_and_alerted_by_its_own_metrics(render_chart: Render) -> None:
+    names = {"queue": "", "running": "", "preemptions": "", "failed-transfers": "", "kv-usage": "other:cache"}
+    manifests = render_chart({**FULL_VALUES, "metrics": {"engine": names, "router": {"requests": "r", "errors": "e"}}})
+    usage, arrivals = filter_by_kind(manifests, "ScaledObject")[0]["spec"]["triggers"]
+    assert usage["metadata"]["query"].startswith("sum(other:cache{")
+    assert '{__name__=~"r|e",' in arrivals["metadata"]["query"]
+    groups = filter_by_kind(manifests, "PrometheusRule")[0]["spec"]["groups"]
+    assert [(group["name"], [rule["alert"] for rule in group["rules"]]) for group in groups] == [
+        ("mine-router", ["InferenceRoleGone"])
+    ], "no alert without its metric"
+
+
 def test_the_monitor_scrapes_the_routers_own_port_and_the_engines_only_one(render_chart: Render) -> None:
     monitors = {
         manifest["metadata"]["name"]: manifest["spec"]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from llm_serving.catalog import instances, models
+from llm_serving.catalog import engines, instances, models
 from llm_serving.catalog.instances import Instance
 from llm_serving.engines import memory
 from llm_serving.targets.local import engine_env
@@ -250,13 +250,20 @@ def test_the_metrics_that_are_scaled_and_alerted_by_are_the_engines_and_the_rout
     sources = [*(packages / "vllm/v1/metrics").rglob("*.py"), *(packages / "vllm/distributed").rglob("*.py")]
     engine = "".join(file.read_text() for file in sources)
     router = (packages / "vllm_router_rs.abi3.so").read_bytes()
-    rows = yaml.safe_load((CHART / "files" / "engines.yaml").read_text())
-    for name in rows["vllm"].values():
+    for name in engines.load_engines()["vllm"].metrics.values():
         # Prometheus' client puts _total behind a counter's name.
         assert f'"{name.removesuffix("_total")}"' in engine, name
-    for name in rows["vllm-router"].values():
-        # A router that knows prefill from decode has names of its own: either is what the expression finds.
-        assert len(set(re.findall(name.encode(), router))) == 2, name
+    for names in engines.load_routers()["vllm-router"].metrics.values():
+        assert all(name.encode() in router for name in names.values()), names
+
+
+def test_the_chart_s_metric_names_are_the_catalogue_s() -> None:
+    metrics = yaml.safe_load((CHART / "values.yaml").read_text())["metrics"]
+    vllm, router = engines.load_engines()["vllm"], engines.load_routers()["vllm-router"]
+    assert metrics["engine"] == {name: vllm.metrics.get(name) for name in metrics["engine"]}
+    for name, pattern in metrics["router"].items():
+        # A router before prefill and decode has names of its own, and a release may be either.
+        assert all(re.fullmatch(pattern, names[name]) for names in router.metrics.values())
 
 
 def test_json_in_command_lines_is_json(preset: Preset) -> None:

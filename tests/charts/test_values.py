@@ -104,7 +104,14 @@ def test_no_object_takes_a_key_that_it_does_not_name() -> None:
         ),
         (build_release(kind="worker"), "at '/roles/worker/kind': value must be one of 'engine', 'router'"),
         (build_release(mounts={"x": {"path": "/x"}}), "at '/roles/worker/mounts/x': 'oneOf' failed, none matched"),
-        (build_release({"engine": "other"}), "at '/engine': value must be 'vllm'"),
+        (
+            build_release({"metrics": {"engine": {"queue": "a b"}}}),
+            "at '/metrics/engine/queue': 'a b' does not match pattern",
+        ),
+        (
+            build_release({"metrics": {"engine": {"quue": "a"}}}),
+            "at '/metrics/engine': additional properties 'quue' not allowed",
+        ),
         (build_release({"framework": "ray"}), "at '/framework': value must be 'plain'"),
         (build_release({"security": {"user": 0}}), "at '/security/user': minimum: got 0, want 1"),
         (build_release({"imgae": "x:1"}), "at '': additional properties 'imgae' not allowed"),
@@ -214,6 +221,11 @@ MONITORED = {"monitoring": {"podMonitors": True}}
                 "roles": {**build_release()["roles"], "router": {**ROUTER, "autoscaling": SCALING}},
             },
             "roles.router.autoscaling: its metrics are the engine's, and this is a router. Fix: replicas",
+        ),
+        (
+            build_release({**MONITORED, "metrics": {"engine": {"queue": ""}}}, autoscaling=SCALING),
+            "roles.worker.autoscaling.metric: now queue, and metrics.engine names no such metric. "
+            "Fix: --set metrics.engine.queue=PROMETHEUS_NAME",
         ),
         (
             build_release(

@@ -96,6 +96,9 @@
 {{- if and (eq $scaling.metric "kv-usage") (ge (float64 $scaling.threshold) 1.0) -}}
 {{- $wrong = append $wrong (printf "%s.threshold: now %v, and kv-usage is a share that never passes 1: it would not scale out. Fix: 0.8" .at $scaling.threshold) -}}
 {{- end -}}
+{{- if not (get .root.Values.metrics.engine $scaling.metric) -}}
+{{- $wrong = append $wrong (printf "%s.metric: now %s, and metrics.engine names no such metric. Fix: --set metrics.engine.%s=PROMETHEUS_NAME" .at $scaling.metric $scaling.metric) -}}
+{{- end -}}
 {{- if eq .role.kind "router" -}}
 {{- $wrong = append $wrong (printf "%s: its metrics are the engine's, and this is a router. Fix: replicas" .at) -}}
 {{- end -}}

@@ -163,6 +163,30 @@ class Platform(CommandPart):
     """What an option adds on this kind of processor."""
 
 
+EngineMetric = Literal[
+    "queue",  # requests that wait
+    "running",  # requests that it works on
+    "kv-usage",  # share of the KV cache in use
+    "preemptions",  # requests whose KV cache was dropped
+    "failed-transfers",  # of KV caches between prefill and decode
+    "finished",  # requests, by `finish_reasons.label`
+    "cache-queries",  # prompt tokens that were looked up in the prefix cache
+    "cache-hits",  # and those that were in it
+    "ttft",  # histograms, in seconds
+    "itl",
+    "e2e",
+]
+RouterMetric = Literal["requests", "errors"]
+
+
+class FinishReasons(_Row):
+    """How the counter of finished requests tells answered requests from others."""
+
+    label: str
+    unanswered: tuple[str, ...]
+    """Values of the label that mean: without an answer."""
+
+
 class RayCommands(_Row):
     """What the machines of a replica run where Ray joins them."""
 
@@ -203,8 +227,13 @@ class Engine(_Row):
     health: str
     """Path that answers 200 while the process lives; proves nothing about answers."""
 
-    metrics: str
+    metrics_path: str
     """Path of its own counters and histograms, in Prometheus's format."""
+
+    metrics: Mapping[EngineMetric, str]
+    """Prometheus names of those that it has."""
+
+    finish_reasons: FinishReasons
 
 
 class DiscoveryMode(CommandPart):
@@ -241,6 +270,9 @@ class Router(_Row):
     command: tuple[Template, ...]
     environment: Mapping[str, Template] = {}
     finds: Mapping[Literal["addresses", "labels", "names"], Discovery]
+    metrics: Mapping[Literal["together", "apart"], Mapping[RouterMetric, str]]
+    """Prometheus names, by the engines behind it."""
+
     policies: Mapping[str, str]
     """The router's word for each of a blueprint's policies."""
 

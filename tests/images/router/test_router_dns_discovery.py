@@ -14,12 +14,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
-from infra.constructs import collector
 from llm_serving import processes
+from llm_serving.catalog import engines
+from llm_serving.catalog.engines import RouterMetric
 from llm_serving.targets.local import engine_env
 from tests import following
 
@@ -208,11 +209,11 @@ def test_prefill_and_decode_come_and_go_with_their_names(testbed: RouterTestbed)
         wait_until_served(url, {B, C})
         testbed.write_dns(prefill=[A], decode=[C])
         wait_until_served(url, {C})
-        before = read_metric(testbed, "router of halves", "errors")
+        before = read_metric(testbed, "apart", "errors")
         testbed.write_dns(prefill=[], decode=[C])
         wait_until_served(url, {"503"})
-        assert read_metric(testbed, "router of halves", "errors") >= before + 8, "each is counted that finds nobody"
-        assert read_metric(testbed, "router of halves", "requests") > 0
+        assert read_metric(testbed, "apart", "errors") >= before + 8, "each is counted that finds nobody"
+        assert read_metric(testbed, "apart", "requests") > 0
         assert following.fetch_page(f"{url}/liveness") == b"OK", (
             "what ECS asks: a router that waits for engines is to stay"
         )
@@ -224,29 +225,31 @@ def test_requests_that_come_while_nobody_is_there_are_counted_and_nothing_else_i
     with testbed.run_router("--router=ROUTER", f"--worker=worker:{testbed.port}", router=MULTI_MODEL_FLAGS) as url:
         for path in ("health", "liveness", "v1/models", "workers"):
             following.fetch_page(f"{url}/{path}")
-        assert read_metric(testbed, "router", "errors") == read_metric(testbed, "router", "requests") == 0, (
+        assert read_metric(testbed, "together", "errors") == read_metric(testbed, "together", "requests") == 0, (
             "nobody asked"
         )
         assert send_requests(url, times=3) == {"503"}
-        error_count = read_metric(testbed, "router", "errors")
+        error_count = read_metric(testbed, "together", "errors")
         assert error_count >= 3
-        assert read_metric(testbed, "router", "requests") == 0
+        assert read_metric(testbed, "together", "requests") == 0
         testbed.start(A)
         testbed.write_dns(worker=[A])
         wait_until_served(url, {A})
         request_count, error_count = (
-            read_metric(testbed, "router", "requests"),
-            read_metric(testbed, "router", "errors"),
+            read_metric(testbed, "together", "requests"),
+            read_metric(testbed, "together", "errors"),
         )
         assert send_requests(url, times=3) == {A}
-        assert read_metric(testbed, "router", "requests") == request_count + 3
-        assert read_metric(testbed, "router", "errors") == error_count, "and whom somebody answers is no longer refused"
+        assert read_metric(testbed, "together", "requests") == request_count + 3
+        assert read_metric(testbed, "together", "errors") == error_count, (
+            "and whom somebody answers is no longer refused"
+        )
 
 
-def read_metric(testbed: RouterTestbed, mode: str, name: str) -> float:
-    """The sum of what CloudWatch is sent of a router in that mode, by our name of it."""
+def read_metric(testbed: RouterTestbed, mode: Literal["together", "apart"], name: RouterMetric) -> float:
+    """Return the sum over the series of a router's metric, by the catalogue's name."""
     lines = (following.fetch_page(testbed.metrics) or b"").decode().splitlines()
-    metric_name = collector.METRICS[mode][name]
+    metric_name = engines.load_routers()["vllm-router"].metrics[mode][name]
     return sum(
         float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{metric_name}{{", f"{metric_name} "))
     )

@@ -21,7 +21,7 @@ def get_read_error(file: Path, fleet: Path) -> str:
 
 
 def find_line(text: str, part: str) -> int:
-    return next(number for number, line in enumerate(text.splitlines(), 1) if part in line)
+    return text[: text.index(part)].count("\n") + 1
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -41,6 +41,11 @@ def test_what_each_pattern_renders_to_can_be_read(manifests: dict[str, Path], fl
             "the fleet fabric has no such pool on ECS. Fix: one of general, alone, fast",
         ),
         ("fleet: fabric", "fleet: cotton", "Fix: fleet: fabric"),
+        (
+            "    metrics:\n      queue: ",
+            "    metrics:\n      quue: ",
+            "alarms and scaling read queue. Fix: the Prometheus name of queue",
+        ),
         ("most: 6", "most: 1", "scale.most: now 1: the least is 2. Fix: 2 or more"),
         ("port: 8000", "port: 80000", "65535"),
         ("    kind: router", "    kind: engine", "0 of them are routers. Fix: exactly one of kind: router"),

@@ -38,6 +38,8 @@ MAX_STOP_S = 120
 Source: ECS API reference, ContainerDefinition, stopTimeout, 2026-11.
 """
 
+ALARM_METRICS = {"engine": ("queue",), "router": ("requests", "errors")}
+"""Metrics that alarms read, by a service's kind."""
 
 MACHINE_START_S = 900
 """A machine comes, pulls an image of several GB and starts; a model's own start is counted beside."""
@@ -98,6 +100,10 @@ class Service(Settings):
     metrics_port: Port
     """Where its own metrics are, at /metrics."""
 
+    metrics: dict[str, str]
+    """Prometheus names of its metrics, by the catalogue's names: queue, kv-usage and running of an engine, requests and
+    errors of a router."""
+
     events_ports: ZeroOrMore[Port] = ()
     """Where routers hear of its cache."""
 
@@ -127,7 +133,13 @@ class Service(Settings):
     """From being asked to stop until it is killed."""
 
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        return (self._check_fargate(), self._check_scaling(), self._check_scale_to_zero(), self._check_gpu_pool())
+        return (
+            self._check_fargate(),
+            self._check_scaling(),
+            self._check_scale_to_zero(),
+            self._check_gpu_pool(),
+            self._check_metrics(),
+        )
 
     @property
     def scales_to_zero(self) -> bool:
@@ -162,6 +174,11 @@ class Service(Settings):
     def _check_gpu_pool(self) -> Iterator[Conflict]:
         if self.gpus and self.pool is None:
             yield Conflict(("gpus",), "without a pool the task runs on Fargate, which has none", "gpus: 0")
+
+    def _check_metrics(self) -> Iterator[Conflict]:
+        read = {*ALARM_METRICS[self.kind], *((self.scale.metric,) if self.scale else ())}
+        for name in sorted(read - self.metrics.keys()):
+            yield Conflict(("metrics",), f"alarms and scaling read {name}", f"the Prometheus name of {name}")
 
 
 class EcsDeployment(Settings):

@@ -158,6 +158,9 @@ class Role(ResolvedData):
     ports: dict[str, int] = Field(default_factory=dict)
     """Further ports that its processes listen on, by name, where each replica has an address of its own."""
 
+    metrics: dict[str, str] = {}
+    """Prometheus names of its processes' metrics, by the catalogue's names."""
+
     processes: tuple[Process, ...]
     """Of one replica, by rank. Where the target numbers the nodes itself, the second stands for every further rank."""
 

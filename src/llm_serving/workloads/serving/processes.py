@@ -349,9 +349,8 @@ def build_router_process(context: Context, engine_roles: Sequence[Role], served_
     """The router before the engines of `roles`."""
     router, environment = engines.load_routers()[ROUTER], context.environment
     discovery = router.finds[select_discovery(context)]
-    is_disaggregated = {PREFILL, DECODE} <= {role.name for role in engine_roles}
     event_mode = discovery.heard if context.policy == "kv-aware" else None
-    mode = discovery.apart if is_disaggregated else event_mode or discovery.together
+    mode = discovery.apart if select_discovery_mode(engine_roles) == "apart" else event_mode or discovery.together
     values: Values = {
         "host": context.host,
         "port": _select_port(context, "router", ROUTER_PORT),
@@ -392,6 +391,11 @@ def _select_policy(context: Context, engine_roles: Sequence[Role]) -> RouterPoli
     """The policy; of one replica at a known address there is nothing to choose, and load-aware wants two."""
     is_single = select_discovery(context) == "addresses" and sum(len(role.processes) for role in engine_roles) == 1
     return "round-robin" if is_single and context.policy == "load-aware" else context.policy
+
+
+def select_discovery_mode(engine_roles: Sequence[Role]) -> Literal["together", "apart"]:
+    """Whether each engine does both halves of a request, or prefill and decode are roles of their own."""
+    return "apart" if {PREFILL, DECODE} <= {role.name for role in engine_roles} else "together"
 
 
 def select_discovery(context: Context) -> Literal["addresses", "labels", "names"]:

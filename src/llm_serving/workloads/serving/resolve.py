@@ -232,6 +232,7 @@ def _build_role(
         scale=None if context.is_local else resolve_scale(name, role),
         prefetch=_build_prefetch(context, role_placement, served_model),
         ports=_build_ports(context, role_placement),
+        metrics=dict(context.engine.metrics),
         processes=tuple(processes.build_engine_processes(context, name, role, role_placement, served_model)),
         instances=tuple(processes.build_engine_processes(context, name, role, role_placement, served_model)),
     )
@@ -303,6 +304,7 @@ def _build_router(context: Context, engine_roles: Sequence[Role]) -> Role:
         resources=Resources(cpus=ROUTER_CPUS, memory_bytes=ROUTER_BYTES),
         ports={} if context.is_local else {"metrics": processes.METRICS_PORT},
         replicas=Bounds(replicas, replicas),
+        metrics=dict(router.metrics[processes.select_discovery_mode(engine_roles)]),
         processes=(process := processes.build_router_process(context, engine_roles, served_model),),
         instances=(process,),
     )
