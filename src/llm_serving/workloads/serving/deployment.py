@@ -158,7 +158,7 @@ class Role(ResolvedData):
     ports: dict[str, int] = Field(default_factory=dict)
     """Further ports that its processes listen on, by name, where each replica has an address of its own."""
 
-    metrics: dict[str, str] = {}
+    metrics: dict[str, str] = Field(default_factory=dict)
     """Prometheus names of its processes' metrics, by the catalogue's names."""
 
     processes: tuple[Process, ...]
