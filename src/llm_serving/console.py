@@ -255,6 +255,7 @@ class CommandFailed(BlueprintError):
     exit_code = 1
 
     def __init__(self, command: Sequence[str], log: Path, failure: str, start: int = 0) -> None:
+        self.command, self.log, self.failure = command, log, failure
         self.output = _read_from(log, start)
         tail = "\n".join(f"    {line}" for line in self.output.splitlines()[-20:])
         super().__init__(

@@ -48,7 +48,7 @@ def test_what_is_planned_is_applied_and_what_a_bucket_holds_outlives_a_destroy(
     plan = json.loads(run_cli(capsys, "fleet", "plan", "--json"))
     by_stack = {item["stack"]: item for item in plan["stacks"]}
     assert [item["planned"] for item in plan["stacks"]] == [True, True, False]
-    assert by_stack["ecs"]["waits"] == "looks up the VPC and its subnets, which the stack network makes first"
+    assert by_stack["ecs"]["waits"] == "needs stack network"
     assert by_stack["storage"]["add"] == by_stack["storage"]["resources"] > 10
     assert plan["answered_by"] == "the embedded AWS"
     assert {item["Name"] for item in s3.list_buckets()["Buckets"]} == before  # nor was the state's bucket made

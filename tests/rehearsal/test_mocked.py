@@ -15,7 +15,8 @@ import psutil
 import pytest
 
 from llm_serving import console
-from llm_serving.rehearsal import emulator_gaps, mocked, stacks
+from llm_serving.rehearsal import emulator_gaps, mocked
+from llm_serving.terraform import stack_folder
 
 pytestmark = pytest.mark.terraform
 
@@ -51,19 +52,19 @@ def test_every_resource_of_every_example_is_planned(rehearsal_folder: Path) -> N
 
 
 def test_a_stack_that_cannot_be_planned_is_refused_with_its_name(rehearsal_folder: Path, tmp_path: Path) -> None:
-    stack_folder = tmp_path / "network"
-    stack_folder.mkdir()
+    network = tmp_path / "network"
+    network.mkdir()
     text = (rehearsal_folder / "cdktf.out/one-gpu/stacks/network/cdk.tf.json").read_text()
-    (stack_folder / "cdk.tf.json").write_text(text.replace('"traffic_type": "ALL"', '"traffic_type": "EVERYTHING"'))
-    program = stacks.find_terraform({"network": stack_folder}, tmp_path)
+    (network / "cdk.tf.json").write_text(text.replace('"traffic_type": "ALL"', '"traffic_type": "EVERYTHING"'))
+    program = stack_folder.find_terraform({"network": network}, tmp_path)
     with pytest.raises(console.CommandFailed) as error:
-        mocked.plan({"network": stack_folder}, program=program, data=tmp_path)
+        mocked.plan({"network": network}, program=program, data=tmp_path)
     assert 'expected traffic_type to be one of ["ACCEPT" "REJECT" "ALL"]' in str(error.value)
 
 
 def test_a_run_of_terraform_starts_the_provider_once(rehearsal_folder: Path, tmp_path: Path) -> None:
     folders = {"storage": rehearsal_folder / "cdktf.out/one-gpu/stacks/storage"}
-    program = stacks.find_terraform(folders, tmp_path)
+    program = stack_folder.find_terraform(folders, tmp_path)
     with count_providers() as provider_pids:
         mocked.plan(folders, program=program, data=tmp_path)
     assert len(provider_pids) == 1

@@ -23,9 +23,10 @@ import pytest
 
 from llm_serving import processes
 from llm_serving.fleet.model import Fleet
-from llm_serving.rehearsal import emulator, inventory, stacks
+from llm_serving.rehearsal import emulator, inventory, override, stacks
 from llm_serving.settings.document import Document, load
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
+from llm_serving.terraform import stack_folder
 
 pytestmark = [pytest.mark.terraform, pytest.mark.timeout(600)]
 
@@ -222,7 +223,9 @@ def test_endpoints_of_the_users_own_are_left_out_for_the_embedded_aws_alone(
     emptied = {
         embedded: [
             name
-            for name, value in stacks.find_terraform(folders, resumed_apply.data, emulated=embedded).environment.items()
+            for name, value in stack_folder.find_terraform(
+                folders, resumed_apply.data, emulated=embedded
+            ).environment.items()
             if name in ENDPOINTS and not value
         ]
         for embedded in (True, False)
@@ -269,9 +272,9 @@ def test_every_stack_finds_the_same_stand_in_of_an_existing_network(tmp_path: Pa
     folders = stacks.prepare(fleet, out=tmp_path / "out", data=tmp_path, stacks=["network", "ecs"])
     with emulator.start(tmp_path, bare=True) as endpoint:
         for folder in folders.values():
-            stacks.write_override(folder, fleet.value, endpoint)
+            override.write_override(folder, fleet.value, endpoint)
         vpcs = emulator.create_client("ec2", endpoint, REGION).describe_vpcs()["Vpcs"]
-    overrides = [json.loads((folder / stacks.OVERRIDE).read_text())["data"] for folder in folders.values()]
+    overrides = [json.loads((folder / override.FILE).read_text())["data"] for folder in folders.values()]
     assert overrides[0]["aws_vpc"] == overrides[1]["aws_vpc"] != {"vpc": {"id": "vpc-0123456789abcdef0"}}
     assert overrides[0]["aws_subnet"] == overrides[1]["aws_subnet"]
     assert list(overrides[0]["aws_subnet"]) == ["private-us-west-2a"]

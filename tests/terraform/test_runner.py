@@ -189,13 +189,3 @@ def test_settings_of_other_projects_are_emptied(
     monkeypatch.setenv("TF_CLI_ARGS_plan", "-destroy")
     environment = runner.find_terraform(tmp_path / "data", VERSION).environment
     assert (environment["TF_WORKSPACE"], environment["TF_CLI_ARGS_plan"]) == ("", "")
-
-
-def test_progress_names_what_is_waited_for(tmp_path: Path) -> None:
-    network, storage = tmp_path / "network.log", tmp_path / "storage.log"
-    network.write_text(
-        "Plan: 2 to add, 0 to change, 0 to destroy.\n"
-        "aws_vpc.vpc: Creating...\naws_vpc.vpc: Creation complete after 1s [id=vpc-1]\naws_subnet.a: Creating...\n"
-    )
-    message = runner._format_progress({"network": network, "storage": storage})
-    assert message == "network 1/2 (aws_subnet.a)"

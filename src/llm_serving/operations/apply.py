@@ -1,4 +1,4 @@
-"""Applies the stacks that were planned, in order; what was not shown to the user before is not done."""
+"""Applies the stacks that were planned, in order. Only what was shown is applied: the saved plan file itself."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ from llm_serving.operations.context import FleetContext, initialize_stacks
 from llm_serving.operations.plans import StackPlan
 from llm_serving.settings.errors import CheckFailed
 from llm_serving.terraform import runner
+from llm_serving.terraform.plan import find_unapproved
 
 LIMIT_S = 3 * 3600.0
-"""An EKS cluster takes a quarter of an hour, node groups of large machines another one; the provider has limits of its
-own for each resource."""
+"""An EKS cluster takes 15 minutes, node groups of large instances another 15; the provider has limits of its own for
+each resource."""
 
 GRACE_S = 300.0
-"""Terraform, asked to stop, waits for what it has begun and writes it down. Killed before, it would forget it."""
+"""Terraform, asked to stop, waits for what it has begun and records it in the state. Killed before, it would not."""
 
 
 def apply(context: FleetContext, approved_plans: Sequence[StackPlan]) -> None:
-    """Applies each stack's plan, wave by wave; a stack that could not be planned before is planned when its turn comes.
+    """Applies each stack's saved plan, wave by wave; a deferred one is planned when its turn comes.
 
     Args:
-        agreed: what the user has seen.
+        approved_plans: the plans that the user has seen.
 
     Raises:
-        AnswerIsNo: a later plan would touch what the one that was shown does not.
-        CommandFailed: Terraform failed; the same command goes on.
+        CheckFailed: a plan that had to be made again has changes that the approved one has not.
+        CommandFailed: Terraform failed; the same command resumes.
     """
     approved = {plan.name: plan for plan in approved_plans}
     for wave in context.waves:
@@ -39,17 +40,17 @@ def apply(context: FleetContext, approved_plans: Sequence[StackPlan]) -> None:
         wave_plans = [new_plans.get(name, approved[name]) for name in wave if name in approved]
         for plan in wave_plans:
             if plan.is_empty:
-                console.err.print(f"[green]✓[/green] {plan.name}: done already, Terraform finds no difference")
+                console.err.print(f"[green]✓[/green] {plan.name}: up to date")
         _apply(context, {plan.name: wave[plan.name] for plan in wave_plans if not plan.is_empty})
         for name in wave:
             (wave[name] / plans.FILE).unlink(missing_ok=True)
 
 
 def ensure_state_bucket(context: FleetContext) -> None:
-    """Makes the bucket of Terraform's state, or what it lacks, once it is agreed to; says so where nothing is to do.
+    """Creates the bucket of Terraform's state, or adds the settings that it lacks.
 
     Raises:
-        AnswerIsNo: the bucket is somebody else's, or in another region.
+        CheckFailed: the bucket belongs to another account, or is in another region.
         Unavailable: AWS refuses, or does not answer.
     """
     if context.fleet.state == "local":
@@ -58,11 +59,11 @@ def ensure_state_bucket(context: FleetContext) -> None:
         delete_plans(context)
         initialize_stacks(context)
     else:
-        console.err.print(f"[green]✓[/green] {context.fleet.state}: done already, its bucket is as it should be")
+        console.err.print(f"[green]✓[/green] {context.fleet.state}: bucket up to date")
 
 
 def delete_plans(context: FleetContext) -> None:
-    """Plans made before the state had its place cannot be applied."""
+    """Deletes saved plans: one that was made with another backend of the state cannot be applied."""
     for folder in context.folders.values():
         (folder / plans.FILE).unlink(missing_ok=True)
 
@@ -85,14 +86,19 @@ def _apply(context: FleetContext, folders: Mapping[str, Path]) -> None:
 def _require_approved(
     context: FleetContext, approved: Mapping[str, StackPlan], new_plans: Mapping[str, StackPlan]
 ) -> None:
+    """Requires that plans which had to be made again change nothing more than the approved ones.
+
+    A deferred plan was shown by the number of its resources, so the new one may only create.
+    """
     unapproved = [
-        f"  {address} would be {action}"
-        for name, plan in new_plans.items()
-        for address, action in plan.affected.items()
-        if approved[name].affected.get(address) != action
+        f"  {address} would be {verb}"
+        for name, new in new_plans.items()
+        for address, verb in (
+            new.plan.affected if approved[name].deferred_reason else find_unapproved(approved[name].plan, new.plan)
+        ).items()
     ]
     if unapproved:
         raise CheckFailed(
-            f"{context.document.path}: Terraform would now change more than was shown before. Nothing of it was done; "
-            "look at it with `blueprint fleet plan`, then run this again:\n" + "\n".join(unapproved)
+            f"{context.document.path}: Terraform would now change more than was shown before. Nothing of it was "
+            "applied. Review it with `blueprint fleet plan`, then run this again:\n" + "\n".join(unapproved)
         )

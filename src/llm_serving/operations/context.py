@@ -11,18 +11,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from llm_serving import console, processes
 from llm_serving.aws import session as session
 from llm_serving.aws import state_bucket as state_bucket
 from llm_serving.aws.session import AwsSession
 from llm_serving.fleet.model import Fleet
-from llm_serving.rehearsal import emulator, stacks
+from llm_serving.rehearsal import emulator, override, stacks
 from llm_serving.settings.document import Document
-from llm_serving.settings.errors import InputError, Unavailable
-from llm_serving.terraform import runner
+from llm_serving.settings.errors import InputError
+from llm_serving.terraform import runner, stack_folder, state
 from llm_serving.terraform.runner import Terraform
+from llm_serving.terraform.state import StackState
 
 FOLDER = Path(".blueprint")
 
@@ -91,7 +92,7 @@ def use_emulator(document: Document[Fleet]) -> Iterator[str]:
         processes.patched_environ(emulator.build_client_env(endpoint, region)),
     ):
         for folder in (data / _EMULATOR_OUT / "stacks").glob("*"):
-            stacks.delete_state(folder)  # what a run that was broken off had made went with its AWS
+            state.delete(folder)  # what a run that was broken off had made went with its AWS
         yield endpoint
 
 
@@ -155,7 +156,7 @@ def prepare(document: Document[Fleet], *, out: Path, requested: Sequence[str] = 
         step.note = f"{console.shorten_path(next(iter(folders.values())).parent)}/{{{','.join(folders)}}}/cdk.tf.json"
     if unknown := [name for name in requested if name not in folders]:
         raise InputError(f"there is no stack {', '.join(unknown)}. Fix: one of {', '.join(folders)}")
-    program = stacks.find_terraform(folders, data, emulated=endpoint is not None)
+    program = stack_folder.find_terraform(folders, data, emulated=endpoint is not None)
     context = FleetContext(document, data, folders, program, endpoint, account)
     initialize_stacks(context)
     return context
@@ -166,15 +167,15 @@ def initialize_stacks(context: FleetContext) -> None:
     state_exists = _has_state_store(context.fleet)
     backends = {}
     for name, folder in context.folders.items():
-        backend = _build_backend(folder, context.endpoint) if state_exists else _PLACEHOLDER_BACKEND
+        backend = override.build_backend(folder, context.endpoint) if state_exists else _PLACEHOLDER_BACKEND
         backends[name] = json.dumps(backend, sort_keys=True)
         if context.endpoint:
-            stacks.write_override(folder, context.fleet, context.endpoint, state=backend, keep_data=True)
+            override.write_override(folder, context.fleet, context.endpoint, backend=backend, keep_data=True)
         else:
             _write_override(folder, None if state_exists else _PLACEHOLDER_BACKEND)
     with console.step(f"Start {context.program} on {', '.join(context.folders)}") as step:
         for name, folder in context.folders.items():
-            stacks.initialize(context.program, {name: folder}, state=backends[name])
+            stack_folder.initialize(context.program, {name: folder}, backend=backends[name])
         step.note = (
             f"provider from {context.program.provider_from}; state {_describe_state(context.fleet, state_exists)}"
         )
@@ -205,34 +206,6 @@ def _write_override(folder: Path, backend: Mapping[str, Any] | None) -> None:
         file.write_text(json.dumps({"terraform": {"backend": backend}}, indent=2))
 
 
-def _build_backend(folder: Path, endpoint: str | None) -> dict[str, Any]:
-    """The backend of a stack; for the embedded AWS, led to its S3, or to a file in the stack's folder."""
-    backend: dict[str, Any] = json.loads((folder / "cdk.tf.json").read_text())["terraform"]["backend"]
-    if endpoint is None:
-        return backend
-    if "s3" not in backend:
-        return {"local": {"path": "terraform.tfstate"}}
-    emulator_settings = {
-        "endpoints": {"s3": endpoint},
-        "use_path_style": True,
-        "access_key": emulator.DUMMY_KEY,
-        "secret_key": emulator.DUMMY_KEY,
-        "skip_credentials_validation": True,
-        "skip_requesting_account_id": True,
-        "skip_metadata_api_check": True,
-        "skip_region_validation": True,
-    }
-    return {"s3": {**backend["s3"], **emulator_settings}}
-
-
-class StackState(NamedTuple):
-    """What Terraform has written down of a stack."""
-
-    outputs: Mapping[str, Any]
-    resources: tuple[str, ...]
-    """Addresses of what it manages, as in `aws_vpc.vpc`."""
-
-
 def read_states(context: FleetContext, stack_names: Sequence[str] | None = None) -> dict[str, StackState]:
     """The state of each stack; empty where nothing was applied.
 
@@ -241,24 +214,7 @@ def read_states(context: FleetContext, stack_names: Sequence[str] | None = None)
     """
     folders = {name: folder for name, folder in context.folders.items() if stack_names is None or name in stack_names}
     results = runner.run(context.program, folders, ("state", "pull"), timeout_s=_STATE_TIMEOUT_S)
-    return {name: _parse_state(name, result.output) for name, result in results.items()}
-
-
-def _parse_state(name: str, text: str) -> StackState:
-    if "{" not in text:
-        return StackState({}, ())
-    try:
-        payload = json.loads(text[text.index("{") :])
-        return StackState(
-            {key: output["value"] for key, output in payload["outputs"].items()},
-            tuple(
-                f"{resource['type']}.{resource['name']}"
-                for resource in payload["resources"]
-                if resource["mode"] == "managed" and resource["instances"]
-            ),
-        )
-    except (ValueError, KeyError) as error:
-        raise Unavailable(f"{name}: Terraform's state cannot be read: {error}") from None
+    return {name: state.parse_state(name, result.output) for name, result in results.items()}
 
 
 def find_orphan_stacks(context: FleetContext) -> list[str]:
@@ -268,7 +224,7 @@ def find_orphan_stacks(context: FleetContext) -> list[str]:
         Unavailable: AWS refuses, or does not answer.
     """
     texts = _read_s3_states(context) if context.fleet.state != "local" else _read_local_states(context)
-    return [name for name, text in texts if name not in context.folders and _parse_state(name, text).resources]
+    return [name for name, text in texts if name not in context.folders and state.parse_state(name, text).resources]
 
 
 def _read_local_states(context: FleetContext) -> Iterator[tuple[str, str]]:

@@ -7,7 +7,6 @@ its data may go.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +20,11 @@ from llm_serving.fleet.checks import join_words
 from llm_serving.operations import add_ons as add_ons
 from llm_serving.operations import checkpoints, cluster, non_empty_stores
 from llm_serving.operations.apply import GRACE_S, LIMIT_S
-from llm_serving.operations.context import FleetContext, StackState, find_orphan_stacks, read_states
+from llm_serving.operations.context import FleetContext, find_orphan_stacks, read_states
 from llm_serving.operations.non_empty_stores import NonEmptyStore
 from llm_serving.settings.errors import CheckFailed, Unavailable
-from llm_serving.terraform import runner
+from llm_serving.terraform import runner, stack_folder
+from llm_serving.terraform.state import StackState
 
 STORAGE = "storage"
 """The stack whose buckets and registries hold data."""
@@ -192,7 +192,7 @@ def _destroy_machines(context: FleetContext, folders: Mapping[str, Path]) -> Non
 
 
 def _list_machine_addresses(folder: Path) -> list[str]:
-    resources = json.loads((folder / "cdk.tf.json").read_text()).get("resource", {})
+    resources = stack_folder.read_stack(folder).get("resource", {})
     return [
         f"{kind}.{name}"
         for kind in _MACHINE_KINDS

@@ -1,7 +1,7 @@
 """Plans stacks with a mocked AWS provider: the real one's schemas and its checks of values, and no AWS behind it.
 
-Every resource is planned, those too that the embedded AWS does not hold. What AWS would answer is made up, but for the
-values in mocks/, whose form the provider checks.
+Every resource is planned, also those that the embedded AWS does not support. Terraform makes up what AWS would answer,
+except for the values in mocks/, whose form the provider checks.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from llm_serving import console
-from llm_serving.terraform import runner
+from llm_serving.settings.units import format_count
+from llm_serving.terraform import runner, stack_folder
 
 MOCKS = Path(__file__).with_name("mocks")
-"""What the mocked provider answers where the real one checks the form of a value."""
+"""Answers of the mocked provider where the real one checks the form of a value."""
 
 _TIMEOUT_S = 600.0
 
@@ -31,43 +32,38 @@ def plan(stacks: Mapping[str, Path], *, program: runner.Terraform, data: Path) -
         how many resources were planned, by stack.
 
     Raises:
-        CommandFailed: one cannot be planned; the log says which, and why.
+        CommandFailed: one cannot be planned; the message names the resource and the reason.
     """
     folder = data / "mocked"
     if folder.exists():
         shutil.rmtree(folder)
     for name, stack in stacks.items():
         shutil.copytree(
-            stack, folder / name, ignore=shutil.ignore_patterns("*_override.tf.json", ".terraform*", "*.log")
+            stack, folder / name, ignore=shutil.ignore_patterns("*_override.tf.json", ".terraform*", "*.log", "*.jsonl")
         )
     (folder / "main.tf.json").write_text("{}")
     (folder / "stacks.tftest.hcl").write_text(_render_test(stacks))
-    with console.step(f"Plan {_format_count(stacks)} with a mocked AWS provider") as step:
+    with console.step(f"Plan {format_count(len(stacks), 'stack')} with a mocked AWS provider") as step:
         runner.run(program, {"mocked": folder}, ("init", "-input=false"))
         runner.run(program, {"mocked": folder}, ("test",), timeout_s=_TIMEOUT_S)
-        planned = {name: count_resources(folder / name) for name in stacks}
+        planned = {name: stack_folder.count_resources(folder / name) for name in stacks}
         step.note = f"{sum(planned.values())} resources"
     return planned
 
 
-def count_resources(folder: Path) -> int:
-    """How many resources a synthesized stack has."""
-    resources = json.loads((folder / "cdk.tf.json").read_text()).get("resource", {})
-    return sum(len(by_name) for by_name in resources.values())
-
-
 def _render_test(stacks: Mapping[str, Path]) -> str:
-    """Terraform's test file: each stack is a module that is planned."""
+    """Terraform's test file, which plans each stack as a module."""
     blocks = (
-        f'run "{name}" {{\n  command = plan\n  module {{\n    source = "./{name}"\n  }}\n{_render_subnet_overrides(folder)}}}\n'
+        f'run "{name}" {{\n  command = plan\n  module {{\n    source = "./{name}"\n  }}\n'
+        f"{_render_subnet_overrides(folder)}}}\n"
         for name, folder in stacks.items()
     )
     return "\n".join((f'mock_provider "aws" {{\n  source = {json.dumps(str(MOCKS))}\n}}\n', *blocks))
 
 
 def _render_subnet_overrides(folder: Path) -> str:
-    """Answers for subnets that are there already: their stack checks whether they are what the fleet takes them for."""
-    lookups = json.loads((folder / "cdk.tf.json").read_text()).get("data", {})
+    """Answers for existing subnets: their stack checks that they match the fleet."""
+    lookups = stack_folder.read_stack(folder).get("data", {})
     vpc = lookups.get("aws_vpc", {}).get("vpc", {}).get("id")
     return "".join(
         f"  override_data {{\n    target = data.aws_subnet.{name}\n    values = {json.dumps(values)}\n  }}\n"
@@ -75,7 +71,3 @@ def _render_subnet_overrides(folder: Path) -> str:
         if vpc
         for values in [{"vpc_id": vpc, "availability_zone": name.removeprefix("private-"), "id": subnet["id"]}]
     )
-
-
-def _format_count(stacks: Mapping[str, Path]) -> str:
-    return f"{len(stacks)} stack{'s' * (len(stacks) != 1)}"

@@ -15,6 +15,7 @@ from llm_serving import console, processes
 from llm_serving.fleet.model import Fleet
 from llm_serving.rehearsal import emulator, emulator_gaps, mocked, stacks
 from llm_serving.settings.document import Document
+from llm_serving.terraform import stack_folder, state
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def plan(documents: Sequence[Document[Fleet]], *, out: Path, data: Path) -> list
             for name, folder in stack_folders.items()
         }
         synthesized = time.monotonic()
-        program = stacks.find_terraform(folders, data)
+        program = stack_folder.find_terraform(folders, data)
         planned = mocked.plan(folders, program=program, data=data)
         times = {"synth_s": round(synthesized - start, 1), "mocked_s": round(time.monotonic() - synthesized, 1)}
     return [
@@ -103,7 +104,7 @@ def rehearse(
     with _lock_data(data), emulator.start(data) as endpoint:
         folders = stacks.prepare(document, out=out, data=data, stacks=stack_names)
         times = [time.monotonic()]
-        program = stacks.find_terraform(folders, data)
+        program = stack_folder.find_terraform(folders, data)
         planned = mocked.plan(folders, program=program, data=data)
         times.append(time.monotonic())
         outputs = stacks.apply_prepared(document, folders, data=data, endpoint=endpoint)
@@ -111,7 +112,7 @@ def rehearse(
         stacks.check_unchanged(document, data=data, endpoint=endpoint, stacks=stack_names)
         times.append(time.monotonic())
         stack_results = {
-            name: _build_result(folder, planned[name], len(stacks.list_applied_ids(folder)))
+            name: _build_result(folder, planned[name], len(state.list_managed_ids(folder)))
             for name, folder in folders.items()
         }
         stacks.destroy(document, data=data, endpoint=endpoint, stacks=stack_names)
@@ -124,7 +125,10 @@ def rehearse(
 
 def _build_result(folder: Path, planned: int, applied: int | None) -> StackResult:
     return StackResult(
-        mocked.count_resources(folder), planned, applied, emulator_gaps.count_gaps(stacks.read_stack(folder))
+        stack_folder.count_resources(folder),
+        planned,
+        applied,
+        emulator_gaps.count_gaps(stack_folder.read_stack(folder)),
     )
 
 

@@ -319,3 +319,8 @@ def format_bytes(count: float) -> str:
         if count < 999.5:
             return f"{count:.3g} {unit}"
     return f"{count / 1000:.3g} TB"
+
+
+def format_count(count: int, noun: str) -> str:
+    """A number with its noun, as in `1 stack`, `2 stacks` and `1,000 objects`."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"

@@ -73,15 +73,15 @@ def _render_table(stack_plans: Sequence[StackPlan]) -> Table:
     table.add_column("", overflow="fold")
     for plan in stack_plans:
         if plan.deferred_reason:
-            message = f"not planned yet: it {plan.deferred_reason}; {plan.resources} resources, then"
+            message = f"Plan deferred: {plan.deferred_reason} ({plan.resources} resources)"
             table.add_row(plan.name, "?", "?", "?", Text(message, "dim"))
         else:
             counts = (
-                _format_count(plan.add, "green"),
-                _format_count(plan.change, "yellow"),
-                _format_count(plan.destroy, "bold red"),
+                _format_count(plan.plan.add, "green"),
+                _format_count(plan.plan.change, "yellow"),
+                _format_count(plan.plan.destroy, "bold red"),
             )
-            table.add_row(plan.name, *counts, Text("as it should be" if plan.is_empty else "", "dim"))
+            table.add_row(plan.name, *counts, Text("up to date" if plan.is_empty else "", "dim"))
     return table
 
 
@@ -92,7 +92,7 @@ def _format_count(number: int, colour: str) -> Text:
 def _render_affected(stack_plans: Sequence[StackPlan]) -> Iterator[RenderableType]:
     """What is there and would not stay as it is, by name: it is what a reader must not miss."""
     for plan in stack_plans:
-        rows = [(address, action) for address, action in plan.affected.items()]
+        rows = [(address, action) for address, action in plan.plan.affected.items()]
         for address, action in rows[:_MAX_SHOWN]:
             colour = "yellow" if action == "updated in-place" else "bold red"
             yield Padding(Text.assemble((action, colour), f"  {plan.name}: {address}"), (0, 0, 0, 2))

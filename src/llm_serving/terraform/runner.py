@@ -10,18 +10,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
+import shlex
 import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from llm_serving import console
 from llm_serving.settings.errors import InputError, Unavailable
-from llm_serving.terraform import provider_reattach
+from llm_serving.terraform import events, provider_reattach
+from llm_serving.terraform.events import Event, EventLog
+from llm_serving.terraform.plan import Plan, parse_document, parse_plan
 
 BINARY_VARIABLE = "TERRAFORM_BINARY_NAME"
 """Environment variable that names the program; the one that CDKTF's own command line reads."""
@@ -108,10 +109,9 @@ def _read_version(program: str) -> tuple[str, str, str]:
     """Kind, version and platform of a program."""
     try:
         result = subprocess.run([program, "version", "-json"], capture_output=True, text=True, timeout=60, check=True)
-        # A warning about the user's configuration may stand before the JSON.
-        response = json.loads(result.stdout[result.stdout.index("{") :])
+        response = parse_document(result.stdout)
         version, platform = response["terraform_version"].partition("-")[0], response["platform"]
-    except (OSError, subprocess.SubprocessError, ValueError, KeyError):
+    except (OSError, subprocess.SubprocessError, Unavailable, KeyError):
         raise Unavailable(f"{program} does not answer `version -json` as Terraform does. {_INSTALL_HINT}") from None
     text_result = subprocess.run([program, "version"], capture_output=True, text=True, timeout=60, check=False)
     return "tofu" if "OpenTofu" in text_result.stdout else "terraform", version, platform
@@ -207,6 +207,33 @@ def _write_config(data: Path, mirror: Path, registry: str) -> Path:
     return path.resolve()
 
 
+_STREAMED_COMMANDS = ("plan", "apply", "destroy", "test")
+"""Commands that write JSON lines with `-json`, and ask the provider more than once."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """How one stack's command ended."""
+
+    code: int
+    output: str
+    """What it printed, for people."""
+
+    events: Sequence[Event] = ()
+    """Messages of a command that streams them."""
+
+
+class TerraformFailed(console.CommandFailed):
+    """Terraform failed; carries its errors as it reported them."""
+
+    def __init__(self, command: Sequence[str], log: EventLog, failure: str) -> None:
+        super().__init__(command, log.text, failure)
+        if errors := events.list_errors(log.events):
+            listing = "\n".join(f"    {line}" for error in errors for line in error.splitlines())
+            title = f"{shlex.join(command)}\n  {failure}; the full log is {console.shorten_path(log.text)}:"
+            self.args = (f"{title}\n{listing}",)
+
+
 def run(
     terraform: Terraform,
     folders: Mapping[str, Path],
@@ -216,77 +243,133 @@ def run(
     timeout_s: float = 1200.0,
     grace_s: float = 20.0,
     on_progress: Callable[[str], None] = lambda _: None,
-) -> dict[str, console.CommandResult]:
+) -> dict[str, Result]:
     """Runs one Terraform command on several stacks side by side, each with its log in the stack's folder.
 
     Args:
         folders: each stack's working folder, by the stack's name.
-        grace_s: how long Terraform may take to write down what it made, where this is interrupted.
-        note: told how far the stacks are, whenever that changes.
+        grace_s: how long Terraform may take to record what it made, when interrupted.
+        on_progress: called with how far the stacks are, whenever that changes.
 
     Raises:
         CommandFailed: it failed for one of them.
     """
-    subcommand = arguments[0]
-    logs = {name: folder / f"{subcommand}.log" for name, folder in folders.items()}
+    with contextlib.ExitStack() as stack:
+        is_provider_shared = terraform.reuse_provider and arguments[0] in _STREAMED_COMMANDS
+        environments = _start_providers(stack, terraform, folders) if is_provider_shared else {}
+        return _run(
+            terraform,
+            folders,
+            arguments,
+            environments,
+            success_codes=success_codes,
+            timeout_s=timeout_s,
+            grace_s=grace_s,
+            on_progress=on_progress,
+        )
+
+
+def plan(terraform: Terraform, folders: Mapping[str, Path], file: str) -> dict[str, Plan]:
+    """Plans several stacks, and saves each plan as `file` in the stack's folder, readable for its owner alone.
+
+    Returns:
+        the changes that each saved plan holds, by the stack's name.
+
+    Raises:
+        CommandFailed: Terraform failed.
+    """
+    for folder in folders.values():
+        (folder / file).unlink(missing_ok=True)
+    with contextlib.ExitStack() as stack:
+        environments = _start_providers(stack, terraform, folders) if terraform.reuse_provider else {}
+        _run(terraform, folders, ("plan", "-input=false", f"-out={file}"), environments)
+        for folder in folders.values():
+            (folder / file).chmod(0o600)
+            (folder / "show.log").touch(mode=0o600)  # values of a plan may be secret
+        results = _run(terraform, folders, ("show", "-json", file), environments)
+    for folder in folders.values():
+        (folder / "show.log").unlink()
+    return {name: parse_plan(result.output) for name, result in results.items()}
+
+
+def _start_providers(
+    stack: contextlib.ExitStack, terraform: Terraform, folders: Mapping[str, Path]
+) -> dict[str, dict[str, str]]:
+    """One provider a folder, which ends with `stack`, as the environment of each folder's commands."""
+    return {
+        name: stack.enter_context(provider_reattach.start_provider(folder, terraform.environment))
+        for name, folder in folders.items()
+    }
+
+
+def _run(
+    terraform: Terraform,
+    folders: Mapping[str, Path],
+    arguments: Sequence[str],
+    environments: Mapping[str, Mapping[str, str]],
+    *,
+    success_codes: tuple[int, ...] = (0,),
+    timeout_s: float = 1200.0,
+    grace_s: float = 20.0,
+    on_progress: Callable[[str], None] = lambda _: None,
+) -> dict[str, Result]:
+    subcommand, *options = arguments
+    is_streamed = subcommand in _STREAMED_COMMANDS
+    logs = {
+        name: EventLog(folder / f"{subcommand}.{'jsonl' if is_streamed else 'log'}", folder / f"{subcommand}.log")
+        for name, folder in folders.items()
+    }
     for log in logs.values():
-        log.unlink(missing_ok=True)
-    with contextlib.ExitStack() as providers:
-        commands = [
-            console.Command(
-                [terraform.program, f"-chdir={console.shorten_path(folder)}", *arguments, "-no-color"],
-                logs[name],
-                environment=terraform.environment,
-                hidden_environment=providers.enter_context(
-                    provider_reattach.start_provider(folder, terraform.environment)
-                )
-                if terraform.reuse_provider and subcommand in _PROVIDER_COMMANDS
-                else {},
-                accepted_codes=success_codes,
-            )
-            for name, folder in folders.items()
-        ]
+        log.remove_files()
+    commands = [
+        console.Command(
+            [
+                *(terraform.program, f"-chdir={console.shorten_path(folder)}", subcommand),
+                *(["-json"] if is_streamed else []),
+                *options,
+                "-no-color",
+            ],
+            logs[name].stream,
+            environment=terraform.environment,
+            hidden_environment=environments.get(name, {}),
+            accepted_codes=success_codes,
+        )
+        for name, folder in folders.items()
+    ]
+
+    def update_logs() -> None:
+        for log in logs.values():
+            log.update()
+        on_progress(_format_progress(logs))
+
+    try:
         results = console.run_together(
             commands,
             timeout_s=timeout_s,
-            on_poll=lambda: on_progress(_format_progress(logs)),
+            on_poll=update_logs if is_streamed else lambda: None,
             grace_s=grace_s,
-            # Providers that it starts are in the same group. They leave an interrupt to Terraform, and die at once of
-            # anything else: what they were making would be made, and nobody would know.
+            # Providers are in the same process group. They leave an interrupt to Terraform, and die at once of any
+            # other signal: what they were making would be made, and be in no state.
             stop_signal=signal.SIGINT,
         )
-    return dict(zip(folders, results, strict=True))
+    except console.CommandFailed as error:
+        if not is_streamed:
+            raise
+        [log] = [log for log in logs.values() if log.stream == error.log]
+        log.update(final=True)
+        raise TerraformFailed(error.command, log, error.failure) from None
+    finally:
+        if is_streamed:
+            for log in logs.values():
+                log.update(final=True)
+    return {
+        name: Result(result.code, logs[name].read_text() if is_streamed else result.output, logs[name].events)
+        for name, result in zip(folders, results, strict=True)
+    }
 
 
-_PROVIDER_COMMANDS = ("plan", "apply", "destroy", "test")
-"""Commands that ask the provider more than once."""
-
-
-_STARTED = re.compile(r"^(\S+): (?:Creating|Modifying|Destroying)\.\.\.", re.MULTILINE)
-_COMPLETED = re.compile(r"^(\S+): (?:Creation|Modifications|Destruction) complete", re.MULTILINE)
-_PLANNED = re.compile(r"^Plan: (\d+) to add, (\d+) to change, (\d+) to destroy", re.MULTILINE)
-
-
-def _format_progress(logs: Mapping[str, Path]) -> str:
+def _format_progress(logs: Mapping[str, EventLog]) -> str:
     """How far each stack is, as in `network 12/49, storage 14/18 (aws_s3_bucket_lifecycle_configuration.models)`."""
-    return ", ".join(f"{name} {progress}" for name, log in logs.items() if (progress := _summarize_log(_read_log(log))))
-
-
-def _summarize_log(log: str) -> str:
-    planned, started = _PLANNED.search(log), _STARTED.findall(log)
-    if not planned and not started:
-        return ""
-    completed = set(_COMPLETED.findall(log))
-    pending = [address for address in started if address not in completed]
-    # A plan that was kept is applied without being shown again, so nothing says how much it is in all.
-    count = f"{len(completed)}/{sum(map(int, planned.groups()))}" if planned else f"{len(completed)} done"
-    return f"{count} ({pending[0]})" if pending else count
-
-
-def _read_log(log: Path) -> str:
-    return log.read_text(errors="replace") if log.is_file() else ""
-
-
-def read_outputs(state: Path) -> dict[str, Any]:
-    """A stack's outputs, as its state has them."""
-    return {name: output["value"] for name, output in json.loads(state.read_text())["outputs"].items()}
+    return ", ".join(
+        f"{name} {progress}" for name, log in logs.items() if (progress := events.format_progress(log.events))
+    )

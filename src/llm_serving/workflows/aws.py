@@ -265,12 +265,12 @@ def _confirm_plan(
         return
     key = compute_digest(*((folder / "cdk.tf.json").read_text() for folder in fleet_context.folders.values()))
     checkpoint = checkpoint_file.find("agreed", key)
-    if checkpoint and not any(stack_plan.affected for stack_plan in stack_plans):
+    if checkpoint and not any(stack_plan.plan.affected for stack_plan in stack_plans):
         console.err.print(f"[green]✓[/green] agreed to on {checkpoint.recorded_at}, and nothing else is to be made")
         return
     for line in _list_warnings(request, fleet_context):
         console.err.print(line, markup=False)
-    count = sum(stack_plan.add or stack_plan.resources for stack_plan in stack_plans if not stack_plan.is_empty)
+    count = sum(stack_plan.plan.add or stack_plan.resources for stack_plan in stack_plans if not stack_plan.is_empty)
     confirm(
         f"Make these {count:,} resources at {fleet_context.cloud_name}, {fleet_plan_table.describe_cost(fleet_context.fleet, instances.load())}?"
     )

@@ -19,6 +19,8 @@ from llm_serving.targets.ecs import target
 from llm_serving.targets.on_aws import plan as plans
 from llm_serving.targets.on_aws.plan import DeploymentPlan
 from llm_serving.targets.replica_status import READY
+from llm_serving.terraform.plan import Plan, ResourceChange
+from llm_serving.terraform.state import StackState
 from tests.infra.serving.conftest import FLEET, write_blueprint
 
 SERVICES = ("aggregated-worker", "aggregated-worker-1", "aggregated-router")
@@ -120,15 +122,18 @@ def terraform_calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str
     calls: list[str] = []
     name = "serving-aggregated"
     fleet_context = SimpleNamespace(folders={name: tmp_path}, endpoint=None, cloud_name="AWS")
-    (tmp_path / "plan.log").write_text("  # aws_ecs_service.worker-0 will be created\n  # x.y must be replaced\n")
+    changes = {
+        address: ResourceChange(address, actions)
+        for address, actions in {"aws_ecs_service.worker-0": ("create",), "x.y": ("delete", "create")}.items()
+    }
     outputs = {
         "ask": {"task_definition": "arn:ask", "subnets": ["subnet-1"], "group": "sg-1"},
         "definitions": {"worker": "arn/worker:2", "router": "arn/router:2"},
     }
     monkeypatch.setattr(target, "_build_stack_context", lambda *_: fleet_context)
-    monkeypatch.setattr(fleet_plans, "create", lambda _: [StackPlan(name, 40, add=0 if calls else 2)])
+    monkeypatch.setattr(fleet_plans, "create", lambda _: [StackPlan(name, 40, Plan({} if calls else changes))])
     monkeypatch.setattr(apply, "apply", lambda *_: calls.append("apply"))
-    monkeypatch.setattr(context, "read_states", lambda *_: {name: context.StackState(outputs, ("x.y",))})
+    monkeypatch.setattr(context, "read_states", lambda *_: {name: StackState(outputs, ("x.y",))})
     return calls
 
 
@@ -156,7 +161,7 @@ def test_it_shows_what_changes_waits_for_every_service_and_asks_as_a_client(
     aws.tasks = build_running_tasks()
     messages: list[str] = []
     assert target.deploy(deployment_plan, messages.append) is True
-    assert messages == ["serving-aggregated: +2 ~0 -0\n  created: aws_ecs_service.worker-0\n  replaced: x.y"]
+    assert messages == ["serving-aggregated: +2 ~0 -1\n  created: aws_ecs_service.worker-0\n  replaced: x.y"]
     assert terraform_calls == ["apply"]
     assert aws.tasks["aggregated-worker-1"][0]["asked"] > 4, "it waited for the last task's answer"
     [request] = aws.task_requests

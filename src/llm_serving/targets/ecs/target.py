@@ -6,7 +6,6 @@ a task in the VPC asks the router as a client would. What fails is rolled back b
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -23,7 +22,6 @@ from llm_serving.operations import apply, context
 from llm_serving.operations import plans as fleet_plans
 from llm_serving.operations.context import FleetContext
 from llm_serving.operations.plans import StackPlan
-from llm_serving.rehearsal import stacks
 from llm_serving.settings.errors import CheckFailed, Unavailable
 from llm_serving.targets import tunnel
 from llm_serving.targets.ecs import manifest
@@ -31,7 +29,7 @@ from llm_serving.targets.ecs.manifest import EcsDeployment, Service
 from llm_serving.targets.on_aws import plan as plans
 from llm_serving.targets.on_aws.plan import DeploymentPlan
 from llm_serving.targets.replica_status import READY, ReplicaStatus
-from llm_serving.terraform import runner
+from llm_serving.terraform import runner, stack_folder
 
 FILE = "ecs.yaml"
 """What a blueprint is rendered to."""
@@ -51,7 +49,6 @@ OnProgress = Callable[[str], None]
 _TEST_TIMEOUT_S = 300
 _POLL_INTERVAL_S = 10.0
 _LAST_LINES = 20
-_PLANNED_CHANGE = re.compile(r"^  # (\S+) (?:will|must) be (.*?)(?:, as requested)?$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -86,7 +83,7 @@ def diff(plan: DeploymentPlan) -> str:
         stack_context = _build_stack_context(plan, file, data)
         try:
             [stack] = fleet_plans.create(stack_context)
-            return _describe_changes(stack_context, stack)
+            return _describe_changes(stack)
         finally:
             apply.delete_plans(stack_context)
 
@@ -107,7 +104,7 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
     with _lock_deployment(plan) as data:
         stack_context = _build_stack_context(plan, file, data)
         [stack] = fleet_plans.create(stack_context)
-        changes = _describe_changes(stack_context, stack)
+        changes = _describe_changes(stack)
         if not changes:
             apply.delete_plans(stack_context)
             return False
@@ -243,7 +240,7 @@ def _build_stack_context(plan: DeploymentPlan, file: Path, data: Path) -> FleetC
 
         folders = main.synthesize_deployment(plan.fleet, out, file)
         step.note = ", ".join(console.shorten_path(folder / "cdk.tf.json") for folder in folders.values())
-    program = stacks.find_terraform(folders, data, emulated=endpoint is not None)
+    program = stack_folder.find_terraform(folders, data, emulated=endpoint is not None)
     stack_context = FleetContext(plan.fleet, data, folders, program, endpoint, account)
     context.initialize_stacks(stack_context)
     return stack_context
@@ -287,12 +284,11 @@ def _ensure_rendered(plan: DeploymentPlan) -> Path:
     return file if file.is_file() else plans.write_rendered(plan)
 
 
-def _describe_changes(stack_context: FleetContext, stack: StackPlan) -> str:
+def _describe_changes(stack: StackPlan) -> str:
     """Terraform's plan, a line a resource."""
     if stack.is_empty:
         return ""
-    log = (stack_context.folders[stack.name] / "plan.log").read_text(encoding="utf-8")
-    lines = [f"  {action}: {address}" for address, action in _PLANNED_CHANGE.findall(log)]
+    lines = [f"  {change.verb}: {address}" for address, change in stack.plan.resources.items()]
     return "\n".join([f"{stack.name}: {fleet_plans.summarize(stack)}", *lines])
 
 

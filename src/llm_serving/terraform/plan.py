@@ -1,0 +1,148 @@
+"""A saved plan of Terraform or OpenTofu, read from `show -json PLANFILE`.
+
+Format: https://developer.hashicorp.com/terraform/internals/json-format (OpenTofu writes the same one).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from llm_serving.settings.errors import Unavailable
+
+FORMAT_MAJOR = "1"
+"""Major version of the format that this module reads; a minor one only adds properties."""
+
+NO_OP = "no-op"
+_READ = "read"
+
+_VERBS: Mapping[tuple[str, ...], str] = {
+    ("create",): "created",
+    ("update",): "updated in-place",
+    ("delete",): "destroyed",
+    ("delete", "create"): "replaced",
+    ("create", "delete"): "replaced",
+    ("forget",): "removed from the state",
+    ("create", "forget"): "replaced",
+}
+
+
+@dataclass(frozen=True)
+class ResourceChange:
+    """What a plan does to one resource."""
+
+    address: str
+    actions: tuple[str, ...]
+    """As Terraform names them: create, update, delete; two of them for a replacement."""
+
+    digest: str = ""
+    """SHA-256 of the values before and after. Values may be secret, so a plan keeps this instead."""
+
+    @property
+    def verb(self) -> str:
+        """The change as the end of `will be ...`."""
+        return _VERBS.get(self.actions, "/".join(self.actions))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The changes of one saved plan."""
+
+    resources: Mapping[str, ResourceChange] = field(default_factory=dict)
+    """By address; managed resources that change, and no others."""
+
+    outputs: Mapping[str, str] = field(default_factory=dict)
+    """Outputs that change, by name: a digest of the change."""
+
+    @property
+    def add(self) -> int:
+        """Resources to add. A replaced one counts as one added and one destroyed, as Terraform counts."""
+        return self._count("create")
+
+    @property
+    def change(self) -> int:
+        """Resources to update in place."""
+        return self._count("update")
+
+    @property
+    def destroy(self) -> int:
+        """Resources to destroy."""
+        return self._count("delete")
+
+    @property
+    def affected(self) -> dict[str, str]:
+        """Existing resources that would not stay as they are: the verb by address."""
+        return {address: change.verb for address, change in self.resources.items() if change.actions != ("create",)}
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether an apply would change nothing."""
+        return not (self.resources or self.outputs)
+
+    def _count(self, action: str) -> int:
+        return sum(action in change.actions for change in self.resources.values())
+
+
+def parse_plan(text: str) -> Plan:
+    """Reads what `show -json PLANFILE` prints.
+
+    Raises:
+        Unavailable: it is no plan, or of a later major version of the format.
+    """
+    payload = parse_document(text)
+    version = str(payload.get("format_version", ""))
+    if version.partition(".")[0] != FORMAT_MAJOR or payload.get("errored"):
+        raise Unavailable(
+            f"`show -json` wrote format {version or 'unknown'}, and format {FORMAT_MAJOR} of a complete plan is needed. "
+            "Fix: a Terraform or OpenTofu of a version that is supported"
+        )
+    return Plan(
+        {change.address: change for change in _parse_resources(payload)},
+        {
+            name: _compute_digest(change)
+            for name, change in sorted(payload.get("output_changes", {}).items())
+            if change["actions"] != [NO_OP]
+        },
+    )
+
+
+def parse_document(text: str) -> dict[str, Any]:
+    """The JSON document that a command printed; a warning about the user's configuration may precede it.
+
+    Raises:
+        Unavailable: there is none.
+    """
+    try:
+        payload = json.loads(text[text.index("{") :])
+    except ValueError as error:
+        raise Unavailable(f"Terraform's JSON cannot be read: {error}") from None
+    if not isinstance(payload, dict):
+        raise Unavailable("Terraform's JSON cannot be read: it is no object")
+    return payload
+
+
+def find_unapproved(approved: Plan, new: Plan) -> dict[str, str]:
+    """Changes of `new` that `approved` does not have in the same form: the verb by address.
+
+    The order of the changes in the two files does not matter; the values before and after do.
+    """
+    return {
+        address: change.verb for address, change in new.resources.items() if approved.resources.get(address) != change
+    }
+
+
+def _parse_resources(payload: Mapping[str, Any]) -> Iterator[ResourceChange]:
+    """In order of addresses: Terraform orders them otherwise from plan to plan."""
+    for entry in sorted(payload.get("resource_changes", []), key=lambda entry: str(entry["address"])):
+        actions = tuple(entry["change"]["actions"])
+        if entry["mode"] == "managed" and actions not in ((NO_OP,), (_READ,)):
+            # A deposed object has the address of the one that took its place.
+            deposed = f" (deposed {entry['deposed']})" if entry.get("deposed") else ""
+            yield ResourceChange(f"{entry['address']}{deposed}", actions, _compute_digest(entry["change"]))
+
+
+def _compute_digest(change: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(change, sort_keys=True).encode()).hexdigest()

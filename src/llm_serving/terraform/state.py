@@ -1,0 +1,69 @@
+"""Terraform's state of a stack: its outputs, and the resources that it manages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from llm_serving.settings.errors import Unavailable
+
+FILE = "terraform.tfstate"
+"""A local state in a stack's working folder."""
+
+
+class StackState(NamedTuple):
+    """What Terraform has recorded of a stack."""
+
+    outputs: Mapping[str, Any]
+    resources: tuple[str, ...]
+    """Addresses of the resources that it manages, as in `aws_vpc.vpc`."""
+
+
+def parse_state(name: str, text: str) -> StackState:
+    """The state of the stack `name` as `state pull` prints it; empty where nothing was applied.
+
+    Raises:
+        Unavailable: it cannot be read.
+    """
+    if "{" not in text:
+        return StackState({}, ())
+    try:
+        payload = json.loads(text[text.index("{") :])
+        return StackState(
+            {key: output["value"] for key, output in payload["outputs"].items()},
+            tuple(
+                f"{resource['type']}.{resource['name']}"
+                for resource in payload["resources"]
+                if resource["mode"] == "managed" and resource["instances"]
+            ),
+        )
+    except (ValueError, KeyError) as error:
+        raise Unavailable(f"{name}: Terraform's state cannot be read: {error}") from None
+
+
+def read_outputs(folder: Path) -> dict[str, Any]:
+    """The outputs of a stack with a local state."""
+    payload = json.loads((folder / FILE).read_text(encoding="utf-8"))
+    return {name: output["value"] for name, output in payload["outputs"].items()}
+
+
+def list_managed_ids(folder: Path) -> list[str]:
+    """The id of each resource in a local state; none where a killed Terraform left half a file."""
+    try:
+        resources = json.loads((folder / FILE).read_text(encoding="utf-8"))["resources"]
+        return [
+            instance["attributes"]["id"]
+            for resource in resources
+            if resource["mode"] == "managed"
+            for instance in resource["instances"]
+        ]
+    except (ValueError, KeyError):
+        return []
+
+
+def delete(folder: Path) -> None:
+    """Removes a local state and its backups: the embedded AWS that held the resources has ended."""
+    for file in folder.glob(f"{FILE}*"):
+        file.unlink()
