@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Says what this machine has of what install.sh needs, one line an item, and how to get what is missing.
+"""Checks the prerequisites of install.sh, one line each, with the fix for what is missing.
 
-Runs before anything is installed, so it imports the standard library alone.
+It runs before anything is installed, so it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TERRAFORM = (1, 10)  # the first with S3 state locked by a file; mock providers 
 
 
 class PrerequisiteResult(NamedTuple):
-    """One item: whether the machine has it, what was seen, and how to get it."""
+    """One prerequisite: whether it is met, the details, and how to get it."""
 
     item: str
     ok: bool
@@ -34,7 +34,7 @@ class PrerequisiteResult(NamedTuple):
 
 
 def check_python() -> PrerequisiteResult:
-    """Python 3.11 or later, able to make a virtual environment."""
+    """Check for Python 3.11 or later with its venv module."""
     has_venv = importlib.util.find_spec("ensurepip") is not None or shutil.which("uv") is not None
     detail = platform.python_version() + ("" if has_venv else " without venv")
     remedy = "install Python 3.11 or later with its venv module: apt-get install python3 python3-venv"
@@ -42,12 +42,12 @@ def check_python() -> PrerequisiteResult:
 
 
 def check_terraform() -> PrerequisiteResult:
-    """Terraform, or OpenTofu in its place."""
+    """Check for Terraform, or OpenTofu instead."""
     remedy = "install Terraform 1.10 or later (developer.hashicorp.com/terraform/install) or OpenTofu (opentofu.org)"
     names = [os.environ["TERRAFORM_BINARY_NAME"]] if os.environ.get("TERRAFORM_BINARY_NAME") else ["terraform", "tofu"]
     path = next(filter(None, map(shutil.which, names)), None)
     if path is None:
-        return PrerequisiteResult("Terraform", False, "none of " + ", ".join(names) + " on PATH", remedy)
+        return PrerequisiteResult("Terraform", False, " or ".join(names) + " not found on PATH", remedy)
     try:
         output = subprocess.run([path, "version"], capture_output=True, text=True, timeout=60, check=False).stdout
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -58,9 +58,9 @@ def check_terraform() -> PrerequisiteResult:
 
 
 def check_processor() -> PrerequisiteResult:
-    """A processor that the engine's CPU build runs on."""
+    """Check for a processor that the engine's CPU build supports."""
     detail = f"{platform.system()} on {platform.machine()}"
-    remedy = "use a Linux machine on x86-64 with AVX2 for the local target; the stacks and `--target` others need none"
+    remedy = "use a Linux machine on x86-64 with AVX2; `--target eks` and `--target ecs` need none"
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
         return PrerequisiteResult("processor", False, detail, remedy)
     flags = Path("/proc/cpuinfo").read_text()
@@ -75,40 +75,40 @@ def check_processor() -> PrerequisiteResult:
 
 
 def check_libnuma() -> PrerequisiteResult:
-    """libnuma, which the engine's CPU build links."""
+    """Check for libnuma, which the engine's CPU build links."""
     try:
         ctypes.CDLL("libnuma.so.1")
     except OSError:
         return PrerequisiteResult(
-            "libnuma", False, "libnuma.so.1 is not there", "apt-get install libnuma1, or dnf install numactl-libs"
+            "libnuma", False, "libnuma.so.1 not found", "apt-get install libnuma1, or dnf install numactl-libs"
         )
     return PrerequisiteResult("libnuma", True, "libnuma.so.1", "")
 
 
 def check_memory() -> PrerequisiteResult:
-    """Memory that can be had now."""
+    """Check the available memory."""
     meminfo = Path("/proc/meminfo")
     available_kb = re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text()) if meminfo.exists() else None
     free_gib = int(available_kb[1]) * 1024 / GIB if available_kb else 0.0
     return PrerequisiteResult(
-        "memory", free_gib >= MEMORY_GIB, f"{free_gib:.1f} GiB free", f"free at least {MEMORY_GIB} GiB: close programs"
+        "memory", free_gib >= MEMORY_GIB, f"{free_gib:.1f} GiB available", f"close programs until {MEMORY_GIB} GiB are available"
     )
 
 
 def check_disk(folder: Path) -> PrerequisiteResult:
-    """Room for the environments; what is installed already counts as room."""
+    """Check the free disk space for the environments; less is needed once they are installed."""
     needed_gib = 1 if (folder / ".venv-engine").is_dir() else DISK_GIB
     free_gib = shutil.disk_usage(folder).free / GIB
     return PrerequisiteResult(
-        "disk", free_gib >= needed_gib, f"{free_gib:.1f} GiB free", f"free at least {needed_gib} GiB under {folder}"
+        "disk", free_gib >= needed_gib, f"{free_gib:.1f} GiB free", f"free {needed_gib} GiB under {folder}"
     )
 
 
 def run_checks(folder: Path, *, engine: bool = True) -> Iterator[PrerequisiteResult]:
-    """Every item, the cheap ones first.
+    """Run all checks, the cheap ones first.
 
     Args:
-        engine: whether the model is served on this machine; what serves on AWS needs little here.
+        engine: whether this machine serves the model; serving on AWS needs little of it.
     """
     local_checks: tuple[Callable[[], PrerequisiteResult], ...] = (
         (check_processor, check_libnuma, check_memory, lambda: check_disk(folder)) if engine else ()
@@ -118,14 +118,14 @@ def run_checks(folder: Path, *, engine: bool = True) -> Iterator[PrerequisiteRes
 
 
 def needs_engine(arguments: list[str]) -> bool:
-    """Whether a command line of install.sh serves on this machine."""
+    """Whether install.sh with these arguments serves on this machine."""
     words = [part for word in arguments for part in word.split("=", 1)]
     target = words[words.index("--target") + 1 :][:1] if "--target" in words else []
     return "--destroy" not in words and target in ([], ["local"])
 
 
 def main() -> int:
-    """Prints a line an item; 3 where something is missing."""
+    """Print a line for each prerequisite; return 3 if one is not met."""
     all_ok = True
     for item, ok, detail, remedy in run_checks(Path.cwd(), engine=needs_engine(sys.argv[1:])):
         all_ok &= ok

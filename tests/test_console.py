@@ -33,17 +33,17 @@ def test_a_failed_command_says_its_code_its_last_lines_and_its_log(tmp_path: Pat
     with pytest.raises(console.CommandFailed) as failed:
         console.run(["sh", "-c", "seq 1 50; exit 7"], log=log)
     text = str(failed.value)
-    assert "ended with code 7" in text and "    50" in text and "    30\n" not in text and "x.log" in text
+    assert "failed: exit code 7" in text and "    50" in text and "    30\n" not in text and "x.log" in text
     assert failed.value.output.startswith("1\n2\n")
 
 
 def test_a_command_that_hangs_is_ended_at_its_limit(tmp_path: Path) -> None:
-    with pytest.raises(console.CommandFailed, match="did not end within 1 s"):
+    with pytest.raises(console.CommandFailed, match="failed: timed out after 1 s"):
         console.run(["sleep", "300"], log=tmp_path / "x.log", timeout_s=1)
 
 
 def test_a_program_that_is_not_there_is_the_environments_fault(tmp_path: Path) -> None:
-    with pytest.raises(Unavailable, match="no-such-program is not on this machine's PATH") as missing:
+    with pytest.raises(Unavailable, match=r"no-such-program: not found on PATH\. Fix: install it\.") as missing:
         console.run(["no-such-program"], log=tmp_path / "x.log")
     assert missing.value.exit_code == 3
 
@@ -118,4 +118,4 @@ def test_what_is_interrupted_gets_its_own_signal_and_the_time_to_end_in_order(
     with pytest.raises(KeyboardInterrupt):
         console.run_together([command], on_poll=interrupt, grace_s=30, stop_signal=by, timeout_s=60)
     assert (tmp_path / "told").read_text() == by.name
-    assert "up to 30 s to end in order" in capsys.readouterr().err
+    assert "Interrupted: running commands get up to 30 s to end" in capsys.readouterr().err

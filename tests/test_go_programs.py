@@ -104,5 +104,5 @@ def test_without_go_it_says_what_to_install(put_program: PutProgram) -> None:
     with pytest.raises(Unavailable) as error:
         go_programs.find_or_build(TOOL)
     assert str(error.value) == (
-        "tool is not on PATH; install it, or Go, with which example.org/tool/cmd/tool@v2.1.0 is built"
+        "tool: not found on PATH. Fix: install it, or Go, which builds example.org/tool/cmd/tool@v2.1.0."
     )

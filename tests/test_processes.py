@@ -63,7 +63,7 @@ def test_a_child_ends_when_its_parent_is_killed_with_9(ignored: str, orphaned: s
 
 
 def test_a_wait_that_is_never_met_ends_with_what_was_waited_for() -> None:
-    with pytest.raises(Unavailable, match="the moon did not come within 0 s"):
+    with pytest.raises(Unavailable, match="the moon: not ready within 0 s"):
         processes.wait_until(lambda: False, "the moon", timeout_s=0.2)
 
 

@@ -1,4 +1,4 @@
-"""What a person sees while work goes on: steps with their times, and every external command, quoted to run again.
+"""Progress output: steps with their times, and every external command, quoted so that a shell can run it again.
 
 Progress goes to standard error; results go to standard output, so that `--json` can be piped.
 """
@@ -36,13 +36,13 @@ err = _Console(highlight=False, soft_wrap=True, stderr=True)
 
 
 def print_result(renderable: RenderableType) -> None:
-    """Prints prose and tables: folded between words in a terminal, in whole lines elsewhere."""
+    """Print prose and tables: wrapped at words in a terminal, unwrapped elsewhere."""
     out.print(renderable, soft_wrap=not out.is_terminal)
 
 
 @dataclass(eq=False)
 class Step:
-    """One step with the time it took, in seconds."""
+    """One step, and how long it took in seconds."""
 
     title: str
     seconds: float = 0.0
@@ -58,7 +58,7 @@ _recordings: list[list[Step]] = []
 
 @contextmanager
 def step(title: str) -> Iterator[Step]:
-    """Shows `title` while the block runs, then its time. The block may set `note`: it shows at once and at the end."""
+    """Show `title` while the block runs, then its time. The block may set `note`, which shows at once and at the end."""
     current = Step(title)
     start = time.monotonic()
     indent = "  " * len(_active_steps)
@@ -81,7 +81,7 @@ def step(title: str) -> Iterator[Step]:
 
 @contextmanager
 def record_steps() -> Iterator[list[Step]]:
-    """Collects the steps that end well inside the block, for a summary; those within others are part of these."""
+    """Collect the steps that succeed in the block, for a summary, without those nested in others."""
     steps: list[Step] = []
     _recordings.append(steps)
     try:
@@ -91,19 +91,19 @@ def record_steps() -> Iterator[list[Step]]:
 
 
 def render_times(steps: Sequence[Step]) -> Table:
-    """Every step with its time, and the sum."""
+    """Render each step with its time, and the total."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column()
     table.add_column(justify="right")
     for step in steps:
         table.add_row(escape(re.sub(r" \(.*", "", step.title)), f"{step.seconds:.1f} s")
-    table.add_row("[bold]In all[/bold]", f"[bold]{sum(step.seconds for step in steps):.1f} s[/bold]")
+    table.add_row("[bold]Total[/bold]", f"[bold]{sum(step.seconds for step in steps):.1f} s[/bold]")
     return table
 
 
 @contextmanager
 def _show_progress(current: Step, start: float) -> Iterator[None]:
-    """Shows that a step goes on: a running line in a terminal, a line every ten seconds elsewhere."""
+    """Show that a step still runs: a live line in a terminal, a line every ten seconds elsewhere."""
     finished = threading.Event()
 
     def refresh() -> None:
@@ -113,7 +113,7 @@ def _show_progress(current: Step, start: float) -> Iterator[None]:
                     line.update(f"{escape(str(current))} [dim]{time.monotonic() - start:.0f} s[/dim]")
         else:
             while not finished.wait(10):
-                if _active_steps[-1:] == [current]:  # of steps within steps the innermost speaks
+                if _active_steps[-1:] == [current]:  # of nested steps the innermost reports
                     err.print(f"  … {escape(str(current))} ({time.monotonic() - start:.0f} s)")
 
     thread = threading.Thread(target=refresh, daemon=True)
@@ -128,7 +128,7 @@ def _show_progress(current: Step, start: float) -> Iterator[None]:
 def quote_command(
     command: Sequence[str], *, cwd: Path | None = None, environment: Mapping[str, str] | None = None
 ) -> str:
-    """The command as a line that a person can paste into a shell."""
+    """Quote a command as a line to paste into a shell."""
     words = [f"{key}={shlex.quote(value)}" for key, value in (environment or {}).items()]
     line = " ".join([*words, shlex.join(command)])
     return f"(cd {shlex.quote(shorten_path(cwd))} && {line})" if cwd and cwd.resolve() != Path.cwd() else line
@@ -137,36 +137,36 @@ def quote_command(
 def show_command(
     command: Sequence[str], *, cwd: Path | None = None, environment: Mapping[str, str] | None = None
 ) -> None:
-    """Prints an external command as it is about to run."""
+    """Print an external command that is about to run."""
     err.print(f"  [dim]$ {escape(quote_command(command, cwd=cwd, environment=environment))}[/dim]")
 
 
 def shorten_path(path: Path) -> str:
-    """A path as seen from here where that is shorter."""
+    """Return a path relative to the current directory if that is shorter."""
     relative = os.path.relpath(path)
     return relative if len(relative) < len(str(path)) else str(path)
 
 
 @dataclass(frozen=True)
 class Command:
-    """An external command: where it runs, and where its output goes."""
+    """An external command, with its working directory and its log."""
 
     arguments: Sequence[str]
     log: Path
     cwd: Path | None = None
     environment: Mapping[str, str] | None = None
-    """Set on top of this process's own; printed with the command, so nothing secret goes in."""
+    """Added to this process's own; printed with the command, so never a secret."""
 
     hidden_environment: Mapping[str, str] = field(default_factory=dict)
-    """Set too, and not printed: without it the command does the same."""
+    """Added too, but not printed: the command does the same without it."""
 
     accepted_codes: tuple[int, ...] = (0,)
-    """Exit codes that are no failure."""
+    """Exit codes that count as success."""
 
 
 @dataclass(frozen=True)
 class CommandResult:
-    """How a command ended, and what it printed."""
+    """The exit code and the output of a command."""
 
     code: int
     output: str
@@ -181,7 +181,7 @@ def run(
     timeout_s: float = 1800.0,
     on_poll: Callable[[], None] = lambda: None,
 ) -> str:
-    """Prints an external command, runs it with its output in `log`, and returns that output; see `run_together`."""
+    """Print an external command, run it with its output in `log`, and return that output; see `run_together`."""
     return run_together([Command(command, log, cwd, environment)], timeout_s=timeout_s, on_poll=on_poll)[0].output
 
 
@@ -193,16 +193,16 @@ def run_together(
     grace_s: float = 20.0,
     stop_signal: signal.Signals = signal.SIGTERM,
 ) -> list[CommandResult]:
-    """Prints external commands, runs them side by side, and returns how each ended.
+    """Print external commands, run them in parallel, and return the result of each.
 
     Args:
-        watch: called a few times a second while they run.
-        grace_s: how long they may take to end where this is interrupted, before they are killed.
-        stop_by: what asks them to end.
+        on_poll: called a few times a second while they run.
+        grace_s: seconds for them to end after an interruption, before they are killed.
+        stop_signal: sent to them after an interruption.
 
     Raises:
-        Unavailable: a program is not there.
-        CommandFailed: one ended with a code that is not good, or they did not all end within `timeout_s` seconds.
+        Unavailable: a program is not on PATH.
+        CommandFailed: one failed, or not all of them ended within `timeout_s` seconds.
     """
     started: list[tuple[Command, subprocess.Popen[bytes], int]] = []
     try:
@@ -210,18 +210,18 @@ def run_together(
             started.append((command, *_start(command)))
         _wait(started, timeout_s, on_poll)
     except KeyboardInterrupt:
-        err.print(f"  [dim]asked to stop: what runs has up to {grace_s:.0f} s to end in order[/dim]")
+        err.print(f"  [dim]Interrupted: running commands get up to {grace_s:.0f} s to end[/dim]")
         raise
     finally:
         processes.stop_all([child for _, child, _ in started], grace_s, stop_signal=stop_signal)
     for command, child, start in started:
         if child.returncode not in command.accepted_codes:
-            raise CommandFailed(command.arguments, command.log, f"ended with code {child.returncode}", start)
+            raise CommandFailed(command.arguments, command.log, f"exit code {child.returncode}", start)
     return [CommandResult(child.returncode, _read_from(command.log, start)) for command, child, start in started]
 
 
 def _start(command: Command) -> tuple[subprocess.Popen[bytes], int]:
-    """The running command, and where in its log its own output begins."""
+    """Start a command; return it and the offset of its output in the log."""
     show_command(command.arguments, cwd=command.cwd, environment=command.environment)
     command.log.parent.mkdir(parents=True, exist_ok=True)
     with command.log.open("ab") as sink:
@@ -230,7 +230,7 @@ def _start(command: Command) -> tuple[subprocess.Popen[bytes], int]:
             environment = {**(command.environment or {}), **command.hidden_environment}
             child = processes.spawn(command.arguments, cwd=command.cwd, environment=environment, output=sink)
         except FileNotFoundError:
-            raise Unavailable(f"{command.arguments[0]} is not on this machine's PATH") from None
+            raise Unavailable(f"{command.arguments[0]}: not found on PATH. Fix: install it.") from None
     return child, start
 
 
@@ -245,12 +245,12 @@ def _wait(
                 child.wait(max(0.0, min(0.25, deadline - time.monotonic())))
             except subprocess.TimeoutExpired:
                 if time.monotonic() >= deadline:
-                    failure = f"did not end within {timeout_s:.0f} s"
+                    failure = f"timed out after {timeout_s:.0f} s"
                     raise CommandFailed(command.arguments, command.log, failure, start) from None
 
 
 class CommandFailed(BlueprintError):
-    """An external command failed; carries what it printed last."""
+    """An external command failed; has its last lines of output."""
 
     exit_code = 1
 
@@ -259,7 +259,7 @@ class CommandFailed(BlueprintError):
         self.output = _read_from(log, start)
         tail = "\n".join(f"    {line}" for line in self.output.splitlines()[-20:])
         super().__init__(
-            f"{shlex.join(command)}\n  {failure}; its last lines, all of them in {shorten_path(log)}:\n{tail}"
+            f"{shlex.join(command)}\n  failed: {failure}; last lines of {shorten_path(log)}:\n{tail}"
         )
 
 
@@ -270,6 +270,6 @@ def _read_from(log: Path, start: int) -> str:
 
 
 def print_error(error: BlueprintError) -> int:
-    """Shows a refusal as its text alone; returns the exit code."""
+    """Print an error without its traceback; return its exit code."""
     print(error, file=sys.stderr)
     return error.exit_code

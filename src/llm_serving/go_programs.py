@@ -1,6 +1,6 @@
-"""Programs that are Go modules: the user's own where new enough, else built once, of the pinned version.
+"""Programs that are Go modules: the user's own if new enough, else built once, of the pinned version.
 
-What is built lies in the user's cache folder, a folder a version, outside of this repository.
+Builds go to the user's cache directory, with a subdirectory for each version.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from llm_serving import console
 from llm_serving.settings.errors import BlueprintError, Unavailable
 
 _BUILD_TIMEOUT_S = 1200
-"""One build, on a machine with other work; the longest takes half of that alone."""
+"""Longest build on a busy machine, in seconds; the longest takes half of that alone."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """A program, and the module that it is built from."""
+    """A program, and the Go module that builds it."""
 
     name: str
     package: str
     version: str
     min_version: tuple[int, int] = (0, 0)
-    """Oldest version that PATH's own may have; (0, 0) asks for none."""
+    """Oldest version on PATH to accept; (0, 0) accepts any."""
 
     version_arguments: tuple[str, ...] = ("version",)
-    """Arguments by which it tells its version."""
+    """Arguments that print its version."""
 
     linker_variables: Mapping[str, str] = field(default_factory=dict)
-    """What its own makefile has the linker write into it, by variable."""
+    """Values that its own makefile passes to the linker, by variable."""
 
     tool_module: Path | None = None
-    """Folder of a Go module that names the package as a tool, for one that `go install` cannot build by itself. What
-    is built is that module's: it is built anew when its go.mod or go.sum changes."""
+    """Directory of a Go module that names the package as a tool, for packages that `go install` cannot build. The
+    program is built again when that module's go.mod or go.sum changes."""
 
     @property
     def build_name(self) -> str:
-        """What no other build of the program is called."""
+        """Name of the build, different for each version and its pins."""
         if self.tool_module is None:
             return f"{self.name}-{self.version}"
         pins = b"".join((self.tool_module / name).read_bytes() for name in ("go.mod", "go.sum"))
@@ -56,11 +56,11 @@ HELM = Program(
     "helm",
     "helm.sh/helm/v3/cmd/helm",
     "v3.22.0",
-    min_version=(3, 18),  # the first that says which value a schema refuses, and where
+    min_version=(3, 18),  # the first to name the value that a schema refuses, and its path
     version_arguments=("version", "--short"),
     linker_variables={
         "helm.sh/helm/v3/internal/version.version": "v3.22.0",
-        # What `helm template` takes for the cluster's version where there is no cluster: that of its client library.
+        # The version of a cluster that `helm template` assumes without one: that of its client library.
         "helm.sh/helm/v3/pkg/chartutil.k8sVersionMajor": "1",
         "helm.sh/helm/v3/pkg/chartutil.k8sVersionMinor": "37",
     },
@@ -77,12 +77,12 @@ VERSITYGW = Program("versitygw", "github.com/versity/versitygw/cmd/versitygw", "
 
 
 def find_or_build(program: Program) -> str:
-    """The program's path: the first on PATH that is new enough, else the built one, else a new build of it (minutes).
+    """Return the program's path: the first on PATH if new enough, else its build, which takes minutes the first time.
 
-    The folder that KUBEBUILDER_ASSETS names, where Kubernetes' programs for tests lie, comes before PATH.
+    KUBEBUILDER_ASSETS, the directory of Kubernetes' test programs, comes before PATH.
 
     Raises:
-        Unavailable: it is not there, and there is no Go to build it with.
+        Unavailable: neither the program nor Go is installed.
         CommandFailed: the build failed.
     """
     folders = (os.environ.get("KUBEBUILDER_ASSETS"), os.environ.get("PATH"))
@@ -104,26 +104,26 @@ def find_or_build(program: Program) -> str:
 def _build(program: Program, folder: Path, log: Path) -> None:
     module = f"{program.package}@{program.version}"
     if not shutil.which("go"):
-        raise Unavailable(f"{program.name} is not on PATH; install it, or Go, with which {module} is built")
+        raise Unavailable(f"{program.name}: not found on PATH. Fix: install it, or Go, which builds {module}.")
     linker_flags = [f"-X {variable}={value}" for variable, value in program.linker_variables.items()]
-    # Debugging tables are an eighth of a compiler's work, and the linker would drop them.
+    # Debugging tables are an eighth of the compiler's work, and the linker would drop them.
     flags = ["-gcflags=all=-dwarf=false", "-ldflags", " ".join(["-s -w", *linker_flags])]
     environment = {"CGO_ENABLED": "0"}
-    with console.step(f"Build {program.name} {program.version}, once"):
+    with console.step(f"Build {program.name} {program.version} (once)"):
         if program.tool_module is None:
             install_environment = {**environment, "GOBIN": str(folder)}
             console.run(
                 ["go", "install", *flags, module], log=log, environment=install_environment, timeout_s=_BUILD_TIMEOUT_S
             )
             return
-        partial = folder / "part"  # its name is the program's when it is whole
+        partial = folder / "part"  # renamed when complete
         command = ["go", "build", *flags, "-o", str(partial), program.package]
         console.run(command, log=log, cwd=program.tool_module, environment=environment, timeout_s=_BUILD_TIMEOUT_S)
         partial.rename(folder / program.name)
 
 
 def _read_version(path: str, program: Program) -> tuple[int, int]:
-    """(0, 0) where it does not say."""
+    """Read a program's version; (0, 0) if it prints none."""
     if program.min_version == (0, 0):
         return (0, 0)
     try:
@@ -137,9 +137,9 @@ def _read_version(path: str, program: Program) -> tuple[int, int]:
 
 
 def prepare(programs: Iterable[Program]) -> int:
-    """Has programs ready before tests that have limits on their time ask for them.
+    """Build programs before tests with time limits need them.
 
-    Without Go there is nothing to build with: a line says so, and those tests are skipped with the reason.
+    Without Go this prints a line, and those tests are skipped with the reason.
     """
     for program in programs:
         try:
@@ -150,7 +150,7 @@ def prepare(programs: Iterable[Program]) -> int:
 
 
 def main() -> int:
-    """What tests of the chart run."""
+    """Build what the chart's tests run."""
     return prepare((HELM, KUBECONFORM))
 
 

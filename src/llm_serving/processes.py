@@ -1,4 +1,4 @@
-"""Child processes that never outlive what started them, and waits that always have a limit."""
+"""Child processes that never outlive their parent, and waits that always have a timeout."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def end_with_parent(death_signal: signal.Signals = signal.SIGTERM) -> None:
-    """Has this process get a signal when its parent is gone; Linux does that even where the parent was killed."""
+    """Have Linux send this process a signal when its parent ends, even if that is killed."""
     if _libc is not None:
         _libc.prctl(_PR_SET_PDEATHSIG, death_signal)
 
@@ -38,12 +38,12 @@ def spawn(
     output: IO[bytes] | int = subprocess.DEVNULL,
     orphan_signal: signal.Signals = signal.SIGTERM,
 ) -> subprocess.Popen[bytes]:
-    """Starts `command` in a process group of its own that ends when this process does.
+    """Start `command` in a process group of its own that ends when this process does.
 
     Call it from a thread that lives as long as the child: Linux ties the child to the thread.
 
     Args:
-        orphaned: what it gets when this process was killed.
+        orphan_signal: sent to it if this process is killed.
     """
     return subprocess.Popen(
         list(command),
@@ -58,17 +58,17 @@ def spawn(
 
 
 def stop(child: subprocess.Popen[Any], grace_s: float = 20.0) -> None:
-    """Ends a child's whole group: asked first, then killed after `grace_s` seconds."""
+    """Stop a child's whole process group: with SIGTERM, and SIGKILL after `grace_s` seconds."""
     stop_all([child], grace_s)
 
 
 def stop_all(
     children: Sequence[subprocess.Popen[Any]], grace_s: float = 20.0, *, stop_signal: signal.Signals = signal.SIGTERM
 ) -> None:
-    """Ends the groups of several children, all within the same `grace_s` seconds.
+    """Stop the process groups of several children, all within the same `grace_s` seconds.
 
     Args:
-        by: what asks them.
+        stop_signal: sent first; SIGKILL follows.
     """
     deadline = time.monotonic() + grace_s
     for child in children:
@@ -87,37 +87,37 @@ def _signal_group(group: int, signum: signal.Signals) -> None:
 
 
 def wait_until(is_ready: Callable[[], bool], subject: str, timeout_s: float, interval_s: float = 0.1) -> None:
-    """Polls `ready` until it holds.
+    """Poll `is_ready` until it is true.
 
     Raises:
-        Unavailable: it did not within `limit_s` seconds.
+        Unavailable: it was not within `timeout_s` seconds.
     """
     deadline = time.monotonic() + timeout_s
     while not is_ready():
         if time.monotonic() > deadline:
-            raise Unavailable(f"{subject} did not come within {timeout_s:.0f} s")
+            raise Unavailable(f"{subject}: not ready within {timeout_s:.0f} s")
         time.sleep(interval_s)
 
 
 _PORTS = range(20000, 32000)
-"""Below the range that systems take the near ends of outgoing connections from, so that none takes a chosen port."""
+"""Below the ephemeral ports, so that no outgoing connection takes a chosen port."""
 
 
 _claims: dict[int, socket.socket] = {}
 
 
 def claim_free_ports(count: int) -> list[int]:
-    """Ports of the loopback interface that nobody listens on now, all different, claimed for this process."""
+    """Claim `count` different ports of the loopback interface, on which nobody listens, for this process."""
     unclaimed = [port for port in _PORTS if port not in _claims]
     return list(itertools.islice(filter(claim, random.sample(unclaimed, len(unclaimed))), count))
 
 
 def claim(port: int) -> bool:
-    """Whether nobody listens on `port` of the loopback interface now, and no other process has claimed it.
+    """Claim `port` of the loopback interface until this process ends; return False if it is in use or claimed.
 
-    It is then this process's until that ends: servers may begin to listen minutes after their ports were chosen, and
-    what starts beside them meanwhile must choose others. A claim is a name in Linux's abstract namespace of sockets,
-    which is as wide as the port's own and is given back with the process.
+    Servers may start to listen minutes after their ports were chosen, and other processes must choose other ports
+    meanwhile. A claim is a name in Linux's abstract socket namespace, which has the scope of the port itself and is
+    released with the process.
     """
     if not is_free(port):
         return False
@@ -133,7 +133,7 @@ def claim(port: int) -> bool:
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen on `port` of the loopback interface now."""
+    """Whether `port` of the loopback interface is free to listen on."""
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -145,7 +145,7 @@ def is_free(port: int) -> bool:
 
 @contextlib.contextmanager
 def patched_environ(variables: Mapping[str, str]) -> Iterator[None]:
-    """Sets environment variables of this process, and of what it starts, for the time of the block."""
+    """Set environment variables of this process, and of its children, for the time of the block."""
     previous = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -160,26 +160,26 @@ def patched_environ(variables: Mapping[str, str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def lock_file(file: Path, busy_message: str) -> Iterator[None]:
-    """Keeps every other process out while the block runs; the lock goes with this process, however it ends.
+    """Lock `file` for the time of the block; the lock ends with this process, however that ends.
 
     Args:
-        file: stands for what is kept; made where it is not there.
-        busy: what to say where another process is in.
+        file: created if it does not exist.
+        busy_message: of the error if another process has the lock.
 
     Raises:
-        Unavailable: one is.
+        Unavailable: another process has the lock.
     """
     with file.open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise Unavailable(f"{busy_message}; wait for it") from None
+            raise Unavailable(f"{busy_message}. Fix: wait until it ends.") from None
         yield
 
 
 @contextlib.contextmanager
 def handle_interrupts() -> Iterator[None]:
-    """Turns SIGTERM and SIGHUP into KeyboardInterrupt, so that one way of cleaning up serves all interruptions."""
+    """Turn SIGTERM and SIGHUP into KeyboardInterrupt, so that all interruptions clean up in the same way."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -194,7 +194,7 @@ def handle_interrupts() -> Iterator[None]:
 
 @contextlib.contextmanager
 def ignore_signals() -> Iterator[None]:
-    """Lets the block, a cleaning up of limited length, come to its end whatever signal arrives meanwhile."""
+    """Ignore signals for the time of the block, a clean-up of limited length."""
     previous = {
         signum: signal.signal(signum, signal.SIG_IGN) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     }

@@ -234,7 +234,7 @@ def test_it_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
 def test_a_server_that_does_not_start_is_said_with_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(emulator, "build_command", lambda _: ["sh", "-c", "echo no such port; sleep 60"])
     monkeypatch.setattr(emulator, "_START_LIMIT_S", 0.3)
-    with pytest.raises(Unavailable, match=r"did not come within 0 s; what it said is in .*moto\.log"):  # noqa: SIM117
+    with pytest.raises(Unavailable, match=r"not ready within 0 s; what it said is in .*moto\.log"):  # noqa: SIM117
         with emulator.start(tmp_path):
             pass
     assert (tmp_path / "moto.log").read_text() == "no such port\n"

@@ -41,7 +41,7 @@ def test_terraform_or_opentofu_from_1_10_on_will_do(path_folder: Path, name: str
 
 def test_a_missing_terraform_is_named_with_how_to_get_it(path_folder: Path) -> None:
     finding = prerequisites.check_terraform()
-    assert not finding.ok and "none of terraform, tofu on PATH" in finding.detail and "OpenTofu" in finding.remedy
+    assert not finding.ok and finding.detail == "terraform or tofu not found on PATH" and "OpenTofu" in finding.remedy
 
 
 def test_too_little_memory_and_disk_are_said_with_what_is_needed(
@@ -58,7 +58,7 @@ def test_it_runs_on_the_standard_library_alone_and_ends_3_where_something_is_mis
     command = [sys.executable, "-E", "-S", str(ROOT / "scripts" / "prerequisites.py")]
     result = subprocess.run(command, cwd=path_folder, capture_output=True, text=True, check=False)
     assert result.returncode == 3
-    assert "✗ Terraform: none of terraform, tofu on PATH. Fix: install" in result.stderr
+    assert "✗ Terraform: terraform or tofu not found on PATH. Fix: install" in result.stderr
     assert "✓ Python" in result.stderr
 
 

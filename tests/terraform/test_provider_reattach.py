@@ -76,7 +76,7 @@ def test_without_a_lock_of_it_the_provider_is_left_to_terraform(tmp_path: Path, 
 
 
 @pytest.mark.parametrize(
-    ("ends", "why"), [("exit 1", "it ended with 1"), ("exec sleep 60", "its address did not come within 0 s")]
+    ("ends", "why"), [("exit 1", "it ended with 1"), ("exec sleep 60", "its address: not ready within 0 s")]
 )
 def test_one_that_does_not_start_is_said_with_its_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str, why: str

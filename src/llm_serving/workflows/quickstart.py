@@ -1,7 +1,7 @@
-"""The main job of install.sh: from a set-up command line to a load-tested vLLM, and nothing left running.
+"""The quickstart, which install.sh runs: deploys a blueprint on this machine, load-tests it, and stops everything.
 
-machine checked, command line set up (install.sh) -> engine's environment, beside: stacks applied to the embedded AWS
--> weights into the bucket -> router and replicas -> Locust against the SLO -> all stopped -> summary
+prerequisites, command line (install.sh) -> stacks applied to the embedded AWS; in parallel the engine's environment
+-> weights uploaded to S3 -> router and replicas -> load test against the SLO -> all stopped -> summary
 """
 
 from __future__ import annotations
@@ -17,35 +17,34 @@ from pathlib import Path
 from llm_serving import console, processes
 from llm_serving.console import Step
 from llm_serving.rehearsal import stacks
-from llm_serving.settings.errors import InputError, Unavailable
-from llm_serving.tables import deployment_table as deployment_table
-from llm_serving.tables import validation_table as validation_table
+from llm_serving.settings.errors import Unavailable
+from llm_serving.tables import deployment_table, validation_table
 from llm_serving.targets.local import deploy, engine_env, supervisor
 from llm_serving.targets.local.deploy import DeploymentPlan
 from llm_serving.validation import run as validation
 from llm_serving.validation.report import Report
 
 STACKS = ("network", "storage")
-"""What the local target needs of the fleet; the other stacks rent machines."""
+"""Stacks that the local target needs; the others rent instances."""
 
 
 @dataclass(frozen=True)
 class QuickstartResult:
-    """What the road led to."""
+    """The result of the quickstart."""
 
     plan: DeploymentPlan
     report: Report
     report_dir: Path
-    """Where the report lies."""
+    """Directory of the report."""
 
     steps: Sequence[Step]
 
 
 def run(folder: Path, fleet: Path) -> QuickstartResult:
-    """Goes the whole road once and stops what it started.
+    """Run the whole workflow once and stop what it started.
 
     Raises:
-        BlueprintError: a step failed; nothing is left running. A missed SLO is told by `validation.gate`.
+        BlueprintError: a step failed; nothing is left running. A missed SLO is no error here: see `validation.gate`.
     """
     with console.record_steps() as steps, processes.handle_interrupts():
         with console.step(
@@ -53,13 +52,23 @@ def run(folder: Path, fleet: Path) -> QuickstartResult:
         ) as step:
             plan = deploy.plan(folder, fleet)
             step.note = f"fleet {plan.fleet.value.name}, deployment {plan.deployment.name}"
-        if supervisor.find_running(plan.directory):
-            command = f"blueprint destroy {shlex.quote(console.shorten_path(folder))}"
-            raise InputError(f"{plan.directory.name} is up already, and would be disturbed. Run `{command}` first.")
-        with plan.directory.lock(), _start_engine_setup(plan) as engine_setup:
-            deploy.check_machine(plan)
-            report, report_dir = _deploy_and_validate(plan, engine_setup)
+        with plan.directory.lock():
+            _require_not_running(plan, folder)
+            with _start_engine_setup(plan) as engine_setup:
+                deploy.check_machine(plan)
+                report, report_dir = _deploy_and_validate(plan, engine_setup)
     return QuickstartResult(plan, report, report_dir, steps)
+
+
+def _require_not_running(plan: DeploymentPlan, folder: Path) -> None:
+    """Check that nobody serves from the same directory.
+
+    Raises:
+        Unavailable: a deployment of that name runs, which this would stop.
+    """
+    if supervisor.find_running(plan.directory) or supervisor.find_orphan(plan.directory):
+        command = f"blueprint destroy {shlex.quote(console.shorten_path(folder))}"
+        raise Unavailable(f"{plan.directory.name} is deployed and runs. Fix: run `{command}` first.")
 
 
 def _deploy_and_validate(plan: DeploymentPlan, engine_setup: _EngineSetup) -> tuple[Report, Path]:
@@ -73,7 +82,7 @@ def _deploy_and_validate(plan: DeploymentPlan, engine_setup: _EngineSetup) -> tu
                 return bucket
 
             plan = deploy.bring_up(plan, supervisord, create_storage)
-            with console.step("Validate it against the SLO") as step:
+            with console.step("Validate against the SLO") as step:
                 report, report_dir = validation.validate(
                     plan.deployment, logs=plan.directory.logs, runs=plan.directory.reports, folder=plan.folder
                 )
@@ -86,7 +95,7 @@ def _deploy_and_validate(plan: DeploymentPlan, engine_setup: _EngineSetup) -> tu
 
 
 def _apply_stacks(plan: DeploymentPlan) -> str:
-    """Applies the stacks, has Terraform plan them once more, and returns the model bucket."""
+    """Apply the stacks, check them for drift, and return the model bucket."""
     data, endpoint = plan.directory.data / "terraform", plan.deployment.environment.s3_endpoint or ""
     outputs = stacks.apply(
         plan.fleet, out=plan.directory.root / "cdktf.out", data=data, endpoint=endpoint, stacks=STACKS
@@ -96,21 +105,21 @@ def _apply_stacks(plan: DeploymentPlan) -> str:
 
 
 class _EngineSetup:
-    """The engine's environment on its way, in a process beside this one, since Terraform leaves the network idle."""
+    """The set-up of the engine's environment, in a process of its own while Terraform applies the stacks."""
 
     def __init__(self, child: subprocess.Popen[bytes] | None, log: Path) -> None:
         self._child = child
         self._log = log
 
     def wait(self) -> None:
-        """Returns when it is set up.
+        """Wait until the environment is ready.
 
         Raises:
-            Unavailable: it could not be set up; carries what was said of it.
+            Unavailable: the set-up failed; has its message.
         """
         if self._child is None:
             return
-        with console.step("The engine's environment, begun beside the stacks") as step:
+        with console.step("Set up the engine's environment (started during the apply)") as step:
             while self._child.poll() is None:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._child.wait(0.5)
@@ -141,20 +150,20 @@ def _start_engine_setup(plan: DeploymentPlan) -> Iterator[_EngineSetup]:
 
 
 def print_summary(result: QuickstartResult, folder: Path, set_up_s: float) -> None:
-    """Every step with its time, where the report lies, and the three lines a person wants next."""
+    """Print each step with its time, the result with its report, and the next commands."""
     steps = [Step("Set up the command line", set_up_s), *result.steps]
-    console.out.rule("What was done", align="left")
+    console.out.rule("Steps", align="left")
     console.out.print(console.render_times(steps))
-    console.out.rule("What came of it", align="left")
+    console.out.rule("Results", align="left")
     console.print_result(validation_table.render(result.report, result.report_dir))
-    console.out.rule("What to do next", align="left")
+    console.out.rule("Next steps", align="left")
     port = result.plan.deployment.router.processes[0].port
     folder_argument = shlex.quote(console.shorten_path(folder))
     next_steps = {
-        "the same service, kept up": f".venv/bin/blueprint deploy {folder_argument} --port {port} --yes",
-        "then ask it": deployment_table.format_request(result.plan.deployment),
-        "your own copy": ".venv/bin/blueprint new mine --from aggregated",
-        "on the way to AWS": f".venv/bin/blueprint fleet show --fleet {shlex.quote(str(result.plan.fleet.path))}",
+        "Deploy the same service and keep it running": f".venv/bin/blueprint deploy {folder_argument} --port {port} --yes",
+        "Send a request": deployment_table.format_request(result.plan.deployment),
+        "Start a blueprint of your own": ".venv/bin/blueprint new mine --from aggregated",
+        "See what runs on AWS, and its cost": f".venv/bin/blueprint fleet show --fleet {shlex.quote(str(result.plan.fleet.path))}",
     }
     for title, command in next_steps.items():
         console.out.print(f"[dim]{title}[/dim]\n  {command}", markup=True)

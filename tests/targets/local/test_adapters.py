@@ -107,8 +107,8 @@ def test_what_cannot_be_loaded_is_refused_before_an_engine_is_asked(
         ("other", "ROLE: now 'other': mine has no such role. Fix: small or long."),
         (
             "small",
-            "ROLE: now 'small': its engines were started without any adapter, and such take none. "
-            "Fix: one adapter in the blueprint, and deploy it.",
+            "ROLE: now 'small': its engines started without adapters, and then load none. "
+            "Fix: add an adapter to the blueprint and deploy it.",
         ),
     ):
         with pytest.raises(InputError) as error:
@@ -136,7 +136,7 @@ def test_a_place_in_s3_is_no_folder_of_this_machine() -> None:
     with pytest.raises(InputError) as error:
         adapters.parse_folder("s3://mine/sql")
     assert str(error.value) == (
-        "FOLDER: now 's3://mine/sql': replicas on this machine load what lies in a folder of it. "
-        "Fix: a folder; `aws s3 cp --recursive s3://mine/sql FOLDER` fills one."
+        "FOLDER: now 's3://mine/sql': replicas on this machine load from a local directory. "
+        "Fix: a directory; `aws s3 cp --recursive s3://mine/sql FOLDER` creates one."
     )
     assert adapters.parse_folder("mine/sql") == Path("mine/sql")

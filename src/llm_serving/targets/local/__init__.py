@@ -1,1 +1,1 @@
-"""The local target: a deployment as supervised processes of this machine."""
+"""The local target: deployments as supervised processes of this machine."""

@@ -1,6 +1,6 @@
-"""LoRA adapters at run time: brought to and taken from every replica of a role, over the engine's own interface.
+"""LoRA adapters at run time: loads them on every replica of a role, and unloads them, over the engine's API.
 
-The router needs no word of it: what runs it lists each engine's models every few seconds.
+The router needs no notice: its discovery lists each engine's models every few seconds.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from llm_serving.workloads.serving import adapters
 from llm_serving.workloads.serving.deployment import Deployment, Role
 
 _LOAD_TIMEOUT_S = 60.0
-"""Longest that an engine takes to load one."""
+"""Longest that an engine takes to load one, in seconds."""
 
 
 def parse_folder(text: str) -> Path:
-    """The folder that a person names.
+    """Parse the argument FOLDER.
 
     Raises:
-        InputError: it is a place in S3, of which the replicas here copy nothing.
+        InputError: it is a location in S3, which replicas on this machine do not copy.
     """
     if text.startswith("s3://"):
-        reason = "replicas on this machine load what lies in a folder of it"
-        fix = f"a folder; `aws s3 cp --recursive {text} FOLDER` fills one"
+        reason = "replicas on this machine load from a local directory"
+        fix = f"a directory; `aws s3 cp --recursive {text} FOLDER` creates one"
         raise InputError(f"FOLDER: now {text!r}: {reason}. Fix: {fix}.")
     return Path(text)
 
 
 def load(deployment: Deployment, role: str, name: str, folder: Path) -> None:
-    """Loads the adapter in `folder` as `name` on every replica of `role`.
+    """Load the adapter in `folder` as `name` on every replica of `role`.
 
     Raises:
-        InputError: there is no such role, or the adapter is none of its model.
-        AnswerIsNo: an engine refuses.
+        InputError: there is no such role, or the adapter is of another model.
+        CheckFailed: an engine refuses.
         Unavailable: an engine does not answer.
     """
     deployed_role = _require_role(deployment, role)
@@ -51,11 +51,11 @@ def load(deployment: Deployment, role: str, name: str, folder: Path) -> None:
 
 
 def unload(deployment: Deployment, role: str, name: str) -> None:
-    """Takes the adapter `name` from every replica of `role`.
+    """Unload the adapter `name` from every replica of `role`.
 
     Raises:
         InputError: there is no such role.
-        AnswerIsNo: an engine refuses.
+        CheckFailed: an engine refuses.
         Unavailable: an engine does not answer.
     """
     for process in _require_role(deployment, role).instances:
@@ -63,14 +63,14 @@ def unload(deployment: Deployment, role: str, name: str) -> None:
 
 
 def _require_role(deployment: Deployment, name: str) -> Role:
-    """The role, where its engines take adapters at all."""
+    """Return the role, if its engines accept adapters."""
     roles = {role.name: role for role in deployment.engine_roles}
     if name not in roles:
         raise InputError(f"ROLE: now {name!r}: {deployment.name} has no such role. Fix: {' or '.join(roles)}.")
     role = roles[name]
     if not role.served_model or not role.served_model.adapters:
-        reason = "its engines were started without any adapter, and such take none"
-        raise InputError(f"ROLE: now {name!r}: {reason}. Fix: one adapter in the blueprint, and deploy it.")
+        reason = "its engines started without adapters, and then load none"
+        raise InputError(f"ROLE: now {name!r}: {reason}. Fix: add an adapter to the blueprint and deploy it.")
     return role
 
 
@@ -90,7 +90,7 @@ def _post(process: Process, endpoint: str, body: dict[str, str]) -> None:
 
 
 def _read_error_message(error: urllib.error.HTTPError) -> str:
-    """The engine's own words."""
+    """Return the engine's message, or the status code if it has none."""
     try:
         return str(json.load(error)["error"]["message"])
     except (ValueError, KeyError, TypeError):

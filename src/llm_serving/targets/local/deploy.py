@@ -1,8 +1,8 @@
-"""Brings a blueprint up on this machine, part by part, each a function of its own for callers that overlap them.
+"""Deploys a blueprint on this machine, in steps that callers can overlap.
 
-plan -> check_machine -> [supervisor] -> start_aws -> apply_storage -> put_weights -> start_roles
+plan -> check_machine -> [supervisor] -> start_emulator -> apply_storage -> upload_weights -> start_roles
 
-The last two are on their way already while Terraform waits (ahead.py).
+The last two start early, while Terraform waits for AWS (early_start.py).
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from llm_serving.workloads.serving.blueprint import Blueprint
 from llm_serving.workloads.serving.deployment import Deployment
 
 EMULATOR_TIMEOUT_S = 120.0
-"""Longest start of the embedded AWS."""
+"""Longest start of the embedded AWS, in seconds."""
 
 
 @dataclass(frozen=True)
 class DeploymentPlan:
-    """What is to run, decided in full, before anything has been started."""
+    """What is to run, with every number decided, before anything starts."""
 
     folder: Path
-    """The blueprint's folder, whose template is rendered."""
+    """The blueprint's directory, which holds the template."""
 
     blueprint: Document[Blueprint]
     fleet: Document[Fleet]
@@ -58,7 +58,7 @@ class DeploymentPlan:
     """The supervisor's configuration."""
 
     def replace_bucket(self, bucket: str) -> DeploymentPlan:
-        """The same with the model bucket that the storage stack has made."""
+        """Return the plan for the model bucket that the storage stack created."""
         if bucket == self.deployment.environment.bucket:
             return self
         target_environment = self.deployment.environment.model_copy(update={"bucket": bucket})
@@ -68,15 +68,15 @@ class DeploymentPlan:
 def plan(
     folder: Path, fleet_file: Path, *, target: str = "local", root: Path | None = None, port: int | None = None
 ) -> DeploymentPlan:
-    """Reads both files and decides everything; the ports are written down, nothing else is done.
+    """Read both files and decide everything; saves the chosen ports, starts nothing.
 
     Args:
-        root: the folder where the run's own folder lies; where the user stands, if left out.
-        port: of the router; a free one is chosen, if left out.
+        root: the directory that holds `.blueprint`; the current one by default.
+        port: of the router; a free one by default.
 
     Raises:
         InputError: a file is wrong, or the blueprint cannot work, or has no template for `target`.
-        Unavailable: `port` is taken.
+        Unavailable: `port` is in use.
     """
     blueprint, fleet = inputs.read(folder, fleet_file)
     render.find_template(folder, target)
@@ -106,7 +106,7 @@ def _build_plan(
 
 
 def diff(plan: DeploymentPlan) -> str:
-    """What deploying would change, as a unified diff; empty where nothing."""
+    """Return what `deploy` would change, as a unified diff; empty if nothing."""
     deployed = plan.directory.config.read_text(encoding="utf-8") if plan.directory.load_deployment() else ""
     labels = ("deployed", console.shorten_path(plan.directory.rendered / plan.directory.config.name))
     lines = difflib.unified_diff(deployed.splitlines(), plan.text.splitlines(), *labels, lineterm="")
@@ -114,10 +114,10 @@ def diff(plan: DeploymentPlan) -> str:
 
 
 def check_machine(plan: DeploymentPlan, starting: list[Process] | None = None) -> None:
-    """Whether this machine has the ports, the memory and the disk for `starting`, which is all where left out.
+    """Check that this machine has the ports, memory and disk for `starting`, by default all processes.
 
     Raises:
-        Unavailable: it has not; in one line.
+        Unavailable: something is missing; in one line.
     """
     resource_check.check(
         plan.directory, plan.deployment, list(plan.deployment.processes) if starting is None else starting
@@ -125,7 +125,7 @@ def check_machine(plan: DeploymentPlan, starting: list[Process] | None = None) -
 
 
 def write_config(plan: DeploymentPlan) -> None:
-    """Renders the blueprint for a person to read, and writes the supervisor's configuration.
+    """Render the blueprint for a person to read, and write the supervisor's configuration.
 
     Raises:
         InputError: the rendered file was edited by hand.
@@ -136,10 +136,10 @@ def write_config(plan: DeploymentPlan) -> None:
 
 
 def start_emulator(plan: DeploymentPlan, supervisord: Supervisor) -> None:
-    """Starts the embedded AWS and waits until it answers.
+    """Start the embedded AWS and wait until it is ready.
 
     Raises:
-        RoleFailed: it did not.
+        RoleFailed: it ended, or was not ready in time.
     """
     for process in plan.deployment.environment.services:
         supervisord.start(process.name)
@@ -151,12 +151,12 @@ def start_emulator(plan: DeploymentPlan, supervisord: Supervisor) -> None:
         except Unavailable:
             if time.monotonic() > deadline:
                 raise RoleFailed(
-                    plan.directory, environment.AWS, f"did not answer within {EMULATOR_TIMEOUT_S:.0f} s"
+                    plan.directory, environment.AWS, f"was not ready within {EMULATOR_TIMEOUT_S:.0f} s"
                 ) from None
 
 
 def apply_storage(plan: DeploymentPlan) -> str:
-    """Has Terraform apply the storage stack to the embedded AWS; returns the name of the model bucket.
+    """Apply the storage stack to the embedded AWS with Terraform; return the name of the model bucket.
 
     Raises:
         Unavailable: Terraform or its provider is missing.
@@ -175,10 +175,10 @@ def apply_storage(plan: DeploymentPlan) -> str:
 
 
 def upload_weights(plan: DeploymentPlan, on_progress: Callable[[str], None] = lambda _: None) -> int:
-    """Puts the model into the bucket and checks that it is whole; returns the bytes of its weights.
+    """Upload the models to the bucket and check that they are complete; return the bytes of their weights.
 
     Raises:
-        Unavailable: S3 or the hub does not answer or refuses, or an object is cut short.
+        Unavailable: S3 or the hub does not answer or refuses, or an object is incomplete.
     """
     weights.upload_models(
         plan.directory,
@@ -191,10 +191,10 @@ def upload_weights(plan: DeploymentPlan, on_progress: Callable[[str], None] = la
 def start_roles(
     plan: DeploymentPlan, supervisord: Supervisor, on_progress: Callable[[str], None] = lambda _: None
 ) -> None:
-    """Starts the workers and the router, waits until each answers a completion, and writes down what is deployed.
+    """Start the workers and the router, wait until each answers a completion, and save what is deployed.
 
     Raises:
-        RoleFailed: one ended, or did not answer in time.
+        RoleFailed: one ended, or was not ready in time.
     """
     _start_workers(plan, supervisord)
     all_processes = (*plan.deployment.engine_processes, *plan.deployment.router.processes)
@@ -205,7 +205,7 @@ def start_roles(
 
 
 def _start_workers(plan: DeploymentPlan, supervisord: Supervisor) -> None:
-    """Starts those that do not run yet; those that do are reading what they were lent."""
+    """Start those that do not run yet; the others already read the files that this would copy."""
     starting = [process for process in plan.deployment.engine_processes if not supervisord.read_state(process.name).pid]
     engine_env.copy_model_infos(plan.directory.get_cache_path(process.name) for process in starting)
     for process in starting:
@@ -215,13 +215,13 @@ def _start_workers(plan: DeploymentPlan, supervisord: Supervisor) -> None:
 def bring_up(
     plan: DeploymentPlan, supervisord: Supervisor, create_storage: Callable[[DeploymentPlan], str] = apply_storage
 ) -> DeploymentPlan:
-    """All parts in their order, with progress; returns the plan with the bucket that was made.
+    """Start everything in order, with progress; return the plan with the bucket that was created.
 
     Args:
-        storage: makes the model bucket and returns its name.
+        create_storage: creates the model bucket and returns its name.
 
     Raises:
-        BlueprintError: what its parts raise.
+        BlueprintError: a step failed.
     """
     with console.step("Start the embedded AWS") as step:
         start_emulator(plan, supervisord)
@@ -235,25 +235,25 @@ def bring_up(
     _start_with_progress(
         plan,
         supervisord,
-        "the router; the workers began beside Terraform" if started_early else "the workers and the router",
+        "Start the router (workers started during the apply)" if started_early else "Start the workers and the router",
     )
     return plan
 
 
 def _start_early(plan: DeploymentPlan, supervisord: Supervisor) -> AbstractContextManager[None]:
-    """Weights and workers on their way, while the model bucket's stack is applied."""
+    """Upload the weights and start the workers while Terraform still applies the bucket's stack."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     environment = plan.deployment.environment
     s3 = emulator.create_client("s3", environment.s3_endpoint or "", environment.region)
 
     def is_bucket_ready() -> bool:
-        """Whether the bucket has its rules, which Terraform sets last, and goes on waiting for."""
+        """Whether the bucket has its lifecycle rules, which Terraform creates last and then waits for."""
         try:
             s3.get_bucket_lifecycle_configuration(Bucket=environment.bucket)
         except (BotoCoreError, ClientError):
             return False
-        return engine_env.is_ready()  # it may be on its way as well
+        return engine_env.is_ready()  # its set-up may still run beside this
 
     return early_start.run_in_background(
         is_bucket_ready,
@@ -265,10 +265,10 @@ def _start_early(plan: DeploymentPlan, supervisord: Supervisor) -> AbstractConte
 def update(
     plan: DeploymentPlan, supervisord: Supervisor, create_storage: Callable[[DeploymentPlan], str] = apply_storage
 ) -> DeploymentPlan:
-    """Brings a deployment that is up to what `plan` says; what does not change goes on running.
+    """Update a running deployment to `plan`; processes that do not change keep running.
 
     Raises:
-        BlueprintError: what the parts raise.
+        BlueprintError: a step failed.
     """
     deployed = plan.directory.load_deployment()
     if deployed is None or deployed.environment.bucket != plan.deployment.environment.bucket:
@@ -278,30 +278,31 @@ def update(
     else:
         weights.check(plan.deployment)
     write_config(plan)
-    with console.step("Restart what has changed") as step:
-        step.note = ", ".join(supervisord.update()) or "nothing"
+    with console.step("Restart changed processes") as step:
+        step.note = ", ".join(supervisord.update()) or "none"
     _start_with_progress(plan, supervisord)
     return plan
 
 
 def _upload_with_progress(plan: DeploymentPlan) -> None:
     model_names = " and ".join(served_model.model for served_model in plan.deployment.served_models)
-    with console.step(f"Put the model {model_names} into the bucket") as step:
+    uris = ", ".join(served_model.weights.uri for served_model in plan.deployment.served_models)
+    with console.step(f"Upload model {model_names} to S3") as step:
         weight_bytes = upload_weights(plan, lambda text: setattr(step, "note", text))
-        step.note = f"{format_bytes(weight_bytes)} at {', '.join(served_model.weights.uri for served_model in plan.deployment.served_models)}"
+        step.note = f"{format_bytes(weight_bytes)} at {uris}"
 
 
 def _start_with_progress(
-    plan: DeploymentPlan, supervisord: Supervisor, subject: str = "the workers and the router"
+    plan: DeploymentPlan, supervisord: Supervisor, title: str = "Start the workers and the router"
 ) -> None:
-    with console.step(f"Start {subject}") as step:
+    with console.step(title) as step:
         start_roles(plan, supervisord, lambda text: setattr(step, "note", text))
-        step.note = f"all answer; {plan.deployment.url}"
+        step.note = f"all ready; {plan.deployment.url}"
 
 
 @contextmanager
 def stop_on_failure(directory: DeploymentDir) -> Iterator[None]:
-    """Ends every process of a run when the block fails or is interrupted."""
+    """Stop every process of a deployment if the block fails or is interrupted."""
     try:
         yield
     except BaseException:
@@ -310,18 +311,26 @@ def stop_on_failure(directory: DeploymentDir) -> Iterator[None]:
         raise
 
 
+def exists(directory: DeploymentDir) -> bool:
+    """Whether anything of a deployment is left: its directory, or processes that outlived it."""
+    return directory.data.exists() or supervisor.find_orphan(directory) is not None
+
+
 def stop(directory: DeploymentDir) -> bool:
-    """Ends every process of a run; its folder stays. Returns whether there was any."""
+    """Stop every process of a deployment and keep its directory; return whether any ran."""
     supervisord = supervisor.find_running(directory)
     if supervisord is not None:
         supervisord.shut_down()
+    orphan = supervisor.find_orphan(directory)
+    if orphan is not None:
+        supervisor.end_orphan(orphan)
     directory.remove_sockets()
     directory.clear_deployment()
-    return supervisord is not None
+    return supervisord is not None or orphan is not None
 
 
 def destroy(directory: DeploymentDir) -> bool:
-    """Ends every process of a run and removes its folder; returns whether there was anything."""
+    """Stop every process of a deployment and remove its directory; return whether there was anything."""
     existed = directory.data.exists()
     stopped = stop(directory)
     directory.remove()
@@ -329,14 +338,14 @@ def destroy(directory: DeploymentDir) -> bool:
 
 
 def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool = False) -> DeploymentPlan | None:
-    """Brings the blueprint up and keeps it up, or changes what is up; None where nothing is to be changed.
+    """Deploy a blueprint, or update what runs; return None if nothing changes.
 
     Args:
-        agree: shown what will change; raises where the user does not want it.
+        confirm: gets the diff; raises if the user declines.
         force: overwrite a rendered file that was edited by hand.
 
     Raises:
-        BlueprintError: it cannot be, or failed; nothing then runs.
+        BlueprintError: a check or a step failed; after a failed step nothing runs.
     """
     with plan.directory.lock():
         supervisord = _find_healthy_supervisor(plan)
@@ -345,11 +354,14 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
             and plan.directory.config.read_text(encoding="utf-8") == plan.text
             and _is_fully_ready(plan)
         ):
-            plan.directory.save_deployment(plan.deployment)  # traffic and SLO may have changed, which need no restart
+            plan.directory.save_deployment(plan.deployment)  # a changed traffic or SLO needs no restart
             return None
         confirm(diff(plan))
+        orphan = supervisor.find_orphan(plan.directory)
+        if orphan is not None:  # it has the memory that this deployment needs
+            supervisor.end_orphan(orphan)
         check_machine(plan, _list_missing_processes(plan))
-        # Whatever refuses is asked before anything that runs is touched.
+        # All that can refuse runs before anything that serves is touched.
         render.render(plan.deployment, plan.folder, plan.directory.rendered, force=force)
         with stop_on_failure(plan.directory):
             if supervisord is not None:
@@ -359,7 +371,7 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
 
 
 def prepare_start(plan: DeploymentPlan) -> None:
-    """Ends what an earlier run left, and writes the configuration for a new one.
+    """Stop what an earlier deployment left, and write the configuration of a new one.
 
     Raises:
         InputError: the rendered file was edited by hand.
@@ -370,8 +382,8 @@ def prepare_start(plan: DeploymentPlan) -> None:
 
 
 def _find_healthy_supervisor(plan: DeploymentPlan) -> Supervisor | None:
-    """The run's supervisor, where it is up together with the embedded AWS, whose loss takes the bucket with it."""
-    supervisord = supervisor.find_running(plan.directory)
+    """Find the supervisor, if it and the embedded AWS run: without the latter the bucket is lost."""
+    supervisord = supervisor.find_running(plan.directory) if plan.directory.config.exists() else None
     states = supervisord.list_states() if supervisord else []
     services = {process.name for process in plan.deployment.environment.services}
     return (
@@ -380,7 +392,7 @@ def _find_healthy_supervisor(plan: DeploymentPlan) -> Supervisor | None:
 
 
 def _list_missing_processes(plan: DeploymentPlan) -> list[Process]:
-    """What runs in addition to what runs already, whether or not that is whole."""
+    """List the processes of the plan that do not run yet."""
     supervisord = supervisor.find_running(plan.directory)
     running = {state.name for state in supervisord.list_states() if state.pid} if supervisord else set()
     return [process for process in plan.deployment.processes if process.name not in running]
@@ -391,6 +403,6 @@ def _is_fully_ready(plan: DeploymentPlan) -> bool:
 
 
 def _delete_logs(directory: DeploymentDir) -> None:
-    """What is read from the logs is to be this run's own; a validation's lie in a folder among them."""
+    """Delete an earlier deployment's logs, a validation's among them, so that what is read there is of this one."""
     shutil.rmtree(directory.logs, ignore_errors=True)
     directory.create()

@@ -1,4 +1,4 @@
-"""Where a run of the local target keeps what it writes: all of it in one folder, which `destroy` removes."""
+"""The directory of a local deployment: it holds all that the deployment writes, and `destroy` removes it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,129 +22,156 @@ from llm_serving.workloads.serving.deployment import Deployment
 
 FOLDER = ".blueprint"
 
+SUPERVISOR_SOCKET = "supervisor.sock"
+"""Name of the supervisor's socket; templates/local.conf.j2 has it too."""
+
+_OWNER = "owner"
+"""Name of the file beside the sockets with the path of the deployment that they belong to."""
+
 _MAX_SOCKET_PATH_BYTES = 107
 """Most bytes of a Unix socket's path on Linux (unix(7), sun_path)."""
 
 _MAX_SOCKET_NAME_BYTES = 45
-"""Longest name below the folder for sockets: the engine's are UUIDs, multiprocessing's have a folder of their own."""
+"""Longest name in the directory for sockets: the engine's are UUIDs, multiprocessing's have a subdirectory."""
 
 
 @dataclass(frozen=True)
 class DeploymentDir:
-    """The files of the deployment `name` below the folder `root`, where the user stands."""
+    """The files of the deployment `name` below the directory `root`, from which it was deployed."""
 
     name: str
     root: Path
 
     @property
     def data(self) -> Path:
-        """All that the run writes."""
+        """All that the deployment writes."""
         return self.root / FOLDER / self.name
 
     @property
     def logs(self) -> Path:
-        """A log for each process, PROCESS.log, and the supervisor's own."""
+        """A log for each process, PROCESS.log, and supervisord.log."""
         return self.data / "logs"
 
     @property
     def reports(self) -> Path:
-        """Where validations keep their reports, below it by the deployment's name."""
+        """Validation reports, in a subdirectory for each deployment."""
         return self.root / measured_prompts.RUNS
 
     @property
     def config(self) -> Path:
-        """The supervisor's configuration as it was deployed."""
+        """The supervisor's configuration as deployed."""
         return self.data / "supervisord.conf"
 
     @property
     def rendered(self) -> Path:
-        """Where the blueprint is rendered to, for a person to read before it is deployed."""
+        """The rendered blueprint, for a person to read before deploying."""
         return self.root / "rendered" / self.name / "local"
 
     @property
     def sockets(self) -> Path:
-        """Folder for Unix sockets: in the run's own where its path is short enough, else a private one in /tmp."""
+        """Directory for Unix sockets: inside `data` if that path is short enough, else a private one in /tmp."""
         inner = self.data / "tmp"
         if _fits_socket_path(inner):
             return inner
         key = hashlib.sha256(os.fsencode(self.data)).hexdigest()[:12]
-        roots = [Path(tempfile.gettempdir()), Path("/tmp")]
-        return next(filter(_fits_socket_path, (root / f"blueprint-{os.getuid()}" / key for root in roots)))
+        return next(filter(_fits_socket_path, (root / key for root in _list_socket_roots())))
 
     def get_log_path(self, process: str) -> Path:
-        """The log of one process."""
+        """Return the path of a process's log."""
         return self.logs / f"{process}.log"
 
     def get_cache_path(self, process: str) -> Path:
-        """What one process of the engine caches; the resolver names the same folder to it."""
+        """Return the cache directory of an engine process; the resolver passes the same one to it."""
         return self.data / "cache" / process
 
     def create(self) -> None:
-        """Makes the folders, for this user alone.
+        """Create the directories, for this user alone, and remove sockets that others left in /tmp.
 
         Raises:
-            Unavailable: the folder for sockets belongs to somebody else.
+            Unavailable: the directory for sockets belongs to another user.
         """
+        _remove_stale_sockets()
         for folder in (self.data, self.logs, self.sockets.parent, self.sockets):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for folder in (self.data, self.sockets):
             if folder.stat().st_uid != os.getuid():
-                raise Unavailable(f"{folder} belongs to another user; remove it, or work in another folder")
+                raise Unavailable(f"{folder} belongs to another user. Fix: remove it, or work in another directory.")
             folder.chmod(0o700)
+        if not self.sockets.is_relative_to(self.data):
+            (self.sockets / _OWNER).write_bytes(os.fsencode(self.data))
 
     def remove_sockets(self) -> None:
-        """Removes the sockets and temporary files, when no process is left to use them."""
+        """Remove the sockets and temporary files; call it when no process uses them."""
         shutil.rmtree(self.sockets, ignore_errors=True)
         if not self.sockets.is_relative_to(self.data):
-            with contextlib.suppress(OSError):  # other runs may have theirs beside it
+            with contextlib.suppress(OSError):  # other deployments may have theirs beside it
                 self.sockets.parent.rmdir()
 
     def remove(self) -> None:
-        """Removes all that the run wrote."""
+        """Remove all that the deployment wrote."""
         self.remove_sockets()
         shutil.rmtree(self.rendered, ignore_errors=True)
         shutil.rmtree(self.data, ignore_errors=True)
         for parent in (self.rendered.parent, self.rendered.parent.parent, self.data.parent):
-            with contextlib.suppress(OSError):  # others may use it still
+            with contextlib.suppress(OSError):  # others may still use it
                 parent.rmdir()
 
     def load_deployment(self) -> Deployment | None:
-        """What is deployed; None where nothing is, or a version of this program that knew other fields wrote it."""
+        """Load what is deployed; None if nothing is, or if another version of this program wrote it."""
         try:
             return Deployment.model_validate_json((self.data / "deployment.json").read_text(encoding="utf-8"))
         except (FileNotFoundError, ValidationError):
             return None
 
     def save_deployment(self, deployment: Deployment) -> None:
-        """Writes down what is deployed."""
+        """Save what is deployed."""
         (self.data / "deployment.json").write_text(deployment.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
     def clear_deployment(self) -> None:
-        """Nothing is deployed any more; logs and ports stay."""
+        """Remove the record of what is deployed; logs and ports stay."""
         (self.data / "deployment.json").unlink(missing_ok=True)
 
     def load_ports(self) -> dict[str, int]:
-        """The ports that were written down, by process."""
+        """Load the saved ports, by process; empty if there are none."""
         try:
             return {str(name): int(port) for name, port in json.loads((self.data / "ports.json").read_text()).items()}
         except (OSError, ValueError):
             return {}
 
     def save_ports(self, ports: dict[str, int]) -> None:
-        """Writes the ports down."""
+        """Save the ports."""
         self.data.mkdir(mode=0o700, parents=True, exist_ok=True)
         (self.data / "ports.json").write_text(json.dumps(ports, indent=2) + "\n")
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Keeps a second `deploy` or `destroy` of the same deployment out.
+        """Keep a second `deploy` or `destroy` of the same deployment out.
 
         Raises:
-            Unavailable: one is at work.
+            Unavailable: one runs.
         """
         self.data.mkdir(mode=0o700, parents=True, exist_ok=True)
         with processes.lock_file(self.data / ".busy", f"another command is deploying or destroying {self.name}"):
             yield
+
+
+def _list_socket_roots() -> list[Path]:
+    """List where directories for sockets may be, by preference: the path of a system's own may be too long."""
+    return [Path(root) / f"blueprint-{os.getuid()}" for root in dict.fromkeys((tempfile.gettempdir(), "/tmp"))]
+
+
+def _remove_stale_sockets() -> None:
+    """Remove sockets in /tmp whose deployment was killed or removed without `destroy`."""
+    for root in _list_socket_roots():
+        for owner in root.glob(f"*/{_OWNER}"):
+            with contextlib.suppress(OSError):
+                if not Path(os.fsdecode(owner.read_bytes())).exists() and not _is_in_use(owner.parent):
+                    shutil.rmtree(owner.parent)
+
+
+def _is_in_use(folder: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as connection:
+        return connection.connect_ex(str(folder / SUPERVISOR_SOCKET)) == 0
 
 
 def _fits_socket_path(folder: Path) -> bool:

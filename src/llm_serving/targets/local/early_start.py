@@ -1,7 +1,7 @@
-"""Weights and workers on their way while Terraform still waits, so that neither costs time of its own.
+"""Uploads weights and starts workers while Terraform still waits, so that neither takes time of its own.
 
-The AWS provider (5.100.0) waits most of a minute for the lifecycle rules of a bucket that is there already, and this
-machine stands idle meanwhile.
+The AWS provider (5.100.0) waits most of a minute for a bucket's lifecycle rules after it has created them, and this
+machine is idle meanwhile.
 """
 
 from __future__ import annotations
@@ -11,24 +11,25 @@ import threading
 from collections.abc import Callable, Iterator
 
 POLL_INTERVAL_S = 0.5
-"""Between two looks whether it can begin."""
+"""Between two checks whether the steps can start, in seconds."""
 
 OnProgress = Callable[[str], None]
 
 
 class _Cancelled(Exception):
-    """What was begun is not needed any more."""
+    """The steps are no longer needed."""
 
 
 @contextlib.contextmanager
 def run_in_background(is_ready: Callable[[], bool], *steps: Callable[[OnProgress], object]) -> Iterator[None]:
-    """Takes `steps` beside the block as soon as `ready`, one after the other, and ends them with the block.
+    """Run `steps` in a thread once `is_ready`, one after the other, and end them with the block.
 
-    Nothing is said of how that went: each step must be such that it can be taken again afterwards, which then costs
-    nothing where it was done, and says what is wrong where it was not.
+    Failures are ignored: each step must be safe to run again. The caller runs all of them after the block; a step that
+    is done then costs nothing, and one that failed fails there, with its message.
 
     Args:
-        steps: each is given what tells its progress, and is broken off there when the block has ended.
+        is_ready: polled until it is true.
+        steps: each gets a function to report progress to, which ends the step if the block has ended.
     """
     cancelled = threading.Event()
 
@@ -37,14 +38,14 @@ def run_in_background(is_ready: Callable[[], bool], *steps: Callable[[OnProgress
             raise _Cancelled
 
     def run_steps() -> None:
-        with contextlib.suppress(Exception):  # who takes the step again meets it again
+        with contextlib.suppress(Exception):  # the caller runs the step again, and it fails again
             while not is_ready():
                 if cancelled.wait(POLL_INTERVAL_S):
                     return
             for step in steps:
                 step(raise_if_cancelled)
 
-    thread = threading.Thread(target=run_steps, name="ahead", daemon=True)
+    thread = threading.Thread(target=run_steps, name="early-start", daemon=True)
     thread.start()
     try:
         yield

@@ -1,10 +1,10 @@
-"""Runs once inside the engine's own environment: proves that the engine imports, and makes its starts fast.
+"""Runs once in the engine's environment: checks that the engine imports, and makes its starts fast.
 
     PYTHON engine_imports.py CACHE
 
-Importing writes the byte code of the 5,000 modules that a start needs: 10 instead of 23 CPU-seconds for each of a
-replica's processes. Describing the made models' architecture to the engine spares each first start another process of
-that cost; the descriptions land under CACHE and are copied into a deployment's own cache.
+Importing writes the byte code of the 5,000 modules that a start needs: 10 instead of 23 CPU-seconds for each process of a
+replica. Inspecting the architecture of the generated models saves each first start another such process; the engine
+caches the result under CACHE, and it is copied to a deployment's own cache.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import importlib
 import os
 import sys
 
-ARCHITECTURES = ("Qwen3ForCausalLM",)  # of the made models, `tiny` and `mid`
+ARCHITECTURES = ("Qwen3ForCausalLM",)  # of the generated models `tiny` and `mid`
 MODULES = (
     "vllm.entrypoints.cli.main",
     "vllm.entrypoints.openai.api_server",

@@ -1,4 +1,4 @@
-"""This machine as the place of a deployment: its ports, its cores, and the embedded AWS beside it."""
+"""The environment of a local deployment: this machine's ports and cores, and the embedded AWS beside it."""
 
 from __future__ import annotations
 
@@ -18,47 +18,59 @@ from llm_serving.workloads.serving import resolve
 from llm_serving.workloads.serving.blueprint import Blueprint
 
 ROUTER_DNS_DISCOVERY = paths.IMAGES / "router" / "router_dns_discovery.py"
-"""Tells a router of many models which engine serves which, here as on ECS."""
+"""Registers engines with a router of many models, as on ECS."""
 
 AWS = "aws"
 ROUTER = "router"
 
 EMULATOR_BYTES = 300_000_000
-"""Memory of the embedded AWS with network and storage applied, besides the weights, which it holds in memory."""
+"""Memory of the embedded AWS with network and storage applied, without the weights, which it holds in memory too."""
+
+SHORTCUTS_VARIABLE = "BLUEPRINT_LOCAL_SHORTCUTS"
+"""`off` runs the engine as production does; engine_plugins and the engine's environment read it in each process."""
+
+SHORTCUTS_NOTE = (
+    "To save CPU time, engine processes fork after their imports, exempt these from garbage collection, and let NIXL's "
+    f"thread sleep while idle; production does not. {SHORTCUTS_VARIABLE}=off turns this off."
+)
 
 
 def resolve_environment(
     directory: DeploymentDir, blueprint: Blueprint, fleet: Fleet, *, own_ports: bool, port: int | None = None
 ) -> Environment:
-    """The place of a run, its ports chosen.
+    """Resolve the environment of a deployment, and choose its ports.
 
     Args:
-        own_ports: the run's processes are up and hold the ports that are written down.
-        port: where the router is to listen; chosen where left out.
+        own_ports: the deployment runs, and listens on the saved ports itself.
+        port: of the router; a free one by default.
 
     Raises:
-        Unavailable: `port` is taken.
+        Unavailable: `port` is in use.
     """
     ports = _choose_ports(directory, [AWS, *resolve.list_port_names(blueprint)], own_ports, port)
     endpoint = f"http://127.0.0.1:{ports[AWS]}"
     emulator_process = Process(
         name=AWS,
         command=tuple(emulator.build_command(ports[AWS])),
-        # What is applied here asks for none of AWS's own policies and machine images. What it does not keep in memory
-        # goes to the folder for temporary files: the run's own.
+        # No stack applied here needs AWS's managed policies or machine images. What moto does not hold in memory goes to
+        # TMPDIR, so the deployment's own.
         env={**emulator.build_server_env(bare=True), "TMPDIR": str(directory.sockets)},
         port=ports[AWS],
         stateful=True,
         memory_bytes=EMULATOR_BYTES,
     )
+    has_shortcuts = os.environ.get(SHORTCUTS_VARIABLE) != "off"
     return Environment(
         target="local",
         conventions=CONVENTIONS,
         region=fleet.region,
-        # The name that the storage stack gives it in the embedded AWS's account.
+        # As the storage stack names it in the embedded AWS's account.
         bucket=aws_limits.build_bucket_name(fleet.name, "models", emulator.ACCOUNT, fleet.region),
         s3_endpoint=endpoint,
-        env=emulator.build_client_env(endpoint, fleet.region),
+        env={
+            **emulator.build_client_env(endpoint, fleet.region),
+            **({} if has_shortcuts else {SHORTCUTS_VARIABLE: "off"}),
+        },
         engine_folder=str(engine_env.ROOT / engine_env.FOLDER / "bin"),
         data_folder=str(directory.data),
         socket_folder=str(directory.sockets),
@@ -68,12 +80,12 @@ def resolve_environment(
         services=(emulator_process,),
         ports=ports,
         cores=len(os.sched_getaffinity(0)),
-        emulated=(emulator.EMULATION_NOTE,),
+        emulated=(*([SHORTCUTS_NOTE] if has_shortcuts else []), emulator.EMULATION_NOTE),
     )
 
 
 def _choose_ports(directory: DeploymentDir, names: list[str], own_ports: bool, port: int | None) -> dict[str, int]:
-    """The ports written down, where they are still free; others for the rest."""
+    """Choose the saved ports that are still free, and free ones for the rest."""
     saved_ports = directory.load_ports()
     chosen_ports = {
         name: saved_ports[name]
@@ -82,7 +94,7 @@ def _choose_ports(directory: DeploymentDir, names: list[str], own_ports: bool, p
     }
     if port is not None and chosen_ports.get(ROUTER) != port:
         if not processes.claim(port):
-            raise Unavailable(f"port {port} is taken; write another --port, or none to have a free one chosen")
+            raise Unavailable(f"port {port} is in use. Fix: another --port, or leave it out for a free one.")
         chosen_ports[ROUTER] = port
     missing_names = [name for name in names if name not in chosen_ports]
     free = processes.claim_free_ports(len(missing_names))

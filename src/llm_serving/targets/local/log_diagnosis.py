@@ -1,4 +1,4 @@
-"""Finds the line of a process's log that says why it ended."""
+"""Finds the line in a process's log that has the cause of its end."""
 
 from __future__ import annotations
 
@@ -10,17 +10,14 @@ _TRACEBACK = "Traceback (most recent call last):"
 _EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*: \S")
 _ERROR = re.compile(r"\berror\b|panicked at|cannot|failed", re.IGNORECASE)
 _READ_FAILURE = re.compile(r"Failed to read from file (\S+)")
-"""What the weight streamer says of a file; the exception that follows does not name it."""
+"""The weight streamer's message with the file's name, which the exception after it lacks."""
 
 _SECONDARY_ERRORS = ("Engine core initialization failed", "See root cause above")
-"""What says only that another process has failed."""
+"""Messages which say only that another process failed."""
 
 
 def find_cause(log: str) -> str:
-    """The one line that tells most: what the last exception said, else the last line that speaks of an error.
-
-    Empty where no line does.
-    """
+    """Find the most telling line: the last exception, else the last line with an error; empty if there is none."""
     lines = [_PREFIX.sub("", line).rstrip() for line in log.splitlines()]
     exceptions = [text for text in _find_exceptions(lines) if not any(phrase in text for phrase in _SECONDARY_ERRORS)]
     if exceptions:
@@ -30,12 +27,12 @@ def find_cause(log: str) -> str:
 
 
 def extract_tail(log: str, count: int = 15) -> list[str]:
-    """The last lines that hold anything."""
+    """Return the last `count` lines that are not empty."""
     return [line for line in log.splitlines() if line.strip()][-count:]
 
 
 def _find_exceptions(lines: list[str]) -> list[str]:
-    """What each traceback ends with: its first line that is not indented."""
+    """Find the last line of each traceback: the first one that is not indented."""
     exceptions, in_traceback = [], False
     for line, next_line in zip(lines, [*lines, ""][1:], strict=True):
         if line == _TRACEBACK:

@@ -1,4 +1,4 @@
-"""Waits until processes answer a real completion, and says which one failed where one ends instead."""
+"""Waits until processes answer a real completion; names the one that failed, with its cause, if one ends instead."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from llm_serving.targets.local.supervisor import ProcessState, Supervisor
 from llm_serving.workloads.environment import Process
 
 _RESPONSE_TIMEOUT_S = 60.0
-"""Longest wait for one answer; the first one on a busy machine takes seconds."""
+"""Longest wait for one answer, in seconds; the first one on a busy machine takes several."""
 
 _POLL_INTERVAL_S = 0.5
 
 _SIGNAL_EXIT_BASE = 128
-"""An exit status above it tells of the signal that ended a process, as shells and `keep` say it."""
+"""An exit status above it is this and the signal that ended a process, as with shells and `subreaper`."""
 
 
 class RoleFailed(Unavailable):
-    """A process of the deployment ended, or never answered."""
+    """A process of the deployment ended, or never became ready."""
 
     def __init__(self, directory: DeploymentDir, name: str, failure: str) -> None:
         path = directory.get_log_path(name)
@@ -35,16 +35,16 @@ class RoleFailed(Unavailable):
         diagnosis = log_diagnosis.find_cause(log)
         lines = "\n".join(f"    {line}" for line in log_diagnosis.extract_tail(log))
         message = f"{name} {failure}{f': {diagnosis}' if diagnosis else ''}"
-        super().__init__(f"{message}\n  its last lines, all of them in {console.shorten_path(path)}:\n{lines}")
+        super().__init__(f"{message}\n  last lines of {console.shorten_path(path)}:\n{lines}")
 
 
 def wait(
     supervisor: Supervisor, processes: Sequence[Process], on_progress: Callable[[str], None] = lambda _: None
 ) -> None:
-    """Returns when each of `wanted` has answered its probe.
+    """Wait until each of `processes` has answered its probe.
 
     Args:
-        note: told how far each is, and what the slowest wrote last.
+        on_progress: called with the state of each, and the last line of the slowest.
 
     Raises:
         RoleFailed: one ended, or had not answered by its probe's deadline.
@@ -59,25 +59,25 @@ def wait(
             if is_answering(process):
                 del pending[name]
             elif process.probe and time.monotonic() - start > process.probe.deadline_s:
-                raise RoleFailed(supervisor.directory, name, f"did not answer within {process.probe.deadline_s:.0f} s")
+                raise RoleFailed(supervisor.directory, name, f"was not ready within {process.probe.deadline_s:.0f} s")
         on_progress(_describe_progress(supervisor.directory, processes, pending))
         if pending:
             time.sleep(_POLL_INTERVAL_S)
 
 
-def is_answering(process: Process) -> bool:
-    """Whether a process gives a completion now."""
-    if process.probe is None or not _is_listening(process.port):
+def is_answering(process: Process, timeout_s: float = _RESPONSE_TIMEOUT_S) -> bool:
+    """Whether a process answers a completion within `timeout_s` seconds."""
+    if process.probe is None or not is_listening(process.port):
         return False
     url = f"http://127.0.0.1:{process.port}{process.probe.path}"
     return not probe.request_answer(url, json.dumps(process.probe.body), _RESPONSE_TIMEOUT_S)
 
 
 def raise_if_failed(directory: DeploymentDir, state: ProcessState, restarts: int) -> None:
-    """Lets a process pass that has not ended since it had ended `restarts` times.
+    """Check that a process has not ended again since it had ended `restarts` times.
 
     Raises:
-        RoleFailed: it has, even where the supervisor is trying it again already; says how, and what it wrote last.
+        RoleFailed: it ended, even if the supervisor restarts it already; has its exit code or signal and last lines.
     """
     if state.failed or state.restarts > restarts:
         status = re.fullmatch(r"exit status (\d+)", state.ended)
@@ -87,14 +87,15 @@ def raise_if_failed(directory: DeploymentDir, state: ProcessState, restarts: int
         raise RoleFailed(directory, state.name, failure + hint)
 
 
-def _is_listening(port: int) -> bool:
+def is_listening(port: int) -> bool:
+    """Whether a server listens on `port` of the loopback interface."""
     with socket.socket() as connection:
         connection.settimeout(1)
         return connection.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _describe_progress(directory: DeploymentDir, processes: Sequence[Process], pending: dict[str, Process]) -> str:
-    parts = [f"{process.name} {'starting' if process.name in pending else 'answers'}" for process in processes]
+    parts = [f"{process.name} {'starting' if process.name in pending else 'ready'}" for process in processes]
     path = directory.get_log_path(next(iter(pending))) if pending else None
     if path is None or not path.exists():
         return ", ".join(parts)

@@ -1,4 +1,4 @@
-"""Whether this machine has what a deployment needs, said in one line before anything starts."""
+"""Checks before anything starts that this machine has the ports, memory and disk that a deployment needs."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from llm_serving.workloads.environment import Process
 from llm_serving.workloads.serving.deployment import Deployment
 
 LOGS_BYTES = 200_000_000
-"""Room for logs, Terraform's state and its copies, and the engine's small files."""
-
+"""Disk for logs, Terraform's state and its copies, and the engine's small files."""
 
 EMULATOR_MEMORY_FACTOR = 1.3
-"""Memory of the embedded AWS for each byte of weights that it takes in; 1.2 were seen with `mid`, moto 5.2.5."""
+"""Bytes of memory that the embedded AWS takes for each byte of weights; measured 1.2 with `mid`, moto 5.2.5."""
 
 
 def check(directory: DeploymentDir, deployment: Deployment, starting: Sequence[Process]) -> None:
-    """Checks ports, memory and disk for the processes that are about to start.
+    """Check ports, memory and disk for the processes that are about to start.
 
     Raises:
-        Unavailable: something is missing; says how much, and what would help.
+        Unavailable: something is missing; says how much, and how to get it.
     """
     _check_ports(starting)
     _check_memory(deployment, starting)
@@ -37,7 +36,7 @@ def _check_ports(starting: Sequence[Process]) -> None:
     occupied = [process for process in starting if not processes.is_free(process.port)]
     if occupied:
         ports = ", ".join(f"{process.port} of {process.name}" for process in occupied)
-        raise Unavailable(f"taken by another program: port {ports}; end that program, or run `blueprint destroy` first")
+        raise Unavailable(f"port {ports} is in use. Fix: stop the program that listens, or run `blueprint destroy` first.")
 
 
 def _check_memory(deployment: Deployment, starting: Sequence[Process]) -> None:
@@ -49,8 +48,8 @@ def _check_memory(deployment: Deployment, starting: Sequence[Process]) -> None:
     if required > available:
         parts = ", ".join(f"{name} {format_bytes(bytes_)}" for name, bytes_ in required_by_process.items())
         raise Unavailable(
-            f"too little memory: {format_bytes(required)} are needed ({parts}), {format_bytes(available)} are free; "
-            "end other programs, or write fewer replicas or a smaller model"
+            f"memory: {format_bytes(required)} required ({parts}), {format_bytes(available)} available. "
+            "Fix: stop other programs, or set fewer replicas or a smaller model."
         )
 
 
@@ -64,6 +63,6 @@ def _check_disk(directory: DeploymentDir, deployment: Deployment) -> None:
     available = shutil.disk_usage(existing_parent).free
     if required > available:
         raise Unavailable(
-            f"too little disk: {format_bytes(required)} are needed under {existing_parent}, {format_bytes(available)} are free; "
-            "make room, or work in a folder on another disk"
+            f"disk: {format_bytes(required)} required under {existing_parent}, {format_bytes(available)} available. "
+            "Fix: free space, or work in a directory on another disk."
         )

@@ -1,10 +1,10 @@
-"""Runs one command, and leaves nothing of it behind, however it ends: `python keep.py COMMAND...`.
+"""Runs one command and leaves no process of it behind, however it ends: `python subreaper.py COMMAND...`.
 
-vLLM's API server starts an engine process and trusts itself to end it. Killed with -9 it cannot: the engine process
-stays for good, with the memory of a whole replica, and a supervisor that sees only the API server starts a second one.
-This process stands between the two. Whatever the command started is adopted by it (Linux calls that a subreaper) and
-is killed when the command itself has ended; the command in turn is told to end when this process is gone. The exit
-code is the command's own, 128 and the signal's number where a signal ended it.
+vLLM's API server starts an engine process and ends it itself, which it cannot after a kill -9: the engine process stays,
+with the memory of a whole replica, and a supervisor that sees only the API server starts a second one. This process runs
+between the two. It adopts all orphans of the command (Linux calls that a subreaper) and kills them when the command has
+ended; the command gets SIGTERM when this process ends. The exit code is the command's own, or 128 and the signal's number
+if a signal ended it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import time
 import psutil
 
 GRACE_S = 15
-"""How long the command has to end when it is told to; then it is killed."""
+"""Seconds for the command to end after a signal; then it is killed."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -28,11 +28,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main(command: list[str]) -> int:
-    """Runs `command`; returns its exit code when nothing of it is left."""
+    """Run `command`; return its exit code when none of its processes is left."""
     _die_with_parent()
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     try:
-        # In the same process group, so that a supervisor's last resort, killing the group, reaches all of it.
+        # In the same process group, so that a supervisor that kills the group reaches all of it.
         child = subprocess.Popen(command, preexec_fn=_die_with_parent)
     except OSError as error:
         print(f"{command[0]}: {error.strerror}", file=sys.stderr)
@@ -55,7 +55,7 @@ def _die_with_parent() -> None:
 
 
 def _kill_descendants() -> None:
-    """Kills what the command left, and what that started meanwhile, until there is nothing."""
+    """Kill what the command left, and what that starts meanwhile, until nothing is left."""
     current_process = psutil.Process()
     while descendants := current_process.children(recursive=True):
         for process in descendants:

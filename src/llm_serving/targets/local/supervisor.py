@@ -1,4 +1,4 @@
-"""supervisord over its socket: starts, watches and stops a run's processes. Restarts and logs are its own work."""
+"""supervisord over its socket: starts, watches and stops a deployment's processes; restarts and logs are its own."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import re
 import socket
 import subprocess
 import sys
+import time
 import xmlrpc.client
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,69 +19,84 @@ import psutil
 
 from llm_serving import console, processes
 from llm_serving.settings.errors import Unavailable
-from llm_serving.targets.local.deployment_dir import DeploymentDir
+from llm_serving.targets.local.deployment_dir import SUPERVISOR_SOCKET, DeploymentDir
 
 _RPC_TIMEOUT_S = 60.0
-"""Longest that supervisord takes to answer: a process has 20 s to stop."""
+"""Longest that supervisord takes to answer, in seconds: a process has 20 s to stop."""
+
+_ACTIONS = {
+    "getAllProcessInfo": "status",
+    "startProcess": "start",
+    "stopProcess": "stop",
+    "stopProcessGroup": "stop",
+    "addProcessGroup": "add",
+    "removeProcessGroup": "remove",
+    "reloadConfig": "reread",
+    "shutdown": "shutdown",
+}
+"""supervisorctl's names of the calls."""
 
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 90.0
 
 FAILED_STATES = ("BACKOFF", "EXITED", "FATAL", "UNKNOWN")
-"""States of a process that ended without being told to."""
+"""supervisord's states of a process that ended by itself."""
 
 
 @dataclass(frozen=True)
 class ProcessState:
-    """One process as supervisord sees it."""
+    """One process as supervisord sees it; whether it answers is `status`'s to find out."""
 
     name: str
     state: str
+    """STARTING, RUNNING, STOPPED or another of supervisord's states."""
+
     pid: int
     uptime_s: float
     restarts: int
     """How often it ended by itself since supervisord started."""
 
     ended: str
-    """How it ended last, in supervisord's words, such as `exit status 1`; empty where it never did."""
+    """The last end of it, in supervisord's words, such as `exit status 1`; empty if it never ended."""
 
     @property
     def failed(self) -> bool:
-        """Whether it ended without being told to."""
+        """Whether it ended by itself."""
         return self.state in FAILED_STATES
 
 
 class Supervisor:
-    """The supervisord of one run."""
+    """The supervisord of one deployment."""
 
     def __init__(self, directory: DeploymentDir) -> None:
         self.directory = directory
+        self.socket = directory.sockets / SUPERVISOR_SOCKET
         self._rpc: Any = xmlrpc.client.ServerProxy(
-            "http://127.0.0.1", transport=_UnixTransport(directory.sockets / "supervisor.sock"), allow_none=True
+            "http://127.0.0.1", transport=_UnixTransport(self.socket), allow_none=True
         ).supervisor
 
     @property
     def pid(self) -> int | None:
-        """supervisord's process id; None where none answers."""
+        """supervisord's process id; None if none answers."""
         try:
             return int(self._rpc.getPID())
         except (OSError, http.client.HTTPException, xmlrpc.client.Error):
             return None
 
     def list_states(self) -> list[ProcessState]:
-        """All processes, by name.
+        """Return the states of all processes.
 
         Raises:
             Unavailable: supervisord does not answer.
         """
         infos = self._call("getAllProcessInfo")
-        # Read after the answer, so that the end of each process that it tells of stands there.
+        # Read after the answer: by then the log has the end of each process that the answer counts as ended.
         log = self.directory.logs / "supervisord.log"
         exits = re.findall(r" exited: (\S+) \(([^;)]+)", log.read_text(errors="replace") if log.exists() else "")
         return [_parse_state(info, [reason for name, reason in exits if name == info["name"]]) for info in infos]
 
     def read_state(self, name: str) -> ProcessState:
-        """One process.
+        """Return the state of one process.
 
         Raises:
             Unavailable: supervisord does not answer.
@@ -88,17 +104,17 @@ class Supervisor:
         return next(state for state in self.list_states() if state.name == name)
 
     def start(self, name: str) -> None:
-        """Starts a process where it does not run; does not wait for it to be ready."""
+        """Start a process unless it runs; does not wait until it is ready."""
         if self.read_state(name).state not in ("STARTING", "RUNNING"):
             self._call("startProcess", name, False)
 
     def stop(self, name: str) -> None:
-        """Stops a process, and returns when it is gone."""
+        """Stop a process; returns when it has ended."""
         if self.read_state(name).state in ("STARTING", "RUNNING", "BACKOFF"):
             self._call("stopProcess", name, True)
 
     def update(self) -> list[str]:
-        """Takes up a changed configuration: stops what is changed or gone, and returns what is changed or new."""
+        """Apply a changed configuration: stop what changed or was removed; return the names of what changed or is new."""
         ((added, changed, removed),) = self._call("reloadConfig")
         for name in [*changed, *removed]:
             self._call("stopProcessGroup", name, True)
@@ -108,42 +124,68 @@ class Supervisor:
         return [*changed, *added]
 
     def shut_down(self) -> None:
-        """Stops all processes, the last started first, and supervisord itself; returns when they are gone."""
+        """Stop all processes, the last started first, and supervisord itself; returns when they have ended."""
         pid = self.pid
         if pid is None:
             return
-        with contextlib.suppress(psutil.NoSuchProcess):
-            daemon = psutil.Process(pid)
-            descendants = daemon.children(recursive=True)
+
+        def request_shutdown() -> None:
             with contextlib.suppress(Unavailable):
                 self._call("shutdown")
-            # It is asked first; what then still runs has hung.
-            _, alive = psutil.wait_procs([daemon, *descendants], timeout=_STOP_TIMEOUT_S)
-            for process in alive:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
-            psutil.wait_procs(alive, timeout=10)
+
+        with contextlib.suppress(psutil.NoSuchProcess):
+            _end_daemon(psutil.Process(pid), request_shutdown)
 
     def _call(self, name: str, *arguments: Any) -> Any:
         try:
             return getattr(self._rpc, name)(*arguments)
         except (OSError, http.client.HTTPException, xmlrpc.client.Error) as error:
             reason = error.faultString if isinstance(error, xmlrpc.client.Fault) else str(error)
-            raise Unavailable(f"supervisord of {self.directory.name} does not do as asked ({name}): {reason}") from None
+            raise Unavailable(f"supervisord: {_ACTIONS[name]} failed for {self.directory.name}: {reason}") from None
 
 
 def find_running(directory: DeploymentDir) -> Supervisor | None:
-    """The supervisor of a run; None where none is up."""
+    """Find the supervisor of a deployment; None if none answers."""
     supervisor = Supervisor(directory)
     return supervisor if supervisor.pid is not None else None
 
 
+def find_orphan(directory: DeploymentDir) -> psutil.Process | None:
+    """Find a supervisord whose directory was removed while it ran, by its command line; None if there is none.
+
+    Without the files in it nobody can reach it, and it would run until the machine restarts.
+    """
+    is_starting = time.time() - _START_TIMEOUT_S  # its socket comes a moment after it
+    for process in psutil.process_iter(["cmdline", "create_time"]):
+        if process.info["cmdline"] and process.info["cmdline"][1:] == _build_arguments(directory):
+            has_socket = Supervisor(directory).socket.exists() or process.info["create_time"] > is_starting
+            return None if directory.config.exists() and has_socket else process
+    return None
+
+
+def end_orphan(process: psutil.Process) -> None:
+    """End what `find_orphan` found, with all its processes; returns when they have ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        _end_daemon(process, process.terminate)
+
+
+def _end_daemon(daemon: psutil.Process, request_end: Callable[[], object]) -> None:
+    descendants = daemon.children(recursive=True)
+    request_end()
+    # A request comes first; what still runs at the end of its time hangs.
+    _, alive = psutil.wait_procs([daemon, *descendants], timeout=_STOP_TIMEOUT_S)
+    for process in alive:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(alive, timeout=10)
+
+
 @contextlib.contextmanager
 def start_attached(directory: DeploymentDir) -> Iterator[Supervisor]:
-    """A supervisor that lives as long as the block, and never longer than this process, killed or not.
+    """Run a supervisor for the time of the block; it never outlives this process, even if that is killed.
 
     Raises:
-        Unavailable: it did not start.
+        Unavailable: supervisord did not start.
     """
     with _open_output(directory) as output:
         child = processes.spawn(_build_command(directory), output=output)
@@ -156,10 +198,10 @@ def start_attached(directory: DeploymentDir) -> Iterator[Supervisor]:
 
 
 def start_detached(directory: DeploymentDir) -> Supervisor:
-    """A supervisor that stays up when this process ends.
+    """Start a supervisor that outlives this process.
 
     Raises:
-        Unavailable: it did not start.
+        Unavailable: supervisord did not start.
     """
     with _open_output(directory) as output:
         child = subprocess.Popen(
@@ -178,9 +220,13 @@ def start_detached(directory: DeploymentDir) -> Supervisor:
 
 
 def _build_command(directory: DeploymentDir) -> list[str]:
-    command = [sys.executable, "-m", "supervisor.supervisord", "--nodaemon", "--configuration", str(directory.config)]
+    command = [sys.executable, *_build_arguments(directory)]
     console.show_command(command)
     return command
+
+
+def _build_arguments(directory: DeploymentDir) -> list[str]:
+    return ["-m", "supervisor.supervisord", "--nodaemon", "--configuration", str(directory.config)]
 
 
 @contextlib.contextmanager
@@ -195,9 +241,8 @@ def _wait_until_up(directory: DeploymentDir, child: subprocess.Popen[bytes]) -> 
     def is_up() -> bool:
         if child.poll() is not None:
             output_lines = (directory.logs / "supervisord.out").read_text(errors="replace").strip().splitlines()
-            raise Unavailable(
-                f"supervisord did not start: {output_lines[-1] if output_lines else f'it ended with {child.returncode}'}"
-            )
+            reason = output_lines[-1] if output_lines else f"exit code {child.returncode}"
+            raise Unavailable(f"supervisord: start failed for {directory.name}: {reason}")
         return supervisor.pid is not None
 
     processes.wait_until(is_up, "supervisord", _START_TIMEOUT_S)
@@ -205,7 +250,7 @@ def _wait_until_up(directory: DeploymentDir, child: subprocess.Popen[bytes]) -> 
 
 
 def _parse_state(info: dict[str, Any], exits: list[str]) -> ProcessState:
-    """One process from what supervisord answers, and from its log, which alone tells how a process ended."""
+    """Build the state of a process from supervisord's answer and its log, which alone has how a process ended."""
     is_alive = info["statename"] in ("STARTING", "RUNNING", "STOPPING")
     return ProcessState(
         name=info["name"],
@@ -218,13 +263,13 @@ def _parse_state(info: dict[str, Any], exits: list[str]) -> ProcessState:
 
 
 class _UnixTransport(xmlrpc.client.Transport):
-    """XML-RPC over a Unix socket, with a limit to each wait."""
+    """XML-RPC over a Unix socket, with a timeout."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self._path = path
 
-    def make_connection(self, host: Any) -> http.client.HTTPConnection:  # noqa: ARG002 - it has a path, no host
+    def make_connection(self, host: Any) -> http.client.HTTPConnection:  # noqa: ARG002 - a path takes its place
         return _UnixConnection(self._path)
 
 

@@ -1,4 +1,4 @@
-"""Puts a deployment's weights where its replicas stream them from, and checks that all of them are there."""
+"""Uploads a deployment's weights to the bucket that its replicas stream them from, and checks that they are complete."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from llm_serving.aws import s3
 
 OnProgress = Callable[[int, int], None]
-"""Called with the bytes done and the bytes in all."""
+"""Called with the bytes done and the total bytes."""
 
 
 class _S3Access(TypedDict):
@@ -26,18 +26,18 @@ class _S3Access(TypedDict):
 
 
 _HEADER_LENGTH_BYTES = 8
-"""A safetensors file begins with the length of its header; the header says where each tensor ends."""
+"""Bytes of the header's length, with which a safetensors file begins; the header has the end of each tensor."""
 
 _MAX_HEADER_BYTES = 100_000_000
-"""Longest header that the format allows."""
+"""Longest header that the format allows, in bytes."""
 
 
 def upload_models(
     directory: DeploymentDir, deployment: Deployment, on_progress: OnProgress = lambda _done, _all: None
 ) -> None:
-    """Makes or finds the model and puts it into the model bucket; sends nothing that is there already.
+    """Upload the models to the model bucket, without what it has already.
 
-    A blueprint that names its own s3://BUCKET/PREFIX has its weights there: nothing is put.
+    Weights at an s3://BUCKET/PREFIX of the user's own stay as they are.
 
     Raises:
         Unavailable: S3 or the hub does not answer or refuses, or the disk is full.
@@ -73,12 +73,12 @@ def _upload_folder(folder: Path, environment: Environment, uri: str, on_progress
 
 
 def check(deployment: Deployment) -> int:
-    """Checks that config.json and whole safetensors files lie at each model's URI; returns the bytes of the latter.
+    """Check that each model's URI has config.json and complete safetensors files; return the bytes of the latter.
 
-    The engine would find out as well, but half a minute later and in words about its own insides.
+    The engine fails without them too, but half a minute later and with a message about its internals.
 
     Raises:
-        Unavailable: they are not there, cut short, or must not be read.
+        Unavailable: they are missing, incomplete, or not readable.
     """
     return sum(
         _check_model(deployment.environment, served_model.weights.uri) for served_model in deployment.served_models
@@ -93,24 +93,20 @@ def _check_model(environment: Environment, uri: str) -> int:
     files = {name: size for name, size in sizes.items() if name.endswith(".safetensors")}
     if "config.json" not in sizes or not files:
         missing = "safetensors" if "config.json" in sizes else "config.json"
-        raise Unavailable(f"{uri}: there is no model there, no {missing}; put it there with `blueprint model copy`")
+        raise Unavailable(f"{uri}: no model: {missing} is missing. Fix: upload it with `blueprint model copy`.")
     for name, size in files.items():
         expected_size = _read_expected_size(bucket, name, size)
         if size != expected_size:
-            detail = (
-                "and no header of a safetensors file"
-                if expected_size is None
-                else f"and its header speaks of {expected_size}"
-            )
+            expected = "a safetensors header" if expected_size is None else f"{expected_size} by its header"
             raise Unavailable(
-                f"{uri}{name}: it is cut short or damaged: {size} bytes, {detail}; "
-                "put it there again with `blueprint model copy`"
+                f"{uri}{name}: incomplete or damaged: {size} bytes, expected {expected}. "
+                "Fix: upload it again with `blueprint model copy`."
             )
     return sum(files.values())
 
 
 def _read_expected_size(bucket: s3.Bucket, name: str, size: int) -> int | None:
-    """How many bytes a safetensors file has by its own header; None where that cannot be read."""
+    """Read the size of a safetensors file from its header, in bytes; None if that cannot be read."""
     length = int.from_bytes(bucket.read(name, 0, _HEADER_LENGTH_BYTES), "little") if size > _HEADER_LENGTH_BYTES else 0
     if not 0 < length <= min(_MAX_HEADER_BYTES, size):
         return None

@@ -1,0 +1,117 @@
+"""The state of a local deployment's processes: that of the service, by its readiness probe, not the supervisor's."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Literal
+
+import psutil
+
+from llm_serving import console
+from llm_serving.settings.errors import CheckFailed, Unavailable
+from llm_serving.settings.units import format_bytes
+from llm_serving.targets.local import readiness, supervisor
+from llm_serving.targets.local.deployment_dir import DeploymentDir
+from llm_serving.targets.local.supervisor import ProcessState
+from llm_serving.workloads.serving.deployment import Deployment, Process
+
+PROBE_TIMEOUT_S = 10.0
+"""Longest wait for a probe's answer, in seconds: a status is not worth a longer one."""
+
+State = Literal["ready", "starting", "stopped", "failed"]
+
+
+@dataclass(frozen=True)
+class ProcessStatus:
+    """One process of a deployment, as `blueprint status --json` shows it."""
+
+    name: str
+
+    state: State
+    """`ready`: it answers its readiness probe; `starting`: it runs and does not answer yet; `stopped`: on request;
+    `failed`: it ended by itself, or has not answered by its probe's deadline."""
+
+    pid: int
+    uptime_s: float
+
+    restarts: int
+    """How often it ended by itself since the deployment started."""
+
+    ended: str
+    """The last end of it, such as `exit status 1`; empty if it never ended."""
+
+
+def list_process_states(directory: DeploymentDir) -> list[ProcessStatus]:
+    """List the processes of a deployment; empty if nothing runs. Probes them all at once, for at most 10 s.
+
+    Raises:
+        CheckFailed: it runs, and its directory was removed: says what still runs, and how to end it.
+        Unavailable: supervisord does not answer.
+    """
+    raise_if_orphaned(directory)
+    supervisord = supervisor.find_running(directory)
+    if supervisord is None:
+        return []
+    deployment = directory.load_deployment()
+    expected = {process.name: process for process in deployment.processes} if deployment else {}
+    states = supervisord.list_states()
+    with ThreadPoolExecutor(len(states) or 1) as pool:
+        return list(pool.map(lambda state: _build_status(state, expected.get(state.name)), states))
+
+
+def raise_if_orphaned(directory: DeploymentDir) -> None:
+    """Check that no process of the deployment runs on after its directory was removed.
+
+    Raises:
+        CheckFailed: some do.
+    """
+    daemon = supervisor.find_orphan(directory)
+    if daemon is None:
+        return
+    memory_bytes, count = 0, 0
+    for process in (daemon, *daemon.children(recursive=True)):
+        try:
+            memory_bytes += process.memory_info().rss
+        except psutil.Error:
+            continue
+        count += 1
+    raise CheckFailed(
+        f"{directory.name}: {console.shorten_path(directory.data)} was removed while it ran; {count} processes with "
+        f"{format_bytes(memory_bytes)} run on. Fix: `blueprint destroy` ends them, `blueprint deploy` replaces them."
+    )
+
+
+def require_services(directory: DeploymentDir, deployment: Deployment) -> None:
+    """Check that what stands in for AWS runs.
+
+    Raises:
+        Unavailable: it does not, so a replica that restarts finds no weights.
+    """
+    ended = [process.name for process in deployment.environment.services if not readiness.is_listening(process.port)]
+    if ended:
+        raise Unavailable(
+            f"{directory.name}: {', '.join(ended)} does not run: the embedded AWS holds the weights that a replica reads "
+            "when it restarts, so this is not the deployment that the blueprint describes. "
+            "Fix: `blueprint deploy` starts it again with its data."
+        )
+
+
+def _build_status(state: ProcessState, process: Process | None) -> ProcessStatus:
+    return ProcessStatus(
+        state.name, _decide_state(state, process), state.pid, state.uptime_s, state.restarts, state.ended
+    )
+
+
+def _decide_state(state: ProcessState, process: Process | None) -> State:
+    if state.failed:
+        return "failed"
+    if state.state not in ("STARTING", "RUNNING"):
+        return "stopped"
+    if process is None:  # not deployed yet: nothing says what it should answer
+        return "starting"
+    if process.probe is None:
+        return "ready" if readiness.is_listening(process.port) else "starting"
+    if readiness.is_answering(process, PROBE_TIMEOUT_S):
+        return "ready"
+    return "failed" if state.uptime_s > process.probe.deadline_s else "starting"
