@@ -321,7 +321,7 @@ def test_ports_that_another_deployment_has_chosen_are_left_to_it(
     monkeypatch.setattr(processes, "claim", lambda port: port not in first.values() and original_claim(port))
     second = make_plan().directory.load_ports()
     assert not {*first.values()} & {*second.values()}
-    with pytest.raises(Unavailable, match="is in use. Fix: another --port"):
+    with pytest.raises(Unavailable, match=r"is in use\. Fix: another --port"):
         deploy.plan(Path("mine"), Path("fleet.yaml"), port=first["router"])
 
 

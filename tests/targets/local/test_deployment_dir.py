@@ -61,7 +61,7 @@ def test_ports_are_written_down_and_nothing_else_is_made(tmp_path: Path) -> None
 def test_a_second_command_on_the_same_deployment_is_kept_out(tmp_path: Path) -> None:
     run = DeploymentDir("mine", tmp_path)
     with run.lock():
-        with pytest.raises(Unavailable, match="deploying or destroying mine. Fix: wait until it ends."), run.lock():
+        with pytest.raises(Unavailable, match=r"deploying or destroying mine\. Fix: wait until it ends\."), run.lock():
             pass
         with DeploymentDir("other", tmp_path).lock():
             pass
