@@ -91,7 +91,10 @@ def check_memory() -> PrerequisiteResult:
     available_kb = re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text()) if meminfo.exists() else None
     free_gib = int(available_kb[1]) * 1024 / GIB if available_kb else 0.0
     return PrerequisiteResult(
-        "memory", free_gib >= MEMORY_GIB, f"{free_gib:.1f} GiB available", f"close programs until {MEMORY_GIB} GiB are available"
+        "memory",
+        free_gib >= MEMORY_GIB,
+        f"{free_gib:.1f} GiB available",
+        f"close programs until {MEMORY_GIB} GiB are available",
     )
 
 

@@ -258,9 +258,7 @@ class CommandFailed(BlueprintError):
         self.command, self.log, self.failure = command, log, failure
         self.output = _read_from(log, start)
         tail = "\n".join(f"    {line}" for line in self.output.splitlines()[-20:])
-        super().__init__(
-            f"{shlex.join(command)}\n  failed: {failure}; last lines of {shorten_path(log)}:\n{tail}"
-        )
+        super().__init__(f"{shlex.join(command)}\n  failed: {failure}; last lines of {shorten_path(log)}:\n{tail}")
 
 
 def _read_from(log: Path, start: int) -> str:

@@ -186,9 +186,7 @@ def test_an_emptied_bucket_makes_the_next_deploy_fail_and_leaves_nothing_running
     for item in client.list_objects_v2(Bucket=environment.bucket)["Contents"]:
         client.delete_object(Bucket=environment.bucket, Key=item["Key"])
     _edit(working_folder, "policy: cache-aware", "policy: round-robin")
-    with pytest.raises(
-        Unavailable, match=f"s3://{environment.bucket}/models/tiny/: no model: config.json is missing"
-    ):
+    with pytest.raises(Unavailable, match=f"s3://{environment.bucket}/models/tiny/: no model: config.json is missing"):
         deploy.deploy(make_plan_with_bucket(), _agree)
     assert _find_processes(plan) == []
 

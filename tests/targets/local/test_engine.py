@@ -170,9 +170,7 @@ def test_a_replica_that_cannot_read_its_weights_ends_with_a_clear_line(
     assert failures["worker-2"].splitlines()[0].endswith(f"(reading {truncated_uri}model-00002-of-00004.safetensors)")
     assert "Forbidden" in failures["worker-3"].splitlines()[0]
     for name, text in failures.items():
-        assert (
-            f"last lines of {deploy.console.shorten_path(plan.directory.get_log_path(name))}" in text
-        )
+        assert f"last lines of {deploy.console.shorten_path(plan.directory.get_log_path(name))}" in text
         assert len(text.splitlines()) > 5
 
 

@@ -36,7 +36,9 @@ def _check_ports(starting: Sequence[Process]) -> None:
     occupied = [process for process in starting if not processes.is_free(process.port)]
     if occupied:
         ports = ", ".join(f"{process.port} of {process.name}" for process in occupied)
-        raise Unavailable(f"port {ports} is in use. Fix: stop the program that listens, or run `blueprint destroy` first.")
+        raise Unavailable(
+            f"port {ports} is in use. Fix: stop the program that listens, or run `blueprint destroy` first."
+        )
 
 
 def _check_memory(deployment: Deployment, starting: Sequence[Process]) -> None:
