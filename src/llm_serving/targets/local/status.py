@@ -14,7 +14,8 @@ from llm_serving.settings.units import format_bytes
 from llm_serving.targets.local import readiness, supervisor
 from llm_serving.targets.local.deployment_dir import DeploymentDir
 from llm_serving.targets.local.supervisor import ProcessState
-from llm_serving.workloads.serving.deployment import Deployment, Process
+from llm_serving.workloads.environment import Process
+from llm_serving.workloads.serving.deployment import Deployment
 
 PROBE_TIMEOUT_S = 10.0
 """Longest wait for a probe's answer, in seconds: a status is not worth a longer one."""
