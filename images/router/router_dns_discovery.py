@@ -1,19 +1,19 @@
-"""Runs vllm-router, and keeps its list of engines equal to those that answer behind DNS names.
+"""Run vllm-router and keep its list of engines equal to those that answer behind DNS names.
 
-    follow --router URL [--worker NAME:PORT]... -- vllm-router ...
-    follow --discovery HOST:PORT --prefill NAME:PORT... --decode NAME:PORT... -- vllm-router ...
+    router-dns-discovery --router URL [--worker NAME:PORT]... -- vllm-router ...
+    router-dns-discovery --discovery HOST:PORT --prefill NAME:PORT... --decode NAME:PORT... -- vllm-router ...
 
-Replicas come and go, and what they leave is a DNS name with an address for each: Cloud Map's MULTIVALUE on ECS, a
-headless Service on EKS. vllm-router takes addresses at its start, or watches Kubernetes; what else it listens to
-depends on its mode:
+Replicas come and go behind a DNS name with an address for each: Cloud Map's MULTIVALUE on ECS, a headless Service on
+EKS. vllm-router takes addresses when it starts, or watches Kubernetes; how to register an engine later depends on its
+mode:
 
-- Engines that do both halves of a request are added and removed by its HTTP interface (`/workers`): with --enable-igw
-  under every model that they list, so that LoRA adapters that were loaded at run time are routed too; without it once
-  each, and the router then asks an engine that joins where to hear what its cache holds.
-- Prefill and decode register themselves by ZeroMQ messages that hold for five seconds (--vllm-discovery-address). They
-  are sent here on their behalf, from the same container: nobody else can reach that socket.
+- Engines that do both halves of a request are added and removed through its HTTP API (`/workers`): with --enable-igw
+  under every model that they list, so that LoRA adapters loaded at run time are routed too; without it once each, and
+  the router then asks a new engine where to subscribe to the events of its cache.
+- Prefill and decode register by ZeroMQ messages that hold for five seconds (--vllm-discovery-address). This program
+  sends them from the same container: that socket is reachable from nowhere else.
 
-An engine is passed on only while it answers `/v1/models`, whatever DNS says.
+An engine is registered only while it answers `/v1/models`, whatever DNS returns.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 INTERVAL_S = 2.0
-"""Between two looks; less than half of the time that a ZeroMQ registration holds."""
+"""Between two rounds; less than half of the time that a ZeroMQ registration holds."""
 
 TIMEOUT_S = 2.0
-"""Of one question to an engine."""
+"""Of one request to an engine."""
 
 MAX_MISSES = 2
-"""Questions in a row that an engine may leave unanswered before it is taken away."""
+"""Failed requests in a row after which an engine is removed."""
 
 MAX_DNS_ANSWERS = 8
-"""Addresses of one DNS answer, drawn at random where there are more. Source: AWS Cloud Map API reference, DnsConfig,
+"""Addresses of one DNS answer, drawn at random if there are more. Source: AWS Cloud Map API reference, DnsConfig,
 RoutingPolicy, 2026-11."""
 
 ROLE_CODES = {"prefill": "P", "decode": "D"}
-"""vllm-router's signs for the two halves of a request."""
+"""vllm-router's codes of the two halves of a request."""
 
 Engines = Mapping[str, tuple[str, ...]]
 """Models by the base URL of the engine that serves them."""
@@ -66,12 +66,12 @@ class DnsName:
     def refresh(
         self, resolve_host: Callable[[str], set[str] | None], fetch: Callable[[str], tuple[str, ...] | None]
     ) -> Engines:
-        """The engines that answer now."""
+        """Return the engines that answer now."""
         resolved = resolve_host(self.host)
         if resolved is not None and len(resolved) < MAX_DNS_ANSWERS:
-            self.addresses = set(resolved)  # all that there is
+            self.addresses = set(resolved)  # the whole answer
         elif resolved:
-            self.addresses |= resolved  # a part of it, another one each time
+            self.addresses |= resolved  # a random part of it
         urls = {address: f"http://{address}:{self.port}" for address in sorted(self.addresses)}
         with ThreadPoolExecutor(max_workers=32) as pool:
             responses = dict(zip(urls, pool.map(fetch, urls.values()), strict=True))
@@ -81,7 +81,7 @@ class DnsName:
                 self.answering[urls[address]] = models
         live_urls = {urls[address] for address in urls if self.misses[address] < MAX_MISSES}
         self.answering = {url: models for url, models in self.answering.items() if url in live_urls}
-        # One of many that is gone is in no answer any more: it is forgotten once it is silent.
+        # A removed replica is missing from answers, but so are others: drop it once it stops responding.
         self.addresses = {
             known_address
             for known_address in self.addresses
@@ -94,7 +94,7 @@ class DnsName:
 
 
 def resolve(host: str) -> set[str] | None:
-    """The IPv4 addresses of a name: none where there is no such name yet; None where DNS does not answer."""
+    """Return the IPv4 addresses of a name: an empty set for an unknown name, None if DNS fails."""
     try:
         return {str(info[4][0]) for info in socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)}
     except socket.gaierror as error:
@@ -102,7 +102,7 @@ def resolve(host: str) -> set[str] | None:
 
 
 def fetch_models(url: str) -> tuple[str, ...] | None:
-    """The models that an engine lists, adapters among them; None where it does not answer."""
+    """Return the models that an engine lists, adapters among them; None if it does not respond."""
     try:
         return tuple(str(entry["id"]) for entry in json.loads(_send_request("GET", f"{url}/v1/models"))["data"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -110,20 +110,20 @@ def fetch_models(url: str) -> tuple[str, ...] | None:
 
 
 class WorkerList:
-    """The router's list of workers, by its HTTP interface.
+    """The router's list of workers, managed through its HTTP API.
 
     Args:
-        each_model: the router tells models apart, and is told of an engine for each that it lists.
+        each_model: register an engine once for each model that it lists, for a router with --enable-igw.
     """
 
     def __init__(self, router: str, *, each_model: bool) -> None:
         self.router = router
         self.each_model = each_model
         self.registered: dict[str, set[str]] = {}
-        """Models by URL, as the router was told."""
+        """Registered models by URL."""
 
     def sync(self, engines: Engines) -> None:
-        """Makes the router's list equal to `engines`; what the router does not take is tried again next time."""
+        """Make the router's list equal to `engines`; retry what it refuses in the next round."""
         try:
             known_urls = {item["url"] for item in json.loads(_send_request("GET", f"{self.router}/workers"))["workers"]}
         except (OSError, ValueError, KeyError):
@@ -134,7 +134,7 @@ class WorkerList:
         for url, model_ids in engines.items():
             expected_models = model_ids if self.each_model else model_ids[:1]
             sent_models = self.registered.get(url, set())
-            if sent_models - set(expected_models):  # the interface takes away workers, not models
+            if sent_models - set(expected_models):  # the API removes workers, not models
                 self._remove(url)
                 sent_models = set()
             for model in (item for item in expected_models if item not in sent_models):
@@ -144,7 +144,7 @@ class WorkerList:
         try:
             _send_request("POST", f"{self.router}/workers", {"url": url, "model_id": model})
         except OSError as error:
-            log(f"{url} was not added for {model}: {error}")
+            log(f"failed to add {url} for {model}: {error}")
         else:
             self.registered.setdefault(url, set()).add(model)
             log(f"{url} serves {model}")
@@ -154,26 +154,26 @@ class WorkerList:
         try:
             _send_request("DELETE", f"{self.router}/workers/{urllib.parse.quote(url, safe='')}")
         except OSError as error:
-            log(f"{url} was not removed: {error}")
+            log(f"failed to remove {url}: {error}")
         else:
-            log(f"{url} is gone")
+            log(f"{url} removed")
 
 
 class DiscoveryClient:
-    """Registrations of prefill and decode, by ZeroMQ."""
+    """Registers prefill and decode over ZeroMQ."""
 
     def __init__(self, address: str) -> None:
         import zmq
 
         self.socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, 0)
-        # Registrations that nobody took would say later what was true once.
+        # Drop messages that the router does not read: delivered late they would be wrong.
         self.socket.setsockopt(zmq.SNDHWM, 100)
         self.socket.connect(f"tcp://{address}")
         self.registered: dict[str, set[str]] = {}
 
     def register(self, kind: str, engines: Engines) -> None:
-        """Registers all of them for the next five seconds."""
+        """Register the engines for the next five seconds."""
         import msgpack  # type: ignore[import-untyped]
         import zmq
 
@@ -183,7 +183,7 @@ class DiscoveryClient:
             try:
                 self.socket.send(msgpack.packb(message), flags=zmq.NOBLOCK)
             except zmq.Again:
-                log(f"{url} was not registered: the router takes no message")
+                log(f"failed to register {url}: the router reads no messages")
         previous = self.registered.get(kind, set())
         for url in sorted(engines.keys() ^ previous):
             log(f"{url} {'does' if url in engines else 'no longer does'} {kind}")
@@ -191,21 +191,21 @@ class DiscoveryClient:
 
 
 def log(text: str) -> None:
-    """A line among the router's own."""
-    print(f"follow: {text}", flush=True)
+    """Print a line among the router's own."""
+    print(f"router-dns-discovery: {text}", flush=True)
 
 
 def _send_request(method: str, url: str, body: Mapping[str, str] | None = None) -> bytes:
     data = json.dumps(body).encode() if body is not None else None
     request = urllib.request.Request(url, data=data, method=method, headers={"Content-Type": "application/json"})
-    # Engines and router are reached directly, whatever proxy the container was given for the world.
+    # No proxy: engines and router are in this network, whatever the environment says.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(request, timeout=TIMEOUT_S) as response:
         return bytes(response.read())
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the router until it ends, or a signal ends both; returns its exit status."""
+    """Run the router until it exits or a signal stops both; return its exit status."""
     options, command = _parse_arguments(arguments)
     names = {kind: [_parse_dns_name(text) for text in getattr(options, kind)] for kind in ("worker", *ROLE_CODES)}
     router = subprocess.Popen(command)
@@ -234,8 +234,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parse_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    parser = argparse.ArgumentParser("follow", description="Runs vllm-router and tells it of engines behind DNS names.")
-    parser.add_argument("--router", metavar="URL", help="where the router's own interface is")
+    parser = argparse.ArgumentParser(
+        "router-dns-discovery", description="Run vllm-router and register the engines behind DNS names with it."
+    )
+    parser.add_argument("--router", metavar="URL", help="the router's HTTP API")
     parser.add_argument("--discovery", metavar="HOST:PORT", help="the router's --vllm-discovery-address")
     for kind in ("worker", *ROLE_CODES):
         parser.add_argument(f"--{kind}", metavar="NAME:PORT", action="append", default=[])

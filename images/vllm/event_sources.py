@@ -1,9 +1,10 @@
-"""Answers what vllm-router asks an engine that joins it, so that it hears the events of the engine's cache.
+"""Answer vllm-router's requests about an engine's cache, so that it subscribes to the cache's events.
 
-For `vllm serve --middleware event_sources.EventSources`, on the PYTHONPATH. vllm-router 0.1.17 asks each engine that it
-is told of at /get_server_info what the cache is of, and at /kv_event_sources where to listen; it passes over a source
-that does not name its encoding. vLLM 0.32.0 has no such page as the first, and names no encoding at the second: over
-gRPC it does, where the router takes what is here (`encoding` msgpack, `schema_version` 1; vLLM's pages on KV events).
+For `vllm serve --middleware event_sources.EventSources`, on the PYTHONPATH. vllm-router 0.1.17 requests
+/get_server_info of each registered engine for the cache's model and block size, and /kv_event_sources for the endpoints
+of its events; it ignores a source without an encoding. vLLM 0.32.0 lacks the first page and returns no encoding on the
+second. It does over gRPC, where the router accepts the values used here (`encoding` msgpack, `schema_version` 1; vLLM's
+pages on KV events).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ ENCODING = {"encoding": "msgpack", "schema_version": 1}
 
 
 class EventSources:
-    """Two pages before the engine's own; every other request goes through untouched."""
+    """Answers two paths; passes every other request to the engine."""
 
     def __init__(self, app: App) -> None:
         self.app = app
@@ -39,14 +40,14 @@ class EventSources:
 
 
 def _describe_cache(state: Any) -> dict[str, Any]:
-    """Engines that give the same here have blocks that can be compared."""
+    """Return what makes blocks of two engines comparable: model and block size."""
     cache = state.vllm_config.cache_config
     block = getattr(cache, "effective_attention_block_size", None) or cache.block_size
     return {"model_id": state.vllm_config.model_config.served_model_name, "kv_block_size": block}
 
 
 def _list_event_sources(state: Any) -> dict[str, Any]:
-    """By data-parallel rank."""
+    """Return the sources of events, by data-parallel rank."""
     sources = state.engine_client.get_kv_event_sources()
     return {str(rank): {**dataclasses.asdict(source), **ENCODING} for rank, source in sources.items()}
 

@@ -18,7 +18,7 @@ from llm_serving import processes
 from llm_serving.targets.local import readiness, supervisor
 from llm_serving.targets.local.deploy import DeploymentPlan
 from llm_serving.workloads.environment import Process
-from tests import following, serving
+from tests import dns_discovery, serving
 
 pytestmark = pytest.mark.engine
 
@@ -156,11 +156,14 @@ def test_of_engines_that_come_and_go_the_router_hears_those_that_are_there(
     first_replica, second_replica = kv_aware_plan.deployment.engine_processes
     names = {"here": first_replica, "away": second_replica}
     workers = [f"--worker={name}:{process.port}" for name, process in names.items()]
-    following.write_dns(tmp_path)
-    with following.run_router(tmp_path, "--router=ROUTER", *workers, router=("--policy", "kv_aware")) as (router, _):
+    dns_discovery.write_dns(tmp_path)
+    with dns_discovery.run_router(tmp_path, "--router=ROUTER", *workers, router=("--policy", "kv_aware")) as (
+        router,
+        _,
+    ):
 
         def set_present(*present: str) -> None:
-            following.write_dns(tmp_path, **{name: ["127.0.0.1"] for name in present})
+            dns_discovery.write_dns(tmp_path, **{name: ["127.0.0.1"] for name in present})
             expected = {serving.get_url(names[name]) for name in present}
             processes.wait_until(lambda: _list_workers(router) == expected, f"{present} and no other", 30)
 
@@ -197,5 +200,6 @@ def test_of_engines_that_come_and_go_the_router_hears_those_that_are_there(
 
 def _list_workers(router: str) -> set[str]:
     return {
-        worker["url"] for worker in json.loads(following.fetch_page(f"{router}/workers") or b"{}").get("workers", ())
+        worker["url"]
+        for worker in json.loads(dns_discovery.fetch_page(f"{router}/workers") or b"{}").get("workers", ())
     }

@@ -173,7 +173,7 @@ def test_of_many_models_the_router_is_told_by_what_runs_it(tmp_path: Path, targe
     deployment = _resolve(tmp_path, text, target)
     command = " ".join(deployment.router.processes[0].command)
     assert command.startswith(
-        f"follow --router=http://127.0.0.1:{deployment.router.processes[0].port} {told} -- vllm-router "
+        f"router-dns-discovery --router=http://127.0.0.1:{deployment.router.processes[0].port} {told} -- vllm-router "
     )
     assert command.endswith(" --enable-igw")
     assert deployment.model_names == ("one", "two"), "what clients put in `model`"
@@ -194,11 +194,11 @@ def test_by_events_the_router_is_told_of_replicas_and_they_tell_it_where_to_list
         tmp_path, _format_blueprint(SMALL, f"pool: {pool}").replace("}}", "}, router: {policy: kv-aware}}"), target
     )
     command = deployment.router.processes[0].command
-    assert command[:4] == ("follow", "--router=http://127.0.0.1:8080", f"--worker={name}", "--")
+    assert command[:4] == ("router-dns-discovery", "--router=http://127.0.0.1:8080", f"--worker={name}", "--")
     assert "--enable-igw" not in command, "with it vllm-router asks no engine for its events"
     registry = "123456789012.dkr.ecr.us-west-2.amazonaws.com/demo"
     assert (deployment.router.image, deployment.roles[0].image) == (
-        f"{registry}/router:0.1.17",
+        f"{registry}/router:0.1.17-dns",
         f"{registry}/vllm:0.32.0-efa",
     )
     [engine] = deployment.engine_processes

@@ -22,7 +22,7 @@ from llm_serving import processes
 from llm_serving.catalog import engines
 from llm_serving.catalog.engines import RouterMetric
 from llm_serving.targets.local import engine_env
-from tests import following
+from tests import dns_discovery
 
 
 class Engine(ThreadingHTTPServer):
@@ -78,10 +78,10 @@ class RouterTestbed:
 
     @property
     def log(self) -> str:
-        return (self.folder / "follow.log").read_text()
+        return (self.folder / "discovery.log").read_text()
 
     def write_dns(self, **names: list[str] | None) -> None:
-        following.write_dns(self.folder, **names)
+        dns_discovery.write_dns(self.folder, **names)
 
     def start(self, address: str, *models: str) -> Engine:
         engine = Engine((address, self.port), Handler)
@@ -96,9 +96,9 @@ class RouterTestbed:
         engine.server_close()
 
     @contextlib.contextmanager
-    def run_router(self, *follow: str, router: tuple[str, ...]) -> Iterator[str]:
+    def run_router(self, *arguments: str, router: tuple[str, ...]) -> Iterator[str]:
         """The program and the real router before the engines; yields the router's URL."""
-        with following.run_router(self.folder, *follow, router=router) as (url, self.metrics):
+        with dns_discovery.run_router(self.folder, *arguments, router=router) as (url, self.metrics):
             yield url
 
 
@@ -152,7 +152,7 @@ def test_replicas_come_and_go_with_their_name(testbed: RouterTestbed) -> None:
         testbed.write_dns(worker=None)
         testbed.stop(B)
         wait_until_served(url, {C})
-    assert f"follow: http://{B}:{testbed.port} is gone" in testbed.log
+    assert f"router-dns-discovery: http://{B}:{testbed.port} removed" in testbed.log
 
 
 @pytest.mark.engine
@@ -195,13 +195,13 @@ def test_prefill_and_decode_come_and_go_with_their_names(testbed: RouterTestbed)
     for address in (A, B, C):
         testbed.start(address)
     testbed.write_dns(prefill=[A], decode=[B])
-    follow = (
+    arguments = (
         f"--discovery=127.0.0.1:{discovery}",
         f"--prefill=prefill:{testbed.port}",
         f"--decode=decode:{testbed.port}",
     )
     router = ("--vllm-pd-disaggregation", "--kv-connector", "nixl", "--vllm-discovery-address")
-    with testbed.run_router(*follow, router=(*router, f"127.0.0.1:{discovery}", "--policy", "round_robin")) as url:
+    with testbed.run_router(*arguments, router=(*router, f"127.0.0.1:{discovery}", "--policy", "round_robin")) as url:
         wait_until_served(url, {B})
         body = testbed.engines[B].bodies[-1]
         assert body["kv_transfer_params"]["remote_engine_id"] == A, "decode is told whose cache to take"
@@ -214,17 +214,17 @@ def test_prefill_and_decode_come_and_go_with_their_names(testbed: RouterTestbed)
         wait_until_served(url, {"503"})
         assert read_metric(testbed, "apart", "errors") >= before + 8, "each is counted that finds nobody"
         assert read_metric(testbed, "apart", "requests") > 0
-        assert following.fetch_page(f"{url}/liveness") == b"OK", (
+        assert dns_discovery.fetch_page(f"{url}/liveness") == b"OK", (
             "what ECS asks: a router that waits for engines is to stay"
         )
-        assert following.fetch_page(f"{url}/health") is None
+        assert dns_discovery.fetch_page(f"{url}/health") is None
 
 
 @pytest.mark.engine
 def test_requests_that_come_while_nobody_is_there_are_counted_and_nothing_else_is(testbed: RouterTestbed) -> None:
     with testbed.run_router("--router=ROUTER", f"--worker=worker:{testbed.port}", router=MULTI_MODEL_FLAGS) as url:
         for path in ("health", "liveness", "v1/models", "workers"):
-            following.fetch_page(f"{url}/{path}")
+            dns_discovery.fetch_page(f"{url}/{path}")
         assert read_metric(testbed, "together", "errors") == read_metric(testbed, "together", "requests") == 0, (
             "nobody asked"
         )
@@ -248,7 +248,7 @@ def test_requests_that_come_while_nobody_is_there_are_counted_and_nothing_else_i
 
 def read_metric(testbed: RouterTestbed, mode: Literal["together", "apart"], name: RouterMetric) -> float:
     """Return the sum over the series of a router's metric, by the catalogue's name."""
-    lines = (following.fetch_page(testbed.metrics) or b"").decode().splitlines()
+    lines = (dns_discovery.fetch_page(testbed.metrics) or b"").decode().splitlines()
     metric_name = engines.load_routers()["vllm-router"].metrics[mode][name]
     return sum(
         float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{metric_name}{{", f"{metric_name} "))
@@ -259,7 +259,7 @@ def read_metric(testbed: RouterTestbed, mode: Literal["together", "apart"], name
 def test_the_router_s_end_is_the_program_s_end(testbed: RouterTestbed) -> None:
     command = [
         sys.executable,
-        str(following.FOLDER / "follow.py"),
+        str(dns_discovery.FOLDER / "router_dns_discovery.py"),
         "--",
         str(engine_env.find_executables() / "vllm-router"),
         "--nonsense",
@@ -278,29 +278,29 @@ def test_the_router_s_end_is_the_program_s_end(testbed: RouterTestbed) -> None:
     ],
 )
 def test_what_cannot_work_is_said(arguments: list[str], said: str) -> None:
-    command = [sys.executable, str(following.FOLDER / "follow.py"), *arguments]
+    command = [sys.executable, str(dns_discovery.FOLDER / "router_dns_discovery.py"), *arguments]
     result = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert result.returncode == 2
     assert said in result.stderr
 
 
 def test_more_replicas_than_one_answer_holds_are_all_found_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(following.FOLDER)
-    import follow
+    monkeypatch.syspath_prepend(dns_discovery.FOLDER)
+    import router_dns_discovery
 
     addresses = [f"10.0.0.{number}" for number in range(20)]
     unreachable: set[str] = set()
-    name = follow.Name("worker", 8000)
+    name = router_dns_discovery.DnsName("worker", 8000)
 
     def ask(url: str) -> tuple[str, ...] | None:
         return None if url.split("/")[2].split(":")[0] in unreachable else ("alpha",)
 
     for first in (0, 6, 12, 18):
         answered_addresses = {addresses[(first + step) % 20] for step in range(8)}
-        engines = name.look(functools.partial(_lookup, answered_addresses), ask)
+        engines = name.refresh(functools.partial(_lookup, answered_addresses), ask)
     assert set(engines) == {f"http://{address}:8000" for address in addresses}
     unreachable.add(addresses[0])
     for _ in range(2):
-        engines = name.look(functools.partial(_lookup, set(addresses[8:16])), ask)
+        engines = name.refresh(functools.partial(_lookup, set(addresses[8:16])), ask)
     assert len(engines) == 19
     assert addresses[0] not in name.addresses, "what is in no answer and silent is forgotten"

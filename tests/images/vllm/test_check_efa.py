@@ -34,8 +34,8 @@ def test_plugins_that_find_awss_libfabric_pass_without_nvidias_driver(tmp_path: 
         (LDD_OUTPUT + "libhwloc.so.15 => not found\n", "libhwloc.so.15 => not found"),
         # The installer before 1.50 with NIXL 1.5.1.
         (f"./nixl: libfabric.so.1: version `FABRIC_1.10' not found (required by ./nixl)\n{LDD_OUTPUT}", "FABRIC_1.10"),
-        ("libfabric.so.1 => /lib/x86_64-linux-gnu/libfabric.so.1 (0x0)\n", "takes another libfabric"),
-        ("libm.so.6 => /lib/x86_64-linux-gnu/libm.so.6 (0x0)\n", "takes another libfabric"),
+        ("libfabric.so.1 => /lib/x86_64-linux-gnu/libfabric.so.1 (0x0)\n", "links to another libfabric"),
+        ("libm.so.6 => /lib/x86_64-linux-gnu/libm.so.6 (0x0)\n", "links to another libfabric"),
     ],
 )
 def test_a_plugin_that_would_leave_efa_unused_stops_the_build(tmp_path: Path, said: str, why: str) -> None:

@@ -28,7 +28,7 @@ def find_line(text: str, part: str) -> int:
 def test_what_each_pattern_renders_to_can_be_read(manifests: dict[str, Path], fleet: Path, shape: str) -> None:
     ecs_manifest = manifest.read(manifests[shape], loading.load_fleet(fleet)).value
     assert ecs_manifest.name == shape
-    assert ecs_manifest.router.command[0] == "follow"
+    assert ecs_manifest.router.command[0] == "router-dns-discovery"
 
 
 @pytest.mark.parametrize(

@@ -174,7 +174,7 @@ def test_adapters_are_there_before_the_engine_starts(stacks: Stacks) -> None:
 
 def test_the_router_follows_the_names_of_the_engines(stacks: Stacks) -> None:
     aggregated_router = parse_containers(stacks["aggregated"], "router")["router"]
-    assert aggregated_router["entryPoint"] == ["follow"]
+    assert aggregated_router["entryPoint"] == ["router-dns-discovery"]
     assert "--worker=aggregated-worker.fabric.internal:8000" in aggregated_router["command"]
     disaggregated_command = parse_containers(stacks["disaggregated"], "router")["router"]["command"]
     assert "--prefill=disaggregated-prefill.fabric.internal:8000" in disaggregated_command

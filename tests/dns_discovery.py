@@ -17,13 +17,13 @@ FOLDER = Path(__file__).parents[1] / "images" / "router"
 RUNNER = """
 import json, pathlib, sys
 sys.path.insert(0, {folder!r})
-import follow
-follow.INTERVAL_S = 0.5
+import router_dns_discovery
+router_dns_discovery.INTERVAL_S = 0.5
 def resolve(host):
     answer = json.loads(pathlib.Path({dns!r}).read_text()).get(host, [])
     return None if answer is None else set(answer)
-follow.resolve = resolve
-sys.exit(follow.main(sys.argv[1:]))
+router_dns_discovery.resolve = resolve
+sys.exit(router_dns_discovery.main(sys.argv[1:]))
 """
 """The program with that file."""
 
@@ -36,23 +36,23 @@ def write_dns(folder: Path, **names: list[str] | None) -> None:
 
 
 @contextlib.contextmanager
-def run_router(folder: Path, *follow: str, router: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """The program and the router; yields the URLs of the router and of its own metrics. The log is `follow.log`.
+def run_router(folder: Path, *arguments: str, router: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """The program and the router; yields the URLs of the router and of its own metrics. The log is `discovery.log`.
 
     Args:
-        follow: the program's arguments, where ROUTER stands for the router's URL.
+        arguments: the program's arguments, where ROUTER stands for the router's URL.
         router: the router's further arguments.
     """
     listen, metrics = processes.claim_free_ports(2)
     url = f"http://127.0.0.1:{listen}"
     code = RUNNER.format(folder=str(FOLDER), dns=str(folder / "dns.json"))
     command = [
-        *(sys.executable, "-c", code, *(word.replace("ROUTER", url) for word in follow), "--"),
+        *(sys.executable, "-c", code, *(word.replace("ROUTER", url) for word in arguments), "--"),
         *(str(engine_env.find_executables() / "vllm-router"), "--host", "127.0.0.1", "--port", str(listen)),
         *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics)),
         *("--worker-startup-check-interval", "1", "--health-check-interval-secs", "1", *router),
     ]
-    with (folder / "follow.log").open("wb") as sink:
+    with (folder / "discovery.log").open("wb") as sink:
         child = processes.spawn(command, environment={}, output=sink)
     try:
         processes.wait_until(lambda: fetch_page(f"{url}/health") is not None, "the router", 60)
