@@ -1,105 +1,97 @@
-"""The fleet file in, Terraform stacks out: `python -m infra.main` writes cdktf.out/stacks/STACK/cdk.tf.json.
+"""Turn a fleet file into Terraform stacks: `python -m infra.main` writes cdktf.out/stacks/STACK/cdk.tf.json.
 
-A deployment that is rendered for ECS (rendered/NAME/ecs/ecs.yaml) is a stack as well.
-BLUEPRINT_FLEET names another file than ./fleet.yaml, CDKTF_OUTDIR another folder than ./cdktf.out.
+`cdktf` runs this (see cdktf.json), and so does the command line. Settings come as environment variables:
+
+BLUEPRINT_FLEET        the fleet file; ./fleet.yaml if unset
+BLUEPRINT_DEPLOYMENTS  deployments rendered for ECS, as a list of files like PATH; if unset, those of this fleet in
+                       ./rendered/NAME/ecs/ecs.yaml
+BLUEPRINT_STACKS       the only stacks to write, separated by commas; if unset, all
+CDKTF_OUTDIR           the output directory; ./cdktf.out if unset
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from infra import stack_rules
 from infra.bindings import cdktf
-from infra.stacks import ecs, eks, network, storage
-from infra.stacks import serving as serving_stack
+from infra.stacks import base
 from llm_serving.fleet import aws_limits, loading
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import BlueprintError, InputError
-from llm_serving.targets.ecs import manifest
 
-STACKS = (network, storage, eks, ecs)
-"""In the order in which one may need another."""
-
-ORCHESTRATORS = ("eks", "ecs")
-"""Stacks that only a fleet with the orchestrator of the same name has."""
+_INTERNAL_ERROR = 70
+"""Exit code, as the command line's."""
 
 
-def synthesize(document: Document[Fleet], out: Path, manifest_files: Sequence[Path] = ()) -> dict[str, Path]:
-    """Writes every stack under `out`; returns the folder of each, in the order to apply them in.
+def synthesize(
+    document: Document[Fleet], out: Path, manifest_files: Sequence[Path] = (), *, stack_names: Sequence[str] = ()
+) -> dict[str, Path]:
+    """Write the fleet's stacks below `out`; return the directory of each, in the order to apply them in.
 
     Args:
-        servings: what was rendered for ECS: each file becomes a stack serving-NAME.
+        manifest_files: deployments that are rendered for ECS; each becomes a stack serving-NAME.
+        stack_names: the only stacks to write; all if empty.
 
     Raises:
         InputError: AWS would refuse something of the fleet, or a rendered file is wrong.
-        AnswerIsNo: a stack breaks a rule that every stack keeps.
+        CheckFailed: a stack breaks a rule that all stacks keep.
     """
     if mistakes := aws_limits.find_mistakes(document):
         raise InputError(mistakes)
+    stacks = base.discover(document, manifest_files)
+    selected = [stack for stack in stacks if not stack_names or stack.NAME in stack_names]
     out.mkdir(parents=True, exist_ok=True)
-    # In full: the process that CDKTF runs in stays in the folder in which it was started.
+    # Absolute: CDKTF's own process stays in the directory in which it was started.
     app = cdktf.App(outdir=str(out.resolve()))
-    selected = [
-        stack for stack in STACKS if stack.NAME not in ORCHESTRATORS or stack.NAME in document.value.orchestrators
-    ]
     for stack in selected:
         stack.add(app, document)
-        if stack.NAME in ORCHESTRATORS:
-            # They find the network by its tags, so nothing in them tells `cdktf deploy` to make it first.
-            app.node.find_child(stack.NAME).add_dependency(app.node.find_child(network.NAME))
-    deployments = [manifest.read(file, document).value for file in manifest_files]
-    for deployment in deployments:
-        serving_stack.add(app, document, deployment)
-        app.node.find_child(serving_stack.build_stack_name(deployment.name)).add_dependency(
-            app.node.find_child(ecs.NAME)
-        )
+    base.add_dependencies(app, selected)
     app.synth()
-    stack_names = [
-        *(stack.NAME for stack in selected),
-        *(serving_stack.build_stack_name(item.name) for item in deployments),
-    ]
-    folders = {name: out / "stacks" / name for name in stack_names}
-    stack_rules.validate_stacks(document, folders)
-    return folders
-
-
-def synthesize_deployment(document: Document[Fleet], out: Path, file: Path) -> dict[str, Path]:
-    """Writes the stack of one deployment alone; returns its folder, by its name.
-
-    Raises:
-        InputError: the rendered file is wrong.
-        AnswerIsNo: the stack breaks a rule that every stack keeps.
-    """
-    deployment = manifest.read(file, document).value
-    # In full: the process that CDKTF runs in stays in the folder in which it was started.
-    app = cdktf.App(outdir=str(out.resolve()))
-    serving_stack.add(app, document, deployment)
-    app.synth()
-    name = serving_stack.build_stack_name(deployment.name)
-    folders = {name: out / "stacks" / name}
+    folders = {stack.NAME: out / "stacks" / stack.NAME for stack in selected}
     stack_rules.validate_stacks(document, folders)
     return folders
 
 
 def find_rendered(fleet: Fleet, root: Path) -> list[Path]:
-    """What lies rendered for ECS below `root`, of that fleet."""
+    """Return the deployments of that fleet that are rendered for ECS below `root`."""
     files = sorted(root.glob("rendered/*/ecs/ecs.yaml"))
     return [file for file in files if f"\nfleet: {fleet.name}\n" in file.read_text(encoding="utf-8")]
 
 
+def run(environment: Mapping[str, str]) -> dict[str, Path]:
+    """Synthesize as the environment variables above say; return the directory of each stack.
+
+    Raises:
+        BlueprintError: as from `synthesize`, or the fleet file is wrong.
+    """
+    document = loading.load_fleet(Path(environment.get("BLUEPRINT_FLEET", "fleet.yaml")))
+    deployments = environment.get("BLUEPRINT_DEPLOYMENTS")
+    manifest_files = (
+        find_rendered(document.value, Path())
+        if deployments is None
+        else [Path(file) for file in deployments.split(os.pathsep) if file]
+    )
+    stack_names = [name for name in environment.get("BLUEPRINT_STACKS", "").split(",") if name]
+    out = Path(environment.get("CDKTF_OUTDIR", "cdktf.out"))
+    return synthesize(document, out, manifest_files, stack_names=stack_names)
+
+
 def main() -> None:
-    """Synthesizes; a refusal ends with its text and exit code."""
+    """Synthesize; end with the message and the exit code of what is wrong."""
     try:
-        document = loading.load_fleet(Path(os.environ.get("BLUEPRINT_FLEET", "fleet.yaml")))
-        out = Path(os.environ.get("CDKTF_OUTDIR", "cdktf.out"))
-        synthesize(document, out, find_rendered(document.value, Path()))
+        run(os.environ)
     except BlueprintError as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)
+    except Exception:  # noqa: BLE001 - Python's own code is 1, and that is a failed check's
+        traceback.print_exc()
+        sys.exit(_INTERNAL_ERROR)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Any
 from infra.constructs import capacity_providers, container_instances, ecs_cluster, ecs_fallback, network
 from infra.constructs.account import read_account
 from infra.constructs.efa_group import add_efa_group
-from infra.stacks import stack as base
+from infra.stacks import base
 from llm_serving.catalog import instances
 from llm_serving.fleet import groups
 from llm_serving.fleet.groups import Group
@@ -16,6 +16,12 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import Document
 
 NAME = "ecs"
+NEEDS = ("network",)
+
+
+def is_enabled(fleet: Fleet) -> bool:
+    """Whether a pool of the fleet runs on ECS."""
+    return NAME in fleet.orchestrators
 
 
 def add(app: Any, document: Document[Fleet]) -> None:

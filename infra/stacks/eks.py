@@ -10,13 +10,19 @@ from infra.constructs.capacity import add_capacity
 from infra.constructs.efa_group import add_efa_group
 from infra.constructs.karpenter import add_karpenter
 from infra.constructs.role import list_policies
-from infra.stacks import stack as base
+from infra.stacks import base
 from llm_serving.catalog import eks, instances
 from llm_serving.fleet import groups
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import Document
 
 NAME = "eks"
+NEEDS = ("network",)
+
+
+def is_enabled(fleet: Fleet) -> bool:
+    """Whether a pool of the fleet runs on EKS."""
+    return NAME in fleet.orchestrators
 
 
 def add(app: Any, document: Document[Fleet]) -> None:

@@ -7,11 +7,17 @@ from typing import Any
 from infra.constructs import vpc
 from infra.constructs.account import read_account
 from infra.constructs.flow_logs import add_flow_logs
-from infra.stacks import stack as base
+from infra.stacks import base
 from llm_serving.fleet.model import ExistingNetwork, Fleet
 from llm_serving.settings.document import Document
 
 NAME = "network"
+NEEDS: tuple[str, ...] = ()
+
+
+def is_enabled(_fleet: Fleet) -> bool:
+    """Every fleet has it."""
+    return True
 
 
 def add(app: Any, document: Document[Fleet]) -> None:

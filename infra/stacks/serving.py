@@ -2,35 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from infra.bindings import aws
+from infra.bindings import aws, cdktf
 from infra.constructs import network, role, task, task_network, task_roles, task_scaling, task_service, task_watch
 from infra.constructs.account import Account, read_account
 from infra.constructs.collector import MetricStream
 from infra.constructs.key import add_key, build_log_group_grant
-from infra.stacks import stack as base
+from infra.stacks import base
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import Document
+from llm_serving.targets.ecs import manifest
 from llm_serving.targets.ecs.manifest import EcsDeployment, Service, format_log_group, format_service_name, list_choices
 
 _LOG_RETENTION_DAYS = 90
 
 
-def build_stack_name(deployment: str) -> str:
-    """Name of the stack."""
-    return f"serving-{deployment}"
+def list_stacks(document: Document[Fleet], manifest_files: Sequence[Path]) -> list[ServingStack]:
+    """Return the stack of each deployment that is rendered for ECS.
 
-
-def add(app: Any, document: Document[Fleet], serving: EcsDeployment) -> None:
-    """Adds the stack to the app; the stacks ecs and storage must be applied before.
-
-    Outputs: url, log_group, services (names of the ECS services, by role), definitions (task definitions, by service),
-    ask (what runs the question that proves an answer).
+    Raises:
+        InputError: a rendered file is wrong.
     """
-    fleet = document.value
-    stack = base.create_stack(app, build_stack_name(serving.name), document)
+    return [ServingStack(manifest.read(file, document).value) for file in manifest_files]
+
+
+class ServingStack:
+    """The stack of one deployment."""
+
+    NEEDS = ("ecs", "storage")
+
+    def __init__(self, deployment: EcsDeployment) -> None:
+        self.NAME = f"serving-{deployment.name}"
+        self._deployment = deployment
+
+    def is_enabled(self, fleet: Fleet) -> bool:
+        """Whether a pool of the fleet runs on ECS."""
+        return "ecs" in fleet.orchestrators
+
+    def add(self, app: cdktf.App, document: Document[Fleet]) -> None:
+        """Add the stack to the app.
+
+        Outputs: url, log_group, services (names of the ECS services, by role), definitions (task definitions, by
+        service), ask (what runs the test request).
+        """
+        _add_resources(base.create_stack(app, self.NAME, document), document.value, self._deployment)
+
+
+def _add_resources(stack: cdktf.TerraformStack, fleet: Fleet, serving: EcsDeployment) -> None:
     account, fleet_network = read_account(stack, fleet), network.find_network(stack, fleet)
     vpc = aws.data_aws_vpc.DataAwsVpc(stack, "range", id=fleet_network.vpc_id)
     namespace = aws.data_aws_service_discovery_dns_namespace.DataAwsServiceDiscoveryDnsNamespace(

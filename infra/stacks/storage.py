@@ -8,12 +8,18 @@ from infra.constructs.account import read_account
 from infra.constructs.bucket import add_bucket
 from infra.constructs.key import add_key
 from infra.constructs.registry import add_repository
-from infra.stacks import stack as base
+from infra.stacks import base
 from llm_serving.fleet.aws_limits import build_bucket_name, convert_to_days
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import Document
 
 NAME = "storage"
+NEEDS: tuple[str, ...] = ()
+
+
+def is_enabled(_fleet: Fleet) -> bool:
+    """Every fleet has it."""
+    return True
 
 
 def add(app: Any, document: Document[Fleet]) -> None:

@@ -1,0 +1,133 @@
+"""What a stack is, and what every stack has: the provider with the fleet's tags, and a backend for its state.
+
+A stack is a module of this directory with the four names of `Stack`; adding one is adding a file. A module that makes
+several stacks, one for each deployment for example, has `list_stacks` instead.
+"""
+
+from __future__ import annotations
+
+import graphlib
+import importlib
+import os
+import pkgutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from infra.bindings import aws, cdktf
+from llm_serving.fleet.model import Fleet
+from llm_serving.settings.document import Document
+
+
+class Stack(Protocol):
+    """One state boundary: applied and destroyed on its own, after the stacks that it needs."""
+
+    NAME: str
+    """Unique; the directory and the state are named after it."""
+
+    NEEDS: Sequence[str]
+    """Names of the stacks whose resources it looks up."""
+
+    def is_enabled(self, fleet: Fleet, /) -> bool:
+        """Whether the fleet has this stack."""
+
+    def add(self, app: cdktf.App, document: Document[Fleet]) -> None:
+        """Add the stack to the app: one `create_stack` with this name, and its resources."""
+
+
+def discover(document: Document[Fleet], manifest_files: Sequence[Path] = ()) -> list[Stack]:
+    """Return the stacks of the fleet, each after those that it needs.
+
+    Args:
+        manifest_files: deployments that are rendered for ECS.
+
+    Raises:
+        InputError: a rendered file is wrong.
+    """
+    enabled = {
+        stack.NAME: stack
+        for module in _import_modules()
+        for stack in _list_stacks(module, document, manifest_files)
+        if stack.is_enabled(document.value)
+    }
+    return [enabled[name] for name in sort_by_needs({name: stack.NEEDS for name, stack in enabled.items()})]
+
+
+def sort_by_needs(needs: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the names with each after those that it needs; a need that the fleet does not have is left out.
+
+    Raises:
+        graphlib.CycleError: stacks need each other.
+    """
+    graph = {name: [need for need in required if need in needs] for name, required in sorted(needs.items())}
+    return list(graphlib.TopologicalSorter(graph).static_order())
+
+
+def _import_modules() -> Iterator[Any]:
+    package = importlib.import_module(__package__)
+    for module in pkgutil.iter_modules(package.__path__):
+        if module.name != "base":
+            yield importlib.import_module(f"{__package__}.{module.name}")
+
+
+def _list_stacks(module: Any, document: Document[Fleet], manifest_files: Sequence[Path]) -> list[Stack]:
+    if hasattr(module, "list_stacks"):
+        return list(module.list_stacks(document, manifest_files))
+    return [cast(Stack, module)]
+
+
+def create_stack(app: cdktf.App, name: str, document: Document[Fleet]) -> cdktf.TerraformStack:
+    """Add an empty stack `name` to the app."""
+    fleet = document.value
+    stack = cdktf.TerraformStack(app, name)
+    provider = aws.provider
+    provider.AwsProvider(
+        stack,
+        "aws",
+        region=fleet.region,
+        default_tags=[provider.AwsProviderDefaultTags(tags={**fleet.tags, "fleet": fleet.name, "stack": name})],
+    )
+    if fleet.state == "local":
+        _add_local_state(stack, name, Path(app.outdir), document)
+    else:
+        _add_s3_state(stack, name, fleet)
+    return stack
+
+
+def add_dependencies(app: cdktf.App, stacks: Sequence[Stack]) -> None:
+    """Declare the needs of the stacks that were added, in the two places where tools look for them.
+
+    CDKTF's own dependencies order `cdktf deploy`. `//.needs` in the stack's own text, which Terraform skips, tells
+    the command line the same, and goes along with a stack that is copied elsewhere.
+    """
+    names = {stack.NAME for stack in stacks}
+    for stack in stacks:
+        terraform_stack = app.node.find_child(stack.NAME)
+        terraform_stack.add_override("//.needs", list(stack.NEEDS))
+        for need in stack.NEEDS:
+            if need in names:
+                terraform_stack.add_dependency(app.node.find_child(need))
+
+
+def _add_local_state(
+    stack: cdktf.TerraformStack, name: str, output_dir: Path, document: Document[Fleet]
+) -> None:
+    """Keep the state beside the fleet file: `cdktf.out` may be deleted at any time, the state may not.
+
+    The path is relative to the directory that Terraform runs in, so that the same fleet gives the same text anywhere.
+    """
+    file = document.path.resolve().parent / f"terraform.{document.value.name}.{name}.tfstate"
+    cdktf.LocalBackend(stack, path=os.path.relpath(file, output_dir.resolve() / "stacks" / name))
+
+
+def _add_s3_state(stack: cdktf.TerraformStack, name: str, fleet: Fleet) -> None:
+    bucket, _, prefix = fleet.state.removeprefix("s3://").partition("/")
+    key = "/".join(filter(None, [prefix.strip("/"), fleet.name, f"{name}.tfstate"]))
+    cdktf.S3Backend(stack, bucket=bucket, key=key, region=fleet.region, encrypt=True)
+    # CDKTF ended before Terraform's own lock file came (1.10), so its bindings do not know the switch.
+    stack.add_override("terraform.backend.s3.use_lockfile", True)
+
+
+def add_output(stack: cdktf.TerraformStack, name: str, value: Any, description: str) -> None:
+    """Add an output, for other stacks, the command line and people."""
+    cdktf.TerraformOutput(stack, name, value=value, description=description)
