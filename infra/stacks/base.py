@@ -109,9 +109,7 @@ def add_dependencies(app: cdktf.App, stacks: Sequence[Stack]) -> None:
                 terraform_stack.add_dependency(app.node.find_child(need))
 
 
-def _add_local_state(
-    stack: cdktf.TerraformStack, name: str, output_dir: Path, document: Document[Fleet]
-) -> None:
+def _add_local_state(stack: cdktf.TerraformStack, name: str, output_dir: Path, document: Document[Fleet]) -> None:
     """Keep the state beside the fleet file: `cdktf.out` may be deleted at any time, the state may not.
 
     The path is relative to the directory that Terraform runs in, so that the same fleet gives the same text anywhere.

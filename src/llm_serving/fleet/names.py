@@ -6,9 +6,6 @@ import hashlib
 
 from llm_serving.fleet.model import Fleet
 
-BASE_STACKS = ("network", "storage")
-"""Stacks that the others look things up in: applied before them, destroyed after them."""
-
 
 def format_cluster_name(fleet: Fleet) -> str:
     """The cluster, EKS's as ECS's."""

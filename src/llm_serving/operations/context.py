@@ -18,10 +18,10 @@ from llm_serving.aws import session as session
 from llm_serving.aws import state_bucket as state_bucket
 from llm_serving.aws.session import AwsSession
 from llm_serving.fleet.model import Fleet
-from llm_serving.rehearsal import emulator, override, stacks
+from llm_serving.rehearsal import emulator, override
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import InputError
-from llm_serving.terraform import runner, stack_folder, state
+from llm_serving.terraform import runner, stack_folder, state, synthesis
 from llm_serving.terraform.runner import Terraform
 from llm_serving.terraform.state import StackState
 
@@ -69,7 +69,7 @@ class FleetContext:
     @property
     def waves(self) -> list[dict[str, Path]]:
         """Stacks that may be worked on side by side, wave by wave, first those that others look things up in."""
-        return stacks.split_waves(self.folders)
+        return synthesis.split_waves(self.folders)
 
 
 def build_data_path(fleet: Fleet) -> Path:
@@ -150,9 +150,7 @@ def prepare(document: Document[Fleet], *, out: Path, requested: Sequence[str] = 
     data = build_data_path(fleet)
     account = identity.fetch_identity(AwsSession(fleet.region)).account
     with console.step(f"Synthesize the stacks of {console.shorten_path(document.path)}") as step:
-        from infra import main  # starts Node: only where something is synthesized
-
-        folders = main.synthesize(document, data / _EMULATOR_OUT if endpoint else out)
+        folders = synthesis.synthesize(document, data / _EMULATOR_OUT if endpoint else out)
         step.note = f"{console.shorten_path(next(iter(folders.values())).parent)}/{{{','.join(folders)}}}/cdk.tf.json"
     if unknown := [name for name in requested if name not in folders]:
         raise InputError(f"there is no stack {', '.join(unknown)}. Fix: one of {', '.join(folders)}")

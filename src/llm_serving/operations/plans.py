@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from llm_serving import console
-from llm_serving.fleet import names
 from llm_serving.fleet.model import ExistingNetwork
 from llm_serving.operations.context import FleetContext, read_states
 from llm_serving.rehearsal import emulator_gaps
-from llm_serving.terraform import runner, stack_folder
+from llm_serving.terraform import runner, stack_folder, synthesis
 from llm_serving.terraform.plan import Plan
 
 FILE = "fleet.tfplan"
@@ -112,7 +111,7 @@ def summarize(stack_plan: StackPlan) -> str:
 
 def _find_deferred(context: FleetContext, folders: Mapping[str, Path]) -> dict[str, str]:
     """Why some stacks cannot be planned yet."""
-    dependent = [name for name in folders if name not in names.BASE_STACKS]
+    dependent = [name for name, folder in folders.items() if NETWORK in synthesis.read_needs(folder)]
     if not dependent or NETWORK not in context.folders or isinstance(context.fleet.network, ExistingNetwork):
         return {}
     network = read_states(context, [NETWORK])[NETWORK]

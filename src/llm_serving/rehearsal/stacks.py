@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from llm_serving import console
-from llm_serving.fleet import names
 from llm_serving.fleet.checks import join_words
 from llm_serving.fleet.model import Fleet
 from llm_serving.rehearsal import emulator, inventory, override
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
 from llm_serving.settings.units import format_count
-from llm_serving.terraform import events, runner, stack_folder, state
+from llm_serving.terraform import events, runner, stack_folder, state, synthesis
 from llm_serving.terraform.events import Event
 
 _PLAN = ("plan", "-detailed-exitcode", "-input=false")
@@ -70,7 +69,7 @@ def apply_prepared(
     ):
         stack_folder.initialize(program, folders)
         results: dict[str, runner.Result] = {}
-        for wave in split_waves(folders):
+        for wave in synthesis.split_waves(folders):
             results |= runner.run(program, wave, _APPLY, on_progress=lambda note: setattr(step, "note", note))
         step.note = ", ".join(f"{name} {_format_counts(result.events)}" for name, result in results.items())
     return {name: state.read_outputs(folder) for name, folder in folders.items()}
@@ -115,7 +114,7 @@ def destroy(document: Document[Fleet], *, data: Path, endpoint: str, stacks: Seq
     program = stack_folder.find_terraform(folders, data)
     with console.step(f"Destroy {join_words(folders)} in the embedded AWS") as step, _explain_failure(endpoint):
         stack_folder.initialize(program, folders)
-        for wave in reversed(split_waves(folders)):
+        for wave in reversed(synthesis.split_waves(folders)):
             runner.run(program, wave, _DESTROY, on_progress=lambda note: setattr(step, "note", note))
         for folder in folders.values():
             state.delete(folder)
@@ -137,9 +136,7 @@ def check_nothing_left(document: Document[Fleet], *, endpoint: str) -> None:
 def prepare(document: Document[Fleet], *, out: Path, data: Path, stacks: Sequence[str] | None) -> dict[str, Path]:
     """Synthesizes to `out`, and fills each stack's working folder in `data`; returns those by the stack's name."""
     with console.step(f"Synthesize the stacks of {console.shorten_path(document.path)}") as step:
-        from infra import main  # starts Node: only where something is synthesized
-
-        synthesized = main.synthesize(document, out)
+        synthesized = synthesis.synthesize(document, out)
         step.note = ", ".join(console.shorten_path(folder / stack_folder.FILE) for folder in synthesized.values())
     if unknown := set(stacks or ()) - set(synthesized):
         raise InputError(f"there is no stack {join_words(sorted(unknown))}. Fix: one of {', '.join(synthesized)}")
@@ -147,13 +144,6 @@ def prepare(document: Document[Fleet], *, out: Path, data: Path, stacks: Sequenc
     for name, folder in folders.items():
         shutil.copytree(synthesized[name], folder, dirs_exist_ok=True)
     return folders
-
-
-def split_waves(folders: Mapping[str, Path]) -> list[dict[str, Path]]:
-    """Stacks that can be applied side by side, wave by wave: first those that others look things up in."""
-    base = {name: folder for name, folder in folders.items() if name in names.BASE_STACKS}
-    dependent = {name: folder for name, folder in folders.items() if name not in names.BASE_STACKS}
-    return [wave for wave in (base, dependent) if wave]
 
 
 def _find_applied(data: Path, stacks: Sequence[str] | None) -> dict[str, Path]:

@@ -17,6 +17,7 @@ from llm_serving import processes
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import BlueprintError, CheckFailed, InputError, Unavailable
+from llm_serving.terraform import stack_folder
 
 # No -c, no script: the app is found where it is installed, whatever the current directory holds.
 _COMMAND = (sys.executable, "-P", "-m", "infra.main")
@@ -24,7 +25,9 @@ _COMMAND = (sys.executable, "-P", "-m", "infra.main")
 _TIMEOUT_S = 600.0
 """A fleet takes seconds; a machine that is short of memory takes minutes."""
 
-_ERRORS: Mapping[int, type[BlueprintError]] = {error.exit_code: error for error in (CheckFailed, InputError, Unavailable)}
+_ERRORS: Mapping[int, type[BlueprintError]] = {
+    error.exit_code: error for error in (CheckFailed, InputError, Unavailable)
+}
 
 
 def synthesize(
@@ -74,8 +77,7 @@ def _run_app(environment: Mapping[str, str]) -> None:
 
 def read_needs(folder: Path) -> tuple[str, ...]:
     """Return the names of the stacks that the synthesized stack in `folder` needs."""
-    stack = json.loads((folder / "cdk.tf.json").read_text(encoding="utf-8"))
-    return tuple(stack["//"]["needs"])
+    return tuple(stack_folder.read_stack(folder)["//"]["needs"])
 
 
 def split_waves(folders: Mapping[str, Path]) -> list[dict[str, Path]]:

@@ -105,8 +105,8 @@ def synth_folder(manifests: dict[str, Path], fleet: Path, tmp_path_factory: pyte
 
     out = tmp_path_factory.mktemp("synthesized")
     document = loading.load_fleet(fleet)
-    for file in manifests.values():
-        main.synthesize_deployment(document, out, file)
+    for shape, file in manifests.items():
+        main.synthesize(document, out, [file], stack_names=[f"serving-{shape}"])
     return out
 
 

@@ -47,7 +47,12 @@ def synth_folder(fleet: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     planned = plan.plan(
         write_blueprint(folder, "neuron", BLUEPRINT), fleet, target="ecs", root=folder, account="123456789012"
     )
-    main.synthesize_deployment(loading.load_fleet(fleet), out, plan.write_rendered(planned))
+    main.synthesize(
+        loading.load_fleet(fleet),
+        out,
+        [plan.write_rendered(planned)],
+        stack_names=[f"serving-{planned.deployment.name}"],
+    )
     return out
 
 

@@ -32,13 +32,12 @@ def synth(
     as_json: AsJson = False,
 ) -> None:
     """Synthesize the fleet's stacks, and what is rendered for ECS; terraform and cdktf take them as they are."""
+    from llm_serving.terraform import synthesis
     from llm_serving.workloads import inputs
 
     document = inputs.read_fleet(fleet)
     with console.step(f"Synthesize the stacks of {console.shorten_path(fleet)}"):
-        from infra import main  # starts Node: only for a file that could be read
-
-        folders = main.synthesize(document, out, main.find_rendered(document.value, Path()))
+        folders = synthesis.synthesize(document, out, deployments=None)
     if as_json:
         print(json.dumps({name: str(folder) for name, folder in folders.items()}, indent=2))
         return

@@ -29,7 +29,7 @@ from llm_serving.targets.ecs.manifest import EcsDeployment, Service
 from llm_serving.targets.on_aws import plan as plans
 from llm_serving.targets.on_aws.plan import DeploymentPlan
 from llm_serving.targets.replica_status import READY, ReplicaStatus
-from llm_serving.terraform import runner, stack_folder
+from llm_serving.terraform import runner, stack_folder, synthesis
 
 FILE = "ecs.yaml"
 """What a blueprint is rendered to."""
@@ -236,9 +236,8 @@ def _build_stack_context(plan: DeploymentPlan, file: Path, data: Path) -> FleetC
     endpoint = context.find_emulator_endpoint()
     out = data / "cdktf.out" if endpoint else plan.directory.root / "cdktf.out"
     with console.step(f"Synthesize the stack of {console.shorten_path(file)}") as step:
-        from infra import main  # starts Node: only where something is synthesized
-
-        folders = main.synthesize_deployment(plan.fleet, out, file)
+        name = f"serving-{plan.deployment.name}"
+        folders = synthesis.synthesize(plan.fleet, out, deployments=[file], stack_names=[name])
         step.note = ", ".join(console.shorten_path(folder / "cdk.tf.json") for folder in folders.values())
     program = stack_folder.find_terraform(folders, data, emulated=endpoint is not None)
     stack_context = FleetContext(plan.fleet, data, folders, program, endpoint, account)

@@ -1,0 +1,91 @@
+"""The CDKTF app as a program: what it writes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from llm_serving.fleet.model import Fleet
+from llm_serving.settings.document import Document, load
+from llm_serving.settings.errors import CheckFailed, InputError
+from llm_serving.terraform import synthesis
+
+ROOT = Path(__file__).parents[2]
+
+FLEET = """\
+name: demo
+region: us-west-2
+zones: [us-west-2a]
+pools:
+  general: {types: g6e.2xlarge, size: 0..8}
+"""
+
+
+def write_fleet(folder: Path, text: str = FLEET) -> Document[Fleet]:
+    file = folder / "fleet.yaml"
+    file.write_text(text)
+    return load(file, Fleet)
+
+
+def write_stack(folder: Path, needs: list[str]) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "cdk.tf.json").write_text(json.dumps({"//": {"needs": needs}}))
+    return folder
+
+
+def test_stacks_come_with_their_needs_in_the_order_to_apply_them_in(tmp_path: Path) -> None:
+    document = write_fleet(tmp_path, FLEET + "orchestrator: both\n")
+    folders = synthesis.synthesize(document, tmp_path / "out")
+    assert list(folders) == ["network", "storage", "ecs", "eks"]
+    assert all((folder / "cdk.tf.json").is_file() for folder in folders.values())
+    assert {name: synthesis.read_needs(folder) for name, folder in folders.items()} == {
+        "network": (),
+        "storage": (),
+        "ecs": ("network",),
+        "eks": ("network",),
+    }
+    assert [list(wave) for wave in synthesis.split_waves(folders)] == [["network", "storage"], ["ecs", "eks"]]
+
+
+def test_some_stacks_can_be_written_alone(tmp_path: Path) -> None:
+    folders = synthesis.synthesize(write_fleet(tmp_path), tmp_path / "out", stack_names=["storage"])
+    assert list(folders) == ["storage"]
+
+
+def test_waves_follow_the_needs_and_skip_stacks_that_are_applied_already(tmp_path: Path) -> None:
+    needs = {"serving-a": ["ecs", "storage"], "ecs": ["network"], "storage": []}
+    folders = {name: write_stack(tmp_path / name, required) for name, required in needs.items()}
+    assert [list(wave) for wave in synthesis.split_waves(folders)] == [["ecs", "storage"], ["serving-a"]]
+    assert [list(wave) for wave in synthesis.split_waves({"serving-a": folders["serving-a"]})] == [["serving-a"]]
+
+
+def test_a_refusal_of_the_app_has_the_text_and_the_exit_code_of_the_command_line(tmp_path: Path) -> None:
+    document = write_fleet(tmp_path, FLEET + "network: {flow_logs: 31d}\n")
+    with pytest.raises(InputError, match=r"^\S+/fleet\.yaml:6:22: network\.flow_logs: now '31d'.*Fix: [^\n]*$"):
+        synthesis.synthesize(document, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("code", "error"), [(1, CheckFailed), (2, InputError), (70, RuntimeError)])
+def test_each_exit_code_is_an_error_with_the_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, error: type[Exception]
+) -> None:
+    monkeypatch.setattr(synthesis, "_COMMAND", ("sh", "-c", f"echo what is wrong >&2; exit {code}"))
+    with pytest.raises(error, match=r"what is wrong$"):
+        synthesis.synthesize(write_fleet(tmp_path), tmp_path / "out")
+
+
+def test_an_internal_error_of_the_app_is_no_failed_check(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("a file where the directory should be")
+    with pytest.raises(RuntimeError, match=r"ended with code 70:\nTraceback (?s:.*)FileExistsError"):
+        synthesis.synthesize(write_fleet(tmp_path), tmp_path / "out")
+
+
+def test_synthesis_leaves_no_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    synthesis.synthesize(write_fleet(tmp_path), tmp_path / "out")
+    assert list((tmp_path / "tmp").iterdir()) == []
