@@ -21,7 +21,7 @@ from tests import engines_own
 
 ROOT = Path(__file__).resolve().parents[1]
 
-pytest_plugins = ["tests.control_plane.fixtures", "tests.hub.fixtures"]
+pytest_plugins = ["tests.control_plane.fixtures", "tests.guardian", "tests.hub.fixtures"]
 
 # A shell has what it starts in the background ignore Ctrl-C, and all that is started from there would inherit it: nothing
 # that tests interrupt would end.
