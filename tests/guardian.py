@@ -8,6 +8,7 @@ reaches it, waits until pytest is gone and ends what has that value.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -25,7 +26,7 @@ _LIMIT_S = 120.0
 _POLL_INTERVAL_S = 0.5
 
 
-def pytest_configure(config: pytest.Config) -> None:  # noqa: ARG001 - the hook's signature
+def pytest_configure(config: pytest.Config) -> None:
     """Start the guardian of this session; workers of pytest-xdist and nested sessions inherit that of the first."""
     if VARIABLE in os.environ:
         return
@@ -65,10 +66,11 @@ def end_processes(session: str) -> None:
 
 
 def _send(process: psutil.Process, *, kill: bool) -> None:
-    try:
-        process.kill() if kill else process.terminate()
-    except psutil.Error:
-        pass  # it has ended
+    with contextlib.suppress(psutil.Error):  # it may have ended
+        if kill:
+            process.kill()
+        else:
+            process.terminate()
 
 
 def main(session: str, parent: int) -> None:
