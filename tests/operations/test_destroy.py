@@ -32,6 +32,10 @@ def context(tmp_path: Path) -> FleetContext:
     file = tmp_path / "fleet.yaml"
     file.write_text(FLEET)
     folders = {name: tmp_path / name for name in ("network", "storage", "eks")}
+    for name, folder in folders.items():
+        folder.mkdir()
+        needs = ["network"] if name == "eks" else []
+        (folder / "cdk.tf.json").write_text(json.dumps({"//": {"needs": needs}}))
     program = Terraform("terraform", "terraform", "1.11.4", "linux_amd64", {}, "nowhere")
     return FleetContext(load(file, Fleet), tmp_path, folders, program, None, "123456789012")
 
