@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import os
+import shutil
+import socket
 import stat
 from pathlib import Path
 
 import pytest
 
 from llm_serving.settings.errors import Unavailable
+from llm_serving.targets.local import deployment_dir
 from llm_serving.targets.local.deployment_dir import DeploymentDir
 
 
@@ -74,3 +77,24 @@ def test_a_deployment_of_an_older_version_reads_as_none(tmp_path: Path) -> None:
     run.create()
     (run.data / "deployment.json").write_text('{"name": "mine", "unknown": 1}')
     assert run.load_deployment() is None
+
+
+def test_sockets_in_tmp_go_with_their_deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    system_tmp = tmp_path / "t"
+    system_tmp.mkdir()
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(system_tmp))
+    monkeypatch.setattr(deployment_dir, "_MAX_SOCKET_PATH_BYTES", len(str(system_tmp)) + 80)
+    root = tmp_path / ("deep" * 30)
+    removed, kept = DeploymentDir("removed", root), DeploymentDir("kept", root)
+    for directory in (removed, kept):
+        directory.create()
+        assert directory.sockets.is_relative_to(system_tmp)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(removed.sockets / deployment_dir.SUPERVISOR_SOCKET))
+        server.listen()
+        shutil.rmtree(removed.data)
+        DeploymentDir("next", root).create()
+        assert removed.sockets.exists(), "a supervisor still listens"
+    DeploymentDir("next", root).create()
+    assert not removed.sockets.exists()
+    assert kept.sockets.exists()

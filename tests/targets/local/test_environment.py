@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from llm_serving.rehearsal import emulator
+from llm_serving.targets.local.deploy import DeploymentPlan
+from llm_serving.targets.local.environment import SHORTCUTS_NOTE, SHORTCUTS_VARIABLE
+
+PlanFactory = Callable[[], DeploymentPlan]
+
+
+def test_a_deployment_names_what_differs_from_production(
+    make_plan: PlanFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(SHORTCUTS_VARIABLE, raising=False)
+    deployment = make_plan().deployment
+    assert any("runs on this machine's CPU in place of" in sentence for sentence in deployment.emulated)
+    assert SHORTCUTS_NOTE in deployment.emulated
+    assert emulator.EMULATION_NOTE in deployment.emulated
+    for word in ("fork", "garbage collection", "NIXL", f"{SHORTCUTS_VARIABLE}=off"):
+        assert word in SHORTCUTS_NOTE
+    assert all(SHORTCUTS_VARIABLE not in process.env for process in deployment.engine_processes)
+
+
+def test_without_shortcuts_every_engine_process_runs_as_in_production_and_nothing_is_named(
+    make_plan: PlanFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SHORTCUTS_VARIABLE, "off")
+    plan = make_plan()
+    assert SHORTCUTS_NOTE not in plan.deployment.emulated
+    assert all(process.env[SHORTCUTS_VARIABLE] == "off" for process in plan.deployment.engine_processes)
+    assert f'{SHORTCUTS_VARIABLE}="off"' in plan.text, "a changed switch restarts the engines"
