@@ -84,7 +84,9 @@ def test_a_killed_embedded_aws_ends_a_validation_before_it_starts(plan: Deployme
     _get_process(plan, "aws").children()[0].kill()
     port = plan.deployment.environment.ports["aws"]
     processes.wait_until(lambda: processes.is_free(port), "its end", 20)
-    with pytest.raises(Unavailable, match=r"^mine: aws does not run: .* Fix: `blueprint deploy` starts it again") as error:
+    with pytest.raises(
+        Unavailable, match=r"^mine: aws does not run: .* Fix: `blueprint deploy` starts it again"
+    ) as error:
         status.require_services(plan.directory, plan.deployment)
     assert error.value.exit_code == 3
 
@@ -106,7 +108,9 @@ def _list_supervisors(plan: DeploymentPlan) -> list[psutil.Process]:
 def test_what_outlives_its_directory_is_reported_and_destroyed(removed_plan: DeploymentPlan) -> None:
     (daemon,) = _list_supervisors(removed_plan)
     family = [daemon, *daemon.children(recursive=True)]
-    with pytest.raises(CheckFailed, match=r"mine: \.blueprint/mine was removed while it ran; \d+ processes with .* run on"):
+    with pytest.raises(
+        CheckFailed, match=r"mine: \.blueprint/mine was removed while it ran; \d+ processes with .* run on"
+    ):
         status.list_process_states(removed_plan.directory)
     assert deploy.exists(removed_plan.directory)
     assert deploy.destroy(removed_plan.directory)
