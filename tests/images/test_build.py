@@ -69,3 +69,11 @@ def test_an_image_that_is_not_there_is_refused_with_those_that_are() -> None:
     assert result.returncode == 2
     assert result.stderr.startswith("NAME: now vllmm: there is no images/vllmm/Dockerfile. Fix: one of: ")
     assert all(f"{name}/" in result.stderr for name in IMAGE_NAMES)
+
+
+@pytest.mark.parametrize("name", IMAGE_NAMES)
+def test_every_file_that_a_dockerfile_copies_exists(name: str) -> None:
+    copied = re.findall(r"(?m)^COPY (?:--\S+ )*(.+) \S+$", (IMAGES / name / "Dockerfile").read_text())
+    assert copied
+    missing = [file for line in copied for file in line.split() if not (IMAGES / name / file).is_file()]
+    assert missing == []

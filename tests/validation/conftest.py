@@ -57,6 +57,7 @@ def _build_role(kind: Literal["engine", "router"], name: str, port: int, serves:
         served_model=serves,
         pool="general",
         replicas=Bounds(1, 1),
+        kv_block=128 if kind == "engine" else 0,
         processes=(process,),
         instances=(process,),
     )

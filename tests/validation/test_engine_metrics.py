@@ -1,14 +1,27 @@
 from __future__ import annotations
 
+from llm_serving.catalog import engines
+from llm_serving.catalog.engines import FinishReasons
 from llm_serving.validation import engine_metrics, statistics
+from llm_serving.validation.engine_metrics import EngineMetrics, Replica
 from llm_serving.validation.statistics import Metric
 from scripts.benchmarks.known_server import ServerRecord
 
+VLLM = engines.load_engines()["vllm"]
 
-def _build_page(ttfts: list[float], *, itls: list[float] | None = None, aborted: int = 0) -> str:
+
+def _parse(text: str) -> EngineMetrics:
+    return engine_metrics.parse(text, VLLM)
+
+
+def _count(names: list[str], before: dict[str, EngineMetrics], after: dict[str, EngineMetrics]) -> list[Replica]:
+    return engine_metrics.count_replica_requests(names, before, after, VLLM.finish_reasons.unanswered)
+
+
+def _build_page(ttfts: list[float], *, itls: list[float] | None = None, aborted: int = 0) -> EngineMetrics:
     known_metrics = ServerRecord(ttft_s=ttfts, itl_s=itls or [], e2e_s=[1.0] * len(ttfts))
     known_metrics.finished.update({"length": len(ttfts), "abort": aborted})
-    return known_metrics.render_metrics()
+    return _parse(known_metrics.render_metrics())
 
 
 def _build_metrics(**ms: list[float]) -> dict[Metric, statistics.Latency]:
@@ -20,12 +33,14 @@ def _build_metrics(**ms: list[float]) -> dict[Metric, statistics.Latency]:
 
 
 def test_what_caches_spared_is_of_all_replicas_and_of_the_load_alone() -> None:
-    def format_page(queries: int, hits: int) -> str:
-        return f'vllm:prefix_cache_queries_total{{engine="0"}} {queries}\nvllm:prefix_cache_hits_total{{engine="0"}} {hits}\n'
+    def build_page(queries: int, hits: int) -> EngineMetrics:
+        return _parse(
+            f'vllm:prefix_cache_queries_total{{engine="0"}} {queries}\nvllm:prefix_cache_hits_total{{engine="0"}} {hits}\n'
+        )
 
     assert (
         engine_metrics.compute_cached_share(
-            {"a": format_page(100, 90), "b": ""}, {"a": format_page(200, 90), "b": format_page(100, 50)}
+            {"a": build_page(100, 90), "b": _parse("")}, {"a": build_page(200, 90), "b": build_page(100, 50)}
         )
         == 0.25
     )
@@ -37,19 +52,17 @@ def test_a_replicas_share_is_what_came_between_the_pages() -> None:
         {"a": _build_page([0.05] * 3), "b": _build_page([])},
         {"a": _build_page([0.05] * 10, aborted=2), "b": _build_page([0.05] * 4)},
     )
-    replicas = engine_metrics.count_replica_requests(["a", "b"], before, after)
+    replicas = _count(["a", "b"], before, after)
     assert [(replica.name, replica.requests, replica.unanswered) for replica in replicas] == [("a", 7, 2), ("b", 4, 0)]
 
 
 def test_a_replica_that_restarted_counts_from_zero_and_says_so() -> None:
-    replicas = engine_metrics.count_replica_requests(
-        ["a"], {"a": _build_page([0.05] * 100)}, {"a": _build_page([0.05] * 5)}
-    )
+    replicas = _count(["a"], {"a": _build_page([0.05] * 100)}, {"a": _build_page([0.05] * 5)})
     assert (replicas[0].requests, replicas[0].restarted) == (5, True)
 
 
 def test_a_replica_without_a_page_after_the_load_is_unknown_and_not_zero() -> None:
-    assert engine_metrics.count_replica_requests(["a"], {"a": _build_page([0.05])}, {})[0].requests is None
+    assert _count(["a"], {"a": _build_page([0.05])}, {})[0].requests is None
 
 
 def test_labels_of_several_engines_in_a_page_are_added_up() -> None:
@@ -61,7 +74,7 @@ def test_labels_of_several_engines_in_a_page_are_added_up() -> None:
         'vllm:time_to_first_token_seconds_count{engine="0"} 2.0\n'
         'vllm:time_to_first_token_seconds_sum{engine="0"} 1.2e-1\n'
     )
-    parsed = engine_metrics.parse("# HELP x\n" + text)
+    parsed = _parse("# HELP x\n" + text)
     assert sum(parsed.finished.values()) == 5
     assert parsed.histograms["ttft_ms"].compute_mean_ms() == 60
 
@@ -105,3 +118,28 @@ def test_what_only_one_side_has_is_not_compared() -> None:
 def test_a_percentile_above_the_last_bound_has_no_upper_end() -> None:
     rows = engine_metrics.compare(_build_metrics(ttft_ms=[100_000.0]), {}, {"a": _build_page([100.0])})
     assert (rows[1].engine_from_ms, rows[1].engine_to_ms, rows[1].agrees) == (5000, None, True)
+
+
+def test_a_page_that_is_not_prometheus_text_counts_as_unread() -> None:
+    pages = {"a": "<html>Bad Gateway</html>", "b": 'vllm:request_success_total{finished_reason="stop"} 2'}
+    parsed = engine_metrics.parse_pages(pages, VLLM)
+    assert [(replica.name, replica.requests) for replica in _count(["a", "b"], {}, parsed)] == [("a", None), ("b", 2)]
+
+
+def test_labels_with_escapes_and_timestamps_are_parsed() -> None:
+    text = 'vllm:request_success_total{model_name="a\\"b,c}\\\\",finished_reason="stop"} 2.0 1700000000000\n'
+    assert _parse(text).finished == {"stop": 2}
+
+
+def test_another_engine_s_names_are_read_from_its_row() -> None:
+    other = VLLM.model_copy(
+        update={
+            "metrics": {"finished": "done_total", "ttft": "first_seconds"},
+            "finish_reasons": FinishReasons(label="why", unanswered=("gone",)),
+        }
+    )
+    text = 'done_total{why="gone"} 1\ndone_total{why="ok"} 3\nfirst_seconds_sum 2\nfirst_seconds_count 4\n'
+    parsed = engine_metrics.parse(text + "vllm:time_to_first_token_seconds_count 9\n", other)
+    assert parsed.finished == {"gone": 1, "ok": 3}
+    assert parsed.histograms["ttft_ms"].compute_mean_ms() == 500
+    assert parsed.histograms["itl_ms"].count == 0

@@ -121,6 +121,37 @@ def test_failed_requests_count_for_errors_and_not_for_latencies(build_report: An
     }
 
 
+def _build_cache_page(queries: int, hits: int) -> str:
+    return f"vllm:prefix_cache_queries_total {queries}\nvllm:prefix_cache_hits_total {hits}\n"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "shared", "hits", "remark"),
+    [
+        (48, 0.21, 0, "they cache whole blocks of 128 tokens, and a prompt has 48 on average."),
+        (400, 0.21, 0, "shared beginnings may be shorter or evicted before reuse."),
+        (None, 0.21, 0, "shared beginnings may be shorter or evicted before reuse."),
+        (48, 0.21, 100, None),
+        (48, 0.0, 0, None),
+        (48, None, 0, None),
+    ],
+)
+def test_caches_without_a_hit_are_explained_if_prompts_share_text(
+    build_report: Any, tokens: int | None, shared: float | None, hits: int, remark: str | None
+) -> None:
+    built = build_report(
+        [_build_sample(0, input_tokens=tokens)],
+        shared_prompts=shared,
+        metrics_before={"worker-0": _build_cache_page(0, 0)},
+        metrics_after={"worker-0": _build_cache_page(1000, hits)},
+    )
+    remarks = [text for text in built.remarks if "in their caches" in text]
+    assert len(remarks) == (remark is not None)
+    if remark:
+        assert remarks[0].startswith("Prompts share 21% of their text, and engines found 0% in their caches: ")
+        assert remarks[0].endswith(remark)
+
+
 def test_what_a_reader_should_know_is_remarked(build_report: Any) -> None:
     samples = [_build_sample(number, late_ms=100.0, input_tokens=19) for number in range(10)]
     remarks = " ".join(

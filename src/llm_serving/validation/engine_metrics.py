@@ -1,42 +1,31 @@
-"""The engine's own account of the load, from its Prometheus metrics before and after, set beside what the client
-measured.
+"""The engines' own numbers of the load: from their Prometheus metrics before and after it, compared with the client's.
 
-Metric names are vLLM's. No input or output.
+The catalogue's row of the engine names the metrics. No input or output.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 from pydantic import BaseModel, ConfigDict
 
+from llm_serving.catalog.engines import Engine, EngineMetric
 from llm_serving.validation.statistics import Latency, Metric
 
 TOLERANCE = 0.10
-"""A larger difference between client and engine is said."""
+"""Largest difference at which client and engine agree."""
 
-HISTOGRAMS: dict[Metric, str] = {
-    "ttft_ms": "vllm:time_to_first_token_seconds",
-    "itl_ms": "vllm:inter_token_latency_seconds",
-    "e2e_ms": "vllm:e2e_request_latency_seconds",
-}
-
-_FINISHED = "vllm:request_success_total"
-_CACHE = {"asked": "vllm:prefix_cache_queries_total", "found": "vllm:prefix_cache_hits_total"}
-_UNANSWERED = ("abort", "error")
-"""Reasons for which a request ends without its answer; despite its name the counter has them too."""
-
-_LINE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
-_LABEL = re.compile(r'([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"')
+HISTOGRAMS: dict[EngineMetric, Metric] = {"ttft": "ttft_ms", "itl": "itl_ms", "e2e": "e2e_ms"}
 
 
 @dataclass
 class Histogram:
-    """A Prometheus histogram: how many samples are at or below each bound, in seconds."""
+    """A Prometheus histogram: the number of samples at or below each bound, in seconds."""
 
     buckets: dict[float, float] = field(default_factory=lambda: defaultdict(float))
     total: float = 0.0
@@ -51,7 +40,7 @@ class Histogram:
         return self.total / self.count * 1000 if self.count > 0 else None
 
     def find_bucket_ms(self, share: float) -> tuple[float, float] | None:
-        """The bucket, in milliseconds, that the percentile `share` (0 to 1) lies in; the last has no upper end."""
+        """Return the bounds, in milliseconds, of the bucket with the percentile `share` (0 to 1); the last is unbounded."""
         if self.count <= 0:
             return None
         low = 0.0
@@ -64,55 +53,93 @@ class Histogram:
 
 @dataclass
 class EngineMetrics:
-    """One replica's metrics at one time."""
+    """One replica's metrics at one time; zero where its engine has no such metric."""
 
     histograms: dict[Metric, Histogram]
-    finished: dict[str, float]
+    finished: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Requests by the reason for which they ended."""
-    cache: dict[str, float]
-    """Prompt tokens that were looked for in the cache, and found there."""
+
+    cache_queries: float = 0.0
+    """Prompt tokens looked up in the prefix cache."""
+
+    cache_hits: float = 0.0
+    """Of them, those that were in it."""
 
     def subtract(self, before: EngineMetrics) -> EngineMetrics:
-        """What came after `before`; all of it where the counters began anew in between."""
+        """Return what was added after `before`; everything if the replica restarted in between."""
         if self.has_restarted_since(before):
             return self
-        histograms = {name: current.add(before.histograms[name], -1) for name, current in self.histograms.items()}
-        finished = {reason: count - before.finished.get(reason, 0.0) for reason, count in self.finished.items()}
-        cache = {name: count - before.cache[name] for name, count in self.cache.items()}
-        return EngineMetrics(histograms, finished, cache)
-
-    def has_restarted_since(self, before: EngineMetrics) -> bool:
-        return any(self.finished.get(reason, 0.0) < count for reason, count in before.finished.items()) or any(
-            current.count < before.histograms[name].count for name, current in self.histograms.items()
+        return EngineMetrics(
+            {name: current.add(before.histograms[name], -1) for name, current in self.histograms.items()},
+            {reason: count - before.finished.get(reason, 0.0) for reason, count in self.finished.items()},
+            self.cache_queries - before.cache_queries,
+            self.cache_hits - before.cache_hits,
         )
 
+    def has_restarted_since(self, before: EngineMetrics) -> bool:
+        """Whether a counter is lower than before."""
+        histograms = ((current.count, before.histograms[name].count) for name, current in self.histograms.items())
+        requests = ((self.finished.get(reason, 0.0), count) for reason, count in before.finished.items())
+        return any(current < previous for current, previous in (*histograms, *requests))
 
-def parse(text: str) -> EngineMetrics:
-    """Reads a page of Prometheus text; what it does not name counts as nothing."""
-    page = EngineMetrics({name: Histogram() for name in HISTOGRAMS}, defaultdict(float), dict.fromkeys(_CACHE, 0.0))
-    counters = {metric_name: name for name, metric_name in _CACHE.items()}
-    names = {metric_name: name for name, metric_name in HISTOGRAMS.items()}
-    for line in text.splitlines():
-        match = _LINE.match(line)
-        if not match or not match[1].startswith("vllm:"):
+
+def create_empty() -> EngineMetrics:
+    """Return the metrics of a replica that has served nothing."""
+    return EngineMetrics({name: Histogram() for name in HISTOGRAMS.values()})
+
+
+def parse(text: str, engine: Engine) -> EngineMetrics:
+    """Parse a page in Prometheus' text format, adding up the series of each metric.
+
+    Raises:
+        ValueError: the page is not in that format.
+    """
+    metrics = create_empty()
+    histograms = {
+        engine.metrics[name]: metrics.histograms[HISTOGRAMS[name]] for name in HISTOGRAMS & engine.metrics.keys()
+    }
+    concepts = {name: concept for concept, name in engine.metrics.items()}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            base, _, part = sample.name.rpartition("_")
+            if base in histograms:
+                _add_to_histogram(histograms[base], part, sample)
+            elif concept := concepts.get(sample.name):
+                _add_to_counter(metrics, concept, sample, engine)
+    return metrics
+
+
+def parse_pages(pages: Mapping[str, str], engine: Engine) -> dict[str, EngineMetrics]:
+    """Parse each replica's page; leave out those that are not in Prometheus' text format."""
+    parsed = {}
+    for name, text in pages.items():
+        try:
+            parsed[name] = parse(text, engine)
+        except ValueError:
             continue
-        metric_name, labels, value = match[1], dict(_LABEL.findall(match[2] or "")), float(match[3])
-        base, _, part = metric_name.rpartition("_")
-        if metric_name == _FINISHED:
-            page.finished[labels.get("finished_reason", "")] += value
-        elif metric_name in counters:
-            page.cache[counters[metric_name]] += value
-        elif base in names and part == "bucket":
-            page.histograms[names[base]].buckets[float(labels["le"])] += value
-        elif base in names and part == "sum":
-            page.histograms[names[base]].total += value
-        elif base in names and part == "count":
-            page.histograms[names[base]].count += value
-    return page
+    return parsed
+
+
+def _add_to_histogram(histogram: Histogram, part: str, sample: Sample) -> None:
+    if part == "bucket":
+        histogram.buckets[float(sample.labels["le"])] += sample.value
+    elif part == "sum":
+        histogram.total += sample.value
+    elif part == "count":
+        histogram.count += sample.value
+
+
+def _add_to_counter(metrics: EngineMetrics, concept: EngineMetric, sample: Sample, engine: Engine) -> None:
+    if concept == "cache-queries":
+        metrics.cache_queries += sample.value
+    elif concept == "cache-hits":
+        metrics.cache_hits += sample.value
+    elif concept == "finished":
+        metrics.finished[sample.labels.get(engine.finish_reasons.label, "")] += sample.value
 
 
 class Replica(BaseModel):
-    """One replica's part of the load, by the engine's own counters."""
+    """One replica's share of the load, by the engine's own counters."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -120,40 +147,53 @@ class Replica(BaseModel):
     """Name of the process."""
 
     requests: int | None
-    """Counted requests that it answered; null where its metrics could not be read after the load."""
+    """Counted requests that it answered; null if its metrics could not be read after the load."""
 
     unanswered: int = 0
-    """Requests that ended in it without an answer: their client went away, or an error."""
+    """Requests that ended without an answer: their client disconnected, or an error."""
 
     restarted: bool = False
-    """Whether it started anew during the load; `requests` is then what it answered since."""
+    """Whether it restarted during the load; `requests` then counts from the restart."""
 
 
-def count_replica_requests(names: Iterable[str], before: Mapping[str, str], after: Mapping[str, str]) -> list[Replica]:
-    """Each replica's share, from the pages before and after the load."""
+def count_replica_requests(
+    names: Iterable[str],
+    before: Mapping[str, EngineMetrics],
+    after: Mapping[str, EngineMetrics],
+    unanswered_reasons: Iterable[str],
+) -> list[Replica]:
+    """Return each replica's share of the load.
+
+    Args:
+        unanswered_reasons: reasons for which a request ends without its answer.
+    """
     replicas = []
     for name in names:
         if name not in after:
             replicas.append(Replica(name=name, requests=None))
             continue
-        current, previous = parse(after[name]), parse(before.get(name, ""))
-        finished = current.subtract(previous).finished
-        answered = sum(count for reason, count in finished.items() if reason not in _UNANSWERED)
-        unanswered = sum(finished.get(reason, 0.0) for reason in _UNANSWERED)
-        restarted = current.has_restarted_since(previous)
+        previous = before.get(name, create_empty())
+        finished = after[name].subtract(previous).finished
+        unanswered = sum(finished.get(reason, 0.0) for reason in unanswered_reasons)
+        answered = sum(finished.values()) - unanswered
+        restarted = after[name].has_restarted_since(previous)
         replicas.append(Replica(name=name, requests=int(answered), unanswered=int(unanswered), restarted=restarted))
     return replicas
 
 
-def compute_cached_share(before: Mapping[str, str], after: Mapping[str, str]) -> float | None:
-    """Share of the prompt tokens that all replicas together found in their caches; None where none was looked for."""
-    caches = [parse(text).subtract(parse(before.get(name, ""))).cache for name, text in after.items()]
-    queried = sum(cache["asked"] for cache in caches)
-    return sum(cache["found"] for cache in caches) / queried if queried > 0 else None
+def compute_cached_share(before: Mapping[str, EngineMetrics], after: Mapping[str, EngineMetrics]) -> float | None:
+    """Return the share of prompt tokens that the engines found in their caches; None if they looked up none."""
+    added = _subtract_all(before, after)
+    queries = sum(metrics.cache_queries for metrics in added)
+    return sum(metrics.cache_hits for metrics in added) / queries if queries > 0 else None
+
+
+def _subtract_all(before: Mapping[str, EngineMetrics], after: Mapping[str, EngineMetrics]) -> list[EngineMetrics]:
+    return [metrics.subtract(before.get(name, create_empty())) for name, metrics in after.items()]
 
 
 class Agreement(BaseModel):
-    """One of the client's numbers beside the engine's."""
+    """One of the client's numbers, compared with the engine's."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -167,29 +207,31 @@ class Agreement(BaseModel):
     """What the client measured."""
 
     engine_ms: float | None
-    """The engine's mean; null for a percentile, of which a histogram tells only the bucket."""
+    """The engine's mean; null for a percentile, of which a histogram has only the bucket."""
 
     engine_from_ms: float | None = None
-    """Lower end of the bucket that the engine's percentile lies in."""
+    """Lower bound of the bucket with the engine's percentile."""
 
     engine_to_ms: float | None = None
-    """Upper end of that bucket; null where it has none."""
+    """Upper bound of that bucket; null if unbounded."""
 
     agrees: bool
-    """Whether they differ by at most a tenth: from the mean, or from the nearer end of the bucket."""
+    """Whether they differ by at most 10%: from the mean, or from the nearer bound of the bucket."""
 
     said: str = ""
-    """Where they do not agree: by how much, and what may be the reason."""
+    """If they disagree: by how much, and the likely reason."""
 
 
-def compare(metrics: Mapping[Metric, Latency], before: Mapping[str, str], after: Mapping[str, str]) -> list[Agreement]:
-    """Sets the client's numbers beside those of all replicas together; only what both have."""
+def compare(
+    latencies: Mapping[Metric, Latency], before: Mapping[str, EngineMetrics], after: Mapping[str, EngineMetrics]
+) -> list[Agreement]:
+    """Compare the client's numbers with those of all replicas together, where both have the metric."""
     rows = []
-    pages = {name: parse(after[name]).subtract(parse(before.get(name, ""))) for name in after}
-    for metric, measured in metrics.items():
+    added = _subtract_all(before, after)
+    for metric, measured in latencies.items():
         total = Histogram()
-        for page in pages.values():
-            total = total.add(page.histograms[metric])
+        for metrics in added:
+            total = total.add(metrics.histograms[metric])
         mean = total.compute_mean_ms()
         if mean is None or measured.mean is None or mean <= 0:
             continue
@@ -221,7 +263,10 @@ def _compare_percentile(metric: Metric, statistic: str, client: float, bucket: t
     message = ""
     if not agrees:
         deviation = client / high - 1 if client > high else client / low - 1
-        message = f"{metric}: the client's {statistic} is {deviation:+.0%} from the engine's bucket; {_explain_deviation(metric, deviation)}"
+        message = (
+            f"{metric}: the client's {statistic} is {deviation:+.0%} from the engine's bucket; "
+            f"{_explain_deviation(metric, deviation)}"
+        )
     return Agreement(
         metric=metric,
         statistic=statistic,
@@ -235,12 +280,12 @@ def _compare_percentile(metric: Metric, statistic: str, client: float, bucket: t
 
 
 def _explain_deviation(metric: Metric, deviation: float) -> str:
-    """What may make the client's number differ from the engine's."""
+    """Return the likely reason of a difference."""
     if deviation < 0:
         return (
-            "the engine also counts requests that failed or that others sent, and its times end when a token is made, "
-            "not when it is sent"
+            "the engine also counts failed requests and other clients' requests, and its times end when a token is "
+            "generated, not when it is sent"
         )
     if metric == "itl_ms":
-        return "the engine's steps end before a token is turned to text, sent, and passed on by the router"
-    return "the client's time holds what lies before the engine's: connecting, the router and its queue, parsing"
+        return "the engine's times end before a token is detokenized, sent, and forwarded by the router"
+    return "the client's times include connecting, the router and its queue, and parsing"

@@ -12,10 +12,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from llm_serving.catalog import engines
 from llm_serving.validation import answer, engine_metrics, gate, statistics
 from llm_serving.validation.answer import Sample
 from llm_serving.validation.driver_result import DriverResult
-from llm_serving.validation.engine_metrics import Agreement, Replica
+from llm_serving.validation.engine_metrics import Agreement, EngineMetrics, Replica
 from llm_serving.validation.gate import MissedObjective
 from llm_serving.validation.statistics import Latency, Metric
 from llm_serving.workloads.serving.deployment import Deployment
@@ -25,6 +26,9 @@ BUSY_CPU_SHARE = 0.8
 
 LATE_MS = 20.0
 """Lateness of the driver (its 99th percentile) that is worth a remark."""
+
+MIN_SHARE = 0.005
+"""Smallest share that is not shown as 0%."""
 
 MAX_SHOWN = 200
 """Answers that a report shows; requests.jsonl holds all of them."""
@@ -231,12 +235,16 @@ def build(
         deployment.slo, metrics, len(samples), len(samples) - len(answered), throughput.model_dump()
     )
     names = [process.name for process in deployment.engine_processes]
+    engine = engines.load_engines()[deployment.engine]
+    before = engine_metrics.parse_pages(result.metrics_before, engine)
+    after = engine_metrics.parse_pages(result.metrics_after, engine)
     replicas = (
-        engine_metrics.count_replica_requests(names, result.metrics_before, result.metrics_after)
+        engine_metrics.count_replica_requests(names, before, after, engine.finish_reasons.unanswered)
         if result.metrics_after
         else []
     )
     tokens = _count_tokens(answered)
+    overlap = _measure_overlap(result, engine_metrics.compute_cached_share(before, after), prompts_digest)
     return Report(
         verdict="fail" if missed else "pass",
         missed=missed,
@@ -257,20 +265,23 @@ def build(
         started_at=result.started_at,
         duration_s=round(result.duration_s, 3),
         tokens=tokens,
-        shared=_measure_overlap(result, prompts_digest),
-        agreement=_compare_metrics(deployment, metrics, result),
+        shared=overlap,
+        agreement=_compare_metrics(deployment, metrics, before, after),
         expected=_compare_expected(answered),
         answers=_select_shown(samples),
-        remarks=_build_remarks(deployment, result, samples, _select_answering(deployment, replicas), tokens),
+        remarks=[
+            *_build_remarks(deployment, result, samples, tokens),
+            *_build_cache_remarks(deployment, overlap, tokens),
+            *_build_replica_remarks(samples, _select_answering(deployment, replicas)),
+        ],
         method=[_describe_clock(deployment, result), *METHOD],
     )
 
 
-def _measure_overlap(result: DriverResult, prompts_digest: str) -> PromptOverlap:
+def _measure_overlap(result: DriverResult, cached_share: float | None, prompts_digest: str) -> PromptOverlap:
     def round_share(share: float | None) -> float | None:
         return None if share is None else round(share, 4)
 
-    cached_share = engine_metrics.compute_cached_share(result.metrics_before, result.metrics_after)
     return PromptOverlap(
         prompts=round_share(result.shared_prompts),
         of=result.shared_prompt_count,
@@ -280,17 +291,20 @@ def _measure_overlap(result: DriverResult, prompts_digest: str) -> PromptOverlap
 
 
 def _compare_metrics(
-    deployment: Deployment, metrics: Mapping[Metric, Latency], result: DriverResult
+    deployment: Deployment,
+    metrics: Mapping[Metric, Latency],
+    before: Mapping[str, EngineMetrics],
+    after: Mapping[str, EngineMetrics],
 ) -> list[Agreement]:
-    """The client's numbers beside those of the engines that answer it.
+    """Compare the client's numbers with those of the engines that answer it.
 
-    Where prefill stands apart, no engine sees a whole request: decode's own times begin when the prompt is read.
+    With prefill and decode apart no engine sees a whole request: decode's own times begin after prefill.
     """
     names = {process.name for role in deployment.answering_roles for process in role.instances}
     sees_all = deployment.answering_roles == deployment.engine_roles
     comparable: Mapping[Metric, Latency] = metrics if sees_all else {"itl_ms": metrics["itl_ms"]}
-    after = {name: text for name, text in result.metrics_after.items() if name in names}
-    return engine_metrics.compare(comparable, result.metrics_before, after)
+    answering = {name: parsed for name, parsed in after.items() if name in names}
+    return engine_metrics.compare(comparable, before, answering)
 
 
 def _select_answering(deployment: Deployment, replicas: Sequence[Replica]) -> list[Replica]:
@@ -392,7 +406,7 @@ def _describe_clock(deployment: Deployment, result: DriverResult) -> str:
 
 
 def _build_remarks(
-    deployment: Deployment, result: DriverResult, samples: Sequence[Sample], replicas: Sequence[Replica], tokens: Tokens
+    deployment: Deployment, result: DriverResult, samples: Sequence[Sample], tokens: Tokens
 ) -> list[str]:
     """What a reader should know before trusting the numbers."""
     remarks = []
@@ -416,7 +430,22 @@ def _build_remarks(
         remarks.append("The server reports no usage: output tokens are counted by events.")
     if result.warm_up_failed:
         remarks.append(f"{result.warm_up_failed} of {result.warm_up_sent} warm-up requests failed (not counted).")
-    return remarks + _build_replica_remarks(samples, replicas)
+    return remarks
+
+
+def _build_cache_remarks(deployment: Deployment, overlap: PromptOverlap, tokens: Tokens) -> list[str]:
+    """Explain why the engines found nothing in their caches although prompts share text."""
+    if overlap.cached is None or overlap.cached >= MIN_SHARE or (overlap.prompts or 0) < MIN_SHARE:
+        return []
+    block = max(role.kv_block for role in deployment.engine_roles)
+    length = tokens.input_mean
+    if length is not None and length <= block:
+        reason = f"they cache whole blocks of {block} tokens, and a prompt has {length:g} on average"
+    else:
+        reason = (
+            f"they cache whole blocks of {block} tokens, and shared beginnings may be shorter or evicted before reuse"
+        )
+    return [f"Prompts share {overlap.prompts:.0%} of their text, and engines found 0% in their caches: {reason}."]
 
 
 def _build_replica_remarks(samples: Sequence[Sample], replicas: Sequence[Replica]) -> list[str]:

@@ -22,6 +22,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from llm_serving import console
+from llm_serving.catalog import engines
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
 from llm_serving.validation import driver_result, html_report, load_plan, prompts, report, weight_loading
 from llm_serving.validation.answer import Sample
@@ -126,8 +127,9 @@ def _write_plan(deployment: Deployment, folder: Path, work: Path) -> LoadPlan:
         prompts.read_rows(data, traffic.api)  # a mistake in it is said before anything starts
     metrics_urls = {}
     if deployment.target == "local":
+        path = engines.load_engines()[deployment.engine].metrics_path
         metrics_urls = {
-            process.name: f"http://127.0.0.1:{process.port}/metrics" for process in deployment.engine_processes
+            process.name: f"http://127.0.0.1:{process.port}{path}" for process in deployment.engine_processes
         }
     driver_plan = LoadPlan(
         url=deployment.url,

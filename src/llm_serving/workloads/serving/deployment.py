@@ -158,6 +158,9 @@ class Role(ResolvedData):
     ports: dict[str, int] = Field(default_factory=dict)
     """Further ports that its processes listen on, by name, where each replica has an address of its own."""
 
+    kv_block: int = 0
+    """Tokens in one block of the engine's KV cache, which holds whole blocks of a prompt; 0 for the router."""
+
     metrics: dict[str, str] = Field(default_factory=dict)
     """Prometheus names of its processes' metrics, by the catalogue's names."""
 

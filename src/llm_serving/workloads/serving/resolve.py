@@ -232,6 +232,7 @@ def _build_role(
         scale=None if context.is_local else resolve_scale(name, role),
         prefetch=_build_prefetch(context, role_placement, served_model),
         ports=_build_ports(context, role_placement),
+        kv_block=context.select_platform(role_placement).kv_block,
         metrics=dict(context.engine.metrics),
         processes=tuple(processes.build_engine_processes(context, name, role, role_placement, served_model)),
         instances=tuple(processes.build_engine_processes(context, name, role, role_placement, served_model)),
