@@ -28,7 +28,7 @@ def test_run_returns_the_output_and_keeps_it_in_the_log(tmp_path: Path, capsys: 
     assert "$ echo one" in capsys.readouterr().err
 
 
-def test_a_failed_command_says_its_code_its_last_lines_and_its_log(tmp_path: Path) -> None:
+def test_a_failed_command_has_its_exit_code_last_lines_and_log(tmp_path: Path) -> None:
     log = tmp_path / "x.log"
     with pytest.raises(console.CommandFailed) as failed:
         console.run(["sh", "-c", "seq 1 50; exit 7"], log=log)
@@ -37,12 +37,12 @@ def test_a_failed_command_says_its_code_its_last_lines_and_its_log(tmp_path: Pat
     assert failed.value.output.startswith("1\n2\n")
 
 
-def test_a_command_that_hangs_is_ended_at_its_limit(tmp_path: Path) -> None:
+def test_a_command_that_hangs_times_out(tmp_path: Path) -> None:
     with pytest.raises(console.CommandFailed, match="failed: timed out after 1 s"):
         console.run(["sleep", "300"], log=tmp_path / "x.log", timeout_s=1)
 
 
-def test_a_program_that_is_not_there_is_the_environments_fault(tmp_path: Path) -> None:
+def test_a_missing_program_is_an_environment_problem(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match=r"no-such-program: not found on PATH\. Fix: install it\.") as missing:
         console.run(["no-such-program"], log=tmp_path / "x.log")
     assert missing.value.exit_code == 3
@@ -56,19 +56,19 @@ def test_a_step_shows_its_title_note_and_time(capsys: pytest.CaptureFixture[str]
     assert "▸ Counting" in errors and "✓ Counting: 12 found (0.0 s)" in errors
 
 
-def test_a_step_that_fails_is_shown_as_failed_and_passes_the_error_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_step_shows_as_failed_and_raises_the_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(InputError), console.step("Reading"):
         raise InputError("no")
     assert "✗ Reading" in capsys.readouterr().err
 
 
-def test_nothing_that_a_command_prints_is_taken_for_markup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_of_a_command_is_not_markup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argument = "[red]x[/nonsense]"
     console.run([sys.executable, "-c", "print(1)", argument], log=tmp_path / "x.log")
     assert shlex.quote(argument) in capsys.readouterr().err
 
 
-def test_a_summary_gets_the_steps_that_ended_well_without_those_inside_others() -> None:
+def test_a_summary_has_successful_steps_without_nested_ones() -> None:
     with console.record_steps() as steps:
         with console.step("one"), console.step("inside"):
             pass
@@ -82,7 +82,7 @@ def test_a_summary_gets_the_steps_that_ended_well_without_those_inside_others() 
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_a_result_is_folded_between_words_in_a_terminal_and_whole_elsewhere(
+def test_a_result_wraps_at_words_in_a_terminal_only(
     terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(console.out, "_width", 40)
@@ -95,7 +95,7 @@ def test_a_result_is_folded_between_words_in_a_terminal_and_whole_elsewhere(
 
 
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
-def test_what_is_interrupted_gets_its_own_signal_and_the_time_to_end_in_order(
+def test_an_interrupted_command_gets_its_signal_and_time_to_end(
     tmp_path: Path, by: signal.Signals, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = (

@@ -36,7 +36,7 @@ def put_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PutProgram:
     return write
 
 
-def test_the_users_own_is_taken_where_it_is_new_enough(put_program: PutProgram) -> None:
+def test_the_users_own_program_is_used_if_new_enough(put_program: PutProgram) -> None:
     tool_path = put_program("tool", "echo tool v2.0.3")
     assert go_programs.find_or_build(TOOL) == str(tool_path)
 
@@ -57,7 +57,7 @@ GO = 'mkdir -p "$GOBIN"; echo "$@" > "$GOBIN/tool"; chmod +x "$GOBIN/tool"'
 
 
 @pytest.mark.parametrize("says", ["echo tool v1.9.9", "echo no version here", "exit 1"])
-def test_one_too_old_or_broken_is_left_for_a_built_one(put_program: PutProgram, tmp_path: Path, says: str) -> None:
+def test_an_old_or_broken_program_is_replaced_by_a_build(put_program: PutProgram, tmp_path: Path, says: str) -> None:
     put_program("tool", says)
     put_program("go", GO)
     built = Path(go_programs.find_or_build(TOOL))
@@ -65,7 +65,7 @@ def test_one_too_old_or_broken_is_left_for_a_built_one(put_program: PutProgram, 
     assert built.read_text() == "install -gcflags=all=-dwarf=false -ldflags -s -w example.org/tool/cmd/tool@v2.1.0\n"
 
 
-def test_it_is_built_once_for_each_version(put_program: PutProgram) -> None:
+def test_each_version_is_built_once(put_program: PutProgram) -> None:
     go = put_program("go", GO)
     first = go_programs.find_or_build(TOOL)
     go.write_text("#!/bin/sh\nexit 1\n")
@@ -74,9 +74,7 @@ def test_it_is_built_once_for_each_version(put_program: PutProgram) -> None:
         go_programs.find_or_build(Program("tool", TOOL.package, "v2.2.0"))
 
 
-def test_a_tool_of_a_module_is_built_there_and_anew_when_its_pins_change(
-    put_program: PutProgram, tmp_path: Path
-) -> None:
+def test_a_tool_of_a_module_is_built_again_when_its_pins_change(put_program: PutProgram, tmp_path: Path) -> None:
     put_program("go", 'while [ "$1" != -o ]; do shift; done; pwd > "$2"; chmod +x "$2"')
     module = tmp_path / "module"
     module.mkdir()
@@ -91,7 +89,7 @@ def test_a_tool_of_a_module_is_built_there_and_anew_when_its_pins_change(
     assert go_programs.find_or_build(tool) == str(second)
 
 
-def test_several_at_once_wait_for_one_build(put_program: PutProgram, tmp_path: Path) -> None:
+def test_parallel_callers_wait_for_one_build(put_program: PutProgram, tmp_path: Path) -> None:
     count = tmp_path / "count"
     put_program("go", f"echo build >> {count}; sleep 0.5; {GO}")
     with ThreadPoolExecutor(4) as pool:
@@ -100,7 +98,7 @@ def test_several_at_once_wait_for_one_build(put_program: PutProgram, tmp_path: P
     assert count.read_text() == "build\n"
 
 
-def test_without_go_it_says_what_to_install(put_program: PutProgram) -> None:
+def test_without_go_the_error_names_what_to_install(put_program: PutProgram) -> None:
     with pytest.raises(Unavailable) as error:
         go_programs.find_or_build(TOOL)
     assert str(error.value) == (

@@ -24,7 +24,7 @@ def _has_ended(pid: int) -> bool:
         return True
 
 
-def test_stop_ends_a_child_and_what_the_child_started(tmp_path: Path) -> None:
+def test_stop_ends_a_child_and_its_children(tmp_path: Path) -> None:
     child = processes.spawn(["sh", "-c", f"sleep 300 & echo $! > {tmp_path}/pid; wait"])
     processes.wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "", "the pid", 10)
     grandchild = int((tmp_path / "pid").read_text())
@@ -45,7 +45,7 @@ def test_stop_kills_a_child_that_ignores_the_request() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent was killed")
 @pytest.mark.parametrize(("ignored", "orphaned"), [("HUP", "SIGTERM"), ("TERM", "SIGKILL")])
-def test_a_child_ends_when_its_parent_is_killed_with_9(ignored: str, orphaned: str) -> None:
+def test_a_child_ends_when_its_parent_is_killed(ignored: str, orphaned: str) -> None:
     program = textwrap.dedent(f"""
         import signal, sys, time
         from llm_serving import processes
@@ -62,7 +62,7 @@ def test_a_child_ends_when_its_parent_is_killed_with_9(ignored: str, orphaned: s
     processes.wait_until(lambda: _has_ended(child), "the child's end", 10)
 
 
-def test_a_wait_that_is_never_met_ends_with_what_was_waited_for() -> None:
+def test_a_wait_that_times_out_names_its_subject() -> None:
     with pytest.raises(Unavailable, match="the moon: not ready within 0 s"):
         processes.wait_until(lambda: False, "the moon", timeout_s=0.2)
 
@@ -70,7 +70,7 @@ def test_a_wait_that_is_never_met_ends_with_what_was_waited_for() -> None:
 CLAIMS = "import sys; from llm_serving import processes; print(processes.claim(int(sys.argv[1])), flush=True); input()"
 
 
-def test_a_claimed_port_is_nobody_elses_until_the_process_that_claimed_it_ends() -> None:
+def test_a_claim_on_a_port_holds_until_its_process_ends() -> None:
     (port,) = processes.claim_free_ports(1)
     assert processes.claim(port), "its own again"
 
@@ -102,7 +102,7 @@ def test_free_ports_are_different_and_can_be_bound() -> None:
             listener.bind(("127.0.0.1", port))
 
 
-def test_a_request_to_end_is_an_interruption_inside_and_as_before_outside() -> None:
+def test_sigterm_is_an_interruption_inside_the_block_only() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt), processes.handle_interrupts():
         os.kill(os.getpid(), signal.SIGTERM)

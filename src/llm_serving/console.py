@@ -58,7 +58,7 @@ _recordings: list[list[Step]] = []
 
 @contextmanager
 def step(title: str) -> Iterator[Step]:
-    """Show `title` while the block runs, then its time. The block may set `note`, which shows at once and at the end."""
+    """Show `title` while the block runs, then its time, with the `note` that the block may set."""
     current = Step(title)
     start = time.monotonic()
     indent = "  " * len(_active_steps)

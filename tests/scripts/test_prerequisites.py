@@ -34,7 +34,7 @@ def path_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("terraform", "nonsense", False),
     ],
 )
-def test_terraform_or_opentofu_from_1_10_on_will_do(path_folder: Path, name: str, says: str, ok: bool) -> None:
+def test_terraform_or_opentofu_from_1_10_is_accepted(path_folder: Path, name: str, says: str, ok: bool) -> None:
     _write_program(path_folder, name, says)
     assert prerequisites.check_terraform().ok is ok
 
@@ -44,16 +44,14 @@ def test_a_missing_terraform_is_named_with_how_to_get_it(path_folder: Path) -> N
     assert not finding.ok and finding.detail == "terraform or tofu not found on PATH" and "OpenTofu" in finding.remedy
 
 
-def test_too_little_memory_and_disk_are_said_with_what_is_needed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_too_little_memory_and_disk_name_what_is_required(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(prerequisites, "MEMORY_GIB", 10_000)
     monkeypatch.setattr(prerequisites, "DISK_GIB", 10_000_000)
     assert not prerequisites.check_memory().ok and "10000 GiB" in prerequisites.check_memory().remedy
     assert not prerequisites.check_disk(tmp_path).ok and "10000000 GiB" in prerequisites.check_disk(tmp_path).remedy
 
 
-def test_it_runs_on_the_standard_library_alone_and_ends_3_where_something_is_missing(path_folder: Path) -> None:
+def test_checks_run_on_the_standard_library_and_exit_3_if_one_fails(path_folder: Path) -> None:
     # Without -P the folder of the program comes first: none of its neighbours may hide a module that it imports.
     command = [sys.executable, "-E", "-S", str(ROOT / "scripts" / "prerequisites.py")]
     result = subprocess.run(command, cwd=path_folder, capture_output=True, text=True, check=False)
@@ -72,7 +70,7 @@ def test_it_runs_on_the_standard_library_alone_and_ends_3_where_something_is_mis
         (["--destroy"], False),
     ],
 )
-def test_what_serves_on_aws_asks_nothing_of_this_machines_processor(words: list[str], here: bool) -> None:
+def test_serving_on_aws_needs_no_processor_of_this_machine(words: list[str], here: bool) -> None:
     assert prerequisites.needs_engine(words) is here
     item_names = {finding.item for finding in prerequisites.run_checks(Path.cwd(), engine=here)}
     assert item_names == (

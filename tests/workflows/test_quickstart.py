@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,8 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from llm_serving import processes
-from llm_serving.settings.errors import InputError
+from llm_serving import console, processes
+from llm_serving.settings.errors import InputError, Unavailable
+from llm_serving.targets.local import supervisor
+from llm_serving.targets.local.deployment_dir import DeploymentDir
 from llm_serving.workflows import quickstart
 
 ROOT = Path(__file__).parents[2]
@@ -18,7 +21,7 @@ FLEET, BLUEPRINT = ROOT / "fleet.yaml", ROOT / "blueprints" / "aggregated"
 
 
 def _find_processes(folder: Path) -> list[psutil.Process]:
-    """Processes that work in a folder or name it."""
+    """Find the processes that run in a directory or name it."""
     matches = []
     for process in psutil.process_iter(["cmdline", "cwd", "status"]):
         words = [*(process.info["cmdline"] or ()), process.info["cwd"] or ""]
@@ -32,10 +35,10 @@ def _find_processes(folder: Path) -> list[psutil.Process]:
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_install_leaves_no_process_behind(tmp_path: Path, how: signal.Signals) -> None:
     program, fleet = Path(sys.executable).with_name("blueprint"), tmp_path / "fleet.yaml"
-    # A small network, for it is not what is looked at.
+    # A small network: this test is not about it.
     fleet.write_text(FLEET.read_text().replace("[us-west-2a, us-west-2b, us-west-2c]", "us-west-2a"))
     command = [str(program), "install", "--blueprint", str(BLUEPRINT), "--fleet", str(fleet)]
-    output_path = tmp_path / "said"
+    output_path = tmp_path / "output"
     with output_path.open("wb") as output:
         child = subprocess.Popen(command, cwd=tmp_path, stdout=output, stderr=subprocess.STDOUT)
     try:
@@ -56,7 +59,7 @@ def test_an_interrupted_install_leaves_no_process_behind(tmp_path: Path, how: si
     assert "Traceback" not in output_path.read_text()
 
 
-def test_a_mistake_in_a_file_ends_the_road_before_anything_is_started(
+def test_a_mistake_in_a_file_ends_the_workflow_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -65,3 +68,26 @@ def test_a_mistake_in_a_file_ends_the_road_before_anything_is_started(
     with pytest.raises(InputError, match=r"fleet\.yaml:\d+:\d+: pools\.general\.size: now '8\.\.0'"):
         quickstart.run(BLUEPRINT, fleet)
     assert not (tmp_path / ".blueprint").exists()
+
+
+@pytest.fixture
+def small_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with a fleet of its own; it is the current one."""
+    monkeypatch.chdir(tmp_path)
+    return Path(shutil.copy(FLEET, tmp_path))
+
+
+def test_a_second_install_beside_the_first_waits_for_it(tmp_path: Path, small_copy: Path) -> None:
+    with DeploymentDir("aggregated", tmp_path).lock(), pytest.raises(Unavailable) as error:
+        quickstart.run(BLUEPRINT, small_copy)
+    assert str(error.value) == "another command is deploying or destroying aggregated. Fix: wait until it ends."
+    assert error.value.exit_code == 3
+
+
+def test_an_install_does_not_stop_what_is_deployed(small_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "find_running", lambda directory: supervisor.Supervisor(directory))
+    with pytest.raises(Unavailable) as error:
+        quickstart.run(BLUEPRINT, small_copy)
+    command = f"blueprint destroy {console.shorten_path(BLUEPRINT)}"
+    assert str(error.value) == f"aggregated is deployed and runs. Fix: run `{command}` first."
+    assert error.value.exit_code == 3

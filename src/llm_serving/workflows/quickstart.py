@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.markup import escape
+
 from llm_serving import console, processes
 from llm_serving.console import Step
 from llm_serving.rehearsal import stacks
@@ -157,13 +159,14 @@ def print_summary(result: QuickstartResult, folder: Path, set_up_s: float) -> No
     console.out.rule("Results", align="left")
     console.print_result(validation_table.render(result.report, result.report_dir))
     console.out.rule("Next steps", align="left")
-    port = result.plan.deployment.router.processes[0].port
+    port, fleet_path = result.plan.deployment.router.processes[0].port, shlex.quote(str(result.plan.fleet.path))
     folder_argument = shlex.quote(console.shorten_path(folder))
+    program = ".venv/bin/blueprint"
     next_steps = {
-        "Deploy the same service and keep it running": f".venv/bin/blueprint deploy {folder_argument} --port {port} --yes",
-        "Send a request": deployment_table.format_request(result.plan.deployment),
-        "Start a blueprint of your own": ".venv/bin/blueprint new mine --from aggregated",
-        "See what runs on AWS, and its cost": f".venv/bin/blueprint fleet show --fleet {shlex.quote(str(result.plan.fleet.path))}",
+        "Deploy the same service and keep it running": f"{program} deploy {folder_argument} --port {port} --yes",
+        "Then send a request": deployment_table.format_request(result.plan.deployment),
+        "Start a blueprint of your own": f"{program} new mine --from aggregated",
+        "Show what the fleet runs on AWS, and its cost": f"{program} fleet show --fleet {fleet_path}",
     }
     for title, command in next_steps.items():
-        console.out.print(f"[dim]{title}[/dim]\n  {command}", markup=True)
+        console.out.print(f"[dim]{title}[/dim]\n  {escape(command)}")

@@ -65,7 +65,7 @@ def deployment_and_requests(working_folder: Path) -> Iterator[tuple[Deployment, 
 DeploymentAndRequests = tuple[Deployment, list[tuple[str, dict[str, str]]]]
 
 
-def test_the_engine_is_told_of_an_adapter_and_of_its_end(
+def test_an_adapter_is_loaded_and_unloaded_over_the_engines_api(
     deployment_and_requests: DeploymentAndRequests, tmp_path: Path
 ) -> None:
     deployment, requests = deployment_and_requests
@@ -78,15 +78,13 @@ def test_the_engine_is_told_of_an_adapter_and_of_its_end(
     ]
 
 
-def test_what_an_engine_refuses_is_said_in_its_own_words(
-    deployment_and_requests: DeploymentAndRequests, tmp_path: Path
-) -> None:
+def test_a_refusal_has_the_engines_message(deployment_and_requests: DeploymentAndRequests, tmp_path: Path) -> None:
     with pytest.raises(CheckFailed) as error:
         adapters.load(deployment_and_requests[0], "long", "twice", make_tiny.make_adapter(tmp_path / "late"))
     assert str(error.value) == "long-0 refuses: it has already been loaded"
 
 
-def test_an_engine_that_does_not_answer_is_said(deployment_and_requests: DeploymentAndRequests) -> None:
+def test_an_engine_that_does_not_answer_is_named(deployment_and_requests: DeploymentAndRequests) -> None:
     role = deployment_and_requests[0].engine_roles[1]
     process = role.processes[0].model_copy(update={"port": processes.claim_free_ports(1)[0]})
     changed_role = role.model_copy(update={"instances": (process,)})
@@ -98,7 +96,7 @@ def test_an_engine_that_does_not_answer_is_said(deployment_and_requests: Deploym
         )
 
 
-def test_what_cannot_be_loaded_is_refused_before_an_engine_is_asked(
+def test_an_invalid_adapter_is_refused_before_any_request(
     deployment_and_requests: DeploymentAndRequests, tmp_path: Path
 ) -> None:
     deployment, requests = deployment_and_requests
@@ -125,14 +123,14 @@ def test_what_cannot_be_loaded_is_refused_before_an_engine_is_asked(
     assert requests == []
 
 
-def test_nothing_is_loaded_where_nothing_is_up(working_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_loading_without_a_deployment_is_refused(working_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert working_folder.is_dir()
     code = main.run(["adapter", "unload", "mine", "worker", "tone"])
     error_text = capsys.readouterr().err
     assert (code, error_text) == (3, "mine is not up on this machine; `blueprint deploy mine` brings it up\n")
 
 
-def test_a_place_in_s3_is_no_folder_of_this_machine() -> None:
+def test_a_location_in_s3_is_refused() -> None:
     with pytest.raises(InputError) as error:
         adapters.parse_folder("s3://mine/sql")
     assert str(error.value) == (

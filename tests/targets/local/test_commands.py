@@ -46,7 +46,7 @@ def test_list_names_each_pattern_with_its_targets_and_a_line(run_cli: RunCli) ->
     assert {"eks", "local"} <= set(patterns[0]["targets"])
 
 
-def test_new_copies_a_pattern_and_a_fleet_where_there_is_none(
+def test_new_copies_a_pattern_and_a_missing_fleet_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_cli: RunCli
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -87,7 +87,7 @@ def test_new_overwrites_nothing(working_folder: Path, run_cli: RunCli) -> None:
         ),
     ],
 )
-def test_new_refuses_what_cannot_be(
+def test_new_refuses_invalid_arguments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_cli: RunCli, words: tuple[str, ...], said: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -97,7 +97,7 @@ def test_new_refuses_what_cannot_be(
 
 
 @pytest.mark.parametrize("command", ["render", "diff", "deploy"])
-def test_a_fleet_file_that_is_not_there_is_said(working_folder: Path, run_cli: RunCli, command: str) -> None:
+def test_a_missing_fleet_file_is_named(working_folder: Path, run_cli: RunCli, command: str) -> None:
     (working_folder / "fleet.yaml").unlink()
     code, _, err = run_cli(command, "mine")
     assert code == 2
@@ -105,7 +105,7 @@ def test_a_fleet_file_that_is_not_there_is_said(working_folder: Path, run_cli: R
 
 
 @pytest.mark.parametrize("command", ["render", "diff", "deploy", "destroy", "status", "logs"])
-def test_a_target_without_a_template_is_said(working_folder: Path, run_cli: RunCli, command: str) -> None:
+def test_a_target_without_a_template_is_refused(working_folder: Path, run_cli: RunCli, command: str) -> None:
     (working_folder / "mine" / "eks.yaml.j2").unlink()
     code, _, err = run_cli(command, "mine", "--target", "eks")
     targets = ", ".join(sorted(path.name.split(".")[0] for path in (working_folder / "mine").glob("*.j2")))
@@ -113,7 +113,7 @@ def test_a_target_without_a_template_is_said(working_folder: Path, run_cli: RunC
     assert not (working_folder / ".blueprint").exists()
 
 
-def test_diff_says_whether_anything_would_change_and_exits_1_only_when_asked(
+def test_diff_shows_changes_and_exits_1_only_with_exit_code(
     working_folder: Path, make_plan: Planned, run_cli: RunCli
 ) -> None:
     code, out, _ = run_cli("diff", "mine")
@@ -123,7 +123,7 @@ def test_diff_says_whether_anything_would_change_and_exits_1_only_when_asked(
     assert (code, err) == (1, "mine: what is deployed is not what the files say\n")
 
 
-def test_deploy_asks_first_and_does_nothing_without_an_answer(
+def test_deploy_does_nothing_without_confirmation(
     working_folder: Path, make_plan: Planned, fake_engine_env: Path, run_cli: RunCli
 ) -> None:
     code, _, err = run_cli("deploy", "mine")
@@ -185,12 +185,12 @@ def test_the_whole_life_of_a_deployment(
     assert not (working_folder / "rendered").exists()
 
 
-def test_destroy_of_nothing_is_well(working_folder: Path, run_cli: RunCli) -> None:
+def test_destroy_of_nothing_succeeds(working_folder: Path, run_cli: RunCli) -> None:
     code, out, _ = run_cli("destroy", "mine")
     assert (code, out) == (0, "mine: nothing is deployed from here\n")
 
 
-def test_status_says_which_process_does_not_run(
+def test_status_names_the_process_that_does_not_run(
     working_folder: Path, make_plan: Planned, fake_engine_env: Path, run_cli: RunCli
 ) -> None:
     run_cli("deploy", "mine", "--yes")
@@ -204,7 +204,7 @@ def test_status_says_which_process_does_not_run(
     assert "stopped" in out
 
 
-def test_logs_follow_what_is_written_from_now_on(working_folder: Path, make_plan: Planned) -> None:
+def test_logs_follow_new_lines(working_folder: Path, make_plan: Planned) -> None:
     run = make_plan().directory
     run.create()
     run.get_log_path("worker-0").write_text("old 1\nold 2\n")

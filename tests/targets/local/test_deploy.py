@@ -82,7 +82,7 @@ def test_deploy_brings_up_every_process_on_loopback_alone_and_destroy_leaves_not
     assert not plan.directory.data.exists()
 
 
-def test_workers_start_as_soon_as_the_bucket_has_its_rules_while_terraform_still_waits(
+def test_workers_start_while_terraform_waits_once_the_bucket_has_its_rules(
     make_plan_with_bucket: PlanFactory, make_bucket: Callable[[DeploymentPlan], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = make_plan_with_bucket()
@@ -105,9 +105,7 @@ def test_workers_start_as_soon_as_the_bucket_has_its_rules_while_terraform_still
     assert all(readiness.is_answering(process) for process in plan.deployment.processes if process.probe)
 
 
-def test_deploying_the_same_again_changes_nothing_and_takes_up_a_new_slo(
-    make_plan: PlanFactory, working_folder: Path
-) -> None:
+def test_a_second_deploy_changes_nothing_but_the_slo(make_plan: PlanFactory, working_folder: Path) -> None:
     deploy.deploy(make_plan(), _agree)
     before = {name: state.pid for name, state in _list_states(make_plan()).items()}
     _edit(working_folder, "errors: 0%", "errors: 1%")
@@ -119,7 +117,7 @@ def test_deploying_the_same_again_changes_nothing_and_takes_up_a_new_slo(
     assert running_deployment.slo.errors == 0.01
 
 
-def test_a_change_restarts_what_it_touches_and_nothing_else(make_plan: PlanFactory, working_folder: Path) -> None:
+def test_a_change_restarts_only_the_processes_that_it_affects(make_plan: PlanFactory, working_folder: Path) -> None:
     deploy.deploy(make_plan(), _agree)
     before = {name: state.pid for name, state in _list_states(make_plan()).items()}
     _edit(working_folder, "policy: cache-aware", "policy: round-robin")
@@ -143,7 +141,7 @@ def test_fewer_replicas_stop_the_last_one(make_plan: PlanFactory, working_folder
     assert (after["worker-0"].pid == before["worker-0"].pid) == (make_plan().deployment.environment.cores < 2)
 
 
-def test_nothing_happens_when_the_user_does_not_agree(make_plan: PlanFactory) -> None:
+def test_nothing_starts_without_confirmation(make_plan: PlanFactory) -> None:
     def refuse(changes: str) -> None:
         assert "+[program:worker-0]" in changes
         raise CheckFailed("nothing was changed")
@@ -154,7 +152,7 @@ def test_nothing_happens_when_the_user_does_not_agree(make_plan: PlanFactory) ->
     assert _find_processes(plan) == []
 
 
-def test_a_role_that_fails_is_named_with_its_cause_and_last_lines_and_nothing_stays(
+def test_a_failed_role_is_named_with_its_cause_and_last_lines_and_nothing_keeps_running(
     make_plan: PlanFactory, fake_engine_env: Path
 ) -> None:
     (fake_engine_env / "fail").touch()
@@ -176,7 +174,7 @@ def test_a_role_that_fails_is_named_with_its_cause_and_last_lines_and_nothing_st
     assert plan.directory.load_deployment() is None
 
 
-def test_an_emptied_bucket_makes_the_next_deploy_fail_and_leaves_nothing_running(
+def test_an_empty_bucket_fails_the_next_deploy_and_leaves_nothing_running(
     make_plan_with_bucket: PlanFactory, working_folder: Path
 ) -> None:
     plan = make_plan_with_bucket()
@@ -191,7 +189,7 @@ def test_an_emptied_bucket_makes_the_next_deploy_fail_and_leaves_nothing_running
     assert _find_processes(plan) == []
 
 
-def test_a_replica_that_is_killed_comes_back_and_leaves_nothing_behind(make_plan: PlanFactory) -> None:
+def test_a_killed_replica_restarts_and_leaves_no_process(make_plan: PlanFactory) -> None:
     plan = make_plan()
     deploy.deploy(plan, _agree)
     parent = psutil.Process(_list_states(plan)["worker-0"].pid)
@@ -206,7 +204,7 @@ def test_a_replica_that_is_killed_comes_back_and_leaves_nothing_behind(make_plan
     assert _list_states(plan)["worker-1"].restarts == 0
 
 
-def test_the_embedded_aws_is_not_restarted_empty(make_plan_with_bucket: PlanFactory) -> None:
+def test_the_embedded_aws_is_not_restarted_without_its_data(make_plan_with_bucket: PlanFactory) -> None:
     plan = make_plan_with_bucket()
     deploy.deploy(plan, _agree)
     psutil.Process(_list_states(plan)["aws"].pid).children()[0].kill()
@@ -218,7 +216,7 @@ def test_the_embedded_aws_is_not_restarted_empty(make_plan_with_bucket: PlanFact
     assert _list_states(plan)["aws"].state in ("STARTING", "RUNNING")
 
 
-def test_a_deployment_outlives_the_command_and_a_supervised_one_does_not(make_plan: PlanFactory) -> None:
+def test_an_attached_supervisor_ends_with_its_block(make_plan: PlanFactory) -> None:
     plan = make_plan()
     deploy.prepare_start(plan)
     with supervisor.start_attached(plan.directory) as supervisord:
@@ -227,7 +225,9 @@ def test_a_deployment_outlives_the_command_and_a_supervised_one_does_not(make_pl
     assert _find_processes(plan) == []
 
 
-def test_kill_9_of_the_one_that_supervises_leaves_nothing(make_plan: PlanFactory, working_folder: Path) -> None:
+def test_kill_9_of_the_parent_of_an_attached_supervisor_leaves_no_process(
+    make_plan: PlanFactory, working_folder: Path
+) -> None:
     plan = make_plan()
     deploy.prepare_start(plan)
     program = (
@@ -244,7 +244,7 @@ def test_kill_9_of_the_one_that_supervises_leaves_nothing(make_plan: PlanFactory
     processes.wait_until(lambda: _find_processes(plan) == [], "the end of all processes", 30)
 
 
-def test_kill_9_of_the_supervisor_leaves_nothing_and_deploy_begins_anew(make_plan: PlanFactory) -> None:
+def test_kill_9_of_the_supervisor_leaves_no_process_and_deploy_starts_over(make_plan: PlanFactory) -> None:
     plan = make_plan()
     deploy.deploy(plan, _agree)
     supervisord = supervisor.find_running(plan.directory)
@@ -261,7 +261,7 @@ def test_kill_9_of_the_supervisor_leaves_nothing_and_deploy_begins_anew(make_pla
 
 
 @pytest.mark.parametrize("what", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_deploy_leaves_nothing(
+def test_an_interrupted_deploy_leaves_no_process(
     make_plan: PlanFactory, monkeypatch: pytest.MonkeyPatch, what: signal.Signals
 ) -> None:
     plan = make_plan()
@@ -284,14 +284,14 @@ def busy_port() -> Iterator[int]:
         yield int(listener.getsockname()[1])
 
 
-def test_a_port_that_is_taken_is_said_before_anything_starts(working_folder: Path, busy_port: int) -> None:
+def test_a_port_in_use_is_refused_before_anything_starts(working_folder: Path, busy_port: int) -> None:
     with pytest.raises(Unavailable) as error:
         deploy.plan(Path("mine"), Path("fleet.yaml"), port=busy_port)
     assert str(error.value) == f"port {busy_port} is in use. Fix: another --port, or leave it out for a free one."
     assert not (working_folder / ".blueprint").exists()
 
 
-def test_a_port_that_is_taken_after_the_plan_is_said_before_anything_starts(make_plan: PlanFactory) -> None:
+def test_a_port_in_use_since_the_plan_is_refused_before_anything_starts(make_plan: PlanFactory) -> None:
     plan = make_plan()
     port = plan.deployment.engine_processes[1].port
     with socket.create_server(("127.0.0.1", port)), pytest.raises(Unavailable) as error:
@@ -302,7 +302,7 @@ def test_a_port_that_is_taken_after_the_plan_is_said_before_anything_starts(make
     assert _find_processes(plan) == []
 
 
-def test_ports_are_kept_while_they_are_free_and_chosen_anew_where_not(make_plan: PlanFactory) -> None:
+def test_saved_ports_are_used_again_while_they_are_free(make_plan: PlanFactory) -> None:
     first = make_plan().directory.load_ports()
     assert make_plan().directory.load_ports() == first
     with socket.create_server(("127.0.0.1", first["router"])):
@@ -310,7 +310,7 @@ def test_ports_are_kept_while_they_are_free_and_chosen_anew_where_not(make_plan:
     assert [name for name in first if first[name] != second[name]] == ["router"]
 
 
-def test_ports_that_another_deployment_has_chosen_are_left_to_it(
+def test_ports_that_another_deployment_claims_are_not_chosen(
     make_plan: PlanFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = make_plan().directory.load_ports()
@@ -323,14 +323,14 @@ def test_ports_that_another_deployment_has_chosen_are_left_to_it(
         deploy.plan(Path("mine"), Path("fleet.yaml"), port=first["router"])
 
 
-def test_the_port_that_a_user_names_is_the_endpoints(make_plan: PlanFactory) -> None:
+def test_the_endpoint_has_the_port_of_the_option(make_plan: PlanFactory) -> None:
     port = processes.claim_free_ports(1)[0]
     plan = deploy.plan(Path("mine"), Path("fleet.yaml"), port=port)
     assert plan.deployment.url == f"http://127.0.0.1:{port}"
     assert make_plan().deployment.url == f"http://127.0.0.1:{port}"
 
 
-def test_too_little_memory_is_said_in_one_line(make_plan: PlanFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_is_refused_in_one_line(make_plan: PlanFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     memory = psutil.virtual_memory()
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(available=2_000_000_000))
     plan = make_plan()
@@ -344,7 +344,7 @@ def test_too_little_memory_is_said_in_one_line(make_plan: PlanFactory, monkeypat
     assert _find_processes(plan) == []
 
 
-def test_a_full_disk_is_said_in_one_line(make_plan: PlanFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_refused_in_one_line(make_plan: PlanFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     import shutil
 
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(100, 99, 1_000_000))
@@ -358,9 +358,7 @@ def test_a_full_disk_is_said_in_one_line(make_plan: PlanFactory, monkeypatch: py
     assert _find_processes(plan) == []
 
 
-def test_an_edited_rendering_is_refused_before_what_runs_is_touched(
-    make_plan: PlanFactory, working_folder: Path
-) -> None:
+def test_an_edited_rendered_file_is_refused_and_what_runs_stays(make_plan: PlanFactory, working_folder: Path) -> None:
     plan = make_plan()
     deploy.deploy(plan, _agree)
     before = {name: state.pid for name, state in _list_states(plan).items()}
@@ -374,7 +372,7 @@ def test_an_edited_rendering_is_refused_before_what_runs_is_touched(
     assert "; edited" not in rendered.read_text()
 
 
-def test_a_bucket_of_another_name_is_taken_up(
+def test_the_bucket_that_storage_created_is_used(
     make_plan_with_bucket: PlanFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = make_plan_with_bucket()

@@ -13,7 +13,7 @@ from llm_serving.targets.local import deployment_dir
 from llm_serving.targets.local.deployment_dir import DeploymentDir
 
 
-def test_a_runs_folder_is_its_users_alone(tmp_path: Path) -> None:
+def test_a_deployments_directory_is_private(tmp_path: Path) -> None:
     run = DeploymentDir("mine", tmp_path)
     run.create()
     assert run.data == tmp_path / ".blueprint" / "mine"
@@ -21,12 +21,12 @@ def test_a_runs_folder_is_its_users_alone(tmp_path: Path) -> None:
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_sockets_lie_in_the_runs_folder_where_its_path_is_short(tmp_path: Path) -> None:
+def test_sockets_are_in_the_directory_if_its_path_is_short(tmp_path: Path) -> None:
     run = DeploymentDir("mine", Path("/home/me"))
     assert run.sockets == run.data / "tmp"
 
 
-def test_sockets_of_a_deep_folder_lie_where_their_paths_fit(tmp_path: Path) -> None:
+def test_sockets_of_a_deep_directory_are_in_tmp(tmp_path: Path) -> None:
     run = DeploymentDir("mine", tmp_path / ("deep" * 20))
     longest = run.sockets / ("x" * 45)
     assert len(os.fsencode(longest)) <= 107
@@ -37,7 +37,7 @@ def test_sockets_of_a_deep_folder_lie_where_their_paths_fit(tmp_path: Path) -> N
     assert not run.sockets.exists()
 
 
-def test_removing_leaves_nothing_of_the_run_and_all_of_the_others(tmp_path: Path) -> None:
+def test_remove_deletes_one_deployment_and_no_other(tmp_path: Path) -> None:
     mine, other = DeploymentDir("mine", tmp_path), DeploymentDir("other", tmp_path)
     for run in (mine, other):
         run.create()
@@ -51,7 +51,7 @@ def test_removing_leaves_nothing_of_the_run_and_all_of_the_others(tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_ports_are_written_down_and_nothing_else_is_made(tmp_path: Path) -> None:
+def test_saving_ports_creates_nothing_else(tmp_path: Path) -> None:
     run = DeploymentDir("mine", tmp_path)
     assert run.load_ports() == {}
     run.save_ports({"router": 8000})
@@ -61,7 +61,7 @@ def test_ports_are_written_down_and_nothing_else_is_made(tmp_path: Path) -> None
     assert run.load_ports() == {}
 
 
-def test_a_second_command_on_the_same_deployment_is_kept_out(tmp_path: Path) -> None:
+def test_a_second_command_on_the_same_deployment_is_refused(tmp_path: Path) -> None:
     run = DeploymentDir("mine", tmp_path)
     with run.lock():
         with pytest.raises(Unavailable, match=r"deploying or destroying mine\. Fix: wait until it ends\."), run.lock():
@@ -72,7 +72,7 @@ def test_a_second_command_on_the_same_deployment_is_kept_out(tmp_path: Path) -> 
         pass
 
 
-def test_a_deployment_of_an_older_version_reads_as_none(tmp_path: Path) -> None:
+def test_a_deployment_of_another_version_loads_as_none(tmp_path: Path) -> None:
     run = DeploymentDir("mine", tmp_path)
     run.create()
     (run.data / "deployment.json").write_text('{"name": "mine", "unknown": 1}')

@@ -14,7 +14,7 @@ def fast_polling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(early_start, "POLL_INTERVAL_S", 0.01)
 
 
-def test_the_steps_are_taken_in_their_order_beside_the_block_and_only_once_it_can_begin() -> None:
+def test_steps_run_in_order_beside_the_block_once_they_can_start() -> None:
     checked, ready, steps = threading.Event(), threading.Event(), list[str]()
 
     def can_begin() -> bool:
@@ -28,14 +28,14 @@ def test_the_steps_are_taken_in_their_order_beside_the_block_and_only_once_it_ca
         processes.wait_until(lambda: steps == ["weights", "workers"], "both steps", 10)
 
 
-def test_what_cannot_begin_before_the_block_ends_is_left() -> None:
+def test_steps_that_cannot_start_before_the_block_ends_do_not_run() -> None:
     steps = list[str]()
     with early_start.run_in_background(lambda: False, lambda _: steps.append("weights")):
         pass
     assert steps == []
 
 
-def test_a_step_under_way_is_broken_off_where_it_tells_of_itself_and_the_next_is_left() -> None:
+def test_a_running_step_ends_at_its_next_progress_report_and_no_other_starts() -> None:
     started, steps = threading.Event(), list[str]()
 
     def run_endlessly(note: OnProgress) -> None:
@@ -48,7 +48,7 @@ def test_a_step_under_way_is_broken_off_where_it_tells_of_itself_and_the_next_is
     assert steps == []
 
 
-def test_a_step_that_fails_is_left_to_whoever_takes_it_again(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_step_is_silent_and_ends_the_rest(capfd: pytest.CaptureFixture[str]) -> None:
     failed, steps = threading.Event(), list[str]()
 
     def fail(_: OnProgress) -> None:
@@ -61,6 +61,6 @@ def test_a_step_that_fails_is_left_to_whoever_takes_it_again(capfd: pytest.Captu
     assert capfd.readouterr().err == ""
 
 
-def test_the_blocks_own_failure_is_the_one_that_is_seen() -> None:
+def test_a_failure_of_the_block_is_raised() -> None:
     with pytest.raises(ValueError, match="Terraform"), early_start.run_in_background(lambda: False):
         raise ValueError("Terraform")

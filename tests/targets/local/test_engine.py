@@ -56,7 +56,7 @@ def test_each_replica_streamed_its_weights_from_the_bucket_and_stored_none(runni
     assert stored_files == []
 
 
-def test_the_cache_has_the_room_that_the_resolver_asked_for(running_plan: DeploymentPlan) -> None:
+def test_the_cache_has_the_size_that_the_resolver_decided(running_plan: DeploymentPlan) -> None:
     for process in running_plan.deployment.engine_processes:
         match = re.search(
             r"KV cache size: ([\d,]+) tokens", running_plan.directory.get_log_path(process.name).read_text()
@@ -68,11 +68,11 @@ def test_the_cache_has_the_room_that_the_resolver_asked_for(running_plan: Deploy
         )
 
 
-def test_nothing_is_written_outside_the_runs_folder(running_plan: DeploymentPlan) -> None:
+def test_nothing_is_written_outside_the_deployments_directory(running_plan: DeploymentPlan) -> None:
     assert list((running_plan.directory.root / "home").rglob("*")) == []
 
 
-def test_a_replica_takes_no_more_memory_than_the_resolver_counts_on(running_plan: DeploymentPlan) -> None:
+def test_a_replica_takes_no_more_memory_than_the_resolver_assumes(running_plan: DeploymentPlan) -> None:
     supervisord = _get_supervisord(running_plan)
     for process in running_plan.deployment.engine_processes:
         family = psutil.Process(supervisord.read_state(process.name).pid).children(recursive=True)
@@ -80,7 +80,7 @@ def test_a_replica_takes_no_more_memory_than_the_resolver_counts_on(running_plan
         assert used_bytes < process.memory_bytes
 
 
-def test_a_replica_killed_under_load_comes_back_while_the_other_serves(running_plan: DeploymentPlan) -> None:
+def test_a_replica_killed_under_load_restarts_while_the_other_serves(running_plan: DeploymentPlan) -> None:
     supervisord, victim = _get_supervisord(running_plan), running_plan.deployment.engine_processes[0]
     parent = psutil.Process(supervisord.read_state(victim.name).pid)
     family = parent.children(recursive=True)
@@ -136,7 +136,7 @@ def _redirect_weights(plan: DeploymentPlan, sources: list[tuple[str, str]]) -> D
     return replace(plan, deployment=deployment, text=text)
 
 
-def test_a_replica_that_cannot_read_its_weights_ends_with_a_clear_line(
+def test_a_replica_that_cannot_read_its_weights_names_the_cause_in_one_line(
     broken_plan: DeploymentPlan, make_bucket: Callable[[DeploymentPlan], str]
 ) -> None:
     environment = broken_plan.deployment.environment
@@ -203,5 +203,5 @@ def _get_failure(supervisord: Supervisor, worker: Process) -> str:
     return str(failed.value)
 
 
-def test_models_that_are_made_say_that_their_weights_are_random(running_plan: DeploymentPlan) -> None:
+def test_generated_models_name_their_random_weights(running_plan: DeploymentPlan) -> None:
     assert models.RANDOM_NOTICE in running_plan.deployment.emulated

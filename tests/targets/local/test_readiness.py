@@ -77,7 +77,7 @@ def _build_state(state: str, exit_reason: str, restarts: int = 1) -> ProcessStat
         ("terminated by SIGKILL", "worker-0 ended with terminated by SIGKILL: ValueError: bad weights"),
     ],
 )
-def test_a_process_that_ended_is_told_with_its_cause(tmp_path: Path, ended: str, said: str) -> None:
+def test_a_process_that_ended_is_reported_with_its_cause(tmp_path: Path, ended: str, said: str) -> None:
     run = DeploymentDir("mine", tmp_path)
     run.create()
     run.get_log_path("worker-0").write_text('Traceback (most recent call last):\n  File "x"\nValueError: bad weights\n')
@@ -86,7 +86,7 @@ def test_a_process_that_ended_is_told_with_its_cause(tmp_path: Path, ended: str,
     assert str(failed.value).splitlines()[0] == said
 
 
-def test_a_process_that_is_being_tried_again_has_failed_all_the_same(tmp_path: Path) -> None:
+def test_a_process_that_is_restarted_counts_as_failed(tmp_path: Path) -> None:
     run = DeploymentDir("mine", tmp_path)
     with pytest.raises(RoleFailed, match="worker-0 ended with exit status 1"):
         readiness.raise_if_failed(run, _build_state("STARTING", "exit status 1", restarts=2), restarts=1)

@@ -40,7 +40,7 @@ def _get_process(plan: DeploymentPlan, name: str) -> psutil.Process:
     return psutil.Process(supervisord.read_state(name).pid)
 
 
-def test_every_process_is_ready_as_soon_as_deploy_has_said_so(plan: DeploymentPlan) -> None:
+def test_every_process_is_ready_after_deploy(plan: DeploymentPlan) -> None:
     assert _list_states(plan) == dict.fromkeys(("aws", "router", "worker-0", "worker-1"), "ready")
 
 

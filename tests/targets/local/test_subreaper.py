@@ -40,14 +40,14 @@ def _find_alive(pids: list[int]) -> list[int]:
     return [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
 
 
-def test_a_command_that_is_killed_leaves_nothing_that_it_started(tmp_path: Path) -> None:
+def test_a_killed_command_leaves_no_process(tmp_path: Path) -> None:
     process, pids = _start_family(tmp_path, with_subreaper=True)
     psutil.Process(pids[0]).kill()
     assert process.wait(20) == 128 + signal.SIGKILL
     assert _find_alive(pids) == []
 
 
-def test_without_it_a_killed_command_leaves_what_it_started(tmp_path: Path) -> None:
+def test_without_the_subreaper_a_killed_command_leaves_processes(tmp_path: Path) -> None:
     child, pids = _start_family(tmp_path, with_subreaper=False)
     try:
         child.kill()
@@ -59,14 +59,14 @@ def test_without_it_a_killed_command_leaves_what_it_started(tmp_path: Path) -> N
             psutil.Process(pid).kill()
 
 
-def test_a_command_that_is_told_to_end_leaves_nothing(tmp_path: Path) -> None:
+def test_a_terminated_command_leaves_no_process(tmp_path: Path) -> None:
     process, pids = _start_family(tmp_path, with_subreaper=True)
     process.terminate()
     assert process.wait(20) == 128 + signal.SIGTERM
     assert _find_alive(pids) == []
 
 
-def test_a_keeper_that_is_killed_takes_its_command_with_it(tmp_path: Path) -> None:
+def test_a_killed_subreaper_ends_its_command(tmp_path: Path) -> None:
     process, pids = _start_family(tmp_path, with_subreaper=True)
     try:
         process.kill()
@@ -83,14 +83,14 @@ def test_the_exit_code_is_the_commands_own(code: int) -> None:
     assert process.wait(20) == code
 
 
-def test_a_command_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_command_is_named(tmp_path: Path) -> None:
     process = _start([sys.executable, subreaper.__file__, str(tmp_path / "nowhere")])
     _, errors = process.communicate(timeout=20)
     assert process.returncode == 127
     assert errors.decode() == f"{tmp_path / 'nowhere'}: No such file or directory\n"
 
 
-def test_a_command_that_does_not_end_when_told_is_killed() -> None:
+def test_a_command_that_ignores_sigterm_is_killed() -> None:
     stubborn_code = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
     )

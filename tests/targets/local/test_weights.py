@@ -60,7 +60,7 @@ def _list_keys(client: Any, bucket: str) -> list[str]:
     return [item["Key"] for item in client.list_objects_v2(Bucket=bucket).get("Contents", ())]
 
 
-def test_a_made_model_is_put_whole_and_only_once(
+def test_a_generated_model_is_uploaded_completely_and_once(
     deployment: Deployment, deployment_dir: DeploymentDir, client: Any
 ) -> None:
     weights.upload_models(deployment_dir, deployment)
@@ -77,7 +77,7 @@ def test_a_made_model_is_put_whole_and_only_once(
     }
 
 
-def test_a_model_in_a_folder_is_put(
+def test_a_model_in_a_directory_is_uploaded(
     deployment: Deployment, deployment_dir: DeploymentDir, client: Any, folder: Path
 ) -> None:
     bucket = deployment.environment.bucket
@@ -85,12 +85,14 @@ def test_a_model_in_a_folder_is_put(
     assert "models/model/config.json" in _list_keys(client, bucket)
 
 
-def test_weights_of_ones_own_are_left_alone(deployment: Deployment, deployment_dir: DeploymentDir, client: Any) -> None:
+def test_weights_of_the_user_stay_as_they_are(
+    deployment: Deployment, deployment_dir: DeploymentDir, client: Any
+) -> None:
     weights.upload_models(deployment_dir, _set_weights(deployment, f"s3://{deployment.environment.bucket}/mine/"))
     assert _list_keys(client, deployment.environment.bucket) == []
 
 
-def test_an_emptied_bucket_is_told(deployment: Deployment) -> None:
+def test_an_empty_bucket_is_refused(deployment: Deployment) -> None:
     with pytest.raises(Unavailable) as error:
         weights.check(deployment)
     assert str(error.value) == (
@@ -99,14 +101,14 @@ def test_an_emptied_bucket_is_told(deployment: Deployment) -> None:
     )
 
 
-def test_a_model_without_weights_is_told(deployment: Deployment, client: Any) -> None:
+def test_a_model_without_weights_is_refused(deployment: Deployment, client: Any) -> None:
     client.put_object(Bucket=deployment.environment.bucket, Key="models/tiny/config.json", Body=b"{}")
     with pytest.raises(Unavailable, match="no model: safetensors is missing"):
         weights.check(deployment)
 
 
 @pytest.mark.parametrize("kept", [0, 4, 200, 1_000_000])
-def test_an_object_cut_short_is_named(
+def test_an_incomplete_object_is_named(
     deployment: Deployment, deployment_dir: DeploymentDir, client: Any, kept: int
 ) -> None:
     weights.upload_models(deployment_dir, deployment)
@@ -123,12 +125,12 @@ def test_an_object_cut_short_is_named(
     assert "\n" not in message
 
 
-def test_a_bucket_that_is_not_there_is_told(deployment: Deployment) -> None:
+def test_a_missing_bucket_is_named(deployment: Deployment) -> None:
     with pytest.raises(Unavailable, match=r"s3://demo-nowhere: \S+ has no such bucket"):
         weights.check(_set_weights(deployment, "s3://demo-nowhere/models/tiny/"))
 
 
-def test_a_bucket_that_nobody_may_read_is_told(
+def test_an_unreadable_bucket_names_the_denied_action(
     deployment: Deployment, deployment_dir: DeploymentDir, client: Any
 ) -> None:
     weights.upload_models(deployment_dir, deployment)
@@ -141,7 +143,7 @@ def test_a_bucket_that_nobody_may_read_is_told(
         weights.check(deployment)
 
 
-def test_an_s3_that_does_not_answer_is_told(deployment: Deployment) -> None:
+def test_an_unreachable_s3_is_named(deployment: Deployment) -> None:
     unreachable_url = f"http://127.0.0.1:{processes.claim_free_ports(1)[0]}"
     environment = deployment.environment.model_copy(update={"s3_endpoint": unreachable_url})
     with pytest.raises(Unavailable, match=f"{unreachable_url} does not answer"):

@@ -40,8 +40,8 @@ _PLUGIN_NAMES = ("ask_for_tiles", "let_transfers_sleep", "fork_processes")
 _STARTUP_CODE = (
     "import gc, os; os.environ.get('BLUEPRINT_LOCAL_SHORTCUTS') == 'off' or gc.set_threshold(50_000, 20, 20)\n"
 )
-"""Read by Python when it starts: imports create millions of objects that stay, and Python searches them for garbage after
-each 700. With a higher threshold the engine's imports take 8.0 CPU-seconds instead of 8.8 (medians of 6 in turn)."""
+"""Read by Python when it starts: imports create millions of objects that stay, and Python searches them for garbage
+after each 700. With a higher threshold the engine's imports take 8.0 CPU-seconds, not 8.8 (medians of 6 in turn)."""
 
 _OFFLINE_ENVIRONMENT: dict[str, str] = {"DO_NOT_TRACK": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
 

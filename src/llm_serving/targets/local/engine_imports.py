@@ -2,8 +2,8 @@
 
     PYTHON engine_imports.py CACHE
 
-Importing writes the byte code of the 5,000 modules that a start needs: 10 instead of 23 CPU-seconds for each process of a
-replica. Inspecting the architecture of the generated models saves each first start another such process; the engine
+Importing writes the byte code of the 5,000 modules that a start needs: 10 instead of 23 CPU-seconds for each process of
+a replica. Inspecting the architecture of the generated models saves each first start another such process; the engine
 caches the result under CACHE, and it is copied to a deployment's own cache.
 """
 

@@ -52,8 +52,8 @@ def resolve_environment(
     emulator_process = Process(
         name=AWS,
         command=tuple(emulator.build_command(ports[AWS])),
-        # No stack applied here needs AWS's managed policies or machine images. What moto does not hold in memory goes to
-        # TMPDIR, so the deployment's own.
+        # No stack applied here needs AWS's managed policies or machine images. TMPDIR has what moto does not hold in
+        # memory.
         env={**emulator.build_server_env(bare=True), "TMPDIR": str(directory.sockets)},
         port=ports[AWS],
         stateful=True,

@@ -92,9 +92,8 @@ def require_services(directory: DeploymentDir, deployment: Deployment) -> None:
     ended = [process.name for process in deployment.environment.services if not readiness.is_listening(process.port)]
     if ended:
         raise Unavailable(
-            f"{directory.name}: {', '.join(ended)} does not run: the embedded AWS holds the weights that a replica reads "
-            "when it restarts, so this is not the deployment that the blueprint describes. "
-            "Fix: `blueprint deploy` starts it again with its data."
+            f"{directory.name}: {', '.join(ended)} does not run: the embedded AWS has the weights that a replica "
+            "reads when it restarts. Fix: `blueprint deploy` starts it again with its data."
         )
 
 

@@ -114,7 +114,7 @@ class Supervisor:
             self._call("stopProcess", name, True)
 
     def update(self) -> list[str]:
-        """Apply a changed configuration: stop what changed or was removed; return the names of what changed or is new."""
+        """Apply a changed configuration: stop what changed or was removed; return what changed or is new, by name."""
         ((added, changed, removed),) = self._call("reloadConfig")
         for name in [*changed, *removed]:
             self._call("stopProcessGroup", name, True)

@@ -1,4 +1,4 @@
-"""Uploads a deployment's weights to the bucket that its replicas stream them from, and checks that they are complete."""
+"""Uploads a deployment's weights to the bucket that its replicas stream from, and checks that they are complete."""
 
 from __future__ import annotations
 
