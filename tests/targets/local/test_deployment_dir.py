@@ -4,6 +4,8 @@ import os
 import shutil
 import socket
 import stat
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -79,11 +81,15 @@ def test_a_deployment_of_another_version_loads_as_none(tmp_path: Path) -> None:
     assert run.load_deployment() is None
 
 
-def test_sockets_in_tmp_go_with_their_deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    system_tmp = tmp_path / "t"
-    system_tmp.mkdir()
-    monkeypatch.setattr("tempfile.gettempdir", lambda: str(system_tmp))
-    monkeypatch.setattr(deployment_dir, "_MAX_SOCKET_PATH_BYTES", len(str(system_tmp)) + 80)
+@pytest.fixture
+def system_tmp(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The system's directory for temporary files, of a path that is short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="s", dir="/tmp") as folder:
+        monkeypatch.setattr("tempfile.gettempdir", lambda: folder)
+        yield Path(folder)
+
+
+def test_sockets_in_tmp_go_with_their_deployment(tmp_path: Path, system_tmp: Path) -> None:
     root = tmp_path / ("deep" * 30)
     removed, kept = DeploymentDir("removed", root), DeploymentDir("kept", root)
     for directory in (removed, kept):
