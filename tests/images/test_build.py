@@ -22,8 +22,8 @@ def _build(*words: str) -> subprocess.CompletedProcess[str]:
 
 def _list_image_versions() -> dict[str, str]:
     """Version by name of each image of the fleet's own registry, as the catalogue has it."""
-    rows = [row.own_image for row in engines.load_engines().values()]
-    rows += [row.following_image for row in engines.load_routers().values()]
+    rows = [row.fleet_image for row in engines.load_engines().values()]
+    rows += [row.dns_discovery_image for row in engines.load_routers().values()]
     return dict(row.removeprefix("{registry}/").split(":", 1) for row in rows if row.startswith("{registry}/"))
 
 
@@ -43,7 +43,7 @@ def test_every_image_that_deployments_pull_has_a_repository_in_a_fleet_that_name
     assert set(Storage().repositories) == set(_list_image_versions()) == set(IMAGE_NAMES)
 
 
-def test_the_own_image_is_the_plain_image_with_something_added() -> None:
+def test_the_fleet_image_is_the_plain_image_with_something_added() -> None:
     base = re.findall(r"(?m)^FROM (\S+)$", (IMAGES / "vllm" / "Dockerfile").read_text())
     assert base == [engines.load_engines()["vllm"].image]
 

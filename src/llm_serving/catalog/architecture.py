@@ -62,6 +62,15 @@ class LatentAttention(BaseModel):
     value_dim: int
 
 
+class ModelError(InputError):
+    """A model that cannot be used: its name is not known, or its config.json is wrong."""
+
+    def __init__(self, reason: str, fix: str = "", *, subject: str = "", detail: str = "") -> None:
+        super().__init__(f"{subject}{reason}.{f' Fix: {fix}.' if fix else ''}{detail}")
+        self.reason = reason
+        self.fix = fix or "another model"
+
+
 class Architecture(BaseModel):
     """The numbers of `config.json` that memory follows from. Lengths are in numbers, not bytes."""
 
@@ -136,20 +145,20 @@ def parse(config: Mapping[str, Any], source: str) -> Architecture:
     """The architecture that a `config.json` describes; `where` names it in messages.
 
     Raises:
-        InputError: its kind is not known here, or a number is missing.
+        ModelError: its kind is not known here, or a number is missing.
     """
     kind = config.get("model_type")
     if kind not in (*DECODERS, *ENCODERS):
         supported = ", ".join(sorted((*DECODERS, *ENCODERS)))
-        raise InputError(
-            f"{source}: model_type: now {kind!r}: its memory is not known here. Fix: a model of one of {supported}."
+        raise ModelError(
+            f"{source}: model_type: now {kind!r}: its memory is not known here", f"a model of one of {supported}"
         )
     try:
         return _parse_architecture(kind, config, source)
     except KeyError as error:
-        raise InputError(f"{source}: {error.args[0]}: it is missing, and memory follows from it.") from None
+        raise ModelError(f"{source}: {error.args[0]}: it is missing, and memory follows from it") from None
     except (TypeError, ValueError, ZeroDivisionError) as error:
-        raise InputError(f"{source}: a number in it is of another kind: {error}.") from None
+        raise ModelError(f"{source}: a number in it is of another kind: {error}") from None
 
 
 def _parse_architecture(kind: str, config: Mapping[str, Any], source: str) -> Architecture:
@@ -240,9 +249,9 @@ def _parse_quantization(config: Mapping[str, Any], source: str) -> tuple[Quantiz
         return "mxfp4", 128
     if method == "modelopt" and settings.get("quant_algo") == "NVFP4":
         return "nvfp4", 128
-    raise InputError(
-        f"{source}: quantization_config.quant_method: now {method!r}: the size of its weights is not known here. "
-        "Fix: a model in bfloat16, fp8, mxfp4 or NVFP4."
+    raise ModelError(
+        f"{source}: quantization_config.quant_method: now {method!r}: the size of its weights is not known here",
+        "a model in bfloat16, fp8, mxfp4 or NVFP4",
     )
 
 

@@ -1,7 +1,8 @@
-"""Engines and routers, a row each: their command lines, environments and names of metrics, as data.
+"""Engines, routers and frameworks as data: command lines, environments, images, names of metrics.
 
-A row holds arguments with values in braces. `Values` is all that a row may ask for; a row that asks for more is refused
-when it is read. So another engine is another row of engines.yaml, and no code.
+An engine is a file engines/NAME.yaml; routers and frameworks are rows of routers.yaml and frameworks.yaml. Arguments hold
+values in braces; FIELD_NAMES are all that exist, and a row that asks for another is refused when it is read. To add an
+engine is to add its file: no code, unless its memory arithmetic differs (`llm_serving.engines`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,11 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
-FILE = Path(__file__).with_name("engines.yaml")
+FOLDER = Path(__file__).with_name("engines")
+"""A file for each engine, named after it."""
+
+ROUTERS_FILE = Path(__file__).with_name("routers.yaml")
+FRAMEWORKS_FILE = Path(__file__).with_name("frameworks.yaml")
 
 FIELD_NAMES = frozenset(
     {
@@ -25,44 +30,44 @@ FIELD_NAMES = frozenset(
         "host",  # the address to listen on
         "port",
         "metrics_port",  # of a router that has its own
-        "side_port",  # where prefill and decode agree on a transfer
-        "events_at",  # where KV cache events are published, in ZeroMQ's words
-        "replay_at",  # where those of before are asked for
-        "master_port",  # where the machines of a replica meet
-        "ray_port",  # where Ray's machines meet
+        "nixl_side_channel_port",  # where prefill and decode agree on a transfer
+        "kv_events_endpoint",  # where KV cache events are published, as ZeroMQ writes addresses
+        "kv_replay_endpoint",  # where earlier events are asked for
+        "master_port",  # where the nodes of a replica meet
+        "ray_port",  # where Ray's nodes meet
         "data_port",  # where its data-parallel ranks meet
-        "discovery_port",  # where a router is told of prefill and decode
+        "discovery_port",  # where a router gets the addresses of prefill and decode
         "context",  # most tokens of a request
         "kv_bytes",  # memory of the KV cache
-        "kv_role",  # whether it makes or takes KV caches
+        "kv_role",  # whether it produces or consumes KV caches
         "threads",  # of computation
         "tensor",  # ways that a layer is split
         "pipeline",  # stages of layers
         "data",  # data-parallel ranks
-        "machines",  # of one replica
-        "rank",  # of this machine among them
-        "leader",  # address of the first of them
+        "nodes",  # of one replica
+        "rank",  # of this node among them
+        "leader_address",  # address of rank 0
         "batch_tokens",  # most tokens of a step
         "sequences",  # most requests of a step
         "offload_gib",  # memory for cached prompts, GiB
-        "speculative",  # the engine's settings for guessed tokens, JSON
-        "adapters",  # NAME=PLACE of each LoRA adapter
-        "adapters_most",  # how many of them at once
+        "speculative",  # the engine's settings for speculative decoding, JSON
+        "adapters",  # NAME=LOCATION of each LoRA adapter
+        "max_adapters",  # adapters loaded at once
         "drain_s",  # for requests under way when a replica is to end
-        "cache",  # a folder of the process's own
-        "modules",  # the folder with event_sources.py
-        "sockets",  # a folder whose path is short
+        "cache",  # the process's own folder
+        "module_folder",  # the folder of the modules in images/ that the engine loads
+        "socket_folder",  # a folder with a short path
         "policy",  # in the router's own words
         "imbalance",  # requests that one replica may have under way more than another
         "deadline_s",  # of a request
-        "namespace",  # where the engines' pods live
+        "namespace",  # of the engines' pods
         "engine_port",  # where every engine listens
-        "workers",  # base URLs, labels or NAME:PORT of engines that do both halves of a request
-        "prefill",  # the same of those that read prompts
-        "decode",  # and of those that write answers
+        "workers",  # URLs, labels or NAME:PORT of engines that do both prefill and decode
+        "prefill",  # the same of prefill engines
+        "decode",  # and of decode engines
     }
 )
-"""What rows may ask for. Where a value is a list, the argument that asks for it is repeated for each item."""
+"""All values that rows can use. Where a value is a list, the argument that uses it is repeated for each item."""
 
 Values = Mapping[str, str | int | tuple[str, ...]]
 
@@ -86,81 +91,81 @@ class _Row(BaseModel):
 
 
 class CommandPart(_Row):
-    """What one circumstance adds to a command."""
+    """Arguments and environment that one option or circumstance adds."""
 
     arguments: tuple[Template, ...] = ()
     environment: Mapping[str, Template] = {}
-    own_address: tuple[str, ...] = ()
-    """Variables that must hold the address by which other machines reach the process."""
+    address_variables: tuple[str, ...] = ()
+    """Variables that must hold the address by which other nodes reach the process."""
 
 
 class WeightStreaming(CommandPart):
     """Loading weights straight from S3 into memory."""
 
     loader: str
-    """The engine's own name of it."""
+    """The engine's own name of this loader."""
 
 
 class EngineLimits(_Row):
-    """What the engine does not do on one kind of processor."""
+    """What the engine runs on one kind of accelerator, where its programs are compiled for fixed shapes."""
 
     source: str
-    read: str
+    read_on: str
     families: tuple[str, ...]
     """Families of instance types that it runs on."""
 
-    elsewhere: str
-    """Why it does not run on the others of the kind."""
+    unsupported_reason: str
+    """Why it does not run on the other families of the kind."""
 
     architectures: Mapping[str, tuple[int, ...]]
     """Models that it runs, in 16 bits, by transformers' `model_type`: the sizes that their heads can have."""
 
     segments: tuple[int, ...]
-    """Tokens that one step of a prompt can have, ascending: each is a program compiled beforehand."""
+    """Tokens that one step of a prompt can have, ascending: each size is a program compiled beforehand."""
 
     sequences: int
     """Requests of one step, where the blueprint does not say: they are compiled too."""
 
-    whole_machine: str
-    """Why a replica has its machine's accelerators for itself."""
-
-    lacks: Mapping[str, str]
-    """Why it does not do what an option asks for, by the option's name; `machines` and `transfer` among them."""
+    whole_node_reason: str
+    """Why a replica needs all accelerators of its node."""
 
     def select_segment(self, max_tokens: int, context: int) -> int:
-        """The largest segment of a prompt up to `most` tokens that is below the context; the least where none is."""
+        """The largest segment of up to `max_tokens` that is below the context; the smallest one where none is."""
         return max((size for size in self.segments if size <= max_tokens and size < context), default=self.segments[0])
 
 
 class Platform(CommandPart):
-    """The engine on one kind of processor."""
+    """The engine on one kind of processor: `cpu`, or a kind of accelerator."""
 
     image: str = ""
-    """Of a container that runs it there; empty where the engine's own does."""
+    """Container image; empty where the engine's own serves this platform too."""
 
     streams: bool = True
-    """Whether weights are streamed from S3. If not, they are copied to the machine's disk before the engine starts."""
+    """Whether the engine streams weights from S3; if not, they are copied to the node's disk before it starts."""
 
     start_s: float = 600
-    """A replica that has not answered by then, loading its weights aside, never will."""
+    """Longest start, without the time to load weights."""
 
     limits: EngineLimits | None = None
-    """None where every option works."""
+    """None where shapes are free."""
+
+    unsupported_options: Mapping[str, str] = {}
+    """Why an option does not work on this platform, by the option's name; `nodes` and `transfer` among them."""
 
     kv_block: int
     """Tokens in one block of the KV cache."""
 
     device: str
-    """The engine's word for it."""
+    """The engine's name of the processor."""
 
     base_bytes: int = 0
-    """Memory of one replica besides weights and KV cache, where those lie in the machine's own memory."""
+    """Memory of one replica besides weights and KV cache, where it uses the machine's own memory."""
 
     weight_copies: float = 0
-    """Memory of one replica for each byte of weights, there."""
+    """Memory of one replica for each byte of weights, where it uses the machine's own memory."""
 
     options: Mapping[str, CommandPart] = {}
-    """What an option adds on this kind of processor."""
+    """What an option adds on this platform."""
 
 
 EngineMetric = Literal[
@@ -180,124 +185,156 @@ RouterMetric = Literal["requests", "errors"]
 
 
 class FinishReasons(_Row):
-    """How the counter of finished requests tells answered requests from others."""
+    """How the counter of finished requests separates answered requests from others."""
 
-    label: str
-    unanswered: tuple[str, ...]
+    label: str = ""
+    unanswered: tuple[str, ...] = ()
     """Values of the label that mean: without an answer."""
 
 
 class RayCommands(_Row):
-    """What the machines of a replica run where Ray joins them."""
+    """The commands of a replica's nodes where Ray joins them."""
 
-    lead: tuple[Template, ...]
-    """Put before the engine's command on the first."""
+    leader: tuple[Template, ...]
+    """Prefix of the engine's command on rank 0."""
 
-    follow: tuple[Template, ...]
-    """The whole command on the others."""
+    worker: tuple[Template, ...]
+    """The whole command on the other ranks."""
 
 
-class Engine(_Row):
-    """What runs a model."""
+class _NamedChoice(_Row):
+    """A row that a blueprint names."""
 
     source: str
-    read: str
+    read_on: str
+    default: bool = False
+    """Whether it is the one of blueprints that name none."""
+
+
+class Engine(_NamedChoice):
+    """What runs a model. A blueprint that needs an optional part that is missing here is refused."""
+
     command: tuple[Template, ...]
-    environment: Mapping[str, Template]
+    environment: Mapping[str, Template] = {}
     image: str
-    """Of a container that runs it, where its platform names none."""
+    """Container image, where the platform names none."""
 
-    own_image: str
-    """The same with what EFA and routing by events need; {registry} is the fleet's own."""
+    fleet_image: str = ""
+    """The same with EFA and KV events, in the fleet's own registry, {registry}; empty where `image` has both."""
 
-    options: Mapping[str, CommandPart]
-    """What a setting adds, by name."""
+    options: Mapping[str, CommandPart] = {}
+    """What a setting of the blueprint adds, by the option's name (`processes.list_options`)."""
 
-    ray: RayCommands
-    """Ray in place of the engine's own processes."""
+    ray: RayCommands | None = None
+    """Ray in place of the engine's own processes; None where the engine cannot use it."""
 
-    transfers: Mapping[str, CommandPart]
-    """How a KV cache is handed on, by what lies between the machines."""
+    transfers: Mapping[str, CommandPart] = {}
+    """How prefill hands its KV cache to decode, by what lies between them; empty where the engine cannot."""
 
-    streaming: WeightStreaming
-    other_s3: CommandPart
-    """For an S3 that is not AWS's own."""
+    streaming: WeightStreaming | None = None
+    """Streaming weights from S3; None where weights are copied to the node before the engine starts."""
+
+    other_s3: CommandPart = CommandPart()
+    """For an S3 other than AWS's own."""
 
     platforms: Mapping[str, Platform]
+    """By kind of processor: `gpu`, `neuron`, `cpu`; those that are missing are refused."""
+
     health: str
     """Path that answers 200 while the process lives; proves nothing about answers."""
 
     metrics_path: str
-    """Path of its own counters and histograms, in Prometheus's format."""
+    """Path of its Prometheus metrics."""
 
-    metrics: Mapping[EngineMetric, str]
+    metrics: Mapping[EngineMetric, str] = {}
     """Prometheus names of those that it has."""
 
-    finish_reasons: FinishReasons
+    finish_reasons: FinishReasons = FinishReasons()
+
+    def streams_on(self, platform: Platform) -> bool:
+        """Whether the engine streams weights from S3 on a platform."""
+        return self.streaming is not None and platform.streams
 
 
 class DiscoveryMode(CommandPart):
-    """One way of finding engines."""
+    """Arguments for one way of finding engines."""
 
-    before: tuple[Template, ...] = ()
-    """Put before the router's own command: what finds them for it."""
+    prefix_command: tuple[Template, ...] = ()
+    """Put before the router's own command: the program that finds engines for it."""
 
 
 class Discovery(_Row):
     """How a router finds the engines."""
 
-    together: DiscoveryMode
-    """Engines that do both halves of a request."""
+    aggregated: DiscoveryMode
+    """Engines that do both prefill and decode."""
 
-    apart: DiscoveryMode
-    """Engines that read prompts, and engines that write answers."""
+    disaggregated: DiscoveryMode | None = None
+    """Prefill engines and decode engines; None where the router cannot split requests."""
 
-    heard: DiscoveryMode | None = None
-    """Engines of which the router hears what their caches hold, where that is another way than `together`."""
+    kv_events: DiscoveryMode | None = None
+    """Engines whose KV cache events the router reads, where that differs from `aggregated`."""
 
 
 class Router(_Row):
     """What spreads requests over the replicas."""
 
     source: str
-    read: str
+    read_on: str
     image: str
-    """Of a container that runs it."""
+    """Container image."""
 
-    following_image: str
-    """The same with what looks DNS names up for it; {registry} is the fleet's own."""
+    dns_discovery_image: str = ""
+    """The same with the program that looks DNS names up for it, in the fleet's own registry, {registry}."""
 
     command: tuple[Template, ...]
     environment: Mapping[str, Template] = {}
-    finds: Mapping[Literal["addresses", "labels", "names"], Discovery]
-    metrics: Mapping[Literal["together", "apart"], Mapping[RouterMetric, str]]
-    """Prometheus names, by the engines behind it."""
-
+    discovery: Mapping[Literal["addresses", "labels", "names"], Discovery]
     policies: Mapping[str, str]
-    """The router's word for each of a blueprint's policies."""
+    """The router's own name for each of a blueprint's policies."""
 
     base_bytes: int
     """Memory that it takes."""
 
+    metrics: Mapping[Literal["aggregated", "disaggregated"], Mapping[RouterMetric, str]] = {}
+    """Prometheus names, by the engines behind it."""
 
-class _Catalog(_Row):
-    engines: Mapping[str, Engine]
-    routers: Mapping[str, Router]
+
+class Framework(_NamedChoice):
+    """What keeps the replicas of a deployment running."""
+
+    renders: Mapping[str, str]
+    """What a role becomes, by target; a target that is missing is refused."""
+
+    router: str
+    """Name of the router's row."""
+
+
+def _read(file: Path) -> Any:
+    return yaml.load(file.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 @functools.cache
-def _load_catalog() -> _Catalog:
-    return _Catalog.model_validate(yaml.safe_load(FILE.read_text(encoding="utf-8")))
-
-
 def load_engines() -> Mapping[str, Engine]:
     """All engines by name."""
-    return MappingProxyType(dict(_load_catalog().engines))
+    return MappingProxyType({file.stem: Engine.model_validate(_read(file)) for file in sorted(FOLDER.glob("*.yaml"))})
 
 
+@functools.cache
 def load_routers() -> Mapping[str, Router]:
     """All routers by name."""
-    return MappingProxyType(dict(_load_catalog().routers))
+    return MappingProxyType({name: Router.model_validate(row) for name, row in _read(ROUTERS_FILE).items()})
+
+
+@functools.cache
+def load_frameworks() -> Mapping[str, Framework]:
+    """All frameworks by name."""
+    return MappingProxyType({name: Framework.model_validate(row) for name, row in _read(FRAMEWORKS_FILE).items()})
+
+
+def get_default(rows: Mapping[str, Engine] | Mapping[str, Framework]) -> str:
+    """The name of the row that blueprints get which name none: the one with `default`, else the first."""
+    return next((name for name, row in rows.items() if row.default), next(iter(rows)))
 
 
 def fill_arguments(templates: Iterable[str], values: Values) -> tuple[str, ...]:

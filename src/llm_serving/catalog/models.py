@@ -14,8 +14,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict
 
 from llm_serving.catalog import architecture
-from llm_serving.catalog.architecture import Architecture
-from llm_serving.settings.errors import BlueprintError, InputError
+from llm_serving.catalog.architecture import Architecture, ModelError
+from llm_serving.settings.errors import BlueprintError
 
 FILE = Path(__file__).with_name("models.yaml")
 
@@ -64,10 +64,10 @@ def find(name: str, *, fetch_config: Callable[[str], Mapping[str, Any]] | None =
     """A model by its name in the catalogue, the folder that holds its config.json, or its id on the hub.
 
     Args:
-        hub: reads the config.json of a hub id; where left out, no hub is asked.
+        fetch_config: reads the config.json of a hub id; where left out, no hub is asked.
 
     Raises:
-        InputError: there is no such model; names the nearest ones.
+        ModelError: there is no such model; names the nearest ones.
     """
     models = load()
     if name in models:
@@ -80,8 +80,8 @@ def find(name: str, *, fetch_config: Callable[[str], Mapping[str, Any]] | None =
         try:
             return parse_config(name, fetch_config(name), source=f"config.json of {name} on the hub", hub_id=name)
         except BlueprintError as error:
-            hub_error = f" The hub: {error}"
-    raise InputError(f"{_format_unknown(name, models)}{hub_error}")
+            hub_error = str(error)
+    raise _build_unknown_error(name, models, hub_error)
 
 
 def _find_folder(name: str) -> Path | None:
@@ -93,14 +93,17 @@ def _find_folder(name: str) -> Path | None:
         return None
 
 
-def _format_unknown(name: str, models: Mapping[str, Model]) -> str:
+def _build_unknown_error(name: str, models: Mapping[str, Model], hub_error: str) -> ModelError:
     by_lower_name = {model_name.lower(): model_name for model_name in models}
     by_short_name = {model_name.lower().split("/")[-1]: model_name for model_name in models}
     close_words = difflib.get_close_matches(name.lower(), [*by_lower_name, *by_short_name], n=3, cutoff=0.5)
     suggestions = list(dict.fromkeys({**by_short_name, **by_lower_name}[word] for word in close_words)) or list(models)
-    return (
-        f"model: now {name!r}: neither in the catalogue nor a folder that holds config.json. "
-        f"Fix: {' or '.join(suggestions[:3])}, or the path of a folder; `blueprint model list` names all."
+    fix = f"{' or '.join(suggestions[:3])}, or the path of a folder; `blueprint model list` names all"
+    return ModelError(
+        "neither in the catalogue nor a folder that holds config.json",
+        fix,
+        subject=f"model: now {name!r}: ",
+        detail=f" The hub: {hub_error}" if hub_error else "",
     )
 
 
@@ -122,17 +125,17 @@ def read_folder(folder: Path) -> Model:
     """The model whose files lie in `folder`; its size is that of the safetensors there.
 
     Raises:
-        InputError: config.json is missing, broken, or of a kind whose memory is not known.
+        ModelError: config.json is missing, broken, or of a kind whose memory is not known.
     """
     path = folder / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise InputError(f"{folder}: it holds no config.json. Fix: the folder of a model.") from None
+        raise ModelError(f"{folder}: it holds no config.json", "the folder of a model") from None
     except (OSError, ValueError) as error:
-        raise InputError(f"{path}: it cannot be read as JSON: {error}.") from None
+        raise ModelError(f"{path}: it cannot be read as JSON: {error}") from None
     if not isinstance(config, dict):
-        raise InputError(f"{path}: it is not a mapping of keys to values. Fix: the folder of a model.")
+        raise ModelError(f"{path}: it is not a mapping of keys to values", "the folder of a model")
     stored_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     return parse_config(str(folder), config, source=str(path), weight_bytes=stored_bytes or None)
 
@@ -143,7 +146,7 @@ def parse_config(
     """A model from its config.json; the size of its weights follows from the architecture where it is not given.
 
     Raises:
-        InputError: a number is missing, or its kind is not known.
+        ModelError: a number is missing, or its kind is not known.
     """
     return _build_model(
         name, architecture.parse(config, source), _detect_task(config), config, source, "", hub_id, weight_bytes

@@ -53,7 +53,7 @@ class Process(ResolvedData):
     rank: int = 0
     """Index of its node within the replica, from 0; rank 0 answers requests."""
 
-    own_address: tuple[str, ...] = ()
+    address_variables: tuple[str, ...] = ()
     """Variables that must hold the address by which other nodes reach the process, where only the target knows it."""
 
     stateful: bool = False

@@ -10,14 +10,28 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from llm_serving import paths
+from llm_serving.catalog import engines
 from llm_serving.fleet.model import Name
+from llm_serving.settings.choices import OneOf
 from llm_serving.settings.document import Conflict, Document, Settings, load, parse_default
 from llm_serving.settings.errors import InputError, Mistake
 from llm_serving.settings.units import Duration, Memory, Switch, TextFormat, Tokens
-from llm_serving.workloads.serving.roles import PATTERN_ROLES, EngineRole, ModelName, ModelRole, Roles, WeightsUri
+from llm_serving.workloads import base
+from llm_serving.workloads.base import BaseBlueprint
+from llm_serving.workloads.serving import patterns
+from llm_serving.workloads.serving.roles import EngineRole, ModelName, ModelRole, Roles, WeightsUri
 from llm_serving.workloads.serving.traffic import Slo, Traffic
 
-FILE_NAME = "blueprint.yaml"
+FILE_NAME = base.FILE_NAME
+
+
+def _list_engines() -> list[str]:
+    return list(engines.load_engines())
+
+
+def _list_frameworks() -> list[str]:
+    return list(engines.load_frameworks())
+
 
 Image = Annotated[
     str,
@@ -96,23 +110,26 @@ class Disruption(Settings):
     """How long a replica that is to go may finish its requests."""
 
 
-class Blueprint(Settings):
-    """A user's copy of a pattern."""
+class Blueprint(BaseBlueprint):
+    """A user's copy of a pattern that serves models."""
+
+    kind: Literal["serving"] = "serving"
+    """What sort of work this is."""
 
     name: Name | None = None
     """Name of the deployment; the folder's name where left out."""
 
-    pattern: Literal["aggregated", "disaggregated", "distributed", "multi-model"]
+    pattern: Annotated[str, OneOf(patterns.list_names)]
     """The folder under blueprints/ that this is a copy of."""
 
     model: ModelName | None = None
     """A model of the catalogue, a hub id such as Qwen/Qwen3-0.6B, or a folder that holds config.json."""
 
-    engine: Literal["vllm"] = "vllm"
+    engine: Annotated[str, OneOf(_list_engines)] = engines.get_default(engines.load_engines())
     """What runs the model."""
 
-    framework: Literal["plain"] = "plain"
-    """What keeps the replicas on EKS: Deployments, and LeaderWorkerSets where a replica spans machines."""
+    framework: Annotated[str, OneOf(_list_frameworks)] = engines.get_default(engines.load_frameworks())
+    """What keeps the replicas running: `plain` uses what the target has, such as Deployments on EKS."""
 
     image: Image | None = None
     """The engine's image on EKS and ECS, with its tag or digest; the pinned one where left out."""
@@ -138,6 +155,11 @@ class Blueprint(Settings):
     slo: Annotated[Slo, Field(examples=[{"ttft_ms": {"p95": 800}}])]
     """What the answers must be like."""
 
+    @property
+    def is_disaggregated(self) -> bool:
+        """Whether prefill hands its KV cache to decode."""
+        return self.roles.prefill is not None and self.roles.decode is not None
+
     def find_key_path(self, name: str) -> tuple[str, ...]:
         """Where the engine role `name` stands in the file."""
         return ("roles", "models", name) if name in self.roles.models else ("roles", name)
@@ -160,8 +182,8 @@ class Blueprint(Settings):
         )
 
     def _check_pattern_roles(self) -> Iterator[Conflict]:
-        pattern_roles = PATTERN_ROLES[self.pattern]
-        for name in ("worker", "prefill", "decode", "models"):
+        pattern_roles = patterns.load_patterns()[self.pattern].roles
+        for name in patterns.ENGINE_ROLES:
             is_present = bool(getattr(self.roles, name))
             if is_present and name not in pattern_roles:
                 role_names = " and ".join(pattern_roles)
@@ -171,10 +193,10 @@ class Blueprint(Settings):
                 yield Conflict(("roles", name), reason, f"{name}: {_format_example_role(name)}")
 
     def _check_model(self) -> Iterator[Conflict]:
-        is_multi_model = self.pattern == "multi-model"
-        if is_multi_model and self.model:
+        has_many_models = "models" in patterns.load_patterns()[self.pattern].roles
+        if has_many_models and self.model:
             yield Conflict(("model",), "each role of this pattern names its own", "it in roles.models instead")
-        if not is_multi_model and not self.model:
+        if not has_many_models and not self.model:
             yield Conflict(("model",), "it is required and missing", "model: Qwen/Qwen3-0.6B")
 
     def _check_context(self) -> Iterator[Conflict]:

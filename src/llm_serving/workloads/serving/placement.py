@@ -19,6 +19,7 @@ from llm_serving.fleet.model import Fleet, Pool
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import InputError, Mistake
 from llm_serving.settings.units import Bounds
+from llm_serving.workloads.serving import patterns
 from llm_serving.workloads.serving.blueprint import Blueprint, Tuning
 from llm_serving.workloads.serving.deployment import Parallelism, Resources, Toleration
 from llm_serving.workloads.serving.roles import EngineRole
@@ -179,7 +180,8 @@ class _PlacementSearch:
         return self.role.tensor * self.role.data if self.role.expert else 0
 
     def _select_platform(self, device: Accelerators) -> Platform:
-        return engines.load_engines()[self.blueprint.value.engine].platforms[device.kind]
+        platforms = engines.load_engines()[self.blueprint.value.engine].platforms
+        return platforms.get(device.kind) or platforms["cpu"]
 
     def _select_batch(self, device: Accelerators) -> memory.Batch:
         """The largest step: as the blueprint says, else as the engine chooses."""
@@ -203,15 +205,16 @@ class _PlacementSearch:
             return large_types
         max_accelerators = max(map(count_accelerators, known_types))
         counts = ", ".join(f"{instance.name} has {count_accelerators(instance) or 'none'}" for instance in known_types)
-        if self.blueprint.value.pattern != "distributed" or not max_accelerators:
-            reason = f"a replica stands on one machine, and of the pool {self.role.pool} {counts}"
-            fix = (
-                f"accelerators: {max_accelerators} or less, or a pool of larger types"
-                if max_accelerators
-                else _ANY_ACCELERATED_POOL
-            )
-            if max_accelerators and self.blueprint.value.pattern == "aggregated":
-                fix += ", or pattern: distributed"
+        pattern = patterns.load_patterns()[self.blueprint.value.pattern]
+        if not max_accelerators:
+            reason = f"the pool {self.role.pool} has no accelerators: {counts}"
+            raise self._build_error("accelerators", accelerators, reason, "a pool of types with accelerators")
+        if not pattern.spans_nodes:
+            reason = f"a replica runs on one node, and in the pool {self.role.pool} {counts}"
+            fix = f"accelerators: {max_accelerators} or less, or a pool of larger types"
+            larger_pattern = patterns.find_multi_node(pattern.roles)
+            if larger_pattern:
+                fix += f", or pattern: {larger_pattern}"
             raise self._build_error("accelerators", accelerators, reason, fix)
         return self._select_multi_node(
             pool,
@@ -284,8 +287,7 @@ class _PlacementSearch:
         misfits = "; ".join(f"on {' and '.join(names)} {misfit}" for misfit, names in types_by_reason.items())
         unit = "accelerator" if self.role.accelerators == 1 else "accelerators"
         reason = f"it does not fit into {self.role.accelerators} {unit} of the pool {self.role.pool}: {misfits}"
-        is_multi_model = self.blueprint.value.pattern == "multi-model"
-        key_path = [*self.key_path, "model"] if is_multi_model else ["model"]
+        key_path = self.blueprint.value.find_model_key_path(self.key_path, self.role, "model")
         raise PlacementError(
             self.blueprint.build_mistake(key_path, self.model.name, reason, self._describe_alternatives())
         )
@@ -304,9 +306,11 @@ class _PlacementSearch:
             ).fits
         ]
         if not candidates:
+            larger_pattern = patterns.find_multi_node()
+            alternative = f", or pattern: {larger_pattern}" if larger_pattern else ""
             return (
-                "a smaller or more strongly quantized model, or pattern: distributed: "
-                "no single machine of the catalogue holds this one"
+                f"a smaller or more strongly quantized model{alternative}: "
+                "no single instance type of the catalogue holds this one"
             )
         same_count = sorted(candidate for candidate in candidates if candidate[1] == self.role.accelerators)[:1]
         suggestions = [
@@ -374,9 +378,6 @@ class _PlacementSearch:
             return ()
         taints = dict.fromkeys(taint for group in pool_groups for taint in group.taints)
         return tuple(Toleration(key=taint.key, value=taint.value, effect=taint.effect) for taint in taints)
-
-
-_ANY_ACCELERATED_POOL = "a pool of types that have some"
 
 
 def format_bounds(bounds: Bounds) -> int | str:

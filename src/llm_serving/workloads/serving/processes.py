@@ -6,22 +6,16 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from llm_serving.catalog import engines
 from llm_serving.catalog.engines import CommandPart, Values
 from llm_serving.engines import memory
-from llm_serving.workloads.environment import Environment, Probe, Process
+from llm_serving.workloads.environment import Conventions, Discovery, Environment, Probe, Process
 from llm_serving.workloads.serving.blueprint import Blueprint
 from llm_serving.workloads.serving.deployment import DECODE, PREFILL, Role, ServedModel
 from llm_serving.workloads.serving.placement import Placement
 from llm_serving.workloads.serving.roles import EngineRole, RouterPolicy, compute_fixed_replicas
 from llm_serving.workloads.serving.traffic import Traffic
-
-LOOPBACK = "127.0.0.1"
-"""Where processes of the local target listen: no other machine reaches them."""
-
-ROUTER = "vllm-router"
 
 ENGINE_PORT, ROUTER_PORT, METRICS_PORT, DISCOVERY_PORT = 8000, 8080, 9090, 9091
 """Where a container listens that has an address of its own."""
@@ -40,13 +34,6 @@ MIN_KV_BYTES = 64 * 2**20
 WEIGHTS_FOLDER = "weights"
 """Folder of weights that are not streamed, where they are copied to before the engine starts."""
 
-DISCOVERY_BY_TARGET: Mapping[str, Literal["addresses", "labels", "names"]] = {
-    "local": "addresses",
-    "eks": "labels",
-    "ecs": "names",
-}
-"""How the router finds the engines, by target."""
-
 KV_ROLES = {PREFILL: "kv_producer", DECODE: "kv_consumer"}
 
 
@@ -64,37 +51,41 @@ class Context:
     """Which of the engine's transfers hands caches on; empty where none do."""
 
     @property
-    def is_local(self) -> bool:
-        """Whether all processes share this machine."""
-        return self.environment.target == "local"
-
-    @property
-    def host(self) -> str:
-        """The address to listen on."""
-        return LOOPBACK if self.is_local else "0.0.0.0"
+    def conventions(self) -> Conventions:
+        """What the target does in its own way."""
+        return self.environment.conventions
 
     @property
     def prefetch_folder(self) -> str:
-        """Folder of a container that LoRA adapters, and weights that are not streamed, are copied to beforehand."""
+        """Folder of a container that files of S3 are copied to before its process starts."""
         return f"{self.environment.data_folder}/fetched"
 
     @property
     def engine(self) -> engines.Engine:
-        """The engine."""
+        """The engine's row."""
         return engines.load_engines()[self.blueprint.engine]
 
+    @property
+    def router(self) -> engines.Router:
+        """The row of the framework's router."""
+        return engines.load_routers()[engines.load_frameworks()[self.blueprint.framework].router]
+
     def select_platform(self, role_placement: Placement) -> engines.Platform:
-        """The engine on the processors that it runs on here."""
-        return self.engine.platforms["cpu"] if self.is_local else role_placement.platform
+        """The engine on the processors that it runs on: the pool's accelerators, or this machine's CPU instead."""
+        return role_placement.platform if self.conventions.real_accelerators else self.engine.platforms["cpu"]
+
+    def streams(self, role_placement: Placement) -> bool:
+        """Whether the engine streams its weights from S3."""
+        return self.engine.streams_on(self.select_platform(role_placement))
 
 
 def list_port_names(blueprint: Blueprint, replicas: Mapping[str, int]) -> list[str]:
-    """The ports that a place where processes share one address must choose, by name.
+    """Names of the ports that a target must choose where processes share one machine.
 
     Args:
         replicas: by role.
     """
-    is_disaggregated = blueprint.pattern == "disaggregated"
+    is_disaggregated = blueprint.is_disaggregated
     has_kv_events = blueprint.roles.router.policy == "kv-aware"
     processes = [f"{role}-{index}" for role, count in replicas.items() for index in range(count)]
     extra_names = [
@@ -121,8 +112,8 @@ def list_options(context: Context, role: EngineRole, role_placement: Placement) 
         "pipeline": role.pipeline > 1,
         "data": role.data > 1,
         "expert": role.expert,
-        "machines": nodes > 1 and role.executor == "mp",
-        "data-machines": nodes > 1 and role.data > 1,
+        "nodes": nodes > 1 and role.executor == "mp",
+        "data-nodes": nodes > 1 and role.data > 1,
         "ray": nodes > 1 and role.executor == "ray",
         "fp8-weights": tuning.quantization == "fp8",
         "fp8-cache": tuning.kv_cache == "fp8",
@@ -134,35 +125,26 @@ def list_options(context: Context, role: EngineRole, role_placement: Placement) 
         "speculative": tuning.speculative is not None,
         "adapters": bool(role.adapters),
         "kv-events": context.policy == "kv-aware",
-        "drain": not context.is_local,
+        "drain": context.conventions.drains,
     }
     return (name for name, is_used in requested.items() if is_used)
 
 
-def build_engine_processes(
-    context: Context, name: str, role: EngineRole, role_placement: Placement, served_model: ServedModel
-) -> list[Process]:
-    """The processes of a role: each replica on this machine; elsewhere what all replicas are like, by machine."""
-    if context.is_local:
-        count = compute_fixed_replicas(role).min
-        return [
-            _build_engine_process(context, name, role, role_placement, served_model, index, 0) for index in range(count)
-        ]
-    if context.environment.target == "ecs" and role_placement.nodes > 1:
-        # A service is made of like tasks, so each machine of each replica is one of its own.
-        return [
-            _build_engine_process(context, name, role, role_placement, served_model, replica, rank)
-            for replica in range(role.replicas.max)
-            for rank in range(role_placement.nodes)
-        ]
-    # A group's machines are the first and its followers, whose number the group itself tells them.
-    return [
-        _build_engine_process(context, name, role, role_placement, served_model, 0, rank)
-        for rank in range(min(2, role_placement.nodes))
-    ]
+def list_instance_keys(context: Context, role: EngineRole, role_placement: Placement) -> list[tuple[int, int]]:
+    """Replica and rank of each process that the target is asked to run.
+
+    A target that copies processes itself is asked for one replica: for one process of it where it numbers the nodes,
+    and a second that stands for all further ranks.
+    """
+    nodes = role_placement.nodes
+    if context.conventions.shared_host:
+        return [(replica, 0) for replica in range(compute_fixed_replicas(role).min)]
+    if nodes > 1 and not context.conventions.starts_groups:
+        return [(replica, rank) for replica in range(role.replicas.max) for rank in range(nodes)]
+    return [(0, rank) for rank in range(min(2, nodes))]
 
 
-def _build_engine_process(
+def build_engine_process(
     context: Context,
     name: str,
     role: EngineRole,
@@ -171,29 +153,24 @@ def _build_engine_process(
     replica: int,
     rank: int,
 ) -> Process:
-    engine, platform, environment = context.engine, context.select_platform(role_placement), context.environment
+    """One process of a role: the engine on one node of a replica."""
+    environment, platform = context.environment, context.select_platform(role_placement)
     process_name = _build_process_name(context, name, role_placement.nodes, replica, rank)
-    option_names = list(list_options(context, role, role_placement))
-    streaming_parts = (
-        [engine.streaming, *((engine.other_s3,) if environment.s3_endpoint else ())] if platform.streams else []
-    )
-    parts: list[CommandPart] = [*streaming_parts, platform]
-    parts += [
-        part for option in option_names for part in (engine.options.get(option), platform.options.get(option)) if part
-    ]
-    parts += [engine.transfers[context.transfer]] if context.transfer else []
-    parts += [engine.options["follower"]] if rank and role.executor == "mp" else []
+    parts = _list_command_parts(context, role, role_placement, rank)
     values = {
         **_build_shared_values(context, name, role, role_placement, served_model),
         **_build_process_values(context, process_name, name, replica, rank),
     }
-    command = engines.fill_arguments((*engine.command, *(text for part in parts for text in part.arguments)), values)
-    env = engines.fill_env((engine.environment, *(part.environment for part in parts)), values)
-    address_variables = tuple(dict.fromkeys(variable for part in parts for variable in part.own_address))
-    if context.is_local:
-        env |= dict.fromkeys(address_variables, LOOPBACK)
-    if role.executor == "ray" and role_placement.nodes > 1:
-        command = _build_ray_command(engine.ray.lead if rank == 0 else engine.ray.follow, command, values, rank)
+    command = engines.fill_arguments(
+        (*context.engine.command, *(text for part in parts for text in part.arguments)), values
+    )
+    env = engines.fill_env((context.engine.environment, *(part.environment for part in parts)), values)
+    address_variables = tuple(dict.fromkeys(variable for part in parts for variable in part.address_variables))
+    own_address = context.conventions.own_address
+    if own_address:
+        env |= dict.fromkeys(address_variables, own_address)
+    if role.executor == "ray" and role_placement.nodes > 1 and context.engine.ray:
+        command = _build_ray_command(context.engine.ray, command, values, rank)
     return Process(
         name=process_name,
         command=(_resolve_executable(environment, command[0]), *command[1:]),
@@ -204,37 +181,58 @@ def _build_engine_process(
         else None,
         replica=replica,
         rank=rank,
-        own_address=() if context.is_local else address_variables,
-        memory_bytes=_compute_memory_bytes(context, role, served_model, role_placement) if context.is_local else 0,
+        address_variables=() if own_address else address_variables,
+        memory_bytes=_compute_memory_bytes(context, role, served_model, role_placement)
+        if context.conventions.shared_host
+        else 0,
     )
 
 
+def _list_command_parts(context: Context, role: EngineRole, role_placement: Placement, rank: int) -> list[CommandPart]:
+    """What is added to the engine's command, in the order of the command line."""
+    engine, platform = context.engine, context.select_platform(role_placement)
+    parts: list[CommandPart] = []
+    if engine.streaming and context.streams(role_placement):
+        parts += [engine.streaming, *((engine.other_s3,) if context.environment.s3_endpoint else ())]
+    parts.append(platform)
+    for option in list_options(context, role, role_placement):
+        parts += [part for part in (engine.options.get(option), platform.options.get(option)) if part]
+    if context.transfer:
+        parts.append(engine.transfers[context.transfer])
+    if rank and role.executor == "mp" and "follower" in engine.options:
+        parts.append(engine.options["follower"])
+    return parts
+
+
 def _build_process_name(context: Context, role: str, nodes: int, replica: int, rank: int) -> str:
-    if context.is_local:
+    if context.conventions.shared_host:
         return f"{role}-{replica}"
-    if context.environment.target == "ecs" and nodes > 1:
+    if nodes > 1 and not context.conventions.starts_groups:
         return f"{role}-{replica}-{rank}"
     return f"{role}-follower" if rank else role
 
 
-def _build_ray_command(templates: Sequence[str], command: Sequence[str], values: Values, rank: int) -> tuple[str, ...]:
-    ray_command = engines.fill_arguments(templates, values)
-    return ray_command if rank else (*ray_command, *command)
+def _build_ray_command(ray: engines.RayCommands, command: Sequence[str], values: Values, rank: int) -> tuple[str, ...]:
+    if rank:
+        return engines.fill_arguments(ray.worker, values)
+    return (*engines.fill_arguments(ray.leader, values), *command)
 
 
 def _build_shared_values(
     context: Context, name: str, role: EngineRole, role_placement: Placement, served_model: ServedModel
 ) -> Values:
-    """What all processes of a role have in common."""
-    tuning, platform = context.blueprint.tuning, context.select_platform(role_placement)
+    """Values that all processes of a role share."""
+    tuning = context.blueprint.tuning
     rank_count = sum(
         compute_fixed_replicas(engine_role).min * _count_ranks(engine_role)
         for engine_role in context.blueprint.roles.engine_roles.values()
     )
     return {
-        "weights": served_model.weights.uri if platform.streams else f"{context.prefetch_folder}/{WEIGHTS_FOLDER}",
+        "weights": served_model.weights.uri
+        if context.streams(role_placement)
+        else f"{context.prefetch_folder}/{WEIGHTS_FOLDER}",
         "served_model": served_model.name,
-        "host": context.host,
+        "host": context.conventions.bind_host,
         "context": served_model.context,
         "kv_bytes": _compute_kv_bytes(context, role, role_placement, served_model),
         "kv_role": KV_ROLES.get(name, "kv_both"),
@@ -242,43 +240,42 @@ def _build_shared_values(
         "tensor": role.tensor,
         "pipeline": role.pipeline,
         "data": role.data,
-        "machines": role_placement.nodes,
+        "nodes": role_placement.nodes,
         "batch_tokens": role_placement.batch.tokens,
         "sequences": role_placement.batch.sequences,
         "offload_gib": f"{(tuning.kv_offload or 0) / 2**30:g}",
         "speculative": _format_speculative(context),
         "adapters": tuple(f"{adapter}={path}" for adapter, path in _list_adapter_paths(context, served_model).items()),
-        "adapters_most": len(served_model.adapters),
+        "max_adapters": len(served_model.adapters),
         "drain_s": math.ceil(context.blueprint.disruption.drain),
-        "sockets": context.environment.socket_folder,
+        "socket_folder": context.environment.socket_folder,
     }
 
 
 def _build_process_values(context: Context, process_name: str, role: str, replica: int, rank: int) -> Values:
-    """What a process has for itself."""
-    environment = context.environment
+    """Values of one process."""
+    environment, conventions = context.environment, context.conventions
+    cache_folder = f"{environment.data_folder}/cache"
     return {
         "port": _select_port(context, process_name, ENGINE_PORT),
-        "side_port": _select_port(context, f"{process_name}-side", PORTS["side"]),
-        "events_at": _build_kv_endpoint(context, process_name, "events"),
-        "replay_at": _build_kv_endpoint(context, process_name, "replay"),
+        "nixl_side_channel_port": _select_port(context, f"{process_name}-side", PORTS["side"]),
+        "kv_events_endpoint": _build_kv_endpoint(context, process_name, "events"),
+        "kv_replay_endpoint": _build_kv_endpoint(context, process_name, "replay"),
         "master_port": PORTS["master"],
         "data_port": PORTS["data"],
         "ray_port": PORTS["ray"],
-        "cache": f"{environment.data_folder}/cache/{process_name}"
-        if context.is_local
-        else f"{environment.data_folder}/cache",
-        "modules": environment.module_folder,
-        "rank": rank if environment.target != "eks" or rank == 0 else "$(LWS_WORKER_INDEX)",
-        "leader": "$(LWS_LEADER_ADDRESS)"
-        if environment.target == "eks"
-        else build_peer_name(context, f"{role}-{replica}-0"),
+        "cache": cache_folder if conventions.containers else f"{cache_folder}/{process_name}",
+        "module_folder": environment.module_folder,
+        "rank": conventions.rank if conventions.rank and rank else rank,
+        "leader_address": conventions.leader_address or build_peer_name(context, f"{role}-{replica}-0"),
     }
 
 
 def build_peer_name(context: Context, service: str) -> str:
-    """The DNS name by which peers find a service: on ECS all deployments of a fleet share one namespace."""
-    return f"{context.name}-{service}.{context.environment.namespace}"
+    """The DNS name by which the deployment's processes find a service of it."""
+    return context.conventions.peer_name.format(
+        deployment=context.name, service=service, namespace=context.environment.namespace
+    )
 
 
 def _count_ranks(role: EngineRole) -> int:
@@ -297,8 +294,8 @@ def _format_speculative(context: Context) -> str:
 
 
 def _list_adapter_paths(context: Context, served_model: ServedModel) -> Mapping[str, str]:
-    """Where the engine finds its adapters: on this machine where they lie, in a container where they are copied to."""
-    if context.is_local:
+    """Where the engine finds its adapters: in their own folders, or where they are copied to in a container."""
+    if not context.conventions.containers:
         return served_model.adapters
     return {name: f"{context.prefetch_folder}/{_build_adapter_folder(name)}" for name in served_model.adapters}
 
@@ -309,10 +306,10 @@ def _build_adapter_folder(adapter: str) -> str:
 
 
 def list_prefetch_uris(context: Context, role_placement: Placement, served_model: ServedModel) -> dict[str, str]:
-    """What of S3 is copied to the machine before the engine starts, by its folder there."""
-    if context.is_local:
+    """What of S3 is copied to the node before the engine starts, by its folder there."""
+    if not context.conventions.containers:
         return {}
-    weights = {} if role_placement.platform.streams else {WEIGHTS_FOLDER: served_model.weights.uri}
+    weights = {} if context.streams(role_placement) else {WEIGHTS_FOLDER: served_model.weights.uri}
     return weights | {_build_adapter_folder(name): uri for name, uri in served_model.adapters.items()}
 
 
@@ -346,34 +343,15 @@ def count_concurrent_requests(traffic: Traffic) -> int:
 
 
 def build_router_process(context: Context, engine_roles: Sequence[Role], served_model: ServedModel) -> Process:
-    """The router before the engines of `roles`."""
-    router, environment = engines.load_routers()[ROUTER], context.environment
-    discovery = router.finds[select_discovery(context)]
-    event_mode = discovery.heard if context.policy == "kv-aware" else None
-    mode = discovery.apart if select_discovery_mode(engine_roles) == "apart" else event_mode or discovery.together
-    values: Values = {
-        "host": context.host,
-        "port": _select_port(context, "router", ROUTER_PORT),
-        "metrics_port": _select_port(context, "router-metrics", METRICS_PORT),
-        "policy": router.policies[_select_policy(context, engine_roles)],
-        "imbalance": _compute_imbalance(context.blueprint),
-        "deadline_s": math.ceil(context.blueprint.traffic.deadline),
-        "namespace": environment.namespace,
-        "engine_port": ENGINE_PORT,
-        "discovery_port": DISCOVERY_PORT,
-        **{
-            role.name: _list_endpoints(context, role)
-            for role in engine_roles
-            if role.name in ("worker", PREFILL, DECODE)
-        },
-        "workers": tuple(endpoint for role in engine_roles for endpoint in _list_endpoints(context, role)),
-    }
+    """The router before the engines of `engine_roles`."""
+    router, environment = context.router, context.environment
+    mode, values = _select_discovery_mode(context), _build_router_values(context, engine_roles)
     command = engines.fill_arguments((*router.command, *mode.arguments), values)
-    discovery_command = engines.fill_arguments(mode.before, values)
+    prefix_command = engines.fill_arguments(mode.prefix_command, values)
     return Process(
         name="router",
         command=(
-            *_build_discovery_command(environment, discovery_command),
+            *_build_discovery_command(environment, prefix_command),
             _resolve_executable(environment, command[0]),
             *command[1:],
         ),
@@ -381,31 +359,52 @@ def build_router_process(context: Context, engine_roles: Sequence[Role], served_
         port=_select_port(context, "router", ROUTER_PORT),
         probe=_build_probe(
             served_model,
-            max(process.probe.deadline_s for role in engine_roles for process in role.processes if process.probe),
+            max(process.probe.deadline_s for role in engine_roles for process in role.instances if process.probe),
         ),
         memory_bytes=router.base_bytes,
     )
 
 
+def _select_discovery_mode(context: Context) -> engines.DiscoveryMode:
+    """The router's arguments for finding the engines of this blueprint."""
+    discovery = context.router.discovery[select_discovery(context)]
+    if context.blueprint.is_disaggregated and discovery.disaggregated:
+        return discovery.disaggregated
+    return (discovery.kv_events if context.policy == "kv-aware" else None) or discovery.aggregated
+
+
+def _build_router_values(context: Context, engine_roles: Sequence[Role]) -> Values:
+    endpoints = {role.name: _list_endpoints(context, role) for role in engine_roles}
+    split_roles = {name: endpoints[name] for name in (PREFILL, DECODE) if name in endpoints}
+    return {
+        "host": context.conventions.bind_host,
+        "port": _select_port(context, "router", ROUTER_PORT),
+        "metrics_port": _select_port(context, "router-metrics", METRICS_PORT),
+        "policy": context.router.policies[_select_policy(context, engine_roles)],
+        "imbalance": _compute_imbalance(context.blueprint),
+        "deadline_s": math.ceil(context.blueprint.traffic.deadline),
+        "namespace": context.environment.namespace,
+        "engine_port": ENGINE_PORT,
+        "discovery_port": DISCOVERY_PORT,
+        "workers": tuple(endpoint for role_endpoints in endpoints.values() for endpoint in role_endpoints),
+        **split_roles,
+    }
+
+
 def _select_policy(context: Context, engine_roles: Sequence[Role]) -> RouterPolicy:
     """The policy; of one replica at a known address there is nothing to choose, and load-aware wants two."""
-    is_single = select_discovery(context) == "addresses" and sum(len(role.processes) for role in engine_roles) == 1
+    is_single = select_discovery(context) == "addresses" and sum(len(role.instances) for role in engine_roles) == 1
     return "round-robin" if is_single and context.policy == "load-aware" else context.policy
 
 
-def select_discovery_mode(engine_roles: Sequence[Role]) -> Literal["together", "apart"]:
-    """Whether each engine does both halves of a request, or prefill and decode are roles of their own."""
-    return "apart" if {PREFILL, DECODE} <= {role.name for role in engine_roles} else "together"
-
-
-def select_discovery(context: Context) -> Literal["addresses", "labels", "names"]:
-    """How the router finds the engines here."""
+def select_discovery(context: Context) -> Discovery:
+    """How the router finds the engines: as the target's conventions say, unless only DNS discovery works."""
     # Which model an engine serves cannot be told to a router at its start: it takes that by its interface alone.
-    is_multi_model = context.blueprint.pattern == "multi-model"
-    # Told of engines at its start, it asks them where their caches' events are once, as soon as the first answers: one
-    # that answers later is never heard. Besides, its own image is older than this policy.
+    has_many_models = bool(context.blueprint.roles.models)
+    # With addresses at its start, it asks the engines where their caches' events are once, as soon as the first answers,
+    # and never hears one that answers later. Besides, its own image is older than this policy.
     uses_kv_events = context.policy == "kv-aware"
-    return "names" if is_multi_model or uses_kv_events else DISCOVERY_BY_TARGET[context.environment.target]
+    return "names" if has_many_models or uses_kv_events else context.conventions.discovery
 
 
 def _build_discovery_command(environment: Environment, words: Sequence[str]) -> tuple[str, ...]:
@@ -414,25 +413,23 @@ def _build_discovery_command(environment: Environment, words: Sequence[str]) -> 
 
 
 def _list_endpoints(context: Context, role: Role) -> tuple[str, ...]:
-    """How the router finds the engines of a role: each by its address, or all by their labels or their name."""
-    environment, uses_names = context.environment, select_discovery(context) == "names"
-    if context.is_local:
-        return tuple(f"{'' if uses_names else 'http://'}{LOOPBACK}:{process.port}" for process in role.processes)
-    if environment.target == "ecs":
-        head_names = [process.name for process in role.processes if process.rank == 0]
-        return tuple(f"{build_peer_name(context, name)}:{ENGINE_PORT}" for name in head_names)
-    if uses_names:
-        return (f"{build_peer_name(context, role.name)}:{ENGINE_PORT}",)
-    labels = {"app.kubernetes.io/instance": context.name, "app.kubernetes.io/component": role.name}
-    listen_labels = {"inference/listens": "true"} if role.nodes > 1 else {}
-    return tuple(f"{key}={value}" for key, value in {**labels, **listen_labels}.items())
+    """How the router finds the engines of a role: the address or DNS name of each, or the labels of all."""
+    conventions, discovery = context.conventions, select_discovery(context)
+    if discovery == "labels":
+        templates = {**conventions.selector_labels, **(conventions.leader_labels if role.nodes > 1 else {})}
+        return tuple(
+            f"{key}={value.format(deployment=context.name, role=role.name)}" for key, value in templates.items()
+        )
+    leaders = [process for process in role.instances if process.rank == 0]
+    if conventions.shared_host:
+        scheme = "http://" if discovery == "addresses" else ""
+        return tuple(f"{scheme}{conventions.own_address}:{process.port}" for process in leaders)
+    return tuple(f"{build_peer_name(context, process.name)}:{ENGINE_PORT}" for process in leaders)
 
 
 def _build_kv_endpoint(context: Context, process_name: str, port_name: str) -> str:
-    """Where an engine tells of its cache, as ZeroMQ is told to listen."""
-    # The loopback address in IPv6's notation, where nobody else hears it: by its colons the engine knows to listen.
-    host = f"[::ffff:{LOOPBACK}]" if context.is_local else "*"
-    return f"tcp://{host}:{_select_port(context, f'{process_name}-{port_name}', PORTS[port_name])}"
+    """Where an engine publishes its cache's events, as ZeroMQ writes addresses."""
+    return f"tcp://{context.conventions.zmq_bind_host}:{_select_port(context, f'{process_name}-{port_name}', PORTS[port_name])}"
 
 
 def _compute_imbalance(blueprint: Blueprint) -> int:
@@ -442,8 +439,8 @@ def _compute_imbalance(blueprint: Blueprint) -> int:
 
 
 def _select_port(context: Context, name: str, default: int) -> int:
-    """The port that the place chose, or the fixed one where each process has an address of its own."""
-    return context.environment.ports.get(name, 0) if context.is_local else default
+    """The port that the target chose, or the fixed one where each process has an address of its own."""
+    return context.environment.ports.get(name, 0) if context.conventions.shared_host else default
 
 
 def _resolve_executable(environment: Environment, name: str) -> str:

@@ -157,14 +157,6 @@ class Roles(Settings):
         return {name: role for name, role in roles.items() if role} | dict(self.models)
 
 
-PATTERN_ROLES: dict[str, tuple[str, ...]] = {
-    "aggregated": ("worker",),
-    "disaggregated": ("prefill", "decode"),
-    "distributed": ("worker",),
-    "multi-model": ("models",),
-}
-"""The roles that each pattern has, beside its router."""
-
 DEFAULT_SCALES = {"decode": Scale(kv_usage=0.8)}
 """A decode replica's queue is short while its cache fills up. Source: vLLM production guides, 2026-11."""
 

@@ -266,7 +266,7 @@ def test_over_efa_with_rdma_nixl_is_told_to_take_libfabric_and_its_own_address(t
         assert process.env["FI_PROVIDER"] == "efa"
         assert process.env["FI_EFA_USE_DEVICE_RDMA"] == "1"
         assert process.env["FI_EFA_ENABLE_SHM_TRANSFER"] == "0"
-        assert process.own_address == ("VLLM_NIXL_SIDE_CHANNEL_HOST",)
+        assert process.address_variables == ("VLLM_NIXL_SIDE_CHANNEL_HOST",)
         assert role.resources.efa == 2
 
 

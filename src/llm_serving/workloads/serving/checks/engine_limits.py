@@ -1,4 +1,4 @@
-"""What the engine does not do on a pool's kind of processor: refusals whose reasons stand in the engines' catalogue."""
+"""What an engine does not support, in general and on a platform: refusals whose reasons are in the engines' catalogue."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from llm_serving.catalog import engines, instances
-from llm_serving.catalog.engines import EngineLimits
+from llm_serving.catalog.engines import Engine, EngineLimits, Platform
 from llm_serving.catalog.instances import Instance
 from llm_serving.catalog.models import Model
 from llm_serving.engines import memory
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import Mistake
+from llm_serving.workloads.environment import Environment
+from llm_serving.workloads.serving import patterns
 from llm_serving.workloads.serving.blueprint import Blueprint, Tuning
 from llm_serving.workloads.serving.placement import PlacedRole, Placement, count_accelerators
 from llm_serving.workloads.serving.roles import EngineRole
@@ -20,65 +22,115 @@ from llm_serving.workloads.serving.roles import EngineRole
 KeyPath = tuple[str, ...]
 
 
+def check_engine(blueprint: Document[Blueprint], environment: Environment) -> Iterator[Mistake]:
+    """The engine or the framework where the target cannot run it at all."""
+    settings, target = blueprint.value, environment.target
+    engine, framework = _get_engine(settings), engines.load_frameworks()[settings.framework]
+    if not environment.conventions.real_accelerators and "cpu" not in engine.platforms:
+        reason = f"the engine does not run on CPU, and the target {target} has no accelerators"
+        yield blueprint.build_mistake(
+            ["engine"], settings.engine, reason, "a target with accelerators: --target TARGET"
+        )
+    if not environment.conventions.containers and engine.streaming is None:
+        reason = f"the engine does not stream weights from S3, and the target {target} copies none to disk"
+        yield blueprint.build_mistake(["engine"], settings.engine, reason, "a target with containers: --target TARGET")
+    if target not in framework.renders:
+        reason = f"the framework does not render for the target {target}"
+        fix = f"--target {' or '.join(framework.renders)}, or another framework"
+        yield blueprint.build_mistake(["framework"], settings.framework, reason, fix)
+
+
 def check_pool(
     blueprint: Document[Blueprint], fleet: Document[Fleet], key_path: KeyPath, role: EngineRole
 ) -> Iterator[Mistake]:
     """A pool with a type that the engine does not run on."""
-    platforms = engines.load_engines()[blueprint.value.engine].platforms
-    pool_settings = fleet.value.pools.get(role.pool)
-    for instance in (
-        [instances.load()[name] for name in pool_settings.types if name in instances.load()] if pool_settings else []
-    ):
-        limits = platforms[instance.accelerators.kind].limits if instance.accelerators else None
-        if limits and instance.accelerators and instance.family not in limits.families:
-            reason = f"{instance.name} carries {instance.accelerators.name}: {limits.elsewhere}"
+    platforms, pool = _get_engine(blueprint.value).platforms, fleet.value.pools.get(role.pool)
+    catalogue = instances.load()
+    for instance in [catalogue[name] for name in pool.types if name in catalogue] if pool else []:
+        device = instance.accelerators
+        if device and device.kind not in platforms:
+            reason = f"{instance.name} has {device.name}, on which the engine {blueprint.value.engine} does not run"
+            fix = f"a pool of types with {' or '.join(kind for kind in platforms if kind != 'cpu')}, or another engine"
+            yield blueprint.build_mistake([*key_path, "pool"], role.pool, reason, fix)
+            return
+        limits = platforms[device.kind].limits if device else None
+        if limits and device and instance.family not in limits.families:
+            reason = f"{instance.name} carries {device.name}: {limits.unsupported_reason}"
             fix = f"a pool of {' or '.join(limits.families)}, or one of GPUs"
             yield blueprint.build_mistake([*key_path, "pool"], role.pool, reason, fix)
             return
 
 
-def check_settings(blueprint: Document[Blueprint], placed_roles: Sequence[PlacedRole]) -> Iterator[Mistake]:
-    """Settings and models that it does not take where a role stands."""
+def check_settings(
+    blueprint: Document[Blueprint], environment: Environment, placed_roles: Sequence[PlacedRole]
+) -> Iterator[Mistake]:
+    """Settings and models that the engine does not support where a role runs."""
     mistakes: list[Mistake] = []
     for key_path, role, role_placement in placed_roles:
-        limits = role_placement.platform.limits
-        if limits is None:
-            continue
-        mistakes += _check_options(blueprint, key_path, role, role_placement, limits)
-        mistakes += _check_model(blueprint, key_path, role, role_placement, limits)
-        mistakes += _check_segments(blueprint, key_path, role, limits)
-        mistakes += _check_whole_machine(blueprint, key_path, role, role_placement, limits)
-    # What is written once for all roles is said once.
+        is_real = environment.conventions.real_accelerators
+        platform = role_placement.platform if is_real else _get_engine(blueprint.value).platforms["cpu"]
+        mistakes += _check_options(blueprint, key_path, role, role_placement, platform, is_real=is_real)
+        if platform.limits:
+            mistakes += _check_model(blueprint, key_path, role, role_placement, platform.limits)
+            mistakes += _check_segments(blueprint, key_path, role, platform.limits)
+            mistakes += _check_whole_node(blueprint, key_path, role, role_placement, platform.limits)
+    # A setting of all roles is reported once.
     yield from dict.fromkeys(mistakes)
 
 
+def _get_engine(settings: Blueprint) -> Engine:
+    return engines.load_engines()[settings.engine]
+
+
 def _check_options(
-    blueprint: Document[Blueprint], key_path: KeyPath, role: EngineRole, role_placement: Placement, limits: EngineLimits
+    blueprint: Document[Blueprint],
+    key_path: KeyPath,
+    role: EngineRole,
+    role_placement: Placement,
+    platform: Platform,
+    *,
+    is_real: bool,
 ) -> Iterator[Mistake]:
+    """Options that the blueprint needs and that the engine's row, or its platform, does not have."""
+    engine = _get_engine(blueprint.value)
     options = {
         **_list_role_options(blueprint.value, key_path, role, role_placement),
         **_list_tuning_options(blueprint.value.tuning),
     }
-    for option, reason in limits.lacks.items():
-        is_requested, option_path, value, fix = options[option]
-        if is_requested:
-            yield blueprint.build_mistake(option_path, value, reason, fix)
+    present = {*engine.options, *platform.options, *(("transfer",) if engine.transfers else ())}
+    if engine.ray is None:
+        present.discard("ray")
+    elif role.executor == "ray":
+        present.add("nodes")
+    suffix = "" if is_real else " in a copy to try here"
+    for option, (is_requested, option_path, value, fix) in options.items():
+        reason = platform.unsupported_options.get(option, "")
+        if option not in present:
+            reason = reason or f"the engine {blueprint.value.engine} has no option for it in the catalogue"
+        if is_requested and reason:
+            yield blueprint.build_mistake(option_path, value, reason, f"{fix}{suffix}")
 
 
 RequestedOptions = dict[str, tuple[bool, KeyPath, Any, str]]
-"""By option: whether it is asked for, where, the value now, and what to write."""
+"""By option: whether the blueprint needs it, the key path, the current value, and the fix."""
 
 
 def _list_role_options(
     settings: Blueprint, key_path: KeyPath, role: EngineRole, role_placement: Placement
 ) -> RequestedOptions:
-    policy, whole_machine = settings.roles.router.policy, f"accelerators: {count_accelerators(role_placement.instance)}"
-    is_disaggregated = settings.pattern == "disaggregated"
+    policy, whole_node = settings.roles.router.policy, f"accelerators: {count_accelerators(role_placement.instance)}"
+    pattern = patterns.load_patterns()[settings.pattern]
+    transfer_fix = f"pattern: {pattern.baseline}, or pools of GPUs" if pattern.baseline else "pools of GPUs"
+    accelerators_path, spans_nodes = (*key_path, "accelerators"), role_placement.nodes > 1
     return {
         "kv-events": (policy == "kv-aware", ("roles", "router", "policy"), policy, "policy: cache-aware"),
-        "transfer": (is_disaggregated, ("pattern",), settings.pattern, "pattern: aggregated, or pools of GPUs"),
-        "machines": (role_placement.nodes > 1, (*key_path, "accelerators"), role.accelerators, whole_machine),
+        "transfer": (settings.is_disaggregated, ("pattern",), settings.pattern, transfer_fix),
+        "nodes": (spans_nodes, accelerators_path, role.accelerators, whole_node),
+        "ray": (spans_nodes and role.executor == "ray", (*key_path, "executor"), role.executor, "executor: mp"),
+        "tensor": (role.tensor > 1, accelerators_path, role.accelerators, "accelerators: 1"),
         "pipeline": (role.pipeline > 1, (*key_path, "pipeline"), role.pipeline, "pipeline: 1"),
+        "data": (role.data > 1, (*key_path, "data"), role.data, "data: 1"),
+        "expert": (role.expert, (*key_path, "expert"), True, "expert: off"),
         "adapters": (bool(role.adapters), (*key_path, "adapters"), ", ".join(role.adapters), "no adapters"),
     }
 
@@ -88,7 +140,10 @@ def _list_tuning_options(tuning: Tuning) -> RequestedOptions:
     options = {
         "fp8-weights": (tuning.quantization == "fp8", "quantization", "fp8", "no quantization"),
         "fp8-cache": (tuning.kv_cache == "fp8", "kv_cache", "fp8", "kv_cache: auto"),
+        "no-prefix-cache": (not tuning.prefix_cache, "prefix_cache", False, "prefix_cache: on"),
         "no-chunked-prefill": (not tuning.chunked_prefill, "chunked_prefill", False, "chunked_prefill: on"),
+        "batch-tokens": (tuning.batch_tokens is not None, "batch_tokens", tuning.batch_tokens, "no batch_tokens"),
+        "sequences": (tuning.sequences is not None, "sequences", tuning.sequences, "no sequences"),
         "kv-offload": (offload is not None, "kv_offload", f"{(offload or 0) / 2**30:g}Gi", "no kv_offload"),
         "speculative": (speculative is not None, "speculative", speculative and speculative.method, "no speculative"),
     }
@@ -113,7 +168,10 @@ def _check_model(
         yield blueprint.build_mistake(model_path, model.name, reason, "the checkpoint that is not quantized")
     elif model.head_dim not in sizes:
         supported_sizes = " or ".join(map(str, sizes))
-        reason = f"its heads have {model.head_dim} numbers each, and {engine_label} takes {supported_sizes} for a {model.kind}"
+        reason = (
+            f"its heads have {model.head_dim} numbers each, and {engine_label} takes {supported_sizes} "
+            f"for a {model.kind}"
+        )
         yield blueprint.build_mistake(model_path, model.name, reason, "another model")
 
 
@@ -135,23 +193,23 @@ def _check_segments(
         )
 
 
-def _check_whole_machine(
+def _check_whole_node(
     blueprint: Document[Blueprint], key_path: KeyPath, role: EngineRole, role_placement: Placement, limits: EngineLimits
 ) -> Iterator[Mistake]:
     largest = max(role_placement.instances, key=count_accelerators)
     max_accelerators = count_accelerators(largest)
     if role.accelerators < max_accelerators:
-        reason = f"{limits.whole_machine}, so a replica has all {max_accelerators} of a {largest.name} for itself"
+        reason = f"{limits.whole_node_reason}, so a replica has all {max_accelerators} of a {largest.name} for itself"
         yield blueprint.build_mistake(
             [*key_path, "accelerators"],
             role.accelerators,
             reason,
-            _describe_whole_machine(role_placement.model, largest),
+            _describe_whole_node(role_placement.model, largest),
         )
 
 
-def _describe_whole_machine(model: Model, instance: Instance) -> str:
-    """How a replica takes all of its machine: layers split as far as the model can be, and copies beside each other."""
+def _describe_whole_node(model: Model, instance: Instance) -> str:
+    """How a replica uses all of its node: layers split as far as the model allows, and data-parallel copies."""
     max_accelerators = count_accelerators(instance)
     degree = max(
         (

@@ -1,4 +1,4 @@
-"""What cannot work although every role has its machines: between roles, and on one target."""
+"""What cannot work although every role has its nodes: between roles, and by a target's conventions."""
 
 from __future__ import annotations
 
@@ -9,44 +9,52 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import Mistake
 from llm_serving.workloads.environment import Environment
+from llm_serving.workloads.serving import patterns
 from llm_serving.workloads.serving.blueprint import Blueprint
 from llm_serving.workloads.serving.checks import engine_limits
 from llm_serving.workloads.serving.placement import PlacedRole, Placement, count_accelerators, format_bounds
 from llm_serving.workloads.serving.roles import compute_fixed_replicas
 
 RANKS_PER_CORE = 2
-"""Engine processes that one core still carries: each start takes about a minute of CPU time."""
+"""Engine processes that one core can run: each start takes about a minute of CPU time."""
 
 
 def check(
     blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment, placed_roles: Sequence[PlacedRole]
 ) -> Iterator[Mistake]:
     """All of them, in no order."""
+    conventions = environment.conventions
     yield from _check_offload(blueprint)
     yield from _check_transfer(blueprint, placed_roles)
     yield from _check_kv_events(blueprint, placed_roles)
-    if environment.target == "local":
-        yield from _check_cpu_limits(blueprint, placed_roles)
-        yield from _check_local_cores(blueprint, environment, placed_roles)
-    else:
-        yield from _check_orchestrator(blueprint, fleet, environment, placed_roles)
-        yield from engine_limits.check_settings(blueprint, placed_roles)
-        if environment.target == "ecs":
-            yield from _check_ecs(blueprint, placed_roles)
+    yield from engine_limits.check_settings(blueprint, environment, placed_roles)
+    if conventions.shared_host:
+        yield from _check_one_machine(blueprint, placed_roles)
+        yield from _check_cores(blueprint, environment, placed_roles)
+    if conventions.orchestrator:
+        yield from _check_orchestrator(blueprint, fleet, conventions.orchestrator, placed_roles)
+    if conventions.scales and not conventions.starts_groups:
+        yield from _check_group_scaling(blueprint, conventions.title, placed_roles)
+    if conventions.task_interfaces:
+        yield from _check_task_interfaces(blueprint, conventions.title, placed_roles)
 
 
 def _check_offload(blueprint: Document[Blueprint]) -> Iterator[Mistake]:
     settings = blueprint.value
-    if settings.pattern == "disaggregated" and settings.tuning.kv_offload:
-        reason = "vLLM has one connector for KV caches: offloading takes the place of the one that hands them to decode"
+    if settings.is_disaggregated and settings.tuning.kv_offload:
+        reason = (
+            "the engine has one connector for KV caches: offloading would replace the one that sends them to decode"
+        )
         value = f"{settings.tuning.kv_offload / 2**30:g}Gi"
-        yield blueprint.build_mistake(["tuning", "kv_offload"], value, reason, "no kv_offload, or pattern: aggregated")
+        baseline = patterns.load_patterns()[settings.pattern].baseline
+        fix = f"no kv_offload, or pattern: {baseline}" if baseline else "no kv_offload"
+        yield blueprint.build_mistake(["tuning", "kv_offload"], value, reason, fix)
 
 
 def _check_transfer(blueprint: Document[Blueprint], placed_roles: Sequence[PlacedRole]) -> Iterator[Mistake]:
-    """RDMA as it was asked for, or as the hardware has it."""
+    """RDMA where the blueprint asks for it, or where the hardware has it."""
     settings = blueprint.value
-    if settings.pattern != "disaggregated":
+    if not settings.is_disaggregated:
         return
     key_path = ["tuning", "kv_transfer"]
     without_rdma = [role_placement for _, _, role_placement in placed_roles if not role_placement.rdma]
@@ -58,7 +66,7 @@ def _check_transfer(blueprint: Document[Blueprint], placed_roles: Sequence[Place
 
 
 def _describe_missing_rdma(role_placement: Placement) -> tuple[str, str]:
-    """Why a role has no RDMA, and what to write."""
+    """Why a role has no RDMA, and the fix."""
     subject = f"{role_placement.role}'s pool has {role_placement.instance.name}"
     if not role_placement.instance.gpudirect_rdma:
         reason = f"{subject}, whose EFA does not reach the GPUs' memory (no GPUDirect RDMA)"
@@ -76,7 +84,7 @@ def _check_one_zone(blueprint: Document[Blueprint], placed_roles: Sequence[Place
     (_, _, first), (key_path, role, last) = placed_roles[0], placed_roles[-1]
     if first.zones != last.zones:
         reason = (
-            f"EFA traffic does not cross an Availability Zone: {first.role} stands in {', '.join(first.zones)} "
+            f"EFA traffic does not cross an Availability Zone: {first.role} runs in {', '.join(first.zones)} "
             f"and {last.role} in {', '.join(last.zones)}"
         )
         yield blueprint.build_mistake(
@@ -84,29 +92,15 @@ def _check_one_zone(blueprint: Document[Blueprint], placed_roles: Sequence[Place
         )
 
 
-def _check_cpu_limits(blueprint: Document[Blueprint], placed_roles: Sequence[PlacedRole]) -> Iterator[Mistake]:
-    """What vLLM on CPU does not do, or answers health checks for and nothing else."""
+def _check_one_machine(blueprint: Document[Blueprint], placed_roles: Sequence[PlacedRole]) -> Iterator[Mistake]:
     for key_path, role, role_placement in placed_roles:
-        if role.pipeline > 1:
-            reason = "on CPU vLLM's pipeline stages start, and never answer"
-            yield blueprint.build_mistake(
-                [*key_path, "pipeline"], role.pipeline, reason, "pipeline: 1 in a copy to try here"
-            )
-        if role.expert:
-            reason = "vLLM spreads experts by libraries that need GPUs"
-            yield blueprint.build_mistake([*key_path, "expert"], True, reason, "expert: off in a copy to try here")
         if role_placement.nodes > 1:
-            reason = f"this is one machine, and a replica takes {role_placement.nodes}"
-            fix = "fewer accelerators in a copy to try here; --target eks or ecs renders it"
+            reason = f"this is one machine, and a replica needs {role_placement.nodes}"
+            fix = "fewer accelerators in a copy to try here; a target with more machines, --target TARGET, renders it"
             yield blueprint.build_mistake([*key_path, "accelerators"], role.accelerators, reason, fix)
-    tuning = blueprint.value.tuning
-    for key, value in (("quantization", tuning.quantization), ("kv_cache", tuning.kv_cache)):
-        if value == "fp8":
-            reason = "vLLM on CPU has no arithmetic of 8-bit floats"
-            yield blueprint.build_mistake(["tuning", key], value, reason, f"no {key} in a copy to try here")
 
 
-def _check_local_cores(
+def _check_cores(
     blueprint: Document[Blueprint], environment: Environment, placed_roles: Sequence[PlacedRole]
 ) -> Iterator[Mistake]:
     ranks = {key_path: compute_fixed_replicas(role).min * role.tensor * role.data for key_path, role, _ in placed_roles}
@@ -119,68 +113,74 @@ def _check_local_cores(
         cores = f"{environment.cores} core{'s' * (environment.cores != 1)}"
         reason = f"{parts} engine processes would run on {cores}, which carry {max_ranks}"
         value = format_bounds(role.replicas) if key == "replicas" else role.accelerators
-        fix = "fewer in a copy to try here; --target eks or ecs renders it"
+        fix = "fewer in a copy to try here; a target with more machines, --target TARGET, renders it"
         yield blueprint.build_mistake([*key_path, key], value, reason, fix)
 
 
 def _check_orchestrator(
-    blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment, placed_roles: Sequence[PlacedRole]
+    blueprint: Document[Blueprint], fleet: Document[Fleet], target_orchestrator: str, placed_roles: Sequence[PlacedRole]
 ) -> Iterator[Mistake]:
     for key_path, role, role_placement in placed_roles:
         orchestrator = fleet.value.get_orchestrator(role_placement.pool)
-        if orchestrator != environment.target:
-            reason = f"{orchestrator} places containers on the pool, and the target is {environment.target}"
-            yield blueprint.build_mistake(
-                [*key_path, "pool"], role.pool, reason, f"--target {orchestrator}, or a pool of {environment.target}"
-            )
+        if orchestrator != target_orchestrator:
+            reason = f"{orchestrator} runs the pool's containers, and the target is {target_orchestrator}"
+            fix = f"--target {orchestrator}, or a pool of {target_orchestrator}"
+            yield blueprint.build_mistake([*key_path, "pool"], role.pool, reason, fix)
 
 
 def _check_kv_events(blueprint: Document[Blueprint], placed_roles: Sequence[PlacedRole]) -> Iterator[Mistake]:
-    """Routing by the events of caches, where the router does not hear them."""
+    """Routing by KV cache events, where the router does not get them."""
     settings = blueprint.value
     if settings.roles.router.policy != "kv-aware":
         return
-    reason = {
-        "disaggregated": "that the router hears prefill's caches apart from decode's was not proven yet",
-        "multi-model": "vllm-router takes events of one model's caches",
-    }.get(settings.pattern, "")
+    reason = ""
+    if settings.is_disaggregated:
+        reason = "a router that reads prefill's cache events apart from decode's is not tested yet"
+    if settings.roles.models:
+        reason = "the router reads the cache events of one model"
     if any(role.data > 1 for _, role, _ in placed_roles):
-        reason = "each data-parallel rank tells of a cache of its own, and the router here takes one of each replica"
+        reason = "each data-parallel rank publishes its own cache's events, and the router reads one of each replica"
     if reason:
         yield blueprint.build_mistake(["roles", "router", "policy"], "kv-aware", reason, "policy: cache-aware")
 
 
-def _check_ecs(blueprint: Document[Blueprint], placed_roles: Sequence[PlacedRole]) -> Iterator[Mistake]:
+def _check_group_scaling(
+    blueprint: Document[Blueprint], title: str, placed_roles: Sequence[PlacedRole]
+) -> Iterator[Mistake]:
     for key_path, role, role_placement in placed_roles:
-        replicas_path, replicas = [*key_path, "replicas"], format_bounds(role.replicas)
         if role_placement.nodes > 1 and role.replicas.min != role.replicas.max:
-            reason = f"a replica is {role_placement.nodes} services on ECS, which autoscaling does not start together"
-            yield blueprint.build_mistake(replicas_path, replicas, reason, f"replicas: {role.replicas.max}")
-        free_interfaces, tasks = (
-            _count_free_interfaces(role_placement),
-            max(1, count_accelerators(role_placement.instance) // role.accelerators),
-        )
-        if free_interfaces < tasks:
-            efa = " beside EFA's" if role_placement.pool.efa else ""
             reason = (
-                f"ECS gives each task a network interface of its own on the machine's first card, where "
-                f"{role_placement.instance.name} has room for {free_interfaces}{efa}, and {tasks} of such replicas' tasks would stand on it"
+                f"a replica is {role_placement.nodes} services on {title}, which autoscaling does not start together"
             )
-            min_accelerators = (
-                -(-count_accelerators(role_placement.instance) // free_interfaces) if free_interfaces else 0
-            )
-            alternatives = (
-                f"accelerators: {min_accelerators} or more"
-                if min_accelerators
-                else "a pool of another type, such as p5en or p6-b200"
-            )
-            yield blueprint.build_mistake(
-                [*key_path, "accelerators"], role.accelerators, reason, f"{alternatives}, or --target eks"
-            )
+            replicas = format_bounds(role.replicas)
+            yield blueprint.build_mistake([*key_path, "replicas"], replicas, reason, f"replicas: {role.replicas.max}")
+
+
+def _check_task_interfaces(
+    blueprint: Document[Blueprint], title: str, placed_roles: Sequence[PlacedRole]
+) -> Iterator[Mistake]:
+    for key_path, role, role_placement in placed_roles:
+        node_accelerators = count_accelerators(role_placement.instance)
+        tasks = max(1, node_accelerators // role.accelerators)
+        free_interfaces = _count_free_interfaces(role_placement)
+        if free_interfaces >= tasks:
+            continue
+        efa = " beside EFA's" if role_placement.pool.efa else ""
+        reason = (
+            f"{title} gives each task a network interface of its own on the node's first card, where "
+            f"{role_placement.instance.name} has {free_interfaces} free{efa}, and {tasks} tasks of such replicas would "
+            "run on it"
+        )
+        if free_interfaces:
+            fix = f"accelerators: {-(-node_accelerators // free_interfaces)} or more"
+        else:
+            fix = "a pool of another type, such as p5en or p6-b200"
+        fix += ", or another target: --target TARGET"
+        yield blueprint.build_mistake([*key_path, "accelerators"], role.accelerators, reason, fix)
 
 
 def _count_free_interfaces(role_placement: Placement) -> int:
-    """Interfaces that the first card takes beside those that the machine starts with."""
+    """Interfaces of the first card beyond those that the node starts with."""
     pool, instance = role_placement.pool, role_placement.instance
     used_interfaces = [
         interface

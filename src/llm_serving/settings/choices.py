@@ -1,0 +1,42 @@
+"""A text that is one of a list of names which is found when it is asked for: rows of a catalogue, folders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import PydanticCustomError, core_schema
+from pydantic_core.core_schema import CoreSchema
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """One of the names that `list_names` returns; refused and published as a `Literal` of them would be."""
+
+    list_names: Callable[[], Sequence[str]]
+
+    @property
+    def example(self) -> str:
+        """The first name."""
+        return self.list_names()[0]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            self._check, serialization=core_schema.to_string_ser_schema()
+        )
+
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"type": "string", "enum": list(self.list_names())}
+
+    def _check(self, value: Any) -> str:
+        names = self.list_names()
+        if isinstance(value, str) and value in names:
+            return value
+        *others, last = (f"'{name}'" for name in names)
+        raise PydanticCustomError(
+            "literal_error",
+            "it is none of {expected}",
+            {"expected": f"{', '.join(others)} or {last}" if others else last},
+        )
