@@ -108,9 +108,9 @@ HEAD = "pattern: aggregated\nmodel: Qwen/Qwen3-0.6B\n"
         ),
         (
             HEAD + "roles: {worker: {pool: fast}}\n",
-            "accelerators: now 1: ECS gives each task a network interface of its own on the machine's first card, where "
-            "p5en.48xlarge has room for 2 beside EFA's, and 8 of such replicas' tasks would stand on it. "
-            "Fix: accelerators: 4 or more, or --target eks.",
+            "accelerators: now 1: ECS gives each task a network interface of its own on the node's first card, where "
+            "p5en.48xlarge has 2 free beside EFA's, and 8 tasks of such replicas would run on it. "
+            "Fix: accelerators: 4 or more, or another target: --target TARGET.",
         ),
     ],
 )
@@ -124,5 +124,5 @@ def test_p5_has_no_interface_left_for_a_task(tmp_path: Path, fleet: Path) -> Non
     file = tmp_path / "fleet.yaml"
     file.write_text(fleet.read_text().replace("p5en.48xlarge", "p5.48xlarge"))
     error_text = get_plan_error(tmp_path, file, HEAD + "roles: {worker: {pool: fast, accelerators: 8}}\n")
-    assert "p5.48xlarge has room for 0 beside EFA's" in error_text
-    assert "a pool of another type, such as p5en or p6-b200, or --target eks" in error_text
+    assert "p5.48xlarge has 0 free beside EFA's" in error_text
+    assert "a pool of another type, such as p5en or p6-b200, or another target: --target TARGET" in error_text

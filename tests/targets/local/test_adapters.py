@@ -117,7 +117,7 @@ def test_an_invalid_adapter_is_refused_before_any_request(
     with pytest.raises(InputError) as error:
         adapters.load(deployment, "long", "late", folder)
     assert str(error.value) == (
-        f"FOLDER: now '{folder}': it was made for Qwen/Qwen3-8B, and the role serves tiny. "
+        f"FOLDER: now '{folder}': it was trained on Qwen/Qwen3-8B, and the role serves tiny. "
         "Fix: an adapter of tiny, or a role of Qwen/Qwen3-8B."
     )
     assert requests == []

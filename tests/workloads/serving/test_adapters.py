@@ -9,6 +9,7 @@ import pytest
 
 from llm_serving.hub import make_tiny
 from llm_serving.settings.document import load
+from llm_serving.targets.conventions import load_conventions
 from llm_serving.workloads.serving import adapters
 from llm_serving.workloads.serving.blueprint import Blueprint
 from tests.workloads.serving import resolving
@@ -51,7 +52,7 @@ def _find_errors(
     folder: Path, location: str = "adapters/tone", model: str = "tiny", target: str = "local"
 ) -> list[str]:
     (folder / "blueprint.yaml").write_text(BLUEPRINT.format(model=model, where=location))
-    mistakes = adapters.check(load(folder / "blueprint.yaml", Blueprint), target)
+    mistakes = adapters.check(load(folder / "blueprint.yaml", Blueprint), target, load_conventions(target))
     return [str(mistake).replace(f"{folder}/", "") for mistake in mistakes]
 
 
@@ -90,7 +91,7 @@ def test_the_model_may_come_from_elsewhere_or_be_quantized(
 def test_an_adapter_of_another_model_is_refused(tmp_path: Path, adapter_folder: Path) -> None:
     _update_config(adapter_folder, base_model_name_or_path="Qwen/Qwen3-8B")
     assert _find_errors(tmp_path) == [
-        "blueprint.yaml:5:58: roles.models.tuned.adapters.tone: now 'adapters/tone': it was made for Qwen/Qwen3-8B, and "
+        "blueprint.yaml:5:58: roles.models.tuned.adapters.tone: now 'adapters/tone': it was trained on Qwen/Qwen3-8B, and "
         "the role serves tiny. Fix: an adapter of tiny, or a role of Qwen/Qwen3-8B."
     ]
 
@@ -98,8 +99,8 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path, adapter_folder: 
 def test_an_adapter_of_a_rank_beyond_what_is_set_aside_is_refused(tmp_path: Path, adapter_folder: Path) -> None:
     _update_config(adapter_folder, r=128)
     assert _find_errors(tmp_path) == [
-        "blueprint.yaml:5:58: roles.models.tuned.adapters.tone: now 'adapters/tone': its rank is 128, and replicas set "
-        "memory aside for 64. Fix: an adapter of rank 64 or less."
+        "blueprint.yaml:5:58: roles.models.tuned.adapters.tone: now 'adapters/tone': its rank is 128, and replicas "
+        "reserve memory for 64. Fix: an adapter of rank 64 or less."
     ]
 
 
@@ -112,16 +113,16 @@ def test_the_rank_is_the_one_of_the_engines_command_line() -> None:
 
 def test_a_folder_that_is_no_adapter_is_refused(tmp_path: Path) -> None:
     assert _find_errors(tmp_path) == [
-        "blueprint.yaml:5:58: roles.models.tuned.adapters.tone: now 'adapters/tone': there is no adapter_config.json "
-        "and no adapter_model.safetensors in adapters/tone. Fix: a folder that PEFT wrote."
+        "blueprint.yaml:5:58: roles.models.tuned.adapters.tone: now 'adapters/tone': adapters/tone has no adapter_config.json "
+        "and no adapter_model.safetensors. Fix: a folder that PEFT wrote."
     ]
 
 
 def test_a_folder_is_of_no_use_to_a_container_nor_s3_to_this_machine(tmp_path: Path, adapter_folder: Path) -> None:
     assert adapter_folder.is_dir()
     assert _find_errors(tmp_path, target="eks") == [
-        "blueprint.yaml:5:58: roles.models.tuned.adapters.tone: now 'adapters/tone': a container on eks does not see "
-        "this folder. Fix: s3://BUCKET/PREFIX; `blueprint model copy FOLDER --to` puts it there."
+        "blueprint.yaml:5:58: roles.models.tuned.adapters.tone: now 'adapters/tone': a container on eks cannot read "
+        "this folder. Fix: s3://BUCKET/PREFIX; `blueprint model copy FOLDER --to` uploads it."
     ]
     assert _find_errors(tmp_path, "s3://mine/tone", target="eks") == []
     assert _find_errors(tmp_path, "s3://mine/tone") == [

@@ -117,7 +117,7 @@ TOKENS = "Fix: a number of tokens such as"
                 "1:1: model: it is required and missing. Fix: model: Qwen/Qwen3-0.6B.",
             ],
         ),
-        (VALID + "modle: tiny\n", ["7:1: modle: there is no such key. Fix: one of context, disruption, engine, framework, image, name, tuning, weights."]),
+        (VALID + "modle: tiny\n", ["7:1: modle: there is no such key. Fix: one of context, disruption, engine, framework, image, kind, name, tuning, weights."]),
         (VALID.replace("model:", "modle:"), ["2:1: modle: there is no such key. Fix: model:."]),
         (VALID + "model: mid\n", ["7:1: model: the key stands twice; the first is on line 2. Fix: it once."]),
         (VALID.replace("worker: {pool: general}", "router: {}"), ["3:1: roles.worker: the pattern aggregated needs it, and it is missing. Fix: worker: {pool: general}."]),

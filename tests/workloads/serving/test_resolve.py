@@ -220,7 +220,7 @@ def test_the_first_type_in_the_pools_order_that_holds_it_is_taken(tmp_path: Path
 def test_what_stands_in_for_what_is_said(tmp_path: Path) -> None:
     deployment = _resolve(tmp_path, _build_environment(emulated=("AWS is emulated.",)))
     assert deployment.notes == (
-        "On this machine the engine runs on CPU; the 1 x L40S of g6e.2xlarge that the pool small would give each "
+        "On this machine the engine runs on CPU; the 1 x L40S of g6e.2xlarge that the pool small gives each "
         "replica of worker stay unused.",
         "The router's policy is load-aware, since by the blueprint's traffic its prompts share nothing.",
     )
@@ -266,22 +266,22 @@ REFUSED = [
     ),
     (
         {"model": "Qwen/Qwen3-Embedding-0.6B"},
-        "blueprint.yaml:2:8: model: now 'Qwen/Qwen3-Embedding-0.6B': it is made to embed, and this pattern serves chat "
+        "blueprint.yaml:2:8: model: now 'Qwen/Qwen3-Embedding-0.6B': its task is to embed, and this pattern serves chat "
         "and completions. Fix: a model that generates text.",
     ),
     (
         {"context": "100k"},
-        "blueprint.yaml:3:10: context: now 100000: tiny was made for 32768 tokens a request. Fix: 32768 or less.",
+        "blueprint.yaml:3:10: context: now 100000: tiny takes up to 32768 tokens a request. Fix: 32768 or less.",
     ),
     (
         {"worker": "{pool: small, accelerators: 2}"},
-        "blueprint.yaml:6:39: roles.worker.accelerators: now 2: a replica stands on one machine, and of the pool small "
+        "blueprint.yaml:6:39: roles.worker.accelerators: now 2: a replica runs on one node, and in the pool small "
         "g6e.2xlarge has 1, g6e.4xlarge has 1. Fix: accelerators: 1 or less, or a pool of larger types, or pattern: distributed.",
     ),
     (
         {"worker": "{pool: plain}"},
-        "blueprint.yaml:6:3: roles.worker.accelerators: now 1: a replica stands on one machine, and of the pool plain "
-        "m8g.4xlarge has none. Fix: a pool of types that have some.",
+        "blueprint.yaml:6:3: roles.worker.accelerators: now 1: the pool plain has no accelerators: m8g.4xlarge "
+        "has none. Fix: a pool of types with accelerators.",
     ),
     (
         {"worker": "{pool: large, accelerators: 3}"},
@@ -325,6 +325,6 @@ def test_a_folder_whose_name_is_no_name_must_be_named(tmp_path: Path) -> None:
     with pytest.raises(InputError) as error:
         resolve.resolve_name(load(folder / "blueprint.yaml", Blueprint))
     assert str(error.value) == (
-        f"{folder}/blueprint.yaml:1:1: name: now 'My Model': the folder's name stands in for it, and is none. "
+        f"{folder}/blueprint.yaml:1:1: name: now 'My Model': the folder's name is used, and is not a valid name. "
         "Fix: name: NAME, 2 to 32 of a-z, 0-9 and -."
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import Mistake
-from llm_serving.workloads.environment import Environment
+from llm_serving.workloads.environment import Conventions
 from llm_serving.workloads.serving.blueprint import Blueprint
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -23,12 +23,12 @@ _QUANTIZED = re.compile(r"-(?:FP8|NVFP4|AWQ|GPTQ-Int[48]|W8A8)$", re.IGNORECASE)
 """Suffixes of quantized checkpoints; adapters are trained on the model without them."""
 
 
-def check(blueprint: Document[Blueprint], environment: Environment) -> Iterator[Mistake]:
-    """Adapters that their roles cannot load in this environment."""
+def check(blueprint: Document[Blueprint], target: str, conventions: Conventions) -> Iterator[Mistake]:
+    """Adapters that their roles cannot load on `target`, which has these conventions."""
     for name, role in blueprint.value.roles.engine_roles.items():
         model = blueprint.value.select_model_settings(role).model or ""
         for adapter, location in role.adapters.items():
-            problem = _find_load_error(blueprint, model, location, environment)
+            problem = _find_load_error(blueprint, model, location, target, conventions)
             if problem:
                 yield blueprint.build_mistake(
                     [*blueprint.value.find_key_path(name), "adapters", adapter], location, *problem
@@ -36,17 +36,17 @@ def check(blueprint: Document[Blueprint], environment: Environment) -> Iterator[
 
 
 def _find_load_error(
-    blueprint: Document[Blueprint], model: str, location: str, environment: Environment
+    blueprint: Document[Blueprint], model: str, location: str, target: str, conventions: Conventions
 ) -> tuple[str, str] | None:
     """Why a role cannot load an adapter, and the fix."""
-    is_remote, conventions = location.startswith("s3://"), environment.conventions
+    is_remote = location.startswith("s3://")
     if is_remote and not conventions.containers:
         reason = f"the S3 of {conventions.title} is an embedded one, which has no adapters"
         return reason, "a folder beside the blueprint"
     if is_remote:
         return None  # read when it is deployed: `check_remote`
     if conventions.containers:
-        reason = f"a container on {environment.target} cannot read this folder"
+        reason = f"a container on {target} cannot read this folder"
         return reason, "s3://BUCKET/PREFIX; `blueprint model copy FOLDER --to` uploads it"
     return find_folder_error(blueprint.path.resolve().parent / location, model)
 

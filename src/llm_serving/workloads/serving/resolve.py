@@ -56,7 +56,7 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
     settings = blueprint.value
     _raise_mistakes(list(engine_limits.check_engine(blueprint, environment)))
     placed_roles, mistakes = _place_roles(blueprint, fleet, environment)
-    mistakes += adapters.check(blueprint, environment)
+    mistakes += adapters.check(blueprint, environment.target, environment.conventions)
     if not mistakes:
         mistakes = [
             *placement.check_pool_sizes(blueprint, fleet, placed_roles),

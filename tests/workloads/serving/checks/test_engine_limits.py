@@ -207,12 +207,11 @@ def test_on_this_machine_a_cpu_stands_in_for_any_of_them(tmp_path: Path, pool: s
 
 
 def test_every_reason_of_the_catalogue_has_a_test() -> None:
-    limits = engines.load_engines()["vllm"].platforms["neuron"].limits
-    assert limits
+    platform = engines.load_engines()["vllm"].platforms["neuron"]
     texts = [reason for _, reason in REFUSED]
     assert [
         reason
-        for name, reason in limits.lacks.items()
+        for name, reason in platform.unsupported_options.items()
         if name != "transfer" and not any(reason in text for text in texts)
     ] == []
 

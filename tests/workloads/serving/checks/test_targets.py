@@ -76,8 +76,8 @@ REFUSED = [
     # between the roles of a pattern
     (
         format_disaggregated(GENERAL, GENERAL, extra="tuning: {kv_offload: 16Gi}\n"),
-        "blueprint.yaml:6:22: tuning.kv_offload: now '16Gi': vLLM has one connector for KV caches: offloading takes the "
-        "place of the one that hands them to decode. Fix: no kv_offload, or pattern: aggregated.",
+        "blueprint.yaml:6:22: tuning.kv_offload: now '16Gi': the engine has one connector for KV caches: offloading "
+        "would replace the one that sends them to decode. Fix: no kv_offload, or pattern: aggregated.",
     ),
     (
         format_disaggregated(GENERAL, P5EN, extra="tuning: {kv_transfer: rdma}\n"),
@@ -92,7 +92,7 @@ REFUSED = [
     (
         format_disaggregated(P5EN, {"pool": "p5en-apart"}),
         "blueprint.yaml:5:18: roles.decode.pool: now 'p5en-apart': EFA traffic does not cross an Availability Zone: "
-        "prefill stands in us-west-2c and decode in us-west-2a. Fix: a pool in us-west-2c, or kv_transfer: host.",
+        "prefill runs in us-west-2c and decode in us-west-2a. Fix: a pool in us-west-2c, or kv_transfer: host.",
     ),
     (
         format_disaggregated({**P5EN, "accelerators": 4}, {**P5EN, "accelerators": 2}),
@@ -151,7 +151,7 @@ REFUSED = [
     ),
     (
         format_aggregated(pool="on-ecs"),
-        "blueprint.yaml:4:18: roles.worker.pool: now 'on-ecs': ecs places containers on the pool, and the target is eks. "
+        "blueprint.yaml:4:18: roles.worker.pool: now 'on-ecs': ecs runs the pool's containers, and the target is eks. "
         "Fix: --target ecs, or a pool of eks.",
     ),
 ]
@@ -159,22 +159,22 @@ REFUSED = [
 REFUSED_LOCALLY = [
     (
         format_distributed(model="tiny", pool="p5en", accelerators=2, pipeline=2),
-        "blueprint.yaml:4:51: roles.worker.pipeline: now 2: on CPU vLLM's pipeline stages start, and never answer. "
+        "blueprint.yaml:4:51: roles.worker.pipeline: now 2: the engine's pipeline stages start on CPU, and never answer. "
         "Fix: pipeline: 1 in a copy to try here.",
     ),
     (
         format_aggregated(model="Qwen/Qwen3-30B-A3B", pool="p5en", accelerators=2, expert="on"),
-        "blueprint.yaml:4:49: roles.worker.expert: now true: vLLM spreads experts by libraries that need GPUs. "
+        "blueprint.yaml:4:49: roles.worker.expert: now true: the engine spreads experts by libraries that need GPUs. "
         "Fix: expert: off in a copy to try here.",
     ),
     (
         format_aggregated(model="tiny", pool="p5en", accelerators=2, replicas=3),
         "blueprint.yaml:4:51: roles.worker.replicas: now 3: worker 6 engine processes would run on 2 cores, which carry "
-        "4. Fix: fewer in a copy to try here; --target eks or ecs renders it.",
+        "4. Fix: fewer in a copy to try here; a target with more machines, --target TARGET, renders it.",
     ),
     (
         format_aggregated(model="tiny", pool="general", extra="tuning: {quantization: fp8}\n"),
-        "blueprint.yaml:5:24: tuning.quantization: now 'fp8': vLLM on CPU has no arithmetic of 8-bit floats. "
+        "blueprint.yaml:5:24: tuning.quantization: now 'fp8': the engine has no arithmetic of 8-bit floats on CPU. "
         "Fix: no quantization in a copy to try here.",
     ),
 ]
@@ -196,19 +196,19 @@ MULTI_MODEL = "pattern: multi-model\nroles:\n  models: {one: {model: tiny, pool:
                 "traffic:", "  router: {policy: kv-aware}\ntraffic:"
             ),
             "local",
-            "that the router hears prefill's caches apart from decode's was not proven yet",
+            "a router that reads prefill's cache events apart from decode's is not tested yet",
         ),
         (
             f"{MULTI_MODEL}  router: {{policy: kv-aware}}\n{TRAFFIC_AND_SLO}",
             "local",
-            "vllm-router takes events of one model's caches",
+            "the router reads the cache events of one model",
         ),
         (
             format_aggregated("tiny", pool="general", accelerators=2, data=2).replace(
                 "traffic:", "  router: {policy: kv-aware}\ntraffic:"
             ),
             "local",
-            "each data-parallel rank tells of a cache of its own, and the router here takes one of each replica",
+            "each data-parallel rank publishes its own cache's events, and the router reads one of each replica",
         ),
     ],
 )
