@@ -33,7 +33,7 @@ def test_each_limit_missed_is_named_with_its_value_and_the_limit() -> None:
         ("e2e_ms.mean", 100, 10),
         ("requests_per_s", 10, 11),
     ]
-    assert misses[0].why == "100.0 ms, the limit is 99 ms"
+    assert misses[0].why == "100.0 ms; the limit is 99 ms"
 
 
 def test_a_limit_on_something_without_samples_is_missed() -> None:

@@ -99,10 +99,10 @@ def test_every_wrong_line_is_named_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "api", "said"),
     [
-        ("", "chat", "it holds no prompt"),
+        ("", "chat", "it has no prompts"),
         ('{"messages": [{"role": "user", "content": "Hi"}]}', "completions", "takes a prompt"),
         ('{"messages": "Hi"}', "chat", "not a list of chat messages"),
-        ('{"prompt": ""}', "chat", "not a text, or empty"),
+        ('{"prompt": ""}', "chat", "is empty or not a string"),
     ],
 )
 def test_prompts_that_cannot_be_sent_are_refused(tmp_path: Path, text: str, api: str, said: str) -> None:
@@ -115,5 +115,5 @@ def test_prompts_that_cannot_be_sent_are_refused(tmp_path: Path, text: str, api:
 def test_a_binary_file_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "data.jsonl"
     file.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InputError, match="not text in UTF-8"):
+    with pytest.raises(InputError, match="not UTF-8 text"):
         prompts.read_rows(file, "chat")

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import jsonschema
 import pytest
 
-from llm_serving.validation import charts, html_report, report, statistics
+from llm_serving.validation import charts, html_report, report, statistics, time_series
 from llm_serving.validation.answer import Gap, Sample
 from llm_serving.validation.driver_result import DriverResult
 from llm_serving.validation.report import Report, WeightLoading
@@ -116,8 +116,8 @@ def test_failed_requests_count_for_errors_and_not_for_latencies(build_report: An
     assert built.metrics["ttft_ms"].max == 50
     assert [miss.metric for miss in built.missed] == ["errors"]
     assert {kind: meaning for kind, _, meaning in report.list_error_kinds(built)} == {
-        "deadline": "not answered in full by the deadline",
-        "http_500": "the server answered with status 500",
+        "deadline": "incomplete at the deadline",
+        "http_500": "the server returned status 500",
     }
 
 
@@ -176,7 +176,7 @@ def test_a_replica_without_requests_and_a_count_that_differs_are_remarked(build_
     ]
     later_pages = {"worker-0": _build_page(18)}
     assert build_report(samples, metrics_after=later_pages).remarks == [
-        "The replicas count 13 answered requests, the client 10."
+        "The replicas count 13 answered requests, the client counts 10."
     ]
 
 
@@ -190,7 +190,7 @@ def test_answers_stand_beside_what_was_expected(build_report: Any) -> None:
     assert [(answer.prompt, answer.same) for answer in built.answers] == [("3+3=", False), ("2+2=", True)]
     assert built.expected is not None
     assert (built.expected.compared, built.expected.same) == (2, 1)
-    assert "1 of 2 are as expected, white space aside." in html_report.render(built, samples)
+    assert "1 of 2 are as expected, except for white space." in html_report.render(built, samples)
 
 
 def test_a_report_shows_the_first_answers_and_counts_all(build_report: Any) -> None:
@@ -199,7 +199,7 @@ def test_a_report_shows_the_first_answers_and_counts_all(build_report: Any) -> N
     assert built.expected.same == 500
     assert len(built.answers) == report.MAX_SHOWN
     assert (
-        f"500 of 500 are as expected, white space aside; the first {report.MAX_SHOWN} are shown."
+        f"500 of 500 are as expected, except for white space; the first {report.MAX_SHOWN} are shown."
         in html_report.render(built, samples)
     )
 
@@ -295,8 +295,8 @@ def test_a_long_run_is_thinned_and_keeps_its_extremes() -> None:
 
 def test_tokens_and_requests_under_way_are_spread_over_time() -> None:
     sample = _build_sample(0, ttft_ms=1000.0, gaps=[Gap(500.0, 2)], output_tokens=3, e2e_ms=2000.0)
-    assert html_report.compute_token_rates([sample], 1.0) == [0.0, 1.0, 2.0]
-    assert html_report.compute_in_flight([sample], 1.0) == pytest.approx([1.0, 1.0, 0.0])
+    assert time_series.compute_token_rates([sample], 1.0) == [0.0, 1.0, 2.0]
+    assert time_series.compute_in_flight([sample], 1.0) == pytest.approx([1.0, 1.0, 0.0])
 
 
 def test_no_label_of_an_axis_leaves_the_picture() -> None:

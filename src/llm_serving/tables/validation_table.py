@@ -1,4 +1,4 @@
-"""A validation's result in the terminal: each number with its limit, and where the report lies."""
+"""A validation's result in the terminal: each number with its limit, and the path of the report."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from llm_serving.validation.report import Report
 
 
 def render(report: Report, folder: Path) -> RenderableType:
-    """The report in the folder `kept` as a person reads it."""
+    """Render the report that was saved in `folder`."""
     requests, rates = report.requests, report.throughput
     remarks = (*report.remarks, *_list_disagreements(report), *report.emulated)
     return Group(
         _render_latencies(report),
-        f"{requests.total} requests, {requests.failed} failed; {format_number(rates.requests_per_s)} answered and "
-        f"{format_number(rates.output_tokens_per_s)} tokens a second",
+        f"{requests.total} requests, {requests.failed} failed; {format_number(rates.requests_per_s)} requests/s, "
+        f"{format_number(rates.output_tokens_per_s)} output tokens/s",
         *(Text.assemble(("• ", "yellow"), sentence) for sentence in remarks),
         Text.assemble(
             (report.verdict.upper(), "bold green" if report.verdict == "pass" else "bold red"),
@@ -33,7 +33,7 @@ def render(report: Report, folder: Path) -> RenderableType:
 
 
 def _list_disagreements(report: Report) -> Iterable[str]:
-    """Where client and engine differ, a sentence for each metric; the page has every statistic."""
+    """Return the first difference between client and engine for each metric; the page has all of them."""
     messages: dict[str, str] = {}
     for row in report.agreement:
         if row.said:

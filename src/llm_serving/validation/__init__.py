@@ -1,7 +1,7 @@
-"""Validation: Locust plays a blueprint's traffic against a running deployment and says whether its SLO holds.
+"""Validation: Locust sends a blueprint's traffic to a running deployment, and a gate compares the result with the SLO.
 
-`run` is the way in. Locust runs in a process of its own (its event loop replaces the standard library's sockets):
+`run` is the entry point. Locust runs in a process of its own (its event loop replaces the standard library's sockets):
 
-    plan ----> locust [locustfile or the user's file: user, conductor, load, stream] ----> samples, engine metrics
-    samples -> summary -> gate -> report.json, report.html (page, charts), beside Locust's own CSV
+    plan ----> locust [locustfile or the user's file: user, driver, load, stream] ----> samples, engine metrics
+    samples -> statistics -> gate -> report.json, report.html (html_report, charts), beside Locust's own CSV
 """

@@ -1,14 +1,13 @@
-"""What one streamed answer says: its tokens and when each came, its text, its usage, and what went wrong. Pure.
+"""One streamed answer: its tokens with their times, its text, its usage and its error. No input or output.
 
 Definitions, the same everywhere in the report:
 
-- The first token is the first event that carries content (text, reasoning or a tool call), or whose usage counts a
-  token: an engine may send a token whose bytes are not yet a character. The event that only opens a chat (its role) is
-  none.
-- Inter-token latency is the gap between two events with tokens, divided by the tokens that the later one carries, and
-  counts once for each of them. How many those are is told by the usage that vLLM sends with each event when asked; on
-  other servers the final usage is spread evenly over the events.
-- An answer is whole when the server said so: `[DONE]`, or a finish reason before a clean end.
+- The first token is the first event with content (text, reasoning or a tool call), or whose usage counts a token: an
+  engine may send a token whose bytes are not yet a character. The event that only opens a chat (its role) has none.
+- Inter-token latency is the gap between two events with tokens, divided by the tokens of the later one, and counts once
+  for each of them. vLLM reports their number with each event on request; for other servers the final usage is spread
+  evenly over the events.
+- An answer is complete after `[DONE]`, or after a finish reason before a clean end of the stream.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ SERVER_ERROR = "server_error"
 CLIENT = "client"
 
 ERROR_KINDS = {
-    CONNECT: "no connection: refused, unreachable, or its name or certificate is wrong",
-    DEADLINE: "not answered in full by the deadline",
-    TRUNCATED: "the stream ended before the server said that it was done",
-    EMPTY: "the answer holds no token",
+    CONNECT: "no connection: refused, unreachable, or a wrong name or certificate",
+    DEADLINE: "incomplete at the deadline",
+    TRUNCATED: "the stream ended before the answer was complete",
+    EMPTY: "the answer has no tokens",
     SERVER_ERROR: "the server sent an error inside the stream",
     CLIENT: "the user class raised an exception",
 }
-"""What each kind of failure means; besides these there are `http_STATUS` and what a user class's `check` returns."""
+"""Description of each kind of failure; others are `http_STATUS` and what a user class's `check` returns."""
 
 
 @dataclass(frozen=True)
 class Gap:
-    """Inter-token latency at one event: milliseconds a token, and for how many tokens."""
+    """Inter-token latency at one event: milliseconds per token, and the number of tokens."""
 
     ms: float
     tokens: int
@@ -46,15 +45,15 @@ class Gap:
 
 @dataclass
 class Sample:
-    """One request and how it went. Times in ms count from when it was due (open loop) or sent (closed loop)."""
+    """One request and its result. Times in ms count from when it was due (open loop) or sent (closed loop)."""
 
     number: int
     start_s: float
-    """When it was due or sent, in seconds after the counted load began."""
+    """When it was due or sent, in seconds from the start of the counted load."""
     late_ms: float = 0.0
-    """How long after it was due it was sent: the driver's own delay, part of the times below."""
+    """The driver's delay between due and sent; included in the times below."""
     unread_ms: float = 0.0
-    """The longest that a piece of the answer lay in the kernel before the driver read it: not part of the times."""
+    """Longest time between a chunk's arrival in the kernel and its read; not included in the times."""
     ttft_ms: float | None = None
     e2e_ms: float | None = None
     gaps: list[Gap] = field(default_factory=list)
@@ -63,20 +62,20 @@ class Sample:
     input_tokens: int | None = None
     output_tokens: int | None = None
     error: str | None = None
-    """A key of KINDS, `http_STATUS`, or what the user class calls it; None where the request was answered."""
+    """A key of ERROR_KINDS, `http_STATUS`, or the user class's own name; None for an answered request."""
     detail: str = ""
     text: str = ""
     prompt: str = ""
     expected: str | None = None
 
     def compute_mean_gap_ms(self) -> float | None:
-        """Mean inter-token latency of the answer."""
+        """Return the mean inter-token latency of the answer."""
         tokens = sum(gap.tokens for gap in self.gaps)
         return sum(gap.ms * gap.tokens for gap in self.gaps) / tokens if tokens else None
 
     def to_json(self) -> str:
-        """One line of JSON."""
-        # Not asdict, whose deep copy costs as much as reading the answer does.
+        """Return the sample as one line of JSON."""
+        # Not asdict: its deep copy takes as long as parsing the answer.
         data = vars(self) | {"gaps": [[round(gap.ms, 3), gap.tokens] for gap in self.gaps]}
         return json.dumps(data, ensure_ascii=False, separators=(",", ":"))
 
@@ -89,12 +88,12 @@ class Sample:
 
 @dataclass
 class Answer:
-    """What the server sent, with the times at which tokens came on the clock of the pieces."""
+    """A parsed answer, with the arrival times of its tokens on the clock of the chunks."""
 
     times: list[float] = field(default_factory=list)
-    """One for each event that carries tokens."""
+    """One for each event with tokens."""
     counts: list[int] = field(default_factory=list)
-    """Tokens that each of those events carries."""
+    """Tokens of each of those events."""
     text: str = ""
     input_tokens: int | None = None
     output_tokens: int | None = None
@@ -108,7 +107,7 @@ class Answer:
         return self.done or self.finish_reason is not None
 
     def compute_gaps(self) -> list[Gap]:
-        """Inter-token latencies by the definition above; times in seconds."""
+        """Return the inter-token latencies, as defined above."""
         share = 1.0
         if self.output_tokens and sum(self.counts) == len(self.counts) < self.output_tokens:
             share = self.output_tokens / len(self.counts)
@@ -119,7 +118,7 @@ class Answer:
 
 
 def parse_stream(chunks: Sequence[tuple[float, bytes]]) -> Answer:
-    """Reads a stream of server-sent events from its pieces, each with the time at which it came, in seconds."""
+    """Parse a stream of server-sent events from its chunks, each with its arrival time in seconds."""
     answer = Answer()
     texts: list[str] = []
     counted, has_usage = 0, None
@@ -130,7 +129,7 @@ def parse_stream(chunks: Sequence[tuple[float, bytes]]) -> Answer:
         try:
             event = json.loads(data)
         except ValueError:
-            answer.failure = answer.failure or f"an event that is not JSON: {data[:200]!r}"
+            answer.failure = answer.failure or f"event is not JSON: {data[:200]!r}"
             continue
         if not isinstance(event, dict):
             continue
@@ -145,7 +144,7 @@ def parse_stream(chunks: Sequence[tuple[float, bytes]]) -> Answer:
         if not event.get("choices"):
             continue
         has_usage = "completion_tokens" in usage if has_usage is None else has_usage
-        # With a usage in each event the number of its tokens is known; without it, one until the final usage is there.
+        # A usage in each event gives the number of its tokens; otherwise assume one until the final usage.
         tokens = int(usage.get("completion_tokens", counted)) - counted if has_usage else int(bool(content))
         counted += tokens
         if tokens > 0:
@@ -156,7 +155,7 @@ def parse_stream(chunks: Sequence[tuple[float, bytes]]) -> Answer:
 
 
 def _split_events(chunks: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
-    """The data of each event, and the time of the piece that completed it."""
+    """Yield each event's data with the time of the chunk that completed it."""
     buffer, time = b"", 0.0
     for time, chunk in chunks:
         *lines, buffer = (buffer + chunk).split(b"\n")
@@ -168,7 +167,7 @@ def _split_events(chunks: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float
 
 
 def _extract_content(event: dict[str, Any], answer: Answer) -> str:
-    """Text that an event carries: of a chat's delta its content, reasoning and tool calls, of a completion its text."""
+    """Return an event's text: content, reasoning and tool calls of a chat's delta, or the text of a completion."""
     parts = []
     for choice in event.get("choices") or ():
         answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
@@ -189,10 +188,10 @@ def _extract_message(event: dict[str, Any]) -> str:
 
 
 def set_error(sample: Sample, answer: Answer) -> None:
-    """Sets what went wrong with a stream that ended, if anything did."""
+    """Set the error of a stream that ended, if it has one."""
     if answer.failure:
         sample.error, sample.detail = SERVER_ERROR, answer.failure
     elif not answer.is_complete:
-        sample.error, sample.detail = TRUNCATED, f"the stream ended after {sum(answer.counts)} tokens, not finished"
+        sample.error, sample.detail = TRUNCATED, f"the stream ended after {sum(answer.counts)} tokens, incomplete"
     elif not answer.times and not answer.output_tokens:
-        sample.error, sample.detail = EMPTY, "the server finished without a token"
+        sample.error, sample.detail = EMPTY, "the server sent no tokens"

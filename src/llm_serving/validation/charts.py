@@ -1,4 +1,4 @@
-"""Pictures of a report as SVG text: distributions and time lines. Colours are the page's, by CSS class. Pure."""
+"""Charts of a report as SVG: distributions and time lines. The page's CSS sets the colours. No input or output."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from llm_serving.validation.statistics import Latency, compute_percentile
 WIDTH, HEIGHT = 520, 226
 LEFT, RIGHT, TOP, BOTTOM = 50, 10, 50, 34
 LOW_TOP = 34
-"""Top of a picture without marks above."""
+"""Top of a chart without marks above."""
 
 LETTER_WIDTH, ROW_HEIGHT = 7.2, 14
-"""Pixels that a letter of a label takes, and a row of labels."""
+"""Pixels of a letter and of a row of labels."""
 
 BINS = 40
 COLUMNS = 240
-"""Columns of a time line: a longer run shows the least, the middle and the most of each."""
+"""Columns of a time line: a longer run shows minimum, median and maximum of each."""
 
 TAIL = 1.5
-"""A distribution is drawn to this times its 99th percentile; what lies above is counted beside it."""
+"""Upper end of a distribution, as a multiple of its 99th percentile; samples above are counted at its side."""
 
 
 @dataclass(frozen=True)
@@ -39,27 +39,27 @@ class Scale:
         return round(self.start + share * (self.end - self.start), 1)
 
     def compute_ticks(self, count: int) -> list[float]:
-        """Round values within the scale, about so many."""
+        """Return about `count` round values within the scale."""
         step = _round_step((self.high - self.low) / count)
         first = math.ceil(self.low / step - 1e-9)
         return [index * step for index in range(first, math.floor(self.high / step + 1e-9) + 1)]
 
 
 def _round_step(minimum: float) -> float:
-    """The smallest 1, 2 or 5 times a power of ten that is no less than `least`."""
+    """Return the smallest 1, 2 or 5 times a power of ten that is at least `minimum`."""
     power = 10.0 ** math.floor(math.log10(minimum)) if minimum > 0 else 1.0
     return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= minimum * (1 - 1e-9))
 
 
 def format_number(value: float) -> str:
-    """A number as short as it is still exact enough to read."""
+    """Format a number with about three significant digits."""
     if value == int(value) or abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
 def render_distribution(title: str, values: Sequence[float], latency: Latency, limits: dict[str, float]) -> str:
-    """Histogram of milliseconds, with the median, the 95th percentile and the SLO's limits (by statistic) marked."""
+    """Render a histogram of milliseconds with marks at the median, the 95th percentile and the SLO's limits."""
     if not values:
         return _render_empty(title)
     low, high = _find_range(values)
@@ -90,14 +90,14 @@ def render_distribution(title: str, values: Sequence[float], latency: Latency, l
 
 
 def _find_range(values: Sequence[float]) -> tuple[float, float]:
-    """From where to where a distribution is drawn: from 0 unless all lies far from it, without a long tail's end."""
+    """Return the range of a distribution: from 0 unless all values are far from it, without the end of a long tail."""
     lowest, high = min(values), min(max(values), compute_percentile(sorted(values), 0.99) * TAIL)
     low = 0.0 if lowest < high / 2 else max(0.0, lowest - (high - lowest) * 0.1)
     return (low, high) if high > low else (low * 0.9, low * 1.1 + 1.0)
 
 
 def _render_marks(x: Scale, marks: Iterable[tuple[str, float, str]]) -> list[str]:
-    """Vertical lines with their names above, each in the lowest row with room; beyond the scale only the name."""
+    """Render vertical lines with labels above, each in the lowest free row; beyond the scale only the label."""
     elements, rows = [], [-1e9, -1e9, -1e9]
     for name, value, kind in sorted(marks, key=lambda mark: mark[1]):
         beyond = value > x.high
@@ -118,7 +118,7 @@ def _render_marks(x: Scale, marks: Iterable[tuple[str, float, str]]) -> list[str
 def render_dots(
     title: str, points: Sequence[tuple[float, float]], failed: Sequence[float], limits: dict[str, float]
 ) -> str:
-    """Milliseconds of each request by the second at which it began; the failed ones as crosses at the top."""
+    """Render the milliseconds of each request by its start; failed ones as crosses at the top."""
     if not points and not failed:
         return _render_empty(title)
     last = max([offset for offset, _ in points] + list(failed))
@@ -136,12 +136,12 @@ def render_dots(
     for name, limit in visible_limits.items():
         body.append(f'<line class="limit" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(limit)}" y2="{y(limit)}"/>')
         body.append(_render_text(LEFT + 6, y(limit) + 14, f"{name} limit {format_number(limit)}", "start", "limit"))
-    crosses = f", and {len(failed):,} failed, as crosses" if failed else ""
-    return _render_svg(title, f"{len(points):,} answered requests by the second at which they began{crosses}.", body)
+    crosses = f"; {len(failed):,} failed requests as crosses" if failed else ""
+    return _render_svg(title, f"{len(points):,} answered requests by start{crosses}.", body)
 
 
 def _thin_points(points: Sequence[tuple[float, float]], last: float) -> list[tuple[float, float]]:
-    """At most three points a column: the least, the middle and the most."""
+    """Return at most three points per column: minimum, median and maximum."""
     if len(points) <= 3 * COLUMNS:
         return list(points)
     columns: dict[int, list[tuple[float, float]]] = {}
@@ -155,7 +155,7 @@ def _thin_points(points: Sequence[tuple[float, float]], last: float) -> list[tup
 
 
 def render_steps(title: str, values: Sequence[float], width_s: float, unit: str, caption: str) -> str:
-    """A quantity over time as a filled line: one value for each stretch of `width_s` seconds."""
+    """Render a quantity over time as a filled line, one value for each `width_s` seconds."""
     if not values:
         return _render_empty(title)
     x = Scale(0, len(values) * width_s, LEFT, WIDTH - RIGHT)
@@ -197,11 +197,11 @@ def _render_text(x: float, y: float, text: str, anchor: str, kind: str = "") -> 
 
 
 def _render_empty(title: str) -> str:
-    return _render_svg(title, "No sample.", [_render_text(WIDTH / 2, HEIGHT / 2, "no sample", "middle")])
+    return _render_svg(title, "No samples.", [_render_text(WIDTH / 2, HEIGHT / 2, "no samples", "middle")])
 
 
 def _render_svg(title: str, caption: str, body: Sequence[str]) -> str:
-    """A picture with its name and what it shows, for those who do not see it."""
+    """Render an SVG with title and caption for screen readers."""
     return (
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}: {escape(caption)}">'
         f"{''.join(body)}</svg>"

@@ -1,6 +1,6 @@
-"""Leads the driver through its phases: ask the server what it understands, warm it up, play the load, read metrics.
+"""Run the driver's phases: detect the server's dialect, warm it up, send the load, read metrics.
 
-Runs inside Locust as a greenlet of its own; users and conductor find each other through Locust's environment.
+Runs inside Locust as a greenlet of its own; users and driver share Locust's environment.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SETTLE_S = 1.2
 
 
 def read_plan(environment: Any) -> LoadPlan:
-    """The plan that Locust was given on its command line; read once."""
+    """Return the plan from Locust's command line; read once."""
     if not hasattr(environment, "plan"):
         environment.plan = LoadPlan.model_validate_json(
             Path(environment.parsed_options.plan).read_text(encoding="utf-8")
@@ -45,7 +45,7 @@ def read_plan(environment: Any) -> LoadPlan:
 
 
 def get_load(environment: Any) -> Load:
-    """The one load that all users share."""
+    """Return the load that all users share."""
     if not hasattr(environment, "load"):
         environment.load = Load(read_plan(environment))
     load: Load = environment.load
@@ -53,12 +53,12 @@ def get_load(environment: Any) -> Load:
 
 
 def start(environment: Any, **_: Any) -> None:
-    """Begins to lead; Locust ends when the load is over."""
+    """Start the driver; Locust stops after the load."""
     gevent.spawn(_drive, environment)
 
 
 class DriverError(Exception):
-    """No load can be played; says why."""
+    """The load cannot be sent; the message is the reason."""
 
 
 def _drive(environment: Any) -> None:
@@ -68,7 +68,7 @@ def _drive(environment: Any) -> None:
         _run_phases(environment, result)
     except DriverError as error:
         result.error = str(error)
-    except Exception as error:  # noqa: BLE001  whatever it is, the parent must learn of it
+    except Exception as error:  # noqa: BLE001  the parent process reports it
         traceback.print_exc()
         result.error = f"the load driver failed: {type(error).__name__}: {error}"
     finally:
@@ -85,7 +85,7 @@ def _run_phases(environment: Any, result: DriverResult) -> None:
     result.warm_up_sent = load.warm_up(prompt for prompt, _ in zip(warm_up, range(plan.traffic.warm_up), strict=False))
     result.warm_up_failed = load.warm_up_failed
     result.metrics_before = _fetch_metrics(plan)
-    # What is there now stays: the collector need not look through it while answers are timed.
+    # Objects that exist now stay: keep the garbage collector from scanning them while answers are timed.
     gc.collect()
     gc.freeze()
     result.started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -100,7 +100,7 @@ def _run_phases(environment: Any, result: DriverResult) -> None:
 
 
 def _create_prompts(user: Any, plan: LoadPlan) -> tuple[Iterator[Prompt], Iterator[Prompt], int | None]:
-    """Prompts for the warm-up and for the counted load, and how many come before they come again, where they do."""
+    """Return the prompts of the warm-up and of the counted load, and the number of unique ones if they repeat."""
     if plan.data:
         rows = prompts.read_rows(Path(plan.data), plan.traffic.api)
         return cycle_prompts(plan, rows), cycle_prompts(plan, rows), len(rows) * len(plan.models)
@@ -113,7 +113,7 @@ def _create_prompts(user: Any, plan: LoadPlan) -> tuple[Iterator[Prompt], Iterat
 
 
 def _detect_vllm_dialect(user: Any, load: Load) -> bool:
-    """Whether the server takes vLLM's own parameters; asked with a request like those to come."""
+    """Return whether the server accepts vLLM's own parameters, tested with a request like the load's."""
     prompt = Prompt(({"role": "user", "content": prompts.FIRST_WORD},), max_tokens=2)
     for dialect in (True, False):
         load.vllm_dialect = dialect
@@ -122,25 +122,25 @@ def _detect_vllm_dialect(user: Any, load: Load) -> bool:
         except HttpError as error:
             if dialect and error.status in (http.client.BAD_REQUEST, http.client.UNPROCESSABLE_ENTITY):
                 continue
-            raise DriverError(f"{user.plan.url}{user.path()} answers with {error}") from None
+            raise DriverError(f"{user.plan.url}{user.path()} returned {error}") from None
         return dialect
     raise AssertionError("unreachable: the second try returns or raises")
 
 
 def _count_tokens(user: Any, model: str, text: str) -> int:
-    """Tokens of a prompt, by the server's own usage."""
+    """Return the tokens of a prompt, from the server's usage."""
     body = user.body(Prompt(({"role": "user", "content": text},), max_tokens=1, model=model))
     body = {key: value for key, value in body.items() if key != "stream_options"} | {"stream": False}
     try:
         usage = json.loads(_send_request(user, body)).get("usage") or {}
     except HttpError as error:
-        raise DriverError(f"{user.plan.url}{user.path()} answers with {error}") from None
-    # A server that reports no usage is taken to have a token a word; the report then shows no input tokens.
+        raise DriverError(f"{user.plan.url}{user.path()} returned {error}") from None
+    # Assume a token per word if the server reports no usage; the report then shows no input tokens.
     return int(usage.get("prompt_tokens") or len(text.split()))
 
 
 def _send_request(user: Any, body: dict[str, Any]) -> bytes:
-    """One request outside the load, on a connection of its own; returns the answer's body."""
+    """Send one request outside the load, on a connection of its own; return the response body."""
     connection = Connection(user.plan.url, user.headers())
     deadline = user.plan.traffic.deadline
     try:
@@ -148,15 +148,15 @@ def _send_request(user: Any, body: dict[str, Any]) -> bytes:
             connection.connect()
             return b"".join(chunk for _, chunk in connection.post(user.path(), json.dumps(body).encode()))
     except gevent.Timeout:
-        raise DriverError(f"{user.plan.url} does not answer a first request within {deadline:g} s") from None
+        raise DriverError(f"{user.plan.url} did not answer the first request within {deadline:g} s") from None
     except (OSError, http.client.HTTPException) as error:
-        raise DriverError(f"{user.plan.url} does not answer: {error}") from None
+        raise DriverError(f"{user.plan.url} is unreachable: {error}") from None
     finally:
         connection.close()
 
 
 def _fetch_metrics(plan: LoadPlan) -> dict[str, str]:
-    """The engine's metrics by replica; one that does not answer is left out."""
+    """Return the engine's metrics by replica, without replicas that do not respond."""
     pages = {}
     for name, url in plan.metrics_urls.items():
         try:

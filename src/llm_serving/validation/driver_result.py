@@ -1,4 +1,4 @@
-"""What the driver leaves behind besides the samples, and the names of its files."""
+"""The driver's result besides the samples, and the names of its files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOG_FILE = "locust.log"
 
 
 class Progress(BaseModel):
-    """How far the load is; the driver rewrites it twice a second."""
+    """Progress of the load; the driver rewrites it twice a second."""
 
     phase: str
     total: int = 0
@@ -26,12 +26,12 @@ class Progress(BaseModel):
 
 
 class DriverResult(BaseModel):
-    """How the driver got on."""
+    """Result of the driver."""
 
     model_config = ConfigDict(extra="forbid")
 
     error: str = ""
-    """Why no load was played, in one sentence; empty where it was."""
+    """Why no load was sent, in one sentence; empty after a load."""
 
     started_at: str = ""
     """UTC time of the first counted request."""
@@ -40,28 +40,28 @@ class DriverResult(BaseModel):
     """From the start of the counted load to the end of its last request."""
 
     planned: int = 0
-    """Counted requests that the blueprint asks for."""
+    """Counted requests of the blueprint."""
 
     warm_up_sent: int = 0
     warm_up_failed: int = 0
 
     vllm_dialect: bool = False
-    """Whether the server took vLLM's own parameters: exact answer lengths, and a usage with each event."""
+    """Whether the server accepts vLLM's own parameters: exact answer lengths, and a usage with each event."""
 
     kernel_times: bool = False
-    """Whether the time of each piece is the kernel's, not that of the driver's read."""
+    """Whether the time of each chunk is the kernel's, not that of the driver's read."""
 
     shared_prompts: float | None = None
-    """Share of the counted prompts' text that earlier ones began with; None where none was sent."""
+    """Share of the counted prompts' text that an earlier prompt began with; None without prompts."""
 
     shared_prompt_count: int = 0
-    """How many prompts that is of."""
+    """Number of prompts compared."""
 
     cpu_share: float = 0.0
-    """Processor time of the driver over the counted load, as a share of one core."""
+    """CPU time of the driver during the counted load, as a share of one core."""
 
     metrics_before: dict[str, str] = {}
-    """The engine's metrics by replica, just before the counted load; a replica that did not answer is left out."""
+    """The engine's metrics by replica just before the counted load, without replicas that did not respond."""
 
     metrics_after: dict[str, str] = {}
 

@@ -40,7 +40,7 @@ class Histogram:
         return self.total / self.count * 1000 if self.count > 0 else None
 
     def find_bucket_ms(self, share: float) -> tuple[float, float] | None:
-        """Return the bounds, in milliseconds, of the bucket with the percentile `share` (0 to 1); the last is unbounded."""
+        """Return the bounds, in milliseconds, of the bucket with percentile `share` (0 to 1); the last is unbounded."""
         if self.count <= 0:
             return None
         low = 0.0

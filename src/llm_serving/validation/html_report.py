@@ -1,11 +1,9 @@
-"""report.html: the report as one page that needs nothing but itself, in light and dark and on paper. Pure."""
+"""report.html: the report as one self-contained page, in light and dark and for print. No input or output."""
 
 from __future__ import annotations
 
 import datetime
-import itertools
 import json
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -13,7 +11,7 @@ from typing import Any, NamedTuple, get_args
 import jinja2
 from markupsafe import Markup
 
-from llm_serving.validation import charts, report
+from llm_serving.validation import charts, report, time_series
 from llm_serving.validation.answer import Sample
 from llm_serving.validation.engine_metrics import Agreement
 from llm_serving.validation.report import Report
@@ -22,17 +20,13 @@ from llm_serving.validation.statistics import PERCENTILES, Metric
 METRIC_NAMES: dict[Metric, str] = {
     "ttft_ms": "Time to first token",
     "itl_ms": "Inter-token latency",
-    "e2e_ms": "End to end",
+    "e2e_ms": "End-to-end latency",
 }
-_RATES = {"requests_per_s": "Answered requests a second", "output_tokens_per_s": "Output tokens a second"}
 STATISTICS = (*PERCENTILES, "mean")
-
-STEP_WIDTHS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
-"""Lengths that one step of a time line may have, in seconds."""
 
 
 def render(run_report: Report, samples: Sequence[Sample]) -> str:
-    """The page as HTML text."""
+    """Return the page as HTML."""
     templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -57,7 +51,7 @@ def render(run_report: Report, samples: Sequence[Sample]) -> str:
 
 
 class Cell(NamedTuple):
-    """A measured number with its limit, if it has one."""
+    """A measured number and its limit, if any."""
 
     value: float | None
     limit: float | None
@@ -65,7 +59,7 @@ class Cell(NamedTuple):
 
 
 def build_cells(run_report: Report) -> dict[Metric, dict[str, Cell]]:
-    """The table metric by statistic."""
+    """Return the table of metrics by statistic."""
     missed = {objective.metric for objective in run_report.missed}
     slo = run_report.settings["slo"]
     return {
@@ -82,7 +76,7 @@ def build_cells(run_report: Report) -> dict[Metric, dict[str, Cell]]:
 
 
 class Total(NamedTuple):
-    """A number of the whole run beside its limit."""
+    """A number of the whole run and its limit."""
 
     name: str
     value: str
@@ -91,7 +85,7 @@ class Total(NamedTuple):
 
 
 def _build_totals(run_report: Report) -> Iterator[Total]:
-    """Error rate and throughput with their limits."""
+    """Yield error rate and throughput with their limits."""
     missed = {objective.metric for objective in run_report.missed}
     slo, requests = run_report.settings["slo"], run_report.requests
     share = requests.failed / requests.total if requests.total else 0.0
@@ -101,8 +95,8 @@ def _build_totals(run_report: Report) -> Iterator[Total]:
     )
     rates = run_report.throughput
     for key, name in (
-        ("requests_per_s", "Answered requests a second"),
-        ("output_tokens_per_s", "Output tokens a second"),
+        ("requests_per_s", "Requests/s"),
+        ("output_tokens_per_s", "Output tokens/s"),
     ):
         minimum = f"at least {slo[key]:g}" if slo.get(key) else ""
         yield Total(name, charts.format_number(getattr(rates, key)), minimum, key not in missed)
@@ -119,68 +113,26 @@ def _render_charts(run_report: Report, samples: Sequence[Sample]) -> dict[str, M
         metric: charts.render_distribution(METRIC_NAMES[metric], values, run_report.metrics[metric], limits[metric])
         for metric, values in report.collect_latencies(answered).items()
     }
-    width = next(
-        (step_width for step_width in STEP_WIDTHS_S if run_report.duration_s / step_width <= charts.COLUMNS / 2),
-        STEP_WIDTHS_S[-1],
-    )
-    for metric, points in _collect_points(answered).items():
+    for metric, points in time_series.collect_points(answered).items():
         svgs[f"{metric}_line"] = charts.render_dots(f"{METRIC_NAMES[metric]} over time", points, failed, limits[metric])
-    per_s, in_flight = compute_token_rates(answered, width), compute_in_flight(answered, width)
+    width = time_series.choose_width(run_report.duration_s, charts.COLUMNS / 2)
+    rates = time_series.compute_token_rates(answered, width)
+    in_flight = time_series.compute_in_flight(answered, width)
     caption = f"Mean over each {width:g} s."
-    svgs["tokens_line"] = charts.render_steps("Output tokens a second", per_s, width, "tokens/s", caption)
-    svgs["flight_line"] = charts.render_steps("Requests under way", in_flight, width, "requests", caption)
+    svgs["tokens_line"] = charts.render_steps("Output tokens/s", rates, width, "tokens/s", caption)
+    svgs["flight_line"] = charts.render_steps("Requests in flight", in_flight, width, "requests", caption)
     return {name: Markup(svg) for name, svg in svgs.items()}
 
 
-def _collect_points(answered: Sequence[Sample]) -> dict[Metric, list[tuple[float, float]]]:
-    """Each answered request's start and latency; of its inter-token latencies the mean."""
-    points: dict[Metric, list[tuple[float, float]]] = {metric: [] for metric in get_args(Metric)}
-    for sample in answered:
-        if sample.ttft_ms is not None:
-            points["ttft_ms"].append((sample.start_s, sample.ttft_ms))
-        if (mean := sample.compute_mean_gap_ms()) is not None:
-            points["itl_ms"].append((sample.start_s, mean))
-        if sample.e2e_ms is not None:
-            points["e2e_ms"].append((sample.start_s, sample.e2e_ms))
-    return points
-
-
-def compute_token_rates(answered: Sequence[Sample], width_s: float) -> list[float]:
-    """Tokens a second in each stretch of `width_s` seconds, by when each token came."""
-    counts: dict[int, float] = {}
-    for sample in answered:
-        if sample.ttft_ms is None:
-            continue
-        first = sample.start_s + sample.ttft_ms / 1000
-        gaps = sum(gap.tokens for gap in sample.gaps)
-        # The event with the first token may carry more than one.
-        counts[int(first / width_s)] = counts.get(int(first / width_s), 0) + max(1, (sample.output_tokens or 1) - gaps)
-        for after, gap in zip(itertools.accumulate(g.ms * g.tokens for g in sample.gaps), sample.gaps, strict=True):
-            step = int((first + after / 1000) / width_s)
-            counts[step] = counts.get(step, 0) + gap.tokens
-    return [counts.get(index, 0) / width_s for index in range(max(counts, default=-1) + 1)]
-
-
-def compute_in_flight(answered: Sequence[Sample], width_s: float) -> list[float]:
-    """Requests under way, as the mean over each stretch of `width_s` seconds."""
-    in_flight: dict[int, float] = {}
-    for sample in answered:
-        start, end = sample.start_s, sample.start_s + (sample.e2e_ms or 0) / 1000
-        for index in range(int(start / width_s), math.floor(end / width_s) + 1):
-            overlap = min(end, (index + 1) * width_s) - max(start, index * width_s)
-            in_flight[index] = in_flight.get(index, 0) + max(0.0, overlap)
-    return [in_flight.get(index, 0) / width_s for index in range(max(in_flight, default=-1) + 1)]
-
-
 def _compute_shares(run_report: Report) -> Iterator[tuple[str, int | None, float]]:
-    """Each replica with its requests and their share of all."""
+    """Yield each replica with its requests and their share of the total."""
     total = sum(replica.requests or 0 for replica in run_report.replicas)
     for replica in run_report.replicas:
         yield replica.name, replica.requests, (replica.requests or 0) / total if total else 0.0
 
 
 def _format_engine_value(row: Agreement) -> str:
-    """The engine's number, or the bucket in which it lies."""
+    """Format the engine's number, or its bucket."""
     if row.engine_ms is not None:
         return charts.format_number(row.engine_ms)
     if row.engine_to_ms is None:
@@ -189,7 +141,7 @@ def _format_engine_value(row: Agreement) -> str:
 
 
 def format_size(count: float) -> str:
-    """Bytes in the unit that a person would write."""
+    """Format bytes in their largest unit."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -198,7 +150,7 @@ def format_size(count: float) -> str:
 
 
 def _format_setting(value: Any) -> str:
-    """A setting as a person would write it."""
+    """Format a setting as text."""
     if isinstance(value, dict):
         return ", ".join(f"{key} {_format_setting(inner)}" for key, inner in value.items())
     if isinstance(value, bool) or value is None:

@@ -1,4 +1,4 @@
-"""The load while it is played: which prompt is next and when, and how far it is. Runs inside Locust."""
+"""The load in progress: the next prompt, its time, and the progress. Runs inside Locust."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from llm_serving.validation.answer import Sample
 from llm_serving.validation.load_plan import LoadPlan, draw_arrivals, draw_lengths
 
 QUEUE_SIZE = 1000
-"""Prompts made before the load starts; a longer load makes the others while it runs."""
+"""Prompts generated before the load starts; a longer load generates the others while it runs."""
 
 SHOWN_ANSWERS = 5
-"""Answers whose text is kept for the report when no answer is expected."""
+"""Answers whose text the report shows if the prompts have no expected answers."""
 
 PROGRESS_INTERVAL_S = 0.5
-"""How often progress is written."""
+"""Interval of progress updates."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a user sends."""
+    """The prompt of one request."""
 
     messages: tuple[dict[str, Any], ...]
     max_tokens: int
@@ -38,39 +38,39 @@ class Prompt:
     asked_input: int | None = None
     expected: str | None = None
     model: str | None = None
-    """Whom to ask; the plan's first where left out."""
+    """Name of the model; None means the plan's first."""
 
     @property
     def text(self) -> str:
-        """The one prompt of the completions API; of a chat its last message."""
+        """The prompt for the completions API: the last message."""
         return str(self.messages[-1]["content"])
 
 
 @dataclass(frozen=True)
 class Item:
-    """A prompt with its place in the load."""
+    """A prompt with its position in the load."""
 
     number: int
     prompt: Prompt
     counted: bool
     due: float | None = None
-    """When it should be sent, on perf_counter's clock; None: as soon as a user is free."""
+    """When to send it, on perf_counter's clock; None: as soon as a user is idle."""
 
 
 class Load:
-    """Hands items to the users and takes in their samples."""
+    """Hands items to the users and collects their samples."""
 
     def __init__(self, plan: LoadPlan) -> None:
         self.plan = plan
         self.start_time = 0.0
-        """perf_counter when the counted load began."""
+        """perf_counter at the start of the counted load."""
         self.end_time = 0.0
-        """perf_counter when the last counted request ended."""
+        """perf_counter at the end of the last counted request."""
         self.vllm_dialect = False
-        """Whether the server takes vLLM's own parameters."""
+        """Whether the server accepts vLLM's own parameters."""
         self.warm_up_failed = 0
         self._progress = driver_result.Progress(phase="start", total=plan.traffic.requests)
-        # Nothing waits in a channel: an item leaves the load when a user takes it.
+        # A channel holds nothing: an item leaves the load when a user takes it.
         self._ready = queue.Channel()
         self._busy = 0
         self._ttfts: list[float] = []
@@ -78,13 +78,13 @@ class Load:
         self._samples = (self._folder / driver_result.SAMPLES_FILE).open("w", encoding="utf-8")
 
     def take(self) -> Item:
-        """The next item; waits until there is one."""
+        """Wait for the next item and return it."""
         item: Item = self._ready.get()
         self._busy += 1
         return item
 
     def finish(self, item: Item, sample: Sample) -> None:
-        """Takes in how an item went."""
+        """Record the result of an item."""
         self._busy -= 1
         if not item.counted:
             self.warm_up_failed += sample.error is not None
@@ -99,7 +99,7 @@ class Load:
             bisect.insort(self._ttfts, sample.ttft_ms)
 
     def warm_up(self, source: Iterable[Prompt]) -> int:
-        """Sends prompts that are not counted and waits for their answers; returns how many were sent."""
+        """Send prompts that are not counted and wait for their answers; return how many were sent."""
         self._progress.phase = "warm-up"
         count = 0
         for count, prompt in enumerate(source, 1):
@@ -108,11 +108,11 @@ class Load:
         return count
 
     def play(self, source: Iterator[Prompt]) -> None:
-        """Plays the counted load until all is sent or the time is over, and what is under way has ended."""
+        """Send the counted load until all is sent or the time limit is reached, and wait for requests in flight."""
         traffic = self.plan.traffic
         upcoming = queue.Queue(maxsize=QUEUE_SIZE)
         producer = gevent.spawn(_fill, upcoming, itertools.islice(source, traffic.requests))
-        gevent.sleep(0)  # the queue is full, or holds all, before the clock starts
+        gevent.sleep(0)  # fill the queue before the clock starts
         self._progress.phase = "load"
         self.start_time = self.end_time = time.perf_counter()
         reporter = gevent.spawn(self._report)
@@ -129,7 +129,7 @@ class Load:
             self._write_progress()
 
     def _play_closed(self, upcoming: queue.Queue) -> None:
-        """Each user takes the next item when it has finished its last."""
+        """Hand out the next item as soon as a user is idle."""
         traffic = self.plan.traffic
         for number in range(traffic.requests):
             remaining = self.start_time + traffic.time_limit - time.perf_counter()
@@ -140,7 +140,7 @@ class Load:
             self._progress.sent += 1
 
     def _play_open(self, upcoming: queue.Queue, due: Sequence[float]) -> None:
-        """Each item goes out when it is due, whatever became of those before it."""
+        """Hand out each item when it is due, independent of earlier ones."""
         for number, offset in enumerate(due):
             prompt = upcoming.get()
             due_time = self.start_time + offset
@@ -162,13 +162,13 @@ class Load:
         progress = self._progress
         progress.ttft_p95_ms = self._ttfts[round(0.95 * (len(self._ttfts) - 1))] if self._ttfts else None
         progress.remaining_s = self._estimate_remaining()
-        # A reader never sees half of it.
+        # Replace the file at once: readers never see a part of it.
         temp_file = self._folder / f".{driver_result.PROGRESS_FILE}"
         temp_file.write_text(progress.model_dump_json())
         temp_file.replace(self._folder / driver_result.PROGRESS_FILE)
 
     def _estimate_remaining(self) -> float | None:
-        """Seconds until all are sent, at the pace so far."""
+        """Return the seconds until all are sent, at the rate so far."""
         progress, traffic = self._progress, self.plan.traffic
         elapsed = time.perf_counter() - self.start_time
         if progress.sent == 0:
@@ -182,10 +182,10 @@ def _fill(upcoming: queue.Queue, source: Iterable[Prompt]) -> None:
 
 
 def generate_prompts(plan: LoadPlan, phase: str, costs: Mapping[str, prompts.TokenCosts]) -> Iterator[Prompt]:
-    """Prompts of the lengths that the plan draws for a phase, without end, for its models in turn.
+    """Yield prompts of a phase's lengths, endlessly, for the plan's models in turn.
 
     Args:
-        costs: what words cost each model.
+        costs: tokens of each word, by model.
     """
     generators = {model: prompts.PromptGenerator(costs[model], f"{plan.traffic.seed}/{phase}") for model in plan.models}
     for model, length in zip(itertools.cycle(plan.models), draw_lengths(plan.traffic, phase), strict=False):
@@ -194,9 +194,9 @@ def generate_prompts(plan: LoadPlan, phase: str, costs: Mapping[str, prompts.Tok
 
 
 def cycle_prompts(plan: LoadPlan, rows: Sequence[prompts.PromptRow]) -> Iterator[Prompt]:
-    """The user's prompts in their order, again and again, each put to all of the plan's models.
+    """Yield the user's prompts in order, endlessly, each for all of the plan's models.
 
-    An answer ends where the model ends it, or at its longest.
+    The model decides the length of an answer, up to the traffic's maximum.
     """
     for row, model in itertools.cycle(itertools.product(rows, plan.models)):
         max_tokens = plan.traffic.output_tokens.max

@@ -1,6 +1,6 @@
-"""What the driver is told, and what follows from it alone: when each request is due, and how long it is. Pure.
+"""The driver's plan: when each request is due, and its length. No input or output.
 
-Everything is drawn from the seed in `traffic`, so that two runs with the same plan send the same requests at the same
+Everything is drawn from the seed in `traffic`, so that two runs of the same plan send the same requests at the same
 times.
 """
 
@@ -17,7 +17,7 @@ from llm_serving.workloads.serving.traffic import Traffic
 
 
 class LoadPlan(BaseModel):
-    """All that the driver needs to know; the validation writes it as plan.json, and Locust is given that file."""
+    """The driver's input; the validation writes it as plan.json for Locust."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -25,34 +25,34 @@ class LoadPlan(BaseModel):
     """Base URL of the deployment, without /v1."""
 
     models: tuple[str, ...]
-    """The names to put into requests' `model`, in turn."""
+    """Values of requests' `model`, in turn."""
 
     traffic: Traffic
-    """The load, as the blueprint says it."""
+    """The load, from the blueprint."""
 
     data: str | None = None
-    """Absolute path of the JSONL file with the user's own prompts."""
+    """Absolute path of a JSONL file with the user's own prompts."""
 
     metrics_urls: dict[str, str] = {}
-    """URL of the engine's own metrics by replica; read before the first counted request and after the last."""
+    """URL of the engine's metrics by replica, read before the first counted request and after the last."""
 
     folder: str
-    """Absolute path of the folder that the driver writes into."""
+    """Absolute path of the driver's output directory."""
 
 
 @dataclass(frozen=True)
 class RequestLength:
-    """How long one request is asked to be, in tokens."""
+    """Requested length of one request, in tokens."""
 
     input_tokens: int
     shared_tokens: int
-    """Tokens at the start of the prompt that the other prompts of its group start with too."""
+    """Tokens at the start of the prompt that all prompts of its group share."""
     group: int
     output_tokens: int
 
 
 def draw_lengths(traffic: Traffic, phase: str) -> Iterator[RequestLength]:
-    """Lengths of the requests of a phase, one after another without end; each phase draws its own."""
+    """Yield the lengths of a phase's requests, endlessly; each phase draws its own."""
     rng = random.Random(f"{traffic.seed}/{phase}/lengths")
     while True:
         input_tokens = rng.randint(*traffic.input_tokens)
@@ -62,7 +62,7 @@ def draw_lengths(traffic: Traffic, phase: str) -> Iterator[RequestLength]:
 
 
 def draw_arrivals(traffic: Traffic) -> list[float] | None:
-    """When each counted request is due, in seconds from the start; None in the closed loop, where users decide."""
+    """Return when each counted request is due, in seconds from the start; None in the closed loop."""
     if traffic.arrivals is None:
         return None
     rng = random.Random(f"{traffic.seed}/arrivals")
@@ -74,10 +74,10 @@ def draw_arrivals(traffic: Traffic) -> list[float] | None:
 
 
 def count_users(traffic: Traffic) -> int:
-    """How many Locust users play the plan.
+    """Return the number of Locust users for the plan.
 
-    In the open loop an arrival must always find a user that waits. A request ends by its deadline, so as many are busy
-    at once as fall due within one deadline, at the most.
+    In the open loop every arrival needs an idle user. A request ends by its deadline, so the most users are busy when
+    the most requests fall due within one deadline.
     """
     if traffic.users is not None:
         return traffic.users
@@ -86,5 +86,5 @@ def count_users(traffic: Traffic) -> int:
 
 
 def _count_max_within(times: Sequence[float], window: float) -> int:
-    """The most of the sorted `times` that lie within any stretch of `window` seconds, both ends included."""
+    """Return the largest number of the sorted `times` within `window` seconds, both ends included."""
     return max((bisect.bisect_right(times, start + window) - index for index, start in enumerate(times)), default=0)

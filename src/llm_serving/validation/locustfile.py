@@ -1,7 +1,7 @@
-"""The user that `blueprint validate` plays when no other is given."""
+"""The default user of `blueprint validate`."""
 
 from llm_serving.validation.user import OpenAIUser
 
 
 class DefaultUser(OpenAIUser):
-    """Sends the blueprint's traffic as it is."""
+    """Sends the blueprint's traffic unchanged."""

@@ -1,6 +1,6 @@
-"""How much of each prompt an earlier one began with: what a router by cached beginnings could spare, at the best.
+"""Share of each prompt that an earlier one began with: the most that prefix-aware routing can save.
 
-Measured on what was sent, in its order, so it is the same whatever the router did and however large the caches were.
+Measured on the prompts as sent, in order, so it depends neither on the router nor on the size of the caches.
 """
 
 from __future__ import annotations
@@ -12,32 +12,32 @@ from collections.abc import Iterator
 from llm_serving.validation.load import Prompt
 
 BLOCK = 64
-"""Characters of a block: about the 16 tokens of a block of vLLM's cache, which holds whole ones alone."""
+"""Characters of a block: about 16 tokens, a block of vLLM's cache on GPUs, which holds whole blocks only."""
 
 MAX_BLOCKS = 1_000_000
-"""Blocks that are kept, in about 100 MB; prompts after that are not looked at."""
+"""Blocks kept in memory, about 100 MB; later prompts are not measured."""
 
 
 class PrefixOverlap:
-    """Takes prompts in, one after another."""
+    """Measures prompts one after another."""
 
     def __init__(self) -> None:
         self.prompts = 0
-        """How many were looked at."""
+        """Number of measured prompts."""
         self._characters = 0
         self._shared = 0
         self._digests: set[bytes] = set()
 
     @property
     def share(self) -> float | None:
-        """Of all their characters, those in whole blocks at the start that an earlier prompt to the model had too."""
+        """Share of all characters in whole blocks at the start that an earlier prompt to the same model had too."""
         return self._shared / self._characters if self._characters else None
 
     def observe(self, prompts: Iterator[Prompt], unique_count: int | None) -> Iterator[Prompt]:
-        """The same prompts, looked at in passing.
+        """Yield the same prompts and measure them.
 
         Args:
-            first: how many there are before they come again, which says nothing of real traffic; None: they do not.
+            unique_count: measure this many, after which they repeat; None: they do not repeat.
         """
         for number, prompt in enumerate(prompts):
             if (unique_count is None or number < unique_count) and len(self._digests) < MAX_BLOCKS:
@@ -45,7 +45,7 @@ class PrefixOverlap:
             yield prompt
 
     def add(self, prompt: Prompt) -> None:
-        """Looks at the next one."""
+        """Measure the next prompt."""
         text = json.dumps(prompt.messages, ensure_ascii=False)
         hasher = hashlib.blake2b(f"{prompt.model}\n".encode(), digest_size=8)
         is_shared, blocks = True, 0

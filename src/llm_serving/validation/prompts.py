@@ -1,9 +1,9 @@
 """Prompts of an exact number of tokens for any server that reports `usage`, and the user's own prompts from JSONL.
 
-Tokenizers of today split a text at its spaces before anything else, so that a word costs the same number of tokens
-wherever it stands. A few requests tell what each word of a small vocabulary costs on this server, and what the chat
-template adds; from then on a prompt is words drawn from the seed until the number asked for is reached. The server's
-`usage` says how many tokens each prompt really had, and the report shows both.
+Tokenizers split a text at its spaces first, so that a word has the same number of tokens everywhere. A few requests
+measure the tokens of each word of a small vocabulary on this server, and those of the chat template; a prompt is then
+words drawn from the seed until the requested number is reached. The server's `usage` has the actual number of tokens of
+each prompt, and the report shows both.
 """
 
 from __future__ import annotations
@@ -19,50 +19,49 @@ from llm_serving.settings.errors import InputError, Mistake
 from llm_serving.validation.load_plan import RequestLength
 
 FIRST_WORD = "Read"
-"""What each made prompt begins with: a first word may cost other tokens than the same word after a space."""
+"""First word of each generated prompt: it may have other tokens than the same word after a space."""
 
 VOCABULARY = (
     "the", "of", "and", "to", "in", "is", "it", "on", "that", "by", "for", "was", "with",
     "as", "at", "be", "this", "from", "or", "an", "are", "which", "you", "not", "all",
 )  # fmt: skip
-"""Words that tokenizers trained on English have whole."""
+"""Words that are one token for tokenizers trained on English."""
 
 REPETITIONS = 8
-"""How often a word stands in the text that tells what it costs."""
-
+"""How often a word occurs in the text that measures its tokens."""
 
 CONCURRENCY = 8
-"""Questions asked at once while learning what words cost."""
+"""Concurrent requests while measuring words."""
 
 
 @dataclass(frozen=True)
 class TokenCosts:
-    """Tokens of a prompt of FIRST alone, and of each word that follows it."""
+    """Tokens of a prompt of FIRST_WORD alone, and of each further word."""
 
     base: int
     words: Mapping[str, int]
 
 
 def measure_costs(count: Callable[[str], int], map_function: Callable[..., Iterable[int]] = map) -> TokenCosts:
-    """What words cost on a server.
+    """Measure the tokens of words on a server.
 
     Args:
-        count: prompt tokens of a text, by the server's own usage.
-        many: a `map` that may ask for several at once.
+        count: returns the prompt tokens of a text, from the server's usage.
+        map_function: a `map` that may run concurrently.
     """
     base = count(FIRST_WORD)
     totals = map_function(count, [" ".join([FIRST_WORD, *[word] * REPETITIONS]) for word in VOCABULARY])
     words = {}
     for word, total in zip(VOCABULARY, totals, strict=True):
         cost, remainder = divmod(total - base, REPETITIONS)
-        # A word whose cost depends on its neighbours cannot be counted on.
+        # Skip words whose tokens depend on their neighbours.
         if remainder == 0 and cost > 0:
             words[word] = cost
     return TokenCosts(base, words or dict.fromkeys(VOCABULARY, 1))
 
 
 class PromptGenerator:
-    """Makes prompts of exact length; the same seed gives the same prompts."""
+    """Generates prompts of exact length; the same seed gives the same prompts."""
 
     def __init__(self, costs: TokenCosts, seed: str) -> None:
         self._costs = costs
@@ -71,7 +70,7 @@ class PromptGenerator:
         self._groups: dict[int, _WordSequence] = {}
 
     def generate(self, length: RequestLength) -> str:
-        """A prompt of `length.input_tokens` tokens, template included, or the shortest possible where that is fewer."""
+        """Return a prompt of `length.input_tokens` tokens, chat template included, or the shortest possible one."""
         budget = length.input_tokens - self._costs.base
         shared = min(budget, length.shared_tokens - self._costs.base)
         sequence = self._groups.setdefault(
@@ -83,7 +82,7 @@ class PromptGenerator:
 
 
 class _WordSequence:
-    """A sequence of words from a seed that grows as it is needed."""
+    """A sequence of words from a seed that grows on demand."""
 
     def __init__(self, costs: TokenCosts, rng: random.Random) -> None:
         self._costs = costs.words
@@ -93,10 +92,9 @@ class _WordSequence:
         self._words: list[str] = []
 
     def take(self, tokens: int) -> tuple[list[str], int]:
-        """The first words of the sequence that take `tokens` tokens, and what they take.
+        """Return the first words of the sequence with `tokens` tokens, and their tokens.
 
-        What is left when the next word is too long is filled with the shortest word, so the number is met exactly
-        wherever a word of one token exists.
+        If the next word is too long, the shortest word fills the rest, so the number is exact if any word is one token.
         """
         words: list[str] = []
         used = 0
@@ -117,27 +115,25 @@ class PromptRow:
     """One line of the user's own data."""
 
     messages: tuple[dict[str, Any], ...]
-    """What the chat API is sent; for completions the one prompt is its content."""
+    """Messages for the chat API; for completions the prompt is the only message's content."""
 
     expected: str | None
 
 
 def read_rows(path: Path, api: str) -> list[PromptRow]:
-    """The user's prompts from JSONL: `{"prompt": ...}` or `{"messages": [...]}` a line, each with `"expected"` if
-    there is one.
+    """Read the user's prompts from JSONL: `{"prompt": ...}` or `{"messages": [...]}` per line, optionally with
+    `"expected"`.
 
     Raises:
-        InputError: the file cannot be read, or with every line that is wrong.
+        InputError: the file cannot be read, or every invalid line.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = (
-            "it is not text in UTF-8"
-            if isinstance(error, UnicodeDecodeError)
-            else f"it cannot be read: {error.strerror}"
+            "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else f"it cannot be read: {error.strerror}"
         )
-        raise InputError([Mistake(path, 1, 1, "", "", reason, "a JSONL file, one JSON object a line")]) from None
+        raise InputError([Mistake(path, 1, 1, "", "", reason, "a JSONL file with one JSON object per line")]) from None
     rows, mistakes = [], []
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -151,7 +147,7 @@ def read_rows(path: Path, api: str) -> list[PromptRow]:
     if mistakes:
         raise InputError(mistakes)
     if not rows:
-        raise InputError([Mistake(path, 1, 1, "", "", "it holds no prompt", _EXAMPLE)])
+        raise InputError([Mistake(path, 1, 1, "", "", "it has no prompts", _EXAMPLE)])
     return rows
 
 
@@ -170,12 +166,12 @@ def _parse_row(line: str, api: str) -> PromptRow:
         raise _RowError("", "it is not a JSON object")
     expected = data.get("expected")
     if expected is not None and not isinstance(expected, str):
-        raise _RowError("expected", "it is not a text")
+        raise _RowError("expected", "it is not a string")
     if ("prompt" in data) == ("messages" in data):
-        raise _RowError("", "it needs exactly one of `prompt` and `messages`")
+        raise _RowError("", "exactly one of `prompt` and `messages` is required")
     if "prompt" in data:
         if not isinstance(data["prompt"], str) or not data["prompt"]:
-            raise _RowError("prompt", "it is not a text, or empty")
+            raise _RowError("prompt", "it is empty or not a string")
         return PromptRow(({"role": "user", "content": data["prompt"]},), expected)
     if api != "chat":
         raise _RowError(

@@ -22,25 +22,25 @@ from llm_serving.validation.statistics import Latency, Metric
 from llm_serving.workloads.serving.deployment import Deployment
 
 BUSY_CPU_SHARE = 0.8
-"""Share of a core above which the driver may be what is measured."""
+"""Share of a core above which the driver itself may limit the load."""
 
 LATE_MS = 20.0
-"""Lateness of the driver (its 99th percentile) that is worth a remark."""
+"""99th percentile of the driver's delay above which the report has a remark."""
 
 MIN_SHARE = 0.005
 """Smallest share that is not shown as 0%."""
 
 MAX_SHOWN = 200
-"""Answers that a report shows; requests.jsonl holds all of them."""
+"""Answers in a report; requests.jsonl has all of them."""
 
 METHOD = (
-    "Only answered requests count for latencies; failed ones count for the error rate.",
-    "Time to first token runs to the first event that carries content or whose usage counts a token.",
-    "Inter-token latency is the gap between two events with tokens, divided by the tokens that the later one carries.",
-    "End to end runs to the last byte of the stream.",
-    "Tokens are the server's own, from its usage.",
+    "Latencies are of answered requests; failed ones count in the error rate.",
+    "Time to first token ends at the first event with content or whose usage counts a token.",
+    "Inter-token latency is the gap between two events with tokens, divided by the tokens of the later one.",
+    "End-to-end latency ends at the last byte of the stream.",
+    "Tokens are the server's own count, from its usage.",
     "Percentiles interpolate linearly between the two closest ranks (numpy's default).",
-    "Throughput is what was answered, over the time from the first counted request to the end of the last.",
+    "Throughput is of answered requests, from the start of the first counted request to the end of the last.",
 )
 
 
@@ -49,93 +49,93 @@ class _Part(BaseModel):
 
 
 class Requests(_Part):
-    """Counted requests; those of the warm-up are not among them."""
+    """Counted requests, without the warm-up."""
 
     total: int
-    """All that were sent."""
+    """Sent requests."""
 
     failed: int
-    """Of them, those that were not answered well and in time."""
+    """Of them, those without a complete answer in time."""
 
     by_error: dict[str, int]
-    """Failed ones by kind: connect, http_STATUS, deadline, truncated, empty, server_error, client, or a user class's
-    own."""
+    """Failed requests by kind: connect, http_STATUS, deadline, truncated, empty, server_error, client, or a user
+    class's own."""
 
     planned: int
-    """How many the blueprint asks for; fewer are sent when the time limit comes first."""
+    """Number in the blueprint; fewer are sent if the time limit ends the load."""
 
 
 class Throughput(_Part):
-    """What was answered, a second."""
+    """Rates of answered requests."""
 
     requests_per_s: float
-    """Answered requests a second."""
+    """Answered requests per second."""
 
     output_tokens_per_s: float
-    """Generated tokens a second, by the server's usage."""
+    """Generated tokens per second, from the server's usage."""
 
 
 class Tokens(_Part):
-    """Tokens of the answered requests, by the server's usage; null where it reports none."""
+    """Tokens of the answered requests, from the server's usage; null if it reports none."""
 
     input_mean: float | None
-    """Mean length of a prompt, the chat template included."""
+    """Mean length of a prompt, including the chat template."""
 
     output_mean: float | None
     """Mean length of an answer."""
 
     input_exact: float | None
-    """Share of prompts that had exactly the length asked for; null for the user's own prompts."""
+    """Share of prompts with exactly the requested length; null for the user's own prompts."""
 
     output_exact: float | None
-    """Share of answers that had exactly the length asked for; null for the user's own prompts."""
+    """Share of answers with exactly the requested length; null for the user's own prompts."""
 
 
 class PromptOverlap(_Part):
-    """What the prompts have in common, and what of it the engines found in their caches."""
+    """Text that prompts share, and the part of it that the engines found in their caches."""
 
     prompts: float | None
     """Share of the counted prompts' text that an earlier one to the same model began with, in whole blocks of 64
-    characters; null where none was sent. Prompts from a JSONL file count the first time that they are sent."""
+    characters; null without prompts. Prompts from a JSONL file count the first time that they are sent."""
 
     of: int
-    """How many prompts that is of."""
+    """Number of prompts compared."""
 
     cached: float | None
-    """Share of the prompt tokens that the engines found in their caches, by their own counters; null where those were
-    not read. It depends on the router and on the caches' size, `prompts` does not."""
+    """Share of the prompt tokens that the engines found in their caches, from their own counters; null if those were
+    not read. Unlike `prompts` it depends on the router and on the size of the caches."""
 
     traffic: str
-    """Digest of what decides the prompts, the content of a JSONL file among it. A blueprint that states neither a
-    policy nor a share takes `prompts` from the newest report of the same."""
+    """Digest of the settings that decide the prompts, including the content of a JSONL file. A blueprint without a
+    policy and a share takes `prompts` from the newest report with the same digest."""
 
 
 class WeightLoading(_Part):
-    """How the engine read its weights, from its own log."""
+    """How the engine loaded its weights, from its own log."""
 
     source: str
-    """Where from."""
+    """Location of the weights."""
 
     bytes: int | None
-    """How many bytes one replica read; null where its log does not tell."""
+    """Bytes that one replica read; null if not in its log."""
 
     seconds: float | None
-    """How long the slowest replica took; null where its log does not tell."""
+    """Seconds that the slowest replica took; null if not in its log."""
 
     random: bool
     """Whether they are random numbers."""
 
 
 class ShownAnswer(_Part):
-    """One answer beside what was expected."""
+    """One answer and the expected one."""
 
     prompt: str
     actual: str
     expected: str | None
-    """Null where none was given."""
+    """Null if none was given."""
 
     same: bool | None
-    """Whether they are the same but for white space; null where none was given."""
+    """Whether they are equal except for white space; null if none was given."""
 
     error: str | None
     """The kind of failure, if it failed."""
@@ -144,73 +144,73 @@ class ShownAnswer(_Part):
 
 
 class ExpectedAnswers(_Part):
-    """How many answers are as expected."""
+    """Number of answers as expected."""
 
     compared: int
     """Answered requests with an expected answer."""
 
     same: int
-    """Of them, those whose answer is the same but for white space."""
+    """Of them, those equal except for white space."""
 
 
 class Report(_Part):
     """One validation of a deployment against its SLO."""
 
     verdict: Literal["pass", "fail"]
-    """`pass` when every limit of the SLO holds."""
+    """`pass` if every objective of the SLO is met."""
 
     missed: list[MissedObjective]
-    """The limits that do not hold."""
+    """Objectives that were missed."""
 
     requests: Requests
     metrics: dict[Metric, Latency]
-    """Latencies in milliseconds over answered requests; inter-token latency over all their tokens but the first."""
+    """Latencies of answered requests in milliseconds; inter-token latency of all their tokens but the first."""
 
     throughput: Throughput
     replicas: list[Replica]
     weights: WeightLoading
     settings: dict[str, Any]
-    """What ran, under which load and SLO."""
+    """Deployment, load and SLO."""
 
     versions: dict[str, str]
     emulated: list[str]
-    """What stood in for what."""
+    """Parts that were emulated, a sentence each."""
 
     name: str
     """The deployment."""
 
     started_at: str
-    """When the counted load began, UTC, ISO 8601."""
+    """Start of the counted load, UTC, ISO 8601."""
 
     duration_s: float
-    """From the first counted request to the end of the last."""
+    """From the start of the first counted request to the end of the last."""
 
     tokens: Tokens
     shared: PromptOverlap
 
     agreement: list[Agreement]
-    """The client's numbers beside the engine's own."""
+    """The client's numbers, compared with the engine's own."""
 
     expected: ExpectedAnswers | None
-    """Over all requests; null where no expected answer was given."""
+    """Over all requests; null if no expected answers were given."""
 
     answers: list[ShownAnswer]
-    """The first answers beside the expected ones, or the first few; and the first failure of each kind."""
+    """The first answers, with the expected ones if given, and the first failure of each kind."""
 
     remarks: list[str]
-    """What a reader should know before trusting the numbers."""
+    """Caveats of the numbers."""
 
     method: list[str]
-    """How the numbers are defined."""
+    """Definitions of the numbers."""
 
 
 def build_schema() -> dict[str, Any]:
-    """The JSON Schema of report.json."""
+    """Return the JSON Schema of report.json."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Report.model_json_schema(mode="serialization")}
 
 
 def render_schema() -> str:
-    """The schema as the file that is published."""
+    """Return the published schema file."""
     return json.dumps(build_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
@@ -222,10 +222,10 @@ def build(
     versions: Mapping[str, str],
     prompts_digest: str = "",
 ) -> Report:
-    """Draws the report from what the driver left behind.
+    """Build the report from the driver's result.
 
     Args:
-        prompts: digest of what decided the prompts.
+        prompts_digest: digest of the settings that decide the prompts.
     """
     answered = [sample for sample in samples if sample.error is None]
     by_error = Counter(sample.error for sample in samples if sample.error)
@@ -313,7 +313,7 @@ def _select_answering(deployment: Deployment, replicas: Sequence[Replica]) -> li
 
 
 def collect_latencies(answered: Sequence[Sample]) -> dict[Metric, list[float]]:
-    """Every latency in milliseconds; inter-token latency once for each token after its answer's first."""
+    """Return every latency in milliseconds; inter-token latency once for each token after its answer's first."""
     return {
         "ttft_ms": [sample.ttft_ms for sample in answered if sample.ttft_ms is not None],
         "itl_ms": [gap.ms for sample in answered for gap in sample.gaps for _ in range(gap.tokens)],
@@ -354,7 +354,7 @@ def _collect_settings(deployment: Deployment) -> dict[str, Any]:
     )
     main_model = deployment.served_models[0]
     if deployment.traffic.arrivals is None:
-        settings["traffic"].pop("process")  # it spaces arrivals, and there are none
+        settings["traffic"].pop("process")  # only arrivals have a process
     roles = {role.name: len(role.instances) for role in deployment.engine_roles}
     return {
         **settings,
@@ -373,12 +373,12 @@ def _compare_expected(answered: Sequence[Sample]) -> ExpectedAnswers | None:
 
 
 def _is_expected(sample: Sample) -> bool | None:
-    """Whether the answer is the expected one, white space aside; None where none was given."""
+    """Return whether the answer is the expected one except for white space; None if none was given."""
     return None if sample.expected is None else sample.text.split() == sample.expected.split()
 
 
 def _select_shown(samples: Sequence[Sample]) -> list[ShownAnswer]:
-    """In the order of sending: the first answers whose text was kept, and the first failure of each kind."""
+    """Return, in the order of sending, the first answers with text and the first failure of each kind."""
     shown: list[ShownAnswer] = []
     failures: set[str] = set()
     for sample in sorted(samples, key=lambda item: item.number):
@@ -400,34 +400,32 @@ def _select_shown(samples: Sequence[Sample]) -> list[ShownAnswer]:
 
 
 def _describe_clock(deployment: Deployment, result: DriverResult) -> str:
-    start = "it was sent" if deployment.traffic.arrivals is None else "it was due, whenever it was sent (open loop)"
-    end = "the kernel took in the bytes" if result.kernel_times else "the driver read the bytes"
-    return f"A request's times run from when {start}, connecting included, to when {end}."
+    start = "it was sent" if deployment.traffic.arrivals is None else "it was due (open loop)"
+    end = "the kernel received the bytes" if result.kernel_times else "the driver read the bytes"
+    return f"A request's times run from when {start}, including connecting, to when {end}."
 
 
 def _build_remarks(
     deployment: Deployment, result: DriverResult, samples: Sequence[Sample], tokens: Tokens
 ) -> list[str]:
-    """What a reader should know before trusting the numbers."""
+    """Return the caveats of the numbers."""
     remarks = []
     if len(samples) < result.planned:
         limit = deployment.traffic.time_limit
-        remarks.append(
-            f"{len(samples)} of {result.planned} requests were sent: the time limit of {limit:g} s came first."
-        )
+        remarks.append(f"{len(samples)} of {result.planned} requests were sent before the time limit of {limit:g} s.")
     if result.cpu_share > BUSY_CPU_SHARE:
-        remarks.append(f"The load driver used {result.cpu_share:.0%} of a core: part of the times may be its own.")
+        remarks.append(f"The load driver used {result.cpu_share:.0%} of a core: latencies may include its own delays.")
     lateness = statistics.summarize_latency([sample.late_ms for sample in samples])
     if lateness.p99 is not None and lateness.p99 > LATE_MS:
         remarks.append(
-            f"Requests went out up to {lateness.p99:.0f} ms (p99) after they were due; their times hold that delay."
+            f"Requests were sent up to {lateness.p99:.0f} ms (p99) after they were due; their times include that delay."
         )
     if tokens.input_exact is not None and tokens.input_exact < 1:
-        remarks.append(f"{1 - tokens.input_exact:.0%} of the prompts have another length than was drawn for them.")
+        remarks.append(f"{1 - tokens.input_exact:.0%} of the prompts have another length than requested.")
     if tokens.output_exact is not None and tokens.output_exact < 1:
-        remarks.append(f"{1 - tokens.output_exact:.0%} of the answers have another length than was asked for.")
+        remarks.append(f"{1 - tokens.output_exact:.0%} of the answers have another length than requested.")
     if any(sample.input_tokens is None for sample in samples if sample.error is None):
-        remarks.append("The server reports no usage: output tokens are counted by events.")
+        remarks.append("The server reports no usage: events are counted as output tokens.")
     if result.warm_up_failed:
         remarks.append(f"{result.warm_up_failed} of {result.warm_up_sent} warm-up requests failed (not counted).")
     return remarks
@@ -450,7 +448,7 @@ def _build_cache_remarks(deployment: Deployment, overlap: PromptOverlap, tokens:
 
 def _build_replica_remarks(samples: Sequence[Sample], replicas: Sequence[Replica]) -> list[str]:
     remarks = [
-        f"{replica.name} restarted during the load: it counts only what came after."
+        f"{replica.name} restarted during the load: its count starts there."
         for replica in replicas
         if replica.restarted
     ]
@@ -463,16 +461,16 @@ def _build_replica_remarks(samples: Sequence[Sample], replicas: Sequence[Replica
     counted = sum(replica.requests or 0 for replica in replicas)
     answered = sum(sample.error is None for sample in samples)
     if replicas and not remarks and counted != answered:
-        remarks.append(f"The replicas count {counted} answered requests, the client {answered}.")
+        remarks.append(f"The replicas count {counted} answered requests, the client counts {answered}.")
     return remarks
 
 
 def list_error_kinds(report: Report) -> list[tuple[str, int, str]]:
-    """Each kind of failure with its count and what it means."""
+    """Return each kind of failure with its count and description."""
     return [(kind, count, _describe_error(kind)) for kind, count in report.requests.by_error.items()]
 
 
 def _describe_error(kind: str) -> str:
     if kind.startswith("http_"):
-        return f"the server answered with status {kind.removeprefix('http_')}"
-    return answer.ERROR_KINDS.get(kind, "what the user class calls it")
+        return f"the server returned status {kind.removeprefix('http_')}"
+    return answer.ERROR_KINDS.get(kind, "defined by the user class")

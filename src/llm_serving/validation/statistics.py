@@ -1,4 +1,4 @@
-"""Numbers drawn from samples. No input or output.
+"""Statistics of samples. No input or output.
 
 A percentile is the linear interpolation between the two closest ranks (numpy's default, type 7 of Hyndman and Fan): of
 the sorted values x[0] to x[n-1], the share q lies at rank q * (n - 1).
@@ -18,7 +18,7 @@ PERCENTILES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
 
 
 class Latency(BaseModel):
-    """A latency in milliseconds over all samples; null where there is none."""
+    """A latency in milliseconds over all samples; null without samples."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -41,14 +41,14 @@ class Latency(BaseModel):
     """Arithmetic mean."""
 
     min: float | None = None
-    """The least."""
+    """Minimum."""
 
     max: float | None = None
-    """The most."""
+    """Maximum."""
 
 
 def compute_percentile(ordered: Sequence[float], share: float) -> float:
-    """The value below which `share` (0 to 1) of the sorted, not empty, `ordered` lies."""
+    """Return the percentile `share` (0 to 1) of sorted values, of which there is at least one."""
     rank = share * (len(ordered) - 1)
     low = int(rank)
     high = min(low + 1, len(ordered) - 1)
@@ -56,7 +56,7 @@ def compute_percentile(ordered: Sequence[float], share: float) -> float:
 
 
 def summarize_latency(values: Sequence[float]) -> Latency:
-    """Mean and percentiles of milliseconds, in any order."""
+    """Return mean and percentiles of milliseconds in any order."""
     if not values:
         return Latency(count=0)
     ordered = sorted(values)

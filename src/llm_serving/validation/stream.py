@@ -1,9 +1,8 @@
-"""One HTTP connection that notes when each piece of a streamed answer came. Runs inside Locust, on gevent's sockets.
+"""One HTTP connection that records the arrival of each chunk of a stream. Runs inside Locust, on gevent's sockets.
 
-Python's own HTTP client on a gevent socket: it hands over each piece as it comes, where Locust's
-FastHttpSession.iter_lines waits for 1,024 bytes, which is many tokens. On Linux without TLS the time of a piece is the
-kernel's, taken when it arrived, so that a driver busy with other streams does not make the server look slow; elsewhere
-it is the time of the read.
+Python's own HTTP client on a gevent socket returns each chunk at once; Locust's FastHttpSession.iter_lines waits for
+1,024 bytes, which is many tokens. On Linux without TLS the time of a chunk is the kernel's, so that a driver busy with
+other streams does not make the server look slow; elsewhere it is the time of the read.
 """
 
 from __future__ import annotations
@@ -22,25 +21,25 @@ from urllib.parse import SplitResult, urlsplit
 from gevent import socket as gsocket
 
 _SO_TIMESTAMPNS = 35
-"""Linux's socket option, which the standard library does not name; the message with a time has the same number."""
+"""Linux's socket option, missing in the standard library; the ancillary message has the same number."""
 
 _TIMESPEC = struct.Struct("qq")
 _CHUNK_BYTES = 65536
 
 IDLE_LIMIT_S = 1.0
-"""A connection that was idle for longer is not used again: servers close idle ones (vLLM after 5 s), and a request
-sent into that moment would fail through no fault of the server."""
+"""Connections idle for longer are not reused: servers close idle ones (vLLM after 5 s), and a request sent at that
+moment would fail."""
 
 
 class StampedSocket(gsocket.socket):  # type: ignore[misc]
-    """A socket that knows when what it read last had arrived, on `time.perf_counter`'s clock."""
+    """A socket with the arrival time of its last read, on `time.perf_counter`'s clock."""
 
     stamp = 0.0
     offset: float | None = None
-    """Wall clock minus perf_counter, in seconds; None where the kernel gives no times."""
+    """Wall clock minus perf_counter, in seconds; None without kernel timestamps."""
 
     def enable_timestamps(self) -> None:
-        """Call before each request: the wall clock may be set while a connection is open."""
+        """Enable kernel timestamps; call before each request, since the wall clock may be adjusted."""
         if sys.platform == "linux":
             self.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
             self.offset = time.time() - time.perf_counter()
@@ -56,14 +55,14 @@ class StampedSocket(gsocket.socket):  # type: ignore[misc]
         for level, kind, data in ancillary:
             if level == socket.SOL_SOCKET and kind == _SO_TIMESTAMPNS:
                 seconds, nanoseconds = _TIMESPEC.unpack(data[: _TIMESPEC.size])
-                # Never later than the read: the wall clock may have been set in between.
+                # Never later than the read: the wall clock may have been adjusted in between.
                 self.stamp = min(self.stamp, seconds + nanoseconds / 1e9 - self.offset)
         return int(size)
 
 
 @functools.cache
 def _create_tls_context() -> ssl.SSLContext:
-    # Reading the certificates takes milliseconds: once, not for each connection.
+    # Loading the certificates takes milliseconds: do it once, not for each connection.
     return ssl.create_default_context()
 
 
@@ -75,7 +74,7 @@ class _PlainConnection(http.client.HTTPConnection):
 
 
 class HttpError(Exception):
-    """The server answered with another status than 200."""
+    """The server returned another status than 200."""
 
     def __init__(self, status: int, body: str) -> None:
         super().__init__(f"HTTP {status}: {body[:500]}")
@@ -83,7 +82,7 @@ class HttpError(Exception):
 
 
 class Connection:
-    """One client's connection to the deployment; opened when needed, kept while the client is busy."""
+    """One client's connection to the deployment, opened on demand and reused while the client is busy."""
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
         self._url: SplitResult = urlsplit(url)
@@ -91,7 +90,7 @@ class Connection:
         self._http: http.client.HTTPConnection | None = None
         self._used = 0.0
         self.unread_s = 0.0
-        """The longest that a piece of the last answer lay unread."""
+        """Longest time that a chunk of the last answer waited for its read."""
 
     @property
     def kernel_times(self) -> bool:
@@ -104,10 +103,10 @@ class Connection:
             self._http = None
 
     def connect(self) -> None:
-        """Sees to an open connection.
+        """Open a connection unless a usable one is open.
 
         Raises:
-            OSError: there is none to be had.
+            OSError: the server is unreachable.
         """
         if self._http is not None and time.perf_counter() - self._used > IDLE_LIMIT_S:
             self.close()
@@ -123,7 +122,7 @@ class Connection:
         return _PlainConnection(host, self._url.port)
 
     def post(self, path: str, body: bytes) -> Iterator[tuple[float, bytes]]:
-        """Sends a request on the open connection; yields the answer's pieces with their times.
+        """Send a request on the open connection; yield the response's chunks with their times.
 
         Raises:
             HttpError: the status was not 200.

@@ -1,13 +1,13 @@
-"""The Locust user that talks to an OpenAI-compatible server, and that a person extends.
+"""The Locust user of an OpenAI-compatible server, and the base class of your own.
 
-A file with a subclass is given to `blueprint validate DIR --user FILE.py`; what is sent and what counts as answered
-are its to say, the timing stays as it is:
+Pass a file with a subclass to `blueprint validate DIR --user FILE.py`. It decides what is sent and what counts as
+answered; timing stays the same:
 
     import json
     from llm_serving.validation.user import OpenAIUser
 
     class AsksForJson(OpenAIUser):
-        "Counts an answer that is no JSON as failed, under the name `not_json`."
+        "Count an answer that is not JSON as failed, as `not_json`."
 
         def body(self, prompt):
             return {**super().body(prompt), "response_format": {"type": "json_object"}}
@@ -18,9 +18,8 @@ are its to say, the timing stays as it is:
             except ValueError:
                 return "not_json"
 
-Anything of Locust's works in it: `weight` of several classes, `wait_time` between a user's requests in the closed
-loop, `on_start`. Locust's own statistics get three entries for each answered request: POST (end to end), TTFT, and ITL
-(its mean).
+Locust's own features work: `weight` of several classes, `wait_time` between a user's requests in the closed loop,
+`on_start`. Locust's statistics have three entries for each answered request: POST (end to end), TTFT, and ITL (mean).
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from llm_serving.validation.stream import Connection, HttpError
 
 
 def _add_options(parser: Any) -> None:
-    parser.add_argument("--plan", required=True, help="the plan that `blueprint validate` wrote")
+    parser.add_argument("--plan", required=True, help="plan.json, written by `blueprint validate`")
 
 
 events.init_command_line_parser.add_listener(_add_options)
@@ -50,7 +49,7 @@ events.test_start.add_listener(driver.start)
 
 
 class OpenAIUser(User):  # type: ignore[misc]
-    """One client: sends the load's next request when it is its turn, and times the answer."""
+    """One client: sends the load's next request and times the answer."""
 
     abstract = True
     wait_time = constant(0)
@@ -61,16 +60,16 @@ class OpenAIUser(User):  # type: ignore[misc]
         self.connection = Connection(self.plan.url, self.headers())
 
     def headers(self) -> dict[str, str]:
-        """Headers of every request; a key for the server is taken from OPENAI_API_KEY."""
+        """Return the headers of every request, with the API key from OPENAI_API_KEY."""
         key = os.environ.get("OPENAI_API_KEY")
         return {"Authorization": f"Bearer {key}"} if key else {}
 
     def path(self) -> str:
-        """The page of the API that is called."""
+        """Return the path of the API."""
         return "/v1/chat/completions" if self.plan.traffic.api == "chat" else "/v1/completions"
 
     def body(self, prompt: Prompt) -> dict[str, Any]:
-        """The JSON that is sent for a prompt."""
+        """Return the JSON body of a prompt."""
         content = {"messages": prompt.messages} if self.plan.traffic.api == "chat" else {"prompt": prompt.text}
         options = {"include_usage": True}
         model = prompt.model or self.plan.models[0]
@@ -81,7 +80,7 @@ class OpenAIUser(User):  # type: ignore[misc]
         return {**body, "stream": True, "stream_options": options}
 
     def check(self, prompt: Prompt, answer: Answer) -> str | None:  # noqa: ARG002
-        """A name for what is wrong with an answer that came whole, or None; the report counts failures by this name."""
+        """Return None for a good answer, or a name of its error; the report counts failures by this name."""
         return None
 
     @property
@@ -90,7 +89,7 @@ class OpenAIUser(User):  # type: ignore[misc]
 
     @task  # type: ignore[untyped-decorator]
     def play_item(self) -> None:
-        """Plays one item of the load."""
+        """Send one item of the load."""
         item = self.load.take()
         sample = Sample(item.number, 0.0)
         try:
@@ -116,7 +115,7 @@ class OpenAIUser(User):  # type: ignore[misc]
         if answer.times:
             sample.ttft_ms = (answer.times[0] - start) * 1000
         if sample.error == answers.TRUNCATED and (answer.done or answer.failure):
-            sample.error, sample.detail = None, ""  # the connection broke after the server had said how it ended
+            sample.error, sample.detail = None, ""  # the connection broke after the answer was complete
         if sample.error is None:
             answers.set_error(sample, answer)
         if sample.error is None:
@@ -126,7 +125,7 @@ class OpenAIUser(User):  # type: ignore[misc]
             sample.prompt, sample.text, sample.expected = item.prompt.text, answer.text, item.prompt.expected
 
     def _send(self, item: Item, sample: Sample, start: float, chunks: list[tuple[float, bytes]]) -> None:
-        """Sends the request and collects the answer's pieces; whatever happens, it ends by the deadline."""
+        """Send the request and collect the answer's chunks until the deadline."""
         deadline = self.plan.traffic.deadline
         step = answers.CLIENT
         try:
@@ -138,21 +137,21 @@ class OpenAIUser(User):  # type: ignore[misc]
                 for chunk in self.connection.post(self.path(), body):
                     chunks.append(chunk)
         except gevent.Timeout:
-            sample.error, sample.detail = answers.DEADLINE, f"not answered within {deadline:g} s"
+            sample.error, sample.detail = answers.DEADLINE, f"incomplete after {deadline:g} s"
         except HttpError as error:
             sample.error, sample.detail = f"http_{error.status}", str(error)
         except (OSError, http.client.HTTPException) as error:
             sample.error, sample.detail = step, f"{type(error).__name__}: {error}"
-        except Exception as error:  # noqa: BLE001  the user's class may raise anything
+        except Exception as error:  # noqa: BLE001  a user's class may raise anything
             sample.error, sample.detail = answers.CLIENT, f"{type(error).__name__}: {error}"
         if sample.error:
-            # The server sees that nobody waits any more, and stops generating.
+            # Disconnect, so that the server stops generating.
             self.connection.close()
 
     def _run_check(self, item: Item, sample: Sample, answer: Answer) -> None:
         try:
             sample.error = self.check(item.prompt, answer)
-        except Exception as error:  # noqa: BLE001  the user's class may raise anything
+        except Exception as error:  # noqa: BLE001  a user's class may raise anything
             sample.error, sample.detail = answers.CLIENT, f"{type(error).__name__}: {error}"
 
     def _report_to_locust(self, sample: Sample) -> None:

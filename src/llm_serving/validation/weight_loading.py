@@ -1,4 +1,4 @@
-"""How the engine read its weights, from the line that the weight streamer writes into the engine's log."""
+"""How the engine loaded its weights, from the weight streamer's line in the engine's log."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _UNITS = {"Byte": 1, "Bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB"
 
 
 def read(weights: Weights, logs: Iterable[Path]) -> WeightLoading:
-    """What one replica read, and how long the slowest took; null where no log tells.
+    """Return what one replica read, and how long the slowest took; null if no log has the line.
 
-    The bytes are as the log rounds them, to a tenth of its unit.
+    The log rounds the bytes to a tenth of its unit.
     """
     loads = [load for log in logs if (load := _parse_last_load(log))]
     return WeightLoading(
@@ -28,7 +28,7 @@ def read(weights: Weights, logs: Iterable[Path]) -> WeightLoading:
 
 
 def _parse_last_load(log: Path) -> tuple[int, float] | None:
-    """Bytes and seconds of the last start that the log tells of."""
+    """Return bytes and seconds of the last start in the log."""
     if not log.is_file():
         return None
     matches = _LINE.findall(log.read_text(encoding="utf-8", errors="replace"))

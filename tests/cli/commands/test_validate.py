@@ -112,7 +112,7 @@ def test_an_slo_that_cannot_hold_exits_1_and_names_the_metric_its_value_and_its_
     assert result.returncode == 1
     assert "mine misses its SLO:" in result.stderr
     assert "ttft_ms.p95: " in result.stderr
-    assert "ms, the limit is 0.001 ms" in result.stderr
+    assert "ms; the limit is 0.001 ms" in result.stderr
     assert "Traceback" not in result.stderr
     assert json.loads((working_folder / "runs" / "latest" / "report.json").read_text())["verdict"] == "fail"
 

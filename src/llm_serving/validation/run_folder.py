@@ -1,0 +1,66 @@
+"""The folder of one validation run, RUNS/NAME/TIME: complete or absent.
+
+Locust writes beside the deployment's logs, the report is assembled in a hidden folder, and that folder is renamed when
+it is complete.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from llm_serving.validation import driver_result, html_report
+from llm_serving.validation.answer import Sample
+from llm_serving.validation.report import Report
+from llm_serving.workloads.serving import measured_prompts
+
+REPORT_FILE, PAGE_FILE = measured_prompts.REPORT, "report.html"
+
+LATEST = "latest"
+"""Link to the newest run of all deployments."""
+
+
+def save(run_report: Report, samples: Sequence[Sample], work: Path, runs: Path) -> Path:
+    """Write the run's folder, point `latest` to it, and return its path.
+
+    Args:
+        work: the driver's output directory.
+        runs: folder of the deployment's runs.
+    """
+    started = datetime.datetime.fromisoformat(run_report.started_at)
+    name = started.strftime("%Y-%m-%dT%H-%M-%SZ")
+    temp_folder = runs / f".{name}.{os.getpid()}"
+    try:
+        temp_folder.mkdir(parents=True)
+        (temp_folder / REPORT_FILE).write_text(run_report.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        (temp_folder / PAGE_FILE).write_text(html_report.render(run_report, samples), encoding="utf-8")
+        for path in sorted(work.iterdir()):
+            if path.name not in (".lock", driver_result.PROGRESS_FILE, driver_result.RESULT_FILE):
+                shutil.copy(path, temp_folder)
+        run_folder = _find_free_path(runs / name)
+        temp_folder.rename(run_folder)
+    except BaseException:
+        shutil.rmtree(temp_folder, ignore_errors=True)
+        raise
+    _update_link(runs.parent / LATEST, run_folder)
+    return run_folder
+
+
+def _find_free_path(path: Path) -> Path:
+    """Return `path`, or with a run of the same second the next free name."""
+    count = 2
+    candidate = path
+    while candidate.exists():
+        candidate, count = path.with_name(f"{path.name}-{count}"), count + 1
+    return candidate
+
+
+def _update_link(link: Path, destination: Path) -> None:
+    """Replace a symbolic link in one step."""
+    temp_link = link.with_name(f".{link.name}.{os.getpid()}")
+    temp_link.unlink(missing_ok=True)
+    temp_link.symlink_to(os.path.relpath(destination, link.parent))
+    temp_link.replace(link)
