@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from infra.bindings import aws
+from infra.bindings.cdktf import TerraformStack
 from llm_serving.fleet.model import Fleet
 
 
@@ -33,7 +33,7 @@ class Account:
         return f"arn:{self.partition}:iam::{self.id}:root"
 
 
-def read_account(stack: Any, fleet: Fleet) -> Account:
+def read_account(stack: TerraformStack, fleet: Fleet) -> Account:
     """Adds the data sources that tell account and partition; once a stack."""
     caller = aws.data_aws_caller_identity.DataAwsCallerIdentity(stack, "account")
     partition = aws.data_aws_partition.DataAwsPartition(stack, "partition")

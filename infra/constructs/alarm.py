@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from infra.bindings import aws
+from infra.bindings.cdktf import TerraformStack
 
 PERIOD_S = 60
 
 
 def add_alarm(
-    stack: Any,
+    stack: TerraformStack,
     construct_id: str,
     *,
     name: str,
     description: str,
     threshold: float,
-    metric_query: list[Any],
+    metric_query: Sequence[aws.cloudwatch_metric_alarm.CloudwatchMetricAlarmMetricQuery],
     comparison: str = "GreaterThanThreshold",
     periods: int = 5,
     missing: str = "notBreaching",
     topic: str | None = None,
-) -> Any:
+) -> aws.cloudwatch_metric_alarm.CloudwatchMetricAlarm:
     """Adds an alarm, which rings after so many periods of `metric_query` in a row.
 
     Args:
@@ -53,7 +53,7 @@ def build_metric_query(
     stat: str,
     period_s: int = PERIOD_S,
     returned: bool = False,
-) -> Any:
+) -> aws.cloudwatch_metric_alarm.CloudwatchMetricAlarmMetricQuery:
     """A metric that an alarm reads.
 
     Args:
@@ -69,7 +69,9 @@ def build_metric_query(
     )
 
 
-def build_expression_query(query_id: str, expression: str, label: str) -> Any:
+def build_expression_query(
+    query_id: str, expression: str, label: str
+) -> aws.cloudwatch_metric_alarm.CloudwatchMetricAlarmMetricQuery:
     """What the alarm goes by, reckoned from its metrics."""
     return aws.cloudwatch_metric_alarm.CloudwatchMetricAlarmMetricQuery(
         id=query_id, expression=expression, label=label, return_data=True

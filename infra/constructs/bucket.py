@@ -6,9 +6,8 @@ which the account's owner switches on for all buckets at once, record the same w
 
 from __future__ import annotations
 
-from typing import Any
-
 from infra.bindings import aws
+from infra.bindings.cdktf import TerraformStack
 from infra.constructs import policy
 
 _ABANDONED_UPLOAD_DAYS = 7
@@ -16,8 +15,8 @@ _ABANDONED_UPLOAD_DAYS = 7
 
 
 def add_bucket(
-    stack: Any, name: str, *, bucket_name: str, key_arn: str, old_versions_days: int, expire_days: int = 0
-) -> Any:
+    stack: TerraformStack, name: str, *, bucket_name: str, key_arn: str, old_versions_days: int, expire_days: int = 0
+) -> aws.s3_bucket.S3Bucket:
     """Adds a bucket and everything that keeps it private.
 
     Args:
@@ -37,7 +36,7 @@ def add_bucket(
     return s3_bucket
 
 
-def _add_encryption(stack: Any, name: str, s3_bucket: Any, key_arn: str) -> None:
+def _add_encryption(stack: TerraformStack, name: str, s3_bucket: aws.s3_bucket.S3Bucket, key_arn: str) -> None:
     sse = aws.s3_bucket_server_side_encryption_configuration
     sse.S3BucketServerSideEncryptionConfigurationA(
         stack,
@@ -57,7 +56,7 @@ def _add_encryption(stack: Any, name: str, s3_bucket: Any, key_arn: str) -> None
     )
 
 
-def _add_access_controls(stack: Any, name: str, s3_bucket: Any) -> None:
+def _add_access_controls(stack: TerraformStack, name: str, s3_bucket: aws.s3_bucket.S3Bucket) -> None:
     block = aws.s3_bucket_public_access_block.S3BucketPublicAccessBlock(
         stack,
         f"{name}-public-access",
@@ -94,10 +93,15 @@ def _add_access_controls(stack: Any, name: str, s3_bucket: Any) -> None:
 
 
 def _add_lifecycle(
-    stack: Any, name: str, s3_bucket: Any, old_versions_days: int, expire_days: int, versioning: Any
+    stack: TerraformStack,
+    name: str,
+    s3_bucket: aws.s3_bucket.S3Bucket,
+    old_versions_days: int,
+    expire_days: int,
+    versioning: aws.s3_bucket_versioning.S3BucketVersioningA,
 ) -> None:
     lifecycle = aws.s3_bucket_lifecycle_configuration
-    scope = {"filter": [lifecycle.S3BucketLifecycleConfigurationRuleFilter(prefix="")], "status": "Enabled"}
+    everything = [lifecycle.S3BucketLifecycleConfigurationRuleFilter(prefix="")]
     rules = [
         lifecycle.S3BucketLifecycleConfigurationRule(
             id="old-versions",
@@ -106,7 +110,8 @@ def _add_lifecycle(
                     noncurrent_days=old_versions_days
                 )
             ],
-            **scope,
+            filter=everything,
+            status="Enabled",
         ),
         lifecycle.S3BucketLifecycleConfigurationRule(
             id="abandoned-uploads",
@@ -115,7 +120,8 @@ def _add_lifecycle(
                     days_after_initiation=_ABANDONED_UPLOAD_DAYS
                 )
             ],
-            **scope,
+            filter=everything,
+            status="Enabled",
         ),
     ]
     if expire_days:
@@ -123,7 +129,8 @@ def _add_lifecycle(
             lifecycle.S3BucketLifecycleConfigurationRule(
                 id="expiry",
                 expiration=[lifecycle.S3BucketLifecycleConfigurationRuleExpiration(days=expire_days)],
-                **scope,
+                filter=everything,
+                status="Enabled",
             )
         )
     lifecycle.S3BucketLifecycleConfiguration(

@@ -12,9 +12,8 @@ Resource Groups user guide, "Service configurations for resource groups".
 
 from __future__ import annotations
 
-from typing import Any
-
 from infra.bindings import aws
+from infra.bindings.cdktf import ITerraformDependable, TerraformStack
 from infra.constructs.account import Account
 from infra.constructs.expression import format_expression
 from llm_serving.fleet import names
@@ -22,7 +21,7 @@ from llm_serving.fleet.groups import Group
 from llm_serving.fleet.model import Fleet
 
 
-def add_capacity(stack: Any, fleet: Fleet, group: Group, *, account: Account) -> list[Any]:
+def add_capacity(stack: TerraformStack, fleet: Fleet, group: Group, *, account: Account) -> list[ITerraformDependable]:
     """Adds what the group's machines are started in; returns what must be there before the first of them."""
     placement_groups = _add_placement_group(stack, fleet, group)
     if group.purchase_option != "reservation":
@@ -38,19 +37,21 @@ def build_resource_group_arn(fleet: Fleet, group: Group, account: Account) -> st
     return account.build_arn("resource-groups", f"group/{names.format_reservation_name(fleet.name, group.name)}")
 
 
-def _add_placement_group(stack: Any, fleet: Fleet, group: Group) -> list[Any]:
+def _add_placement_group(stack: TerraformStack, fleet: Fleet, group: Group) -> list[ITerraformDependable]:
     """The cluster placement group of the pool and zone, once; none where the group has none."""
     if not group.placement_group:
         return []
     name = f"placement-{group.placement_group}"
     existing = stack.node.try_find_child(name)
-    placement_group = existing or aws.placement_group.PlacementGroup(
-        stack, name, name=names.format_placement_group_name(fleet.name, group.placement_group), strategy="cluster"
-    )
-    return [placement_group]
+    if isinstance(existing, aws.placement_group.PlacementGroup):
+        return [existing]
+    ec2_name = names.format_placement_group_name(fleet.name, group.placement_group)
+    return [aws.placement_group.PlacementGroup(stack, name, name=ec2_name, strategy="cluster")]
 
 
-def _add_reservation(stack: Any, fleet: Fleet, group: Group, account: Account, placement_groups: list[Any]) -> Any:
+def _add_reservation(
+    stack: TerraformStack, fleet: Fleet, group: Group, account: Account, placement_groups: list[ITerraformDependable]
+) -> aws.ec2_capacity_reservation.Ec2CapacityReservation:
     """Made inside the placement group where there is one: EC2 moves no reservation into it later."""
     group_name = group.placement_group and names.format_placement_group_name(fleet.name, group.placement_group)
     return aws.ec2_capacity_reservation.Ec2CapacityReservation(
@@ -69,7 +70,9 @@ def _add_reservation(stack: Any, fleet: Fleet, group: Group, account: Account, p
     )
 
 
-def _add_resource_group(stack: Any, fleet: Fleet, group: Group, account: Account) -> list[Any]:
+def _add_resource_group(
+    stack: TerraformStack, fleet: Fleet, group: Group, account: Account
+) -> list[ITerraformDependable]:
     rg = aws.resourcegroups_group
     name = f"{group.name}-reservations"
     resource_group = rg.ResourcegroupsGroup(

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from infra.bindings import aws
+from infra.bindings.cdktf import TerraformStack
 from infra.constructs import machines
 from infra.constructs.expression import format_reference
 from llm_serving.catalog import ecs
@@ -31,10 +32,12 @@ TARGET_PERCENT = 100
 class CapacityProviderContext(machines.MachineContext):
     """Where container instances stand, and the profile that lets them join."""
 
-    instance_profile: Any
+    instance_profile: aws.iam_instance_profile.IamInstanceProfile
 
 
-def add_capacity_provider(stack: Any, context: CapacityProviderContext, group: Group) -> Any:
+def add_capacity_provider(
+    stack: TerraformStack, context: CapacityProviderContext, group: Group
+) -> aws.ecs_capacity_provider.EcsCapacityProvider:
     """Adds the group's launch template, Auto Scaling group and capacity provider."""
     template = machines.add_template(
         stack,
@@ -67,7 +70,10 @@ def add_capacity_provider(stack: Any, context: CapacityProviderContext, group: G
 
 
 def add_association(
-    stack: Any, context: CapacityProviderContext, pool_groups: Sequence[Sequence[Group]], providers: Sequence[Any]
+    stack: TerraformStack,
+    context: CapacityProviderContext,
+    pool_groups: Sequence[Sequence[Group]],
+    providers: Sequence[Any],
 ) -> None:
     """Hands the providers to the cluster. Tasks that name no strategy go to the first pool's first choice."""
     e = aws.ecs_cluster_capacity_providers
@@ -86,7 +92,9 @@ def add_association(
     )
 
 
-def _add_scaling_group(stack: Any, context: CapacityProviderContext, group: Group, template: Any) -> Any:
+def _add_scaling_group(
+    stack: TerraformStack, context: CapacityProviderContext, group: Group, template: aws.launch_template.LaunchTemplate
+) -> aws.autoscaling_group.AutoscalingGroup:
     a = aws.autoscaling_group
     name = f"{context.fleet.name}-{group.name}"
     version = format_reference(template, "latest_version")
@@ -121,7 +129,9 @@ def _build_tags(fleet: Fleet, group: Group, stack: str) -> dict[str, str]:
     return {**fleet.tags, **group_tags, "AmazonECSManaged": "true"}
 
 
-def _build_mixed_policy(group: Group, template: Any, version: str) -> Any:
+def _build_mixed_policy(
+    group: Group, template: aws.launch_template.LaunchTemplate, version: str
+) -> aws.autoscaling_group.AutoscalingGroupMixedInstancesPolicy:
     """Several types, or spot: in one group either all is spot or nothing is."""
     a = aws.autoscaling_group
     spot = group.purchase_option == "spot"
@@ -141,7 +151,7 @@ def _build_mixed_policy(group: Group, template: Any, version: str) -> Any:
     )
 
 
-def _build_warm_pool(group: Group) -> Any:
+def _build_warm_pool(group: Group) -> aws.autoscaling_group.AutoscalingGroupWarmPool | None:
     """Always the same number of stopped machines, whatever runs: with a least alone the pool would fill to the most.
 
     Source: EC2 Auto Scaling user guide, "Warm pools", 2026-11.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
 
 from llm_serving.targets.ecs.manifest import Service
 
@@ -53,7 +52,7 @@ def select_metrics(service: Service, stream: MetricStream) -> dict[str, str]:
     return {concept: names[concept] for concept in concepts if concept in names}
 
 
-def build_container(service: Service, stream: MetricStream, logs: dict[str, Any]) -> dict[str, Any]:
+def build_container(service: Service, stream: MetricStream, logs: dict[str, object]) -> dict[str, object]:
     """The collector's container definition; the task lives on without it."""
     return {
         "name": "collector",
@@ -66,7 +65,7 @@ def build_container(service: Service, stream: MetricStream, logs: dict[str, Any]
     }
 
 
-def build_configuration(service: Service, stream: MetricStream) -> dict[str, Any]:
+def build_configuration(service: Service, stream: MetricStream) -> dict[str, object]:
     """The collector's configuration; JSON is YAML."""
     names = list(select_metrics(service, stream).values())
     scrapes = [_build_scrape(service.role, f"127.0.0.1:{service.metrics_port}", stream, names)]
@@ -98,7 +97,7 @@ def build_configuration(service: Service, stream: MetricStream) -> dict[str, Any
     }
 
 
-def _build_scrape(role: str, endpoint: str, stream: MetricStream, names: list[str]) -> dict[str, Any]:
+def _build_scrape(role: str, endpoint: str, stream: MetricStream, names: list[str]) -> dict[str, object]:
     return {
         "job_name": role,
         "scrape_interval": f"{INTERVAL_S}s",

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from infra.bindings import aws
+from infra.bindings.cdktf import TerraformStack
 from infra.constructs import policy
 from infra.constructs import security_group as security_group
 from infra.constructs.account import Account
+from infra.constructs.policy import Statement
 from infra.constructs.role import add_role
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
 
 
-def add_instance_profile(stack: Any, fleet: Fleet, *, account: Account) -> Any:
+def add_instance_profile(
+    stack: TerraformStack, fleet: Fleet, *, account: Account
+) -> aws.iam_instance_profile.IamInstanceProfile:
     """Adds the machines' role and the instance profile that holds it.
 
     It is the agent's alone: images are pulled, logs shipped and weights read with roles of the tasks' own.
@@ -33,7 +36,7 @@ def add_instance_profile(stack: Any, fleet: Fleet, *, account: Account) -> Any:
     )
 
 
-def _build_statements(fleet: Fleet, account: Account) -> Iterator[dict[str, Any]]:
+def _build_statements(fleet: Fleet, account: Account) -> Iterator[Statement]:
     """Narrower than AWS's AmazonEC2ContainerServiceforEC2Role, which may make clusters and join any.
 
     Source: service authorization reference, "Amazon Elastic Container Service" and "AWS Systems Manager", 2026-11.
@@ -73,7 +76,7 @@ def _build_statements(fleet: Fleet, account: Account) -> Iterator[dict[str, Any]
     }
 
 
-def add_security_group(stack: Any, fleet: Fleet, *, vpc_id: str) -> Any:
+def add_security_group(stack: TerraformStack, fleet: Fleet, *, vpc_id: str) -> aws.security_group.SecurityGroup:
     """Adds the machines' security group: nothing comes in, and HTTPS alone goes out.
 
     Tasks with network interfaces of their own (awsvpc) have groups of their own.

@@ -5,10 +5,13 @@ Their charts give the service accounts the names that stand here.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
+from infra.bindings import aws
+from infra.bindings.cdktf import TerraformStack
 from infra.constructs import pod_identity
 from infra.constructs.account import Account
+from infra.constructs.policy import Statement
 from infra.constructs.role import add_role
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
@@ -21,7 +24,9 @@ _CLUSTER_TAG = "elbv2.k8s.aws/cluster"
 """The tag by which the load balancer controller marks what it made."""
 
 
-def add_load_balancer_role(stack: Any, fleet: Fleet, *, cluster: Any, account: Account) -> None:
+def add_load_balancer_role(
+    stack: TerraformStack, fleet: Fleet, *, cluster: aws.eks_cluster.EksCluster, account: Account
+) -> None:
     """Adds the load balancer controller's role."""
     _add_controller_role(
         stack,
@@ -34,7 +39,9 @@ def add_load_balancer_role(stack: Any, fleet: Fleet, *, cluster: Any, account: A
     )
 
 
-def add_autoscaler_role(stack: Any, fleet: Fleet, *, cluster: Any, account: Account) -> None:
+def add_autoscaler_role(
+    stack: TerraformStack, fleet: Fleet, *, cluster: aws.eks_cluster.EksCluster, account: Account
+) -> None:
     """Adds the cluster autoscaler's role; Karpenter sizes what it starts itself."""
     _add_controller_role(
         stack, "autoscaler", AUTOSCALER, fleet, cluster, account, _build_autoscaler_statements(fleet, account)
@@ -42,13 +49,13 @@ def add_autoscaler_role(stack: Any, fleet: Fleet, *, cluster: Any, account: Acco
 
 
 def _add_controller_role(
-    stack: Any,
+    stack: TerraformStack,
     name: str,
     service_account: str,
     fleet: Fleet,
-    cluster: Any,
+    cluster: aws.eks_cluster.EksCluster,
     account: Account,
-    statements: list[dict[str, Any]],
+    statements: Sequence[Statement],
 ) -> None:
     controller_role = add_role(
         stack,
@@ -64,7 +71,7 @@ def _add_controller_role(
     )
 
 
-def _build_load_balancer_statements(fleet: Fleet, account: Account) -> list[dict[str, Any]]:
+def _build_load_balancer_statements(fleet: Fleet, account: Account) -> list[Statement]:
     """The controller's own list, less WAF, Shield and Cognito, which its chart's values switch off.
 
     Source: kubernetes-sigs/aws-load-balancer-controller, docs/install/iam_policy.json, 2026-11.
@@ -197,7 +204,7 @@ _LISTENER_ACTIONS = (
 )
 
 
-def _build_autoscaler_statements(fleet: Fleet, account: Account) -> list[dict[str, Any]]:
+def _build_autoscaler_statements(fleet: Fleet, account: Account) -> list[Statement]:
     """Source: kubernetes/autoscaler, cluster-autoscaler/cloudprovider/aws/README.md, 2026-11."""
     cluster = names.format_cluster_name(fleet)
     return [

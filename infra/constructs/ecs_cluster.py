@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from infra.bindings import aws
+from infra.bindings.cdktf import TerraformStack
 from infra.constructs.account import Account
 from infra.constructs.function import build_log_grants
 from infra.constructs.key import add_key, build_log_group_grant
@@ -24,10 +25,10 @@ class Cluster:
     """The cluster and its key, as resources."""
 
     resource: Any
-    key: Any
+    key: aws.kms_key.KmsKey
 
 
-def add_cluster(stack: Any, fleet: Fleet, *, account: Account, functions: Sequence[str] = ()) -> Cluster:
+def add_cluster(stack: TerraformStack, fleet: Fleet, *, account: Account, functions: Sequence[str] = ()) -> Cluster:
     """Adds the cluster with its key, log groups and Service Connect namespace.
 
     Args:
@@ -72,7 +73,9 @@ def build_exec_log_group_name(fleet: Fleet) -> str:
     return f"/aws/ecs/{names.format_cluster_name(fleet)}/exec"
 
 
-def add_peers_namespace(stack: Any, fleet: Fleet, *, vpc_id: str) -> Any:
+def add_peers_namespace(
+    stack: TerraformStack, fleet: Fleet, *, vpc_id: str
+) -> aws.service_discovery_private_dns_namespace.ServiceDiscoveryPrivateDnsNamespace:
     """Adds the private DNS namespace of Cloud Map, for peers that must know each task's own address.
 
     Prefill and decode workers, or the ranks of one model: Service Connect's proxies would hide who is who.
@@ -82,13 +85,17 @@ def add_peers_namespace(stack: Any, fleet: Fleet, *, vpc_id: str) -> Any:
     )
 
 
-def _add_log_group(stack: Any, name: str, group: str, kms_key: Any, retention_days: int) -> Any:
+def _add_log_group(
+    stack: TerraformStack, name: str, group: str, kms_key: aws.kms_key.KmsKey, retention_days: int
+) -> aws.cloudwatch_log_group.CloudwatchLogGroup:
     return aws.cloudwatch_log_group.CloudwatchLogGroup(
         stack, name, name=group, retention_in_days=retention_days, kms_key_id=kms_key.arn
     )
 
 
-def _build_exec_configuration(kms_key: Any, log_group: Any) -> Any:
+def _build_exec_configuration(
+    kms_key: aws.kms_key.KmsKey, log_group: aws.cloudwatch_log_group.CloudwatchLogGroup
+) -> aws.ecs_cluster.EcsClusterConfiguration:
     e = aws.ecs_cluster
     return e.EcsClusterConfiguration(
         execute_command_configuration=e.EcsClusterConfigurationExecuteCommandConfiguration(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from infra.bindings import aws
+from infra.bindings.cdktf import TerraformStack
 from infra.constructs.account import Account
 from infra.constructs.function import add_function, add_trigger
+from infra.constructs.policy import Statement
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
 
@@ -17,7 +18,7 @@ _TIMEOUT_S = 55
 """Less than the minute in which it is called again."""
 
 
-def add_fallback(stack: Any, fleet: Fleet, *, key: Any, account: Account) -> None:
+def add_fallback(stack: TerraformStack, fleet: Fleet, *, key: aws.kms_key.KmsKey, account: Account) -> None:
     """Adds the function and its two rules."""
     fallback_function = add_function(
         stack,
@@ -44,7 +45,7 @@ def add_fallback(stack: Any, fleet: Fleet, *, key: Any, account: Account) -> Non
         f"{NAME}-minute",
         function=fallback_function,
         rule=minute_rule,
-        event={"input": json.dumps({"cluster": cluster})},
+        event_input=json.dumps({"cluster": cluster}),
     )
     failure_rule = event_rule(
         stack,
@@ -64,12 +65,10 @@ def add_fallback(stack: Any, fleet: Fleet, *, key: Any, account: Account) -> Non
         # EventBridge puts the quotes of a text itself.
         input_template=f'{{"cluster": {json.dumps(cluster)}, "failed_group": <group>}}',
     )
-    add_trigger(
-        stack, f"{NAME}-failed", function=fallback_function, rule=failure_rule, event={"input_transformer": transformer}
-    )
+    add_trigger(stack, f"{NAME}-failed", function=fallback_function, rule=failure_rule, transformer=transformer)
 
 
-def _build_statements(fleet: Fleet, account: Account) -> list[dict[str, Any]]:
+def _build_statements(fleet: Fleet, account: Account) -> list[Statement]:
     """Reads this cluster, and changes services that are somebody's fallback: never a first choice.
 
     Source: service authorization reference, "Amazon Elastic Container Service", 2026-11.

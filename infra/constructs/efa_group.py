@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from infra.bindings import aws
+from infra.bindings.cdktf import TerraformStack
 from infra.constructs.security_group import add_security_group
 from llm_serving.fleet import interfaces, names
 
 
-def add_efa_group(stack: Any, *, fleet: str, vpc_id: str) -> Any:
+def add_efa_group(stack: TerraformStack, *, fleet: str, vpc_id: str) -> aws.security_group.SecurityGroup:
     """Adds the group. One serves all of a stack's EFA machines, for roles of one model may stand in several pools."""
     name = names.format_efa_group_name(fleet, stack.node.id)
     group = add_security_group(
@@ -28,7 +27,12 @@ def add_efa_group(stack: Any, *, fleet: str, vpc_id: str) -> Any:
     return group
 
 
-def _select_rule_class(rule: interfaces.Rule) -> Any:
+def _select_rule_class(
+    rule: interfaces.Rule,
+) -> (
+    type[aws.vpc_security_group_ingress_rule.VpcSecurityGroupIngressRule]
+    | type[aws.vpc_security_group_egress_rule.VpcSecurityGroupEgressRule]
+):
     if rule.direction == "ingress":
         return aws.vpc_security_group_ingress_rule.VpcSecurityGroupIngressRule
     return aws.vpc_security_group_egress_rule.VpcSecurityGroupEgressRule

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from infra.bindings import aws
+from infra.bindings.cdktf import ITerraformDependable, TerraformStack
 from infra.constructs import model_reader, pod_identity
 from infra.constructs.account import Account
+from infra.constructs.policy import Statement
 from infra.constructs.role import add_role, list_policies
 from llm_serving.catalog import eks
 from llm_serving.fleet.model import Fleet
@@ -21,10 +22,17 @@ class _Permissions:
 
     role: str
     managed: Sequence[str] = ()
-    statements: Sequence[Mapping[str, Any]] = ()
+    statements: Sequence[Statement] = ()
 
 
-def add(stack: Any, fleet: Fleet, *, cluster: Any, account: Account, system: Any | None) -> list[Any]:
+def add(
+    stack: TerraformStack,
+    fleet: Fleet,
+    *,
+    cluster: aws.eks_cluster.EksCluster,
+    account: Account,
+    system: aws.eks_node_group.EksNodeGroup | None,
+) -> list[ITerraformDependable]:
     """Adds the add-ons that nodes need to join, where `system` is None; else those that run on the system's nodes."""
     permissions = _build_permissions(fleet, account)
     return [
@@ -35,15 +43,16 @@ def add(stack: Any, fleet: Fleet, *, cluster: Any, account: Account, system: Any
 
 
 def _add_eks_add_on(
-    stack: Any,
+    stack: TerraformStack,
     fleet: Fleet,
     row: eks.AddOn,
     permissions: _Permissions | None,
-    cluster: Any,
+    cluster: aws.eks_cluster.EksCluster,
     account: Account,
-    system: Any | None,
-) -> Any:
-    associations, dependencies = [], [system] if system else []
+    system: aws.eks_node_group.EksNodeGroup | None,
+) -> aws.eks_addon.EksAddon:
+    associations = []
+    dependencies: list[ITerraformDependable] = [system] if system else []
     if permissions and row.service_account:
         add_on_role = add_role(
             stack,
@@ -84,7 +93,7 @@ def _build_configuration(name: str) -> str | None:
     return json.dumps(values[name]) if name in values else None
 
 
-def _build_topology_spread(app: str) -> dict[str, Any]:
+def _build_topology_spread(app: str) -> dict[str, object]:
     return {
         "maxSkew": 1,
         "topologyKey": "topology.kubernetes.io/zone",
@@ -105,7 +114,7 @@ def _build_permissions(fleet: Fleet, account: Account) -> dict[str, _Permissions
     }
 
 
-def _build_fsx_statements(fleet: Fleet, account: Account) -> list[dict[str, Any]]:
+def _build_fsx_statements(fleet: Fleet, account: Account) -> list[Statement]:
     """Narrower than AWS's AmazonFSxFullAccess, which may delete every file system of the account."""
     file_systems = [account.build_arn("fsx", "file-system/*")]
     return [

@@ -8,10 +8,12 @@ from ipaddress import IPv4Network
 from typing import Any
 
 from infra.bindings import aws
+from infra.bindings.cdktf import ITerraformDependable, TerraformStack
 from infra.constructs import policy
 from infra.constructs.account import Account
 from infra.constructs.function import build_log_grants
 from infra.constructs.key import add_key, build_log_group_grant
+from infra.constructs.policy import Statement
 from infra.constructs.role import add_role, list_policies
 from llm_serving.catalog import eks
 from llm_serving.fleet import names
@@ -32,11 +34,11 @@ class Cluster:
     """The cluster and its key, as resources."""
 
     resource: Any
-    key: Any
+    key: aws.kms_key.KmsKey
 
 
 def add_cluster(
-    stack: Any, fleet: Fleet, *, subnet_ids: Sequence[str], account: Account, functions: Sequence[str] = ()
+    stack: TerraformStack, fleet: Fleet, *, subnet_ids: Sequence[str], account: Account, functions: Sequence[str] = ()
 ) -> Cluster:
     """Adds the cluster, its key, role, log group and access entries.
 
@@ -85,8 +87,13 @@ def add_cluster(
 
 
 def _add_eks_cluster(
-    stack: Any, fleet: Fleet, service_role: Any, kms_key: Any, subnet_ids: Sequence[str], depends_on: list[Any]
-) -> Any:
+    stack: TerraformStack,
+    fleet: Fleet,
+    service_role: aws.iam_role.IamRole,
+    kms_key: aws.kms_key.KmsKey,
+    subnet_ids: Sequence[str],
+    depends_on: list[ITerraformDependable],
+) -> aws.eks_cluster.EksCluster:
     e = aws.eks_cluster
     return e.EksCluster(
         stack,
@@ -128,7 +135,9 @@ def select_service_cidr(fleet: Fleet) -> str:
     return second if IPv4Network(vpc_cidr).overlaps(IPv4Network(first)) else first
 
 
-def _add_admin(stack: Any, name: str, cluster: Any, principal_arn: str, account: Account) -> None:
+def _add_admin(
+    stack: TerraformStack, name: str, cluster: aws.eks_cluster.EksCluster, principal_arn: str, account: Account
+) -> None:
     entry = aws.eks_access_entry.EksAccessEntry(
         stack, name, cluster_name=cluster.name, principal_arn=principal_arn, type="STANDARD"
     )
@@ -144,7 +153,7 @@ def _add_admin(stack: Any, name: str, cluster: Any, principal_arn: str, account:
     )
 
 
-def _build_events_grant(account: Account) -> dict[str, Any]:
+def _build_events_grant(account: Account) -> Statement:
     """Lets EventBridge put messages into queues that the key encrypts.
 
     Source: SQS developer guide, "Configuring KMS permissions for AWS services", 2026-11.

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from infra.bindings import aws
+from infra.bindings.cdktf import TerraformStack
 from infra.constructs import policy
 from infra.constructs.account import Account
 from infra.constructs.key import add_key, build_log_group_grant
 from llm_serving.fleet.aws_limits import convert_to_days
 
 
-def add_flow_logs(stack: Any, *, fleet: str, vpc_id: str, retention_s: float, account: Account) -> None:
+def add_flow_logs(stack: TerraformStack, *, fleet: str, vpc_id: str, retention_s: float, account: Account) -> None:
     """Adds flow logs of all traffic, accepted and rejected, kept for `kept_s` seconds."""
     group_name = f"/aws/vpc/{fleet}/flow-logs"
     kms_key = add_key(

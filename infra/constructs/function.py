@@ -5,16 +5,17 @@ from __future__ import annotations
 import base64
 import hashlib
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from infra.bindings import aws
+from infra.bindings.cdktf import App, TerraformStack
 from infra.constructs import policy
 from infra.constructs.account import Account
 from infra.constructs.expression import format_expression
 from infra.constructs.key import build_log_group_grant
+from infra.constructs.policy import Statement
 from infra.constructs.role import add_role, list_policies
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
@@ -37,17 +38,17 @@ class Archive:
 
 
 def add_function(
-    stack: Any,
+    stack: TerraformStack,
     name: str,
     *,
     fleet: Fleet,
     account: Account,
-    key: Any,
+    key: aws.kms_key.KmsKey,
     source: str,
     description: str,
-    statements: Sequence[Mapping[str, Any]],
+    statements: Sequence[Statement],
     timeout_s: int,
-) -> Any:
+) -> aws.lambda_function.LambdaFunction:
     """Adds a function that runs the handler of one file.
 
     Calls may overlap, so a handler sets what must be and adds nothing up: no concurrency is reserved, since a new
@@ -98,7 +99,7 @@ def build_log_group_name(fleet: Fleet, name: str) -> str:
     return f"/aws/lambda/{names.format_function_name(fleet, name)}"
 
 
-def build_log_grants(fleet: Fleet, account: Account, functions: Sequence[str]) -> list[dict[str, Any]]:
+def build_log_grants(fleet: Fleet, account: Account, functions: Sequence[str]) -> list[Statement]:
     """Statements of a key's policy by which it encrypts the functions' logs."""
     return [
         build_log_group_grant(account, build_log_group_name(fleet, name), f"Function{index}")
@@ -106,10 +107,24 @@ def build_log_grants(fleet: Fleet, account: Account, functions: Sequence[str]) -
     ]
 
 
-def add_trigger(stack: Any, name: str, *, function: Any, rule: Any, event: Mapping[str, Any]) -> None:
-    """Has an EventBridge rule call the function; `event` is the target's `input` or `input_transformer`."""
+def add_trigger(
+    stack: TerraformStack,
+    name: str,
+    *,
+    function: aws.lambda_function.LambdaFunction,
+    rule: aws.cloudwatch_event_rule.CloudwatchEventRule,
+    event_input: str | None = None,
+    transformer: aws.cloudwatch_event_target.CloudwatchEventTargetInputTransformer | None = None,
+) -> None:
+    """Have an EventBridge rule call the function with an input, or with what a transformer makes of the event."""
     aws.cloudwatch_event_target.CloudwatchEventTarget(
-        stack, f"{name}-target", rule=rule.name, arn=function.arn, target_id="function", **event
+        stack,
+        f"{name}-target",
+        rule=rule.name,
+        arn=function.arn,
+        target_id="function",
+        input=event_input,
+        input_transformer=transformer,
     )
     aws.lambda_permission.LambdaPermission(
         stack,
@@ -122,7 +137,7 @@ def add_trigger(stack: Any, name: str, *, function: Any, rule: Any, event: Mappi
     )
 
 
-def _build_log_statement(account: Account, fleet: Fleet, name: str) -> dict[str, Any]:
+def _build_log_statement(account: Account, fleet: Fleet, name: str) -> Statement:
     return {
         "Sid": "Log",
         "Effect": "Allow",
@@ -131,9 +146,9 @@ def _build_log_statement(account: Account, fleet: Fleet, name: str) -> dict[str,
     }
 
 
-def _write_archive(stack: Any, source: Path) -> Archive:
+def _write_archive(stack: TerraformStack, source: Path) -> Archive:
     """Writes the archive beside the stack; the same source gives the same bytes."""
-    folder = Path(stack.node.root.outdir) / "stacks" / stack.node.id
+    folder = Path(App.of(stack).outdir) / "stacks" / stack.node.id
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{source.stem}.zip"
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:

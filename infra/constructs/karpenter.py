@@ -6,9 +6,11 @@ import json
 from typing import Any
 
 from infra.bindings import aws
+from infra.bindings.cdktf import TerraformStack
 from infra.constructs import pod_identity, policy
 from infra.constructs.account import Account
 from infra.constructs.node_groups import add_node_role
+from infra.constructs.policy import Statement
 from infra.constructs.role import add_role
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
@@ -29,7 +31,14 @@ EVENTS = {
 """Source and kind of each event. Source: karpenter.sh/v1.14/reference/cloudformation, 2026-11."""
 
 
-def add_karpenter(stack: Any, fleet: Fleet, *, cluster: Any, kms_key: Any, account: Account) -> None:
+def add_karpenter(
+    stack: TerraformStack,
+    fleet: Fleet,
+    *,
+    cluster: aws.eks_cluster.EksCluster,
+    kms_key: aws.kms_key.KmsKey,
+    account: Account,
+) -> None:
     """Adds the roles, the queue and its rules. Karpenter itself comes as a chart, its NodePools as manifests."""
     node_iam_role = add_node_role(stack, names.KARPENTER_NODE_PURPOSE, fleet, account)
     # Made here and not by Karpenter, which then needs no right to make any.
@@ -57,7 +66,7 @@ def add_karpenter(stack: Any, fleet: Fleet, *, cluster: Any, kms_key: Any, accou
     )
 
 
-def _add_interruption_queue(stack: Any, fleet: Fleet, kms_key: Any) -> Any:
+def _add_interruption_queue(stack: TerraformStack, fleet: Fleet, kms_key: aws.kms_key.KmsKey) -> aws.sqs_queue.SqsQueue:
     queue = aws.sqs_queue.SqsQueue(
         stack,
         "interruptions",
@@ -85,7 +94,7 @@ def _add_interruption_queue(stack: Any, fleet: Fleet, kms_key: Any) -> Any:
     return queue
 
 
-def _build_events_statement(queue: Any) -> dict[str, Any]:
+def _build_events_statement(queue: aws.sqs_queue.SqsQueue) -> Statement:
     return {
         "Sid": "FromEvents",
         "Effect": "Allow",
@@ -95,7 +104,7 @@ def _build_events_statement(queue: Any) -> dict[str, Any]:
     }
 
 
-def _build_tls_statement(queue: Any) -> dict[str, Any]:
+def _build_tls_statement(queue: aws.sqs_queue.SqsQueue) -> Statement:
     return {
         "Sid": "TlsOnly",
         "Effect": "Deny",
@@ -108,7 +117,7 @@ def _build_tls_statement(queue: Any) -> dict[str, Any]:
 
 def _build_statements(
     fleet: Fleet, account: Account, queue_arn: str, key_arn: str, node_role_arn: str, profile_arn: str
-) -> list[dict[str, Any]]:
+) -> list[Statement]:
     """Karpenter's own list, less the instance profiles that it need not make, less the regions that are not ours.
 
     It may use what it is pointed at, but only make, tag and end what carries this cluster's tags.
@@ -172,11 +181,11 @@ _READ_ACTIONS = [
 """EC2 describes all or nothing: none of these takes a resource."""
 
 
-def _build_region_condition(account: Account) -> dict[str, Any]:
+def _build_region_condition(account: Account) -> Statement:
     return {"StringEquals": {"aws:RequestedRegion": account.region}}
 
 
-def _build_start_statements(fleet: Fleet, account: Account) -> list[dict[str, Any]]:
+def _build_start_statements(fleet: Fleet, account: Account) -> list[Statement]:
     actions = ["ec2:RunInstances", "ec2:CreateFleet"]
     created = ["fleet", "instance", "volume", "network-interface", "launch-template", "spot-instances-request"]
     used = ["security-group", "subnet", "capacity-reservation", "placement-group"]
@@ -215,7 +224,7 @@ def _build_start_statements(fleet: Fleet, account: Account) -> list[dict[str, An
     ]
 
 
-def _build_node_statements(fleet: Fleet, account: Account) -> list[dict[str, Any]]:
+def _build_node_statements(fleet: Fleet, account: Account) -> list[Statement]:
     owner_condition = _build_owner_condition(fleet, "aws:ResourceTag")
     keys = ["eks:eks-cluster-name", "karpenter.sh/nodeclaim", "Name"]
     return [
@@ -240,7 +249,7 @@ def _build_node_statements(fleet: Fleet, account: Account) -> list[dict[str, Any
     ]
 
 
-def _build_owner_condition(fleet: Fleet, tag: str, **string_equals: Any) -> dict[str, Any]:
+def _build_owner_condition(fleet: Fleet, tag: str, **string_equals: Any) -> Statement:
     """A condition: the tag by which Karpenter marks what belongs to this cluster, and to a NodePool of it."""
     return {
         "StringEquals": {f"{tag}/kubernetes.io/cluster/{names.format_cluster_name(fleet)}": "owned", **string_equals},

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from infra.bindings import aws
+from infra.bindings.cdktf import TerraformStack
 from infra.constructs import policy
 from infra.constructs.account import Account
+from infra.constructs.policy import Statement
 
 _DELETION_WINDOW_DAYS = 30
 """KMS's longest: what the key has encrypted is lost with it."""
 
 
 def add_key(
-    stack: Any, name: str, *, alias: str, description: str, account: Account, grants: tuple[Mapping[str, Any], ...] = ()
-) -> Any:
+    stack: TerraformStack,
+    name: str,
+    *,
+    alias: str,
+    description: str,
+    account: Account,
+    grants: tuple[Statement, ...] = (),
+) -> aws.kms_key.KmsKey:
     """Adds a key and its alias.
 
     Args:
@@ -33,7 +38,7 @@ def add_key(
     return kms_key
 
 
-def _build_delegation(account: Account) -> dict[str, Any]:
+def _build_delegation(account: Account) -> Statement:
     """Hands the key to IAM, as AWS's own default does: it grants nobody anything; without it a key can be lost.
 
     Source: KMS developer guide, "Default key policy", 2026-11.
@@ -47,7 +52,7 @@ def _build_delegation(account: Account) -> dict[str, Any]:
     }
 
 
-def build_log_group_grant(account: Account, group: str, sid: str = "LogGroup") -> dict[str, Any]:
+def build_log_group_grant(account: Account, group: str, sid: str = "LogGroup") -> Statement:
     """Lets CloudWatch Logs encrypt this one log group; `sid` tells several of one key apart.
 
     Source: CloudWatch Logs user guide, "Encrypt log data using KMS", 2026-11.

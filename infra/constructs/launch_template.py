@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TypedDict
 
 from infra.bindings import aws
+from infra.bindings.cdktf import ITerraformDependable, TerraformStack
 from infra.constructs.expression import format_expression
 from llm_serving.fleet import names, node_config
 from llm_serving.fleet.groups import Group, Volume
@@ -14,7 +15,7 @@ from llm_serving.fleet.model import Fleet
 
 
 def add_launch_template(
-    stack: Any,
+    stack: TerraformStack,
     name: str,
     *,
     fleet: Fleet,
@@ -24,8 +25,8 @@ def add_launch_template(
     security_groups: Sequence[str],
     instance_profile_arn: str | None = None,
     reservations_arn: str,
-    depends_on: Sequence[Any] = (),
-) -> Any:
+    depends_on: Sequence[ITerraformDependable] = (),
+) -> aws.launch_template.LaunchTemplate:
     """Adds the template.
 
     Args:
@@ -70,7 +71,21 @@ def _encode_base64(text: str) -> str:
     return format_expression(f"base64encode({json.dumps(text, ensure_ascii=False)})")
 
 
-def _build_network(group: Group, security_groups: Sequence[str]) -> dict[str, Any]:
+class _Network(TypedDict, total=False):
+    vpc_security_group_ids: list[str]
+    network_interfaces: list[aws.launch_template.LaunchTemplateNetworkInterfaces]
+
+
+class _Capacity(TypedDict, total=False):
+    capacity_reservation_specification: aws.launch_template.LaunchTemplateCapacityReservationSpecification
+    instance_market_options: aws.launch_template.LaunchTemplateInstanceMarketOptions
+
+
+class _Placement(TypedDict, total=False):
+    placement: aws.launch_template.LaunchTemplatePlacement
+
+
+def _build_network(group: Group, security_groups: Sequence[str]) -> _Network:
     if not group.efa:
         return {"vpc_security_group_ids": list(security_groups)}
     return {
@@ -87,7 +102,7 @@ def _build_network(group: Group, security_groups: Sequence[str]) -> dict[str, An
     }
 
 
-def _build_metadata_options() -> Any:
+def _build_metadata_options() -> aws.launch_template.LaunchTemplateMetadataOptions:
     return aws.launch_template.LaunchTemplateMetadataOptions(
         http_endpoint="enabled",
         http_tokens="required",
@@ -97,7 +112,7 @@ def _build_metadata_options() -> Any:
     )
 
 
-def _build_volumes(group: Group) -> Iterator[Any]:
+def _build_volumes(group: Group) -> Iterator[aws.launch_template.LaunchTemplateBlockDeviceMappings]:
     """AWS's own key encrypts: one of ours would have to trust the service-linked roles that start machines."""
     if group.os == "bottlerocket":
         yield _build_volume("/dev/xvda", node_config.BOTTLEROCKET_ROOT)
@@ -108,7 +123,9 @@ def _build_volumes(group: Group) -> Iterator[Any]:
             yield _build_volume(node_config.SNAPSHOT_DEVICE, group.volume, group.snapshot)
 
 
-def _build_volume(device: str, volume: Volume, snapshot: str | None = None) -> Any:
+def _build_volume(
+    device: str, volume: Volume, snapshot: str | None = None
+) -> aws.launch_template.LaunchTemplateBlockDeviceMappings:
     lt = aws.launch_template
     return lt.LaunchTemplateBlockDeviceMappings(
         device_name=device,
@@ -124,9 +141,9 @@ def _build_volume(device: str, volume: Volume, snapshot: str | None = None) -> A
     )
 
 
-def _build_capacity(group: Group, reservations_arn: str) -> dict[str, Any]:
+def _build_capacity(group: Group, reservations_arn: str) -> _Capacity:
     lt = aws.launch_template
-    options: dict[str, Any] = {}
+    options: _Capacity = {}
     reservation_target = lt.LaunchTemplateCapacityReservationSpecificationCapacityReservationTarget
     specification = lt.LaunchTemplateCapacityReservationSpecification
     if group.purchase_option == "reservation":
@@ -143,7 +160,7 @@ def _build_capacity(group: Group, reservations_arn: str) -> dict[str, Any]:
     return options
 
 
-def _build_placement(fleet: Fleet, group: Group) -> dict[str, Any]:
+def _build_placement(fleet: Fleet, group: Group) -> _Placement:
     if not group.placement_group:
         return {}
     # By name and not by reference: the caller has it made first by depends_on.

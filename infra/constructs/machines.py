@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from infra.bindings import aws
+from infra.bindings.cdktf import TerraformStack
 from infra.constructs.account import Account
 from infra.constructs.capacity import add_capacity, build_resource_group_arn
 from infra.constructs.expression import format_expression
@@ -21,14 +21,14 @@ class MachineContext:
 
     fleet: Fleet
     account: Account
-    cluster: Any
+    cluster: aws.eks_cluster.EksCluster
     subnets: Mapping[str, str]
     """Ids by zone."""
 
     security_group_id: str
     """The group that every machine is in."""
 
-    efa_group: Any | None
+    efa_group: aws.security_group.SecurityGroup | None
 
     def select_subnets(self, group: Group) -> list[str]:
         """Ids of the subnets that the group's machines may stand in."""
@@ -36,14 +36,14 @@ class MachineContext:
 
 
 def add_template(
-    stack: Any,
+    stack: TerraformStack,
     context: MachineContext,
     group: Group,
     *,
     text: str,
     image_parameter: str,
     instance_profile_arn: str | None = None,
-) -> Any:
+) -> aws.launch_template.LaunchTemplate:
     """Adds the group's launch template, and before it the capacity that it names.
 
     Args:
@@ -65,10 +65,11 @@ def add_template(
     )
 
 
-def _find_image(stack: Any, group: Group, parameter: str) -> str:
+def _find_image(stack: TerraformStack, group: Group, parameter: str) -> str:
     """Id of AWS's AMI; adds the data source that looks the pinned release up, once for each AMI."""
     name = f"{group.os}-{group.variant}-{group.arch}"
-    existing = stack.node.try_find_child(name)
-    image = existing or aws.data_aws_ssm_parameter.DataAwsSsmParameter(stack, name, name=parameter)
+    image = stack.node.try_find_child(name)
+    if not isinstance(image, aws.data_aws_ssm_parameter.DataAwsSsmParameter):
+        image = aws.data_aws_ssm_parameter.DataAwsSsmParameter(stack, name, name=parameter)
     # Terraform takes every parameter for a secret; an AMI's id is none, and a plan should show it.
     return format_expression(f"nonsensitive(data.aws_ssm_parameter.{image.friendly_unique_id}.value)")

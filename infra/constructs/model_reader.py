@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from infra.bindings import aws
+from infra.bindings.cdktf import TerraformStack
 from infra.constructs import pod_identity
 from infra.constructs.account import Account
+from infra.constructs.policy import Statement
 from infra.constructs.role import add_role
 from llm_serving.fleet import names
 from llm_serving.fleet.aws_limits import build_bucket_name
@@ -14,7 +15,7 @@ from llm_serving.fleet.model import Fleet
 _KEY_ALIAS_CONDITION = "kms:ResourceAliases"
 
 
-def build_statements(fleet: Fleet, account: Account) -> list[dict[str, Any]]:
+def build_statements(fleet: Fleet, account: Account) -> list[Statement]:
     """Allows reading the model bucket; who writes results has a role of its own."""
     bucket_arn = f"arn:{account.partition}:s3:::{build_bucket_name(fleet.name, 'models', account.id, fleet.region)}"
     return [
@@ -29,7 +30,9 @@ def build_statements(fleet: Fleet, account: Account) -> list[dict[str, Any]]:
     ]
 
 
-def add_engine_role(stack: Any, fleet: Fleet, *, cluster: Any, account: Account) -> None:
+def add_engine_role(
+    stack: TerraformStack, fleet: Fleet, *, cluster: aws.eks_cluster.EksCluster, account: Account
+) -> None:
     """Adds the role of all engines on EKS, tied to one service account: an association names its account in full, so
     that a release with an account of its own would need Terraform for each.
     """

@@ -6,15 +6,14 @@ just as well that was made some other way.
 
 from __future__ import annotations
 
-from typing import Any
-
 from infra.bindings import aws
+from infra.bindings.cdktf import TerraformStack
 from infra.constructs.vpc import Network, find_existing_vpc
 from llm_serving.fleet import names
 from llm_serving.fleet.model import ExistingNetwork, Fleet
 
 
-def find_network(stack: Any, fleet: Fleet) -> Network:
+def find_network(stack: TerraformStack, fleet: Fleet) -> Network:
     """Adds the data sources that find the fleet's network; the network stack must be applied before."""
     if isinstance(fleet.network, ExistingNetwork):
         return find_existing_vpc(stack, fleet, fleet.network)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from infra.bindings import aws
+from infra.bindings.cdktf import ITerraformDependable, TerraformStack
 from infra.constructs import machines, policy
 from infra.constructs.account import Account
 from infra.constructs.eks_cluster import select_service_cidr
@@ -36,12 +36,12 @@ _CAPACITY_TYPES = {
 class NodeGroupContext(machines.MachineContext):
     """Where nodes stand, and what they need to join."""
 
-    node_role: Any
-    dependencies: Sequence[Any]
+    node_role: aws.iam_role.IamRole
+    dependencies: Sequence[ITerraformDependable]
     """What must be there before the first node: the add-ons that nodes need to join, and the nodes' rights."""
 
 
-def add_node_role(stack: Any, name: str, fleet: Fleet, account: Account) -> Any:
+def add_node_role(stack: TerraformStack, name: str, fleet: Fleet, account: Account) -> aws.iam_role.IamRole:
     """Adds a role for nodes; it can do nothing that a pod should do."""
     return add_role(
         stack,
@@ -96,7 +96,7 @@ def _select_system_type(fleet: Fleet, catalogue: Catalogue) -> tuple[str, eks.Ar
     return (first[0], "arm64", zones) if zones else (second[0], "x86_64", fleet.zones)
 
 
-def add_node_group(stack: Any, context: NodeGroupContext, group: Group) -> Any:
+def add_node_group(stack: TerraformStack, context: NodeGroupContext, group: Group) -> aws.eks_node_group.EksNodeGroup:
     """Adds a node group with its launch template, and the capacity that it stands in."""
     template = machines.add_template(
         stack,

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from infra.bindings import aws
+from infra.bindings.cdktf import TerraformStack
 from infra.constructs.account import Account
 from infra.constructs.function import add_function
+from infra.constructs.policy import Statement
 from llm_serving.fleet import names
 from llm_serving.fleet.groups import Group
 from llm_serving.fleet.model import Fleet
@@ -21,7 +23,7 @@ SMALL_GROUP_NODES = 9
 _TIMEOUT_S = 90
 
 
-def build_repair_config(group: Group) -> dict[str, Any]:
+def build_repair_config(group: Group) -> dict[str, object]:
     """EKS's NodeRepairConfig for a group: one node at a time, and none where more than a fifth are broken."""
     threshold = (
         {"maxUnhealthyNodeThresholdCount": 1}
@@ -32,7 +34,12 @@ def build_repair_config(group: Group) -> dict[str, Any]:
 
 
 def add_repair_caps(
-    stack: Any, fleet: Fleet, node_groups: Sequence[tuple[Group, Any]], *, key: Any, account: Account
+    stack: TerraformStack,
+    fleet: Fleet,
+    node_groups: Sequence[tuple[Group, Any]],
+    *,
+    key: aws.kms_key.KmsKey,
+    account: Account,
 ) -> None:
     """Adds the function, and a call of it for each group with its node group's resource."""
     cluster = names.format_cluster_name(fleet)
@@ -58,7 +65,7 @@ def add_repair_caps(
         )
 
 
-def _build_statements(cluster: str, account: Account) -> list[dict[str, Any]]:
+def _build_statements(cluster: str, account: Account) -> list[Statement]:
     return [
         {
             "Sid": "NodeGroups",

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from infra.bindings import aws
+from infra.bindings.cdktf import TerraformStack
 from infra.constructs import policy
 from infra.constructs.account import Account
 
@@ -28,7 +27,15 @@ def build_trust_policy(cluster: str, account: Account) -> str:
     )
 
 
-def add_association(stack: Any, name: str, *, cluster: Any, namespace: str, service_account: str, role: Any) -> None:
+def add_association(
+    stack: TerraformStack,
+    name: str,
+    *,
+    cluster: aws.eks_cluster.EksCluster,
+    namespace: str,
+    service_account: str,
+    role: aws.iam_role.IamRole,
+) -> None:
     """Adds the link from a service account to its role; the service account may come later."""
     aws.eks_pod_identity_association.EksPodIdentityAssociation(
         stack,

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from infra.bindings import aws
+from infra.bindings.cdktf import TerraformStack
 
 _UNTAGGED_DAYS = 14
 """Layers of a failed or replaced push; a tagged image stays, since a deployment may name it."""
 
 
-def add_repository(stack: Any, name: str, *, repository_name: str, key_arn: str) -> Any:
+def add_repository(
+    stack: TerraformStack, name: str, *, repository_name: str, key_arn: str
+) -> aws.ecr_repository.EcrRepository:
     """Adds a repository for one image."""
     ecr = aws.ecr_repository
     repository = ecr.EcrRepository(

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from infra.bindings import aws
+from infra.bindings.cdktf import ITerraformDependable, TerraformResource, TerraformStack
 from infra.constructs import policy
 from infra.constructs.account import Account
+from infra.constructs.policy import Statement
 from llm_serving.fleet import names
 
 
 def add_role(
-    stack: Any,
+    stack: TerraformStack,
     name: str,
     *,
     fleet: str,
@@ -20,8 +21,8 @@ def add_role(
     description: str,
     trust: str,
     managed: Sequence[str] = (),
-    statements: Sequence[Mapping[str, Any]] = (),
-) -> Any:
+    statements: Sequence[Statement] = (),
+) -> aws.iam_role.IamRole:
     """Adds a role named FLEET-REGION-`name`: roles are the account's, so the region is in their names.
 
     Args:
@@ -51,8 +52,12 @@ def add_role(
     return iam_role
 
 
-def list_policies(stack: Any, name: str) -> list[Any]:
+def list_policies(stack: TerraformStack, name: str) -> list[ITerraformDependable]:
     """What `role` gave the role `name`. Whoever acts by the role names these in depends_on: made after its rights are,
     and gone before they are, so that it can still clean up.
     """
-    return [child for child in stack.node.children if child.node.id.startswith(f"{name}-role-")]
+    return [
+        child
+        for child in stack.node.children
+        if isinstance(child, TerraformResource) and child.node.id.startswith(f"{name}-role-")
+    ]

@@ -6,9 +6,9 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from infra.bindings import aws
+from infra.bindings.cdktf import ITerraformDependable, TerraformStack
 from infra.constructs import collector
 from infra.constructs.collector import MetricStream
 from llm_serving.targets import probe
@@ -32,9 +32,9 @@ _MAX_START_S, _MAX_RETRIES, _MAX_INTERVAL_S = 300, 10, 300
 class TaskRoles:
     """By whom tasks are started, and as whom they act."""
 
-    execution: Any
-    task: Any
-    policies: tuple[Any, ...]
+    execution: aws.iam_role.IamRole
+    task: aws.iam_role.IamRole
+    policies: tuple[ITerraformDependable, ...]
     """What both may do, which must be there before a task starts."""
 
 
@@ -45,7 +45,7 @@ class LogDestination:
     group: str
     region: str
 
-    def build_configuration(self, stream: str) -> dict[str, Any]:
+    def build_configuration(self, stream: str) -> dict[str, object]:
         """A container definition's logConfiguration."""
         options = {"awslogs-group": self.group, "awslogs-region": self.region, "awslogs-stream-prefix": stream}
         # A log that cannot be shipped must not stop an answer.
@@ -53,8 +53,14 @@ class LogDestination:
 
 
 def add_definition(
-    stack: Any, service: Service, *, family: str, roles: TaskRoles, logs: LogDestination, stream: MetricStream
-) -> Any:
+    stack: TerraformStack,
+    service: Service,
+    *,
+    family: str,
+    roles: TaskRoles,
+    logs: LogDestination,
+    stream: MetricStream,
+) -> aws.ecs_task_definition.EcsTaskDefinition:
     """Adds the task definition of a service."""
     containers = build_containers(service, logs, stream)
     task_definition = aws.ecs_task_definition
@@ -80,8 +86,8 @@ def add_definition(
 
 
 def add_test_request_definition(
-    stack: Any, service: Service, *, family: str, url: str, roles: TaskRoles, logs: LogDestination
-) -> Any:
+    stack: TerraformStack, service: Service, *, family: str, url: str, roles: TaskRoles, logs: LogDestination
+) -> aws.ecs_task_definition.EcsTaskDefinition:
     """Adds the task definition of one question to the deployment, asked as a client in the VPC would.
 
     Args:
@@ -109,7 +115,7 @@ def add_test_request_definition(
     )
 
 
-def build_containers(service: Service, logs: LogDestination, stream: MetricStream) -> list[dict[str, Any]]:
+def build_containers(service: Service, logs: LogDestination, stream: MetricStream) -> list[dict[str, object]]:
     """The container definitions, in the order of starting."""
     collectors = (
         []
@@ -120,9 +126,9 @@ def build_containers(service: Service, logs: LogDestination, stream: MetricStrea
     return [*copy_containers, _build_main_container(service, logs), *collectors]
 
 
-def _build_main_container(service: Service, logs: LogDestination) -> dict[str, Any]:
+def _build_main_container(service: Service, logs: LogDestination) -> dict[str, object]:
     collector_mib = collector.MEMORY_MIB if service.pool is None else 0
-    container: dict[str, Any] = {
+    container: dict[str, object] = {
         "name": service.role,
         "image": service.image,
         "essential": True,
@@ -162,11 +168,12 @@ def _build_entry_point(service: Service) -> list[str]:
     return ["sh", "-c", f'address=$(hostname -i) && export {exports} && exec "$0" "$@"']
 
 
-def _build_linux_parameters(service: Service) -> dict[str, Any]:
+def _build_linux_parameters(service: Service) -> dict[str, object]:
     # The init process ends what ECS Exec leaves behind. Exec writes into the container's root, so that is no read-only.
-    parameters: dict[str, Any] = {"initProcessEnabled": True, "capabilities": {"drop": ["ALL"]}}
+    capabilities = {"drop": ["ALL"]}
+    parameters: dict[str, object] = {"initProcessEnabled": True, "capabilities": capabilities}
     if service.devices:
-        parameters["capabilities"]["add"] = ["IPC_LOCK"]
+        capabilities["add"] = ["IPC_LOCK"]
         parameters["devices"] = [
             {"hostPath": device, "containerPath": device, "permissions": ["read", "write", "mknod"]}
             for device in service.devices
@@ -176,7 +183,7 @@ def _build_linux_parameters(service: Service) -> dict[str, Any]:
     return parameters
 
 
-def _build_health_check(service: Service) -> dict[str, Any] | None:
+def _build_health_check(service: Service) -> dict[str, object] | None:
     """A completion for an engine; for the router that it lives, for without engines it has nobody to ask.
 
     /health will not do: before prefill and decode, vllm-router answers it with 503 until it knows both.
@@ -201,7 +208,7 @@ def _build_health_check(service: Service) -> dict[str, Any] | None:
     }
 
 
-def _build_copy_container(name: str, uri: str, limit_s: int, logs: LogDestination) -> dict[str, Any]:
+def _build_copy_container(name: str, uri: str, limit_s: int, logs: LogDestination) -> dict[str, object]:
     return {
         "name": f"fetch-{name}",
         "image": COPY_IMAGE,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from infra.bindings import aws
+from infra.bindings.cdktf import TerraformStack
 from infra.constructs.security_group import add_security_group
 from llm_serving.fleet.model import Fleet
 from llm_serving.targets.ecs.manifest import EcsDeployment, Service
@@ -18,16 +18,16 @@ _TTL_S = 10
 class TaskSecurityGroups:
     """The security groups of both kinds of tasks."""
 
-    engine: Any
-    router: Any
+    engine: aws.security_group.SecurityGroup
+    router: aws.security_group.SecurityGroup
 
-    def select_group(self, service: Service) -> Any:
+    def select_group(self, service: Service) -> aws.security_group.SecurityGroup:
         """A service's own."""
         return self.router if service.kind == "router" else self.engine
 
 
 def add_security_groups(
-    stack: Any, fleet: Fleet, serving: EcsDeployment, *, vpc_id: str, vpc_cidr: str
+    stack: TerraformStack, fleet: Fleet, serving: EcsDeployment, *, vpc_id: str, vpc_cidr: str
 ) -> TaskSecurityGroups:
     """Adds the security groups: the VPC reaches the router, it the engines, they each other where they must."""
     security_groups = TaskSecurityGroups(
@@ -122,14 +122,14 @@ def needs_peers(service: Service) -> bool:
 
 
 def _add_rule(
-    stack: Any,
+    stack: TerraformStack,
     name: str,
-    group: Any,
+    group: aws.security_group.SecurityGroup,
     direction: str,
     description: str,
     port: int | None = None,
     *,
-    peer: Any = None,
+    peer: aws.security_group.SecurityGroup | None = None,
     cidr: str | None = None,
 ) -> None:
     rule_class = (
@@ -156,7 +156,9 @@ def select_registered_services(serving: EcsDeployment) -> tuple[Service, ...]:
     return tuple(service for service in serving.services if not (service.member and service.member.rank))
 
 
-def add_discovery_service(stack: Any, serving: EcsDeployment, service: Service, *, namespace_id: str) -> Any:
+def add_discovery_service(
+    stack: TerraformStack, serving: EcsDeployment, service: Service, *, namespace_id: str
+) -> aws.service_discovery_service.ServiceDiscoveryService:
     """Adds the service's name in the fleet's private DNS namespace: an address for each task.
 
     Without a health check of Cloud Map's: the machines of a replica must find each other before the first answer, and

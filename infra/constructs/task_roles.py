@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
+from infra.bindings import aws
+from infra.bindings.cdktf import TerraformStack
 from infra.constructs import policy
 from infra.constructs.account import Account
 from infra.constructs.ecs_cluster import build_exec_log_group_name
+from infra.constructs.policy import Statement
 from infra.constructs.role import add_role
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
@@ -23,7 +25,14 @@ def _build_trust_policy(account: Account) -> str:
     )
 
 
-def add_execution_role(stack: Any, fleet: Fleet, serving: EcsDeployment, *, account: Account, log_group: Any) -> Any:
+def add_execution_role(
+    stack: TerraformStack,
+    fleet: Fleet,
+    serving: EcsDeployment,
+    *,
+    account: Account,
+    log_group: aws.cloudwatch_log_group.CloudwatchLogGroup,
+) -> aws.iam_role.IamRole:
     """Adds the role by which ECS pulls images and ships logs.
 
     Source: ECS developer guide, "Amazon ECS task execution IAM role", 2026-11; narrower than AWS's own policy.
@@ -55,15 +64,15 @@ def add_execution_role(stack: Any, fleet: Fleet, serving: EcsDeployment, *, acco
 
 
 def add_engine_role(
-    stack: Any,
+    stack: TerraformStack,
     fleet: Fleet,
     serving: EcsDeployment,
     *,
     account: Account,
-    metrics: Any,
+    metrics: aws.cloudwatch_log_group.CloudwatchLogGroup,
     cluster_key: str,
     storage_key: str,
-) -> Any:
+) -> aws.iam_role.IamRole:
     """Adds the role that engines act as: they read their models, write their metrics, and may be looked into."""
     return add_role(
         stack,
@@ -80,8 +89,14 @@ def add_engine_role(
 
 
 def add_router_role(
-    stack: Any, fleet: Fleet, serving: EcsDeployment, *, account: Account, metrics: Any, cluster_key: str
-) -> Any:
+    stack: TerraformStack,
+    fleet: Fleet,
+    serving: EcsDeployment,
+    *,
+    account: Account,
+    metrics: aws.cloudwatch_log_group.CloudwatchLogGroup,
+    cluster_key: str,
+) -> aws.iam_role.IamRole:
     """Adds the role that the router acts as."""
     return add_role(
         stack,
@@ -94,7 +109,7 @@ def add_router_role(
     )
 
 
-def _build_read_statements(uris: Sequence[str], account: Account, storage_key: str) -> Iterator[dict[str, Any]]:
+def _build_read_statements(uris: Sequence[str], account: Account, storage_key: str) -> Iterator[Statement]:
     locations = [uri.removeprefix("s3://").partition("/") for uri in uris]
     object_arns = sorted(
         {f"arn:{account.partition}:s3:::{bucket}/{prefix.rstrip('/')}/*" for bucket, _, prefix in locations}
@@ -115,8 +130,8 @@ def _build_read_statements(uris: Sequence[str], account: Account, storage_key: s
 
 
 def _build_monitoring_statements(
-    fleet: Fleet, account: Account, metrics: Any, cluster_key: str
-) -> Iterator[dict[str, Any]]:
+    fleet: Fleet, account: Account, metrics: aws.cloudwatch_log_group.CloudwatchLogGroup, cluster_key: str
+) -> Iterator[Statement]:
     """Metrics, and ECS Exec, whose commands the cluster logs.
 
     Source: ECS developer guide, "Monitor Amazon ECS containers with ECS Exec", 2026-11.

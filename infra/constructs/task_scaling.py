@@ -12,9 +12,10 @@ Scaling user guide, "Target tracking scaling policies" (a capacity of 0 is not s
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from infra.bindings import aws
+from infra.bindings.cdktf import ITerraformDependable, TerraformStack
 from infra.constructs import alarm, collector
 from infra.constructs.alarm import build_expression_query
 from infra.constructs.collector import INTERVAL_S, MetricStream
@@ -32,12 +33,26 @@ others until then."""
 _LATE_ALARM_PERIOD_S = 300
 
 
+class _ScalableTarget(TypedDict):
+    """Whose number of tasks is scaled."""
+
+    service_namespace: str
+    scalable_dimension: str
+    resource_id: str
+    depends_on: NotRequired[list[ITerraformDependable]]
+
+
 def add_scaling(
-    stack: Any, fleet: Fleet, serving: EcsDeployment, service: Service, stream: MetricStream, ecs_service: Any
+    stack: TerraformStack,
+    fleet: Fleet,
+    serving: EcsDeployment,
+    service: Service,
+    stream: MetricStream,
+    ecs_service: aws.ecs_service.EcsService,
 ) -> None:
     """Adds the scaling of a role's first choice; the fallback moves what finds no machine there."""
     assert service.scale
-    target_settings: dict[str, Any] = {
+    target_settings: _ScalableTarget = {
         "service_namespace": "ecs",
         "scalable_dimension": "ecs:service:DesiredCount",
         "resource_id": f"service/{names.format_cluster_name(fleet)}/{ecs_service.name}",
@@ -55,8 +70,15 @@ def add_scaling(
 
 
 def build_task_metric(
-    query_id: str, stream: MetricStream, service: Service, name: str, stat: str, **options: Any
-) -> Any:
+    query_id: str,
+    stream: MetricStream,
+    service: Service,
+    name: str,
+    stat: str,
+    *,
+    period_s: int = alarm.PERIOD_S,
+    returned: bool = False,
+) -> aws.cloudwatch_metric_alarm.CloudwatchMetricAlarmMetricQuery:
     """A metric that the service's tasks send, by our name of it."""
     return alarm.build_metric_query(
         query_id,
@@ -64,12 +86,13 @@ def build_task_metric(
         name=collector.select_metrics(service, stream)[name],
         dimensions=_build_dimensions(stream, service),
         stat=stat,
-        **options,
+        period_s=period_s,
+        returned=returned,
     )
 
 
 def _add_target_tracking(
-    stack: Any, service: Service, stream: MetricStream, target_settings: dict[str, Any], name: str
+    stack: TerraformStack, service: Service, stream: MetricStream, target_settings: _ScalableTarget, name: str
 ) -> None:
     """The measure is of one replica, on average, so that more replicas bring it down."""
     scale = service.scale
@@ -101,31 +124,38 @@ def _add_target_tracking(
     )
 
 
-def _build_scale_to_zero_metric(service: Service, stream: MetricStream) -> Any:
+def _build_scale_to_zero_metric(
+    service: Service, stream: MetricStream
+) -> (
+    aws.appautoscaling_policy.AppautoscalingPolicyTargetTrackingScalingPolicyConfigurationCustomizedMetricSpecification
+):
     """The measure of a role that may sleep, which asks for one replica at the least.
 
     One that works off its requests at once has an empty queue. Tracking would take that for nothing to do, and end it.
     """
     assert service.scale
     p = aws.appautoscaling_policy
-    prefix = "AppautoscalingPolicyTargetTrackingScalingPolicyConfigurationCustomizedMetricSpecification"
-    query = getattr(p, f"{prefix}Metrics")
+    specification = p.AppautoscalingPolicyTargetTrackingScalingPolicyConfigurationCustomizedMetricSpecification
+    query = p.AppautoscalingPolicyTargetTrackingScalingPolicyConfigurationCustomizedMetricSpecificationMetrics
+    stat_type = (
+        p.AppautoscalingPolicyTargetTrackingScalingPolicyConfigurationCustomizedMetricSpecificationMetricsMetricStat
+    )
+    metric_type = p.AppautoscalingPolicyTargetTrackingScalingPolicyConfigurationCustomizedMetricSpecificationMetricsMetricStatMetric
+    dimension = p.AppautoscalingPolicyTargetTrackingScalingPolicyConfigurationCustomizedMetricSpecificationMetricsMetricStatMetricDimensions
 
-    def build_query(query_id: str, name: str, stat: str) -> Any:
-        metric = getattr(p, f"{prefix}MetricsMetricStatMetric")(
+    def build_query(
+        query_id: str, name: str, stat: str
+    ) -> aws.appautoscaling_policy.AppautoscalingPolicyTargetTrackingScalingPolicyConfigurationCustomizedMetricSpecificationMetrics:
+        metric = metric_type(
             namespace=stream.namespace,
             metric_name=collector.select_metrics(service, stream)[name],
-            dimensions=[
-                getattr(p, f"{prefix}MetricsMetricStatMetricDimensions")(name=key, value=value)
-                for key, value in _build_dimensions(stream, service).items()
-            ],
+            dimensions=[dimension(name=key, value=value) for key, value in _build_dimensions(stream, service).items()],
         )
-        metric_stat = getattr(p, f"{prefix}MetricsMetricStat")(metric=metric, stat=stat)
-        return query(id=query_id, metric_stat=metric_stat, return_data=False)
+        return query(id=query_id, metric_stat=stat_type(metric=metric, stat=stat), return_data=False)
 
     # Each replica is seen so often in a minute, give or take one.
     load_of_single_replica = f"{service.scale.target:g} / FLOOR(up / {alarm.PERIOD_S // INTERVAL_S} + 0.5)"
-    return getattr(p, prefix)(
+    return specification(
         metrics=[
             build_query("load", service.scale.metric, "Average"),
             build_query("up", "up", "Sum"),
@@ -141,11 +171,11 @@ def _build_scale_to_zero_metric(service: Service, stream: MetricStream) -> Any:
 
 
 def _add_wake_up(
-    stack: Any,
+    stack: TerraformStack,
     serving: EcsDeployment,
     service: Service,
     stream: MetricStream,
-    target_settings: dict[str, Any],
+    target_settings: _ScalableTarget,
     name_prefix: str,
 ) -> None:
     """From none to one: a request came, and no replica is there.
@@ -174,11 +204,11 @@ def _add_wake_up(
 
 
 def _add_sleep(
-    stack: Any,
+    stack: TerraformStack,
     serving: EcsDeployment,
     service: Service,
     stream: MetricStream,
-    target_settings: dict[str, Any],
+    target_settings: _ScalableTarget,
     name_prefix: str,
 ) -> None:
     """From any number to none: a replica was there all the time, the router too, and nobody asked."""
@@ -212,7 +242,12 @@ def _add_sleep(
 
 
 def _add_late_alarm(
-    stack: Any, serving: EcsDeployment, service: Service, stream: MetricStream, name_prefix: str, topic: str | None
+    stack: TerraformStack,
+    serving: EcsDeployment,
+    service: Service,
+    stream: MetricStream,
+    name_prefix: str,
+    topic: str | None,
 ) -> None:
     """The alarm on a role that is asked and does not wake: no machine comes, or the engine does not start."""
     start_s = MACHINE_START_S + service.fetch_s + (service.probe.deadline_s if service.probe else 0)
@@ -236,7 +271,14 @@ def _add_late_alarm(
 
 
 def _add_step_policy(
-    stack: Any, service: Service, target_settings: dict[str, Any], name: str, part: str, *, count: int, **bounds: str
+    stack: TerraformStack,
+    service: Service,
+    target_settings: _ScalableTarget,
+    name: str,
+    part: str,
+    *,
+    count: int,
+    **bounds: str,
 ) -> str:
     """Adds a policy that sets the count, and returns what an alarm names it by.
 

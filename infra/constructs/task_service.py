@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from infra.bindings import aws
+from infra.bindings.cdktf import ITerraformDependable, TerraformStack
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
 from llm_serving.targets.ecs.manifest import EcsDeployment, PlacementChoice, Service, format_service_name, list_choices
@@ -27,15 +27,15 @@ class ServiceContext:
 
 
 def add_services(
-    stack: Any,
+    stack: TerraformStack,
     context: ServiceContext,
     service: Service,
     *,
-    definition: Any,
-    security_group: Any,
-    registry: Any,
-    dependencies: Sequence[Any],
-) -> list[Any]:
+    definition: aws.ecs_task_definition.EcsTaskDefinition,
+    security_group: aws.security_group.SecurityGroup,
+    registry: aws.service_discovery_service.ServiceDiscoveryService | None,
+    dependencies: Sequence[ITerraformDependable],
+) -> list[aws.ecs_service.EcsService]:
     """Adds an ECS service for each choice; the first one has the tasks, the others take those that find no machine."""
     pool_choices = list_choices(context.fleet, service)
     ecs_services = []
@@ -53,15 +53,15 @@ def add_services(
 
 
 def _add_service(
-    stack: Any,
+    stack: TerraformStack,
     context: ServiceContext,
     service: Service,
     choice: PlacementChoice,
-    definition: Any,
-    security_group: Any,
-    registry: Any,
-    dependencies: Sequence[Any],
-) -> Any:
+    definition: aws.ecs_task_definition.EcsTaskDefinition,
+    security_group: aws.security_group.SecurityGroup,
+    registry: aws.service_discovery_service.ServiceDiscoveryService | None,
+    dependencies: Sequence[ITerraformDependable],
+) -> aws.ecs_service.EcsService:
     e = aws.ecs_service
     min_percent, max_percent = _compute_healthy_percent(service)
     return e.EcsService(
@@ -118,7 +118,9 @@ def _build_constraints(service: Service) -> Iterator[str]:
             yield f"attribute:ecs.{attribute} in [{', '.join(values)}]"
 
 
-def _build_service_connect(context: ServiceContext, service: Service) -> Any:
+def _build_service_connect(
+    context: ServiceContext, service: Service
+) -> aws.ecs_service.EcsServiceServiceConnectConfiguration:
     """Clients on the same cluster reach the router by the name that DNS has for all others."""
     e = aws.ecs_service
     name = f"{context.serving.name}-{service.name}"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+from infra.bindings import aws
+from infra.bindings.cdktf import TerraformStack
 from infra.constructs import alarm
 from infra.constructs.alarm import build_expression_query
 from infra.constructs.collector import MetricStream
@@ -28,7 +29,9 @@ def build_errors_alarm_name(serving: EcsDeployment, fleet: Fleet) -> str:
     return f"{fleet.name}-{serving.name}-errors"
 
 
-def add_errors_alarm(stack: Any, fleet: Fleet, serving: EcsDeployment, stream: MetricStream) -> Any:
+def add_errors_alarm(
+    stack: TerraformStack, fleet: Fleet, serving: EcsDeployment, stream: MetricStream
+) -> aws.cloudwatch_metric_alarm.CloudwatchMetricAlarm:
     """Adds the alarm on the share of requests that the router answers with an error."""
     router = serving.router
     # What finds no engine at all is an error, and no request of any.
@@ -62,7 +65,9 @@ def add_errors_alarm(stack: Any, fleet: Fleet, serving: EcsDeployment, stream: M
     )
 
 
-def add_queue_alarm(stack: Any, fleet: Fleet, serving: EcsDeployment, stream: MetricStream, service: Service) -> None:
+def add_queue_alarm(
+    stack: TerraformStack, fleet: Fleet, serving: EcsDeployment, stream: MetricStream, service: Service
+) -> None:
     """Adds the alarm on requests that wait longer than scaling takes to help."""
     queue_length = (
         service.scale.target if service.scale and service.scale.metric == "queue" else _DEFAULT_QUEUE_LIMIT / 4
@@ -80,7 +85,7 @@ def add_queue_alarm(stack: Any, fleet: Fleet, serving: EcsDeployment, stream: Me
 
 
 def add_running_alarm(
-    stack: Any, fleet: Fleet, serving: EcsDeployment, service: Service, ecs_names: Sequence[str]
+    stack: TerraformStack, fleet: Fleet, serving: EcsDeployment, service: Service, ecs_names: Sequence[str]
 ) -> None:
     """Adds the alarm on tasks that are missing: they do not start, or are ended for not answering."""
     queries = [

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from infra.bindings import aws
+from infra.bindings.cdktf import TerraformStack
 from infra.constructs.account import Account
 from infra.constructs.expression import format_expression
 from infra.constructs.security_group import add_security_group
@@ -22,7 +23,7 @@ class Network:
     """By zone."""
 
 
-def add_vpc(stack: Any, fleet: Fleet, network: NewNetwork, account: Account) -> Network:
+def add_vpc(stack: TerraformStack, fleet: Fleet, network: NewNetwork, account: Account) -> Network:
     """Adds a VPC with a private subnet a zone. Nothing in it has a public address but the NAT gateways."""
     vpc = aws.vpc.Vpc(
         stack,
@@ -51,7 +52,7 @@ def add_vpc(stack: Any, fleet: Fleet, network: NewNetwork, account: Account) -> 
     return Network(vpc.id, {zone: subnet.id for zone, subnet in subnets.items()})
 
 
-def _close_default_security_group(stack: Any, vpc: Any, name: str) -> None:
+def _close_default_security_group(stack: TerraformStack, vpc: aws.vpc.Vpc, name: str) -> None:
     """Whatever is started without a group of its own can talk to nobody."""
     group = aws.default_security_group.DefaultSecurityGroup(
         stack, "default", vpc_id=vpc.id, tags={"Name": f"{name}-default-closed"}
@@ -61,7 +62,9 @@ def _close_default_security_group(stack: Any, vpc: Any, name: str) -> None:
     group.add_override("egress", [])
 
 
-def _add_private_subnet(stack: Any, fleet: Fleet, network: NewNetwork, vpc: Any, zone: str) -> Any:
+def _add_private_subnet(
+    stack: TerraformStack, fleet: Fleet, network: NewNetwork, vpc: aws.vpc.Vpc, zone: str
+) -> aws.subnet.Subnet:
     return aws.subnet.Subnet(
         stack,
         f"private-{zone}",
@@ -78,7 +81,9 @@ def _build_load_balancer_tags(fleet: Fleet) -> dict[str, str]:
     return {} if fleet.orchestrator == "ecs" else {"kubernetes.io/role/internal-elb": "1"}
 
 
-def _add_private_routes(stack: Any, fleet: Fleet, vpc: Any, zone: str, subnet: Any) -> Any:
+def _add_private_routes(
+    stack: TerraformStack, fleet: Fleet, vpc: aws.vpc.Vpc, zone: str, subnet: aws.subnet.Subnet
+) -> aws.route_table.RouteTable:
     table = aws.route_table.RouteTable(
         stack, f"private-{zone}-routes", vpc_id=vpc.id, tags={"Name": f"{fleet.name}-private-{zone}"}
     )
@@ -88,7 +93,13 @@ def _add_private_routes(stack: Any, fleet: Fleet, vpc: Any, zone: str, subnet: A
     return table
 
 
-def _add_nat_gateways(stack: Any, fleet: Fleet, network: NewNetwork, vpc: Any, tables: dict[str, Any]) -> None:
+def _add_nat_gateways(
+    stack: TerraformStack,
+    fleet: Fleet,
+    network: NewNetwork,
+    vpc: aws.vpc.Vpc,
+    tables: Mapping[str, aws.route_table.RouteTable],
+) -> None:
     """Public subnets with one NAT gateway a zone: a zone that is lost takes no other zone's way out with it."""
     gateway = aws.internet_gateway.InternetGateway(stack, "internet", vpc_id=vpc.id, tags={"Name": fleet.name})
     public = aws.route_table.RouteTable(stack, "public-routes", vpc_id=vpc.id, tags={"Name": f"{fleet.name}-public"})
@@ -126,7 +137,9 @@ def _add_nat_gateways(stack: Any, fleet: Fleet, network: NewNetwork, vpc: Any, t
         )
 
 
-def _add_interface_endpoints(stack: Any, fleet: Fleet, vpc: Any, subnet_ids: list[str], account: Account) -> None:
+def _add_interface_endpoints(
+    stack: TerraformStack, fleet: Fleet, vpc: aws.vpc.Vpc, subnet_ids: list[str], account: Account
+) -> None:
     group = add_security_group(
         stack,
         "endpoints",
@@ -159,7 +172,7 @@ def _add_interface_endpoints(stack: Any, fleet: Fleet, vpc: Any, subnet_ids: lis
         )
 
 
-def find_existing_vpc(stack: Any, fleet: Fleet, network: ExistingNetwork) -> Network:
+def find_existing_vpc(stack: TerraformStack, fleet: Fleet, network: ExistingNetwork) -> Network:
     """Reads a VPC that is there; adds nothing to it.
 
     Its owner provides the endpoints too, the S3 gateway endpoint above all: a second interface endpoint for a service
@@ -174,7 +187,7 @@ def find_existing_vpc(stack: Any, fleet: Fleet, network: ExistingNetwork) -> Net
     return Network(vpc.id, subnets)
 
 
-def _add_postconditions(subnet: Any, zone: str, subnet_id: str) -> None:
+def _add_postconditions(subnet: aws.data_aws_subnet.DataAwsSubnet, zone: str, subnet_id: str) -> None:
     """Terraform itself says when a subnet is not what the fleet file takes it for."""
     subnet.add_override(
         "lifecycle",

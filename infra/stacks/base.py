@@ -100,13 +100,12 @@ def add_dependencies(app: cdktf.App, stacks: Sequence[Stack]) -> None:
     CDKTF's own dependencies order `cdktf deploy`. `//.needs` in the stack's own text, which Terraform skips, tells
     the command line the same, and goes along with a stack that is copied elsewhere.
     """
-    names = {stack.NAME for stack in stacks}
+    terraform_stacks = {child.node.id: child for child in app.node.children if isinstance(child, cdktf.TerraformStack)}
     for stack in stacks:
-        terraform_stack = app.node.find_child(stack.NAME)
-        terraform_stack.add_override("//.needs", list(stack.NEEDS))
+        terraform_stacks[stack.NAME].add_override("//.needs", list(stack.NEEDS))
         for need in stack.NEEDS:
-            if need in names:
-                terraform_stack.add_dependency(app.node.find_child(need))
+            if need in terraform_stacks:
+                terraform_stacks[stack.NAME].add_dependency(terraform_stacks[need])
 
 
 def _add_local_state(stack: cdktf.TerraformStack, name: str, output_dir: Path, document: Document[Fleet]) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from itertools import groupby
-from typing import Any
 
+from infra.bindings.cdktf import App
 from infra.constructs import capacity_providers, container_instances, ecs_cluster, ecs_fallback, network
 from infra.constructs.account import read_account
 from infra.constructs.efa_group import add_efa_group
@@ -24,7 +24,7 @@ def is_enabled(fleet: Fleet) -> bool:
     return NAME in fleet.orchestrators
 
 
-def add(app: Any, document: Document[Fleet]) -> None:
+def add(app: App, document: Document[Fleet]) -> None:
     """Adds the stack to the app. Outputs: cluster_name, namespaces (service_connect, peers: ids or ARNs), strategies
     (by pool, by service in the order to fall back in: capacity providers with their weights).
     """
@@ -64,7 +64,7 @@ def add(app: Any, document: Document[Fleet]) -> None:
     base.add_output(stack, "strategies", strategies, "Capacity provider strategies, one a choice, by pool")
 
 
-def _build_strategies(fleet: Fleet, pool_groups: list[Group]) -> list[list[dict[str, Any]]]:
+def _build_strategies(fleet: Fleet, pool_groups: list[Group]) -> list[list[dict[str, object]]]:
     """One strategy for each choice, of the service that takes its tasks there."""
     return [
         [{"capacity_provider": groups.format_provider_name(fleet, group), "weight": 1} for group in choice_groups]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from infra.bindings import aws
+from infra.bindings.cdktf import App, TerraformStack
 from infra.constructs import controllers, eks_add_ons, eks_cluster, model_reader, network, node_groups, node_repair
 from infra.constructs.account import read_account
 from infra.constructs.capacity import add_capacity
@@ -25,7 +25,7 @@ def is_enabled(fleet: Fleet) -> bool:
     return NAME in fleet.orchestrators
 
 
-def add(app: Any, document: Document[Fleet]) -> None:
+def add(app: App, document: Document[Fleet]) -> None:
     """Adds the stack to the app. Outputs: cluster_name, cluster_endpoint, kubernetes_version, end_of_standard_support,
     node_groups (names).
     """
@@ -78,7 +78,9 @@ def add(app: Any, document: Document[Fleet]) -> None:
     _add_outputs(stack, fleet, cluster.resource, [group.name for group in managed_groups])
 
 
-def _add_outputs(stack: Any, fleet: Fleet, cluster: Any, group_names: list[str]) -> None:
+def _add_outputs(
+    stack: TerraformStack, fleet: Fleet, cluster: aws.eks_cluster.EksCluster, group_names: list[str]
+) -> None:
     end_of_support = eks.END_OF_STANDARD_SUPPORT[fleet.eks.version].isoformat()
     base.add_output(stack, "cluster_name", cluster.name, "The cluster")
     base.add_output(stack, "cluster_endpoint", cluster.endpoint, "Where its API answers")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from infra.bindings.cdktf import App
 from infra.constructs import vpc
 from infra.constructs.account import read_account
 from infra.constructs.flow_logs import add_flow_logs
@@ -20,7 +19,7 @@ def is_enabled(_fleet: Fleet) -> bool:
     return True
 
 
-def add(app: Any, document: Document[Fleet]) -> None:
+def add(app: App, document: Document[Fleet]) -> None:
     """Adds the stack to the app. Outputs: vpc_id, private_subnet_ids (by zone)."""
     fleet = document.value
     stack = base.create_stack(app, NAME, document)

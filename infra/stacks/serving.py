@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.bindings import aws, cdktf
+from infra.bindings.cdktf import TerraformStack
 from infra.constructs import network, role, task, task_network, task_roles, task_scaling, task_service, task_watch
 from infra.constructs.account import Account, read_account
 from infra.constructs.collector import MetricStream
@@ -122,7 +123,9 @@ def _add_resources(stack: cdktf.TerraformStack, fleet: Fleet, serving: EcsDeploy
     )
 
 
-def _add_logs(stack: Any, fleet: Fleet, serving: EcsDeployment, account: Account) -> tuple[list[Any], MetricStream]:
+def _add_logs(
+    stack: TerraformStack, fleet: Fleet, serving: EcsDeployment, account: Account
+) -> tuple[list[Any], MetricStream]:
     """The log groups of tasks and of metrics, with the key that encrypts both."""
     task_log_group = format_log_group(fleet, serving.name)
     group_names = {"tasks": task_log_group, "metrics": f"{task_log_group}/metrics"}
@@ -145,7 +148,7 @@ def _add_logs(stack: Any, fleet: Fleet, serving: EcsDeployment, account: Account
 
 
 def _add_roles(
-    stack: Any, fleet: Fleet, serving: EcsDeployment, account: Account, logs: list[Any]
+    stack: TerraformStack, fleet: Fleet, serving: EcsDeployment, account: Account, logs: list[Any]
 ) -> dict[str, task.TaskRoles]:
     keys = {
         alias: aws.data_aws_kms_alias.DataAwsKmsAlias(
@@ -169,7 +172,12 @@ def _add_roles(
 
 
 def _add_monitoring(
-    stack: Any, fleet: Fleet, serving: EcsDeployment, service: Service, stream: MetricStream, ecs_services: list[Any]
+    stack: TerraformStack,
+    fleet: Fleet,
+    serving: EcsDeployment,
+    service: Service,
+    stream: MetricStream,
+    ecs_services: list[Any],
 ) -> None:
     ecs_names = [format_service_name(serving, service, choice) for choice in list_choices(fleet, service)]
     if not service.scales_to_zero:

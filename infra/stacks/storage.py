@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from infra.bindings.cdktf import App
 from infra.constructs.account import read_account
 from infra.constructs.bucket import add_bucket
 from infra.constructs.key import add_key
@@ -22,7 +21,7 @@ def is_enabled(_fleet: Fleet) -> bool:
     return True
 
 
-def add(app: Any, document: Document[Fleet]) -> None:
+def add(app: App, document: Document[Fleet]) -> None:
     """Adds the stack to the app. Outputs: model_bucket, results_bucket, kms_key_arn, repositories (URL by name)."""
     fleet = document.value
     storage = fleet.storage
