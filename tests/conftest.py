@@ -15,8 +15,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from llm_serving.rehearsal import emulator
+from llm_serving.targets import planning
 from llm_serving.targets.local import deploy, engine_env, supervisor
-from llm_serving.targets.local.deploy import DeploymentPlan
+from llm_serving.targets.planning import DeploymentPlan
 from tests import engines_own
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -111,7 +112,7 @@ def start_blueprint(
     @contextlib.contextmanager
     def start(blueprint: Path, root: Path) -> Iterator[DeploymentPlan]:
         engine_env.find_executables()
-        plan = deploy.plan(blueprint, ROOT / "fleet.yaml", root=root)
+        plan = planning.plan(blueprint, ROOT / "fleet.yaml", root=root, target="local")
         deploy.check_machine(plan)
         deploy.prepare_start(plan)
         with supervisor.start_attached(plan.directory) as supervised:

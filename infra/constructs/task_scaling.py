@@ -21,7 +21,8 @@ from infra.constructs.alarm import build_expression_query
 from infra.constructs.collector import INTERVAL_S, MetricStream
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
-from llm_serving.targets.ecs.manifest import MACHINE_START_S, EcsDeployment, Service
+from llm_serving.targets.ecs.manifest import EcsDeployment, Service
+from llm_serving.targets.on_aws.limits import MACHINE_START_S
 
 _MIN_IDLE_S = 120
 """A replica is not sent away for a pause shorter than that."""

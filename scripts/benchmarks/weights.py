@@ -38,8 +38,9 @@ from llm_serving.hub import make_tiny, upload
 from llm_serving.rehearsal import emulator
 from llm_serving.settings.errors import BlueprintError, CheckFailed
 from llm_serving.settings.units import format_bytes
-from llm_serving.targets.local import deploy, engine_env, readiness
-from llm_serving.targets.local.deployment_dir import DeploymentDir
+from llm_serving.targets import planning
+from llm_serving.targets.deployment_dir import DeploymentDir
+from llm_serving.targets.local import engine_env, readiness
 from llm_serving.validation import weight_loading
 from llm_serving.workloads.environment import Process
 from llm_serving.workloads.serving.deployment import Deployment
@@ -160,7 +161,7 @@ def _prepare_bench(model: str) -> Iterator[Bench]:
         blueprint = folder / "blueprint.yaml"
         text = re.sub(r"(?m)^model: \S+", f"model: {model}", blueprint.read_text())
         blueprint.write_text(text.replace("replicas: 2", "replicas: 1"))
-        plan = deploy.plan(folder, ROOT / "fleet.yaml", root=work)
+        plan = planning.plan(folder, ROOT / "fleet.yaml", root=work, target="local")
         plan.directory.create()
         bench = Bench(plan.deployment, work)
         environment = plan.deployment.environment

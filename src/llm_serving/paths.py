@@ -1,4 +1,4 @@
-"""Where things lie in the checkout that this package is installed from, in editable mode."""
+"""Directories of the checkout that this package is installed from in editable mode."""
 
 from __future__ import annotations
 
@@ -12,3 +12,8 @@ PATTERNS = ROOT / "blueprints"
 EXAMPLE_FLEETS = ROOT / "infra" / "fleets"
 CHARTS = ROOT / "charts"
 IMAGES = ROOT / "images"
+
+
+def list_patterns() -> list[Path]:
+    """List the patterns' folders, by name."""
+    return sorted(file.parent for file in PATTERNS.glob("*/blueprint.yaml"))

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from llm_serving.targets.local import supervisor
-from llm_serving.targets.local.deploy import DeploymentPlan
+from llm_serving.targets.planning import DeploymentPlan
 from tests import serving
 
 pytestmark = pytest.mark.engine

@@ -11,9 +11,8 @@ import pytest
 import yaml
 
 from llm_serving import paths
-from llm_serving.targets import matrix
+from llm_serving.targets import matrix, planning
 from llm_serving.targets.matrix import Cell
-from llm_serving.targets.on_aws import plan
 from llm_serving.workloads import render
 from tests.charts import objects
 from tests.charts.conftest import Render
@@ -39,7 +38,7 @@ def list_pods(manifests: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def test_each_pattern_with_a_template_for_eks_renders_on_an_example_fleet() -> None:
-    patterns = {folder.name for folder in matrix.list_patterns() if "eks" in render.list_targets(folder)}
+    patterns = {folder.name for folder in paths.list_patterns() if "eks" in render.list_targets(folder)}
     assert {cell.pattern for cell in CELLS} == patterns
 
 
@@ -73,8 +72,8 @@ def test_by_events_the_router_follows_the_pods_of_a_service_and_no_client_hears_
     file = tmp_path / "mine" / "blueprint.yaml"
     file.write_text(file.read_text().replace("policy: cache-aware", "policy: kv-aware"))
     fleet = paths.PATTERNS.parent / "fleet.yaml"
-    text = plan.write_rendered(
-        plan.plan(file.parent, fleet, target="eks", root=tmp_path, account="123456789012")
+    text = planning.write_rendered(
+        planning.plan(file.parent, fleet, target="eks", root=tmp_path, account="123456789012")
     ).read_text()
     manifests = render_chart(yaml.safe_load(text))
     manifests_by_name = {(manifest["kind"], manifest["metadata"]["name"]): manifest for manifest in manifests}

@@ -1,9 +1,10 @@
-"""The command line itself: one line for each refusal, the exit code that says what kind it was, never a traceback."""
+"""The command line: one line and one exit code for each error, never a traceback; help in groups; lazy imports."""
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run_shell(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """What bash says to `line`, where `blueprint` is on the PATH."""
+    """Run a line in bash with `blueprint` on the PATH."""
     return subprocess.run(
         ["bash", "-c", line],
         cwd=ROOT,
@@ -43,7 +44,7 @@ def run_shell(line: str, **environment: str) -> subprocess.CompletedProcess[str]
         (["model", "x"], "blueprint model: no such command 'x'. (blueprint model --help shows more)"),
     ],
 )  # fmt: skip
-def test_a_wrong_command_line_is_one_line_and_exit_2(
+def test_an_invalid_command_line_prints_one_line_and_exits_2(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main.run(arguments) == 2
@@ -52,7 +53,7 @@ def test_a_wrong_command_line_is_one_line_and_exit_2(
     assert output.err.splitlines() == [message]
 
 
-def test_no_argument_at_all_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_arguments_print_the_help_and_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run([]) == 2
     output = capsys.readouterr()
     assert "Usage: blueprint" in output.out
@@ -60,24 +61,24 @@ def test_no_argument_at_all_shows_the_help(capsys: pytest.CaptureFixture[str]) -
     assert output.err == ""
 
 
-def test_help_is_an_answer(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_exits_0(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["check", "--help"]) == 0
     assert "--fleet" in capsys.readouterr().out
 
 
 @pytest.fixture
 def make_schema_raise(monkeypatch: pytest.MonkeyPatch) -> object:
-    """A function that makes `blueprint schema fleet` raise an exception of one's choice."""
+    """A function that makes `blueprint schema fleet` raise a given exception."""
     monkeypatch.delenv(main.DEBUG, raising=False)
 
-    def choose(error: BaseException) -> list[str]:
+    def set_error(error: BaseException) -> list[str]:
         def raise_error(*_: object) -> str:
             raise error
 
         monkeypatch.setattr(schema, "render_schema", raise_error)
         return ["schema", "fleet"]
 
-    return choose
+    return set_error
 
 
 @pytest.mark.parametrize(
@@ -86,16 +87,16 @@ def make_schema_raise(monkeypatch: pytest.MonkeyPatch) -> object:
         (CheckFailed("ttft_ms p95 is 900, the limit 800"), 1, "ttft_ms p95 is 900, the limit 800"),
         (InputError("no such thing"), 2, "no such thing"),
         (Unavailable("terraform is not here"), 3, "terraform is not here"),
-        (OSError(errno.ENOSPC, "No space left on device", "/x/y"), 3, "/x/y: no space left on device (blueprint --debug shows where)"),
-        (PermissionError(errno.EACCES, "Permission denied", "/x"), 3, "/x: permission denied (blueprint --debug shows where)"),
-        (MemoryError(), 3, "memory is used up (blueprint --debug shows where)"),
-        (KeyError("pool"), 70, "a fault of this program, not of yours: KeyError: 'pool' (blueprint --debug shows where)"),
-        (RecursionError("maximum\n depth"), 70, "a fault of this program, not of yours: RecursionError: maximum depth (blueprint --debug shows where)"),
+        (OSError(errno.ENOSPC, "No space left on device", "/x/y"), 3, "/x/y: no space left on device (--debug shows the traceback)"),
+        (PermissionError(errno.EACCES, "Permission denied", "/x"), 3, "/x: permission denied (--debug shows the traceback)"),
+        (MemoryError(), 3, "out of memory (--debug shows the traceback)"),
+        (KeyError("pool"), 70, "Internal error: KeyError: 'pool' (--debug shows the traceback)"),
+        (RecursionError("maximum\n depth"), 70, "Internal error: RecursionError: maximum depth (--debug shows the traceback)"),
         (KeyboardInterrupt(), 130, "interrupted"),
         (typer.Abort(), 130, "interrupted"),
     ],
 )  # fmt: skip
-def test_every_exception_is_one_line_and_its_own_exit_code(
+def test_every_exception_prints_one_line_and_has_its_exit_code(
     error: BaseException, code: int, message: str, make_schema_raise: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main.run(make_schema_raise(error)) == code  # type: ignore[operator]
@@ -103,32 +104,32 @@ def test_every_exception_is_one_line_and_its_own_exit_code(
     assert (output.out, output.err.splitlines()) == ("", [message])
 
 
-def test_a_question_that_nobody_can_answer_says_how_to_do_without(
+def test_a_confirmation_without_a_terminal_names_yes(
     monkeypatch: pytest.MonkeyPatch, make_schema_raise: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
     abort = typer.Abort()
     abort.__cause__ = EOFError()
     assert main.run(make_schema_raise(abort)) == 2  # type: ignore[operator]
-    assert capsys.readouterr().err == "the question has no answer: standard input is at its end; --yes answers it\n"
+    assert capsys.readouterr().err == "No terminal to confirm on; pass --yes\n"
 
 
-@pytest.mark.parametrize("where", ["before", "after", "environment"])
-def test_debug_shows_the_traceback(where: str, monkeypatch: pytest.MonkeyPatch, make_schema_raise: object) -> None:
+@pytest.mark.parametrize("position", ["before", "after", "environment"])
+def test_debug_shows_the_traceback(position: str, monkeypatch: pytest.MonkeyPatch, make_schema_raise: object) -> None:
     arguments = make_schema_raise(KeyError("pool"))  # type: ignore[operator]
-    monkeypatch.setenv(main.DEBUG, "1" if where == "environment" else "")
+    monkeypatch.setenv(main.DEBUG, "1" if position == "environment" else "")
     words = {"before": ["--debug", *arguments], "after": [*arguments, "--debug"], "environment": arguments}
     with pytest.raises(KeyError):
-        main.run(words[where])
+        main.run(words[position])
 
 
-def test_debug_set_to_0_is_off(monkeypatch: pytest.MonkeyPatch, make_schema_raise: object) -> None:
+def test_debug_0_is_off(monkeypatch: pytest.MonkeyPatch, make_schema_raise: object) -> None:
     arguments = make_schema_raise(KeyError("pool"))  # type: ignore[operator]
     monkeypatch.setenv(main.DEBUG, "0")
     assert main.run(arguments) == 70
 
 
-def test_a_reader_that_has_enough_ends_the_program_quietly() -> None:
-    # The reader is gone before the first byte, whatever the scheduler does.
+def test_a_closed_pipe_ends_the_program_without_a_message() -> None:
+    # The reader exits before the first byte, whatever the scheduler does.
     result = run_shell(
         "blueprint schema fleet | true; echo ${PIPESTATUS[0]}; (sleep 2; blueprint schema fleet) | exec 0<&-"
     )
@@ -137,12 +138,12 @@ def test_a_reader_that_has_enough_ends_the_program_quietly() -> None:
     assert result.stderr == "141\n"
 
 
-def test_output_that_no_disk_takes_is_said_in_one_line() -> None:
+def test_a_full_disk_exits_3_with_one_line() -> None:
     result = run_shell("blueprint schema fleet > /dev/full")
-    assert (result.returncode, result.stderr) == (3, "no space left on device (blueprint --debug shows where)\n")
+    assert (result.returncode, result.stderr) == (3, "no space left on device (--debug shows the traceback)\n")
 
 
-def test_the_installed_command_answers_and_no_traceback_reaches_a_user() -> None:
+def test_the_installed_command_never_prints_a_traceback() -> None:
     result = run_shell("blueprint check nowhere --fleet nothing.yaml")
     assert result.returncode == 2
     assert len(result.stderr.splitlines()) == 2
@@ -150,7 +151,7 @@ def test_the_installed_command_answers_and_no_traceback_reaches_a_user() -> None
 
 
 def list_completions(words: str) -> list[str]:
-    """What bash offers after `words`."""
+    """List the completions that bash offers after `words`."""
     result = run_shell(
         "blueprint", _BLUEPRINT_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=str(len(words.split(" ")) - 1)
     )
@@ -162,14 +163,14 @@ def test_the_shell_completes_commands_and_choices() -> None:
     assert list_completions("blueprint schema ") == ["fleet", "blueprint", "report"]
 
 
-def test_the_shell_completes_what_patterns_targets_models_and_types_there_are() -> None:
+def test_the_shell_completes_patterns_targets_models_and_instance_types() -> None:
     assert list_completions("blueprint new x --from aggre") == ["aggregated"]
     assert "local" in list_completions("blueprint check x --target ")
     assert "tiny" in list_completions("blueprint model fit ti")
     assert "p5.48xlarge" in list_completions("blueprint model fit tiny --type p5.")
 
 
-def test_completion_is_installed_where_bash_finds_it(tmp_path: Path) -> None:
+def test_completion_is_installed_for_bash(tmp_path: Path) -> None:
     result = run_shell(
         "blueprint --install-completion bash", HOME=str(tmp_path), _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1"
     )
@@ -178,11 +179,57 @@ def test_completion_is_installed_where_bash_finds_it(tmp_path: Path) -> None:
     assert str(script) in (tmp_path / ".bashrc").read_text()
 
 
-def test_what_a_command_does_not_need_is_not_imported() -> None:
+def test_help_imports_no_heavy_module() -> None:
     code = (
         "import sys; from llm_serving.cli import main; main.run(['--help']); "
-        "heavy = {'cdktf', 'boto3', 'moto', 'locust', 'gevent', 'numpy', 'tokenizers', 'jinja2', 'huggingface_hub'}; "
+        "heavy = {'cdktf', 'boto3', 'moto', 'locust', 'gevent', 'numpy', 'tokenizers', 'jinja2', 'huggingface_hub', 'pydantic', 'psutil', 'yaml'}; "
         "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
     )
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert result.stderr == "[]\n"
+
+
+@pytest.mark.parametrize("entry", main.COMMANDS, ids=lambda entry: entry.name)
+def test_every_command_loads_and_its_help_begins_with_its_summary(entry: main.CommandEntry) -> None:
+    command = main.load_command(entry)
+    assert command.name == entry.name
+    assert command.help.split("\n\n")[0] == entry.summary
+
+
+@pytest.mark.parametrize("entry", main.COMMANDS, ids=lambda entry: entry.name)
+def test_every_summary_is_one_active_sentence_that_fits_its_line(entry: main.CommandEntry) -> None:
+    assert re.fullmatch(r"[A-Z][^.]*(?:\.[^ .]+)?[^.]*\.", entry.summary)
+    assert len(entry.summary) <= 64
+
+
+def test_the_help_lists_the_commands_in_groups_and_documents_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["--help"]) == 0
+    output = capsys.readouterr().out
+    positions = [output.index(f"─ {panel} ─") for panel in ("Blueprints", "Models", "Fleet", "AWS", "Tools")]
+    assert positions == sorted(positions)
+    assert "twin" not in output
+    codes = "0 success; 1 check failed; 2 invalid input; 3 environment problem."
+    assert codes in " ".join(output.split())
+
+
+@pytest.mark.parametrize("arguments", [[entry.name] for entry in main.COMMANDS], ids=lambda words: words[0])
+def test_every_commands_help_fits_80_columns(arguments: list[str]) -> None:
+    result = run_shell(f"blueprint {' '.join(arguments)} --help", COLUMNS="80")
+    assert result.returncode == 0, result.stderr
+    assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+def test_an_unknown_target_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["check", "blueprints/aggregated", "--target", "mars"]) == 2
+    assert capsys.readouterr().err == "--target: now 'mars': there is no such target. Fix: ecs or eks or local.\n"
+
+
+def test_a_command_imports_its_modules_at_the_top() -> None:
+    """Only completions, which must be fast and share a module, import where they need it."""
+    inner_imports = [
+        f"{file.name}:{number}"
+        for file in sorted((ROOT / "src/llm_serving/cli").rglob("*.py"))
+        for number, line in enumerate(file.read_text().splitlines(), 1)
+        if re.match(r"\s+(?:from \S+ )?import ", line)
+    ]
+    assert sorted(position.partition(":")[0] for position in inner_imports) == ["completions.py"] * 2

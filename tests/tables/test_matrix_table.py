@@ -19,8 +19,11 @@ def render(width: int) -> list[str]:
     cells = [
         Cell(
             pattern,
+            "serving",
             target,
             fleet,
+            "vllm",
+            "plain",
             None,
             "; ".join(reasons),
             reasons=reasons,

@@ -85,10 +85,10 @@ def get_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int,
             "--target eks: the fleet of fleet.yaml has the orchestrator ecs. "
             "Fix: --target ecs, or orchestrator: eks or both in fleet.yaml.",
         ),
-        (["--target", "gke"], "--target: now 'gke': there is no such target. Fix: local, eks or ecs."),
+        (["--target", "gke"], "--target: now 'gke': there is no such target. Fix: ecs or eks or local."),
         (
             ["--target", "ecs", "--with", "pulumi"],
-            "--with: now 'pulumi': there is no such tool. Fix: cdktf, or leave it out.",
+            "--with: now 'pulumi': there is no such tool. Fix: cdktf, or remove it.",
         ),
         (
             ["--target", "ecs", "--blueprint", "nowhere"],
@@ -142,7 +142,7 @@ def test_a_question_that_nobody_can_answer_is_said_before_aws_is_asked(
     expired_credentials: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", open("/dev/null"))  # noqa: SIM115, PTH123
-    expected = (2, "There is no terminal to ask in. Fix: --yes.")
+    expected = (2, "No terminal to confirm on; pass --yes")
     assert get_error(capsys, "--target", "ecs") == expected
     assert get_error(capsys, "--destroy") == expected
     assert main.run(["fleet", "destroy"]) == 2

@@ -12,8 +12,8 @@ import pytest
 
 from llm_serving import console, processes
 from llm_serving.settings.errors import InputError, Unavailable
+from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.targets.local import supervisor
-from llm_serving.targets.local.deployment_dir import DeploymentDir
 from llm_serving.workflows import quickstart
 
 ROOT = Path(__file__).parents[2]

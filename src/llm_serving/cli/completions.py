@@ -1,34 +1,33 @@
-"""What the shell offers where an argument names something: read from data alone, so that it comes at once."""
+"""Shell completions of arguments: read from directory listings and data files, so that they are fast."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from llm_serving import paths
-
-BLUEPRINTS = paths.PATTERNS
+from llm_serving.targets import registry
 
 
 def complete_patterns(incomplete: str) -> list[str]:
-    """Patterns to copy."""
-    return _select_matches(incomplete, (file.parent.name for file in BLUEPRINTS.glob("*/blueprint.yaml")))
+    """Complete the name of a pattern."""
+    return _select_matches(incomplete, (folder.name for folder in paths.list_patterns()))
 
 
 def complete_targets(incomplete: str) -> list[str]:
-    """Targets that some pattern has a template for."""
-    return _select_matches(incomplete, {file.name.partition(".")[0] for file in BLUEPRINTS.glob("*/*.*.j2")})
+    """Complete the name of a target."""
+    return _select_matches(incomplete, registry.list_targets())
 
 
 def complete_models(incomplete: str) -> list[str]:
-    """Models of the catalogue."""
-    from llm_serving.catalog import models
+    """Complete the name of a model in the catalog."""
+    from llm_serving.catalog import models  # pydantic takes longer to import than a completion may take
 
     return _select_matches(incomplete, models.load())
 
 
 def complete_instance_types(incomplete: str) -> list[str]:
-    """Instance types of the catalogue."""
-    from llm_serving.catalog import instances
+    """Complete the name of an instance type in the catalog."""
+    from llm_serving.catalog import instances  # as above
 
     return _select_matches(incomplete, instances.load())
 

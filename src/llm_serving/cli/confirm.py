@@ -1,4 +1,4 @@
-"""The one question that a command asks before it changes something."""
+"""The one confirmation that a command asks for before it changes anything."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from llm_serving.settings.errors import CheckFailed, InputError
 
 
 def ask(question: str, yes: bool) -> None:
-    """Asks, unless `yes` answers already.
+    """Ask for confirmation, unless `yes` is set.
 
     Raises:
-        AnswerIsNo: the user does not want it.
-        InputError: there is nobody to ask.
+        CheckFailed: the user declined.
+        InputError: there is no terminal to ask on.
     """
     if yes:
         return
     require_terminal(yes, question)
     if not typer.confirm(question, err=True):
-        raise CheckFailed("nothing was changed")
+        raise CheckFailed("Cancelled. Nothing was changed")
 
 
 def require_terminal(yes: bool, question: str = "") -> None:
-    """Sees that a question can be answered, before minutes are spent on what leads to it.
+    """Check that a confirmation can be asked for, before minutes are spent on the steps before it.
 
     Raises:
-        InputError: there is nobody to ask.
+        InputError: there is no terminal to ask on.
     """
     if not yes and not sys.stdin.isatty():
-        raise InputError(f"{question} There is no terminal to ask in. Fix: --yes.".lstrip())
+        raise InputError(f"{question} No terminal to confirm on; pass --yes".lstrip())

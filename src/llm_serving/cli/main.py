@@ -1,122 +1,147 @@
-"""The `blueprint` command line: names the commands, and turns every refusal into its text and exit code."""
+"""The `blueprint` command line: lists the commands, and turns every error into one line and an exit code."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
+import typer.main
+from typer.core import TyperCommand, TyperGroup
 
 from llm_serving import console
-from llm_serving.cli.commands import (
-    adapter,
-    check,
-    deploy,
-    fleet_show,
-    install,
-    matrix,
-    model,
-    patterns,
-    platform,
-    rehearse,
-    render,
-    schema,
-    shift,
-    status,
-    validate,
-)
-from llm_serving.cli.commands import catalog as catalogue
-from llm_serving.cli.commands import fleet as fleets
-from llm_serving.cli.commands import preflight as preflights
-from llm_serving.cli.commands import state as states
 from llm_serving.settings.errors import BlueprintError, InputError, Unavailable
 
 DEBUG = "BLUEPRINT_DEBUG"
-"""Environment variable that stands for --debug."""
+"""Environment variable that has the effect of --debug."""
 
 INTERRUPTED, PIPE_CLOSED = 128 + 2, 128 + 13
-"""What shells say of a program that Ctrl-C or a closed pipe ended."""
+"""Exit codes that shells give a program ended by Ctrl-C or a closed pipe."""
 
 INTERNAL_ERROR = 70
-"""A fault of this program itself (sysexits' EX_SOFTWARE); 1 would read as an answer."""
+"""Exit code of a fault of this program (EX_SOFTWARE of sysexits.h); 1 would read as a failed check."""
+
+EXIT_CODES = "Exit codes: 0 success; 1 check failed; 2 invalid input; 3 environment problem."
+
+BLUEPRINTS, MODELS, FLEET, AWS, TOOLS = "Blueprints", "Models", "Fleet", "AWS", "Tools"
+"""The groups of `blueprint --help`, in order."""
+
+
+@dataclass(frozen=True)
+class CommandEntry:
+    """One command of the command line, known before its module is imported."""
+
+    panel: str
+    name: str
+    location: str
+    """MODULE:OBJECT below llm_serving.cli.commands; a function, or the Typer object of a group of commands."""
+
+    summary: str
+    """First sentence of its help."""
+
+    hidden: bool = False
+
+
+COMMANDS = (
+    CommandEntry(BLUEPRINTS, "list", "patterns:list_", "List the patterns that `new` copies."),
+    CommandEntry(BLUEPRINTS, "new", "patterns:new", "Copy a pattern to a folder of your own."),
+    CommandEntry(BLUEPRINTS, "check", "check:check", "Check a blueprint against its fleet, without side effects."),
+    CommandEntry(BLUEPRINTS, "render", "render:render", "Render a blueprint for a target to rendered/NAME/TARGET/."),
+    CommandEntry(BLUEPRINTS, "diff", "render:diff", "Show what a deploy would change, as a unified diff."),
+    CommandEntry(BLUEPRINTS, "deploy", "deploy:deploy", "Deploy a blueprint and wait until it is ready."),
+    CommandEntry(BLUEPRINTS, "status", "status:status", "Show whether a deployment is ready."),
+    CommandEntry(BLUEPRINTS, "logs", "status:logs", "Print the logs of a deployment."),
+    CommandEntry(BLUEPRINTS, "validate", "validate:validate", "Load-test a deployment against its SLO."),
+    CommandEntry(BLUEPRINTS, "destroy", "deploy:destroy", "Remove a deployment."),
+    CommandEntry(BLUEPRINTS, "baseline", "patterns:baseline", "Create the aggregated baseline of a disaggregated blueprint."),
+    CommandEntry(BLUEPRINTS, "twin", "patterns:baseline", "Create the aggregated baseline of a disaggregated blueprint.", hidden=True),
+    CommandEntry(BLUEPRINTS, "shift", "shift:shift", "Split a route's requests between deployments on EKS."),
+    CommandEntry(MODELS, "model", "model:app", "List, size, create and upload models."),
+    CommandEntry(MODELS, "adapter", "adapter:app", "Load and unload LoRA adapters at run time."),
+    CommandEntry(FLEET, "fleet", "fleet:app", "Show, plan, apply and destroy the fleet."),
+    CommandEntry(FLEET, "rehearse", "rehearse:rehearse", "Apply and destroy the stacks against an embedded AWS."),
+    CommandEntry(FLEET, "platform", "platform:app", "Install and remove the platform charts of an EKS cluster."),
+    CommandEntry(AWS, "preflight", "preflight:preflight", "Check whether the AWS account can hold the fleet."),
+    CommandEntry(AWS, "state", "state:app", "Create and delete the bucket of Terraform's state."),
+    CommandEntry(AWS, "install", "install:install", "Run the whole workflow: fleet, weights, deploy, validate."),
+    CommandEntry(TOOLS, "matrix", "matrix:matrix", "Show which pattern renders for which target and fleet."),
+    CommandEntry(TOOLS, "schema", "schema:schema", "Print the JSON Schema of a file."),
+    CommandEntry(TOOLS, "catalog", "catalog:app", "Update the catalog of instance types."),
+)  # fmt: skip
 
 
 class _OutputClosedError(Exception):
-    """Whoever read our output has enough."""
+    """The reader of standard output has closed the pipe."""
 
 
-class _CommandGroup(TyperGroup):
-    """All commands; Typer itself would end with 1, the answer no, when a pipe is closed."""
+class _LazyCommand(TyperCommand):
+    """A command whose module is imported when it is called; until then, its name and summary."""
+
+    def __init__(self, entry: CommandEntry) -> None:
+        super().__init__(entry.name, help=entry.summary, hidden=entry.hidden, rich_help_panel=entry.panel)
+        self._entry = entry
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        return load_command(self._entry).make_context(info_name, args, parent, **extra)
+
+
+class _LazyGroup(TyperGroup):
+    """All commands, in the order of COMMANDS."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**{**attributes, "commands": {entry.name: _LazyCommand(entry) for entry in COMMANDS}})
 
     def invoke(self, ctx: Any) -> Any:
+        # Typer itself ends with 1, a failed check, when a pipe is closed.
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
             raise _OutputClosedError from None
 
 
+def load_command(entry: CommandEntry) -> Any:
+    """Import a command's module and return the command."""
+    module, _, name = entry.location.partition(":")
+    target = getattr(importlib.import_module(f"llm_serving.cli.commands.{module}"), name)
+    if not isinstance(target, typer.Typer):
+        command_app = typer.Typer(add_completion=False)
+        command_app.command(entry.name)(target)
+        target = command_app
+    target._add_completion = False
+    command = typer.main.get_command(target)
+    command.name = entry.name
+    return command
+
+
 app = typer.Typer(
-    cls=_CommandGroup,
+    cls=_LazyGroup,
     name="blueprint",
-    help="Serve LLMs on AWS: rent a fleet, copy a pattern, deploy it, prove it against its SLO.",
+    help="Serve LLMs on AWS: plan a fleet, copy a pattern, deploy it, and validate it against its SLO.",
+    epilog=EXIT_CODES,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-fleet_app = typer.Typer(help="The fleet: show it, plan it, apply it, destroy it.", no_args_is_help=True)
-catalog_app = typer.Typer(help="The catalogues' data.", no_args_is_help=True)
-app.add_typer(model.app, name="model")
-app.add_typer(adapter.app, name="adapter")
-app.add_typer(platform.app, name="platform")
-app.add_typer(fleet_app, name="fleet")
-app.add_typer(catalog_app, name="catalog")
-app.add_typer(states.app, name="state")
-
-
-fleet_app.command("show")(fleet_show.show)
-fleet_app.command("synth")(fleets.synth)
-fleet_app.command("plan")(fleets.plan)
-fleet_app.command("apply")(fleets.apply)
-fleet_app.command("destroy")(fleets.destroy)
-catalog_app.command("refresh")(catalogue.refresh)
-app.command("list")(patterns.list_)
-app.command()(patterns.new)
-app.command()(patterns.twin)
-app.command()(check.check)
-app.command()(preflights.preflight)
-app.command()(render.render)
-app.command()(render.diff)
-app.command()(deploy.deploy)
-app.command()(status.status)
-app.command()(status.logs)
-app.command()(rehearse.rehearse)
-app.command()(schema.schema)
-app.command()(matrix.matrix)
-app.command()(shift.shift)
-app.command()(validate.validate)
-app.command()(deploy.destroy)
-app.command()(install.install)
 
 
 @app.callback()
 def set_options(
-    debug: bool = typer.Option(
-        False, "--debug", envvar=DEBUG, help="Show tracebacks; stands before or after a command."
-    ),
+    debug: bool = typer.Option(False, "--debug", envvar=DEBUG, help="Show tracebacks."),
 ) -> None:
-    """Options of every command."""
+    """Set the options of all commands."""
     if debug:
         os.environ[DEBUG] = "1"
 
 
 def main() -> None:
-    """Runs the command line; exit codes are those of llm_serving.settings.errors, and the three above."""
+    """Run the command line and exit."""
     sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: list[str]) -> int:
-    """Runs one command line and returns its exit code; shows what went wrong."""
+    """Run one command line, print its error if there is one, and return the exit code."""
     own_arguments = arguments[: arguments.index("--")] if "--" in arguments else arguments
     if "--debug" in own_arguments:
         os.environ[DEBUG] = "1"
@@ -124,7 +149,7 @@ def run(arguments: list[str]) -> int:
     try:
         code = app(arguments, prog_name="blueprint", standalone_mode=False)
         sys.stdout.flush()
-        # Typer itself turns a Ctrl-C in a command into this code, without a word.
+        # Typer turns a Ctrl-C in a command into this code, without a message.
         if code == INTERRUPTED:
             return _print_error("interrupted", INTERRUPTED)
         return code if isinstance(code, int) else 0
@@ -132,12 +157,10 @@ def run(arguments: list[str]) -> int:
         return _print_error("interrupted", INTERRUPTED)
     except typer.Abort as error:
         if isinstance(error.__cause__ or error.__context__, EOFError):
-            return _print_error(
-                "the question has no answer: standard input is at its end; --yes answers it", InputError.exit_code
-            )
+            return _print_error("No terminal to confirm on; pass --yes", InputError.exit_code)
         return _print_error("interrupted", INTERRUPTED)
     except (BrokenPipeError, _OutputClosedError):
-        # Nothing is to be flushed into the closed pipe at exit either.
+        # Python flushes standard output at exit, which the closed pipe would refuse again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
     except typer.TyperException as error:
@@ -154,7 +177,7 @@ def _print_error(text: str, code: int) -> int:
 
 
 def _report_usage_error(error: typer.TyperException) -> int:
-    """A command line that cannot be understood, in one line."""
+    """Print in one line what is wrong with a command line."""
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "blueprint"
     text = " ".join(error.format_message().split()).replace("Value error, ", "")
@@ -164,14 +187,12 @@ def _report_usage_error(error: typer.TyperException) -> int:
 
 
 def _report_failure(error: Exception) -> int:
-    """What went wrong, without a traceback."""
+    """Print an error without its traceback."""
     if isinstance(error, BlueprintError):
         return console.print_error(error)
     if isinstance(error, OSError | MemoryError):
-        text = (error.strerror if isinstance(error, OSError) else None) or str(error) or "memory is used up"
+        text = (error.strerror if isinstance(error, OSError) else None) or str(error) or "out of memory"
         prefix = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
-        return _print_error(f"{prefix}{text.lower()} (blueprint --debug shows where)", Unavailable.exit_code)
+        return _print_error(f"{prefix}{text.lower()} (--debug shows the traceback)", Unavailable.exit_code)
     text = " ".join(f"{type(error).__name__}: {error}".split())
-    return _print_error(
-        f"a fault of this program, not of yours: {text[:500]} (blueprint --debug shows where)", INTERNAL_ERROR
-    )
+    return _print_error(f"Internal error: {text[:500]} (--debug shows the traceback)", INTERNAL_ERROR)

@@ -32,12 +32,12 @@ from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
 from llm_serving.settings.units import format_bytes
 from llm_serving.tables import fleet_plan_table
 from llm_serving.tables import preflight_table as preflight_table
+from llm_serving.targets import planning
 from llm_serving.targets.local import weights
-from llm_serving.targets.on_aws import plan
+from llm_serving.targets.on_aws.aws_target import load_aws_target
 from llm_serving.terraform import runner
 from llm_serving.workloads import inputs
 
-TARGETS = ("eks", "ecs")
 CDKTF = "cdktf-cli@0.21.0"
 """The last of CDKTF's own command lines; the bindings are of the same version."""
 
@@ -115,6 +115,7 @@ def read_request(target: str, fleet: Path, source: str | None, *, cdktf: bool = 
     Raises:
         InputError: a file is wrong, the fleet has another orchestrator, or the blueprint no template for the target.
     """
+    load_aws_target(target)
     document = inputs.read_fleet(fleet)
     if target not in document.value.orchestrators:
         raise InputError(
@@ -130,7 +131,7 @@ def _find_blueprint(source: str | None, fleet: Path, target: str) -> Path | None
     if not (folder / "blueprint.yaml").is_file():
         raise InputError(f"--blueprint: now {source!r}: it is neither a blueprint's folder nor a pattern's name.")
     try:
-        plan.plan(folder, fleet, target=target, account=emulator.ACCOUNT)  # no account is asked yet
+        planning.plan(folder, fleet, target=target, account=emulator.ACCOUNT)  # no account is asked yet
     except InputError as error:
         if source:
             raise
@@ -190,8 +191,9 @@ def _require_tools(request: WorkflowRequest, *, is_rehearsal: bool) -> None:
     """Programs that a later step calls, looked for before anything is paid for."""
     if request.cdktf and not shutil.which("npx"):
         raise Unavailable("--with cdktf: there is no npx on this machine's PATH. Install Node.js 20 or later")
-    if request.target == "eks" and not is_rehearsal:
-        add_ons.require_tools(cluster.TOOLS)
+    tools = load_aws_target(request.target).tools
+    if tools and not is_rehearsal:
+        add_ons.require_tools(tools)
 
 
 def _run_steps(
@@ -285,9 +287,7 @@ def _list_warnings(request: WorkflowRequest, fleet_context: FleetContext) -> lis
             f"Terraform's state is a file of this machine; state: s3://BUCKET/PREFIX in {request.fleet.path} "
             "keeps it where a team finds it"
         )
-    if request.target == "eks" and not fleet.eks.public_from:
-        lines.append(f"Charts are installed from here by kubectl. {cluster.describe_endpoint_access(fleet)}")
-    return lines
+    return [*lines, *load_aws_target(request.target).list_warnings(fleet)]
 
 
 def _apply_stacks(request: WorkflowRequest, fleet_context: FleetContext, stack_plans: Sequence[StackPlan]) -> None:
@@ -321,7 +321,7 @@ def _apply_with_cdktf(fleet_context: FleetContext) -> None:
 
 def _upload_weights(request: WorkflowRequest, fleet_context: FleetContext, folder: Path) -> None:
     """The blueprint's models into the fleet's model bucket; sends nothing that is there already."""
-    deployment_plan = plan.plan(folder, request.fleet.path, target=request.target, account=fleet_context.account)
+    deployment_plan = planning.plan(folder, request.fleet.path, target=request.target, account=fleet_context.account)
     # Sent from here, with what this process may do, and not from where the service will run.
     upload_environment = deployment_plan.deployment.environment.model_copy(
         update={"env": dict(os.environ), "s3_endpoint": AwsSession.read_endpoint("s3")}
@@ -349,18 +349,10 @@ def _finish_rehearsal(
     own_emulator: bool,
 ) -> None:
     """The end of a rehearsal: what remains is named, and an embedded AWS of its own is left as it was found."""
-    fleet = request.fleet.value
-    if request.target == "eks":
-        result.stop_reason = (
-            "the embedded EKS has no Kubernetes API and starts no nodes, so no chart and no pod can run"
-        )
-        charts = ("blueprint", "platform", "install", "--fleet", console.shorten_path(request.fleet.path))
-        result.remaining_commands += [
-            console.quote_command(cluster.build_kubeconfig_command(fleet)),
-            console.quote_command(charts),
-        ]
-    else:
-        result.stop_reason = "the embedded ECS starts no machines, so no task can run"
+    target = load_aws_target(request.target)
+    result.stop_reason = target.rehearsal_limit
+    commands = target.list_cluster_commands(request.fleet.value, request.fleet.path)
+    result.remaining_commands += map(console.quote_command, commands)
     if request.blueprint:
         folder = console.shorten_path(request.blueprint)
         result.remaining_commands += [
@@ -388,7 +380,7 @@ def _serve_blueprint(
     result: WorkflowResult,
 ) -> None:
     """What needs machines: charts, the blueprint, its validation."""
-    if request.target == "eks":
+    if load_aws_target(request.target).has_add_ons:
         _install_add_ons(fleet_context, checkpoint_file, result)
     folder = request.blueprint
     if not folder:
@@ -417,7 +409,7 @@ def _serve_blueprint(
 
 def _run_in_cluster(target: str, fleet_context: FleetContext, command: Callable[[], None]) -> None:
     """Runs a command that calls kubectl or helm, which then find the fleet's own cluster."""
-    with processes.patched_environ(cluster.build_kubeconfig_env(fleet_context.data) if target == "eks" else {}):
+    with processes.patched_environ(load_aws_target(target).build_cluster_env(fleet_context.data)):
         command()
 
 

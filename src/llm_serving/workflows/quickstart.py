@@ -21,8 +21,9 @@ from llm_serving.console import Step
 from llm_serving.rehearsal import stacks
 from llm_serving.settings.errors import Unavailable
 from llm_serving.tables import deployment_table, validation_table
-from llm_serving.targets.local import deploy, engine_env, supervisor
-from llm_serving.targets.local.deploy import DeploymentPlan
+from llm_serving.targets import planning
+from llm_serving.targets.local import deploy, engine_env, environment, supervisor
+from llm_serving.targets.planning import DeploymentPlan
 from llm_serving.validation import run as validation
 from llm_serving.validation.report import Report
 
@@ -52,7 +53,7 @@ def run(folder: Path, fleet: Path) -> QuickstartResult:
         with console.step(
             f"Read {console.shorten_path(fleet)} and {console.shorten_path(folder / 'blueprint.yaml')}"
         ) as step:
-            plan = deploy.plan(folder, fleet)
+            plan = planning.plan(folder, fleet, target=environment.NAME)
             step.note = f"fleet {plan.fleet.value.name}, deployment {plan.deployment.name}"
         with plan.directory.lock():
             _require_not_running(plan, folder)

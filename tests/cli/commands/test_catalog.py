@@ -72,7 +72,7 @@ def test_without_credentials_one_line_says_what_to_do_and_the_file_stays(tmp_pat
     assert result.returncode == 3
     assert result.stderr.splitlines()[-1] == (
         "no AWS credentials were found: sign in (`aws sso login`, or set AWS_PROFILE), "
-        "or take the copy of EC2's answers that the embedded AWS carries: `--endpoint embedded`"
+        "or use the embedded AWS's copy of EC2's data: `--endpoint embedded`"
     )
     assert "Traceback" not in result.stderr
     assert file.read_text() == "{}"
@@ -100,7 +100,7 @@ def test_an_endpoint_that_is_no_source_is_refused() -> None:
     result = _refresh("--endpoint", "http://127.0.0.1:1")
     assert result.returncode == 2
     assert result.stderr == (
-        "--endpoint: now 'http://127.0.0.1:1': there is no such source. Fix: --endpoint embedded, or leave it out.\n"
+        "--endpoint: now 'http://127.0.0.1:1': there is no such source. Fix: --endpoint embedded, or remove it.\n"
     )
 
 

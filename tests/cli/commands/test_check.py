@@ -170,9 +170,10 @@ def test_a_path_that_leads_nowhere_is_a_line(
 
 
 def test_a_target_without_a_template_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = check(capsys, "mine", "--target", "moon")
+    Path("mine/eks.yaml.j2").unlink()
+    code, _, err = check(capsys, "mine", "--target", "eks")
     assert code == 2
-    assert "the target moon" in err
+    assert "no template for the target eks" in err
     assert len(err.splitlines()) == 1
 
 

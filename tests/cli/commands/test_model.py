@@ -122,7 +122,7 @@ def test_a_cache_in_fp8_holds_twice_as_many_tokens(capsys: pytest.CaptureFixture
     [
         (("fit", "nothing-like-it", "--type", "p5.48xlarge"), "model: now 'nothing-like-it': neither in the catalogue"),
         (("fit", "tiny", "--type", "p5.49xlarge"), "p5.49xlarge: the catalogue has no such instance type."),
-        (("fit", "tiny", "--context", "-3"), "--context: now '-3': it is no number of tokens. Fix: 4096 or 8k."),
+        (("fit", "tiny", "--context", "-3"), "--context: now '-3': it is not a number of tokens. Fix: 4096 or 8k."),
         (("fit", "tiny", "--kv-cache-dtype", "int4"), "--kv-cache-dtype: now 'int4': there is no such type."),
         (("copy", "nothing", "--to", "s3://b-b-b/x"), "nothing: it is neither a folder nor an id on the hub."),
         (("copy", "a/b", "--to", "b/x"), "--to: now 'b/x': it is no place in S3."),

@@ -1,4 +1,4 @@
-"""`blueprint new --preset` and `blueprint twin`: what is copied, what a preset fits on, and what is refused."""
+"""`blueprint new --preset` and `blueprint baseline`: what is copied, what a preset fits on, and what is refused."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_there_are_presets() -> None:
 @pytest.mark.parametrize(("pattern", "preset"), PRESETS)
 def test_a_preset_is_copied_in_place_of_the_patterns_own_blueprint(run_cli: Command, pattern: str, preset: str) -> None:
     code, out, _ = run_cli("new", "mine", "--from", pattern, "--preset", preset)
-    assert (code, out.splitlines()[0]) == (0, f"mine: a copy of the pattern {pattern}, preset {preset}")
+    assert (code, out.splitlines()[0]) == (0, f"mine: copied from the pattern {pattern}, preset {preset}")
     copied_text = Path("mine/blueprint.yaml").read_text()
     original = (PATTERNS / pattern / "presets" / f"{preset}.yaml").read_text()
     assert copied_text.splitlines()[5:] == original.splitlines()[5:]
@@ -144,30 +144,30 @@ def test_the_preset_of_a_long_context_fits_the_default_fleet(run_cli: Command) -
     assert "openai/gpt-oss-20b on vllm, context 100000, 13.8 GB of weights" in out
 
 
-def test_a_twin_stands_beside_its_original_with_templates_prompts_and_a_readme_of_its_own(run_cli: Command) -> None:
+def test_a_baseline_copies_templates_and_prompts_and_has_its_own_readme(run_cli: Command) -> None:
     run_cli("new", "mine", "--from", "disaggregated")
     Path("mine/prompts.jsonl").write_text('{"prompt": "a"}\n')
     with Path("mine/local.conf.j2").open("a") as template:
         template.write("; mine\n")
-    code, out, _ = run_cli("twin", "mine")
+    code, out, _ = run_cli("baseline", "mine")
     assert code == 0
     assert out == (
-        "mine-twin: as many accelerators as mine, each replica doing both halves\n"
-        "Next: validate mine and mine-twin, one after the other, and compare their reports\n"
+        "mine-baseline: the accelerators of mine as aggregated replicas\n"
+        "Next: blueprint validate mine, then mine-baseline, and compare the reports\n"
     )
-    assert Path("mine-twin/local.conf.j2").read_text() == Path("mine/local.conf.j2").read_text()
-    assert Path("mine-twin/prompts.jsonl").is_file()
-    assert Path("mine-twin/README.md").read_text().startswith("# Aggregated\n")
-    code, out, _ = run_cli("check", "mine-twin")
+    assert Path("mine-baseline/local.conf.j2").read_text() == Path("mine/local.conf.j2").read_text()
+    assert Path("mine-baseline/prompts.jsonl").is_file()
+    assert Path("mine-baseline/README.md").read_text().startswith("# Aggregated\n")
+    code, out, _ = run_cli("check", "mine-baseline")
     assert code == 0
     assert "worker    2 x 1 accelerator(s)" in out
 
 
-def test_a_twin_never_overwrites(run_cli: Command) -> None:
+def test_a_baseline_never_overwrites_a_folder(run_cli: Command) -> None:
     run_cli("new", "mine", "--from", "disaggregated")
     Path("other").mkdir()
-    assert run_cli("twin", "mine", "other") == (
+    assert run_cli("baseline", "mine", "other") == (
         2,
         "",
-        "other: it is there already, and nothing is overwritten. Fix: another name.\n",
+        "NAME: now 'other': it exists already. Fix: another name.\n",
     )

@@ -130,7 +130,7 @@ def test_what_is_not_deployed_is_said_with_how_to_deploy_it(tmp_path: Path) -> N
     _write_blueprint(tmp_path, 5000)
     result = _validate(tmp_path, "mine")
     assert result.returncode == 3
-    assert result.stderr == "mine is not deployed from here; `blueprint deploy mine` brings it up\n"
+    assert result.stderr == "mine: not deployed here. Fix: blueprint deploy mine\n"
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from llm_serving.fleet import loading
-from llm_serving.targets.on_aws import plan
+from llm_serving.targets import planning
 
 Stack = dict[str, Any]
 
@@ -91,8 +91,8 @@ def manifests(fleet: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     """What each shape is rendered to."""
     folder = tmp_path_factory.mktemp("serving")
     return {
-        shape: plan.write_rendered(
-            plan.plan(write_blueprint(folder, shape), fleet, target="ecs", root=folder, account="123456789012")
+        shape: planning.write_rendered(
+            planning.plan(write_blueprint(folder, shape), fleet, target="ecs", root=folder, account="123456789012")
         )
         for shape in SHAPES
     }

@@ -9,7 +9,7 @@ import pytest
 
 from infra import main, stack_rules
 from llm_serving.fleet import loading
-from llm_serving.targets.on_aws import plan
+from llm_serving.targets import planning
 from tests.infra import workspace as workspaces
 from tests.infra.serving.conftest import Stack, write_blueprint
 from tests.infra.serving.test_stack import filter_by_type, find_write_access, parse_containers
@@ -44,13 +44,13 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def synth_folder(fleet: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with stacks/serving-neuron/cdk.tf.json."""
     folder, out = tmp_path_factory.mktemp("serving"), tmp_path_factory.mktemp("synthesized")
-    planned = plan.plan(
+    planned = planning.plan(
         write_blueprint(folder, "neuron", BLUEPRINT), fleet, target="ecs", root=folder, account="123456789012"
     )
     main.synthesize(
         loading.load_fleet(fleet),
         out,
-        [plan.write_rendered(planned)],
+        [planning.write_rendered(planned)],
         stack_names=[f"serving-{planned.deployment.name}"],
     )
     return out

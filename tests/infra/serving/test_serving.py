@@ -9,8 +9,8 @@ import yaml
 
 from llm_serving.fleet import loading
 from llm_serving.settings.errors import InputError
+from llm_serving.targets import planning
 from llm_serving.targets.ecs import manifest
-from llm_serving.targets.on_aws import plan
 from tests.infra.serving.conftest import SHAPES, write_blueprint
 
 
@@ -92,7 +92,7 @@ def test_what_nothing_would_wake_does_not_sleep(
 
 def get_plan_error(folder: Path, fleet: Path, text: str) -> str:
     with pytest.raises(InputError) as error:
-        plan.plan(write_blueprint(folder, "mine", text), fleet, target="ecs", root=folder, account="123456789012")
+        planning.plan(write_blueprint(folder, "mine", text), fleet, target="ecs", root=folder, account="123456789012")
     return str(error.value)
 
 

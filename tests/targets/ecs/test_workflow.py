@@ -13,8 +13,8 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.operations import context
 from llm_serving.rehearsal import emulator
 from llm_serving.settings.document import Document
-from llm_serving.targets.ecs import target
-from llm_serving.targets.on_aws import plan as plans
+from llm_serving.targets import planning
+from llm_serving.targets.ecs import stack
 from llm_serving.workloads import inputs
 from tests.infra.serving.conftest import FLEET, SHAPES, write_blueprint
 
@@ -61,10 +61,10 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Doc
 def test_a_deployment_comes_stays_and_goes(fleet: tuple[Document[Fleet], str], tmp_path: Path) -> None:
     document, endpoint = fleet
     text = SHAPES["aggregated"].replace("replicas: 2..6", "replicas: 0..6")
-    deployment_plan = plans.plan(write_blueprint(tmp_path, "aggregated", text), document.path, target="ecs")
+    deployment_plan = planning.plan(write_blueprint(tmp_path, "aggregated", text), document.path, target="ecs")
     messages: list[str] = []
     with context.lock_fleet(document.value):  # as the road to AWS holds it while it deploys
-        assert target.deploy(deployment_plan, messages.append) is True
+        assert stack.deploy(deployment_plan, messages.append) is True
     [changes] = messages
     assert "created: aws_ecs_service.worker-0" in changes
     client = emulator.create_client("ecs", endpoint, REGION)
@@ -79,10 +79,10 @@ def test_a_deployment_comes_stays_and_goes(fleet: tuple[Document[Fleet], str], t
     steps = {"sleep": [], "wake-errors": [], "wake-requests": []}
     assert called.items() >= steps.items(), "the policies that they call are left out here"
     assert called["late"] == ["arn:aws:sns:us-west-2:123456789012:on-call"]
-    assert target.deploy(deployment_plan, messages.append) is False, "a plan after the apply is empty"
+    assert stack.deploy(deployment_plan, messages.append) is False, "a plan after the apply is empty"
     assert len(messages) == 1
-    assert target.destroy(deployment_plan) is True
+    assert stack.destroy(deployment_plan) is True
     assert client.list_services(cluster="fabric")["serviceArns"] == []
     roles = emulator.create_client("iam", endpoint, REGION).list_roles()["Roles"]
     assert [role["RoleName"] for role in roles if role["RoleName"].startswith("fabric-")] == []
-    assert target.destroy(deployment_plan) is False, "nothing is left to take away"
+    assert stack.destroy(deployment_plan) is False, "nothing is left to take away"

@@ -1,4 +1,4 @@
-"""What is no share of a route; tests/targets/eks/test_target.py sees the shares on a cluster."""
+"""What is no share of a route; tests/targets/eks/test_release.py sees the shares on a cluster."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llm_serving.cli import main
         (["mine=0"], "SHARE: no deployment would get a request. Fix: a weight above 0, such as mine=100."),
         (["a=1", "a=2"], "SHARE: now 'a=2': a has its weight already. Fix: each deployment once."),
         (["mine=1", "--gateway", "edge"], "--gateway: now 'edge': it is no Gateway. Fix: NAMESPACE/NAME, such as gateway/edge."),
-        ([], "SHARE: write either deployments with their weights, such as mine=90 mine-v2=10, or --back."),
+        ([], "SHARE: pass either --back, or deployments with their weights, such as mine=90 mine-v2=10."),
     ],
 )  # fmt: skip
 def test_what_is_no_share_is_refused_before_anything_is_looked_for(

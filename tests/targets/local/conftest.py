@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from llm_serving.rehearsal import emulator
+from llm_serving.targets import planning
+from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.targets.local import deploy, engine_env, weights
-from llm_serving.targets.local.deploy import DeploymentPlan
-from llm_serving.targets.local.deployment_dir import DeploymentDir
+from llm_serving.targets.planning import DeploymentPlan
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -110,4 +111,4 @@ def make_plan_with_bucket(
 
 
 def _plan() -> DeploymentPlan:
-    return deploy.plan(Path("mine"), Path("fleet.yaml"))
+    return planning.plan(Path("mine"), Path("fleet.yaml"), target="local")

@@ -14,7 +14,8 @@ from llm_serving import processes
 from llm_serving.cli import main
 from llm_serving.hub import make_tiny
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
-from llm_serving.targets.local import adapters, deploy
+from llm_serving.targets import planning
+from llm_serving.targets.local import adapters
 from llm_serving.workloads.serving.deployment import Deployment
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -50,7 +51,7 @@ def deployment_and_requests(working_folder: Path) -> Iterator[tuple[Deployment, 
     _Engine.requests = []
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Engine) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        deployment = deploy.plan(working_folder / "mine", working_folder / "fleet.yaml").deployment
+        deployment = planning.plan(working_folder / "mine", working_folder / "fleet.yaml", target="local").deployment
         (process,) = deployment.engine_roles[1].processes
         adapter_role = deployment.engine_roles[1].model_copy(
             update={"instances": (process.model_copy(update={"port": server.server_port}),)}
@@ -127,7 +128,7 @@ def test_loading_without_a_deployment_is_refused(working_folder: Path, capsys: p
     assert working_folder.is_dir()
     code = main.run(["adapter", "unload", "mine", "worker", "tone"])
     error_text = capsys.readouterr().err
-    assert (code, error_text) == (3, "mine is not up on this machine; `blueprint deploy mine` brings it up\n")
+    assert (code, error_text) == (3, "mine: not deployed here. Fix: blueprint deploy mine\n")
 
 
 def test_a_location_in_s3_is_refused() -> None:

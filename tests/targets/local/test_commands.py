@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from llm_serving.cli import main
-from llm_serving.targets.local.deploy import DeploymentPlan
+from llm_serving.targets.planning import DeploymentPlan
 
 ROOT = Path(__file__).resolve().parents[3]
 PATTERNS = ROOT / "blueprints"
@@ -56,7 +56,7 @@ def test_new_copies_a_pattern_and_a_missing_fleet_file(
     file_names = {path.name for path in (PATTERNS / "aggregated").iterdir()}
     assert {path.name for path in Path("mine").iterdir()} == file_names - shapes
     assert "include" not in Path("mine/local.conf.j2").read_text(), "every line is there to be changed"
-    assert "fleet.yaml: none was here, so this is a copy of the default fleet" in out
+    assert "fleet.yaml: copied from the default fleet" in out
     for file in (Path("mine/blueprint.yaml"), Path("fleet.yaml")):
         schema = file.read_text().split("$schema=")[1].split()[0]
         assert (file.parent / schema).resolve().is_file(), "editors find the schema from where the copy lies"
@@ -66,7 +66,7 @@ def test_new_copies_a_pattern_and_a_missing_fleet_file(
 
 def test_new_overwrites_nothing(working_folder: Path, run_cli: RunCli) -> None:
     code, _, err = run_cli("new", "mine", "--from", "aggregated")
-    assert (code, err) == (2, "mine: it is there already, and nothing is overwritten. Fix: another name.\n")
+    assert (code, err) == (2, "NAME: now 'mine': it exists already. Fix: another name.\n")
     fleet = (working_folder / "fleet.yaml").read_text()
     (working_folder / "fleet.yaml").write_text(fleet + "# mine\n")
     assert run_cli("new", "other", "--from", "aggregated")[0] == 0
@@ -82,8 +82,8 @@ def test_new_overwrites_nothing(working_folder: Path, run_cli: RunCli) -> None:
         ),
         (
             ("My_Own", "--from", "aggregated"),
-            "NAME: now 'My_Own': its last part is to be the deployment's name. "
-            "Fix: 2 to 32 of a-z, 0-9 and -, a letter first.\n",
+            "NAME: now 'My_Own': the folder's name becomes the deployment's name. "
+            "Fix: 2 to 32 characters of a-z, 0-9 and -, starting with a letter.\n",
         ),
     ],
 )
@@ -120,7 +120,7 @@ def test_diff_shows_changes_and_exits_1_only_with_exit_code(
     assert code == 0
     assert "+[program:worker-1]" in out
     code, _, err = run_cli("diff", "mine", "--exit-code")
-    assert (code, err) == (1, "mine: what is deployed is not what the files say\n")
+    assert (code, err.splitlines()[-1]) == (1, "mine: the deployment differs from the files")
 
 
 def test_deploy_does_nothing_without_confirmation(
@@ -128,7 +128,7 @@ def test_deploy_does_nothing_without_confirmation(
 ) -> None:
     code, _, err = run_cli("deploy", "mine")
     assert code == 2
-    assert err.endswith("Deploy this? There is no terminal to ask in. Fix: --yes.\n")
+    assert err.endswith("Deploy this? No terminal to confirm on; pass --yes\n")
     assert make_plan().directory.load_deployment() is None
 
 
@@ -137,9 +137,9 @@ def test_the_whole_life_of_a_deployment(
 ) -> None:
     code, out, err = run_cli("status", "mine")
     assert (code, out) == (1, "")
-    assert err == "mine: nothing runs here; blueprint deploy mine brings it up\n"
+    assert err == "mine: not deployed here. Fix: blueprint deploy mine\n"
     code, _, err = run_cli("logs", "mine")
-    assert (code, err) == (1, "mine: nothing has run here yet\n")
+    assert (code, err) == (1, "mine: no logs; nothing has run here yet\n")
 
     code, out, err = run_cli("deploy", "mine", "--yes")
     url = make_plan().deployment.url
@@ -163,7 +163,8 @@ def test_the_whole_life_of_a_deployment(
     }
     code, out, _ = run_cli("status", "mine")
     assert code == 0
-    assert ("worker-1" in out and "running" in out) or "starting" in out
+    rows = {line.split()[1]: line.split()[3] for line in out.splitlines() if line.startswith("│")}
+    assert rows == dict.fromkeys(["aws", "router", "worker-0", "worker-1"], "ready")
 
     code, out, _ = run_cli("logs", "mine", "worker-0")
     assert (code, out) == (0, "serving tiny\n")
@@ -179,7 +180,7 @@ def test_the_whole_life_of_a_deployment(
     assert run_cli("status", "mine")[0] == 0, "what runs can be looked at and ended while its file is being edited"
     code, _, err = run_cli("destroy", "mine")
     assert code == 2
-    assert "End mine and remove .blueprint/mine? There is no terminal to ask in. Fix: --yes." in err
+    assert "Stop mine and delete .blueprint/mine? No terminal to confirm on; pass --yes" in err
     assert run_cli("destroy", "mine", "--yes")[0] == 0
     assert not (working_folder / ".blueprint").exists()
     assert not (working_folder / "rendered").exists()
@@ -187,7 +188,7 @@ def test_the_whole_life_of_a_deployment(
 
 def test_destroy_of_nothing_succeeds(working_folder: Path, run_cli: RunCli) -> None:
     code, out, _ = run_cli("destroy", "mine")
-    assert (code, out) == (0, "mine: nothing is deployed from here\n")
+    assert (code, out) == (0, "mine: not deployed here\n")
 
 
 def test_status_names_the_process_that_does_not_run(
@@ -200,7 +201,7 @@ def test_status_names_the_process_that_does_not_run(
     assert supervisord is not None
     supervisord.stop("worker-1")
     code, out, err = run_cli("status", "mine")
-    assert (code, err) == (1, "mine: worker-1 not running\n")
+    assert (code, err) == (1, "mine: not ready: worker-1\n")
     assert "stopped" in out
 
 

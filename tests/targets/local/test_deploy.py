@@ -19,9 +19,10 @@ import pytest
 from llm_serving import processes
 from llm_serving.rehearsal import emulator
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
+from llm_serving.targets import planning
 from llm_serving.targets.local import deploy, readiness, supervisor, weights
-from llm_serving.targets.local.deploy import DeploymentPlan
 from llm_serving.targets.local.readiness import RoleFailed
+from llm_serving.targets.planning import DeploymentPlan
 
 PlanFactory = Callable[[], DeploymentPlan]
 
@@ -231,7 +232,7 @@ def test_kill_9_of_the_parent_of_an_attached_supervisor_leaves_no_process(
     plan = make_plan()
     deploy.prepare_start(plan)
     program = (
-        "import time; from pathlib import Path; from llm_serving.targets.local import supervisor; from llm_serving.targets.local.deployment_dir import DeploymentDir\n"
+        "import time; from pathlib import Path; from llm_serving.targets.local import supervisor; from llm_serving.targets.deployment_dir import DeploymentDir\n"
         f"with supervisor.start_attached(DeploymentDir('mine', Path({str(working_folder)!r}))) as up:\n"
         "    up.start('aws'); print('up', flush=True); time.sleep(600)"
     )
@@ -286,7 +287,7 @@ def busy_port() -> Iterator[int]:
 
 def test_a_port_in_use_is_refused_before_anything_starts(working_folder: Path, busy_port: int) -> None:
     with pytest.raises(Unavailable) as error:
-        deploy.plan(Path("mine"), Path("fleet.yaml"), port=busy_port)
+        planning.plan(Path("mine"), Path("fleet.yaml"), port=busy_port, target="local")
     assert str(error.value) == f"port {busy_port} is in use. Fix: another --port, or leave it out for a free one."
     assert not (working_folder / ".blueprint").exists()
 
@@ -320,12 +321,12 @@ def test_ports_that_another_deployment_claims_are_not_chosen(
     second = make_plan().directory.load_ports()
     assert not {*first.values()} & {*second.values()}
     with pytest.raises(Unavailable, match=r"is in use\. Fix: another --port"):
-        deploy.plan(Path("mine"), Path("fleet.yaml"), port=first["router"])
+        planning.plan(Path("mine"), Path("fleet.yaml"), port=first["router"], target="local")
 
 
 def test_the_endpoint_has_the_port_of_the_option(make_plan: PlanFactory) -> None:
     port = processes.claim_free_ports(1)[0]
-    plan = deploy.plan(Path("mine"), Path("fleet.yaml"), port=port)
+    plan = planning.plan(Path("mine"), Path("fleet.yaml"), port=port, target="local")
     assert plan.deployment.url == f"http://127.0.0.1:{port}"
     assert make_plan().deployment.url == f"http://127.0.0.1:{port}"
 
@@ -362,7 +363,7 @@ def test_an_edited_rendered_file_is_refused_and_what_runs_stays(make_plan: PlanF
     plan = make_plan()
     deploy.deploy(plan, _agree)
     before = {name: state.pid for name, state in _list_states(plan).items()}
-    rendered = plan.directory.rendered / "local.conf"
+    rendered = plan.rendered / "local.conf"
     rendered.write_text(rendered.read_text() + "; edited\n")
     _edit(working_folder, "policy: cache-aware", "policy: random")
     with pytest.raises(InputError, match="was edited by hand"):

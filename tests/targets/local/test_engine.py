@@ -15,10 +15,11 @@ import pytest
 from llm_serving import processes
 from llm_serving.catalog import models
 from llm_serving.rehearsal import emulator
+from llm_serving.targets import planning
 from llm_serving.targets.local import deploy, readiness, supervisor, weights
-from llm_serving.targets.local.deploy import DeploymentPlan
 from llm_serving.targets.local.readiness import RoleFailed
 from llm_serving.targets.local.supervisor import Supervisor
+from llm_serving.targets.planning import DeploymentPlan
 from llm_serving.workloads.environment import Process
 from tests import serving
 from tests.serving import Load
@@ -115,7 +116,7 @@ def broken_plan(tmp_path: Path) -> DeploymentPlan:
     text = (ROOT / "blueprints/aggregated/blueprint.yaml").read_text()
     (folder / "blueprint.yaml").write_text(text.replace("replicas: 2", "replicas: 4"))
     (folder / "local.conf.j2").write_text((ROOT / "blueprints/aggregated/local.conf.j2").read_text())
-    return deploy.plan(folder, ROOT / "fleet.yaml", root=tmp_path)
+    return planning.plan(folder, ROOT / "fleet.yaml", root=tmp_path, target="local")
 
 
 def _redirect_weights(plan: DeploymentPlan, sources: list[tuple[str, str]]) -> DeploymentPlan:

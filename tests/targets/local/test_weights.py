@@ -14,8 +14,9 @@ from llm_serving import processes
 from llm_serving.catalog import models
 from llm_serving.rehearsal import emulator
 from llm_serving.settings.errors import Unavailable
-from llm_serving.targets.local import deploy, weights
-from llm_serving.targets.local.deployment_dir import DeploymentDir
+from llm_serving.targets import planning
+from llm_serving.targets.deployment_dir import DeploymentDir
+from llm_serving.targets.local import weights
 from llm_serving.workloads.serving.deployment import Deployment
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -29,7 +30,9 @@ def client(emulator_endpoint: str) -> Any:
 @pytest.fixture
 def deployment(emulator_endpoint: str, tmp_path: Path, client: Any, request: pytest.FixtureRequest) -> Deployment:
     """A deployment whose bucket is there and empty."""
-    resolved = deploy.plan(ROOT / "blueprints/aggregated", ROOT / "fleet.yaml", root=tmp_path).deployment
+    resolved = planning.plan(
+        ROOT / "blueprints/aggregated", ROOT / "fleet.yaml", root=tmp_path, target="local"
+    ).deployment
     bucket = "w-" + hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:20]
     client.create_bucket(Bucket=bucket, CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
     environment = resolved.environment.model_copy(

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from llm_serving.aws import s3
 from llm_serving.settings.errors import InputError, Unavailable
-from llm_serving.targets.on_aws import adapters, commands, plan
+from llm_serving.targets import planning
+from llm_serving.targets.on_aws import adapters
+from llm_serving.targets.on_aws.aws_target import load_aws_target
 
 PATTERN = Path(__file__).parents[3] / "blueprints" / "aggregated"
 MODEL, OTHER = "Qwen/Qwen3-0.6B", "Qwen/Qwen3-8B"
@@ -34,7 +35,7 @@ def upload_adapter(
         bucket._client.put_object(Bucket=bucket.location.bucket, Key=key, Body=content.get(name, "").encode())
 
 
-def make_plan(folder: Path, location: str, target: str = "eks") -> plan.DeploymentPlan:
+def make_plan(folder: Path, location: str, target: str = "eks") -> planning.DeploymentPlan:
     (folder / "fleet.yaml").write_text(
         "name: demo\nregion: us-west-2\nzones: [us-west-2a]\norchestrator: both\n"
         "pools:\n  eks: {types: g6e.2xlarge, size: 0..4}\n  ecs: {types: g6e.2xlarge, size: 0..4, orchestrator: ecs}\n"
@@ -45,10 +46,10 @@ def make_plan(folder: Path, location: str, target: str = "eks") -> plan.Deployme
         f"pattern: aggregated\nmodel: {MODEL}\nroles:\n  worker:\n    pool: {target}\n    adapters:\n"
         f"      sql: {location}\ntraffic: {{users: 2, input_tokens: 32, output_tokens: 8}}\nslo: {{}}\n"
     )
-    return plan.plan(blueprint_folder, folder / "fleet.yaml", target=target, root=folder, account="123456789012")
+    return planning.plan(blueprint_folder, folder / "fleet.yaml", target=target, root=folder, account="123456789012")
 
 
-def get_error(blueprint_plan: plan.DeploymentPlan) -> str:
+def get_error(blueprint_plan: planning.DeploymentPlan) -> str:
     """What is said, without the folder; empty where it is taken."""
     try:
         adapters.check_adapters(blueprint_plan)
@@ -103,15 +104,15 @@ def test_a_deployment_asks_for_nothing_before_its_adapters_fit(
     bucket: s3.Bucket, location: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
 ) -> None:
     deployed: list[str] = []
-    stand_in = SimpleNamespace(deploy=lambda blueprint_plan, *_, **__: deployed.append(blueprint_plan.deployment.name))
-    monkeypatch.setattr(commands, "load_target", lambda _: stand_in)
+    selected_target = load_aws_target(target)
+    monkeypatch.setattr(selected_target, "apply", lambda plan, *_, **__: deployed.append(plan.deployment.name))
     blueprint_plan = make_plan(tmp_path, location, target)
     upload_adapter(bucket, base=OTHER)
     with pytest.raises(InputError, match="it was made for"):
-        commands.deploy(blueprint_plan, lambda _: None, force=False)
+        selected_target.deploy(blueprint_plan, lambda _: None, force=False)
     assert deployed == []
     upload_adapter(bucket)
-    commands.deploy(blueprint_plan, lambda _: None, force=False)
+    selected_target.deploy(blueprint_plan, lambda _: None, force=False)
     assert deployed == ["mine"]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import load
-from llm_serving.targets.on_aws import environment
+from llm_serving.targets import registry
 from llm_serving.workloads.serving import resolve
 from llm_serving.workloads.serving.blueprint import Blueprint
 from llm_serving.workloads.serving.deployment import Deployment
@@ -22,8 +22,8 @@ def resolve_files(folder: Path, blueprint: str, fleet: str, target: str, **overr
     (folder / "blueprint.yaml").write_text(blueprint)
     (folder / "fleet.yaml").write_text(fleet)
     blueprint_document, fleet_document = load(folder / "blueprint.yaml", Blueprint), load(folder / "fleet.yaml", Fleet)
-    target_environment = environment.resolve_environment(target, fleet_document.value, account="123456789012")
-    if target == "local":
-        ports = {name: 20000 + number for number, name in enumerate(resolve.list_port_names(blueprint_document.value))}
-        target_environment = target_environment.model_copy(update={"ports": ports, **overrides})
+    selected_target = registry.load_target(target)
+    target_environment = selected_target.assume_environment(blueprint_document.value, fleet_document.value, cores=0)
+    if not selected_target.needs_aws:
+        target_environment = target_environment.model_copy(update=overrides)
     return resolve.resolve(blueprint_document, fleet_document, target_environment)

@@ -9,7 +9,7 @@ import pytest
 
 from llm_serving.hub import make_tiny
 from llm_serving.settings.document import load
-from llm_serving.targets.conventions import load_conventions
+from llm_serving.targets.registry import load_target
 from llm_serving.workloads.serving import adapters
 from llm_serving.workloads.serving.blueprint import Blueprint
 from tests.workloads.serving import resolving
@@ -52,7 +52,7 @@ def _find_errors(
     folder: Path, location: str = "adapters/tone", model: str = "tiny", target: str = "local"
 ) -> list[str]:
     (folder / "blueprint.yaml").write_text(BLUEPRINT.format(model=model, where=location))
-    mistakes = adapters.check(load(folder / "blueprint.yaml", Blueprint), target, load_conventions(target))
+    mistakes = adapters.check(load(folder / "blueprint.yaml", Blueprint), target, load_target(target).conventions)
     return [str(mistake).replace(f"{folder}/", "") for mistake in mistakes]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from llm_serving.targets.on_aws import plan
+from llm_serving.targets import planning
 from llm_serving.workloads.serving import blueprint, measured_prompts
 
 FLEET = """\
@@ -114,8 +114,8 @@ def test_what_was_measured_decides_for_the_next_deployment_and_it_says_so(
 ) -> None:
     folder = write_blueprint(root)
 
-    def make_plan() -> plan.DeploymentPlan:
-        return plan.plan(folder, root / "fleet.yaml", target="eks", root=root, account="123456789012")
+    def make_plan() -> planning.DeploymentPlan:
+        return planning.plan(folder, root / "fleet.yaml", target="eks", root=root, account="123456789012")
 
     pending_note = "The router's policy is load-aware, until `blueprint validate` has measured what the prompts of own.jsonl share."
     assert make_plan().deployment.notes == (pending_note,)

@@ -21,7 +21,7 @@ from llm_serving.fleet.loading import load_fleet as read_fleet
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import Document, load
 from llm_serving.settings.errors import InputError, Mistake
-from llm_serving.targets import matrix
+from llm_serving.targets import matrix, registry
 from llm_serving.workloads.environment import Process
 from llm_serving.workloads.serving import placement, resolve
 from llm_serving.workloads.serving.blueprint import Blueprint
@@ -99,7 +99,7 @@ def _resolve(case: Case, folder: Path) -> tuple[Document[Blueprint], Deployment]
     file = folder / "blueprint.yaml"
     file.write_text(yaml.safe_dump(case.settings))
     blueprint, fleet = load(file, Blueprint), _load_fleet(Path(case.fleet))
-    environment = matrix.build_environment(case.target, blueprint.value, fleet.value)
+    environment = registry.load_target(case.target).assume_environment(blueprint.value, fleet.value, cores=matrix.CORES)
     return blueprint, resolve.resolve(blueprint, fleet, environment.model_copy(update={"cores": 64}))
 
 

@@ -1,4 +1,4 @@
-"""`blueprint catalog refresh`: reads the catalogue of instance types anew from EC2."""
+"""`blueprint catalog refresh`: updates the catalog of instance types from EC2."""
 
 from __future__ import annotations
 
@@ -10,32 +10,45 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from pydantic import TypeAdapter, ValidationError
 
 from llm_serving import console
+from llm_serving.aws import session
+from llm_serving.aws.instance_types import fetch, rows
+from llm_serving.catalog import instances
+from llm_serving.fleet.model import Region
+from llm_serving.rehearsal import emulator
 from llm_serving.settings.errors import InputError
 
-_NO_ACCOUNT_HINT = ", or take the copy of EC2's answers that the embedded AWS carries: `--endpoint embedded`"
+_NO_ACCOUNT_HINT = ", or use the embedded AWS's copy of EC2's data: `--endpoint embedded`"
+
+app = typer.Typer(help="Update the catalog of instance types.", no_args_is_help=True)
 
 
+@app.callback()
+def catalog() -> None:
+    """Update the catalog of instance types."""
+
+
+@app.command()
 def refresh(
     region: Annotated[
         list[str] | None,
-        typer.Option("--region", help="Ask only this region; may be repeated. Left out: all that the account may use."),
+        typer.Option("--region", help="A region to query; repeatable. All of the account's if left out."),
     ] = None,
     endpoint: Annotated[
         str | None,
-        typer.Option(help="`embedded`: the copy of EC2's answers that the embedded AWS carries. Left out: AWS itself."),
+        typer.Option(help="`embedded`: the embedded AWS's copy of EC2's data. AWS if left out."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The file to refresh; the product's own where left out.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The file to update; the built-in catalog if left out.")
+    ] = None,
 ) -> None:
-    """Reads instance types, zones and prices anew from EC2, and says what changed."""
+    """Update instance types, zones and prices from EC2."""
     if endpoint not in (None, "embedded"):
         raise InputError(
-            f"--endpoint: now {endpoint!r}: there is no such source. Fix: --endpoint embedded, or leave it out."
+            f"--endpoint: now {endpoint!r}: there is no such source. Fix: --endpoint embedded, or remove it."
         )
-    from llm_serving.aws.instance_types import rows
-    from llm_serving.catalog import instances
-
     for name in region or ():
         _require_region(name)
     file = out or instances.GENERATED
@@ -47,10 +60,6 @@ def refresh(
 
 
 def _require_region(name: str) -> None:
-    from pydantic import TypeAdapter, ValidationError
-
-    from llm_serving.fleet.model import Region
-
     try:
         TypeAdapter(Region).validate_python(name)
     except ValidationError as error:
@@ -59,14 +68,10 @@ def _require_region(name: str) -> None:
 
 
 def _fetch_regions(regions: list[str] | None, *, embedded: bool) -> tuple[dict[str, Any], str]:
-    """Each region's answers, and why prices were not read where that was refused."""
-    from llm_serving.aws import session as clients
-    from llm_serving.aws.instance_types import fetch
-    from llm_serving.rehearsal import emulator
-
+    """Fetch each region's data; also return why AWS refused the price list, "" if it did not."""
     today = datetime.date.today()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(clients.translate_errors(_NO_ACCOUNT_HINT))
+        stack.enter_context(session.translate_errors(_NO_ACCOUNT_HINT))
         if embedded:
             data = stack.enter_context(tempfile.TemporaryDirectory(prefix="blueprint-"))
             endpoint = stack.enter_context(emulator.start(Path(data), bare=True))
@@ -74,14 +79,15 @@ def _fetch_regions(regions: list[str] | None, *, embedded: bool) -> tuple[dict[s
         else:
             aws = fetch.InstanceTypeApi()
         names = regions or aws.list_regions()
-        with console.step(f"Ask {aws.describe_source()} about {len(names)} region{'s'[: len(names) > 1]}") as step:
+        with console.step(f"Query {aws.describe_source()}: {len(names)} region{'s'[: len(names) > 1]}") as step:
             fetched = {name: aws.fetch_region(name, today) for name in names}
             empty_regions = [name for name in regions or () if not fetched[name]["zones"]]
             if empty_regions:
                 raise InputError(
-                    f"--region: {', '.join(empty_regions)} offers none of the catalogue's families. Fix: another."
+                    f"--region: {', '.join(empty_regions)} offers none of the catalog's instance families. Fix: another region."
                 )
-            step.note = f"{len({instance_type for region_data in fetched.values() for instance_type in region_data['zones']})} types"
+            types = {instance_type for region_data in fetched.values() for instance_type in region_data["zones"]}
+            step.note = f"{len(types)} types"
         return fetched, aws.price_refusal
 
 
@@ -89,6 +95,6 @@ def _print_changes(changes: list[str], new: dict[str, Any], out: Path, price_ref
     for line in changes:
         console.out.print(line, markup=False)
     if price_refusal:
-        console.err.print(f"prices stay as they were: AWS refused the price list: {price_refusal}", markup=False)
+        console.err.print(f"Prices unchanged: AWS refused the price list: {price_refusal}", markup=False)
     summary = f"{len(new['types'])} types in {len(new['regions'])} regions"
     console.out.print(f"{out}: {summary}, {len(changes) or 'none'} changed", markup=False)

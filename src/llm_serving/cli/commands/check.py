@@ -1,13 +1,12 @@
-"""`blueprint check`: reads both files, says what is wrong or what was understood; nothing is written or started."""
+"""`blueprint check`: reads both files and prints their mistakes, or what they resolve to; no side effects."""
 
 from __future__ import annotations
 
 import datetime
 import json
 import os
-from collections import defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
@@ -17,19 +16,24 @@ from llm_serving.cli import arguments
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import InputError
+from llm_serving.targets import planning, registry
+from llm_serving.targets.deployment_dir import DeploymentDir
+from llm_serving.workloads import inputs, render
+from llm_serving.workloads.serving import measured_prompts, resolve
 from llm_serving.workloads.serving.blueprint import Blueprint
-
-if TYPE_CHECKING:
-    from llm_serving.workloads.serving.deployment import Deployment, Role, ServedModel
+from llm_serving.workloads.serving.deployment import Deployment, Role, ServedModel
 
 
 def check(
     folder: arguments.Folder,
     fleet: arguments.Fleet = arguments.FLEET,
-    target: arguments.Target = arguments.LOCAL,
+    target: arguments.Target = arguments.TARGET,
     as_json: arguments.AsJson = False,
 ) -> None:
-    """Check a blueprint and the fleet it is to run on; has no side effect."""
+    """Check a blueprint against its fleet, without side effects.
+
+    Prints every mistake with its line and fix, or what the two files resolve to.
+    """
     try:
         blueprint, fleet_document, deployment = _resolve_files(folder, fleet, target)
     except InputError as error:
@@ -46,32 +50,20 @@ def check(
 def _resolve_files(
     folder: Path, fleet_file: Path, target: str
 ) -> tuple[Document[Blueprint], Document[Fleet], Deployment]:
-    """Both files, and the deployment that would follow; its template is filled in too, and thrown away.
+    """Read both files, and resolve and render the deployment without keeping it.
 
     Raises:
-        InputError: with all that cannot work.
+        InputError: with everything that cannot work.
     """
-    from llm_serving.targets.conventions import load_conventions
-    from llm_serving.workloads import inputs, render
-    from llm_serving.workloads.environment import Environment
-    from llm_serving.workloads.serving import measured_prompts, resolve
-
+    selected_target = registry.load_target(target)
     blueprint, fleet = inputs.read(folder, fleet_file)
-    template = render.find_template(folder, target)
-    # What a run of the target would find out by starting something stays open here: ports, the bucket, folders.
-    cores = len(os.sched_getaffinity(0))
-    environment = Environment.model_construct(
-        target=target,
-        conventions=load_conventions(target),
-        region=fleet.value.region,
-        bucket="",
-        ports=defaultdict(int),
-        cores=cores,
-        measured=measured_prompts.find_measured(blueprint, Path.cwd()),
-    )
-    deployment = resolve.resolve(blueprint, fleet, environment)
-    render.render_text(deployment, template)
-    return blueprint, fleet, deployment
+    render.find_template(folder, target)
+    environment = selected_target.assume_environment(blueprint.value, fleet.value, cores=len(os.sched_getaffinity(0)))
+    measured = measured_prompts.find_measured(blueprint, Path.cwd())
+    environment = environment.model_copy(update={"measured": measured})
+    directory = DeploymentDir(resolve.resolve_name(blueprint), Path.cwd())
+    plan = planning.build_plan(folder, blueprint, fleet, directory, environment)
+    return blueprint, fleet, plan.deployment
 
 
 def _build_payload(deployment: Deployment) -> dict[str, Any]:
@@ -99,7 +91,7 @@ def _build_payload(deployment: Deployment) -> dict[str, Any]:
 
 
 def _print_summary(blueprint: Document[Blueprint], fleet: Document[Fleet], deployment: Deployment) -> None:
-    """What was understood, a line for each part."""
+    """Print what the files resolve to, one line for each part."""
     for part, text in (*_describe_fleet(fleet), *_describe_blueprint(blueprint, deployment)):
         console.out.print(f"[bold]{part:<10}[/bold]", end="")
         console.out.print(text, markup=False)
@@ -112,14 +104,12 @@ def _describe_fleet(document: Document[Fleet]) -> list[tuple[str, str]]:
         ("pool", f"{name}: {pool.size} x {' or '.join(pool.types)} in {_format_zones(fleet.get_zones(pool))}")
         for name, pool in fleet.pools.items()
     ]
-    uses_eks = "eks" in fleet.orchestrators
-    support = [("EKS", eks.describe_support(fleet.eks.version, datetime.date.today())[0])] if uses_eks else []
+    has_eks = "eks" in fleet.orchestrators
+    support = [("EKS", eks.describe_support(fleet.eks.version, datetime.date.today())[0])] if has_eks else []
     return [("fleet", f"{fleet.name} ({document.path}): {fleet.region}, {fleet.orchestrator}{limit}"), *support, *pools]
 
 
 def _describe_blueprint(document: Document[Blueprint], deployment: Deployment) -> list[tuple[str, str]]:
-    from llm_serving.workloads.serving import resolve
-
     blueprint, traffic, slo = document.value, deployment.traffic, deployment.slo
     load = f"{traffic.users} users" if traffic.users else f"{traffic.arrivals:g} requests/s ({traffic.process})"
     limits = [

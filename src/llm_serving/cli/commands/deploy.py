@@ -6,70 +6,56 @@ from typing import Annotated
 
 import typer
 
-from llm_serving import console
+from llm_serving import console, processes
 from llm_serving.cli import confirm
-from llm_serving.cli.arguments import FLEET, LOCAL, Fleet, Folder, Target, Yes, find_deployment_dir
+from llm_serving.cli.arguments import FLEET, TARGET, Fleet, Folder, Target, Yes
 from llm_serving.cli.commands.render import Force
-from llm_serving.targets.on_aws import commands
+from llm_serving.tables import deployment_table
+from llm_serving.targets import planning, registry
 
 
 def deploy(
     folder: Folder,
     fleet: Fleet = FLEET,
-    target: Target = LOCAL,
+    target: Target = TARGET,
     port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="The endpoint's port; a free one is chosen otherwise.")
+        int | None, typer.Option(min=1, max=65535, help="Port of the endpoint on this machine; a free one if left out.")
     ] = None,
     yes: Yes = False,
     force: Force = False,
 ) -> None:
-    """Bring a blueprint up, and keep it up; shows what will change before it changes it."""
-    from llm_serving import processes
-    from llm_serving.tables import deployment_table
-    from llm_serving.targets.local import deploy, engine_env
+    """Deploy a blueprint and wait until it is ready.
 
-    if target in commands.TARGETS:
-        aws_plan = commands.plan(folder, fleet, target)
-        commands.deploy(aws_plan, lambda changes: _confirm_changes(changes, yes), force=force)
-        return
+    Shows the changes and asks for confirmation first. A deployment that is up is changed in place.
+    """
+    selected_target = registry.load_target(target)
     with processes.handle_interrupts():
-        plan = deploy.plan(folder, fleet, target=target, port=port)
-        for note in plan.deployment.notes:
-            console.err.print(f"[dim]{note}[/dim]")
-        if not engine_env.is_ready():
-            with console.step("Set up the engine's environment") as step:
-                engine_env.ensure(on_progress=lambda text: setattr(step, "note", text))
-        deployed = deploy.deploy(plan, lambda changes: _confirm_changes(changes, yes), force=force)
+        plan = planning.plan(folder, fleet, target=target, port=port)
+        planning.print_notes(plan)
+        deployed = selected_target.deploy(plan, lambda changes: _confirm_changes(changes, yes), force=force)
+    deployment = (deployed or plan).deployment
     if deployed is None:
-        console.out.print(f"{plan.deployment.name}: no change; it is up at {plan.deployment.url}", markup=False)
-    console.out.print(deployment_table.render_usage((deployed or plan).deployment, console.shorten_path(folder)))
+        console.out.print(f"{deployment.name}: no change; it is up at {deployment.url}", markup=False)
+    elif selected_target.needs_aws:
+        console.out.print(f"{deployment.name}: is up at {deployment.url}", markup=False)
+    if not selected_target.needs_aws:
+        console.out.print(deployment_table.render_usage(deployment, console.shorten_path(folder)))
 
 
-def destroy(folder: Folder, fleet: Fleet = FLEET, target: Target = LOCAL, yes: Yes = False) -> None:
-    """End all processes of a deployment and remove all that it wrote."""
-    from llm_serving.targets.local import deploy
+def destroy(folder: Folder, fleet: Fleet = FLEET, target: Target = TARGET, yes: Yes = False) -> None:
+    """Remove a deployment.
 
-    if target in commands.TARGETS:
-        plan = commands.plan(folder, fleet, target)
-        confirm.ask(f"Remove {plan.deployment.name} from {target}?", yes)
-        if not commands.load_target(target).destroy(plan):
-            console.out.print(f"{plan.deployment.name}: nothing is deployed on {target}", markup=False)
-        return
-    directory = find_deployment_dir(folder, target)
-    if not directory.data.exists():
-        console.out.print(f"{directory.name}: nothing is deployed from here", markup=False)
-        return
-    confirm.ask(f"End {directory.name} and remove {console.shorten_path(directory.data)}?", yes)
-    with directory.lock(), console.step(f"Destroy {directory.name}"):
-        deploy.destroy(directory)
+    Stops all of its processes and deletes all that they wrote; on AWS, removes it from the cluster.
+    """
+    registry.load_target(target).destroy(folder, fleet, lambda question: confirm.ask(question, yes))
 
 
 def _confirm_changes(changes: str, yes: bool) -> None:
-    """Shows what will change, and asks.
+    """Show the changes and ask for confirmation.
 
     Raises:
-        AnswerIsNo: the user does not want it.
-        InputError: there is nobody to ask.
+        CheckFailed: the user declined.
+        InputError: there is no terminal to ask on.
     """
-    console.err.print(changes or "nothing changes in what is rendered; what does not run is started", markup=False)
+    console.err.print(changes or "Configuration unchanged; stopped processes will be started", markup=False)
     confirm.ask("Deploy this?", yes)

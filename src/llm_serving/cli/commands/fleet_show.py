@@ -1,4 +1,4 @@
-"""`blueprint fleet show`: draws the fleet, and says what cannot be rented."""
+"""`blueprint fleet show`: the fleet as a table, and what cannot be rented."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ import json
 import typer
 
 from llm_serving import console
+from llm_serving.catalog import instances
 from llm_serving.cli import arguments
+from llm_serving.fleet import capacity, checks
+from llm_serving.fleet.model import Fleet
+from llm_serving.settings.document import load
+from llm_serving.settings.errors import InputError
+from llm_serving.tables import capacity_table, fleet_table
 
 
 def show(
     fleet: arguments.Fleet = arguments.FLEET,
     as_json: arguments.AsJson = False,
 ) -> None:
-    """Draw the fleet: zones across, pools down, accelerators and cost an hour at least and at most."""
-    from llm_serving.catalog import instances
-    from llm_serving.fleet import capacity, checks
-    from llm_serving.fleet.model import Fleet
-    from llm_serving.settings.document import load
-    from llm_serving.settings.errors import InputError
-    from llm_serving.tables import capacity_table, fleet_table
-
+    """Show the pools by zone, with accelerators and cost per hour."""
     document = load(fleet, Fleet)
     catalogue = instances.load()
     mistakes = checks.find_mistakes(document, catalogue)

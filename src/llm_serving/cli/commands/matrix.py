@@ -6,26 +6,17 @@ import json
 
 from llm_serving import console
 from llm_serving.cli.arguments import AsJson
+from llm_serving.tables import matrix_table
+from llm_serving.targets import matrix as target_matrix
 
 
 def matrix(as_json: AsJson = False) -> None:
-    """Show which pattern renders for which target on which example fleet, and why the others do not."""
-    from llm_serving.tables import matrix_table
-    from llm_serving.targets import matrix
+    """Show which pattern renders for which target and fleet.
 
-    cells = list(matrix.build_cells())
+    Covers every pattern, target and example fleet, and gives the reason of each empty cell.
+    """
+    cells = list(target_matrix.build_cells())
     if as_json:
-        payload = [
-            {
-                "pattern": cell.pattern,
-                "target": cell.target,
-                "fleet": cell.fleet,
-                "pool": cell.pool or None,
-                "preset": cell.preset or None,
-                "why": cell.reason,
-            }
-            for cell in cells
-        ]
-        print(json.dumps(payload, indent=2))
-        return
-    console.out.print(matrix_table.MatrixTable(cells))
+        print(json.dumps([cell.build_payload() for cell in cells], indent=2))
+    else:
+        console.out.print(matrix_table.MatrixTable(cells))

@@ -1,4 +1,4 @@
-"""`blueprint list`, `new` and `twin`: the patterns, a copy of one to work on, and what to measure it against."""
+"""`blueprint list`, `new` and `baseline`: the patterns, and blueprints copied from them."""
 
 from __future__ import annotations
 
@@ -10,21 +10,25 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import TypeAdapter, ValidationError
 
 from llm_serving import console, paths
 from llm_serving.cli import completions
 from llm_serving.cli.arguments import FLEET, AsJson, Folder
+from llm_serving.fleet.model import Name
+from llm_serving.settings.errors import InputError
+from llm_serving.workloads import render
+from llm_serving.workloads.serving import baseline as baselines
+from llm_serving.workloads.serving import blueprint
 
 ROOT = paths.ROOT
 PATTERNS = paths.PATTERNS
 PRESETS = "presets"
-"""Folder of a pattern with blueprints of its own shape, each in place of the pattern's."""
+"""Folder of a pattern with other blueprints, each a replacement of the pattern's own."""
 
 
 def list_(as_json: AsJson = False) -> None:
     """List the patterns that `new` copies."""
-    from llm_serving.workloads import render
-
     entries = [
         {
             "name": folder.name,
@@ -33,7 +37,7 @@ def list_(as_json: AsJson = False) -> None:
             "folder": str(folder),
             "presets": _list_presets(folder),
         }
-        for folder in _list_patterns()
+        for folder in paths.list_patterns()
     ]
     if as_json:
         print(json.dumps(entries, indent=2))
@@ -45,25 +49,23 @@ def list_(as_json: AsJson = False) -> None:
 
 
 def new(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The folder to make, and the deployment's name.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The folder to create, and the deployment's name.")],
     from_: Annotated[
         str,
         typer.Option(
             "--from",
             metavar="PATTERN",
-            help="What to copy; `list` names all.",
+            help="The pattern to copy; see `blueprint list`.",
             autocompletion=completions.complete_patterns,
         ),
     ],
     preset: Annotated[
-        str | None, typer.Option(metavar="PRESET", help="A shape of it that stands ready; `list` names all.")
+        str | None, typer.Option(metavar="PRESET", help="Preset to start from; see `blueprint list`.")
     ] = None,
 ) -> None:
     """Copy a pattern to a folder of your own."""
-    from llm_serving.settings.errors import InputError
-
     source = PATTERNS / from_
-    names = [folder.name for folder in _list_patterns()]
+    names = [folder.name for folder in paths.list_patterns()]
     if from_ not in names:
         raise InputError(f"--from: now {from_!r}: there is no such pattern. Fix: {' or '.join(names)}.")
     presets = _list_presets(source)
@@ -77,60 +79,53 @@ def new(
     _inline_includes(destination)
     _update_schema_comment(destination / "blueprint.yaml", "blueprints/blueprint.schema.json")
     console.out.print(
-        f"{destination}: a copy of the pattern {from_}{f', preset {preset}' if preset else ''}", markup=False
+        f"{destination}: copied from the pattern {from_}{f', preset {preset}' if preset else ''}", markup=False
     )
     if not FLEET.exists():
         shutil.copy(ROOT / "fleet.yaml", FLEET)
         _update_schema_comment(FLEET, "infra/fleet.schema.json")
-        console.out.print(f"{FLEET}: none was here, so this is a copy of the default fleet", markup=False)
+        console.out.print(f"{FLEET}: copied from the default fleet", markup=False)
     console.out.print(f"Next: edit {destination / 'blueprint.yaml'}, then blueprint deploy {destination}", markup=False)
 
 
-def twin(
+def baseline(
     folder: Folder,
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="The folder to make; DIR-twin where left out.")
+        str | None, typer.Argument(metavar="NAME", help="The folder to create; DIR-baseline if left out.")
     ] = None,
 ) -> None:
-    """Make the aggregated blueprint with as many accelerators as a disaggregated one, to measure it against."""
-    from llm_serving.workloads.serving import baseline as baseline
-    from llm_serving.workloads.serving import blueprint
+    """Create the aggregated baseline of a disaggregated blueprint.
 
-    baseline_text = baseline.render(blueprint.read(folder))
+    It has the same accelerators, model, traffic and SLO. Validate both to see what disaggregation gains.
+    """
+    baseline_text = baselines.render(blueprint.read(folder))
     source = folder.resolve()
     destination = _require_new_folder(
-        Path(name or console.shorten_path(source.with_name(f"{source.name}-twin"))), "NAME"
+        Path(name or console.shorten_path(source.with_name(f"{source.name}-baseline"))), "NAME"
     )
-    # Its templates are the user's own by now; prompts and adapters lie beside them.
+    # The user may have edited the templates; prompts and adapters are next to them.
     shutil.copytree(source, destination, ignore=shutil.ignore_patterns("__pycache__", PRESETS))
     (destination / blueprint.FILE_NAME).write_text(baseline_text, encoding="utf-8")
     shutil.copy(PATTERNS / "aggregated" / "README.md", destination)
     _inline_includes(destination)
-    console.out.print(f"{destination}: as many accelerators as {folder}, each replica doing both halves", markup=False)
-    console.out.print(
-        f"Next: validate {folder} and {destination}, one after the other, and compare their reports", markup=False
-    )
+    console.out.print(f"{destination}: the accelerators of {folder} as aggregated replicas", markup=False)
+    console.out.print(f"Next: blueprint validate {folder}, then {destination}, and compare the reports", markup=False)
 
 
 def _require_new_folder(folder: Path, argument: str) -> Path:
-    """The folder, which is not there yet and whose name is a deployment's.
+    """Return the folder.
 
     Raises:
-        InputError: it is, or is not.
+        InputError: it exists, or its name cannot be a deployment's.
     """
-    from pydantic import TypeAdapter, ValidationError
-
-    from llm_serving.fleet.model import Name
-    from llm_serving.settings.errors import InputError
-
     try:
         TypeAdapter(Name).validate_python(folder.name)
     except ValidationError:
-        reason = "its last part is to be the deployment's name"
-        fix = "2 to 32 of a-z, 0-9 and -, a letter first"
+        reason = "the folder's name becomes the deployment's name"
+        fix = "2 to 32 characters of a-z, 0-9 and -, starting with a letter"
         raise InputError(f"{argument}: now {str(folder)!r}: {reason}. Fix: {fix}.") from None
     if folder.exists():
-        raise InputError(f"{folder}: it is there already, and nothing is overwritten. Fix: another name.")
+        raise InputError(f"{argument}: now {str(folder)!r}: it exists already. Fix: another name.")
     return folder
 
 
@@ -139,7 +134,7 @@ def _list_presets(pattern: Path) -> list[str]:
 
 
 def _inline_includes(folder: Path) -> None:
-    """Puts what the patterns' templates share into the copies, so that a user finds every line there to change."""
+    """Replace the includes of the templates by their text, so that users can edit every line."""
     for template in folder.glob("*.j2"):
         expanded = re.sub(
             r'^\{% include "(templates/[\w.]+)" %\}\n',
@@ -150,17 +145,13 @@ def _inline_includes(folder: Path) -> None:
         template.write_text(expanded, encoding="utf-8")
 
 
-def _list_patterns() -> list[Path]:
-    return sorted(path.parent for path in PATTERNS.glob("*/blueprint.yaml"))
-
-
 def _read_summary(folder: Path) -> str:
-    """The first line of the pattern's README after its title."""
+    """Read the first line of the pattern's README after its title."""
     lines = [line for line in (folder / "README.md").read_text(encoding="utf-8").splitlines() if line.strip()]
     return lines[1]
 
 
 def _update_schema_comment(file: Path, schema: str) -> None:
-    """Mends the comment by which editors find the schema: the copy lies elsewhere than what it was copied from."""
+    """Update the path in the comment by which editors find the schema."""
     schema_path = min(os.path.relpath(ROOT / schema, file.resolve().parent), str(ROOT / schema), key=len)
     file.write_text(re.sub(r"(?<=\$schema=)\S+", schema_path, file.read_text(encoding="utf-8")), encoding="utf-8")

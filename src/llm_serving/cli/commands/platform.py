@@ -1,38 +1,32 @@
-"""`blueprint platform install` and `remove`: the pinned charts of a fleet's cluster, in order and against it."""
+"""`blueprint platform`: install and remove the pinned charts of a fleet's cluster."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from llm_serving import console
+from llm_serving.catalog import instances
 from llm_serving.cli import confirm
 from llm_serving.cli.arguments import FLEET, AsJson, Fleet, Yes
+from llm_serving.fleet import model
+from llm_serving.operations import add_ons
+from llm_serving.operations.add_ons import Command
+from llm_serving.settings.document import load
+from llm_serving.settings.errors import InputError
 
-if TYPE_CHECKING:
-    from llm_serving.fleet.model import Fleet as FleetSettings
-    from llm_serving.operations.add_ons import Command
+app = typer.Typer(help="Install and remove the platform charts of an EKS cluster.", no_args_is_help=True)
 
-app = typer.Typer(help="What a cluster runs beside EKS's own add-ons.", no_args_is_help=True)
-
-PlanOnly = Annotated[bool, typer.Option("--plan", help="Show the commands; call no cluster.")]
-
-
-@app.callback()
-def platform() -> None:
-    """What a cluster runs beside EKS's own add-ons."""
+PlanOnly = Annotated[bool, typer.Option("--plan", help="Show the commands without running them.")]
 
 
 @app.command()
 def install(fleet: Fleet = FLEET, plan: PlanOnly = False, as_json: AsJson = False) -> None:
-    """Install the platform's charts with Helm, in order, into the cluster that kubectl talks to."""
-    from llm_serving.catalog import instances
-    from llm_serving.operations import add_ons as add_ons
-
+    """Install the platform charts with Helm, in order, in kubectl's current cluster."""
     fleet_settings, folder = _load_fleet(fleet)
     commands = add_ons.build_install_commands(fleet_settings, instances.load(), folder)
     _print_commands(commands, plan, as_json)
@@ -42,10 +36,7 @@ def install(fleet: Fleet = FLEET, plan: PlanOnly = False, as_json: AsJson = Fals
 
 @app.command()
 def remove(fleet: Fleet = FLEET, plan: PlanOnly = False, as_json: AsJson = False, yes: Yes = False) -> None:
-    """Remove the platform's charts, the last installed first, from the cluster that kubectl talks to."""
-    from llm_serving.catalog import instances
-    from llm_serving.operations import add_ons as add_ons
-
+    """Remove the platform charts, in reverse order, from kubectl's current cluster."""
     fleet_settings, folder = _load_fleet(fleet)
     commands = add_ons.build_remove_commands(fleet_settings, instances.load(), folder)
     _print_commands(commands, plan, as_json)
@@ -55,15 +46,14 @@ def remove(fleet: Fleet = FLEET, plan: PlanOnly = False, as_json: AsJson = False
         add_ons.run_commands(commands, folder, verb="Remove")
 
 
-def _load_fleet(file: Path) -> tuple[FleetSettings, Path]:
-    """The fleet, and the folder for its values and manifests."""
-    from llm_serving.fleet import model as fleets
-    from llm_serving.settings.document import load
-    from llm_serving.settings.errors import InputError
-
-    fleet_settings = load(file, fleets.Fleet).value
+def _load_fleet(file: Path) -> tuple[model.Fleet, Path]:
+    """Return the fleet, and the folder for its charts' values and manifests."""
+    fleet_settings = load(file, model.Fleet).value
     if "eks" not in fleet_settings.orchestrators:
-        raise InputError(f"{file}: the fleet's orchestrator is {fleet_settings.orchestrator}, and charts are for EKS")
+        raise InputError(
+            f"{file}: orchestrator: now {fleet_settings.orchestrator}: platform charts need an EKS cluster. "
+            "Fix: orchestrator: eks or both."
+        )
     return fleet_settings, Path("rendered") / fleet_settings.name / "platform"
 
 

@@ -1,4 +1,4 @@
-"""`blueprint preflight`: what of the fleet the AWS account can hold; asks, and changes nothing."""
+"""`blueprint preflight`: whether the AWS account can hold the fleet; changes nothing."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import json
 
 import typer
 
+from llm_serving.aws.preflight import report
+from llm_serving.aws.session import AwsSession
+from llm_serving.catalog import instances
 from llm_serving.cli import arguments
+from llm_serving.fleet.model import Fleet
+from llm_serving.settings.document import load
+from llm_serving.settings.errors import CheckFailed
+from llm_serving.tables import preflight_table
 
 
 def preflight(
     fleet: arguments.Fleet = arguments.FLEET,
     as_json: arguments.AsJson = False,
 ) -> None:
-    """Ask AWS whether the account can hold the fleet: permissions, quotas, zones, subnets, reservations, price.
+    """Check whether the AWS account can hold the fleet.
 
-    Nothing is changed. Ends with 0 where nothing fails, 1 where something does, 3 without credentials or network.
+    Checks permissions, quotas, zones, subnets, reservations and prices. Changes nothing. Exits 1 if a check fails, and 3
+    without credentials or network.
     """
-    from llm_serving.aws.preflight import report
-    from llm_serving.aws.session import AwsSession
-    from llm_serving.catalog import instances
-    from llm_serving.fleet.model import Fleet
-    from llm_serving.settings.document import load
-    from llm_serving.settings.errors import CheckFailed
-    from llm_serving.tables import preflight_table
-
     document = load(fleet, Fleet)
     result = report.run_preflight(document, instances.load(), AwsSession(document.value.region))
     if as_json:

@@ -1,4 +1,4 @@
-"""`blueprint rehearse`: the fleet's stacks with a mocked provider, then against an embedded AWS to the last destroy."""
+"""`blueprint rehearse`: the fleet's stacks against a mocked provider, and from apply to destroy on an embedded AWS."""
 
 from __future__ import annotations
 
@@ -11,27 +11,30 @@ import typer
 
 from llm_serving import console, processes
 from llm_serving.cli.arguments import FLEET, OUT, AsJson, Out
+from llm_serving.rehearsal import emulator, run
+from llm_serving.settings.errors import InputError
+from llm_serving.tables import rehearsal_table
+from llm_serving.workloads import inputs
 
 
 def rehearse(
     stacks: Annotated[
-        list[str] | None, typer.Argument(metavar="[STACK]...", help="Stacks to rehearse; all by default.")
+        list[str] | None, typer.Argument(metavar="[STACK]...", help="Stacks to rehearse; all if left out.")
     ] = None,
-    fleet: Annotated[Path, typer.Option("--fleet", metavar="FILE", help="The fleet file, or a folder.")] = FLEET,
+    fleet: Annotated[
+        Path, typer.Option("--fleet", metavar="FILE", help="The fleet file, or a folder of fleet files.")
+    ] = FLEET,
     out: Out = OUT,
-    mocked: Annotated[
-        bool, typer.Option("--mocked", help="Plan with a mocked provider alone: seconds, and no emulator.")
-    ] = False,
+    mocked: Annotated[bool, typer.Option("--mocked", help="Plan with a mocked provider only; takes seconds.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Plan the stacks with a mocked provider, apply them to an embedded AWS, plan again, destroy, look what is left."""
-    from llm_serving.rehearsal import emulator, run
-    from llm_serving.settings.errors import InputError
-    from llm_serving.tables import rehearsal_table
-    from llm_serving.workloads import inputs
+    """Apply and destroy the stacks against an embedded AWS.
 
+    Runs `terraform test` with a mocked provider, applies, plans again to check for drift, destroys, and checks that
+    nothing is left.
+    """
     if mocked and stacks:
-        raise InputError("--mocked plans all stacks. Fix: no stack, or leave --mocked out")
+        raise InputError("--mocked: it plans all stacks. Fix: remove --mocked, or the stacks.")
     documents = [inputs.read_fleet(file) for file in _list_fleet_files(fleet)]
     data = Path(".blueprint") / "rehearsal"
     with processes.handle_interrupts():
@@ -59,16 +62,16 @@ def rehearse(
     console.out.print(f"{rehearsals[0].terraform}, AWS provider from {rehearsals[0].provider_from}")
     console.out.print(rehearsal_table.render(rehearsals), soft_wrap=False)
     if not mocked:
-        console.out.print("after each apply a plan was empty, and after the destroy nothing is left")
+        console.out.print("No drift after any apply; nothing left after the destroy.")
         console.out.print(emulator.EMULATION_NOTE)
 
 
 def _list_fleet_files(fleet: Path) -> list[Path]:
-    """The fleet file, or those of a folder."""
-    from llm_serving.settings.errors import InputError
-
+    """List the fleet file, or the fleet files of a folder."""
     if not fleet.is_dir():
         return [fleet]
     if files := sorted(fleet.glob("*.yaml")):
         return files
-    raise InputError(f"{fleet} holds no fleet file. Fix: a folder with fleet files, *.yaml, or a file")
+    raise InputError(
+        f"--fleet: now {str(fleet)!r}: the folder has no fleet file (*.yaml). Fix: another folder, or a file."
+    )

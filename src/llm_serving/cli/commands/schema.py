@@ -7,6 +7,11 @@ from typing import Annotated
 
 import typer
 
+from llm_serving.fleet.model import Fleet
+from llm_serving.settings import schema as settings_schema
+from llm_serving.validation import report
+from llm_serving.workloads.serving.blueprint import Blueprint
+
 
 class SchemaFile(StrEnum):
     """The files with a published schema."""
@@ -16,22 +21,20 @@ class SchemaFile(StrEnum):
     REPORT = "report"
 
 
-def schema(file: Annotated[SchemaFile, typer.Argument(help="Which file.")]) -> None:
-    """Print the JSON Schema of fleet.yaml, blueprint.yaml or a validation's report.json."""
+def schema(file: Annotated[SchemaFile, typer.Argument(help="The file.")]) -> None:
+    """Print the JSON Schema of a file.
+
+    The files are fleet.yaml, blueprint.yaml, and the report.json of a validation.
+    """
     print(render_schema(file), end="")
 
 
 def render_schema(file: SchemaFile) -> str:
-    """The schema as it is published."""
-    from llm_serving.fleet.model import Fleet
-    from llm_serving.settings import schema as settings
-    from llm_serving.validation import report
-    from llm_serving.workloads.serving.blueprint import Blueprint
-
+    """Render a schema as it is published."""
     match file:
         case SchemaFile.FLEET:
-            return settings.render(Fleet, "fleet.yaml")
+            return settings_schema.render(Fleet, "fleet.yaml")
         case SchemaFile.BLUEPRINT:
-            return settings.render(Blueprint, "blueprint.yaml")
+            return settings_schema.render(Blueprint, "blueprint.yaml")
         case SchemaFile.REPORT:
             return report.render_schema()

@@ -1,4 +1,4 @@
-"""`blueprint shift`: versions of a deployment side by side on EKS, and one command to go back."""
+"""`blueprint shift`: traffic shares of deployments on EKS, and the way back."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from typing import Annotated
 import typer
 
 from llm_serving import console
+from llm_serving.settings.errors import InputError
+from llm_serving.targets.deployment_dir import DeploymentDir
+from llm_serving.targets.eks import traffic_shift
+from llm_serving.targets.eks.target import EksTarget
 
 
 def shift(
@@ -15,24 +19,22 @@ def shift(
     share: Annotated[
         list[str] | None, typer.Argument(metavar="NAME=WEIGHT...", help="Deployments on EKS, and their weights.")
     ] = None,
-    gateway: Annotated[
-        str, typer.Option(metavar="NAMESPACE/NAME", help="The Gateway that carries the route.")
-    ] = "gateway/edge",
-    back: Annotated[bool, typer.Option("--back", help="Return to the shares before the last ones.")] = False,
+    gateway: Annotated[str, typer.Option(metavar="NAMESPACE/NAME", help="The Gateway of the route.")] = "gateway/edge",
+    back: Annotated[bool, typer.Option("--back", help="Return to the previous shares.")] = False,
 ) -> None:
-    """Share requests between deployments on EKS by weight, such as `shift chat mine=90 mine-v2=10`."""
-    from llm_serving.settings.errors import InputError
-    from llm_serving.targets.eks import traffic_shift as traffic_shift
-    from llm_serving.targets.local.deployment_dir import DeploymentDir
+    """Split a route's requests between deployments on EKS.
 
+    Example: `blueprint shift chat mine=90 mine-v2=10`.
+    """
+    if back == bool(share):
+        raise InputError("SHARE: pass either --back, or deployments with their weights, such as mine=90 mine-v2=10.")
     directory = DeploymentDir(route, Path.cwd())
     directory.logs.mkdir(parents=True, exist_ok=True)
     log = directory.logs / "route.log"
-    if back == bool(share):
-        raise InputError("SHARE: write either deployments with their weights, such as mine=90 mine-v2=10, or --back.")
-    with console.step(f"Go back on the route {route}" if back else f"Shift the route {route}"):
+    with console.step(f"Roll back the route {route}" if back else f"Shift the route {route}"):
         if back:
             traffic_shift.roll_back(route, log)
         else:
-            folder = directory.root / "rendered" / route / "eks"
-            traffic_shift.shift(route, traffic_shift.parse_shares(share or []), gateway=gateway, folder=folder, log=log)
+            shares = traffic_shift.parse_shares(share or [])
+            rendered = directory.get_rendered_path(EksTarget.name)
+            traffic_shift.shift(route, shares, gateway=gateway, folder=rendered, log=log)

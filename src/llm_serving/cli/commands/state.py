@@ -1,39 +1,40 @@
-"""`blueprint state`: the bucket of Terraform's state, made once and taken away last."""
+"""`blueprint state`: the S3 bucket of Terraform's state."""
 
 from __future__ import annotations
 
 import typer
 
 from llm_serving import console
+from llm_serving.aws import state_bucket
 from llm_serving.cli import arguments
+from llm_serving.fleet.model import Fleet
+from llm_serving.settings.document import load
 
-app = typer.Typer(help="The bucket of Terraform's state: make it once, take it away last.", no_args_is_help=True)
+app = typer.Typer(help="Create and delete the bucket of Terraform's state.", no_args_is_help=True)
 
 
 @app.command()
 def make(fleet: arguments.Fleet = arguments.FLEET, yes: arguments.Yes = False) -> None:
-    """Make the bucket that `state` names, or what it lacks: versions, encryption, TLS only, closed to the public."""
-    from llm_serving.aws import state_bucket
-    from llm_serving.fleet.model import Fleet
-    from llm_serving.settings.document import load
+    """Create or repair the bucket of `state`.
 
+    Sets up versioning, encryption, TLS-only access and the public access block.
+    """
     document = load(fleet, Fleet)
     changed = state_bucket.ensure_state_bucket(
-        document.value, confirm=lambda: yes or typer.confirm("Make it?", err=True)
+        document.value, confirm=lambda: yes or typer.confirm("Create or update it?", err=True)
     )
     if not changed:
-        console.out.print(f"{document.value.state}: its bucket is as it should be; nothing was changed", markup=False)
+        console.out.print(f"{document.value.state}: the bucket is up to date", markup=False)
 
 
 @app.command()
 def remove(fleet: arguments.Fleet = arguments.FLEET, yes: arguments.Yes = False) -> None:
-    """Delete the bucket that `state` names, if no state in it still holds a resource."""
-    from llm_serving.aws import state_bucket
-    from llm_serving.fleet.model import Fleet
-    from llm_serving.settings.document import load
+    """Delete the bucket of `state`.
 
+    Refuses while a state in it still has resources.
+    """
     document = load(fleet, Fleet)
-    question = "Delete it with all old versions?"
+    question = "Permanently delete it with all old versions?"
     removed = state_bucket.remove_state_bucket(document.value, confirm=lambda: yes or typer.confirm(question, err=True))
     if not removed:
-        console.out.print(f"{document.value.state}: there is no such bucket", markup=False)
+        console.out.print(f"{document.value.state}: the bucket does not exist", markup=False)

@@ -1,56 +1,47 @@
-"""`blueprint validate`: plays the blueprint's traffic against what is deployed, and says whether the SLO holds."""
+"""`blueprint validate`: load-tests a deployment and checks its SLO."""
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from llm_serving import console
-from llm_serving.cli.arguments import FLEET, LOCAL, AsJson, Fleet, Folder, Target, find_deployment_dir
-from llm_serving.targets.on_aws import commands
-
-if TYPE_CHECKING:
-    from llm_serving.targets.local.deployment_dir import DeploymentDir
-    from llm_serving.workloads.serving.deployment import Deployment
-
-    ValidationSubject = tuple[Deployment, DeploymentDir, contextlib.AbstractContextManager[str | None]]
-    """A deployment, where its files lie, and the way to it: its URL, where that is not its own."""
+from llm_serving import console, processes
+from llm_serving.cli.arguments import FLEET, TARGET, AsJson, Fleet, Folder, Target
+from llm_serving.tables import validation_table
+from llm_serving.targets import registry
+from llm_serving.validation import run
 
 
 def validate(
     folder: Folder,
     fleet: Fleet = FLEET,
-    target: Target = LOCAL,
+    target: Target = TARGET,
     url: Annotated[
-        str | None, typer.Option(metavar="URL", help="Another address of the deployment, such as a gateway's.")
+        str | None, typer.Option(metavar="URL", help="Another endpoint of the deployment, such as a gateway's.")
     ] = None,
     requests: Annotated[
-        int | None, typer.Option(min=1, help="How many requests are counted, in place of the blueprint's number.")
+        int | None, typer.Option(min=1, help="Number of measured requests, instead of the blueprint's.")
     ] = None,
     user: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.py", help="Your own Locust user; src/llm_serving/validation/user.py shows how."),
+        typer.Option(metavar="FILE.py", help="Your own Locust user; start from src/llm_serving/validation/user.py."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Load-test a deployment with the blueprint's traffic; exit 1 names each limit of its SLO that is missed."""
-    from llm_serving import processes
-    from llm_serving.tables import validation_table
-    from llm_serving.validation import run
+    """Load-test a deployment against its SLO.
 
-    deployment, directory, endpoint = (
-        _plan_on_aws(folder, fleet, target, url) if target in commands.TARGETS else _find_local(folder, target, url)
-    )
-    with processes.handle_interrupts(), endpoint as endpoint_url:
+    Sends the blueprint's traffic and writes a report to runs/NAME/; exits 1 and names each objective that is missed.
+    """
+    selected_target = registry.load_target(target)
+    with processes.handle_interrupts(), selected_target.open_validation(folder, fleet, url) as inputs:
         report, report_dir = run.validate(
-            deployment,
-            logs=directory.logs,
-            runs=directory.reports,
+            inputs.deployment,
+            logs=inputs.logs,
+            runs=inputs.reports,
             folder=folder,
-            url=endpoint_url,
+            url=inputs.url,
             requests=requests,
             user_file=user,
         )
@@ -59,26 +50,3 @@ def validate(
     else:
         console.print_result(validation_table.render(report, report_dir))
     run.require_slo(report)
-
-
-def _plan_on_aws(folder: Path, fleet: Path, target: str, url: str | None) -> ValidationSubject:
-    deployment_plan = commands.plan(folder, fleet, target)
-    return deployment_plan.deployment, deployment_plan.directory, commands.open_tunnel(deployment_plan, url)
-
-
-def _find_local(folder: Path, target: str, url: str | None) -> ValidationSubject:
-    from llm_serving.settings.errors import Unavailable
-    from llm_serving.workloads.serving import blueprint
-
-    settings = blueprint.read(folder).value
-    directory = find_deployment_dir(folder, target)
-    deployment = directory.load_deployment()
-    if deployment is None:
-        command = f"blueprint deploy {console.shorten_path(folder)}"
-        raise Unavailable(f"{directory.name} is not deployed from here; `{command}` brings it up")
-    # Traffic and SLO are the file's as it is now: neither needs a new deployment.
-    return (
-        deployment.model_copy(update={"traffic": settings.traffic, "slo": settings.slo}),
-        directory,
-        contextlib.nullcontext(url),
-    )

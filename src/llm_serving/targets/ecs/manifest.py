@@ -41,9 +41,6 @@ Source: ECS API reference, ContainerDefinition, stopTimeout, 2026-11.
 ALARM_METRICS = {"engine": ("queue",), "router": ("requests", "errors")}
 """Metrics that alarms read, by a service's kind."""
 
-MACHINE_START_S = 900
-"""A machine comes, pulls an image of several GB and starts; a model's own start is counted beside."""
-
 
 class Autoscaling(Settings):
     """When tasks come and go."""

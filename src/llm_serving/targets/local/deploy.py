@@ -12,15 +12,13 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 
 from llm_serving import console, processes
-from llm_serving.fleet.model import Fleet
 from llm_serving.rehearsal import emulator
-from llm_serving.settings.document import Document
 from llm_serving.settings.errors import Unavailable
 from llm_serving.settings.units import format_bytes
+from llm_serving.targets import planning
+from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.targets.local import (
     early_start,
     engine_env,
@@ -30,85 +28,19 @@ from llm_serving.targets.local import (
     supervisor,
     weights,
 )
-from llm_serving.targets.local.deployment_dir import DeploymentDir
 from llm_serving.targets.local.readiness import RoleFailed
 from llm_serving.targets.local.supervisor import Supervisor
-from llm_serving.workloads import inputs, render
-from llm_serving.workloads.environment import Environment, Process
-from llm_serving.workloads.serving import measured_prompts, resolve
-from llm_serving.workloads.serving.blueprint import Blueprint
-from llm_serving.workloads.serving.deployment import Deployment
+from llm_serving.targets.planning import DeploymentPlan
+from llm_serving.workloads.environment import Process
 
 EMULATOR_TIMEOUT_S = 120.0
 """Longest start of the embedded AWS, in seconds."""
 
 
-@dataclass(frozen=True)
-class DeploymentPlan:
-    """What is to run, with every number decided, before anything starts."""
-
-    folder: Path
-    """The blueprint's directory, which holds the template."""
-
-    blueprint: Document[Blueprint]
-    fleet: Document[Fleet]
-    directory: DeploymentDir
-    deployment: Deployment
-    text: str
-    """The supervisor's configuration."""
-
-    def replace_bucket(self, bucket: str) -> DeploymentPlan:
-        """Return the plan for the model bucket that the storage stack created."""
-        if bucket == self.deployment.environment.bucket:
-            return self
-        target_environment = self.deployment.environment.model_copy(update={"bucket": bucket})
-        return _build_plan(self.folder, self.blueprint, self.fleet, self.directory, target_environment)
-
-
-def plan(
-    folder: Path, fleet_file: Path, *, target: str = "local", root: Path | None = None, port: int | None = None
-) -> DeploymentPlan:
-    """Read both files and decide everything; saves the chosen ports, starts nothing.
-
-    Args:
-        root: the directory that holds `.blueprint`; the current one by default.
-        port: of the router; a free one by default.
-
-    Raises:
-        InputError: a file is wrong, or the blueprint cannot work, or has no template for `target`.
-        Unavailable: `port` is in use.
-    """
-    blueprint, fleet = inputs.read(folder, fleet_file)
-    render.find_template(folder, target)
-    directory = DeploymentDir(resolve.resolve_name(blueprint), (root or Path.cwd()).resolve())
-    is_running = supervisor.find_running(directory) is not None
-    target_environment = environment.resolve_environment(
-        directory, blueprint.value, fleet.value, own_ports=is_running, port=port
-    )
-    target_environment = target_environment.model_copy(
-        update={"measured": measured_prompts.find_measured(blueprint, directory.root)}
-    )
-    deployment_plan = _build_plan(folder, blueprint, fleet, directory, target_environment)
-    directory.save_ports(deployment_plan.deployment.environment.ports)
-    return deployment_plan
-
-
-def _build_plan(
-    folder: Path,
-    blueprint: Document[Blueprint],
-    fleet: Document[Fleet],
-    directory: DeploymentDir,
-    target_environment: Environment,
-) -> DeploymentPlan:
-    deployment = resolve.resolve(blueprint, fleet, target_environment)
-    text = render.render_text(deployment, render.find_template(folder, target_environment.target))
-    return DeploymentPlan(folder, blueprint, fleet, directory, deployment, text)
-
-
 def diff(plan: DeploymentPlan) -> str:
     """Return what `deploy` would change, as a unified diff; empty if nothing."""
     deployed = plan.directory.config.read_text(encoding="utf-8") if plan.directory.load_deployment() else ""
-    labels = ("deployed", console.shorten_path(plan.directory.rendered / plan.directory.config.name))
+    labels = ("deployed", console.shorten_path(plan.rendered / plan.directory.config.name))
     lines = difflib.unified_diff(deployed.splitlines(), plan.text.splitlines(), *labels, lineterm="")
     return "\n".join(lines)
 
@@ -130,7 +62,7 @@ def write_config(plan: DeploymentPlan) -> None:
     Raises:
         InputError: the rendered file was edited by hand.
     """
-    render.render(plan.deployment, plan.folder, plan.directory.rendered)
+    planning.write_rendered(plan)
     plan.directory.create()
     plan.directory.config.write_text(plan.text, encoding="utf-8")
 
@@ -333,7 +265,7 @@ def destroy(directory: DeploymentDir) -> bool:
     """Stop every process of a deployment and remove its directory; return whether there was anything."""
     existed = directory.data.exists()
     stopped = stop(directory)
-    directory.remove()
+    directory.remove(environment.NAME)
     return existed or stopped
 
 
@@ -362,7 +294,7 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
             supervisor.end_orphan(orphan)
         check_machine(plan, _list_missing_processes(plan))
         # All that can refuse runs before anything that serves is touched.
-        render.render(plan.deployment, plan.folder, plan.directory.rendered, force=force)
+        planning.write_rendered(plan, force=force)
         with stop_on_failure(plan.directory):
             if supervisord is not None:
                 return update(plan, supervisord, apply_storage)

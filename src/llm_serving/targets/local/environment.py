@@ -10,9 +10,9 @@ from llm_serving.fleet import aws_limits
 from llm_serving.fleet.model import Fleet
 from llm_serving.rehearsal import emulator
 from llm_serving.settings.errors import Unavailable
+from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.targets.local import engine_env, subreaper
 from llm_serving.targets.local.conventions import CONVENTIONS
-from llm_serving.targets.local.deployment_dir import DeploymentDir
 from llm_serving.workloads.environment import Environment, Process
 from llm_serving.workloads.serving import resolve
 from llm_serving.workloads.serving.blueprint import Blueprint
@@ -20,6 +20,7 @@ from llm_serving.workloads.serving.blueprint import Blueprint
 ROUTER_DNS_DISCOVERY = paths.IMAGES / "router" / "router_dns_discovery.py"
 """Registers engines with a router of many models, as on ECS."""
 
+NAME = "local"
 AWS = "aws"
 ROUTER = "router"
 
@@ -61,7 +62,7 @@ def resolve_environment(
     )
     has_shortcuts = os.environ.get(SHORTCUTS_VARIABLE) != "off"
     return Environment(
-        target="local",
+        target=NAME,
         conventions=CONVENTIONS,
         region=fleet.region,
         # As the storage stack names it in the embedded AWS's account.

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from llm_serving import console
 from llm_serving.settings.errors import Unavailable
 from llm_serving.targets import probe
+from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.targets.local import log_diagnosis
-from llm_serving.targets.local.deployment_dir import DeploymentDir
 from llm_serving.targets.local.supervisor import ProcessState, Supervisor
 from llm_serving.workloads.environment import Process
 

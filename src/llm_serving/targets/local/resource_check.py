@@ -10,7 +10,7 @@ import psutil
 from llm_serving import processes
 from llm_serving.settings.errors import Unavailable
 from llm_serving.settings.units import format_bytes
-from llm_serving.targets.local.deployment_dir import DeploymentDir
+from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.workloads.environment import Process
 from llm_serving.workloads.serving.deployment import Deployment
 

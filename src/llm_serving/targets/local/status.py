@@ -11,8 +11,8 @@ import psutil
 from llm_serving import console
 from llm_serving.settings.errors import CheckFailed, Unavailable
 from llm_serving.settings.units import format_bytes
+from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.targets.local import readiness, supervisor
-from llm_serving.targets.local.deployment_dir import DeploymentDir
 from llm_serving.targets.local.supervisor import ProcessState
 from llm_serving.workloads.environment import Process
 from llm_serving.workloads.serving.deployment import Deployment

@@ -19,7 +19,7 @@ import psutil
 
 from llm_serving import console, processes
 from llm_serving.settings.errors import Unavailable
-from llm_serving.targets.local.deployment_dir import SUPERVISOR_SOCKET, DeploymentDir
+from llm_serving.targets.deployment_dir import SUPERVISOR_SOCKET, DeploymentDir
 
 _RPC_TIMEOUT_S = 60.0
 """Longest that supervisord takes to answer, in seconds: a process has 20 s to stop."""

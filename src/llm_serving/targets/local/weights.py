@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from llm_serving.settings.errors import Unavailable
-from llm_serving.targets.local.deployment_dir import DeploymentDir
+from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.workloads.environment import Environment
 from llm_serving.workloads.serving import resolve
 from llm_serving.workloads.serving.deployment import Deployment, ServedModel

@@ -5,7 +5,7 @@ from __future__ import annotations
 from llm_serving import console
 from llm_serving.aws import s3
 from llm_serving.settings.errors import InputError
-from llm_serving.targets.on_aws.plan import DeploymentPlan
+from llm_serving.targets.planning import DeploymentPlan
 from llm_serving.workloads.serving import adapters
 
 _MAX_CONFIG_BYTES = 2**20

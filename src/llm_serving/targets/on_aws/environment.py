@@ -1,40 +1,49 @@
-"""AWS as the place of a deployment: what follows from the fleet and its account alone."""
+"""The environment of a deployment on AWS: what follows from the fleet and its account."""
 
 from __future__ import annotations
 
 from llm_serving.aws.session import AwsSession, translate_errors
-from llm_serving.fleet import aws_limits, names
+from llm_serving.fleet import aws_limits
 from llm_serving.fleet.model import Fleet
 from llm_serving.rehearsal import emulator
 from llm_serving.settings.errors import Unavailable
-from llm_serving.targets.conventions import load_conventions
-from llm_serving.workloads.environment import Environment
+from llm_serving.workloads.environment import Conventions, Environment
 
-NO_ACCOUNT = f"No AWS credentials were found: names hold {emulator.ACCOUNT}, the embedded AWS's account, not yours."
+NO_ACCOUNT = f"No AWS credentials found: names contain the embedded AWS's account {emulator.ACCOUNT}, not yours."
 
 SCRATCH = "/scratch"
-"""The one folder that an engine's container may write to, beside /tmp."""
+"""Directory that an engine's container may write to, besides /tmp."""
 
 
-def resolve_environment(target: str, fleet: Fleet, *, account: str | None = None) -> Environment:
-    """The place of a deployment.
+def resolve_environment(
+    target: str,
+    fleet: Fleet,
+    *,
+    conventions: Conventions,
+    namespace: str,
+    service_account: str = "",
+    account: str | None = None,
+) -> Environment:
+    """Return the environment of a deployment in the fleet's account.
 
     Args:
-        account: AWS's number of it; asked of AWS where left out, and the embedded AWS's where nobody is signed in.
+        namespace: Kubernetes namespace, or private DNS namespace on ECS.
+        service_account: Kubernetes service account of the engines.
+        account: the account's number; asked of AWS if None, and the embedded AWS's where there are no credentials.
     """
     own_account = account or _read_account(fleet.region)
     account_id = own_account or emulator.ACCOUNT
     return Environment(
         target=target,
-        conventions=load_conventions(target),
+        conventions=conventions,
         region=fleet.region,
         bucket=aws_limits.build_bucket_name(fleet.name, "models", account_id, fleet.region),
         env={"AWS_REGION": fleet.region},
         data_folder=SCRATCH,
         socket_folder="/tmp",
         registry=f"{account_id}.dkr.ecr.{fleet.region}.amazonaws.com/{fleet.name}",
-        namespace=names.SERVING_NAMESPACE if target == "eks" else names.format_namespace(fleet),
-        service_account=names.ENGINE_SERVICE_ACCOUNT if target == "eks" else "",
+        namespace=namespace,
+        service_account=service_account,
         emulated=() if own_account else (NO_ACCOUNT,),
     )
 

@@ -15,10 +15,10 @@ from llm_serving.operations import apply, context
 from llm_serving.operations import plans as fleet_plans
 from llm_serving.operations.plans import StackPlan
 from llm_serving.settings.errors import CheckFailed, Unavailable
-from llm_serving.targets.ecs import target
-from llm_serving.targets.on_aws import plan as plans
-from llm_serving.targets.on_aws.plan import DeploymentPlan
-from llm_serving.targets.replica_status import READY
+from llm_serving.targets import planning
+from llm_serving.targets.base import READY
+from llm_serving.targets.ecs import stack
+from llm_serving.targets.planning import DeploymentPlan
 from llm_serving.terraform.plan import Plan, ResourceChange
 from llm_serving.terraform.state import StackState
 from tests.infra.serving.conftest import FLEET, write_blueprint
@@ -102,8 +102,8 @@ class Ecs:
 @pytest.fixture
 def aws(monkeypatch: pytest.MonkeyPatch) -> Ecs:
     fake_ecs = Ecs()
-    monkeypatch.setattr(target, "AwsSession", lambda _: SimpleNamespace(client=lambda _: fake_ecs))
-    monkeypatch.setattr(target, "_POLL_INTERVAL_S", 0.0)
+    monkeypatch.setattr(stack, "AwsSession", lambda _: SimpleNamespace(client=lambda _: fake_ecs))
+    monkeypatch.setattr(stack, "_POLL_INTERVAL_S", 0.0)
     return fake_ecs
 
 
@@ -113,7 +113,7 @@ def deployment_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Deployme
     fleet = tmp_path / "fleet.yaml"
     fleet.write_text(FLEET)
     folder = write_blueprint(tmp_path, "aggregated")
-    return plans.plan(folder, fleet, target="ecs", root=tmp_path, account="123456789012")
+    return planning.plan(folder, fleet, target="ecs", root=tmp_path, account="123456789012")
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def terraform_calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str
         "ask": {"task_definition": "arn:ask", "subnets": ["subnet-1"], "group": "sg-1"},
         "definitions": {"worker": "arn/worker:2", "router": "arn/router:2"},
     }
-    monkeypatch.setattr(target, "_build_stack_context", lambda *_: fleet_context)
+    monkeypatch.setattr(stack, "_build_stack_context", lambda *_: fleet_context)
     monkeypatch.setattr(fleet_plans, "create", lambda _: [StackPlan(name, 40, Plan({} if calls else changes))])
     monkeypatch.setattr(apply, "apply", lambda *_: calls.append("apply"))
     monkeypatch.setattr(context, "read_states", lambda *_: {name: StackState(outputs, ("x.y",))})
@@ -160,13 +160,13 @@ def test_it_shows_what_changes_waits_for_every_service_and_asks_as_a_client(
 ) -> None:
     aws.tasks = build_running_tasks()
     messages: list[str] = []
-    assert target.deploy(deployment_plan, messages.append) is True
+    assert stack.deploy(deployment_plan, messages.append) is True
     assert messages == ["serving-aggregated: +2 ~0 -1\n  created: aws_ecs_service.worker-0\n  replaced: x.y"]
     assert terraform_calls == ["apply"]
     assert aws.tasks["aggregated-worker-1"][0]["asked"] > 4, "it waited for the last task's answer"
     [request] = aws.task_requests
     assert (request["taskDefinition"], request["launchType"]) == ("arn:ask", "FARGATE")
-    assert target.deploy(deployment_plan, messages.append) is False, "nothing is left to change"
+    assert stack.deploy(deployment_plan, messages.append) is False, "nothing is left to change"
 
 
 @pytest.mark.parametrize("desired", [0, 3])
@@ -175,7 +175,7 @@ def test_a_role_that_sleeps_is_woken_to_show_that_it_answers(
 ) -> None:
     file = deployment_plan.folder / "blueprint.yaml"
     file.write_text(file.read_text().replace("replicas: 2..6", "replicas: 0..6"))
-    deployment_plan = plans.plan(
+    deployment_plan = planning.plan(
         deployment_plan.folder,
         deployment_plan.fleet.path,
         target="ecs",
@@ -188,7 +188,7 @@ def test_a_role_that_sleeps_is_woken_to_show_that_it_answers(
         "aggregated-worker": [],
         "aggregated-worker-1": [build_task("a3", "RUNNING", later="HEALTHY")],
     }
-    assert target.deploy(deployment_plan, lambda _: None) is True
+    assert stack.deploy(deployment_plan, lambda _: None) is True
     assert aws.desired == {"aggregated-worker": max(1, desired)}
     assert aws.tasks["aggregated-worker-1"][0]["asked"] > 4, "it waited for the first replica's answer"
 
@@ -198,10 +198,10 @@ def test_two_commands_are_not_at_work_on_one_deployment(
 ) -> None:
     def destroy_meanwhile(_: str) -> None:
         with pytest.raises(Unavailable, match="another command is at work on aggregated"):
-            target.destroy(deployment_plan)
+            stack.destroy(deployment_plan)
 
     aws.tasks = build_running_tasks(later="HEALTHY")
-    assert target.deploy(deployment_plan, destroy_meanwhile) is True
+    assert stack.deploy(deployment_plan, destroy_meanwhile) is True
 
 
 def test_who_does_not_agree_changes_nothing(
@@ -211,7 +211,7 @@ def test_who_does_not_agree_changes_nothing(
         raise CheckFailed("nothing was changed")
 
     with pytest.raises(CheckFailed):
-        target.deploy(deployment_plan, refuse)
+        stack.deploy(deployment_plan, refuse)
     assert terraform_calls == []
 
 
@@ -220,7 +220,7 @@ def test_an_image_that_is_not_there_is_said_before_anything_is_changed(
 ) -> None:
     aws.images = ("fabric/router:0.1.16",)
     with pytest.raises(CheckFailed, match=r"fabric/router:0\.1\.17-dns is not in the fleet's registry") as error:
-        target.deploy(deployment_plan, lambda _: None)
+        stack.deploy(deployment_plan, lambda _: None)
     assert "images/build router --fleet" in str(error.value)
     assert terraform_calls == []
 
@@ -235,7 +235,7 @@ def test_a_role_that_fails_is_named_with_its_reason_and_last_lines(
     ]
     aws.lines = {"worker/worker/a1": ["loading", "CUDA out of memory"], "router/router/b2": ["all well"]}
     with pytest.raises(CheckFailed) as error:
-        target.deploy(deployment_plan, lambda _: None)
+        stack.deploy(deployment_plan, lambda _: None)
     assert str(error.value) == (
         f"worker does not answer: {reason}; ECS has rolled it back to what ran before\n"
         "  a1: Task failed container health checks\n"
@@ -251,26 +251,26 @@ def test_a_deployment_that_was_rolled_back_unseen_is_no_success(
     aws.tasks = build_running_tasks()
     aws.running["aggregated-router"] = "arn:aws:ecs:us-west-2:123456789012:task-definition/fabric-aggregated-router:1"
     with pytest.raises(CheckFailed, match=r"router does not answer: its deployment was given up, and \S+router:1 runs"):
-        target.deploy(deployment_plan, lambda _: None)
+        stack.deploy(deployment_plan, lambda _: None)
 
 
 def test_tasks_of_what_ran_before_do_not_count(
     aws: Ecs, deployment_plan: DeploymentPlan, terraform_calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(target, "_MACHINES_TIMEOUT_S", -10_000)
+    monkeypatch.setattr(stack, "_MACHINES_TIMEOUT_S", -10_000)
     aws.tasks = build_running_tasks(taskDefinitionArn="arn/worker:1")
     with pytest.raises(CheckFailed, match="worker does not answer: not in time"):
-        target.deploy(deployment_plan, lambda _: None)
+        stack.deploy(deployment_plan, lambda _: None)
 
 
 def test_what_is_not_steady_in_time_is_said(
     aws: Ecs, deployment_plan: DeploymentPlan, terraform_calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(target, "_MACHINES_TIMEOUT_S", -10_000)
+    monkeypatch.setattr(stack, "_MACHINES_TIMEOUT_S", -10_000)
     aws.tasks = build_running_tasks()
     aws.tasks["aggregated-router"].pop()
     with pytest.raises(CheckFailed, match="does not answer: not in time; it still tries"):
-        target.deploy(deployment_plan, lambda _: None)
+        stack.deploy(deployment_plan, lambda _: None)
 
 
 def test_a_router_without_an_answer_fails_the_deploy(
@@ -280,7 +280,7 @@ def test_a_router_without_an_answer_fails_the_deploy(
     aws.exit_code = 1
     aws.lines = {"ask/ask/c3": ["urllib.error.HTTPError: HTTP Error 503"]}
     with pytest.raises(CheckFailed, match="the router gave no answer") as error:
-        target.deploy(deployment_plan, lambda _: None)
+        stack.deploy(deployment_plan, lambda _: None)
     assert "ask c3 | urllib.error.HTTPError: HTTP Error 503" in str(error.value)
 
 
@@ -295,7 +295,7 @@ def test_a_task_is_ready_once_it_has_answered(aws: Ecs, deployment_plan: Deploym
         "aggregated-router": [build_task("b1", "RUNNING", "HEALTHY", launchType="FARGATE")],
     }
     members = [
-        (member.role, member.name, member.state, member.machine) for member in target.list_replicas(deployment_plan)
+        (member.role, member.name, member.state, member.machine) for member in stack.list_replicas(deployment_plan)
     ]
     assert members == [
         ("router", "b1", READY, "fargate"),
@@ -309,7 +309,7 @@ def test_the_last_lines_of_one_role_are_shown(
     aws: Ecs, deployment_plan: DeploymentPlan, capsys: pytest.CaptureFixture[str]
 ) -> None:
     aws.lines = {"worker/worker/a1": ["one", "two", "three"], "router/router/b1": ["routed"]}
-    target.show_logs(deployment_plan, "worker", lines=2, follow=False)
+    stack.show_logs(deployment_plan, "worker", lines=2, follow=False)
     assert capsys.readouterr().out.splitlines() == ["worker a1 | two", "worker a1 | three"]
-    target.show_logs(deployment_plan, None, lines=1, follow=False)
+    stack.show_logs(deployment_plan, None, lines=1, follow=False)
     assert capsys.readouterr().out.splitlines() == ["worker a1 | three", "router b1 | routed"]

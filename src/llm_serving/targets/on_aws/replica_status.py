@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-READY = "ready"
-
 
 @dataclass(frozen=True)
 class ReplicaStatus:
-    """As `blueprint status` shows it."""
+    """One row of `blueprint status`."""
 
     name: str
     role: str
     state: str
-    """`ready`, or why it is not, in the orchestrator's words."""
+    """`ready`, or why it is not ready, in the orchestrator's words."""
 
     restarts: int
     machine: str

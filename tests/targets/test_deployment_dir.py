@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from llm_serving.settings.errors import Unavailable
-from llm_serving.targets.local import deployment_dir
-from llm_serving.targets.local.deployment_dir import DeploymentDir
+from llm_serving.targets import deployment_dir
+from llm_serving.targets.deployment_dir import DeploymentDir
 
 
 def test_a_deployments_directory_is_private(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_sockets_of_a_deep_directory_are_in_tmp(tmp_path: Path) -> None:
     assert run.sockets != DeploymentDir("other", run.root).sockets
     run.create()
     assert stat.S_IMODE(run.sockets.stat().st_mode) == 0o700
-    run.remove()
+    run.remove("local")
     assert not run.sockets.exists()
 
 
@@ -43,13 +43,13 @@ def test_remove_deletes_one_deployment_and_no_other(tmp_path: Path) -> None:
     mine, other = DeploymentDir("mine", tmp_path), DeploymentDir("other", tmp_path)
     for run in (mine, other):
         run.create()
-        run.rendered.mkdir(parents=True)
-    mine.remove()
+        run.get_rendered_path("local").mkdir(parents=True)
+    mine.remove("local")
     assert not mine.data.exists()
-    assert not mine.rendered.exists()
+    assert not mine.get_rendered_path("local").exists()
     assert other.data.is_dir()
-    assert other.rendered.is_dir()
-    other.remove()
+    assert other.get_rendered_path("local").is_dir()
+    other.remove("local")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,4 +1,4 @@
-"""The directory of a local deployment: it holds all that the deployment writes, and `destroy` removes it."""
+"""The directory of a deployment: logs, ports, sockets and what is deployed; `destroy` removes it."""
 
 from __future__ import annotations
 
@@ -63,11 +63,6 @@ class DeploymentDir:
         return self.data / "supervisord.conf"
 
     @property
-    def rendered(self) -> Path:
-        """The rendered blueprint, for a person to read before deploying."""
-        return self.root / "rendered" / self.name / "local"
-
-    @property
     def sockets(self) -> Path:
         """Directory for Unix sockets: inside `data` if that path is short enough, else a private one in /tmp."""
         inner = self.data / "tmp"
@@ -75,6 +70,10 @@ class DeploymentDir:
             return inner
         key = hashlib.sha256(os.fsencode(self.data)).hexdigest()[:12]
         return next(filter(_fits_socket_path, (root / key for root in _list_socket_roots())))
+
+    def get_rendered_path(self, target: str) -> Path:
+        """Return the directory of the files rendered for a target, which people read before a deploy."""
+        return self.root / "rendered" / self.name / target
 
     def get_log_path(self, process: str) -> Path:
         """Return the path of a process's log."""
@@ -107,13 +106,14 @@ class DeploymentDir:
             with contextlib.suppress(OSError):  # other deployments may have theirs beside it
                 self.sockets.parent.rmdir()
 
-    def remove(self) -> None:
-        """Remove all that the deployment wrote."""
+    def remove(self, target: str) -> None:
+        """Remove the deployment's data, and the files rendered for `target`."""
+        rendered = self.get_rendered_path(target)
         self.remove_sockets()
-        shutil.rmtree(self.rendered, ignore_errors=True)
+        shutil.rmtree(rendered, ignore_errors=True)
         shutil.rmtree(self.data, ignore_errors=True)
-        for parent in (self.rendered.parent, self.rendered.parent.parent, self.data.parent):
-            with contextlib.suppress(OSError):  # others may still use it
+        for parent in (rendered.parent, rendered.parent.parent, self.data.parent):
+            with contextlib.suppress(OSError):  # other deployments or targets still use it
                 parent.rmdir()
 
     def load_deployment(self) -> Deployment | None:

@@ -24,8 +24,8 @@ from llm_serving.cli import main
 from llm_serving.console import CommandFailed
 from llm_serving.fleet.loading import load_fleet as read_fleet
 from llm_serving.settings.errors import Unavailable
-from llm_serving.targets.eks import target
-from llm_serving.targets.on_aws.plan import DeploymentPlan
+from llm_serving.targets.eks import release as target
+from llm_serving.targets.planning import DeploymentPlan
 from tests.control_plane import machines
 from tests.control_plane.control_plane import ControlPlane
 
@@ -362,7 +362,7 @@ def test_status_logs_and_deploy_tell_a_pod_that_waits_from_those_that_run(
         assert code == 1, "nothing is to be changed, and still it is not up"
         assert f"worker {GPUS} of {GPUS + 1}" in err
         code, out, err = run_cli("status", "--json")
-        assert (code, err.splitlines()[-1]) == (1, "mine: not all of worker is ready")
+        assert (code, err.splitlines()[-1]) == (1, "mine: not ready: worker")
         states = [member["state"] for member in json.loads(out)["members"] if member["role"] == "worker"]
         assert states.count("ready") == GPUS
         code, out, _ = run_cli("logs", "worker", "--lines", "1")
@@ -474,7 +474,7 @@ def test_destroy_leaves_nothing_and_says_where_there_is_none(
     )
     assert set(remaining.split()) <= {"serviceaccount/engines", "serviceaccount/default", "configmap/kube-root-ca.crt"}
     code, out, _ = run_cli("destroy", "--yes")
-    assert (code, out) == (0, "mine: nothing is deployed on eks\n")
+    assert (code, out) == (0, "mine: not deployed on eks\n")
 
 
 def test_several_models_come_up_behind_one_router(

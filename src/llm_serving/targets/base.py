@@ -1,0 +1,173 @@
+"""The seam between the commands and where a deployment runs.
+
+A target is a package next to this module: its module `target` holds `TARGET`, an object with everything below. Patterns
+render for it with a template TARGET.*.j2 in their folder. Nothing outside the package compares a target's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from llm_serving.fleet.model import Fleet
+from llm_serving.settings.errors import InputError
+from llm_serving.targets.deployment_dir import DeploymentDir
+from llm_serving.targets.planning import DeploymentPlan
+from llm_serving.workloads import base as workloads
+from llm_serving.workloads.environment import Conventions, Environment
+from llm_serving.workloads.serving.blueprint import Blueprint
+from llm_serving.workloads.serving.deployment import Deployment
+
+READY, STARTING, STOPPED, FAILED = "ready", "starting", "stopped", "failed"
+"""States of a replica. On AWS a replica that is not ready has the orchestrator's own reason instead."""
+
+Confirm = Callable[[str], None]
+"""Shows what will change, and raises where the user does not want it."""
+
+
+@dataclass(frozen=True)
+class DeploymentStatus:
+    """What runs of a deployment."""
+
+    name: str
+    url: str | None
+    """None where nothing is deployed yet."""
+
+    rows_key: str
+    """Name of the rows in JSON: `processes` on this machine, `members` on AWS."""
+
+    rows: Sequence[Mapping[str, Any]]
+    """One replica or process each, with at least `name` and `state`."""
+
+    missing: str
+    """What to say where there are no rows."""
+
+    @property
+    def unready(self) -> list[str]:
+        """The roles, or processes where a row has no role, that are not ready."""
+        return sorted({str(row.get("role") or row["name"]) for row in self.rows if row["state"] != READY})
+
+    def build_payload(self) -> dict[str, Any]:
+        """Return what `status --json` prints."""
+        return {"name": self.name, "url": self.url, self.rows_key: [dict(row) for row in self.rows]}
+
+
+@dataclass(frozen=True)
+class ValidationInputs:
+    """What a validation needs to know of a deployment."""
+
+    deployment: Deployment
+    logs: Path
+    """Folder of the processes' logs."""
+
+    reports: Path
+    """Folder of the reports, below it by the deployment's name."""
+
+    url: str | None = None
+    """The endpoint to load; None for the deployment's own."""
+
+
+@dataclass(frozen=True)
+class RehearsalEnd:
+    """Where a rehearsal without an account has to stop."""
+
+    reason: str
+    commands: Sequence[Sequence[str]] = field(default=())
+    """Commands that remain before the blueprint's own."""
+
+
+class Target(Protocol):
+    """Where a deployment runs."""
+
+    name: str
+    """Name of the package and of `--target`, and prefix of the patterns' templates."""
+
+    conventions: Conventions
+    """Discovery, addresses and variables of its processes, which every workload is resolved with."""
+
+    needs_aws: bool
+    """Whether it runs in the fleet's AWS account; otherwise on this machine."""
+
+    def check_kind(self, kind: str) -> None:
+        """Refuse a kind of workload that the target cannot run.
+
+        Raises:
+            InputError: with the reason.
+        """
+        ...
+
+    def resolve_environment(
+        self, directory: DeploymentDir, blueprint: Blueprint, fleet: Fleet, *, account: str | None, port: int | None
+    ) -> Environment:
+        """Find out the facts of a deployment's surroundings: ports, bucket, account.
+
+        Args:
+            account: the AWS account's number; asked of AWS if None.
+            port: the router's port on this machine; a free one is chosen if None.
+
+        Raises:
+            Unavailable: `port` is taken.
+        """
+        ...
+
+    def assume_environment(self, blueprint: Blueprint, fleet: Fleet, *, cores: int) -> Environment:
+        """Return an environment for a deployment that is only checked: asks nothing, claims nothing.
+
+        Args:
+            cores: of the machine that a deployment on this machine would have.
+        """
+        ...
+
+    def diff(self, plan: DeploymentPlan) -> str:
+        """Return what a deploy would change, one line each; empty where nothing."""
+        ...
+
+    def deploy(self, plan: DeploymentPlan, confirm: Confirm, *, force: bool = False) -> DeploymentPlan | None:
+        """Bring up the plan and wait until it is ready; returns what is deployed, None where nothing changed.
+
+        Args:
+            force: overwrite a rendered file that was edited by hand.
+
+        Raises:
+            CheckFailed: it did not become ready; what ran before runs again.
+            Unavailable: a program is missing, or AWS, the cluster or this machine cannot do it.
+        """
+        ...
+
+    def read_status(self, folder: Path, fleet_file: Path) -> DeploymentStatus:
+        """Ask what runs of the blueprint in `folder`."""
+        ...
+
+    def show_logs(self, folder: Path, fleet_file: Path, process: str | None, *, lines: int, follow: bool) -> None:
+        """Print the log output of one process or role, or of all."""
+        ...
+
+    def open_validation(
+        self, folder: Path, fleet_file: Path, url: str | None
+    ) -> AbstractContextManager[ValidationInputs]:
+        """Open a way to the deployment's endpoint for a load test.
+
+        Args:
+            url: another endpoint to use, such as a gateway's.
+
+        Raises:
+            Unavailable: the blueprint is not deployed, or its endpoint cannot be reached.
+        """
+        ...
+
+    def destroy(self, folder: Path, fleet_file: Path, confirm: Confirm) -> bool:
+        """Remove the deployment of the blueprint in `folder`; returns whether there was one."""
+        ...
+
+
+def require_kind(target: Target, kind: str) -> None:
+    """Refuse a kind of workload that does not work with a target's conventions.
+
+    Raises:
+        InputError: with the workload's reason.
+    """
+    if reason := workloads.get(kind).find_refusal(target.conventions):
+        raise InputError(f"kind: now {kind}: {reason}. Fix: another --target.")

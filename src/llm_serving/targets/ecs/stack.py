@@ -1,0 +1,470 @@
+"""The target ecs: the stack serving-NAME, applied by Terraform; the services' own state says whether it answers.
+
+An engine's container is healthy once it has answered a completion, so a service that is steady has answered; at the end
+a task in the VPC asks the router as a client would. What fails is rolled back by ECS to what ran before.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llm_serving import console, processes
+from llm_serving.aws import session as clients
+from llm_serving.aws.session import AwsSession
+from llm_serving.fleet import names
+from llm_serving.operations import add_ons as addons
+from llm_serving.operations import apply, context
+from llm_serving.operations import plans as fleet_plans
+from llm_serving.operations.context import FleetContext
+from llm_serving.operations.plans import StackPlan
+from llm_serving.settings.errors import CheckFailed, Unavailable
+from llm_serving.targets import planning, tunnel
+from llm_serving.targets.base import READY
+from llm_serving.targets.ecs import manifest
+from llm_serving.targets.ecs.manifest import EcsDeployment, Service
+from llm_serving.targets.on_aws.limits import MACHINE_START_S
+from llm_serving.targets.on_aws.replica_status import ReplicaStatus
+from llm_serving.targets.planning import DeploymentPlan
+from llm_serving.terraform import runner, stack_folder, synthesis
+
+FILE = "ecs.yaml"
+"""What a blueprint is rendered to."""
+
+EMULATED = "the embedded AWS keeps task definitions and services, and runs no task: nothing answers"
+
+_MACHINES_TIMEOUT_S = MACHINE_START_S
+
+_SESSION_TOOLS = {
+    "aws": "https://docs.aws.amazon.com/cli/latest/userguide/getting-started-install.html",
+    "session-manager-plugin": "https://docs.aws.amazon.com/systems-manager/latest/userguide/session-manager.html",
+}
+"""What a session calls, and where it is to be had."""
+
+OnProgress = Callable[[str], None]
+
+_TEST_TIMEOUT_S = 300
+_POLL_INTERVAL_S = 10.0
+_LAST_LINES = 20
+
+
+@dataclass(frozen=True)
+class _EcsDeployment:
+    """A deployment as its rendered file has it, and the services of each of its roles."""
+
+    fleet: Any
+    manifest: EcsDeployment
+
+    @property
+    def services(self) -> Iterator[tuple[Service, str]]:
+        """Each ECS service by its name."""
+        for service in self.manifest.services:
+            yield from ((service, name) for name in self.list_service_names(service))
+
+    def list_service_names(self, service: Service) -> list[str]:
+        """The ECS services of one: a choice of its pool each."""
+        choices = manifest.list_choices(self.fleet, service)
+        return [manifest.format_service_name(self.manifest, service, choice) for choice in choices]
+
+
+def diff(plan: DeploymentPlan) -> str:
+    """What deploying would change, by Terraform's own plan; empty where nothing.
+
+    Raises:
+        InputError: the rendered file was edited by hand.
+        Unavailable: Terraform is missing, or AWS cannot be asked.
+        CommandFailed: Terraform failed.
+    """
+    file = planning.write_rendered(plan)
+    with _lock_deployment(plan) as data:
+        stack_context = _build_stack_context(plan, file, data)
+        try:
+            [stack] = fleet_plans.create(stack_context)
+            return _describe_changes(stack)
+        finally:
+            apply.delete_plans(stack_context)
+
+
+def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool = False) -> bool:
+    """Brings the stack to what the plan says, and waits until it answers; False where nothing is to be changed.
+
+    Args:
+        agree: shown what will change; raises where the user does not want it.
+        force: overwrite a rendered file that was edited by hand.
+
+    Raises:
+        Unavailable: Terraform is missing, or AWS cannot be asked.
+        AnswerIsNo: an image is missing, or it did not come to answer; what ran before runs again.
+        CommandFailed: Terraform failed; the same command goes on.
+    """
+    file = planning.write_rendered(plan, force=force)
+    with _lock_deployment(plan) as data:
+        stack_context = _build_stack_context(plan, file, data)
+        [stack] = fleet_plans.create(stack_context)
+        changes = _describe_changes(stack)
+        if not changes:
+            apply.delete_plans(stack_context)
+            return False
+        if not stack_context.endpoint:
+            _require_images(plan)
+        confirm(changes)
+        apply.apply(stack_context, [stack])
+        if stack_context.endpoint:
+            console.err.print(f"  {EMULATED}", markup=False)
+            return True
+        deployed, aws = _read_deployed(plan), AwsSession(plan.fleet.value.region)
+        outputs = context.read_states(stack_context)[stack.name].outputs
+        _scale_from_zero(aws, deployed)
+        timeout_s = _MACHINES_TIMEOUT_S + max(
+            engine.fetch_s + engine.probe.deadline_s for engine in deployed.manifest.engines if engine.probe
+        )
+        with console.step(f"Wait for {plan.deployment.name}'s answers (at most {timeout_s / 60:.0f} min)") as step:
+            _wait_until_steady(
+                aws, deployed, outputs["definitions"], timeout_s, lambda text: setattr(step, "note", text)
+            )
+        with console.step("Ask it, as a client would"):
+            _send_test_request(aws, deployed, outputs["ask"])
+    return True
+
+
+def list_replicas(plan: DeploymentPlan) -> list[ReplicaStatus]:
+    """The deployment's tasks, by role and name.
+
+    Raises:
+        Unavailable: AWS refuses, or does not answer.
+    """
+    deployed, ecs = _read_deployed(plan), AwsSession(plan.fleet.value.region).client("ecs")
+    with clients.translate_errors():
+        tasks = [
+            _build_replica_status(service, task)
+            for service, name in deployed.services
+            for task in _list_tasks(ecs, deployed, name, "RUNNING")
+        ]
+    return sorted(tasks, key=lambda replica: (replica.role, replica.name))
+
+
+def show_logs(plan: DeploymentPlan, role: str | None, *, lines: int, follow: bool) -> None:
+    """Shows what the tasks write, each line with its role and task.
+
+    Raises:
+        Unavailable: AWS refuses, or does not answer.
+    """
+    deployed, client = _read_deployed(plan), AwsSession(plan.fleet.value.region).client("logs")
+    since = 0
+    with clients.translate_errors():
+        for line in _read_last_lines(client, deployed, role, lines):
+            console.out.print(line, markup=False)
+        while follow:
+            since = since or int(time.time() * 1000)
+            time.sleep(2)
+            for event in _list_events(client, deployed, role, since):
+                since = max(since, event["timestamp"] + 1)
+                console.out.print(_format_line(event["logStreamName"], event["message"]), markup=False)
+
+
+def open_tunnel(plan: DeploymentPlan) -> AbstractContextManager[str]:
+    """A URL of the deployment on this machine, by a session of Systems Manager to a router's task: good for a trial,
+    not for load tests of thousands of requests a second.
+
+    Raises:
+        Unavailable: the AWS command line or its session plugin is missing, or no router's task runs.
+    """
+    addons.require_tools(_SESSION_TOOLS)
+    deployed, aws = _read_deployed(plan), AwsSession(plan.fleet.value.region)
+    cluster = names.format_cluster_name(deployed.fleet)
+    services = [name for service, name in deployed.services if service.role == plan.deployment.router.name]
+    with clients.translate_errors():
+        tasks = [task for name in services for task in _list_tasks(aws.client("ecs"), deployed, name, "RUNNING")]
+    router_containers = [
+        (_shorten_arn(task["taskArn"]), container["runtimeId"])
+        for task in tasks
+        for container in task["containers"]
+        if container["name"] == plan.deployment.router.name and container.get("runtimeId")
+    ]
+    if not router_containers:
+        raise Unavailable(f"{plan.deployment.name}: no task of its router runs")
+    task, container = router_containers[0]
+    port = plan.deployment.router.processes[0].port
+    command = ["aws", "ssm", "start-session", "--region", aws.region, "--target", f"ecs:{cluster}_{task}_{container}"]
+    command += ["--document-name", "AWS-StartPortForwardingSession", "--parameters"]
+    return tunnel.open_tunnel(
+        lambda local_port: [*command, f"portNumber={port},localPortNumber={local_port}"],
+        plan.directory.logs / "tunnel.log",
+    )
+
+
+def destroy(plan: DeploymentPlan) -> bool:
+    """Removes the stack and waits until its tasks are gone; False where there was none.
+
+    Raises:
+        Unavailable: Terraform is missing, or AWS cannot be asked.
+        CommandFailed: Terraform failed; the same command goes on.
+    """
+    with _lock_deployment(plan) as data:
+        stack_context = _build_stack_context(plan, _ensure_rendered(plan), data)
+        if not any(state.resources for state in context.read_states(stack_context).values()):
+            return False
+        with console.step(f"Remove {plan.deployment.name} from {stack_context.cloud_name}"):
+            arguments = ("destroy", "-auto-approve", "-input=false")
+            runner.run(
+                stack_context.program, stack_context.folders, arguments, timeout_s=apply.LIMIT_S, grace_s=apply.GRACE_S
+            )
+    return True
+
+
+@contextmanager
+def _lock_deployment(plan: DeploymentPlan) -> Iterator[Path]:
+    """The deployment's own folder, held by this command alone; whoever called it may hold the fleet's.
+
+    Raises:
+        Unavailable: another command is at work on it.
+    """
+    data = context.build_data_path(plan.fleet.value) / f"serving-{plan.deployment.name}"
+    data.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with processes.lock_file(data / ".busy", f"another command is at work on {plan.deployment.name} from here"):
+        yield data
+
+
+def _build_stack_context(plan: DeploymentPlan, file: Path, data: Path) -> FleetContext:
+    """The deployment's stack, synthesized and ready for Terraform."""
+    from llm_serving.aws.preflight import identity
+
+    account = identity.fetch_identity(AwsSession(plan.fleet.value.region)).account
+    endpoint = context.find_emulator_endpoint()
+    out = data / "cdktf.out" if endpoint else plan.directory.root / "cdktf.out"
+    with console.step(f"Synthesize the stack of {console.shorten_path(file)}") as step:
+        name = f"serving-{plan.deployment.name}"
+        folders = synthesis.synthesize(plan.fleet, out, deployments=[file], stack_names=[name])
+        step.note = ", ".join(console.shorten_path(folder / "cdk.tf.json") for folder in folders.values())
+    program = stack_folder.find_terraform(folders, data, emulated=endpoint is not None)
+    stack_context = FleetContext(plan.fleet, data, folders, program, endpoint, account)
+    context.initialize_stacks(stack_context)
+    return stack_context
+
+
+def _require_images(plan: DeploymentPlan) -> None:
+    """Sees that the fleet's registry has the images that are to come from there.
+
+    Raises:
+        AnswerIsNo: one is not there; a task would wait for it until the deployment is given up.
+    """
+    from botocore.exceptions import ClientError
+
+    registry_prefix = f"{plan.deployment.environment.registry}/"
+    ecr = AwsSession(plan.fleet.value.region).client("ecr")
+    for image in dict.fromkeys(service.image for service in _read_deployed(plan).manifest.services):
+        if not image.startswith(registry_prefix):
+            continue
+        name, _, tag = image.removeprefix(registry_prefix).partition(":")
+        with clients.translate_errors():
+            try:
+                repository = f"{plan.fleet.value.name}/{name}"
+                ecr.describe_images(repositoryName=repository, imageIds=[{"imageTag": tag}])
+            except ClientError as error:
+                if clients.get_error_code(error) not in ("ImageNotFoundException", "RepositoryNotFoundException"):
+                    raise
+                raise CheckFailed(
+                    f"the image {image} is not in the fleet's registry. Nothing was changed; name {name} in "
+                    f"storage.repositories of {plan.fleet.path}, apply the stack storage, and run "
+                    f"images/build {name} --fleet {plan.fleet.path}"
+                ) from None
+
+
+def _read_deployed(plan: DeploymentPlan) -> _EcsDeployment:
+    return _EcsDeployment(plan.fleet.value, manifest.read(_ensure_rendered(plan), plan.fleet).value)
+
+
+def _ensure_rendered(plan: DeploymentPlan) -> Path:
+    """What was deployed, as it lies there; rendered now where it does not."""
+    file = plan.rendered / FILE
+    return file if file.is_file() else planning.write_rendered(plan)
+
+
+def _describe_changes(stack: StackPlan) -> str:
+    """Terraform's plan, a line a resource."""
+    if stack.is_empty:
+        return ""
+    lines = [f"  {change.verb}: {address}" for address, change in stack.plan.resources.items()]
+    return "\n".join([f"{stack.name}: {fleet_plans.summarize(stack)}", *lines])
+
+
+def _scale_from_zero(aws: AwsSession, deployed: _EcsDeployment) -> None:
+    """Brings a replica of each role that sleeps: what was deployed must answer. It sleeps again when nobody asks it."""
+    ecs, cluster = aws.client("ecs"), names.format_cluster_name(deployed.fleet)
+    for service in deployed.manifest.scale_to_zero_services:
+        service_name = deployed.list_service_names(service)[0]
+        with clients.translate_errors():
+            [ecs_service] = ecs.describe_services(cluster=cluster, services=[service_name])["services"]
+            if ecs_service["desiredCount"] == 0:
+                ecs.update_service(cluster=cluster, service=service_name, desiredCount=service.initial_count)
+
+
+def _wait_until_steady(
+    aws: AwsSession, deployed: _EcsDeployment, definitions: Mapping[str, str], timeout_s: float, on_progress: OnProgress
+) -> None:
+    """Waits until every service has the tasks that it should, of what was deployed, and each has answered.
+
+    Which of a pool's choices they are found on does not matter: where the first has no machines, another one serves.
+
+    Raises:
+        AnswerIsNo: one failed and was rolled back, or is not there in time; with its reason and last lines.
+    """
+    ecs, deadline = aws.client("ecs"), time.monotonic() + timeout_s
+    while True:
+        pending = []
+        for service in deployed.manifest.services:
+            with clients.translate_errors():
+                failure = _find_rollback_reason(ecs, deployed, service, definitions[service.name])
+                ready = _count_ready_tasks(ecs, deployed, service, definitions[service.name])
+            if failure:
+                raise CheckFailed(
+                    _describe_failure(aws, deployed, service, failure, "ECS has rolled it back to what ran before")
+                )
+            pending += [(service, ready)] if ready < service.initial_count else []
+        on_progress(
+            ", ".join(f"{service.name} {ready} of {service.initial_count}" for service, ready in pending) or "done"
+        )
+        if not pending:
+            return
+        if time.monotonic() > deadline:
+            hint = "it still tries; `blueprint logs` follows it"
+            raise CheckFailed(_describe_failure(aws, deployed, pending[0][0], "not in time", hint))
+        time.sleep(_POLL_INTERVAL_S)
+
+
+def _find_rollback_reason(ecs: Any, deployed: _EcsDeployment, service: Service, definition: str) -> str:
+    """Why a service's deployment was given up; empty where it was not."""
+    described = ecs.describe_services(
+        cluster=names.format_cluster_name(deployed.fleet), services=deployed.list_service_names(service)
+    )
+    for ecs_service in described["services"]:
+        for rollout in ecs_service["deployments"]:
+            if rollout.get("rolloutState") == "FAILED":
+                return rollout.get("rolloutStateReason") or "its deployment failed"
+            if rollout["status"] == "PRIMARY" and rollout["taskDefinition"] != definition:
+                return f"its deployment was given up, and {_shorten_arn(rollout['taskDefinition'])} runs again"
+    return ""
+
+
+def _count_ready_tasks(ecs: Any, deployed: _EcsDeployment, service: Service, definition: str) -> int:
+    tasks = [
+        task for name in deployed.list_service_names(service) for task in _list_tasks(ecs, deployed, name, "RUNNING")
+    ]
+    return sum(_is_ready(service, task) for task in tasks if task["taskDefinitionArn"] == definition)
+
+
+def _describe_failure(aws: AwsSession, deployed: _EcsDeployment, service: Service, reason: str, outcome: str) -> str:
+    """What is known of a service that does not answer: why its last tasks ended, and what they wrote."""
+    lines = [f"{service.name} does not answer: {reason}; {outcome}"]
+    try:
+        with clients.translate_errors():
+            ecs = aws.client("ecs")
+            stopped = [
+                task
+                for name in deployed.list_service_names(service)
+                for task in _list_tasks(ecs, deployed, name, "STOPPED")
+            ]
+            lines += [f"  {_shorten_arn(task['taskArn'])}: {task.get('stoppedReason', '')}" for task in stopped[:3]]
+            lines += list(_read_last_lines(aws.client("logs"), deployed, service.role, _LAST_LINES))
+    except Unavailable as error:
+        lines.append(f"its log cannot be read: {error}")
+    return "\n".join(lines)
+
+
+def _send_test_request(aws: AwsSession, deployed: _EcsDeployment, settings: dict[str, Any]) -> None:
+    """Has a task in the VPC ask the router for a completion.
+
+    Raises:
+        AnswerIsNo: no answer came; with what the task said.
+    """
+    ecs, cluster = aws.client("ecs"), names.format_cluster_name(deployed.fleet)
+    network = {"subnets": settings["subnets"], "securityGroups": [settings["group"]], "assignPublicIp": "DISABLED"}
+    with clients.translate_errors():
+        response = ecs.run_task(
+            cluster=cluster,
+            taskDefinition=settings["task_definition"],
+            launchType="FARGATE",
+            networkConfiguration={"awsvpcConfiguration": network},
+        )
+        if response["failures"]:
+            raise CheckFailed(f"the question could not be asked: {response['failures'][0].get('reason')}")
+        arn, deadline = response["tasks"][0]["taskArn"], time.monotonic() + _TEST_TIMEOUT_S
+        while time.monotonic() < deadline:
+            [task] = ecs.describe_tasks(cluster=cluster, tasks=[arn])["tasks"]
+            if task["lastStatus"] == "STOPPED":
+                break
+            time.sleep(_POLL_INTERVAL_S / 2)
+        if task["containers"][0].get("exitCode") != 0:
+            log_lines = "\n".join(_read_last_lines(aws.client("logs"), deployed, "ask", _LAST_LINES))
+            raise CheckFailed(f"the router gave no answer: {task.get('stoppedReason', 'not in time')}\n{log_lines}")
+
+
+def _list_tasks(ecs: Any, deployed: _EcsDeployment, name: str, status: str) -> list[dict[str, Any]]:
+    """Tasks of an ECS service; none where there is no such service or cluster."""
+    from botocore.exceptions import ClientError
+
+    cluster = names.format_cluster_name(deployed.fleet)
+    try:
+        pages = ecs.get_paginator("list_tasks").paginate(cluster=cluster, serviceName=name, desiredStatus=status)
+        arns = [arn for page in pages for arn in page["taskArns"]]
+    except ClientError as error:
+        if clients.get_error_code(error) in ("ServiceNotFoundException", "ClusterNotFoundException"):
+            return []
+        raise
+    batches = [arns[start : start + 100] for start in range(0, len(arns), 100)]
+    return [task for batch in batches for task in ecs.describe_tasks(cluster=cluster, tasks=batch)["tasks"]]
+
+
+def _build_replica_status(service: Service, task: dict[str, Any]) -> ReplicaStatus:
+    pending_reason = "no answer yet" if task["lastStatus"] == "RUNNING" else task["lastStatus"].lower()
+    return ReplicaStatus(
+        name=_shorten_arn(task["taskArn"]),
+        role=service.role,
+        state=READY if _is_ready(service, task) else pending_reason,
+        restarts=0,
+        machine=_shorten_arn(task.get("containerInstanceArn", "")) or task.get("launchType", "").lower(),
+    )
+
+
+def _is_ready(service: Service, task: dict[str, Any]) -> bool:
+    """Whether a task has answered; that it runs, where it is not asked."""
+    healthy = task.get("healthStatus") == "HEALTHY" or service.probe is None
+    return bool(task["lastStatus"] == "RUNNING" and healthy)
+
+
+def _read_last_lines(client: Any, deployed: _EcsDeployment, role: str | None, lines: int) -> Iterator[str]:
+    """The last lines of the streams that were written to last."""
+    from botocore.exceptions import ClientError
+
+    group = manifest.format_log_group(deployed.fleet, deployed.manifest.name)
+    try:
+        streams = client.describe_log_streams(logGroupName=group, orderBy="LastEventTime", descending=True)
+    except ClientError as error:
+        if clients.get_error_code(error) == "ResourceNotFoundException":
+            return
+        raise
+    stream_names = [entry["logStreamName"] for entry in streams["logStreams"]]
+    for stream in [entry for entry in stream_names if role is None or entry.startswith(f"{role}/")][:3]:
+        events = client.get_log_events(logGroupName=group, logStreamName=stream, limit=max(1, lines))["events"]
+        yield from (_format_line(stream, event["message"]) for event in events[:lines])
+
+
+def _list_events(client: Any, deployed: _EcsDeployment, role: str | None, since: int) -> Iterator[dict[str, Any]]:
+    group = manifest.format_log_group(deployed.fleet, deployed.manifest.name)
+    prefix = {"logStreamNamePrefix": f"{role}/"} if role else {}
+    for page in client.get_paginator("filter_log_events").paginate(logGroupName=group, startTime=since, **prefix):
+        yield from page["events"]
+
+
+def _format_line(stream: str, message: str) -> str:
+    """Streams are named ROLE/CONTAINER/TASK."""
+    role, _, container_and_task = stream.partition("/")
+    return f"{role} {_shorten_arn(container_and_task)[:8]} | {message.rstrip()}"
+
+
+def _shorten_arn(arn: str) -> str:
+    return arn.rpartition("/")[2]

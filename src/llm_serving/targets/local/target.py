@@ -1,0 +1,159 @@
+"""The target local: real processes on this machine under supervisord, next to an embedded AWS."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from llm_serving import console, processes
+from llm_serving.fleet.model import Fleet
+from llm_serving.settings.errors import InputError, Unavailable
+from llm_serving.targets.base import Confirm, DeploymentStatus, Target, ValidationInputs, require_kind
+from llm_serving.targets.deployment_dir import DeploymentDir
+from llm_serving.targets.local import deploy, engine_env, environment, logs, status, supervisor
+from llm_serving.targets.local.conventions import CONVENTIONS
+from llm_serving.targets.planning import DeploymentPlan
+from llm_serving.workloads import render
+from llm_serving.workloads.environment import Environment
+from llm_serving.workloads.serving import blueprint as blueprints
+from llm_serving.workloads.serving import resolve
+from llm_serving.workloads.serving.blueprint import Blueprint
+from llm_serving.workloads.serving.deployment import Deployment
+
+_FIRST_ASSUMED_PORT = 20000
+
+
+class LocalTarget:
+    """Processes on this machine."""
+
+    name = environment.NAME
+    conventions = CONVENTIONS
+    needs_aws = False
+
+    def check_kind(self, kind: str) -> None:
+        """Refuse a kind of workload that the target cannot run."""
+        require_kind(self, kind)
+
+    def resolve_environment(
+        self,
+        directory: DeploymentDir,
+        blueprint: Blueprint,
+        fleet: Fleet,
+        *,
+        account: str | None,  # noqa: ARG002 - the embedded AWS has its own
+        port: int | None,
+    ) -> Environment:
+        """Choose ports, and return this machine's environment."""
+        is_running = supervisor.find_running(directory) is not None
+        return environment.resolve_environment(directory, blueprint, fleet, own_ports=is_running, port=port)
+
+    def assume_environment(self, blueprint: Blueprint, fleet: Fleet, *, cores: int) -> Environment:
+        """Return an environment with ports that nothing has claimed."""
+        ports = {name: _FIRST_ASSUMED_PORT + number for number, name in enumerate(resolve.list_port_names(blueprint))}
+        return Environment(
+            target=self.name,
+            conventions=self.conventions,
+            region=fleet.region,
+            bucket="models",
+            ports=ports,
+            cores=cores,
+        )
+
+    def diff(self, plan: DeploymentPlan) -> str:
+        """Return what a deploy would change in supervisord's configuration."""
+        return deploy.diff(plan)
+
+    def deploy(self, plan: DeploymentPlan, confirm: Confirm, *, force: bool = False) -> DeploymentPlan | None:
+        """Set up the engine, then bring up the plan and wait until every process answers."""
+        with processes.handle_interrupts():
+            if not engine_env.is_ready():
+                with console.step("Set up the engine's environment") as step:
+                    engine_env.ensure(on_progress=lambda text: setattr(step, "note", text))
+            return deploy.deploy(plan, confirm, force=force)
+
+    def read_status(self, folder: Path, fleet_file: Path) -> DeploymentStatus:  # noqa: ARG002 - no fleet is asked
+        """Ask each process whether it answers."""
+        directory = self.find_directory(folder)
+        deployment = directory.load_deployment()
+        ports = directory.load_ports()
+        rows = [{**asdict(state), "port": ports.get(state.name)} for state in status.list_process_states(directory)]
+        missing = f"{directory.name}: not deployed here. Fix: blueprint deploy {console.shorten_path(folder)}"
+        return DeploymentStatus(directory.name, deployment.url if deployment else None, "processes", rows, missing)
+
+    def show_logs(
+        self,
+        folder: Path,
+        fleet_file: Path,  # noqa: ARG002
+        process: str | None,
+        *,
+        lines: int,
+        follow: bool,
+    ) -> None:
+        """Print the log files."""
+        logs.show_logs(self.find_directory(folder), process, lines=lines, follow=follow)
+
+    @contextlib.contextmanager
+    def open_validation(
+        self,
+        folder: Path,
+        fleet_file: Path,  # noqa: ARG002
+        url: str | None,
+    ) -> Iterator[ValidationInputs]:
+        """Return the deployment with the traffic and SLO of the blueprint as it is now: neither needs a new deploy.
+
+        Raises:
+            Unavailable: the blueprint is not deployed from here, or its embedded AWS has stopped.
+        """
+        settings = blueprints.read(folder).value
+        directory = self.find_directory(folder)
+        deployment = self.require_deployment(folder)
+        status.require_services(directory, deployment)
+        deployment = deployment.model_copy(update={"traffic": settings.traffic, "slo": settings.slo})
+        yield ValidationInputs(deployment, directory.logs, directory.reports, url)
+
+    def destroy(self, folder: Path, fleet_file: Path, confirm: Confirm) -> bool:  # noqa: ARG002
+        """End all processes, and remove all that they wrote."""
+        directory = self.find_directory(folder)
+        if not deploy.exists(directory):
+            console.out.print(f"{directory.name}: not deployed here", markup=False)
+            return False
+        confirm(f"Stop {directory.name} and delete {console.shorten_path(directory.data)}?")
+        with directory.lock(), console.step(f"Destroy {directory.name}"):
+            return deploy.destroy(directory)
+
+    def require_deployment(self, folder: Path) -> Deployment:
+        """Return what is deployed of the blueprint in `folder`.
+
+        Raises:
+            CheckFailed: its processes outlived its directory.
+            Unavailable: nothing is.
+        """
+        directory = self.find_directory(folder)
+        status.raise_if_orphaned(directory)
+        deployment = directory.load_deployment()
+        if deployment is None:
+            raise Unavailable(
+                f"{directory.name}: not deployed here. Fix: blueprint deploy {console.shorten_path(folder)}"
+            )
+        return deployment
+
+    def find_directory(self, folder: Path) -> DeploymentDir:
+        """Return the deployment's directory, also while the user is editing the blueprint.
+
+        Raises:
+            InputError: the folder has no blueprint and nothing of it is deployed, or it has no template for the target.
+        """
+        fallback = DeploymentDir(folder.resolve().name, Path.cwd())
+        try:
+            document = blueprints.read(folder)
+        except InputError:
+            if fallback.data.is_dir():
+                return fallback
+            raise
+        render.find_template(folder, self.name)
+        return DeploymentDir(resolve.resolve_name(document), Path.cwd())
+
+
+TARGET: Target = LocalTarget()

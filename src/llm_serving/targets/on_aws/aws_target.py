@@ -1,0 +1,161 @@
+"""What the targets on AWS share: planning with the fleet's account, adapters checked in S3, a tunnel for validations."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import ClassVar
+
+from llm_serving import console
+from llm_serving.fleet.model import Fleet
+from llm_serving.rehearsal import emulator
+from llm_serving.settings.errors import InputError
+from llm_serving.targets import planning, registry
+from llm_serving.targets.base import Confirm, DeploymentStatus, ValidationInputs, require_kind
+from llm_serving.targets.deployment_dir import DeploymentDir
+from llm_serving.targets.on_aws import adapters
+from llm_serving.targets.on_aws.replica_status import ReplicaStatus
+from llm_serving.targets.planning import DeploymentPlan
+from llm_serving.workloads.environment import Conventions, Environment
+from llm_serving.workloads.serving.blueprint import Blueprint
+
+
+class AwsTarget(abc.ABC):
+    """A target in the fleet's AWS account."""
+
+    name: str
+    conventions: Conventions
+    needs_aws = True
+
+    tools: ClassVar[Mapping[str, str]] = {}
+    """Programs that a deployment calls, each with the address of its installation guide."""
+
+    has_add_ons = False
+    """Whether the platform's charts are installed before the first deployment."""
+
+    rehearsal_limit: str
+    """Why a rehearsal against the embedded AWS ends before the deployment."""
+
+    def check_kind(self, kind: str) -> None:
+        """Refuse a kind of workload that the target cannot run."""
+        require_kind(self, kind)
+
+    def resolve_environment(
+        self,
+        directory: DeploymentDir,  # noqa: ARG002 - for targets that keep state there
+        blueprint: Blueprint,  # noqa: ARG002
+        fleet: Fleet,
+        *,
+        account: str | None,
+        port: int | None,  # noqa: ARG002 - the orchestrator decides
+    ) -> Environment:
+        """Return the environment of the fleet's account, which is asked of AWS if `account` is None."""
+        return self.build_environment(fleet, account)
+
+    def assume_environment(self, blueprint: Blueprint, fleet: Fleet, *, cores: int) -> Environment:  # noqa: ARG002
+        """Return the environment of the embedded AWS's account."""
+        return self.build_environment(fleet, emulator.ACCOUNT)
+
+    @abc.abstractmethod
+    def build_environment(self, fleet: Fleet, account: str | None) -> Environment:
+        """Return the environment of one account, whose number is asked of AWS if None."""
+
+    def list_warnings(self, fleet: Fleet) -> list[str]:  # noqa: ARG002
+        """List what a user should know before the stacks are created."""
+        return []
+
+    def build_cluster_env(self, data: Path) -> dict[str, str]:  # noqa: ARG002
+        """Return the environment variables by which the target's tools reach the fleet's own cluster.
+
+        Args:
+            data: the fleet's data directory.
+        """
+        return {}
+
+    def list_cluster_commands(self, fleet: Fleet, fleet_file: Path) -> list[Sequence[str]]:  # noqa: ARG002
+        """List the commands that prepare a cluster for the first deployment."""
+        return []
+
+    @abc.abstractmethod
+    def diff(self, plan: DeploymentPlan) -> str:
+        """Return what a deploy would change; empty where nothing."""
+
+    def deploy(self, plan: DeploymentPlan, confirm: Confirm, *, force: bool = False) -> DeploymentPlan | None:
+        """Check the adapters in S3, then bring up the plan and wait until it is ready.
+
+        Raises:
+            InputError: an adapter does not match its role's model; nothing was changed.
+        """
+        adapters.check_adapters(plan)
+        return plan if self.apply(plan, confirm, force=force) else None
+
+    @abc.abstractmethod
+    def apply(self, plan: DeploymentPlan, confirm: Confirm, *, force: bool) -> bool:
+        """Bring up the plan and wait until it is ready; returns whether anything changed."""
+
+    def read_status(self, folder: Path, fleet_file: Path) -> DeploymentStatus:
+        """List the deployment's replicas."""
+        plan = self._plan(folder, fleet_file)
+        deployment = plan.deployment
+        rows = [dataclasses.asdict(replica) for replica in self.list_replicas(plan)]
+        missing = f"{deployment.name}: not deployed on {self.name}"
+        return DeploymentStatus(deployment.name, deployment.url, "members", rows, missing)
+
+    @abc.abstractmethod
+    def list_replicas(self, plan: DeploymentPlan) -> list[ReplicaStatus]:
+        """List the running replicas, by role and name."""
+
+    def show_logs(self, folder: Path, fleet_file: Path, process: str | None, *, lines: int, follow: bool) -> None:
+        """Print the log output of the replicas of one role, or of all."""
+        self.show_role_logs(self._plan(folder, fleet_file), process, lines=lines, follow=follow)
+
+    @abc.abstractmethod
+    def show_role_logs(self, plan: DeploymentPlan, role: str | None, *, lines: int, follow: bool) -> None:
+        """Print the log output of the replicas of one role, or of all."""
+
+    @contextlib.contextmanager
+    def open_validation(self, folder: Path, fleet_file: Path, url: str | None) -> Iterator[ValidationInputs]:
+        """Open a tunnel to the router, unless `url` names an endpoint that can be reached from here."""
+        plan = self._plan(folder, fleet_file)
+        endpoint = contextlib.nullcontext(url) if url else self.open_tunnel(plan)
+        with endpoint as endpoint_url:
+            yield ValidationInputs(plan.deployment, plan.directory.logs, plan.directory.reports, endpoint_url)
+
+    @abc.abstractmethod
+    def open_tunnel(self, plan: DeploymentPlan) -> AbstractContextManager[str]:
+        """Open a tunnel to the router and return its URL on this machine."""
+
+    def destroy(self, folder: Path, fleet_file: Path, confirm: Confirm) -> bool:
+        """Remove the deployment from the target."""
+        plan = self._plan(folder, fleet_file)
+        confirm(f"Remove {plan.deployment.name} from {self.name}?")
+        removed = self.remove(plan)
+        if not removed:
+            console.out.print(f"{plan.deployment.name}: not deployed on {self.name}", markup=False)
+        return removed
+
+    @abc.abstractmethod
+    def remove(self, plan: DeploymentPlan) -> bool:
+        """Remove what runs and wait until it is gone; returns whether anything ran."""
+
+    def _plan(self, folder: Path, fleet_file: Path) -> DeploymentPlan:
+        plan = planning.plan(folder, fleet_file, target=self.name)
+        planning.print_notes(plan)
+        return plan
+
+
+def load_aws_target(name: str) -> AwsTarget:
+    """Return the target `name`.
+
+    Raises:
+        InputError: there is no such target, or it does not run on AWS.
+    """
+    target = registry.load_target(name)
+    if not isinstance(target, AwsTarget):
+        names = [other for other in registry.list_targets() if registry.load_target(other).needs_aws]
+        raise InputError(f"--target: now {name!r}: it does not run on AWS. Fix: {' or '.join(names)}.")
+    return target

@@ -1,0 +1,114 @@
+"""A blueprint resolved and rendered for one target; nothing has been started or created."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from llm_serving import console
+from llm_serving.fleet.model import Fleet
+from llm_serving.settings.document import Document
+from llm_serving.targets import registry
+from llm_serving.targets.deployment_dir import DeploymentDir
+from llm_serving.workloads import inputs, render
+from llm_serving.workloads.environment import Environment
+from llm_serving.workloads.serving import measured_prompts, resolve
+from llm_serving.workloads.serving.blueprint import Blueprint
+from llm_serving.workloads.serving.deployment import Deployment
+
+
+@dataclass(frozen=True)
+class DeploymentPlan:
+    """What to run: every number decided, and the rendered text."""
+
+    folder: Path
+    """The blueprint's folder, whose template is rendered."""
+
+    blueprint: Document[Blueprint]
+    fleet: Document[Fleet]
+    directory: DeploymentDir
+    deployment: Deployment
+    text: str
+    """The rendered template: supervisord's configuration, the chart's values, or task definitions and services."""
+
+    @property
+    def rendered(self) -> Path:
+        """Directory of the rendered files that people read."""
+        return self.directory.get_rendered_path(self.deployment.target)
+
+    def replace_bucket(self, bucket: str) -> DeploymentPlan:
+        """Return the plan with the model bucket that the storage stack created."""
+        if bucket == self.deployment.environment.bucket:
+            return self
+        environment = self.deployment.environment.model_copy(update={"bucket": bucket})
+        return build_plan(self.folder, self.blueprint, self.fleet, self.directory, environment)
+
+
+def plan(
+    folder: Path,
+    fleet_file: Path,
+    *,
+    target: str,
+    root: Path | None = None,
+    account: str | None = None,
+    port: int | None = None,
+) -> DeploymentPlan:
+    """Read both files, and resolve the blueprint for a target; writes down the ports that it chose, and nothing else.
+
+    Args:
+        root: the folder that `.blueprint/` and `rendered/` are in; the working directory if left out.
+        account: the AWS account's number; asked of AWS if left out.
+        port: the router's port on this machine; a free one is chosen if left out.
+
+    Raises:
+        InputError: a file is wrong, the blueprint cannot work, or it has no template for `target`.
+        Unavailable: `port` is taken.
+    """
+    selected_target = registry.load_target(target)
+    blueprint, fleet = inputs.read(folder, fleet_file)
+    render.find_template(folder, target)
+    directory = DeploymentDir(resolve.resolve_name(blueprint), (root or Path.cwd()).resolve())
+    environment = selected_target.resolve_environment(
+        directory, blueprint.value, fleet.value, account=account, port=port
+    )
+    measured = measured_prompts.find_measured(blueprint, directory.root)
+    environment = environment.model_copy(update={"measured": measured})
+    deployment_plan = build_plan(folder, blueprint, fleet, directory, environment)
+    if environment.ports:
+        directory.save_ports(environment.ports)
+    return deployment_plan
+
+
+def build_plan(
+    folder: Path,
+    blueprint: Document[Blueprint],
+    fleet: Document[Fleet],
+    directory: DeploymentDir,
+    environment: Environment,
+) -> DeploymentPlan:
+    """Resolve a blueprint in `environment` and render its template.
+
+    Raises:
+        InputError: the blueprint cannot work there, or its template is missing or wrong.
+    """
+    template = render.find_template(folder, environment.target)
+    deployment = resolve.resolve(blueprint, fleet, environment)
+    return DeploymentPlan(folder, blueprint, fleet, directory, deployment, render.render_text(deployment, template))
+
+
+def write_rendered(plan: DeploymentPlan, *, force: bool = False) -> Path:
+    """Write the rendered files to rendered/NAME/TARGET/ and return the main one.
+
+    Args:
+        force: overwrite a file that was edited by hand.
+
+    Raises:
+        InputError: the rendered file was edited by hand, and `force` is not set.
+    """
+    return render.render(plan.deployment, plan.folder, plan.rendered, force=force)
+
+
+def print_notes(plan: DeploymentPlan) -> None:
+    """Print what the user should know of the plan's decisions, to standard error."""
+    for note in (*plan.deployment.notes, *plan.deployment.emulated):
+        console.err.print(f"[dim]{note}[/dim]")
