@@ -43,7 +43,7 @@ from rich.table import Table
 
 from llm_serving import console
 from llm_serving.catalog import instances, models
-from llm_serving.engines import memory
+from llm_serving.engines import vllm
 from llm_serving.settings.errors import BlueprintError
 from llm_serving.validation import statistics
 from llm_serving.validation.statistics import Latency
@@ -130,7 +130,7 @@ def generate_trace(mix: TrafficMix, requests: int, arrivals: float, seed: int = 
 
 def compute_cache_tokens() -> int:
     """Tokens that a replica's cache holds, by the memory arithmetic."""
-    fit = memory.compute_fit(
+    fit = vllm.compute_fit(
         models.find(MODEL), instances.find(INSTANCE), TENSOR_PARALLEL, context=PROMPT_TOKENS[1] + ANSWER_TOKENS[1]
     )
     return fit.cache_tokens
@@ -143,10 +143,10 @@ def replay(mixes: Sequence[TrafficMix], requests: int, arrivals: float, work: Pa
         Path(name).write_text("".join(f"{json.dumps(entry)}\n" for entry in generate_trace(mix, requests, arrivals)))
     device = instances.find(INSTANCE).accelerators
     assert device is not None
-    batch = memory.select_batch(device)
+    batch = vllm.select_batch(device)
     payload = {
         "model": MODEL, "system": SYSTEM, "tensor": TENSOR_PARALLEL, "replicas": REPLICAS, "cache_tokens": compute_cache_tokens(),
-        "block": memory.BLOCK_TOKENS, "batch_tokens": batch.tokens, "sequences": batch.sequences,
+        "block": vllm.BLOCK_TOKENS, "batch_tokens": batch.tokens, "sequences": batch.sequences,
         "prompt_tokens": sum(PROMPT_TOKENS) / 2, "trace_block": TRACE_BLOCK, "traces": list(traces), "routers": ROUTERS,
     }  # fmt: skip
     (work / "asked.json").write_text(json.dumps(payload))

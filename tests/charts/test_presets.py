@@ -13,7 +13,7 @@ import yaml
 
 from llm_serving.catalog import engines, instances, models
 from llm_serving.catalog.instances import Instance
-from llm_serving.engines import memory
+from llm_serving.engines import memory, vllm
 from llm_serving.targets.local import engine_env
 from tests.charts import objects
 from tests.charts.conftest import CHART, EFA_IMAGE, PRESETS, Helm, Render
@@ -90,7 +90,7 @@ def test_its_engine_splits_the_model_over_the_accelerators_it_asks_for(
 def compute_fit(values: Mapping[str, Any], engine: Engine, row: Instance) -> memory.Fit:
     tensor_parallel, pipeline = engine.read_flag("tensor-parallel-size"), engine.read_flag("pipeline-parallel-size")
     context = engine.read_flag("max-model-len")
-    return memory.compute_fit(
+    return vllm.compute_fit(
         models.find(values["model"]["name"]), row, tensor_parallel, pipeline=pipeline, context=context
     )
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from llm_serving.catalog import architecture, engines, instances, models
 from llm_serving.catalog.architecture import Architecture
 from llm_serving.catalog.instances import Accelerators, Instance
-from llm_serving.engines import memory
+from llm_serving.engines import memory, vllm
 
 CATALOGUE = sorted(models.load())
 
@@ -123,7 +123,7 @@ def test_latent_attention_is_kept_whole_on_each_accelerator() -> None:
 def test_weights_are_what_vllm_measured(
     model: Architecture, ways: int, weights: float, reserve: float, cache: float, tokens: int
 ) -> None:
-    assert memory.compute_weight_bytes(model, ways) / memory.GIB == pytest.approx(weights, abs=0.1)
+    assert vllm.compute_weight_bytes(model, ways) / memory.GIB == pytest.approx(weights, abs=0.1)
 
 
 @measured
@@ -131,7 +131,7 @@ def test_the_reserve_is_what_vllm_measured(
     model: Architecture, ways: int, weights: float, reserve: float, cache: float, tokens: int
 ) -> None:
     batch = memory.Batch(tokens=8192, sequences=1024)
-    assert memory.compute_reserve_bytes(model, batch, ways) / memory.GIB == pytest.approx(reserve, abs=0.52)
+    assert vllm.compute_reserve_bytes(model, batch, ways) / memory.GIB == pytest.approx(reserve, abs=0.52)
 
 
 @measured
@@ -139,13 +139,13 @@ def test_the_tokens_of_a_cache_are_what_vllm_reported(
     model: Architecture, ways: int, weights: float, reserve: float, cache: float, tokens: int
 ) -> None:
     # The log gives the cache in hundredths of a GiB, which is up to 0.16% of the smallest.
-    computed = memory.count_cache_tokens(model, int(cache * memory.GIB), context=8192, tensor_parallel=ways)
+    computed = vllm.count_cache_tokens(model, int(cache * memory.GIB), context=8192, tensor_parallel=ways)
     assert computed == pytest.approx(tokens, rel=0.002)
 
 
 def test_a_checkpoint_of_four_ways_weighs_what_vllm_loaded() -> None:
     # "Model loading took 14.2474 GiB" for Qwen3-30B-A3B over 4 GPUs. Source: vllm-project/vllm#17327, 2025-04-29.
-    assert memory.compute_weight_bytes(models.find("Qwen/Qwen3-30B-A3B"), 4) / memory.GIB == pytest.approx(
+    assert vllm.compute_weight_bytes(models.find("Qwen/Qwen3-30B-A3B"), 4) / memory.GIB == pytest.approx(
         14.2474, abs=0.02
     )
 
@@ -153,13 +153,13 @@ def test_a_checkpoint_of_four_ways_weighs_what_vllm_loaded() -> None:
 def test_padded_experts_weigh_what_vllm_loaded() -> None:
     # "Model loading took 65.9651 GiB" for gpt-oss-120b on one H100. Source: vllm-project/vllm#23278, 2025-08-20.
     model = models.find("openai/gpt-oss-120b")
-    assert memory.compute_weight_bytes(model) / memory.GIB == pytest.approx(65.97, abs=0.1)
+    assert vllm.compute_weight_bytes(model) / memory.GIB == pytest.approx(65.97, abs=0.1)
     assert model.weight_bytes / memory.GIB == pytest.approx(60.77, abs=0.01)  # the checkpoint alone would mislead
 
 
 def test_the_layer_for_multi_token_prediction_is_stored_and_not_loaded() -> None:
     model = models.find("deepseek-ai/DeepSeek-V3")
-    assert memory.compute_weight_bytes(model) < model.weight_bytes
+    assert vllm.compute_weight_bytes(model) < model.weight_bytes
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_the_layer_for_multi_token_prediction_is_stored_and_not_loaded() -> None
 )
 def test_made_models_fill_a_gibibyte_as_vllm_on_cpu_said(name: str, context: int, ways: int, said: int) -> None:
     model, block = models.find(name), engines.load_engines()["vllm"].platforms["cpu"].kv_block
-    assert memory.count_cache_tokens(model, memory.GIB, context=context, tensor_parallel=ways, block=block) == said
+    assert vllm.count_cache_tokens(model, memory.GIB, context=context, tensor_parallel=ways, block=block) == said
 
 
 def test_a_window_bounds_what_long_requests_take() -> None:
@@ -177,10 +177,10 @@ def test_a_window_bounds_what_long_requests_take() -> None:
     full_attention = model.model_copy(update={"sliding_layers": 0})
     short_context, long_context = 8192, 131072
     cache_bytes = 20 * memory.GIB
-    assert memory.count_cache_tokens(model, cache_bytes, context=short_context) <= memory.count_cache_tokens(
+    assert vllm.count_cache_tokens(model, cache_bytes, context=short_context) <= vllm.count_cache_tokens(
         full_attention, cache_bytes, context=short_context
     )
-    assert memory.count_cache_tokens(model, cache_bytes, context=long_context) > 1.7 * memory.count_cache_tokens(
+    assert vllm.count_cache_tokens(model, cache_bytes, context=long_context) > 1.7 * vllm.count_cache_tokens(
         full_attention, cache_bytes, context=long_context
     )
 
@@ -202,7 +202,7 @@ def test_a_window_bounds_what_long_requests_take() -> None:
     ],
 )
 def test_splits_that_vllm_refuses_are_refused_with_the_reason(name: str, ways: int, why: str) -> None:
-    assert memory.describe_indivisible(models.find(name), ways).startswith(why)
+    assert vllm.describe_indivisible(models.find(name), ways).startswith(why)
 
 
 @pytest.mark.parametrize(
@@ -210,46 +210,46 @@ def test_splits_that_vllm_refuses_are_refused_with_the_reason(name: str, ways: i
     [("Qwen/Qwen3-235B-A22B-FP8", 4), ("Qwen/Qwen3-235B-A22B", 8), ("deepseek-ai/DeepSeek-V3", 16), ("mid", 8)],
 )
 def test_splits_that_vllm_takes_are_taken(name: str, ways: int) -> None:
-    assert memory.describe_indivisible(models.find(name), ways) == ""
+    assert vllm.describe_indivisible(models.find(name), ways) == ""
 
 
 def test_235_billion_parameters_in_fp8_fit_no_single_h200() -> None:
-    fit = memory.compute_fit(models.find("Qwen/Qwen3-235B-A22B-FP8"), instances.find("p5en.48xlarge"), 1, context=8192)
+    fit = vllm.compute_fit(models.find("Qwen/Qwen3-235B-A22B-FP8"), instances.find("p5en.48xlarge"), 1, context=8192)
     assert not fit.fits
     assert fit.cache_tokens == 0
     assert fit.why == "weights 236 GB and reserve 6.26 GB are 105 GB more than the 138 GB of one accelerator"
 
 
 def test_a_cache_too_small_for_one_request_is_no_fit() -> None:
-    fit = memory.compute_fit(models.find("Qwen/Qwen3-32B"), instances.find("p5.48xlarge"), 1, context=40960)
+    fit = vllm.compute_fit(models.find("Qwen/Qwen3-32B"), instances.find("p5.48xlarge"), 1, context=40960)
     assert not fit.fits
     assert fit.why == f"the cache holds 31392 tokens, {40960 - 31392} short of one request of 40960"
 
 
 def test_a_request_longer_than_the_model_was_made_for_is_no_fit() -> None:
-    fit = memory.compute_fit(models.find("Qwen/Qwen3-32B"), instances.find("p5.48xlarge"), 8, context=100_000)
+    fit = vllm.compute_fit(models.find("Qwen/Qwen3-32B"), instances.find("p5.48xlarge"), 8, context=100_000)
     assert fit.why == "the model was made for 40960 tokens a request, not 100000"
 
 
 def test_more_ways_than_accelerators_is_no_fit() -> None:
-    assert memory.compute_fit(models.find("mid"), instances.find("g6e.12xlarge"), 8).why == "one machine has 4, not 8"
+    assert vllm.compute_fit(models.find("mid"), instances.find("g6e.12xlarge"), 8).why == "one machine has 4, not 8"
 
 
 def test_an_encoder_needs_no_cache() -> None:
-    fit = memory.compute_fit(models.find("BAAI/bge-reranker-v2-m3"), instances.find("g6e.2xlarge"), 1)
+    fit = vllm.compute_fit(models.find("BAAI/bge-reranker-v2-m3"), instances.find("g6e.2xlarge"), 1)
     assert fit.fits
     assert fit.cache_tokens == 0
 
 
 def test_neuron_is_split_by_cores_and_said_to_be_uncalibrated() -> None:
-    fit = memory.compute_fit(models.find("Qwen/Qwen3-8B"), instances.find("trn2.48xlarge"), 32, context=8192)
+    fit = vllm.compute_fit(models.find("Qwen/Qwen3-8B"), instances.find("trn2.48xlarge"), 32, context=8192)
     assert fit.fits
     assert not fit.calibrated
 
 
 def test_a_neuroncore_has_a_bank_of_24_gib_of_which_the_cache_takes_no_more_than_three_tenths() -> None:
     trn2 = instances.find("trn2.48xlarge")
-    fit = memory.compute_fit(models.find("Qwen/Qwen3-0.6B"), trn2, 16, context=8192)
+    fit = vllm.compute_fit(models.find("Qwen/Qwen3-0.6B"), trn2, 16, context=8192)
     assert trn2.accelerators
     assert memory.compute_rank_bytes(trn2.accelerators) == 24 * memory.GIB
     assert fit.cache_bytes == pytest.approx(0.3 * fit.budget_bytes, rel=0.001)
@@ -259,8 +259,8 @@ def test_a_neuroncore_has_a_bank_of_24_gib_of_which_the_cache_takes_no_more_than
 def test_a_neuroncore_with_less_than_a_gibibyte_for_the_cache_is_no_fit() -> None:
     batch = memory.Batch(tokens=2048, sequences=8)
     trn2, llama = instances.find("trn2.48xlarge"), models.find("meta-llama/Llama-3.3-70B-Instruct")
-    reason = memory.compute_fit(llama, trn2, 8, context=512, batch=batch, utilization=0.9).why
-    assert memory.compute_fit(llama, trn2, 16, context=512, batch=batch).fits
+    reason = vllm.compute_fit(llama, trn2, 8, context=512, batch=batch, utilization=0.9).why
+    assert vllm.compute_fit(llama, trn2, 16, context=512, batch=batch).fits
     assert reason.endswith("are left for the cache of a NeuronCore, and the engine ends below 1 GiB"), reason
 
 
@@ -268,7 +268,7 @@ def test_a_machine_without_accelerators_has_no_sizes() -> None:
     machine = _build_machine(80_000).model_copy(update={"accelerators": None})
     assert memory.list_tensor_sizes(models.find("mid"), machine) == ()
     with pytest.raises(ValueError, match="no accelerators"):
-        memory.compute_fit(models.find("mid"), machine, 1)
+        vllm.compute_fit(models.find("mid"), machine, 1)
 
 
 # Properties.
@@ -286,7 +286,7 @@ def _build_machine(memory_mib: int) -> Instance:
 @given(names, parallel_degrees)
 def test_more_ways_never_mean_more_weights_or_cache_on_one_accelerator(name: str, ways: int) -> None:
     model = models.find(name)
-    assert memory.compute_weight_bytes(model, 2 * ways) <= memory.compute_weight_bytes(model, ways)
+    assert vllm.compute_weight_bytes(model, 2 * ways) <= vllm.compute_weight_bytes(model, ways)
     assert memory.compute_kv_bytes_per_token(model, 2 * ways) <= memory.compute_kv_bytes_per_token(model, ways)
 
 
@@ -294,7 +294,7 @@ def test_more_ways_never_mean_more_weights_or_cache_on_one_accelerator(name: str
 def test_all_accelerators_together_hold_at_least_the_weights(name: str, ways: int) -> None:
     model = models.find(name)
     loaded = sum(group.bytes for group in model.list_tensors() if group.loaded)
-    assert memory.compute_weight_bytes(model, ways) * ways >= loaded - ways
+    assert vllm.compute_weight_bytes(model, ways) * ways >= loaded - ways
 
 
 @given(names, parallel_degrees, st.integers(8_000, 300_000), st.integers(0, 100_000))
@@ -302,11 +302,11 @@ def test_more_memory_never_holds_fewer_tokens(name: str, ways: int, memory_mib: 
     model = models.find(name)
     # The largest batch grows in steps with the memory, as vLLM's does: within one step, more memory is more cache.
     smaller, larger = _build_machine(memory_mib), _build_machine(memory_mib + more)
-    if memory.select_batch(_get_device(smaller)) != memory.select_batch(_get_device(larger)):
+    if vllm.select_batch(_get_device(smaller)) != vllm.select_batch(_get_device(larger)):
         return
     before, after = (
-        memory.compute_fit(model, smaller, ways, context=512),
-        memory.compute_fit(model, larger, ways, context=512),
+        vllm.compute_fit(model, smaller, ways, context=512),
+        vllm.compute_fit(model, larger, ways, context=512),
     )
     assert after.cache_tokens >= before.cache_tokens
     assert after.fits or not before.fits
@@ -317,7 +317,7 @@ def test_what_fits_holds_one_request_and_what_does_not_says_why(
     name: str, ways: int, memory_mib: int, context: int
 ) -> None:
     model = models.find(name)
-    fit = memory.compute_fit(model, _build_machine(memory_mib), ways, context=context)
+    fit = vllm.compute_fit(model, _build_machine(memory_mib), ways, context=context)
     assert fit.fits == (not fit.why)
     assert not fit.fits or model.encoder or fit.cache_tokens >= context
     assert fit.fits or fit.cache_tokens == 0
@@ -327,7 +327,7 @@ def test_what_fits_holds_one_request_and_what_does_not_says_why(
 @given(names, st.integers(0, 2**40), st.integers(0, 2**36), st.integers(1, 4096))
 def test_a_larger_cache_never_holds_fewer_tokens(name: str, size: int, more: int, context: int) -> None:
     model = models.find(name)
-    assert memory.count_cache_tokens(model, size + more, context=context) >= memory.count_cache_tokens(
+    assert vllm.count_cache_tokens(model, size + more, context=context) >= vllm.count_cache_tokens(
         model, size, context=context
     )
 

@@ -10,7 +10,7 @@ import pytest
 
 from llm_serving.catalog import engines, models
 from llm_serving.catalog.models import Model
-from llm_serving.engines import memory
+from llm_serving.engines import memory, vllm
 from llm_serving.targets.planning import DeploymentPlan
 from tests.engines_own import EngineProbe
 
@@ -58,7 +58,7 @@ def test_each_running_replica_reports_the_tokens_that_were_computed_for_it(runni
     model = models.find(deployment.served_models[0].model)
     for process in deployment.engine_processes:
         cache_bytes = int(process.command[process.command.index("--kv-cache-memory-bytes") + 1])
-        computed = memory.count_cache_tokens(
+        computed = vllm.count_cache_tokens(
             model, cache_bytes, context=deployment.served_models[0].context, block=CPU_BLOCK
         )
         reported = _parse_cache_sizes(running_plan.directory.get_log_path(process.name).read_text())
@@ -68,14 +68,14 @@ def test_each_running_replica_reports_the_tokens_that_were_computed_for_it(runni
 
 @pytest.mark.engine
 def test_vllms_planner_counts_the_same_tokens_for_every_kind_of_attention(engine_probe: EngineProbe) -> None:
-    cases = list(product(NAMES, CONTEXTS, (memory.BLOCK_TOKENS, CPU_BLOCK), (1, 4)))
+    cases = list(product(NAMES, CONTEXTS, (vllm.BLOCK_TOKENS, CPU_BLOCK), (1, 4)))
     questions = [
         _build_question(models.find(name), context, block, tensor_parallel)
         for name, context, block, tensor_parallel in cases
     ]
     reported = [answer["said"] for answer in engine_probe("planner", questions)]
     computed = [
-        memory.count_cache_tokens(
+        vllm.count_cache_tokens(
             models.find(name), CACHE_BYTES, context=context, tensor_parallel=tensor_parallel, block=block
         )
         for name, context, block, tensor_parallel in cases

@@ -1,50 +1,16 @@
-"""Whether a model fits, and how much room for the KV cache remains: the arithmetic that vLLM does when it starts.
-
-vLLM takes a share of each accelerator's memory (`UTILIZATION`), loads the weights, runs its largest batch once, and
-gives what is left to the KV cache. So does this module, without an accelerator: weights and cache follow from the
-architecture; what the largest batch and the libraries take (`reserve_bytes`) follows from measurements that others
-published.
-"""
+"""Arithmetic of memory that every engine shares: what a model's architecture and an instance type alone decide."""
 
 from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
-from llm_serving.catalog.architecture import EXPERTS, MXFP4_BYTES, Architecture, TensorGroup
+from llm_serving.catalog.architecture import Architecture
 from llm_serving.catalog.instances import Accelerators, Instance
-from llm_serving.catalog.models import Model
-from llm_serving.settings.units import format_bytes
 
 GIB = 2**30
 
-UTILIZATION = 0.92
-"""Share of an accelerator's memory that vLLM uses: its own default, `gpu_memory_utilization` (vLLM 0.32.0)."""
-
-BLOCK_TOKENS = 16
-"""Tokens in a block of the KV cache on GPUs (vLLM 0.32.0, `CacheConfig.DEFAULT_BLOCK_SIZE`)."""
-
-# Bytes of a number in the KV cache, by vLLM's --kv-cache-dtype. `auto` is the model's own type: 16 bits.
-_CACHE_BYTES = {"auto": 2, "bfloat16": 2, "float16": 2, "fp8": 1}
-
-# These constants were fitted to starts of vLLM 0.19.0 on H100, published as logs and a table by llm-d-planner
-# (accuracy/results/v0.19.0/results_raw.csv, commit 30ec05f, 2026-04): models of 7 to 72 billion parameters, dense and
-# mixture of experts, over 1 to 4 GPUs. The reserve is within 0.5 GiB of each of the 13 that the tests hold it against.
-_VISIBLE_SHARE = 0.9899
-"""Share of the nominal memory that a process sees: 79.19 of 80 GiB on H100. L40S, H200 and B200 show 0.991 to 0.996."""
-_SAMPLER_BYTES = 16
-"""Of the largest batch's sampler, for each sequence and token of the vocabulary: several copies of the logits."""
-_LIBRARY_BYTES = int(0.27 * GIB)
-"""CUDA libraries and workspaces outside PyTorch on one GPU: 0.24 to 0.27 GiB (0.46 for one family)."""
-_COMMUNICATION_BYTES = int(1.95 * GIB)
-"""On top of that with tensor parallelism, NCCL's and all-reduce's buffers: 2.06 to 2.21 GiB in all at 2 and 4 GPUs."""
-_GRAPH_BYTES, _GRAPH_BYTES_PER_LAYER = int(0.3 * GIB), int(0.02 * GIB)
-"""CUDA graphs: 0.9 GiB at 32 layers, 1.8 at 80. Taken off the cache since vLLM 0.21."""
-
-# vLLM's plugin for Neuron gives the cache no more than a share, for what else a compiled program holds is not known
-# beforehand, and ends where it is less than a least: AWS Neuron 2.32, vllm-neuron/docs/design/vllm/
-# determine_available_memory_design.md, VLLM_NEURON_KV_GMU_BUDGET_CAP_FRACTION and VLLM_NEURON_MIN_KV_BUDGET_GIB.
-_NEURON_CACHE_SHARE = 0.30
-_NEURON_MIN_CACHE_BYTES = 1 * GIB
+CACHE_BYTES = {"auto": 2, "bfloat16": 2, "float16": 2, "fp8": 1}
+"""Bytes of a number in the KV cache, by its type; `auto` is the model's own: 16 bits."""
 
 
 class Batch(BaseModel):
@@ -53,10 +19,10 @@ class Batch(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     tokens: int
-    """--max-num-batched-tokens"""
+    """Most tokens of a step."""
 
     sequences: int
-    """--max-num-seqs"""
+    """Most requests of a step."""
 
 
 class Fit(BaseModel):
@@ -72,7 +38,7 @@ class Fit(BaseModel):
     """Why it does not fit, as a sentence; empty where it does."""
 
     budget_bytes: int
-    """What vLLM may use."""
+    """What the engine may use."""
 
     weight_bytes: int
     reserve_bytes: int
@@ -90,7 +56,7 @@ class Fit(BaseModel):
 
     @property
     def requests(self) -> float:
-        """Requests of the full context that are held at once: vLLM's "maximum concurrency"."""
+        """Requests of the full context that the cache holds at once."""
         return self.cache_tokens / self.context
 
 
@@ -98,38 +64,19 @@ def compute_kv_bytes_per_token(model: Architecture, tensor_parallel: int = 1, dt
     """Bytes that one token takes in the KV cache of one accelerator, all layers counted.
 
     Heads are split over accelerators until each holds one; multi-head latent attention has one vector for all heads,
-    which every accelerator keeps whole. Layers with a sliding window drop what has left it: `cache_tokens` counts that.
+    which every accelerator keeps whole. Layers with a sliding window drop what has left it: `count_cache_tokens` of an engine counts that.
     """
-    return model.layers * _compute_kv_layer_bytes(model, tensor_parallel, dtype)
+    return model.layers * compute_kv_layer_bytes(model, tensor_parallel, dtype)
 
 
-def count_cache_tokens(
-    model: Architecture,
-    cache_bytes: int,
-    *,
-    context: int,
-    tensor_parallel: int = 1,
-    block: int = BLOCK_TOKENS,
-    batch_tokens: int = 8192,
-    dtype: str = "auto",
-) -> int:
-    """Tokens that `cache_bytes` of each accelerator hold, as vLLM logs it: "KV cache size: N tokens".
-
-    vLLM counts in requests of the full `context`: all blocks, by the blocks that one such request takes at most. Where
-    some layers slide, a request takes blocks for each kind of layer; the window's are few, but two batches of
-    `batch_tokens` may be under way on top.
-    """
+def compute_kv_layer_bytes(model: Architecture, tensor_parallel: int, dtype: str) -> int:
+    """Bytes that one token takes in one layer of one accelerator's KV cache."""
     if model.encoder:
         return 0
-    full_layers, sliding_layers = model.layers - model.sliding_layers, model.sliding_layers
-    # Layers of one kind share a block table; vLLM makes groups of as many layers as the smaller kind has.
-    group = min(full_layers, sliding_layers) if full_layers and sliding_layers else model.layers
-    blocks = max(0, cache_bytes) // (block * group * _compute_kv_layer_bytes(model, tensor_parallel, dtype))
-    window = min((model.window or 0) - 1 + 2 * batch_tokens, context)
-    request_blocks = _divide_up(full_layers, group) * _divide_up(context, block) + _divide_up(sliding_layers, group) * (
-        _divide_up(window, block) + 1
-    )
-    return blocks * context // request_blocks
+    number_bytes = CACHE_BYTES[dtype]
+    if model.latent:
+        return (model.latent.kv_rank + model.latent.rope_dim) * number_bytes
+    return 2 * divide_up(model.kv_heads, tensor_parallel) * model.head_dim * number_bytes
 
 
 def select_stage(model: Architecture, pipeline: int) -> Architecture:
@@ -140,121 +87,15 @@ def select_stage(model: Architecture, pipeline: int) -> Architecture:
     """
     if pipeline == 1:
         return model
-    layers = _divide_up(model.layers, pipeline)
+    layers = divide_up(model.layers, pipeline)
     smaller = {
         "layers": layers,
-        "sliding_layers": min(layers, _divide_up(model.sliding_layers, pipeline)),
+        "sliding_layers": min(layers, divide_up(model.sliding_layers, pipeline)),
         "dense_layers": 0,
         "prediction_layers": 0,
         "tied": True,
     }
     return model.model_copy(update=smaller)
-
-
-def compute_weight_bytes(
-    model: Architecture, tensor_parallel: int = 1, *, pipeline: int = 1, expert_ranks: int = 0
-) -> int:
-    """Bytes of weights on the fullest accelerator of a replica, as the engine holds them.
-
-    Args:
-        expert_ranks: accelerators over which whole experts are spread (expert parallelism); 0 splits each of them.
-    """
-    model = select_stage(model, pipeline)
-    total_bytes = sum(
-        _compute_group_bytes(model, group, tensor_parallel, expert_ranks)
-        for group in model.list_tensors()
-        if group.loaded
-    )
-    if model.latent:
-        # vLLM keeps the keys' and values' up-projection twice: as loaded, and in 16 bits as decode multiplies it.
-        width = model.latent.nope_dim + model.latent.value_dim
-        total_bytes += 2 * model.layers * model.latent.kv_rank * model.heads * width / tensor_parallel
-    return round(total_bytes)
-
-
-def select_batch(device: Accelerators) -> Batch:
-    """The largest batch that vLLM chooses for its server by itself (vLLM 0.32.0, `EngineArgs.get_batch_defaults`)."""
-    device_bytes = compute_rank_bytes(device)
-    if device_bytes >= 160 * GIB:
-        return Batch(tokens=16384, sequences=1024)
-    if device_bytes >= 70 * GIB and "A100" not in device.name:
-        return Batch(tokens=8192, sequences=1024)
-    return Batch(tokens=2048, sequences=256)
-
-
-def compute_reserve_bytes(model: Architecture, batch: Batch, tensor_parallel: int = 1) -> int:
-    """Memory of one accelerator beside weights and cache: the largest batch, the libraries, the CUDA graphs."""
-    activation_bytes = 2  # activations are in 16 bits
-    feed_forward = model.intermediate if not model.experts else 0
-    layers = batch.tokens * activation_bytes * (3 * _divide_up(feed_forward, tensor_parallel) + 4 * model.hidden)
-    sampler = 0 if model.encoder else batch.sequences * model.vocabulary * _SAMPLER_BYTES
-    # Each token visits several experts, and their workspace stays allocated beside the sampler's.
-    visit_bytes = batch.tokens * model.active_experts * activation_bytes
-    experts = visit_bytes * (3 * _divide_up(model.expert_intermediate, tensor_parallel) + model.hidden)
-    libraries = _LIBRARY_BYTES + (_COMMUNICATION_BYTES if tensor_parallel > 1 else 0)
-    graphs = 0 if model.encoder else _GRAPH_BYTES + _GRAPH_BYTES_PER_LAYER * model.layers
-    return max(layers, sampler) + experts + libraries + graphs
-
-
-def compute_fit(
-    model: Model,
-    instance: Instance,
-    tensor_parallel: int,
-    *,
-    pipeline: int = 1,
-    expert_ranks: int = 0,
-    context: int | None = None,
-    utilization: float = UTILIZATION,
-    dtype: str = "auto",
-    batch: Batch | None = None,
-) -> Fit:
-    """Whether one replica of `model`, split over accelerators of one `instance`, serves requests of `context` tokens.
-
-    Args:
-        pipeline: stages of layers, each on machines like this one.
-        expert_ranks: accelerators over which whole experts are spread; 0 splits each expert like all else.
-        batch: the largest step, where it is not the engine's own choice.
-        context: the longest request, prompt and answer; the model's own most where left out.
-        utilization: share of each accelerator's memory that the engine may use.
-        dtype: of the KV cache: `auto` or `fp8`.
-
-    Raises:
-        ValueError: `instance` has no accelerators; ask `sizes` first.
-    """
-    device = instance.accelerators
-    if device is None:
-        raise ValueError(f"{instance.name} has no accelerators")
-    context = context or model.max_context
-    batch = batch or select_batch(device)
-    largest_stage = select_stage(model, pipeline)
-    budget = int(compute_rank_bytes(device) * _VISIBLE_SHARE * utilization)
-    weights = compute_weight_bytes(model, tensor_parallel, pipeline=pipeline, expert_ranks=expert_ranks)
-    reserve = compute_reserve_bytes(largest_stage, batch, tensor_parallel)
-    cache = budget - weights - reserve
-    if device.kind == "neuron":
-        cache = min(cache, int(budget * _NEURON_CACHE_SHARE))
-    tokens = count_cache_tokens(
-        largest_stage, cache, context=context, tensor_parallel=tensor_parallel, batch_tokens=batch.tokens, dtype=dtype
-    )
-    reason = (
-        _describe_misfit(model, device, tensor_parallel, context, whole_experts=bool(expert_ranks))
-        or _describe_shortage(model, budget, weights, reserve, tokens, context)
-        or _describe_cache_shortage(model, device, cache)
-    )
-    return Fit(
-        instance=instance.name,
-        tensor_parallel=tensor_parallel,
-        pipeline=pipeline,
-        fits=not reason,
-        why=reason,
-        budget_bytes=budget,
-        weight_bytes=weights,
-        reserve_bytes=reserve,
-        cache_bytes=cache,
-        cache_tokens=0 if reason else tokens,
-        context=context,
-        calibrated=device.kind == "gpu",
-    )
 
 
 def count_ranks(device: Accelerators) -> int:
@@ -275,96 +116,6 @@ def list_tensor_sizes(model: Architecture, instance: Instance) -> tuple[int, ...
     return tuple(2**power for power in range(rank_count.bit_length()) if 2**power <= min(rank_count, model.heads))
 
 
-def describe_indivisible(model: Architecture, tensor_parallel: int, *, whole_experts: bool = False) -> str:
-    """Why the model cannot be split this many ways, as a sentence; empty where it can.
-
-    Args:
-        whole_experts: experts are spread over accelerators instead of being split.
-    """
-    t = tensor_parallel
-    if model.heads % t:
-        return f"{model.heads} attention heads do not divide by {t}"
-    if not model.latent and model.kv_heads % t and t % model.kv_heads:
-        return f"{model.kv_heads} key and value heads neither divide by {t} nor are divided by it"
-    # vLLM pads MXFP4 experts, and refuses the rest.
-    if model.expert_intermediate % t and model.quantization != "mxfp4" and not whole_experts:
-        return f"an expert's width, {model.expert_intermediate}, does not divide by {t}"
-    if (not model.experts or model.dense_layers) and model.intermediate % t:
-        return f"the feed-forward width, {model.intermediate}, does not divide by {t}"
-    if model.quantization == "fp8" and model.fp8_block:
-        return _describe_broken_blocks(model, t, whole_experts)
-    return ""
-
-
-def _describe_broken_blocks(model: Architecture, t: int, whole_experts: bool) -> str:
-    """vLLM refuses to cut a block of FP8 weights, which shares one scale (vllm-project/vllm#17569)."""
-    widths = {} if whole_experts else {"an expert's width": model.expert_intermediate}
-    if not model.experts or model.dense_layers:
-        widths["the feed-forward width"] = model.intermediate
-    for width_name, width in widths.items():
-        if width % t or width // t % model.fp8_block:
-            return (
-                f"{width_name}, {width}, split {t} ways is {width // t}, which cuts the FP8 blocks of {model.fp8_block}: "
-                f"fewer ways, or expert parallelism"
-            )
-    return ""
-
-
-def _describe_misfit(
-    model: Model, device: Accelerators, tensor_parallel: int, context: int, *, whole_experts: bool
-) -> str:
-    """What has nothing to do with memory."""
-    if tensor_parallel > count_ranks(device):
-        return f"one machine has {count_ranks(device)}, not {tensor_parallel}"
-    if context > model.max_context:
-        return f"the model was made for {model.max_context} tokens a request, not {context}"
-    return describe_indivisible(model, tensor_parallel, whole_experts=whole_experts)
-
-
-def _describe_shortage(model: Model, budget: int, weights: int, reserve: int, tokens: int, context: int) -> str:
-    if weights + reserve > budget:
-        return (
-            f"weights {format_bytes(weights)} and reserve {format_bytes(reserve)} are "
-            f"{format_bytes(weights + reserve - budget)} more than the {format_bytes(budget)} of one accelerator"
-        )
-    if not model.encoder and tokens < context:
-        return f"the cache holds {tokens} tokens, {context - tokens} short of one request of {context}"
-    return ""
-
-
-def _describe_cache_shortage(model: Model, device: Accelerators, cache: int) -> str:
-    if device.kind != "neuron" or model.encoder or cache >= _NEURON_MIN_CACHE_BYTES:
-        return ""
-    return f"{format_bytes(cache)} are left for the cache of a NeuronCore, and the engine ends below 1 GiB"
-
-
-def _compute_group_bytes(model: Architecture, group: TensorGroup, tensor_parallel: int, expert_ranks: int) -> float:
-    """Bytes of a group on one accelerator."""
-    if group.name == EXPERTS and expert_ranks:
-        return group.bytes * _divide_up(model.experts, expert_ranks) / model.experts
-    if group.name == EXPERTS and model.quantization == "mxfp4":
-        # vLLM's kernels take widths in steps: the hidden one of 256, the expert's of 128 after the split (vLLM 0.32.0,
-        # fused_moe/oracle/mxfp4.py, Marlin and TensorRT-LLM). gpt-oss-20b then takes 13.7 GiB, not 12.8.
-        width = _divide_up(_divide_up(model.expert_intermediate, tensor_parallel), 128) * 128
-        hidden = _divide_up(model.hidden, 256) * 256
-        count = group.parameters // (model.expert_intermediate * model.hidden)
-        return count * width * hidden * MXFP4_BYTES
-    if group.split == "even":
-        return group.bytes / tensor_parallel
-    if group.split == "kv":
-        return group.bytes / min(tensor_parallel, model.kv_heads)
-    return group.bytes
-
-
-def _compute_kv_layer_bytes(model: Architecture, tensor_parallel: int, dtype: str) -> int:
-    if model.encoder:
-        return 0
-    number_bytes = _CACHE_BYTES[dtype]
-    if model.latent:
-        return (model.latent.kv_rank + model.latent.rope_dim) * number_bytes
-    return 2 * _divide_up(model.kv_heads, tensor_parallel) * model.head_dim * number_bytes
-
-
-def _divide_up(dividend: int, divisor: int) -> int:
+def divide_up(dividend: int, divisor: int) -> int:
     """Division rounded up."""
     return -(-dividend // divisor)

@@ -13,7 +13,7 @@ from rich.text import Text
 from llm_serving.catalog import models
 from llm_serving.catalog.instances import Instance
 from llm_serving.catalog.models import Model
-from llm_serving.engines import memory
+from llm_serving.engines import base, memory
 from llm_serving.engines.memory import Fit
 from llm_serving.settings.units import format_bytes
 
@@ -25,7 +25,7 @@ def compute(model: Model, instances: Iterable[Instance], context: int, dtype: st
     """Every instance type at every degree of tensor parallelism that is worth trying."""
     return {
         instance.name: [
-            memory.compute_fit(model, instance, degree, context=context, dtype=dtype)
+            base.get_memory_model().compute_fit(model, instance, degree, context=context, dtype=dtype)
             for degree in memory.list_tensor_sizes(model, instance)
         ]
         for instance in instances
@@ -49,7 +49,7 @@ def build_payload(
         "kv_bytes_per_token": memory.compute_kv_bytes_per_token(model, dtype=dtype),
         "kv_cache_dtype": dtype,
         "context": context,
-        "utilization": memory.UTILIZATION,
+        "utilization": base.get_memory_model().UTILIZATION,
         "instances": [
             {
                 "name": name,
@@ -108,7 +108,7 @@ def _render_header(model: Model, context: int, dtype: str) -> Iterator[Text]:
 
 
 def _describe_weights(model: Model) -> str:
-    labels = {"none": model.dtype, "fp8": "FP8", "mxfp4": "experts in MXFP4"}
+    labels = {"none": model.dtype, "fp8": "FP8", "mxfp4": "experts in MXFP4", "nvfp4": "NVFP4"}
     return labels[model.quantization]
 
 
@@ -159,22 +159,28 @@ def _render_cell(model: Model, fit: Fit | None) -> Text:
         return Text("")
     if fit.fits:
         return Text("fits" if model.encoder else f"{fit.cache_tokens / 1000:,.1f}", style="green")
-    if memory.describe_indivisible(model, fit.tensor_parallel):
+    if base.get_memory_model().describe_indivisible(model, fit.tensor_parallel):
         return Text("no split", style="red")
     return Text(f"-{format_bytes(-fit.cache_bytes)}" if fit.cache_bytes < 0 else "< 1", style="red")
 
 
 def _render_legend(model: Model, fits: Fits) -> Iterator[Text]:
     all_fits = [fit for type_fits in fits.values() for fit in type_fits]
-    divisible = [fit for fit in all_fits if not memory.describe_indivisible(model, fit.tensor_parallel)]
+    divisible = [
+        fit for fit in all_fits if not base.get_memory_model().describe_indivisible(model, fit.tensor_parallel)
+    ]
     if any(fit.cache_bytes < 0 for fit in divisible):
         yield Text("-24 GB    weights and reserve take so much more than one accelerator has", style="dim")
     if any(fit.cache_bytes >= 0 and not fit.fits for fit in divisible):
         yield Text("< 1       the cache holds no request of the context above", style="dim")
-    reasons = [reason for fit in all_fits if (reason := memory.describe_indivisible(model, fit.tensor_parallel))]
+    reasons = [
+        reason
+        for fit in all_fits
+        if (reason := base.get_memory_model().describe_indivisible(model, fit.tensor_parallel))
+    ]
     if reasons:
         yield Text(f"no split  {reasons[0]}", style="dim")
-    share = f"{memory.UTILIZATION:.0%} of the memory is used, as vLLM does by itself"
+    share = f"{base.get_memory_model().UTILIZATION:.0%} of the memory is used, as vLLM does by itself"
     yield Text(f"Computed, not measured: {share}; --type NAME explains one instance type.", style="dim")
     if any(not fit.calibrated for fit in all_fits):
         yield Text("On Neuron no measurement stands behind the reserve: a first guess.", style="dim")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from llm_serving import paths
 from llm_serving.catalog import instances, models
-from llm_serving.engines import memory
+from llm_serving.engines import vllm
 from llm_serving.fleet.loading import load_fleet as read_fleet
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import Document, load
@@ -129,7 +129,7 @@ def _check_model_fits(blueprint: Blueprint, role: Role) -> None:
     assert role.served_model is not None
     parallelism = role.parallelism
     for name in role.instance_types:
-        fit = memory.compute_fit(
+        fit = vllm.compute_fit(
             models.find(role.served_model.model),
             instances.find(name),
             parallelism.tensor,

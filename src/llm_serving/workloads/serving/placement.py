@@ -13,7 +13,8 @@ from llm_serving.catalog import engines, instances
 from llm_serving.catalog.engines import Platform
 from llm_serving.catalog.instances import Accelerators, Instance
 from llm_serving.catalog.models import Model
-from llm_serving.engines import memory
+from llm_serving.engines import base, memory
+from llm_serving.engines.base import MemoryModel
 from llm_serving.fleet import groups
 from llm_serving.fleet.model import Fleet, Pool
 from llm_serving.settings.document import Document
@@ -171,6 +172,10 @@ class _PlacementSearch:
         return PlacementError(self.blueprint.build_mistake(key_path, value, reason, fix))
 
     @property
+    def _memory_model(self) -> MemoryModel:
+        return base.get_memory_model(self.blueprint.value.engine)
+
+    @property
     def _parallelism(self) -> Parallelism:
         role = self.role
         return Parallelism(tensor=role.tensor, pipeline=role.pipeline, data=role.data, expert=role.expert)
@@ -186,7 +191,7 @@ class _PlacementSearch:
     def _select_batch(self, device: Accelerators) -> memory.Batch:
         """The largest step: as the blueprint says, else as the engine chooses."""
         tuning, limits = self.blueprint.value.tuning, self._select_platform(device).limits
-        engine_batch = memory.select_batch(device)
+        engine_batch = self._memory_model.select_batch(device)
         if limits:
             engine_batch = memory.Batch(
                 tokens=limits.select_segment(engine_batch.tokens, self.context), sequences=limits.sequences
@@ -245,12 +250,12 @@ class _PlacementSearch:
         if role.pipeline > self.model.layers:
             reason = f"the model has {self.model.layers} layers"
             raise self._build_error("pipeline", role.pipeline, reason, f"pipeline: {self.model.layers} or less")
-        misfit = memory.describe_indivisible(self.model, role.tensor, whole_experts=role.expert)
+        misfit = self._memory_model.describe_indivisible(self.model, role.tensor, whole_experts=role.expert)
         if misfit:
             degrees = [
                 degree
                 for degree in range(1, role.tensor)
-                if not memory.describe_indivisible(self.model, degree, whole_experts=role.expert)
+                if not self._memory_model.describe_indivisible(self.model, degree, whole_experts=role.expert)
             ]
             options = [degree * role.pipeline * role.data for degree in degrees[-3:]]
             fix = f"accelerators: {' or '.join(map(str, options))}"
@@ -259,7 +264,9 @@ class _PlacementSearch:
                 fix = (
                     f"data: {role.accelerators // max(degree for degree in degrees if role.accelerators % degree == 0)}"
                 )
-            if not role.expert and not memory.describe_indivisible(self.model, role.tensor, whole_experts=True):
+            if not role.expert and not self._memory_model.describe_indivisible(
+                self.model, role.tensor, whole_experts=True
+            ):
                 fix += ", or expert: on"
             raise self._build_error("accelerators", role.accelerators, misfit, fix)
 
@@ -267,7 +274,7 @@ class _PlacementSearch:
         if instance.accelerators is None:
             return None
         tuning = self.blueprint.value.tuning
-        return memory.compute_fit(
+        return self._memory_model.compute_fit(
             apply_quantization(self.model, tuning),
             instance,
             self.role.tensor,
@@ -301,7 +308,7 @@ class _PlacementSearch:
             for instance in instances.load().values()
             if instance.accelerators and instance.accelerators.kind == "gpu"
             for degree in memory.list_tensor_sizes(model, instance)
-            if memory.compute_fit(
+            if self._memory_model.compute_fit(
                 model, instance, degree, context=context, dtype=self.blueprint.value.tuning.kv_cache
             ).fits
         ]

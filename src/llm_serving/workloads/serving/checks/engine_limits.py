@@ -9,7 +9,8 @@ from llm_serving.catalog import engines, instances
 from llm_serving.catalog.engines import Engine, EngineLimits, Platform
 from llm_serving.catalog.instances import Instance
 from llm_serving.catalog.models import Model
-from llm_serving.engines import memory
+from llm_serving.engines import base, memory
+from llm_serving.engines.base import MemoryModel
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import Mistake
@@ -204,18 +205,18 @@ def _check_whole_node(
             [*key_path, "accelerators"],
             role.accelerators,
             reason,
-            _describe_whole_node(role_placement.model, largest),
+            _describe_whole_node(base.get_memory_model(blueprint.value.engine), role_placement.model, largest),
         )
 
 
-def _describe_whole_node(model: Model, instance: Instance) -> str:
+def _describe_whole_node(memory_model: MemoryModel, model: Model, instance: Instance) -> str:
     """How a replica uses all of its node: layers split as far as the model allows, and data-parallel copies."""
     max_accelerators = count_accelerators(instance)
     degree = max(
         (
             candidate
             for candidate in memory.list_tensor_sizes(model, instance)
-            if not memory.describe_indivisible(model, candidate)
+            if not memory_model.describe_indivisible(model, candidate)
         ),
         default=1,
     )
