@@ -1,28 +1,56 @@
-"""The two files that a blueprint's commands start from: read, with the mistakes of both at once."""
+"""Reads the two files that a blueprint's commands start from, and reports the mistakes of both at once."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from llm_serving.fleet.loading import load_fleet as read_fleet
 from llm_serving.fleet.model import Fleet
+from llm_serving.settings import yaml_source
 from llm_serving.settings.document import Document
-from llm_serving.settings.errors import ErrorCollector
-from llm_serving.workloads.serving import blueprint
-from llm_serving.workloads.serving.blueprint import Blueprint
+from llm_serving.settings.errors import ErrorCollector, InputError, Mistake
+from llm_serving.workloads import base
 
-__all__ = ["read", "read_fleet"]
+__all__ = ["read", "read_blueprint", "read_fleet"]
 
 
-def read(folder: Path, fleet_file: Path) -> tuple[Document[Blueprint], Document[Fleet]]:
-    """The blueprint in `folder` and the fleet of the file `fleet`.
+def read(folder: Path, fleet_file: Path) -> tuple[Document[Any], Document[Fleet]]:
+    """The blueprint in `folder`, of whichever kind, and the fleet of `fleet_file`.
 
     Raises:
         InputError: with every mistake of both.
     """
     collector = ErrorCollector()
     fleet_document = collector(lambda: read_fleet(fleet_file))
-    blueprint_document = collector(lambda: blueprint.read(folder))
+    blueprint_document = collector(lambda: read_blueprint(folder))
     collector.raise_if_any()
     assert blueprint_document and fleet_document
     return blueprint_document, fleet_document
+
+
+def read_blueprint(folder: Path) -> Document[Any]:
+    """The blueprint in `folder`, read by the workload that its `kind` names.
+
+    Raises:
+        InputError: with every mistake of its file.
+    """
+    return base.get(_read_kind(folder / base.FILE_NAME)).read(folder)
+
+
+def _read_kind(file: Path) -> str:
+    """The kind that a blueprint names; the default one where it names none, or is no file, which its reader reports.
+
+    Raises:
+        InputError: there is no such kind.
+    """
+    if not file.is_file():
+        return base.DEFAULT_KIND
+    source = yaml_source.read(file)
+    kind = source.data.get("kind", base.DEFAULT_KIND) if isinstance(source.data, dict) else base.DEFAULT_KIND
+    if kind in base.list_kinds():
+        return str(kind)
+    position = source.positions.get(("kind",))
+    line, column = (position.line, position.column) if position else (1, 1)
+    choices = " or ".join(base.list_kinds())
+    raise InputError([Mistake(file, line, column, "kind", repr(kind), "there is no such kind", f"kind: {choices}")])

@@ -1,0 +1,77 @@
+"""What `check` shows of a serving deployment: a row for each part, or the same as data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llm_serving.settings.document import Document
+from llm_serving.workloads.serving import resolve
+from llm_serving.workloads.serving.blueprint import Blueprint
+from llm_serving.workloads.serving.deployment import Deployment, Role, ServedModel
+from llm_serving.workloads.serving.traffic import Slo
+
+
+def build_payload(deployment: Deployment) -> dict[str, Any]:
+    """The deployment's pattern, models and roles as data."""
+    return {
+        "pattern": deployment.pattern,
+        "models": [
+            {"model": served_model.model, "context": served_model.context, "weight_bytes": served_model.weights.bytes}
+            for served_model in deployment.served_models
+        ],
+        "roles": [
+            {
+                "name": role.name,
+                "pool": role.pool,
+                "instance_types": list(role.instance_types),
+                "accelerators": role.accelerators,
+                "machines": role.nodes,
+                "replicas": {"least": role.replicas.min, "most": role.replicas.max},
+            }
+            for role in deployment.engine_roles
+        ],
+    }
+
+
+def describe(document: Document[Blueprint], deployment: Deployment) -> list[tuple[str, str]]:
+    """A label and a line for the blueprint, its models, its roles, its traffic and its SLO."""
+    blueprint, traffic = document.value, deployment.traffic
+    load = f"{traffic.users} users" if traffic.users else f"{traffic.arrivals:g} requests/s ({traffic.process})"
+    return [
+        ("blueprint", f"{deployment.name} ({document.path}): {blueprint.pattern} for the target {deployment.target}"),
+        *(("model", _describe_model(blueprint, served_model)) for served_model in deployment.served_models),
+        *((role.name, _describe_role(role)) for role in deployment.engine_roles),
+        ("router", resolve.resolve_policy(blueprint, deployment.environment)),
+        (
+            "traffic",
+            f"{load}, {traffic.input_tokens} tokens in, {traffic.output_tokens} out, {traffic.requests} requests",
+        ),
+        ("slo", _describe_slo(deployment.slo)),
+    ]
+
+
+def _describe_slo(slo: Slo) -> str:
+    limits = [
+        f"{metric.removesuffix('_ms')} {percentile} < {limit:g} ms"
+        for metric, limits in (("ttft_ms", slo.ttft_ms), ("itl_ms", slo.itl_ms), ("e2e_ms", slo.e2e_ms))
+        for percentile, limit in limits
+        if limit is not None
+    ]
+    minimums = [
+        f"at least {value:g} {unit}"
+        for value, unit in ((slo.output_tokens_per_s, "output tokens/s"), (slo.requests_per_s, "requests/s"))
+        if value is not None
+    ]
+    return ", ".join([*limits, *minimums, f"errors at most {slo.errors * 100:g}%"])
+
+
+def _describe_model(blueprint: Blueprint, served_model: ServedModel) -> str:
+    size = served_model.weights.bytes / 1e9
+    gigabytes = f"{size:.{3 if size < 1 else 1}f} GB"
+    return f"{served_model.model} on {blueprint.engine}, context {served_model.context}, {gigabytes} of weights"
+
+
+def _describe_role(role: Role) -> str:
+    nodes = f" over {role.nodes} machines" if role.nodes > 1 else ""
+    types = " or ".join(role.instance_types)
+    return f"{role.replicas} x {role.accelerators} accelerator(s) of {types}{nodes}, pool {role.pool}"

@@ -1,0 +1,63 @@
+"""The kind `serving`: engines behind a router that answer completions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from llm_serving.fleet.model import Fleet
+from llm_serving.settings.document import Document
+from llm_serving.workloads.base import Workload
+from llm_serving.workloads.environment import Environment, Process
+from llm_serving.workloads.serving import blueprint as blueprints
+from llm_serving.workloads.serving import measured_prompts, resolve, summary
+from llm_serving.workloads.serving.blueprint import Blueprint
+from llm_serving.workloads.serving.deployment import Deployment
+
+
+class ServingWorkload(Workload[Blueprint, Deployment]):
+    """Serving of models; each method is described in `Workload`."""
+
+    KIND = "serving"
+    SETTINGS = Blueprint
+    DEPLOYMENT = Deployment
+
+    def read(self, folder: Path) -> Document[Blueprint]:
+        return blueprints.read(folder)
+
+    def resolve_name(self, blueprint: Document[Blueprint]) -> str:
+        return resolve.resolve_name(blueprint)
+
+    def list_port_names(self, blueprint: Blueprint) -> list[str]:
+        return resolve.list_port_names(blueprint)
+
+    def read_measurements(self, blueprint: Document[Blueprint], environment: Environment, root: Path) -> Environment:
+        return environment.model_copy(update={"measured": measured_prompts.find_measured(blueprint, root)})
+
+    def resolve(self, blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment) -> Deployment:
+        return resolve.resolve(blueprint, fleet, environment)
+
+    def move_to_pool(self, blueprint: Document[Blueprint], pool: str) -> Document[Blueprint]:
+        roles = blueprint.value.roles
+        roles_by_name = {name: getattr(roles, name) for name in ("worker", "prefill", "decode")}
+        moved = {name: role.model_copy(update={"pool": pool}) for name, role in roles_by_name.items() if role}
+        models = {name: role.model_copy(update={"pool": pool}) for name, role in roles.models.items()}
+        value = blueprint.value.model_copy(update={"roles": roles.model_copy(update={**moved, "models": models})})
+        return replace(blueprint, value=value)
+
+    def describe(self, blueprint: Document[Blueprint], deployment: Deployment) -> Iterable[tuple[str, str]]:
+        return summary.describe(blueprint, deployment)
+
+    def build_summary(self, deployment: Deployment) -> dict[str, Any]:
+        return summary.build_payload(deployment)
+
+    def list_start_groups(self, deployment: Deployment) -> Sequence[Sequence[Process]]:
+        return [deployment.engine_processes, deployment.router.instances]
+
+    def get_url(self, deployment: Deployment) -> str:
+        return deployment.url
+
+
+WORKLOAD = ServingWorkload()
