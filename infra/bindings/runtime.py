@@ -12,11 +12,16 @@ import importlib
 import importlib.util
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 AWS = "cdktf_cdktf_provider_aws"
+
+_CACHE_VARIABLE = "JSII_RUNTIME_PACKAGE_CACHE_ROOT"
+_PROBE_BYTES = 65536
+"""Written to see whether the disk is full."""
 
 _LAZY_EXPORTS = Path(__file__).with_name("lazy_exports.cjs")
 
@@ -53,10 +58,30 @@ def _build_node_settings() -> dict[str, str]:
     # NODE_OPTIONS takes a path with spaces in quotes, with JSON's escapes.
     preload = '--require="{}"'.format(str(_LAZY_EXPORTS).replace("\\", "\\\\").replace('"', '\\"'))
     options = [os.environ.get("NODE_OPTIONS", ""), preload]
+    cache = _build_cache_settings()
     if node_path := os.environ.get("JSII_NODE"):
-        return {"JSII_NODE": node_path, "NODE_OPTIONS": " ".join(options).strip()}
+        return {**cache, "JSII_NODE": node_path, "NODE_OPTIONS": " ".join(options).strip()}
     # CDKTF's last release calls util.isArray, which this Node says is going away; nothing that a user could act on.
-    return {"JSII_NODE": str(_find_node()), "NODE_OPTIONS": " ".join([*options, "--disable-warning=DEP0044"]).strip()}
+    options.append("--disable-warning=DEP0044")
+    return {**cache, "JSII_NODE": str(_find_node()), "NODE_OPTIONS": " ".join(options).strip()}
+
+
+def _build_cache_settings() -> dict[str, str]:
+    """Settings that move jsii's package cache to the temporary directory, if the home directory takes no files.
+
+    jsii would fail, or never answer.
+    """
+    if _CACHE_VARIABLE in os.environ:
+        return {}
+    relative = "Library/Caches/com.amazonaws.jsii" if sys.platform == "darwin" else ".cache/aws/jsii"
+    try:
+        cache = Path.home() / relative / "package-cache"
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=cache) as probe:
+            probe.write(bytes(_PROBE_BYTES))
+    except (OSError, RuntimeError):
+        return {_CACHE_VARIABLE: str(Path(tempfile.gettempdir()) / f"jsii-package-cache-{os.getuid()}")}
+    return {}
 
 
 def _find_node() -> Path:

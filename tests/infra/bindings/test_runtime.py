@@ -80,3 +80,29 @@ def test_a_node_that_the_user_names_is_used_as_it_is(monkeypatch: pytest.MonkeyP
     assert settings["JSII_NODE"] == "/usr/bin/node"
     assert settings["NODE_OPTIONS"].startswith("--no-warnings --require=")
     assert "--disable-warning" not in settings["NODE_OPTIONS"]
+
+
+def test_without_a_writable_home_the_package_cache_is_in_the_temporary_directory(tmp_path: Path) -> None:
+    code = (
+        "from infra.bindings import aws, cdktf\n"
+        f"stack = cdktf.TerraformStack(cdktf.App(outdir={str(tmp_path / 'out')!r}), 'stack')\n"
+        "print(aws.vpc.Vpc(stack, 'vpc').terraform_resource_type)\n"
+    )
+    (tmp_path / "home").write_text("a file, so nothing can be created below it")
+    (tmp_path / "tmp").mkdir()
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path / "tmp")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (result.returncode, result.stdout) == (0, "aws_vpc\n"), result.stderr
+    assert list((tmp_path / "tmp").glob("jsii-package-cache-*/*"))
+
+
+def test_a_package_cache_that_the_user_names_is_used_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/dev/null")
+    monkeypatch.setenv("JSII_RUNTIME_PACKAGE_CACHE_ROOT", "/var/cache/jsii")
+    assert "JSII_RUNTIME_PACKAGE_CACHE_ROOT" not in runtime._build_node_settings()
