@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -88,4 +93,28 @@ def test_synthesis_leaves_no_temporary_files(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
     synthesis.synthesize(write_fleet(tmp_path), tmp_path / "out")
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_an_interrupt_ends_synthesis_without_a_traceback_and_without_files(tmp_path: Path) -> None:
+    write_fleet(tmp_path)
+    (tmp_path / "tmp").mkdir()
+    log = tmp_path / "output.log"
+    with log.open("wb") as output:
+        command = subprocess.Popen(
+            [Path(sys.executable).with_name("blueprint"), "fleet", "synth", "--fleet", tmp_path / "fleet.yaml"],
+            cwd=tmp_path,
+            env={**os.environ, "TMPDIR": str(tmp_path / "tmp")},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    deadline = time.monotonic() + 60
+    while not list((tmp_path / "tmp").glob("blueprint-synthesis-*/*/bin")):  # CDKTF has unpacked its runtime
+        assert command.poll() is None, log.read_text()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    command.send_signal(signal.SIGINT)
+    assert command.wait(30) == 130
+    assert "Traceback" not in log.read_text()
+    assert "Broken" not in log.read_text()
     assert list((tmp_path / "tmp").iterdir()) == []

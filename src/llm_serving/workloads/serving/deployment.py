@@ -92,6 +92,22 @@ class Resources(ResolvedData):
     """Of /dev/shm, which the processes of one machine exchange tensors through."""
 
     @property
+    def gpus(self) -> int:
+        """NVIDIA GPUs among the accelerators."""
+        return self.accelerators if self.device == "nvidia.com/gpu" else 0
+
+    @property
+    def device_files(self) -> tuple[str, ...]:
+        """Devices that a container sees where nobody hands them out, as on ECS: the whole machine's EFA interfaces,
+        of which the engine takes those next to its GPUs, and the Neuron devices.
+        """
+        neuron_devices = self.accelerators if self.device == "aws.amazon.com/neuron" else 0
+        return (
+            *(f"/dev/infiniband/uverbs{number}" for number in range(self.node_efa)),
+            *(f"/dev/neuron{number}" for number in range(neuron_devices)),
+        )
+
+    @property
     def huge_page_bytes(self) -> int:
         """In pages of 2 MiB, for libfabric's buffers: the share, by interfaces, of what EFA's driver sets aside."""
         return EFA_HUGE_PAGES * self.efa // self.node_efa * 2**21 if self.efa else 0
