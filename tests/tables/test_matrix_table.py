@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 
 from llm_serving.tables.matrix_table import MatrixTable
+from llm_serving.targets import matrix
 from llm_serving.targets.matrix import Cell
 
 FLEETS = ("ads-scale", "ecs-multi-az", "eks-multi-az", "mixed", "one-gpu", "p5-efa", "trn2")
@@ -43,7 +44,7 @@ def render(width: int) -> list[str]:
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_it_fits_the_terminal_with_every_name_whole_and_every_reason_once(width: int) -> None:
+def test_the_table_fits_the_terminal_and_has_every_reason_once(width: int) -> None:
     lines = render(width)
     text = " ".join(" ".join(lines).split())
     assert all(len(line) <= width for line in lines)
@@ -51,10 +52,34 @@ def test_it_fits_the_terminal_with_every_name_whole_and_every_reason_once(width:
     for name in ("aggregated", "disaggregated", "distributed", "multi-model", *FLEETS, SHORT_REASON, LONG_REASON):
         assert text.count(f" {name} ") + text.endswith(f" {name}") >= 1, name
     assert text.count(SHORT_REASON) == text.count(LONG_REASON) == 1
-    assert "76 of 84 render; yes* with the preset trainium2." in text
+    assert "76 of 84 render; yes* with preset trainium2." in text
     assert " ecs yes yes yes 1 2 1 yes yes* " in text
 
 
-def test_fleets_have_letters_only_where_their_names_do_not_fit() -> None:
+def test_fleets_have_letters_only_if_their_names_do_not_fit() -> None:
     assert not any("A ads-scale" in line for line in render(120))
     assert any("A ads-scale" in line for line in render(80))
+
+
+def test_notes_wrap_at_80_columns_in_a_wider_terminal() -> None:
+    lines = render(120)
+    notes = lines[next(number for number, line in enumerate(lines) if "render; yes*" in line) + 1 :]
+    assert max(len(line.rstrip()) for line in notes) <= 80
+
+
+def test_kind_engine_and_framework_are_listed_under_the_pattern() -> None:
+    lines = [line.split() for line in render(80)]
+    first = next(number for number, words in enumerate(lines) if words[:1] == ["aggregated"])
+    assert [words[:2] for words in lines[first : first + 3]] == [
+        ["aggregated", "local"],
+        ["serving", "eks"],
+        ["vllm,", "plain"],
+    ]
+
+
+def test_a_reason_comes_with_its_fix() -> None:
+    cell = next(cell for cell in matrix.build_cells() if cell.reasons and cell.pool == "" and ": " in cell.reason)
+    assert all(". Fix: " in reason for reason in cell.reasons)
+    assert {"pattern", "kind", "target", "fleet", "engine", "framework", "pool", "preset", "why"} == set(
+        cell.build_payload()
+    )

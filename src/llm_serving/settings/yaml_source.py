@@ -139,7 +139,9 @@ def _read_bytes(path: Path) -> bytes:
 def _read_descriptor(path: Path, descriptor: int) -> bytes:
     status = os.fstat(descriptor)
     if stat.S_ISDIR(status.st_mode):
-        raise _build_file_error(path, "it is a folder", f"the path of the file, such as {path / 'fleet.yaml'}")
+        is_named_as_file = path.suffix in (".yaml", ".yml")
+        fix = "a YAML file of that name" if is_named_as_file else f"the path of the file, such as {path / 'fleet.yaml'}"
+        raise _build_file_error(path, "it is a folder", fix)
     if not stat.S_ISREG(status.st_mode):
         raise _build_file_error(path, "it is a pipe or a device, not a file", "the path of a file")
     with os.fdopen(descriptor, "rb", closefd=False) as file:

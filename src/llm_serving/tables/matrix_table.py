@@ -1,7 +1,8 @@
-"""Patterns, targets and fleets as a picture in the terminal: what renders, and each reason of the rest once."""
+"""Patterns, targets and fleets as a table: what renders, and the reason of each empty cell."""
 
 from __future__ import annotations
 
+import itertools
 import string
 from collections.abc import Sequence
 
@@ -14,9 +15,11 @@ from rich.text import Text
 
 from llm_serving.targets.matrix import Cell
 
+_MAX_NOTE_WIDTH = 80
+
 
 class MatrixTable:
-    """Fleets by their names where the terminal is wide enough, else by letters that a line above explains."""
+    """A table with fleets' names as headings if the terminal is wide enough, otherwise letters with a legend."""
 
     def __init__(self, cells: Sequence[Cell]) -> None:
         self.cells = cells
@@ -32,17 +35,17 @@ class MatrixTable:
             letters = dict(zip(string.ascii_uppercase, self.fleets, strict=False))
             yield Columns([f"[bold]{letter}[/bold] {fleet}" for letter, fleet in letters.items()], padding=(0, 3))
             yield self._render_table(list(letters))
-        yield Group(Text(self._format_summary()), self._render_reasons())
+        yield Group(Text(self._format_summary()), self._render_reasons(options.max_width))
 
     def _render_table(self, headings: Sequence[str]) -> Table:
         table = Table("pattern", "target", *headings, box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-        previous = ""
-        for pattern, target in dict.fromkeys((cell.pattern, cell.target) for cell in self.cells):
-            row = [cell for cell in self.cells if (cell.pattern, cell.target) == (pattern, target)]
-            if previous and pattern != previous:
-                table.add_section()
-            table.add_row("" if pattern == previous else pattern, target, *map(self._render_cell, row))
-            previous = pattern
+        for pattern in dict.fromkeys(cell.pattern for cell in self.cells):
+            cells = [cell for cell in self.cells if cell.pattern == pattern]
+            targets = list(dict.fromkeys(cell.target for cell in cells))
+            for label, target in itertools.zip_longest(_list_labels(cells[0]), targets, fillvalue=""):
+                row = [cell for cell in cells if cell.target == target]
+                table.add_row(label, target, *map(self._render_cell, row))
+            table.add_section()
         return table
 
     def _render_cell(self, cell: Cell) -> Text:
@@ -53,12 +56,20 @@ class MatrixTable:
     def _format_summary(self) -> str:
         rendered_count = sum(not cell.reasons for cell in self.cells)
         presets = " and ".join(dict.fromkeys(cell.preset for cell in self.cells if cell.preset))
-        star = f"; yes* with the preset {presets}" if presets else ""
-        return f"{rendered_count} of {len(self.cells)} render{star}." + (" The others do not:" if self.numbers else "")
+        star = f"; yes* with preset {presets}" if presets else ""
+        return f"{rendered_count} of {len(self.cells)} render{star}." + (
+            " Reasons of the others:" if self.numbers else ""
+        )
 
-    def _render_reasons(self) -> Table:
-        table = Table.grid("number", "reason", padding=(0, 1))
+    def _render_reasons(self, width: int) -> Table:
+        table = Table.grid("number", "reason", padding=(0, 1), pad_edge=False)
+        table.width = min(width, _MAX_NOTE_WIDTH)
         table.columns[0].justify, table.columns[0].no_wrap = "right", True
         for reason, number in self.numbers.items():
             table.add_row(Text(str(number)), Text(reason))
         return table
+
+
+def _list_labels(cell: Cell) -> list[str | Text]:
+    """List the lines of a pattern's first column: its name, kind of workload, engine and framework."""
+    return [cell.pattern, Text(cell.kind, "dim"), Text(f"{cell.engine}, {cell.framework}", "dim")]

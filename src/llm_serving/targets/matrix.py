@@ -42,7 +42,7 @@ class Cell:
     """Why the cell is empty, pool by pool; "" if it is not."""
 
     reasons: tuple[str, ...] = ()
-    """The same, each reason once and without the pools."""
+    """Each reason once and without the pools, with its fix."""
 
     preset: str = ""
     """The pattern's preset that was rendered, if not its own blueprint."""
@@ -85,18 +85,21 @@ def _build_cell(document: Document[Blueprint], target: str, fleet: Document[Flee
     if target not in render.list_targets(folder):
         return _explain(empty, f"the pattern has no template {target}.*.j2")
     environment = selected_target.assume_environment(settings, fleet.value, cores=CORES)
-    reasons: dict[str, list[str]] = {}
+    mistakes: dict[str, list[str]] = {}
+    explanations: dict[str, None] = {}
     for pool in fleet.value.pools:
         preset = _select_preset(folder, target, fleet.value, pool)
         candidate = load(folder / "presets" / f"{preset}.yaml", Blueprint) if preset else document
         try:
             deployment = resolve.resolve(move_to_pool(candidate, pool), fleet, environment)
         except InputError as error:
-            reasons.setdefault(_get_first_reason(error), []).append(pool)
+            reason, fix = _split_first_part(error)
+            mistakes.setdefault(reason, []).append(pool)
+            explanations[f"{reason}. Fix: {fix}." if fix else reason] = None
             continue
         return replace(empty, deployment=deployment, preset=preset)
-    message = "; ".join(f"{', '.join(pools)}: {reason}" for reason, pools in reasons.items())
-    return replace(empty, reason=message, reasons=tuple(reasons))
+    message = "; ".join(f"{', '.join(pools)}: {reason}" for reason, pools in mistakes.items())
+    return replace(empty, reason=message, reasons=tuple(explanations))
 
 
 def _explain(cell: Cell, reason: str) -> Cell:
@@ -121,7 +124,7 @@ def move_to_pool(document: Document[Blueprint], pool: str) -> Document[Blueprint
     return replace(document, value=value)
 
 
-def _get_first_reason(error: InputError) -> str:
-    """Return the first reason, without file, line and fix."""
+def _split_first_part(error: InputError) -> tuple[str, str]:
+    """Return reason and fix of the first mistake, without file and line."""
     first = error.parts[0]
-    return first.reason if isinstance(first, Mistake) else first
+    return (first.reason, first.fix) if isinstance(first, Mistake) else (first, "")

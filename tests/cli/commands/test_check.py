@@ -169,6 +169,22 @@ def test_a_path_that_leads_nowhere_is_a_line(
     assert (code, out, err.splitlines()) == (2, "", messages)
 
 
+def test_a_blueprint_file_that_is_a_folder_or_a_loop_is_named_as_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    file = Path("mine/blueprint.yaml")
+    file.unlink()
+    file.symlink_to(file.name)
+    loop = (
+        f"{file}:1:1: it cannot be read: too many levels of symbolic links. Fix: the path of a file that you may read."
+    )
+    assert check(capsys, "mine") == (2, "", f"{loop}\n")
+    file.unlink()
+    file.symlink_to("nowhere")
+    assert check(capsys, "mine")[2].startswith(f"{file}:1:1: there is no such file.")
+    file.unlink()
+    file.mkdir()
+    assert check(capsys, "mine") == (2, "", f"{file}:1:1: it is a folder. Fix: a YAML file of that name.\n")
+
+
 def test_a_target_without_a_template_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     Path("mine/eks.yaml.j2").unlink()
     code, _, err = check(capsys, "mine", "--target", "eks")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -242,7 +243,7 @@ def read(folder: Path) -> Document[Blueprint]:
     if not folder.is_dir():
         reason = "it is a file, and a blueprint is a folder"
         raise InputError([Mistake(folder, 1, 1, "", "", reason, f"the folder that holds it, {folder.parent}")])
-    if not (folder / FILE_NAME).exists():
+    if not os.path.lexists(folder / FILE_NAME):  # reading it names a loop or a dangling link
         reason = f"the folder holds no {FILE_NAME}"
         raise InputError(
             [Mistake(folder, 1, 1, "", "", reason, "the folder of a blueprint; `blueprint new` makes one")]
