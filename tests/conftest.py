@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Fixtures and groups of all tests."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ ROOT = Path(__file__).resolve().parents[1]
 
 pytest_plugins = ["tests.control_plane.fixtures", "tests.guardian", "tests.hub.fixtures"]
 
-# A shell has what it starts in the background ignore Ctrl-C, and all that is started from there would inherit it: nothing
-# that tests interrupt would end.
+# A shell lets background processes ignore Ctrl-C. All that tests start would inherit that, and never end by an interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# A busy machine is no failure. Where CI is set, Hypothesis' own profile says the same, and draws the same each time.
+# A busy machine is no failure. With CI set, Hypothesis' own profile does the same, with the same examples each time.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 if not os.environ.get("CI"):
     settings.load_profile("busy")
@@ -40,20 +39,21 @@ ENGINE, RUNNING_PLAN, STACKS, CONTROL_PLANE = "engine", "served", "stacks", "con
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What tests share is set up once: they run on one worker, one after the other; the longest begin first.
+    """Group tests by what they share, so that one worker sets it up once; the longest groups start first.
 
-    The engine is two groups, by whether a module asks for the deployment that stays up: what each brings up by itself is
-    no more than two cores carry. The synthesized stacks are one group, and what meets the control plane; else a file.
+    The engine has two groups, by whether a module uses the deployment that runs all session: two cores carry no more
+    than that and one deployment of a module's own. The synthesized stacks are a group, and the control plane; any other
+    file is a group of its own.
     """
     modules = defaultdict(list)
     for item in items:
         modules[item.path].append(item)
     for item in items:
-        if not item.get_closest_marker("xdist_group"):  # of its own
+        if not item.get_closest_marker("xdist_group"):  # which it chose
             item.add_marker(pytest.mark.xdist_group(_choose_group(item, modules[item.path])))
-    # A module stays in one piece: what it has brought up goes with its last test.
+    # A module stays in one piece: its fixtures end with its last test.
     items.sort(key=lambda item: _compute_limit(modules[item.path]), reverse=True)
-    # Kinds of Karpenter's own cannot be taken back: a busy API server can take minutes to let go of one.
+    # Karpenter's custom resources come last: a busy API server can take minutes to delete them.
     items.sort(key=lambda item: "karpenter_cluster" in _list_fixtures(item))
 
 
@@ -74,8 +74,8 @@ def _list_fixtures(item: pytest.Item) -> Sequence[str]:
 
 
 def _compute_limit(module: list[pytest.Item]) -> tuple[bool, float]:
-    """The most seconds that a module says a test of it may take, which those say that take long; the engine's first."""
-    # What meets the control plane may take so long because of its building, which goes on beside the others.
+    """Compute a module's order: the engine's first, then by the longest timeout of its tests, in seconds."""
+    # Tests of the control plane have long timeouts for its build, which runs beside the others.
     plain_items = [item for item in module if "control_plane" not in _list_fixtures(item)]
     limits = [mark.args[0] for item in plain_items if (mark := item.get_closest_marker("timeout"))]
     return any(item.get_closest_marker("engine") for item in module), max(limits, default=0)
@@ -83,14 +83,14 @@ def _compute_limit(module: list[pytest.Item]) -> tuple[bool, float]:
 
 @pytest.fixture(scope="session")
 def engine_probe() -> Iterator[engines_own.EngineProbe]:
-    """The engine's and the router's own code."""
+    """Call the engine's and the router's own code."""
     with engines_own.run() as ask:
         yield ask
 
 
 @pytest.fixture(scope="session")
 def make_bucket() -> Callable[[DeploymentPlan], str]:
-    """Makes the model bucket of a plan as the storage stack would, without Terraform."""
+    """Create the model bucket of a plan like the storage stack, without Terraform."""
 
     def make(plan: DeploymentPlan) -> str:
         environment = plan.deployment.environment
@@ -107,7 +107,7 @@ def make_bucket() -> Callable[[DeploymentPlan], str]:
 def start_blueprint(
     make_bucket: Callable[[DeploymentPlan], str],
 ) -> Callable[[Path, Path], AbstractContextManager[DeploymentPlan]]:
-    """Brings a blueprint up on the real engine below a folder that is there, and ends it after the block."""
+    """Deploy a blueprint on the real engine below a directory, and stop it after the block."""
 
     @contextlib.contextmanager
     def start(blueprint: Path, root: Path) -> Iterator[DeploymentPlan]:
@@ -126,16 +126,16 @@ def running_plan(
     tmp_path_factory: pytest.TempPathFactory,
     start_blueprint: Callable[[Path, Path], AbstractContextManager[DeploymentPlan]],
 ) -> Iterator[DeploymentPlan]:
-    """The aggregated pattern, up on the real engine for the whole session: embedded AWS, two replicas, the router.
+    """The aggregated pattern on the real engine, for the whole session: embedded AWS, two replicas, the router.
 
-    A test that disturbs it leaves it as it was. The home folder of all its processes is empty, at `HOME` below the run.
+    A test that disturbs it restores it. The home directory of all its processes is `home` below the root, empty.
     """
     root = tmp_path_factory.mktemp("served")
     shutil.copytree(ROOT / "blueprints" / "aggregated", root / "mine")
     home = root / "home"
     home.mkdir()
     with contextlib.ExitStack() as until_the_end:
-        # For what is started here alone: other tests' own processes fill the home folder that they find.
+        # Only for these processes: those of other tests write to their home directory.
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("HOME", str(home))
             plan = until_the_end.enter_context(start_blueprint(root / "mine", root))

@@ -1,4 +1,4 @@
-"""The engine's and its router's own code, asked in one process for all tests: an import of vLLM takes 8 CPU-seconds."""
+"""The engine's and its router's own code, in one process for all tests: an import of vLLM takes 8 CPU-seconds."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any
 from llm_serving.targets.local import engine_env
 
 EngineProbe = Callable[[str, Sequence[Any]], list[dict[str, int]]]
-"""Whom to ask, and questions: what each was answered; engine_answers.py says who there is and what they take."""
+"""Takes a handler's name and questions, returns an answer to each; engine_answers.py has the handlers."""
 
 
 @contextmanager
 def run() -> Iterator[EngineProbe]:
-    """Starts the process when it is first asked, and ends it with the block."""
+    """Start the process on first use, and end it with the block."""
     with ExitStack() as exit_stack:
         engine_processes: list[subprocess.Popen[str]] = []
 

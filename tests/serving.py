@@ -1,4 +1,4 @@
-"""What tests ask of engines that are up: completions, their counters, and a load of several users."""
+"""Requests of tests to running engines: completions, counters, and a load of several users."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ PROMPT = "The router sends a request to"
 
 
 def get_url(process: Process) -> str:
-    """Where a process listens."""
+    """Return the URL of a process."""
     return f"http://127.0.0.1:{process.port}"
 
 
 def request_completion(base: str, timeout_s: float = 60, **body: Any) -> str:
-    """The whole answer of a completion, as it came."""
+    """Return the response of a completion."""
     return post(base, "/v1/completions", timeout_s, **{"model": "tiny", "prompt": PROMPT, "max_tokens": 8, **body})
 
 
 def post(base: str, path: str, timeout_s: float = 60, **body: Any) -> str:
-    """The body of the answer to a request, at temperature 0 where the page has one.
+    """Return the body of a response, at temperature 0 where the path takes one.
 
     Raises:
         OSError: no answer, or one that is not 200.
@@ -42,12 +42,12 @@ def post(base: str, path: str, timeout_s: float = 60, **body: Any) -> str:
 
 
 def complete(base: str, **body: Any) -> str:
-    """The text of a completion."""
+    """Return the text of a completion."""
     return str(json.loads(request_completion(base, **body))["choices"][0]["text"])
 
 
 def read_counter(process: Process, name: str, **labels: str) -> float:
-    """One of an engine's own counters, added up over all series that have the labels; 0 where there are none."""
+    """Read a counter of an engine, summed over all series with the labels; 0 if there are none."""
     return sum_counter(f"{get_url(process)}/metrics", name, **labels)
 
 
@@ -65,17 +65,17 @@ def _has_labels(label_text: str, labels: Mapping[str, str]) -> bool:
 
 @dataclass
 class Load:
-    """Streamed requests of several users at once, through the router."""
+    """Streamed requests of several parallel users through the router."""
 
     url: str
     deadline_s: float
     users: int = 8
     prompt: str = PROMPT
     pause_s: float = 0.0
-    """Between a user's requests."""
+    """Seconds between a user's requests."""
 
     start_times: list[float] = field(default_factory=list)
-    """When each began that was answered in full."""
+    """Start times of the requests that were answered completely."""
 
     failed: list[str] = field(default_factory=list)
     longest_s: float = 0.0

@@ -21,7 +21,7 @@ PutProgram = Callable[[str, str], Path]
 
 @pytest.fixture
 def put_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PutProgram:
-    """Puts a program on an otherwise empty PATH; home is an empty folder."""
+    """Put a program on an otherwise empty PATH, with an empty home directory."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
@@ -53,7 +53,7 @@ def test_what_kubebuilder_assets_names_comes_before_path(
 
 
 GO = 'mkdir -p "$GOBIN"; echo "$@" > "$GOBIN/tool"; chmod +x "$GOBIN/tool"'
-"""Stands in for Go: what it builds holds the arguments it was called with."""
+"""A fake of Go: its builds contain its arguments."""
 
 
 @pytest.mark.parametrize("says", ["echo tool v1.9.9", "echo no version here", "exit 1"])

@@ -19,7 +19,7 @@ def _write_program(folder: Path, name: str, output: str) -> None:
 
 @pytest.fixture
 def path_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A PATH with nothing on it but what a test puts there."""
+    """A PATH of only what a test writes to it."""
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
     monkeypatch.delenv("TERRAFORM_BINARY_NAME", raising=False)
     return tmp_path
@@ -52,7 +52,7 @@ def test_too_little_memory_and_disk_name_what_is_required(monkeypatch: pytest.Mo
 
 
 def test_checks_run_on_the_standard_library_and_exit_3_if_one_fails(path_folder: Path) -> None:
-    # Without -P the folder of the program comes first: none of its neighbours may hide a module that it imports.
+    # Without -P the program's directory comes first on the path: no neighbour may hide a module that it imports.
     command = [sys.executable, "-E", "-S", str(ROOT / "scripts" / "prerequisites.py")]
     result = subprocess.run(command, cwd=path_folder, capture_output=True, text=True, check=False)
     assert result.returncode == 3

@@ -1,4 +1,4 @@
-"""Processes that stand in for vLLM and its router, so that all around them is tested in seconds, and a real bucket."""
+"""Fakes of vLLM and its router, to test all around them in seconds, and a real bucket."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from llm_serving.targets.planning import DeploymentPlan
 ROOT = Path(__file__).resolve().parents[3]
 
 FAKE_ENGINE = '''#!{python}
-"""Answers completions on --port; says why and ends with 1 where the served model's name tells it to."""
+"""Answers completions on --port; exits with 1 and a traceback if a file `fail` is beside it."""
 import http.server, json, os, subprocess, sys, time
 arguments = sys.argv[1:]
 model = arguments[arguments.index("--served-model-name") + 1] if "--served-model-name" in arguments else "any"
 if __file__.endswith("/vllm") and os.path.exists(os.path.join(os.path.dirname(__file__), "fail")):
     print("Traceback (most recent call last):\\n  File \\"x.py\\", line 1\\nbotocore.errorfactory.NoSuchBucket: no bucket")
     sys.exit(1)
-# As the engine does: a process of its own that does not notice when its parent is killed.
+# Like the engine: a process of its own that does not notice when its parent is killed.
 port = arguments[arguments.index("--port") + 1]
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", port])
 class Answer(http.server.BaseHTTPRequestHandler):
@@ -44,7 +44,7 @@ http.server.ThreadingHTTPServer(("127.0.0.1", int(port)), Answer).serve_forever(
 
 @pytest.fixture
 def fake_engine_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An engine's environment with stand-ins in it; a file `fail` in its bin makes them end with an error."""
+    """An engine's environment of fakes; with a file `fail` in its bin, they fail."""
     root = tmp_path / "engine"
     executables = root / engine_env.FOLDER / "bin"
     executables.mkdir(parents=True)
@@ -59,7 +59,7 @@ def fake_engine_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A user's folder with a copy of the aggregated pattern in `mine` and a fleet file; it is the current one."""
+    """A user's directory with a copy of the aggregated pattern in `mine` and a fleet file; it is the current one."""
     folder = tmp_path / "work"
     folder.mkdir()
     shutil.copytree(ROOT / "blueprints" / "aggregated", folder / "mine")
@@ -70,7 +70,7 @@ def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(autouse=True)
 def cleanup(tmp_path: Path) -> Iterator[None]:
-    """Ends what a test has deployed."""
+    """Destroy what a test has deployed."""
     yield
     for data in tmp_path.glob("**/.blueprint/*"):
         deploy.destroy(DeploymentDir(data.name, data.parents[1]))
@@ -91,7 +91,7 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Answer).serve_forever()
 
 @pytest.fixture
 def make_plan(working_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], DeploymentPlan]:
-    """Plans the blueprint `mine` as its files are now; what is deployed then has nothing but a stand-in for AWS."""
+    """Plan the blueprint `mine` from its current files, with a fake of AWS."""
     program = tmp_path / "aws.py"
     program.write_text(FAKE_AWS)
     monkeypatch.setattr(emulator, "build_command", lambda port: [sys.executable, str(program), str(port)])
@@ -105,7 +105,7 @@ def make_plan(working_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def make_plan_with_bucket(
     working_folder: Path, make_bucket: Callable[[DeploymentPlan], str], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[], DeploymentPlan]:
-    """The same with the embedded AWS itself, in which the bucket is made without Terraform."""
+    """Plan it with the real embedded AWS, and a bucket created without Terraform."""
     monkeypatch.setattr(deploy, "apply_storage", make_bucket)
     return _plan
 

@@ -1,4 +1,4 @@
-"""Adapters at run time: every replica is told, and what cannot be is said in one line."""
+"""Adapters at run time: every replica loads them, and errors are one line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 class _Engine(http.server.BaseHTTPRequestHandler):
-    """Takes any adapter but one that is called `twice`."""
+    """Loads any adapter but the one called `twice`."""
 
     requests: list[tuple[str, dict[str, str]]]
 
@@ -39,12 +39,12 @@ class _Engine(http.server.BaseHTTPRequestHandler):
         self.wfile.write(payload)
 
     def log_message(self, *_: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture
 def deployment_and_requests(working_folder: Path) -> Iterator[tuple[Deployment, list[tuple[str, dict[str, str]]]]]:
-    """Many models, of which `long` has an adapter, as if they were up; and what its engine was told."""
+    """A deployment of two models, of which `long` has an adapter, and the requests to its engine."""
     blueprint = (ROOT / "blueprints/multi-model/blueprint.yaml").read_text()
     (working_folder / "mine/blueprint.yaml").write_text(blueprint.replace("# adapters:", "adapters:"))
     make_tiny.make_adapter(working_folder / "mine/adapters/tone")

@@ -1,4 +1,4 @@
-"""The commands around a local deployment, as a user types them, with stand-ins for the engine and for AWS."""
+"""The commands of a local deployment as a user types them, with fakes of the engine and of AWS."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Planned = Callable[[], DeploymentPlan]
 
 @pytest.fixture
 def run_cli(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Runs a command; returns its exit code and what it printed."""
+    """Run a command; return its exit code and its output."""
 
     def run(*words: str) -> tuple[int, str, str]:
         capfd.readouterr()

@@ -1,4 +1,4 @@
-"""Deploy with processes that stand in for the engine and, where no bucket is needed, for the embedded AWS."""
+"""Deploy with fakes of the engine and, where no bucket is needed, of the embedded AWS."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _list_states(plan: DeploymentPlan) -> dict[str, supervisor.ProcessState]:
 
 
 def _find_processes(plan: DeploymentPlan) -> list[psutil.Process]:
-    """All processes that have to do with a run."""
+    """Find all processes of a deployment."""
     folder, ports = str(plan.directory.data), {str(port) for port in plan.deployment.environment.ports.values()}
     matches = []
     for process in psutil.process_iter():
@@ -138,7 +138,7 @@ def test_fewer_replicas_stop_the_last_one(make_plan: PlanFactory, working_folder
     after = _list_states(make_plan())
     assert set(after) == {"aws", "worker-0", "router"}
     assert after["aws"].pid == before["aws"].pid
-    # One replica has all cores to itself.
+    # A single replica has all cores.
     assert (after["worker-0"].pid == before["worker-0"].pid) == (make_plan().deployment.environment.cores < 2)
 
 
@@ -212,7 +212,7 @@ def test_the_embedded_aws_is_not_restarted_without_its_data(make_plan_with_bucke
     processes.wait_until(lambda: _list_states(plan)["aws"].failed, "its end", 20)
     time.sleep(2)
     assert _list_states(plan)["aws"].failed
-    # The next deploy begins anew, bucket and all.
+    # The next deploy starts over, with the bucket.
     deploy.deploy(make_plan_with_bucket(), _agree)
     assert _list_states(plan)["aws"].state in ("STARTING", "RUNNING")
 
@@ -258,7 +258,7 @@ def test_kill_9_of_the_supervisor_leaves_no_process_and_deploy_starts_over(make_
     validated.touch()
     deploy.deploy(make_plan(), _agree)
     assert len(_list_states(plan)) == 4
-    assert not validated.exists()  # what was measured of the one that is gone
+    assert not validated.exists()  # it measured the previous deployment
 
 
 @pytest.mark.parametrize("what", [signal.SIGINT, signal.SIGTERM])
@@ -280,7 +280,7 @@ def test_an_interrupted_deploy_leaves_no_process(
 
 @pytest.fixture
 def busy_port() -> Iterator[int]:
-    """A port that another program listens on."""
+    """A port on which another program listens."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield int(listener.getsockname()[1])
 
@@ -316,7 +316,7 @@ def test_ports_that_another_deployment_claims_are_not_chosen(
 ) -> None:
     first = make_plan().directory.load_ports()
     original_claim = processes.claim
-    # Another process is about to listen on the ports of the first.
+    # Another process is about to listen on the first deployment's ports.
     monkeypatch.setattr(processes, "claim", lambda port: port not in first.values() and original_claim(port))
     second = make_plan().directory.load_ports()
     assert not {*first.values()} & {*second.values()}

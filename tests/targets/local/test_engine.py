@@ -1,4 +1,4 @@
-"""The real engine: what it serves, where its weights come from, and how it fails."""
+"""The real engine: its answers, the source of its weights, and its failures."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_replica_killed_under_load_restarts_while_the_other_serves(running_pla
 
 @pytest.fixture
 def broken_plan(tmp_path: Path) -> DeploymentPlan:
-    """Four replicas, each of which is to read its weights from somewhere else."""
+    """A plan of four replicas, each of which will read its weights from another source."""
     folder = tmp_path / "broken"
     folder.mkdir()
     text = (ROOT / "blueprints/aggregated/blueprint.yaml").read_text()
@@ -120,7 +120,7 @@ def broken_plan(tmp_path: Path) -> DeploymentPlan:
 
 
 def _redirect_weights(plan: DeploymentPlan, sources: list[tuple[str, str]]) -> DeploymentPlan:
-    """The plan with each worker reading from its own (URI, endpoint)."""
+    """Return the plan with a (URI, endpoint) for each worker."""
     default_uri = plan.deployment.served_models[0].weights.uri
     workers = [
         process.model_copy(
@@ -167,7 +167,7 @@ def test_a_replica_that_cannot_read_its_weights_names_the_cause_in_one_line(
     )
     assert unreachable_url in failures["worker-0"].splitlines()[0]
     assert "NoSuchBucket" in failures["worker-1"].splitlines()[0]
-    # The streamer says either that the answer was truncated or that the file could not be accessed.
+    # The streamer reports either a truncated response or a failed access.
     assert failures["worker-2"].splitlines()[0].endswith(f"(reading {truncated_uri}model-00002-of-00004.safetensors)")
     assert "Forbidden" in failures["worker-3"].splitlines()[0]
     for name, text in failures.items():
@@ -176,7 +176,7 @@ def test_a_replica_that_cannot_read_its_weights_names_the_cause_in_one_line(
 
 
 def _break_weights(plan: DeploymentPlan, prefix: str, denied: str) -> None:
-    """A copy of the model with one file cut short, and a bucket that lets nobody read."""
+    """Create a copy of the model with a truncated file, and a bucket that denies all reads."""
     environment = plan.deployment.environment
     client = emulator.create_client("s3", environment.s3_endpoint or "", environment.region)
     client.create_bucket(Bucket=denied, CreateBucketConfiguration={"LocationConstraint": environment.region})
@@ -196,7 +196,7 @@ def _break_weights(plan: DeploymentPlan, prefix: str, denied: str) -> None:
 
 
 def _get_failure(supervisord: Supervisor, worker: Process) -> str:
-    """What is said of a worker that fails; it is then stopped, so that it does not try again."""
+    """Start a worker that fails, stop it before it restarts, and return the error."""
     supervisord.start(worker.name)
     with pytest.raises(RoleFailed) as failed:
         readiness.wait(supervisord, [worker])

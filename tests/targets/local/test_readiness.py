@@ -26,7 +26,7 @@ RESPONSES = {
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[int]:
-    """A server that is healthy at every path, and gives a completion at one."""
+    """A server that is healthy on every path and answers a completion on one."""
 
     class Answer(BaseHTTPRequestHandler):
         def do_POST(self) -> None:

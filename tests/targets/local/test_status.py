@@ -1,4 +1,4 @@
-"""The state of a deployment is that of its services; what outlives its directory is found and ended."""
+"""The state of a deployment is that of its services; processes that outlive its directory are found and ended."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import pytest
 from llm_serving import processes
 from llm_serving.targets.local import subreaper
 
-# A command with a child in a session of its own and a grandchild; it writes all their process ids.
+# A command with a child in its own session and a grandchild; it writes the process ids of all.
 FAMILY = """
 import os, subprocess, sys, time
 child = subprocess.Popen(["sleep", "600"], start_new_session=True)
@@ -28,7 +28,7 @@ def _start(command: list[str]) -> subprocess.Popen[bytes]:
 
 
 def _start_family(tmp_path: Path, *, with_subreaper: bool) -> tuple[subprocess.Popen[bytes], list[int]]:
-    """The process that was started, and the ids of the command and all that it started."""
+    """Start the family; return its first process, and the ids of the command and its descendants."""
     pid_file = tmp_path / "pids"
     family = [sys.executable, "-c", FAMILY, str(pid_file)]
     child = _start([sys.executable, subreaper.__file__, *family] if with_subreaper else family)

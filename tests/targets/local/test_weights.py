@@ -1,4 +1,4 @@
-"""Weights put into the bucket of a deployment, and told where they are not whole, against a real S3 server."""
+"""Upload and check of a deployment's weights, against a real S3 server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def client(emulator_endpoint: str) -> Any:
 
 @pytest.fixture
 def deployment(emulator_endpoint: str, tmp_path: Path, client: Any, request: pytest.FixtureRequest) -> Deployment:
-    """A deployment whose bucket is there and empty."""
+    """A deployment with an empty bucket."""
     resolved = planning.plan(
         ROOT / "blueprints/aggregated", ROOT / "fleet.yaml", root=tmp_path, target="local"
     ).deployment
@@ -46,7 +46,7 @@ def deployment(emulator_endpoint: str, tmp_path: Path, client: Any, request: pyt
 
 
 def _set_weights(deployment: Deployment, uri: str, model: str = "tiny") -> Deployment:
-    """The deployment with its workers' weights at `uri`."""
+    """Return the deployment with its workers' weights at `uri`."""
     worker, router = deployment.roles
     assert worker.served_model
     new_weights = worker.served_model.weights.model_copy(update={"uri": uri})
@@ -67,7 +67,7 @@ def test_a_generated_model_is_uploaded_completely_and_once(
     deployment: Deployment, deployment_dir: DeploymentDir, client: Any
 ) -> None:
     weights.upload_models(deployment_dir, deployment)
-    # The files' headers come on top of the tensors.
+    # The files have headers besides the tensors.
     assert 0 < weights.check(deployment) - models.find("tiny").weight_bytes < 100_000
     stamps = {
         item["Key"]: item["LastModified"]

@@ -185,7 +185,7 @@ def _start_early(plan: DeploymentPlan, supervisord: Supervisor) -> AbstractConte
             s3.get_bucket_lifecycle_configuration(Bucket=environment.bucket)
         except (BotoCoreError, ClientError):
             return False
-        return engine_env.is_ready()  # its set-up may still run beside this
+        return engine_env.is_ready()  # its set-up may still run in parallel
 
     return early_start.run_in_background(
         is_bucket_ready,
