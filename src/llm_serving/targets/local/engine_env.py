@@ -118,7 +118,11 @@ def _build(root: Path, on_progress: Callable[[str], None]) -> None:
         [str(python), str(_IMPORTS_SCRIPT), str(folder)],
         log=log,
         # An empty value counts as unset: without byte code each start would compile its modules again.
-        environment={**_OFFLINE_ENVIRONMENT, "PYTHONDONTWRITEBYTECODE": ""},
+        environment={
+            **_OFFLINE_ENVIRONMENT,
+            "PYTHONDONTWRITEBYTECODE": "",
+            "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),  # by default in /tmp
+        },
     )
     (folder / _STAMP).write_text(_compute_stamp(root))
 
