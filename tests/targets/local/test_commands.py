@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
+from llm_serving import processes
 from llm_serving.cli import main
+from llm_serving.targets.local import supervisor
 from llm_serving.targets.planning import DeploymentPlan
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -195,8 +199,6 @@ def test_status_names_the_process_that_does_not_run(
     working_folder: Path, make_plan: Planned, fake_engine_env: Path, run_cli: RunCli
 ) -> None:
     run_cli("deploy", "mine", "--yes")
-    from llm_serving.targets.local import supervisor
-
     supervisord = supervisor.find_running(make_plan().directory)
     assert supervisord is not None
     supervisord.stop("worker-1")
@@ -226,3 +228,51 @@ def test_logs_follow_new_lines(working_folder: Path, make_plan: Planned) -> None
     finally:
         follower.terminate()
         follower.wait(20)
+
+
+def _kill(plan: DeploymentPlan, name: str) -> None:
+    """Kill a process's command, which its subreaper and the supervisor then notice."""
+    supervisord = supervisor.find_running(plan.directory)
+    assert supervisord is not None
+    psutil.Process(supervisord.read_state(name).pid).children()[0].kill()
+    port = plan.directory.load_ports()[name]
+    processes.wait_until(lambda: processes.is_free(port), f"the end of {name}", 20)
+
+
+def test_status_exits_1_after_a_worker_was_killed_until_it_answers_again(
+    working_folder: Path, make_plan: Planned, fake_engine_env: Path, run_cli: RunCli
+) -> None:
+    run_cli("deploy", "mine", "--yes")
+    assert run_cli("status", "mine")[0] == 0
+    _kill(make_plan(), "worker-0")
+    code, out, err = run_cli("status", "mine", "--json")
+    assert code == 1
+    assert "worker-0" in err
+    states = {process["name"]: process["state"] for process in json.loads(out)["processes"]}
+    assert states.pop("worker-0") in ("starting", "failed")
+    assert set(states.values()) == {"ready"}
+    processes.wait_until(lambda: run_cli("status", "mine")[0] == 0, "the worker's return", 30)
+
+
+def test_validate_refuses_a_deployment_whose_embedded_aws_was_killed(
+    working_folder: Path, make_plan: Planned, fake_engine_env: Path, run_cli: RunCli
+) -> None:
+    run_cli("deploy", "mine", "--yes")
+    _kill(make_plan(), "aws")
+    code, _, err = run_cli("validate", "mine")
+    assert code == 3
+    assert err.startswith("mine: aws does not run: ")
+    assert err.endswith("Fix: `blueprint deploy` starts it again with its data.\n")
+
+
+def test_a_deployment_whose_directory_was_removed_is_reported_and_destroyed(
+    working_folder: Path, make_plan: Planned, fake_engine_env: Path, run_cli: RunCli
+) -> None:
+    run_cli("deploy", "mine", "--yes")
+    shutil.rmtree(".blueprint")
+    for command in ("status", "validate"):
+        code, _, err = run_cli(command, "mine")
+        assert code == 1
+        assert err.startswith("mine: .blueprint/mine was removed while it ran; ")
+    assert run_cli("destroy", "mine", "--yes")[0] == 0
+    assert run_cli("destroy", "mine", "--yes")[1] == "mine: not deployed here\n"

@@ -73,7 +73,7 @@ def raise_if_orphaned(directory: DeploymentDir) -> None:
     memory_bytes, count = 0, 0
     for process in (daemon, *daemon.children(recursive=True)):
         try:
-            memory_bytes += process.memory_info().rss
+            memory_bytes += process.memory_full_info().pss  # of shared memory, its share
         except psutil.Error:
             continue
         count += 1
