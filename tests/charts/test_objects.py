@@ -518,7 +518,7 @@ def test_after_an_installation_helm_says_what_runs_and_how_to_ask_it(
 ) -> None:
     text = render_notes(render_chart, preset("qwen3-235b-a22b-p6-b300-disaggregated"), tmp_path)
     assert text.split("\n\n")[:2] == [
-        "\nqwen3-235b-a22b as mine in serving:",
+        "\nqwen3-235b-a22b is deployed as mine in namespace serving:",
         "  decode       1 x 4 nvidia.com/gpu and 8 EFA\n"
         "  prefill      12 x 1 nvidia.com/gpu and 2 EFA\n"
         "  router       2 x 1 CPU",
@@ -530,4 +530,4 @@ def test_after_an_installation_helm_says_what_runs_and_how_to_ask_it(
 def test_of_a_route_alone_helm_says_where_requests_go(render_chart: Render, tmp_path: Path) -> None:
     backends = [{"release": "mine-v1", "port": 8000, "weight": 90}]
     text = render_notes(render_chart, {"route": {"gateway": {"name": "edge"}, "backends": backends}}, tmp_path)
-    assert "Requests to /v1 go to:\n\n  mine-v1 with weight 90\n" in text
+    assert "Requests to /v1 are routed to:\n\n  mine-v1 with weight 90\n" in text

@@ -136,122 +136,106 @@ MONITORED = {"monitoring": {"podMonitors": True}}
     [
         (
             build_release(image="vllm/vllm-openai:latest"),
-            'roles.worker.image: now "vllm/vllm-openai:latest", which means another image tomorrow: replicas would differ, '
-            "and a rollback would roll nothing back. Fix: REPOSITORY:VERSION or REPOSITORY@sha256:DIGEST",
+            'roles.worker.image: now "vllm/vllm-openai:latest": not pinned: replicas could differ, and a rollback would have no effect. Fix: REPOSITORY:VERSION or REPOSITORY@sha256:DIGEST',
         ),
         (
             build_release({"image": "localhost:5000/vllm"}),
-            'roles.worker.image: now "localhost:5000/vllm", which means another image tomorrow: replicas would differ, '
-            "and a rollback would roll nothing back. Fix: REPOSITORY:VERSION or REPOSITORY@sha256:DIGEST",
+            'roles.worker.image: now "localhost:5000/vllm": not pinned: replicas could differ, and a rollback would have no effect. Fix: REPOSITORY:VERSION or REPOSITORY@sha256:DIGEST',
         ),
         (
             build_release({"image": ""}),
-            "roles.worker.image: now empty. Fix: the image that the role needs (a preset's first lines say which), "
-            "--set image=REPOSITORY:VERSION",
+            "roles.worker.image: now empty. Fix: --set image=REPOSITORY:VERSION (the first lines of a preset describe its image)",
         ),
         (
             {},
-            "roles: now empty, so nothing would run. Fix: -f charts/inference/presets/PRESET.yaml, or roles of your own, "
-            "or route.backends",
+            "roles: now empty: nothing would run. Fix: -f charts/inference/presets/PRESET.yaml, roles of your own, or route.backends",
         ),
         (
             build_release({"model": {}}),
-            "model.served: now empty, and the probes must name the model that they ask. Fix: the name that clients put in "
-            "`model`",
+            "model.served: now empty: requests of the probes need the model's name. Fix: the value of `model` in clients' requests",
         ),
         (
             {"model": {"served": "m"}, "roles": {"a": ROUTER, "b": ROUTER}},
-            "roles: a and b are routers, and a release has one address. Fix: one router, or a release for each",
+            "roles: a and b are routers: a release has one endpoint. Fix: one router, or a release for each",
         ),
         (
             {
                 "model": {"served": "m"},
                 "roles": {"a": build_release()["roles"]["worker"], "b": build_release()["roles"]["worker"]},
             },
-            "roles: a and b have no router before them, and a release has one address. Fix: a role of kind: router",
+            "roles: a and b have no router: a release has one endpoint. Fix: add a role with kind: router",
         ),
         (
             {"model": {"served": "m"}, "roles": {"worker": {"kind": "engine"}}},
-            "roles.worker.command: now empty. Fix: the whole command line, a list",
+            "roles.worker.command: now empty. Fix: the complete command line, a list",
         ),
         (
             build_release(nodes=3),
-            "roles.worker.workerCommand: now empty, and 2 of the 3 nodes of a replica run it. Fix: their command line",
+            "roles.worker.workerCommand: now empty: 2 of the 3 nodes of a replica run it. Fix: their command line",
         ),
         (
             build_release(resources={"accelerator": {"name": "", "count": 2}}),
-            "roles.worker.resources.accelerator.name: now empty, with a count of 2. Fix: nvidia.com/gpu or "
-            "aws.amazon.com/neuron",
+            "roles.worker.resources.accelerator.name: now empty: count is 2. Fix: nvidia.com/gpu or aws.amazon.com/neuron",
         ),
         (
             build_release(drain={"graceSeconds": 30, "preStopSeconds": 30}),
-            "roles.worker.drain.graceSeconds: now 30, and preStopSeconds, 30, is taken from it: requests under way would be "
-            "cut. Fix: more",
+            "roles.worker.drain.graceSeconds: now 30: it includes preStopSeconds, 30: requests in flight would be killed. Fix: more than preStopSeconds",
         ),
         (
             build_release(MONITORED, autoscaling={**SCALING, "min": 5}),
-            "roles.worker.autoscaling.min: now 5, above max, 4. Fix: 4 or less",
+            "roles.worker.autoscaling.min: now 5: above max, 4. Fix: 4 or less",
         ),
         (
             build_release(MONITORED, autoscaling={**SCALING, "metric": "kv-usage", "threshold": 80}),
-            "roles.worker.autoscaling.threshold: now 80, and kv-usage is a share that never passes 1: it would not scale "
-            "out. Fix: 0.8",
+            "roles.worker.autoscaling.threshold: now 80: kv-usage is at most 1: it would never scale out. Fix: 0.8",
         ),
         (
             build_release(autoscaling=SCALING),
-            "roles.worker.autoscaling: it reads what the PodMonitors bring, and monitoring.podMonitors is false: a queue "
-            "that nobody measures counts as 0. Fix: monitoring: {podMonitors: true}",
+            "roles.worker.autoscaling: it needs the metrics of PodMonitors: monitoring.podMonitors is false. Fix: monitoring: {podMonitors: true}",
         ),
         (
             build_release(MONITORED, autoscaling={**SCALING, "min": 0}),
-            "roles.worker.autoscaling.min: now 0, and without a router nothing notices the request that must wake it. Fix: "
-            "min: 1, or a role of kind: router",
+            "roles.worker.autoscaling.min: now 0: without a router no request can start the first replica. Fix: min: 1, or add a role with kind: router",
         ),
         (
             {
                 **build_release(MONITORED),
                 "roles": {**build_release(autoscaling={**SCALING, "min": 0})["roles"], "router": ROUTER},
             },
-            "roles.router.probes.readiness: it wants an engine, and while worker is at none there is none: the router would "
-            "be out of reach of the request that must wake it. Fix: readiness: {path: /liveness, body: null}",
+            "roles.router.probes.readiness: it requires a ready engine: while worker is scaled to zero the router would not be ready, and no request could start a replica. Fix: readiness: {path: /liveness, body: null}",
         ),
         (
             {
                 **build_release(MONITORED),
                 "roles": {**build_release()["roles"], "router": {**ROUTER, "autoscaling": SCALING}},
             },
-            "roles.router.autoscaling: its metrics are the engine's, and this is a router. Fix: replicas",
+            "roles.router.autoscaling: routers have no such metrics. Fix: replicas",
         ),
         (
             build_release({**MONITORED, "metrics": {"engine": {"queue": ""}}}, autoscaling=SCALING),
-            "roles.worker.autoscaling.metric: now queue, and metrics.engine names no such metric. "
-            "Fix: --set metrics.engine.queue=PROMETHEUS_NAME",
+            "roles.worker.autoscaling.metric: now queue: metrics.engine has no such name. Fix: --set metrics.engine.queue=PROMETHEUS_NAME",
         ),
         (
             build_release(
                 command=["serve", NIXL], env={"VLLM_NIXL_SIDE_CHANNEL_HOST": "$(POD_IP)"}, resources={"efa": 2}
             ),
-            "roles.worker.command: its kv-transfer-config names no backend, and NIXL then takes UCX, which is TCP on EFA: "
-            "about 98 s to the first token in place of 1 s. Fix: "
-            '"kv_connector_extra_config": {"backends": ["LIBFABRIC"]}',
+            'roles.worker.command: its kv-transfer-config has no backend: NIXL then uses UCX, which is TCP on EFA: about 98 s to the first token instead of 1 s. Fix: "kv_connector_extra_config": {"backends": ["LIBFABRIC"]}',
         ),
         (
             build_release(command=["serve", NIXL]),
-            "roles.worker.env.VLLM_NIXL_SIDE_CHANNEL_HOST: not set, and the other roles would look for this one at "
-            "localhost. Fix: $(POD_IP)",
+            "roles.worker.env.VLLM_NIXL_SIDE_CHANNEL_HOST: not set: the other roles would connect to localhost. Fix: $(POD_IP)",
         ),
         (
             build_release(resources={"efa": 2}, placement={"zones": ["us-west-2a", "us-west-2b"]}),
-            "roles.worker.placement: EFA does not cross zones, and these pods may stand in any of us-west-2a, us-west-2b. "
-            "Fix: oneZone: true, or zones with one zone",
+            "roles.worker.placement: EFA does not cross zones: these pods may be scheduled in any of us-west-2a, us-west-2b. Fix: oneZone: true, or a single zone in zones",
         ),
         (
             build_release({"route": {"backends": [{"release": "v1", "port": 8000, "weight": 1}]}}),
-            "route.gateway.name: now empty, and route.backends needs the Gateway that carries it. Fix: its name",
+            "route.gateway.name: now empty: route.backends requires a Gateway. Fix: the Gateway's name",
         ),
         (
             {"route": {"gateway": {"name": "g"}, "backends": [{"release": "v1", "port": 8000, "weight": 0}]}},
-            "route.backends: all weights are 0, so every request would be refused. Fix: a weight above 0 for one",
+            "route.backends: all weights are 0: every request would fail. Fix: a weight above 0",
         ),
     ],
 )
@@ -287,6 +271,6 @@ def test_a_release_whose_names_would_not_fit_into_labels_is_refused(helm: Helm, 
     name = "a" * 46
     run = helm("template", name, str(CHART), "--values", str(file))
     assert (
-        f"roles.worker: the name {name}-worker has 53 characters, and its pods' labels have room for 52. Fix: a shorter "
-        "release or role"
+        f"roles.worker: the name {name}-worker has 53 characters: labels of pods allow 52. Fix: a shorter "
+        "name of the release or role"
     ) in run.stderr

@@ -1,4 +1,4 @@
-{{/* What the schema cannot say: each a sentence with the value now, why it cannot work, and what to write. All at once. */}}
+{{/* Checks beyond the schema. Each message has the value, the reason and the fix; all are reported at once. */}}
 
 {{- define "inference.checks" -}}
 {{- $wrong := list -}}
@@ -12,36 +12,36 @@
 {{- $wrong = concat $wrong (include "inference.roleChecks" (dict "root" $ "name" $name "role" $role) | fromYamlArray) -}}
 {{- end -}}
 {{- if and (not $roles) (not .Values.route.backends) -}}
-{{- $wrong = append $wrong "roles: now empty, so nothing would run. Fix: -f charts/inference/presets/PRESET.yaml, or roles of your own, or route.backends" -}}
+{{- $wrong = append $wrong "roles: now empty: nothing would run. Fix: -f charts/inference/presets/PRESET.yaml, roles of your own, or route.backends" -}}
 {{- end -}}
 {{- if and $roles (not .Values.model.served) -}}
-{{- $wrong = append $wrong "model.served: now empty, and the probes must name the model that they ask. Fix: the name that clients put in `model`" -}}
+{{- $wrong = append $wrong "model.served: now empty: requests of the probes need the model's name. Fix: the value of `model` in clients' requests" -}}
 {{- end -}}
 {{- if gt (len $routers) 1 -}}
-{{- $wrong = append $wrong (printf "roles: %s are routers, and a release has one address. Fix: one router, or a release for each" (join " and " $routers)) -}}
+{{- $wrong = append $wrong (printf "roles: %s are routers: a release has one endpoint. Fix: one router, or a release for each" (join " and " $routers)) -}}
 {{- end -}}
 {{- if and (not $routers) (gt (len $engines) 1) -}}
-{{- $wrong = append $wrong (printf "roles: %s have no router before them, and a release has one address. Fix: a role of kind: router" (join " and " $engines)) -}}
+{{- $wrong = append $wrong (printf "roles: %s have no router: a release has one endpoint. Fix: add a role with kind: router" (join " and " $engines)) -}}
 {{- end -}}
 {{- if $toZero -}}
 {{- if not $routers -}}
-{{- $wrong = append $wrong (printf "roles.%s.autoscaling.min: now 0, and without a router nothing notices the request that must wake it. Fix: min: 1, or a role of kind: router" (first $toZero)) -}}
+{{- $wrong = append $wrong (printf "roles.%s.autoscaling.min: now 0: without a router no request can start the first replica. Fix: min: 1, or add a role with kind: router" (first $toZero)) -}}
 {{- end -}}
 {{- range $routers -}}
 {{- $readiness := (get $roles .).probes.readiness -}}
 {{- if or $readiness.body (eq $readiness.path "/readiness") -}}
-{{- $wrong = append $wrong (printf "roles.%s.probes.readiness: it wants an engine, and while %s is at none there is none: the router would be out of reach of the request that must wake it. Fix: readiness: {path: /liveness, body: null}" . (join " and " $toZero)) -}}
+{{- $wrong = append $wrong (printf "roles.%s.probes.readiness: it requires a ready engine: while %s is scaled to zero the router would not be ready, and no request could start a replica. Fix: readiness: {path: /liveness, body: null}" . (join " and " $toZero)) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 {{- if and .Values.route.backends (not .Values.route.gateway.name) -}}
-{{- $wrong = append $wrong "route.gateway.name: now empty, and route.backends needs the Gateway that carries it. Fix: its name" -}}
+{{- $wrong = append $wrong "route.gateway.name: now empty: route.backends requires a Gateway. Fix: the Gateway's name" -}}
 {{- end -}}
 {{- if .Values.route.backends -}}
 {{- $sum := 0 -}}
 {{- range .Values.route.backends -}}{{- $sum = add $sum (int .weight) -}}{{- end -}}
 {{- if not $sum -}}
-{{- $wrong = append $wrong "route.backends: all weights are 0, so every request would be refused. Fix: a weight above 0 for one" -}}
+{{- $wrong = append $wrong "route.backends: all weights are 0: every request would fail. Fix: a weight above 0" -}}
 {{- end -}}
 {{- end -}}
 {{- if $wrong -}}
@@ -49,36 +49,36 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Mistakes of one role, as a YAML list. */}}
+{{/* Errors of one role, as a YAML list. */}}
 {{- define "inference.roleChecks" -}}
 {{- $wrong := list -}}
 {{- $at := printf "roles.%s" .name -}}
 {{- $role := .role -}}
 {{- $name := printf "%s-%s" .root.Release.Name .name -}}
 {{- if gt (len $name) 52 -}}
-{{- $wrong = append $wrong (printf "%s: the name %s has %d characters, and its pods' labels have room for 52. Fix: a shorter release or role" $at $name (len $name)) -}}
+{{- $wrong = append $wrong (printf "%s: the name %s has %d characters: labels of pods allow 52. Fix: a shorter name of the release or role" $at $name (len $name)) -}}
 {{- end -}}
 {{- $image := $role.image -}}
 {{- if not $image -}}
-{{- $wrong = append $wrong (printf "%s.image: now empty. Fix: the image that the role needs (a preset's first lines say which), --set image=REPOSITORY:VERSION" $at) -}}
+{{- $wrong = append $wrong (printf "%s.image: now empty. Fix: --set image=REPOSITORY:VERSION (the first lines of a preset describe its image)" $at) -}}
 {{- else -}}
 {{- $last := splitList "/" $image | last -}}
 {{- if and (not (contains "@sha256:" $image)) (or (not (contains ":" $last)) (hasSuffix ":latest" $last) (hasSuffix ":" $last)) -}}
-{{- $wrong = append $wrong (printf "%s.image: now %q, which means another image tomorrow: replicas would differ, and a rollback would roll nothing back. Fix: REPOSITORY:VERSION or REPOSITORY@sha256:DIGEST" $at $image) -}}
+{{- $wrong = append $wrong (printf "%s.image: now %q: not pinned: replicas could differ, and a rollback would have no effect. Fix: REPOSITORY:VERSION or REPOSITORY@sha256:DIGEST" $at $image) -}}
 {{- end -}}
 {{- end -}}
 {{- if not $role.command -}}
-{{- $wrong = append $wrong (printf "%s.command: now empty. Fix: the whole command line, a list" $at) -}}
+{{- $wrong = append $wrong (printf "%s.command: now empty. Fix: the complete command line, a list" $at) -}}
 {{- end -}}
 {{- if and (gt (int $role.nodes) 1) (not $role.workerCommand) -}}
-{{- $wrong = append $wrong (printf "%s.workerCommand: now empty, and %d of the %d nodes of a replica run it. Fix: their command line" $at (sub (int $role.nodes) 1) (int $role.nodes)) -}}
+{{- $wrong = append $wrong (printf "%s.workerCommand: now empty: %d of the %d nodes of a replica run it. Fix: their command line" $at (sub (int $role.nodes) 1) (int $role.nodes)) -}}
 {{- end -}}
 {{- $accelerator := $role.resources.accelerator -}}
 {{- if and (int $accelerator.count) (not $accelerator.name) -}}
-{{- $wrong = append $wrong (printf "%s.resources.accelerator.name: now empty, with a count of %d. Fix: nvidia.com/gpu or aws.amazon.com/neuron" $at (int $accelerator.count)) -}}
+{{- $wrong = append $wrong (printf "%s.resources.accelerator.name: now empty: count is %d. Fix: nvidia.com/gpu or aws.amazon.com/neuron" $at (int $accelerator.count)) -}}
 {{- end -}}
 {{- if ge (int $role.drain.preStopSeconds) (int $role.drain.graceSeconds) -}}
-{{- $wrong = append $wrong (printf "%s.drain.graceSeconds: now %d, and preStopSeconds, %d, is taken from it: requests under way would be cut. Fix: more" $at (int $role.drain.graceSeconds) (int $role.drain.preStopSeconds)) -}}
+{{- $wrong = append $wrong (printf "%s.drain.graceSeconds: now %d: it includes preStopSeconds, %d: requests in flight would be killed. Fix: more than preStopSeconds" $at (int $role.drain.graceSeconds) (int $role.drain.preStopSeconds)) -}}
 {{- end -}}
 {{- with $role.autoscaling -}}
 {{- $wrong = concat $wrong (include "inference.scalingChecks" (dict "root" $.root "at" (printf "%s.autoscaling" $at) "role" $role) | fromYamlArray) -}}
@@ -91,19 +91,19 @@
 {{- $wrong := list -}}
 {{- $scaling := .role.autoscaling -}}
 {{- if gt (int $scaling.min) (int $scaling.max) -}}
-{{- $wrong = append $wrong (printf "%s.min: now %d, above max, %d. Fix: %d or less" .at (int $scaling.min) (int $scaling.max) (int $scaling.max)) -}}
+{{- $wrong = append $wrong (printf "%s.min: now %d: above max, %d. Fix: %d or less" .at (int $scaling.min) (int $scaling.max) (int $scaling.max)) -}}
 {{- end -}}
 {{- if and (eq $scaling.metric "kv-usage") (ge (float64 $scaling.threshold) 1.0) -}}
-{{- $wrong = append $wrong (printf "%s.threshold: now %v, and kv-usage is a share that never passes 1: it would not scale out. Fix: 0.8" .at $scaling.threshold) -}}
+{{- $wrong = append $wrong (printf "%s.threshold: now %v: kv-usage is at most 1: it would never scale out. Fix: 0.8" .at $scaling.threshold) -}}
 {{- end -}}
 {{- if not (get .root.Values.metrics.engine $scaling.metric) -}}
-{{- $wrong = append $wrong (printf "%s.metric: now %s, and metrics.engine names no such metric. Fix: --set metrics.engine.%s=PROMETHEUS_NAME" .at $scaling.metric $scaling.metric) -}}
+{{- $wrong = append $wrong (printf "%s.metric: now %s: metrics.engine has no such name. Fix: --set metrics.engine.%s=PROMETHEUS_NAME" .at $scaling.metric $scaling.metric) -}}
 {{- end -}}
 {{- if eq .role.kind "router" -}}
-{{- $wrong = append $wrong (printf "%s: its metrics are the engine's, and this is a router. Fix: replicas" .at) -}}
+{{- $wrong = append $wrong (printf "%s: routers have no such metrics. Fix: replicas" .at) -}}
 {{- end -}}
 {{- if not .root.Values.monitoring.podMonitors -}}
-{{- $wrong = append $wrong (printf "%s: it reads what the PodMonitors bring, and monitoring.podMonitors is false: a queue that nobody measures counts as 0. Fix: monitoring: {podMonitors: true}" .at) -}}
+{{- $wrong = append $wrong (printf "%s: it needs the metrics of PodMonitors: monitoring.podMonitors is false. Fix: monitoring: {podMonitors: true}" .at) -}}
 {{- end -}}
 {{- toYaml $wrong -}}
 {{- end -}}
@@ -115,15 +115,15 @@
 {{- $efa := int $role.resources.efa -}}
 {{- if contains "NixlConnector" $command -}}
 {{- if and $efa (not (contains "LIBFABRIC" $command)) -}}
-{{- $wrong = append $wrong (printf "%s.command: its kv-transfer-config names no backend, and NIXL then takes UCX, which is TCP on EFA: about 98 s to the first token in place of 1 s. Fix: \"kv_connector_extra_config\": {\"backends\": [\"LIBFABRIC\"]}" .at) -}}
+{{- $wrong = append $wrong (printf "%s.command: its kv-transfer-config has no backend: NIXL then uses UCX, which is TCP on EFA: about 98 s to the first token instead of 1 s. Fix: \"kv_connector_extra_config\": {\"backends\": [\"LIBFABRIC\"]}" .at) -}}
 {{- end -}}
 {{- if not (hasKey $role.env "VLLM_NIXL_SIDE_CHANNEL_HOST") -}}
-{{- $wrong = append $wrong (printf "%s.env.VLLM_NIXL_SIDE_CHANNEL_HOST: not set, and the other roles would look for this one at localhost. Fix: $(POD_IP)" .at) -}}
+{{- $wrong = append $wrong (printf "%s.env.VLLM_NIXL_SIDE_CHANNEL_HOST: not set: the other roles would connect to localhost. Fix: $(POD_IP)" .at) -}}
 {{- end -}}
 {{- end -}}
 {{- $placement := $role.placement -}}
 {{- if and $efa (eq (int $role.nodes) 1) (not $placement.oneZone) (ne (len $placement.zones) 1) -}}
-{{- $wrong = append $wrong (printf "%s.placement: EFA does not cross zones, and these pods may stand in any of %s. Fix: oneZone: true, or zones with one zone" .at (join ", " $placement.zones | default "them")) -}}
+{{- $wrong = append $wrong (printf "%s.placement: EFA does not cross zones: these pods may be scheduled in any of %s. Fix: oneZone: true, or a single zone in zones" .at (join ", " $placement.zones | default "several")) -}}
 {{- end -}}
 {{- toYaml $wrong -}}
 {{- end -}}

@@ -1,6 +1,6 @@
-{{/* Names, labels, and the roles with their defaults. All other templates build on these. */}}
+{{/* Names, labels, and the roles with their defaults. */}}
 
-{{/* `over` laid on `base`, mappings key by key. Helm's own merge functions drop 0, false and "". */}}
+{{/* `base` overridden by `over`, mappings key by key. Helm's own merge functions drop 0, false and "". */}}
 {{- define "inference.merged" -}}
 {{- $merged := deepCopy .base -}}
 {{- range $key, $value := .over -}}
@@ -13,7 +13,7 @@
 {{- toYaml $merged -}}
 {{- end -}}
 
-{{/* All roles by name, each with every key. */}}
+{{/* All roles by name, with defaults. */}}
 {{- define "inference.roles" -}}
 {{- $roles := dict -}}
 {{- range $name, $role := .Values.roles -}}
@@ -25,7 +25,7 @@
 {{- toYaml $roles -}}
 {{- end -}}
 
-{{/* The name of the role that clients reach: the router, or the only engine role. */}}
+{{/* The role that clients call: the router, or the only engine role. */}}
 {{- define "inference.front" -}}
 {{- $routers := list -}}
 {{- range $name, $role := .Values.roles -}}
@@ -34,21 +34,21 @@
 {{- first (concat $routers (keys .Values.roles)) -}}
 {{- end -}}
 
-{{/* What selects the objects of a release. */}}
+{{/* Selector of a release's objects. */}}
 {{- define "inference.selector" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
-{{/* What selects the pods of a role. (dict "root" $ "name" NAME) */}}
+{{/* Selector of a role's pods. (dict "root" $ "name" NAME) */}}
 {{- define "inference.roleSelector" -}}
 {{ include "inference.selector" .root }}
 app.kubernetes.io/component: {{ .name }}
 {{- end -}}
 
 {{/*
-`metadata` of an object. (dict "root" $), and what there is of "role" NAME, "name", "labels", "annotations".
-Without a name it is called RELEASE-ROLE.
+`metadata` of an object. (dict "root" $), optionally with "role" NAME, "name", "labels", "annotations".
+The default name is RELEASE-ROLE.
 */}}
 {{- define "inference.metadata" -}}
 name: {{ .name | default (printf "%s-%s" .root.Release.Name .role) }}
@@ -70,7 +70,7 @@ annotations:
 {{- .Values.serviceAccount.name | default .Release.Name -}}
 {{- end -}}
 
-{{/* Prometheus labels of a role's engines. (dict "root" $ "name" NAME) */}}
+{{/* Prometheus labels of a role's pods. (dict "root" $ "name" NAME) */}}
 {{- define "inference.metricLabels" -}}
 namespace="{{ .root.Release.Namespace }}",
 {{- /* */ -}}
@@ -79,7 +79,7 @@ app_kubernetes_io_instance="{{ .root.Release.Name }}",
 app_kubernetes_io_component="{{ .name }}"
 {{- end -}}
 
-{{/* A count, or a share such as "50%". */}}
+{{/* A number, or a percentage such as "50%". */}}
 {{- define "inference.share" -}}
 {{- if kindIs "string" . -}}{{ . | quote }}{{- else -}}{{ int . }}{{- end -}}
 {{- end -}}

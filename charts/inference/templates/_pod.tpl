@@ -1,7 +1,7 @@
 {{/*
-A pod of a role: the same whatever controller makes it.
+A pod of a role, for any controller.
 (dict "root" $ "name" NAME "role" ROLE "command" LIST "listens" BOOL)
-`listens` is whether it answers HTTP: all pods but the followers of a replica over several nodes.
+`listens`: whether it serves HTTP. All pods do but the workers of a replica with several nodes.
 */}}
 {{- define "inference.pod" -}}
 metadata:
@@ -22,9 +22,9 @@ spec:
   {{- else }}
   serviceAccountName: {{ include "inference.serviceAccount" .root }}
   {{- end }}
-  # Only the router asks the cluster. Pod Identity brings its own token.
+  # Only the router uses the cluster's API. Pod Identity has its own token.
   automountServiceAccountToken: {{ eq .role.kind "router" }}
-  # A Service called vllm would set VLLM_PORT, which the engine reads as its own.
+  # A Service named vllm would set VLLM_PORT, which the engine reads.
   enableServiceLinks: false
   terminationGracePeriodSeconds: {{ int .role.drain.graceSeconds }}
   {{- with .role.priorityClass }}
@@ -78,7 +78,7 @@ spec:
     {{- end }}
 {{- end -}}
 
-{{/* Copies from S3 to the node's disk before the container starts; begun again, it copies what is missing. */}}
+{{/* Copy from S3 to the node's disk before the container starts; a restart copies only what is missing. */}}
 {{- define "inference.fetch" -}}
 image: {{ .root.Values.copier }}
 imagePullPolicy: IfNotPresent
@@ -134,7 +134,7 @@ securityContext:
   capabilities:
     drop: [ALL]
     {{- if $pins }}
-    # Memory that an EFA interface or a Neuron device reads and writes by itself must stay where it is.
+    # EFA interfaces and Neuron devices need pinned memory.
     add: [IPC_LOCK]
     {{- end }}
   {{- end }}
@@ -149,8 +149,8 @@ volumeMounts:
 {{- end -}}
 
 {{/*
-The pod's own facts come first: what stands below them may name them. What a role sets itself stands there once: the API
-server warns of a name that comes twice, and drops one of them where the object is applied.
+The pod's own variables come first, so that others can refer to them. A role's own value replaces the chart's: the API
+server warns of duplicate names, and drops one of them on apply.
 */}}
 {{- define "inference.environment" -}}
 {{- range $name, $field := dict "NAMESPACE" "metadata.namespace" "POD_NAME" "metadata.name" "POD_IP" "status.podIP" "NODE_NAME" "spec.nodeName" }}
@@ -159,7 +159,7 @@ server warns of a name that comes twice, and drops one of them where the object 
 {{- end }}
 {{- $model := .root.Values.model }}
 {{- $own := dict "RELEASE" .root.Release.Name "SERVED_MODEL" $model.served "WEIGHTS" $model.weights }}
-{{- /* PyTorch asks who it runs as, and the image may not know this user. */}}
+{{- /* PyTorch looks up the user's name, which the image may not have. */}}
 {{- $own = merge $own (dict "DO_NOT_TRACK" "1" "HOME" "/scratch" "TMPDIR" "/tmp" "USER" "inference") }}
 {{- range $name, $value := $own }}
 {{- if not (or (hasKey $.role.env $name) (hasKey $.role.secretEnv $name)) }}
@@ -177,7 +177,7 @@ server warns of a name that comes twice, and drops one of them where the object 
 {{- end }}
 {{- end -}}
 
-{{/* One probe. `probe` beside what "inference.container" takes. */}}
+{{/* One probe: `probe`, and the arguments of "inference.container". */}}
 {{- define "inference.probe" -}}
 {{- if .probe.body -}}
 {{- $body := merge (dict) .probe.body (dict "model" .root.Values.model.served) -}}
@@ -212,7 +212,7 @@ limits:
   {{- toYaml $both | nindent 2 }}
 {{- end -}}
 
-{{/* Which nodes, and how the pods of a role stand to each other. */}}
+{{/* Node selection, and affinity between pods. */}}
 {{- define "inference.placement" -}}
 {{- $placement := .role.placement -}}
 {{- $accelerator := .role.resources.accelerator -}}
@@ -249,7 +249,7 @@ affinity:
   {{- end }}
 {{- end }}
 {{- if not $close }}
-# No zone holds all copies, where there is a choice.
+# Spread replicas over zones.
 topologySpreadConstraints:
   - maxSkew: 1
     topologyKey: topology.kubernetes.io/zone
@@ -260,7 +260,7 @@ topologySpreadConstraints:
 {{- end }}
 {{- end -}}
 
-{{/* Pods that must stand in one zone, and like to stand closer: those of one replica, or all of the roles with oneZone. */}}
+{{/* One zone, and preferably one network layer, for the pods of a replica or of all roles with oneZone. */}}
 {{- define "inference.closeness" -}}
 {{- if or .role.placement.oneZone (gt (int .role.nodes) 1) -}}
 podAffinity:
@@ -287,7 +287,7 @@ labelSelector:
     {{- include "inference.roleSelector" . | nindent 4 }}
     {{- end }}
 {{- if not .role.placement.oneZone }}
-# The pods of the same group: LeaderWorkerSet gives them one key.
+# The pods of the same group: LeaderWorkerSet sets one key.
 matchLabelKeys: [leaderworkerset.sigs.k8s.io/group-key]
 {{- end }}
 {{- end -}}
