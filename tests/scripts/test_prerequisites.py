@@ -61,7 +61,7 @@ def test_checks_run_on_the_standard_library_and_exit_3_if_one_fails(path_folder:
 
 
 @pytest.mark.parametrize(
-    ("words", "here"),
+    ("words", "is_local"),
     [
         ([], True),
         (["--target", "local"], True),
@@ -70,9 +70,9 @@ def test_checks_run_on_the_standard_library_and_exit_3_if_one_fails(path_folder:
         (["--destroy"], False),
     ],
 )
-def test_serving_on_aws_needs_no_processor_of_this_machine(words: list[str], here: bool) -> None:
-    assert prerequisites.needs_engine(words) is here
-    item_names = {finding.item for finding in prerequisites.run_checks(Path.cwd(), engine=here)}
+def test_serving_on_aws_needs_no_processor_of_this_machine(words: list[str], is_local: bool) -> None:
+    assert prerequisites.needs_engine(words) is is_local
+    item_names = {finding.item for finding in prerequisites.run_checks(Path.cwd(), engine=is_local)}
     assert item_names == (
-        {"Python", "Terraform", "processor", "libnuma", "memory", "disk"} if here else {"Python", "Terraform"}
+        {"Python", "Terraform", "processor", "libnuma", "memory", "disk"} if is_local else {"Python", "Terraform"}
     )

@@ -78,7 +78,7 @@ def test_new_overwrites_nothing(working_folder: Path, run_cli: RunCli) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (
             ("mine", "--from", "nothing"),
@@ -92,11 +92,11 @@ def test_new_overwrites_nothing(working_folder: Path, run_cli: RunCli) -> None:
     ],
 )
 def test_new_refuses_invalid_arguments(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_cli: RunCli, words: tuple[str, ...], said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_cli: RunCli, words: tuple[str, ...], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     code, _, err = run_cli("new", *words)
-    assert (code, err) == (2, said)
+    assert (code, err) == (2, message)
     assert list(tmp_path.iterdir()) == []
 
 

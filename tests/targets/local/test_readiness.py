@@ -66,7 +66,7 @@ def _build_state(state: str, exit_reason: str, restarts: int = 1) -> ProcessStat
 
 
 @pytest.mark.parametrize(
-    ("ended", "said"),
+    ("ended", "message"),
     [
         ("exit status 1", "worker-0 ended with exit status 1: ValueError: bad weights"),
         (
@@ -77,13 +77,13 @@ def _build_state(state: str, exit_reason: str, restarts: int = 1) -> ProcessStat
         ("terminated by SIGKILL", "worker-0 ended with terminated by SIGKILL: ValueError: bad weights"),
     ],
 )
-def test_a_process_that_ended_is_reported_with_its_cause(tmp_path: Path, ended: str, said: str) -> None:
+def test_a_process_that_ended_is_reported_with_its_cause(tmp_path: Path, ended: str, message: str) -> None:
     run = DeploymentDir("mine", tmp_path)
     run.create()
     run.get_log_path("worker-0").write_text('Traceback (most recent call last):\n  File "x"\nValueError: bad weights\n')
     with pytest.raises(RoleFailed) as failed:
         readiness.raise_if_failed(run, _build_state("FATAL", ended), restarts=0)
-    assert str(failed.value).splitlines()[0] == said
+    assert str(failed.value).splitlines()[0] == message
 
 
 def test_a_process_that_is_restarted_counts_as_failed(tmp_path: Path) -> None:

@@ -110,21 +110,21 @@ def test_a_model_without_weights_is_refused(deployment: Deployment, client: Any)
         weights.check(deployment)
 
 
-@pytest.mark.parametrize("kept", [0, 4, 200, 1_000_000])
+@pytest.mark.parametrize("size", [0, 4, 200, 1_000_000])
 def test_an_incomplete_object_is_named(
-    deployment: Deployment, deployment_dir: DeploymentDir, client: Any, kept: int
+    deployment: Deployment, deployment_dir: DeploymentDir, client: Any, size: int
 ) -> None:
     weights.upload_models(deployment_dir, deployment)
     name = "model-00002-of-00004.safetensors"
-    body = (deployment_dir.data / "model" / "tiny" / name).read_bytes()[:kept]
+    body = (deployment_dir.data / "model" / "tiny" / name).read_bytes()[:size]
     client.put_object(Bucket=deployment.environment.bucket, Key=f"models/tiny/{name}", Body=body)
     with pytest.raises(Unavailable) as error:
         weights.check(deployment)
     message = str(error.value)
     assert message.startswith(
-        f"{deployment.served_models[0].weights.uri}{name}: incomplete or damaged: {kept} bytes, expected "
+        f"{deployment.served_models[0].weights.uri}{name}: incomplete or damaged: {size} bytes, expected "
     )
-    assert re.search(r"expected 19\d+ by its header" if kept > 200 else "expected a safetensors header", message)
+    assert re.search(r"expected 19\d+ by its header" if size > 200 else "expected a safetensors header", message)
     assert "\n" not in message
 
 

@@ -50,16 +50,6 @@ def resolve_environment(
     """
     ports = _choose_ports(directory, [AWS, *resolve.list_port_names(blueprint)], own_ports, port)
     endpoint = f"http://127.0.0.1:{ports[AWS]}"
-    emulator_process = Process(
-        name=AWS,
-        command=tuple(emulator.build_command(ports[AWS])),
-        # No stack applied here needs AWS's managed policies or machine images. TMPDIR has what moto does not hold in
-        # memory.
-        env={**emulator.build_server_env(bare=True), "TMPDIR": str(directory.sockets)},
-        port=ports[AWS],
-        stateful=True,
-        memory_bytes=EMULATOR_BYTES,
-    )
     has_shortcuts = os.environ.get(SHORTCUTS_VARIABLE) != "off"
     return Environment(
         target=NAME,
@@ -78,10 +68,23 @@ def resolve_environment(
         launcher=(sys.executable, subreaper.__file__),
         router_discovery=(sys.executable, str(ROUTER_DNS_DISCOVERY)),
         module_folder=str(paths.IMAGES / "vllm"),
-        services=(emulator_process,),
+        services=(_build_emulator_process(directory, ports[AWS]),),
         ports=ports,
         cores=len(os.sched_getaffinity(0)),
         emulated=(*([SHORTCUTS_NOTE] if has_shortcuts else []), emulator.EMULATION_NOTE),
+    )
+
+
+def _build_emulator_process(directory: DeploymentDir, port: int) -> Process:
+    return Process(
+        name=AWS,
+        command=tuple(emulator.build_command(port)),
+        # No stack applied here needs AWS's managed policies or machine images. TMPDIR has what moto does not hold in
+        # memory.
+        env={**emulator.build_server_env(bare=True), "TMPDIR": str(directory.sockets)},
+        port=port,
+        stateful=True,
+        memory_bytes=EMULATOR_BYTES,
     )
 
 
