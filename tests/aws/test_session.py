@@ -26,13 +26,13 @@ def test_sessions_read_a_services_description_once(monkeypatch: pytest.MonkeyPat
         session.create_client("sqs", **keys)
         return len(loaded_paths)
 
-    count_files(aws.create_session())
-    assert count_files(aws.create_session()) == 0
+    count_files(aws.create_core())
+    assert count_files(aws.create_core()) == 0
     assert count_files(botocore.session.Session()) > 0, "botocore's own read them each time"
 
 
 def test_a_folder_of_the_users_own_descriptions_is_looked_into(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("AWS_DATA_PATH", str(tmp_path))
-    assert str(tmp_path) in aws.create_session().get_component("data_loader").search_paths
+    assert str(tmp_path) in aws.create_core().get_component("data_loader").search_paths
     monkeypatch.delenv("AWS_DATA_PATH")
-    assert str(tmp_path) not in aws.create_session().get_component("data_loader").search_paths
+    assert str(tmp_path) not in aws.create_core().get_component("data_loader").search_paths

@@ -70,15 +70,14 @@ class Bucket:
 
         Args:
             endpoint: URL of an S3 other than AWS's, over what the environment says (AWS_ENDPOINT_URL_S3).
-            environment: AWS's usual variables, in the place of this process's own.
+            env: AWS's usual variables instead of this process's own.
 
         Raises:
             Unavailable: S3 does not answer, has no such bucket, or refuses.
         """
         from botocore.config import Config
 
-        variables = os.environ if env is None else env
-        custom_endpoint = endpoint or variables.get("AWS_ENDPOINT_URL_S3") or variables.get("AWS_ENDPOINT_URL")
+        custom_endpoint = endpoint or session.find_endpoint(os.environ if env is None else env, "s3")
         self.location = location
         self.endpoint_name = custom_endpoint or "AWS"
         config = Config(
@@ -90,7 +89,7 @@ class Bucket:
             max_pool_connections=32,
         )
         with self._translate_errors("s3:ListBucket"):
-            self._client: Any = _create_session(env).client("s3", endpoint_url=custom_endpoint, config=config)
+            self._client: Any = session.create_session(env).client("s3", endpoint_url=custom_endpoint, config=config)
             self._client.head_bucket(Bucket=location.bucket)
 
     def has_object(self, name: str, size: int, sha256: str) -> bool:
@@ -212,18 +211,6 @@ class Bucket:
         return _translate_errors(f"s3://{self.location.bucket}", self.endpoint_name, action)
 
 
-def fetch_account(region: str) -> str:
-    """The number of the AWS account that this process's own settings lead to.
-
-    Raises:
-        Unavailable: AWS does not answer or refuses.
-    """
-    endpoint_name = os.environ.get("AWS_ENDPOINT_URL_STS") or os.environ.get("AWS_ENDPOINT_URL") or "AWS"
-    with _translate_errors("the account's number", endpoint_name, "sts:GetCallerIdentity"):
-        client = _create_session(None).client("sts", region_name=region)
-        return str(client.get_caller_identity()["Account"])
-
-
 @contextmanager
 def _translate_errors(subject: str, endpoint_name: str, action: str) -> Iterator[None]:
     """Turns the SDK's errors into one line each."""
@@ -254,25 +241,6 @@ def _raise_client_error(error: Any, subject: str, endpoint_name: str, action: st
             "Use an identity that may read and write the bucket and use its KMS key."
         ) from None
     raise Unavailable(f"{subject}: {endpoint_name} refuses {action}: {str(error).rstrip('.')}.") from None
-
-
-def _create_session(env: Mapping[str, str] | None) -> Any:
-    """A session of this process's own settings, or of those in `environment` and no others."""
-    import boto3
-
-    core = session.create_session()
-    if env is None:
-        return boto3.Session(botocore_session=core)
-    core.set_config_variable("profile", env.get("AWS_PROFILE"))
-    core.set_config_variable("config_file", env.get("AWS_CONFIG_FILE", os.devnull))
-    core.set_config_variable("credentials_file", env.get("AWS_SHARED_CREDENTIALS_FILE", os.devnull))
-    return boto3.Session(
-        aws_access_key_id=env.get("AWS_ACCESS_KEY_ID"),
-        aws_secret_access_key=env.get("AWS_SECRET_ACCESS_KEY"),
-        aws_session_token=env.get("AWS_SESSION_TOKEN") or None,
-        region_name=env.get("AWS_REGION"),
-        botocore_session=core,
-    )
 
 
 class _UploadedPart(NamedTuple):

@@ -1,4 +1,4 @@
-"""Clients of one AWS account and region, with limits on time, and its errors in one line each."""
+"""Sessions: clients of one AWS account and region with time limits, and AWS's errors in one line each."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import functools
 import os
 import threading
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from llm_serving.settings.errors import Unavailable
@@ -15,56 +16,139 @@ from llm_serving.settings.errors import Unavailable
 DENIED_CODES = frozenset(
     {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "AuthorizationError", "403", "Forbidden"}
 )
-"""Codes by which AWS's services say that the caller may not do this."""
+"""Error codes of a call that the caller is not allowed to make."""
 
 
 EXPIRED_CODES = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired"})
-"""Codes by which they say that the caller was known, once."""
+"""Error codes of credentials that have expired."""
 
 
-def create_session() -> Any:
-    """A session of botocore's for boto3 to work with, which reads no service's description that this process has read.
+def create_session(env: Mapping[str, str] | None = None) -> Any:
+    """A boto3 session that shares the services' descriptions with every other session of this process.
 
-    Each of boto3's own reads them anew: 0.1 s of CPU for S3's, 0.2 for EC2's (boto3 1.44.5).
+    Each of boto3's own sessions reads them anew: 0.1 s of CPU for S3's, 0.2 for EC2's (boto3 1.44.5).
+
+    Args:
+        env: AWS's usual variables instead of this process's own, which botocore reads by default.
     """
+    import boto3
+
+    core = create_core()
+    if env is None:
+        return boto3.Session(botocore_session=core)
+    core.set_config_variable("profile", env.get("AWS_PROFILE"))
+    core.set_config_variable("config_file", env.get("AWS_CONFIG_FILE", os.devnull))
+    core.set_config_variable("credentials_file", env.get("AWS_SHARED_CREDENTIALS_FILE", os.devnull))
+    return boto3.Session(
+        aws_access_key_id=env.get("AWS_ACCESS_KEY_ID"),
+        aws_secret_access_key=env.get("AWS_SECRET_ACCESS_KEY"),
+        aws_session_token=env.get("AWS_SESSION_TOKEN") or None,
+        region_name=env.get("AWS_REGION"),
+        botocore_session=core,
+    )
+
+
+def create_core() -> Any:
+    """The botocore session of one of boto3."""
     import botocore.session
 
-    botocore_session = botocore.session.Session()
-    botocore_session.lazy_register_component(
-        "data_loader", lambda: create_data_loader(botocore_session.get_config_variable("data_path"))
-    )
-    return botocore_session
+    core = botocore.session.Session()
+    core.lazy_register_component("data_loader", lambda: create_data_loader(core.get_config_variable("data_path")))
+    return core
 
 
 @functools.cache
 def create_data_loader(data_path: str | None) -> Any:
-    """What reads the services' descriptions, botocore's own and those of a folder of the user's, each once."""
+    """The loader of the services' descriptions, botocore's own and those of a folder of the user's."""
     from botocore.loaders import create_loader
 
     return create_loader(data_path)
 
 
+def find_endpoint(env: Mapping[str, str], service: str) -> str | None:
+    """The URL that variables set in place of AWS's own for a service."""
+    return env.get(f"AWS_ENDPOINT_URL_{service.upper()}") or env.get("AWS_ENDPOINT_URL")
+
+
 class AwsSession:
-    """Clients for one region; safe to use from several threads."""
+    """One account and region: endpoint, credentials and kubeconfig. Its clients are safe to use from several threads.
 
-    def __init__(self, region: str) -> None:
-        """Takes credentials and endpoints where every AWS tool does: environment, profile, role of the machine."""
-        import boto3
-        from botocore.config import Config
+    Whoever talks to AWS, or starts a program that does, is passed one; nothing reads or sets the environment on the
+    way. `from_environment` is the one place where the user's own settings come in.
+    """
 
+    def __init__(
+        self,
+        region: str,
+        env: Mapping[str, str] | None = None,
+        *,
+        emulator: str | None = None,
+        is_rehearsal: bool = False,
+        kubeconfig: Path | None = None,
+    ) -> None:
+        """Opens a session; asks nothing.
+
+        Args:
+            env: AWS's usual variables, and no others. None means this process's own, as every AWS tool reads them.
+            emulator: URL of the embedded AWS where that answers.
+            is_rehearsal: whether the embedded AWS was started for this command, and ends with it.
+            kubeconfig: file by which kubectl and helm reach the cluster; the user's own where None.
+        """
         self.region = region
+        self.emulator = emulator
+        self.is_rehearsal = is_rehearsal
+        self.kubeconfig = kubeconfig
+        self._env = env
+        self._user_env = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
         self._lock = threading.Lock()
         self._clients: dict[str, Any] = {}
         with translate_errors():
-            self._session = boto3.Session(botocore_session=create_session())
-        self._config = Config(
-            connect_timeout=5,
-            read_timeout=20,
-            retries={"total_max_attempts": 3, "mode": "standard"},
-            # Servers other than AWS's seldom answer to BUCKET.their-name.
-            s3={"addressing_style": "path" if self.read_endpoint("s3") else "auto"},
-            max_pool_connections=16,
+            self._session = create_session(env)
+
+    @classmethod
+    def from_environment(cls, region: str) -> AwsSession:
+        """The session of the user's own environment: variables, profile, or the role of this machine."""
+        return cls(region)
+
+    def with_emulator(self, endpoint: str) -> AwsSession:
+        """The same settings, which lead to an embedded AWS that the user started."""
+        return AwsSession(self.region, self._env, emulator=endpoint, kubeconfig=self.kubeconfig)
+
+    def with_kubeconfig(self, kubeconfig: Path) -> AwsSession:
+        """The same account, with a cluster of its own."""
+        return AwsSession(
+            self.region,
+            self._env,
+            emulator=self.emulator,
+            is_rehearsal=self.is_rehearsal,
+            kubeconfig=kubeconfig.absolute(),
         )
+
+    @property
+    def is_emulated(self) -> bool:
+        """Whether the embedded AWS answers, and not AWS."""
+        return self.emulator is not None
+
+    @property
+    def child_env(self) -> dict[str, str]:
+        """Variables that lead a child process to the same AWS and cluster, on top of this process's own."""
+        return {**(self._env or {}), **({"KUBECONFIG": str(self.kubeconfig)} if self.kubeconfig else {})}
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The settings as AWS's usual variables, complete without those of this process."""
+        if self._env is not None:
+            return dict(self._env)
+        return {
+            "AWS_CONFIG_FILE": str(Path("~/.aws/config").expanduser()),
+            "AWS_SHARED_CREDENTIALS_FILE": str(Path("~/.aws/credentials").expanduser()),
+            **self._user_env,
+            "AWS_REGION": self.region,
+        }
+
+    def find_endpoint(self, service: str) -> str | None:
+        """The URL that the settings put in place of AWS's own for a service."""
+        return find_endpoint(self._user_env if self._env is None else self._env, service)
 
     def client(self, service: str) -> Any:
         """The one client of a service. Making clients is not thread-safe; using one is."""
@@ -74,42 +158,50 @@ class AwsSession:
             return self._clients[service]
 
     def _create_client(self, service: str) -> Any:
-        return self._session.client(service, region_name=self.region, config=self._config)
+        from botocore.config import Config
+
+        config = Config(
+            connect_timeout=5,
+            read_timeout=20,
+            retries={"total_max_attempts": 3, "mode": "standard"},
+            # Servers other than AWS's seldom answer to BUCKET.their-name.
+            s3={"addressing_style": "path" if self.find_endpoint("s3") else "auto"},
+            max_pool_connections=16,
+            # The embedded AWS is on this machine, whatever proxy the user has.
+            **({"proxies": {}} if self._env is not None and self.emulator else {}),
+        )
+        endpoint = None if self._env is None else self.find_endpoint(service)
+        return self._session.client(service, region_name=self.region, endpoint_url=endpoint, config=config)
 
     def has_credentials(self) -> bool:
-        """Whether any were found; whether they are good is for AWS to say."""
+        """Whether there are any; only AWS knows whether they are valid."""
         with self._lock:
             return self._session.get_credentials() is not None
 
-    @staticmethod
-    def read_endpoint(service: str) -> str | None:
-        """The URL that the environment puts in the place of AWS's own for a service."""
-        return os.environ.get(f"AWS_ENDPOINT_URL_{service.upper()}") or os.environ.get("AWS_ENDPOINT_URL")
-
     def describe_endpoint(self) -> str:
-        """Who answers: AWS, or the server that the environment names."""
+        """Who answers: AWS, or the server that the settings name."""
         url = self.client("ec2").meta.endpoint_url
         return "AWS" if is_aws(url) else f"the server at {url}"
 
 
 def is_aws(url: str) -> bool:
-    """Whether a URL is of AWS's own: an endpoint may also come from the environment."""
+    """Whether a URL is one of AWS's own."""
     host = urllib.parse.urlsplit(url).hostname or ""
     return host.endswith((".amazonaws.com", ".amazonaws.com.cn", ".aws"))
 
 
 def get_error_code(error: Any) -> str:
-    """AWS's code of a refusal."""
+    """AWS's code of an error response."""
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
 def format_error(error: Any) -> str:
-    """A refusal in AWS's words, on one line."""
+    """An error response in AWS's words, on one line."""
     return " ".join(f"{get_error_code(error)}: {error.response.get('Error', {}).get('Message', '')}".split())
 
 
 def get_error_types() -> tuple[type[Exception], ...]:
-    """What a call may raise: a refusal, no answer, or one that is none of AWS's."""
+    """Exceptions of a call: an error response, no response, or one that is not AWS's."""
     from botocore.exceptions import BotoCoreError, ClientError
     from botocore.parsers import ResponseParserError
 
@@ -118,10 +210,10 @@ def get_error_types() -> tuple[type[Exception], ...]:
 
 @contextmanager
 def translate_errors(hint: str = "") -> Iterator[None]:
-    """Turns what keeps AWS from being asked into one line.
+    """Turns every reason why AWS cannot be asked into one line.
 
     Args:
-        otherwise: what can be done without credentials, as the end of a sentence.
+        hint: what can be done without credentials, as the end of a sentence.
 
     Raises:
         Unavailable: no credentials, no answer, or a refusal.

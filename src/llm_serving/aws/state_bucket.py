@@ -202,12 +202,11 @@ def _read_setting(s3: Any, operation: str, bucket: str) -> Mapping[str, Any]:
     return response
 
 
-def ensure_state_bucket(fleet: Fleet, *, confirm: Callable[[], bool], aws: AwsSession | None = None) -> bool:
+def ensure_state_bucket(fleet: Fleet, aws: AwsSession, *, confirm: Callable[[], bool]) -> bool:
     """Makes the fleet's state bucket, or what an existing one lacks, after showing each call; safe to repeat.
 
     Args:
         agree: asked once, after all calls are shown and before the first is made.
-        aws: clients of the fleet's region; the environment's where left out.
 
     Returns:
         Whether anything was changed.
@@ -217,7 +216,6 @@ def ensure_state_bucket(fleet: Fleet, *, confirm: Callable[[], bool], aws: AwsSe
         AnswerIsNo: the name is taken, the bucket is in another region, or `agree` said no.
         Unavailable: no credentials, no answer, or a refusal.
     """
-    aws = aws or AwsSession(fleet.region)
     with session.translate_errors():
         bucket = resolve_state_bucket(fleet, aws.client("sts").get_caller_identity()["Arn"])
         status = inspect_bucket(aws, bucket)
@@ -236,7 +234,7 @@ def ensure_state_bucket(fleet: Fleet, *, confirm: Callable[[], bool], aws: AwsSe
     return True
 
 
-def remove_state_bucket(fleet: Fleet, *, confirm: Callable[[], bool], aws: AwsSession | None = None) -> bool:
+def remove_state_bucket(fleet: Fleet, aws: AwsSession, *, confirm: Callable[[], bool]) -> bool:
     """Deletes the state bucket with all old versions, if no state in it holds a resource; safe to repeat.
 
     Returns:
@@ -247,7 +245,6 @@ def remove_state_bucket(fleet: Fleet, *, confirm: Callable[[], bool], aws: AwsSe
         AnswerIsNo: a state still holds resources, Terraform is at work, other things lie there, or `agree` said no.
         Unavailable: no credentials, no answer, or a refusal.
     """
-    aws = aws or AwsSession(fleet.region)
     with session.translate_errors():
         bucket = resolve_state_bucket(fleet, aws.client("sts").get_caller_identity()["Arn"])
         if not inspect_bucket(aws, bucket).exists:

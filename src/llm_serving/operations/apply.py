@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from llm_serving import console
-from llm_serving.aws import state_bucket as state
+from llm_serving.aws import state_bucket
 from llm_serving.operations import plans
 from llm_serving.operations.context import FleetContext, initialize_stacks
 from llm_serving.operations.plans import StackPlan
@@ -55,7 +55,7 @@ def ensure_state_bucket(context: FleetContext) -> None:
     """
     if context.fleet.state == "local":
         return
-    if state.ensure_state_bucket(context.fleet, confirm=lambda: True):
+    if state_bucket.ensure_state_bucket(context.fleet, context.aws, confirm=lambda: True):
         delete_plans(context)
         initialize_stacks(context)
     else:

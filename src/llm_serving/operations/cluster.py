@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llm_serving import console
-from llm_serving.aws import session as session
+from llm_serving.aws import session
 from llm_serving.aws.session import AwsSession
 from llm_serving.fleet import names
 from llm_serving.fleet.checks import join_words
 from llm_serving.fleet.model import Fleet
-from llm_serving.operations import add_ons as add_ons
+from llm_serving.operations import add_ons
 from llm_serving.settings.errors import CheckFailed, Unavailable
 
 TOOLS: Mapping[str, str] = {
@@ -33,15 +33,15 @@ _NODE_POOLS = "nodepools.karpenter.sh"
 
 
 @dataclass(frozen=True)
-class Cluster:
+class ClusterContext:
     """A cluster that answers."""
 
     fleet: Fleet
-    folder: Path
+    data: Path
     """For logs."""
 
-    environment: Mapping[str, str]
-    """Leads kubectl and helm to this cluster alone, whatever else the user works with."""
+    aws: AwsSession
+    """Its kubeconfig leads kubectl and helm to this cluster alone."""
 
     def run_kubectl(self, *arguments: str, timeout_s: float = _TIMEOUT_S) -> str:
         """Runs kubectl and returns what it printed.
@@ -49,17 +49,22 @@ class Cluster:
         Raises:
             CommandFailed: it failed.
         """
-        log = self.folder / "kubectl.log"
+        log = self.data / "kubectl.log"
         return console.run(("kubectl", *arguments), log=log, environment=self.environment, timeout_s=timeout_s)
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables of the programs that talk to the cluster."""
+        return self.aws.child_env
+
     def fetch_uid(self) -> str:
-        """What no other cluster has, not even the next one of the same name."""
+        """An identity that no other cluster has, not even the next one of the same name."""
         return self.run_kubectl("get", "namespace", "kube-system", "--output=jsonpath={.metadata.uid}").strip()
 
 
-def build_kubeconfig_env(data: Path) -> dict[str, str]:
-    """What leads kubectl and helm to the fleet's cluster."""
-    return {"KUBECONFIG": str((data / "kubeconfig").absolute())}
+def open_session(aws: AwsSession, data: Path) -> AwsSession:
+    """The session with the kubeconfig of the fleet's own cluster."""
+    return aws.with_kubeconfig(data / "kubeconfig")
 
 
 def build_kubeconfig_command(fleet: Fleet) -> tuple[str, ...]:
@@ -67,7 +72,7 @@ def build_kubeconfig_command(fleet: Fleet) -> tuple[str, ...]:
     return ("aws", "eks", "update-kubeconfig", "--name", names.format_cluster_name(fleet), "--region", fleet.region)
 
 
-def connect(fleet: Fleet, data: Path) -> Cluster:
+def connect(aws: AwsSession, fleet: Fleet, data: Path) -> ClusterContext:
     """Writes a kubeconfig of the fleet's own, and sees that the cluster answers.
 
     Raises:
@@ -75,7 +80,7 @@ def connect(fleet: Fleet, data: Path) -> Cluster:
         CommandFailed: there is no such cluster.
     """
     add_ons.require_tools(TOOLS)
-    cluster = Cluster(fleet, data, build_kubeconfig_env(data))
+    cluster = ClusterContext(fleet, data, open_session(aws, data))
     console.run(
         build_kubeconfig_command(fleet), log=data / "kubectl.log", environment=cluster.environment, timeout_s=_TIMEOUT_S
     )
@@ -96,7 +101,7 @@ def describe_endpoint_access(fleet: Fleet) -> str:
     return "Its endpoint is private: run this inside the VPC, or write your range in `eks.public_from`"
 
 
-def terminate_machines(cluster: Cluster) -> None:
+def terminate_machines(cluster: ClusterContext) -> None:
     """Has Karpenter end every machine that it started, and waits; does nothing where Karpenter never was.
 
     Raises:
@@ -110,7 +115,7 @@ def terminate_machines(cluster: Cluster) -> None:
         cluster.run_kubectl(*arguments, timeout_s=_MACHINES_TIMEOUT_S + 60)
 
 
-def delete_load_balancers(cluster: Cluster) -> None:
+def delete_load_balancers(cluster: ClusterContext) -> None:
     """Deletes what load balancers were made for, while the controller that takes them down still runs.
 
     Raises:

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_serving import console, processes
-from llm_serving.aws import session as session
-from llm_serving.aws import state_bucket as state_bucket
+from llm_serving.aws import session, state_bucket
 from llm_serving.aws.session import AwsSession
 from llm_serving.fleet.model import Fleet
 from llm_serving.rehearsal import emulator, override
@@ -51,15 +50,18 @@ class FleetContext:
     """The working folder of each stack, in the order to apply them in."""
 
     program: Terraform
-    endpoint: str | None
-    """URL of the embedded AWS; None is AWS itself."""
-
+    aws: AwsSession
     account: str
 
     @property
     def fleet(self) -> Fleet:
         """What the stacks rent."""
         return self.document.value
+
+    @property
+    def endpoint(self) -> str | None:
+        """URL of the embedded AWS; None for AWS itself."""
+        return self.aws.emulator
 
     @property
     def cloud_name(self) -> str:
@@ -77,47 +79,39 @@ def build_data_path(fleet: Fleet) -> Path:
     return FOLDER / f"fleet.{fleet.name}"
 
 
-def find_emulator_endpoint() -> str | None:
-    """The embedded AWS that the environment leads to; None where that is AWS, or somebody's else."""
-    endpoint = AwsSession.read_endpoint("ec2")
-    return endpoint if endpoint and emulator.is_reachable(endpoint) else None
+def open_session(region: str) -> AwsSession:
+    """The session of the user's own environment, which may lead to an embedded AWS that the user started."""
+    aws = AwsSession.from_environment(region)
+    endpoint = aws.find_endpoint("ec2")
+    return aws.with_emulator(endpoint) if endpoint and emulator.is_reachable(endpoint) else aws
 
 
 @contextmanager
-def use_emulator(document: Document[Fleet]) -> Iterator[str]:
-    """An embedded AWS of one's own, which every AWS client of this process and its children takes for AWS meanwhile."""
+def use_emulator(document: Document[Fleet]) -> Iterator[AwsSession]:
+    """Starts an embedded AWS for the time of the block."""
     region, data = document.value.region, build_data_path(document.value)
-    with (
-        emulator.start(data) as endpoint,
-        processes.patched_environ(emulator.build_client_env(endpoint, region)),
-    ):
+    with emulator.start(data) as endpoint:
         for folder in (data / _EMULATOR_OUT / "stacks").glob("*"):
-            state.delete(folder)  # what a run that was broken off had made went with its AWS
-        yield endpoint
+            state.delete(folder)  # of an embedded AWS that has ended, with its resources
+        yield emulator.open_session(endpoint, region, is_rehearsal=True)
 
 
 @contextmanager
-def use_aws_or_emulator(document: Document[Fleet], *, rehearse: bool | None) -> Iterator[bool]:
-    """AWS, or an embedded AWS for the time of the block; yields whether it is the latter.
+def use_aws_or_emulator(document: Document[Fleet], *, rehearse: bool | None) -> Iterator[AwsSession]:
+    """A session of AWS, or of an embedded AWS for the time of the block.
 
     Args:
-        rehearse: None leaves it to whether there are credentials; False leaves a lack of them to whoever asks AWS.
+        rehearse: None starts an embedded AWS where there are no credentials; False never does.
     """
-    if rehearse is None and not has_credentials(document.value.region):
-        console.err.print(f"No AWS credentials were found: {emulator.EMULATION_NOTE}", markup=False)
+    aws = open_session(document.value.region)
+    if rehearse is None and not aws.has_credentials():
+        console.err.print(f"No AWS credentials found: {emulator.EMULATION_NOTE}", markup=False)
         rehearse = True
-    if not rehearse or find_emulator_endpoint():
-        yield False
+    if not rehearse or aws.is_emulated:
+        yield aws
         return
-    with use_emulator(document):
-        yield True
-
-
-def has_credentials(region: str) -> bool:
-    """Whether AWS's own ways lead to credentials: environment, profile, role of the machine; whether they are good is
-    for AWS to say."""
-    with session.translate_errors():
-        return AwsSession(region).has_credentials()
+    with use_emulator(document) as own:
+        yield own
 
 
 @contextmanager
@@ -133,7 +127,7 @@ def lock_fleet(fleet: Fleet) -> Iterator[Path]:
         yield data
 
 
-def prepare(document: Document[Fleet], *, out: Path, requested: Sequence[str] = ()) -> FleetContext:
+def prepare(document: Document[Fleet], aws: AwsSession, *, out: Path, requested: Sequence[str] = ()) -> FleetContext:
     """Synthesizes, finds Terraform, and starts it on every stack; changes nothing in the account.
 
     Args:
@@ -146,23 +140,22 @@ def prepare(document: Document[Fleet], *, out: Path, requested: Sequence[str] = 
     """
     from llm_serving.aws.preflight import identity
 
-    fleet, endpoint = document.value, find_emulator_endpoint()
-    data = build_data_path(fleet)
-    account = identity.fetch_identity(AwsSession(fleet.region)).account
+    data = build_data_path(document.value)
+    account = identity.fetch_identity(aws).account
     with console.step(f"Synthesize the stacks of {console.shorten_path(document.path)}") as step:
-        folders = synthesis.synthesize(document, data / _EMULATOR_OUT if endpoint else out)
+        folders = synthesis.synthesize(document, data / _EMULATOR_OUT if aws.is_emulated else out)
         step.note = f"{console.shorten_path(next(iter(folders.values())).parent)}/{{{','.join(folders)}}}/cdk.tf.json"
     if unknown := [name for name in requested if name not in folders]:
         raise InputError(f"there is no stack {', '.join(unknown)}. Fix: one of {', '.join(folders)}")
-    program = stack_folder.find_terraform(folders, data, emulated=endpoint is not None)
-    context = FleetContext(document, data, folders, program, endpoint, account)
+    program = stack_folder.find_terraform(folders, data, aws)
+    context = FleetContext(document, data, folders, program, aws, account)
     initialize_stacks(context)
     return context
 
 
 def initialize_stacks(context: FleetContext) -> None:
     """Starts Terraform on every stack, with its state where it lies now; again after the state's bucket was made."""
-    state_exists = _has_state_store(context.fleet)
+    state_exists = _has_state_store(context)
     backends = {}
     for name, folder in context.folders.items():
         backend = override.build_backend(folder, context.endpoint) if state_exists else _PLACEHOLDER_BACKEND
@@ -179,15 +172,14 @@ def initialize_stacks(context: FleetContext) -> None:
         )
 
 
-def _has_state_store(fleet: Fleet) -> bool:
-    """Whether the state's place is there; a local file needs none."""
-    if fleet.state == "local":
+def _has_state_store(context: FleetContext) -> bool:
+    """Whether the bucket of the state exists; a local file needs none."""
+    if context.fleet.state == "local":
         return True
-    aws = AwsSession(fleet.region)
     with session.translate_errors():
-        return state_bucket.inspect_bucket(
-            aws, state_bucket.resolve_state_bucket(fleet, aws.client("sts").get_caller_identity()["Arn"])
-        ).exists
+        caller_arn = context.aws.client("sts").get_caller_identity()["Arn"]
+        bucket = state_bucket.resolve_state_bucket(context.fleet, caller_arn)
+        return state_bucket.inspect_bucket(context.aws, bucket).exists
 
 
 def _describe_state(fleet: Fleet, state_exists: bool) -> str:
@@ -237,11 +229,11 @@ def _read_local_states(context: FleetContext) -> Iterator[tuple[str, str]]:
 
 
 def _read_s3_states(context: FleetContext) -> Iterator[tuple[str, str]]:
-    if not _has_state_store(context.fleet):
+    if not _has_state_store(context):
         return
     bucket, _, prefix = context.fleet.state.removeprefix("s3://").partition("/")
     folder = "/".join(filter(None, [prefix.strip("/"), context.fleet.name])) + "/"
-    s3 = AwsSession(context.fleet.region).client("s3")
+    s3 = context.aws.client("s3")
     with session.translate_errors():
         for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=folder):
             for entry in page.get("Contents", ()):

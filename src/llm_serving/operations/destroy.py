@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llm_serving import console
-from llm_serving.aws import session as session
+from llm_serving.aws import session
 from llm_serving.aws.session import AwsSession
 from llm_serving.catalog import instances
 from llm_serving.fleet import names
 from llm_serving.fleet.checks import join_words
-from llm_serving.operations import add_ons as add_ons
-from llm_serving.operations import checkpoints, cluster, non_empty_stores
+from llm_serving.operations import add_ons, checkpoints, cluster, non_empty_stores
 from llm_serving.operations.apply import GRACE_S, LIMIT_S
 from llm_serving.operations.context import FleetContext, find_orphan_stacks, read_states
 from llm_serving.operations.non_empty_stores import NonEmptyStore
@@ -79,7 +78,7 @@ def plan_destroy(context: FleetContext, *, with_data: bool) -> DestroyPlan:
         Unavailable: AWS refuses, or does not answer.
     """
     with console.step(f"See what there is of {context.fleet.name} at {context.cloud_name}") as step:
-        aws = AwsSession(context.fleet.region)
+        aws = context.aws
         stack_states = {name: state for name, state in read_states(context).items() if state.resources}
         outputs = stack_states[STORAGE].outputs if STORAGE in stack_states else {}
         plan = DestroyPlan(
@@ -113,10 +112,10 @@ def destroy(plan: DestroyPlan) -> None:
     _destroy(context, dependent_folders)
     if STORAGE in base_folders:
         for store in plan.stores:
-            non_empty_stores.empty(AwsSession(context.fleet.region), store)
+            non_empty_stores.empty(context.aws, store)
     _destroy(context, base_folders)
     (context.data / checkpoints.FILE).unlink(missing_ok=True)  # what it tells of is undone
-    cluster.require_no_instances(AwsSession(context.fleet.region), context.fleet)
+    cluster.require_no_instances(context.aws, context.fleet)
 
 
 def _list_services(aws: AwsSession, context: FleetContext) -> list[str]:
@@ -163,9 +162,9 @@ def _delete_cluster_resources(plan: DestroyPlan) -> None:
         return
     try:
         with console.step(f"Reach the cluster {context.fleet.name}"):
-            eks_cluster = cluster.connect(context.fleet, context.data)
+            eks_cluster = cluster.connect(context.aws, context.fleet, context.data)
     except (Unavailable, console.CommandFailed) as error:
-        load_balancers = cluster.list_load_balancers(AwsSession(context.fleet.region), context.fleet)
+        load_balancers = cluster.list_load_balancers(context.aws, context.fleet)
         if plan.karpenter_instances or load_balancers:
             raise Unavailable(
                 f"{join_words([*plan.karpenter_instances, *load_balancers])} would outlive the cluster, which made "

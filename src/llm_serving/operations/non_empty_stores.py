@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llm_serving import console
-from llm_serving.aws import session as session
-from llm_serving.aws import state_bucket as state_bucket
+from llm_serving.aws import session, state_bucket
 from llm_serving.aws.session import AwsSession
 from llm_serving.settings.units import format_bytes
 

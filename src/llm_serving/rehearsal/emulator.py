@@ -65,6 +65,16 @@ def build_client_env(endpoint: str, region: str) -> dict[str, str]:
         "AWS_ENDPOINT_URL": endpoint,
         "AWS_ENDPOINT_URL_S3": endpoint,  # a user's own setting for S3 alone would win over the general one
         "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS": "false",
+        **_build_settings(region),
+        "AWS_DEFAULT_REGION": region,
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "NO_PROXY": ",".join(filter(None, [os.environ.get("NO_PROXY"), "127.0.0.1", "localhost"])),
+    }
+
+
+def _build_settings(region: str) -> dict[str, str]:
+    """Dummy credentials, and nothing of the user's configuration."""
+    return {
         "AWS_ACCESS_KEY_ID": DUMMY_KEY,
         "AWS_SECRET_ACCESS_KEY": DUMMY_KEY,
         "AWS_SESSION_TOKEN": "",
@@ -72,10 +82,16 @@ def build_client_env(endpoint: str, region: str) -> dict[str, str]:
         "AWS_CONFIG_FILE": str(CONFIG_FILE),
         "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
         "AWS_REGION": region,
-        "AWS_DEFAULT_REGION": region,
-        "AWS_EC2_METADATA_DISABLED": "true",
-        "NO_PROXY": ",".join(filter(None, [os.environ.get("NO_PROXY"), "127.0.0.1", "localhost"])),
     }
+
+
+def open_session(endpoint: str, region: str, *, is_rehearsal: bool = False) -> session.AwsSession:
+    """A session of the embedded AWS at `endpoint`, with nothing of the user's settings.
+
+    Args:
+        is_rehearsal: whether the embedded AWS was started for this command, and ends with it.
+    """
+    return session.AwsSession(region, build_client_env(endpoint, region), emulator=endpoint, is_rehearsal=is_rehearsal)
 
 
 def wait_ready(endpoint: str, limit_s: float) -> None:
@@ -122,12 +138,7 @@ _CLIENT_LOCK = threading.Lock()
 
 @functools.cache
 def _create_session(region: str) -> Any:
-    import boto3
-
-    core = session.create_session()
-    for name, value in (("config_file", str(CONFIG_FILE)), ("credentials_file", os.devnull), ("profile", "default")):
-        core.set_config_variable(name, value)
-    return boto3.Session(DUMMY_KEY, DUMMY_KEY, region_name=region, botocore_session=core)
+    return session.create_session(_build_settings(region))
 
 
 @contextlib.contextmanager

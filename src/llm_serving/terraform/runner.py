@@ -15,7 +15,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from llm_serving import console
@@ -65,7 +65,10 @@ class Terraform:
     """Where the AWS provider comes from, for people."""
 
     reuse_provider: bool = False
-    """Whether a run of it has one process of the provider; see `attached`."""
+    """Whether a run of it has one process of the provider; see `provider_reattach`."""
+
+    hidden_environment: Mapping[str, str] = field(default_factory=dict)
+    """Set too, and not printed: the AWS session that its commands belong to."""
 
     def __str__(self) -> str:
         return f"{'OpenTofu' if self.kind == 'tofu' else 'Terraform'} {self.version}"
@@ -297,7 +300,9 @@ def _start_providers(
 ) -> dict[str, dict[str, str]]:
     """One provider a folder, which ends with `stack`, as the environment of each folder's commands."""
     return {
-        name: stack.enter_context(provider_reattach.start_provider(folder, terraform.environment))
+        name: stack.enter_context(
+            provider_reattach.start_provider(folder, {**terraform.hidden_environment, **terraform.environment})
+        )
         for name, folder in folders.items()
     }
 
@@ -331,7 +336,7 @@ def _run(
             ],
             logs[name].stream,
             environment=terraform.environment,
-            hidden_environment=environments.get(name, {}),
+            hidden_environment={**terraform.hidden_environment, **environments.get(name, {})},
             accepted_codes=success_codes,
         )
         for name, folder in folders.items()

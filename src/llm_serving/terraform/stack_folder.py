@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from llm_serving.aws.session import AwsSession
 from llm_serving.terraform import runner
 
 FILE = "cdk.tf.json"
@@ -29,18 +30,24 @@ def count_resources(folder: Path) -> int:
     return sum(map(len, read_stack(folder).get("resource", {}).values()))
 
 
-def find_terraform(folders: Mapping[str, Path], data: Path, *, emulated: bool = True) -> runner.Terraform:
+def find_terraform(folders: Mapping[str, Path], data: Path, aws: AwsSession | None = None) -> runner.Terraform:
     """The program, and the provider in the version that the stacks ask for; see `runner.find_terraform`.
 
     Args:
-        emulated: for the embedded AWS: endpoints in the user's environment, which would override its own, are cleared,
-            and the provider is started once a run.
+        aws: None for the embedded AWS alone, where an override beside each stack has all settings. For an embedded AWS,
+            endpoints in the user's environment, which would win over its own, are cleared, and the provider is started
+            once a run.
     """
     program = runner.find_terraform(data, _read_provider_version(next(iter(folders.values()))))
-    cleared = {
-        name: "" for name, value in os.environ.items() if emulated and value and _ENDPOINT_VARIABLE.fullmatch(name)
+    if aws and not aws.is_emulated:
+        return replace(program, hidden_environment=aws.child_env)
+    cleared = {name: "" for name, value in os.environ.items() if value and _ENDPOINT_VARIABLE.fullmatch(name)}
+    settings = {
+        name: value for name, value in (aws.child_env if aws else {}).items() if not _ENDPOINT_VARIABLE.fullmatch(name)
     }
-    return replace(program, environment={**program.environment, **cleared}, reuse_provider=emulated)
+    return replace(
+        program, environment={**program.environment, **cleared}, hidden_environment=settings, reuse_provider=True
+    )
 
 
 def initialize(program: runner.Terraform, folders: Mapping[str, Path], *, backend: str = "") -> None:

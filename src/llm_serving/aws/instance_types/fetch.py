@@ -31,12 +31,7 @@ class InstanceTypeApi:
         """Why the price list was not read, where AWS refused it."""
         self._endpoint = endpoint
         self._config = Config(connect_timeout=5, read_timeout=30, retries={"max_attempts": 3, "mode": "standard"})
-        keys = environ or {}
-        self._session = boto3.Session(
-            aws_access_key_id=keys.get("AWS_ACCESS_KEY_ID"),
-            aws_secret_access_key=keys.get("AWS_SECRET_ACCESS_KEY"),
-            botocore_session=session.create_session(),
-        )
+        self._session = session.create_session(environ)
 
     def _create_client(self, service: str, region: str) -> Any:
         return self._session.client(service, region_name=region, endpoint_url=self._endpoint, config=self._config)
