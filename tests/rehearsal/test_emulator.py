@@ -49,74 +49,11 @@ def set_policy(s3: Any, name: str, *statements: dict[str, Any]) -> None:
 WITHOUT_TLS = {"Condition": {"Bool": {"aws:SecureTransport": "false"}}}
 
 
-def test_a_bucket_that_refuses_plain_http_answers_on_loopback(endpoint: str) -> None:
-    s3 = create_bucket(endpoint, "tls-only")
-    set_policy(s3, "tls-only", build_denial("tls-only", **WITHOUT_TLS))
-    s3.put_object(Bucket="tls-only", Key="a", Body=b"1")
-    assert s3.get_object(Bucket="tls-only", Key="a")["Body"].read() == b"1"
-
-
 def test_a_bucket_that_refuses_everybody_refuses(endpoint: str) -> None:
     s3 = create_bucket(endpoint, "closed")
     set_policy(s3, "closed", build_denial("closed", **WITHOUT_TLS), build_denial("closed"))
     with pytest.raises(s3.exceptions.ClientError, match="Forbidden"):
         s3.put_object(Bucket="closed", Key="a", Body=b"1")
-
-
-def test_a_bucket_whose_versioning_was_taken_away_can_be_emptied(endpoint: str) -> None:
-    s3 = create_bucket(endpoint, "versioned")
-    s3.put_bucket_versioning(Bucket="versioned", VersioningConfiguration={"Status": "Enabled"})
-    s3.put_object(Bucket="versioned", Key="a", Body=b"1")
-    s3.put_object(Bucket="versioned", Key="a", Body=b"2")
-    s3.delete_object(Bucket="versioned", Key="a")
-    object_versions = s3.list_object_versions(Bucket="versioned")
-    versions = [
-        {"Key": row["Key"], "VersionId": row["VersionId"]}
-        for row in object_versions["Versions"] + object_versions["DeleteMarkers"]
-    ]
-    assert len(versions) == 3
-    s3.put_bucket_versioning(Bucket="versioned", VersioningConfiguration={"Status": "Suspended"})
-    s3.delete_objects(Bucket="versioned", Delete={"Objects": versions})
-    s3.delete_bucket(Bucket="versioned")
-
-
-def test_machines_whose_protection_is_lifted_go_where_their_group_was_to_shrink(endpoint: str) -> None:
-    ec2, groups = (emulator.create_client(name, endpoint, REGION) for name in ("ec2", "autoscaling"))
-    image = ec2.describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
-    ec2.create_launch_template(
-        LaunchTemplateName="machine", LaunchTemplateData={"ImageId": image, "InstanceType": "g6e.2xlarge"}
-    )
-    groups.create_auto_scaling_group(
-        AutoScalingGroupName="machines",
-        MinSize=0,
-        MaxSize=2,
-        DesiredCapacity=2,
-        AvailabilityZones=[f"{REGION}a"],
-        LaunchTemplate={"LaunchTemplateName": "machine"},
-        NewInstancesProtectedFromScaleIn=True,
-    )
-
-    def list_machines() -> list[str]:
-        (group,) = groups.describe_auto_scaling_groups(AutoScalingGroupNames=["machines"])["AutoScalingGroups"]
-        return [machine["InstanceId"] for machine in group["Instances"]]
-
-    groups.set_desired_capacity(AutoScalingGroupName="machines", DesiredCapacity=0)
-    instance_ids = list_machines()
-    assert len(instance_ids) == 2
-    groups.set_instance_protection(
-        AutoScalingGroupName="machines", InstanceIds=instance_ids, ProtectedFromScaleIn=False
-    )
-    assert list_machines() == []
-
-
-def test_all_capacity_providers_can_be_asked_for(endpoint: str) -> None:
-    ecs = emulator.create_client("ecs", endpoint, REGION)
-    group = f"arn:aws:autoscaling:{REGION}:{emulator.ACCOUNT}:autoScalingGroup:1:autoScalingGroupName/machines"
-    for name in ("cp-a", "cp-b"):
-        ecs.create_capacity_provider(name=name, autoScalingGroupProvider={"autoScalingGroupArn": group})
-    assert [provider["name"] for provider in ecs.describe_capacity_providers()["capacityProviders"]] == ["cp-a", "cp-b"]
-    (provider,) = ecs.describe_capacity_providers(capacityProviders=["cp-b"])["capacityProviders"]
-    assert provider["name"] == "cp-b"
 
 
 @pytest.fixture
@@ -131,15 +68,6 @@ def make_client(endpoint: str) -> Callable[[str], Any]:
         return ec2
 
     return make
-
-
-def test_a_call_that_is_repeated_is_done_once(make_client: Callable[[str], Any]) -> None:
-    vpc_ids = [
-        make_client(number).create_vpc(CidrBlock="10.9.0.0/16")["Vpc"]["VpcId"] for number in ("one", "one", "another")
-    ]
-    assert vpc_ids[0] == vpc_ids[1] != vpc_ids[2]
-    vpcs = make_client("look").describe_vpcs(Filters=[{"Name": "cidr", "Values": ["10.9.0.0/16"]}])["Vpcs"]
-    assert {vpc["VpcId"] for vpc in vpcs} == {*vpc_ids}
 
 
 def test_a_call_that_was_refused_is_tried_again(make_client: Callable[[str], Any]) -> None:

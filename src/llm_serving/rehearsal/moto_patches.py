@@ -1,19 +1,7 @@
-"""moto's own server, which says in its log what each request asks for, with eight things put right, seen in moto 5.2.5:
+"""moto's own server with patches, each of which names its upstream issue; seen in moto 5.2.5.
 
-- It takes a denial under a condition for a denial under every condition, so a bucket that refuses plain HTTP would
-  refuse everything. Here that statement is applied as if the request had come over TLS, which is what the loopback
-  stands for; every other statement stays moto's own.
-- Emptying a bucket whose versioning was taken away before, as Terraform's destroy does, fails at the first deletion
-  marker.
-- A cluster of EKS has no security group, where AWS makes one that its nodes stand in.
-- An Auto Scaling group that was to shrink and whose machines were protected does not do so when that protection is
-  lifted, which is how Terraform's destroy empties one.
-- Asked for all capacity providers of ECS, it fails.
-- It lists services of ECS that were deleted, and AWS does not.
-- It answers several requests at once on data that bear one: now and then a dictionary changed while it was read, and
-  the answer was 500.
-- Asked again by a client that an answer did not reach, it does a second time what it was asked, where AWS knows that
-  it is done: an endpoint of a VPC that nobody knows of, a rule of a security group that is not there to revoke.
+`tests/rehearsal/test_moto_patches.py` runs every case against moto without the patches too, and fails for a patch that
+moto no longer needs.
 """
 
 from __future__ import annotations
@@ -21,6 +9,8 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from moto import server
@@ -36,7 +26,7 @@ _WITHOUT_TLS = {"Bool": {"aws:SecureTransport": "false"}}
 
 
 def get_permission(bucket: FakeBucket, action: str, resource: str) -> PermissionResult:
-    """What the bucket's policy says of an action on a resource when the request came over TLS."""
+    """The decision of the bucket's policy on an action for a request that came over TLS."""
     if bucket.policy is None:
         return PermissionResult.NEUTRAL
     policy = json.loads(bucket.policy)
@@ -53,7 +43,7 @@ def _ensure_list(value: Any) -> list[Any]:
 
 
 def dispose(_: FakeDeleteMarker) -> None:
-    """A deletion marker holds no data to let go of."""
+    """A delete marker has no data to release."""
 
 
 _create_cluster = EKSBackend.create_cluster
@@ -72,7 +62,7 @@ _set_instance_protection = AutoScalingBackend.set_instance_protection
 def set_instance_protection(
     backend: AutoScalingBackend, group_name: str, instance_ids: list[str], protected_from_scale_in: bool | None
 ) -> None:
-    """Protects machines from scale-in, or lifts that and lets the group go to the size that it should have."""
+    """Protects instances from scale-in, or lifts that and shrinks the group to its desired size."""
     _set_instance_protection(backend, group_name, instance_ids, protected_from_scale_in)
     if not protected_from_scale_in:
         group = backend.autoscaling_groups[group_name]
@@ -83,7 +73,7 @@ _describe_capacity_providers = EC2ContainerServiceBackend.describe_capacity_prov
 
 
 def describe_capacity_providers(backend: EC2ContainerServiceBackend, names: list[str] | None) -> Any:
-    """The capacity providers of these names; all where none are given."""
+    """The capacity providers of these names; all by default."""
     return _describe_capacity_providers(backend, list(backend.capacity_providers) if names is None else names)
 
 
@@ -91,7 +81,7 @@ _list_services = EC2ContainerServiceBackend.list_services
 
 
 def list_services(backend: EC2ContainerServiceBackend, cluster: str, *args: Any, **settings: Any) -> list[str]:
-    """The services of a cluster that are there."""
+    """The services of a cluster that were not deleted."""
     active = {service.arn for service in backend.services.values() if service.status != "INACTIVE"}
     return [arn for arn in _list_services(backend, cluster, *args, **settings) if arn in active]
 
@@ -99,7 +89,7 @@ def list_services(backend: EC2ContainerServiceBackend, cluster: str, *args: Any,
 _call_action = BaseResponse.call_action
 _lock = threading.Lock()
 _results: dict[str, Any] = {}
-"""Answers to what changed something, by the id that AWS's SDKs give to a call and keep when they repeat it."""
+"""Responses to calls that changed something, by the id that AWS's SDKs give to a call and keep when they repeat it."""
 
 _READ_ACTIONS = ("Describe", "Get", "List")
 _MAX_RESULTS = 1000
@@ -108,7 +98,7 @@ _MAX_RESULTS = 1000
 def call_action(response: BaseResponse) -> Any:
     """Answers one request at a time, and a repeated one as before.
 
-    It says for what: most services are asked at the same path, so the server's own line does not tell.
+    Logs service and action, since most services have the same path, and the server's own line shows no more.
     """
     action, invocation_id = response._get_action(), response.headers.get("Amz-Sdk-Invocation-Id")
     with _lock:
@@ -118,19 +108,86 @@ def call_action(response: BaseResponse) -> Any:
             _results[invocation_id] = result
             if len(_results) > _MAX_RESULTS:
                 del _results[next(iter(_results))]
-    # One write: threads ask.
+    # One write, since several threads do.
     sys.stdout.write(f"{response.service_name} {action} {result[0]}{' once more' if repeated else ''}\n")
     status, headers, body = result
     return status, dict(headers), body
 
 
+@dataclass(frozen=True)
+class Patch:
+    """One function of moto's that is replaced."""
+
+    owner: type
+    replacement: Callable[..., Any]
+    """Has the name of the function that it replaces."""
+
+    reason: str
+    upstream: str
+    """Issue or pull request of getmoto/moto; where there is none, the date of the search and moto's own file."""
+
+    @property
+    def name(self) -> str:
+        """As in `FakeBucket.get_permission`."""
+        return f"{self.owner.__name__}.{self.replacement.__name__}"
+
+
+PATCHES: Sequence[Patch] = (
+    Patch(
+        FakeBucket,
+        get_permission,
+        "takes a denial under a condition for an unconditional one, so a bucket that refuses plain HTTP refuses all; "
+        "the statement is evaluated as if the request had come over TLS",
+        "https://github.com/getmoto/moto/issues/5820 is about conditional denials; none about aws:SecureTransport found "
+        "on 2026-11-22 (moto/s3/models.py, moto/iam/access_control.py)",
+    ),
+    Patch(
+        FakeDeleteMarker,
+        dispose,
+        "fails at the first delete marker of a bucket whose versioning was suspended, as Terraform's destroy does",
+        "https://github.com/getmoto/moto/issues/5937 introduced dispose(); none about delete markers found on "
+        "2026-11-22 (moto/s3/models.py)",
+    ),
+    Patch(
+        EKSBackend,
+        create_cluster,
+        "gives a cluster no security group, where EKS creates one for its nodes",
+        "no upstream issue found on 2026-11-22 (moto/eks/models.py, EKSBackend.create_cluster)",
+    ),
+    Patch(
+        AutoScalingBackend,
+        set_instance_protection,
+        "does not shrink a group to its desired size when the protection of its instances is lifted, which is how "
+        "Terraform empties a group before it destroys it",
+        "https://github.com/getmoto/moto/pull/1983 introduced the protection; none about lifting it found on 2026-11-22 "
+        "(moto/autoscaling/models.py)",
+    ),
+    Patch(
+        EC2ContainerServiceBackend,
+        describe_capacity_providers,
+        "fails when asked for all capacity providers",
+        "https://github.com/getmoto/moto/pull/4977 introduced the call; none about leaving out the names found on "
+        "2026-11-22 (moto/ecs/models.py)",
+    ),
+    Patch(
+        EC2ContainerServiceBackend,
+        list_services,
+        "lists deleted services, and ECS does not",
+        "no upstream issue found on 2026-11-22 (moto/ecs/models.py, EC2ContainerServiceBackend.list_services)",
+    ),
+    Patch(
+        BaseResponse,
+        call_action,
+        "answers requests side by side on data that are not thread-safe, with a 500 now and then; and does a second "
+        "time what a client repeats because it missed the answer, where AWS does not",
+        "https://github.com/getmoto/moto/issues/372 and https://github.com/getmoto/moto/pull/7166 on threads; none "
+        "about repeated calls found on 2026-11-22 (moto/core/responses.py)",
+    ),
+)
+
+
 def main() -> None:
-    """Serves until it is ended, with moto's own arguments."""
-    BaseResponse.call_action = call_action
-    FakeBucket.get_permission = get_permission
-    FakeDeleteMarker.dispose = dispose
-    EKSBackend.create_cluster = create_cluster
-    AutoScalingBackend.set_instance_protection = set_instance_protection
-    EC2ContainerServiceBackend.describe_capacity_providers = describe_capacity_providers
-    EC2ContainerServiceBackend.list_services = list_services
+    """Serves until it is stopped, with moto's own arguments."""
+    for patch in PATCHES:
+        setattr(patch.owner, patch.replacement.__name__, patch.replacement)
     server.main()

@@ -1,0 +1,191 @@
+"""Each patch of moto: what it mends, and a control that fails when moto no longer needs it."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import botocore.exceptions
+import pytest
+from moto import server
+from moto.core.responses import BaseResponse
+
+from llm_serving.rehearsal import emulator, moto_patches
+
+REGION = "us-west-2"
+ROLE = f"arn:aws:iam::{emulator.ACCOUNT}:role/cluster"
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def patched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with emulator.start(tmp_path_factory.mktemp("patched")) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(scope="module")
+def unpatched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """moto as it is."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(
+            emulator,
+            "build_command",
+            lambda port: [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        )
+        with emulator.start(tmp_path_factory.mktemp("unpatched")) as endpoint:
+            yield endpoint
+
+
+def create_bucket(endpoint: str, name: str) -> Any:
+    s3 = emulator.create_client("s3", endpoint, REGION)
+    s3.create_bucket(Bucket=name, CreateBucketConfiguration={"LocationConstraint": REGION})
+    return s3
+
+
+def use_a_bucket_that_refuses_plain_http(endpoint: str) -> None:
+    s3 = create_bucket(endpoint, "tls-only")
+    denial = {
+        "Effect": "Deny",
+        "Principal": "*",
+        "Action": "s3:*",
+        "Resource": ["arn:aws:s3:::tls-only", "arn:aws:s3:::tls-only/*"],
+        "Condition": {"Bool": {"aws:SecureTransport": "false"}},
+    }
+    s3.put_bucket_policy(Bucket="tls-only", Policy=json.dumps({"Version": "2012-10-17", "Statement": [denial]}))
+    s3.put_object(Bucket="tls-only", Key="a", Body=b"1")
+    assert s3.get_object(Bucket="tls-only", Key="a")["Body"].read() == b"1"
+
+
+def empty_a_bucket_whose_versioning_was_suspended(endpoint: str) -> None:
+    s3 = create_bucket(endpoint, "versioned")
+    s3.put_bucket_versioning(Bucket="versioned", VersioningConfiguration={"Status": "Enabled"})
+    s3.put_object(Bucket="versioned", Key="a", Body=b"1")
+    s3.put_object(Bucket="versioned", Key="a", Body=b"2")
+    s3.delete_object(Bucket="versioned", Key="a")
+    object_versions = s3.list_object_versions(Bucket="versioned")
+    versions = [
+        {"Key": row["Key"], "VersionId": row["VersionId"]}
+        for row in object_versions["Versions"] + object_versions["DeleteMarkers"]
+    ]
+    assert len(versions) == 3
+    s3.put_bucket_versioning(Bucket="versioned", VersioningConfiguration={"Status": "Suspended"})
+    s3.delete_objects(Bucket="versioned", Delete={"Objects": versions})
+    s3.delete_bucket(Bucket="versioned")
+
+
+def find_the_security_group_of_a_cluster(endpoint: str) -> None:
+    eks = emulator.create_client("eks", endpoint, REGION)
+    created = eks.create_cluster(name="small", roleArn=ROLE, resourcesVpcConfig={"subnetIds": []})["cluster"]
+    assert re.fullmatch("sg-[0-9a-f]+", created["resourcesVpcConfig"].get("clusterSecurityGroupId", ""))
+
+
+def lift_the_protection_of_a_group_that_is_to_shrink(endpoint: str) -> None:
+    ec2, groups = (emulator.create_client(name, endpoint, REGION) for name in ("ec2", "autoscaling"))
+    image = ec2.describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
+    ec2.create_launch_template(
+        LaunchTemplateName="machine", LaunchTemplateData={"ImageId": image, "InstanceType": "g6e.2xlarge"}
+    )
+    groups.create_auto_scaling_group(
+        AutoScalingGroupName="machines",
+        MinSize=0,
+        MaxSize=2,
+        DesiredCapacity=2,
+        AvailabilityZones=[f"{REGION}a"],
+        LaunchTemplate={"LaunchTemplateName": "machine"},
+        NewInstancesProtectedFromScaleIn=True,
+    )
+
+    def list_instances() -> list[str]:
+        (group,) = groups.describe_auto_scaling_groups(AutoScalingGroupNames=["machines"])["AutoScalingGroups"]
+        return [instance["InstanceId"] for instance in group["Instances"]]
+
+    groups.set_desired_capacity(AutoScalingGroupName="machines", DesiredCapacity=0)
+    instance_ids = list_instances()
+    assert len(instance_ids) == 2
+    groups.set_instance_protection(
+        AutoScalingGroupName="machines", InstanceIds=instance_ids, ProtectedFromScaleIn=False
+    )
+    assert list_instances() == []
+
+
+def describe_all_capacity_providers(endpoint: str) -> None:
+    ecs = emulator.create_client("ecs", endpoint, REGION)
+    group = f"arn:aws:autoscaling:{REGION}:{emulator.ACCOUNT}:autoScalingGroup:1:autoScalingGroupName/machines"
+    for name in ("cp-a", "cp-b"):
+        ecs.create_capacity_provider(name=name, autoScalingGroupProvider={"autoScalingGroupArn": group})
+    (provider,) = ecs.describe_capacity_providers(capacityProviders=["cp-b"])["capacityProviders"]
+    assert provider["name"] == "cp-b"
+    assert [provider["name"] for provider in ecs.describe_capacity_providers()["capacityProviders"]] == ["cp-a", "cp-b"]
+
+
+def list_services_after_one_was_deleted(endpoint: str) -> None:
+    ecs = emulator.create_client("ecs", endpoint, REGION)
+    ecs.create_cluster(clusterName="services")
+    container = {"name": "x", "image": "x", "memory": 64}
+    ecs.register_task_definition(family="x", containerDefinitions=[container])
+    for name in ("kept", "deleted"):
+        ecs.create_service(cluster="services", serviceName=name, taskDefinition="x", desiredCount=0)
+    ecs.delete_service(cluster="services", service="deleted", force=True)
+    arns = ecs.list_services(cluster="services")["serviceArns"]
+    assert [arn.rpartition("/")[2] for arn in arns] == ["kept"]
+
+
+def repeat_a_call(endpoint: str) -> None:
+    def create_client(invocation_id: str) -> Any:
+        ec2 = emulator.create_client("ec2", endpoint, REGION)
+        ec2.meta.events.register(
+            "before-send.ec2", lambda request, **_: request.headers.update({"amz-sdk-invocation-id": invocation_id})
+        )
+        return ec2
+
+    vpc_ids = [
+        create_client(number).create_vpc(CidrBlock="10.9.0.0/16")["Vpc"]["VpcId"]
+        for number in ("one", "one", "another")
+    ]
+    assert vpc_ids[0] == vpc_ids[1] != vpc_ids[2]
+    vpcs = create_client("look").describe_vpcs(Filters=[{"Name": "cidr", "Values": ["10.9.0.0/16"]}])["Vpcs"]
+    assert {vpc["VpcId"] for vpc in vpcs} == {*vpc_ids}
+
+
+CASES: Mapping[str, Callable[[str], None]] = {
+    "FakeBucket.get_permission": use_a_bucket_that_refuses_plain_http,
+    "FakeDeleteMarker.dispose": empty_a_bucket_whose_versioning_was_suspended,
+    "EKSBackend.create_cluster": find_the_security_group_of_a_cluster,
+    "AutoScalingBackend.set_instance_protection": lift_the_protection_of_a_group_that_is_to_shrink,
+    "EC2ContainerServiceBackend.describe_capacity_providers": describe_all_capacity_providers,
+    "EC2ContainerServiceBackend.list_services": list_services_after_one_was_deleted,
+    "BaseResponse.call_action": repeat_a_call,
+}
+
+
+def test_every_patch_has_a_case_and_names_its_upstream_issue() -> None:
+    assert [patch.name for patch in moto_patches.PATCHES] == list(CASES)
+    for patch in moto_patches.PATCHES:
+        assert re.search(
+            r"https://github\.com/getmoto/moto/(issues|pull)/\d+|no upstream issue found on \d{4}-", patch.upstream
+        )
+        assert re.search(r"moto/\w+/\w+\.py", patch.upstream) or "issues/" in patch.upstream
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_patch_mends_its_case(name: str, patched: str) -> None:
+    CASES[name](patched)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_moto_without_the_patch_fails(name: str, unpatched: str) -> None:
+    try:
+        CASES[name](unpatched)
+    except (AssertionError, botocore.exceptions.ClientError):
+        return
+    pytest.fail(f"moto no longer needs the patch {name}: remove it from moto_patches.py")
+
+
+def test_moto_still_answers_in_several_threads_without_a_lock() -> None:
+    assert "threaded=True" in inspect.getsource(server.main)
+    assert "lock" not in inspect.getsource(BaseResponse.call_action).lower()
