@@ -144,21 +144,6 @@ def is_free(port: int) -> bool:
 
 
 @contextlib.contextmanager
-def patched_environ(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables of this process, and of its children, for the time of the block."""
-    previous = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in previous.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-@contextlib.contextmanager
 def lock_file(file: Path, busy_message: str) -> Iterator[None]:
     """Lock `file` for the time of the block; the lock ends with this process, however that ends.
 

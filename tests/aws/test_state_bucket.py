@@ -45,11 +45,11 @@ def aws(endpoint: str, clients: AwsSession) -> AwsSession:
 
 
 def _ensure(aws: AwsSession | None = None) -> bool:
-    return state_bucket.ensure_state_bucket(_build_fleet(), confirm=lambda: True, aws=aws)
+    return state_bucket.ensure_state_bucket(_build_fleet(), aws or AwsSession("us-west-2"), confirm=lambda: True)
 
 
 def _remove(aws: AwsSession) -> bool:
-    return state_bucket.remove_state_bucket(_build_fleet(), confirm=lambda: True, aws=aws)
+    return state_bucket.remove_state_bucket(_build_fleet(), aws, confirm=lambda: True)
 
 
 @pytest.mark.terraform
@@ -70,7 +70,7 @@ def test_it_is_made_versioned_encrypted_closed_and_for_tls_alone(aws: AwsSession
 def test_made_twice_it_changes_nothing_the_second_time(aws: AwsSession) -> None:
     questions: list[bool] = []
     assert _ensure(aws)
-    assert not state_bucket.ensure_state_bucket(_build_fleet(), confirm=lambda: questions.append(True) or True, aws=aws)
+    assert not state_bucket.ensure_state_bucket(_build_fleet(), aws, confirm=lambda: questions.append(True) or True)
     assert questions == []
 
 
@@ -85,7 +85,7 @@ def test_all_calls_are_shown_before_the_question_and_a_no_makes_nothing(
         return False
 
     with pytest.raises(CheckFailed, match="nothing was made"):
-        state_bucket.ensure_state_bucket(_build_fleet(), confirm=refuse, aws=aws)
+        state_bucket.ensure_state_bucket(_build_fleet(), aws, confirm=refuse)
     assert "$ aws s3api create-bucket --bucket my-state --create-bucket-configuration" in outputs[0]
     assert "$ aws s3api put-bucket-versioning --bucket my-state" in outputs[0]
     assert not state_bucket.inspect_bucket(aws, state_bucket.resolve_state_bucket(_build_fleet(), ARN)).exists

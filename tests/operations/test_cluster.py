@@ -17,6 +17,7 @@ from llm_serving.settings.errors import CheckFailed, Unavailable
 from tests.control_plane.control_plane import ControlPlane
 from tests.operations.conftest import Recorder
 
+REGION = "us-west-2"
 FLEET = """\
 name: small
 region: us-west-2
@@ -45,7 +46,7 @@ def test_missing_programs_are_named_together_with_where_to_get_them(recorder: Re
 
 def test_kubectl_and_helm_are_led_to_the_fleets_own_cluster_alone(recorder: Recorder, tmp_path: Path) -> None:
     recorder.install("aws", "kubectl", "helm")
-    connection = cluster.connect(write_fleet(tmp_path), tmp_path)
+    connection = cluster.connect(AwsSession(REGION), write_fleet(tmp_path), tmp_path)
     assert connection.environment == {"KUBECONFIG": str(tmp_path / "kubeconfig")}
     assert recorder.calls == [
         ["aws", "eks", "update-kubeconfig", "--name", "small", "--region", "us-west-2"],
@@ -65,7 +66,7 @@ def test_a_cluster_that_does_not_answer_is_said_with_who_can_reach_it(
 ) -> None:
     recorder.install("aws", "kubectl", "helm", failing=("/readyz",))
     with pytest.raises(Unavailable) as error:
-        cluster.connect(write_fleet(tmp_path, more), tmp_path)
+        cluster.connect(AwsSession(REGION), write_fleet(tmp_path, more), tmp_path)
     assert str(error.value) == (
         "the cluster small does not answer kubectl (Unable to connect to the server: dial tcp 10.0.0.1:443: "
         f"i/o timeout). {remedy}"
@@ -76,8 +77,8 @@ def test_a_real_cluster_loses_what_machines_and_load_balancers_were_made_for_and
     control_plane: ControlPlane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", control_plane.environment["PATH"])
-    environment = {"KUBECONFIG": str(control_plane.kubeconfig)}
-    connection = cluster.Cluster(write_fleet(tmp_path), tmp_path, environment)
+    aws = AwsSession(REGION).with_kubeconfig(control_plane.kubeconfig)
+    connection = cluster.ClusterContext(write_fleet(tmp_path), tmp_path, aws)
     assert connection.fetch_uid() == control_plane.read("namespace", "kube-system")["metadata"]["uid"]
     definition = yaml.safe_load(KIND.format(plural="nodepools", kind="NodePool"))
     claims = yaml.safe_load(KIND.format(plural="nodeclaims", kind="NodeClaim"))
@@ -136,7 +137,7 @@ def test_machines_go_before_load_balancers_and_these_before_the_charts_that_made
 ) -> None:
     recorder.install("aws", "kubectl", "helm")
     demo_fleet = write_fleet(tmp_path)
-    connection = cluster.Cluster(demo_fleet, tmp_path, cluster.build_kubeconfig_env(tmp_path))
+    connection = cluster.ClusterContext(demo_fleet, tmp_path, cluster.open_session(AwsSession(REGION), tmp_path))
     cluster.terminate_machines(connection)
     cluster.delete_load_balancers(connection)
     removals = platform.build_remove_commands(demo_fleet, instances.load(), tmp_path / "platform")

@@ -6,14 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from llm_serving.aws.session import AwsSession
 from llm_serving.fleet.model import Fleet
 from llm_serving.operations import destroy
-from llm_serving.operations.context import FleetContext, StackState
+from llm_serving.operations.context import FleetContext
 from llm_serving.operations.destroy import DestroyPlan
 from llm_serving.operations.non_empty_stores import NonEmptyStore
 from llm_serving.settings.document import load
 from llm_serving.settings.errors import CheckFailed, Unavailable
 from llm_serving.terraform.runner import Terraform
+from llm_serving.terraform.state import StackState
 from tests.operations.conftest import Recorder
 
 FLEET = """\
@@ -37,7 +39,7 @@ def context(tmp_path: Path) -> FleetContext:
         needs = ["network"] if name == "eks" else []
         (folder / "cdk.tf.json").write_text(json.dumps({"//": {"needs": needs}}))
     program = Terraform("terraform", "terraform", "1.11.4", "linux_amd64", {}, "nowhere")
-    return FleetContext(load(file, Fleet), tmp_path, folders, program, None, "123456789012")
+    return FleetContext(load(file, Fleet), tmp_path, folders, program, AwsSession("us-west-2"), "123456789012")
 
 
 def build_plan(
@@ -82,7 +84,7 @@ def test_a_service_that_keeps_its_machines_is_named_with_the_way_to_end_it(conte
 
 
 def test_a_cluster_out_of_reach_is_not_destroyed_while_machines_of_karpenters_run(
-    recorder: Recorder, context: FleetContext, aws: str
+    recorder: Recorder, aws: str, context: FleetContext
 ) -> None:
     recorder.install("aws", "kubectl", "helm", failing=("/readyz",))
     with pytest.raises(Unavailable) as error:

@@ -1,4 +1,4 @@
-"""The half of the road that needs machines, with programs that write down how they were called in the place of a cluster.
+"""The part of the AWS workflow that needs instances, with recording programs in place of a cluster.
 
 It proves the order, what is passed on, and what is not done twice; nothing of helm, kubectl or the cluster.
 """
@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from llm_serving import console
+from llm_serving.aws.session import AwsSession
 from llm_serving.fleet.model import Fleet
 from llm_serving.operations.checkpoints import Checkpoints
 from llm_serving.operations.context import FleetContext
@@ -37,7 +38,7 @@ def context(tmp_path: Path) -> FleetContext:
     file = tmp_path / "fleet.yaml"
     file.write_text(FLEET)
     program = Terraform("terraform", "terraform", "1.11.4", "linux_amd64", {}, "nowhere")
-    return FleetContext(load(file, Fleet), tmp_path, {}, program, None, "123456789012")
+    return FleetContext(load(file, Fleet), tmp_path, {}, program, AwsSession("us-west-2"), "123456789012")
 
 
 def list_installed(recorder: Recorder) -> list[str]:
@@ -63,7 +64,7 @@ def test_charts_are_gone_on_with_where_one_failed_and_none_is_installed_twice(
     install_aws._install_add_ons(context, Checkpoints(context.data / "journal.json", "account"), steps)
     assert list_installed(recorder)[len(first) :] == ["karpenter", "node-pools", "keda", "kuberay-operator"]
     assert steps.skipped == ["chart nvidia-device-plugin", "chart aws-load-balancer-controller"]
-    assert "✓ chart nvidia-device-plugin: done already" in capsys.readouterr().err
+    assert "✓ chart nvidia-device-plugin: skipped, installed before" in capsys.readouterr().err
 
 
 def test_the_blueprint_is_deployed_after_the_charts_then_validated_and_finds_the_fleets_own_cluster(
@@ -72,13 +73,13 @@ def test_the_blueprint_is_deployed_after_the_charts_then_validated_and_finds_the
     recorder.install("aws", "kubectl", "helm")
     calls: list[tuple[str, str, str | None, int]] = []
 
-    def note(verb: str, target: str) -> None:
-        calls.append((verb, target, os.environ.get("KUBECONFIG"), len(list_installed(recorder))))
+    def note(verb: str, target: str, aws: AwsSession) -> None:
+        calls.append((verb, target, aws.child_env["KUBECONFIG"], len(list_installed(recorder))))
 
     serving = ServingCommands(
-        deploy=lambda *arguments: note("deploy", arguments[-1]),
-        validate=lambda *arguments: note("validate", arguments[-1]),
-        destroy=lambda *arguments: note("destroy", arguments[-1]),
+        deploy=lambda *arguments: note("deploy", *arguments[-2:]),
+        validate=lambda *arguments: note("validate", *arguments[-2:]),
+        destroy=lambda *arguments: note("destroy", *arguments[-2:]),
     )
     before = os.environ.get("KUBECONFIG")
     options = WorkflowRequest("eks", context.document, context.data / "mine")
@@ -96,12 +97,12 @@ def test_a_preflight_that_passed_is_not_asked_again_for_the_same_file(
 ) -> None:
     options, steps = WorkflowRequest("eks", context.document, None), WorkflowResult([])
     progress = Checkpoints(context.data / "journal.json", "account")
-    install_aws._run_preflight(options, progress, steps)
+    install_aws._run_preflight(options, context.aws, progress, steps)
     assert "identity" in capsys.readouterr().out
-    install_aws._run_preflight(options, progress, steps)
+    install_aws._run_preflight(options, context.aws, progress, steps)
     output = capsys.readouterr()
-    assert output.out == "" and "preflight: done already" in output.err
+    assert output.out == "" and "Preflight: skipped, passed on 20" in output.err
     assert steps.skipped == ["preflight"]
     context.document.path.write_text(FLEET.replace("0..4", "0..5"))
-    install_aws._run_preflight(options, progress, steps)
+    install_aws._run_preflight(options, context.aws, progress, steps)
     assert "identity" in capsys.readouterr().out

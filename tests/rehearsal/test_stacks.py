@@ -22,6 +22,7 @@ import psutil
 import pytest
 
 from llm_serving import processes
+from llm_serving.aws.session import AwsSession
 from llm_serving.fleet.model import Fleet
 from llm_serving.rehearsal import emulator, inventory, override, stacks
 from llm_serving.settings.document import Document, load
@@ -197,7 +198,7 @@ def test_after_a_killed_terraform_a_new_apply_makes_everything(resumed_apply: Ap
     registry = "123456789012.dkr.ecr.us-west-2.amazonaws.com/small"
     assert outputs["repositories"] == {name: f"{registry}/{name}" for name in ("vllm", "router")}
     errors = (resumed_apply.data / "apply.err").read_text()
-    assert "resource(s) that Terraform does not know" in errors
+    assert "that Terraform's state lacks" in errors
     resource_ids = [resource.id for resource in inventory.list_resources(resumed_apply.endpoint, REGION, "small")]
     assert "small-us-west-2-lost" not in resource_ids
     stacks.check_unchanged(resumed_apply.fleet, data=resumed_apply.data, endpoint=resumed_apply.endpoint)
@@ -221,14 +222,12 @@ def test_endpoints_of_the_users_own_are_left_out_for_the_embedded_aws_alone(
         monkeypatch.setenv(name, UNREACHABLE)
     folders = {"storage": resumed_apply.data / "stacks/storage"}
     emptied = {
-        embedded: [
+        aws.is_emulated: [
             name
-            for name, value in stack_folder.find_terraform(
-                folders, resumed_apply.data, emulated=embedded
-            ).environment.items()
+            for name, value in stack_folder.find_terraform(folders, resumed_apply.data, aws).environment.items()
             if name in ENDPOINTS and not value
         ]
-        for embedded in (True, False)
+        for aws in (emulator.open_session(UNREACHABLE, REGION), AwsSession(REGION))
     }
     assert sorted(emptied[True]) == sorted(ENDPOINTS)
     assert emptied[False] == []

@@ -19,7 +19,7 @@ def test_it_answers_at_its_near_end_and_is_gone_afterwards(tmp_path: Path) -> No
     def build_command(port: int) -> list[str]:
         return [sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1", "--directory", str(tmp_path)]
 
-    with tunnel.open_tunnel(build_command, tmp_path / "tunnel.log") as url:
+    with tunnel.open_tunnel(build_command, tmp_path / "tunnel.log", {}) as url:
         with urllib.request.urlopen(f"{url}/health", timeout=10) as response:
             assert response.read() == b"ok"
         port = int(url.rpartition(":")[2])
@@ -33,6 +33,6 @@ def test_one_that_does_not_open_says_why(tmp_path: Path) -> None:
 
     with (
         pytest.raises(Unavailable, match='services "mine" not found'),
-        tunnel.open_tunnel(build_command, tmp_path / "logs" / "tunnel.log"),
+        tunnel.open_tunnel(build_command, tmp_path / "logs" / "tunnel.log", {}),
     ):
         pass

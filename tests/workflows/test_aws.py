@@ -1,4 +1,4 @@
-"""The road to AWS: what it refuses before anything is asked of AWS, and what it does where there is no account."""
+"""The AWS workflow: what it refuses before anything is asked of AWS, and what it does where there is no account."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_a_default_pattern_that_does_not_suit_the_fleet_is_left_out_with_the_rea
     Path("fleet.yaml").write_text(FLEET.replace("general", "other").replace("ecs", "eks"))
     assert aws.read_request("eks", Path("fleet.yaml"), None).blueprint is None
     errors = capsys.readouterr().err
-    assert "This makes the fleet, and serves nothing on it: --blueprint names none" in errors
+    assert "Only the fleet will be created: no --blueprint is given" in errors
     assert "fleet.yaml has no such pool" in errors
     Path("fleet.yaml").write_text(FLEET.replace("0..1", "0..2").replace("ecs", "eks"))
     assert aws.read_request("eks", Path("fleet.yaml"), None).blueprint == ROOT / "blueprints" / "aggregated"
@@ -162,7 +162,7 @@ def test_programs_that_a_later_step_calls_are_missed_before_anything_is_paid_for
     by_cdktf = aws.read_request("eks", Path("fleet.yaml"), None, cdktf=True)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(Unavailable, match="not on this machine's PATH: helm and kubectl and aws"):
-        aws._require_tools(options, is_rehearsal=False)
-    aws._require_tools(options, is_rehearsal=True)
+        aws._require_tools(options, is_emulated=False)
+    aws._require_tools(options, is_emulated=True)
     with pytest.raises(Unavailable, match=r"--with cdktf: there is no npx on this machine's PATH\. Install Node\.js"):
-        aws._require_tools(by_cdktf, is_rehearsal=True)
+        aws._require_tools(by_cdktf, is_emulated=True)

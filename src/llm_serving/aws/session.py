@@ -102,8 +102,7 @@ class AwsSession:
         self._user_env = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
         self._lock = threading.Lock()
         self._clients: dict[str, Any] = {}
-        with translate_errors():
-            self._session = create_session(env)
+        self._session: Any = None
 
     @classmethod
     def from_environment(cls, region: str) -> AwsSession:
@@ -171,12 +170,18 @@ class AwsSession:
             **({"proxies": {}} if self._env is not None and self.emulator else {}),
         )
         endpoint = None if self._env is None else self.find_endpoint(service)
-        return self._session.client(service, region_name=self.region, endpoint_url=endpoint, config=config)
+        return self._open().client(service, region_name=self.region, endpoint_url=endpoint, config=config)
+
+    def _open(self) -> Any:
+        if self._session is None:
+            with translate_errors():
+                self._session = create_session(self._env)
+        return self._session
 
     def has_credentials(self) -> bool:
         """Whether there are any; only AWS knows whether they are valid."""
         with self._lock:
-            return self._session.get_credentials() is not None
+            return self._open().get_credentials() is not None
 
     def describe_endpoint(self) -> str:
         """Who answers: AWS, or the server that the settings name."""

@@ -105,15 +105,14 @@ def destroy(plan: DestroyPlan) -> None:
     context = plan.context
     if EKS in plan.stacks:
         _delete_cluster_resources(plan)
-    base_folders, dependent_folders = (
-        {name: context.folders[name] for name in wave if name in plan.stacks} for wave in context.waves
-    )
-    _destroy_machines(context, dependent_folders)
-    _destroy(context, dependent_folders)
-    if STORAGE in base_folders:
-        for store in plan.stores:
-            non_empty_stores.empty(context.aws, store)
-    _destroy(context, base_folders)
+    waves = [{name: context.folders[name] for name in wave if name in plan.stacks} for wave in reversed(context.waves)]
+    for wave in waves:
+        _destroy_instances(context, wave)
+    for wave in waves:
+        if STORAGE in wave:
+            for store in plan.stores:
+                non_empty_stores.empty(context.aws, store)
+        _destroy(context, wave)
     (context.data / checkpoints.FILE).unlink(missing_ok=True)  # what it tells of is undone
     cluster.require_no_instances(context.aws, context.fleet)
 
@@ -181,7 +180,7 @@ def _delete_cluster_resources(plan: DestroyPlan) -> None:
     add_ons.run_commands(commands, folder, verb="Remove", environment=eks_cluster.environment)
 
 
-def _destroy_machines(context: FleetContext, folders: Mapping[str, Path]) -> None:
+def _destroy_instances(context: FleetContext, folders: Mapping[str, Path]) -> None:
     """The pools' machines, before anything else of their stacks."""
     for name, folder in folders.items():
         target_options = [f"-target={address}" for address in _list_machine_addresses(folder)]

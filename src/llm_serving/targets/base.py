@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from llm_serving.aws.session import AwsSession
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.errors import InputError
 from llm_serving.targets.deployment_dir import DeploymentDir
@@ -105,7 +106,7 @@ class Target(Protocol):
         """Find out the facts of a deployment's surroundings: ports, bucket, account.
 
         Args:
-            account: the AWS account's number; asked of AWS if None.
+            account: the AWS account's number; None without credentials.
             port: the router's port on this machine; a free one is chosen if None.
 
         Raises:
@@ -146,20 +147,25 @@ class Target(Protocol):
         ...
 
     def open_validation(
-        self, folder: Path, fleet_file: Path, url: str | None
+        self, folder: Path, fleet_file: Path, url: str | None, *, aws: AwsSession | None = None
     ) -> AbstractContextManager[ValidationInputs]:
         """Open a way to the deployment's endpoint for a load test.
 
         Args:
             url: another endpoint to use, such as a gateway's.
+            aws: the session to use on AWS; the user's own environment if None.
 
         Raises:
             Unavailable: the blueprint is not deployed, or its endpoint cannot be reached.
         """
         ...
 
-    def destroy(self, folder: Path, fleet_file: Path, confirm: Confirm) -> bool:
-        """Remove the deployment of the blueprint in `folder`; returns whether there was one."""
+    def destroy(self, folder: Path, fleet_file: Path, confirm: Confirm, *, aws: AwsSession | None = None) -> bool:
+        """Remove the deployment of the blueprint in `folder`; returns whether there was one.
+
+        Args:
+            aws: the session to use on AWS; the user's own environment if None.
+        """
         ...
 
 

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llm_serving import console
+from llm_serving.aws.preflight import identity
+from llm_serving.aws.session import AwsSession
 from llm_serving.fleet.model import Fleet
+from llm_serving.operations import context
 from llm_serving.settings.document import Document
 from llm_serving.targets import registry
 from llm_serving.targets.deployment_dir import DeploymentDir
@@ -31,6 +34,9 @@ class DeploymentPlan:
     text: str
     """The rendered template: supervisord's configuration, the chart's values, or task definitions and services."""
 
+    aws: AwsSession
+    """The account, and the kubeconfig of the cluster, that a target on AWS deploys to."""
+
     @property
     def rendered(self) -> Path:
         """Directory of the rendered files that people read."""
@@ -41,7 +47,7 @@ class DeploymentPlan:
         if bucket == self.deployment.environment.bucket:
             return self
         environment = self.deployment.environment.model_copy(update={"bucket": bucket})
-        return build_plan(self.folder, self.blueprint, self.fleet, self.directory, environment)
+        return build_plan(self.folder, self.blueprint, self.fleet, self.directory, environment, self.aws)
 
 
 def plan(
@@ -50,6 +56,7 @@ def plan(
     *,
     target: str,
     root: Path | None = None,
+    aws: AwsSession | None = None,
     account: str | None = None,
     port: int | None = None,
 ) -> DeploymentPlan:
@@ -57,6 +64,7 @@ def plan(
 
     Args:
         root: the folder that `.blueprint/` and `rendered/` are in; the working directory if left out.
+        aws: the session to deploy with; the user's own environment if left out.
         account: the AWS account's number; asked of AWS if left out.
         port: the router's port on this machine; a free one is chosen if left out.
 
@@ -68,12 +76,15 @@ def plan(
     blueprint, fleet = inputs.read(folder, fleet_file)
     render.find_template(folder, target)
     directory = DeploymentDir(resolve.resolve_name(blueprint), (root or Path.cwd()).resolve())
+    aws = aws or context.open_session(fleet.value.region)
+    if selected_target.needs_aws and account is None:
+        account = identity.find_account(aws)
     environment = selected_target.resolve_environment(
         directory, blueprint.value, fleet.value, account=account, port=port
     )
     measured = measured_prompts.find_measured(blueprint, directory.root)
     environment = environment.model_copy(update={"measured": measured})
-    deployment_plan = build_plan(folder, blueprint, fleet, directory, environment)
+    deployment_plan = build_plan(folder, blueprint, fleet, directory, environment, aws)
     if environment.ports:
         directory.save_ports(environment.ports)
     return deployment_plan
@@ -85,15 +96,21 @@ def build_plan(
     fleet: Document[Fleet],
     directory: DeploymentDir,
     environment: Environment,
+    aws: AwsSession | None = None,
 ) -> DeploymentPlan:
     """Resolve a blueprint in `environment` and render its template.
+
+    Args:
+        aws: the session to deploy with; the user's own environment if left out.
 
     Raises:
         InputError: the blueprint cannot work there, or its template is missing or wrong.
     """
     template = render.find_template(folder, environment.target)
     deployment = resolve.resolve(blueprint, fleet, environment)
-    return DeploymentPlan(folder, blueprint, fleet, directory, deployment, render.render_text(deployment, template))
+    text = render.render_text(deployment, template)
+    session = aws or AwsSession.from_environment(fleet.value.region)
+    return DeploymentPlan(folder, blueprint, fleet, directory, deployment, text, session)
 
 
 def write_rendered(plan: DeploymentPlan, *, force: bool = False) -> Path:

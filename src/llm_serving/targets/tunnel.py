@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from llm_serving import console, processes
@@ -14,7 +14,9 @@ _OPEN_TIMEOUT_S = 60.0
 
 
 @contextlib.contextmanager
-def open_tunnel(build_command: Callable[[int], Sequence[str]], log: Path) -> Iterator[str]:
+def open_tunnel(
+    build_command: Callable[[int], Sequence[str]], log: Path, environment: Mapping[str, str]
+) -> Iterator[str]:
     """The URL of the near end of a tunnel, which `command` opens at the port that it is given.
 
     Raises:
@@ -22,10 +24,10 @@ def open_tunnel(build_command: Callable[[int], Sequence[str]], log: Path) -> Ite
     """
     (port,) = processes.claim_free_ports(1)
     command = build_command(port)
-    console.show_command(command)
+    console.show_command(command, environment=environment)
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
-        child = processes.spawn(command, output=output)
+        child = processes.spawn(command, environment=environment, output=output)
     try:
         deadline = time.monotonic() + _OPEN_TIMEOUT_S
         while processes.is_free(port):

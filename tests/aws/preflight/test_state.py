@@ -39,7 +39,7 @@ def test_a_bucket_without_versioning_fails_with_the_command_that_turns_it_on(
     account: AwsSession, read_fleet: Any
 ) -> None:
     document = read_fleet(POOL, HEAD)
-    bootstrap.ensure_state_bucket(document.value, confirm=lambda: True, aws=account)
+    bootstrap.ensure_state_bucket(document.value, account, confirm=lambda: True)
     assert [line.status for line in _collect_lines(account, document)] == ["pass"]
     suspended = {"Status": "Suspended"}
     account.client("s3").put_bucket_versioning(Bucket="my-state", VersioningConfiguration=suspended)

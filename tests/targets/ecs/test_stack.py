@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
+from llm_serving.aws.session import AwsSession
 from llm_serving.operations import apply, context
 from llm_serving.operations import plans as fleet_plans
 from llm_serving.operations.plans import StackPlan
@@ -102,7 +103,7 @@ class Ecs:
 @pytest.fixture
 def aws(monkeypatch: pytest.MonkeyPatch) -> Ecs:
     fake_ecs = Ecs()
-    monkeypatch.setattr(stack, "AwsSession", lambda _: SimpleNamespace(client=lambda _: fake_ecs))
+    monkeypatch.setattr(AwsSession, "client", lambda *_: fake_ecs)
     monkeypatch.setattr(stack, "_POLL_INTERVAL_S", 0.0)
     return fake_ecs
 

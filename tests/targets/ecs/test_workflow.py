@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from llm_serving.aws.session import AwsSession
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
 from llm_serving.operations import context
@@ -48,20 +49,21 @@ def _format_tags(tags: dict[str, str]) -> list[dict[str, str]]:
 
 
 @pytest.fixture
-def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Document[Fleet], str]]:
+def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Document[Fleet], AwsSession]]:
     """The fleet's file, and an embedded AWS with what its stacks would have made."""
     monkeypatch.chdir(tmp_path)
     Path("fleet.yaml").write_text(FLEET)
     document = inputs.read_fleet(Path("fleet.yaml"))
-    with context.use_emulator(document) as endpoint:
-        create_fleet_resources(endpoint, document.value)
-        yield document, endpoint
+    with context.use_emulator(document) as aws:
+        create_fleet_resources(str(aws.emulator), document.value)
+        yield document, aws
 
 
-def test_a_deployment_comes_stays_and_goes(fleet: tuple[Document[Fleet], str], tmp_path: Path) -> None:
-    document, endpoint = fleet
+def test_a_deployment_comes_stays_and_goes(fleet: tuple[Document[Fleet], AwsSession], tmp_path: Path) -> None:
+    document, aws = fleet
+    endpoint = str(aws.emulator)
     text = SHAPES["aggregated"].replace("replicas: 2..6", "replicas: 0..6")
-    deployment_plan = planning.plan(write_blueprint(tmp_path, "aggregated", text), document.path, target="ecs")
+    deployment_plan = planning.plan(write_blueprint(tmp_path, "aggregated", text), document.path, target="ecs", aws=aws)
     messages: list[str] = []
     with context.lock_fleet(document.value):  # as the road to AWS holds it while it deploys
         assert stack.deploy(deployment_plan, messages.append) is True

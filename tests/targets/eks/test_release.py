@@ -304,7 +304,7 @@ def test_what_ran_before_is_the_last_revision_that_was_installed_in_full(
     history = [{"revision": number, "status": status} for number, status in enumerate(statuses, 1)]
     monkeypatch.setattr(target, "_list_revisions", lambda _: history)
     monkeypatch.setattr(target, "_build_helm_command", lambda command, _: ["helm", *command.split()])
-    monkeypatch.setattr(target, "_run_query", lambda words: words[-1])
+    monkeypatch.setattr(target, "_run_query", lambda _, words: words[-1])
     manifest = f"--revision={revision}" if revision else ""
     assert target._read_release(None) == target._Release(revision, settled, manifest)  # type: ignore[arg-type]
 

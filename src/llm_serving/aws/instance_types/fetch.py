@@ -24,7 +24,6 @@ class InstanceTypeApi:
         Args:
             endpoint: URL of an embedded AWS, with its keys in `environment`; None is AWS with the user's credentials.
         """
-        import boto3
         from botocore.config import Config
 
         self.price_refusal = ""

@@ -44,6 +44,14 @@ def fetch_identity(aws: AwsSession) -> Identity:
     return Identity(response["Account"], response["Arn"])
 
 
+def find_account(aws: AwsSession) -> str | None:
+    """The account's number; None where there are no credentials, or AWS does not answer."""
+    try:
+        return fetch_identity(aws).account if aws.has_credentials() else None
+    except Unavailable:
+        return None
+
+
 def list_checks(aws: AwsSession, fleet: Fleet, caller: Identity) -> list[Check]:
     """Who asks, and whether all that the fleet takes is allowed."""
     return [

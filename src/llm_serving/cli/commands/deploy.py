@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from llm_serving import console, processes
+from llm_serving.aws.session import AwsSession
 from llm_serving.cli import confirm
 from llm_serving.cli.arguments import FLEET, TARGET, Fleet, Folder, Target, Yes
 from llm_serving.cli.commands.render import Force
@@ -28,9 +30,23 @@ def deploy(
 
     Shows the changes and asks for confirmation first. A deployment that is up is changed in place.
     """
+    deploy_blueprint(folder, fleet, target, port=port, yes=yes, force=force)
+
+
+def deploy_blueprint(
+    folder: Path,
+    fleet: Path,
+    target: str,
+    *,
+    aws: AwsSession | None = None,
+    port: int | None = None,
+    yes: bool = False,
+    force: bool = False,
+) -> None:
+    """Deploy a blueprint with a session; with the user's own environment if None."""
     selected_target = registry.load_target(target)
     with processes.handle_interrupts():
-        plan = planning.plan(folder, fleet, target=target, port=port)
+        plan = planning.plan(folder, fleet, target=target, aws=aws, port=port)
         planning.print_notes(plan)
         deployed = selected_target.deploy(plan, lambda changes: _confirm_changes(changes, yes), force=force)
     deployment = (deployed or plan).deployment
@@ -47,7 +63,14 @@ def destroy(folder: Folder, fleet: Fleet = FLEET, target: Target = TARGET, yes: 
 
     Stops all of its processes and deletes all that they wrote; on AWS, removes it from the cluster.
     """
-    registry.load_target(target).destroy(folder, fleet, lambda question: confirm.ask(question, yes))
+    destroy_blueprint(folder, fleet, target, yes=yes)
+
+
+def destroy_blueprint(
+    folder: Path, fleet: Path, target: str, *, aws: AwsSession | None = None, yes: bool = False
+) -> None:
+    """Remove a deployment with a session; with the user's own environment if None."""
+    registry.load_target(target).destroy(folder, fleet, lambda question: confirm.ask(question, yes), aws=aws)
 
 
 def _confirm_changes(changes: str, yes: bool) -> None:

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from llm_serving import console, processes
+from llm_serving.aws.session import AwsSession
 from llm_serving.catalog import instances
 from llm_serving.cli import confirm
 from llm_serving.cli.arguments import FLEET, OUT, AsJson, Fleet, Out, Yes
@@ -62,8 +63,8 @@ def plan(stacks: Stacks = None, fleet: Fleet = FLEET, out: Out = OUT, as_json: A
 
     Without AWS credentials, plans against an empty embedded AWS.
     """
-    with _lock_fleet(fleet) as document:
-        fleet_context, stack_plans = _plan_stacks(document, out, stacks)
+    with _lock_fleet(fleet) as (document, aws):
+        fleet_context, stack_plans = _plan_stacks(document, aws, out, stacks)
         stack_apply.delete_plans(fleet_context)
         if as_json:
             print(json.dumps(fleet_plan_table.build_payload(fleet_context, stack_plans, instances.load()), indent=2))
@@ -78,8 +79,8 @@ def apply(stacks: Stacks = None, fleet: Fleet = FLEET, out: Out = OUT, yes: Yes 
     Shows the plan and its cost, and asks for confirmation once.
     """
     confirm.require_terminal(yes)
-    with processes.handle_interrupts(), _lock_fleet(fleet, rehearse=False) as document:
-        fleet_context, stack_plans = _plan_stacks(document, out, stacks)
+    with processes.handle_interrupts(), _lock_fleet(fleet, rehearse=False) as (document, aws):
+        fleet_context, stack_plans = _plan_stacks(document, aws, out, stacks)
         console.out.print(fleet_plan_table.render(fleet_context, stack_plans, instances.load()), soft_wrap=False)
         if all(stack_plan.is_empty for stack_plan in stack_plans):
             return
@@ -95,8 +96,8 @@ def destroy(fleet: Fleet = FLEET, out: Out = OUT, yes: Yes = False, with_data: W
     Shows what will be destroyed, and asks for confirmation once.
     """
     confirm.require_terminal(yes)
-    with processes.handle_interrupts(), _lock_fleet(fleet, rehearse=False) as document:
-        destroy_plan = stack_destroy.plan_destroy(context.prepare(document, out=out), with_data=with_data)
+    with processes.handle_interrupts(), _lock_fleet(fleet, rehearse=False) as (document, aws):
+        destroy_plan = stack_destroy.plan_destroy(context.prepare(document, aws, out=out), with_data=with_data)
         console.out.print(fleet_plan_table.render_destroy_plan(destroy_plan), soft_wrap=False)
         stack_destroy.require_no_dependents(destroy_plan)
         if not destroy_plan.stacks:
@@ -107,18 +108,18 @@ def destroy(fleet: Fleet = FLEET, out: Out = OUT, yes: Yes = False, with_data: W
 
 
 @contextmanager
-def _lock_fleet(fleet: Path, *, rehearse: bool = True) -> Iterator[Document[model.Fleet]]:
+def _lock_fleet(fleet: Path, *, rehearse: bool = True) -> Iterator[tuple[Document[model.Fleet], AwsSession]]:
     """Lock the fleet for this command; without credentials, start an embedded AWS if `rehearse` allows it."""
     document = inputs.read_fleet(fleet)
     with (
         context.lock_fleet(document.value),
-        context.use_aws_or_emulator(document, rehearse=None if rehearse else False),
+        context.use_aws_or_emulator(document, rehearse=None if rehearse else False) as aws,
     ):
-        yield document
+        yield document, aws
 
 
 def _plan_stacks(
-    document: Document[model.Fleet], out: Path, stacks: list[str] | None
+    document: Document[model.Fleet], aws: AwsSession, out: Path, stacks: list[str] | None
 ) -> tuple[FleetContext, list[StackPlan]]:
-    fleet_context = context.prepare(document, out=out, requested=stacks or ())
+    fleet_context = context.prepare(document, aws, out=out, requested=stacks or ())
     return fleet_context, plans.create(fleet_context, stacks or None)

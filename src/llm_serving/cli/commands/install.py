@@ -85,7 +85,11 @@ def _undo_aws(fleet: Path, with_data: bool, yes: bool) -> None:
 def _build_serving_commands() -> ServingCommands:
     """Return the commands themselves, so that the workflow does what a user would do by hand."""
     return ServingCommands(
-        deploy=lambda folder, fleet, target: deploy_commands.deploy(folder, fleet, target, yes=True),
-        validate=lambda folder, fleet, target: validate_command.validate(folder, fleet, target),
-        destroy=lambda folder, fleet, target: deploy_commands.destroy(folder, fleet, target, yes=True),
+        deploy=lambda folder, fleet, target, aws: deploy_commands.deploy_blueprint(
+            folder, fleet, target, aws=aws, yes=True
+        ),
+        validate=lambda folder, fleet, target, aws: validate_command.validate_blueprint(folder, fleet, target, aws=aws),
+        destroy=lambda folder, fleet, target, aws: deploy_commands.destroy_blueprint(
+            folder, fleet, target, aws=aws, yes=True
+        ),
     )

@@ -11,7 +11,8 @@ import typer
 from pydantic import TypeAdapter, ValidationError
 
 from llm_serving import console
-from llm_serving.aws import s3
+from llm_serving.aws.preflight import identity
+from llm_serving.aws.session import AwsSession
 from llm_serving.catalog import instances, models
 from llm_serving.cli import completions
 from llm_serving.cli.arguments import FLEET, AsJson
@@ -151,7 +152,8 @@ def copy(
 def _resolve_fleet_uri(fleet_file: Path, name: str) -> str:
     """Return the S3 URI that a blueprint of this fleet with `weights: s3` loads the model from."""
     fleet = load(fleet_file, Fleet).value
-    bucket = aws_limits.build_bucket_name(fleet.name, "models", s3.fetch_account(fleet.region), fleet.region)
+    account = identity.fetch_identity(AwsSession.from_environment(fleet.region)).account
+    bucket = aws_limits.build_bucket_name(fleet.name, "models", account, fleet.region)
     return f"s3://{bucket}/{resolve.build_bucket_prefix(name)}"
 
 

@@ -26,7 +26,7 @@ def preflight(
     without credentials or network.
     """
     document = load(fleet, Fleet)
-    result = report.run_preflight(document, instances.load(), AwsSession(document.value.region))
+    result = report.run_preflight(document, instances.load(), AwsSession.from_environment(document.value.region))
     if as_json:
         print(json.dumps(result.build_payload(), indent=2))
     else:

@@ -6,6 +6,7 @@ import typer
 
 from llm_serving import console
 from llm_serving.aws import state_bucket
+from llm_serving.aws.session import AwsSession
 from llm_serving.cli import arguments
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import load
@@ -21,7 +22,9 @@ def make(fleet: arguments.Fleet = arguments.FLEET, yes: arguments.Yes = False) -
     """
     document = load(fleet, Fleet)
     changed = state_bucket.ensure_state_bucket(
-        document.value, confirm=lambda: yes or typer.confirm("Create or update it?", err=True)
+        document.value,
+        AwsSession.from_environment(document.value.region),
+        confirm=lambda: yes or typer.confirm("Create or update it?", err=True),
     )
     if not changed:
         console.out.print(f"{document.value.state}: the bucket is up to date", markup=False)
@@ -35,6 +38,10 @@ def remove(fleet: arguments.Fleet = arguments.FLEET, yes: arguments.Yes = False)
     """
     document = load(fleet, Fleet)
     question = "Permanently delete it with all old versions?"
-    removed = state_bucket.remove_state_bucket(document.value, confirm=lambda: yes or typer.confirm(question, err=True))
+    removed = state_bucket.remove_state_bucket(
+        document.value,
+        AwsSession.from_environment(document.value.region),
+        confirm=lambda: yes or typer.confirm(question, err=True),
+    )
     if not removed:
         console.out.print(f"{document.value.state}: the bucket does not exist", markup=False)

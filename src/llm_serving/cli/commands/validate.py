@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from llm_serving import console, processes
+from llm_serving.aws.session import AwsSession
 from llm_serving.cli.arguments import FLEET, TARGET, AsJson, Fleet, Folder, Target
 from llm_serving.tables import validation_table
 from llm_serving.targets import registry
@@ -34,8 +35,23 @@ def validate(
 
     Sends the blueprint's traffic and writes a report to runs/NAME/; exits 1 and names each objective that is missed.
     """
+    validate_blueprint(folder, fleet, target, url=url, requests=requests, user=user, as_json=as_json)
+
+
+def validate_blueprint(
+    folder: Path,
+    fleet: Path,
+    target: str,
+    *,
+    aws: AwsSession | None = None,
+    url: str | None = None,
+    requests: int | None = None,
+    user: Path | None = None,
+    as_json: bool = False,
+) -> None:
+    """Load-test a deployment with a session; with the user's own environment if None."""
     selected_target = registry.load_target(target)
-    with processes.handle_interrupts(), selected_target.open_validation(folder, fleet, url) as inputs:
+    with processes.handle_interrupts(), selected_target.open_validation(folder, fleet, url, aws=aws) as inputs:
         report, report_dir = run.validate(
             inputs.deployment,
             logs=inputs.logs,

@@ -116,7 +116,7 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
         if stack_context.endpoint:
             console.err.print(f"  {EMULATED}", markup=False)
             return True
-        deployed, aws = _read_deployed(plan), AwsSession(plan.fleet.value.region)
+        deployed, aws = _read_deployed(plan), plan.aws
         outputs = context.read_states(stack_context)[stack.name].outputs
         _scale_from_zero(aws, deployed)
         timeout_s = _MACHINES_TIMEOUT_S + max(
@@ -137,7 +137,7 @@ def list_replicas(plan: DeploymentPlan) -> list[ReplicaStatus]:
     Raises:
         Unavailable: AWS refuses, or does not answer.
     """
-    deployed, ecs = _read_deployed(plan), AwsSession(plan.fleet.value.region).client("ecs")
+    deployed, ecs = _read_deployed(plan), plan.aws.client("ecs")
     with clients.translate_errors():
         tasks = [
             _build_replica_status(service, task)
@@ -153,7 +153,7 @@ def show_logs(plan: DeploymentPlan, role: str | None, *, lines: int, follow: boo
     Raises:
         Unavailable: AWS refuses, or does not answer.
     """
-    deployed, client = _read_deployed(plan), AwsSession(plan.fleet.value.region).client("logs")
+    deployed, client = _read_deployed(plan), plan.aws.client("logs")
     since = 0
     with clients.translate_errors():
         for line in _read_last_lines(client, deployed, role, lines):
@@ -174,7 +174,7 @@ def open_tunnel(plan: DeploymentPlan) -> AbstractContextManager[str]:
         Unavailable: the AWS command line or its session plugin is missing, or no router's task runs.
     """
     addons.require_tools(_SESSION_TOOLS)
-    deployed, aws = _read_deployed(plan), AwsSession(plan.fleet.value.region)
+    deployed, aws = _read_deployed(plan), plan.aws
     cluster = names.format_cluster_name(deployed.fleet)
     services = [name for service, name in deployed.services if service.role == plan.deployment.router.name]
     with clients.translate_errors():
@@ -194,6 +194,7 @@ def open_tunnel(plan: DeploymentPlan) -> AbstractContextManager[str]:
     return tunnel.open_tunnel(
         lambda local_port: [*command, f"portNumber={port},localPortNumber={local_port}"],
         plan.directory.logs / "tunnel.log",
+        plan.aws.child_env,
     )
 
 
@@ -233,15 +234,14 @@ def _build_stack_context(plan: DeploymentPlan, file: Path, data: Path) -> FleetC
     """The deployment's stack, synthesized and ready for Terraform."""
     from llm_serving.aws.preflight import identity
 
-    account = identity.fetch_identity(AwsSession(plan.fleet.value.region)).account
-    endpoint = context.find_emulator_endpoint()
-    out = data / "cdktf.out" if endpoint else plan.directory.root / "cdktf.out"
+    account = identity.fetch_identity(plan.aws).account
+    out = data / "cdktf.out" if plan.aws.is_emulated else plan.directory.root / "cdktf.out"
     with console.step(f"Synthesize the stack of {console.shorten_path(file)}") as step:
         name = f"serving-{plan.deployment.name}"
         folders = synthesis.synthesize(plan.fleet, out, deployments=[file], stack_names=[name])
         step.note = ", ".join(console.shorten_path(folder / "cdk.tf.json") for folder in folders.values())
-    program = stack_folder.find_terraform(folders, data, emulated=endpoint is not None)
-    stack_context = FleetContext(plan.fleet, data, folders, program, endpoint, account)
+    program = stack_folder.find_terraform(folders, data, plan.aws)
+    stack_context = FleetContext(plan.fleet, data, folders, program, plan.aws, account)
     context.initialize_stacks(stack_context)
     return stack_context
 
@@ -255,7 +255,7 @@ def _require_images(plan: DeploymentPlan) -> None:
     from botocore.exceptions import ClientError
 
     registry_prefix = f"{plan.deployment.environment.registry}/"
-    ecr = AwsSession(plan.fleet.value.region).client("ecr")
+    ecr = plan.aws.client("ecr")
     for image in dict.fromkeys(service.image for service in _read_deployed(plan).manifest.services):
         if not image.startswith(registry_prefix):
             continue

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -103,12 +104,13 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
         console.run(
             ["kubectl", "apply", "--server-side", "-f", str(_write_namespace(plan))],
             log=log,
+            environment=plan.aws.child_env,
             timeout_s=_QUERY_TIMEOUT_S,
         )
     try:
         with console.step(f"Start {plan.deployment.name}"):
             command = [*_build_helm_command("upgrade", plan), str(CHART), "--install", "--values", str(values_file)]
-            console.run(command, log=log, timeout_s=_INSTALL_TIMEOUT_S)
+            console.run(command, log=log, environment=plan.aws.child_env, timeout_s=_INSTALL_TIMEOUT_S)
         _wait_until_ready(plan)
         _run_chart_test(plan)
     except (CheckFailed, CommandFailed) as error:
@@ -125,7 +127,9 @@ def list_replicas(plan: DeploymentPlan) -> list[ReplicaStatus]:
         Unavailable: kubectl is missing, or the cluster does not answer.
     """
     _require_tools("kubectl")
-    response = _run_query([*_build_kubectl_command("get", plan), "pods", "-l", _build_pod_selector(plan), "-o", "json"])
+    response = _run_query(
+        plan, [*_build_kubectl_command("get", plan), "pods", "-l", _build_pod_selector(plan), "-o", "json"]
+    )
     return sorted(map(_parse_pod, json.loads(response)["items"]), key=lambda pod: (pod.role, pod.name))
 
 
@@ -146,7 +150,7 @@ def show_logs(plan: DeploymentPlan, role: str | None, *, lines: int, follow: boo
         f"--tail={lines}",
     ]
     command += ["--follow", f"--max-log-requests={_MAX_LOG_PODS}"] if follow else []
-    result = subprocess.run(command, check=False)
+    result = subprocess.run(command, env={**os.environ, **plan.aws.child_env}, check=False)
     if result.returncode:
         raise Unavailable(
             f"{console.quote_command(command)}: ended with code {result.returncode}; what it said stands above"
@@ -163,7 +167,9 @@ def open_tunnel(plan: DeploymentPlan) -> AbstractContextManager[str]:
     _require_tools("kubectl")
     port = plan.deployment.router.processes[0].port
     command = [*_build_kubectl_command("port-forward", plan), f"service/{plan.deployment.name}"]
-    return tunnel.open_tunnel(lambda local_port: [*command, f"{local_port}:{port}"], plan.directory.logs / "tunnel.log")
+    return tunnel.open_tunnel(
+        lambda local_port: [*command, f"{local_port}:{port}"], plan.directory.logs / "tunnel.log", plan.aws.child_env
+    )
 
 
 def destroy(plan: DeploymentPlan) -> bool:
@@ -184,7 +190,7 @@ def _uninstall(plan: DeploymentPlan) -> None:
     timeout_s = int(plan.deployment.disruption.drain) + 300
     # In the foreground: what made the pods goes when they are gone.
     command = [*_build_helm_command("uninstall", plan), "--cascade=foreground", "--wait", f"--timeout={timeout_s}s"]
-    console.run(command, log=_prepare_log(plan), timeout_s=timeout_s + 60)
+    console.run(command, log=_prepare_log(plan), environment=plan.aws.child_env, timeout_s=timeout_s + 60)
     # Helm keeps the pod of a test that failed, for its log.
     command = [
         *_build_kubectl_command("delete", plan),
@@ -194,7 +200,7 @@ def _uninstall(plan: DeploymentPlan) -> None:
         "--ignore-not-found",
         f"--timeout={_QUERY_TIMEOUT_S}s",
     ]
-    console.run(command, log=_prepare_log(plan), timeout_s=_QUERY_TIMEOUT_S + 30)
+    console.run(command, log=_prepare_log(plan), environment=plan.aws.child_env, timeout_s=_QUERY_TIMEOUT_S + 30)
 
 
 def _build_helm_command(command: str, plan: DeploymentPlan) -> list[str]:
@@ -261,6 +267,7 @@ def _run_chart_test(plan: DeploymentPlan) -> None:
             console.run(
                 [*_build_helm_command("test", plan), "--timeout", f"{_TEST_TIMEOUT_S}s"],
                 log=_prepare_log(plan),
+                environment=plan.aws.child_env,
                 timeout_s=_TEST_TIMEOUT_S + 30,
             )
         except CommandFailed as error:
@@ -274,7 +281,7 @@ def _list_pending_roles(plan: DeploymentPlan) -> Iterator[str]:
         kinds.append("leaderworkersets.leaderworkerset.x-k8s.io")
     try:
         response = _run_query(
-            [*_build_kubectl_command("get", plan), ",".join(kinds), "-l", _build_selector(plan), "-o", "json"]
+            plan, [*_build_kubectl_command("get", plan), ",".join(kinds), "-l", _build_selector(plan), "-o", "json"]
         )
     except Unavailable as error:  # for as long as the wait, an answer may come
         yield str(error)
@@ -319,6 +326,7 @@ def _roll_back(plan: DeploymentPlan, release: _Release) -> str:
             console.run(
                 [*_build_helm_command("rollback", plan), str(release.revision)],
                 log=_prepare_log(plan),
+                environment=plan.aws.child_env,
                 timeout_s=_INSTALL_TIMEOUT_S,
             )
         _wait_until_ready(plan)
@@ -363,7 +371,7 @@ def _read_release(plan: DeploymentPlan) -> _Release:
     if not installed:
         return _Release(None, False, "")
     _, latest = installed[-1]
-    manifest = _run_query([*_build_helm_command("get manifest", plan), f"--revision={latest}"])
+    manifest = _run_query(plan, [*_build_helm_command("get manifest", plan), f"--revision={latest}"])
     return _Release(latest, latest == revisions[-1]["revision"], manifest)
 
 
@@ -371,7 +379,7 @@ def _list_revisions(plan: DeploymentPlan) -> list[dict[str, Any]]:
     """The release's revisions, the last one last; none where there is no release."""
     try:
         revisions: list[dict[str, Any]] = json.loads(
-            _run_query([*_build_helm_command("history", plan), "--output=json"])
+            _run_query(plan, [*_build_helm_command("history", plan), "--output=json"])
         )
     except Unavailable as error:
         if "release: not found" in str(error):
@@ -381,7 +389,7 @@ def _list_revisions(plan: DeploymentPlan) -> list[dict[str, Any]]:
 
 
 def _diff_release(plan: DeploymentPlan, release: _Release) -> str:
-    rendered = _run_query([*_build_helm_command("template", plan), str(CHART), "--values", "-"], stdin=plan.text)
+    rendered = _run_query(plan, [*_build_helm_command("template", plan), str(CHART), "--values", "-"], stdin=plan.text)
     if not release.manifest:
         return "\n".join(
             f"+ {resource['kind']} {resource['metadata']['name']}" for resource in _parse_objects(rendered)
@@ -426,7 +434,7 @@ def _describe_failures(plan: DeploymentPlan) -> list[str]:
 def _read_pod_log(plan: DeploymentPlan, pod: str) -> str:
     """The last lines that a pod wrote."""
     try:
-        return _run_query([*_build_kubectl_command("logs", plan), pod, f"--tail={_LAST_LINES}"]).rstrip()
+        return _run_query(plan, [*_build_kubectl_command("logs", plan), pod, f"--tail={_LAST_LINES}"]).rstrip()
     except Unavailable as error:
         return f"its log cannot be read: {error}"
 
@@ -452,7 +460,7 @@ def _require_tools(*tools: str) -> None:
     addons.require_tools({name: addons.TOOLS[name] for name in tools})
 
 
-def _run_query(command: Sequence[str], stdin: str = "") -> str:
+def _run_query(plan: DeploymentPlan, command: Sequence[str], stdin: str = "") -> str:
     """What a command prints, being told something on its standard input.
 
     Raises:
@@ -460,7 +468,13 @@ def _run_query(command: Sequence[str], stdin: str = "") -> str:
     """
     try:
         result = subprocess.run(
-            command, input=stdin, capture_output=True, text=True, check=False, timeout=_QUERY_TIMEOUT_S
+            command,
+            env={**os.environ, **plan.aws.child_env},
+            input=stdin,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_QUERY_TIMEOUT_S,
         )
     except subprocess.TimeoutExpired:
         raise Unavailable(

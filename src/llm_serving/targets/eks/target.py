@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from llm_serving import console
+from llm_serving.aws.session import AwsSession
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
 from llm_serving.operations import cluster
@@ -46,9 +47,9 @@ class EksTarget(AwsTarget):
             return []
         return [f"kubectl installs the charts from this machine. {cluster.describe_endpoint_access(fleet)}"]
 
-    def build_cluster_env(self, data: Path) -> dict[str, str]:
-        """Return KUBECONFIG of the fleet's own cluster."""
-        return cluster.build_kubeconfig_env(data)
+    def open_session(self, aws: AwsSession, data: Path) -> AwsSession:
+        """Return the session with the kubeconfig of the fleet's own cluster."""
+        return cluster.open_session(aws, data)
 
     def list_cluster_commands(self, fleet: Fleet, fleet_file: Path) -> list[Sequence[str]]:
         """List the commands that write a kubeconfig and install the platform's charts."""

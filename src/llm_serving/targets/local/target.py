@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from llm_serving import console, processes
+from llm_serving.aws.session import AwsSession
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.errors import InputError, Unavailable
 from llm_serving.targets.base import Confirm, DeploymentStatus, Target, ValidationInputs, require_kind
@@ -100,6 +101,8 @@ class LocalTarget:
         folder: Path,
         fleet_file: Path,  # noqa: ARG002
         url: str | None,
+        *,
+        aws: AwsSession | None = None,  # noqa: ARG002
     ) -> Iterator[ValidationInputs]:
         """Return the deployment with the traffic and SLO of the blueprint as it is now: neither needs a new deploy.
 
@@ -113,7 +116,14 @@ class LocalTarget:
         deployment = deployment.model_copy(update={"traffic": settings.traffic, "slo": settings.slo})
         yield ValidationInputs(deployment, directory.logs, directory.reports, url)
 
-    def destroy(self, folder: Path, fleet_file: Path, confirm: Confirm) -> bool:  # noqa: ARG002
+    def destroy(
+        self,
+        folder: Path,
+        fleet_file: Path,  # noqa: ARG002
+        confirm: Confirm,
+        *,
+        aws: AwsSession | None = None,  # noqa: ARG002
+    ) -> bool:
         """End all processes, and remove all that they wrote."""
         directory = self.find_directory(folder)
         if not deploy.exists(directory):

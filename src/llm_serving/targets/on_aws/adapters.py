@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+
 from llm_serving import console
 from llm_serving.aws import s3
+from llm_serving.aws.session import AwsSession
 from llm_serving.settings.errors import InputError
 from llm_serving.targets.planning import DeploymentPlan
 from llm_serving.workloads.serving import adapters
@@ -21,15 +24,15 @@ def check_adapters(plan: DeploymentPlan) -> None:
         InputError: with every adapter that is none of its role's model, is not whole, or is of too high a rank.
         Unavailable: S3 does not answer, or has no such bucket.
     """
-    mistakes = list(adapters.check_remote(plan.blueprint, _read_adapter))
+    mistakes = list(adapters.check_remote(plan.blueprint, functools.partial(_read_adapter, plan.aws)))
     if mistakes:
         raise InputError([*mistakes])
 
 
-def _read_adapter(uri: str) -> tuple[dict[str, int], str] | None:
+def _read_adapter(aws: AwsSession, uri: str) -> tuple[dict[str, int], str] | None:
     """What lies at s3://BUCKET/PREFIX by name, and the adapter's settings; None where that is denied."""
     try:
-        bucket = s3.Bucket(s3.parse_location(uri))
+        bucket = s3.Bucket(s3.parse_location(uri), env=aws.variables)
         sizes = bucket.list_sizes()
         text = bucket.read(adapters.CONFIG, 0, _MAX_CONFIG_BYTES) if adapters.CONFIG in sizes else b""
     except s3.AccessDenied as error:

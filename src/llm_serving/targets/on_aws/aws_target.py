@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from llm_serving import console
+from llm_serving.aws.session import AwsSession
 from llm_serving.fleet.model import Fleet
 from llm_serving.rehearsal import emulator
 from llm_serving.settings.errors import InputError
@@ -53,7 +54,7 @@ class AwsTarget(abc.ABC):
         account: str | None,
         port: int | None,  # noqa: ARG002 - the orchestrator decides
     ) -> Environment:
-        """Return the environment of the fleet's account, which is asked of AWS if `account` is None."""
+        """Return the environment of the fleet's account, which `account` is; the embedded AWS's if None."""
         return self.build_environment(fleet, account)
 
     def assume_environment(self, blueprint: Blueprint, fleet: Fleet, *, cores: int) -> Environment:  # noqa: ARG002
@@ -62,19 +63,19 @@ class AwsTarget(abc.ABC):
 
     @abc.abstractmethod
     def build_environment(self, fleet: Fleet, account: str | None) -> Environment:
-        """Return the environment of one account, whose number is asked of AWS if None."""
+        """Return the environment of one account; the embedded AWS's if None."""
 
     def list_warnings(self, fleet: Fleet) -> list[str]:  # noqa: ARG002
         """List what a user should know before the stacks are created."""
         return []
 
-    def build_cluster_env(self, data: Path) -> dict[str, str]:  # noqa: ARG002
-        """Return the environment variables by which the target's tools reach the fleet's own cluster.
+    def open_session(self, aws: AwsSession, data: Path) -> AwsSession:  # noqa: ARG002
+        """Return the session by which the target's tools reach the fleet's own cluster.
 
         Args:
             data: the fleet's data directory.
         """
-        return {}
+        return aws
 
     def list_cluster_commands(self, fleet: Fleet, fleet_file: Path) -> list[Sequence[str]]:  # noqa: ARG002
         """List the commands that prepare a cluster for the first deployment."""
@@ -118,9 +119,11 @@ class AwsTarget(abc.ABC):
         """Print the log output of the replicas of one role, or of all."""
 
     @contextlib.contextmanager
-    def open_validation(self, folder: Path, fleet_file: Path, url: str | None) -> Iterator[ValidationInputs]:
+    def open_validation(
+        self, folder: Path, fleet_file: Path, url: str | None, *, aws: AwsSession | None = None
+    ) -> Iterator[ValidationInputs]:
         """Open a tunnel to the router, unless `url` names an endpoint that can be reached from here."""
-        plan = self._plan(folder, fleet_file)
+        plan = self._plan(folder, fleet_file, aws)
         endpoint = contextlib.nullcontext(url) if url else self.open_tunnel(plan)
         with endpoint as endpoint_url:
             yield ValidationInputs(plan.deployment, plan.directory.logs, plan.directory.reports, endpoint_url)
@@ -129,9 +132,9 @@ class AwsTarget(abc.ABC):
     def open_tunnel(self, plan: DeploymentPlan) -> AbstractContextManager[str]:
         """Open a tunnel to the router and return its URL on this machine."""
 
-    def destroy(self, folder: Path, fleet_file: Path, confirm: Confirm) -> bool:
+    def destroy(self, folder: Path, fleet_file: Path, confirm: Confirm, *, aws: AwsSession | None = None) -> bool:
         """Remove the deployment from the target."""
-        plan = self._plan(folder, fleet_file)
+        plan = self._plan(folder, fleet_file, aws)
         confirm(f"Remove {plan.deployment.name} from {self.name}?")
         removed = self.remove(plan)
         if not removed:
@@ -142,8 +145,8 @@ class AwsTarget(abc.ABC):
     def remove(self, plan: DeploymentPlan) -> bool:
         """Remove what runs and wait until it is gone; returns whether anything ran."""
 
-    def _plan(self, folder: Path, fleet_file: Path) -> DeploymentPlan:
-        plan = planning.plan(folder, fleet_file, target=self.name)
+    def _plan(self, folder: Path, fleet_file: Path, aws: AwsSession | None = None) -> DeploymentPlan:
+        plan = planning.plan(folder, fleet_file, target=self.name, aws=aws)
         planning.print_notes(plan)
         return plan
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from llm_serving.aws.session import AwsSession, translate_errors
 from llm_serving.fleet import aws_limits
 from llm_serving.fleet.model import Fleet
 from llm_serving.rehearsal import emulator
-from llm_serving.settings.errors import Unavailable
 from llm_serving.workloads.environment import Conventions, Environment
 
 NO_ACCOUNT = f"No AWS credentials found: names contain the embedded AWS's account {emulator.ACCOUNT}, not yours."
@@ -29,10 +27,9 @@ def resolve_environment(
     Args:
         namespace: Kubernetes namespace, or private DNS namespace on ECS.
         service_account: Kubernetes service account of the engines.
-        account: the account's number; asked of AWS if None, and the embedded AWS's where there are no credentials.
+        account: the account's number; the embedded AWS's if None, where there are no credentials.
     """
-    own_account = account or _read_account(fleet.region)
-    account_id = own_account or emulator.ACCOUNT
+    account_id = account or emulator.ACCOUNT
     return Environment(
         target=target,
         conventions=conventions,
@@ -44,16 +41,5 @@ def resolve_environment(
         registry=f"{account_id}.dkr.ecr.{fleet.region}.amazonaws.com/{fleet.name}",
         namespace=namespace,
         service_account=service_account,
-        emulated=() if own_account else (NO_ACCOUNT,),
+        emulated=() if account else (NO_ACCOUNT,),
     )
-
-
-def _read_account(region: str) -> str | None:
-    try:
-        aws = AwsSession(region)
-        if not aws.has_credentials():
-            return None
-        with translate_errors():
-            return str(aws.client("sts").get_caller_identity()["Account"])
-    except Unavailable:
-        return None
