@@ -13,10 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from llm_serving import processes
-from llm_serving.settings.errors import Unavailable
+from llm_serving.settings.errors import InputError, Unavailable
+from llm_serving.workloads import base as workloads
 from llm_serving.workloads.serving import measured_prompts
 from llm_serving.workloads.serving.deployment import Deployment
 
@@ -119,8 +118,10 @@ class DeploymentDir:
     def load_deployment(self) -> Deployment | None:
         """Load what is deployed; None if nothing is, or if another version of this program wrote it."""
         try:
-            return Deployment.model_validate_json((self.data / "deployment.json").read_text(encoding="utf-8"))
-        except (FileNotFoundError, ValidationError):
+            text = (self.data / "deployment.json").read_text(encoding="utf-8")
+            deployment: Deployment = workloads.load_deployment(text)
+            return deployment
+        except (FileNotFoundError, ValueError, InputError):
             return None
 
     def save_deployment(self, deployment: Deployment) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from llm_serving import paths
 from llm_serving.catalog import instances
@@ -13,10 +14,9 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import Document, load
 from llm_serving.settings.errors import InputError, Mistake
 from llm_serving.targets import registry
-from llm_serving.workloads import render
-from llm_serving.workloads.serving import blueprint, resolve
-from llm_serving.workloads.serving.blueprint import Blueprint
-from llm_serving.workloads.serving.deployment import Deployment
+from llm_serving.workloads import base as workloads
+from llm_serving.workloads import inputs, render
+from llm_serving.workloads.base import BaseDeployment
 
 NEURON_PRESET = "trainium2"
 """Replaces the pattern's own blueprint on Neuron devices, which need whole instances and larger models."""
@@ -35,7 +35,7 @@ class Cell:
     fleet: str
     engine: str
     framework: str
-    deployment: Deployment | None
+    deployment: BaseDeployment | None
     """On the first of the fleet's pools that fits all of its roles; None if none does."""
 
     reason: str
@@ -50,7 +50,7 @@ class Cell:
     @property
     def pool(self) -> str:
         """The pool of the engines."""
-        return self.deployment.engine_roles[0].pool if self.deployment else ""
+        return next((role.pool for role in getattr(self.deployment, "engine_roles", ())), "")
 
     def build_payload(self) -> dict[str, str | None]:
         """Return the cell as `matrix --json` prints it."""
@@ -72,16 +72,19 @@ def build_cells() -> Iterator[Cell]:
     targets = sorted(registry.list_targets(), key=lambda name: registry.load_target(name).needs_aws)
     fleets = [read_fleet(file) for file in sorted(paths.EXAMPLE_FLEETS.glob("*.yaml"))]
     for folder in paths.list_patterns():
-        document = blueprint.read(folder)
+        document = inputs.read_blueprint(folder)
         for target in targets:
             for fleet in fleets:
                 yield _build_cell(document, target, fleet)
 
 
-def _build_cell(document: Document[Blueprint], target: str, fleet: Document[Fleet]) -> Cell:
+def _build_cell(document: Document[Any], target: str, fleet: Document[Fleet]) -> Cell:
     folder, selected_target = document.path.parent, registry.load_target(target)
-    settings, kind = document.value, "serving"
-    empty = Cell(folder.name, kind, target, fleet.path.stem, settings.engine, settings.framework, None, "")
+    settings, workload = document.value, workloads.of(document)
+    engine, framework = getattr(settings, "engine", ""), getattr(settings, "framework", "")
+    empty = Cell(folder.name, workload.KIND, target, fleet.path.stem, engine, framework, None, "")
+    if refusal := workload.find_refusal(selected_target.conventions):
+        return _explain(empty, refusal)
     if target not in render.list_targets(folder):
         return _explain(empty, f"the pattern has no template {target}.*.j2")
     environment = selected_target.assume_environment(settings, fleet.value, cores=CORES)
@@ -89,9 +92,9 @@ def _build_cell(document: Document[Blueprint], target: str, fleet: Document[Flee
     explanations: dict[str, None] = {}
     for pool in fleet.value.pools:
         preset = _select_preset(folder, target, fleet.value, pool)
-        candidate = load(folder / "presets" / f"{preset}.yaml", Blueprint) if preset else document
+        candidate = load(folder / "presets" / f"{preset}.yaml", workload.SETTINGS) if preset else document
         try:
-            deployment = resolve.resolve(move_to_pool(candidate, pool), fleet, environment)
+            deployment = workload.resolve(workload.move_to_pool(candidate, pool), fleet, environment)
         except InputError as error:
             reason, fix = _split_first_part(error)
             mistakes.setdefault(reason, []).append(pool)
@@ -112,16 +115,6 @@ def _select_preset(folder: Path, target: str, fleet: Fleet, pool: str) -> str:
     is_neuron = any(row.accelerators and row.accelerators.kind == "neuron" for row in rows)
     has_preset = (folder / "presets" / f"{NEURON_PRESET}.yaml").is_file()
     return NEURON_PRESET if is_neuron and has_preset and registry.load_target(target).needs_aws else ""
-
-
-def move_to_pool(document: Document[Blueprint], pool: str) -> Document[Blueprint]:
-    """Return the blueprint with all engines on another pool."""
-    roles = document.value.roles
-    roles_by_name = {name: getattr(roles, name) for name in ("worker", "prefill", "decode")}
-    moved = {name: role.model_copy(update={"pool": pool}) for name, role in roles_by_name.items() if role}
-    models = {name: role.model_copy(update={"pool": pool}) for name, role in roles.models.items()}
-    value = document.value.model_copy(update={"roles": roles.model_copy(update={**moved, "models": models})})
-    return replace(document, value=value)
 
 
 def _split_first_part(error: InputError) -> tuple[str, str]:

@@ -13,9 +13,9 @@ from llm_serving.operations import context
 from llm_serving.settings.document import Document
 from llm_serving.targets import registry
 from llm_serving.targets.deployment_dir import DeploymentDir
+from llm_serving.workloads import base as workloads
 from llm_serving.workloads import inputs, render
 from llm_serving.workloads.environment import Environment
-from llm_serving.workloads.serving import measured_prompts, resolve
 from llm_serving.workloads.serving.blueprint import Blueprint
 from llm_serving.workloads.serving.deployment import Deployment
 
@@ -74,16 +74,17 @@ def plan(
     """
     selected_target = registry.load_target(target)
     blueprint, fleet = inputs.read(folder, fleet_file)
+    workload = workloads.of(blueprint)
+    selected_target.check_kind(workload.KIND)
     render.find_template(folder, target)
-    directory = DeploymentDir(resolve.resolve_name(blueprint), (root or Path.cwd()).resolve())
+    directory = DeploymentDir(workload.resolve_name(blueprint), (root or Path.cwd()).resolve())
     aws = aws or context.open_session(fleet.value.region)
     if selected_target.needs_aws and account is None:
         account = identity.find_account(aws)
     environment = selected_target.resolve_environment(
         directory, blueprint.value, fleet.value, account=account, port=port
     )
-    measured = measured_prompts.find_measured(blueprint, directory.root)
-    environment = environment.model_copy(update={"measured": measured})
+    environment = workload.read_measurements(blueprint, environment, directory.root)
     deployment_plan = build_plan(folder, blueprint, fleet, directory, environment, aws)
     if environment.ports:
         directory.save_ports(environment.ports)
@@ -107,7 +108,7 @@ def build_plan(
         InputError: the blueprint cannot work there, or its template is missing or wrong.
     """
     template = render.find_template(folder, environment.target)
-    deployment = resolve.resolve(blueprint, fleet, environment)
+    deployment = workloads.of(blueprint).resolve(blueprint, fleet, environment)
     text = render.render_text(deployment, template)
     session = aws or AwsSession.from_environment(fleet.value.region)
     return DeploymentPlan(folder, blueprint, fleet, directory, deployment, text, session)

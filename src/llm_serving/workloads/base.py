@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -49,15 +50,28 @@ class BaseDeployment(ResolvedData):
     emulated: tuple[str, ...] = ()
     """What stands in for what; shown wherever a result is."""
 
+    url: str = ""
+    """Base URL for clients; empty where there is no endpoint."""
+
     @property
-    def work_processes(self) -> tuple[Process, ...]:
-        """All processes of the work itself, in the order of starting."""
+    def worker_processes(self) -> tuple[Process, ...]:
+        """The processes that do the work."""
         raise NotImplementedError
 
     @property
+    def endpoint_processes(self) -> tuple[Process, ...]:
+        """The processes before the workers, which start after them; none where there is no endpoint."""
+        return ()
+
+    @property
     def processes(self) -> tuple[Process, ...]:
-        """All that runs, in the order of starting: what stands in for AWS, then the work itself."""
-        return (*self.environment.services, *self.work_processes)
+        """All that runs, in the order of starting: what stands in for AWS, the workers, what is before them."""
+        return (*self.environment.services, *self.worker_processes, *self.endpoint_processes)
+
+    @property
+    def served_models(self) -> tuple[Any, ...]:
+        """The models whose weights the bucket must hold before the workers start."""
+        return ()
 
 
 B = TypeVar("B", bound=BaseBlueprint)
@@ -122,14 +136,6 @@ class Workload(Generic[B, D]):
         """What `check --json` shows of the deployment, beside name, kind, target and fleet."""
         return {}
 
-    def list_start_groups(self, deployment: D) -> Sequence[Sequence[Process]]:
-        """The processes of the work in the order of starting; those of one group start together."""
-        return [deployment.work_processes]
-
-    def get_url(self, deployment: D) -> str:
-        """Base URL that clients use; empty for work that has no endpoint."""
-        return ""
-
 
 @functools.cache
 def list_kinds() -> tuple[str, ...]:
@@ -157,12 +163,13 @@ def of(document: Document[Any]) -> Workload[Any, Any]:
     return get(document.value.kind)
 
 
-def load_deployment(data: Mapping[str, Any]) -> BaseDeployment:
-    """A saved deployment of any kind.
+def load_deployment(text: str) -> Any:
+    """A saved deployment of any kind, from its JSON.
 
     Raises:
-        ValidationError: another version of this program, with other fields, saved it.
+        ValueError: it is not the JSON of a deployment, or another version of this program, with other fields, saved it.
         InputError: its kind is not known.
     """
-    deployment: BaseDeployment = get(str(data.get("kind", DEFAULT_KIND))).DEPLOYMENT.model_validate(data)
-    return deployment
+    data = json.loads(text)
+    kind = data.get("kind", DEFAULT_KIND) if isinstance(data, dict) else DEFAULT_KIND
+    return get(str(kind)).DEPLOYMENT.model_validate_json(text)

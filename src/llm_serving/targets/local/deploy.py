@@ -129,8 +129,8 @@ def start_roles(
         RoleFailed: one ended, or was not ready in time.
     """
     _start_workers(plan, supervisord)
-    all_processes = (*plan.deployment.engine_processes, *plan.deployment.router.processes)
-    for process in plan.deployment.router.processes:
+    all_processes = (*plan.deployment.worker_processes, *plan.deployment.endpoint_processes)
+    for process in plan.deployment.endpoint_processes:
         supervisord.start(process.name)
     readiness.wait(supervisord, all_processes, on_progress)
     plan.directory.save_deployment(plan.deployment)
@@ -138,7 +138,7 @@ def start_roles(
 
 def _start_workers(plan: DeploymentPlan, supervisord: Supervisor) -> None:
     """Start those that do not run yet; the others already read the files that this would copy."""
-    starting = [process for process in plan.deployment.engine_processes if not supervisord.read_state(process.name).pid]
+    starting = [process for process in plan.deployment.worker_processes if not supervisord.read_state(process.name).pid]
     engine_env.copy_model_infos(plan.directory.get_cache_path(process.name) for process in starting)
     for process in starting:
         supervisord.start(process.name)
@@ -163,7 +163,7 @@ def bring_up(
     write_config(plan)
     supervisord.update()
     _upload_with_progress(plan)
-    started_early = all(supervisord.read_state(process.name).pid for process in plan.deployment.engine_processes)
+    started_early = all(supervisord.read_state(process.name).pid for process in plan.deployment.worker_processes)
     _start_with_progress(
         plan,
         supervisord,

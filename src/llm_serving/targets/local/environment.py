@@ -13,8 +13,8 @@ from llm_serving.settings.errors import Unavailable
 from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.targets.local import engine_env, subreaper
 from llm_serving.targets.local.conventions import CONVENTIONS
+from llm_serving.workloads import base as workloads
 from llm_serving.workloads.environment import Environment, Process
-from llm_serving.workloads.serving import resolve
 from llm_serving.workloads.serving.blueprint import Blueprint
 
 ROUTER_DNS_DISCOVERY = paths.IMAGES / "router" / "router_dns_discovery.py"
@@ -48,7 +48,7 @@ def resolve_environment(
     Raises:
         Unavailable: `port` is in use.
     """
-    ports = _choose_ports(directory, [AWS, *resolve.list_port_names(blueprint)], own_ports, port)
+    ports = _choose_ports(directory, [AWS, *workloads.get(blueprint.kind).list_port_names(blueprint)], own_ports, port)
     endpoint = f"http://127.0.0.1:{ports[AWS]}"
     has_shortcuts = os.environ.get(SHORTCUTS_VARIABLE) != "off"
     return Environment(

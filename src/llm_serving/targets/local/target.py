@@ -16,10 +16,10 @@ from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.targets.local import deploy, engine_env, environment, logs, status, supervisor
 from llm_serving.targets.local.conventions import CONVENTIONS
 from llm_serving.targets.planning import DeploymentPlan
-from llm_serving.workloads import render
+from llm_serving.workloads import base as workloads
+from llm_serving.workloads import inputs, render
 from llm_serving.workloads.environment import Environment
 from llm_serving.workloads.serving import blueprint as blueprints
-from llm_serving.workloads.serving import resolve
 from llm_serving.workloads.serving.blueprint import Blueprint
 from llm_serving.workloads.serving.deployment import Deployment
 
@@ -52,7 +52,10 @@ class LocalTarget:
 
     def assume_environment(self, blueprint: Blueprint, fleet: Fleet, *, cores: int) -> Environment:
         """Return an environment with ports that nothing has claimed."""
-        ports = {name: _FIRST_ASSUMED_PORT + number for number, name in enumerate(resolve.list_port_names(blueprint))}
+        ports = {
+            name: _FIRST_ASSUMED_PORT + number
+            for number, name in enumerate(workloads.get(blueprint.kind).list_port_names(blueprint))
+        }
         return Environment(
             target=self.name,
             conventions=self.conventions,
@@ -157,13 +160,13 @@ class LocalTarget:
         """
         fallback = DeploymentDir(folder.resolve().name, Path.cwd())
         try:
-            document = blueprints.read(folder)
+            document = inputs.read_blueprint(folder)
         except InputError:
             if fallback.data.is_dir():
                 return fallback
             raise
         render.find_template(folder, self.name)
-        return DeploymentDir(resolve.resolve_name(document), Path.cwd())
+        return DeploymentDir(workloads.of(document).resolve_name(document), Path.cwd())
 
 
 TARGET: Target = LocalTarget()

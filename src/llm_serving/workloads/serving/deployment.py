@@ -238,6 +238,11 @@ class Deployment(BaseDeployment):
         return tuple(name for model in self.served_models for name in (model.name, *model.adapters))
 
     @property
-    def work_processes(self) -> tuple[Process, ...]:
-        """The engines' processes, and the router's last."""
-        return tuple(process for role in self.roles for process in role.instances)
+    def worker_processes(self) -> tuple[Process, ...]:
+        """The processes of all engines."""
+        return self.engine_processes
+
+    @property
+    def endpoint_processes(self) -> tuple[Process, ...]:
+        """The router's processes."""
+        return self.router.instances

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import Document
 from llm_serving.workloads.base import Workload
-from llm_serving.workloads.environment import Environment, Process
+from llm_serving.workloads.environment import Environment
 from llm_serving.workloads.serving import blueprint as blueprints
 from llm_serving.workloads.serving import measured_prompts, resolve, summary
 from llm_serving.workloads.serving.blueprint import Blueprint
@@ -52,12 +52,6 @@ class ServingWorkload(Workload[Blueprint, Deployment]):
 
     def build_summary(self, deployment: Deployment) -> dict[str, Any]:
         return summary.build_payload(deployment)
-
-    def list_start_groups(self, deployment: Deployment) -> Sequence[Sequence[Process]]:
-        return [deployment.engine_processes, deployment.router.instances]
-
-    def get_url(self, deployment: Deployment) -> str:
-        return deployment.url
 
 
 WORKLOAD = ServingWorkload()
