@@ -303,8 +303,8 @@ class Router(_Row):
 class Framework(_NamedChoice):
     """What keeps the replicas of a deployment running."""
 
-    renders: Mapping[str, str]
-    """What a role becomes, by target; a target that is missing is refused."""
+    targets: tuple[str, ...] = ()
+    """Targets that it runs on; empty where it runs on all."""
 
     router: str
     """Name of the router's row."""

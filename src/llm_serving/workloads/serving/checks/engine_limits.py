@@ -35,9 +35,9 @@ def check_engine(blueprint: Document[Blueprint], environment: Environment) -> It
     if not environment.conventions.containers and engine.streaming is None:
         reason = f"the engine does not stream weights from S3, and the target {target} copies none to disk"
         yield blueprint.build_mistake(["engine"], settings.engine, reason, "a target with containers: --target TARGET")
-    if target not in framework.renders:
-        reason = f"the framework does not render for the target {target}"
-        fix = f"--target {' or '.join(framework.renders)}, or another framework"
+    if framework.targets and target not in framework.targets:
+        reason = f"the framework does not run on the target {target}"
+        fix = f"--target {' or '.join(framework.targets)}, or another framework"
         yield blueprint.build_mistake(["framework"], settings.framework, reason, fix)
 
 

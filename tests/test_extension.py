@@ -1,0 +1,309 @@
+"""An engine, a framework, a pattern, a kind, a stack and a target are one folder or one row each, in a copy of the tree."""
+
+from __future__ import annotations
+
+import filecmp
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+COPIED = ("blueprints", "charts", "images", "infra", "src", "fleet.yaml")
+
+BLUEPRINT = """\
+pattern: aggregated
+model: tiny
+roles: {worker: {pool: general}}
+traffic: {users: 1, requests: 4, input_tokens: 8..16, output_tokens: 4}
+slo: {errors: 0%}
+"""
+
+ENGINE = """\
+source: this test
+read_on: "2026-11-22"
+command: [parrot, --listen, "{host}:{port}", --model, "{weights}", --name, "{served_model}"]
+image: example.com/parrot:1.0
+platforms:
+  cpu: {kv_block: 16, device: cpu}
+  gpu: {kv_block: 16, device: cuda}
+streaming: {loader: parrot, arguments: [--stream]}
+health: /health
+metrics_path: /metrics
+"""
+
+FRAMEWORK = """
+flock:
+  source: this test
+  read_on: "2026-11-22"
+  router: vllm-router
+"""
+
+KIND = '''\
+"""The kind `diary`: one process that writes the time into its log."""
+
+from llm_serving.settings.document import load
+from llm_serving.workloads.base import BaseBlueprint, BaseDeployment, Workload
+from llm_serving.workloads.environment import Process
+
+
+class Diary(BaseBlueprint):
+    kind: str = "diary"
+    words: str
+
+
+class DiaryDeployment(BaseDeployment):
+    words: str
+
+    @property
+    def work_processes(self):
+        return (Process(name="writer", command=("echo", self.words), env={}, port=0),)
+
+
+class DiaryWorkload(Workload):
+    KIND = "diary"
+    SETTINGS = Diary
+    DEPLOYMENT = DiaryDeployment
+
+    def find_refusal(self, conventions):
+        return "" if conventions.shared_host else "it writes to a folder of this machine"
+
+    def read(self, folder):
+        return load(folder / "blueprint.yaml", Diary)
+
+    def resolve_name(self, blueprint):
+        return blueprint.value.name or blueprint.path.parent.name
+
+    def resolve(self, blueprint, fleet, environment):
+        return DiaryDeployment(
+            kind="diary",
+            name=self.resolve_name(blueprint),
+            target=environment.target,
+            fleet=fleet.value.name,
+            environment=environment,
+            words=blueprint.value.words,
+        )
+
+    def describe(self, blueprint, deployment):
+        return [("words", deployment.words)]
+
+
+WORKLOAD = DiaryWorkload()
+'''
+
+STACK = '''\
+"""The stack `garden`: a bucket of its own, after storage."""
+
+from infra.bindings import aws
+from infra.stacks import base
+
+NAME = "garden"
+NEEDS = ("storage",)
+
+
+def is_enabled(fleet):
+    """Every fleet has it."""
+    return True
+
+
+def add(app, document):
+    """Add the stack to the app."""
+    stack = base.create_stack(app, NAME, document)
+    aws.sqs_queue.SqsQueue(stack, "queue", name=f"{document.value.name}-garden", sqs_managed_sse_enabled=True)
+'''
+
+TARGET = '''\
+"""The target `moon`: renders, and refuses to run anything."""
+
+from llm_serving.settings.errors import Unavailable
+from llm_serving.targets.base import require_kind
+from llm_serving.workloads.environment import Conventions, Environment
+
+
+class MoonTarget:
+    name = "moon"
+    conventions = Conventions(title="the moon", real_accelerators=True, url="http://{deployment}.moon:{port}")
+    needs_aws = False
+
+    def check_kind(self, kind):
+        require_kind(self, kind)
+
+    def assume_environment(self, blueprint, fleet, *, cores):
+        return Environment(target="moon", conventions=self.conventions, region=fleet.region, bucket="models")
+
+    def resolve_environment(self, directory, blueprint, fleet, *, account, port):
+        return self.assume_environment(blueprint, fleet, cores=0)
+
+    def deploy(self, plan, confirm, *, force=False):
+        raise Unavailable("the moon is out of reach")
+
+    diff = read_status = show_logs = open_validation = destroy = deploy
+
+
+TARGET = MoonTarget()
+'''
+
+
+class Copy:
+    """A copy of the repository, and the files that differ from the original."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def write(self, path: str, text: str) -> None:
+        """Write a file of the copy."""
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+    def run(self, *command: str, cwd: Path, code: int = 0) -> str:
+        """Run a command line of the copy's `blueprint`; returns what it prints."""
+        return self._python("-c", "from llm_serving.cli.main import main; main()", *command, cwd=cwd, code=code)
+
+    def synthesize(self, out: Path) -> None:
+        """Run the copy's CDKTF app."""
+        self._python("-m", "infra.main", cwd=self.root, code=0, CDKTF_OUTDIR=str(out))
+
+    def _python(self, *words: str, cwd: Path, code: int, **variables: str) -> str:
+        result = subprocess.run(
+            [sys.executable, *words],
+            cwd=cwd,
+            env={
+                **os.environ,
+                **variables,
+                "PYTHONPATH": f"{self.root / 'src'}{os.pathsep}{self.root}",
+                "PYTHONDONTWRITEBYTECODE": "1",
+                "AWS_EC2_METADATA_DISABLED": "true",
+                "COLUMNS": "200",
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert result.returncode == code, result.stdout
+        return result.stdout
+
+    @property
+    def touched(self) -> set[str]:
+        """Files that the original does not have, or has with another content; a new folder counts as one."""
+        return {_find_new_root(self.root, path) for path in self._list_changed()}
+
+    def _list_changed(self) -> Iterator[Path]:
+        for path in self.root.rglob("*"):
+            relative = path.relative_to(self.root)
+            original = ROOT / relative
+            if path.is_file() and not (original.is_file() and filecmp.cmp(path, original, shallow=False)):
+                yield relative
+
+
+def _find_new_root(root: Path, path: Path) -> str:
+    """The topmost folder of `path` that the original lacks; the file itself where its folder is there."""
+    new = [parent for parent in path.parents if not (ROOT / parent).exists()]
+    assert root.is_dir()
+    return str(new[-1] if new else path)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Copy:
+    """A copy of what the command line needs of the repository."""
+    root = tmp_path / "tree"
+    root.mkdir()
+    for name in COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, root / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        else:
+            shutil.copy(source, root / name)
+    return Copy(root)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A working directory with a fleet file and a blueprint, outside of the copy."""
+    working = tmp_path / "work"
+    blueprint = working / "mine"
+    shutil.copytree(ROOT / "blueprints" / "aggregated", blueprint)
+    shutil.copy(ROOT / "fleet.yaml", working)
+    (blueprint / "blueprint.yaml").write_text(BLUEPRINT)
+    return working
+
+
+def test_nothing_is_touched_before(tree: Copy) -> None:
+    assert tree.touched == set()
+
+
+def test_an_engine_is_one_file(tree: Copy, folder: Path) -> None:
+    tree.write("src/llm_serving/catalog/engines/parrot.yaml", ENGINE)
+    (folder / "mine" / "blueprint.yaml").write_text(f"engine: parrot\n{BLUEPRINT}")
+    tree.run("render", "mine", cwd=folder)
+    rendered = (folder / "rendered" / "mine" / "local" / "local.conf").read_text()
+    assert "parrot" in rendered
+    assert "--model s3://" in " ".join(rendered.split())
+    assert len(tree.touched) == 1
+
+
+def test_a_framework_is_one_row(tree: Copy, folder: Path) -> None:
+    file = "src/llm_serving/catalog/frameworks.yaml"
+    tree.write(file, (tree.root / file).read_text() + FRAMEWORK)
+    (folder / "mine" / "blueprint.yaml").write_text(f"framework: flock\n{BLUEPRINT}")
+    tree.run("render", "mine", "--target", "eks", cwd=folder)
+    values = yaml.safe_load((folder / "rendered" / "mine" / "eks" / "eks.yaml").read_text())
+    assert values["framework"] == "flock"
+    assert tree.touched == {file}
+
+
+def test_a_pattern_is_one_folder(tree: Copy, folder: Path) -> None:
+    shutil.copytree(tree.root / "blueprints/aggregated", tree.root / "blueprints/flat")
+    tree.write("blueprints/flat/blueprint.yaml", BLUEPRINT.replace("aggregated", "flat"))
+    assert "flat" in {pattern["name"] for pattern in json.loads(tree.run("list", "--json", cwd=folder))}
+    tree.run("new", "yours", "--from", "flat", cwd=folder)
+    assert "pattern: flat" in (folder / "yours" / "blueprint.yaml").read_text()
+    tree.run("check", "yours", cwd=folder)
+    assert tree.touched == {"blueprints/flat"}
+
+
+def test_a_kind_of_workload_is_one_package(tree: Copy, folder: Path) -> None:
+    tree.write("src/llm_serving/workloads/diary/__init__.py", "")
+    tree.write("src/llm_serving/workloads/diary/workload.py", KIND)
+    (folder / "mine" / "blueprint.yaml").write_text("kind: diary\nwords: good-morning\n")
+    assert "good-morning" in tree.run("check", "mine", cwd=folder)
+    tree.run("render", "mine", cwd=folder)
+    assert "good-morning" in (folder / "rendered" / "mine" / "local" / "local.conf").read_text()
+    refusal = tree.run("render", "mine", "--target", "eks", cwd=folder, code=2)
+    assert "it writes to a folder of this machine" in refusal
+    assert tree.touched == {"src/llm_serving/workloads/diary"}
+
+
+def test_a_kind_that_is_not_there_is_refused_with_those_that_are(tree: Copy, folder: Path) -> None:
+    (folder / "mine" / "blueprint.yaml").write_text("kind: diary\nwords: good-morning\n")
+    refusal = tree.run("check", "mine", cwd=folder, code=2)
+    assert "mine/blueprint.yaml:1:" in refusal
+    assert "there is no such kind. Fix: kind: serving" in refusal
+
+
+def test_a_stack_is_one_module(tree: Copy, tmp_path: Path) -> None:
+    tree.write("infra/stacks/garden.py", STACK)
+    out = tmp_path / "cdktf.out"
+    tree.synthesize(out)
+    stack = json.loads((out / "stacks" / "garden" / "cdk.tf.json").read_text())
+    assert set(stack["resource"]) == {"aws_sqs_queue"}
+    assert stack["//"]["needs"] == ["storage"]
+    assert tree.touched == {"infra/stacks/garden.py"}
+
+
+def test_a_target_is_one_package(tree: Copy, folder: Path) -> None:
+    tree.write("src/llm_serving/targets/moon/__init__.py", "")
+    tree.write("src/llm_serving/targets/moon/target.py", TARGET)
+    (folder / "mine" / "moon.txt.j2").write_text("{{ deployment.name }} at {{ deployment.url }}\n")
+    tree.run("render", "mine", "--target", "moon", cwd=folder)
+    assert (folder / "rendered" / "mine" / "moon" / "moon.txt").read_text() == "mine at http://mine.moon:8080\n"
+    assert "the moon is out of reach" in tree.run("deploy", "mine", "--target", "moon", "--yes", cwd=folder, code=3)
+    assert tree.touched == {"src/llm_serving/targets/moon"}
