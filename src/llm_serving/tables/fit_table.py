@@ -180,7 +180,7 @@ def _render_legend(model: Model, fits: Fits) -> Iterator[Text]:
     ]
     if reasons:
         yield Text(f"no split  {reasons[0]}", style="dim")
-    share = f"{base.get_memory_model().UTILIZATION:.0%} of the memory is used, as vLLM does by itself"
+    share = f"{base.get_memory_model().UTILIZATION:.0%} of the memory is used, the engine's default"
     yield Text(f"Computed, not measured: {share}; --type NAME explains one instance type.", style="dim")
     if any(not fit.calibrated for fit in all_fits):
         yield Text("On Neuron no measurement stands behind the reserve: a first guess.", style="dim")

@@ -111,7 +111,7 @@ def _write_plan(deployment: Deployment, folder: Path, work: Path) -> LoadPlan:
         data = (folder / traffic.data).resolve()
         prompts.read_rows(data, traffic.api)  # report mistakes before anything starts
     metrics_urls = {}
-    if deployment.target == "local":
+    if deployment.environment.conventions.shared_host:
         path = engines.load_engines()[deployment.engine].metrics_path
         metrics_urls = {
             process.name: f"http://127.0.0.1:{process.port}{path}" for process in deployment.engine_processes
@@ -199,9 +199,9 @@ def format_progress(progress: Progress) -> str:
 
 
 def _collect_versions(deployment: Deployment) -> dict[str, str]:
-    """Return the versions of this program and, on `local`, of the engine."""
+    """Return the versions of this program and of an engine that runs on this machine."""
     versions = {"blueprint": importlib.metadata.version("llm-serving-blueprints")}
-    if deployment.target != "local":
+    if not deployment.environment.conventions.shared_host:
         return versions
     version_url = f"http://127.0.0.1:{deployment.engine_processes[0].port}/version"
     with contextlib.suppress(OSError, ValueError, KeyError), urllib.request.urlopen(version_url, timeout=5) as response:

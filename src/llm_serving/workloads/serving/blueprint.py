@@ -224,7 +224,7 @@ class Blueprint(BaseBlueprint):
         for name in ("prefill", "decode"):
             role: EngineRole | None = getattr(self.roles, name)
             if role and role.pipeline > 1:
-                reason = "vLLM's NIXL connector hands on the cache of one stage"
+                reason = "NIXL hands on the cache of one stage only"
                 yield Conflict(("roles", name, "pipeline"), reason, "pipeline: 1")
 
 

@@ -101,7 +101,7 @@ REFUSED = [
     ),
     (
         format_disaggregated({**P5EN, "accelerators": 2, "pipeline": 2}, {**P5EN, "accelerators": 4}),
-        "blueprint.yaml:4:52: roles.prefill.pipeline: now 2: vLLM's NIXL connector hands on the cache of one stage. "
+        "blueprint.yaml:4:52: roles.prefill.pipeline: now 2: NIXL hands on the cache of one stage only. "
         "Fix: pipeline: 1.",
     ),
     (
