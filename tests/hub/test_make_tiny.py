@@ -147,21 +147,21 @@ def test_a_result_of_another_recipe_is_made_again(tiny_folder: Path, tmp_path: P
 
 def test_a_folder_with_something_else_in_it_is_never_touched(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("precious")
-    with pytest.raises(InputError, match="it is there and holds something else"):
+    with pytest.raises(InputError, match="it exists with other content"):
         make_tiny.make("tiny", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
 def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(InputError, match="it is there and holds something else"):
+    with pytest.raises(InputError, match="it exists with other content"):
         make_tiny.make("tiny", tmp_path / "file")
 
 
 def test_a_full_disk_is_said_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**9, 10**9 - 5, 5))
-    with pytest.raises(Unavailable, match=r"the disk has 5 B free and the model mid takes 888 MB"):
+    with pytest.raises(Unavailable, match=r"5 B free, the model mid needs 888 MB"):
         make_tiny.make("mid", tmp_path / "mid")
     assert list(tmp_path.iterdir()) == []
 
@@ -171,7 +171,7 @@ def test_a_make_that_breaks_half_way_leaves_nothing(tmp_path: Path, monkeypatch:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(make_tiny, "_write_weights", raise_disk_full)
-    with pytest.raises(Unavailable, match="the model cannot be written there: No space left on device"):
+    with pytest.raises(Unavailable, match="cannot write the model: No space left on device"):
         make_tiny.make("tiny", tmp_path / "tiny")
     assert list(tmp_path.iterdir()) == []
 
@@ -202,4 +202,4 @@ def test_an_adapter_never_overwrites(tmp_path: Path) -> None:
     make_tiny.make_adapter(tmp_path / "tone")
     with pytest.raises(InputError) as error:
         make_tiny.make_adapter(tmp_path / "tone")
-    assert str(error.value) == f"{tmp_path}/tone: it is there already. Fix: a folder that is not there yet."
+    assert str(error.value) == f"{tmp_path}/tone: it exists already. Fix: a new folder."

@@ -200,7 +200,7 @@ def test_a_copy_that_the_hub_broke_goes_on_where_it_was(
 @pytest.mark.terraform
 def test_a_damaged_file_never_reaches_s3(hub: Any, bucket: s3.Bucket, tmp_path: Path) -> None:
     hub.damaged.add("model-00002-of-00002.safetensors")
-    with pytest.raises(Unavailable, match="does not match the hash that the hub lists"):
+    with pytest.raises(Unavailable, match="does not match the hub's hash"):
         upload.copy_from_hub(hub.id, _format_uri(bucket), staging=tmp_path)
     assert "model-00002-of-00002.safetensors" not in bucket.list_sizes()
     assert "config.json" not in bucket.list_sizes()
@@ -281,7 +281,7 @@ def test_a_place_that_is_none_is_refused(folder: Path, uri: str) -> None:
 @pytest.mark.terraform
 def test_a_folder_without_safetensors_is_refused(bucket: s3.Bucket, tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"x")
-    with pytest.raises(InputError, match=r"it holds no safetensors, only \.gguf"):
+    with pytest.raises(InputError, match=r"it has no safetensors, only \.gguf"):
         upload.upload(tmp_path, _format_uri(bucket))
 
 

@@ -1,6 +1,6 @@
-"""A model into S3, from a hub or from a folder: several files at a time, each checked, none sent twice.
+"""Upload a model to S3 from a hub or a folder: several files at a time, each verified, none sent twice.
 
-`config.json` goes last: what looks at a prefix while a copy is under way, or after one that broke off, finds no model.
+`config.json` comes last, so that an unfinished or interrupted copy is not mistaken for a model.
 """
 
 from __future__ import annotations
@@ -14,29 +14,27 @@ from pathlib import Path
 from typing import NamedTuple
 
 from llm_serving.aws import s3
-from llm_serving.hub import client
+from llm_serving.hub import client, files
+from llm_serving.hub.files import OnProgress
 from llm_serving.settings.errors import InputError
 
 MAX_PARALLEL = 4
-"""Files under way at a time: with the parts in memory and the network of one machine, more does not help."""
+"""Concurrent files: more do not help, given the parts in memory and one machine's network."""
 
 _LAST_FILE = "config.json"
 
-OnProgress = Callable[[int, int], None]
-"""Called with the bytes done and the bytes in all. Bytes that were there already count as done."""
-
 
 class UploadResult(NamedTuple):
-    """What a copy came to. Bytes."""
+    """Result of a copy, in bytes."""
 
     uri: str
     files: int
     bytes: int
     sent: int
-    """Of `bytes`, those that went to S3 now."""
+    """Of `bytes`, those sent to S3 now."""
 
     received: int
-    """Bytes that came from the hub now; 0 for a folder."""
+    """Bytes downloaded from the hub now; 0 for a folder."""
 
 
 class _UploadCancelled(Exception):
@@ -44,10 +42,10 @@ class _UploadCancelled(Exception):
 
 
 class _TransferCounter:
-    """Counts for several threads, and stops them."""
+    """Counts the bytes of several threads, and stops them."""
 
     def __init__(self, total: int, on_progress: OnProgress | None, *, moves_per_file: int = 1) -> None:
-        """Args: ways: how often a file is moved: once from a folder, twice from a hub."""
+        """Args: moves_per_file: transfers of each file: one from a folder, two from a hub."""
         self._lock = threading.Lock()
         self._total, self._on_progress, self._moves_per_file = (
             total,
@@ -60,19 +58,19 @@ class _TransferCounter:
         self.stop = threading.Event()
 
     def add_sent(self, name: str, count: int) -> None:
-        """Bytes of a file went to S3."""
+        """Add bytes of a file sent to S3."""
         self._add_moved(name, count)
         with self._lock:
             self.sent += count
 
     def add_received(self, name: str, count: int) -> None:
-        """Bytes of a file came from the hub."""
+        """Add bytes of a file downloaded from the hub."""
         self._add_moved(name, count)
         with self._lock:
             self.received += count
 
     def finish_file(self, name: str, size: int) -> None:
-        """A whole file is done, moved now or there before."""
+        """Mark a file as finished, whether copied now or before."""
         with self._lock:
             self._moved.pop(name, None)
             self._finished += size
@@ -90,7 +88,7 @@ class _TransferCounter:
 
 
 def is_folder(source: str) -> bool:
-    """Whether `source` is a folder here; otherwise it is an id on the hub."""
+    """Whether `source` is a local folder; otherwise it is an id on the hub."""
     return Path(source).expanduser().is_dir()
 
 
@@ -103,15 +101,15 @@ def upload(
     all_files: bool = False,
     on_progress: OnProgress | None = None,
 ) -> UploadResult:
-    """Copies the files of a model that lies in `folder` to s3://BUCKET/PREFIX.
+    """Copy the model in `folder` to s3://BUCKET/PREFIX.
 
     Args:
-        endpoint, environment: of another S3 than the process's own settings lead to; see `s3.Bucket`.
-        all_files: other files than those that serving needs as well.
+        endpoint, env: of another S3 than the environment's; see `s3.Bucket`.
+        all_files: include files that serving does not need.
 
     Raises:
-        InputError: it holds no safetensors, or `uri` is no place in S3.
-        Unavailable: S3 does not answer, has no such bucket, or refuses.
+        InputError: it has no safetensors, or `uri` is not an S3 URI.
+        Unavailable: S3 is unreachable, has no such bucket, or denies access.
     """
     bucket = s3.Bucket(s3.parse_location(uri), endpoint=endpoint, env=env)
     paths = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
@@ -120,7 +118,7 @@ def upload(
     counter = _TransferCounter(sum(sizes.values()), on_progress)
 
     def transfer(name: str) -> None:
-        sha256 = client.compute_sha256(paths[name])
+        sha256 = files.compute_sha256(paths[name])
         if not bucket.has_object(name, sizes[name], sha256):
             bucket.upload(paths[name], name, sha256, partial(counter.add_sent, name))
         counter.finish_file(name, sizes[name])
@@ -140,47 +138,48 @@ def copy_from_hub(
     staging: Path | None = None,
     on_progress: OnProgress | None = None,
 ) -> UploadResult:
-    """Copies a repository of the hub to s3://BUCKET/PREFIX.
+    """Copy a repository of the hub to s3://BUCKET/PREFIX.
 
     Args:
-        endpoint, environment: of another S3 than the process's own settings lead to; see `s3.Bucket`.
-        staging: each file passes through this folder, and is deleted there when S3 has it.
+        endpoint, env: of another S3 than the environment's; see `s3.Bucket`.
+        staging: folder for each file until it is in S3.
 
     Raises:
-        InputError: there is no such repository, or it holds no safetensors, or `uri` is no place in S3.
-        Unavailable: the hub or S3 went away or refused, the disk is too full, or a file came damaged.
+        InputError: the repository does not exist or has no safetensors, or `uri` is not an S3 URI.
+        Unavailable: the hub or S3 is unreachable or denies access, the disk is full, or a file is damaged.
     """
     bucket = s3.Bucket(s3.parse_location(uri), endpoint=endpoint, env=env)
     snapshot = client.fetch_snapshot(name, revision)
-    files = {file.name: file for file in client.select_files(snapshot, all_files=all_files)}
+    repo_files = {file.name: file for file in client.select_files(snapshot, all_files=all_files)}
     folder = (staging or find_staging_folder()) / name.replace("/", "--") / snapshot.commit
-    client.check_disk_space(folder, sum(sorted((file.size for file in files.values()), reverse=True)[:MAX_PARALLEL]))
-    counter = _TransferCounter(sum(file.size for file in files.values()), on_progress, moves_per_file=2)
+    staging_bytes = sum(sorted((file.size for file in repo_files.values()), reverse=True)[:MAX_PARALLEL])
+    files.check_disk_space(folder, staging_bytes, purpose="staging", fix="use --staging FOLDER on another disk")
+    total_bytes = sum(file.size for file in repo_files.values())
+    counter = _TransferCounter(total_bytes, on_progress, moves_per_file=2)
 
     def transfer(path: str) -> None:
-        file = files[path]
-        # Small files have no SHA-256 on the hub: they are fetched to know it.
+        file = repo_files[path]
+        # The hub has no SHA-256 of small files: download them to compute it.
         if not (file.sha256 and bucket.has_object(path, file.size, file.sha256)):
             local_path = client.download(snapshot, file, folder, partial(counter.add_received, path))
-            sha256 = file.sha256 or client.compute_sha256(local_path)
+            sha256 = file.sha256 or files.compute_sha256(local_path)
             if not bucket.has_object(path, file.size, sha256):
                 bucket.upload(local_path, path, sha256, partial(counter.add_sent, path))
             local_path.unlink()
         counter.finish_file(path, file.size)
 
     with client.lock_folder(folder):
-        _transfer_all(transfer, files, counter)
-    size = sum(file.size for file in files.values())
-    return UploadResult(str(bucket.location), len(files), size, counter.sent, counter.received)
+        _transfer_all(transfer, repo_files, counter)
+    return UploadResult(str(bucket.location), len(repo_files), total_bytes, counter.sent, counter.received)
 
 
 def find_staging_folder() -> Path:
-    """Where files lie on their way: the user's cache folder."""
+    """Return the default staging folder, in the user's cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "blueprint" / "models"
 
 
 def resolve_source_name(source: str) -> str:
-    """What the model is called in the bucket: its id on the hub, or its folder's name.
+    """Return the model's name in the bucket: its id on the hub, or its folder's name.
 
     Raises:
         InputError: `source` is neither a folder nor an id.
@@ -193,7 +192,7 @@ def resolve_source_name(source: str) -> str:
 
 
 def _transfer_all(transfer: Callable[[str], None], names: Iterable[str], counter: _TransferCounter) -> None:
-    """Runs `one` for each name, several at a time, the last one when all others are done."""
+    """Run `transfer` for each name concurrently, and for the last file after all others."""
     earlier_names = sorted(name for name in names if name != _LAST_FILE)
     with ThreadPoolExecutor(MAX_PARALLEL, thread_name_prefix="copy") as pool:
         try:
@@ -205,7 +204,7 @@ def _transfer_all(transfer: Callable[[str], None], names: Iterable[str], counter
             if _LAST_FILE in set(names):
                 pool.submit(transfer, _LAST_FILE).result()
         except BaseException:
-            # The others stop at their next piece; what they have moved stays for the next try.
+            # The others stop at their next chunk; their data is resumed by the next copy.
             counter.stop.set()
             pool.shutdown(cancel_futures=True)
             raise
