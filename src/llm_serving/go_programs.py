@@ -82,7 +82,7 @@ def find_or_build(program: Program) -> str:
     KUBEBUILDER_ASSETS, the directory of Kubernetes' test programs, comes before PATH.
 
     Raises:
-        Unavailable: neither the program nor Go is installed.
+        Unavailable: neither the program nor Go is installed, or the cache directory is not writable.
         CommandFailed: the build failed.
     """
     folders = (os.environ.get("KUBEBUILDER_ASSETS"), os.environ.get("PATH"))
@@ -92,7 +92,10 @@ def find_or_build(program: Program) -> str:
     cache = Path.home() / ".cache" / "llm-serving-blueprints"
     folder = cache / "bin" / program.build_name
     binary = folder / program.name
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Unavailable(f"{folder}: {error.strerror}. Fix: make it writable, or install {program.name}.") from None
     with (folder / "lock").open("w") as lock:
         # One process builds, others wait for it.
         fcntl.flock(lock, fcntl.LOCK_EX)

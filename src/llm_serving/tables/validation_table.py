@@ -24,12 +24,20 @@ def render(report: Report, folder: Path) -> RenderableType:
         _render_latencies(report),
         f"{requests.total} requests, {requests.failed} failed; {format_number(rates.requests_per_s)} requests/s, "
         f"{format_number(rates.output_tokens_per_s)} output tokens/s",
+        *_list_cache_lines(report),
         *(Text.assemble(("• ", "yellow"), sentence) for sentence in remarks),
         Text.assemble(
             (report.verdict.upper(), "bold green" if report.verdict == "pass" else "bold red"),
             f" {console.shorten_path(folder / 'report.html')}",
         ),
     )
+
+
+def _list_cache_lines(report: Report) -> Iterable[str]:
+    """Return what prompts share and what of it the engines had in their caches: the router's policy at work."""
+    overlap = report.shared
+    if overlap.prompts and overlap.cached is not None:
+        yield f"{overlap.prompts:.0%} of prompt text shared; {overlap.cached:.0%} of prompt tokens found in engine caches"
 
 
 def _list_disagreements(report: Report) -> Iterable[str]:
