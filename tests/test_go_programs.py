@@ -109,5 +109,7 @@ def test_without_go_the_error_names_what_to_install(put_program: PutProgram) -> 
 def test_a_cache_that_cannot_be_written_is_named(put_program: PutProgram, tmp_path: Path) -> None:
     put_program("go", GO)
     (tmp_path / "home").touch()
-    with pytest.raises(Unavailable, match=r"/tool-v2\.1\.0: Not a directory\. Fix: make it writable, or install tool\."):
+    with pytest.raises(
+        Unavailable, match=r"/tool-v2\.1\.0: Not a directory\. Fix: make it writable, or install tool\."
+    ):
         go_programs.find_or_build(TOOL)
