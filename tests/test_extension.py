@@ -62,7 +62,7 @@ class DiaryDeployment(BaseDeployment):
     words: str
 
     @property
-    def work_processes(self):
+    def worker_processes(self):
         return (Process(name="writer", command=("echo", self.words), env={}, port=0),)
 
 
