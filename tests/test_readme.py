@@ -111,7 +111,7 @@ def test_the_way_to_aws_is_shown_planned_and_rehearsed_to_where_machines_are_nee
         assert re.search(rf"^{step}.* \d+\.\d s$", output, re.MULTILINE), step
     assert "Where it ends without an account" in output
     assert "the embedded ECS starts no machines, so no task can run" in output
-    assert "USD an hour on demand" in output
+    assert "USD/h on demand" in output
     assert not _find_leftovers(
         Path(".blueprint"), "fleet.one-gpu"
     )  # Terraform is led there from where the command stands

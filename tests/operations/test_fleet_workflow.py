@@ -74,7 +74,7 @@ def test_what_is_planned_is_applied_and_what_a_bucket_holds_outlives_a_destroy(
     assert models in {item["Name"] for item in s3.list_buckets()["Buckets"]}
 
     second_destroy = run_cli(capsys, "fleet", "destroy", "--yes", "--with-data")
-    assert f"deleted for ever bucket {models}: 1 object with old versions, 2 B" in second_destroy
+    assert f"permanently deleted bucket {models}: 1 object with old versions, 2 B" in second_destroy
     assert "blueprint state remove --fleet fleet.yaml" in second_destroy
     run_cli(capsys, "state", "remove", "--yes")
     assert {item["Name"] for item in s3.list_buckets()["Buckets"]} == before

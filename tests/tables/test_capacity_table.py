@@ -33,17 +33,17 @@ def test_the_picture_fits_the_terminal_and_shows_figures_whole(width: int) -> No
     assert "L-DB2E81BA 201,600 vCPUs 0" in text
     assert "80% capacity providers of the ECS cluster: 16 of 20" in text
     assert "48% us-east-1b, 10.0.32.0/19: 3,915 of 8,187" in text
-    assert "groups may hold 2,286 machines if all fallbacks fill at once (75,655 USD/h); tasks and pods ask" in text
-    assert "EC2's API takes 2 min 48 s to accept all machines" in text
-    assert "takes up to 32% of the accelerators with it (us-east-1b) in one zone alone: large and spanning" in text
+    assert "up to 2,286 instances if all fallbacks fill at once (75,655 USD/h); pods and tasks request" in text
+    assert "EC2 accepts all instances from zero within 2 min 48 s" in text
+    assert "up to 32% of the accelerators, in us-east-1b pools in one zone only: large and spanning" in text
 
 
 def test_a_small_fleet_has_nothing_to_say_of_launches_and_lost_zones() -> None:
     text = "\n".join(_render("one-gpu", 80))
-    assert "quota to ask for" in text, "a new account has no vCPU for accelerators at all"
+    assert "quota to request" in text, "a new account has no vCPU for accelerators at all"
     assert "launch" not in text
-    assert "groups may hold 4 machines if all fallbacks fill at once (4 USD/h)" in " ".join(text.split())
-    assert "a zone lost" not in text
+    assert "up to 4 instances if all fallbacks fill at once (4 USD/h)" in " ".join(text.split())
+    assert "zone loss" not in text
 
 
 def test_as_plain_data_it_holds_the_same() -> None:

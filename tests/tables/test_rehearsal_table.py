@@ -18,7 +18,7 @@ def build_rehearsal(fleet: str, **stacks: StackResult) -> Rehearsal:
     return Rehearsal(fleet, "Terraform 1.11.4", "a mirror", stacks, {}, {})
 
 
-def test_each_stack_is_a_line_with_its_counts_and_what_is_not_held_has_its_reason() -> None:
+def test_each_stack_is_a_line_with_its_counts_and_each_gap_has_its_reason() -> None:
     text = render(
         build_rehearsal(
             "first", network=StackResult(45, 45, 45, {}), eks=StackResult(66, 66, 56, {"aws_eks_addon": 10})
@@ -28,8 +28,8 @@ def test_each_stack_is_a_line_with_its_counts_and_what_is_not_held_has_its_reaso
     lines = [line.split() for line in text.splitlines()]
     assert ["first", "network", "45", "45", "45", "0"] in lines
     assert ["eks", "66", "66", "56", "10"] in lines
-    assert ["in", "all", "112", "112", "102", "10"] in lines
-    assert "not held: 10 aws_eks_addon, for the embedded EKS has no add-ons" in text
+    assert ["total", "112", "112", "102", "10"] in lines
+    assert "not emulated: 10 aws_eks_addon: the embedded EKS has no add-ons" in text
 
 
 def test_what_was_not_applied_is_no_zero() -> None:

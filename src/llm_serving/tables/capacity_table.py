@@ -1,4 +1,4 @@
-"""What a fleet meets at its greatest size, as the last part of `fleet show`."""
+"""Quotas and limits of a fleet at its maximum size, as the last part of `fleet show`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llm_serving.fleet.checks import join_words
 
 
 def build_payload(capacity: Capacity) -> dict[str, Any]:
-    """The same as plain data: amounts, what a new account has, shares from 0 to 1, seconds."""
+    """Return the table as data: amounts, defaults of a new account, shares from 0 to 1, seconds."""
     return {
         "quotas": [{**asdict(need.quota), "needed": need.amount, "why": need.breakdown} for need in capacity.needs],
         "limits": [asdict(limit) for limit in capacity.limits],
@@ -30,23 +30,24 @@ def build_payload(capacity: Capacity) -> dict[str, Any]:
 
 
 def render(capacity: Capacity, machines: int) -> RenderableType:
-    """Quotas to ask for, then a line each for limits, addresses, fallbacks, launch and a zone's loss.
+    """Render quotas to request, limits, addresses, fallbacks, launch time and the loss of a zone.
 
-    `machines` is the sum of the pools' greatest sizes.
+    Args:
+        machines: sum of the pools' maximum sizes.
     """
     exceeded = [need for need in capacity.needs if need.amount > need.quota.default]
-    parts: list[RenderableType] = [Text("\nat its greatest size", "bold")]
+    parts: list[RenderableType] = [Text("\nAt maximum size", "bold")]
     if exceeded:
         parts.append(_render_quotas(exceeded))
     within = len(capacity.needs) - len(exceeded)
     if within:
-        parts.append(_render_line("quotas", [Text(f"{within} more are within what a new account has")]))
+        parts.append(_render_line("quotas", [Text(f"{within} more are within the defaults of a new account")]))
     for label, texts in (
         ("limits", [_render_limit(limit) for limit in capacity.limits]),
         ("addresses", [_render_subnet(subnet) for subnet in capacity.subnets]),
         ("fallbacks", list(_render_fallbacks(capacity, machines))),
         ("launch", list(_render_launch(capacity))),
-        ("a zone lost", list(_render_zone_loss(capacity))),
+        ("zone loss", list(_render_zone_loss(capacity))),
     ):
         if texts:
             parts.append(_render_line(label, texts))
@@ -55,7 +56,7 @@ def render(capacity: Capacity, machines: int) -> RenderableType:
 
 def _render_quotas(needs: list[Need]) -> Table:
     table = Table(box=box.HORIZONTALS, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("quota to ask for", overflow="fold")
+    table.add_column("quota to request", overflow="fold")
     table.add_column("code", no_wrap=True)
     table.add_column("needed", justify="right", no_wrap=True)
     table.add_column("new account", justify="right", no_wrap=True)
@@ -66,7 +67,7 @@ def _render_quotas(needs: list[Need]) -> Table:
 
 
 def _render_line(label: str, texts: list[Text]) -> Table:
-    """A label, and beside it words that wrap below one another."""
+    """Render a label with lines of text next to it."""
     grid = Table.grid(padding=(0, 1))
     grid.add_column(style="dim bold", width=11)
     grid.add_column()
@@ -92,8 +93,8 @@ def _render_share(name: str, amount: int, maximum: int) -> Text:
 def _render_fallbacks(capacity: Capacity, machines: int) -> Iterator[Text]:
     if capacity.max_machines > machines:
         yield Text(
-            f"groups may hold {capacity.max_machines:,} machines if all fallbacks fill at once ({capacity.max_usd_h:,.0f} USD/h); "
-            f"tasks and pods ask for {machines:,} at the most"
+            f"up to {capacity.max_machines:,} instances if all fallbacks fill at once "
+            f"({capacity.max_usd_h:,.0f} USD/h); pods and tasks request at most {machines:,}"
         )
 
 
@@ -101,7 +102,7 @@ def _render_launch(capacity: Capacity) -> Iterator[Text]:
     if capacity.launch_s:
         minutes, seconds = divmod(round(capacity.launch_s), 60)
         duration = f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
-        yield Text(f"EC2's API takes {duration} to accept all machines from none (1,000 at once, then 2 a second)")
+        yield Text(f"EC2 accepts all instances from zero within {duration} (1,000 at once, then 2/s)")
 
 
 def _render_zone_loss(capacity: Capacity) -> Iterator[Text]:
@@ -109,6 +110,6 @@ def _render_zone_loss(capacity: Capacity) -> Iterator[Text]:
     if len(shares) < 2 or not any(shares.values()):
         return
     worst = max(shares, key=lambda zone: shares[zone])
-    yield Text(f"takes up to {shares[worst]:.0%} of the accelerators with it ({worst})")
+    yield Text(f"up to {shares[worst]:.0%} of the accelerators, in {worst}")
     if capacity.single_zone_pools:
-        yield Text(f"in one zone alone: {join_words(capacity.single_zone_pools)}")
+        yield Text(f"pools in one zone only: {join_words(capacity.single_zone_pools)}")

@@ -1,4 +1,4 @@
-"""The answer of `blueprint model fit`: a table for a person, plain data for a script."""
+"""The result of `blueprint model fit`, as a table and as data."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from llm_serving.engines.memory import Fit
 from llm_serving.settings.units import format_bytes
 
 Fits = Mapping[str, Sequence[Fit]]
-"""By instance type, one for each degree of tensor parallelism; none for a machine without accelerators."""
+"""By instance type, one for each degree of tensor parallelism; empty without accelerators."""
 
 
 def compute(model: Model, instances: Iterable[Instance], context: int, dtype: str) -> Fits:
-    """Every instance type at every degree of tensor parallelism that is worth trying."""
+    """Compute the fit of each instance type at each useful degree of tensor parallelism."""
     return {
         instance.name: [
             base.get_memory_model().compute_fit(model, instance, degree, context=context, dtype=dtype)
@@ -35,7 +35,7 @@ def compute(model: Model, instances: Iterable[Instance], context: int, dtype: st
 def build_payload(
     model: Model, instances: Mapping[str, Instance], fits: Fits, context: int, dtype: str
 ) -> dict[str, Any]:
-    """The whole answer as data. Bytes, tokens, and the reasons as sentences."""
+    """Return the result as data: bytes, tokens, and reasons as sentences."""
     return {
         "model": {
             "name": model.name,
@@ -62,7 +62,7 @@ def build_payload(
 
 
 def render(model: Model, instances: Mapping[str, Instance], fits: Fits, context: int, dtype: str) -> RenderableType:
-    """The model's own numbers, a table each for GPUs and for Neuron devices, and what to read them by."""
+    """Render the model's numbers, a table for GPUs and one for Neuron devices, and a legend."""
     parts: list[RenderableType] = [*_render_header(model, context, dtype), Text()]
     for kind, title in (("gpu", "GPUs"), ("neuron", "NeuronCores")):
         kind_instances = [
@@ -77,7 +77,7 @@ def render(model: Model, instances: Mapping[str, Instance], fits: Fits, context:
 
 
 def explain(fits: Fits) -> list[str]:
-    """Each fit of few instance types in a sentence."""
+    """Describe each fit in a sentence."""
     return [
         f"{name}, {_format_split(fit)}: {_format_fit(fit)}" for name, type_fits in fits.items() for fit in type_fits
     ]
@@ -97,12 +97,12 @@ def _render_header(model: Model, context: int, dtype: str) -> Iterator[Text]:
     yield Text.assemble((model.name, "bold"), f"  {_format_count(model.parameters)} parameters{active}")
     yield Text(f"weights   {format_bytes(model.weight_bytes)} ({_describe_weights(model)})")
     if model.encoder:
-        yield Text("KV cache  none: an encoder keeps nothing between requests")
+        yield Text("KV cache  none (encoder)")
     else:
         yield Text(
-            f"KV cache  {memory.compute_kv_bytes_per_token(model, dtype=dtype):,} bytes a token{_describe_attention(model)}"
+            f"KV cache  {memory.compute_kv_bytes_per_token(model, dtype=dtype):,} bytes per token{_describe_attention(model)}"
         )
-    yield Text(f"context   {context:,} tokens a request here, {model.max_context:,} at most")
+    yield Text(f"context   {context:,} tokens per request, max {model.max_context:,}")
     if model.random:
         yield Text(models.RANDOM_NOTICE, style="yellow")
 
@@ -122,8 +122,8 @@ def _describe_attention(model: Model) -> str:
 
 def _render_table(model: Model, instances: Sequence[Instance], fits: Fits, title: str) -> Table:
     columns = _select_columns(instances, fits)
-    # Narrow enough for a terminal of 80 columns: lists of names fold, names and numbers stay whole.
-    title = f"Thousand tokens of KV cache of one replica, by {title} that it is split over"
+    # 80 columns are enough: lists of names fold, names and numbers do not.
+    title = f"KV cache per replica in thousand tokens, by number of {title}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("instance types", min_width=20)
     table.add_column("accelerators", max_width=17)
@@ -132,14 +132,14 @@ def _render_table(model: Model, instances: Sequence[Instance], fits: Fits, title
     for group in _group_instances(instances):
         fits_by_degree = {fit.tensor_parallel: fit for fit in fits[group[0].name]}
         cells = [_render_cell(model, fits_by_degree.get(degree)) for degree in columns]
-        if not any(cell.plain for cell in cells):  # it has fewer than the table shows
+        if not any(cell.plain for cell in cells):  # fewer accelerators than the table's columns
             cells[0] = Text("too small", style="red")
         table.add_row(_format_names([instance.name for instance in group]), _format_accelerators(group[0]), *cells)
     return table
 
 
 def _select_columns(instances: Sequence[Instance], fits: Fits) -> list[int]:
-    """The last four degrees up to the greatest at which something fits: enough for GPUs, and NeuronCores are many."""
+    """Select up to four degrees, ending at the largest at which something fits."""
     all_fits = [fit for instance in instances for fit in fits[instance.name]]
     degrees = sorted({fit.tensor_parallel for fit in all_fits})
     max_degree = max((fit.tensor_parallel for fit in all_fits if fit.fits), default=degrees[-1])
@@ -147,7 +147,7 @@ def _select_columns(instances: Sequence[Instance], fits: Fits) -> list[int]:
 
 
 def _group_instances(instances: Sequence[Instance]) -> list[list[Instance]]:
-    """Instance types of one family with the same accelerators: for the model they are the same."""
+    """Group instance types of one family with the same accelerators, which fit alike."""
     groups: dict[tuple[str, str], list[Instance]] = {}
     for instance in instances:
         groups.setdefault((instance.family, _format_accelerators(instance)), []).append(instance)
@@ -170,9 +170,9 @@ def _render_legend(model: Model, fits: Fits) -> Iterator[Text]:
         fit for fit in all_fits if not base.get_memory_model().describe_indivisible(model, fit.tensor_parallel)
     ]
     if any(fit.cache_bytes < 0 for fit in divisible):
-        yield Text("-24 GB    weights and reserve take so much more than one accelerator has", style="dim")
+        yield Text("-24 GB    short by this much memory per accelerator", style="dim")
     if any(fit.cache_bytes >= 0 and not fit.fits for fit in divisible):
-        yield Text("< 1       the cache holds no request of the context above", style="dim")
+        yield Text("< 1       KV cache smaller than one request of this context", style="dim")
     reasons = [
         reason
         for fit in all_fits
@@ -183,7 +183,7 @@ def _render_legend(model: Model, fits: Fits) -> Iterator[Text]:
     share = f"{base.get_memory_model().UTILIZATION:.0%} of the memory is used, the engine's default"
     yield Text(f"Computed, not measured: {share}; --type NAME explains one instance type.", style="dim")
     if any(not fit.calibrated for fit in all_fits):
-        yield Text("On Neuron no measurement stands behind the reserve: a first guess.", style="dim")
+        yield Text("Neuron: the reserve is estimated, not measured.", style="dim")
 
 
 def _format_accelerators(instance: Instance) -> str:
@@ -192,7 +192,7 @@ def _format_accelerators(instance: Instance) -> str:
 
 
 def _format_names(names: Sequence[str]) -> str:
-    """`g6e.xlarge, .2xlarge, .4xlarge`: the family once."""
+    """Format names with the family once: `g6e.xlarge, .2xlarge, .4xlarge`."""
     text, last_family = "", ""
     for name in names:
         family, size = name.split(".")

@@ -1,4 +1,4 @@
-"""A fleet as a picture in the terminal: zones across, pools and their types down, accelerators and cost beside them."""
+"""A fleet as a table: zones across, pools and their instance types down, accelerators and cost at the right."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from llm_serving.settings.units import Bounds
 _COLOURS = ("cyan", "magenta", "blue", "yellow", "green", "red")
 _GAUGE_WIDTH = 30
 _LAYOUTS = (("━━━", False), ("━", False), ("━", True))
-"""A zone's bar, and whether headings are short; the first that fits the terminal is taken."""
+"""A zone's bar, and whether headings are short; the first layout that fits the terminal is used."""
 
 
 def build_payload(fleet: Fleet, catalogue: Catalogue) -> dict[str, Any]:
-    """What the picture shows, as plain data. Costs are US dollars an hour on demand, as far as prices are known."""
+    """Return the table as data; costs in USD per hour on demand, as far as prices are known."""
     costs = cost.estimate(fleet, catalogue)
     return {
         "name": fleet.name,
@@ -43,7 +43,7 @@ def build_payload(fleet: Fleet, catalogue: Catalogue) -> dict[str, Any]:
 
 
 def find_support_end(fleet: Fleet) -> str | None:
-    """Day from which the cluster's Kubernetes version costs more; None without EKS."""
+    """Return the day when standard support of the Kubernetes version ends; None without EKS."""
     return eks.END_OF_STANDARD_SUPPORT[fleet.eks.version].isoformat() if "eks" in fleet.orchestrators else None
 
 
@@ -82,14 +82,14 @@ def _build_type_payload(fleet: Fleet, pool: Pool, name: str, instance: Instance 
 
 
 def count_accelerators(pool: Pool, catalogue: Catalogue) -> Bounds:
-    """Accelerators of a pool at its least and at its greatest size; types the catalogue lacks count for none."""
+    """Count a pool's accelerators at minimum and maximum size; unknown types count as none."""
     known_types = (catalogue[kind] for kind in pool.types if kind in catalogue)
     counts = [instance.accelerators.count if instance.accelerators else 0 for instance in known_types] or [0]
     return Bounds(pool.size.min * min(counts), pool.size.max * max(counts))
 
 
 def render(fleet: Fleet, catalogue: Catalogue, width: int) -> RenderableType:
-    """The picture, for a terminal `width` columns wide; 80 are enough for a fleet of six zones."""
+    """Render the table for a terminal of `width` columns; 80 are enough for six zones."""
     costs = cost.estimate(fleet, catalogue)
     tables = [_render_table(fleet, costs, catalogue, bar, short=short) for bar, short in _LAYOUTS]
     measuring_console = Console(width=10 * width)
@@ -110,17 +110,17 @@ def _render_table(fleet: Fleet, costs: cost.Cost, catalogue: Catalogue, bar: str
     machines = [pool.size for pool in fleet.pools.values()]
     accelerators = [count_accelerators(pool, catalogue) for pool in fleet.pools.values()]
     prefix = "≥ " if costs.unknown else ""
-    # Only the first column wraps: names may be 32 characters long, and figures must stay whole.
+    # Only the first column wraps: names have up to 32 characters, and numbers must not break.
     padding = (0, 0 if short else 1, 0, 0)  # the box itself puts a space between columns
     table = Table(box=box.HORIZONTALS, show_footer=True, show_edge=False, pad_edge=False, padding=padding)
     table.add_column("zones of " + fleet.region, footer="all pools", overflow="fold")
     for zone in fleet.zones:
         table.add_column(zone[-1], justify="center", no_wrap=True, min_width=len(bar))
     for title, word, footer in (
-        ("machines", "size", _format_bounds(_sum_bounds(machines))),
+        ("instances", "size", _format_bounds(_sum_bounds(machines))),
         ("accelerators", "accel.", _format_bounds(_sum_bounds(accelerators))),
-        ("least USD/h", "least $/h", prefix + _format_usd(costs.min_usd_h)),
-        ("most USD/h", "most $/h", prefix + _format_usd(costs.max_usd_h)),
+        ("min USD/h", "min $/h", prefix + _format_usd(costs.min_usd_h)),
+        ("max USD/h", "max $/h", prefix + _format_usd(costs.max_usd_h)),
     ):
         table.add_column(word if short else title, footer=footer, justify="right", no_wrap=True)
     for index, pool_cost in enumerate(costs.pools):
@@ -187,7 +187,7 @@ def _format_unit_price(instance: Instance | None, region: str) -> str:
 
 
 def _describe_purchase(fleet: Fleet, pool: Pool) -> str:
-    """How the pool is bought, and what else sets it apart."""
+    """Describe the purchase options and other attributes of a pool."""
     options = [option if isinstance(option, str) else _describe_reservation(option) for option in pool.buy]
     attributes = [
         "EFA" if pool.efa else "",
@@ -208,7 +208,7 @@ def _build_purchase_payload(option: str | Reservation) -> Any:
 
 
 def _render_gauge(costs: cost.Cost, limit: float) -> Text:
-    """How much of the spend limit the greatest size takes."""
+    """Render the share of the spend limit that the maximum size uses."""
     share = costs.max_usd_h / limit
     filled = min(_GAUGE_WIDTH, round(share * _GAUGE_WIDTH))
     colour = "red" if share > 1 or costs.unknown else "green"
@@ -222,7 +222,7 @@ def _render_gauge(costs: cost.Cost, limit: float) -> Text:
 
 
 def _render_legend(fleet: Fleet, costs: cost.Cost, catalogue: Catalogue) -> Iterator[Text]:
-    """Where the picture's facts come from, and what it does not show."""
+    """List the sources of the table, and what it does not show."""
     offer_source = instances.load_regions().get(fleet.region)
     if offer_source:
         yield _render_note(
@@ -230,18 +230,18 @@ def _render_legend(fleet: Fleet, costs: cost.Cost, catalogue: Catalogue) -> Iter
             f"{offer_source.name}, {offer_source.date}; zone names differ between accounts",
         )
     else:
-        yield _render_note("? offered or not: ", f"the catalogue has no answer for {fleet.region}")
+        yield _render_note("? unknown: ", f"the catalogue has no data for {fleet.region}")
     for source in costs.sources:
-        yield _render_note("prices on demand: ", f"{source.name}, {source.date}")
+        yield _render_note("on-demand prices: ", f"{source.name}, {source.date}")
     if reserved := sum(pool.reserved_usd_h for pool in costs.pools):
         yield _render_note(
-            "reserved by the fleet: ", f"{_format_usd(reserved)} USD/h from the apply on, used or not; in both sums"
+            "reservations: ", f"{_format_usd(reserved)} USD/h from the apply on, used or not; in both totals"
         )
     if any("spot" in pool.buy for pool in fleet.pools.values()):
-        yield _render_note("spot: ", "costs less than shown, and changes by the hour")
+        yield _render_note("spot: ", "costs less than shown; prices change hourly")
     reasons = {kind: catalogue[kind].unpriced.get(fleet.region, "") for kind in costs.unknown if kind in catalogue}
     for kinds, reason in _group_by_text(reasons):
-        yield _render_note(f"no price of {kinds}: ", reason)
+        yield _render_note(f"no price for {kinds}: ", reason)
     if "eks" in fleet.orchestrators:
         message, is_soon = eks.describe_support(fleet.eks.version, datetime.date.today())
         yield Text(message, "yellow") if is_soon else _render_note("EKS: ", message)
@@ -252,18 +252,16 @@ def _render_legend(fleet: Fleet, costs: cost.Cost, catalogue: Catalogue) -> Iter
 
 def _describe_efa(instance: Instance) -> str:
     count = (
-        f"{instance.efa_interfaces} interface{'s' * (instance.efa_interfaces != 1)} a machine"
+        f"{instance.efa_interfaces} interface{'s' * (instance.efa_interfaces != 1)} per instance"
         if instance.efa_interfaces
         else ""
     )
-    rdma_note = (
-        "no GPUDirect RDMA: what leaves a GPU goes by the host's memory" if instance.gpudirect_rdma is False else ""
-    )
+    rdma_note = "no GPUDirect RDMA: transfers go through host memory" if instance.gpudirect_rdma is False else ""
     return "; ".join(filter(None, [count, rdma_note, instance.layout_note]))
 
 
 def _group_by_text(texts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """What is said of several types alike, once."""
+    """Group the types that have the same text."""
     for text in dict.fromkeys(filter(None, texts.values())):
         yield join_words(kind for kind in texts if texts[kind] == text), text
 

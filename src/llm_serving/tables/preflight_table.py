@@ -1,4 +1,4 @@
-"""A preflight in the terminal: what is good in one glance, what is not with its remedy, ready to paste."""
+"""A preflight as a table: each check with its status, and each failure with the command that fixes it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _GAUGE_WIDTH = 6
 
 
 def render_preflight(report: PreflightReport, width: int) -> RenderableType:
-    """The report for a terminal `width` columns wide; 80 are enough."""
+    """Render the report for a terminal of `width` columns; 80 are enough."""
     parts: list[RenderableType] = [_render_title(report)]
     for group in report.groups:
         parts += [Text(f"\n{group.title}", "bold"), *_render_group(group, width)]
@@ -32,12 +32,12 @@ def render_preflight(report: PreflightReport, width: int) -> RenderableType:
 def _render_title(report: PreflightReport) -> Text:
     title = Text.assemble((report.fleet.name, "bold"), f"  {report.fleet.region}, account {report.caller.account}")
     if report.endpoint != "AWS":
-        title.append(f"\nanswered by {report.endpoint}, not by AWS", "yellow")
+        title.append(f"\nendpoint: {report.endpoint}, not AWS", "yellow")
     return title
 
 
 def _render_group(group: CheckGroup, width: int) -> Iterator[RenderableType]:
-    """Its lines; those that need no command share a table, so that their columns stand in line."""
+    """Render the checks of a group, each with its fix, and the reasons of unknown ones once."""
     name_width = min(max(len(result.name) for result in group.results), int(width * 0.38))
     gauge_width = _GAUGE_WIDTH if any(result.usage_ratio is not None for result in group.results) else 0
     for result in group.results:
@@ -47,9 +47,9 @@ def _render_group(group: CheckGroup, width: int) -> Iterator[RenderableType]:
             yield Text(
                 "\n".join(_format_command(result.command, width, indent)), "cyan", no_wrap=True, overflow="ignore"
             )
-    # One cause often stands behind several lines.
+    # Several checks often have the same cause.
     for cause in dict.fromkeys(result.unknown_reason for result in group.results if result.unknown_reason):
-        yield Padding(Text(f"not known: {cause}", "dim italic"), (0, 0, 0, _MARGIN + 3))
+        yield Padding(Text(f"unknown: {cause}", "dim italic"), (0, 0, 0, _MARGIN + 3))
 
 
 def _render_result(result: CheckResult, name_width: int, gauge_width: int) -> RenderableType:
@@ -70,7 +70,7 @@ def _render_result(result: CheckResult, name_width: int, gauge_width: int) -> Re
 
 
 def _render_gauge(result: CheckResult, width: int) -> Text:
-    """How much of what there is the fleet takes."""
+    """Render the share of a quota or capacity that the fleet uses."""
     if result.usage_ratio is None:
         return Text("?" if not result.known else "", "yellow")
     filled = min(width, math.ceil(min(result.usage_ratio, 1.0) * width))
@@ -78,7 +78,7 @@ def _render_gauge(result: CheckResult, width: int) -> Text:
 
 
 def _format_command(command: Sequence[str], width: int, indent: int) -> Iterator[str]:
-    """A command over as many lines as it takes; a shell reads them as one, so nothing breaks where it is pasted."""
+    """Wrap a command with backslashes, so that it can be pasted into a shell."""
     words = _group_options([shlex.quote(word) for word in command])
     line = next(words)
     for word in words:
@@ -91,7 +91,7 @@ def _format_command(command: Sequence[str], width: int, indent: int) -> Iterator
 
 
 def _group_options(words: Sequence[str]) -> Iterator[str]:
-    """Words, each option together with its value."""
+    """Join each option with its value."""
     option = ""
     for word in words:
         if option and not word.startswith("--"):
@@ -115,10 +115,10 @@ def _render_totals(report: PreflightReport) -> Text:
         mark, colour = _MARKS[status]
         text.append(f"{mark} {count} {status}   ", colour if count else "dim")
     if unknown_count:
-        text.append(f"({unknown_count} not known)", "dim")
+        text.append(f"({unknown_count} unknown)", "dim")
     return text
 
 
 def print_report(report: PreflightReport) -> None:
-    """Prints the report to standard output."""
+    """Print the report to standard output."""
     console.out.print(render_preflight(report, console.out.width), soft_wrap=False)

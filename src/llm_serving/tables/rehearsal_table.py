@@ -1,4 +1,4 @@
-"""A rehearsal as a table: stack by stack, how many of its resources were proven in which way."""
+"""A rehearsal as a table: for each stack, how many resources were planned and applied."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from llm_serving.rehearsal.run import Rehearsal, StackResult
 
 
 def render(rehearsals: Sequence[Rehearsal]) -> RenderableType:
-    """The table of one fleet or several, and under it why the embedded AWS does not hold the rest."""
+    """Render the table of one fleet or several, and why some resources are not emulated."""
     return Group(_render_table(rehearsals), *_render_reasons(rehearsals))
 
 
 def _render_table(rehearsals: Sequence[Rehearsal]) -> Table:
     stacks = [stack for rehearsal in rehearsals for stack in rehearsal.stacks.values()]
     table = Table(box=box.HORIZONTALS, show_footer=True, show_edge=False, pad_edge=False)
-    table.add_column("fleet", footer="in all", overflow="fold")
+    table.add_column("fleet", footer="total", overflow="fold")
     table.add_column("stack", no_wrap=True)
     for title, footer in zip(
-        ("resources", "mocked plan", "emulated apply", "not held"), _format_figures(stacks), strict=True
+        ("resources", "mocked plan", "emulated apply", "not emulated"), _format_figures(stacks), strict=True
     ):
         table.add_column(title, footer=footer, justify="right")
     for rehearsal in rehearsals:
@@ -51,4 +51,4 @@ def _render_reasons(rehearsals: Sequence[Rehearsal]) -> Iterator[Text]:
         for stack in rehearsal.stacks.values():
             kinds.update(stack.not_held)
     for kind, count in sorted(kinds.items()):
-        yield Text.assemble("not held: ", (f"{count} {kind}", "bold"), f", for {emulator_gaps.REASONS[kind]}")
+        yield Text.assemble("not emulated: ", (f"{count} {kind}", "bold"), f": {emulator_gaps.REASONS[kind]}")

@@ -73,12 +73,12 @@ def test_a_command_reads_the_same_after_pasting(report: PreflightReport, width: 
 def test_a_cause_behind_several_lines_is_told_once_and_the_sum_counts_all(report: PreflightReport) -> None:
     text = _render(report, 100)
     assert text.count("the server answered GetServiceQuota with 500") == 1
-    assert text.rstrip().splitlines()[-1] == "✓ 1 pass   ! 2 warn   ✗ 2 fail   (2 not known)"
+    assert text.rstrip().splitlines()[-1] == "✓ 1 pass   ! 2 warn   ✗ 2 fail   (2 unknown)"
 
 
 def test_another_server_than_aws_is_named(read_fleet: Any, report: PreflightReport) -> None:
     text = _render(PreflightReport(report.fleet, report.caller, "the server at http://127.0.0.1:1", report.groups), 100)
-    assert "answered by the server at http://127.0.0.1:1, not by AWS" in text
+    assert "endpoint: the server at http://127.0.0.1:1, not AWS" in text
 
 
 def test_plain_data_holds_commands_as_they_are_typed_and_no_infinity(report: PreflightReport) -> None:

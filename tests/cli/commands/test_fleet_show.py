@@ -76,8 +76,8 @@ def _find_line(lines: list[str], start: str) -> list[str]:
     return next(line for line in lines if line.strip().startswith(start)).split()
 
 
-def test_a_hundred_columns_show_each_pool_with_its_zones_machines_accelerators_and_cost(tmp_path: Path) -> None:
-    lines = _render(_load_fleet(tmp_path), 100)
+def test_the_table_shows_each_pool_with_its_zones_instances_accelerators_and_cost(tmp_path: Path) -> None:
+    lines = _render(_load_fleet(tmp_path), 96)
     assert lines[0] == "big  us-east-1, 6 zones, ECS"
     assert _find_line(lines, "zones of")[3:9] == list("abcdef")
     assert _find_line(lines, "general") == ["general", *"━━━━", "100..1,250", "400..10,000", "1,049", "37,664"]
@@ -103,8 +103,8 @@ def test_a_long_name_is_wrapped_and_never_cut(tmp_path: Path) -> None:
     assert lines[line_index].split()[0] + lines[line_index + 1].strip() == name
 
 
-def test_bars_stand_under_the_zones_that_a_pool_takes(tmp_path: Path) -> None:
-    lines = _render(_load_fleet(tmp_path), 100)
+def test_bars_are_under_the_zones_of_a_pool(tmp_path: Path) -> None:
+    lines = _render(_load_fleet(tmp_path), 96)
     head = next(line for line in lines if line.startswith("zones of"))
     pool = next(line for line in lines if line.startswith("neuron"))
     assert [head[column] for column, char in enumerate(pool) if char == "━"] == ["b", "c", "f"]
@@ -112,7 +112,7 @@ def test_bars_stand_under_the_zones_that_a_pool_takes(tmp_path: Path) -> None:
 
 def test_prices_are_dated_and_zones_say_whose_answer_they_are(tmp_path: Path) -> None:
     text = " ".join(" ".join(_render(_load_fleet(tmp_path), 100)).split())
-    assert "prices on demand: AWS Price List, as generated into aws/karpenter-provider-aws" in text
+    assert "on-demand prices: AWS Price List, as generated into aws/karpenter-provider-aws" in text
     assert "zz_generated.pricing_aws.go, 2026-07-20" in text
     source = instances.load_regions()["us-east-1"]
     assert f"● offered, ✗ not offered: {source.name}, {source.date}; zone names differ between accounts" in text
@@ -121,8 +121,8 @@ def test_prices_are_dated_and_zones_say_whose_answer_they_are(tmp_path: Path) ->
 
 def test_efa_is_shown_with_its_interfaces(tmp_path: Path) -> None:
     text = " ".join(" ".join(_render(_load_fleet(tmp_path), 100)).split())
-    assert "EFA on p5.48xlarge: 32 interfaces a machine; up to 800 of the 3200 Gbps can carry IP" in text
-    assert "EFA on p6-b200.48xlarge: 8 interfaces a machine" in text
+    assert "EFA on p5.48xlarge: 32 interfaces per instance; up to 800 of the 3200 Gbps can carry IP" in text
+    assert "EFA on p6-b200.48xlarge: 8 interfaces per instance" in text
 
 
 def test_the_gauge_shows_how_much_of_the_limit_the_greatest_size_takes(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_an_unknown_price_is_shown_as_unknown_and_sums_as_at_least(tmp_path: Pat
     assert _find_line(lines, "p5e.48xlarge")[-1] == "unknown"
     assert _find_line(lines, "none")[-2:] == ["0.00", "unknown"]
     assert _find_line(lines, "all pools")[-4:] == ["≥", "55.04", "≥", "110.08"]
-    assert "no price of p5e.48xlarge: AWS's price list has no on-demand price for it" in " ".join(lines)
+    assert "no price for p5e.48xlarge: AWS's price list has no on-demand price for it" in " ".join(lines)
 
 
 def test_a_zone_that_does_not_offer_the_type_is_marked_and_refused(tmp_path: Path) -> None:

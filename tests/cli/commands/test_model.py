@@ -43,10 +43,10 @@ def test_a_size_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFi
 def test_fit_shows_tokens_where_it_fits_and_the_lack_where_it_does_not(capsys: pytest.CaptureFixture[str]) -> None:
     assert _run_cli("fit", "Qwen/Qwen3-32B") == 0
     text = capsys.readouterr().out
-    assert "262,144 bytes a token" in text
+    assert "262,144 bytes per token" in text
     row = next(line for line in text.splitlines() if "g6e.12xlarge" in line)
     assert re.split(r"\s{2,}", row.strip())[1:5] == ["4 x L40S 45 GiB", "-24.4 GB", "47.7", "345.3"]
-    assert "weights and reserve take so much more than one accelerator has" in text
+    assert "short by this much memory per accelerator" in text
     assert "m8g.medium" in text
 
 
@@ -94,7 +94,7 @@ def test_fit_tells_of_random_weights(capsys: pytest.CaptureFixture[str]) -> None
 def test_an_encoder_fits_without_a_cache(capsys: pytest.CaptureFixture[str]) -> None:
     assert _run_cli("fit", "BAAI/bge-reranker-v2-m3", "--type", "g6e.xlarge") == 0
     text = capsys.readouterr().out
-    assert "none: an encoder keeps nothing between requests" in text
+    assert "KV cache  none (encoder)" in text
     assert "fits" in text
 
 

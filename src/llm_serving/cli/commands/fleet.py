@@ -30,7 +30,7 @@ from llm_serving.workloads import inputs
 app = typer.Typer(help="Show, plan, apply and destroy the fleet.", no_args_is_help=True)
 app.command()(show)
 
-Stacks = Annotated[list[str] | None, typer.Argument(metavar="[STACK]...", help="Stacks; all if left out.")]
+Stacks = Annotated[list[str] | None, typer.Argument(metavar="STACK", help="Stacks; all if left out.")]
 WithData = Annotated[
     bool, typer.Option("--with-data", help="Also delete the contents of buckets and registries, with old versions.")
 ]

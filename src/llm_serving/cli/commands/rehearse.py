@@ -19,7 +19,7 @@ from llm_serving.workloads import inputs
 
 def rehearse(
     stacks: Annotated[
-        list[str] | None, typer.Argument(metavar="[STACK]...", help="Stacks to rehearse; all if left out.")
+        list[str] | None, typer.Argument(metavar="STACK", help="Stacks to rehearse; all if left out.")
     ] = None,
     fleet: Annotated[
         Path, typer.Option("--fleet", metavar="FILE", help="The fleet file, or a folder of fleet files.")
@@ -30,8 +30,7 @@ def rehearse(
 ) -> None:
     """Apply and destroy the stacks against an embedded AWS.
 
-    Runs `terraform test` with a mocked provider, applies, plans again to check for drift, destroys, and checks that
-    nothing is left.
+    Plans with a mocked provider, applies, checks for drift, destroys, and checks that nothing is left.
     """
     if mocked and stacks:
         raise InputError("--mocked: it plans all stacks. Fix: remove --mocked, or the stacks.")
