@@ -5,7 +5,6 @@ Builds go to the user's cache directory, with a subdirectory for each version.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import re
@@ -16,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from llm_serving import console
+from llm_serving import console, processes
 from llm_serving.settings.errors import BlueprintError, Unavailable
 
 _BUILD_TIMEOUT_S = 1200
@@ -96,9 +95,7 @@ def find_or_build(program: Program) -> str:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise Unavailable(f"{folder}: {error.strerror}. Fix: make it writable, or install {program.name}.") from None
-    with (folder / "lock").open("w") as lock:
-        # One process builds, others wait for it.
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with processes.lock_file(folder / "lock"):  # one process builds, others wait for it
         if not binary.exists():
             _build(program, folder, cache / f"{program.name}.log")
     return str(binary)

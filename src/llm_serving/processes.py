@@ -144,22 +144,25 @@ def is_free(port: int) -> bool:
 
 
 @contextlib.contextmanager
-def lock_file(file: Path, busy_message: str) -> Iterator[None]:
+def lock_file(file: Path, busy_message: str | None = None) -> Iterator[None]:
     """Lock `file` for the time of the block; the lock ends with this process, however that ends.
 
     Args:
-        file: created if it does not exist.
-        busy_message: of the error if another process has the lock.
+        file: created if it does not exist; its content stays as it is.
+        busy_message: of the error if another process has the lock; waits for it if None.
 
     Raises:
         Unavailable: another process has the lock.
     """
-    with file.open("w") as lock:
+    descriptor = os.open(file, os.O_RDONLY | os.O_CREAT, 0o644)
+    try:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy_message else 0))
+        except BlockingIOError:
             raise Unavailable(f"{busy_message}. Fix: wait until it ends.") from None
         yield
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import subprocess
+import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +154,7 @@ def test_a_failure_shows_terraforms_own_diagnostics(terraform: Terraform, folder
         runner.plan(terraform, {"small": folder}, "fleet.tfplan")
     first, second, *rest = str(error.value).splitlines()
     assert first.startswith("terraform -chdir=")
-    assert second.endswith(f"ended with code 1; the full log is {folder}/plan.log:")
+    assert second.endswith(f"exit code 1; the full log is {folder}/plan.log:")
     assert [line.strip() for line in rest] == [
         "Error: Resource precondition failed (resource.terraform_data.a.lifecycle.precondition[0])",
         "Too small.",
@@ -178,3 +180,26 @@ def test_the_recorded_form_is_what_terraform_prints(terraform: Terraform, folder
     payload = json.loads(shown.stdout)
     assert set(json.loads(build_plan(VPC, outputs={"a": "create"}))) <= set(payload)
     assert set(VPC) <= set(payload["resource_changes"][0])
+
+
+@pytest.mark.terraform
+@pytest.mark.parametrize("depth", [1, 12])
+def test_what_terraform_writes_to_its_temporary_directory_goes_with_it(
+    terraform: Terraform, monkeypatch: pytest.MonkeyPatch, depth: int
+) -> None:
+    """With a folder of a short path and of one that is too long for a socket; the system's directory stays as it is."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        system = Path(short, "system")
+        system.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(system))
+        folder = Path(short, *["folder"] * depth)
+        folder.mkdir(parents=True)
+        program = folder / "program"
+        program.write_text('#!/bin/sh\necho "$TMPDIR"\ntouch "$TMPDIR/plugin1234567890"\n')
+        program.chmod(0o755)
+        output = runner.run(replace(terraform, program=str(program)), {"small": folder}, ("init",))["small"].output
+        used = Path(output.strip())
+        assert len(str(used)) < 90
+        assert (used.parent == folder) == (depth == 1)
+        assert not used.exists()
+        assert list(system.iterdir()) == []

@@ -39,7 +39,9 @@ def plan(stacks: Mapping[str, Path], *, program: runner.Terraform, data: Path) -
         shutil.rmtree(folder)
     for name, stack in stacks.items():
         shutil.copytree(
-            stack, folder / name, ignore=shutil.ignore_patterns("*_override.tf.json", ".terraform*", "*.log", "*.jsonl")
+            stack,
+            folder / name,
+            ignore=shutil.ignore_patterns("*_override.tf.json", ".terraform*", "*.log", "*.jsonl", "tmp"),
         )
     (folder / "main.tf.json").write_text("{}")
     (folder / "stacks.tftest.hcl").write_text(_render_test(stacks))

@@ -14,6 +14,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -257,9 +258,8 @@ def run(
     Raises:
         CommandFailed: it failed for one of them.
     """
-    with contextlib.ExitStack() as stack:
-        is_provider_shared = terraform.reuse_provider and arguments[0] in _STREAMED_COMMANDS
-        environments = _start_providers(stack, terraform, folders) if is_provider_shared else {}
+    is_provider_shared = terraform.reuse_provider and arguments[0] in _STREAMED_COMMANDS
+    with _open_environments(terraform, folders, is_provider_shared=is_provider_shared) as environments:
         return _run(
             terraform,
             folders,
@@ -283,8 +283,7 @@ def plan(terraform: Terraform, folders: Mapping[str, Path], file: str) -> dict[s
     """
     for folder in folders.values():
         (folder / file).unlink(missing_ok=True)
-    with contextlib.ExitStack() as stack:
-        environments = _start_providers(stack, terraform, folders) if terraform.reuse_provider else {}
+    with _open_environments(terraform, folders, is_provider_shared=terraform.reuse_provider) as environments:
         _run(terraform, folders, ("plan", "-input=false", f"-out={file}"), environments)
         for folder in folders.values():
             (folder / file).chmod(0o600)
@@ -295,16 +294,42 @@ def plan(terraform: Terraform, folders: Mapping[str, Path], file: str) -> dict[s
     return {name: parse_plan(result.output) for name, result in results.items()}
 
 
-def _start_providers(
-    stack: contextlib.ExitStack, terraform: Terraform, folders: Mapping[str, Path]
-) -> dict[str, dict[str, str]]:
-    """One provider a folder, which ends with `stack`, as the environment of each folder's commands."""
-    return {
-        name: stack.enter_context(
-            provider_reattach.start_provider(folder, {**terraform.hidden_environment, **terraform.environment})
-        )
-        for name, folder in folders.items()
-    }
+@contextlib.contextmanager
+def _open_environments(
+    terraform: Terraform, folders: Mapping[str, Path], *, is_provider_shared: bool
+) -> Iterator[dict[str, dict[str, str]]]:
+    """The environment of each folder's commands: a temporary directory, and one provider where it is shared.
+
+    Terraform and its providers leave sockets in the temporary directory; both end with the block.
+    """
+    with contextlib.ExitStack() as stack:
+        environments: dict[str, dict[str, str]] = {}
+        for name, folder in folders.items():
+            environment = {"TMPDIR": stack.enter_context(_make_temp_dir(folder))}
+            if is_provider_shared:
+                settings = {**terraform.hidden_environment, **terraform.environment, **environment}
+                environment |= stack.enter_context(provider_reattach.start_provider(folder, settings))
+            environments[name] = environment
+        yield environments
+
+
+_MAX_TEMP_PATH = 80
+"""Characters: a socket's path has 107 at most, and the providers' names of sockets take some 20."""
+
+
+@contextlib.contextmanager
+def _make_temp_dir(folder: Path) -> Iterator[str]:
+    """A temporary directory in the stack's folder; in the system's where the path would be too long for a socket."""
+    own = folder.absolute() / "tmp"
+    if len(str(own)) > _MAX_TEMP_PATH:
+        with tempfile.TemporaryDirectory(prefix="blueprint-terraform-", ignore_cleanup_errors=True) as path:
+            yield path
+        return
+    own.mkdir(mode=0o700, exist_ok=True)
+    try:
+        yield str(own)
+    finally:
+        shutil.rmtree(own, ignore_errors=True)
 
 
 def _run(
@@ -336,7 +361,7 @@ def _run(
             ],
             logs[name].stream,
             environment=terraform.environment,
-            hidden_environment={**terraform.hidden_environment, **environments.get(name, {})},
+            hidden_environment={**terraform.hidden_environment, **environments[name]},
             accepted_codes=success_codes,
         )
         for name, folder in folders.items()

@@ -125,7 +125,7 @@ def test_a_bucket_that_is_not_there_is_said(aws: str, tmp_path: Path) -> None:
 def test_what_only_the_engines_may_read_is_passed_over_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def deny(*_: object) -> None:
+    def deny(*_: object, **__: object) -> None:
         raise s3.AccessDenied("s3://theirs: AWS denies s3:ListBucket (403).")
 
     monkeypatch.setattr(s3, "Bucket", deny)

@@ -6,17 +6,16 @@ It is separate from the command line's, so that its 5 GB of dependencies cannot 
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-from llm_serving import console, paths
+from llm_serving import console, paths, processes
 from llm_serving.settings.errors import BlueprintError, Unavailable
 
 ROOT = paths.ROOT
@@ -180,12 +179,9 @@ def describe_download(log: str) -> str:
     return f"downloaded {done_bytes / 2**20:.0f} of {sum(sizes.values()) / 2**20:.0f} MiB of large packages"
 
 
-@contextmanager
-def _lock_environment(root: Path) -> Iterator[None]:
+def _lock_environment(root: Path) -> AbstractContextManager[None]:
     """Lock the packages' lock file, so that two set-ups do not build over each other."""
-    with (root / LOCK).open("rb") as lock_file:
-        fcntl.flock(lock_file, fcntl.LOCK_EX)
-        yield
+    return processes.lock_file(root / LOCK)
 
 
 def main() -> int:
