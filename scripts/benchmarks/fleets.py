@@ -1,9 +1,10 @@
-"""How long the fleets take: all examples synthesized and planned with a mocked provider; one applied to the emulator.
+"""Time of synthesizing and planning all example fleets with a mocked provider, and of applying one to the emulator.
 
     .venv/bin/python -m scripts.benchmarks.fleets [--emulated FLEET] [--json]
 
-Each line is one `blueprint rehearse` in a process of its own. User CPU and wall time are the system's own, with every
-child (Node, Terraform, the AWS provider, with --emulated the embedded AWS too); the peak is the largest process.
+Each line is one `blueprint rehearse` in a process of its own. User CPU and wall time are from the operating system and
+include every child (Node, Terraform, the AWS provider, and with --emulated the embedded AWS); the peak is the largest
+process.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ FLEETS = Path(__file__).parents[2] / "infra" / "fleets"
 
 
 class Measurement(NamedTuple):
-    """One rehearsal: resources by how they were proven, seconds, MiB."""
+    """One rehearsal: resources by kind of proof, seconds, MiB."""
 
     what: str
     planned: int
@@ -35,13 +36,13 @@ class Measurement(NamedTuple):
 
 
 def measure(label: str, *arguments: str) -> Measurement:
-    """Runs `blueprint rehearse` with these arguments in an empty folder.
+    """Run `blueprint rehearse` with these arguments in an empty folder.
 
     Raises:
-        AnswerIsNo: it failed; what it said is in the message.
+        CheckFailed: it failed.
     """
     blueprint = Path(sys.executable).with_name("blueprint")
-    with tempfile.TemporaryDirectory() as folder, (Path(folder) / "said").open("w+") as output:
+    with tempfile.TemporaryDirectory() as folder, (Path(folder) / "output.json").open("w+") as output:
         start = time.monotonic()
         command = [str(blueprint), "rehearse", *arguments, "--json"]
         child = subprocess.Popen(command, cwd=folder, stdout=output, stderr=subprocess.DEVNULL)
@@ -49,7 +50,7 @@ def measure(label: str, *arguments: str) -> Measurement:
         wall_s = time.monotonic() - start
         child.returncode = os.waitstatus_to_exitcode(status)
         if child.returncode:
-            raise CheckFailed(f"blueprint {' '.join(command[1:])} ended with {child.returncode}. Run it to see why")
+            raise CheckFailed(f"blueprint {' '.join(command[1:])} exited with {child.returncode}. Run it to see why.")
         output.seek(0)
         stacks = [stack for rehearsal in json.load(output)["rehearsals"] for stack in rehearsal["stacks"].values()]
     planned, applied = (sum(stack[key] or 0 for stack in stacks) for key in ("mocked", "applied"))
@@ -57,10 +58,10 @@ def measure(label: str, *arguments: str) -> Measurement:
 
 
 def main() -> None:
-    """Measures and prints; a line as soon as it is there."""
+    """Measure, and print each line when it is ready."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--emulated", metavar="FLEET", help="example fleet to apply to the embedded AWS too; minutes")
-    parser.add_argument("--json", action="store_true", help="print plain data")
+    parser.add_argument("--emulated", metavar="FLEET", help="apply this example fleet to the embedded AWS too; minutes")
+    parser.add_argument("--json", action="store_true", help="output JSON")
     args = parser.parse_args()
     cases: dict[str, tuple[str, ...]] = {
         "all examples": ("--fleet", str(FLEETS), "--mocked"),
@@ -75,8 +76,8 @@ def main() -> None:
         measurements.append(measurement := measure(label, *arguments))
         if not args.json:
             print(
-                f"{label:<24}{measurement.planned:>9}{measurement.applied:>9}{measurement.user_s:>9.1f} s{measurement.wall_s:>9.1f} s"
-                f"{measurement.peak_mib:>10} MiB",
+                f"{label:<24}{measurement.planned:>9}{measurement.applied:>9}{measurement.user_s:>9.1f} s"
+                f"{measurement.wall_s:>9.1f} s{measurement.peak_mib:>10} MiB",
                 flush=True,
             )
     if args.json:

@@ -1,12 +1,12 @@
-"""A server with the OpenAI API whose delays are known and whose faults are on purpose: the yardstick for a load driver.
+"""An OpenAI-compatible server with known delays and injected faults, to calibrate a load driver.
 
-It answers without any model: the first token comes a set time after the request, each further one a set time after the
-last. It notes what it really did (`GET /known`), and exports it as vLLM would (`GET /metrics`), so that what a client
-measured can be set beside the truth. One process, standard library only:
+It needs no model: the first token comes a fixed time after the request, each further one a fixed time after the last.
+It records the actual times (`GET /known`) and exports them with vLLM's metric names (`GET /metrics`), to compare with a
+client's measurements. One process, standard library only:
 
     python -m scripts.benchmarks.known_server --port 8000 --ttft-ms 50 --itl-ms 10
 
-A word of up to five letters counts as one token, a longer one as two, and a chat adds CHAT_OVERHEAD tokens.
+A word of up to five letters is one token, a longer one two; a chat adds CHAT_OVERHEAD tokens.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from typing import Any, Literal, get_args
 from llm_serving import processes
 
 Fault = Literal["hang", "http_500", "cut", "reset", "empty", "error_event", "slow"]
-"""`hang` never answers, `cut` ends the stream half-way, `reset` drops the connection before any answer, `empty` answers
-without a token, `error_event` sends an error inside the stream, `slow` takes ten times as long to the first token."""
+"""`hang` never answers, `cut` ends the stream half-way, `reset` drops the connection before the answer, `empty` sends
+no tokens, `error_event` sends an error inside the stream, `slow` takes ten times as long to the first token."""
 
 CHAT_OVERHEAD = 7
-"""Tokens that a chat's template would add to its messages."""
+"""Tokens of the chat template."""
 
 _BUCKETS = {
     "vllm:time_to_first_token_seconds": (
@@ -71,28 +71,28 @@ _BUCKETS = {
         60.0,
     ),
 }
-"""Upper bounds in seconds as vLLM 0.32 exports them (their small end)."""
+"""Upper bounds in seconds, as in vLLM 0.32 (the smaller ones)."""
 
 
 @dataclass(frozen=True)
 class Behaviour:
-    """How the server answers."""
+    """Delays and faults of the server."""
 
     ttft_s: float = 0.05
     itl_s: float = 0.01
     tokens_per_chunk: int = 1
-    """Tokens that one event of the stream carries."""
+    """Tokens of one event of the stream."""
     faults: tuple[Fault, ...] = ()
-    """What goes wrong, one after another."""
+    """Injected faults, in turn."""
     fault_interval: int = 1
-    """A fault strikes each streamed request whose number, from 1, divides by this."""
+    """Every how many streamed requests a fault occurs."""
     plain: bool = False
-    """Refuses what only vLLM knows, and sends no usage with each chunk, as other servers do."""
+    """Refuse vLLM's own parameters and send no usage with each chunk, as other servers do."""
 
 
 @dataclass
 class ServerRecord:
-    """What the server did: seconds on its own clock, from a request's last byte to the write."""
+    """Actual times in seconds, on the server's clock, from a request's last byte to the write."""
 
     ttft_s: list[float] = field(default_factory=list)
     itl_s: list[float] = field(default_factory=list)
@@ -100,7 +100,7 @@ class ServerRecord:
     finished: Counter[str] = field(default_factory=Counter)
 
     def render_metrics(self) -> str:
-        """Prometheus text with vLLM's names."""
+        """Return Prometheus text with vLLM's names."""
         lines = []
         for reason in ("stop", "length", "abort"):
             lines.append(f'vllm:request_success_total{{finished_reason="{reason}"}} {self.finished[reason]}')
@@ -115,17 +115,17 @@ class ServerRecord:
 
 
 def count_tokens(text: str) -> int:
-    """Tokens of a text by this server's rule."""
+    """Return the tokens of a text by this server's rule."""
     return sum(1 if len(word) <= 5 else 2 for word in text.split())
 
 
 def _join_text(content: str | list[dict[str, Any]]) -> str:
-    """A message's text, which may come in parts."""
+    """Return a message's text, which may be a list of parts."""
     return content if isinstance(content, str) else " ".join(str(part.get("text", "")) for part in content)
 
 
 class ClientConnection(asyncio.Protocol):
-    """One client's connection: requests one after another, each answered on a timer."""
+    """One client's connection: sequential requests, each answered on a timer."""
 
     def __init__(self, behaviour: Behaviour, record: ServerRecord, counter: Iterator[int]) -> None:
         self._behaviour, self._record, self._counter = behaviour, record, counter
@@ -204,7 +204,7 @@ class ClientConnection(asyncio.Protocol):
         if fault == "hang":
             return None
         if fault == "http_500":
-            return self._send_json(500, {"error": {"message": "a fault on purpose"}})
+            return self._send_json(500, {"error": {"message": "injected fault"}})
         if fault == "reset":
             return self._transport.abort()
         self._transport.write(
@@ -219,14 +219,14 @@ class ClientConnection(asyncio.Protocol):
         return None
 
     def _write_next(self, stream: _Stream, start: float, due: float) -> None:
-        """Writes the event that is due, and sets the timer for the one after it."""
+        """Write the event that is due, and set the timer of the next one."""
         behaviour = self._behaviour
         if stream.sent >= stream.count:
             return self._finish(stream, start)
         if stream.fault in ("cut", "error_event") and stream.sent * 2 >= stream.count:
             if stream.fault == "error_event":
                 self._transport.write(
-                    _format_chunk(_format_event({"error": {"message": "a fault on purpose", "code": 500}}))
+                    _format_chunk(_format_event({"error": {"message": "injected fault", "code": 500}}))
                 )
             return self._transport.close()
         share = min(behaviour.tokens_per_chunk, stream.count - stream.sent)
@@ -242,7 +242,7 @@ class ClientConnection(asyncio.Protocol):
             self._transport.write(data)
             return self._finish(stream, start)
         self._transport.write(data)
-        # From when it was due, not from now: a late write does not shift all that follow.
+        # From the due time, not from now: a late write does not delay all later ones.
         due += behaviour.itl_s * share
         self._timer = self._loop.call_at(due, self._write_next, stream, start, due)
         return None
@@ -268,7 +268,7 @@ def _format_chunk(data: bytes) -> bytes:
 
 @dataclass
 class _Stream:
-    """One answer under way."""
+    """One answer in progress."""
 
     model: str
     chat: bool
@@ -281,7 +281,7 @@ class _Stream:
     last: float = 0.0
 
     def build_event(self, share: int) -> bytes:
-        """The event that carries the `share` tokens just counted as sent."""
+        """Return the event of the last `share` sent tokens."""
         text = "".join(f"w{index} " for index in range(self.sent - share, self.sent))
         reason = "length" if self.sent >= self.count else None
         return self._build_event(text, reason)
@@ -301,7 +301,7 @@ class _Stream:
 
 
 async def serve(port: int, behaviour: Behaviour) -> None:
-    """Serves on loopback until it is told to end."""
+    """Serve on loopback until a signal."""
     record, counter = ServerRecord(), iter(range(1, sys.maxsize))
     loop = asyncio.get_running_loop()
     server = await loop.create_server(
@@ -316,7 +316,7 @@ async def serve(port: int, behaviour: Behaviour) -> None:
 
 @contextlib.contextmanager
 def run_server(behaviour: Behaviour = Behaviour(), log: Path | None = None, core: int | None = None) -> Iterator[str]:
-    """Runs the server in a process of its own, on one core if told which; yields its base URL, and ends it."""
+    """Run the server in a process of its own, optionally pinned to a core; yield its base URL."""
     port = processes.claim_free_ports(1)[0]
     arguments = build_command(port, behaviour)
     with (log or Path("/dev/null")).open("ab") as sink:
@@ -335,7 +335,7 @@ def _is_listening(port: int) -> bool:
 
 
 def build_command(port: int, behaviour: Behaviour) -> list[str]:
-    """The server's command line."""
+    """Return the server's command line."""
     arguments = [sys.executable, "-m", "scripts.benchmarks.known_server", "--port", str(port)]
     arguments += ["--ttft-ms", str(behaviour.ttft_s * 1000), "--itl-ms", str(behaviour.itl_s * 1000)]
     arguments += ["--tokens-per-chunk", str(behaviour.tokens_per_chunk)]
@@ -349,7 +349,7 @@ def main() -> None:
     parser.add_argument("--ttft-ms", type=float, default=50.0, help="time to first token")
     parser.add_argument("--itl-ms", type=float, default=10.0, help="inter-token latency")
     parser.add_argument("--tokens-per-chunk", type=int, default=1, help="tokens in one event")
-    parser.add_argument("--faults", nargs="*", default=[], choices=get_args(Fault), help="what goes wrong, in turns")
+    parser.add_argument("--faults", nargs="*", default=[], choices=get_args(Fault), help="injected faults, in turn")
     parser.add_argument("--every", type=int, default=1, help="with each how many-th request")
     parser.add_argument("--plain", action="store_true", help="refuse what only vLLM knows")
     args = parser.parse_args()

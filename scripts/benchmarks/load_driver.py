@@ -1,21 +1,21 @@
-"""The load driver beside `guidellm` and `vllm bench serve`: streams a core carries, and the error of its times.
+"""Compare the load driver with `guidellm` and `vllm bench serve`: streams per core, and the error of its times.
 
-All load the same server, whose delays are known (scripts/benchmarks/known_server.py), in one run on this machine:
+All load the same server with known delays (scripts/benchmarks/known_server.py), on this machine:
 
     python -m scripts.benchmarks.load_driver [--tools blueprint vllm guidellm] [--requests 1500]
 
-How each number is got:
+Method:
 
-- error: the tool's own percentile of the time to first token, less the server's of the same requests (from a request's
-  last byte to the write of its first token, by the server's clock), under a load that leaves driver and server idle
-  most of the time. The error holds the way through the kernel, which is the same for all.
-- streams a second: by the tool's own report, with the tool on one core and the server on another, users enough to keep
+- error: the tool's percentile of the time to first token minus the server's of the same requests (from a request's last
+  byte to the write of its first token, on the server's clock), under a load that leaves both idle most of the time. It
+  includes the time in the kernel, which is the same for all.
+- streams/s: from the tool's own report, with the tool on one core and the server on another, and enough users to keep
   the tool busy.
-- streams a CPU second: processor time of the tool and its children, user and system, between a short run and a long
-  one, so that starting up does not count.
-- server: the share of a core that the server used in the long run. Near 100% it is the server that was measured.
+- streams/CPU s: CPU time of the tool and its children, user and system, between a short and a long run, so that startup
+  does not count.
+- server: share of a core that the server used in the long run. Near 100% the server is the bottleneck.
 
-guidellm runs from an environment that uv makes in its cache, vLLM from the engine's; neither is part of the product.
+guidellm runs from an environment in uv's cache, vLLM from the engine's; neither is part of the product.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ ENGINE = Path(__file__).parents[2] / ".venv-engine" / "bin"
 INPUT_TOKENS, OUTPUT_TOKENS = 64, 32
 LIMIT_S = 900.0
 MIN_ANSWERED_SHARE = 0.95
-"""Share of the requests that must be answered; guidellm leaves out a few that its last users had begun."""
+"""Required share of answered requests; guidellm omits a few that its last users had started."""
 
 
 @dataclass(frozen=True)
 class LoadSpec:
-    """What a tool is asked to do."""
+    """Load of a tool."""
 
     behaviour: Behaviour
     users: int
@@ -64,14 +64,14 @@ class LoadSpec:
 
 
 CALM_LOAD = LoadSpec(Behaviour(ttft_s=0.050, itl_s=0.010), users=8, requests=300)
-"""Both sides idle most of the time: what is left is the tool's own error."""
+"""Both sides are idle most of the time: the error is the tool's own."""
 
 BUSY_BEHAVIOUR = Behaviour(ttft_s=0.005, itl_s=0.001)
 BUSY_USERS = 64
 
 
 class ToolReport(NamedTuple):
-    """What a tool reports of a load."""
+    """A tool's own report of a load."""
 
     answered: int
     per_s: float
@@ -80,7 +80,7 @@ class ToolReport(NamedTuple):
 
 
 class Measurement(NamedTuple):
-    """What a tool reports, beside what it cost and what the server knows."""
+    """A tool's report, its CPU time, and the server's actual times."""
 
     report: ToolReport
     cpu_s: float
@@ -93,7 +93,7 @@ Tool = Callable[[str, LoadSpec, Path], ToolReport]
 
 
 def measure(tool: Tool, load: LoadSpec, folder: Path) -> Measurement:
-    """Runs a tool against a fresh server."""
+    """Run a tool against a new server."""
     folder.mkdir(parents=True)
     with known_server.run_server(
         load.behaviour, log=folder / "server.log", core=1 if _has_two_cores() else None
@@ -103,7 +103,7 @@ def measure(tool: Tool, load: LoadSpec, folder: Path) -> Measurement:
         cpu_s, server_facts = _read_children_cpu_s() - cpu_before, _fetch_known(url)
     if report.answered < load.requests * MIN_ANSWERED_SHARE:
         raise Unavailable(f"only {report.answered} of {load.requests} requests were answered")
-    # Requests before the last ones are the tool's own questions and warm-up.
+    # Earlier requests are the tool's own probes and warm-up.
     truth = statistics.summarize_latency([value * 1000 for value in server_facts["ttft_s"][-report.answered :]])
     seconds = report.answered / report.per_s
     server_share = (server_facts["cpu_s"] - before) / seconds
@@ -117,7 +117,7 @@ def _fetch_known(url: str) -> dict[str, Any]:
 
 
 def _read_children_cpu_s() -> float:
-    """Processor time of the children that have ended, and of theirs."""
+    """Return the CPU time of exited children and of their children."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
@@ -151,9 +151,9 @@ def run_blueprint(url: str, load: LoadSpec, folder: Path) -> ToolReport:
 
 
 def run_vllm(url: str, load: LoadSpec, folder: Path) -> ToolReport:
-    """vLLM's own benchmark client."""
+    """Run vLLM's own benchmark client."""
     if not (ENGINE / "vllm").exists():
-        raise Unavailable("the engine's environment is not there; ./install.sh makes it")
+        raise Unavailable("the engine's environment does not exist. Fix: ./install.sh")
     model = make_tiny.make("tiny", folder.parent / "tiny")
     command = [
         str(ENGINE / "vllm"), "bench", "serve", "--backend", "openai-chat", "--base-url", url,
@@ -169,7 +169,7 @@ def run_vllm(url: str, load: LoadSpec, folder: Path) -> ToolReport:
 
 
 def run_guidellm(url: str, load: LoadSpec, folder: Path) -> ToolReport:
-    """GuideLLM, from an environment that uv makes in its cache."""
+    """Run GuideLLM, from an environment in uv's cache."""
     prompts = folder / "prompts.jsonl"
     rows = [
         {"prompt": f"{number} " + "the " * INPUT_TOKENS, "output_tokens_count": OUTPUT_TOKENS}
@@ -199,9 +199,9 @@ TOOLS: dict[str, Tool] = {"blueprint": run_blueprint, "vllm": run_vllm, "guidell
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--tools", nargs="*", default=list(TOOLS), choices=TOOLS, help="which to run")
+    parser.add_argument("--tools", nargs="*", default=list(TOOLS), choices=TOOLS, help="tools to run")
     parser.add_argument(
-        "--requests", type=int, default=1500, help="requests of the long run; the short one has a fifth"
+        "--requests", type=int, default=1500, help="requests of the long run, five times those of the short one"
     )
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as work:
@@ -210,10 +210,10 @@ def main() -> None:
 
 
 def _measure_tool(name: str, requests: int, folder: Path) -> tuple[Measurement, Measurement, Measurement]:
-    """A tool's calm run, its short busy one, and its long busy one."""
+    """Measure a tool under the calm load, and under a short and a long busy one."""
     with console.step(f"{name}: error of the time to first token"):
         calm = measure(TOOLS[name], CALM_LOAD, folder / "calm")
-    with console.step(f"{name}: streams a core"):
+    with console.step(f"{name}: streams per core"):
         short = measure(TOOLS[name], LoadSpec(BUSY_BEHAVIOUR, BUSY_USERS, requests // 5), folder / "short")
         long = measure(TOOLS[name], LoadSpec(BUSY_BEHAVIOUR, BUSY_USERS, requests), folder / "long")
     return calm, short, long
@@ -237,9 +237,9 @@ def _print_table(rows: dict[str, tuple[Measurement, Measurement, Measurement]]) 
     console.out.print(table)
     console.out.print(
         f"TTFT: {CALM_LOAD.users} users, {CALM_LOAD.requests} streams of {OUTPUT_TOKENS} tokens, first token after "
-        f"{CALM_LOAD.behaviour.ttft_s * 1000:g} ms, then one each {CALM_LOAD.behaviour.itl_s * 1000:g} ms. Streams: {BUSY_USERS} "
-        f"users, the tool on one core and the server on another, of {os.cpu_count()}. "
-        "How each number is got: scripts/benchmarks/load_driver.py.",
+        f"{CALM_LOAD.behaviour.ttft_s * 1000:g} ms, then one every {CALM_LOAD.behaviour.itl_s * 1000:g} ms. Streams: "
+        f"{BUSY_USERS} users, the tool on one core and the server on another, of {os.cpu_count()}. "
+        "Method: scripts/benchmarks/load_driver.py.",
         markup=False,
     )
 

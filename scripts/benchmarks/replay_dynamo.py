@@ -1,8 +1,8 @@
-"""The half of scripts/benchmarks/replay.py that runs where Dynamo is installed, and imports nothing of this project.
+"""The part of scripts/benchmarks/replay.py that runs in Dynamo's environment and imports nothing of this project.
 
-    python replay_dynamo.py ASKED.json TOLD.json
+    python replay_dynamo.py REQUEST.json RESPONSE.json
 
-Reads what to replay, writes what each replay gave: milliseconds of each request, in the order of arrival.
+Reads what to replay, and writes each replay's milliseconds by request, in the order of arrival.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dynamo.llm import KvRouterConfig
 from dynamo.replay import run_trace_replay
 
 PREFILL_TOKENS = [64 * 2**power for power in range(9)]
-"""64 to 16384 tokens of a step; between them Dynamo interpolates."""
+"""64 to 16384 tokens of a step; Dynamo interpolates between them."""
 
 CONTEXTS = [256, 1024, 2048, 4096, 8192, 16384]
 CACHED_TOKENS = [0, 4096, 16384, 65536, 131072, 262144, 524288]
@@ -27,20 +27,20 @@ CACHED_TOKENS = [0, 4096, 16384, 65536, 131072, 262144, 524288]
 
 ROUTERS: dict[str, dict[str, Any]] = {
     "round-robin": {"router_mode": "round_robin"},
-    # Where the least is to be done, whatever the caches hold.
+    # By the least work, ignoring caches.
     "load": {"router_mode": "kv_router", "router_config": KvRouterConfig(overlap_score_credit=0.0)},
-    # By the prompts that were sent to each engine, as the router remembers them.
+    # By the prompts that the router has sent to each engine.
     "seen": {
         "router_mode": "kv_router",
         "router_config": KvRouterConfig(use_kv_events=False, router_approximate_cache_policy="lru"),
     },
-    # By the blocks that each engine says it holds.
+    # By the cached blocks that each engine reports.
     "kv-aware": {"router_mode": "kv_router", "router_config": KvRouterConfig()},
 }
 
 
 def write_timing(payload: dict[str, Any], file: Path) -> dict[str, float]:
-    """Writes the table of step times that Dynamo interpolates in; returns milliseconds of a prefill by its tokens."""
+    """Write the table of step times for Dynamo; return the milliseconds of a mean prefill."""
     engine = EngineHandle.compile(payload["model"], payload["system"], "vllm", tp_size=payload["tensor"])
     prefill = [engine.predict_prefill_latency(1, tokens) for tokens in PREFILL_TOKENS]
     decode = [
@@ -59,7 +59,7 @@ def write_timing(payload: dict[str, Any], file: Path) -> dict[str, float]:
 
 
 def replay(payload: dict[str, Any], trace: str, router: str, table: Path) -> dict[str, Any]:
-    """One trace through one router."""
+    """Replay one trace through one router."""
     report = run_trace_replay(
         trace,
         trace_block_size=payload["trace_block"],

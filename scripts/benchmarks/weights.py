@@ -1,20 +1,20 @@
-"""Weights streamed from S3 into the engine, beside weights downloaded first and loaded then, in one run.
+"""Weights streamed from S3 into the engine, compared with weights downloaded first and then loaded.
 
     python -m scripts.benchmarks.weights [--model mid] [--runs 3]
 
-Both sides start the engine that the aggregated blueprint starts, one replica, from the same bucket on the same S3
-server: versitygw on loopback, since the embedded AWS serves 10 MB/s and would be what is measured. It is taken from
-PATH, or built once with Go into the user's cache folder.
+Both sides start the engine of the aggregated blueprint, one replica, from the same bucket on the same S3 server:
+versitygw on loopback, since the embedded AWS serves only 10 MB/s. It is taken from PATH, or built once with Go into the
+user's cache directory.
 
-How each number is got, by this process's clock unless said otherwise:
+Method, on this process's clock unless noted:
 
-- S3 to memory: streamed, the streamer's own line in the engine's log; downloaded, the time of the download by boto3
-  with as many requests at once as the streamer makes, plus the engine's own line "Loading weights took".
+- S3 to memory: streamed, from the streamer's line in the engine's log; downloaded, the time of a download by boto3 with
+  the streamer's concurrency, plus the engine's line "Loading weights took".
 - to the first answer: from the start of the download or of the engine to the first completion.
-- on disk: what the downloaded copy takes; streamed weights are never stored.
+- on disk: size of the downloaded copy; streamed weights are never stored.
 
-The server reads from the page cache, and what was just downloaded is loaded from there too: a fast disk for both sides.
-The sides take turns, so that a change in the machine's speed meets both.
+The server reads from the page cache, and downloaded files are loaded from it too: a fast disk for both sides. The sides
+run in turn, so that changes of the machine's speed affect both.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from llm_serving.workloads.serving.deployment import Deployment
 
 ROOT = Path(__file__).resolve().parents[2]
 CONCURRENCY = 16
-"""Requests that the streamer makes at once by default (RUNAI_STREAMER_CONCURRENCY)."""
+"""The streamer's default concurrency (RUNAI_STREAMER_CONCURRENCY)."""
 
 LIMIT_S = 900.0
 
@@ -62,7 +62,7 @@ class StartTimes(NamedTuple):
 
 @dataclass(frozen=True)
 class Bench:
-    """What both sides share."""
+    """Deployment and directory of both sides."""
 
     deployment: Deployment
     work: Path
@@ -77,18 +77,18 @@ class Bench:
 
 
 def measure_streamed(bench: Bench) -> StartTimes:
-    """The engine reads from S3 itself, as a deployment does."""
+    """Measure an engine that streams from S3, as in a deployment."""
     start = time.monotonic()
     _run_until_answer(bench, bench.worker.command)
     answered_at = time.monotonic()
     loading = weight_loading.read(bench.deployment.served_models[0].weights, [bench.log])
     if loading.seconds is None:
-        raise CheckFailed(f"the engine's log {bench.log} does not tell how long it streamed")
+        raise CheckFailed(f"the engine's log {bench.log} has no time of streaming")
     return StartTimes(loading.seconds, answered_at - start, 0)
 
 
 def measure_downloaded(bench: Bench) -> StartTimes:
-    """The files are fetched first, and the engine loads them from the folder."""
+    """Measure a download, and an engine that loads the files."""
     folder = bench.work / "download"
     start = time.monotonic()
     _download(bench.deployment, folder)
@@ -99,7 +99,7 @@ def measure_downloaded(bench: Bench) -> StartTimes:
     answered_at = time.monotonic()
     matches = re.findall(r"Loading weights took ([\d.]+) seconds", bench.log.read_text(errors="replace"))
     if not matches:
-        raise CheckFailed(f"the engine's log {bench.log} does not tell how long it loaded")
+        raise CheckFailed(f"the engine's log {bench.log} has no time of loading")
     size = sum(path.stat().st_size for path in folder.iterdir())
     shutil.rmtree(folder)
     return StartTimes(fetched_at - start + float(matches[-1]), answered_at - start, size)
@@ -118,7 +118,7 @@ def _download(deployment: Deployment, folder: Path) -> None:
 
 
 def _run_until_answer(bench: Bench, command: tuple[str, ...]) -> None:
-    """Starts the engine, waits for a real completion, and ends it."""
+    """Start the engine, wait for a completion, and stop it."""
     process = bench.worker
     with bench.log.open("wb") as sink:
         child = processes.spawn(command, environment=process.env, output=sink)
@@ -130,12 +130,12 @@ def _run_until_answer(bench: Bench, command: tuple[str, ...]) -> None:
             processes.stop(child)
     if child.returncode not in (0, -15):
         tail = "\n".join(bench.log.read_text(errors="replace").splitlines()[-20:])
-        raise CheckFailed(f"the engine ended with {child.returncode}:\n{tail}")
+        raise CheckFailed(f"the engine exited with {child.returncode}:\n{tail}")
 
 
 @contextmanager
 def _start_s3(port: int, region: str, work: Path) -> Iterator[None]:
-    """The S3 server, with the keys that the embedded AWS's clients use."""
+    """Run the S3 server, with the keys of the embedded AWS's clients."""
     store = work / "s3"
     store.mkdir()
     keys = {"ROOT_ACCESS_KEY": emulator.DUMMY_KEY, "ROOT_SECRET_KEY": emulator.DUMMY_KEY}
@@ -153,7 +153,7 @@ def _start_s3(port: int, region: str, work: Path) -> Iterator[None]:
 
 @contextmanager
 def _prepare_bench(model: str) -> Iterator[Bench]:
-    """The blueprint with that model and one replica, its bucket filled."""
+    """Prepare the blueprint with that model, one replica and a filled bucket."""
     with tempfile.TemporaryDirectory(prefix="weights-") as name:
         work = Path(name)
         folder = work / "weights"
@@ -172,7 +172,7 @@ def _prepare_bench(model: str) -> Iterator[Bench]:
 
 def _upload_model(deployment: Deployment, directory: DeploymentDir) -> None:
     environment = deployment.environment
-    with console.step(f"Make {deployment.served_models[0].model} and put it into the bucket") as step:
+    with console.step(f"Upload model {deployment.served_models[0].model} to S3") as step:
         client = emulator.create_client("s3", environment.s3_endpoint or "", environment.region)
         bucket, _, _ = deployment.served_models[0].weights.uri.removeprefix("s3://").partition("/")
         client.create_bucket(Bucket=bucket, CreateBucketConfiguration={"LocationConstraint": environment.region})
@@ -188,7 +188,7 @@ SIDES = {"streamed": measure_streamed, "downloaded, then loaded": measure_downlo
 
 
 def build_table(starts: Mapping[str, list[StartTimes]]) -> Table:
-    """Medians of each side, and how many times as long the last takes."""
+    """Build a table of the medians of each side and their ratio."""
     table = Table("median of the runs", "S3 to memory", "to the first answer", "on disk")
     medians = {
         side: StartTimes(*(statistics.median(values) for values in zip(*runs, strict=True)))
@@ -205,7 +205,7 @@ def build_table(starts: Mapping[str, list[StartTimes]]) -> Table:
 
 
 def main() -> int:
-    """Runs the benchmark."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=make_tiny.SIZES, default="mid")
     parser.add_argument("--runs", type=int, default=3)

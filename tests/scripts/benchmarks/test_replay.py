@@ -85,8 +85,8 @@ def test_the_table_sets_every_router_beside_round_robin_and_the_notes_say_by_wha
     assert changes == ["+0.0%", "-10.0%", "-25.0%", "-30.0%"]
     notes = replay.format_notes(results, arrivals=6.0)
     assert "Every number is simulated by Dynamo 1.6.1's offline replay." in notes
-    assert "prefill alone keeps the replicas 60% busy" in notes
-    assert "kv-aware takes off 30% at most here; the talk said 20 to 40%" in notes
+    assert "prefill alone uses 60% of the replicas" in notes
+    assert "kv-aware saves at most 30% here; the talk claims 20 to 40%" in notes
 
 
 def test_the_lock_holds_what_the_input_lists_at_its_versions_each_with_hashes() -> None:
