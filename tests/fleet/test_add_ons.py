@@ -147,7 +147,7 @@ def test_a_fleet_without_kubernetes_is_refused(
     monkeypatch.chdir(tmp_path)
     fleet = str(ROOT / "infra" / "fleets" / "ads-scale.yaml")
     assert main.run(["platform", "install", "--fleet", fleet]) == 2
-    assert "the fleet's orchestrator is ecs, and charts are for EKS" in capsys.readouterr().err
+    assert "platform charts need an EKS cluster" in capsys.readouterr().err
 
 
 def test_the_rows_are_installed_in_order_and_a_failure_ends_the_run(

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Generic, NamedTuple, NoReturn, Self, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Generic, NamedTuple, NoReturn, Self, TypeVar
 
-import yaml
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
-    Tag,
     ValidationError,
     ValidatorFunctionWrapHandler,
     field_validator,
@@ -24,9 +21,9 @@ from pydantic import (
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError, core_schema
 from pydantic_core.core_schema import CoreSchema
 
-from llm_serving.settings import yaml_source
+from llm_serving.settings import diagnostics, yaml_source
 from llm_serving.settings.errors import InputError, Mistake
-from llm_serving.settings.yaml_source import KeyPath, Position, format_key_path
+from llm_serving.settings.yaml_source import KeyPath, Position
 
 FILE_CONTEXT = {"written": True}
 """Validation context of values that a person wrote: units are then required, where code may give plain numbers."""
@@ -142,7 +139,9 @@ class Document(Generic[M]):
 
     def build_mistake(self, key_path: Sequence[str | int], value: Any, reason: str, fix: str) -> Mistake:
         """A mistake at the field `where`, or at its nearest parent that stands in the file."""
-        return _build_mistake(self.path, self.positions, key_path, _format_value(value), reason, fix)
+        return diagnostics.build_mistake(
+            self.path, self.positions, key_path, diagnostics.format_value(value), reason, fix
+        )
 
 
 def load(path: Path, model_type: type[M]) -> Document[M]:
@@ -155,31 +154,21 @@ def load(path: Path, model_type: type[M]) -> Document[M]:
     if not isinstance(yaml_file.data, dict):
         reason = "the file is not a mapping of keys to values"
         raise InputError(
-            [*yaml_file.mistakes, Mistake(path, 1, 1, "", _format_value(yaml_file.data), reason, "KEY: VALUE lines")]
+            [
+                *yaml_file.mistakes,
+                Mistake(path, 1, 1, "", diagnostics.format_value(yaml_file.data), reason, "KEY: VALUE lines"),
+            ]
         )
     mistakes = list(yaml_file.mistakes)
     value, details = _validate(model_type, yaml_file.data)
-    intended_keys = _find_intended_keys(model_type, yaml_file.data, details)
+    intended_keys = diagnostics.find_intended_keys(model_type, yaml_file.data, details)
     for detail in details:
         if detail["loc"] not in intended_keys and not _is_reported(yaml_file, detail):
-            mistakes.append(_convert_error(yaml_file, model_type, detail))
+            mistakes.append(diagnostics.convert_error(yaml_file, model_type, detail))
     if mistakes or value is None:
         ordered = sorted(dict.fromkeys(mistakes), key=lambda mistake: (mistake.line, mistake.column))
         raise InputError(ordered)
     return Document(path, value, yaml_file.positions)
-
-
-def _build_mistake(
-    path: Path, positions: Mapping[KeyPath, Position], key_path: Sequence[str | int], value: str, reason: str, fix: str
-) -> Mistake:
-    known_path = tuple(key_path)
-    while known_path and known_path not in positions:
-        known_path = known_path[:-1]
-    position = positions.get(known_path, Position(1, 1, 1, 1))
-    if all(isinstance(step, int) for step in key_path[len(known_path) :]):  # one item may stand for a list of one
-        return Mistake(path, position.line, position.column, format_key_path(known_path), value, reason, fix)
-    # A field that is not there is best looked for at its parent's key.
-    return Mistake(path, position.key_line, position.key_column, format_key_path(key_path), value, reason, fix)
 
 
 def _is_reported(yaml_file: yaml_source.YamlFile, detail: ErrorDetails) -> bool:
@@ -187,28 +176,6 @@ def _is_reported(yaml_file: yaml_source.YamlFile, detail: ErrorDetails) -> bool:
     if detail["type"] == "too_short" and detail["input"]:
         return True
     return any(detail["loc"][:length] in yaml_file.rejected for length in range(len(detail["loc"]) + 1))
-
-
-def _find_intended_keys(model_type: type[Settings], data: Any, details: Sequence[ErrorDetails]) -> set[KeyPath]:
-    """The fields that misspelt keys were meant for: they are not missing."""
-    return {
-        (*detail["loc"][:-1], nearest_key)
-        for detail in details
-        if detail["type"] == "extra_forbidden" and (nearest_key := _find_nearest_key(model_type, data, detail["loc"]))
-    }
-
-
-def _find_nearest_key(model_type: type[Settings], data: Any, loc: KeyPath) -> str | None:
-    """The key that a misspelt one at `loc` was meant for, where it is not there too."""
-    matches = difflib.get_close_matches(str(loc[-1]), _list_free_keys(model_type, data, loc), n=1)
-    return matches[0] if matches else None
-
-
-def _list_free_keys(model_type: type[Settings], data: Any, loc: KeyPath) -> list[str]:
-    """The keys that could still be written beside the one at `loc`."""
-    *_, (_, model) = _walk_models(model_type, loc)
-    mapping = yaml_source.get_value(data, _resolve_key_path(data, loc[:-1]))
-    return [name for name in _get_fields(model) if name not in mapping] if model and isinstance(mapping, dict) else []
 
 
 def _validate(model_type: type[M], data: Any) -> tuple[M | None, list[ErrorDetails]]:
@@ -243,17 +210,17 @@ def _mark_invalid(model_type: type[Settings], data: Any, detail: ErrorDetails) -
     """`data` with the field of a mistake unknown; copied where it changes."""
     loc = detail["loc"]
     if detail["type"] == "extra_forbidden":
-        nearest_key = _find_nearest_key(model_type, data, loc)
-        key_path = _resolve_key_path(data, loc)
+        nearest_key = diagnostics.find_nearest_key(model_type, data, loc)
+        key_path = diagnostics.resolve_key_path(data, loc)
         data = _replace_value(data, key_path, None)
         return _replace_value(data, (*key_path[:-1], nearest_key), _InvalidValue()) if nearest_key else data
     known_lengths = [
         length
-        for length, (step, model) in enumerate(_walk_models(model_type, loc), 1)
-        if model and step in _get_fields(model)
+        for length, (step, model) in enumerate(diagnostics.walk_models(model_type, loc), 1)
+        if model and step in diagnostics.get_fields(model)
     ]
     return (
-        _replace_value(data, _resolve_key_path(data, loc[: known_lengths[-1]]), _InvalidValue())
+        _replace_value(data, diagnostics.resolve_key_path(data, loc[: known_lengths[-1]]), _InvalidValue())
         if known_lengths
         else data
     )
@@ -271,164 +238,3 @@ def _replace_value(data: Any, key_path: KeyPath, value: Any) -> Any:
     if not rest and value is None:
         return {key: child for key, child in data.items() if key != first}
     return {**data, first: _replace_value(data.get(first), tuple(rest), value)}
-
-
-def _convert_error(yaml_file: yaml_source.YamlFile, model_type: type[Settings], detail: ErrorDetails) -> Mistake:
-    """Pydantic's error in the project's words."""
-    reason, fix = _describe_error(model_type, yaml_file.data, detail)
-    key_path = _resolve_key_path(yaml_file.data, detail["loc"])
-    value = yaml_source.get_value(yaml_file.data, key_path)
-    value_text = "" if value is None or detail["type"] == "extra_forbidden" else _format_value(value)
-    if detail["type"] == "contradiction" and isinstance(value, dict | list):
-        value_text = ""
-    mistake = _build_mistake(yaml_file.path, yaml_file.positions, key_path, value_text, reason, fix)
-    if detail["type"] == "extra_forbidden" or "[key]" in detail["loc"]:
-        position = yaml_file.positions[key_path]
-        return Mistake(yaml_file.path, position.key_line, position.key_column, mistake.field, "", reason, fix)
-    return mistake
-
-
-def _resolve_key_path(data: Any, loc: KeyPath) -> KeyPath:
-    """A path of Pydantic's as the file has it: no names of branches, no 0 where one item stands for a list."""
-    key_path: KeyPath = ()
-    for step in loc:
-        if not _is_schema_step(step) and not (
-            isinstance(step, int) and not isinstance(yaml_source.get_value(data, key_path), list)
-        ):
-            key_path = (*key_path, step)
-    return key_path
-
-
-def _is_schema_step(step: str | int) -> bool:
-    """Whether a step of Pydantic's path is neither key nor index: the branch of a union, or "the key itself"."""
-    return isinstance(step, str) and (step.startswith("<") or step == "[key]")
-
-
-def _walk_models(annotation: Any, loc: Sequence[str | int]) -> Iterator[tuple[str | int, type[BaseModel] | None]]:
-    """Each step of a path with the model that it is a key of, or None where it is none's."""
-    for step in loc:
-        model, annotation = _find_child(annotation, step)
-        yield step, model
-
-
-def _find_child(annotation: Any, step: str | int) -> tuple[type[BaseModel] | None, Any]:
-    """The model at `kind` that may have the key `step`, and the type that stands there."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        field = _get_fields(annotation).get(str(step))
-        return (None, None) if _is_schema_step(step) else (annotation, field.annotation if field else None)
-    origin, parts = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        branch = any(isinstance(part, Tag) and part.tag == step for part in parts)
-        return (None, parts[0]) if branch else _find_child(parts[0], step)
-    if origin in (dict, tuple) and not _is_schema_step(step):
-        return None, parts[1] if origin is dict else parts[0]
-    for part in parts:
-        model, inner = _find_child(part, step)
-        if model is not None or inner is not None:
-            return model, inner
-    return None, None
-
-
-def _get_fields(model: type[BaseModel]) -> dict[str, Any]:
-    """A model's fields by the key that stands in the file."""
-    return {field.alias or name: field for name, field in sorted(model.model_fields.items())}
-
-
-def _format_value(value: Any) -> str:
-    """A value as a person would write it, cut to a line."""
-    if value is None:
-        return "empty"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return repr(_truncate(value)) if isinstance(value, str) else _truncate(_format_yaml(value))
-
-
-def _format_yaml(value: Any) -> str:
-    """A value as it would stand on one line of the file."""
-    if isinstance(value, dict | list):
-        return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**6, allow_unicode=True).strip()
-    return str(value)
-
-
-def _truncate(text: str, limit: int = 60) -> str:
-    return text if len(text) <= limit else f"{text[: limit - 3]}..."
-
-
-_TYPE_NAMES = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number with a fraction",
-    str: "a text",
-    list: "a list",
-    dict: "a mapping of keys to values",
-}
-
-_EXPECTED_TYPES = {
-    "int_type": "a whole number",
-    "float_type": "a number",
-    "bool_type": "true or false",
-    "tuple_type": "a list such as [a, b]",
-    "dict_type": "a mapping of keys to values",
-    "model_type": "a mapping of keys to values",
-}
-
-
-def _describe_error(model_type: type[Settings], data: Any, detail: ErrorDetails) -> tuple[str, str]:
-    """Why the value cannot work, and what to write."""
-    error_type, context, value = detail["type"], detail.get("ctx", {}), detail["input"]
-    if "why" in context:
-        return str(context["why"]), str(context["write"])
-    if error_type == "missing":
-        return "it is required and missing", _build_example(model_type, detail["loc"])
-    if error_type == "extra_forbidden":
-        return "there is no such key", _suggest_keys(model_type, data, detail["loc"])
-    if error_type == "literal_error":
-        choices = str(context["expected"])
-        matches = difflib.get_close_matches(str(value), choices.replace("'", "").replace(" or ", ", ").split(", "), n=1)
-        suggestion = matches and (matches[0] if isinstance(value, str) else f"'{matches[0]}', in quotes")
-        return "there is no such choice", f"{suggestion}; the choices are {choices}" if matches else f"one of {choices}"
-    if error_type in _EXPECTED_TYPES:
-        return f"it is {_TYPE_NAMES.get(type(value), 'empty')}", _EXPECTED_TYPES[error_type]
-    if "ge" in context or "gt" in context:
-        return "it is too small", f"{context['ge']} or more" if "ge" in context else f"a number above {context['gt']:g}"
-    if "le" in context or "lt" in context:
-        return "it is too large", f"{context['le']} or less" if "le" in context else f"a number below {context['lt']}"
-    if error_type == "too_short":
-        return "it is empty", "at least one"
-    if error_type == "too_long":
-        return "it is too long", f"at most {context['max_length']}"
-    return detail["msg"].lower(), "another value"
-
-
-def _suggest_keys(model_type: type[Settings], data: Any, loc: KeyPath) -> str:
-    """What to write in place of a key that does not exist."""
-    nearest_key = _find_nearest_key(model_type, data, loc)
-    free_keys = _list_free_keys(model_type, data, loc)
-    return (
-        f"{nearest_key}:" if nearest_key else f"one of {', '.join(free_keys)}" if free_keys else "nothing in its place"
-    )
-
-
-def _build_example(model_type: type[Settings], loc: KeyPath) -> str:
-    """A line that would stand for a missing key."""
-    *_, (step, model) = _walk_models(model_type, loc)
-    field = _get_fields(model)[str(step)] if model else None
-    if field is None:
-        return f"{step}: VALUE"
-    if field.examples:
-        return f"{step}: {_format_yaml(field.examples[0])}"
-    return f"{step}: {_find_example(field.annotation, field.metadata)}"
-
-
-def _find_example(annotation: Any, metadata: Iterable[Any] = ()) -> str:
-    for constraint in metadata:
-        if hasattr(constraint, "example"):
-            return str(constraint.example)
-    origin, parts = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return _find_example(parts[0], parts[1:])
-    if origin is tuple:
-        return f"[{_find_example(parts[0])}]"
-    if origin is dict:
-        return f"{{{_find_example(parts[0])}: ...}}"
-    return str(parts[0]) if parts and isinstance(parts[0], str) else "VALUE"
