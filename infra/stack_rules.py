@@ -55,7 +55,7 @@ def validate_stacks(document: Document[Fleet], folders: Mapping[str, Path]) -> N
         folders: each stack's folder, by its name.
 
     Raises:
-        AnswerIsNo: with every rule that one of them breaks.
+        CheckFailed: with every rule that one of them breaks.
     """
     stacks = {name: json.loads((folder / "cdk.tf.json").read_text()) for name, folder in folders.items()}
     if violations := list(find_violations(document.value, stacks)):

@@ -25,7 +25,7 @@ def list_mistakes(folder: Path, *, name: str = "demo", region: str = "us-west-2"
 def test_a_retention_that_cloudwatch_does_not_know_is_refused_with_the_nearest(tmp_path: Path) -> None:
     [text] = list_mistakes(tmp_path, flow_logs="45d")
     assert text.startswith(
-        "4:22: network.flow_logs: now '45d': CloudWatch keeps logs for certain numbers of days only. "
+        "4:22: network.flow_logs: now '45d': CloudWatch Logs supports only certain retention periods. "
         "Fix: 30d, the nearest of 1, 3, 5, 7, 14, 30,"
     )
 
@@ -49,6 +49,6 @@ def test_a_zone_outside_the_address_plan_is_refused(tmp_path: Path) -> None:
     file.write_text(FLEET.format(name="demo", region="us-west-2", flow_logs="30d").replace("us-west-2a", "us-west-2h"))
     [mistake] = aws_limits.find_mistakes(load(file, Fleet))
     assert str(mistake).startswith(
-        f"{file}:3:9: zones[0]: now 'us-west-2h': the address plan has room for the zones a to g. "
+        f"{file}:3:9: zones[0]: now 'us-west-2h': the address plan covers the zones a to g. "
         "Fix: another zone of the region, or a network of your own"
     )

@@ -120,7 +120,7 @@ def test_a_range_too_small_is_refused_with_the_range_that_is_wide_enough(tmp_pat
     text = f"{HEAD}network: {{cidr: 10.1.0.0/20}}\npools:\n  aa: {{types: g6e.xlarge, size: 0..60}}\n"
     # 11 interface endpoints, 8 for a load balancer, 16 for the control plane, 65 for the system's node, 20 nodes of 33.
     assert _get_error(tmp_path, text) == (
-        "fleet.yaml:4:17: network.cidr: now '10.1.0.0/20': at its greatest size the fleet takes 760 addresses in "
+        "fleet.yaml:4:17: network.cidr: now '10.1.0.0/20': at full size the fleet takes 760 addresses in "
         "us-west-2a, and its subnet, an eighth of the range, has 507. Fix: cidr: 10.1.0.0/19."
     )
 
@@ -128,7 +128,7 @@ def test_a_range_too_small_is_refused_with_the_range_that_is_wide_enough(tmp_pat
 def test_where_no_range_is_wide_enough_the_fleet_must_shrink_or_bring_its_own_network(tmp_path: Path) -> None:
     text = f"{HEAD}pools:\n  aa: {{types: g6e.xlarge, size: 0..900}}\n"
     assert _get_error(tmp_path, text) == (
-        "fleet.yaml:1:1: network.cidr: now '10.0.0.0/16': at its greatest size the fleet takes 10,000 addresses in "
+        "fleet.yaml:1:1: network.cidr: now '10.0.0.0/16': at full size the fleet takes 10,000 addresses in "
         "us-west-2a, and its subnet, an eighth of the range, has 8,187. Fix: smaller pools, pools over more zones, "
         "or a network of your own: {vpc: vpc-..., private_subnets: [...]}."
     )

@@ -17,7 +17,7 @@ region: us-west-2
 zones: [us-west-2a, us-west-2b, us-west-2c]
 """
 BLOCK = "{capacity-block: cr-0123456789abcdef0}"
-ASK = "`blueprint catalog refresh --region us-west-2` to hear it from your own account"
+ASK = "`blueprint catalog refresh --region us-west-2` to read your own account's zones"
 
 
 def _check(tmp_path: Path, text: str, catalogue: Mapping[str, instances.Instance] | None = None) -> list[Mistake]:
@@ -121,7 +121,7 @@ def test_gpus_and_neuron_devices_in_one_pool_are_refused(tmp_path: Path) -> None
     text = f"{HEAD}pools:\n  aa:\n    types: [g6e.xlarge, inf2.xlarge]\n    size: 1\n"
     assert _get_only_mistake(_check(tmp_path, text)) == (
         "fleet.yaml:6:25: pools.aa.types[1]: now 'inf2.xlarge': it carries Neuron devices, and g6e.xlarge carries GPUs"
-        ": what runs on one does not run on the other. Fix: a second pool for inf2.xlarge."
+        ": an image for one does not run on the other. Fix: a second pool for inf2.xlarge."
     )
 
 
@@ -129,8 +129,7 @@ def test_x86_and_arm_in_one_pool_are_refused(tmp_path: Path) -> None:
     text = f"{HEAD}pools:\n  aa:\n    types: [m8g.large, x8i.large]\n    size: 1\n"
     x86 = instances.find("m8g.large").model_copy(update={"name": "x8i.large", "arch": "x86_64"})
     assert _get_only_mistake(_check(tmp_path, text, {**instances.load(), "x8i.large": x86})) == (
-        "fleet.yaml:6:24: pools.aa.types[1]: now 'x8i.large': it is x86_64, and m8g.large is arm64: "
-        "what runs on one does not run on the other. Fix: a second pool for x8i.large."
+        "fleet.yaml:6:24: pools.aa.types[1]: now 'x8i.large': it is x86_64, and m8g.large is arm64: an image for one does not run on the other. Fix: a second pool for x8i.large."
     )
 
 
@@ -142,9 +141,7 @@ def test_types_of_one_kind_may_stand_in_for_one_another(tmp_path: Path) -> None:
 def test_a_capacity_block_of_a_type_that_is_not_sold_so_is_refused(tmp_path: Path) -> None:
     text = f"{HEAD}pools:\n  aa:\n    types: g6e.48xlarge\n    zones: us-west-2a\n    buy: {BLOCK}\n    size: 2\n"
     assert _get_only_mistake(_check(tmp_path, text)) == (
-        "fleet.yaml:8:10: pools.aa.buy: now {capacity-block: cr-0123456789abcdef0}: "
-        "EC2 does not sell g6e.48xlarge by Capacity Block. Fix: buy: [on-demand, spot], "
-        "or a type that it does sell so, such as trn1.32xlarge, trn2.3xlarge, trn2.48xlarge."
+        "fleet.yaml:8:10: pools.aa.buy: now {capacity-block: cr-0123456789abcdef0}: EC2 does not sell g6e.48xlarge by Capacity Block. Fix: buy: [on-demand, spot], or a type that is sold this way, such as trn1.32xlarge, trn2.3xlarge, trn2.48xlarge."
     )
 
 
@@ -168,7 +165,7 @@ def test_more_than_the_spend_limit_is_refused_with_the_sum_and_the_pools(tmp_pat
         "  bb:\n    types: g6e.2xlarge\n    size: 1\n"
     )
     assert _get_only_mistake(_check(tmp_path, text)) == (
-        "fleet.yaml:4:14: spend_limit: now '100 USD/h': at their greatest size the pools cost 122.77 USD/h on demand "
+        "fleet.yaml:4:14: spend_limit: now '100 USD/h': at full size the pools cost 122.77 USD/h on demand "
         "(aa 120.52, bb 2.24). Fix: a limit of 122.77 USD/h or more, or smaller pools."
     )
 
@@ -179,7 +176,7 @@ def test_a_sum_over_the_limit_says_which_prices_are_missing_from_it(tmp_path: Pa
         "  aa:\n    types: [p5.48xlarge, p5e.48xlarge]\n    zones: us-west-2c\n    size: 1\n"
     )
     assert _get_only_mistake(_check(tmp_path, text)) == (
-        "fleet.yaml:4:14: spend_limit: now '50 USD/h': at their greatest size the pools cost 55.04 USD/h on demand "
+        "fleet.yaml:4:14: spend_limit: now '50 USD/h': at full size the pools cost 55.04 USD/h on demand "
         "(aa 55.04), and no price is known in us-west-2 of p5e.48xlarge in pool aa (AWS's price list has no on-demand "
         "price for it; it is sold by Capacity Block). Fix: a limit of 55.04 USD/h or more, or smaller pools."
     )
@@ -189,9 +186,7 @@ def test_a_limit_that_cannot_be_added_up_is_refused_and_not_silently_passed(tmp_
     text = "name: demo\nregion: eu-central-1\nzones: eu-central-1b\nspend_limit: 5 USD/h\n"
     text += "pools:\n  aa:\n    types: g6.xlarge\n    size: 0..90\n"
     assert _get_only_mistake(_check(tmp_path, text)) == (
-        "fleet.yaml:4:14: spend_limit: now '5 USD/h': the limit cannot be kept: no price is known in eu-central-1 "
-        "of g6.xlarge in pool aa. Fix: no spend_limit, or run `blueprint catalog refresh --region eu-central-1` "
-        "first: it reads AWS's prices."
+        "fleet.yaml:4:14: spend_limit: now '5 USD/h': the limit cannot be checked: no price is known in eu-central-1 of g6.xlarge in pool aa. Fix: remove spend_limit, or run `blueprint catalog refresh --region eu-central-1` first, to read AWS's prices."
     )
 
 
@@ -248,4 +243,4 @@ def test_soci_on_a_volume_that_the_machine_reads_too_slowly_is_refused(tmp_path:
 
 def test_a_range_too_small_for_the_fleet_is_refused(tmp_path: Path) -> None:
     text = f"{HEAD}network: {{cidr: 10.1.0.0/20}}\npools:\n  aa: {{types: g6e.xlarge, size: 0..60}}\n"
-    assert "now '10.1.0.0/20': at its greatest size the fleet takes" in _get_only_mistake(_check(tmp_path, text))
+    assert "now '10.1.0.0/20': at full size the fleet takes" in _get_only_mistake(_check(tmp_path, text))

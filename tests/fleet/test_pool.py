@@ -38,44 +38,39 @@ def _format_pool(lines: str, orchestrator: str = "eks") -> str:
         (
             f"{P5}, buy: [{{capacity-block: cr-0123456789abcdef0}}, spot]",
             "eks",
-            "fleet.yaml:6:61: pools.aa.buy: a Capacity Block's machines cannot be mixed with other ways to buy in one "
-            "pool. Fix: buy: {capacity-block: cr-...} alone, and a second pool for the rest.",
+            "fleet.yaml:6:61: pools.aa.buy: a Capacity Block's instances cannot share a pool with other purchase options. Fix: buy: {capacity-block: cr-...} only, and a second pool for the rest.",
         ),
         (
             f"{P5}, buy: [on-demand, {RESERVED}]",
             "eks",
-            "fleet.yaml:6:73: pools.aa.buy[1]: a reservation is paid for whether it is used or not, so nothing is "
-            "bought before it. Fix: the reservation first in the list.",
+            "fleet.yaml:6:73: pools.aa.buy[1]: a reservation is paid for even if unused, so it comes first. Fix: move the reservation to the front of the list.",
         ),
         (
             f"{P5}, buy: [spot, {{reserve: 1}}]",
             "eks",
-            "fleet.yaml:6:68: pools.aa.buy[1]: a reservation is paid for whether it is used or not, so nothing is "
-            "bought before it. Fix: the reservation first in the list.",
+            "fleet.yaml:6:68: pools.aa.buy[1]: a reservation is paid for even if unused, so it comes first. Fix: move the reservation to the front of the list.",
         ),
         (
             "types: p5.48xlarge, zones: us-west-2a, size: 2..6, buy: [{reserve: 9}, on-demand]",
             "eks",
-            "fleet.yaml:6:65: pools.aa.buy[0]: 9 would be reserved and paid for, and the pool starts 6 at the most. "
-            "Fix: {reserve: 6}, or size: 2..9.",
+            "fleet.yaml:6:65: pools.aa.buy[0]: 9 would be reserved and paid for, and the pool starts at most 6. Fix: {reserve: 6}, or size: 2..9.",
         ),
         (
             "types: p5.48xlarge, zones: us-west-2a, size: 2..6, buy: [{reserve: 1}, on-demand]",
             "eks",
-            "fleet.yaml:6:65: pools.aa.buy[0]: the first way to buy keeps the pool's least, 2 machines, and 1 would be "
+            "fleet.yaml:6:65: pools.aa.buy[0]: the first purchase option covers the pool's minimum of 2 machines, and 1 would be "
             "reserved. Fix: {reserve: 2}, or size: 1..6.",
         ),
         (
             "types: p5.48xlarge, zones: us-west-2a, size: 2..6, buy: {reserve: 4}",
             "eks",
-            "fleet.yaml:6:64: pools.aa.buy: no other way to buy stands beside it, so of up to 6 machines 4 could "
+            "fleet.yaml:6:64: pools.aa.buy: there is no other purchase option, so of up to 6 machines 4 could "
             "start. Fix: size: 2..4, or on-demand after it.",
         ),
         (
             "types: [p5.48xlarge, p5en.48xlarge], zones: us-west-2a, size: 2, buy: {reserve: 2}",
             "eks",
-            "fleet.yaml:6:15: pools.aa.types: a reservation holds machines of one "
-            "type, and the pool names 2. Fix: types: p5.48xlarge.",
+            "fleet.yaml:6:15: pools.aa.types: a reservation holds instances of one type, and the pool lists 2. Fix: types: p5.48xlarge.",
         ),
         (
             f"{P5}, buy: {{reservation: cr-123}}",
@@ -92,15 +87,13 @@ def _format_pool(lines: str, orchestrator: str = "eks") -> str:
         (
             f"{P5}, {BLOCK}, placement_group: cluster",
             "eks",
-            "fleet.yaml:6:118: pools.aa.placement_group: now 'cluster': EC2 answers InsufficientInstanceCapacity where "
-            "a placement group meets a reservation that was not made inside it, and the fleet makes its groups "
-            "itself. Fix: placement_group: none.",
+            "fleet.yaml:6:118: pools.aa.placement_group: now 'cluster': EC2 returns InsufficientInstanceCapacity for a placement group with a reservation that was created outside it, and the fleet creates its own groups. Fix: placement_group: none.",
         ),
         (
             f"{G6E}, efa_layout: ip-bandwidth",
             "eks",
-            "fleet.yaml:6:52: pools.aa.efa_layout: now 'ip-bandwidth': it lays out EFA nodes, and efa is off. "
-            "Fix: efa: true, or no efa_layout.",
+            "fleet.yaml:6:52: pools.aa.efa_layout: now 'ip-bandwidth': it applies to EFA nodes only, and efa is off. "
+            "Fix: efa: true, or remove efa_layout.",
         ),
         (
             "types: p5.48xlarge, size: 2, efa: on",
@@ -111,34 +104,30 @@ def _format_pool(lines: str, orchestrator: str = "eks") -> str:
         (
             f"{P5}, buy: {RESERVED}, placement_group: cluster",
             "eks",
-            "fleet.yaml:6:115: pools.aa.placement_group: now 'cluster': EC2 answers InsufficientInstanceCapacity where "
-            "a placement group meets a reservation that was not made inside it, and the fleet makes its groups "
-            "itself. Fix: placement_group: none, or buy: {reserve: MACHINES}, made inside the group.",
+            "fleet.yaml:6:115: pools.aa.placement_group: now 'cluster': EC2 returns InsufficientInstanceCapacity for a placement group with a reservation that was created outside it, and the fleet creates its own groups. Fix: placement_group: none, or buy: {reserve: MACHINES}, made inside the group.",
         ),
         # what starts it
         (
             "types: g6e.2xlarge, size: 2..3, by: karpenter",
             "eks",
-            "fleet.yaml:6:44: pools.aa.by: now 'karpenter': Karpenter starts machines for waiting pods and keeps no "
-            "least, and size says 2. Fix: by: node-groups, or size: 0..3.",
+            "fleet.yaml:6:44: pools.aa.by: now 'karpenter': Karpenter starts nodes for pending pods and has no minimum size, and size starts at 2. Fix: by: node-groups, or size: 0..3.",
         ),
         (
             f"{G6E}, by: karpenter",
             "ecs",
-            "fleet.yaml:6:44: pools.aa.by: now 'karpenter': on ECS an Auto Scaling group starts machines. "
-            "Fix: no `by` in a pool on ECS.",
+            "fleet.yaml:6:44: pools.aa.by: now 'karpenter': on ECS, Auto Scaling groups start the instances. "
+            "Fix: remove `by` from pools on ECS.",
         ),
         (
             f"{G6E}, os: bottlerocket",
             "ecs",
-            "fleet.yaml:6:44: pools.aa.os: now 'bottlerocket': the ECS AMI with GPU drivers that AWS keeps up is "
-            "Amazon Linux 2023. Fix: os: al2023.",
+            "fleet.yaml:6:44: pools.aa.os: now 'bottlerocket': AWS's ECS AMI with GPU drivers is Amazon Linux 2023 only. Fix: os: al2023.",
         ),
         (
             f"{G6E}, taints: [a=b:NoSchedule]",
             "ecs",
             "fleet.yaml:6:48: pools.aa.taints: ECS has no taints. "
-            "Fix: labels, which a task's placement constraint can ask for.",
+            "Fix: use labels, which placement constraints of tasks can select.",
         ),
         (
             f"{G6E}, taints: a=b",
@@ -156,13 +145,13 @@ def _format_pool(lines: str, orchestrator: str = "eks") -> str:
             f"{G6E}, orchestrator: ecs",
             "eks",
             "fleet.yaml:6:54: pools.aa.orchestrator: now 'ecs': the fleet's orchestrator is eks. "
-            "Fix: the fleet's, or orchestrator: both up there.",
+            "Fix: the fleet's orchestrator, or set orchestrator: both for the fleet.",
         ),
         # how images start
         (
             f"{G6E}, images: soci",
             "ecs",
-            "fleet.yaml:6:48: pools.aa.images: now 'soci': SOCI on ECS is Fargate's alone, which has no GPUs "
+            "fleet.yaml:6:48: pools.aa.images: now 'soci': on ECS, SOCI works on Fargate only, which has no GPUs "
             "(aws/containers-roadmap#1832). "
             "Fix: images: cached, or {snapshot: snap-...} with the images pulled beforehand.",
         ),
@@ -175,25 +164,23 @@ def _format_pool(lines: str, orchestrator: str = "eks") -> str:
         (
             f"{G6E}, warm: 2, disk: nvme",
             "ecs",
-            "fleet.yaml:6:55: pools.aa.disk: now 'nvme': NVMe disks are empty after a stop, and warm machines are "
-            "stopped. Fix: disk: gp3.",
+            "fleet.yaml:6:55: pools.aa.disk: now 'nvme': NVMe disks are empty after a stop, and warm instances are stopped. Fix: disk: gp3.",
         ),
         (
             f"{G6E}, warm: 2",
             "eks",
-            "fleet.yaml:6:46: pools.aa.warm: now 2: machines are kept ready on ECS only. Fix: warm: 0.",
+            "fleet.yaml:6:46: pools.aa.warm: now 2: warm pools are supported on ECS only. Fix: warm: 0.",
         ),
         (
             f"{G6E}, warm: 4",
             "ecs",
-            "fleet.yaml:6:46: pools.aa.warm: now 4: 4 would be kept ready, and the pool has at most 3. "
+            "fleet.yaml:6:46: pools.aa.warm: now 4: 4 would be kept warm, and the pool has at most 3. "
             "Fix: warm: 3 or less.",
         ),
         (
             f"{G6E}, buy: spot, warm: 2",
             "ecs",
-            "fleet.yaml:6:57: pools.aa.warm: now 2: EC2 Auto Scaling keeps warm machines on demand only, and the pool "
-            "is not bought so. Fix: warm: 0, or on-demand among the ways to buy.",
+            "fleet.yaml:6:57: pools.aa.warm: now 2: EC2 Auto Scaling supports warm instances on demand only, and the pool is not bought on demand. Fix: warm: 0, or add on-demand to buy.",
         ),
     ],
 )
@@ -221,27 +208,25 @@ POOLS = "pools: {aa: {types: g6e.2xlarge, size: 1}}\n"
         ),
         (
             "orchestrator: ecs\nadd_ons: {schedulers: on}\n",
-            "fleet.yaml:5:23: add_ons.schedulers: now 'on': it is a set of Kubernetes controllers, and the fleet's "
-            "orchestrator is ecs. Fix: schedulers: off.",
+            "fleet.yaml:5:23: add_ons.schedulers: now 'on': it installs Kubernetes controllers, and the fleet's orchestrator is ecs. Fix: schedulers: off.",
         ),
         (
             "eks: {version: 1.35}\n",
-            "fleet.yaml:4:16: eks.version: now 1.35: there is no such choice. "
+            "fleet.yaml:4:16: eks.version: now 1.35: not one of the choices. "
             "Fix: '1.35', in quotes; the choices are '1.34', '1.35' or '1.36'.",
         ),
         (
             "eks: {public_from: [0.0.0.0/0]}\n",
-            "fleet.yaml:4:21: eks.public_from[0]: now '0.0.0.0/0': it opens the cluster's endpoint to much of the "
-            "internet. Fix: the ranges that you call from.",
+            "fleet.yaml:4:21: eks.public_from[0]: now '0.0.0.0/0': it opens the cluster's endpoint to a large part of the internet. Fix: the ranges that you call from.",
         ),
         (
             "eks: {al2023: v20260505}\n",
-            "fleet.yaml:4:15: eks.al2023: now 'v20260505': nodes of this release wait for ever for the pause image "
+            "fleet.yaml:4:15: eks.al2023: now 'v20260505': nodes of this release never finish pulling the pause image "
             "(awslabs/amazon-eks-ami#2710). Fix: another release.",
         ),
         (
             "network: {vpc: vpc-01234567}\n",
-            "fleet.yaml:4:1: network.private_subnets: it is required and missing. "
+            "fleet.yaml:4:1: network.private_subnets: required field is missing. "
             "Fix: private_subnets: [subnet-0123456789abcdef0].",
         ),
     ],

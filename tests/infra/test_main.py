@@ -20,7 +20,7 @@ def test_what_cdktf_runs_refuses_what_the_command_line_refuses(
     with pytest.raises(SystemExit, match="2"):
         main.main()
     errors = capsys.readouterr().err
-    assert errors.startswith(f"{file}:8:14: spend_limit: now '1 USD/h': at their greatest size the pools cost ")
+    assert errors.startswith(f"{file}:8:14: spend_limit: now '1 USD/h': at full size the pools cost ")
     assert not (tmp_path / "out").exists()
     assert cli.run(["fleet", "synth", "--fleet", str(file), "--out", str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err == errors

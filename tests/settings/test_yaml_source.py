@@ -104,7 +104,7 @@ def test_a_spot_is_the_value_on_its_key_s_line_and_else_the_key() -> None:
         (b"\x89PNG\r\n\x1a\n\xff", [f"a.yaml:1:1: {BINARY}"]),
         (b"a: \0", ["a.yaml:1:1: it is binary, not text. Fix: a YAML file."]),
         (b"a: \xff", [f"a.yaml:1:1: {BINARY}"]),
-        ("a: 1".encode("utf-16"), ["a.yaml:1:1: it is text in UTF-16, not UTF-8. Fix: the file saved as UTF-8."]),
+        ("a: 1".encode("utf-16"), ["a.yaml:1:1: it is text in UTF-16, not UTF-8. Fix: save the file as UTF-8."]),
         (
             "a: 1\r\nb: x\x07\n",
             [
@@ -205,14 +205,14 @@ def test_a_spot_is_the_value_on_its_key_s_line_and_else_the_key() -> None:
             "a: !!python/object/apply:os.system ['touch pwned']",
             [
                 "a.yaml:1:4: the tag tag:yaml.org,2002:python/object/apply:os.system says how to build the value, "
-                "and settings take values alone. Fix: it without the tag."
+                "and settings take values alone. Fix: remove the tag."
             ],
         ),
         (
             "a: !!str 1",
             [
                 "a.yaml:1:4: the tag tag:yaml.org,2002:str says how to build the value, "
-                "and settings take values alone. Fix: it without the tag."
+                "and settings take values alone. Fix: remove the tag."
             ],
         ),
         (
@@ -225,13 +225,13 @@ def test_a_spot_is_the_value_on_its_key_s_line_and_else_the_key() -> None:
         (
             'a: "x\\ny"\nb: |\n  text\n',
             [
-                "a.yaml:1:4: a: it holds a line break or another character that cannot be printed. Fix: it on one line.",
-                "a.yaml:2:4: b: it holds a line break or another character that cannot be printed. Fix: it on one line.",
+                "a.yaml:1:4: a: it holds a line break or another character that cannot be printed. Fix: write it on one line.",
+                "a.yaml:2:4: b: it holds a line break or another character that cannot be printed. Fix: write it on one line.",
             ],
         ),
         (
             'a: "\\ud800"',
-            ["a.yaml:1:4: a: it holds a line break or another character that cannot be printed. Fix: it on one line."],
+            ["a.yaml:1:4: a: it holds a line break or another character that cannot be printed. Fix: write it on one line."],
         ),
         ("a: &a [*a]", ["a.yaml:1:4: a[0]: the alias stands inside what it is an alias of. Fix: the value itself."]),
         (
@@ -319,7 +319,7 @@ def test_what_is_no_regular_file_is_refused_without_waiting() -> None:
     assert get_error(Path("pipe.yaml")) == f"pipe.yaml:1:1: {device}"
     assert get_error(Path("/dev/zero")) == f"/dev/zero:1:1: {device}"
     assert get_error(Path("folder")) == (
-        "folder:1:1: it is a folder. Fix: the path of the file, such as folder/fleet.yaml."
+        "folder:1:1: it is a directory. Fix: the path of the file, such as folder/fleet.yaml."
     )
     readable = "Fix: the path of a file that you may read."
     assert (

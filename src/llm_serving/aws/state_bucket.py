@@ -89,7 +89,7 @@ def inspect_bucket(aws: AwsSession, bucket: StateBucket) -> BucketStatus:
     """The bucket as it is, and what it lacks; changes nothing.
 
     Raises:
-        AnswerIsNo: the name belongs to another account, or the bucket stands in another region.
+        CheckFailed: the name belongs to another account, or the bucket stands in another region.
     """
     from botocore.exceptions import ClientError
 
@@ -213,7 +213,7 @@ def ensure_state_bucket(fleet: Fleet, aws: AwsSession, *, confirm: Callable[[], 
 
     Raises:
         InputError: the fleet's state is a local file.
-        AnswerIsNo: the name is taken, the bucket is in another region, or `agree` said no.
+        CheckFailed: the name is taken, the bucket is in another region, or `agree` said no.
         Unavailable: no credentials, no answer, or a refusal.
     """
     with session.translate_errors():
@@ -242,7 +242,7 @@ def remove_state_bucket(fleet: Fleet, aws: AwsSession, *, confirm: Callable[[], 
 
     Raises:
         InputError: the fleet's state is a local file.
-        AnswerIsNo: a state still holds resources, Terraform is at work, other things lie there, or `agree` said no.
+        CheckFailed: a state still holds resources, Terraform is at work, other things lie there, or `agree` said no.
         Unavailable: no credentials, no answer, or a refusal.
     """
     with session.translate_errors():

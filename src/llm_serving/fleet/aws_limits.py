@@ -57,7 +57,7 @@ def _check_network(document: Document[Fleet]) -> Iterator[Mistake]:
         yield document.build_mistake(
             ["network", "flow_logs"],
             f"{convert_to_days(network.flow_logs)}d",
-            "CloudWatch keeps logs for certain numbers of days only",
+            "CloudWatch Logs supports only certain retention periods",
             f"{nearest}d, the nearest of {', '.join(map(str, LOG_RETENTION_DAYS))}",
         )
     for index, zone in enumerate(document.value.zones):
@@ -65,6 +65,6 @@ def _check_network(document: Document[Fleet]) -> Iterator[Mistake]:
             yield document.build_mistake(
                 ["zones", index],
                 zone,
-                f"the address plan has room for the zones {addresses.LETTERS[0]} to {addresses.LETTERS[-1]}",
+                f"the address plan covers the zones {addresses.LETTERS[0]} to {addresses.LETTERS[-1]}",
                 "another zone of the region, or a network of your own: {vpc: vpc-..., private_subnets: [...]}",
             )

@@ -332,7 +332,7 @@ def _check_subnet_sizes(document: Document[Fleet], subnets: Sequence[Subnet]) ->
     if largest is None or largest.needed <= largest.there or not isinstance(network, NewNetwork):
         return
     reason = (
-        f"at its greatest size the fleet takes {largest.needed:,} addresses in {largest.zone}, "
+        f"at full size the fleet takes {largest.needed:,} addresses in {largest.zone}, "
         f"and its subnet, an eighth of the range, has {largest.there:,}"
     )
     yield document.build_mistake(("network", "cidr"), network.cidr, reason, _suggest_cidr(network.cidr, largest.needed))

@@ -96,7 +96,7 @@ def _check_empty_zones(document: Document[Fleet], name: str, rows: Sequence[Inst
 
 def _suggest_refresh(fleet: Fleet) -> str:
     # Zone names stand for other places in another account, so the catalogue's answer need not be this account's.
-    return f"`blueprint catalog refresh --region {fleet.region}` to hear it from your own account"
+    return f"`blueprint catalog refresh --region {fleet.region}` to read your own account's zones"
 
 
 def _check_efa(document: Document[Fleet], catalogue: Catalogue, name: str, rows: Sequence[Instance]) -> Mistakes:
@@ -119,8 +119,8 @@ def _check_purchases(document: Document[Fleet], catalogue: Catalogue, name: str,
         available = [option for option in ("on-demand", "spot") if all(option in row.purchase for row in rows)]
         alternatives = [row.name for row in catalogue.values() if purchase_class in row.purchase]
         reason = f"EC2 does not sell {join_words(lacking)} {label}"
-        fix = f"buy: [{', '.join(available)}]" if available else "a type that is"
-        fix += f", or a type that it does sell so, such as {', '.join(alternatives[-3:])}" if alternatives else ""
+        fix = f"buy: [{', '.join(available)}]" if available else "another type"
+        fix += f", or a type that is sold this way, such as {', '.join(alternatives[-3:])}" if alternatives else ""
         value = purchase if isinstance(purchase, str) else purchase.model_dump(by_alias=True, exclude_none=True)
         yield document.build_mistake(("pools", name, "buy", index), value, reason, fix)
 
@@ -141,7 +141,7 @@ def _check_same_hardware(document: Document[Fleet], name: str, rows: Sequence[In
             (f"is {row.arch}", f"is {rows[0].arch}"),
         ):
             if actual != expected:
-                reason = f"it {actual}, and {rows[0].name} {expected}: what runs on one does not run on the other"
+                reason = f"it {actual}, and {rows[0].name} {expected}: an image for one does not run on the other"
                 key_path = ("pools", name, "types", pool.types.index(row.name))
                 yield document.build_mistake(key_path, row.name, reason, f"a second pool for {row.name}")
 
@@ -192,13 +192,13 @@ def _check_spend_limit(document: Document[Fleet], catalogue: Catalogue) -> Mista
     unpriced = f"no price is known in {fleet.region} of {join_words(unknown)}" if unknown else ""
     key_path, value = ("spend_limit",), f"{limit:.10g} USD/h"
     if costs.max_usd_h > limit:
-        reason = f"at their greatest size the pools cost {costs.max_usd_h:,.2f} USD/h on demand ({', '.join(sums)})"
+        reason = f"at full size the pools cost {costs.max_usd_h:,.2f} USD/h on demand ({', '.join(sums)})"
         reason += f", and {unpriced}" if unpriced else ""
         fix = f"a limit of {costs.max_usd_h:.2f} USD/h or more, or smaller pools"
         yield document.build_mistake(key_path, value, reason, fix)
     elif unpriced:
-        reason = f"the limit cannot be kept: {unpriced}"
-        fix = f"no spend_limit, or run `blueprint catalog refresh --region {fleet.region}` first: it reads AWS's prices"
+        reason = f"the limit cannot be checked: {unpriced}"
+        fix = f"remove spend_limit, or run `blueprint catalog refresh --region {fleet.region}` first, to read AWS's prices"
         yield document.build_mistake(key_path, value, reason, fix)
 
 

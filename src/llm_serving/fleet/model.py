@@ -37,7 +37,7 @@ State = Annotated[
     str,
     TextFormat(
         "local|s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](?:/[A-Za-z0-9._/-]+)?",
-        "a place for Terraform's state: local or s3://BUCKET/PREFIX",
+        "a backend for Terraform's state: local or s3://BUCKET/PREFIX",
         "s3://my-terraform-state/fleets",
     ),
 ]
@@ -67,7 +67,7 @@ def _validate_vpc_cidr(value: str) -> str:
     if not 16 <= network.prefixlen <= 20:
         raise build_error("a VPC for a fleet takes /16 to /20", f"a range such as {network.network_address}/16")
     if not network.is_private:
-        raise build_error("it is no private range", "a range such as 10.0.0.0/16")
+        raise build_error("it is not a private range", "a range such as 10.0.0.0/16")
     return value
 
 
@@ -84,7 +84,7 @@ def _validate_caller_cidr(value: str) -> str:
     except ValueError as error:
         raise build_error(f"it is not an IPv4 network: {error}", "a range such as 203.0.113.0/24") from None
     if network.prefixlen < 8:
-        raise build_error("it opens the cluster's endpoint to much of the internet", "the ranges that you call from")
+        raise build_error("it opens the cluster's endpoint to a large part of the internet", "the ranges that you call from")
     return value
 
 
@@ -202,7 +202,7 @@ class Eks(Settings):
 
     def _check_release(self) -> Iterator[Conflict]:
         if self.al2023 == DEADLOCKED_RELEASE:
-            reason = "nodes of this release wait for ever for the pause image (awslabs/amazon-eks-ami#2710)"
+            reason = "nodes of this release never finish pulling the pause image (awslabs/amazon-eks-ami#2710)"
             yield Conflict(("al2023",), reason, "another release")
 
 
@@ -312,15 +312,15 @@ class Fleet(Settings):
     def _check_zones(self) -> Iterator[Conflict]:
         for index, zone in enumerate(self.zones):
             if zone[:-1] != self.region:
-                reason = f"the zone is not in the fleet's region, {self.region}"
+                reason = f"the zone is outside the fleet's region, {self.region}"
                 yield Conflict(("zones", index), reason, f"a zone of {self.region}, such as {self.region}a")
 
     def _check_pool_zones(self) -> Iterator[Conflict]:
         for name, pool in self.pools.items():
             for index, zone in enumerate(pool.zones):
                 if zone not in self.zones:
-                    reason = f"the fleet does not have this zone; it has {', '.join(self.zones)}"
-                    fix = "one of those here, or this one in the fleet's zones too"
+                    reason = f"the fleet has only the zones {', '.join(self.zones)}"
+                    fix = "one of the fleet's zones, or add this zone to the fleet"
                     yield Conflict(("pools", name, "zones", index), reason, fix)
 
     def _check_single_zone_pools(self) -> Iterator[Conflict]:
@@ -332,7 +332,7 @@ class Fleet(Settings):
                 reason = f"EFA traffic does not cross an Availability Zone, and the pool {verb} {count}"
                 yield Conflict(key_path, reason, f"zones: {first} in the pool, or efa: false")
             elif count > 1 and pool.reserved:
-                reason = f"a reservation holds machines of one Availability Zone, and the pool {verb} {count}"
+                reason = f"a reservation holds instances of one Availability Zone, and the pool {verb} {count}"
                 yield Conflict(key_path, reason, f"zones: {first} in the pool, or the reservation's own zone")
 
     def _check_subnet_count(self) -> Iterator[Conflict]:
@@ -346,11 +346,11 @@ class Fleet(Settings):
 
     def _check_alarm_topic(self) -> Iterator[Conflict]:
         if self.alarms_to and self.alarms_to.split(":")[3] != self.region:
-            reason = f"an alarm tells topics of its own region alone, {self.region}"
+            reason = f"an alarm can only notify topics in its own region, {self.region}"
             yield Conflict(("alarms_to",), reason, f"a topic in {self.region}")
         if self.alarms_to and "ecs" not in self.orchestrators:
-            reason = "the fleet has no ECS cluster, and on EKS alarms are Prometheus' own"
-            yield Conflict(("alarms_to",), reason, "no alarms_to, and Alertmanager's receivers")
+            reason = "the fleet has no ECS cluster; on EKS, alarms come from Prometheus"
+            yield Conflict(("alarms_to",), reason, "remove alarms_to and configure Alertmanager's receivers")
 
     def _check_orchestrator_settings(self) -> Iterator[Conflict]:
         for name, current, default in (("eks", self.eks, Eks()), ("ecs", self.ecs, Ecs())):
@@ -361,14 +361,14 @@ class Fleet(Settings):
     def _check_add_ons(self) -> Iterator[Conflict]:
         for name in EKS_ADD_ONS:
             if getattr(self.add_ons, name) and "eks" not in self.orchestrators:
-                reason = "it is a set of Kubernetes controllers, and the fleet's orchestrator is ecs"
+                reason = "it installs Kubernetes controllers, and the fleet's orchestrator is ecs"
                 yield Conflict(("add_ons", name), reason, f"{name}: off")
 
     def _check_pool_orchestrators(self) -> Iterator[Conflict]:
         for name, pool in self.pools.items():
             if pool.orchestrator and pool.orchestrator not in self.orchestrators:
                 reason = f"the fleet's orchestrator is {self.orchestrator}"
-                yield Conflict(("pools", name, "orchestrator"), reason, "the fleet's, or orchestrator: both up there")
+                yield Conflict(("pools", name, "orchestrator"), reason, "the fleet's orchestrator, or set orchestrator: both for the fleet")
 
     def _check_pool_fields(self) -> Iterator[Conflict]:
         for name, pool in self.pools.items():
@@ -382,17 +382,17 @@ class Fleet(Settings):
 def _find_eks_only_fields(pool: Pool) -> Iterator[tuple[str, str, str]]:
     """Fields of a pool on ECS that only EKS knows: the field, why, and what to write."""
     if pool.by:
-        yield "by", "on ECS an Auto Scaling group starts machines", "no `by` in a pool on ECS"
+        yield "by", "on ECS, Auto Scaling groups start the instances", "remove `by` from pools on ECS"
     if pool.os != "al2023":
-        yield "os", "the ECS AMI with GPU drivers that AWS keeps up is Amazon Linux 2023", "os: al2023"
+        yield "os", "AWS's ECS AMI with GPU drivers is Amazon Linux 2023 only", "os: al2023"
     if pool.taints:
-        yield "taints", "ECS has no taints", "labels, which a task's placement constraint can ask for"
+        yield "taints", "ECS has no taints", "use labels, which placement constraints of tasks can select"
     if pool.images == "soci":
-        reason = "SOCI on ECS is Fargate's alone, which has no GPUs (aws/containers-roadmap#1832)"
+        reason = "on ECS, SOCI works on Fargate only, which has no GPUs (aws/containers-roadmap#1832)"
         yield "images", reason, "images: cached, or {snapshot: snap-...} with the images pulled beforehand"
 
 
 def _find_ecs_only_fields(pool: Pool) -> Iterator[tuple[str, str, str]]:
     """Fields of a pool on EKS that only ECS knows."""
     if pool.warm:
-        yield "warm", "machines are kept ready on ECS only", "warm: 0"
+        yield "warm", "warm pools are supported on ECS only", "warm: 0"

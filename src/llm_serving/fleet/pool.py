@@ -57,7 +57,7 @@ def check_unique(field: str, items: Sequence[Any]) -> Iterator[Conflict]:
     """A list in order of preference names each item once."""
     for index, item in enumerate(items):
         if item in items[:index]:
-            yield Conflict((field, index), "it stands in the list twice", "it once")
+            yield Conflict((field, index), "it is listed twice", "remove the duplicate")
 
 
 class Reservation(Settings):
@@ -176,21 +176,21 @@ class Pool(Settings):
         ):
             yield Conflict(
                 ("buy",),
-                "a Capacity Block's machines cannot be mixed with other ways to buy in one pool",
-                "buy: {capacity-block: cr-...} alone, and a second pool for the rest",
+                "a Capacity Block's instances cannot share a pool with other purchase options",
+                "buy: {capacity-block: cr-...} only, and a second pool for the rest",
             )
 
     def _check_reserved_type(self) -> Iterator[Conflict]:
         if len(self.types) > 1 and self.reserved:
-            reason = f"a reservation holds machines of one type, and the pool names {len(self.types)}"
+            reason = f"a reservation holds instances of one type, and the pool lists {len(self.types)}"
             yield Conflict(("types",), reason, f"types: {self.types[0]}")
 
     def _check_reservation_order(self) -> Iterator[Conflict]:
         for index, purchase in enumerate(self.buy):
             bought_before = index and not isinstance(self.buy[index - 1], Reservation)
             if bought_before and isinstance(purchase, Reservation) and not purchase.capacity_block:
-                reason = "a reservation is paid for whether it is used or not, so nothing is bought before it"
-                yield Conflict(("buy", index), reason, "the reservation first in the list")
+                reason = "a reservation is paid for even if unused, so it comes first"
+                yield Conflict(("buy", index), reason, "move the reservation to the front of the list")
 
     def _check_reserved_size(self) -> Iterator[Conflict]:
         """What is reserved is no more than what may run, holds the least where it comes first, and the most alone."""
@@ -202,15 +202,15 @@ class Pool(Settings):
         reserved, (min_size, max_size) = self.reserve_count, self.size
         first = self.buy[0].reserve if isinstance(self.buy[0], Reservation) else None
         if reserved > max_size:
-            reason = f"{reserved} would be reserved and paid for, and the pool starts {max_size} at the most"
+            reason = f"{reserved} would be reserved and paid for, and the pool starts at most {max_size}"
             yield Conflict(
                 ("buy", reserve_indices[0]), reason, f"{{reserve: {max_size}}}, or size: {min_size}..{reserved}"
             )
         elif first and first < min_size:
-            reason = f"the first way to buy keeps the pool's least, {min_size} machines, and {first} would be reserved"
+            reason = f"the first purchase option covers the pool's minimum of {min_size} machines, and {first} would be reserved"
             yield Conflict(("buy", 0), reason, f"{{reserve: {min_size}}}, or size: {first}..{max_size}")
         elif len(reserve_indices) == len(self.buy) and reserved < max_size:
-            reason = f"no other way to buy stands beside it, so of up to {max_size} machines {reserved} could start"
+            reason = f"there is no other purchase option, so of up to {max_size} machines {reserved} could start"
             fix = f"size: {min(min_size, reserved)}..{reserved}, or on-demand after it"
             yield Conflict(("buy", reserve_indices[0]), reason, fix)
 
@@ -218,37 +218,37 @@ class Pool(Settings):
         existing = [purchase for purchase in self.buy if isinstance(purchase, Reservation) and purchase.reserve is None]
         if self.placement_group == "cluster" and existing:
             reason = (
-                "EC2 answers InsufficientInstanceCapacity where a placement group meets a reservation "
-                "that was not made inside it, and the fleet makes its groups itself"
+                "EC2 returns InsufficientInstanceCapacity for a placement group with a reservation "
+                "that was created outside it, and the fleet creates its own groups"
             )
             on_demand = "" if existing[0].capacity_block else ", or buy: {reserve: MACHINES}, made inside the group"
             yield Conflict(("placement_group",), reason, f"placement_group: none{on_demand}")
 
     def _check_efa_layout(self) -> Iterator[Conflict]:
         if self.efa_layout != "save-addresses" and not self.efa:
-            yield Conflict(("efa_layout",), "it lays out EFA nodes, and efa is off", "efa: true, or no efa_layout")
+            yield Conflict(("efa_layout",), "it applies to EFA nodes only, and efa is off", "efa: true, or remove efa_layout")
 
     def _check_karpenter_size(self) -> Iterator[Conflict]:
         if self.by == "karpenter" and self.size.min:
-            reason = f"Karpenter starts machines for waiting pods and keeps no least, and size says {self.size.min}"
+            reason = f"Karpenter starts nodes for pending pods and has no minimum size, and size starts at {self.size.min}"
             yield Conflict(("by",), reason, f"by: node-groups, or size: 0..{self.size.max}")
 
     def _check_disk(self) -> Iterator[Conflict]:
         if isinstance(self.images, Snapshot) and self.disk == "nvme":
             yield Conflict(("disk",), "a snapshot becomes a volume, not an NVMe disk", "disk: gp3")
         if self.warm and self.disk == "nvme":
-            reason = "NVMe disks are empty after a stop, and warm machines are stopped"
+            reason = "NVMe disks are empty after a stop, and warm instances are stopped"
             yield Conflict(("disk",), reason, "disk: gp3")
 
     def _check_warm_machines(self) -> Iterator[Conflict]:
         if not self.warm:
             return
         if self.warm > self.size.max:
-            reason = f"{self.warm} would be kept ready, and the pool has at most {self.size.max}"
+            reason = f"{self.warm} would be kept warm, and the pool has at most {self.size.max}"
             yield Conflict(("warm",), reason, f"warm: {self.size.max} or less")
         if "on-demand" not in self.buy:
-            reason = "EC2 Auto Scaling keeps warm machines on demand only, and the pool is not bought so"
-            yield Conflict(("warm",), reason, "warm: 0, or on-demand among the ways to buy")
+            reason = "EC2 Auto Scaling supports warm instances on demand only, and the pool is not bought on demand"
+            yield Conflict(("warm",), reason, "warm: 0, or add on-demand to buy")
 
     @property
     def reserved(self) -> bool:

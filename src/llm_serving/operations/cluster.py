@@ -171,7 +171,7 @@ def require_no_instances(aws: AwsSession, fleet: Fleet) -> None:
     """Asks EC2 itself whether any machine of the fleet still runs.
 
     Raises:
-        AnswerIsNo: some do; says how to end them.
+        CheckFailed: some do; says how to end them.
     """
     instance_ids = [
         *list_karpenter_instances(aws, fleet),

@@ -98,7 +98,7 @@ def destroy(plan: DestroyPlan) -> None:
     """Takes it away. Run again after it was broken off, it goes on.
 
     Raises:
-        AnswerIsNo: machines still run at the end.
+        CheckFailed: machines still run at the end.
         Unavailable: the cluster cannot be reached while machines of Karpenter's run in it.
         CommandFailed: Terraform, kubectl or helm failed.
     """
@@ -136,7 +136,7 @@ def require_no_dependents(plan: DestroyPlan) -> None:
     """Sees that nothing stands on what goes: no blueprint on ECS, no stack that this fleet file does not make.
 
     Raises:
-        AnswerIsNo: something does; says how to take it away.
+        CheckFailed: something does; says how to take it away.
     """
     if plan.services:
         raise CheckFailed(

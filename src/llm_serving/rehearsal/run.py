@@ -97,7 +97,7 @@ def rehearse(
         names: of the stacks; all where None.
 
     Raises:
-        AnswerIsNo: the second plan is not empty, or something is left after the destroy.
+        CheckFailed: the second plan is not empty, or something is left after the destroy.
         CommandFailed: Terraform failed.
         Unavailable: the same fleet is rehearsed at this moment.
     """

@@ -82,14 +82,14 @@ def _describe_error(model_type: type[BaseModel], data: Any, detail: ErrorDetails
     if "why" in context:
         return str(context["why"]), str(context["write"])
     if error_type == "missing":
-        return "it is required and missing", _build_example(model_type, detail["loc"])
+        return "required field is missing", _build_example(model_type, detail["loc"])
     if error_type == "extra_forbidden":
-        return "there is no such key", _suggest_keys(model_type, data, detail["loc"])
+        return "unknown key", _suggest_keys(model_type, data, detail["loc"])
     if error_type == "literal_error":
         choices = str(context["expected"])
         matches = difflib.get_close_matches(str(value), choices.replace("'", "").replace(" or ", ", ").split(", "), n=1)
         suggestion = matches and (matches[0] if isinstance(value, str) else f"'{matches[0]}', in quotes")
-        return "there is no such choice", f"{suggestion}; the choices are {choices}" if matches else f"one of {choices}"
+        return "not one of the choices", f"{suggestion}; the choices are {choices}" if matches else f"one of {choices}"
     if error_type in _EXPECTED_TYPES:
         return f"it is {_TYPE_NAMES.get(type(value), 'empty')}", _EXPECTED_TYPES[error_type]
     if "ge" in context or "gt" in context:
@@ -108,7 +108,7 @@ def _suggest_keys(model_type: type[BaseModel], data: Any, loc: KeyPath) -> str:
     nearest_key = find_nearest_key(model_type, data, loc)
     free_keys = _list_free_keys(model_type, data, loc)
     return (
-        f"{nearest_key}:" if nearest_key else f"one of {', '.join(free_keys)}" if free_keys else "nothing in its place"
+        f"{nearest_key}:" if nearest_key else f"one of {', '.join(free_keys)}" if free_keys else "remove it"
     )
 
 

@@ -1,7 +1,7 @@
 """Everything the product refuses, as one small tree; each leaf is an exit code that scripts may rely on.
 
 BlueprintError
-├── AnswerIsNo    exit 1: an SLO missed, a plan not empty, a check failed
+├── CheckFailed   exit 1: an SLO missed, a plan not empty, a check failed
 ├── InputError    exit 2: a file, a field or an argument is wrong
 └── Unavailable   exit 3: a tool, a server or a resource of this machine is missing
 """

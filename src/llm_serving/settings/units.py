@@ -60,7 +60,7 @@ class TextFormat:
         if isinstance(value, str) and re.fullmatch(self.pattern, value):
             return value
         if not isinstance(value, str | dict | list) and re.fullmatch(self.pattern, text := _format_scalar(value)):
-            raise _build_format_error("it is no text", f"it in quotes: '{text}'")
+            raise _build_format_error("it is not text", f"it in quotes: '{text}'")
         raise _build_format_error(
             f"it is not {self.description}", f"{self.description.partition(':')[0]} such as {self.example}"
         )

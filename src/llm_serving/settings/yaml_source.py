@@ -87,7 +87,7 @@ def _build_file_error(path: Path, reason: str, fix: str) -> InputError:
 def _read_text(path: Path) -> str:
     raw = _read_bytes(path)
     if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise _build_file_error(path, "it is text in UTF-16, not UTF-8", "the file saved as UTF-8")
+        raise _build_file_error(path, "it is text in UTF-16, not UTF-8", "save the file as UTF-8")
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -141,7 +141,7 @@ def _read_descriptor(path: Path, descriptor: int) -> bytes:
     if stat.S_ISDIR(status.st_mode):
         is_named_as_file = path.suffix in (".yaml", ".yml")
         fix = "a YAML file of that name" if is_named_as_file else f"the path of the file, such as {path / 'fleet.yaml'}"
-        raise _build_file_error(path, "it is a folder", fix)
+        raise _build_file_error(path, "it is a directory", fix)
     if not stat.S_ISREG(status.st_mode):
         raise _build_file_error(path, "it is a pipe or a device, not a file", "the path of a file")
     with os.fdopen(descriptor, "rb", closefd=False) as file:
@@ -225,7 +225,7 @@ class _Builder:
                 (),
                 mark,
                 f"the tag {tag} says how to build the value, and settings take values alone",
-                "it without the tag",
+                "remove the tag",
             )
 
     def build(self, node: yaml.Node) -> None:
@@ -355,7 +355,7 @@ def _find_text_problem(text: str) -> tuple[str, str] | None:
             "the value itself",
         )
     if any(not char.isprintable() for char in text):
-        return "it holds a line break or another character that cannot be printed", "it on one line"
+        return "it holds a line break or another character that cannot be printed", "write it on one line"
     return None
 
 

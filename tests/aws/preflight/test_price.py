@@ -36,7 +36,7 @@ def test_more_than_the_spend_limit_fails(read_fleet: Any) -> None:
     span, limit = _collect_lines(read_fleet(POOL, f"{HEAD}spend_limit: 5 USD/h\n"))
     assert span.status == "pass"
     assert (limit.name, limit.status) == ("spend limit", "fail")
-    assert limit.message == "at their greatest size the pools cost 8.00 USD/h on demand (general 8.00)"
+    assert limit.message == "at full size the pools cost 8.00 USD/h on demand (general 8.00)"
     assert limit.fix == "write a limit of 8.00 USD/h or more, or smaller pools"
 
 

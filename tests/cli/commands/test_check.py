@@ -88,7 +88,7 @@ def test_mistakes_of_both_files_are_shown_together(capsys: pytest.CaptureFixture
     edit("mine/blueprint.yaml", "errors: 0.1%", "errors: 0.1")
     messages = [
         "fleet.yaml:5:39: pools.general.size: now '4..0': the least, 4, is more than the most, 0. Fix: 0..4.",
-        "mine/blueprint.yaml:4:11: traffic.user: there is no such key. Fix: users:.",
+        "mine/blueprint.yaml:4:11: traffic.user: unknown key. Fix: users:.",
         "mine/blueprint.yaml:5:37: slo.errors: now 0.1: it has no unit. Fix: a percentage such as 0.1%.",
     ]
     code, out, err = check(capsys, "mine")
@@ -152,7 +152,7 @@ def test_a_mistake_in_the_template_is_found_with_its_line(capsys: pytest.Capture
         (["fleet.yaml"], ["fleet.yaml:1:1: it is a file, and a blueprint is a folder. Fix: the folder that holds it, .."]),
         (["."], [".:1:1: the folder holds no blueprint.yaml. Fix: the folder of a blueprint; `blueprint new` makes one."]),
         (["mine", "--fleet", "no.yaml"], ["no.yaml:1:1: there is no such file. Fix: the path of a file that exists, such as fleet.yaml."]),
-        (["mine", "--fleet", "mine"], ["mine:1:1: it is a folder. Fix: the path of the file, such as mine/fleet.yaml."]),
+        (["mine", "--fleet", "mine"], ["mine:1:1: it is a directory. Fix: the path of the file, such as mine/fleet.yaml."]),
         (
             ["nowhere", "--fleet", "no.yaml"],
             [

@@ -34,7 +34,7 @@ def test_what_each_pattern_renders_to_can_be_read(manifests: dict[str, Path], fl
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("gpus: 1", "gpus: 8", "gpus: now 8: a machine of the pool general has 4 at the most. Fix: 4 or less"),
+        ("gpus: 1", "gpus: 8", "gpus: now 8: an instance of the pool general has 4 at the most. Fix: 4 or less"),
         (
             "pool: general",
             "pool: genral",
@@ -50,10 +50,10 @@ def test_what_each_pattern_renders_to_can_be_read(manifests: dict[str, Path], fl
         ("port: 8000", "port: 80000", "65535"),
         ("    kind: router", "    kind: engine", "0 of them are routers. Fix: exactly one of kind: router"),
         ("name: router", "name: worker", "another service has it"),
-        ("stop_s: 120", "stop_s: 600", "without a pool the task runs on Fargate, which waits 120 s at the longest"),
+        ("stop_s: 120", "stop_s: 600", "without a pool the task runs on Fargate, which waits at most 120 s"),
         ("    cpus: ", "    cpu: ", "cpus"),
-        ('"s3://my-adapters/lora/sql"', '"https://my-adapters/lora/sql"', "a place in S3"),
-        ('["g6e.2xlarge", ', '["g6e.8xlarge", ', "now 'g6e.8xlarge': no machine of the pool general is one"),
+        ('"s3://my-adapters/lora/sql"', '"https://my-adapters/lora/sql"', "an S3 location"),
+        ('["g6e.2xlarge", ', '["g6e.8xlarge", ', "now 'g6e.8xlarge': no instance of the pool general is one"),
         ("devices: []", "devices: [/dev/infiniband/uverbs0]", "has 0 EFA interfaces. Fix: 0 of them"),
     ],
 )
@@ -74,8 +74,8 @@ def test_a_mistake_is_said_at_its_line(
 @pytest.mark.parametrize(
     ("kind", "scaled", "said"),
     [
-        ("router", True, "the router stands always, to see who asks. Fix: 1 or more"),
-        ("engine", False, "without scale none comes. Fix: 1 or more"),
+        ("router", True, "the router must always run, to receive requests. Fix: 1 or more"),
+        ("engine", False, "without scale no task would ever start. Fix: 1 or more"),
     ],
 )
 def test_what_nothing_would_wake_does_not_sleep(

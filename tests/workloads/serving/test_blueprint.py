@@ -100,7 +100,7 @@ def add_traffic(text: str) -> str:
     return VALID.replace("{users: 8}", "{" + text + "}")
 
 
-CHOICE = "there is no such choice."
+CHOICE = "not one of the choices."
 TOKENS = "Fix: a number of tokens such as"
 
 
@@ -111,21 +111,21 @@ TOKENS = "Fix: a number of tokens such as"
         (
             "pattern: aggregated\n",
             [
-                "1:1: roles: it is required and missing. Fix: roles: {worker: {pool: general}}.",
-                "1:1: traffic: it is required and missing. Fix: traffic: {users: 8}.",
-                "1:1: slo: it is required and missing. Fix: slo: {ttft_ms: {p95: 800}}.",
-                "1:1: model: it is required and missing. Fix: model: Qwen/Qwen3-0.6B.",
+                "1:1: roles: required field is missing. Fix: roles: {worker: {pool: general}}.",
+                "1:1: traffic: required field is missing. Fix: traffic: {users: 8}.",
+                "1:1: slo: required field is missing. Fix: slo: {ttft_ms: {p95: 800}}.",
+                "1:1: model: required field is missing. Fix: model: Qwen/Qwen3-0.6B.",
             ],
         ),
-        (VALID + "modle: tiny\n", ["7:1: modle: there is no such key. Fix: one of context, disruption, engine, framework, image, kind, name, tuning, weights."]),
-        (VALID.replace("model:", "modle:"), ["2:1: modle: there is no such key. Fix: model:."]),
+        (VALID + "modle: tiny\n", ["7:1: modle: unknown key. Fix: one of context, disruption, engine, framework, image, kind, name, tuning, weights."]),
+        (VALID.replace("model:", "modle:"), ["2:1: modle: unknown key. Fix: model:."]),
         (VALID + "model: mid\n", ["7:1: model: the key stands twice; the first is on line 2. Fix: it once."]),
         (VALID.replace("worker: {pool: general}", "router: {}"), ["3:1: roles.worker: the pattern aggregated needs it, and it is missing. Fix: worker: {pool: general}."]),
         (VALID.replace("roles:\n  worker: {pool: general}\n", "roles:\n"), ["3:7: roles: the key has no value. Fix: a value, or leave it out."]),
-        (VALID.replace("pool: general", "pool: general, tp: 2"), ["4:27: roles.worker.tp: there is no such key. Fix: one of accelerators, adapters, data, executor, expert, pipeline, replicas, scale."]),
+        (VALID.replace("pool: general", "pool: general, tp: 2"), ["4:27: roles.worker.tp: unknown key. Fix: one of accelerators, adapters, data, executor, expert, pipeline, replicas, scale."]),
         # a value has the wrong kind or form
         (VALID.replace("aggregated", "agregated"), [f"1:10: pattern: now 'agregated': {CHOICE} Fix: aggregated; the choices are 'aggregated', 'disaggregated', 'distributed' or 'multi-model'."]),
-        (VALID.replace("model: tiny", "model: 5"), ["2:8: model: now 5: it is no text. Fix: it in quotes: '5'."]),
+        (VALID.replace("model: tiny", "model: 5"), ["2:8: model: now 5: it is not text. Fix: it in quotes: '5'."]),
         (VALID.replace("model: tiny", "model: --trust-remote-code"), ["2:8: model: now '--trust-remote-code': it is not a model: a name of the catalogue, a hub id or a folder. Fix: a model such as Qwen/Qwen3-0.6B."]),
         (VALID.replace("model: tiny", 'model: ""'), ["2:8: model: now '': it is not a model: a name of the catalogue, a hub id or a folder. Fix: a model such as Qwen/Qwen3-0.6B."]),
         (VALID.replace("model: tiny", "model: ${MODEL}"), ["2:8: model: it holds ${ or %{, which Terraform would read as an expression; settings hold plain values. Fix: the value itself."]),
@@ -152,7 +152,7 @@ TOKENS = "Fix: a number of tokens such as"
         (add_traffic("users: 8, seed: 4294967296"), ["5:27: traffic.seed: now 4294967296: it is too large. Fix: a number below 4294967296."]),
         # slo
         (VALID.replace("slo: {}", "slo: {ttft_ms: 800}"), ["6:16: slo.ttft_ms: now 800: it is a whole number. Fix: a mapping of keys to values."]),
-        (VALID.replace("slo: {}", "slo: {ttft_ms: {p97: 800}}"), ["6:17: slo.ttft_ms.p97: there is no such key. Fix: p99:."]),
+        (VALID.replace("slo: {}", "slo: {ttft_ms: {p97: 800}}"), ["6:17: slo.ttft_ms.p97: unknown key. Fix: p99:."]),
         (VALID.replace("slo: {}", "slo: {ttft_ms: {p95: 0}}"), ["6:22: slo.ttft_ms.p95: now 0: it is too small. Fix: a number above 0."]),
         (VALID.replace("slo: {}", "slo: {ttft_ms: {p95: .nan}}"), ["6:22: slo.ttft_ms.p95: now '.nan': it is a text. Fix: a number."]),
         (VALID.replace("slo: {}", "slo: {errors: 0.1}"), ["6:15: slo.errors: now 0.1: it has no unit. Fix: a percentage such as 0.1%."]),

@@ -24,7 +24,7 @@ S3Location = Annotated[
     str,
     TextFormat(
         r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]/[A-Za-z0-9._/=+@-]+",
-        "a place in S3: s3://BUCKET/PREFIX",
+        "an S3 location: s3://BUCKET/PREFIX",
         "s3://my-models/qwen3-32b/",
     ),
 ]
@@ -150,7 +150,7 @@ class Service(Settings):
 
     def _check_fargate(self) -> Iterator[Conflict]:
         if self.pool is None and self.stop_s > MAX_STOP_S:
-            reason = f"without a pool the task runs on Fargate, which waits {MAX_STOP_S} s at the longest"
+            reason = f"without a pool the task runs on Fargate, which waits at most {MAX_STOP_S} s"
             yield Conflict(("stop_s",), reason, f"{MAX_STOP_S} or less")
         if self.pool is None and self.devices:
             yield Conflict(("devices",), "without a pool the task runs on Fargate, which has none", "devices: []")
@@ -159,12 +159,12 @@ class Service(Settings):
         if self.scale and self.scale.most < self.count:
             yield Conflict(("scale", "most"), f"the least is {self.count}", f"{self.count} or more")
         if self.scale and self.member:
-            yield Conflict(("scale",), "the machines of a replica do not come and go alone", "no scale")
+            yield Conflict(("scale",), "the nodes of a replica scale together, not one by one", "no scale")
 
     def _check_scale_to_zero(self) -> Iterator[Conflict]:
         if self.scales_to_zero and (self.kind == "router" or self.scale is None):
             reason = (
-                "the router stands always, to see who asks" if self.kind == "router" else "without scale none comes"
+                "the router must always run, to receive requests" if self.kind == "router" else "without scale no task would ever start"
             )
             yield Conflict(("count",), reason, "1 or more")
 
@@ -295,16 +295,16 @@ def _find_mistakes(document: Document[EcsDeployment], fleet: Document[Fleet]) ->
         types = {name for group in pool_groups for name in group.types}
         for number, name in enumerate(service.types):
             if name not in types:
-                reason = f"no machine of the pool {service.pool} is one"
+                reason = f"no instance of the pool {service.pool} is one"
                 yield document.build_mistake(
                     [*key_path, "types", number], name, reason, f"one of {', '.join(sorted(types))}"
                 )
         candidates = [rows[name] for name in (types.intersection(service.types) or types)]
         max_gpus = max(row.accelerators.count if row.accelerators else 0 for row in candidates)
         if service.gpus > max_gpus:
-            reason = f"a machine of the pool {service.pool} has {max_gpus} at the most"
+            reason = f"an instance of the pool {service.pool} has {max_gpus} at the most"
             yield document.build_mistake([*key_path, "gpus"], service.gpus, reason, f"{max_gpus} or less")
         max_efa = max(group.efa for group in pool_groups)
         if sum(device.startswith("/dev/infiniband/uverbs") for device in service.devices) > max_efa:
-            reason = f"a machine of the pool {service.pool} has {max_efa} EFA interfaces"
+            reason = f"an instance of the pool {service.pool} has {max_efa} EFA interfaces"
             yield document.build_mistake([*key_path, "devices"], len(service.devices), reason, f"{max_efa} of them")

@@ -98,7 +98,7 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
 
     Raises:
         Unavailable: Terraform is missing, or AWS cannot be asked.
-        AnswerIsNo: an image is missing, or it did not come to answer; what ran before runs again.
+        CheckFailed: an image is missing, or it did not come to answer; what ran before runs again.
         CommandFailed: Terraform failed; the same command goes on.
     """
     file = planning.write_rendered(plan, force=force)
@@ -250,7 +250,7 @@ def _require_images(plan: DeploymentPlan) -> None:
     """Sees that the fleet's registry has the images that are to come from there.
 
     Raises:
-        AnswerIsNo: one is not there; a task would wait for it until the deployment is given up.
+        CheckFailed: one is not there; a task would wait for it until the deployment is given up.
     """
     from botocore.exceptions import ClientError
 
@@ -311,7 +311,7 @@ def _wait_until_steady(
     Which of a pool's choices they are found on does not matter: where the first has no machines, another one serves.
 
     Raises:
-        AnswerIsNo: one failed and was rolled back, or is not there in time; with its reason and last lines.
+        CheckFailed: one failed and was rolled back, or is not there in time; with its reason and last lines.
     """
     ecs, deadline = aws.client("ecs"), time.monotonic() + timeout_s
     while True:
@@ -379,7 +379,7 @@ def _send_test_request(aws: AwsSession, deployed: _EcsDeployment, settings: dict
     """Has a task in the VPC ask the router for a completion.
 
     Raises:
-        AnswerIsNo: no answer came; with what the task said.
+        CheckFailed: no answer came; with what the task said.
     """
     ecs, cluster = aws.client("ecs"), names.format_cluster_name(deployed.fleet)
     network = {"subnets": settings["subnets"], "securityGroups": [settings["group"]], "assignPublicIp": "DISABLED"}

@@ -89,7 +89,7 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
     Raises:
         Unavailable: helm or kubectl is missing, or the cluster does not answer.
         CommandFailed: the cluster refuses an object.
-        AnswerIsNo: it did not come to answer; says why, and what runs now.
+        CheckFailed: it did not come to answer; says why, and what runs now.
     """
     _require_tools("helm", "kubectl")
     values_file = planning.write_rendered(plan, force=force)
@@ -239,7 +239,7 @@ def _wait_until_ready(plan: DeploymentPlan) -> None:
     """Waits until all of the release's pods are of what was deployed last, and each has answered.
 
     Raises:
-        AnswerIsNo: they are not in time; says which, and why.
+        CheckFailed: they are not in time; says which, and why.
     """
     timeout_s = _compute_start_timeout(plan)
     deadline = time.monotonic() + timeout_s
@@ -260,7 +260,7 @@ def _run_chart_test(plan: DeploymentPlan) -> None:
     """Has a pod ask the router for a completion.
 
     Raises:
-        AnswerIsNo: no answer came; with what the pod said.
+        CheckFailed: no answer came; with what the pod said.
     """
     with console.step("Ask it, as a client would"):
         try:

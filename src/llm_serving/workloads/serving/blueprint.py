@@ -198,7 +198,7 @@ class Blueprint(BaseBlueprint):
         if has_many_models and self.model:
             yield Conflict(("model",), "each role of this pattern names its own", "it in roles.models instead")
         if not has_many_models and not self.model:
-            yield Conflict(("model",), "it is required and missing", "model: Qwen/Qwen3-0.6B")
+            yield Conflict(("model",), "required field is missing", "model: Qwen/Qwen3-0.6B")
 
     def _check_context(self) -> Iterator[Conflict]:
         max_tokens = self.traffic.input_tokens.max + self.traffic.output_tokens.max
