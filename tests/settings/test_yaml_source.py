@@ -231,7 +231,9 @@ def test_a_spot_is_the_value_on_its_key_s_line_and_else_the_key() -> None:
         ),
         (
             'a: "\\ud800"',
-            ["a.yaml:1:4: a: it holds a line break or another character that cannot be printed. Fix: write it on one line."],
+            [
+                "a.yaml:1:4: a: it holds a line break or another character that cannot be printed. Fix: write it on one line."
+            ],
         ),
         ("a: &a [*a]", ["a.yaml:1:4: a[0]: the alias stands inside what it is an alias of. Fix: the value itself."]),
         (

@@ -84,7 +84,9 @@ def _validate_caller_cidr(value: str) -> str:
     except ValueError as error:
         raise build_error(f"it is not an IPv4 network: {error}", "a range such as 203.0.113.0/24") from None
     if network.prefixlen < 8:
-        raise build_error("it opens the cluster's endpoint to a large part of the internet", "the ranges that you call from")
+        raise build_error(
+            "it opens the cluster's endpoint to a large part of the internet", "the ranges that you call from"
+        )
     return value
 
 
@@ -368,7 +370,11 @@ class Fleet(Settings):
         for name, pool in self.pools.items():
             if pool.orchestrator and pool.orchestrator not in self.orchestrators:
                 reason = f"the fleet's orchestrator is {self.orchestrator}"
-                yield Conflict(("pools", name, "orchestrator"), reason, "the fleet's orchestrator, or set orchestrator: both for the fleet")
+                yield Conflict(
+                    ("pools", name, "orchestrator"),
+                    reason,
+                    "the fleet's orchestrator, or set orchestrator: both for the fleet",
+                )
 
     def _check_pool_fields(self) -> Iterator[Conflict]:
         for name, pool in self.pools.items():

@@ -226,11 +226,15 @@ class Pool(Settings):
 
     def _check_efa_layout(self) -> Iterator[Conflict]:
         if self.efa_layout != "save-addresses" and not self.efa:
-            yield Conflict(("efa_layout",), "it applies to EFA nodes only, and efa is off", "efa: true, or remove efa_layout")
+            yield Conflict(
+                ("efa_layout",), "it applies to EFA nodes only, and efa is off", "efa: true, or remove efa_layout"
+            )
 
     def _check_karpenter_size(self) -> Iterator[Conflict]:
         if self.by == "karpenter" and self.size.min:
-            reason = f"Karpenter starts nodes for pending pods and has no minimum size, and size starts at {self.size.min}"
+            reason = (
+                f"Karpenter starts nodes for pending pods and has no minimum size, and size starts at {self.size.min}"
+            )
             yield Conflict(("by",), reason, f"by: node-groups, or size: 0..{self.size.max}")
 
     def _check_disk(self) -> Iterator[Conflict]:

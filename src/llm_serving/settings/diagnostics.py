@@ -107,9 +107,7 @@ def _suggest_keys(model_type: type[BaseModel], data: Any, loc: KeyPath) -> str:
     """What to write in place of a key that does not exist."""
     nearest_key = find_nearest_key(model_type, data, loc)
     free_keys = _list_free_keys(model_type, data, loc)
-    return (
-        f"{nearest_key}:" if nearest_key else f"one of {', '.join(free_keys)}" if free_keys else "remove it"
-    )
+    return f"{nearest_key}:" if nearest_key else f"one of {', '.join(free_keys)}" if free_keys else "remove it"
 
 
 def find_nearest_key(model_type: type[BaseModel], data: Any, loc: KeyPath) -> str | None:

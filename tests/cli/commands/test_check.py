@@ -182,7 +182,7 @@ def test_a_blueprint_file_that_is_a_folder_or_a_loop_is_named_as_itself(capsys: 
     assert check(capsys, "mine")[2].startswith(f"{file}:1:1: there is no such file.")
     file.unlink()
     file.mkdir()
-    assert check(capsys, "mine") == (2, "", f"{file}:1:1: it is a folder. Fix: a YAML file of that name.\n")
+    assert check(capsys, "mine") == (2, "", f"{file}:1:1: it is a directory. Fix: a YAML file of that name.\n")
 
 
 def test_a_target_without_a_template_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

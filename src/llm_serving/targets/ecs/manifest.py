@@ -164,7 +164,9 @@ class Service(Settings):
     def _check_scale_to_zero(self) -> Iterator[Conflict]:
         if self.scales_to_zero and (self.kind == "router" or self.scale is None):
             reason = (
-                "the router must always run, to receive requests" if self.kind == "router" else "without scale no task would ever start"
+                "the router must always run, to receive requests"
+                if self.kind == "router"
+                else "without scale no task would ever start"
             )
             yield Conflict(("count",), reason, "1 or more")
 
