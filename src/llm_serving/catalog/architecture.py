@@ -322,7 +322,7 @@ def _list_attention_tensors(a: Architecture, layers: int) -> Iterator[TensorGrou
 
 
 def _list_latent_tensors(a: Architecture, latent: LatentAttention, layers: int) -> Iterator[TensorGroup]:
-    """vLLM replicates the down-projections and splits the up-projections by heads."""
+    """Engines replicate the down-projections and split the up-projections by heads."""
     query_width, up_width = latent.nope_dim + latent.rope_dim, latent.nope_dim + latent.value_dim
     down_matrices = [_compute_matrix(a, latent.kv_rank + latent.rope_dim, a.hidden, "linear")]
     norms = [_compute_matrix(a, 1, latent.kv_rank, "plain")]

@@ -222,6 +222,9 @@ class Engine(_NamedChoice):
     fleet_image: str = ""
     """The same with EFA and KV events, in the fleet's own registry, {registry}; empty where `image` has both."""
 
+    module_folder: str = ""
+    """Folder in `fleet_image` of the modules that the engine loads."""
+
     options: Mapping[str, CommandPart] = {}
     """What a setting of the blueprint adds, by the option's name (`processes.list_options`)."""
 
@@ -295,6 +298,9 @@ class Router(_Row):
 
     base_bytes: int
     """Memory that it takes."""
+
+    cache_aware_share: float
+    """Share of a prompt, 0 to 1, above which the policy cache-aware follows cached prefixes."""
 
     metrics: Mapping[Literal["aggregated", "disaggregated"], Mapping[RouterMetric, str]] = {}
     """Prometheus names, by the engines behind it."""

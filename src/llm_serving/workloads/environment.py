@@ -172,8 +172,8 @@ class Environment(ResolvedData):
     router_discovery: tuple[str, ...] = ()
     """What runs images/router's program; empty where the image's PATH has it."""
 
-    module_folder: str = "/opt/vllm"
-    """Folder of the modules that an engine loads (images/)."""
+    module_folder: str = ""
+    """Folder of the modules of images/ that an engine loads; empty where its image has them."""
 
     services: tuple[Process, ...] = ()
     """What runs beside the deployment and stands in for AWS."""

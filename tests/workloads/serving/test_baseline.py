@@ -1,4 +1,4 @@
-"""The twin of a disaggregated blueprint: as many accelerators of the same pool, and all else alike."""
+"""The baseline of a disaggregated blueprint: as many accelerators of the same pool, and all else alike."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ def test_model_traffic_and_slo_are_the_originals_and_only_the_hand_over_is_gone(
     unchanged_keys = {"model", "context", "traffic", "slo", "weights", "disruption"}
     assert baseline_blueprint.model_dump(include=unchanged_keys) == original.model_dump(include=unchanged_keys)
     assert baseline_blueprint.tuning == original.tuning.model_copy(update={"kv_transfer": "auto"})
-    assert baseline_blueprint.name == "pair-twin"
+    assert baseline_blueprint.name == "pair-baseline"
 
 
 def test_the_router_goes_by_the_same_policy(tmp_path: Path) -> None:
     assert _make_baseline(tmp_path, f"{ROLES}, router: {{policy: round-robin}}").roles.router.policy == "round-robin"
 
 
-def test_the_patterns_own_blueprint_has_a_twin(tmp_path: Path) -> None:
+def test_the_patterns_own_blueprint_has_a_baseline(tmp_path: Path) -> None:
     (tmp_path / "blueprint.yaml").write_text(baseline.render(load(PATTERN / "blueprint.yaml", Blueprint)))
     assert load(tmp_path / "blueprint.yaml", Blueprint).value.pattern == "aggregated"
 
@@ -79,8 +79,8 @@ def test_the_patterns_own_blueprint_has_a_twin(tmp_path: Path) -> None:
     [
         (
             "prefill: {pool: gpus}, decode: {pool: others}",
-            "4:47: roles.decode.pool: now 'others': prefill stands in the pool gpus: a twin's replicas are all alike, "
-            "and so are their machines. Fix: pool: gpus.",
+            "4:47: roles.decode.pool: now 'others': prefill runs in the pool gpus: a baseline's replicas are all "
+            "alike, and so are their nodes. Fix: pool: gpus.",
         ),
         (
             "prefill: {pool: gpus, accelerators: 2}, decode: {pool: gpus, accelerators: 3}",
@@ -100,4 +100,7 @@ def test_only_a_disaggregated_blueprint_has_a_baseline(tmp_path: Path) -> None:
     original = load(PATTERN.parent / "aggregated/blueprint.yaml", Blueprint)
     with pytest.raises(InputError) as error:
         baseline.render(original)
-    assert "a twin is what prefill and decode are measured against, and they stand together here" in str(error.value)
+    assert (
+        "pattern: now 'aggregated': the pattern has no baseline: nothing is split that could run together. Fix: the folder of a blueprint with pattern: disaggregated."
+        in str(error.value)
+    )

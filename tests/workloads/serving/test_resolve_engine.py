@@ -15,7 +15,6 @@ import pytest
 from llm_serving import processes
 from llm_serving.catalog import engines
 from llm_serving.targets.local import engine_env
-from llm_serving.workloads.serving import resolve
 
 pytestmark = pytest.mark.engine
 
@@ -122,7 +121,7 @@ def _send(url: str, shared: float, number: int, max_tokens: int = 1) -> None:
 def test_the_router_follows_a_beginning_to_a_busier_engine_only_above_the_resolvers_share(
     engine_pair: tuple[Engine, Engine], beside: float, followed: bool
 ) -> None:
-    shared = resolve.CACHE_AWARE_SHARE + beside
+    shared = engines.load_routers()["vllm-router"].cache_aware_share + beside
     with _run_router(engine_pair) as url:
         _send(url, shared, 1)
         blocked = threading.Thread(target=_send, args=(url, shared, 2, HELD_MAX_TOKENS))

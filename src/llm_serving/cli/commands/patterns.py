@@ -20,6 +20,7 @@ from llm_serving.settings.errors import InputError
 from llm_serving.workloads import render
 from llm_serving.workloads.serving import baseline as baselines
 from llm_serving.workloads.serving import blueprint
+from llm_serving.workloads.serving.patterns import FACTS_FILE
 
 ROOT = paths.ROOT
 PATTERNS = paths.PATTERNS
@@ -73,7 +74,7 @@ def new(
         choices = " or ".join(presets) or "no --preset"
         raise InputError(f"--preset: now {preset!r}: {from_} has no such preset. Fix: {choices}.")
     destination = _require_new_folder(Path(name), "NAME")
-    shutil.copytree(source, destination, ignore=shutil.ignore_patterns("__pycache__", PRESETS))
+    shutil.copytree(source, destination, ignore=shutil.ignore_patterns("__pycache__", PRESETS, FACTS_FILE))
     if preset is not None:
         shutil.copy(source / PRESETS / f"{preset}.yaml", destination / "blueprint.yaml")
     _inline_includes(destination)
@@ -98,17 +99,18 @@ def baseline(
 
     It has the same accelerators, model, traffic and SLO. Validate both to see what disaggregation gains.
     """
-    baseline_text = baselines.render(blueprint.read(folder))
+    original = blueprint.read(folder)
+    baseline_text, pattern = baselines.render(original), baselines.get_pattern(original)
     source = folder.resolve()
     destination = _require_new_folder(
         Path(name or console.shorten_path(source.with_name(f"{source.name}-baseline"))), "NAME"
     )
     # The user may have edited the templates; prompts and adapters are next to them.
-    shutil.copytree(source, destination, ignore=shutil.ignore_patterns("__pycache__", PRESETS))
+    shutil.copytree(source, destination, ignore=shutil.ignore_patterns("__pycache__", PRESETS, FACTS_FILE))
     (destination / blueprint.FILE_NAME).write_text(baseline_text, encoding="utf-8")
-    shutil.copy(PATTERNS / "aggregated" / "README.md", destination)
+    shutil.copy(PATTERNS / pattern / "README.md", destination)
     _inline_includes(destination)
-    console.out.print(f"{destination}: the accelerators of {folder} as aggregated replicas", markup=False)
+    console.out.print(f"{destination}: the accelerators of {folder} as {pattern} replicas", markup=False)
     console.out.print(f"Next: blueprint validate {folder}, then {destination}, and compare the reports", markup=False)
 
 

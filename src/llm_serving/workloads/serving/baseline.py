@@ -1,6 +1,6 @@
-"""The aggregated twin of a disaggregated blueprint: the same accelerators, model, traffic and SLO.
+"""The baseline of a disaggregated blueprint: the same accelerators, model, traffic and SLO without the split.
 
-Whether prefill is worth a role of its own shows against nothing else. Pure.
+Only against it does a measurement show whether prefill is worth a role of its own. Pure.
 """
 
 from __future__ import annotations
@@ -13,33 +13,29 @@ from llm_serving.settings import yaml_source
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import InputError
 from llm_serving.settings.units import Bounds
+from llm_serving.workloads.serving import patterns
 from llm_serving.workloads.serving.blueprint import Blueprint
 from llm_serving.workloads.serving.placement import format_bounds
 from llm_serving.workloads.serving.roles import EngineRole
 
 HEADER = """\
-# The aggregated twin of {name}: as many accelerators of the same pool, the same model, traffic and SLO.
-# Made by `blueprint twin`; validate both, one after the other, and compare their reports.
+# The {pattern} baseline of {name}: as many accelerators of the same pool, the same model, traffic and SLO.
+# Created by `blueprint baseline`; validate both, one after the other, and compare their reports.
 """
 
 
 def render(blueprint: Document[Blueprint]) -> str:
-    """The blueprint.yaml of the twin.
+    """The blueprint.yaml of the baseline.
 
     Raises:
-        InputError: the blueprint is not disaggregated, or no aggregated one has as many accelerators of one pool.
+        InputError: the blueprint's pattern has no baseline, or no baseline has as many accelerators of one pool.
     """
+    pattern = get_pattern(blueprint)
     settings = blueprint.value
     prefill, decode = settings.roles.prefill, settings.roles.decode
-    if prefill is None or decode is None:
-        reason = "a twin is what prefill and decode are measured against, and they stand together here"
-        raise InputError(
-            [blueprint.build_mistake(["pattern"], settings.pattern, reason, "the folder of a disaggregated blueprint")]
-        )
+    assert prefill and decode, "a pattern with a baseline has both"
     if prefill.pool != decode.pool:
-        reason = (
-            f"prefill stands in the pool {prefill.pool}: a twin's replicas are all alike, and so are their machines"
-        )
+        reason = f"prefill runs in the pool {prefill.pool}: a baseline's replicas are all alike, and so are their nodes"
         raise InputError(
             [blueprint.build_mistake(["roles", "decode", "pool"], decode.pool, reason, f"pool: {prefill.pool}")]
         )
@@ -49,16 +45,31 @@ def render(blueprint: Document[Blueprint]) -> str:
     worker = {**document["roles"][role], "replicas": format_bounds(_compute_replicas(prefill, decode, replica_role))}
     worker.pop("scale", None)  # a measure of one half's load says little about both
     roles = {"worker": worker, **{key: value for key, value in document["roles"].items() if key == "router"}}
-    changes = {"pattern": "aggregated", "roles": roles, **_build_tuning(document)}
-    name_change = {"name": f"{document['name']}-twin"} if "name" in document else {}
+    changes = {"pattern": pattern, "roles": roles, **_build_tuning(document)}
+    name_change = {"name": f"{document['name']}-baseline"} if "name" in document else {}
     rendered = yaml.safe_dump(
         {**document, **changes, **name_change}, sort_keys=False, default_flow_style=None, width=100
     )
-    return HEADER.format(name=blueprint.path.resolve().parent.name) + rendered
+    return HEADER.format(pattern=pattern, name=blueprint.path.resolve().parent.name) + rendered
+
+
+def get_pattern(blueprint: Document[Blueprint]) -> str:
+    """The pattern of the blueprint's baseline.
+
+    Raises:
+        InputError: the blueprint's pattern has none.
+    """
+    pattern = patterns.load_patterns()[blueprint.value.pattern]
+    if pattern.baseline and blueprint.value.is_disaggregated:
+        return pattern.baseline
+    others = [name for name, other in patterns.load_patterns().items() if other.baseline]
+    reason = "the pattern has no baseline: nothing is split that could run together"
+    fix = f"the folder of a blueprint with pattern: {' or '.join(others)}"
+    raise InputError([blueprint.build_mistake(["pattern"], pattern.name, reason, fix)])
 
 
 def _select_role(blueprint: Document[Blueprint], prefill: EngineRole, decode: EngineRole) -> EngineRole:
-    """The role that the twin's replicas are like: decode, whose memory is larger, or prefill where that divides."""
+    """The role that the baseline's replicas are like: decode, whose memory is larger, or prefill where that divides."""
     for role in (decode, prefill):
         if all(total % role.accelerators == 0 for total in _count_accelerators(prefill, decode)):
             return role
@@ -86,7 +97,7 @@ def _compute_replicas(prefill: EngineRole, decode: EngineRole, replica_role: Eng
 
 
 def _build_tuning(document: dict[str, Any]) -> dict[str, Any]:
-    """The settings of the engine but for the hand-over, which the twin has none of."""
+    """The engine's settings without the KV transfer, which a baseline has none of."""
     if "tuning" not in document:
         return {}
     return {"tuning": {key: value for key, value in document["tuning"].items() if key != "kv_transfer"}}

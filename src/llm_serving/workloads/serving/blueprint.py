@@ -41,7 +41,7 @@ Image = Annotated[
         r"[a-z0-9][a-z0-9._-]*(?::[0-9]{2,5})?(?:/[a-z0-9._-]+)*"
         r"(?::(?!latest(?:@|$))[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}(?:@sha256:[0-9a-f]{64})?|@sha256:[0-9a-f]{64})",
         "an image with a tag other than latest, or a digest",
-        "vllm/vllm-openai:v0.32.0",
+        engines.load_engines()[engines.get_default(engines.load_engines())].image,
     ),
 ]
 
@@ -215,7 +215,7 @@ class Blueprint(BaseBlueprint):
         prefill, decode = self.roles.prefill, self.roles.decode
         if prefill and decode and decode.tensor < prefill.tensor:
             reason = (
-                f"decode splits a layer {decode.tensor} ways and prefill {prefill.tensor}: NIXL hands a cache on "
+                f"decode splits a layer {decode.tensor} ways and prefill {prefill.tensor}: the KV transfer sends a cache "
                 "to as many ways or more, never to fewer"
             )
             yield Conflict(("roles", "decode"), reason, f"accelerators: {prefill.tensor} or more for decode")
@@ -224,7 +224,7 @@ class Blueprint(BaseBlueprint):
         for name in ("prefill", "decode"):
             role: EngineRole | None = getattr(self.roles, name)
             if role and role.pipeline > 1:
-                reason = "NIXL hands on the cache of one stage only"
+                reason = "the KV transfer sends the cache of one pipeline stage"
                 yield Conflict(("roles", name, "pipeline"), reason, "pipeline: 1")
 
 

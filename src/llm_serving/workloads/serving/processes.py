@@ -68,7 +68,7 @@ class Context:
     @property
     def router(self) -> engines.Router:
         """The row of the framework's router."""
-        return engines.load_routers()[engines.load_frameworks()[self.blueprint.framework].router]
+        return get_router(self.blueprint)
 
     def select_platform(self, role_placement: Placement) -> engines.Platform:
         """The engine on the processors that it runs on: the pool's accelerators, or this machine's CPU instead."""
@@ -77,6 +77,11 @@ class Context:
     def streams(self, role_placement: Placement) -> bool:
         """Whether the engine streams its weights from S3."""
         return self.engine.streams_on(self.select_platform(role_placement))
+
+
+def get_router(blueprint: Blueprint) -> engines.Router:
+    """The row of the blueprint's router: the one of its framework."""
+    return engines.load_routers()[engines.load_frameworks()[blueprint.framework].router]
 
 
 def list_port_names(blueprint: Blueprint, replicas: Mapping[str, int]) -> list[str]:
@@ -265,7 +270,7 @@ def _build_process_values(context: Context, process_name: str, role: str, replic
         "data_port": PORTS["data"],
         "ray_port": PORTS["ray"],
         "cache": cache_folder if conventions.containers else f"{cache_folder}/{process_name}",
-        "module_folder": environment.module_folder,
+        "module_folder": environment.module_folder or context.engine.module_folder,
         "rank": conventions.rank if conventions.rank and rank else rank,
         "leader_address": conventions.leader_address or build_peer_name(context, f"{role}-{replica}-0"),
     }

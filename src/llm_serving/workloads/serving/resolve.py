@@ -39,13 +39,6 @@ SCRATCH_BYTES = 40 * 2**30
 FETCH_LIMIT_S, MIN_COPY_BYTES_S = 300, 100e6
 """Longest that copying a little from S3 may take, and the least bytes a second that more is taken to be copied with."""
 
-CACHE_AWARE_SHARE = 0.3
-"""Share of a prompt above which the router's policy is cache-aware where the blueprint sets none.
-
-vllm-router 0.1.17's cache_aware follows none of 30% of a prompt or less (`--cache-threshold`, its default). What
-following takes off the mean end to end of load alone, simulated (scripts/benchmarks/replay.py, 2026-11-21): with short
-caches 1 to 4% where 25% is shared, 7% at 40%, 10% at 50%, about 20% at 80%; with ample ones 0 to 3%; nothing at 0%."""
-
 
 def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment) -> Deployment:
     """The blueprint on the fleet, in the environment of its target.
@@ -137,7 +130,7 @@ def build_bucket_prefix(model: str) -> str:
 
 def resolve_policy(blueprint: Blueprint, environment: Environment) -> RouterPolicy:
     """How the router chooses a replica: as written, else by cached prefixes where the traffic's prompts share enough."""
-    is_cache_aware = resolve_shared_prefix(blueprint, environment) > CACHE_AWARE_SHARE
+    is_cache_aware = resolve_shared_prefix(blueprint, environment) > processes.get_router(blueprint).cache_aware_share
     return blueprint.roles.router.policy or ("cache-aware" if is_cache_aware else "load-aware")
 
 
@@ -363,8 +356,8 @@ def _describe_policy(context: Context) -> str:
     """The share of the prompts that decided the policy, and where it is from."""
     traffic, measured = context.blueprint.traffic, context.environment.measured
     shared_prefix = resolve_shared_prefix(context.blueprint, context.environment)
-    relation = "more" if shared_prefix > CACHE_AWARE_SHARE else "not more"
-    comparison = f"{relation} than the {CACHE_AWARE_SHARE:.0%} that it follows"
+    threshold = context.router.cache_aware_share
+    comparison = f"{'more' if shared_prefix > threshold else 'not more'} than the {threshold:.0%} that it follows"
     if traffic.has_shared_prefix or (measured is None and traffic.data is None):
         statement = (
             f"{shared_prefix:.0%} of each prompt is shared, {comparison}"

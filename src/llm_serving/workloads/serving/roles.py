@@ -158,7 +158,7 @@ class Roles(Settings):
 
 
 DEFAULT_SCALES = {"decode": Scale(kv_usage=0.8)}
-"""A decode replica's queue is short while its cache fills up. Source: vLLM production guides, 2026-11."""
+"""A decode replica's queue is short while its cache fills up. Source: the engines' production guides, 2026-11."""
 
 
 def resolve_scale(name: str, role: EngineRole) -> Scale | None:

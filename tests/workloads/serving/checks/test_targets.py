@@ -96,12 +96,12 @@ REFUSED = [
     ),
     (
         format_disaggregated({**P5EN, "accelerators": 4}, {**P5EN, "accelerators": 2}),
-        "blueprint.yaml:5:11: roles.decode: decode splits a layer 2 ways and prefill 4: NIXL hands a cache on to as many "
-        "ways or more, never to fewer. Fix: accelerators: 4 or more for decode.",
+        "blueprint.yaml:5:11: roles.decode: decode splits a layer 2 ways and prefill 4: the KV transfer sends a cache to "
+        "as many ways or more, never to fewer. Fix: accelerators: 4 or more for decode.",
     ),
     (
         format_disaggregated({**P5EN, "accelerators": 2, "pipeline": 2}, {**P5EN, "accelerators": 4}),
-        "blueprint.yaml:4:52: roles.prefill.pipeline: now 2: NIXL hands on the cache of one stage only. "
+        "blueprint.yaml:4:52: roles.prefill.pipeline: now 2: the KV transfer sends the cache of one pipeline stage. "
         "Fix: pipeline: 1.",
     ),
     (

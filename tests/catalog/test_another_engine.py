@@ -1,0 +1,123 @@
+"""Another engine is one file of the catalogue; what its row lacks is refused where a blueprint needs it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from llm_serving.catalog import engines
+from llm_serving.engines import base, vllm
+from llm_serving.settings import schema
+from llm_serving.settings.errors import InputError
+from llm_serving.workloads.serving.blueprint import Blueprint
+from tests.workloads.serving import resolving
+
+SLIM = """\
+source: a test
+read_on: "2026-11-22"
+command: [slim, "{weights}", --name, "{served_model}", --port, "{port}"]
+image: example/slim:1.0
+options:
+  tensor: {arguments: [--split, "{tensor}"]}
+platforms:
+  gpu: {kv_block: 16, device: cuda}
+health: /health
+metrics_path: /metrics
+"""
+FLEET = """\
+name: demo
+region: us-west-2
+zones: [us-west-2a]
+pools:
+  gpus: {types: p5en.48xlarge, size: 0..8, efa: on}
+  trainium: {types: trn2.48xlarge, size: 0..8}
+"""
+
+
+@pytest.fixture(autouse=True)
+def slim_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A copy of the engines' folder with the smallest row that works."""
+    folder = tmp_path / "engines"
+    shutil.copytree(engines.FOLDER, folder)
+    (folder / "slim.yaml").write_text(SLIM)
+    monkeypatch.setattr(engines, "FOLDER", folder)
+    engines.load_engines.cache_clear()
+    yield
+    engines.load_engines.cache_clear()
+
+
+def _format_blueprint(roles: str = "worker: {pool: gpus}", extra: str = "", pattern: str = "aggregated") -> str:
+    return (
+        f"pattern: {pattern}\nengine: slim\nname: mine\nmodel: Qwen/Qwen3-0.6B\nroles:\n  {roles}\n"
+        f"traffic: {{users: 2}}\nslo: {{}}\n{extra}"
+    )
+
+
+def test_its_file_is_all_that_it_takes(tmp_path: Path) -> None:
+    deployment = resolving.resolve_files(
+        tmp_path, _format_blueprint("worker: {pool: gpus, accelerators: 2}"), FLEET, "eks"
+    )
+    role = deployment.roles[0]
+    assert (deployment.engine, role.image) == ("slim", "example/slim:1.0")
+    assert role.processes[0].command == (
+        "slim", "/scratch/fetched/weights", "--name", "Qwen/Qwen3-0.6B", "--port", "8000", "--split", "2",
+    )  # fmt: skip
+    assert role.prefetch and "weights" in role.prefetch.uris, "it streams none, so they are copied before it starts"
+    assert '"slim"' in schema.render(Blueprint, "blueprint.yaml")
+
+
+def test_its_memory_is_counted_as_the_default_engines() -> None:
+    assert base.get_memory_model("slim") is base.get_memory_model() is base.get_memory_model("vllm")
+    assert base.get_memory_model() is vllm  # type: ignore[comparison-overlap]
+
+
+def test_an_engine_that_does_not_exist_is_refused_with_those_that_do(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as error:
+        resolving.resolve_files(tmp_path, _format_blueprint().replace("slim", "slum"), FLEET, "eks")
+    assert str(error.value).endswith("there is no such choice. Fix: slim; the choices are 'slim' or 'vllm'.")
+
+
+@pytest.mark.parametrize(
+    ("text", "target", "message"),
+    [
+        (
+            _format_blueprint(),
+            "local",
+            "2:9: engine: now 'slim': the engine does not run on CPU, and the target local has no accelerators. "
+            "Fix: a target with accelerators: --target TARGET.",
+        ),
+        (
+            _format_blueprint("worker: {pool: trainium, accelerators: 8}"),
+            "eks",
+            "6:18: roles.worker.pool: now 'trainium': trn2.48xlarge has Trainium2, on which the engine slim does not run. "
+            "Fix: a pool of types with gpu, or another engine.",
+        ),
+        (
+            _format_blueprint("prefill: {pool: gpus}\n  decode: {pool: gpus}", pattern="disaggregated"),
+            "eks",
+            "1:10: pattern: now 'disaggregated': the engine slim has no option for it in the catalogue. "
+            "Fix: pattern: aggregated, or pools of GPUs.",
+        ),
+        (
+            _format_blueprint(
+                "worker: {pool: gpus, accelerators: 16, pipeline: 2, executor: ray}", pattern="distributed"
+            ),
+            "eks",
+            "6:65: roles.worker.executor: now 'ray': the engine slim has no option for it in the catalogue. "
+            "Fix: executor: mp.",
+        ),
+        (
+            _format_blueprint(extra="tuning: {kv_cache: fp8}\n"),
+            "eks",
+            "9:20: tuning.kv_cache: now 'fp8': the engine slim has no option for it in the catalogue. "
+            "Fix: kv_cache: auto.",
+        ),
+    ],
+)
+def test_what_its_row_lacks_is_refused_at_its_line(tmp_path: Path, text: str, target: str, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        resolving.resolve_files(tmp_path, text, FLEET, target)
+    assert f"{tmp_path}/blueprint.yaml:{message}" in str(error.value)
