@@ -86,20 +86,20 @@ def build_pods(manifests: Sequence[Object], case: str = "case") -> list[dict[str
 
 
 @each_preset
-def test_the_api_server_takes_each_object_of_a_preset(
+def test_the_api_server_accepts_each_object_of_a_preset(
     secured_cluster: ControlPlane, render_chart: Render, preset: Preset, name: str
 ) -> None:
     assert validate(secured_cluster, render_chart({**preset(name), **EXTRA_VALUES}), "privileged") == []
 
 
 @test_patterns.each_cell
-def test_the_api_server_takes_each_object_of_a_pattern(
+def test_the_api_server_accepts_each_object_of_a_pattern(
     secured_cluster: ControlPlane, render_chart: Render, cell: Cell
 ) -> None:
     assert validate(secured_cluster, render_chart(test_patterns.render_values(cell)), "privileged") == []
 
 
-def test_a_field_that_kubernetes_does_not_know_would_be_seen(
+def test_an_unknown_kubernetes_field_is_detected(
     secured_cluster: ControlPlane, render_chart: Render, preset: Preset
 ) -> None:
     manifests = render_chart(preset("qwen3-0.6b-g6e"))
@@ -192,14 +192,14 @@ def build_machines(name: str, pod_manifests: Sequence[Object], cell: Cell | None
 
 
 @each_preset
-def test_a_presets_pods_find_a_place_on_the_machines_that_their_accelerators_fill(
+def test_a_preset_s_pods_are_scheduled_on_nodes_that_their_accelerators_fill(
     scheduling_errors: dict[str, list[str]], name: str
 ) -> None:
     assert scheduling_errors[format_slug(name)] == []
 
 
 @test_patterns.each_cell
-def test_a_patterns_pods_find_a_place_on_the_machines_that_their_accelerators_fill(
+def test_a_pattern_s_pods_are_scheduled_on_nodes_that_their_accelerators_fill(
     scheduling_errors: dict[str, list[str]], cell: Cell
 ) -> None:
     assert scheduling_errors[format_case(cell)] == []

@@ -89,7 +89,7 @@ FULL_VALUES = build_values(
 FULL_VALUES["roles"]["router"]["probes"] = {"readiness": {"path": "/liveness", "body": None}}
 
 
-def test_all_that_can_be_set_makes_objects_that_kubernetes_takes(render_chart: Render, schema_location: str) -> None:
+def test_kubernetes_accepts_the_objects_of_all_values(render_chart: Render, schema_location: str) -> None:
     manifests = render_chart(FULL_VALUES)
     assert {manifest["kind"] for manifest in manifests} >= {
         *("LeaderWorkerSet", "Deployment", "ScaledObject", "PodMonitor", "PrometheusRule", "HTTPRoute"),
@@ -120,7 +120,7 @@ def test_all_that_can_be_set_makes_objects_that_kubernetes_takes(render_chart: R
         ("disruption.yaml", "minAvailable:", "minAvailable: [1]\n  maxUnavailable:", {"PodDisruptionBudget"}),
     ],
 )
-def test_a_typo_in_a_template_would_be_noticed(
+def test_a_typo_in_a_template_is_detected(
     render_chart: Render, schema_location: str, tmp_path: Path, file: str, right: str, wrong: str, kinds: set[str]
 ) -> None:
     chart = tmp_path / "inference"
@@ -188,7 +188,7 @@ def test_clients_reach_the_router_or_the_only_engines_leaders_by_the_releases_na
     assert service["ports"] == [{"name": "http", "port": 9000, "targetPort": "http"}]
 
 
-def test_the_service_account_is_called_as_the_release_unless_it_has_a_name(render_chart: Render) -> None:
+def test_the_service_account_has_the_release_s_name_by_default(render_chart: Render) -> None:
     assert filter_by_kind(render_chart(build_values()), "ServiceAccount", "mine")
     manifests = render_chart(build_values(serviceAccount={"name": "weights", "create": False}))
     assert not filter_by_kind(manifests, "ServiceAccount", "weights")
@@ -210,7 +210,7 @@ def test_zero_and_no_are_values_too(render_chart: Render) -> None:
     assert deployment["template"]["spec"]["securityContext"]["runAsUser"] == 0
 
 
-def test_defaults_hold_for_every_role_of_the_kind(render_chart: Render) -> None:
+def test_defaults_apply_to_every_role_of_the_kind(render_chart: Render) -> None:
     overridden = build_values(
         build_engine(), build_engine(), defaults={"engine": {"placement": {"zones": ["us-west-2b"]}}}
     )
@@ -225,7 +225,7 @@ def test_defaults_hold_for_every_role_of_the_kind(render_chart: Render) -> None:
 
 
 @each_preset
-def test_a_pod_can_do_nothing_that_it_need_not(render_chart: Render, preset: Preset, name: str) -> None:
+def test_a_pod_has_least_privilege(render_chart: Render, preset: Preset, name: str) -> None:
     manifests = render_chart(preset(name))
     for pod in [*list_pods(manifests), *filter_by_kind(manifests, "Pod")]:
         spec = pod["spec"]
@@ -248,7 +248,7 @@ def test_a_pod_can_do_nothing_that_it_need_not(render_chart: Render, preset: Pre
         assert spec["enableServiceLinks"] is False
 
 
-def test_what_is_fetched_lies_where_the_engine_reads_before_it_starts(render_chart: Render) -> None:
+def test_fetched_files_are_in_place_before_the_engine_starts(render_chart: Render) -> None:
     weights = {"weights": "s3://my-models/llama/"}
     [pod] = [
         candidate
@@ -269,7 +269,7 @@ def test_what_is_fetched_lies_where_the_engine_reads_before_it_starts(render_cha
     }
 
 
-def test_privileged_is_a_switch_and_says_nothing_that_contradicts_it(render_chart: Render) -> None:
+def test_privileged_is_a_switch_without_contradicting_fields(render_chart: Render) -> None:
     pod = next(
         candidate
         for candidate in list_pods(render_chart(build_values(build_engine(privileged=True))))
@@ -279,7 +279,7 @@ def test_privileged_is_a_switch_and_says_nothing_that_contradicts_it(render_char
 
 
 @each_preset
-def test_all_is_refused_but_what_a_role_needs(render_chart: Render, preset: Preset, name: str) -> None:
+def test_all_traffic_is_denied_but_what_a_role_needs(render_chart: Render, preset: Preset, name: str) -> None:
     manifests = render_chart(preset(name))
     policies = {item["metadata"]["name"]: item["spec"] for item in filter_by_kind(manifests, "NetworkPolicy")}
     default_policy = policies.pop("mine")
@@ -307,7 +307,7 @@ def test_only_named_clients_call_the_router_and_nobody_the_engines(render_chart:
     assert client not in [item for rule in policies["mine-worker"]["ingress"] for item in rule["from"]]
 
 
-def test_a_router_sees_pods_of_its_namespace_and_no_more(render_chart: Render) -> None:
+def test_a_router_can_only_list_pods_of_its_namespace(render_chart: Render) -> None:
     manifests = render_chart(build_values())
     assert filter_by_kind(manifests, "Role")[0]["rules"] == [
         {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}
@@ -319,7 +319,7 @@ def test_a_router_sees_pods_of_its_namespace_and_no_more(render_chart: Render) -
 # Where pods stand.
 
 
-def test_pods_of_one_replica_over_several_nodes_stand_in_one_zone_and_replicas_where_they_like(
+def test_pods_of_a_replica_with_several_nodes_share_a_zone_and_replicas_need_not(
     render_chart: Render,
 ) -> None:
     group = filter_by_kind(render_chart(FULL_VALUES), "LeaderWorkerSet")[0]["spec"]["leaderWorkerTemplate"]
@@ -338,7 +338,7 @@ def test_pods_of_one_replica_over_several_nodes_stand_in_one_zone_and_replicas_w
         )
 
 
-def test_roles_with_one_zone_stand_in_the_same(render_chart: Render, preset: Preset) -> None:
+def test_roles_with_one_zone_share_it(render_chart: Render, preset: Preset) -> None:
     manifests = render_chart(preset("qwen3-235b-a22b-p6-b300-disaggregated"))
     zone = {"app.kubernetes.io/name": "inference", "app.kubernetes.io/instance": "mine", "inference/one-zone": "true"}
     for pod in list_pods(manifests):
@@ -400,7 +400,7 @@ def test_ready_means_that_the_model_answered(render_chart: Render, preset: Prese
             assert not [key for key in container if key.endswith("Probe")]
 
 
-def test_a_probe_asks_for_the_served_model_unless_it_names_one(render_chart: Render) -> None:
+def test_a_probe_requests_the_served_model_by_default(render_chart: Render) -> None:
     role = build_engine(probes={"startup": {"body": {"model": "other", "prompt": "x"}}})
     container = list_pods(render_chart(build_values(role)))[1]["spec"]["containers"][0]
     assert container["name"] == "engine"
@@ -437,7 +437,7 @@ def test_the_autoscaler_sets_the_count_alone_and_sums_over_replicas(render_chart
     )
 
 
-def test_what_the_autoscaler_and_the_alerts_ask_for_carries_the_labels_that_the_monitors_give(
+def test_queries_of_autoscaler_and_alerts_have_the_monitors_labels(
     render_chart: Render,
 ) -> None:
     manifests = render_chart(FULL_VALUES)
@@ -513,9 +513,7 @@ def render_notes(rendered: Render, values: Mapping[str, Any], folder: Path) -> s
     return str(filter_by_kind(rendered(values, chart), "Told")[0]["said"])
 
 
-def test_after_an_installation_helm_says_what_runs_and_how_to_ask_it(
-    render_chart: Render, preset: Preset, tmp_path: Path
-) -> None:
+def test_the_notes_list_what_runs_and_how_to_test_it(render_chart: Render, preset: Preset, tmp_path: Path) -> None:
     text = render_notes(render_chart, preset("qwen3-235b-a22b-p6-b300-disaggregated"), tmp_path)
     assert text.split("\n\n")[:2] == [
         "\nqwen3-235b-a22b is deployed as mine in namespace serving:",
@@ -527,7 +525,7 @@ def test_after_an_installation_helm_says_what_runs_and_how_to_ask_it(
     assert text.endswith("helm -n serving rollback mine")
 
 
-def test_of_a_route_alone_helm_says_where_requests_go(render_chart: Render, tmp_path: Path) -> None:
+def test_the_notes_of_a_route_list_its_backends(render_chart: Render, tmp_path: Path) -> None:
     backends = [{"release": "mine-v1", "port": 8000, "weight": 90}]
     text = render_notes(render_chart, {"route": {"gateway": {"name": "edge"}, "backends": backends}}, tmp_path)
     assert "Requests to /v1 are routed to:\n\n  mine-v1 with weight 90\n" in text

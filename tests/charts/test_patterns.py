@@ -43,12 +43,12 @@ def test_each_pattern_with_a_template_for_eks_renders_on_an_example_fleet() -> N
 
 
 @each_cell
-def test_kubernetes_takes_what_the_chart_makes_of_it(render_chart: Render, schema_location: str, cell: Cell) -> None:
+def test_kubernetes_accepts_the_chart_s_objects(render_chart: Render, schema_location: str, cell: Cell) -> None:
     assert objects.validate(yaml.safe_dump_all(render_chart(render_values(cell))), schema_location) == []
 
 
 @each_cell
-def test_its_pods_ask_for_the_accelerators_and_run_the_commands_of_the_deployment(
+def test_its_pods_request_the_accelerators_and_run_the_commands_of_the_deployment(
     render_chart: Render, cell: Cell
 ) -> None:
     assert cell.deployment
@@ -65,7 +65,7 @@ def test_its_pods_ask_for_the_accelerators_and_run_the_commands_of_the_deploymen
                 assert spec["serviceAccountName"] == cell.deployment.environment.service_account
 
 
-def test_by_events_the_router_follows_the_pods_of_a_service_and_no_client_hears_them(
+def test_with_events_the_router_discovers_pods_by_dns_and_clients_cannot_subscribe(
     render_chart: Render, tmp_path: Path
 ) -> None:
     shutil.copytree(paths.PATTERNS / "aggregated", tmp_path / "mine")

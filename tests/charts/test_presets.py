@@ -65,7 +65,7 @@ each_preset = pytest.mark.parametrize("name", NAMES)
 
 
 @each_preset
-def test_helm_finds_nothing_against_it(helm: Helm, name: str) -> None:
+def test_helm_lint_passes(helm: Helm, name: str) -> None:
     run = helm("lint", str(CHART), "--strict", "-f", str(PRESETS / f"{name}.yaml"), "--set", f"image={EFA_IMAGE}")
     assert run.returncode == 0, run.stdout + run.stderr
 
@@ -78,9 +78,7 @@ def test_kubernetes_own_schemas_and_those_of_the_custom_kinds_take_its_objects(
 
 
 @each_engine
-def test_its_engine_splits_the_model_over_the_accelerators_it_asks_for(
-    values: Mapping[str, Any], engine: Engine
-) -> None:
+def test_its_engine_splits_the_model_over_the_requested_accelerators(values: Mapping[str, Any], engine: Engine) -> None:
     degrees = [engine.read_flag(f"{kind}-parallel-size") for kind in ("tensor", "pipeline", "data")]
     for row in engine.types:
         assert row.accelerators
@@ -104,7 +102,7 @@ def test_weights_and_a_request_of_the_whole_context_fit_on_each_of_its_types(
         assert fit.fits, f"{row.name}: {fit.why}"
 
 
-def test_a_model_split_too_few_ways_would_be_noticed(preset: Preset) -> None:
+def test_a_model_with_too_little_parallelism_is_detected(preset: Preset) -> None:
     values = preset("qwen3-32b-g6e-12xlarge")
     engine = list_engines(values)[0]
     words = [word.replace("parallel-size=4", "parallel-size=1") for word in engine.role["command"]]
@@ -146,20 +144,20 @@ def parse_gib(text: str) -> float:
 
 
 @each_engine
-def test_shared_memory_and_huge_pages_stay_within_reason(values: Mapping[str, Any], engine: Engine) -> None:
+def test_shared_memory_and_huge_pages_fit_the_node(values: Mapping[str, Any], engine: Engine) -> None:
     shared = parse_gib(engine.role.get("sharedMemory", DEFAULTS["engine"]["sharedMemory"]))
     assert shared < parse_gib(engine.get_resource("memory")) / 2
     assert bool(engine.get_resource("hugepages")) == bool(engine.get_resource("efa"))
 
 
 @each_engine
-def test_requests_under_way_may_end_before_the_kill(values: Mapping[str, Any], engine: Engine) -> None:
+def test_requests_in_flight_can_end_before_the_kill(values: Mapping[str, Any], engine: Engine) -> None:
     drain = {**DEFAULTS["engine"]["drain"], **engine.role.get("drain", {})}
     assert 0 < engine.read_flag("shutdown-timeout", 0) <= drain["graceSeconds"] - drain["preStopSeconds"]
 
 
 @each_engine
-def test_it_listens_where_the_chart_looks(values: Mapping[str, Any], engine: Engine) -> None:
+def test_it_listens_on_the_chart_s_port(values: Mapping[str, Any], engine: Engine) -> None:
     assert engine.read_flag("port", 0) == engine.role.get("port", DEFAULTS["engine"]["port"])
 
 
@@ -219,7 +217,7 @@ def test_every_name_in_a_command_is_one_that_its_container_has(render_chart: Ren
 
 
 @pytest.mark.engine
-def test_the_engines_own_parser_takes_every_command_line_of_every_preset(
+def test_the_engines_own_parser_accepts_every_command_line_of_every_preset(
     render_chart: Render, preset: Preset, engine_probe: EngineProbe
 ) -> None:
     lines = list(list_commands("engine", render_chart, preset))
@@ -228,7 +226,7 @@ def test_the_engines_own_parser_takes_every_command_line_of_every_preset(
 
 
 @pytest.mark.engine
-def test_the_routers_own_parser_takes_every_command_line_of_every_preset(
+def test_the_routers_own_parser_accepts_every_command_line_of_every_preset(
     render_chart: Render, preset: Preset, engine_probe: EngineProbe
 ) -> None:
     lines = list(list_commands("router", render_chart, preset))

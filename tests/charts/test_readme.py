@@ -16,7 +16,7 @@ COMMANDS = [line for line in _BLOCKS.splitlines() if line.startswith(("helm inst
 
 
 @pytest.mark.parametrize("line", COMMANDS)
-def test_what_it_installs_renders(helm: Helm, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_install_commands_render(helm: Helm, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     words = [word for word in shlex.split(line)[2:] if word != "--install"]
     run = helm("template", *words)
@@ -24,7 +24,7 @@ def test_what_it_installs_renders(helm: Helm, line: str, monkeypatch: pytest.Mon
     assert run.stdout.count("kind:") >= 1
 
 
-def test_it_has_such_lines() -> None:
+def test_the_log_has_such_lines() -> None:
     assert len(COMMANDS) == 5
 
 

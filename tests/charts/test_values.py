@@ -239,13 +239,13 @@ MONITORED = {"monitoring": {"podMonitors": True}}
         ),
     ],
 )
-def test_what_cannot_work_is_refused_with_what_to_write(
+def test_invalid_combinations_are_refused_with_a_fix(
     get_helm_error: HelmErrorGetter, values: dict[str, Any], said: str
 ) -> None:
     assert said in get_helm_error(values)
 
 
-def test_all_mistakes_are_said_at_once(get_helm_error: HelmErrorGetter) -> None:
+def test_all_mistakes_are_reported_at_once(get_helm_error: HelmErrorGetter) -> None:
     error = get_helm_error(build_release(image="a:latest", nodes=2, drain={"graceSeconds": 5, "preStopSeconds": 9}))
     assert [name in error for name in (".image: ", ".workerCommand: ", ".drain.graceSeconds: ")] == [True] * 3
 

@@ -44,13 +44,13 @@ def test_a_repository_without_safetensors_is_refused_with_what_it_has(hub: Any) 
 
 
 @pytest.mark.parametrize("name", [SHARD, "config.json"])
-def test_a_file_arrives_as_the_hub_holds_it(hub: Any, tmp_path: Path, name: str) -> None:
+def test_a_downloaded_file_equals_the_hub_s(hub: Any, tmp_path: Path, name: str) -> None:
     received: list[int] = []
     assert _download(name, tmp_path, received.append).read_bytes() == hub.files[name]
     assert sum(received) == len(hub.files[name])
 
 
-def test_a_connection_that_breaks_is_taken_up_where_it_broke(hub: Any, tmp_path: Path) -> None:
+def test_a_broken_connection_is_resumed(hub: Any, tmp_path: Path) -> None:
     hub.broken_at[SHARD] = 400_000
     assert _download(SHARD, tmp_path).read_bytes() == hub.files[SHARD]
     (_, first), (_, second) = hub.requests
@@ -61,7 +61,7 @@ def test_a_connection_that_breaks_is_taken_up_where_it_broke(hub: Any, tmp_path:
     processes.wait_until(lambda: hub.sent_bytes == expected, f"{expected} bytes, no more", 10)
 
 
-def test_a_copy_that_was_interrupted_asks_only_for_the_rest(hub: Any, tmp_path: Path) -> None:
+def test_an_interrupted_copy_requests_only_the_rest(hub: Any, tmp_path: Path) -> None:
     received_bytes = 0
 
     def interrupt(count: int) -> None:
@@ -80,14 +80,14 @@ def test_a_copy_that_was_interrupted_asks_only_for_the_rest(hub: Any, tmp_path: 
     assert hub.requests[-1] == (SHARD, partial_size)
 
 
-def test_a_file_that_is_here_is_not_asked_for_again(hub: Any, tmp_path: Path) -> None:
+def test_an_existing_file_is_not_requested_again(hub: Any, tmp_path: Path) -> None:
     _download(SHARD, tmp_path)
     request_count = len(hub.requests)
     _download(SHARD, tmp_path)
     assert len(hub.requests) == request_count
 
 
-def test_a_part_that_is_longer_than_the_file_is_begun_anew(hub: Any, tmp_path: Path) -> None:
+def test_a_part_longer_than_the_file_is_restarted(hub: Any, tmp_path: Path) -> None:
     (tmp_path / f"{SHARD}.part").write_bytes(b"x" * 800_000)
     assert _download(SHARD, tmp_path).read_bytes() == hub.files[SHARD]
 
@@ -102,13 +102,13 @@ def test_a_damaged_file_is_refused_and_deleted(hub: Any, tmp_path: Path, name: s
     assert _download(name, tmp_path).read_bytes() == hub.files[name]
 
 
-def test_a_listing_that_leads_out_of_the_folder_is_refused(hub: Any) -> None:
+def test_a_listing_outside_the_folder_is_refused(hub: Any) -> None:
     hub.files["../../evil.json"] = b"{}"
     with pytest.raises(InputError, match="outside its own directory"):
         hubs.fetch_snapshot(hub.id)
 
 
-def test_two_copies_at_once_do_not_share_a_folder(tmp_path: Path) -> None:
+def test_concurrent_copies_do_not_share_a_folder(tmp_path: Path) -> None:
     with (
         hubs.lock_folder(tmp_path),
         pytest.raises(Unavailable, match="another copy of this model is running"),
@@ -117,7 +117,7 @@ def test_two_copies_at_once_do_not_share_a_folder(tmp_path: Path) -> None:
         pytest.fail("both went in")
 
 
-def test_no_hub_is_one_line_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub_is_one_line_with_its_url(monkeypatch: pytest.MonkeyPatch) -> None:
     port = processes.claim_free_ports(1)[0]
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{port}")
     for ask in (hubs.fetch_snapshot, hubs.fetch_config):
@@ -127,23 +127,23 @@ def test_no_hub_is_one_line_that_names_it(monkeypatch: pytest.MonkeyPatch) -> No
         assert "\n" not in str(error.value)
 
 
-def test_a_model_that_is_not_there_is_one_line(hub: Any) -> None:
+def test_a_missing_model_is_one_line(hub: Any) -> None:
     with pytest.raises(InputError, match=rf"someone/else: {hub.url} has no such model, or it is private"):
         hubs.fetch_snapshot("someone/else")
 
 
-def test_a_revision_that_is_not_there_is_one_line(hub: Any) -> None:
+def test_a_missing_revision_is_one_line(hub: Any) -> None:
     with pytest.raises(InputError, match="has no revision 'v9' of it"):
         hubs.fetch_snapshot(hub.id, "v9")
 
 
-def test_a_file_that_is_not_there_is_one_line(hub: Any) -> None:
+def test_a_missing_file_is_one_line(hub: Any) -> None:
     del hub.files["config.json"]
     with pytest.raises(InputError, match="has no such file of it"):
         hubs.fetch_config(hub.id)
 
 
-def test_an_id_that_is_none_is_one_line(hub: Any) -> None:
+def test_an_invalid_id_is_one_line(hub: Any) -> None:
     with pytest.raises(InputError, match="it is not a model id"):
         hubs.fetch_snapshot("a/b/c")
 
@@ -186,6 +186,6 @@ def test_a_model_that_the_catalogue_lacks_is_read_from_the_hub(hub: Any) -> None
     assert models.find(hub.id, fetch_config=hubs.fetch_config).layers == 4
 
 
-def test_a_name_that_neither_catalogue_nor_hub_know_says_both(hub: Any) -> None:
+def test_an_unknown_model_names_catalogue_and_hub(hub: Any) -> None:
     with pytest.raises(InputError, match=r"neither in the catalogue .* Fix: Qwen/Qwen3-32B.*has no such model"):
         models.find("Qwen/Qwen3-33B", fetch_config=hubs.fetch_config)

@@ -28,7 +28,7 @@ def _compute_hashes(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
 
 
-def test_two_processes_make_the_same_bytes(tiny_folder: Path, tmp_path: Path) -> None:
+def test_two_processes_generate_the_same_bytes(tiny_folder: Path, tmp_path: Path) -> None:
     code = (
         "import pathlib, sys; from llm_serving.hub import make_tiny; make_tiny.make('tiny', pathlib.Path(sys.argv[1]))"
     )
@@ -44,7 +44,7 @@ def test_it_is_made_in_seconds(tmp_path: Path) -> None:
     assert time.process_time() - start < 2
 
 
-def test_the_weights_are_several_files_that_the_index_names(tiny_folder: Path) -> None:
+def test_the_weights_are_several_files_of_the_index(tiny_folder: Path) -> None:
     from safetensors import safe_open
 
     index = json.loads((tiny_folder / "model.safetensors.index.json").read_text())
@@ -60,7 +60,7 @@ def test_the_weights_are_several_files_that_the_index_names(tiny_folder: Path) -
 
 
 @pytest.mark.parametrize("size", make_tiny.SIZES)
-def test_the_catalogue_counts_the_parameters_that_are_made(size: make_tiny.Size) -> None:
+def test_the_catalogue_counts_the_generated_parameters(size: make_tiny.Size) -> None:
     assert sum(tensor.bytes for tensor in make_tiny.list_tensors(size)) == models.find(size).weight_bytes
 
 
@@ -74,7 +74,7 @@ def test_the_folder_is_read_as_the_catalogue_says_and_as_random(tiny_folder: Pat
     assert model.list_tensors() == row.list_tensors()
 
 
-def test_the_tokenizer_gives_back_any_text(tiny_folder: Path) -> None:
+def test_the_tokenizer_round_trips_any_text(tiny_folder: Path) -> None:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(tiny_folder / "tokenizer.json"))
@@ -102,7 +102,7 @@ def test_the_chat_template_writes_turns_as_qwen_does(tiny_folder: Path) -> None:
     assert text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_tokens_that_print_nothing_are_pushed_down_and_all_others_left_alone(tiny_folder: Path) -> None:
+def test_tokens_that_print_nothing_are_suppressed_and_no_others(tiny_folder: Path) -> None:
     output = _load_tensor(tiny_folder, "lm_head.weight")
     silent_tokens = make_tiny.find_silent_tokens(make_tiny.train_tokenizer(1280))
     ordinary = sorted(set(range(1280)) - set(silent_tokens))
@@ -128,7 +128,7 @@ def test_a_complete_result_is_left_as_it_is(tmp_path: Path) -> None:
     assert (folder / "config.json").stat().st_mtime_ns == before
 
 
-def test_a_result_with_a_file_cut_short_is_made_again(tiny_folder: Path, tmp_path: Path) -> None:
+def test_a_result_with_a_truncated_file_is_generated_again(tiny_folder: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny_folder, tmp_path / "tiny")
     shard = folder / "model-00002-of-00004.safetensors"
     shard.write_bytes(shard.read_bytes()[:1000])
@@ -136,7 +136,7 @@ def test_a_result_with_a_file_cut_short_is_made_again(tiny_folder: Path, tmp_pat
     assert _compute_hashes(folder) == _compute_hashes(tiny_folder)
 
 
-def test_a_result_of_another_recipe_is_made_again(tiny_folder: Path, tmp_path: Path) -> None:
+def test_a_result_of_another_recipe_is_generated_again(tiny_folder: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny_folder, tmp_path / "tiny")
     marker = json.loads((folder / make_tiny.MARKER).read_text())
     marker["recipe"]["version"] = 0
@@ -145,20 +145,20 @@ def test_a_result_of_another_recipe_is_made_again(tiny_folder: Path, tmp_path: P
     assert _compute_hashes(folder) == _compute_hashes(tiny_folder)
 
 
-def test_a_folder_with_something_else_in_it_is_never_touched(tmp_path: Path) -> None:
+def test_a_folder_with_other_content_is_never_changed(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("precious")
     with pytest.raises(InputError, match="it exists with other content"):
         make_tiny.make("tiny", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
-def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+def test_a_file_instead_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(InputError, match="it exists with other content"):
         make_tiny.make("tiny", tmp_path / "file")
 
 
-def test_a_full_disk_is_said_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**9, 10**9 - 5, 5))
     with pytest.raises(Unavailable, match=r"5 B free, the model mid needs 888 MB"):
@@ -166,7 +166,7 @@ def test_a_full_disk_is_said_before_anything_is_written(tmp_path: Path, monkeypa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_make_that_breaks_half_way_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_generation_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def raise_disk_full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 

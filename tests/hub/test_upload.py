@@ -55,7 +55,7 @@ def _record_requests(bucket: s3.Bucket) -> list[str]:
 
 
 @pytest.mark.terraform
-def test_a_folder_arrives_whole_without_other_formats(bucket: s3.Bucket, folder: Path) -> None:
+def test_a_folder_is_uploaded_completely_without_other_formats(bucket: s3.Bucket, folder: Path) -> None:
     result = upload.upload(folder, _format_uri(bucket))
     assert set(bucket.list_sizes()) == {"config.json", "model.safetensors", "sub/config.json"}
     for name in bucket.list_sizes():
@@ -105,7 +105,7 @@ def test_a_file_of_the_same_size_and_other_content_is_sent_again(bucket: s3.Buck
 
 
 @pytest.mark.terraform
-def test_an_upload_that_broke_off_sends_only_the_missing_parts(bucket: s3.Bucket, folder: Path) -> None:
+def test_an_interrupted_upload_sends_only_the_missing_parts(bucket: s3.Bucket, folder: Path) -> None:
     path = folder / "model.safetensors"
     sha256 = hubs.compute_sha256(path)
 
@@ -143,7 +143,7 @@ def test_parts_of_another_content_are_not_taken_for_this_one(bucket: s3.Bucket, 
 
 
 @pytest.mark.terraform
-def test_each_object_carries_its_hash_and_s3_its_checksum(bucket: s3.Bucket, folder: Path) -> None:
+def test_each_object_has_its_hash_and_s3_its_checksum(bucket: s3.Bucket, folder: Path) -> None:
     upload.upload(folder, _format_uri(bucket))
     for name in ("config.json", "model.safetensors"):
         key = bucket.location.prefix + name
@@ -153,7 +153,9 @@ def test_each_object_carries_its_hash_and_s3_its_checksum(bucket: s3.Bucket, fol
 
 
 @pytest.mark.terraform
-def test_a_hub_model_arrives_whole_and_leaves_no_file_on_the_way(hub: Any, bucket: s3.Bucket, tmp_path: Path) -> None:
+def test_a_hub_model_is_copied_completely_and_leaves_no_staged_file(
+    hub: Any, bucket: s3.Bucket, tmp_path: Path
+) -> None:
     result = upload.copy_from_hub(hub.id, _format_uri(bucket), staging=tmp_path / "staging")
     assert result.files == 4
     assert result.received == result.sent == result.bytes == hub.sent
@@ -163,7 +165,7 @@ def test_a_hub_model_arrives_whole_and_leaves_no_file_on_the_way(hub: Any, bucke
 
 
 @pytest.mark.terraform
-def test_a_second_copy_from_the_hub_asks_for_no_weights(hub: Any, bucket: s3.Bucket, tmp_path: Path) -> None:
+def test_a_second_copy_from_the_hub_requests_no_weights(hub: Any, bucket: s3.Bucket, tmp_path: Path) -> None:
     upload.copy_from_hub(hub.id, _format_uri(bucket), staging=tmp_path)
     hub.requests.clear()
     result = upload.copy_from_hub(hub.id, _format_uri(bucket), staging=tmp_path)
@@ -172,7 +174,7 @@ def test_a_second_copy_from_the_hub_asks_for_no_weights(hub: Any, bucket: s3.Buc
 
 
 @pytest.mark.terraform
-def test_a_copy_that_the_hub_broke_goes_on_where_it_was(
+def test_a_copy_interrupted_by_the_hub_is_resumed(
     hub: Any, bucket: s3.Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = "model-00001-of-00002.safetensors"
@@ -207,7 +209,7 @@ def test_a_damaged_file_never_reaches_s3(hub: Any, bucket: s3.Bucket, tmp_path: 
 
 
 @pytest.mark.terraform
-def test_config_json_goes_last(bucket: s3.Bucket, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_json_is_uploaded_last(bucket: s3.Bucket, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     send = s3.Bucket.upload
 
@@ -227,7 +229,7 @@ def test_a_missing_bucket_is_one_line(aws: str, folder: Path) -> None:
 
 
 @pytest.mark.terraform
-def test_another_s3_can_be_named_without_touching_the_process(
+def test_another_s3_can_be_passed_without_changing_the_environment(
     emulator_endpoint: str, bucket: s3.Bucket, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from llm_serving.rehearsal import emulator
@@ -240,7 +242,7 @@ def test_another_s3_can_be_named_without_touching_the_process(
     assert upload.upload(folder, _format_uri(bucket), endpoint=emulator_endpoint, env=environment).files == 3
 
 
-def test_an_s3_that_does_not_answer_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_s3_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _set_credentials(monkeypatch)
     endpoint = f"http://127.0.0.1:{processes.claim_free_ports(1)[0]}"
     with pytest.raises(Unavailable, match=rf"s3://b-b-b: {endpoint} does not answer: ") as error:
@@ -273,7 +275,7 @@ def test_no_permission_is_one_line_that_names_the_action(folder: Path, monkeypat
 
 
 @pytest.mark.parametrize("uri", ["bucket/prefix", "s3://", "s3://UPPER/x", "https://b.s3.amazonaws.com/x"])
-def test_a_place_that_is_none_is_refused(folder: Path, uri: str) -> None:
+def test_an_invalid_s3_uri_is_refused(folder: Path, uri: str) -> None:
     with pytest.raises(InputError, match=r"--to: now .*: it is no place in S3\. Fix: s3://BUCKET/PREFIX"):
         upload.upload(folder, uri)
 

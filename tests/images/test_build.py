@@ -64,7 +64,7 @@ def test_the_build_pushes_to_the_fleets_own_registry_by_the_name_that_deployment
     ]
 
 
-def test_an_image_that_is_not_there_is_refused_with_those_that_are() -> None:
+def test_a_missing_image_is_refused_with_the_existing_ones() -> None:
     result = _build("vllmm", "--print")
     assert result.returncode == 2
     assert result.stderr.startswith("NAME: now vllmm: there is no images/vllmm/Dockerfile. Fix: one of: ")

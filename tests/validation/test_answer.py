@@ -97,7 +97,7 @@ def test_events_split_anywhere_and_with_either_line_end_are_read_whole() -> None
     assert parsed.times[0] == pytest.approx(stream.index(b"\n") / 100)
 
 
-def test_a_whole_answer_is_no_failure() -> None:
+def test_a_complete_answer_is_no_failure() -> None:
     assert _judge(_format_chat("a"), _format_chat("", reason="stop"), _DONE).error is None
     assert _judge(_format_chat("a"), _DONE).error is None
     assert _judge(_format_chat("a", reason="length")).error is None
@@ -127,7 +127,7 @@ def test_nothing_at_all_is_truncated() -> None:
     assert _judge().error == answer.TRUNCATED
 
 
-def test_a_sample_comes_back_from_its_line_as_it_was() -> None:
+def test_a_sample_round_trips_through_json() -> None:
     sample = Sample(3, 1.5, ttft_ms=10.0, e2e_ms=30.0, gaps=[Gap(10.0, 2)], error=None, text="é\n", expected="e")
     assert Sample.from_json(sample.to_json()) == sample
     assert "\n" not in sample.to_json()
@@ -138,7 +138,7 @@ def test_the_mean_gap_weighs_each_token() -> None:
     assert Sample(0, 0.0).compute_mean_gap_ms() is None
 
 
-def test_an_answer_is_whole_only_when_the_server_said_so() -> None:
+def test_an_answer_is_complete_only_if_the_server_says_so() -> None:
     assert not Answer(text="a").is_complete
     assert Answer(done=True).is_complete
     assert Answer(finish_reason="stop").is_complete

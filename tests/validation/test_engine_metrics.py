@@ -32,7 +32,7 @@ def _build_metrics(**ms: list[float]) -> dict[Metric, statistics.Latency]:
     }
 
 
-def test_what_caches_spared_is_of_all_replicas_and_of_the_load_alone() -> None:
+def test_the_cached_share_is_of_all_replicas_during_the_load() -> None:
     def build_page(queries: int, hits: int) -> EngineMetrics:
         return _parse(
             f'vllm:prefix_cache_queries_total{{engine="0"}} {queries}\nvllm:prefix_cache_hits_total{{engine="0"}} {hits}\n'
@@ -47,7 +47,7 @@ def test_what_caches_spared_is_of_all_replicas_and_of_the_load_alone() -> None:
     assert engine_metrics.compute_cached_share({}, {"a": _build_page([0.05])}) is None
 
 
-def test_a_replicas_share_is_what_came_between_the_pages() -> None:
+def test_a_replica_s_share_is_the_difference_of_its_pages() -> None:
     before, after = (
         {"a": _build_page([0.05] * 3), "b": _build_page([])},
         {"a": _build_page([0.05] * 10, aborted=2), "b": _build_page([0.05] * 4)},
@@ -56,7 +56,7 @@ def test_a_replicas_share_is_what_came_between_the_pages() -> None:
     assert [(replica.name, replica.requests, replica.unanswered) for replica in replicas] == [("a", 7, 2), ("b", 4, 0)]
 
 
-def test_a_replica_that_restarted_counts_from_zero_and_says_so() -> None:
+def test_a_restarted_replica_counts_from_zero_and_is_marked() -> None:
     replicas = _count(["a"], {"a": _build_page([0.05] * 100)}, {"a": _build_page([0.05] * 5)})
     assert (replicas[0].requests, replicas[0].restarted) == (5, True)
 
@@ -90,7 +90,7 @@ def test_client_and_engine_agree_within_a_tenth() -> None:
     assert (rows[1].engine_from_ms, rows[1].engine_to_ms) == (40, 60)
 
 
-def test_a_larger_difference_is_said_with_what_may_be_the_reason() -> None:
+def test_a_larger_difference_is_reported_with_a_likely_reason() -> None:
     rows = engine_metrics.compare(_build_metrics(ttft_ms=[80.0] * 10), {}, {"a": _build_page([0.050] * 10)})
     assert [row.agrees for row in rows] == [False, False, False]
     assert "+30.0 ms (+60%) from the engine's" in rows[0].said
@@ -99,7 +99,7 @@ def test_a_larger_difference_is_said_with_what_may_be_the_reason() -> None:
     assert "-60%" in lower[0].said
 
 
-def test_what_came_before_the_load_is_not_compared() -> None:
+def test_requests_before_the_load_are_not_compared() -> None:
     rows = engine_metrics.compare(
         _build_metrics(ttft_ms=[50.0]), {"a": _build_page([5.0] * 50)}, {"a": _build_page([5.0] * 50 + [0.050])}
     )
@@ -111,7 +111,7 @@ def test_replicas_are_compared_together() -> None:
     assert engine_metrics.compare(_build_metrics(ttft_ms=[50.0]), {}, after)[0].engine_ms == 50
 
 
-def test_what_only_one_side_has_is_not_compared() -> None:
+def test_metrics_of_only_one_side_are_not_compared() -> None:
     assert engine_metrics.compare(_build_metrics(itl_ms=[10.0]), {}, {"a": _build_page([0.05])}) == []
 
 

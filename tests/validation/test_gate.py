@@ -20,12 +20,12 @@ def _find_missed(
     return gate.find_missed_objectives(Slo.model_validate(slo), latencies, total, failed, {**_GOOD_RATES, **rates})
 
 
-def test_limits_that_hold_are_not_missed() -> None:
+def test_objectives_that_are_met_are_not_missed() -> None:
     slo = {"ttft_ms": {"p95": 100}, "itl_ms": {"mean": 200}, "e2e_ms": {"p99": 101}, "output_tokens_per_s": 100}
     assert _find_missed(slo) == []
 
 
-def test_each_limit_missed_is_named_with_its_value_and_the_limit() -> None:
+def test_each_missed_objective_is_named_with_its_value_and_limit() -> None:
     slo = {"ttft_ms": {"p50": 99, "p95": 200}, "e2e_ms": {"mean": 10}, "requests_per_s": 11}
     misses = _find_missed(slo)
     assert [(miss.metric, miss.value, miss.limit) for miss in misses] == [

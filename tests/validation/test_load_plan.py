@@ -52,7 +52,7 @@ def test_arrivals_end_at_the_time_limit() -> None:
     assert len(times) < 5000
 
 
-def test_lengths_fill_their_range_and_share_the_prefix_asked_for() -> None:
+def test_lengths_fill_their_range_and_share_the_requested_prefix() -> None:
     traffic = Traffic.model_validate(
         {"users": 1, "input_tokens": "100..110", "output_tokens": 7, "shared_prefix": "25%", "prefix_groups": 3}
     )
@@ -63,11 +63,11 @@ def test_lengths_fill_their_range_and_share_the_prefix_asked_for() -> None:
     assert all(length.shared_tokens == round(length.input_tokens / 4) for length in lengths)
 
 
-def test_there_are_as_many_users_as_the_closed_loop_says() -> None:
+def test_the_closed_loop_has_its_number_of_users() -> None:
     assert load_plan.count_users(Traffic(users=7)) == 7
 
 
-def test_in_the_open_loop_there_is_a_user_for_all_that_fall_due_within_a_deadline() -> None:
+def test_in_the_open_loop_every_request_due_within_a_deadline_has_a_user() -> None:
     settings = {"arrivals": "10/s", "process": "constant", "requests": 1000, "deadline": "2s"}
     assert load_plan.count_users(Traffic.model_validate(settings)) == 21
     assert load_plan.count_users(Traffic.model_validate({**settings, "requests": 5})) == 5

@@ -28,7 +28,7 @@ def _make_prompts(shared: float, prompts: int = 200, groups: int = 4, length: in
 
 
 @pytest.mark.parametrize("shared", [0.0, 0.25, 0.5, 0.8, 1.0])
-def test_it_is_the_share_that_prompts_were_made_with(shared: float) -> None:
+def test_it_is_the_share_with_which_prompts_were_generated(shared: float) -> None:
     overlap = PrefixOverlap()
     for prompt in _make_prompts(shared):
         overlap.add(prompt)
@@ -57,7 +57,7 @@ def test_all_messages_of_a_conversation_count() -> None:
     assert overlap.share == pytest.approx((1 + 2 + 3) / (1 + 2 + 3 + 4), abs=0.03)
 
 
-def test_prompts_that_come_again_because_a_file_is_over_are_not_looked_at() -> None:
+def test_repeated_prompts_of_a_file_are_not_measured() -> None:
     rows = [_build_prompt(_make_text(random.Random(seed), 500)) for seed in range(3)]
     overlap = PrefixOverlap()
     passed_prompts = list(overlap.observe(itertools.islice(itertools.cycle(rows), 30), unique_count=3))

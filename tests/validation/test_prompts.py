@@ -20,7 +20,7 @@ def maker() -> prompts.PromptGenerator:
     return prompts.PromptGenerator(prompts.measure_costs(_count_tokens), "seed")
 
 
-def test_the_cost_of_each_word_and_of_the_template_is_found() -> None:
+def test_the_tokens_of_each_word_and_of_the_template_are_measured() -> None:
     costs = prompts.measure_costs(lambda text: 5 + sum(2 if word == "which" else 1 for word in text.split()))
     assert costs.base == 6
     assert costs.words["which"] == 2
@@ -34,7 +34,7 @@ def test_a_word_whose_cost_depends_on_its_neighbours_is_not_used() -> None:
 
 
 @pytest.mark.parametrize("tokens", [9, 16, 17, 64, 255, 4000])
-def test_a_prompt_has_exactly_the_tokens_asked_for(maker: prompts.PromptGenerator, tokens: int) -> None:
+def test_a_prompt_has_exactly_the_requested_tokens(maker: prompts.PromptGenerator, tokens: int) -> None:
     texts = [maker.generate(RequestLength(tokens, tokens // 2, group=0, output_tokens=1)) for _ in range(20)]
     assert {_count_tokens(text) for text in texts} == {tokens}
 

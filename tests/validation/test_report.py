@@ -152,7 +152,7 @@ def test_caches_without_a_hit_are_explained_if_prompts_share_text(
         assert remarks[0].endswith(remark)
 
 
-def test_what_a_reader_should_know_is_remarked(build_report: Any) -> None:
+def test_caveats_are_in_the_remarks(build_report: Any) -> None:
     samples = [_build_sample(number, late_ms=100.0, input_tokens=19) for number in range(10)]
     remarks = " ".join(
         build_report(samples, planned=20, cpu_share=0.95, warm_up_sent=5, warm_up_failed=1, metrics_after={}).remarks
@@ -180,7 +180,7 @@ def test_a_replica_without_requests_and_a_count_that_differs_are_remarked(build_
     ]
 
 
-def test_answers_stand_beside_what_was_expected(build_report: Any) -> None:
+def test_answers_are_shown_with_the_expected_ones(build_report: Any) -> None:
     samples = [
         _build_sample(1, prompt="2+2=", text=" 4 ", expected="4"),
         _build_sample(0, prompt="3+3=", text="7", expected="6"),
@@ -204,7 +204,7 @@ def test_a_report_shows_the_first_answers_and_counts_all(build_report: Any) -> N
     )
 
 
-def test_of_failures_the_first_of_each_kind_is_shown(build_report: Any) -> None:
+def test_the_first_failure_of_each_kind_is_shown(build_report: Any) -> None:
     failed = [_build_sample(number, error=kind, text="") for number, kind in enumerate(["a", "b", "a", "b", "a"])]
     assert [answer.error for answer in build_report(failed).answers] == ["a", "b"]
 
@@ -233,7 +233,7 @@ def _parse_page(text: str) -> _PageParser:
 
 
 @pytest.mark.parametrize(("limit", "verdict"), [(60, "PASS"), (40, "FAIL")])
-def test_the_page_shows_the_verdict_and_needs_nothing_but_itself(build_report: Any, limit: float, verdict: str) -> None:
+def test_the_page_shows_the_verdict_and_is_self_contained(build_report: Any, limit: float, verdict: str) -> None:
     samples = [_build_sample(number) for number in range(40)]
     parsed = _parse_page(text := html_report.render(build_report(samples, {"ttft_ms": {"p95": limit}}), samples))
     assert parsed.fetched == []
@@ -253,14 +253,14 @@ def test_the_page_shows_text_of_a_model_as_text(build_report: Any) -> None:
     assert "<script>alert(1)</script>" in parsed.text
 
 
-def test_the_page_of_a_run_without_any_answer_is_drawn(build_report: Any) -> None:
+def test_the_page_of_a_run_without_answers_renders(build_report: Any) -> None:
     samples = [_build_sample(number, error="connect", ttft_ms=None, e2e_ms=None, gaps=[]) for number in range(3)]
     parsed = _parse_page(html_report.render(build_report(samples), samples))
     assert "FAIL" in parsed.text
     assert "no sample" in parsed.text
 
 
-def test_pictures_are_well_formed_and_say_what_they_show() -> None:
+def test_charts_are_well_formed_and_have_captions() -> None:
     values = [50.0] * 100 + [60.0, 5000.0]
     latency = statistics.summarize_latency(values)
     svgs = [
@@ -293,13 +293,13 @@ def test_a_long_run_is_thinned_and_keeps_its_extremes() -> None:
     assert max(heights) > charts.HEIGHT - charts.BOTTOM - 2
 
 
-def test_tokens_and_requests_under_way_are_spread_over_time() -> None:
+def test_tokens_and_requests_in_flight_are_spread_over_time() -> None:
     sample = _build_sample(0, ttft_ms=1000.0, gaps=[Gap(500.0, 2)], output_tokens=3, e2e_ms=2000.0)
     assert time_series.compute_token_rates([sample], 1.0) == [0.0, 1.0, 2.0]
     assert time_series.compute_in_flight([sample], 1.0) == pytest.approx([1.0, 1.0, 0.0])
 
 
-def test_no_label_of_an_axis_leaves_the_picture() -> None:
+def test_no_label_of_an_axis_leaves_the_chart() -> None:
     values = [float(value) for value in range(0, 1_000_001, 10_000)]
     svg = charts.render_distribution("d", values, statistics.summarize_latency(values), {})
     labels = re.findall(r'<text x="([\d.]+)" y="[\d.]+" text-anchor="middle" class="">([^<]+)<', svg)

@@ -67,7 +67,7 @@ def clean_run(validate_server: ServerValidator) -> FinishedRun:
     return validate_server(Behaviour(TTFT_S, ITL_S), TRAFFIC, slo)
 
 
-def test_prompts_that_were_made_to_share_nothing_do_not(clean_run: FinishedRun) -> None:
+def test_prompts_generated_without_sharing_share_nothing(clean_run: FinishedRun) -> None:
     assert clean_run.report.shared.of == 60
     assert clean_run.report.shared.prompts is not None
     assert clean_run.report.shared.prompts < 0.1
@@ -101,14 +101,14 @@ def test_the_replica_counts_the_counted_requests_and_not_the_warm_up(clean_run: 
     assert [(replica.name, replica.requests) for replica in clean_run.report.replicas] == [("worker-0", 60)]
 
 
-def test_prompts_and_answers_have_exactly_the_tokens_asked_for(clean_run: FinishedRun) -> None:
+def test_prompts_and_answers_have_exactly_the_requested_tokens(clean_run: FinishedRun) -> None:
     assert clean_run.report.tokens.input_exact == 1
     assert clean_run.report.tokens.output_exact == 1
     assert {sample.output_tokens for sample in clean_run.samples} == {TOKENS}
     assert {sample.input_tokens for sample in clean_run.samples} <= set(range(20, 41))
 
 
-def test_the_run_leaves_its_report_the_page_the_csv_and_the_requests(clean_run: FinishedRun) -> None:
+def test_the_run_folder_has_report_page_csv_and_requests(clean_run: FinishedRun) -> None:
     assert {path.name for path in clean_run.folder.iterdir()} == {
         "report.json", "report.html", "requests.jsonl", "plan.json", "locust.log",
         "locust_stats.csv", "locust_stats_history.csv", "locust_failures.csv", "locust_exceptions.csv",
@@ -130,7 +130,7 @@ def test_locusts_own_csv_has_the_same_count(clean_run: FinishedRun) -> None:
     }  # fmt: skip
 
 
-def test_versions_and_settings_say_what_ran(clean_run: FinishedRun) -> None:
+def test_versions_and_settings_describe_the_run(clean_run: FinishedRun) -> None:
     assert clean_run.report.versions.keys() >= {"blueprint", "vllm", "locust", "python"}
     assert clean_run.report.settings["traffic"]["users"] == 8
     assert clean_run.report.emulated == ["A server with known delays stands in for vLLM."]
@@ -159,13 +159,13 @@ def test_a_request_never_answered_ends_at_its_deadline(faulty_run: FinishedRun) 
     assert [sample.detail for sample in timed_out] == ["incomplete after 2 s"] * 2
 
 
-def test_failures_keep_what_the_server_said(faulty_run: FinishedRun) -> None:
+def test_failures_keep_the_server_s_message(faulty_run: FinishedRun) -> None:
     details = {sample.error: sample.detail for sample in faulty_run.samples if sample.error}
     assert "a fault on purpose" in details["http_500"]
     assert details["server_error"] == "a fault on purpose"
 
 
-def test_the_gate_names_each_metric_missed_with_its_value_and_limit(faulty_run: FinishedRun) -> None:
+def test_the_gate_names_each_missed_metric_with_its_value_and_limit(faulty_run: FinishedRun) -> None:
     with pytest.raises(CheckFailed, match=r"errors: 12 of 24 requests failed \(50.00%\); the limit is 0%") as error:
         run.require_slo(faulty_run.report)
     assert error.value.exit_code == 1
@@ -243,7 +243,7 @@ class Picky(OpenAIUser):
 """
 
 
-def test_a_user_class_of_ones_own_decides_what_is_sent_and_what_counts(
+def test_a_custom_user_class_decides_what_is_sent_and_what_counts(
     validate_server: ServerValidator, tmp_path: Path
 ) -> None:
     file = tmp_path / "picky.py"
@@ -253,16 +253,14 @@ def test_a_user_class_of_ones_own_decides_what_is_sent_and_what_counts(
     assert {sample.output_tokens for sample in finished.samples} == {3}
 
 
-def test_a_user_file_that_does_not_load_ends_with_what_python_says(
-    validate_server: ServerValidator, tmp_path: Path
-) -> None:
+def test_an_invalid_user_file_ends_with_python_s_error(validate_server: ServerValidator, tmp_path: Path) -> None:
     file = tmp_path / "broken.py"
     file.write_text("from llm_serving.validation.user import NoSuchUser\n")
     with pytest.raises(CommandFailed, match="cannot import name 'NoSuchUser'"):
         validate_server(Behaviour(), TRAFFIC, user_file=file)
 
 
-def test_the_time_limit_ends_the_sending_and_what_is_under_way_is_counted(validate_server: ServerValidator) -> None:
+def test_the_time_limit_stops_sending_and_requests_in_flight_are_counted(validate_server: ServerValidator) -> None:
     traffic = {**TRAFFIC, "users": 2, "requests": 1000, "time_limit": "2s", "warm_up": 0}
     finished = validate_server(Behaviour(0.3, 0.02), traffic)
     assert 4 <= finished.report.requests.total < 20
@@ -276,7 +274,7 @@ def _check_refused(deploy: Callable[..., Deployment], root: Path, traffic: dict[
     run.validate(deploy("http://127.0.0.1:9", traffic), logs=root / "logs", runs=root / "runs", folder=root, **options)
 
 
-def test_a_deployment_that_does_not_answer_is_said_and_leaves_no_report(
+def test_an_unreachable_deployment_is_reported_and_leaves_no_report(
     make_deployment: Callable[..., Deployment], tmp_path: Path
 ) -> None:
     with pytest.raises(Unavailable, match=r"http://127.0.0.1:9 is unreachable: .*refused"):
@@ -284,7 +282,7 @@ def test_a_deployment_that_does_not_answer_is_said_and_leaves_no_report(
     assert not (tmp_path / "runs").exists()
 
 
-def test_wrong_prompts_and_a_user_file_not_there_are_said_before_anything_starts(
+def test_invalid_prompts_and_a_missing_user_file_are_reported_before_anything_starts(
     make_deployment: Callable[..., Deployment], tmp_path: Path
 ) -> None:
     (tmp_path / "own.jsonl").write_text('{"question": "?"}\n')

@@ -39,12 +39,12 @@ def test_all_requests_are_answered_and_both_replicas_count_their_part(validation
     assert validation_report.remarks == []
 
 
-def test_prompts_and_answers_have_exactly_the_tokens_asked_for(validation_report: Report) -> None:
+def test_prompts_and_answers_have_exactly_the_requested_tokens(validation_report: Report) -> None:
     assert validation_report.tokens.input_exact == 1
     assert validation_report.tokens.output_exact == 1
 
 
-def test_what_prompts_share_and_what_caches_spared_are_told_apart(validation_report: Report) -> None:
+def test_shared_text_and_cached_tokens_are_reported_apart(validation_report: Report) -> None:
     assert validation_report.shared.of == 60
     # Half of each is shared, and hardly any is longer than two of the blocks that are counted whole.
     assert 0 < (validation_report.shared.prompts or 0) < 0.5
@@ -63,7 +63,7 @@ def test_the_weights_bytes_and_seconds_come_from_the_engines_log(
     assert validation_report.weights.random
 
 
-def test_the_clients_numbers_stand_beside_the_engines(validation_report: Report) -> None:
+def test_the_clients_numbers_are_compared_with_the_engines(validation_report: Report) -> None:
     mean_rows = {row.metric: row for row in validation_report.agreement if row.statistic == "mean"}
     assert mean_rows.keys() == {"ttft_ms", "itl_ms", "e2e_ms"}
     for metric in ("ttft_ms", "e2e_ms"):
@@ -75,13 +75,13 @@ def test_the_clients_numbers_stand_beside_the_engines(validation_report: Report)
         assert row.agrees == (row.said == "")
 
 
-def test_a_limit_that_cannot_hold_is_named_alone(validation_report: Report) -> None:
+def test_only_the_missed_objective_is_named(validation_report: Report) -> None:
     with pytest.raises(CheckFailed, match=r"ttft_ms.p50: [\d.]+ ms, the limit is 0.01 ms"):
         run.require_slo(validation_report)
     assert [miss.metric for miss in validation_report.missed] == ["ttft_ms.p50"]
 
 
-def test_the_engines_version_is_its_own_word(validation_report: Report) -> None:
+def test_the_engines_version_is_from_its_own_api(validation_report: Report) -> None:
     assert validation_report.versions["vllm"].startswith("0.32")
 
 

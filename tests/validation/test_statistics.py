@@ -14,7 +14,7 @@ def test_a_percentile_is_numpys(values: list[float], share: float) -> None:
     assert statistics.compute_percentile(sorted(values), share) == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
-def test_a_latency_holds_percentiles_mean_and_ends() -> None:
+def test_a_latency_has_percentiles_mean_minimum_and_maximum() -> None:
     latency = statistics.summarize_latency([float(value) for value in range(100, -1, -1)])
     assert (latency.count, latency.p50, latency.p90, latency.p95, latency.p99, latency.mean) == (
         101,

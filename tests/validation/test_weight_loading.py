@@ -28,6 +28,6 @@ def test_a_replica_that_started_twice_counts_with_its_last_start(tmp_path: Path)
     assert (loading.bytes, loading.seconds) == (2**30, 3.0)
 
 
-def test_logs_that_do_not_tell_give_null(tmp_path: Path) -> None:
+def test_logs_without_the_line_give_null(tmp_path: Path) -> None:
     loading = weight_loading.read(_WEIGHTS, [_write_log(tmp_path, "a"), tmp_path / "none.log"])
     assert (loading.bytes, loading.seconds) == (None, None)

@@ -156,7 +156,7 @@ def test_replicas_come_and_go_with_their_name(testbed: RouterTestbed) -> None:
 
 
 @pytest.mark.engine
-def test_an_address_that_does_not_answer_is_passed_on_to_nobody(testbed: RouterTestbed) -> None:
+def test_an_address_that_does_not_respond_is_not_registered(testbed: RouterTestbed) -> None:
     testbed.start(A)
     testbed.write_dns(worker=[A, D])
     with testbed.run_router("--router=ROUTER", f"--worker=worker:{testbed.port}", router=MULTI_MODEL_FLAGS) as url:
@@ -221,7 +221,7 @@ def test_prefill_and_decode_come_and_go_with_their_names(testbed: RouterTestbed)
 
 
 @pytest.mark.engine
-def test_requests_that_come_while_nobody_is_there_are_counted_and_nothing_else_is(testbed: RouterTestbed) -> None:
+def test_only_requests_without_an_engine_count_as_errors(testbed: RouterTestbed) -> None:
     with testbed.run_router("--router=ROUTER", f"--worker=worker:{testbed.port}", router=MULTI_MODEL_FLAGS) as url:
         for path in ("health", "liveness", "v1/models", "workers"):
             dns_discovery.fetch_page(f"{url}/{path}")
@@ -256,7 +256,7 @@ def read_metric(testbed: RouterTestbed, mode: Literal["together", "apart"], name
 
 
 @pytest.mark.engine
-def test_the_router_s_end_is_the_program_s_end(testbed: RouterTestbed) -> None:
+def test_the_program_exits_with_the_router(testbed: RouterTestbed) -> None:
     command = [
         sys.executable,
         str(dns_discovery.FOLDER / "router_dns_discovery.py"),
@@ -277,14 +277,14 @@ def test_the_router_s_end_is_the_program_s_end(testbed: RouterTestbed) -> None:
         (["--decode=a:1", "--", "true"], "--prefill and --decode need --discovery"),
     ],
 )
-def test_what_cannot_work_is_said(arguments: list[str], said: str) -> None:
+def test_invalid_arguments_are_reported(arguments: list[str], said: str) -> None:
     command = [sys.executable, str(dns_discovery.FOLDER / "router_dns_discovery.py"), *arguments]
     result = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert result.returncode == 2
     assert said in result.stderr
 
 
-def test_more_replicas_than_one_answer_holds_are_all_found_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_replicas_than_one_dns_answer_holds_are_all_registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(dns_discovery.FOLDER)
     import router_dns_discovery
 

@@ -45,7 +45,7 @@ def test_a_plugin_that_would_leave_efa_unused_stops_the_build(tmp_path: Path, sa
         assert why in result.stderr
 
 
-def test_a_plugin_that_is_not_there_stops_the_build(tmp_path: Path) -> None:
+def test_a_missing_plugin_stops_the_build(tmp_path: Path) -> None:
     (tmp_path / "nixl").write_bytes(b"")
     result = subprocess.run([str(CHECK), str(tmp_path / "nixl"), "/none"], capture_output=True, text=True, timeout=30)
     assert result.returncode == 1

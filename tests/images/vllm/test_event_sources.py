@@ -56,7 +56,7 @@ def test_blocks_are_as_large_as_the_events_have_them(cache: SimpleNamespace, blo
     assert _get("/get_server_info", cache) == {"model_id": "tiny", "kv_block_size": block}
 
 
-def test_the_sources_are_the_engine_s_own_and_name_their_encoding() -> None:
+def test_the_sources_are_the_engine_s_own_with_their_encoding() -> None:
     expected = dataclasses.asdict(Source()) | {"encoding": "msgpack", "schema_version": 1}
     assert _get("/kv_event_sources", PLAIN) == {"0": expected}
 

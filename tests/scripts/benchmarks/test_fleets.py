@@ -18,6 +18,6 @@ def test_a_run_counts_what_was_planned_and_what_it_took() -> None:
 
 def test_a_rehearsal_that_fails_is_no_measurement() -> None:
     with pytest.raises(
-        CheckFailed, match=r"^blueprint rehearse --fleet none\.yaml --json ended with 2\. Run it to see why$"
+        CheckFailed, match=r"^blueprint rehearse --fleet none\.yaml --json exited with 2\. Run it to see why\.$"
     ):
         fleets.measure("none", "--fleet", "none.yaml")

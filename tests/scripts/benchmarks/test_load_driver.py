@@ -10,7 +10,7 @@ from scripts.benchmarks.known_server import Behaviour
 from scripts.benchmarks.load_driver import LoadSpec, ToolReport
 
 
-def test_the_driver_is_measured_against_what_the_server_did(tmp_path: Path) -> None:
+def test_the_driver_is_measured_against_the_server_s_actual_times(tmp_path: Path) -> None:
     load = LoadSpec(Behaviour(0.1, 0.005), users=4, requests=24)
     measurement = load_driver.measure(load_driver.run_blueprint, load, tmp_path / "run")
     assert measurement.report.answered == 24

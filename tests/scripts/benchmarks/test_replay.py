@@ -47,7 +47,7 @@ def test_every_request_has_as_many_blocks_as_it_has_tokens_and_none_is_outside_t
         assert replay.ANSWER_TOKENS[0] <= request["output_length"] <= replay.ANSWER_TOKENS[1]
 
 
-def test_few_users_beginnings_fit_one_cache_and_many_users_fit_only_all() -> None:
+def test_few_users_prefixes_fit_one_cache_and_many_users_only_all_caches() -> None:
     max_tokens = 0.8 * replay.PROMPT_TOKENS[1]
     assert (
         replay.FEW_USERS * max_tokens
@@ -69,7 +69,7 @@ def test_requests_that_fill_the_caches_are_not_counted() -> None:
     assert (measurement.ttft.p99, measurement.e2e.mean, measurement.reused) == (100, 1000, 0.5)
 
 
-def test_the_table_sets_every_router_beside_round_robin_and_the_notes_say_by_what() -> None:
+def test_the_table_compares_routers_with_round_robin_and_the_notes_have_the_method() -> None:
     def build_found(ms: float) -> RouterResult:
         return RouterResult(statistics.summarize_latency([ms / 10]), statistics.summarize_latency([ms]), 0.1)
 
@@ -95,7 +95,7 @@ def test_the_lock_holds_what_the_input_lists_at_its_versions_each_with_hashes() 
     assert set(locked) == pinned
 
 
-def test_the_other_half_asks_for_what_this_half_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_request_has_all_keys_that_the_other_part_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay, "_create_venv", lambda _: Path("python"))
 
     def run(command: list[str], **_: Any) -> None:
