@@ -62,12 +62,12 @@ def check_processor() -> PrerequisiteResult:
     detail = f"{platform.system()} on {platform.machine()}"
     remedy = "use a Linux machine on x86-64 with AVX2; `--target eks` and `--target ecs` need none"
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
-        return PrerequisiteResult("processor", False, detail, remedy)
+        return PrerequisiteResult("Processor", False, detail, remedy)
     flags = Path("/proc/cpuinfo").read_text()
     instruction_set = next((name for name in ("avx512f", "avx2") if re.search(rf"\b{name}\b", flags)), None)
     cores = len(os.sched_getaffinity(0))
     return PrerequisiteResult(
-        "processor",
+        "Processor",
         instruction_set is not None,
         f"{detail}, {cores} cores, {instruction_set or 'without AVX2'}",
         remedy,
@@ -91,7 +91,7 @@ def check_memory() -> PrerequisiteResult:
     available_kb = re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text()) if meminfo.exists() else None
     free_gib = int(available_kb[1]) * 1024 / GIB if available_kb else 0.0
     return PrerequisiteResult(
-        "memory",
+        "Memory",
         free_gib >= MEMORY_GIB,
         f"{free_gib:.1f} GiB available",
         f"close programs until {MEMORY_GIB} GiB are available",
@@ -103,7 +103,7 @@ def check_disk(folder: Path) -> PrerequisiteResult:
     needed_gib = 1 if (folder / ".venv-engine").is_dir() else DISK_GIB
     free_gib = shutil.disk_usage(folder).free / GIB
     return PrerequisiteResult(
-        "disk", free_gib >= needed_gib, f"{free_gib:.1f} GiB free", f"free {needed_gib} GiB under {folder}"
+        "Disk", free_gib >= needed_gib, f"{free_gib:.1f} GiB free", f"free {needed_gib} GiB under {folder}"
     )
 
 

@@ -74,5 +74,5 @@ def test_serving_on_aws_needs_no_processor_of_this_machine(words: list[str], is_
     assert prerequisites.needs_engine(words) is is_local
     item_names = {finding.item for finding in prerequisites.run_checks(Path.cwd(), engine=is_local)}
     assert item_names == (
-        {"Python", "Terraform", "processor", "libnuma", "memory", "disk"} if is_local else {"Python", "Terraform"}
+        {"Python", "Terraform", "Processor", "libnuma", "Memory", "Disk"} if is_local else {"Python", "Terraform"}
     )

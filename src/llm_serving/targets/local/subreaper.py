@@ -3,8 +3,8 @@
 vLLM's API server starts an engine process and ends it itself, which it cannot after a kill -9: the engine process
 stays, with the memory of a whole replica, and a supervisor that sees only the API server starts a second one. This
 process runs between the two. It adopts all orphans of the command (Linux calls that a subreaper) and kills them when
-the command has ended; the command gets SIGTERM when this process ends. The exit code is the command's own, or 128 and the
-signal's number if a signal ended it.
+the command has ended; the command gets SIGTERM when this process ends. The exit code is the command's own, or 128 and
+the signal's number if a signal ended it.
 """
 
 from __future__ import annotations
