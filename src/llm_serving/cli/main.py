@@ -45,6 +45,8 @@ class CommandEntry:
     hidden: bool = False
 
 
+_BASELINE = "Create the aggregated baseline of a disaggregated blueprint."
+
 COMMANDS = (
     CommandEntry(BLUEPRINTS, "list", "patterns:list_", "List the patterns that `new` copies."),
     CommandEntry(BLUEPRINTS, "new", "patterns:new", "Copy a pattern to a folder of your own."),
@@ -56,8 +58,8 @@ COMMANDS = (
     CommandEntry(BLUEPRINTS, "logs", "status:logs", "Print the logs of a deployment."),
     CommandEntry(BLUEPRINTS, "validate", "validate:validate", "Load-test a deployment against its SLO."),
     CommandEntry(BLUEPRINTS, "destroy", "deploy:destroy", "Remove a deployment."),
-    CommandEntry(BLUEPRINTS, "baseline", "patterns:baseline", "Create the aggregated baseline of a disaggregated blueprint."),
-    CommandEntry(BLUEPRINTS, "twin", "patterns:baseline", "Create the aggregated baseline of a disaggregated blueprint.", hidden=True),
+    CommandEntry(BLUEPRINTS, "baseline", "patterns:baseline", _BASELINE),
+    CommandEntry(BLUEPRINTS, "twin", "patterns:baseline", _BASELINE, True),
     CommandEntry(BLUEPRINTS, "shift", "shift:shift", "Split a route's requests between deployments on EKS."),
     CommandEntry(MODELS, "model", "model:app", "List, size, create and upload models."),
     CommandEntry(MODELS, "adapter", "adapter:app", "Load and unload LoRA adapters at run time."),

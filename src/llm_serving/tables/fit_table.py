@@ -100,7 +100,8 @@ def _render_header(model: Model, context: int, dtype: str) -> Iterator[Text]:
         yield Text("KV cache  none (encoder)")
     else:
         yield Text(
-            f"KV cache  {memory.compute_kv_bytes_per_token(model, dtype=dtype):,} bytes per token{_describe_attention(model)}"
+            f"KV cache  {memory.compute_kv_bytes_per_token(model, dtype=dtype):,} bytes per token"
+            f"{_describe_attention(model)}"
         )
     yield Text(f"context   {context:,} tokens per request, max {model.max_context:,}")
     if model.random:

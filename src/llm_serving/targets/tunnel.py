@@ -1,4 +1,4 @@
-"""A way from this machine to a deployment that has no address outside its network, for as long as it is needed."""
+"""A temporary tunnel from this machine to a deployment whose endpoint is private to its network."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _OPEN_TIMEOUT_S = 60.0
 def open_tunnel(
     build_command: Callable[[int], Sequence[str]], log: Path, environment: Mapping[str, str]
 ) -> Iterator[str]:
-    """The URL of the near end of a tunnel, which `command` opens at the port that it is given.
+    """Open a tunnel and yield its URL on this machine.
 
     Raises:
-        Unavailable: it did not open; carries what the command said.
+        Unavailable: it did not open; with the command's message.
     """
     (port,) = processes.claim_free_ports(1)
     command = build_command(port)

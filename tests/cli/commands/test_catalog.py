@@ -119,6 +119,6 @@ def test_a_region_that_offers_nothing_is_refused_and_the_file_stays(tmp_path: Pa
     result = _refresh("--endpoint", "embedded", "--region", "mx-central-1", "--out", str(file))
     assert result.returncode == 2
     assert result.stderr.splitlines()[-1] == (
-        "--region: mx-central-1 offers none of the catalogue's families. Fix: another."
+        "--region: now mx-central-1: no instance family of the catalog there. Fix: another region."
     )
     assert file.read_text() == instances.GENERATED.read_text()

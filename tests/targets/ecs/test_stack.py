@@ -198,7 +198,7 @@ def test_two_commands_are_not_at_work_on_one_deployment(
     aws: Ecs, deployment_plan: DeploymentPlan, terraform_calls: list[str]
 ) -> None:
     def destroy_meanwhile(_: str) -> None:
-        with pytest.raises(Unavailable, match="another command is at work on aggregated"):
+        with pytest.raises(Unavailable, match="another command is running on aggregated"):
             stack.destroy(deployment_plan)
 
     aws.tasks = build_running_tasks(later="HEALTHY")
@@ -238,7 +238,7 @@ def test_a_role_that_fails_is_named_with_its_reason_and_last_lines(
     with pytest.raises(CheckFailed) as error:
         stack.deploy(deployment_plan, lambda _: None)
     assert str(error.value) == (
-        f"worker does not answer: {reason}; ECS has rolled it back to what ran before\n"
+        f"worker is not ready: {reason}; ECS rolled it back to the previous task definition\n"
         "  a1: Task failed container health checks\n"
         "worker a1 | loading\n"
         "worker a1 | CUDA out of memory"
@@ -251,7 +251,7 @@ def test_a_deployment_that_was_rolled_back_unseen_is_no_success(
 ) -> None:
     aws.tasks = build_running_tasks()
     aws.running["aggregated-router"] = "arn:aws:ecs:us-west-2:123456789012:task-definition/fabric-aggregated-router:1"
-    with pytest.raises(CheckFailed, match=r"router does not answer: its deployment was given up, and \S+router:1 runs"):
+    with pytest.raises(CheckFailed, match=r"router is not ready: ECS rolled back to \S*router:1"):
         stack.deploy(deployment_plan, lambda _: None)
 
 
@@ -260,7 +260,7 @@ def test_tasks_of_what_ran_before_do_not_count(
 ) -> None:
     monkeypatch.setattr(stack, "_MACHINES_TIMEOUT_S", -10_000)
     aws.tasks = build_running_tasks(taskDefinitionArn="arn/worker:1")
-    with pytest.raises(CheckFailed, match="worker does not answer: not in time"):
+    with pytest.raises(CheckFailed, match="worker is not ready: timed out"):
         stack.deploy(deployment_plan, lambda _: None)
 
 
@@ -270,7 +270,7 @@ def test_what_is_not_steady_in_time_is_said(
     monkeypatch.setattr(stack, "_MACHINES_TIMEOUT_S", -10_000)
     aws.tasks = build_running_tasks()
     aws.tasks["aggregated-router"].pop()
-    with pytest.raises(CheckFailed, match="does not answer: not in time; it still tries"):
+    with pytest.raises(CheckFailed, match="is not ready: timed out; ECS keeps trying"):
         stack.deploy(deployment_plan, lambda _: None)
 
 
@@ -280,7 +280,7 @@ def test_a_router_without_an_answer_fails_the_deploy(
     aws.tasks = build_running_tasks()
     aws.exit_code = 1
     aws.lines = {"ask/ask/c3": ["urllib.error.HTTPError: HTTP Error 503"]}
-    with pytest.raises(CheckFailed, match="the router gave no answer") as error:
+    with pytest.raises(CheckFailed, match="the test request failed") as error:
         stack.deploy(deployment_plan, lambda _: None)
     assert "ask c3 | urllib.error.HTTPError: HTTP Error 503" in str(error.value)
 
@@ -301,7 +301,7 @@ def test_a_task_is_ready_once_it_has_answered(aws: Ecs, deployment_plan: Deploym
     assert members == [
         ("router", "b1", READY, "fargate"),
         ("worker", "a1", READY, "m1"),
-        ("worker", "a2", "no answer yet", "m1"),
+        ("worker", "a2", "not healthy yet", "m1"),
         ("worker", "a3", "provisioning", ""),
     ]
 

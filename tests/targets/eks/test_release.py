@@ -228,9 +228,9 @@ def test_a_replica_too_many_waits_for_a_machine_and_the_deployment_goes_back_say
     edit(working_folder / "mine/blueprint.yaml", "replicas: 2", f"replicas: {GPUS + 1}")
     code, _, err = run_cli("deploy", "--yes")
     assert code == 1
-    assert "mine does not answer: " in err and f"worker {GPUS} of {GPUS + 1}" in err
+    assert "mine is not ready: " in err and f"worker {GPUS} of {GPUS + 1}" in err
     assert f"0/{GPUS + 1} nodes are available" in err and f"{GPUS} Insufficient nvidia.com/gpu" in err
-    assert err.endswith("what ran before runs again\n")
+    assert err.endswith("rolled back: the previous revision runs\n")
     assert {pod["metadata"]["uid"] for pod in list_pods(connected_cluster)["worker"]} == before, (
         "it served all the while"
     )
@@ -257,7 +257,7 @@ def test_a_version_that_crashes_is_taken_back_with_its_last_lines_while_the_old_
     assert code == 1
     assert ": CrashLoopBackOff, 4 restarts\n" in err
     assert "ValueError: no room for the KV cache" in err
-    assert err.endswith("what ran before runs again\n")
+    assert err.endswith("rolled back: the previous revision runs\n")
     assert before & {pod["metadata"]["uid"] for pod in list_pods(connected_cluster)["worker"]}, "one was left to serve"
 
 
@@ -282,9 +282,9 @@ def test_where_helm_was_killed_at_its_work_nothing_is_taken_back_and_the_way_out
     code, _, err = run_cli("deploy", "--yes")
     assert code == 1
     message = err.splitlines()[-1]
-    assert message.startswith("helm says that another command is at work on mine. Nothing was changed: wait for it; ")
+    assert message.startswith("mine: another helm operation is in progress. Nothing was changed. Fix: wait for it; ")
     assert connected_cluster.check_output(*pending), "helm's work was not touched"
-    fix = message[message.index("helm rollback") : message.index(", and deploy again")]
+    fix = message[message.index("helm rollback") : message.index(" and deploy again")]
     subprocess.run(fix.split(), check=True, timeout=60, capture_output=True)
     assert run_cli("deploy", "--yes").out == "mine: no change; it is up at http://mine.serving.svc:8080\n"
 
@@ -317,7 +317,7 @@ def test_a_deployment_whose_router_gives_no_answer_is_taken_back(
     code, _, err = run_cli("deploy", "--yes")
     assert code == 1
     assert "no answer in 60 s" in err, "what the client's pod said"
-    assert err.endswith("what ran before runs again\n")
+    assert err.endswith("rolled back: the previous revision runs\n")
     assert run_cli("status").code == 0, "the client's pod is no part of the deployment"
 
 
@@ -338,9 +338,9 @@ def test_a_first_deployment_that_the_cluster_refuses_is_said_in_its_words_and_le
     finally:
         connected_cluster.check_output("label", "namespace", "serving", f"{level}-")
     assert code == 1
-    assert "other does not answer: " in err and "worker 0 of 2: " in err
+    assert "other is not ready: " in err and "worker 0 of 2: " in err
     assert 'violates PodSecurity "restricted:latest"' in err and "runAsNonRoot" in err
-    assert err.endswith("nothing of other ran before, and nothing is left of it\n")
+    assert err.endswith("other had no previous release and was removed\n")
     remaining = connected_cluster.check_output(
         "get", "all,cm,pdb,netpol,sa,role,secret", *NAMESPACE_FLAGS, "--output=name"
     )

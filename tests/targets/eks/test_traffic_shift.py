@@ -12,10 +12,10 @@ from llm_serving.cli import main
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["mine"], "SHARE: now 'mine': it is no deployment and its weight. Fix: NAME=WEIGHT, such as mine-v2=10."),
-        (["mine=0"], "SHARE: no deployment would get a request. Fix: a weight above 0, such as mine=100."),
-        (["a=1", "a=2"], "SHARE: now 'a=2': a has its weight already. Fix: each deployment once."),
-        (["mine=1", "--gateway", "edge"], "--gateway: now 'edge': it is no Gateway. Fix: NAMESPACE/NAME, such as gateway/edge."),
+        (["mine"], "SHARE: now 'mine': it is not a deployment and its weight. Fix: NAME=WEIGHT, such as mine-v2=10."),
+        (["mine=0"], "SHARE: all weights are 0. Fix: a weight above 0, such as mine=100."),
+        (["a=1", "a=2"], "SHARE: now 'a=2': a is listed twice. Fix: each deployment once."),
+        (["mine=1", "--gateway", "edge"], "--gateway: now 'edge': it is not a Gateway. Fix: NAMESPACE/NAME, such as gateway/edge."),
         ([], "SHARE: pass either --back, or deployments with their weights, such as mine=90 mine-v2=10."),
     ],
 )  # fmt: skip

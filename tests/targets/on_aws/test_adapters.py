@@ -100,7 +100,7 @@ def test_an_adapter_in_s3_that_is_none_of_its_model_is_refused_at_its_line(
 
 @pytest.mark.terraform
 @pytest.mark.parametrize("target", ["eks", "ecs"])
-def test_a_deployment_asks_for_nothing_before_its_adapters_fit(
+def test_adapters_are_checked_before_anything_is_deployed(
     bucket: s3.Bucket, location: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
 ) -> None:
     deployed: list[str] = []
@@ -122,7 +122,7 @@ def test_a_bucket_that_is_not_there_is_said(aws: str, tmp_path: Path) -> None:
         adapters.check_adapters(make_plan(tmp_path, "s3://nobody-has-this/lora"))
 
 
-def test_what_only_the_engines_may_read_is_passed_over_and_named(
+def test_adapters_that_only_the_engines_may_read_are_skipped_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def deny(*_: object, **__: object) -> None:
@@ -131,4 +131,4 @@ def test_what_only_the_engines_may_read_is_passed_over_and_named(
     monkeypatch.setattr(s3, "Bucket", deny)
     adapters.check_adapters(make_plan(tmp_path, "s3://theirs/lora"))
     errors = " ".join(capsys.readouterr().err.split())
-    assert "s3://theirs/lora: not looked at, whether it fits its model: s3://theirs: AWS denies s3:ListBucket" in errors
+    assert "s3://theirs/lora: not checked against its model: s3://theirs: AWS denies s3:ListBucket" in errors

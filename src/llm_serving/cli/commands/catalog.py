@@ -83,8 +83,9 @@ def _fetch_regions(regions: list[str] | None, *, embedded: bool) -> tuple[dict[s
             fetched = {name: aws.fetch_region(name, today) for name in names}
             empty_regions = [name for name in regions or () if not fetched[name]["zones"]]
             if empty_regions:
+                names_text = ", ".join(empty_regions)
                 raise InputError(
-                    f"--region: {', '.join(empty_regions)} offers none of the catalog's instance families. Fix: another region."
+                    f"--region: now {names_text}: no instance family of the catalog there. Fix: another region."
                 )
             types = {instance_type for region_data in fetched.values() for instance_type in region_data["zones"]}
             step.note = f"{len(types)} types"

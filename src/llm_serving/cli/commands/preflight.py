@@ -22,8 +22,8 @@ def preflight(
 ) -> None:
     """Check whether the AWS account can hold the fleet.
 
-    Checks permissions, quotas, zones, subnets, reservations and prices. Changes nothing. Exits 1 if a check fails, and 3
-    without credentials or network.
+    Checks permissions, quotas, zones, subnets, reservations and prices. Changes nothing. Exits 1 if a check fails,
+    and 3 without credentials or network.
     """
     document = load(fleet, Fleet)
     result = report.run_preflight(document, instances.load(), AwsSession.from_environment(document.value.region))

@@ -1,4 +1,4 @@
-"""The target ecs: the stack serving-NAME, applied by Terraform; the services' own state says whether it answers.
+"""The Terraform stack serving-NAME of a deployment on ECS, and the readiness of its services.
 
 An engine's container is healthy once it has answered a completion, so a service that is steady has answered; at the end
 a task in the VPC asks the router as a client would. What fails is rolled back by ECS to what ran before.
@@ -33,9 +33,9 @@ from llm_serving.targets.planning import DeploymentPlan
 from llm_serving.terraform import runner, stack_folder, synthesis
 
 FILE = "ecs.yaml"
-"""What a blueprint is rendered to."""
+"""The rendered file."""
 
-EMULATED = "the embedded AWS keeps task definitions and services, and runs no task: nothing answers"
+EMULATED = "the embedded AWS stores task definitions and services but runs no tasks: the endpoint does not respond"
 
 _MACHINES_TIMEOUT_S = MACHINE_START_S
 
@@ -43,7 +43,7 @@ _SESSION_TOOLS = {
     "aws": "https://docs.aws.amazon.com/cli/latest/userguide/getting-started-install.html",
     "session-manager-plugin": "https://docs.aws.amazon.com/systems-manager/latest/userguide/session-manager.html",
 }
-"""What a session calls, and where it is to be had."""
+"""Programs for a Session Manager tunnel, with their installation guides."""
 
 OnProgress = Callable[[str], None]
 
@@ -54,25 +54,25 @@ _LAST_LINES = 20
 
 @dataclass(frozen=True)
 class _EcsDeployment:
-    """A deployment as its rendered file has it, and the services of each of its roles."""
+    """A deployment as rendered, and the ECS services of its roles."""
 
     fleet: Any
     manifest: EcsDeployment
 
     @property
     def services(self) -> Iterator[tuple[Service, str]]:
-        """Each ECS service by its name."""
+        """Each ECS service with its name."""
         for service in self.manifest.services:
             yield from ((service, name) for name in self.list_service_names(service))
 
     def list_service_names(self, service: Service) -> list[str]:
-        """The ECS services of one: a choice of its pool each."""
+        """List the ECS services of a role: one for each choice of its pool."""
         choices = manifest.list_choices(self.fleet, service)
         return [manifest.format_service_name(self.manifest, service, choice) for choice in choices]
 
 
 def diff(plan: DeploymentPlan) -> str:
-    """What deploying would change, by Terraform's own plan; empty where nothing.
+    """Return what a deploy would change, as Terraform plans it; empty if nothing.
 
     Raises:
         InputError: the rendered file was edited by hand.
@@ -90,16 +90,16 @@ def diff(plan: DeploymentPlan) -> str:
 
 
 def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool = False) -> bool:
-    """Brings the stack to what the plan says, and waits until it answers; False where nothing is to be changed.
+    """Apply the stack and wait until it is ready; returns whether anything changed.
 
     Args:
-        agree: shown what will change; raises where the user does not want it.
+        confirm: shows the changes; raises if the user declines.
         force: overwrite a rendered file that was edited by hand.
 
     Raises:
         Unavailable: Terraform is missing, or AWS cannot be asked.
-        CheckFailed: an image is missing, or it did not come to answer; what ran before runs again.
-        CommandFailed: Terraform failed; the same command goes on.
+        CheckFailed: an image is missing, or it did not become ready and was rolled back.
+        CommandFailed: Terraform failed; run the command again to resume.
     """
     file = planning.write_rendered(plan, force=force)
     with _lock_deployment(plan) as data:
@@ -122,17 +122,17 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
         timeout_s = _MACHINES_TIMEOUT_S + max(
             engine.fetch_s + engine.probe.deadline_s for engine in deployed.manifest.engines if engine.probe
         )
-        with console.step(f"Wait for {plan.deployment.name}'s answers (at most {timeout_s / 60:.0f} min)") as step:
+        with console.step(f"Wait until {plan.deployment.name} is ready (up to {timeout_s / 60:.0f} min)") as step:
             _wait_until_steady(
                 aws, deployed, outputs["definitions"], timeout_s, lambda text: setattr(step, "note", text)
             )
-        with console.step("Ask it, as a client would"):
+        with console.step("Send a test request"):
             _send_test_request(aws, deployed, outputs["ask"])
     return True
 
 
 def list_replicas(plan: DeploymentPlan) -> list[ReplicaStatus]:
-    """The deployment's tasks, by role and name.
+    """List the deployment's tasks, by role and name.
 
     Raises:
         Unavailable: AWS refuses, or does not answer.
@@ -148,7 +148,7 @@ def list_replicas(plan: DeploymentPlan) -> list[ReplicaStatus]:
 
 
 def show_logs(plan: DeploymentPlan, role: str | None, *, lines: int, follow: bool) -> None:
-    """Shows what the tasks write, each line with its role and task.
+    """Print the tasks' logs, each line with its role and task.
 
     Raises:
         Unavailable: AWS refuses, or does not answer.
@@ -167,8 +167,7 @@ def show_logs(plan: DeploymentPlan, role: str | None, *, lines: int, follow: boo
 
 
 def open_tunnel(plan: DeploymentPlan) -> AbstractContextManager[str]:
-    """A URL of the deployment on this machine, by a session of Systems Manager to a router's task: good for a trial,
-    not for load tests of thousands of requests a second.
+    """Forward a port of this machine to a router's task; suits trials, not thousands of requests per second.
 
     Raises:
         Unavailable: the AWS command line or its session plugin is missing, or no router's task runs.
@@ -186,7 +185,7 @@ def open_tunnel(plan: DeploymentPlan) -> AbstractContextManager[str]:
         if container["name"] == plan.deployment.router.name and container.get("runtimeId")
     ]
     if not router_containers:
-        raise Unavailable(f"{plan.deployment.name}: no task of its router runs")
+        raise Unavailable(f"{plan.deployment.name}: no router task is running")
     task, container = router_containers[0]
     port = plan.deployment.router.processes[0].port
     command = ["aws", "ssm", "start-session", "--region", aws.region, "--target", f"ecs:{cluster}_{task}_{container}"]
@@ -199,11 +198,11 @@ def open_tunnel(plan: DeploymentPlan) -> AbstractContextManager[str]:
 
 
 def destroy(plan: DeploymentPlan) -> bool:
-    """Removes the stack and waits until its tasks are gone; False where there was none.
+    """Destroy the stack and wait until its tasks are gone; returns whether there was one.
 
     Raises:
         Unavailable: Terraform is missing, or AWS cannot be asked.
-        CommandFailed: Terraform failed; the same command goes on.
+        CommandFailed: Terraform failed; run the command again to resume.
     """
     with _lock_deployment(plan) as data:
         stack_context = _build_stack_context(plan, _ensure_rendered(plan), data)
@@ -219,19 +218,19 @@ def destroy(plan: DeploymentPlan) -> bool:
 
 @contextmanager
 def _lock_deployment(plan: DeploymentPlan) -> Iterator[Path]:
-    """The deployment's own folder, held by this command alone; whoever called it may hold the fleet's.
+    """Lock the deployment for this command and return its data directory.
 
     Raises:
-        Unavailable: another command is at work on it.
+        Unavailable: another command is running on it.
     """
     data = context.build_data_path(plan.fleet.value) / f"serving-{plan.deployment.name}"
     data.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with processes.lock_file(data / ".busy", f"another command is at work on {plan.deployment.name} from here"):
+    with processes.lock_file(data / ".busy", f"another command is running on {plan.deployment.name}"):
         yield data
 
 
 def _build_stack_context(plan: DeploymentPlan, file: Path, data: Path) -> FleetContext:
-    """The deployment's stack, synthesized and ready for Terraform."""
+    """Synthesize and initialize the deployment's stack."""
     from llm_serving.aws.preflight import identity
 
     account = identity.fetch_identity(plan.aws).account
@@ -247,10 +246,10 @@ def _build_stack_context(plan: DeploymentPlan, file: Path, data: Path) -> FleetC
 
 
 def _require_images(plan: DeploymentPlan) -> None:
-    """Sees that the fleet's registry has the images that are to come from there.
+    """Check that the fleet's registry has the deployment's images.
 
     Raises:
-        CheckFailed: one is not there; a task would wait for it until the deployment is given up.
+        CheckFailed: an image is missing; its task would wait until ECS gives up.
     """
     from botocore.exceptions import ClientError
 
@@ -268,7 +267,7 @@ def _require_images(plan: DeploymentPlan) -> None:
                 if clients.get_error_code(error) not in ("ImageNotFoundException", "RepositoryNotFoundException"):
                     raise
                 raise CheckFailed(
-                    f"the image {image} is not in the fleet's registry. Nothing was changed; name {name} in "
+                    f"{image} is not in the fleet's registry. Nothing was changed. Fix: add {name} to "
                     f"storage.repositories of {plan.fleet.path}, apply the stack storage, and run "
                     f"images/build {name} --fleet {plan.fleet.path}"
                 ) from None
@@ -279,13 +278,13 @@ def _read_deployed(plan: DeploymentPlan) -> _EcsDeployment:
 
 
 def _ensure_rendered(plan: DeploymentPlan) -> Path:
-    """What was deployed, as it lies there; rendered now where it does not."""
+    """Return the rendered file; render it if it is missing."""
     file = plan.rendered / FILE
     return file if file.is_file() else planning.write_rendered(plan)
 
 
 def _describe_changes(stack: StackPlan) -> str:
-    """Terraform's plan, a line a resource."""
+    """Describe Terraform's plan, one line for each resource."""
     if stack.is_empty:
         return ""
     lines = [f"  {change.verb}: {address}" for address, change in stack.plan.resources.items()]
@@ -293,7 +292,7 @@ def _describe_changes(stack: StackPlan) -> str:
 
 
 def _scale_from_zero(aws: AwsSession, deployed: _EcsDeployment) -> None:
-    """Brings a replica of each role that sleeps: what was deployed must answer. It sleeps again when nobody asks it."""
+    """Start one replica of each role that scaled to zero, so that the test request gets a response."""
     ecs, cluster = aws.client("ecs"), names.format_cluster_name(deployed.fleet)
     for service in deployed.manifest.scale_to_zero_services:
         service_name = deployed.list_service_names(service)[0]
@@ -306,12 +305,12 @@ def _scale_from_zero(aws: AwsSession, deployed: _EcsDeployment) -> None:
 def _wait_until_steady(
     aws: AwsSession, deployed: _EcsDeployment, definitions: Mapping[str, str], timeout_s: float, on_progress: OnProgress
 ) -> None:
-    """Waits until every service has the tasks that it should, of what was deployed, and each has answered.
+    """Wait until every service has all of its tasks, of the new definitions, and each is ready.
 
-    Which of a pool's choices they are found on does not matter: where the first has no machines, another one serves.
+    Tasks may run on any choice of their pool: if the first has no instances, another one serves.
 
     Raises:
-        CheckFailed: one failed and was rolled back, or is not there in time; with its reason and last lines.
+        CheckFailed: one failed and was rolled back, or is not ready in time; with its reason and log.
     """
     ecs, deadline = aws.client("ecs"), time.monotonic() + timeout_s
     while True:
@@ -322,7 +321,9 @@ def _wait_until_steady(
                 ready = _count_ready_tasks(ecs, deployed, service, definitions[service.name])
             if failure:
                 raise CheckFailed(
-                    _describe_failure(aws, deployed, service, failure, "ECS has rolled it back to what ran before")
+                    _describe_failure(
+                        aws, deployed, service, failure, "ECS rolled it back to the previous task definition"
+                    )
                 )
             pending += [(service, ready)] if ready < service.initial_count else []
         on_progress(
@@ -331,22 +332,22 @@ def _wait_until_steady(
         if not pending:
             return
         if time.monotonic() > deadline:
-            hint = "it still tries; `blueprint logs` follows it"
-            raise CheckFailed(_describe_failure(aws, deployed, pending[0][0], "not in time", hint))
+            hint = "ECS keeps trying; see `blueprint logs --follow`"
+            raise CheckFailed(_describe_failure(aws, deployed, pending[0][0], "timed out", hint))
         time.sleep(_POLL_INTERVAL_S)
 
 
 def _find_rollback_reason(ecs: Any, deployed: _EcsDeployment, service: Service, definition: str) -> str:
-    """Why a service's deployment was given up; empty where it was not."""
+    """Return why ECS gave up a service's deployment; empty if it did not."""
     described = ecs.describe_services(
         cluster=names.format_cluster_name(deployed.fleet), services=deployed.list_service_names(service)
     )
     for ecs_service in described["services"]:
         for rollout in ecs_service["deployments"]:
             if rollout.get("rolloutState") == "FAILED":
-                return rollout.get("rolloutStateReason") or "its deployment failed"
+                return rollout.get("rolloutStateReason") or "the deployment failed"
             if rollout["status"] == "PRIMARY" and rollout["taskDefinition"] != definition:
-                return f"its deployment was given up, and {_shorten_arn(rollout['taskDefinition'])} runs again"
+                return f"ECS rolled back to {_shorten_arn(rollout['taskDefinition'])}"
     return ""
 
 
@@ -358,8 +359,8 @@ def _count_ready_tasks(ecs: Any, deployed: _EcsDeployment, service: Service, def
 
 
 def _describe_failure(aws: AwsSession, deployed: _EcsDeployment, service: Service, reason: str, outcome: str) -> str:
-    """What is known of a service that does not answer: why its last tasks ended, and what they wrote."""
-    lines = [f"{service.name} does not answer: {reason}; {outcome}"]
+    """Describe a service that is not ready: why its last tasks stopped, and their log."""
+    lines = [f"{service.name} is not ready: {reason}; {outcome}"]
     try:
         with clients.translate_errors():
             ecs = aws.client("ecs")
@@ -371,15 +372,15 @@ def _describe_failure(aws: AwsSession, deployed: _EcsDeployment, service: Servic
             lines += [f"  {_shorten_arn(task['taskArn'])}: {task.get('stoppedReason', '')}" for task in stopped[:3]]
             lines += list(_read_last_lines(aws.client("logs"), deployed, service.role, _LAST_LINES))
     except Unavailable as error:
-        lines.append(f"its log cannot be read: {error}")
+        lines.append(f"log cannot be read: {error}")
     return "\n".join(lines)
 
 
 def _send_test_request(aws: AwsSession, deployed: _EcsDeployment, settings: dict[str, Any]) -> None:
-    """Has a task in the VPC ask the router for a completion.
+    """Run a task in the VPC that sends the router a completion request.
 
     Raises:
-        CheckFailed: no answer came; with what the task said.
+        CheckFailed: the request failed; with the task's log.
     """
     ecs, cluster = aws.client("ecs"), names.format_cluster_name(deployed.fleet)
     network = {"subnets": settings["subnets"], "securityGroups": [settings["group"]], "assignPublicIp": "DISABLED"}
@@ -391,7 +392,7 @@ def _send_test_request(aws: AwsSession, deployed: _EcsDeployment, settings: dict
             networkConfiguration={"awsvpcConfiguration": network},
         )
         if response["failures"]:
-            raise CheckFailed(f"the question could not be asked: {response['failures'][0].get('reason')}")
+            raise CheckFailed(f"the test task did not start: {response['failures'][0].get('reason')}")
         arn, deadline = response["tasks"][0]["taskArn"], time.monotonic() + _TEST_TIMEOUT_S
         while time.monotonic() < deadline:
             [task] = ecs.describe_tasks(cluster=cluster, tasks=[arn])["tasks"]
@@ -400,11 +401,11 @@ def _send_test_request(aws: AwsSession, deployed: _EcsDeployment, settings: dict
             time.sleep(_POLL_INTERVAL_S / 2)
         if task["containers"][0].get("exitCode") != 0:
             log_lines = "\n".join(_read_last_lines(aws.client("logs"), deployed, "ask", _LAST_LINES))
-            raise CheckFailed(f"the router gave no answer: {task.get('stoppedReason', 'not in time')}\n{log_lines}")
+            raise CheckFailed(f"the test request failed: {task.get('stoppedReason', 'timed out')}\n{log_lines}")
 
 
 def _list_tasks(ecs: Any, deployed: _EcsDeployment, name: str, status: str) -> list[dict[str, Any]]:
-    """Tasks of an ECS service; none where there is no such service or cluster."""
+    """List the tasks of an ECS service; empty if there is no such service or cluster."""
     from botocore.exceptions import ClientError
 
     cluster = names.format_cluster_name(deployed.fleet)
@@ -420,7 +421,7 @@ def _list_tasks(ecs: Any, deployed: _EcsDeployment, name: str, status: str) -> l
 
 
 def _build_replica_status(service: Service, task: dict[str, Any]) -> ReplicaStatus:
-    pending_reason = "no answer yet" if task["lastStatus"] == "RUNNING" else task["lastStatus"].lower()
+    pending_reason = "not healthy yet" if task["lastStatus"] == "RUNNING" else task["lastStatus"].lower()
     return ReplicaStatus(
         name=_shorten_arn(task["taskArn"]),
         role=service.role,
@@ -431,13 +432,13 @@ def _build_replica_status(service: Service, task: dict[str, Any]) -> ReplicaStat
 
 
 def _is_ready(service: Service, task: dict[str, Any]) -> bool:
-    """Whether a task has answered; that it runs, where it is not asked."""
+    """Whether a task runs, and is healthy if it has a probe."""
     healthy = task.get("healthStatus") == "HEALTHY" or service.probe is None
     return bool(task["lastStatus"] == "RUNNING" and healthy)
 
 
 def _read_last_lines(client: Any, deployed: _EcsDeployment, role: str | None, lines: int) -> Iterator[str]:
-    """The last lines of the streams that were written to last."""
+    """Read the last lines of the newest log streams."""
     from botocore.exceptions import ClientError
 
     group = manifest.format_log_group(deployed.fleet, deployed.manifest.name)
@@ -461,7 +462,7 @@ def _list_events(client: Any, deployed: _EcsDeployment, role: str | None, since:
 
 
 def _format_line(stream: str, message: str) -> str:
-    """Streams are named ROLE/CONTAINER/TASK."""
+    """Format a line with its role and task; streams are named ROLE/CONTAINER/TASK."""
     role, _, container_and_task = stream.partition("/")
     return f"{role} {_shorten_arn(container_and_task)[:8]} | {message.rstrip()}"
 

@@ -1,4 +1,4 @@
-"""The target eks: the chart `inference` with the rendered values, by the user's own helm and kubectl.
+"""A Helm release of the chart `inference` with the rendered values, through the user's own helm and kubectl.
 
 Readiness is the chart's: a pod that has not answered a completion is not ready. Waiting for it is done here, for helm's
 own wait is content with fewer pods (a rollout may have some unavailable), knows no LeaderWorkerSet, and takes the pods
@@ -34,42 +34,42 @@ from llm_serving.targets.planning import DeploymentPlan
 CHART = paths.CHARTS / "inference"
 
 _QUERY_TIMEOUT_S = 60
-"""Helm and kubectl answer a question within that time, or the cluster is out of reach."""
+"""Longest query of helm or kubectl; after that the cluster counts as unreachable."""
 
 _INSTALL_TIMEOUT_S = 120
-"""Helm hands all objects to the cluster within that time."""
+"""Longest time until helm has submitted all objects."""
 
 _TEST_TIMEOUT_S = 180
-"""The chart's own test, one completion through the router, ends within that time."""
+"""Longest run of the chart's test: one completion through the router."""
 
 _LAST_LINES = 20
 
 _POLL_INTERVAL_S = 5.0
-"""Between two looks at what is coming up."""
+"""Interval between two readiness checks."""
 
 _MAX_LOG_PODS = 1000
-"""Whose logs kubectl follows at once; its own limit is five."""
+"""Most pods whose logs kubectl follows; its default is five."""
 
 _BUSY_MESSAGE = "another operation (install/upgrade/rollback) is in progress"
-"""Helm's words where it finds a revision that is neither installed nor failed."""
+"""Helm's message when the last revision is neither deployed nor failed."""
 
 
 @dataclass(frozen=True)
 class _Release:
-    """What helm knows of a deployment."""
+    """The state of a Helm release."""
 
     revision: int | None
-    """The last one that was installed in full; None where none was."""
+    """The last deployed revision; None if there is none."""
 
     is_latest: bool
-    """Whether that is the last one of all."""
+    """Whether it is the last revision."""
 
     manifest: str
-    """The objects of `revision`; empty where there is none."""
+    """The objects of `revision`; empty if there is none."""
 
 
 def diff(plan: DeploymentPlan) -> str:
-    """What deploying would change in the cluster: a unified diff, or of a first deployment the objects' names.
+    """Return what a deploy would change: a unified diff, or the objects' names for a first deploy.
 
     Raises:
         Unavailable: helm is missing, or the cluster does not answer.
@@ -80,16 +80,16 @@ def diff(plan: DeploymentPlan) -> str:
 
 
 def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool = False) -> bool:
-    """Brings the release to what the plan says, and waits until it answers; False where nothing is to be changed.
+    """Upgrade the release and wait until it is ready; returns whether anything changed.
 
     Args:
-        agree: shown what will change; raises where the user does not want it.
+        confirm: shows the changes; raises if the user declines.
         force: overwrite a rendered file that was edited by hand.
 
     Raises:
         Unavailable: helm or kubectl is missing, or the cluster does not answer.
         CommandFailed: the cluster refuses an object.
-        CheckFailed: it did not come to answer; says why, and what runs now.
+        CheckFailed: it did not become ready; says why, and what runs now.
     """
     _require_tools("helm", "kubectl")
     values_file = planning.write_rendered(plan, force=force)
@@ -100,7 +100,7 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
         return False
     confirm(changes)
     log = _prepare_log(plan)
-    with console.step("Namespace and service account of the engines"):
+    with console.step("Apply namespace and service account"):
         console.run(
             ["kubectl", "apply", "--server-side", "-f", str(_write_namespace(plan))],
             log=log,
@@ -108,7 +108,7 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
             timeout_s=_QUERY_TIMEOUT_S,
         )
     try:
-        with console.step(f"Start {plan.deployment.name}"):
+        with console.step(f"Upgrade release {plan.deployment.name}"):
             command = [*_build_helm_command("upgrade", plan), str(CHART), "--install", "--values", str(values_file)]
             console.run(command, log=log, environment=plan.aws.child_env, timeout_s=_INSTALL_TIMEOUT_S)
         _wait_until_ready(plan)
@@ -121,7 +121,7 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
 
 
 def list_replicas(plan: DeploymentPlan) -> list[ReplicaStatus]:
-    """The deployment's pods, by role and name.
+    """List the release's pods, by role and name.
 
     Raises:
         Unavailable: kubectl is missing, or the cluster does not answer.
@@ -134,13 +134,13 @@ def list_replicas(plan: DeploymentPlan) -> list[ReplicaStatus]:
 
 
 def show_logs(plan: DeploymentPlan, role: str | None, *, lines: int, follow: bool) -> None:
-    """Shows what the pods write, with kubectl's own words in front of each line.
+    """Print the pods' logs with kubectl's prefixes.
 
     Raises:
         Unavailable: kubectl is missing, or the cluster does not answer.
     """
     _require_tools("kubectl")
-    # A pod that waits for a machine has no log, and hides no other's.
+    # Pending pods have no log; their error must not hide the others' logs.
     command = [
         *_build_kubectl_command("logs", plan),
         "-l",
@@ -153,13 +153,12 @@ def show_logs(plan: DeploymentPlan, role: str | None, *, lines: int, follow: boo
     result = subprocess.run(command, env={**os.environ, **plan.aws.child_env}, check=False)
     if result.returncode:
         raise Unavailable(
-            f"{console.quote_command(command)}: ended with code {result.returncode}; what it said stands above"
+            f"{console.quote_command(command)}: failed with exit code {result.returncode}, see its output above"
         )
 
 
 def open_tunnel(plan: DeploymentPlan) -> AbstractContextManager[str]:
-    """A URL of the deployment on this machine, by kubectl's port forwarding: good for a trial, not for load tests of
-    thousands of requests a second.
+    """Forward a port of this machine to the router; suits trials, not thousands of requests per second.
 
     Raises:
         Unavailable: kubectl is missing, or the cluster does not answer.
@@ -173,7 +172,7 @@ def open_tunnel(plan: DeploymentPlan) -> AbstractContextManager[str]:
 
 
 def destroy(plan: DeploymentPlan) -> bool:
-    """Removes the release and waits until its objects and pods are gone; False where there was none.
+    """Uninstall the release and wait until its pods are gone; returns whether there was one.
 
     Raises:
         Unavailable: helm or kubectl is missing, or the cluster does not answer.
@@ -188,10 +187,10 @@ def destroy(plan: DeploymentPlan) -> bool:
 
 def _uninstall(plan: DeploymentPlan) -> None:
     timeout_s = int(plan.deployment.disruption.drain) + 300
-    # In the foreground: what made the pods goes when they are gone.
+    # Foreground deletion: controllers go after their pods.
     command = [*_build_helm_command("uninstall", plan), "--cascade=foreground", "--wait", f"--timeout={timeout_s}s"]
     console.run(command, log=_prepare_log(plan), environment=plan.aws.child_env, timeout_s=timeout_s + 60)
-    # Helm keeps the pod of a test that failed, for its log.
+    # Helm keeps the pod of a failed test for its log.
     command = [
         *_build_kubectl_command("delete", plan),
         "pods",
@@ -204,7 +203,7 @@ def _uninstall(plan: DeploymentPlan) -> None:
 
 
 def _build_helm_command(command: str, plan: DeploymentPlan) -> list[str]:
-    """A command of helm's on the release."""
+    """Build a helm command for the release."""
     return ["helm", *command.split(), plan.deployment.name, "--namespace", plan.deployment.environment.namespace]
 
 
@@ -213,19 +212,19 @@ def _build_kubectl_command(command: str, plan: DeploymentPlan) -> list[str]:
 
 
 def _build_selector(plan: DeploymentPlan) -> str:
-    """Selects all of the release's objects."""
+    """Build a label selector of the release's objects."""
     return f"app.kubernetes.io/instance={plan.deployment.name}"
 
 
 def _build_pod_selector(plan: DeploymentPlan, role: str | None = None) -> str:
-    """Selects the pods of one role, or of all; no pod of helm's tests is among them."""
+    """Build a label selector of one role's pods, or of all; excludes the pods of helm tests."""
     return ",".join(
         [_build_selector(plan), "inference/kind", *([f"app.kubernetes.io/component={role}"] if role else [])]
     )
 
 
 def _compute_start_timeout(plan: DeploymentPlan) -> int:
-    """A start's own limit, after the machine has come."""
+    """Compute the longest start of a replica in seconds, with its node's start."""
     timeouts = [
         process.probe.deadline_s + (role.prefetch.timeout_s if role.prefetch else 0)
         for role in plan.deployment.engine_roles
@@ -236,20 +235,18 @@ def _compute_start_timeout(plan: DeploymentPlan) -> int:
 
 
 def _wait_until_ready(plan: DeploymentPlan) -> None:
-    """Waits until all of the release's pods are of what was deployed last, and each has answered.
+    """Wait until all pods are of the last revision and ready.
 
     Raises:
-        CheckFailed: they are not in time; says which, and why.
+        CheckFailed: they are not ready in time; says which, and why.
     """
     timeout_s = _compute_start_timeout(plan)
     deadline = time.monotonic() + timeout_s
-    with console.step(f"Wait for {plan.deployment.name}'s answers (at most {timeout_s / 60:.0f} min)") as step:
+    with console.step(f"Wait until {plan.deployment.name} is ready (up to {timeout_s / 60:.0f} min)") as step:
         while pending := list(_list_pending_roles(plan)):
             if time.monotonic() > deadline:
                 raise CheckFailed(
-                    "\n".join(
-                        [f"{plan.deployment.name} does not answer: {'; '.join(pending)}", *_describe_failures(plan)]
-                    )
+                    "\n".join([f"{plan.deployment.name} is not ready: {'; '.join(pending)}", *_describe_failures(plan)])
                 )
             step.note = "; ".join(pending)
             time.sleep(_POLL_INTERVAL_S)
@@ -257,12 +254,12 @@ def _wait_until_ready(plan: DeploymentPlan) -> None:
 
 
 def _run_chart_test(plan: DeploymentPlan) -> None:
-    """Has a pod ask the router for a completion.
+    """Run the chart's test: a pod sends the router a completion request.
 
     Raises:
-        CheckFailed: no answer came; with what the pod said.
+        CheckFailed: the request failed; with the pod's log.
     """
-    with console.step("Ask it, as a client would"):
+    with console.step("Send a test request"):
         try:
             console.run(
                 [*_build_helm_command("test", plan), "--timeout", f"{_TEST_TIMEOUT_S}s"],
@@ -275,7 +272,7 @@ def _run_chart_test(plan: DeploymentPlan) -> None:
 
 
 def _list_pending_roles(plan: DeploymentPlan) -> Iterator[str]:
-    """The roles whose pods are not all there yet, with what the cluster says against making them."""
+    """Yield the roles whose pods are not all ready, with the cluster's reasons."""
     kinds = ["deployments.apps"]
     if any(role.nodes > 1 for role in plan.deployment.roles):
         kinds.append("leaderworkersets.leaderworkerset.x-k8s.io")
@@ -283,7 +280,7 @@ def _list_pending_roles(plan: DeploymentPlan) -> Iterator[str]:
         response = _run_query(
             plan, [*_build_kubectl_command("get", plan), ",".join(kinds), "-l", _build_selector(plan), "-o", "json"]
         )
-    except Unavailable as error:  # for as long as the wait, an answer may come
+    except Unavailable as error:  # the cluster may answer the next time
         yield str(error)
         return
     for resource in json.loads(response)["items"]:
@@ -301,7 +298,7 @@ def _list_pending_roles(plan: DeploymentPlan) -> Iterator[str]:
 
 
 def _describe_remedy(plan: DeploymentPlan, release: _Release) -> str:
-    """What to do where helm is at work, or was killed at it: nothing here knows which."""
+    """Describe what to do if helm is running, or was killed: the release does not tell which."""
     name = plan.deployment.name
     rollback = (
         [*_build_helm_command("rollback", plan), str(release.revision)]
@@ -309,20 +306,20 @@ def _describe_remedy(plan: DeploymentPlan, release: _Release) -> str:
         else _build_helm_command("uninstall", plan)
     )
     return (
-        f"helm says that another command is at work on {name}. Nothing was changed: wait for it; "
-        f"where it was broken off, {console.quote_command(rollback)}, and deploy again"
+        f"{name}: another helm operation is in progress. Nothing was changed. Fix: wait for it; "
+        f"if it was interrupted, run {console.quote_command(rollback)} and deploy again"
     )
 
 
 def _roll_back(plan: DeploymentPlan, release: _Release) -> str:
-    """Puts back what ran before; returns what runs now."""
+    """Roll back to the previous revision; returns what runs now."""
     name = plan.deployment.name
     try:
         if release.revision is None:
-            with console.step(f"Remove {name}, before which nothing ran"):
+            with console.step(f"Remove {name} (there was no previous release)"):
                 _uninstall(plan)
-            return f"nothing of {name} ran before, and nothing is left of it"
-        with console.step(f"Put back what ran before, revision {release.revision}"):
+            return f"{name} had no previous release and was removed"
+        with console.step(f"Roll back to revision {release.revision}"):
             console.run(
                 [*_build_helm_command("rollback", plan), str(release.revision)],
                 log=_prepare_log(plan),
@@ -331,12 +328,12 @@ def _roll_back(plan: DeploymentPlan, release: _Release) -> str:
             )
         _wait_until_ready(plan)
     except (CheckFailed, CommandFailed) as error:
-        return f"what ran before is not back: {error}"
-    return "what ran before runs again"
+        return f"rollback failed: {error}"
+    return "rolled back: the previous revision runs"
 
 
 def _write_namespace(plan: DeploymentPlan) -> Path:
-    """Namespace and service account, which the fleet's role is tied to by name and all releases share."""
+    """Write the manifests of the namespace and service account that all releases share."""
     objects = [
         {
             "apiVersion": "v1",
@@ -357,13 +354,13 @@ def _write_namespace(plan: DeploymentPlan) -> Path:
 
 
 def _read_release(plan: DeploymentPlan) -> _Release:
-    """The release as it is.
+    """Read the state of the release.
 
     Raises:
         Unavailable: the cluster does not answer.
     """
     revisions = _list_revisions(plan)
-    # Helm killed between two of its notes leaves none that is deployed, and the last one superseded runs.
+    # A helm that was killed may leave no deployed revision; then the last superseded one runs.
     rank = ("superseded", "deployed")
     installed = sorted(
         (rank.index(entry["status"]), entry["revision"]) for entry in revisions if entry["status"] in rank
@@ -376,7 +373,7 @@ def _read_release(plan: DeploymentPlan) -> _Release:
 
 
 def _list_revisions(plan: DeploymentPlan) -> list[dict[str, Any]]:
-    """The release's revisions, the last one last; none where there is no release."""
+    """List the release's revisions, oldest first; empty if there is no release."""
     try:
         revisions: list[dict[str, Any]] = json.loads(
             _run_query(plan, [*_build_helm_command("history", plan), "--output=json"])
@@ -406,23 +403,23 @@ def _diff_release(plan: DeploymentPlan, release: _Release) -> str:
 
 
 def _format_objects(manifest: str) -> list[str]:
-    """Objects in one order and one form, so that a difference is one of content."""
+    """Format objects in one order, so that only differences of content show."""
     return yaml.safe_dump_all(_parse_objects(manifest), sort_keys=True, width=10**6).splitlines()
 
 
 def _parse_objects(manifest: str) -> list[dict[str, Any]]:
-    """A release's objects by kind and name, without what runs only when it is asked for."""
+    """Parse a release's objects, sorted by kind and name, without hooks."""
     objects = [resource for resource in yaml.safe_load_all(manifest) if resource]
     installed = [resource for resource in objects if "helm.sh/hook" not in resource["metadata"].get("annotations", {})]
     return sorted(installed, key=lambda resource: (resource["kind"], resource["metadata"]["name"]))
 
 
 def _describe_failures(plan: DeploymentPlan) -> list[str]:
-    """The pods that did not come to answer, with the last lines of the first that wrote any."""
+    """List the pods that are not ready, with the log of the one that restarted most."""
     try:
         unready = [pod for pod in list_replicas(plan) if pod.state != READY]
     except Unavailable as error:
-        return [f"why cannot be asked: {error}"]
+        return [f"pods cannot be listed: {error}"]
     lines = [
         f"  {pod.role}: {pod.name}: {pod.state}" + (f", {pod.restarts} restarts" if pod.restarts else "")
         for pod in unready
@@ -432,11 +429,11 @@ def _describe_failures(plan: DeploymentPlan) -> list[str]:
 
 
 def _read_pod_log(plan: DeploymentPlan, pod: str) -> str:
-    """The last lines that a pod wrote."""
+    """Read the last lines of a pod's log."""
     try:
         return _run_query(plan, [*_build_kubectl_command("logs", plan), pod, f"--tail={_LAST_LINES}"]).rstrip()
     except Unavailable as error:
-        return f"its log cannot be read: {error}"
+        return f"log cannot be read: {error}"
 
 
 def _parse_pod(pod: dict[str, Any]) -> ReplicaStatus:
@@ -461,10 +458,10 @@ def _require_tools(*tools: str) -> None:
 
 
 def _run_query(plan: DeploymentPlan, command: Sequence[str], stdin: str = "") -> str:
-    """What a command prints, being told something on its standard input.
+    """Run a command and return its output.
 
     Raises:
-        Unavailable: it failed or did not answer; carries what it said.
+        Unavailable: it failed or timed out; with its message.
     """
     try:
         result = subprocess.run(

@@ -1,6 +1,6 @@
-"""Versions side by side on EKS: a route before releases, which shares requests between them by weight.
+"""Traffic shares between releases on EKS: a route splits requests by weight.
 
-The route is a release of the same chart with no process of its own, so that Helm keeps its history and goes back in it.
+The route is a release of the same chart without processes, so that Helm keeps its history and can roll back.
 """
 
 from __future__ import annotations
@@ -21,40 +21,40 @@ _HELM_TIMEOUT_S = 120
 
 
 def parse_shares(arguments: list[str]) -> dict[str, int]:
-    """Weights by release, as `mine=90 mine-v2=10` says them.
+    """Parse weights by release, such as `mine=90 mine-v2=10`.
 
     Raises:
-        InputError: a word is no NAME=WEIGHT, or nothing would be served.
+        InputError: an argument is not NAME=WEIGHT, or all weights are 0.
     """
     weights: dict[str, int] = {}
     for argument in arguments:
         name, separator, weight = argument.partition("=")
         if not (name and separator and weight.isdigit() and int(weight) <= 1_000_000):
-            reason = "it is no deployment and its weight"
+            reason = "it is not a deployment and its weight"
             raise InputError(f"SHARE: now {argument!r}: {reason}. Fix: NAME=WEIGHT, such as mine-v2=10.")
         if name in weights:
-            raise InputError(f"SHARE: now {argument!r}: {name} has its weight already. Fix: each deployment once.")
+            raise InputError(f"SHARE: now {argument!r}: {name} is listed twice. Fix: each deployment once.")
         weights[name] = int(weight)
     if not any(weights.values()):
-        raise InputError("SHARE: no deployment would get a request. Fix: a weight above 0, such as mine=100.")
+        raise InputError("SHARE: all weights are 0. Fix: a weight above 0, such as mine=100.")
     return weights
 
 
 def shift(route: str, weights: Mapping[str, int], *, gateway: str, folder: Path, log: Path) -> None:
-    """Shares the requests of `route` as `wanted` says, by weight.
+    """Split the requests of a route by weight.
 
     Args:
-        gateway: NAMESPACE/NAME of the Gateway that carries the route.
-        folder: where its values are written for people to read.
+        gateway: NAMESPACE/NAME of the route's Gateway.
+        folder: directory of the rendered values.
 
     Raises:
-        InputError: `gateway` is none.
+        InputError: `gateway` is not NAMESPACE/NAME.
         Unavailable: helm is missing.
-        CommandFailed: the cluster refuses it, or does not answer.
+        CommandFailed: the cluster rejects it, or does not respond.
     """
     namespace, separator, name = gateway.partition("/")
     if not (namespace and separator and name):
-        raise InputError(f"--gateway: now {gateway!r}: it is no Gateway. Fix: NAMESPACE/NAME, such as gateway/edge.")
+        raise InputError(f"--gateway: now {gateway!r}: it is not a Gateway. Fix: NAMESPACE/NAME, such as gateway/edge.")
     addons.require_tools({"helm": addons.TOOLS["helm"]})
     backends = [
         {"release": release, "port": processes.ROUTER_PORT, "weight": weight} for release, weight in weights.items()
@@ -68,11 +68,11 @@ def shift(route: str, weights: Mapping[str, int], *, gateway: str, folder: Path,
 
 
 def roll_back(route: str, log: Path) -> None:
-    """The shares before the last ones.
+    """Return to the previous shares.
 
     Raises:
         Unavailable: helm is missing.
-        CommandFailed: there is no earlier one, or the cluster does not answer.
+        CommandFailed: there are no previous shares, or the cluster does not respond.
     """
     addons.require_tools({"helm": addons.TOOLS["helm"]})
     console.run(["helm", "rollback", route, "--namespace", names.SERVING_NAMESPACE], log=log, timeout_s=_HELM_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""What the targets on AWS share: planning with the fleet's account, adapters checked in S3, a tunnel for validations."""
+"""What the targets on AWS share: the fleet's account, adapters checked in S3, a tunnel for validations."""
 
 from __future__ import annotations
 
