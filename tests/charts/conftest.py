@@ -1,4 +1,4 @@
-"""The real Helm on the chart, and the schemas that its objects are held against."""
+"""The real Helm on the chart, and the schemas of its objects."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def build_namespace(name: str, **labels: str) -> list[dict[str, Any]]:
 
 
 def validate(cluster: ControlPlane, manifests: Sequence[Object], target_namespace: str) -> list[str]:
-    """What the API server has against objects, were they made in a namespace."""
+    """Return the API server's errors for objects in a namespace, in a dry run."""
     assert manifests
     return cluster.find_errors(
         [{**manifest, "metadata": {**manifest["metadata"], "namespace": target_namespace}} for manifest in manifests]

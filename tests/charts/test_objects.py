@@ -500,17 +500,17 @@ def test_a_route_of_its_own_leads_to_the_release(render_chart: Render) -> None:
     assert route["rules"][0]["backendRefs"] == [{"name": "mine", "port": 8000}]
 
 
-# What Helm says after an installation. It is told nowhere without a cluster, so a changed copy puts it into an object.
+# The notes after an installation. Helm renders them only with a cluster, so a changed copy puts them into an object.
 
 
 def render_notes(rendered: Render, values: Mapping[str, Any], folder: Path) -> str:
-    chart = folder / "told"
+    chart = folder / "notes"
     shutil.copytree(CHART, chart)
     text = (chart / "templates" / "NOTES.txt").read_text()
     (chart / "templates" / "_notes.tpl").write_text('{{- define "notes" -}}' + text + "{{- end -}}")
-    template = 'apiVersion: v1\nkind: Told\nmetadata: {name: told}\nsaid: {{ include "notes" . | quote }}\n'
-    (chart / "templates" / "told.yaml").write_text(template)
-    return str(filter_by_kind(rendered(values, chart), "Told")[0]["said"])
+    template = 'apiVersion: v1\nkind: Notes\nmetadata: {name: notes}\ntext: {{ include "notes" . | quote }}\n'
+    (chart / "templates" / "notes.yaml").write_text(template)
+    return str(filter_by_kind(rendered(values, chart), "Notes")[0]["text"])
 
 
 def test_the_notes_list_what_runs_and_how_to_test_it(render_chart: Render, preset: Preset, tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_every_key_is_described_in_the_schema() -> None:
         name for name, subschema in ALL_PROPERTIES if not subschema.get("description") and set(subschema) != {"$ref"}
     ]
     assert len(ALL_PROPERTIES) > 100
-    # What a reference alone says is said where it leads.
+    # A reference is described at its target.
     assert [name for name in undocumented if name != "global"] == []
 
 
@@ -87,7 +87,7 @@ def test_no_object_takes_a_key_that_it_does_not_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         (build_release(replcas=2), "at '/roles/worker': additional properties 'replcas' not allowed"),
         (build_release(replicas="2"), "at '/roles/worker/replicas': got string, want integer"),
@@ -119,9 +119,9 @@ def test_no_object_takes_a_key_that_it_does_not_name() -> None:
     ],
 )
 def test_a_wrong_type_or_an_unknown_key_is_refused_with_its_place(
-    get_helm_error: HelmErrorGetter, values: dict[str, Any], said: str
+    get_helm_error: HelmErrorGetter, values: dict[str, Any], message: str
 ) -> None:
-    assert said in get_helm_error(values)
+    assert message in get_helm_error(values)
 
 
 # What the schema cannot say, in the chart's own words.
@@ -132,7 +132,7 @@ MONITORED = {"monitoring": {"podMonitors": True}}
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         (
             build_release(image="vllm/vllm-openai:latest"),
@@ -240,9 +240,9 @@ MONITORED = {"monitoring": {"podMonitors": True}}
     ],
 )
 def test_invalid_combinations_are_refused_with_a_fix(
-    get_helm_error: HelmErrorGetter, values: dict[str, Any], said: str
+    get_helm_error: HelmErrorGetter, values: dict[str, Any], message: str
 ) -> None:
-    assert said in get_helm_error(values)
+    assert message in get_helm_error(values)
 
 
 def test_all_mistakes_are_reported_at_once(get_helm_error: HelmErrorGetter) -> None:

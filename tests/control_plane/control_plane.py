@@ -102,7 +102,7 @@ class ControlPlane:
         return result.stdout
 
     def find_errors(self, objects: Sequence[dict[str, Any]]) -> list[str]:
-        """What the API server has against objects, were they made, and its warnings; a line each."""
+        """Return the API server's errors and warnings for objects, in a dry run, one per line."""
         return [line for manifest in objects for line in self._validate(manifest)]
 
     def _validate(self, manifest: dict[str, Any]) -> list[str]:
@@ -173,7 +173,7 @@ def run(folder: Path, helm: str, backend_port: int) -> Iterator[ControlPlane]:
                 return True
             return False
 
-        # Nothing of it is kept, so nobody waits for an end in order.
+        # Its data is temporary: do not wait for a clean shutdown.
         exit_stack.callback(lambda: processes.stop_all(list(children.values()), grace_s=0.2))
         start(programs.ETCD, *_build_etcd_command(etcd, peer))
         token = _write_identities(folder)

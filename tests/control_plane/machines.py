@@ -1,4 +1,4 @@
-"""Machines that kwok plays, with what a kubelet on EKS would say of each: the scheduler places pods on nothing else."""
+"""Nodes simulated by kwok, with the status of a kubelet on EKS: the scheduler uses nothing else."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from llm_serving.workloads.serving.deployment import EFA_HUGE_PAGES
 from llm_serving.workloads.serving.placement import DEVICES
 
 _VM_OVERHEAD = 0.075
-"""Share of an instance type's memory that its machine does not see, as Karpenter assumes it (vmMemoryOverheadPercent)."""
+"""Share of an instance type's memory that its node lacks, as Karpenter assumes (vmMemoryOverheadPercent)."""
 
 
 def build_for_pool(fleet: Fleet, pool: str, count: int, name: str = "", **labels: str) -> list[dict[str, Any]]:
-    """Machines of a pool's first choice, in its zones by turns, called after the pool."""
+    """Build nodes of a pool's first choice, in its zones in turn, named after the pool."""
     group = next(
         entry for entry in resolve_all(fleet, instances.load()) if entry.pool == pool and entry.orchestrator == "eks"
     )
@@ -37,15 +37,15 @@ def build_for_pool(fleet: Fleet, pool: str, count: int, name: str = "", **labels
 
 
 def build_plain(name: str, **labels: str) -> dict[str, Any]:
-    """A machine without an accelerator, as the cluster's add-ons run on."""
+    """Build a node without accelerators, for the cluster's add-ons."""
     return build(name, labels, {"cpu": "7900m", "memory": "28Gi", "ephemeral-storage": "80Gi", "pods": "110"})
 
 
 def build(name: str, labels: Mapping[str, str], allocatable: Mapping[str, str], **spec: Any) -> dict[str, Any]:
-    """A machine.
+    """Build a node.
 
     Args:
-        allocatable: what pods may ask of it, in Kubernetes' quantities.
+        allocatable: resources for pods, as Kubernetes quantities.
         spec: further fields, such as taints.
     """
     return {
@@ -58,7 +58,7 @@ def build(name: str, labels: Mapping[str, str], allocatable: Mapping[str, str], 
 
 
 def build_for_type(row: Instance, count: int, name: str, **labels: str) -> list[dict[str, Any]]:
-    """Machines of a type in one zone, with all that the type has, kept free for what asks for accelerators."""
+    """Nodes of a type in one zone, with all of its resources, tainted for pods that request accelerators."""
     allocatable = compute_allocatable(
         row, efa=row.efa_interfaces > 0, disk=f"{row.nvme_gb}G" if row.nvme_gb else "500Gi"
     )

@@ -21,7 +21,7 @@ from llm_serving.settings.errors import InputError, Unavailable
 
 @pytest.fixture(scope="module")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny.make("tiny", tmp_path_factory.mktemp("made") / "tiny")
+    return make_tiny.make("tiny", tmp_path_factory.mktemp("model") / "tiny")
 
 
 def _compute_hashes(folder: Path) -> dict[str, str]:

@@ -97,7 +97,7 @@ def test_every_wrong_line_is_named_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "api", "said"),
+    ("text", "api", "message"),
     [
         ("", "chat", "it has no prompts"),
         ('{"messages": [{"role": "user", "content": "Hi"}]}', "completions", "takes a prompt"),
@@ -105,10 +105,10 @@ def test_every_wrong_line_is_named_at_once(tmp_path: Path) -> None:
         ('{"prompt": ""}', "chat", "is empty or not a string"),
     ],
 )
-def test_prompts_that_cannot_be_sent_are_refused(tmp_path: Path, text: str, api: str, said: str) -> None:
+def test_prompts_that_cannot_be_sent_are_refused(tmp_path: Path, text: str, api: str, message: str) -> None:
     file = tmp_path / "data.jsonl"
     file.write_text(text)
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         prompts.read_rows(file, api)
 
 

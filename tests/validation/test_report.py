@@ -266,7 +266,7 @@ def test_charts_are_well_formed_and_have_captions() -> None:
     svgs = [
         charts.render_distribution("a < b", values, latency, {"p95": 70.0, "p99": 100_000.0}),
         charts.render_dots("d", [(float(index), value) for index, value in enumerate(values)], [3.0], {"p95": 70.0}),
-        charts.render_steps("s", [1.0, 2.0], 0.5, "tokens/s", "said"),
+        charts.render_steps("s", [1.0, 2.0], 0.5, "tokens/s", "caption"),
         charts.render_distribution("one", [5.0], statistics.summarize_latency([5.0]), {}),
         charts.render_distribution("none", [], statistics.summarize_latency([]), {}),
     ]

@@ -197,15 +197,15 @@ failureThreshold: {{ int .probe.failureThreshold }}
 {{- end -}}
 
 {{- define "inference.resources" -}}
-{{- $wanted := .resources -}}
-{{- $both := dict "memory" $wanted.memory -}}
-{{- with $wanted.accelerator -}}
+{{- $resources := .resources -}}
+{{- $both := dict "memory" $resources.memory -}}
+{{- with $resources.accelerator -}}
 {{- if int .count -}}{{- $_ := set $both .name (int .count | toString) -}}{{- end -}}
 {{- end -}}
-{{- with int $wanted.efa -}}{{- $_ := set $both "vpc.amazonaws.com/efa" (toString .) -}}{{- end -}}
-{{- with $wanted.hugepages -}}{{- $_ := set $both "hugepages-2Mi" . -}}{{- end -}}
+{{- with int $resources.efa -}}{{- $_ := set $both "vpc.amazonaws.com/efa" (toString .) -}}{{- end -}}
+{{- with $resources.hugepages -}}{{- $_ := set $both "hugepages-2Mi" . -}}{{- end -}}
 requests:
-  cpu: {{ $wanted.cpu | quote }}
+  cpu: {{ $resources.cpu | quote }}
   ephemeral-storage: {{ .scratch }}
   {{- toYaml $both | nindent 2 }}
 limits:

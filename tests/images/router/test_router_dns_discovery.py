@@ -26,7 +26,7 @@ from tests import dns_discovery
 
 
 class Engine(ThreadingHTTPServer):
-    """Answers as a vLLM does whose name is its address; every request's body is kept."""
+    """Answers as vLLM with its address as its name, and records every request's body."""
 
     daemon_threads = True
     models: tuple[str, ...]
@@ -204,7 +204,7 @@ def test_prefill_and_decode_come_and_go_with_their_names(testbed: RouterTestbed)
     with testbed.run_router(*arguments, router=(*router, f"127.0.0.1:{discovery}", "--policy", "round_robin")) as url:
         wait_until_served(url, {B})
         body = testbed.engines[B].bodies[-1]
-        assert body["kv_transfer_params"]["remote_engine_id"] == A, "decode is told whose cache to take"
+        assert body["kv_transfer_params"]["remote_engine_id"] == A, "decode gets the id of the engine with the cache"
         testbed.write_dns(prefill=[A], decode=[B, C])
         wait_until_served(url, {B, C})
         testbed.write_dns(prefill=[A], decode=[C])
@@ -270,18 +270,18 @@ def test_the_program_exits_with_the_router(testbed: RouterTestbed) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--worker=a:1"], "the router's command is missing"),
         (["--worker=a:1", "--", "true"], "--worker needs --router"),
         (["--decode=a:1", "--", "true"], "--prefill and --decode need --discovery"),
     ],
 )
-def test_invalid_arguments_are_reported(arguments: list[str], said: str) -> None:
+def test_invalid_arguments_are_reported(arguments: list[str], message: str) -> None:
     command = [sys.executable, str(dns_discovery.FOLDER / "router_dns_discovery.py"), *arguments]
     result = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert result.returncode == 2
-    assert said in result.stderr
+    assert message in result.stderr
 
 
 def test_more_replicas_than_one_dns_answer_holds_are_all_registered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The last step of the image's build, before an ldd that says what it is told to."""
+"""The last step of the image's build, with a fake ldd."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_plugins_that_find_awss_libfabric_pass_without_nvidias_driver(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("output", "reason"),
     [
         ("libfabric.so.1 => not found\n", "libfabric.so.1 => not found"),
         (LDD_OUTPUT + "libhwloc.so.15 => not found\n", "libhwloc.so.15 => not found"),
@@ -38,11 +38,11 @@ def test_plugins_that_find_awss_libfabric_pass_without_nvidias_driver(tmp_path: 
         ("libm.so.6 => /lib/x86_64-linux-gnu/libm.so.6 (0x0)\n", "links to another libfabric"),
     ],
 )
-def test_a_plugin_that_would_leave_efa_unused_stops_the_build(tmp_path: Path, said: str, why: str) -> None:
-    for plugins in ((said, LDD_OUTPUT), (LDD_OUTPUT, said)):
+def test_a_plugin_that_would_leave_efa_unused_stops_the_build(tmp_path: Path, output: str, reason: str) -> None:
+    for plugins in ((output, LDD_OUTPUT), (LDD_OUTPUT, output)):
         result = _run_check(tmp_path, *plugins)
         assert result.returncode == 1
-        assert why in result.stderr
+        assert reason in result.stderr
 
 
 def test_a_missing_plugin_stops_the_build(tmp_path: Path) -> None:
