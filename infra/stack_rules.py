@@ -49,7 +49,7 @@ ACTIONS_WITHOUT_RESOURCE = (
 
 
 def validate_stacks(document: Document[Fleet], folders: Mapping[str, Path]) -> None:
-    """Lets synthesized stacks pass.
+    """Let synthesized stacks pass.
 
     Args:
         folders: each stack's folder, by its name.
@@ -92,7 +92,7 @@ def list_statements(stack: Stack) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def check_empty_structs(stack: Stack) -> Violations:
-    """Lists that hold a struct without a value: CDKTF makes that of a dict with snake_case keys, without a word."""
+    """List that hold a struct without a value: CDKTF makes that of a dict with snake_case keys, without a word."""
     return (f"{path.lstrip('.')} is empty" for path in _find_empty_structs(stack, ""))
 
 

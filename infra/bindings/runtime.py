@@ -27,7 +27,7 @@ _LAZY_EXPORTS = Path(__file__).with_name("lazy_exports.cjs")
 
 
 def start() -> None:
-    """Starts CDKTF's Node process, and puts the light package where the AWS bindings are imported from."""
+    """Start CDKTF's Node process, and puts the light package where the AWS bindings are imported from."""
     with _patch_environ(_build_node_settings()):
         # The import starts Node, which reads its settings from the environment, once.
         importlib.import_module("cdktf")

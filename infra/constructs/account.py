@@ -34,7 +34,7 @@ class Account:
 
 
 def read_account(stack: TerraformStack, fleet: Fleet) -> Account:
-    """Adds the data sources that tell account and partition; once a stack."""
+    """Add the data sources that tell account and partition; once a stack."""
     caller = aws.data_aws_caller_identity.DataAwsCallerIdentity(stack, "account")
     partition = aws.data_aws_partition.DataAwsPartition(stack, "partition")
     return Account(

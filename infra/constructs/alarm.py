@@ -23,7 +23,7 @@ def add_alarm(
     missing: str = "notBreaching",
     topic: str | None = None,
 ) -> aws.cloudwatch_metric_alarm.CloudwatchMetricAlarm:
-    """Adds an alarm, which rings after so many periods of `metric_query` in a row.
+    """Add an alarm, which rings after so many periods of `metric_query` in a row.
 
     Args:
         topic: ARN of the SNS topic that is told when it rings, and when that is over.

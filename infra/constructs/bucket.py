@@ -17,7 +17,7 @@ _ABANDONED_UPLOAD_DAYS = 7
 def add_bucket(
     stack: TerraformStack, name: str, *, bucket_name: str, key_arn: str, old_versions_days: int, expire_days: int = 0
 ) -> aws.s3_bucket.S3Bucket:
-    """Adds a bucket and everything that keeps it private.
+    """Add a bucket and everything that keeps it private.
 
     Args:
         old_versions_days: how long an overwritten or deleted object can be brought back.

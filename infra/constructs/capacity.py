@@ -22,7 +22,7 @@ from llm_serving.fleet.model import Fleet
 
 
 def add_capacity(stack: TerraformStack, fleet: Fleet, group: Group, *, account: Account) -> list[ITerraformDependable]:
-    """Adds what the group's machines are started in; returns what must be there before the first of them."""
+    """Add what the group's machines are started in; returns what must be there before the first of them."""
     placement_groups = _add_placement_group(stack, fleet, group)
     if group.purchase_option != "reservation":
         return placement_groups

@@ -38,7 +38,7 @@ class CapacityProviderContext(machines.MachineContext):
 def add_capacity_provider(
     stack: TerraformStack, context: CapacityProviderContext, group: Group
 ) -> aws.ecs_capacity_provider.EcsCapacityProvider:
-    """Adds the group's launch template, Auto Scaling group and capacity provider."""
+    """Add the group's launch template, Auto Scaling group and capacity provider."""
     template = machines.add_template(
         stack,
         context,
@@ -75,7 +75,7 @@ def add_association(
     pool_groups: Sequence[Sequence[Group]],
     providers: Sequence[Any],
 ) -> None:
-    """Hands the providers to the cluster. Tasks that name no strategy go to the first pool's first choice."""
+    """Hand the providers to the cluster. Tasks that name no strategy go to the first pool's first choice."""
     e = aws.ecs_cluster_capacity_providers
     default = groups.group_by_choice(pool_groups[0])[0]
     e.EcsClusterCapacityProviders(

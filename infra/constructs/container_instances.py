@@ -18,7 +18,7 @@ from llm_serving.fleet.model import Fleet
 def add_instance_profile(
     stack: TerraformStack, fleet: Fleet, *, account: Account
 ) -> aws.iam_instance_profile.IamInstanceProfile:
-    """Adds the machines' role and the instance profile that holds it.
+    """Add the machines' role and the instance profile that holds it.
 
     It is the agent's alone: images are pulled, logs shipped and weights read with roles of the tasks' own.
     """
@@ -77,7 +77,7 @@ def _build_statements(fleet: Fleet, account: Account) -> Iterator[Statement]:
 
 
 def add_security_group(stack: TerraformStack, fleet: Fleet, *, vpc_id: str) -> aws.security_group.SecurityGroup:
-    """Adds the machines' security group: nothing comes in, and HTTPS alone goes out.
+    """Add the machines' security group: nothing comes in, and HTTPS alone goes out.
 
     Tasks with network interfaces of their own (awsvpc) have groups of their own.
     """

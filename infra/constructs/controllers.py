@@ -27,7 +27,7 @@ _CLUSTER_TAG = "elbv2.k8s.aws/cluster"
 def add_load_balancer_role(
     stack: TerraformStack, fleet: Fleet, *, cluster: aws.eks_cluster.EksCluster, account: Account
 ) -> None:
-    """Adds the load balancer controller's role."""
+    """Add the load balancer controller's role."""
     _add_controller_role(
         stack,
         "load-balancers",
@@ -42,7 +42,7 @@ def add_load_balancer_role(
 def add_autoscaler_role(
     stack: TerraformStack, fleet: Fleet, *, cluster: aws.eks_cluster.EksCluster, account: Account
 ) -> None:
-    """Adds the cluster autoscaler's role; Karpenter sizes what it starts itself."""
+    """Add the cluster autoscaler's role; Karpenter sizes what it starts itself."""
     _add_controller_role(
         stack, "autoscaler", AUTOSCALER, fleet, cluster, account, _build_autoscaler_statements(fleet, account)
     )

@@ -29,7 +29,7 @@ class Cluster:
 
 
 def add_cluster(stack: TerraformStack, fleet: Fleet, *, account: Account, functions: Sequence[str] = ()) -> Cluster:
-    """Adds the cluster with its key, log groups and Service Connect namespace.
+    """Add the cluster with its key, log groups and Service Connect namespace.
 
     Args:
         functions: names of the Lambda functions whose logs the key encrypts as well.
@@ -76,7 +76,7 @@ def build_exec_log_group_name(fleet: Fleet) -> str:
 def add_peers_namespace(
     stack: TerraformStack, fleet: Fleet, *, vpc_id: str
 ) -> aws.service_discovery_private_dns_namespace.ServiceDiscoveryPrivateDnsNamespace:
-    """Adds the private DNS namespace of Cloud Map, for peers that must know each task's own address.
+    """Add the private DNS namespace of Cloud Map, for peers that must know each task's own address.
 
     Prefill and decode workers, or the ranks of one model: Service Connect's proxies would hide who is who.
     """

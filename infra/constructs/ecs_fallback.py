@@ -19,7 +19,7 @@ _TIMEOUT_S = 55
 
 
 def add_fallback(stack: TerraformStack, fleet: Fleet, *, key: aws.kms_key.KmsKey, account: Account) -> None:
-    """Adds the function and its two rules."""
+    """Add the function and its two rules."""
     fallback_function = add_function(
         stack,
         NAME,
@@ -69,7 +69,7 @@ def add_fallback(stack: TerraformStack, fleet: Fleet, *, key: aws.kms_key.KmsKey
 
 
 def _build_statements(fleet: Fleet, account: Account) -> list[Statement]:
-    """Reads this cluster, and changes services that are somebody's fallback: never a first choice.
+    """Read this cluster, and changes services that are somebody's fallback: never a first choice.
 
     Source: service authorization reference, "Amazon Elastic Container Service", 2026-11.
     """

@@ -33,7 +33,7 @@ def add(
     account: Account,
     system: aws.eks_node_group.EksNodeGroup | None,
 ) -> list[ITerraformDependable]:
-    """Adds the add-ons that nodes need to join, where `system` is None; else those that run on the system's nodes."""
+    """Add the add-ons that nodes need to join, where `system` is None; else those that run on the system's nodes."""
     permissions = _build_permissions(fleet, account)
     return [
         _add_eks_add_on(stack, fleet, row, permissions.get(row.name), cluster, account, system)

@@ -40,7 +40,7 @@ class Cluster:
 def add_cluster(
     stack: TerraformStack, fleet: Fleet, *, subnet_ids: Sequence[str], account: Account, functions: Sequence[str] = ()
 ) -> Cluster:
-    """Adds the cluster, its key, role, log group and access entries.
+    """Add the cluster, its key, role, log group and access entries.
 
     Args:
         functions: names of the Lambda functions whose logs the key encrypts as well.
@@ -154,7 +154,7 @@ def _add_admin(
 
 
 def _build_events_grant(account: Account) -> Statement:
-    """Lets EventBridge put messages into queues that the key encrypts.
+    """Let EventBridge put messages into queues that the key encrypts.
 
     Source: SQS developer guide, "Configuring KMS permissions for AWS services", 2026-11.
     """

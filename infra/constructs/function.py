@@ -49,7 +49,7 @@ def add_function(
     statements: Sequence[Statement],
     timeout_s: int,
 ) -> aws.lambda_function.LambdaFunction:
-    """Adds a function that runs the handler of one file.
+    """Add a function that runs the handler of one file.
 
     Calls may overlap, so a handler sets what must be and adds nothing up: no concurrency is reserved, since a new
     account has ten calls at once in all and may reserve none of them.
@@ -147,7 +147,7 @@ def _build_log_statement(account: Account, fleet: Fleet, name: str) -> Statement
 
 
 def _write_archive(stack: TerraformStack, source: Path) -> Archive:
-    """Writes the archive beside the stack; the same source gives the same bytes."""
+    """Write the archive beside the stack; the same source gives the same bytes."""
     folder = Path(App.of(stack).outdir) / "stacks" / stack.node.id
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{source.stem}.zip"

@@ -39,7 +39,7 @@ def add_karpenter(
     kms_key: aws.kms_key.KmsKey,
     account: Account,
 ) -> None:
-    """Adds the roles, the queue and its rules. Karpenter itself comes as a chart, its NodePools as manifests."""
+    """Add the roles, the queue and its rules. Karpenter itself comes as a chart, its NodePools as manifests."""
     node_iam_role = add_node_role(stack, names.KARPENTER_NODE_PURPOSE, fleet, account)
     # Made here and not by Karpenter, which then needs no right to make any.
     instance_profile = aws.iam_instance_profile.IamInstanceProfile(

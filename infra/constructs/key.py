@@ -21,7 +21,7 @@ def add_key(
     account: Account,
     grants: tuple[Statement, ...] = (),
 ) -> aws.kms_key.KmsKey:
-    """Adds a key and its alias.
+    """Add a key and its alias.
 
     Args:
         grants: statements for services that use the key without an IAM principal of the account.
@@ -39,7 +39,7 @@ def add_key(
 
 
 def _build_delegation(account: Account) -> Statement:
-    """Hands the key to IAM, as AWS's own default does: it grants nobody anything; without it a key can be lost.
+    """Hand the key to IAM, as AWS's own default does: it grants nobody anything; without it a key can be lost.
 
     Source: KMS developer guide, "Default key policy", 2026-11.
     """
@@ -53,7 +53,7 @@ def _build_delegation(account: Account) -> Statement:
 
 
 def build_log_group_grant(account: Account, group: str, sid: str = "LogGroup") -> Statement:
-    """Lets CloudWatch Logs encrypt this one log group; `sid` tells several of one key apart.
+    """Let CloudWatch Logs encrypt this one log group; `sid` tells several of one key apart.
 
     Source: CloudWatch Logs user guide, "Encrypt log data using KMS", 2026-11.
     """

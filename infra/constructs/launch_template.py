@@ -27,7 +27,7 @@ def add_launch_template(
     reservations_arn: str,
     depends_on: Sequence[ITerraformDependable] = (),
 ) -> aws.launch_template.LaunchTemplate:
-    """Adds the template.
+    """Add the template.
 
     Args:
         text: user data, in the clear, with Terraform's references and no tokens of CDKTF's.

@@ -44,7 +44,7 @@ def add_template(
     image_parameter: str,
     instance_profile_arn: str | None = None,
 ) -> aws.launch_template.LaunchTemplate:
-    """Adds the group's launch template, and before it the capacity that it names.
+    """Add the group's launch template, and before it the capacity that it names.
 
     Args:
         text: user data, in the clear, with Terraform's references and no tokens of CDKTF's.

@@ -14,7 +14,7 @@ from llm_serving.fleet.model import ExistingNetwork, Fleet
 
 
 def find_network(stack: TerraformStack, fleet: Fleet) -> Network:
-    """Adds the data sources that find the fleet's network; the network stack must be applied before."""
+    """Add the data sources that find the fleet's network; the network stack must be applied before."""
     if isinstance(fleet.network, ExistingNetwork):
         return find_existing_vpc(stack, fleet, fleet.network)
     vpc = aws.data_aws_vpc.DataAwsVpc(stack, "vpc", tags=names.build_vpc_tags(fleet))

@@ -42,7 +42,7 @@ class NodeGroupContext(machines.MachineContext):
 
 
 def add_node_role(stack: TerraformStack, name: str, fleet: Fleet, account: Account) -> aws.iam_role.IamRole:
-    """Adds a role for nodes; it can do nothing that a pod should do."""
+    """Add a role for nodes; it can do nothing that a pod should do."""
     return add_role(
         stack,
         name,
@@ -97,7 +97,7 @@ def _select_system_type(fleet: Fleet, catalogue: Catalogue) -> tuple[str, eks.Ar
 
 
 def add_node_group(stack: TerraformStack, context: NodeGroupContext, group: Group) -> aws.eks_node_group.EksNodeGroup:
-    """Adds a node group with its launch template, and the capacity that it stands in."""
+    """Add a node group with its launch template, and the capacity that it stands in."""
     template = machines.add_template(
         stack,
         context,

@@ -41,7 +41,7 @@ def add_repair_caps(
     key: aws.kms_key.KmsKey,
     account: Account,
 ) -> None:
-    """Adds the function, and a call of it for each group with its node group's resource."""
+    """Add the function, and a call of it for each group with its node group's resource."""
     cluster = names.format_cluster_name(fleet)
     repair_function = add_function(
         stack,

@@ -36,7 +36,7 @@ def add_association(
     service_account: str,
     role: aws.iam_role.IamRole,
 ) -> None:
-    """Adds the link from a service account to its role; the service account may come later."""
+    """Add the link from a service account to its role; the service account may come later."""
     aws.eks_pod_identity_association.EksPodIdentityAssociation(
         stack,
         f"{name}-identity",

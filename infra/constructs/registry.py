@@ -14,7 +14,7 @@ _UNTAGGED_DAYS = 14
 def add_repository(
     stack: TerraformStack, name: str, *, repository_name: str, key_arn: str
 ) -> aws.ecr_repository.EcrRepository:
-    """Adds a repository for one image."""
+    """Add a repository for one image."""
     ecr = aws.ecr_repository
     repository = ecr.EcrRepository(
         stack,

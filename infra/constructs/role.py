@@ -23,7 +23,7 @@ def add_role(
     managed: Sequence[str] = (),
     statements: Sequence[Statement] = (),
 ) -> aws.iam_role.IamRole:
-    """Adds a role named FLEET-REGION-`name`: roles are the account's, so the region is in their names.
+    """Add a role named FLEET-REGION-`name`: roles are the account's, so the region is in their names.
 
     Args:
         name: at most 16 characters, for IAM takes 64 in all.

@@ -9,7 +9,7 @@ from infra.bindings.cdktf import TerraformStack
 def add_security_group(
     stack: TerraformStack, construct_id: str, *, name: str, description: str, vpc_id: str
 ) -> aws.security_group.SecurityGroup:
-    """Adds the group, known in AWS by `name`."""
+    """Add the group, known in AWS by `name`."""
     return aws.security_group.SecurityGroup(
         stack, construct_id, name=name, description=description, vpc_id=vpc_id, tags={"Name": name}
     )

@@ -61,7 +61,7 @@ def add_definition(
     logs: LogDestination,
     stream: MetricStream,
 ) -> aws.ecs_task_definition.EcsTaskDefinition:
-    """Adds the task definition of a service."""
+    """Add the task definition of a service."""
     containers = build_containers(service, logs, stream)
     task_definition = aws.ecs_task_definition
     on_fargate = service.pool is None
@@ -88,7 +88,7 @@ def add_definition(
 def add_test_request_definition(
     stack: TerraformStack, service: Service, *, family: str, url: str, roles: TaskRoles, logs: LogDestination
 ) -> aws.ecs_task_definition.EcsTaskDefinition:
-    """Adds the task definition of one question to the deployment, asked as a client in the VPC would.
+    """Add the task definition of one question to the deployment, asked as a client in the VPC would.
 
     Args:
         service: the router.

@@ -29,7 +29,7 @@ class TaskSecurityGroups:
 def add_security_groups(
     stack: TerraformStack, fleet: Fleet, serving: EcsDeployment, *, vpc_id: str, vpc_cidr: str
 ) -> TaskSecurityGroups:
-    """Adds the security groups: the VPC reaches the router, it the engines, they each other where they must."""
+    """Add the security groups: the VPC reaches the router, it the engines, they each other where they must."""
     security_groups = TaskSecurityGroups(
         *(
             add_security_group(
@@ -159,7 +159,7 @@ def select_registered_services(serving: EcsDeployment) -> tuple[Service, ...]:
 def add_discovery_service(
     stack: TerraformStack, serving: EcsDeployment, service: Service, *, namespace_id: str
 ) -> aws.service_discovery_service.ServiceDiscoveryService:
-    """Adds the service's name in the fleet's private DNS namespace: an address for each task.
+    """Add the service's name in the fleet's private DNS namespace: an address for each task.
 
     Without a health check of Cloud Map's: the machines of a replica must find each other before the first answer, and
     the router asks each address by itself.

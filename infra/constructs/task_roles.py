@@ -33,7 +33,7 @@ def add_execution_role(
     account: Account,
     log_group: aws.cloudwatch_log_group.CloudwatchLogGroup,
 ) -> aws.iam_role.IamRole:
-    """Adds the role by which ECS pulls images and ships logs.
+    """Add the role by which ECS pulls images and ships logs.
 
     Source: ECS developer guide, "Amazon ECS task execution IAM role", 2026-11; narrower than AWS's own policy.
     """
@@ -73,7 +73,7 @@ def add_engine_role(
     cluster_key: str,
     storage_key: str,
 ) -> aws.iam_role.IamRole:
-    """Adds the role that engines act as: they read their models, write their metrics, and may be looked into."""
+    """Add the role that engines act as: they read their models, write their metrics, and may be looked into."""
     return add_role(
         stack,
         names.format_deployment_purpose(serving.name, "read"),
@@ -97,7 +97,7 @@ def add_router_role(
     metrics: aws.cloudwatch_log_group.CloudwatchLogGroup,
     cluster_key: str,
 ) -> aws.iam_role.IamRole:
-    """Adds the role that the router acts as."""
+    """Add the role that the router acts as."""
     return add_role(
         stack,
         names.format_deployment_purpose(serving.name, "route"),

@@ -51,7 +51,7 @@ def add_scaling(
     stream: MetricStream,
     ecs_service: aws.ecs_service.EcsService,
 ) -> None:
-    """Adds the scaling of a role's first choice; the fallback moves what finds no machine there."""
+    """Add the scaling of a role's first choice; the fallback moves what finds no machine there."""
     assert service.scale
     target_settings: _ScalableTarget = {
         "service_namespace": "ecs",
@@ -281,7 +281,7 @@ def _add_step_policy(
     count: int,
     **bounds: str,
 ) -> str:
-    """Adds a policy that sets the count, and returns what an alarm names it by.
+    """Add a policy that sets the count, and returns what an alarm names it by.
 
     A count that is set is the same however often it is asked for, while the first replica takes its minutes to come.
     """

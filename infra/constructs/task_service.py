@@ -36,7 +36,7 @@ def add_services(
     registry: aws.service_discovery_service.ServiceDiscoveryService | None,
     dependencies: Sequence[ITerraformDependable],
 ) -> list[aws.ecs_service.EcsService]:
-    """Adds an ECS service for each choice; the first one has the tasks, the others take those that find no machine."""
+    """Add an ECS service for each choice; the first one has the tasks, the others take those that find no machine."""
     pool_choices = list_choices(context.fleet, service)
     ecs_services = []
     for choice in pool_choices:

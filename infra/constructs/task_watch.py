@@ -32,7 +32,7 @@ def build_errors_alarm_name(serving: EcsDeployment, fleet: Fleet) -> str:
 def add_errors_alarm(
     stack: TerraformStack, fleet: Fleet, serving: EcsDeployment, stream: MetricStream
 ) -> aws.cloudwatch_metric_alarm.CloudwatchMetricAlarm:
-    """Adds the alarm on the share of requests that the router answers with an error."""
+    """Add the alarm on the share of requests that the router answers with an error."""
     router = serving.router
     # What finds no engine at all is an error, and no request of any.
     share = "FILL(errors, 0) / (FILL(requests, 0) + FILL(errors, 0) + 0.001)"
@@ -68,7 +68,7 @@ def add_errors_alarm(
 def add_queue_alarm(
     stack: TerraformStack, fleet: Fleet, serving: EcsDeployment, stream: MetricStream, service: Service
 ) -> None:
-    """Adds the alarm on requests that wait longer than scaling takes to help."""
+    """Add the alarm on requests that wait longer than scaling takes to help."""
     queue_length = (
         service.scale.target if service.scale and service.scale.metric == "queue" else _DEFAULT_QUEUE_LIMIT / 4
     )
@@ -87,7 +87,7 @@ def add_queue_alarm(
 def add_running_alarm(
     stack: TerraformStack, fleet: Fleet, serving: EcsDeployment, service: Service, ecs_names: Sequence[str]
 ) -> None:
-    """Adds the alarm on tasks that are missing: they do not start, or are ended for not answering."""
+    """Add the alarm on tasks that are missing: they do not start, or are ended for not answering."""
     queries = [
         alarm.build_metric_query(
             f"choice{number}",

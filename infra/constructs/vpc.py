@@ -24,7 +24,7 @@ class Network:
 
 
 def add_vpc(stack: TerraformStack, fleet: Fleet, network: NewNetwork, account: Account) -> Network:
-    """Adds a VPC with a private subnet a zone. Nothing in it has a public address but the NAT gateways."""
+    """Add a VPC with a private subnet a zone. Nothing in it has a public address but the NAT gateways."""
     vpc = aws.vpc.Vpc(
         stack,
         "vpc",
@@ -173,7 +173,7 @@ def _add_interface_endpoints(
 
 
 def find_existing_vpc(stack: TerraformStack, fleet: Fleet, network: ExistingNetwork) -> Network:
-    """Reads a VPC that is there; adds nothing to it.
+    """Read a VPC that is there; adds nothing to it.
 
     Its owner provides the endpoints too, the S3 gateway endpoint above all: a second interface endpoint for a service
     collides with the first one's private DNS name, and routes of tables that are not ours are not ours to change.

@@ -51,7 +51,7 @@ class Choice:
 
 
 def handler(event: Mapping[str, Any], _context: Any = None) -> list[dict[str, Any]]:
-    """Moves the counts of all roles; returns what was changed.
+    """Move the counts of all roles; returns what was changed.
 
     Raises:
         ClientError: AWS refused something of one role; the others were moved all the same.

@@ -15,7 +15,7 @@ import boto3
 
 
 def handler(event: Mapping[str, Any], _context: Any = None) -> dict[str, Any]:
-    """Sets the cap; returns it, and whether it was changed. Called again it changes nothing."""
+    """Set the cap; returns it, and whether it was changed. Called again it changes nothing."""
     eks = boto3.client("eks")
     identifiers = {"clusterName": event["cluster"], "nodegroupName": event["group"]}
     current = eks.describe_nodegroup(**identifiers)["nodegroup"].get("nodeRepairConfig", {})

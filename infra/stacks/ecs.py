@@ -25,7 +25,7 @@ def is_enabled(fleet: Fleet) -> bool:
 
 
 def add(app: App, document: Document[Fleet]) -> None:
-    """Adds the stack to the app. Outputs: cluster_name, namespaces (service_connect, peers: ids or ARNs), strategies
+    """Add the stack to the app. Outputs: cluster_name, namespaces (service_connect, peers: ids or ARNs), strategies
     (by pool, by service in the order to fall back in: capacity providers with their weights).
     """
     fleet, catalogue = document.value, instances.load()

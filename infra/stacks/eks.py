@@ -26,7 +26,7 @@ def is_enabled(fleet: Fleet) -> bool:
 
 
 def add(app: App, document: Document[Fleet]) -> None:
-    """Adds the stack to the app. Outputs: cluster_name, cluster_endpoint, kubernetes_version, end_of_standard_support,
+    """Add the stack to the app. Outputs: cluster_name, cluster_endpoint, kubernetes_version, end_of_standard_support,
     node_groups (names).
     """
     fleet, catalogue = document.value, instances.load()

@@ -20,7 +20,7 @@ def is_enabled(_fleet: Fleet) -> bool:
 
 
 def add(app: App, document: Document[Fleet]) -> None:
-    """Adds the stack to the app. Outputs: vpc_id, private_subnet_ids (by zone)."""
+    """Add the stack to the app. Outputs: vpc_id, private_subnet_ids (by zone)."""
     fleet = document.value
     stack = base.create_stack(app, NAME, document)
     if isinstance(fleet.network, ExistingNetwork):

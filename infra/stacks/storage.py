@@ -22,7 +22,7 @@ def is_enabled(_fleet: Fleet) -> bool:
 
 
 def add(app: App, document: Document[Fleet]) -> None:
-    """Adds the stack to the app. Outputs: model_bucket, results_bucket, kms_key_arn, repositories (URL by name)."""
+    """Add the stack to the app. Outputs: model_bucket, results_bucket, kms_key_arn, repositories (URL by name)."""
     fleet = document.value
     storage = fleet.storage
     stack = base.create_stack(app, NAME, document)

@@ -25,7 +25,7 @@ def list_rows(name: str) -> list[str]:
     return [step.add_on.name for step in add_ons.select_add_ons(load_example(name), instances.load())]
 
 
-def test_every_row_is_pinned_names_its_source_and_asks_for_something_there_is() -> None:
+def test_every_row_is_pinned_has_a_source_and_a_known_condition() -> None:
     words = {*add_ons.CONDITIONS, *AddOns.model_fields}
     for row in add_ons.load_add_ons():
         assert set(row.when.split(" and ")) <= words, row.name
@@ -42,7 +42,7 @@ def test_each_add_on_line_turns_something_on_or_waits_for_what_it_belongs_to(add
     assert any(add_on in row.when for row in add_ons.load_add_ons())
 
 
-def test_a_fleet_runs_what_its_machines_and_add_ons_ask_for() -> None:
+def test_a_fleet_installs_the_charts_that_its_pools_and_add_ons_need() -> None:
     assert list_rows("p5-efa") == [
         "kube-prometheus-stack",
         "nvidia-device-plugin",
@@ -114,7 +114,7 @@ def find_leaves(value: object) -> list[str]:
     return [str(value)]
 
 
-def test_a_name_that_nobody_knows_is_no_value() -> None:
+def test_an_unknown_name_is_not_a_value() -> None:
     with pytest.raises(KeyError):
         add_ons.fill_values({"a": ["{nobody}"]}, {"cluster": "demo"})
 

@@ -52,7 +52,7 @@ def file(tmp_path: Path) -> Path:
 
 @settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_any_change_is_understood_or_refused_at_a_place_in_the_file(data: st.DataObject, file: Path) -> None:
+def test_any_change_is_accepted_or_refused_at_a_position_in_the_file(data: st.DataObject, file: Path) -> None:
     kind, original = data.draw(st.sampled_from(FILES))
     mutated = copy.deepcopy(original)
     for _ in range(data.draw(st.integers(1, 4))):

@@ -81,7 +81,7 @@ def test_warm_machines_hold_their_addresses(tmp_path: Path) -> None:
     ).subnets[0].needed == 4 * (1 + 1)
 
 
-def test_a_vpc_that_is_there_has_sizes_that_only_the_account_knows(tmp_path: Path) -> None:
+def test_subnet_sizes_of_an_existing_vpc_are_unknown(tmp_path: Path) -> None:
     ids = ", ".join(f"subnet-0123456{digit}" for digit in range(3))
     head = HEAD + f"network: {{vpc: vpc-01234567, private_subnets: [{ids}]}}\n"
     fleet_capacity = _compute_capacity(tmp_path, "  aa: {types: g6e.48xlarge, size: 0..3000}\n", head)
@@ -187,7 +187,7 @@ def test_no_two_subnets_overlap_and_all_lie_within_the_vpc(fleet: Fleet) -> None
 
 @settings(max_examples=80, deadline=None, suppress_health_check=SUPPRESSED_CHECKS)
 @given(strategies.fleets())
-def test_a_fleet_that_is_not_refused_keeps_within_what_nobody_can_raise(fleet: Fleet) -> None:
+def test_an_accepted_fleet_stays_within_fixed_limits(fleet: Fleet) -> None:
     catalogue = instances.load()
     if checks.find_mistakes(strategies.build_document(fleet), catalogue):
         return

@@ -93,7 +93,7 @@ def test_a_zone_may_lack_some_of_the_types_as_long_as_it_offers_one(tmp_path: Pa
     assert _check(tmp_path, text) == []
 
 
-def test_nothing_is_claimed_about_a_region_that_the_catalogue_was_not_told_of(tmp_path: Path) -> None:
+def test_a_region_missing_from_the_catalogue_is_not_checked(tmp_path: Path) -> None:
     text = (
         "name: demo\nregion: eu-nowhere-9\nzones: eu-nowhere-9a\npools:\n  aa:\n    types: p5e.48xlarge\n    size: 1\n"
     )
@@ -138,19 +138,19 @@ def test_types_of_one_kind_may_stand_in_for_one_another(tmp_path: Path) -> None:
     assert _check(tmp_path, text) == []
 
 
-def test_a_capacity_block_of_a_type_that_is_not_sold_so_is_refused(tmp_path: Path) -> None:
+def test_a_capacity_block_of_a_type_without_capacity_blocks_is_refused(tmp_path: Path) -> None:
     text = f"{HEAD}pools:\n  aa:\n    types: g6e.48xlarge\n    zones: us-west-2a\n    buy: {BLOCK}\n    size: 2\n"
     assert _get_only_mistake(_check(tmp_path, text)) == (
         "fleet.yaml:8:10: pools.aa.buy: now {capacity-block: cr-0123456789abcdef0}: EC2 does not sell g6e.48xlarge by Capacity Block. Fix: buy: [on-demand, spot], or a type that is sold this way, such as trn1.32xlarge, trn2.3xlarge, trn2.48xlarge."
     )
 
 
-def test_a_capacity_block_of_a_type_that_is_sold_so_is_taken(tmp_path: Path) -> None:
+def test_a_capacity_block_of_a_supported_type_is_accepted(tmp_path: Path) -> None:
     text = f"{HEAD}pools:\n  aa:\n    types: p5.48xlarge\n    zones: us-west-2a\n    buy: {BLOCK}\n    size: 2\n"
     assert _check(tmp_path, text) == []
 
 
-def test_spot_of_a_type_that_is_not_sold_so_is_refused(tmp_path: Path) -> None:
+def test_spot_of_a_type_without_spot_is_refused(tmp_path: Path) -> None:
     text = f"{HEAD}pools:\n  aa:\n    types: p5.48xlarge\n    buy: [on-demand, spot]\n    size: 2\n"
     instance = instances.find("p5.48xlarge").model_copy(update={"purchase": ("on-demand",)})
     assert _get_only_mistake(_check(tmp_path, text, {"p5.48xlarge": instance})) == (
@@ -182,7 +182,7 @@ def test_a_sum_over_the_limit_says_which_prices_are_missing_from_it(tmp_path: Pa
     )
 
 
-def test_a_limit_that_cannot_be_added_up_is_refused_and_not_silently_passed(tmp_path: Path) -> None:
+def test_a_limit_without_known_prices_is_refused(tmp_path: Path) -> None:
     text = "name: demo\nregion: eu-central-1\nzones: eu-central-1b\nspend_limit: 5 USD/h\n"
     text += "pools:\n  aa:\n    types: g6.xlarge\n    size: 0..90\n"
     assert _get_only_mistake(_check(tmp_path, text)) == (
@@ -207,7 +207,7 @@ def test_the_spend_limit_leaves_alone_what_costs_no_more(tmp_path: Path, limit: 
     assert _check(tmp_path, f"{HEAD}{limit}pools:\n  aa:\n    {pool}\n") == []
 
 
-def test_all_that_is_wrong_comes_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_together_in_file_order(tmp_path: Path) -> None:
     text = (
         f"{HEAD}spend_limit: 1 USD/h\npools:\n"
         "  aa:\n    types: [g6e.xlarge, inf2.xlarge, h100.large]\n    zones: us-west-2a\n    size: 1\n    efa: true\n"

@@ -21,7 +21,7 @@ def _build_fleet(**pools: dict[str, Any]) -> Fleet:
     return Fleet(name="demo", region="us-east-1", zones=("us-east-1a",), pools=pools)
 
 
-def test_the_least_is_the_cheapest_type_and_the_most_the_dearest() -> None:
+def test_the_minimum_uses_the_cheapest_type_and_the_maximum_the_dearest() -> None:
     costs = cost.estimate(_build_fleet(aa={"types": ["g6e.48xlarge", "g6e.xlarge"], "size": "2..3"}), CATALOGUE)
     assert costs.min_usd_h == pytest.approx(2 * 1.861)
     assert costs.max_usd_h == pytest.approx(3 * 30.13118)
@@ -72,7 +72,7 @@ _pools = st.dictionaries(
 
 
 @given(_pools)
-def test_the_least_never_exceeds_the_most_and_pools_add_up(pools: dict[str, Any]) -> None:
+def test_the_minimum_never_exceeds_the_maximum_and_pools_add_up(pools: dict[str, Any]) -> None:
     costs = cost.estimate(_build_fleet(**pools), CATALOGUE)
     assert 0 <= costs.min_usd_h <= costs.max_usd_h
     single_costs = [cost.estimate(_build_fleet(**{name: pool}), CATALOGUE).max_usd_h for name, pool in pools.items()]
@@ -80,7 +80,7 @@ def test_the_least_never_exceeds_the_most_and_pools_add_up(pools: dict[str, Any]
 
 
 @given(_pools, st.sampled_from(PRICED))
-def test_one_more_type_to_fall_back_to_never_makes_the_most_less(pools: dict[str, Any], name: str) -> None:
+def test_one_more_fallback_type_never_lowers_the_maximum(pools: dict[str, Any], name: str) -> None:
     larger_pools = {key: {**pool, "types": list(dict.fromkeys([*pool["types"], name]))} for key, pool in pools.items()}
     assert (
         cost.estimate(_build_fleet(**larger_pools), CATALOGUE).max_usd_h

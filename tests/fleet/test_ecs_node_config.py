@@ -50,17 +50,17 @@ def test_images_that_are_there_are_not_asked_for_again_unless_the_pool_is_plain(
     assert build_settings(images=images).get("ECS_IMAGE_PULL_BEHAVIOR") == pull
 
 
-def test_spot_machines_drain_when_they_are_told_to_go() -> None:
+def test_spot_instances_drain_when_interrupted() -> None:
     assert build_settings(purchase_option="spot")["ECS_ENABLE_SPOT_INSTANCE_DRAINING"] == "true"
     assert "ECS_ENABLE_SPOT_INSTANCE_DRAINING" not in build_settings(purchase_option="on-demand")
 
 
-def test_a_warm_machine_joins_when_it_is_put_to_service() -> None:
+def test_a_warm_instance_joins_the_cluster_when_it_enters_service() -> None:
     assert build_settings(warm=1)["ECS_WARM_POOLS_CHECK"] == "true"
     assert "ECS_WARM_POOLS_CHECK" not in build_settings(warm=0)
 
 
-def test_a_task_cannot_take_the_machines_role() -> None:
+def test_a_task_cannot_assume_the_instance_role() -> None:
     assert build_settings()["ECS_AWSVPC_BLOCK_IMDS"] == "true"
 
 

@@ -23,7 +23,7 @@ def test_a_fleet_with_both_needs_both() -> None:
     assert list_services("both") == list_services("eks") | list_services("ecs")
 
 
-def test_every_row_says_why() -> None:
+def test_every_row_has_a_reason() -> None:
     assert all(len(row.reason) > 20 for row in endpoints.ENDPOINTS)
 
 

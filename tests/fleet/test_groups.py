@@ -41,7 +41,7 @@ def _summarize(machine_groups: tuple[Group, ...]) -> list[tuple[str, int, int, i
     return [(group.name, group.choice, group.min_size, group.max_size) for group in machine_groups]
 
 
-def test_g6e_on_eks_is_karpenters_over_all_zones_a_family_and_way_at_a_time(make_groups: GroupFactory) -> None:
+def test_g6e_on_eks_has_a_karpenter_node_pool_for_each_family_and_purchase_option(make_groups: GroupFactory) -> None:
     machine_groups = make_groups("types: [g6e.2xlarge, g6e.4xlarge, g6.4xlarge], buy: [spot, on-demand], size: 0..40")
     assert {group.kind for group in machine_groups} == {"karpenter"}
     assert _summarize(machine_groups) == [
@@ -70,7 +70,7 @@ def test_efa_on_eks_is_a_node_group_of_one_type_in_one_zone(make_groups: GroupFa
         ("types: g6e.2xlarge, size: 0..3, by: node-groups", "node-group"),
     ],
 )
-def test_who_starts_machines_on_eks_follows_from_the_pool(make_groups: GroupFactory, lines: str, kind: str) -> None:
+def test_the_pool_decides_between_karpenter_and_node_groups(make_groups: GroupFactory, lines: str, kind: str) -> None:
     assert {group.kind for group in make_groups(lines)} == {kind}
 
 
@@ -99,7 +99,7 @@ def test_fewer_machines_than_zones_stand_in_one_group_over_all_of_them(make_grou
     assert (group.zones, group.min_size, group.max_size) == (("us-west-2a", "us-west-2b", "us-west-2c"), 2, 2)
 
 
-def test_a_pool_of_no_machine_has_no_group(make_groups: GroupFactory) -> None:
+def test_a_pool_of_size_zero_has_no_group(make_groups: GroupFactory) -> None:
     assert make_groups("types: g6e.2xlarge, size: 0", "ecs") == ()
 
 

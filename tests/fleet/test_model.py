@@ -48,7 +48,7 @@ def test_the_shipped_fleet_is_right() -> None:
     assert all(value.get_zones(pool) for pool in value.pools.values())
 
 
-def test_what_is_left_out_has_its_default() -> None:
+def test_an_omitted_field_has_its_default() -> None:
     value = parse_fleet(VALID)
     assert isinstance(value.network, NewNetwork)
     assert (value.orchestrator, value.state, value.spend_limit, value.tags) == ("eks", "local", None, {})
@@ -58,7 +58,7 @@ def test_what_is_left_out_has_its_default() -> None:
     assert (pool.buy, pool.size, pool.efa, value.get_zones(pool)) == (("on-demand",), Bounds(0, 8), False, value.zones)
 
 
-def test_every_part_can_be_written() -> None:
+def test_every_part_of_the_fleet_can_be_serialized() -> None:
     value = parse_fleet(
         """\
 name: ads
@@ -207,11 +207,11 @@ RESERVATION_REASON = "a reservation holds instances of one"
         ("[]", ["fleet.yaml:1:1: now []: the file is not a mapping of keys to values. Fix: KEY: VALUE lines."]),
     ],
 )  # fmt: skip
-def test_each_mistake_has_its_place_its_reason_and_its_remedy(text: str, messages: list[str]) -> None:
+def test_each_mistake_has_a_position_a_reason_and_a_fix(text: str, messages: list[str]) -> None:
     assert list_errors(text) == messages
 
 
-def test_a_binary_file_a_huge_one_and_one_that_is_not_there_are_refused() -> None:
+def test_binary_huge_and_missing_files_are_refused() -> None:
     Path("fleet.yaml").write_bytes(b"\x7fELF\x02\x01\x01\0")
     with pytest.raises(InputError) as error:
         load(Path("fleet.yaml"), Fleet)
@@ -229,7 +229,7 @@ def test_a_binary_file_a_huge_one_and_one_that_is_not_there_are_refused() -> Non
     assert str(error.value) == "fleet.yaml:1:1: there is no such file. Fix: the path of a file that exists."
 
 
-def test_all_mistakes_of_the_file_come_at_once_contradictions_too() -> None:
+def test_all_mistakes_of_the_file_are_reported_together_conflicts_included() -> None:
     text = "name: D\nregoin: us-west-2\nzones: [us-west-2a, us-west-2a]\npools:\n  general: {types: [], size: 8..0}\n  p5: {types: p5.48xlarge, size: 1, zones: us-west-2z}\n"
     assert [message.split(": ")[0] for message in list_errors(text)] == [
         "fleet.yaml:1:7",

@@ -69,7 +69,7 @@ def test_karpenter_adds_what_is_left_out() -> None:
     assert spec == {"featureGates": {"FastImagePull": True}}
 
 
-def test_bottlerocket_is_told_the_same_in_its_own_words() -> None:
+def test_bottlerocket_gets_the_same_settings_as_toml() -> None:
     bottlerocket_group = replace(build_group(os="bottlerocket", disk="nvme"), labels={"fleet/pool": "general"})
     settings = tomllib.loads(user_data.render(bottlerocket_group, CLUSTER))["settings"]
     assert settings["kubernetes"]["cluster-name"] == "demo"

@@ -184,7 +184,7 @@ def _format_pool(lines: str, orchestrator: str = "eks") -> str:
         ),
     ],
 )
-def test_a_pool_that_cannot_be_is_refused_with_its_reason(
+def test_an_invalid_pool_is_refused_with_its_reason(
     tmp_path: Path, lines: str, orchestrator: str, message: str
 ) -> None:
     assert _get_error(tmp_path, _format_pool(lines, orchestrator)) == message
@@ -231,7 +231,7 @@ POOLS = "pools: {aa: {types: g6e.2xlarge, size: 1}}\n"
         ),
     ],
 )
-def test_a_cluster_setting_that_cannot_be_is_refused_with_its_reason(tmp_path: Path, lines: str, message: str) -> None:
+def test_an_invalid_cluster_setting_is_refused_with_its_reason(tmp_path: Path, lines: str, message: str) -> None:
     assert _get_error(tmp_path, f"{HEAD}{lines}{POOLS}") == message
 
 

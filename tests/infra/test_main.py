@@ -10,7 +10,7 @@ from llm_serving.cli import main as cli
 ROOT = Path(__file__).parents[2]
 
 
-def test_what_cdktf_runs_refuses_what_the_command_line_refuses(
+def test_cdktf_and_the_command_line_refuse_the_same_fleets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "fleet.yaml"

@@ -166,7 +166,7 @@ BROKEN: dict[Callable[[Stack], None], str] = {
 
 
 @pytest.mark.parametrize("change", BROKEN, ids=lambda change: change.__name__)
-def test_a_stack_that_is_broken_on_purpose_is_caught(
+def test_a_deliberately_broken_stack_is_reported(
     synth_folder: Path, stacks: Stacks, change: Callable[[Stack], None]
 ) -> None:
     stack = copy.deepcopy(stacks["ads-scale", "ecs"])
@@ -197,7 +197,7 @@ def open_security_group(stack: Stack) -> None:
     ],
     ids=["overlap", "outside", "open_door"],
 )
-def test_a_network_that_is_broken_on_purpose_is_caught(
+def test_a_deliberately_broken_network_is_reported(
     synth_folder: Path, stacks: Stacks, change: Callable[[Stack], None], line: str
 ) -> None:
     stack = copy.deepcopy(stacks["ads-scale", "network"])
@@ -215,7 +215,7 @@ def test_an_efa_node_group_in_a_second_zone_is_caught(synth_folder: Path, stacks
     ]
 
 
-def test_a_broken_stack_is_not_handed_on_and_the_file_is_not_blamed(synth_folder: Path, tmp_path: Path) -> None:
+def test_a_broken_stack_fails_and_the_message_does_not_blame_the_file(synth_folder: Path, tmp_path: Path) -> None:
     text = (synth_folder / "ads-scale/stacks/ecs/cdk.tf.json").read_text()
     (tmp_path / "cdk.tf.json").write_text(text.replace('"http_tokens": "required"', '"http_tokens": "optional"', 1))
     document = load(synth_folder / "ads-scale/fleet.yaml", Fleet)

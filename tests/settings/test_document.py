@@ -94,7 +94,7 @@ def list_errors(text: str) -> list[str]:
     return []
 
 
-def test_a_good_file_becomes_a_frozen_model_with_its_places() -> None:
+def test_a_valid_file_becomes_a_frozen_model_with_positions() -> None:
     Path("o.yaml").write_text(VALID + "main-crate: {least: 2}\nopen: on\n")
     document = load(Path("o.yaml"), Orchard)
     assert document.value.fruits == ("apple", "pear")
@@ -156,7 +156,7 @@ def test_each_kind_of_mistake_has_its_message(text: str, messages: list[str]) ->
     assert list_errors(text) == messages
 
 
-def test_all_mistakes_of_a_file_come_at_once_in_the_file_s_order() -> None:
+def test_all_mistakes_of_a_file_are_reported_together_in_file_order() -> None:
     text = "name: avalon\nname: camelot\nfruits: !!seq [avalon, B]\nwieght: 1\nkind:\ncrates:\n  plum: {least: 5, most: 4}\n  fig: {least: 0}\n"
     # Position and field; the whole message where it names no field.
     summaries = [re.findall(r"^\S+: \S+(?=: )|^.*", message)[0] for message in list_errors(text)]
@@ -171,7 +171,7 @@ def test_all_mistakes_of_a_file_come_at_once_in_the_file_s_order() -> None:
     ]
 
 
-def test_contradictions_between_right_fields_are_found_beside_wrong_ones() -> None:
+def test_conflicts_between_valid_fields_are_reported_beside_invalid_ones() -> None:
     assert list_errors("name: avalon\nfruits: [avalon]\nweight: -1\n") == [
         "o.yaml:2:10: fruits[0]: now 'avalon': it has the orchard's name. Fix: another fruit.",
         "o.yaml:3:9: weight: now -1: it is too small. Fix: a number above 0.",
@@ -183,7 +183,7 @@ def test_contradictions_between_right_fields_are_found_beside_wrong_ones() -> No
     ]
 
 
-def test_no_contradiction_is_seen_with_a_field_whose_value_is_not_known() -> None:
+def test_no_conflict_is_reported_with_an_invalid_field() -> None:
     # `least` would be more than the default of `most`, which is meant to be something else.
     assert list_errors(VALID + "main-crate: {least: 20, mots: 30}\n") == [
         "o.yaml:3:25: main-crate.mots: unknown key. Fix: most:."

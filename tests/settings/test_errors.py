@@ -17,7 +17,7 @@ def test_exit_codes_are_those_that_scripts_rely_on() -> None:
     assert (CheckFailed.exit_code, InputError.exit_code, Unavailable.exit_code) == (1, 2, 3)
 
 
-def test_a_mistake_starts_with_file_line_and_column_and_says_value_reason_and_remedy() -> None:
+def test_a_mistake_names_file_line_column_value_reason_and_fix() -> None:
     assert str(MISTAKE) == ("a.yaml:3:7: pools.general.size: now '8..0': the least is more than the most. Fix: 0..8.")
     assert str(OTHER) == "b.yaml:1:1: it is empty. Fix: something."
 
@@ -56,7 +56,7 @@ def raise_mistakes(*parts: Mistake | str) -> Callable[[], int]:
     return ask
 
 
-def test_mistakes_of_several_questions_are_told_at_once_and_each_of_them_once() -> None:
+def test_mistakes_of_several_checks_are_reported_together_each_once() -> None:
     gather = ErrorCollector()
     assert gather(lambda: 1) == 1
     gather.raise_if_any()

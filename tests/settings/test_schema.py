@@ -139,7 +139,7 @@ def test_every_field_has_a_sentence_and_every_shorthand_an_example_that_it_takes
 
 
 @KINDS
-def test_keys_stand_in_the_schema_as_they_stand_in_the_file(kind: type[Settings]) -> None:
+def test_keys_in_the_schema_are_spelled_as_in_the_file(kind: type[Settings]) -> None:
     names = {key_path.rpartition(".")[2] for key_path, _ in walk_fields(SCHEMAS[kind])}
     assert ("capacity-block" in names) == (kind is Fleet)
     assert "capacity_block" not in names

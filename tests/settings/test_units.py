@@ -126,7 +126,7 @@ def test_a_shorthand_becomes_a_plain_number(kind: str, value: Any, expected: Any
         ("Days", "0d", "it is not from 1d up to 3653d. Fix: a number of days such as 30d."),
     ],
 )
-def test_a_refusal_says_why_and_what_to_write(kind: str, value: Any, message: str) -> None:
+def test_a_refusal_has_a_reason_and_a_fix(kind: str, value: Any, message: str) -> None:
     assert get_refusal(kind, value) == message
 
 
@@ -211,7 +211,7 @@ def test_an_editor_that_follows_the_schema_never_meets_a_text_of_the_wrong_form(
 @given(
     text=st.text(max_size=12) | st.from_regex(r"[0-9]{0,14}[.0-9]{0,5} ?(k|m|%|/s|s|d|Gi| USD/h)?\n?", fullmatch=True)
 )
-def test_a_text_that_the_schema_does_not_take_is_refused_for_its_form(kind: str, text: str) -> None:
+def test_a_text_that_the_schema_rejects_is_refused_for_its_format(kind: str, text: str) -> None:
     assert (_list_errors(kind, text) == {"form"}) == (re.fullmatch(_get_pattern(kind), text) is None)
 
 

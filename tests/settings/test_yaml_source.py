@@ -69,7 +69,7 @@ def list_errors(text: str | bytes) -> list[str]:
         ("%YAML 1.1\n---\na: 1\n", {"a": 1}),
     ],
 )
-def test_a_file_holds_what_it_says(text: str | bytes, data: Any) -> None:
+def test_the_archive_contains_the_handlers_source(text: str | bytes, data: Any) -> None:
     result = read(text)
     assert result.data == data
     assert result.mistakes == []
@@ -86,7 +86,7 @@ def test_aliases_and_merged_mappings_are_understood_and_keep_their_places() -> N
 
 
 @pytest.mark.usefixtures("working_folder")
-def test_a_spot_is_the_value_on_its_key_s_line_and_else_the_key() -> None:
+def test_a_position_is_that_of_the_value_on_its_keys_line_or_of_the_key() -> None:
     result = read("a: {b: 1}\nlonger:\n  c: 2\n  d:\n    - 3\n    - {e: 4}\n")
     assert result.positions["a",] == yaml_source.Position(1, 4, 1, 1)
     assert result.positions["a", "b"] == yaml_source.Position(1, 8, 1, 5)
@@ -245,7 +245,7 @@ def test_a_spot_is_the_value_on_its_key_s_line_and_else_the_key() -> None:
         ),
     ],
 )
-def test_a_file_that_is_no_settings_file_is_refused_in_words(text: str | bytes, messages: list[str]) -> None:
+def test_a_file_that_is_not_a_settings_file_is_refused_with_a_reason(text: str | bytes, messages: list[str]) -> None:
     assert list_errors(text) == messages
     assert not Path("pwned").exists()
 
@@ -298,7 +298,7 @@ def get_error(path: Path) -> str:
 
 
 @pytest.mark.usefixtures("working_folder")
-def test_a_file_that_is_not_there_is_named_with_its_neighbour() -> None:
+def test_a_missing_file_is_reported_with_a_similar_name() -> None:
     assert get_error(Path("fleet.yaml")) == (
         "fleet.yaml:1:1: there is no such file. Fix: the path of a file that exists."
     )
@@ -312,7 +312,7 @@ def test_a_file_that_is_not_there_is_named_with_its_neighbour() -> None:
 
 
 @pytest.mark.usefixtures("working_folder")
-def test_what_is_no_regular_file_is_refused_without_waiting() -> None:
+def test_a_pipe_or_device_is_refused_without_waiting() -> None:
     os.mkfifo("pipe.yaml")
     Path("loop.yaml").symlink_to("loop.yaml")
     Path("folder").mkdir()
@@ -336,7 +336,7 @@ def test_what_is_no_regular_file_is_refused_without_waiting() -> None:
 
 
 @pytest.mark.usefixtures("working_folder")
-def test_a_file_that_may_not_be_read_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_file_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     # Root may read everything, so the kernel's answer is given in its place.
     def refuse(*_: object) -> int:
         raise PermissionError(13, "Permission denied")

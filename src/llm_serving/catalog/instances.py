@@ -207,7 +207,7 @@ def suggest_names(name: str, catalogue: Catalogue) -> str:
 
 
 def build(generated: Mapping[str, Any], overlay: Mapping[str, Any]) -> Catalogue:
-    """Joins the two files' contents into typed rows."""
+    """Join the two files' contents into typed rows."""
     instances = {
         name: _build_instance(name, row, generated["regions"], overlay) for name, row in generated["types"].items()
     }

@@ -37,7 +37,7 @@ def find_mistakes(document: Document[Fleet], catalogue: Catalogue) -> list[Mista
 
 
 def require(document: Document[Fleet]) -> None:
-    """Lets a fleet pass that can be rented by the product's own catalogue.
+    """Let a fleet pass that can be rented by the product's own catalogue.
 
     Raises:
         InputError: with all that cannot work.

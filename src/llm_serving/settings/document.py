@@ -145,7 +145,7 @@ class Document(Generic[M]):
 
 
 def load(path: Path, model_type: type[M]) -> Document[M]:
-    """Reads `path` as `kind`.
+    """Read `path` as `kind`.
 
     Raises:
         InputError: with every mistake of the file at once.

@@ -107,7 +107,7 @@ class ErrorCollector:
             return None
 
     def raise_if_any(self) -> None:
-        """Lets pass what has no mistake.
+        """Let pass what has no mistake.
 
         Raises:
             InputError: with the mistakes of all questions, in the order of the questions.

@@ -52,7 +52,7 @@ class YamlFile:
 
 
 def read(path: Path) -> YamlFile:
-    """Reads the YAML file `path`.
+    """Read the YAML file `path`.
 
     Raises:
         InputError: the file cannot be read, or is no YAML at all. Lesser mistakes are gathered in the source.

@@ -31,7 +31,7 @@ def test_only_what_the_stacks_use_is_imported(tmp_path: Path) -> None:
     assert int(run_python(code).stdout) < 120
 
 
-def test_nothing_is_said_of_node_or_of_what_is_deprecated(tmp_path: Path) -> None:
+def test_there_are_no_warnings_about_node_or_deprecations(tmp_path: Path) -> None:
     code = (
         "from infra.bindings import aws, cdktf\n"
         f"app = cdktf.App(outdir={str(tmp_path)!r})\n"

@@ -20,12 +20,12 @@ def _load_fleet(name: str) -> Document[Fleet]:
     return load(ROOT / f"infra/fleets/{name}.yaml", Fleet)
 
 
-def test_these_are_all_the_examples() -> None:
+def test_the_list_of_examples_is_complete() -> None:
     assert {path.stem for path in (ROOT / "infra/fleets").glob("*.yaml")} == set(NAMES)
 
 
 @EACH_FLEET
-def test_an_example_can_be_rented_within_its_own_limit(name: str) -> None:
+def test_an_example_costs_no_more_than_its_spend_limit(name: str) -> None:
     document = _load_fleet(name)
     assert document.value.name == name
     assert document.value.spend_limit
@@ -33,7 +33,7 @@ def test_an_example_can_be_rented_within_its_own_limit(name: str) -> None:
 
 
 @EACH_FLEET
-def test_a_limit_is_honest_and_a_second_fleet_of_the_kind_would_break_it(name: str) -> None:
+def test_a_limit_holds_one_fleet_and_not_two(name: str) -> None:
     fleet = _load_fleet(name).value
     max_usd_h = cost.estimate(fleet, instances.load()).max_usd_h
     assert fleet.spend_limit

@@ -48,7 +48,9 @@ def build_choices(*rows: tuple[int, int, int]) -> list[Choice]:
         ([(0, 0, 4), (4, 4, 0)], [0, 0]),  # none is wanted
     ],
 )
-def test_counts_follow_from_what_the_choice_before_lacks(before: list[tuple[int, int, int]], after: list[int]) -> None:
+def test_each_choice_takes_the_tasks_that_the_one_before_could_not_place(
+    before: list[tuple[int, int, int]], after: list[int]
+) -> None:
     assert ecs_fallback.compute_counts(build_choices(*before)) == after
 
 
@@ -97,9 +99,7 @@ capacities = st.lists(st.integers(0, 12), min_size=3, max_size=3)
 
 
 @given(capacities, capacities, st.integers(0, 20))
-def test_tasks_find_the_most_preferred_room_and_come_back_when_there_is_more(
-    scarce: list[int], later: list[int], wanted: int
-) -> None:
+def test_tasks_move_to_the_most_preferred_capacity_and_back(scarce: list[int], later: list[int], wanted: int) -> None:
     cluster = Cluster(scarce, [wanted, 0, 0])
     for capacity in (scarce, [max(pair) for pair in zip(scarce, later, strict=True)]):
         cluster.capacity = capacity
@@ -189,7 +189,7 @@ def test_a_failed_launch_moves_what_waits_for_that_group_at_once(monkeypatch: py
 
 
 @pytest.mark.parametrize(("waiting", "moved"), [(datetime.timedelta(minutes=9), 0), (HOUR, 2)])
-def test_without_word_of_a_failure_a_task_waits_ten_minutes(
+def test_without_a_launch_failure_a_task_waits_ten_minutes(
     monkeypatch: pytest.MonkeyPatch, waiting: datetime.timedelta, moved: int
 ) -> None:
     ecs = Ecs(monkeypatch, [FIRST, SECOND])

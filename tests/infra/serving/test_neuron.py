@@ -62,7 +62,7 @@ def stack(synth_folder: Path) -> Stack:
     return document
 
 
-def test_it_keeps_the_rules_of_every_stack(stack: Stack, fleet: Path) -> None:
+def test_the_stack_keeps_the_rules_of_all_stacks(stack: Stack, fleet: Path) -> None:
     assert list(stack_rules.find_violations(loading.load_fleet(fleet).value, {"neuron": stack})) == []
 
 
@@ -83,7 +83,7 @@ def test_weights_are_copied_to_a_volume_that_the_engine_reads(stack: Stack) -> N
     assert copier["startTimeout"] > 1411
 
 
-def test_who_copies_may_read_and_nothing_else(stack: Stack) -> None:
+def test_copy_containers_may_only_read(stack: Stack) -> None:
     assert list(find_write_access(stack)) == []
 
 
@@ -96,7 +96,7 @@ def test_a_task_sees_all_of_its_machines_devices_and_no_gpu(stack: Stack) -> Non
     assert engine["linuxParameters"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
 
 
-def test_devices_of_a_machine_are_no_peers(stack: Stack) -> None:
+def test_devices_of_an_instance_are_not_efa_peers(stack: Stack) -> None:
     descriptions = {
         rule["description"] for rule in filter_by_type(stack, "aws_vpc_security_group_ingress_rule").values()
     }

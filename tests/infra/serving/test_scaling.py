@@ -166,7 +166,7 @@ def simulation(stacks: dict[str, Stack]) -> ScalingSimulation:
     return ScalingSimulation(stacks["single"])
 
 
-def test_a_night_costs_nothing_and_the_first_request_of_a_day_brings_a_replica(simulation: ScalingSimulation) -> None:
+def test_a_role_scales_to_zero_and_the_first_request_starts_a_replica(simulation: ScalingSimulation) -> None:
     for _ in range(400):
         simulation.run_minute(0)
     assert set(simulation.history) == {0}, "no requests, no replica"
@@ -178,7 +178,9 @@ def test_a_night_costs_nothing_and_the_first_request_of_a_day_brings_a_replica(s
     assert (simulation.count, simulation.ready) == (1, 1), "it comes although nobody asked again"
 
 
-def test_it_stays_while_anybody_asks_grows_by_load_and_goes_after_the_cool_down(simulation: ScalingSimulation) -> None:
+def test_a_replica_stays_while_requested_scales_by_load_and_stops_after_the_cool_down(
+    simulation: ScalingSimulation,
+) -> None:
     for _ in range(120):
         simulation.run_minute(3)  # worked off at once: the queue is empty
     assert simulation.ready == 1 and 0 not in simulation.history, "an empty queue is not nobody"
@@ -205,7 +207,7 @@ def test_it_stays_while_anybody_asks_grows_by_load_and_goes_after_the_cool_down(
     assert simulation.count == 1, "and it comes again: the alarm to sleep is over once it sleeps"
 
 
-def test_what_is_not_measured_sends_nobody_away(simulation: ScalingSimulation) -> None:
+def test_an_unmeasured_metric_does_not_scale_in(simulation: ScalingSimulation) -> None:
     for _ in range(30):
         simulation.run_minute(1)
     for _ in range(60):

@@ -57,7 +57,7 @@ def test_what_each_pattern_renders_to_can_be_read(manifests: dict[str, Path], fl
         ("devices: []", "devices: [/dev/infiniband/uverbs0]", "has 0 EFA interfaces. Fix: 0 of them"),
     ],
 )
-def test_a_mistake_is_said_at_its_line(
+def test_a_mistake_is_reported_at_its_line(
     manifests: dict[str, Path], fleet: Path, tmp_path: Path, old: str, new: str, said: str
 ) -> None:
     text = manifests["aggregated"].read_text()
@@ -78,7 +78,7 @@ def test_a_mistake_is_said_at_its_line(
         ("engine", False, "without scale no task would ever start. Fix: 1 or more"),
     ],
 )
-def test_what_nothing_would_wake_does_not_sleep(
+def test_a_role_without_a_wake_up_does_not_scale_to_zero(
     manifests: dict[str, Path], fleet: Path, tmp_path: Path, kind: str, scaled: bool, said: str
 ) -> None:
     manifest_data = yaml.safe_load(manifests["aggregated"].read_text())

@@ -53,7 +53,7 @@ def find_write_access(stack: Stack) -> Iterator[str]:
 
 
 @each_shape
-def test_it_keeps_the_rules_of_every_stack(stacks: Stacks, fleet: Path, shape: str) -> None:
+def test_the_stack_keeps_the_rules_of_all_stacks(stacks: Stacks, fleet: Path, shape: str) -> None:
     assert list(stack_rules.find_violations(loading.load_fleet(fleet).value, {shape: stacks[shape]})) == []
 
 
@@ -66,7 +66,9 @@ def test_a_strategy_of_seven_is_caught(stacks: Stacks) -> None:
 
 
 @each_shape
-def test_every_alarm_calls_somebody_and_one_that_does_not_is_caught(stacks: Stacks, fleet: Path, shape: str) -> None:
+def test_every_alarm_notifies_a_topic_and_one_that_does_not_is_reported(
+    stacks: Stacks, fleet: Path, shape: str
+) -> None:
     fleet_value = loading.load_fleet(fleet).value
     stack = copy.deepcopy(stacks[shape])
     alarms = filter_by_type(stack, "aws_cloudwatch_metric_alarm")
@@ -108,7 +110,7 @@ def test_a_wider_right_is_caught(stacks: Stacks, old: str, new: str) -> None:
 
 
 @each_shape
-def test_the_probe_of_every_engine_asks_for_a_completion(stacks: Stacks, shape: str) -> None:
+def test_the_probe_of_every_engine_requests_a_completion(stacks: Stacks, shape: str) -> None:
     tasks = [name.removesuffix("-task") for name in filter_by_type(stacks[shape], "aws_ecs_task_definition")]
     probes = {
         task: container["healthCheck"]["command"][4:6]
@@ -138,7 +140,7 @@ def test_health_checks_and_test_requests_run_the_one_probe_program(stacks: Stack
 
 
 @each_shape
-def test_a_start_has_the_time_that_it_may_take(
+def test_the_health_check_allows_for_the_start_time(
     stacks: Stacks, manifests: dict[str, Path], fleet: Path, shape: str
 ) -> None:
     deadlines = {
@@ -164,7 +166,7 @@ def test_an_address_that_only_the_task_knows_is_put_into_its_environment(stacks:
     assert (plain["entryPoint"], plain["command"][0]) == (["vllm"], "serve")
 
 
-def test_adapters_are_there_before_the_engine_starts(stacks: Stacks) -> None:
+def test_adapters_are_copied_before_the_engine_starts(stacks: Stacks) -> None:
     by_name = parse_containers(stacks["aggregated"], "worker")
     assert by_name["worker"]["dependsOn"] == [{"containerName": "fetch-adapter-sql", "condition": "SUCCESS"}]
     source, destination = by_name["fetch-adapter-sql"]["command"][-2:]
@@ -189,7 +191,7 @@ def test_the_router_follows_the_names_of_the_engines(stacks: Stacks) -> None:
     ]
 
 
-def test_the_router_alone_hears_what_the_caches_hold(stacks: Stacks) -> None:
+def test_only_the_router_receives_cache_events(stacks: Stacks) -> None:
     for direction in ("ingress", "egress"):
         rules = filter_by_type(stacks["single"], f"aws_vpc_security_group_{direction}_rule").values()
         rules_by_port = {rule["from_port"]: rule for rule in rules if rule["description"] == "Events of the cache"}
@@ -287,7 +289,7 @@ def test_metrics_that_scaling_and_alarms_read_are_sent(stacks: Stacks, shape: st
     assert read_metrics and read_metrics <= sent_metrics
 
 
-def test_a_role_that_sleeps_is_seen_by_the_router_while_nobody_is_there(stacks: Stacks) -> None:
+def test_the_router_is_configured_for_a_role_scaled_to_zero(stacks: Stacks) -> None:
     own_scrape, absent = read_collector_config(stacks["single"], "router")["receivers"]["prometheus"]["config"][
         "scrape_configs"
     ]
@@ -305,7 +307,7 @@ def test_a_role_that_sleeps_is_seen_by_the_router_while_nobody_is_there(stacks: 
     assert always["job_name"] == "router", "who does not sleep costs no metric more"
 
 
-def test_a_role_that_sleeps_starts_with_one_replica_and_is_not_missed(stacks: Stacks) -> None:
+def test_a_role_that_scales_to_zero_starts_with_one_replica_and_has_no_running_alarm(stacks: Stacks) -> None:
     for shape, role in (("single", "worker"), ("disaggregated", "prefill")):
         assert filter_by_type(stacks[shape], "aws_ecs_service")[f"{role}-0"]["desired_count"] == 1
         assert filter_by_type(stacks[shape], "aws_appautoscaling_target")[f"{role}-scaling"]["min_capacity"] == 0
@@ -319,7 +321,7 @@ def test_a_role_that_sleeps_starts_with_one_replica_and_is_not_missed(stacks: St
     assert "worker-running-alarm" in filter_by_type(stacks["aggregated"], "aws_cloudwatch_metric_alarm")
 
 
-def test_an_alarm_reckons_with_as_many_metrics_as_cloudwatch_takes(stacks: Stacks) -> None:
+def test_an_alarm_uses_no_more_metrics_than_cloudwatch_allows(stacks: Stacks) -> None:
     for stack in stacks.values():
         assert all(
             len(alarm["metric_query"]) <= 10 for alarm in filter_by_type(stack, "aws_cloudwatch_metric_alarm").values()

@@ -45,7 +45,7 @@ BROKEN = [
 """Shape, what its stack says, what is written for it, and the assertion that then fails."""
 
 
-def test_what_is_taken_away_is_missed(workspace: Workspace) -> None:
+def test_a_removed_resource_is_reported(workspace: Workspace) -> None:
     stacks = {shape: workspace.folder / f"stacks/serving-{shape}/cdk.tf.json" for shape, *_ in BROKEN}
     texts = {shape: path.read_text() for shape, path in stacks.items()}
     try:

@@ -73,7 +73,7 @@ def find_efa_zones(stack_documents: dict[str, Any]) -> dict[str, set[str]]:
 
 
 @pytest.mark.terraform
-def test_a_sample_of_them_is_planned_with_a_mocked_provider(tmp_path: Path) -> None:
+def test_a_sample_of_fleets_is_planned_with_a_mocked_provider(tmp_path: Path) -> None:
     fleets: list[Fleet] = []
 
     @settings(slow_settings, max_examples=4 * SAMPLE, phases=[Phase.generate], database=None)

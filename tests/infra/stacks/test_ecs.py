@@ -125,7 +125,7 @@ def test_only_a_fleet_that_can_fall_back_has_the_function_that_does(stacks: Stac
 
 
 @pytest.mark.parametrize("shape", ["ecs-multi-az", "ads-scale"])
-def test_the_function_is_deployed_as_it_lies_in_the_repository(synth_folder: Path, stacks: Stacks, shape: str) -> None:
+def test_the_function_is_deployed_unchanged_from_the_repository(synth_folder: Path, stacks: Stacks, shape: str) -> None:
     function = filter_by_type(stacks[shape, "ecs"], "aws_lambda_function")["ecs-fallback"]
     assert function["handler"] == "ecs_fallback.handler"
     archive = synth_folder / shape / "stacks" / "ecs" / function["filename"].removeprefix("${path.module}/")
@@ -158,7 +158,7 @@ def test_the_function_may_move_no_first_choice(stacks: Stacks) -> None:
 
 
 @each_shape
-def test_a_wildcard_resource_stands_only_where_aws_takes_no_other(stacks: Stacks, shape: str) -> None:
+def test_a_wildcard_resource_is_used_only_for_actions_without_resource_support(stacks: Stacks, shape: str) -> None:
     policy = json.loads(filter_by_type(stacks[shape, "ecs"], "aws_iam_role_policy")["instance-role-policy"]["policy"])
     wildcards = [statement for statement in policy["Statement"] if statement["Resource"] == "*"]
     assert [action for statement in wildcards for action in statement["Action"]] == [
@@ -198,7 +198,7 @@ def test_several_types_or_spot_are_a_mixed_group_and_one_type_on_demand_is_not(s
     assert [override["instance_type"] for override in kinds] == ["g6e.12xlarge", "g6e.48xlarge"]
 
 
-def test_a_warm_pool_keeps_the_same_number_stopped_and_takes_none_back(stacks: Stacks) -> None:
+def test_a_warm_pool_keeps_a_fixed_number_stopped_without_reuse(stacks: Stacks) -> None:
     machines = filter_by_type(stacks["ecs-multi-az", "ecs"], "aws_autoscaling_group")
     warm = {name: group["warm_pool"] for name, group in machines.items() if "warm_pool" in group}
     warm_pool = {"pool_state": "Stopped", "min_size": 1, "max_group_prepared_capacity": 1}

@@ -119,7 +119,7 @@ def find_references(stack: Stack) -> set[str]:
     return set(re.findall(rf"\$\{{[^}}]*?({kinds})\.[A-Za-z0-9_-]+(?!\[\*\]|[A-Za-z0-9_-])", str(stack)))
 
 
-def test_reading_what_is_left_out_is_caught() -> None:
+def test_reading_an_attribute_that_is_not_emulated_is_reported() -> None:
     assert find_references({"a": "${aws_placement_group.close.name}"}) == {"aws_placement_group"}
     assert find_references({"depends_on": ["aws_placement_group.close"]}) == set()
     assert find_references({"a": "${one(aws_placement_group.close[*].name)}"}) == set()
@@ -130,7 +130,7 @@ def test_nothing_reads_what_the_embedded_aws_leaves_out(stacks: Stacks, shape: s
     assert find_references(stacks[shape, "eks"]) == set()
 
 
-def test_who_acts_by_a_role_waits_for_its_rights_and_goes_before_them(machines: Stack) -> None:
+def test_users_of_a_role_depend_on_its_policies(machines: Stack) -> None:
     resources = machines["resource"]
     assert set(resources["aws_eks_cluster"]["cluster"]["depends_on"]) == {
         "aws_cloudwatch_log_group.cluster-logs",

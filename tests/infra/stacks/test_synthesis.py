@@ -104,7 +104,7 @@ def test_internal_load_balancers_find_their_subnets_on_eks_only(stacks: Stacks) 
     assert [tag in subnet["tags"] for subnet in (private, public, ecs)] == [True, False, False]
 
 
-def test_an_existing_network_is_read_and_nothing_is_made(stacks: Stacks) -> None:
+def test_an_existing_network_is_looked_up_and_nothing_is_created(stacks: Stacks) -> None:
     network = stacks["existing", "network"]
     assert "resource" not in network
     assert network["data"]["aws_vpc"]["vpc"]["id"] == "vpc-0123456789abcdef0"

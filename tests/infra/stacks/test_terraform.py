@@ -54,7 +54,7 @@ BROKEN = [
 """File of the assertions, stack, what is written for what in it, and the assertion that fails."""
 
 
-def test_a_bucket_that_lost_its_policy_and_an_efa_interface_on_the_wrong_card_are_found(workspace: Workspace) -> None:
+def test_a_missing_bucket_policy_and_an_efa_interface_on_the_wrong_card_are_reported(workspace: Workspace) -> None:
     paths = [workspace.folder / stack / "cdk.tf.json" for _, stack, *_ in BROKEN]
     texts = [path.read_text() for path in paths]
     try:

@@ -50,7 +50,7 @@ def test_every_pattern_is_itself_right_and_bears_its_own_name(folder: Path) -> N
     assert blueprint.read(folder).value.pattern == folder.name
 
 
-def test_what_is_left_out_has_its_default() -> None:
+def test_an_omitted_field_has_its_default() -> None:
     value = read(VALID)
     assert (value.name, value.engine, value.weights, value.context) == (None, "vllm", "s3", 4096)
     assert value.roles.worker is not None
@@ -171,11 +171,11 @@ TOKENS = "Fix: a number of tokens such as"
         ("pattern: [aggregated", ["1:10: it is not YAML: the list that starts here is not closed. Fix: a list such as [a, b]."]),
     ],
 )  # fmt: skip
-def test_each_mistake_has_its_place_its_reason_and_its_remedy(text: str, messages: list[str]) -> None:
+def test_each_mistake_has_a_position_a_reason_and_a_fix(text: str, messages: list[str]) -> None:
     assert list_errors(text) == messages
 
 
-def test_all_mistakes_of_the_file_come_at_once_contradictions_too() -> None:
+def test_all_mistakes_of_the_file_are_reported_together_conflicts_included() -> None:
     text = "pattern: aggregated\nmodel: 5\ncontext: 100\nroles: {worker: {pol: general, replicas: 0}}\ntraffic: {users: 8, process: constant, requests: -1}\nslo: {errors: 1, itl_ms: {p50: 9, p90: 8}}\n"
     assert [": ".join(line.split(": ")[:2]) for line in list_errors(text)] == [
         "2:8: model",
