@@ -83,7 +83,7 @@ def list_resources(stack: Stack, resource_type: str = "") -> Iterator[tuple[str,
 
 
 def list_statements(stack: Stack) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every statement of every policy, with the resource that it stands in."""
+    """Every statement of every policy, with the address of its resource."""
     for address, settings in list_resources(stack):
         for name in ("policy", "assume_role_policy"):
             text = settings.get(name)
@@ -159,7 +159,7 @@ def check_launch_templates(stack: Stack) -> Violations:
 
 
 def check_efa_zones(stack: Stack) -> Violations:
-    """Groups of EFA machines that may stand in several zones."""
+    """Groups of EFA instances that span several zones."""
     for address, settings in [
         *list_resources(stack, "aws_eks_node_group"),
         *list_resources(stack, "aws_autoscaling_group"),
@@ -208,7 +208,7 @@ def check_provider_counts(stack: Stack) -> Violations:
 
 
 def check_subnet_ranges(stack: Stack) -> Violations:
-    """Subnets that overlap, or lie outside their VPC."""
+    """Subnets that overlap, or are outside their VPC."""
     subnets = {address: IPv4Network(subnet["cidr_block"]) for address, subnet in list_resources(stack, "aws_subnet")}
     for (first, subnet), (second, other_subnet) in combinations(subnets.items(), 2):
         if subnet.overlaps(other_subnet):
@@ -221,7 +221,7 @@ def check_subnet_ranges(stack: Stack) -> Violations:
 
 
 def check_interfaces(stack: Stack, fleet: Fleet) -> Violations:
-    """Launch templates that ask for other interfaces than the catalogue's layout of their type."""
+    """Launch templates whose network interfaces differ from the catalogue's layout of their type."""
     for address, template in _list_templates(stack):
         pool = fleet.pools.get(template["tag_specifications"][0]["tags"]["pool"])
         actual = [

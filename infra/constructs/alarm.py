@@ -72,7 +72,7 @@ def build_metric_query(
 def build_expression_query(
     query_id: str, expression: str, label: str
 ) -> aws.cloudwatch_metric_alarm.CloudwatchMetricAlarmMetricQuery:
-    """What the alarm goes by, reckoned from its metrics."""
+    """The expression over other metrics that the alarm evaluates."""
     return aws.cloudwatch_metric_alarm.CloudwatchMetricAlarmMetricQuery(
         id=query_id, expression=expression, label=label, return_data=True
     )

@@ -22,7 +22,7 @@ from llm_serving.fleet.model import Fleet
 
 
 def add_capacity(stack: TerraformStack, fleet: Fleet, group: Group, *, account: Account) -> list[ITerraformDependable]:
-    """Add what the group's machines are started in; returns what must be there before the first of them."""
+    """Add the group's placement group and reservations; return what its first instance depends on."""
     placement_groups = _add_placement_group(stack, fleet, group)
     if group.purchase_option != "reservation":
         return placement_groups
@@ -52,7 +52,7 @@ def _add_placement_group(stack: TerraformStack, fleet: Fleet, group: Group) -> l
 def _add_reservation(
     stack: TerraformStack, fleet: Fleet, group: Group, account: Account, placement_groups: list[ITerraformDependable]
 ) -> aws.ec2_capacity_reservation.Ec2CapacityReservation:
-    """Made inside the placement group where there is one: EC2 moves no reservation into it later."""
+    """Create the reservation inside the placement group, if any: EC2 cannot move one into it later."""
     group_name = group.placement_group and names.format_placement_group_name(fleet.name, group.placement_group)
     return aws.ec2_capacity_reservation.Ec2CapacityReservation(
         stack,

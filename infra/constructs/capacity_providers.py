@@ -25,12 +25,12 @@ from llm_serving.fleet.groups import Group
 from llm_serving.fleet.model import Fleet
 
 TARGET_PERCENT = 100
-"""Share of the machines that tasks fill: no spare one is kept running. A warm machine is what waits cheaply."""
+"""Percent of the instances that tasks should fill: no spare instance runs; warm ones wait stopped."""
 
 
 @dataclass(frozen=True)
 class CapacityProviderContext(machines.MachineContext):
-    """Where container instances stand, and the profile that lets them join."""
+    """Network of container instances, and the instance profile with which they join the cluster."""
 
     instance_profile: aws.iam_instance_profile.IamInstanceProfile
 

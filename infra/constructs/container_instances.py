@@ -77,7 +77,7 @@ def _build_statements(fleet: Fleet, account: Account) -> Iterator[Statement]:
 
 
 def add_security_group(stack: TerraformStack, fleet: Fleet, *, vpc_id: str) -> aws.security_group.SecurityGroup:
-    """Add the machines' security group: nothing comes in, and HTTPS alone goes out.
+    """Add the instances' security group: no ingress, and HTTPS egress only.
 
     Tasks with network interfaces of their own (awsvpc) have groups of their own.
     """

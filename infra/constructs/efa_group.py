@@ -9,7 +9,7 @@ from llm_serving.fleet import interfaces, names
 
 
 def add_efa_group(stack: TerraformStack, *, fleet: str, vpc_id: str) -> aws.security_group.SecurityGroup:
-    """Add the group. One serves all of a stack's EFA machines, for roles of one model may stand in several pools."""
+    """Add the group, one for all of a stack's EFA instances: roles of one model may run in several pools."""
     name = names.format_efa_group_name(fleet, stack.node.id)
     group = add_security_group(
         stack, "efa", name=name, description="EFA traffic between machines of the fleet", vpc_id=vpc_id

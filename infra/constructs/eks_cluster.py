@@ -1,4 +1,4 @@
-"""The EKS cluster: private by default, secrets under a key of its own, every control-plane log kept."""
+"""The EKS cluster: private by default, secrets under a key of its own, all control-plane logs enabled."""
 
 from __future__ import annotations
 

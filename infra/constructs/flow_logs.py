@@ -11,7 +11,7 @@ from llm_serving.fleet.aws_limits import convert_to_days
 
 
 def add_flow_logs(stack: TerraformStack, *, fleet: str, vpc_id: str, retention_s: float, account: Account) -> None:
-    """Add flow logs of all traffic, accepted and rejected, kept for `kept_s` seconds."""
+    """Add flow logs of all traffic, accepted and rejected, retained for `retention_s` seconds."""
     group_name = f"/aws/vpc/{fleet}/flow-logs"
     kms_key = add_key(
         stack,

@@ -53,7 +53,7 @@ def _build_delegation(account: Account) -> Statement:
 
 
 def build_log_group_grant(account: Account, group: str, sid: str = "LogGroup") -> Statement:
-    """Let CloudWatch Logs encrypt this one log group; `sid` tells several of one key apart.
+    """Let CloudWatch Logs encrypt this one log group; `sid` distinguishes several grants of one key.
 
     Source: CloudWatch Logs user guide, "Encrypt log data using KMS", 2026-11.
     """

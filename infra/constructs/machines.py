@@ -17,7 +17,7 @@ from llm_serving.fleet.model import Fleet
 
 @dataclass(frozen=True)
 class MachineContext:
-    """Where a cluster's machines stand."""
+    """Network and cluster of the instances."""
 
     fleet: Fleet
     account: Account
@@ -31,7 +31,7 @@ class MachineContext:
     efa_group: aws.security_group.SecurityGroup | None
 
     def select_subnets(self, group: Group) -> list[str]:
-        """Ids of the subnets that the group's machines may stand in."""
+        """Ids of the subnets that the group may start instances in."""
         return [self.subnets[zone] for zone in group.zones]
 
 
@@ -48,7 +48,7 @@ def add_template(
 
     Args:
         text: user data, in the clear, with Terraform's references and no tokens of CDKTF's.
-        image: name of the SSM parameter that holds the pinned AMI's id; the user's own AMI goes before it.
+        image_parameter: name of the SSM parameter that holds the pinned AMI's id; the user's own AMI goes before it.
     """
     efa_groups = [context.efa_group.id] if group.efa and context.efa_group else []
     return add_launch_template(

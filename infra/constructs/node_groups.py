@@ -34,11 +34,11 @@ _CAPACITY_TYPES = {
 
 @dataclass(frozen=True)
 class NodeGroupContext(machines.MachineContext):
-    """Where nodes stand, and what they need to join."""
+    """Network of the nodes, and what they need to join the cluster."""
 
     node_role: aws.iam_role.IamRole
     dependencies: Sequence[ITerraformDependable]
-    """What must be there before the first node: the add-ons that nodes need to join, and the nodes' rights."""
+    """What the first node depends on: the add-ons that nodes need to join, and the node role's policies."""
 
 
 def add_node_role(stack: TerraformStack, name: str, fleet: Fleet, account: Account) -> aws.iam_role.IamRole:
@@ -97,7 +97,7 @@ def _select_system_type(fleet: Fleet, catalogue: Catalogue) -> tuple[str, eks.Ar
 
 
 def add_node_group(stack: TerraformStack, context: NodeGroupContext, group: Group) -> aws.eks_node_group.EksNodeGroup:
-    """Add a node group with its launch template, and the capacity that it stands in."""
+    """Add a node group with its launch template, and the capacity that it starts in."""
     template = machines.add_template(
         stack,
         context,

@@ -1,4 +1,4 @@
-"""A security group without rules: nothing comes in and nothing goes out until a rule says so."""
+"""A security group without rules: it denies all traffic until rules are added."""
 
 from __future__ import annotations
 

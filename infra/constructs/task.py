@@ -35,7 +35,7 @@ class TaskRoles:
     execution: aws.iam_role.IamRole
     task: aws.iam_role.IamRole
     policies: tuple[ITerraformDependable, ...]
-    """What both may do, which must be there before a task starts."""
+    """Policies of both roles, which tasks depend on."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def add_definition(
 def add_test_request_definition(
     stack: TerraformStack, service: Service, *, family: str, url: str, roles: TaskRoles, logs: LogDestination
 ) -> aws.ecs_task_definition.EcsTaskDefinition:
-    """Add the task definition of one question to the deployment, asked as a client in the VPC would.
+    """Add the task definition that sends a test request, as a client in the VPC would.
 
     Args:
         service: the router.
@@ -161,7 +161,7 @@ def _build_main_container(service: Service, logs: LogDestination) -> dict[str, o
 
 
 def _build_entry_point(service: Service) -> list[str]:
-    """The image's own is not asked for. An address that only the task knows is put into the environment by a shell."""
+    """The entry point, whatever the image's own. A shell sets variables with the address that only the task knows."""
     if not service.own_address:
         return [service.command[0]]
     exports = " ".join(f'{name}="$address"' for name in service.own_address)
@@ -184,7 +184,7 @@ def _build_linux_parameters(service: Service) -> dict[str, object]:
 
 
 def _build_health_check(service: Service) -> dict[str, object] | None:
-    """A completion for an engine; for the router that it lives, for without engines it has nobody to ask.
+    """A completion for an engine; liveness for the router, which cannot answer without engines.
 
     /health will not do: before prefill and decode, vllm-router answers it with 503 until it knows both.
     """

@@ -152,7 +152,7 @@ def _add_rule(
 
 
 def select_registered_services(serving: EcsDeployment) -> tuple[Service, ...]:
-    """Services that have a DNS name: all that is asked for something, which is not a replica's further machines."""
+    """Services with a DNS name: all that receive requests, so not a replica's further nodes."""
     return tuple(service for service in serving.services if not (service.member and service.member.rank))
 
 

@@ -51,7 +51,7 @@ def add_scaling(
     stream: MetricStream,
     ecs_service: aws.ecs_service.EcsService,
 ) -> None:
-    """Add the scaling of a role's first choice; the fallback moves what finds no machine there."""
+    """Add the scaling of a role's first choice; the fallback moves tasks that get no instance there."""
     assert service.scale
     target_settings: _ScalableTarget = {
         "service_namespace": "ecs",
@@ -130,7 +130,7 @@ def _build_scale_to_zero_metric(
 ) -> (
     aws.appautoscaling_policy.AppautoscalingPolicyTargetTrackingScalingPolicyConfigurationCustomizedMetricSpecification
 ):
-    """The measure of a role that may sleep, which asks for one replica at the least.
+    """The metric of a role that scales to zero, which keeps at least one replica while there are requests.
 
     One that works off its requests at once has an empty queue. Tracking would take that for nothing to do, and end it.
     """
@@ -179,7 +179,7 @@ def _add_wake_up(
     target_settings: _ScalableTarget,
     name_prefix: str,
 ) -> None:
-    """From none to one: a request came, and no replica is there.
+    """Scale from zero to one on a request that found no replica.
 
     The router refuses it where it knows no engine at all, and passes it on where another model's is there. If several
     replicas are gone at once, this leaves one of them, and tracking brings the others back.
@@ -212,7 +212,7 @@ def _add_sleep(
     target_settings: _ScalableTarget,
     name_prefix: str,
 ) -> None:
-    """From any number to none: a replica was there all the time, the router too, and nobody asked."""
+    """Scale to zero after a period without requests, in which a replica and the router ran."""
     assert service.scale
     router = serving.router
     policy = _add_step_policy(
@@ -250,7 +250,7 @@ def _add_late_alarm(
     name_prefix: str,
     topic: str | None,
 ) -> None:
-    """The alarm on a role that is asked and does not wake: no machine comes, or the engine does not start."""
+    """Alarm on a role that receives requests and does not start: no instance, or a failing engine."""
     start_s = MACHINE_START_S + service.fetch_s + (service.probe.deadline_s if service.probe else 0)
     alarm.add_alarm(
         stack,

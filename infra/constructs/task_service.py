@@ -1,4 +1,4 @@
-"""ECS services: a role's tasks kept running, a service for each choice of its pool."""
+"""ECS services that keep a role's tasks running, one for each choice of its pool."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _add_service(
 
 
 def _compute_healthy_percent(service: Service) -> tuple[int, int]:
-    """Least and most percent of the tasks during a deployment. GPUs are not lent twice: what goes makes room."""
+    """Minimum and maximum percent of tasks during a deployment. No spare GPUs: old tasks stop before new ones start."""
     if service.pool is None or service.unavailable == 0:
         return 100, 200
     return 100 * max(0, service.count - service.unavailable) // service.initial_count, 100

@@ -21,7 +21,7 @@ _MAX_SCALE_TO_ZERO_ROLES = 8
 """An alarm reckons with ten metrics at the most. Models sleep and wake together, so that some speak for all."""
 
 _DEFAULT_QUEUE_LIMIT = 16
-"""Requests that one replica has waiting, on average, where nothing says how many are too many."""
+"""Waiting requests of one replica, on average, that ring the alarm unless `scale` has a target."""
 
 
 def build_errors_alarm_name(serving: EcsDeployment, fleet: Fleet) -> str:

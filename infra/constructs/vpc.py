@@ -1,4 +1,4 @@
-"""The fleet's network: a VPC made for it, private by default, or one that is already there."""
+"""The fleet's network: a new VPC, private by default, or an existing one."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def _add_interface_endpoints(
 
 
 def find_existing_vpc(stack: TerraformStack, fleet: Fleet, network: ExistingNetwork) -> Network:
-    """Read a VPC that is there; adds nothing to it.
+    """Look up an existing VPC; change nothing in it.
 
     Its owner provides the endpoints too, the S3 gateway endpoint above all: a second interface endpoint for a service
     collides with the first one's private DNS name, and routes of tables that are not ours are not ours to change.
@@ -188,7 +188,7 @@ def find_existing_vpc(stack: TerraformStack, fleet: Fleet, network: ExistingNetw
 
 
 def _add_postconditions(subnet: aws.data_aws_subnet.DataAwsSubnet, zone: str, subnet_id: str) -> None:
-    """Terraform itself says when a subnet is not what the fleet file takes it for."""
+    """Let Terraform fail if a subnet is not in the zone or VPC that the fleet file says."""
     subnet.add_override(
         "lifecycle",
         {

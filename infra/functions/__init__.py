@@ -1,1 +1,1 @@
-"""Lambda handlers: boto3 and the standard library alone, each a file that is deployed as it lies here."""
+"""Lambda handlers: boto3 and the standard library only, each a single file that is deployed unchanged."""

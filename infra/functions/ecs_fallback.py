@@ -30,7 +30,7 @@ import boto3
 from botocore.exceptions import ClientError
 
 MACHINE_TIMEOUT = datetime.timedelta(minutes=10)
-"""Wait for a machine after which it is taken for not coming, where no failed launch says so earlier.
+"""Seconds after which a task moves on if no instance has started, unless a failed launch moves it earlier.
 
 A machine that comes takes about five minutes: a minute until managed scaling asks, the start, the agent's registration.
 """
@@ -145,7 +145,7 @@ def _is_serving(ecs: Any, task: Mapping[str, Any]) -> bool:
 
 @functools.lru_cache(maxsize=1000)
 def _has_health_check(ecs: Any, definition: str) -> bool:
-    """A revision never changes, so it is asked for once."""
+    """A revision never changes, so it is fetched once."""
     containers = ecs.describe_task_definition(taskDefinition=definition)["taskDefinition"]["containerDefinitions"]
     return any("healthCheck" in container for container in containers)
 

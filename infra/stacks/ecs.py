@@ -65,7 +65,7 @@ def add(app: App, document: Document[Fleet]) -> None:
 
 
 def _build_strategies(fleet: Fleet, pool_groups: list[Group]) -> list[list[dict[str, object]]]:
-    """One strategy for each choice, of the service that takes its tasks there."""
+    """One strategy for each choice, for the service whose tasks run there."""
     return [
         [{"capacity_provider": groups.format_provider_name(fleet, group), "weight": 1} for group in choice_groups]
         for choice_groups in groups.group_by_choice(pool_groups)

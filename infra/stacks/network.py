@@ -1,4 +1,4 @@
-"""The network stack: a VPC over the fleet's zones, or the ids of one that is there."""
+"""The network stack: a new VPC over the fleet's zones, or the ids of an existing one."""
 
 from __future__ import annotations
 

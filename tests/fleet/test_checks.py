@@ -186,7 +186,7 @@ def test_a_limit_without_known_prices_is_refused(tmp_path: Path) -> None:
     text = "name: demo\nregion: eu-central-1\nzones: eu-central-1b\nspend_limit: 5 USD/h\n"
     text += "pools:\n  aa:\n    types: g6.xlarge\n    size: 0..90\n"
     assert _get_only_mistake(_check(tmp_path, text)) == (
-        "fleet.yaml:4:14: spend_limit: now '5 USD/h': the limit cannot be checked: no price is known in eu-central-1 of g6.xlarge in pool aa. Fix: remove spend_limit, or run `blueprint catalog refresh --region eu-central-1` first, to read AWS's prices."
+        "fleet.yaml:4:14: spend_limit: now '5 USD/h': the limit cannot be checked: no price is known in eu-central-1 of g6.xlarge in pool aa. Fix: remove spend_limit, or run `blueprint catalog refresh --region eu-central-1` first, for AWS's prices."
     )
 
 

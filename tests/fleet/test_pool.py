@@ -58,7 +58,7 @@ def _format_pool(lines: str, orchestrator: str = "eks") -> str:
         (
             "types: p5.48xlarge, zones: us-west-2a, size: 2..6, buy: [{reserve: 1}, on-demand]",
             "eks",
-            "fleet.yaml:6:65: pools.aa.buy[0]: the first purchase option covers the pool's minimum of 2 machines, and 1 would be "
+            "fleet.yaml:6:65: pools.aa.buy[0]: the first purchase option covers the pool's minimum of 2 instances, and 1 would be "
             "reserved. Fix: {reserve: 2}, or size: 1..6.",
         ),
         (

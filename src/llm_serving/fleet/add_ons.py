@@ -41,7 +41,7 @@ class AddOn(BaseModel):
     """Instead of a chart: a URL, or `node-pools`."""
 
     source: str | None = None
-    """Who said that this version is there."""
+    """Source of the version."""
 
     namespace: str | None = None
     values: Mapping[str, Any] | None = None
@@ -56,7 +56,7 @@ class AddOn(BaseModel):
 
 @dataclass(frozen=True)
 class SelectedAddOn:
-    """One row that a fleet asks for, its values filled in."""
+    """One chart that a fleet needs, with its values filled in."""
 
     add_on: AddOn
     values: Mapping[str, Any]

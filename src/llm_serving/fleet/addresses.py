@@ -11,7 +11,7 @@ from __future__ import annotations
 from ipaddress import IPv4Network
 
 LETTERS = "abcdefg"
-"""Zones that the plan has room for."""
+"""Zones that the address plan covers."""
 
 
 def compute_private_cidr(cidr: str, zone: str) -> str:

@@ -1,4 +1,4 @@
-"""What AWS itself refuses, said before anything is made: with the line of the fleet file, and what to write instead."""
+"""Limits of AWS, checked before anything is created: each mistake has its line in the fleet file and a fix."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def _check_bucket_names(document: Document[Fleet]) -> Iterator[Mistake]:
         yield document.build_mistake(
             ["name"],
             fleet.name,
-            f"in {fleet.region} the results bucket's name would have {length} characters, and S3 takes {MAX_BUCKET_NAME_LENGTH}",
+            f"in {fleet.region} the results bucket's name would have {length} characters, "
+            f"and S3 takes {MAX_BUCKET_NAME_LENGTH}",
             f"a name of at most {len(fleet.name) - (length - MAX_BUCKET_NAME_LENGTH)} characters",
         )
 

@@ -1,4 +1,4 @@
-"""What a fleet meets at its greatest size: quotas, addresses, limits nobody can raise, API rates, and a zone's loss.
+"""A fleet at full size: quotas, addresses, fixed limits, API rates, and the loss of a zone.
 
 Arithmetic over the fleet's groups; nothing is asked of AWS. `blueprint preflight` holds the needs against an account.
 """
@@ -49,7 +49,7 @@ Source: EC2 developer guide, "Request throttling for the Amazon EC2 API", resour
 
 @dataclass(frozen=True)
 class Need:
-    """What the fleet takes of a quota."""
+    """The fleet's use of a quota."""
 
     quota: Quota
     amount: int
@@ -59,7 +59,7 @@ class Need:
 
 @dataclass(frozen=True)
 class Limit:
-    """A limit that AWS does not list among the quotas to ask for, or does not raise."""
+    """A limit that AWS does not raise, or does not list as a quota."""
 
     name: str
     amount: int
@@ -80,13 +80,13 @@ class Subnet:
 
 @dataclass(frozen=True)
 class Capacity:
-    """What the fleet meets at its greatest size."""
+    """Quotas, limits, addresses and cost of the fleet at full size."""
 
     needs: tuple[Need, ...]
     limits: tuple[Limit, ...]
 
     subnets: tuple[Subnet, ...]
-    """By zone; empty in a VPC that is there, whose sizes only preflight knows."""
+    """By zone; empty for an existing VPC, whose sizes only preflight knows."""
 
     max_machines: int
     """Machines if every fallback were filled at once: no Auto Scaling group knows of the others."""
@@ -98,10 +98,10 @@ class Capacity:
     """Seconds until EC2's API has taken all machines from none, capacity aside."""
 
     zone_shares: tuple[tuple[str, float], ...]
-    """By zone, the share of the fleet's accelerators that stands in it, from 0 to 1, by each pool's first choice."""
+    """Share of the fleet's accelerators by zone, from 0 to 1, with each pool's first choice."""
 
     single_zone_pools: tuple[str, ...]
-    """Pools that stand in one zone and are lost with it."""
+    """Pools in a single zone, which are lost with it."""
 
 
 def compute(fleet: Fleet, catalogue: Catalogue) -> Capacity:

@@ -1,4 +1,4 @@
-"""Whether a fleet can be rented at all, by what the catalogue knows: every refusal before a cent is spent.
+"""Checks of a fleet against the catalogue, before anything is spent.
 
 What `fleet.yaml` contradicts by itself is refused where it is read (`fleet.model`); here it is held against EC2.
 """
@@ -18,7 +18,7 @@ Mistakes = Iterator[Mistake]
 
 
 def find_mistakes(document: Document[Fleet], catalogue: Catalogue) -> list[Mistake]:
-    """All that cannot work, in the order of the file; empty where nothing stands against the fleet.
+    """Return all mistakes in file order; empty if the fleet can be rented.
 
     Where the catalogue has no answer for the fleet's region, nothing is claimed about what that region offers.
     """
@@ -37,7 +37,7 @@ def find_mistakes(document: Document[Fleet], catalogue: Catalogue) -> list[Mista
 
 
 def require(document: Document[Fleet]) -> None:
-    """Let a fleet pass that can be rented by the product's own catalogue.
+    """Check the fleet against the catalogue of this repository.
 
     Raises:
         InputError: with all that cannot work.
@@ -133,7 +133,7 @@ def _classify_purchase(purchase: str | Reservation) -> tuple[str, str]:
 
 
 def _check_same_hardware(document: Document[Fleet], name: str, rows: Sequence[Instance]) -> Mistakes:
-    """The machines of a pool stand in for one another, so one image must run on all; the first type sets the kind."""
+    """One image must run on all types of a pool; the first type sets the kind."""
     pool = document.value.pools[name]
     for row in rows[1:]:
         for actual, expected in (
@@ -158,7 +158,7 @@ MIN_SOCI_MIB_S = 600
 
 
 def _check_volume_speed(document: Document[Fleet], name: str, rows: Sequence[Instance]) -> Mistakes:
-    """SOCI asked for by name, on a volume that the machine cannot read fast enough."""
+    """SOCI that is set explicitly, with a volume that the instance reads too slowly."""
     pool = document.value.pools[name]
     slow = [row for row in rows if row.ebs_mb_s * 1e6 / 2**20 < MIN_SOCI_MIB_S]
     if pool.images != "soci" or pool.disk != "gp3" or not slow:
@@ -198,7 +198,7 @@ def _check_spend_limit(document: Document[Fleet], catalogue: Catalogue) -> Mista
         yield document.build_mistake(key_path, value, reason, fix)
     elif unpriced:
         reason = f"the limit cannot be checked: {unpriced}"
-        fix = f"remove spend_limit, or run `blueprint catalog refresh --region {fleet.region}` first, to read AWS's prices"
+        fix = f"remove spend_limit, or run `blueprint catalog refresh --region {fleet.region}` first, for AWS's prices"
         yield document.build_mistake(key_path, value, reason, fix)
 
 

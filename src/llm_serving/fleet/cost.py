@@ -19,7 +19,7 @@ class PoolCost:
     """The least size, all of the cheapest type; where the fleet reserves more, that: unused it costs as if used."""
 
     max_usd_h: float
-    """The greatest size, all of the dearest type: any type of the list may be what there is."""
+    """Cost at full size with the dearest type, since any type of the list may be the one available."""
 
     unknown: tuple[str, ...]
     """Types whose price is not known."""

@@ -1,4 +1,4 @@
-"""What a container instance of ECS is told at its start: the agent's settings, and where its images lie.
+"""User data of an ECS container instance: the agent's settings, and where its images are stored.
 
 What ECS on EC2 offers to start images fast, and no more: images that are there already (`prefer-cached`), a volume made
 from a snapshot that holds them, a fast volume or the machine's own NVMe disks. SOCI is Fargate's alone.

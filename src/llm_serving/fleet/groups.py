@@ -103,7 +103,7 @@ class Group:
     purchase_option: PurchaseOption
 
     reservation: str | None
-    """The id of the reservation or Capacity Block that is there; None for one to make."""
+    """Id of an existing reservation or Capacity Block; None for one to create."""
 
     reserve: int
     """Machines of the reservation that the fleet makes for this group; 0 where it makes none."""
@@ -115,7 +115,7 @@ class Group:
     max_size: int
 
     warm: int
-    """Machines kept ready and stopped beside the running ones."""
+    """Stopped instances beside the running ones."""
 
     accelerators: int
     """Accelerators of one machine: the fewest that its types have; 0 where they have none."""
@@ -140,7 +140,7 @@ class Group:
     volume: Volume
 
     nvme: bool
-    """Whether images and scratch lie on the NVMe disks, as a RAID 0."""
+    """Whether images and scratch are on the NVMe disks, as a RAID 0."""
 
     os: Literal["al2023", "bottlerocket"]
     variant: Literal["nvidia", "neuron", "standard"]

@@ -1,4 +1,4 @@
-"""Network interfaces of a machine as its launch template asks for them, and the rules that EFA traffic needs.
+"""Network interfaces of an instance in its launch template, and the rules that EFA traffic needs.
 
 Source of the layout: EC2 user guide, "Maximize network bandwidth on Amazon EC2 instances with multiple network cards",
 read 2026-11: card 0 device 0 is the primary interface, ENA; card 0 device 1 is EFA-only where the card takes EFA; every
@@ -34,7 +34,7 @@ class Interface:
 
 
 def list_requested(row: Instance, *, efa: bool, layout: Layout = "save-addresses") -> tuple[Interface, ...]:
-    """What a machine's launch template asks for, by card and device; the primary interface first."""
+    """Interfaces of the launch template, by card and device; the primary interface first."""
     primary = Interface(0, 0, "interface")
     if not efa:
         return (primary,)
@@ -70,7 +70,7 @@ EFA_RULES = (
     Rule("ingress", "-1", "EFA traffic from machines of this group"),
     Rule("egress", "-1", "EFA traffic to machines of this group"),
 )
-"""Both are needed: an egress rule to 0.0.0.0/0 does not stand in for the second.
+"""Both are needed: an egress rule to 0.0.0.0/0 does not replace the second.
 
 Source: EC2 user guide, "Get started with EFA and NCCL", step "Prepare an EFA-enabled security group", 2026-11.
 """

@@ -28,7 +28,7 @@ _EXPIRE_AFTER = "720h"
 """A node is replaced at the latest then, with whatever was patched since."""
 
 _TERMINATION_GRACE = "1h"
-"""Time that a pod has to end before its node goes, whatever guards it: a node must not outlive its expiry for ever."""
+"""Time that pods have to end before their node is removed, whatever protects them: expiry must take effect."""
 
 
 def build(fleet: Fleet, catalogue: Catalogue) -> list[Manifest]:
@@ -112,7 +112,7 @@ def build_node_pool(group: Group, catalogue: Catalogue) -> Manifest:
 
 
 def _build_reservation_term(fleet: Fleet, group: Group) -> Manifest:
-    """Karpenter knows no resource groups: what the fleet made is found by its tags, and what was there by its id."""
+    """Karpenter has no resource groups: it finds the fleet's reservations by tags, and existing ones by id."""
     if group.reservation:
         return {"id": group.reservation}
     return {"tags": {"fleet": fleet.name, "Name": names.format_reservation_name(fleet.name, group.name)}}

@@ -1,4 +1,4 @@
-"""`fleet.yaml` read, and held against what the catalogue and AWS say: where every way to its stacks begins."""
+"""Load `fleet.yaml`, and check it against the catalogue and AWS's limits."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from llm_serving.settings.errors import ErrorCollector, InputError
 
 
 def load_fleet(path: Path) -> Document[Fleet]:
-    """The fleet of the file `path`.
+    """Load the fleet file `path`.
 
     Raises:
-        InputError: with every mistake: of the file, then of what cannot be rented or made.
+        InputError: with all mistakes: of the file, then of what cannot be rented or created.
     """
     document = load(path, Fleet)
     collector = ErrorCollector()

@@ -119,7 +119,7 @@ DEADLOCKED_RELEASE = "v20260505"
 
 
 class NewNetwork(Settings):
-    """A VPC made for the fleet, private by default."""
+    """A new VPC for the fleet, private by default."""
 
     cidr: Cidr = "10.0.0.0/16"
     """The VPC's address range: private, /16 to /20."""
@@ -128,11 +128,11 @@ class NewNetwork(Settings):
     """NAT gateways, one a zone, so that private machines reach hubs and registries outside AWS."""
 
     flow_logs: Days = parse_default("30d")
-    """How long flow logs are kept."""
+    """Retention of flow logs."""
 
 
 class ExistingNetwork(Settings):
-    """A VPC that is already there."""
+    """An existing VPC."""
 
     vpc: VpcId
     """The VPC's id."""
@@ -160,10 +160,10 @@ class Storage(Settings):
     """Buckets and registries of the fleet."""
 
     results_kept: Days = parse_default("90d")
-    """How long validation and batch results are kept."""
+    """Retention of validation and batch results."""
 
     old_versions_kept: Days = parse_default("30d")
-    """How long an overwritten or deleted object can still be brought back."""
+    """How long overwritten and deleted objects can be restored."""
 
     repositories: OneOrMore[Name] = ("vllm", "router")
     """ECR repositories for the images of this project, one or a list."""
@@ -180,20 +180,20 @@ class Eks(Settings):
     """Kubernetes version, in quotes."""
 
     public_from: Annotated[tuple[CallerCidr, ...], Field(max_length=40), AllowSingleItem()] = ()
-    """Ranges that may call the cluster's endpoint from the internet; left out, the endpoint is private."""
+    """Ranges that may call the cluster's endpoint from the internet; private by default."""
 
     admins: Annotated[tuple[RoleArn, ...], Field(max_length=20), AllowSingleItem()] = ()
-    """ARNs of the IAM roles that administer the cluster, beside whoever makes it."""
+    """ARNs of the IAM roles that administer the cluster, besides the role that creates it."""
 
     al2023: (
         Annotated[str, TextFormat("v20[0-9]{6}", "a release of the EKS AMI for Amazon Linux 2023", "v20260423")] | None
     ) = None
-    """Release of the AL2023 nodes' AMI; the pinned one where left out."""
+    """Release of the AL2023 nodes' AMI; the pinned one by default."""
 
     bottlerocket: (
         Annotated[str, TextFormat(r"1\.[0-9]{1,3}\.[0-9]{1,3}", "a release of Bottlerocket", "1.64.0")] | None
     ) = None
-    """Release of the Bottlerocket nodes' AMI; the pinned one where left out."""
+    """Release of the Bottlerocket nodes' AMI; the pinned one by default."""
 
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
         return (
@@ -215,7 +215,7 @@ class Ecs(Settings):
         Annotated[str, TextFormat(r"2023\.0\.20[0-9]{6}", "a release of the ECS AMI for AL2023", "2023.0.20260914")]
         | None
     ) = None
-    """Release of the container instances' AMI; the pinned one where left out."""
+    """Release of the container instances' AMI; the pinned one by default."""
 
 
 class AddOns(Settings):
@@ -242,7 +242,7 @@ class Fleet(Settings):
     """All that is rented in one account and region."""
 
     name: Annotated[Name, Field(examples=["demo"])]
-    """Prefix of everything that is made."""
+    """Prefix of all resource names."""
 
     region: Region
     """AWS region."""
@@ -251,10 +251,10 @@ class Fleet(Settings):
     """Availability Zones of the fleet, one to six; one subnet each."""
 
     orchestrator: Literal["eks", "ecs", "both"] = "eks"
-    """What places the containers."""
+    """What schedules containers."""
 
     spend_limit: Spend | None = None
-    """The most that all pools at their greatest size may cost an hour, on demand."""
+    """Maximum cost of all pools at full size, per hour on demand."""
 
     alarms_to: TopicArn | None = None
     """ARN of the SNS topic that CloudWatch's alarms on ECS tell, when they ring and when that is over. If a key of your
@@ -264,7 +264,7 @@ class Fleet(Settings):
     """Where Terraform keeps its state: `local`, or `s3://BUCKET/PREFIX` with a lock file beside it."""
 
     network: Network = NewNetwork()
-    """A VPC to make, or one that is there by its id."""
+    """A new VPC, or an existing one by its id."""
 
     storage: Storage = Storage()
     """Buckets and registries."""
@@ -279,10 +279,10 @@ class Fleet(Settings):
     """Optional parts, each off or on by one line."""
 
     pools: Annotated[dict[Name, Pool], Field(min_length=1)]
-    """Machines by the name that blueprints use."""
+    """Pools of instances, by the name that blueprints use."""
 
     tags: Annotated[dict[TagKey, TagValue], Field(max_length=40)] = Field(default_factory=dict)
-    """Tags on everything that is made."""
+    """Tags on all resources."""
 
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
         return (
@@ -342,7 +342,8 @@ class Fleet(Settings):
             actual, expected = len(self.network.private_subnets), len(self.zones)
             yield Conflict(
                 ("network", "private_subnets"),
-                f"it names {actual} private subnet{'s' * (actual != 1)}, and the fleet has {expected} zone{'s' * (expected != 1)}",
+                f"it names {actual} private subnet{'s' * (actual != 1)}, "
+                f"and the fleet has {expected} zone{'s' * (expected != 1)}",
                 "one private subnet a zone, in the order of `zones`",
             )
 

@@ -46,7 +46,7 @@ SERVING_NAMESPACE = "serving"
 """Namespace of deployments on EKS."""
 
 ENGINE_SERVICE_ACCOUNT = "engines"
-"""Service account there that reads weights."""
+"""Service account of that namespace that reads weights."""
 
 KARPENTER_NODE_PURPOSE = "karpenter-node"
 """Purpose of the role of nodes that Karpenter starts."""
@@ -83,5 +83,5 @@ def format_namespace(fleet: Fleet) -> str:
 
 
 def format_interruption_queue(fleet: Fleet) -> str:
-    """Queue that tells Karpenter of nodes about to go."""
+    """Queue that notifies Karpenter of interrupted nodes."""
     return f"{fleet.name}-interruptions"

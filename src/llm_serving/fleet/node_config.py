@@ -1,4 +1,4 @@
-"""What a node is told at its first start, as text: NodeConfig for Amazon Linux 2023, TOML for Bottlerocket.
+"""User data of a node: NodeConfig for Amazon Linux 2023, TOML for Bottlerocket.
 
 Every text comes in two: with the cluster's address, for a node group's launch template, and without, for Karpenter,
 which adds it. Values may be Terraform's tokens.
@@ -91,7 +91,7 @@ def _render_nodeadm_config(group: Group, cluster: ClusterConnection | None) -> s
 
 
 def _build_kubelet_flags(group: Group) -> Iterator[str]:
-    """Labels and taints that stand from the first moment; EKS itself adds a node group's later."""
+    """Labels and taints at registration; EKS itself adds a node group's later."""
     if group.labels:
         yield f"--node-labels={','.join(f'{key}={value}' for key, value in group.labels.items())}"
     if group.taints:

@@ -109,34 +109,34 @@ class Pool(Settings):
     """EC2 instance types in order of preference; one, or a list."""
 
     zones: OneOrMore[Zone] = Field((), validate_default=False)
-    """Availability Zones of this pool, one or a list; the fleet's where left out."""
+    """Availability Zones of this pool, one or a list; the fleet's by default."""
 
     buy: OneOrMore[Purchase] = ("on-demand",)
-    """How it is bought, in the order to fall back in: on-demand, spot, a reservation that is there or one to make."""
+    """Purchase options in order of preference: on-demand, spot, an existing reservation or a new one."""
 
     size: Machines
     """Least and most machines, as in 0..40."""
 
     orchestrator: Orchestrator | None = None
-    """What places containers on this pool, in a fleet of both; eks where left out there."""
+    """What schedules containers on this pool, in a fleet with both; eks by default."""
 
     by: Literal["karpenter", "node-groups"] | None = None
-    """What starts machines on EKS; by Karpenter where left out, but for EFA, reservations and a least above 0."""
+    """What starts nodes on EKS; Karpenter by default, except with EFA, reservations or a minimum above 0."""
 
     efa: Annotated[bool, Switch()] = False
-    """Elastic Fabric Adapter between the pool's machines; they then stand in one zone."""
+    """Elastic Fabric Adapter between the pool's instances; requires a single zone."""
 
     efa_layout: Literal["save-addresses", "ip-bandwidth"] = "save-addresses"
     """Network interfaces beside EFA: one with an IP address, or several for more ordinary bandwidth (S3)."""
 
     placement_group: Literal["cluster", "none"] = "none"
-    """Whether a zone's machines stand close together, in a placement group made for them."""
+    """Whether instances of a zone share a cluster placement group."""
 
     images: Images | None = None
     """How images start fast: soci (EKS), cached, a snapshot or plain; left out, soci on EKS and cached on ECS."""
 
     disk: Literal["gp3", "nvme"] | None = None
-    """Where images lie: on a fast volume, or on the machine's own NVMe disks, the default where all types have them."""
+    """Storage of images: a fast volume, or the instance's NVMe disks, the default if all types have them."""
 
     os: Literal["al2023", "bottlerocket"] = "al2023"
     """Operating system of EKS nodes."""
@@ -145,7 +145,7 @@ class Pool(Settings):
     """An AMI of your own in place of the pinned release of AWS's."""
 
     warm: Annotated[int, Field(ge=0, le=1000)] = 0
-    """Machines kept ready and stopped, on ECS and on demand; a stopped one costs its disk alone."""
+    """Stopped instances ready to start, on ECS and on demand; each costs only its disk."""
 
     labels: Annotated[dict[LabelKey, LabelValue], Field(max_length=20)] = Field(default_factory=dict)
     """Labels of the nodes on EKS, attributes of the container instances on ECS."""
@@ -207,7 +207,8 @@ class Pool(Settings):
                 ("buy", reserve_indices[0]), reason, f"{{reserve: {max_size}}}, or size: {min_size}..{reserved}"
             )
         elif first and first < min_size:
-            reason = f"the first purchase option covers the pool's minimum of {min_size} machines, and {first} would be reserved"
+            reason = f"the first purchase option covers the pool's minimum of {min_size} instances, and "
+            reason += f"{first} would be reserved"
             yield Conflict(("buy", 0), reason, f"{{reserve: {min_size}}}, or size: {first}..{max_size}")
         elif len(reserve_indices) == len(self.buy) and reserved < max_size:
             reason = f"there is no other purchase option, so of up to {max_size} machines {reserved} could start"

@@ -1,4 +1,4 @@
-"""A text that is one of a list of names which is found when it is asked for: rows of a catalogue, folders."""
+"""A text that is one of a list of names, read on validation: rows of a catalogue, directories."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def _suggest_keys(model_type: type[BaseModel], data: Any, loc: KeyPath) -> str:
 
 
 def find_nearest_key(model_type: type[BaseModel], data: Any, loc: KeyPath) -> str | None:
-    """The key that a misspelt one at `loc` was meant for, where it is not there too."""
+    """The key that a misspelt one at `loc` was meant for, unless the file has it too."""
     matches = difflib.get_close_matches(str(loc[-1]), _list_free_keys(model_type, data, loc), n=1)
     return matches[0] if matches else None
 
@@ -124,7 +124,7 @@ def _list_free_keys(model_type: type[BaseModel], data: Any, loc: KeyPath) -> lis
 
 
 def _build_example(model_type: type[BaseModel], loc: KeyPath) -> str:
-    """A line that would stand for a missing key."""
+    """An example line for a missing key."""
     *_, (step, model) = walk_models(model_type, loc)
     field = get_fields(model)[str(step)] if model else None
     if field is None:
@@ -158,7 +158,7 @@ def format_value(value: Any) -> str:
 
 
 def _format_yaml(value: Any) -> str:
-    """A value as it would stand on one line of the file."""
+    """A value as one line of YAML."""
     if isinstance(value, dict | list):
         return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**6, allow_unicode=True).strip()
     return str(value)
@@ -169,7 +169,7 @@ def _truncate(text: str, limit: int = 60) -> str:
 
 
 def resolve_key_path(data: Any, loc: KeyPath) -> KeyPath:
-    """A path of Pydantic's as the file has it: no names of branches, no 0 where one item stands for a list."""
+    """Pydantic's path as a path of the file: without names of branches, and without 0 for a single item."""
     key_path: KeyPath = ()
     for step in loc:
         if not _is_schema_step(step) and not (
@@ -180,7 +180,7 @@ def resolve_key_path(data: Any, loc: KeyPath) -> KeyPath:
 
 
 def _is_schema_step(step: str | int) -> bool:
-    """Whether a step of Pydantic's path is neither key nor index: the branch of a union, or "the key itself"."""
+    """Whether a step of Pydantic's path is neither key nor index, but the branch of a union or "[key]"."""
     return isinstance(step, str) and (step.startswith("<") or step == "[key]")
 
 
@@ -192,7 +192,7 @@ def walk_models(annotation: Any, loc: Sequence[str | int]) -> Iterator[tuple[str
 
 
 def _find_child(annotation: Any, step: str | int) -> tuple[type[BaseModel] | None, Any]:
-    """The model at `kind` that may have the key `step`, and the type that stands there."""
+    """The model at `annotation` that may have the key `step`, and the type of that key."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         field = get_fields(annotation).get(str(step))
         return (None, None) if _is_schema_step(step) else (annotation, field.annotation if field else None)
@@ -210,5 +210,5 @@ def _find_child(annotation: Any, step: str | int) -> tuple[type[BaseModel] | Non
 
 
 def get_fields(model: type[BaseModel]) -> dict[str, Any]:
-    """A model's fields by the key that stands in the file."""
+    """A model's fields by their key in the file."""
     return {field.alias or name: field for name, field in sorted(model.model_fields.items())}

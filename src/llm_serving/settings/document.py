@@ -30,10 +30,10 @@ FILE_CONTEXT = {"written": True}
 
 
 class Conflict(NamedTuple):
-    """Values that are right by themselves and cannot stand together."""
+    """Values that are valid by themselves and conflict with each other."""
 
     key_path: KeyPath
-    """The field to blame, below the model that says it, in the file's own keys."""
+    """The field to report, relative to the model, in the file's keys."""
 
     reason: str
     fix: str
@@ -52,7 +52,7 @@ class Settings(BaseModel):
     )
 
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        """What cannot stand together, one iterator a rule; a model with such rules overrides this."""
+        """Return the conflicts between fields, one iterator for each rule; models override this."""
         return ()
 
     @model_validator(mode="after")
@@ -79,11 +79,11 @@ class Settings(BaseModel):
 
 
 class _InvalidValueError(Exception):
-    """A rule asked for a value that is wrong by itself."""
+    """A rule used a value that is invalid by itself."""
 
 
 class _InvalidValue:
-    """Stands where a value is wrong by itself, so that rules about the other fields can still be heard."""
+    """Placeholder for an invalid value, so that rules about the other fields still run."""
 
     def _reject_use(self, *_: Any) -> NoReturn:
         raise _InvalidValueError
@@ -103,7 +103,7 @@ def _apply_rule(rule: Iterator[Conflict]) -> Iterator[Conflict]:
 
 @dataclass(frozen=True)
 class AllowSingleItem:
-    """One item stands for a list of one."""
+    """Accept a single item in place of a list of one."""
 
     def __get_pydantic_core_schema__(self, source_type: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_before_validator_function(self._wrap_item, handler(source_type))
@@ -138,7 +138,7 @@ class Document(Generic[M]):
     positions: Mapping[KeyPath, Position]
 
     def build_mistake(self, key_path: Sequence[str | int], value: Any, reason: str, fix: str) -> Mistake:
-        """A mistake at the field `where`, or at its nearest parent that stands in the file."""
+        """Build a mistake at the field `key_path`, or at its nearest parent in the file."""
         return diagnostics.build_mistake(
             self.path, self.positions, key_path, diagnostics.format_value(value), reason, fix
         )
@@ -172,17 +172,17 @@ def load(path: Path, model_type: type[M]) -> Document[M]:
 
 
 def _is_reported(yaml_file: yaml_source.YamlFile, detail: ErrorDetails) -> bool:
-    """Whether other mistakes already speak of the field: the YAML's own, or those of a list's items."""
+    """Whether other mistakes already cover the field: the YAML's own, or those of a list's items."""
     if detail["type"] == "too_short" and detail["input"]:
         return True
     return any(detail["loc"][:length] in yaml_file.rejected for length in range(len(detail["loc"]) + 1))
 
 
 def _validate(model_type: type[M], data: Any) -> tuple[M | None, list[ErrorDetails]]:
-    """The model of `data`, or all that is wrong.
+    """Return the model of `data`, or all its errors.
 
-    Pydantic looks for contradictions only where each field is right by itself; so what is wrong is set to unknown, and
-    the rest is looked at again, until nothing new is found.
+    Pydantic checks for conflicts only if all fields are valid. So invalid fields are replaced by placeholders, and the
+    rest is validated again, until nothing new is found.
     """
     details: list[ErrorDetails] = []
     while True:
@@ -200,14 +200,14 @@ def _validate(model_type: type[M], data: Any) -> tuple[M | None, list[ErrorDetai
 
 
 def _is_new(detail: ErrorDetails, known_details: Sequence[ErrorDetails]) -> bool:
-    """Whether a further look tells more: contradictions alone can, and where there is one already, it says no more."""
+    """Whether a repeated validation found something new: a conflict, at a field without a mistake so far."""
     return not known_details or (
         detail["type"] == "contradiction" and all(detail["loc"] != other["loc"] for other in known_details)
     )
 
 
 def _mark_invalid(model_type: type[Settings], data: Any, detail: ErrorDetails) -> Any:
-    """`data` with the field of a mistake unknown; copied where it changes."""
+    """Return a copy of `data` with a placeholder for the field of a mistake."""
     loc = detail["loc"]
     if detail["type"] == "extra_forbidden":
         nearest_key = diagnostics.find_nearest_key(model_type, data, loc)
@@ -227,7 +227,7 @@ def _mark_invalid(model_type: type[Settings], data: Any, detail: ErrorDetails) -
 
 
 def _replace_value(data: Any, key_path: KeyPath, value: Any) -> Any:
-    """A copy of nested mappings and lists with another value at `steps`; None takes the key away."""
+    """Return a copy of nested mappings and lists with another value at `key_path`; None removes the key."""
     if not key_path:
         return value
     first, *rest = key_path

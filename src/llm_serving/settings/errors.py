@@ -1,4 +1,4 @@
-"""Everything the product refuses, as one small tree; each leaf is an exit code that scripts may rely on.
+"""All errors that users see, as one small tree; each leaf has an exit code that scripts may rely on.
 
 BlueprintError
 ├── CheckFailed   exit 1: an SLO missed, a plan not empty, a check failed
@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 
 
 class BlueprintError(Exception):
-    """A refusal that reaches the user as its text alone, without a traceback."""
+    """An error that the user sees as its message only, without a traceback."""
 
     exit_code = 1
 
 
 class CheckFailed(BlueprintError):
-    """The question was well put and the answer is no."""
+    """A check failed: an SLO was missed, or a plan is not empty."""
 
     exit_code = 1
 
@@ -34,9 +34,9 @@ class Unavailable(BlueprintError):
 
 @dataclass(frozen=True)
 class Mistake:
-    """One thing that is wrong in one place, and what to write instead.
+    """One mistake at one position of a file, and its fix.
 
-    `line` and `column` count from 1; a mistake of the file as a whole stands at 1:1. `field` is a dotted path such as
+    `line` and `column` count from 1; a mistake of the file as a whole is at 1:1. `field` is a dotted path such as
     `pools.general.size`.
     """
 
@@ -93,13 +93,13 @@ A = TypeVar("A")
 
 
 class ErrorCollector:
-    """Asks one question after another, and tells all that is wrong at once."""
+    """Run several checks, and raise their mistakes together."""
 
     def __init__(self) -> None:
         self._parts: list[Mistake | str] = []
 
     def __call__(self, check: Callable[[], A]) -> A | None:
-        """What `ask` returns; None where its input is wrong."""
+        """Return what `check` returns, or None if it raised an InputError."""
         try:
             return check()
         except InputError as error:
@@ -110,7 +110,7 @@ class ErrorCollector:
         """Let pass what has no mistake.
 
         Raises:
-            InputError: with the mistakes of all questions, in the order of the questions.
+            InputError: with the mistakes of all checks, in their order.
         """
         if self._parts:
             raise InputError(self._parts)

@@ -19,7 +19,7 @@ from pydantic_core.core_schema import CoreSchema
 
 
 def build_error(reason: str, fix: str, *, error_type: str = "wrong") -> PydanticCustomError:
-    """An error that says why a value cannot work and what to write instead."""
+    """Return a validation error with a reason and a fix."""
     # The texts go in as context: pydantic would read braces in a template as fields. The kind is one of a few literals.
     return PydanticCustomError(error_type, "{why}. Fix: {write}", {"why": reason, "write": fix})
 
@@ -146,7 +146,7 @@ def _parse_count(text: str) -> int:
 
 @dataclass(frozen=True)
 class _IntegerFormat(ABC):
-    """What a file says as a whole number within bounds, or as a text that stands for one or more."""
+    """A whole number within bounds, or a text for one or several."""
 
     description: str
     example: str

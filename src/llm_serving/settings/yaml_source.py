@@ -31,7 +31,7 @@ KeyPath = tuple[str | int, ...]
 
 
 class Position(NamedTuple):
-    """Where a field stands, counted from 1: its value's line and column, and its key's."""
+    """Position of a field, counted from 1: line and column of its value and of its key."""
 
     line: int
     column: int
@@ -215,7 +215,7 @@ for _tag, _pattern, _first in (
 
 
 class _Builder:
-    """Turns YAML's tree into plain data, and says what settings do not take."""
+    """Convert YAML's tree into plain data, and report what settings do not allow."""
 
     def __init__(self, yaml_file: YamlFile, tagged: Sequence[tuple[str, yaml.Mark]]) -> None:
         self.yaml_file = yaml_file
@@ -336,7 +336,7 @@ class _Builder:
         return text
 
     def _reject(self, node: yaml.Node, key_path: KeyPath, reason: str, fix: str) -> None:
-        """A mistake that says all there is to say about the field."""
+        """Add a mistake; the field's other mistakes are then not reported."""
         self.yaml_file.rejected.add(key_path)
         position = self.yaml_file.positions.get(key_path)
         line, column = (
@@ -348,7 +348,7 @@ class _Builder:
 
 
 def _find_text_problem(text: str) -> tuple[str, str] | None:
-    """Why a text cannot stand in settings, which reach Terraform's files and command lines, and what to write."""
+    """Why a text is not allowed in settings, which reach Terraform's files and command lines, and the fix."""
     if "${" in text or "%{" in text:
         return (
             "it holds ${ or %{, which Terraform would read as an expression; settings hold plain values",
@@ -399,7 +399,7 @@ def _build_syntax_mistake(path: Path, error: yaml.MarkedYAMLError) -> Mistake:
 
 
 def get_value(data: Any, key_path: Sequence[str | int]) -> Any:
-    """The value at `steps`; None where there is none."""
+    """The value at `key_path`; None if there is none."""
     for step in key_path:
         if not isinstance(data, dict | list):
             return None
