@@ -145,7 +145,7 @@ def test_it_is_removed_with_all_old_versions_when_no_state_holds_a_thing(aws: Aw
         (
             "fleets/demo/network.tfstate.tflock",
             {},
-            "s3://my-state/fleets/demo/network.tfstate.tflock: Terraform is at work, or was stopped while it was. "
+            "s3://my-state/fleets/demo/network.tfstate.tflock: Terraform is running, or was interrupted. "
             "Wait, or run `terraform force-unlock` in its stack.",
         ),
         ("notes.txt", {}, "s3://my-state: 1 objects are no state of Terraform's, notes.txt among them"),
@@ -172,5 +172,5 @@ def test_without_credentials_it_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
-    with pytest.raises(Unavailable, match="no AWS credentials were found: sign in"):
+    with pytest.raises(Unavailable, match=r"no AWS credentials found\. Fix: sign in"):
         _ensure()

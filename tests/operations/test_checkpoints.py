@@ -22,7 +22,9 @@ def test_what_was_done_in_another_account_counts_for_nothing(
     file = tmp_path / "journal.json"
     Checkpoints(file, "account 1").record("weights")
     assert not Checkpoints(file, "account 2").find("weights")
-    assert "speaks of account 1, and this is account 2: it begins anew" in " ".join(capsys.readouterr().err.split())
+    assert "belongs to account 1, and this is account 2: starting from the beginning" in " ".join(
+        capsys.readouterr().err.split()
+    )
 
 
 @pytest.mark.parametrize("text", ['{"place": "account 1", "done": {"weig', "[]", '{"place": "account 1", "done": [1]}'])
@@ -30,7 +32,7 @@ def test_a_damaged_journal_begins_anew(tmp_path: Path, text: str, capsys: pytest
     file = tmp_path / "journal.json"
     file.write_text(text)
     progress = Checkpoints(file, "account 1")
-    assert "cannot be read: it begins anew" in capsys.readouterr().err
+    assert "cannot be read: starting from the beginning" in capsys.readouterr().err
     progress.record("weights")
     assert Checkpoints(file, "account 1").find("weights")
 

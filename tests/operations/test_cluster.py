@@ -57,8 +57,8 @@ def test_kubectl_and_helm_are_led_to_the_fleets_own_cluster_alone(recorder: Reco
 @pytest.mark.parametrize(
     ("more", "remedy"),
     [
-        ("", "Its endpoint is private: run this inside the VPC, or write your range in `eks.public_from`"),
-        ("eks: {public_from: [203.0.113.0/24]}\n", "Its endpoint is open to 203.0.113.0/24 alone"),
+        ("", "Its endpoint is private. Fix: run this inside the VPC, or add your range to `eks.public_from`"),
+        ("eks: {public_from: [203.0.113.0/24]}\n", "Its endpoint is open to 203.0.113.0/24 only"),
     ],
 )
 def test_a_cluster_that_does_not_answer_is_said_with_who_can_reach_it(
@@ -68,7 +68,7 @@ def test_a_cluster_that_does_not_answer_is_said_with_who_can_reach_it(
     with pytest.raises(Unavailable) as error:
         cluster.connect(AwsSession(REGION), write_fleet(tmp_path, more), tmp_path)
     assert str(error.value) == (
-        "the cluster small does not answer kubectl (Unable to connect to the server: dial tcp 10.0.0.1:443: "
+        "the cluster small does not respond to kubectl (Unable to connect to the server: dial tcp 10.0.0.1:443: "
         f"i/o timeout). {remedy}"
     )
 
@@ -188,7 +188,7 @@ def test_machines_of_karpenter_are_found_in_ec2_itself_and_are_no_end(aws: str, 
         with pytest.raises(CheckFailed) as error:
             cluster.require_no_instances(clients, demo_fleet)
         assert str(error.value) == (
-            "1 machine(s) of the fleet small still run, and cost. To end them: "
+            "1 instance of the fleet small is running, and costs. Fix: "
             f"aws ec2 terminate-instances --region us-west-2 --instance-ids {name}"
         )
     finally:

@@ -78,8 +78,8 @@ def test_a_service_that_keeps_its_machines_is_named_with_the_way_to_end_it(conte
     with pytest.raises(CheckFailed) as error:
         destroy.require_no_dependents(build_plan(context, services=("mine-worker",)))
     assert str(error.value) == (
-        "mine-worker still runs on the cluster small, and keeps its machines. "
-        "Run `blueprint destroy DIR --target ecs` first"
+        "mine-worker still running on the cluster small, on its instances. "
+        "Fix: run `blueprint destroy DIR --target ecs` first"
     )
 
 
@@ -90,7 +90,7 @@ def test_a_cluster_out_of_reach_is_not_destroyed_while_machines_of_karpenters_ru
     with pytest.raises(Unavailable) as error:
         destroy._delete_cluster_resources(build_plan(context, karpenter=("i-1", "i-2")))
     assert str(error.value).startswith(
-        "i-1 and i-2 would outlive the cluster, which made them: the cluster small does not answer kubectl"
+        "i-1 and i-2 would outlive the cluster, which made them: the cluster small does not respond to kubectl"
     )
     destroy._delete_cluster_resources(build_plan(context))  # nothing of its own is there: Terraform can go on
     assert not [call for call in recorder.calls if call[0] == "helm"]

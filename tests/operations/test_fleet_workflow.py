@@ -65,7 +65,7 @@ def test_what_is_planned_is_applied_and_what_a_bucket_holds_outlives_a_destroy(
     orphan_state = {"outputs": {}, "resources": [{"mode": "managed", "type": "x", "name": "y", "instances": [{}]}]}
     s3.put_object(Bucket="kept-state", Key="fleets/kept/eks.tfstate", Body=json.dumps(orphan_state).encode())
     assert main.run(["fleet", "destroy", "--yes"]) == 1
-    assert "the state also holds eks, which fleet.yaml does not make" in capsys.readouterr().err
+    assert "the state also holds eks: not defined in fleet.yaml and would be orphaned" in capsys.readouterr().err
     s3.delete_object(Bucket="kept-state", Key="fleets/kept/eks.tfstate")
 
     first_destroy = run_cli(capsys, "fleet", "destroy", "--yes")

@@ -132,7 +132,7 @@ def test_a_default_pattern_that_does_not_suit_the_fleet_is_left_out_with_the_rea
 def test_expired_credentials_are_said_in_one_line_with_what_to_do(
     expired_credentials: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    message = "the AWS credentials have expired: sign in again (`aws sso login`)"
+    message = "the AWS credentials have expired. Fix: sign in again (`aws sso login`)"
     assert get_error(capsys, "--target", "ecs", "--yes") == (3, message)
     assert main.run(["fleet", "plan"]) == 3
     assert capsys.readouterr().err.strip().splitlines()[-1] == message
@@ -151,7 +151,7 @@ def test_a_question_that_nobody_can_answer_is_said_before_aws_is_asked(
 def test_destroy_without_credentials_says_so_and_rehearses_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     code, line = get_error(capsys, "--destroy", "--yes")
     assert code == 3
-    assert line.startswith("no AWS credentials were found: sign in (`aws sso login`, or set AWS_PROFILE)")
+    assert line.startswith("no AWS credentials found. Fix: sign in (`aws sso login`), or set AWS_PROFILE")
 
 
 def test_programs_that_a_later_step_calls_are_missed_before_anything_is_paid_for(

@@ -101,7 +101,7 @@ def inspect_bucket(aws: AwsSession, bucket: StateBucket) -> BucketStatus:
             return BucketStatus(False, (_build_creation(bucket), *_find_changes(bucket, lambda _: {})))
         if session.get_error_code(error) in session.DENIED_CODES:
             raise CheckFailed(
-                f"s3://{bucket.name}: it belongs to another account, or this identity may not see it. "
+                f"s3://{bucket.name}: it belongs to another account, or this identity has no access to it. "
                 "Fix: another bucket in `state`, or allow s3:ListBucket."
             ) from None
         raise
@@ -119,7 +119,7 @@ def _build_creation(bucket: StateBucket) -> Change:
         {"CreateBucketConfiguration": {"LocationConstraint": bucket.region}} if bucket.region != "us-east-1" else {}
     )
     parameters = {"Bucket": bucket.name, **region_configuration, "ObjectOwnership": "BucketOwnerEnforced"}
-    return Change("is not there", "create_bucket", parameters)
+    return Change("does not exist", "create_bucket", parameters)
 
 
 def _find_changes(bucket: StateBucket, read_setting: Callable[[str], Mapping[str, Any]]) -> Iterator[Change]:
@@ -131,10 +131,10 @@ def _find_changes(bucket: StateBucket, read_setting: Callable[[str], Mapping[str
     bucket_argument = {"Bucket": bucket.name}
     if read_setting("get_public_access_block").get("PublicAccessBlockConfiguration") != _PUBLIC_ACCESS_BLOCK:
         parameters: dict[str, Any] = {**bucket_argument, "PublicAccessBlockConfiguration": _PUBLIC_ACCESS_BLOCK}
-        yield Change("may be opened to the public", "put_public_access_block", parameters)
+        yield Change("allows public access", "put_public_access_block", parameters)
     if read_setting("get_bucket_versioning").get("Status") != "Enabled":
         parameters = {**bucket_argument, "VersioningConfiguration": {"Status": "Enabled"}}
-        yield Change("keeps no versions: a state that is overwritten is lost", "put_bucket_versioning", parameters)
+        yield Change("has no versioning: a state that is overwritten is lost", "put_bucket_versioning", parameters)
     if not read_setting("get_bucket_encryption"):
         parameters = {**bucket_argument, "ServerSideEncryptionConfiguration": _SSE_S3}
         yield Change("is not encrypted", "put_bucket_encryption", parameters)
@@ -143,14 +143,14 @@ def _find_changes(bucket: StateBucket, read_setting: Callable[[str], Mapping[str
         # What others have written there stays.
         policy = {"Version": "2012-10-17", "Statement": [*statements, _build_tls_statement(bucket)]}
         yield Change(
-            "answers without TLS",
+            "allows access without TLS",
             "put_bucket_policy",
             {**bucket_argument, "Policy": json.dumps(policy)},
             critical=False,
         )
     if not read_setting("get_bucket_lifecycle_configuration"):
         parameters = {**bucket_argument, "LifecycleConfiguration": {"Rules": [_LIFECYCLE_RULE]}}
-        reason = "keeps old versions for ever"
+        reason = "keeps old versions forever"
         yield Change(reason, "put_bucket_lifecycle_configuration", parameters, critical=False)
 
 
@@ -221,12 +221,12 @@ def ensure_state_bucket(fleet: Fleet, aws: AwsSession, *, confirm: Callable[[], 
         status = inspect_bucket(aws, bucket)
         if not status.changes:
             return False
-        console.err.print(f"s3://{bucket.name} will be {'changed' if status.exists else 'made'}:", markup=False)
+        console.err.print(f"s3://{bucket.name} will be {'changed' if status.exists else 'created'}:", markup=False)
         for change in status.changes:
             console.show_command(change.command)
         if not confirm():
-            raise CheckFailed(f"s3://{bucket.name} is left as it is: nothing was made")
-        with console.step(f"Make the state bucket s3://{bucket.name}"):
+            raise CheckFailed(f"s3://{bucket.name} is unchanged: nothing was created")
+        with console.step(f"Create the state bucket s3://{bucket.name}"):
             for change in status.changes:
                 getattr(aws.client("s3"), change.operation)(**change.parameters)
                 if change.operation == "create_bucket":
@@ -252,8 +252,8 @@ def remove_state_bucket(fleet: Fleet, aws: AwsSession, *, confirm: Callable[[], 
         _require_no_resources(aws.client("s3"), bucket.name)
         console.err.print(f"s3://{bucket.name} will be deleted, with all old versions in it", markup=False)
         if not confirm():
-            raise CheckFailed(f"s3://{bucket.name} is left as it is")
-        with console.step(f"Remove s3://{bucket.name} and the old versions in it"):
+            raise CheckFailed(f"s3://{bucket.name} is unchanged")
+        with console.step(f"Delete s3://{bucket.name} with all old versions"):
             delete_all_versions(aws.client("s3"), bucket.name)
             aws.client("s3").delete_bucket(Bucket=bucket.name)
     return True
@@ -265,13 +265,13 @@ def _require_no_resources(s3: Any, bucket: str) -> None:
     locks = [name for name in names if name.endswith(_LOCK_SUFFIX)]
     if locks:
         raise CheckFailed(
-            f"s3://{bucket}/{locks[0]}: Terraform is at work, or was stopped while it was. "
+            f"s3://{bucket}/{locks[0]}: Terraform is running, or was interrupted. "
             "Wait, or run `terraform force-unlock` in its stack."
         )
     other_names = [name for name in names if not name.endswith(_STATE_SUFFIX)]
     if other_names:
         raise CheckFailed(
-            f"s3://{bucket}: {len(other_names)} objects are no state of Terraform's, {other_names[0]} among them"
+            f"s3://{bucket}: {len(other_names)} objects are not Terraform states, {other_names[0]} among them"
         )
     for name in names:
         count = len(json.loads(s3.get_object(Bucket=bucket, Key=name)["Body"].read()).get("resources", ()))

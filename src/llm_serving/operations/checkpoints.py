@@ -82,14 +82,14 @@ def _read(file: Path, scope: str) -> dict[str, Checkpoint]:
         payload: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         if payload["place"] != scope:
             console.err.print(
-                f"  {console.shorten_path(file)} speaks of {payload['place']}, and this is {scope}: it begins anew"
+                f"  {console.shorten_path(file)} belongs to {payload['place']}, and this is {scope}: starting from the beginning"
             )
             return {}
         return {name: Checkpoint(**entry) for name, entry in payload["done"].items()}
     except FileNotFoundError:
         return {}
     except (ValueError, KeyError, TypeError, AttributeError):
-        console.err.print(f"  {console.shorten_path(file)} cannot be read: it begins anew")
+        console.err.print(f"  {console.shorten_path(file)} cannot be read: starting from the beginning")
         return {}
 
 

@@ -18,6 +18,7 @@ from llm_serving.fleet.checks import join_words
 from llm_serving.fleet.model import Fleet
 from llm_serving.operations import add_ons
 from llm_serving.settings.errors import CheckFailed, Unavailable
+from llm_serving.settings.units import format_count
 
 TOOLS: Mapping[str, str] = {
     **add_ons.TOOLS,
@@ -89,7 +90,7 @@ def connect(aws: AwsSession, fleet: Fleet, data: Path) -> ClusterContext:
     except console.CommandFailed as error:
         last_lines = error.output.strip().splitlines()[-1:] or ["no word"]
         raise Unavailable(
-            f"the cluster {names.format_cluster_name(fleet)} does not answer kubectl ({last_lines[0]}). {describe_endpoint_access(fleet)}"
+            f"the cluster {names.format_cluster_name(fleet)} does not respond to kubectl ({last_lines[0]}). {describe_endpoint_access(fleet)}"
         ) from None
     return cluster
 
@@ -97,8 +98,8 @@ def connect(aws: AwsSession, fleet: Fleet, data: Path) -> ClusterContext:
 def describe_endpoint_access(fleet: Fleet) -> str:
     """Who can reach the cluster's endpoint."""
     if fleet.eks.public_from:
-        return f"Its endpoint is open to {join_words(fleet.eks.public_from)} alone"
-    return "Its endpoint is private: run this inside the VPC, or write your range in `eks.public_from`"
+        return f"Its endpoint is open to {join_words(fleet.eks.public_from)} only"
+    return "Its endpoint is private. Fix: run this inside the VPC, or add your range to `eks.public_from`"
 
 
 def terminate_machines(cluster: ClusterContext) -> None:
@@ -183,7 +184,8 @@ def require_no_instances(aws: AwsSession, fleet: Fleet) -> None:
             ("aws", "ec2", "terminate-instances", "--region", fleet.region, "--instance-ids", *unique_ids)
         )
         raise CheckFailed(
-            f"{len(unique_ids)} machine(s) of the fleet {fleet.name} still run, and cost. To end them: {command}"
+            f"{format_count(len(unique_ids), 'instance')} of the fleet {fleet.name} "
+            f"{'is' if len(unique_ids) == 1 else 'are'} running, and cost{'s' * (len(unique_ids) == 1)}. Fix: {command}"
         )
 
 

@@ -123,7 +123,7 @@ def lock_fleet(fleet: Fleet) -> Iterator[Path]:
     """
     data = build_data_path(fleet)
     data.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with processes.lock_file(data / ".busy", f"another command is at work on the fleet {fleet.name} from here"):
+    with processes.lock_file(data / ".busy", f"another command is running on the fleet {fleet.name} in this directory"):
         yield data
 
 
@@ -164,7 +164,7 @@ def initialize_stacks(context: FleetContext) -> None:
             override.write_override(folder, context.fleet, context.endpoint, backend=backend, keep_data=True)
         else:
             _write_override(folder, None if state_exists else _PLACEHOLDER_BACKEND)
-    with console.step(f"Start {context.program} on {', '.join(context.folders)}") as step:
+    with console.step(f"Initialize {context.program} in {', '.join(context.folders)}") as step:
         for name, folder in context.folders.items():
             stack_folder.initialize(context.program, {name: folder}, backend=backends[name])
         step.note = (
@@ -184,8 +184,8 @@ def _has_state_store(context: FleetContext) -> bool:
 
 def _describe_state(fleet: Fleet, state_exists: bool) -> str:
     if fleet.state == "local":
-        return "in a file beside the fleet's"
-    return f"in {fleet.state}" if state_exists else f"nowhere yet: the bucket of {fleet.state} is not there"
+        return "in a local file"
+    return f"in {fleet.state}" if state_exists else f"not stored yet: the bucket of {fleet.state} does not exist"
 
 
 def _write_override(folder: Path, backend: Mapping[str, Any] | None) -> None:

@@ -77,7 +77,7 @@ def plan_destroy(context: FleetContext, *, with_data: bool) -> DestroyPlan:
     Raises:
         Unavailable: AWS refuses, or does not answer.
     """
-    with console.step(f"See what there is of {context.fleet.name} at {context.cloud_name}") as step:
+    with console.step(f"List existing resources of {context.fleet.name}") as step:
         aws = context.aws
         stack_states = {name: state for name, state in read_states(context).items() if state.resources}
         outputs = stack_states[STORAGE].outputs if STORAGE in stack_states else {}
@@ -140,14 +140,15 @@ def require_no_dependents(plan: DestroyPlan) -> None:
     """
     if plan.services:
         raise CheckFailed(
-            f"{join_words(plan.services)} still runs on the cluster {names.format_cluster_name(plan.context.fleet)}, and keeps its "
-            "machines. Run `blueprint destroy DIR --target ecs` first"
+            f"{join_words(plan.services)} still running on the cluster "
+            f"{names.format_cluster_name(plan.context.fleet)}, on its instances. "
+            "Fix: run `blueprint destroy DIR --target ecs` first"
         )
     if plan.orphan_stacks:
         raise CheckFailed(
-            f"the state also holds {join_words(plan.orphan_stacks)}, which {plan.context.document.path} does not make and which "
-            "would outlive it. Destroy a blueprint's stack with `blueprint destroy`; write the orchestrator back that "
-            "made a cluster's"
+            f"the state also holds {join_words(plan.orphan_stacks)}: not defined in {plan.context.document.path} and "
+            "would be orphaned. Fix: `blueprint destroy` for a blueprint's stack; for a cluster's, add its orchestrator "
+            "back to the file"
         )
 
 
@@ -155,12 +156,14 @@ def _delete_cluster_resources(plan: DestroyPlan) -> None:
     """Machines first, then load balancers, then charts."""
     context = plan.context
     if context.endpoint:
-        console.err.print("  the embedded EKS starts no nodes, so there is no Karpenter, load balancer or chart to end")
+        console.err.print(
+            "  the embedded EKS starts no nodes, so there is no Karpenter, load balancer or chart to remove"
+        )
         return
     if not any(address.startswith("aws_eks_cluster.") for address in plan.states[EKS].resources):
         return
     try:
-        with console.step(f"Reach the cluster {context.fleet.name}"):
+        with console.step(f"Connect to the cluster {context.fleet.name}"):
             eks_cluster = cluster.connect(context.aws, context.fleet, context.data)
     except (Unavailable, console.CommandFailed) as error:
         load_balancers = cluster.list_load_balancers(context.aws, context.fleet)
@@ -169,11 +172,11 @@ def _delete_cluster_resources(plan: DestroyPlan) -> None:
                 f"{join_words([*plan.karpenter_instances, *load_balancers])} would outlive the cluster, which made "
                 f"{'it' if len([*plan.karpenter_instances, *load_balancers]) == 1 else 'them'}: {error}"
             ) from None
-        console.err.print(f"  nothing is there that the cluster made, so it is not needed: {error}", markup=False)
+        console.err.print(f"  Skipped the cluster, which has created no resources: {error}", markup=False)
         return
-    with console.step("End the machines that Karpenter started"):
+    with console.step("Terminate the instances that Karpenter started"):
         cluster.terminate_machines(eks_cluster)
-    with console.step("End load balancers"):
+    with console.step("Delete load balancers"):
         cluster.delete_load_balancers(eks_cluster)
     folder = Path("rendered") / context.fleet.name / "platform"
     commands = add_ons.build_remove_commands(context.fleet, instances.load(), folder)
@@ -185,7 +188,7 @@ def _destroy_instances(context: FleetContext, folders: Mapping[str, Path]) -> No
     for name, folder in folders.items():
         target_options = [f"-target={address}" for address in _list_machine_addresses(folder)]
         if target_options:
-            with console.step(f"Destroy the machines of {name}") as step:
+            with console.step(f"Destroy the instances of {name}") as step:
                 _run_destroy(context, {name: folder}, target_options, step)
 
 
@@ -201,7 +204,7 @@ def _list_machine_addresses(folder: Path) -> list[str]:
 
 def _destroy(context: FleetContext, folders: Mapping[str, Path]) -> None:
     if folders:
-        with console.step(f"Destroy {', '.join(folders)} at {context.cloud_name}") as step:
+        with console.step(f"Destroy {', '.join(folders)} in {context.cloud_name}") as step:
             _run_destroy(context, folders, (), step)
 
 

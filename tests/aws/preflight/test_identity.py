@@ -46,39 +46,44 @@ def simulate_permissions(stubbed_aws: Any, read_fleet: Any) -> Any:
 
 def test_all_that_is_allowed_passes_by_part(simulate_permissions: Any) -> None:
     lines = simulate_permissions(lambda _: {"EvalDecision": "allowed"})
-    assert list(lines) == ["may make network", "may make storage", "may make machines", "may make EKS"]
+    assert list(lines) == [
+        "permission to create network",
+        "permission to create storage",
+        "permission to create instances",
+        "permission to create EKS",
+    ]
     assert {line.status for line in lines.values()} == {"pass"}
-    assert lines["may make network"].message.startswith("all 3")
+    assert lines["permission to create network"].message.startswith("all 3")
 
 
 def test_an_outright_denial_fails_and_names_the_action(simulate_permissions: Any) -> None:
     lines = simulate_permissions(
         lambda action: {"EvalDecision": "explicitDeny" if action == "eks:CreateCluster" else "allowed"}
     )
-    assert lines["may make EKS"].status == "fail"
-    assert "actions are denied outright: eks:CreateCluster" in lines["may make EKS"].message
-    assert lines["may make storage"].status == "pass"
+    assert lines["permission to create EKS"].status == "fail"
+    assert "actions are denied outright: eks:CreateCluster" in lines["permission to create EKS"].message
+    assert lines["permission to create storage"].status == "pass"
 
 
 def test_a_service_control_policy_that_denies_fails(simulate_permissions: Any) -> None:
     by_scp = {"EvalDecision": "implicitDeny", "OrganizationsDecisionDetail": {"AllowedByOrganizations": False}}
     lines = simulate_permissions(lambda action: by_scp if action == "ec2:RunInstances" else {"EvalDecision": "allowed"})
-    assert lines["may make machines"].status == "fail"
-    assert "SCP" in lines["may make machines"].fix
+    assert lines["permission to create instances"].status == "fail"
+    assert "SCP" in lines["permission to create instances"].fix
 
 
 def test_a_role_that_may_only_read_fails(simulate_permissions: Any) -> None:
     lines = simulate_permissions(lambda _: {"EvalDecision": "implicitDeny"})
     assert {line.status for line in lines.values()} == {"fail"}
-    assert "none of its" in lines["may make storage"].message
+    assert "none of its" in lines["permission to create storage"].message
 
 
 def test_a_permission_on_some_names_alone_is_doubted_and_not_refused(simulate_permissions: Any) -> None:
     lines = simulate_permissions(
         lambda action: {"EvalDecision": "implicitDeny" if action.startswith("s3:") else "allowed"}
     )
-    assert lines["may make storage"].status == "warn"
-    assert "are not allowed on every resource: s3:CreateBucket" in lines["may make storage"].message
+    assert lines["permission to create storage"].status == "warn"
+    assert "are not allowed on every resource: s3:CreateBucket" in lines["permission to create storage"].message
 
 
 def test_who_is_neither_user_nor_role_is_not_judged(stubbed_aws: Any, read_fleet: Any) -> None:
@@ -98,7 +103,7 @@ def test_credentials_that_aws_does_not_take_are_one_line(stubbed_aws: Any) -> No
     stub.add_client_error("get_caller_identity", "ExpiredToken", "The security token is expired")
     with pytest.raises(Unavailable) as error:
         identity.fetch_identity(stubbed_aws)
-    assert str(error.value) == "the AWS credentials have expired: sign in again (`aws sso login`)"
+    assert str(error.value) == "the AWS credentials have expired. Fix: sign in again (`aws sso login`)"
     stub.add_client_error("get_caller_identity", "InvalidClientTokenId", "The security token is invalid")
     with pytest.raises(Unavailable) as error:
         identity.fetch_identity(stubbed_aws)

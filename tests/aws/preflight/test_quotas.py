@@ -64,7 +64,7 @@ def test_more_that_is_asked_for_already_is_not_asked_for_again(stubbed_aws: Any,
         line = _check_quota(stubbed_aws, read_fleet, P)
         assert line.status == "fail"
         assert bool(line.command) is command
-        assert (line.fix == "768 are asked for already: wait for AWS's answer") is not command
+        assert (line.fix == "768 already requested: wait for AWS's answer") is not command
 
 
 def test_a_quota_that_is_enough_passes(stubbed_aws: Any, read_fleet: Any) -> None:
@@ -79,7 +79,7 @@ def test_what_is_in_use_is_added_and_doubted(stubbed_aws: Any, read_fleet: Any) 
     stubbed_aws.stub("cloudwatch").add_response("get_metric_data", newest)
     line = _check_quota(stubbed_aws, read_fleet, P)
     assert line.status == "warn"
-    assert line.message == ("needs up to 768 vCPUs (prefill 4 × p5.48xlarge), beside 384 in use; the quota is 1,000")
+    assert line.message == ("needs up to 768 vCPUs (prefill 4 × p5.48xlarge), plus 384 in use; the quota is 1,000")
     assert line.command[-1] == "1152"
 
 
@@ -87,7 +87,7 @@ def test_a_quota_that_nobody_raises_says_so(stubbed_aws: Any, read_fleet: Any) -
     stubbed_aws.stub("service-quotas").add_response("get_service_quota", _build_response(0, Adjustable=False))
     line = _check_quota(stubbed_aws, read_fleet, P)
     assert line.status == "fail"
-    assert line.fix == "AWS raises this quota for nobody: a smaller fleet, or two in two accounts or regions"
+    assert line.fix == "this quota cannot be raised: use a smaller fleet, or two in two accounts or regions"
     assert line.command == ()
 
 
@@ -104,7 +104,7 @@ def test_a_role_that_may_not_read_quotas_learns_what_is_needed_and_what_to_allow
     stubbed_aws.stub("service-quotas").add_client_error("get_service_quota", "AccessDeniedException", "not authorized")
     line = _check_quota(stubbed_aws, read_fleet, P)
     assert (line.status, line.known) == ("warn", False)
-    assert line.unknown_reason == "this identity may not call GetServiceQuota"
+    assert line.unknown_reason == "no permission for GetServiceQuota"
     assert line.message == "needs up to 768 vCPUs (prefill 4 × p5.48xlarge); a new account has 0"
     assert line.fix.startswith("allow servicequotas:GetServiceQuota, ")
 

@@ -164,8 +164,8 @@ def test_a_reservation_that_the_fleet_makes_says_what_it_costs_used_or_not(stubb
     line = _run_check(stubbed_aws, read_fleet(OWN_RESERVATION))
     assert (line.status, line.name) == ("pass", "3 reserved for prefill")
     assert line.message == (
-        "the apply makes it: 3 × p5.48xlarge in us-west-2a, for 165.12 USD/h from then on, used or not; "
-        "where EC2 has too few, the apply says so"
+        "created by the apply: 3 × p5.48xlarge in us-west-2a, for 165.12 USD/h from then on, used or not; "
+        "the apply fails where EC2 has too few"
     )
 
 
@@ -180,7 +180,7 @@ def test_one_that_is_made_says_what_is_free_of_it(stubbed_aws: Any, read_fleet: 
 
 def test_making_a_reservation_takes_rights_that_drawing_on_one_does_not(read_fleet: Any) -> None:
     own_actions, existing_actions = (
-        permissions.list_actions_by_part(read_fleet(text).value)["machines"]
+        permissions.list_actions_by_part(read_fleet(text).value)["instances"]
         for text in (OWN_RESERVATION, _format_pool("reservation", "4"))
     )
     assert "ec2:CreateCapacityReservation" in own_actions and "ec2:CreateCapacityReservation" not in existing_actions

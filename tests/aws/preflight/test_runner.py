@@ -42,7 +42,7 @@ def test_answers_stand_under_their_headings_in_the_order_of_the_questions() -> N
         ("a", ["late"]),
         ("b", ["good"]),
     ]
-    assert step.note == "3 of 3 answers"
+    assert step.note == "3 of 3 checks"
 
 
 def test_questions_are_put_at_the_same_time() -> None:
@@ -79,8 +79,8 @@ def test_what_is_not_answered_in_time_is_said_and_the_rest_stands() -> None:
 def test_a_refusal_names_what_to_allow() -> None:
     line = _run_only_check(_make_failing_check(_make_client_error("UnauthorizedOperation")))
     assert (line.status, line.known, line.message) == ("warn", False, "not known")
-    assert line.unknown_reason == "this identity may not call DescribeVpcs"
-    assert line.fix == "allow ec2:DescribeVpcs to this identity"
+    assert line.unknown_reason == "no permission for DescribeVpcs"
+    assert line.fix == "allow ec2:DescribeVpcs for this identity"
 
 
 def test_any_other_error_is_told_in_its_own_words_on_one_line() -> None:
@@ -93,7 +93,7 @@ def test_any_other_error_is_told_in_its_own_words_on_one_line() -> None:
     )
     assert (
         _run_only_check(_make_failing_check(ResponseParserError("<html>"))).unknown_reason
-        == "the server's answer is not one of AWS's"
+        == "the server's response is not AWS's"
     )
     connection_error = EndpointConnectionError(endpoint_url="http://127.0.0.1:9")
     assert (

@@ -45,7 +45,7 @@ def test_a_bucket_without_versioning_fails_with_the_command_that_turns_it_on(
     account.client("s3").put_bucket_versioning(Bucket="my-state", VersioningConfiguration=suspended)
     (line,) = _collect_lines(account, document)
     assert line.status == "fail"
-    assert line.message == "it keeps no versions: a state that is overwritten is lost"
+    assert line.message == "it has no versioning: a state that is overwritten is lost"
     assert line.build_payload()["command"] == (
         'aws s3api put-bucket-versioning --bucket my-state --versioning-configuration \'{"Status": "Enabled"}\''
     )
@@ -58,9 +58,9 @@ def test_a_bare_bucket_fails_where_a_state_is_in_danger_and_warns_elsewhere(
     bucket_config = {"LocationConstraint": "us-west-2"}
     account.client("s3").create_bucket(Bucket="my-state", CreateBucketConfiguration=bucket_config)
     status_by_message = {line.message: line.status for line in _collect_lines(account, read_fleet(POOL, HEAD))}
-    assert status_by_message["it may be opened to the public"] == "fail"
-    assert status_by_message["it keeps no versions: a state that is overwritten is lost"] == "fail"
-    assert status_by_message["it answers without TLS"] == "warn"
+    assert status_by_message["it allows public access"] == "fail"
+    assert status_by_message["it has no versioning: a state that is overwritten is lost"] == "fail"
+    assert status_by_message["it allows access without TLS"] == "warn"
 
 
 def test_a_bucket_of_somebody_else_fails(stubbed_aws: Any, read_fleet: Any) -> None:
@@ -70,7 +70,7 @@ def test_a_bucket_of_somebody_else_fails(stubbed_aws: Any, read_fleet: Any) -> N
     (check,) = state.list_checks(stubbed_aws, read_fleet(POOL, HEAD).value, caller, "fleet.yaml")
     (line,) = check.execute()
     assert line.status == "fail"
-    assert line.message == "it belongs to another account, or this identity may not see it"
+    assert line.message == "it belongs to another account, or this identity has no access to it"
 
 
 def test_a_bucket_in_another_region_fails(stubbed_aws: Any, read_fleet: Any) -> None:

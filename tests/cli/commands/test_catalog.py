@@ -71,7 +71,7 @@ def test_without_credentials_one_line_says_what_to_do_and_the_file_stays(tmp_pat
     result = _refresh("--region", "us-west-2", "--out", str(file))
     assert result.returncode == 3
     assert result.stderr.splitlines()[-1] == (
-        "no AWS credentials were found: sign in (`aws sso login`, or set AWS_PROFILE), "
+        "no AWS credentials found. Fix: sign in (`aws sso login`), or set AWS_PROFILE, "
         "or use the embedded AWS's copy of EC2's data: `--endpoint embedded`"
     )
     assert "Traceback" not in result.stderr

@@ -61,7 +61,7 @@ def test_without_credentials_it_is_one_line_and_3(tmp_path: Path) -> None:
     result = _run_cli("preflight", "--fleet", _write_fleet(tmp_path))
     assert (result.returncode, result.stdout) == (3, "")
     assert result.stderr.splitlines()[-1] == (
-        "no AWS credentials were found: sign in (`aws sso login`, or set AWS_PROFILE)"
+        "no AWS credentials found. Fix: sign in (`aws sso login`), or set AWS_PROFILE"
     )
     assert "Traceback" not in result.stderr
 
@@ -129,7 +129,9 @@ def test_a_type_that_the_catalogue_lacks_is_a_line_and_the_rest_is_still_asked(t
     groups = {group["title"]: group["lines"] for group in json.loads(result.stdout)["groups"]}
     assert result.returncode == 1
     assert "the catalogue has no such instance type" in groups["fleet file"][0]["said"]
-    assert [line["unanswered"] for line in groups["quotas"]] == ["the catalogue lacks a type, so nothing was counted"]
+    assert [line["unanswered"] for line in groups["quotas"]] == [
+        "a type is not in the catalogue, so usage was not counted"
+    ]
     assert groups["zones"][0]["status"] == "pass"
 
 

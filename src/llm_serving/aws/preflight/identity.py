@@ -87,8 +87,10 @@ def _check_spot_role(aws: AwsSession) -> CheckResult:
         if not session.get_error_code(error).startswith("NoSuchEntity"):
             raise
         command = ("aws", "iam", "create-service-linked-role", "--aws-service-name", "spot.amazonaws.com")
-        message = "it is not there: no spot instance was ever started here, and the fleet's own roles may not make it"
-        return CheckResult(_SPOT_ROLE, "warn", message, "make it once", command)
+        message = (
+            "does not exist: this account never started a spot instance, and the fleet's own roles cannot create it"
+        )
+        return CheckResult(_SPOT_ROLE, "warn", message, "create it once", command)
     return CheckResult(_SPOT_ROLE, "pass", "there")
 
 
@@ -96,9 +98,7 @@ def check_credentials(caller: Identity) -> CheckResult:
     """Whether it is a role or a user, as it should be."""
     message = f"account {caller.account}, {caller.name}"
     if caller.name == "root":
-        return CheckResult(
-            "credentials", "warn", message, "sign in with a role: nothing limits what the root user may do"
-        )
+        return CheckResult("credentials", "warn", message, "sign in with a role: nothing limits the root user")
     return CheckResult("credentials", "pass", message)
 
 
@@ -107,7 +107,7 @@ def check_permissions(aws: AwsSession, fleet: Fleet, caller: Identity) -> Sequen
     principal_arn = _find_principal_arn(aws, caller)
     if not principal_arn:
         reason = f"IAM's simulator takes users and roles, and this is {caller.name}"
-        return [build_unknown_result("permissions", reason, "sign in as a role to have them checked")]
+        return [build_unknown_result("permissions", reason, "sign in as a role to check them")]
     actions_by_part = permissions.list_actions_by_part(fleet)
     actions = sorted({action for part in actions_by_part.values() for action in part})
     iam = aws.client("iam")
@@ -119,7 +119,10 @@ def check_permissions(aws: AwsSession, fleet: Fleet, caller: Identity) -> Sequen
         decisions |= {
             evaluation["EvalActionName"]: evaluation for page in pages for evaluation in page["EvaluationResults"]
         }
-    return [_build_part_result(f"may make {part}", actions, decisions) for part, actions in actions_by_part.items()]
+    return [
+        _build_part_result(f"permission to create {part}", actions, decisions)
+        for part, actions in actions_by_part.items()
+    ]
 
 
 def _find_principal_arn(aws: AwsSession, caller: Identity) -> str | None:
@@ -145,13 +148,13 @@ def _build_part_result(check_name: str, actions: Sequence[str], decisions: Mappi
     denied = [action for action in missing if _is_denied(decisions.get(action, {}))]
     if denied:
         message = f"{len(denied)} of {len(actions)} actions are denied outright: {_format_actions(denied)}"
-        fix = "another identity, or ask whoever keeps the deny statement, permissions boundary or SCP"
+        fix = "another identity, or a change of the deny statement, permissions boundary or SCP"
         return CheckResult(check_name, "fail", message, fix)
     if len(missing) == len(actions):
         message = f"none of its {len(actions)} actions is allowed, {_format_actions(missing)} among them"
         return CheckResult(check_name, "fail", message, "another identity, or a policy that allows them")
     message = f"{len(missing)} of {len(actions)} actions are not allowed on every resource: {_format_actions(missing)}"
-    return CheckResult(check_name, "warn", message, "see that a policy allows them on the fleet's own names")
+    return CheckResult(check_name, "warn", message, "check that a policy allows them for the fleet's own names")
 
 
 def _is_denied(decision: Mapping[str, Any]) -> bool:

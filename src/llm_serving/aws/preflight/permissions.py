@@ -70,7 +70,7 @@ def list_actions_by_part(fleet: Fleet) -> Mapping[str, tuple[str, ...]]:
     parts["storage"] = _STORAGE
     if fleet.state != "local":
         parts["state"] = _STATE
-    parts["machines"] = _MACHINES + tuple(_list_reservation_actions(fleet))
+    parts["instances"] = _MACHINES + tuple(_list_reservation_actions(fleet))
     for name, actions in (("eks", _EKS), ("ecs", _ECS)):
         if name in fleet.orchestrators:
             parts[name.upper()] = actions

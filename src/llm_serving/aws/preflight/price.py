@@ -36,7 +36,7 @@ def check_price(
         ]
     if any(_is_stale(source.date, today) for source in costs.sources):
         return [
-            CheckResult("price", "warn", f"{message}: older than {STALE_DAYS} days", "read it anew", refresh),
+            CheckResult("price", "warn", f"{message}: older than {STALE_DAYS} days", "refresh it", refresh),
             *limit_results,
         ]
     if not limit_results and fleet.spend_limit is not None:

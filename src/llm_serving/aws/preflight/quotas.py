@@ -91,7 +91,7 @@ def _compare_with_quota(aws: AwsSession, fleet: Fleet, need: Need) -> CheckResul
             name, "fail", message, *_suggest_increase(aws, need, response, used), usage_ratio=usage_ratio
         )
     if used and need.amount + used > value:
-        message = f"{_describe_need(need)}, beside {used:,.0f} in use; the quota is {value:,.0f}"
+        message = f"{_describe_need(need)}, plus {used:,.0f} in use; the quota is {value:,.0f}"
         return CheckResult(
             name,
             _select_shortage_status(need.quota),
@@ -114,18 +114,18 @@ def _suggest_increase(
 ) -> tuple[str, tuple[str, ...]]:
     """The remedy and its command."""
     if not response.get("Adjustable", True):
-        return "AWS raises this quota for nobody: a smaller fleet, or two in two accounts or regions", ()
+        return "this quota cannot be raised: use a smaller fleet, or two in two accounts or regions", ()
     desired_value = math.ceil(need.amount + used)
     requested = _fetch_requested_value(aws, need.quota)
     if requested >= desired_value:
-        return f"{requested:,.0f} are asked for already: wait for AWS's answer", ()
+        return f"{requested:,.0f} already requested: wait for AWS's answer", ()
     command = (
         *("aws", "service-quotas", "request-service-quota-increase", "--region", aws.region),
         *("--service-code", need.quota.service, "--quota-code", need.quota.code, "--desired-value", str(desired_value)),
     )
     if need.quota.unit == "vCPUs":  # people decide on those of accelerators, and ask back
-        return "ask AWS for more, days ahead, or make the pools smaller", command
-    return f"ask AWS for more{', or remove what nobody uses' if used else ''}", command
+        return "request more, days ahead, or use smaller pools", command
+    return f"request more{', or remove unused ones' if used else ''}", command
 
 
 def _fetch_requested_value(aws: AwsSession, quota: Quota) -> float:

@@ -68,11 +68,11 @@ def run_preflight(
         Unavailable: no credentials, or no network.
     """
     fleet = document.value
-    with console.step(f"Ask {aws.describe_endpoint()} who asks"):
+    with console.step("Check the AWS identity"):
         caller = identity.fetch_identity(aws)
     mistakes = checks.find_mistakes(document, catalogue)
     put = _list_checks(document, catalogue, aws, caller, mistakes)
-    with console.step(f"Ask {aws.describe_endpoint()} about {fleet.name} in {fleet.region}") as step:
+    with console.step(f"Check {fleet.name} in {fleet.region}: asking {aws.describe_endpoint()}") as step:
         groups = runner.run_checks(put, step, timeout_s)
     return PreflightReport(fleet, caller, aws.describe_endpoint(), tuple(group for group in groups if group.results))
 
@@ -103,7 +103,9 @@ def _list_size_checks(document: Document[Fleet], catalogue: Catalogue, aws: AwsS
     fleet = document.value
     if any(instance_type not in catalogue for pool in fleet.pools.values() for instance_type in pool.types):
         unknown_result = build_unknown_result(
-            "quotas", "the catalogue lacks a type, so nothing was counted", "write a type that it has, as said above"
+            "quotas",
+            "a type is not in the catalogue, so usage was not counted",
+            "use a type of the catalogue, as listed above",
         )
         return [Check("quotas", "quotas", lambda: [unknown_result])]
     requirements = capacity.compute(fleet, catalogue)

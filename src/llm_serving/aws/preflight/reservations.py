@@ -69,10 +69,10 @@ def _check_own(aws: AwsSession, fleet: Fleet, group: Group, catalogue: Catalogue
             check_name, "pass", f"{total} × {instance_type} in {zone}, {free} free, {hourly_cost}, used or not"
         )
     message = (
-        f"the apply makes it: {group.reserve} × {instance_type} in {zone}, {hourly_cost} from then on, used or not"
+        f"created by the apply: {group.reserve} × {instance_type} in {zone}, {hourly_cost} from then on, used or not"
     )
     # EC2 tells nobody what it has left but by an answer to the request itself.
-    return CheckResult(check_name, "pass", f"{message}; where EC2 has too few, the apply says so")
+    return CheckResult(check_name, "pass", f"{message}; the apply fails where EC2 has too few")
 
 
 def _check_named(aws: AwsSession, fleet: Fleet, pool_name: str, option: Reservation, check_name: str) -> CheckResult:
@@ -80,9 +80,7 @@ def _check_named(aws: AwsSession, fleet: Fleet, pool_name: str, option: Reservat
     if reservation is None:
         message = f"there is no such reservation in this account and {aws.region}"
         command = ("aws", "ec2", "describe-capacity-reservations", "--region", aws.region)
-        return CheckResult(
-            check_name, "fail", message, "its id from the list of those that are there, in `buy`", command
-        )
+        return CheckResult(check_name, "fail", message, "an id of an existing reservation, in `buy`", command)
     pool = fleet.pools[pool_name]
     return _find_mismatch(fleet, pool, option, reservation, check_name) or _check_state(pool, reservation, check_name)
 

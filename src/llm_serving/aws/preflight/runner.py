@@ -54,7 +54,7 @@ def _format_progress(done: int, pending: Sequence[Check], total: int) -> str:
     # A few questions share a subject; its name is shown once.
     names = list(dict.fromkeys(check.name for check in pending))
     waiting = f", waiting for {', '.join(names[:2])}{' and others' if len(names) > 2 else ''}" if names else ""
-    return f"{done} of {total} answers{waiting}"
+    return f"{done} of {total} checks{waiting}"
 
 
 def _run_check(check: Check) -> Sequence[CheckResult]:
@@ -70,11 +70,11 @@ def describe_error(error: Exception) -> str:
     from botocore import exceptions, parsers
 
     if isinstance(error, parsers.ResponseParserError):
-        return "the server's answer is not one of AWS's"
+        return "the server's response is not AWS's"
     if not isinstance(error, exceptions.ClientError):
         return " ".join(str(error).split())
     if session.get_error_code(error) in session.DENIED_CODES:
-        return f"this identity may not call {error.operation_name}"
+        return f"no permission for {error.operation_name}"
     if session.get_error_code(
         error
     ).isdigit():  # no answer of AWS's form, but an error page of a server between or in its place
@@ -87,4 +87,4 @@ def suggest_fix(error: Exception, actions: Sequence[str]) -> str:
     from botocore import exceptions
 
     denied = isinstance(error, exceptions.ClientError) and session.get_error_code(error) in session.DENIED_CODES
-    return f"allow {join_words(actions)} to this identity" if denied and actions else ""
+    return f"allow {join_words(actions)} for this identity" if denied and actions else ""

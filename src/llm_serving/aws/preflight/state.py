@@ -36,12 +36,14 @@ def _check_bucket(aws: AwsSession, fleet: Fleet, caller: Identity, file: str) ->
         return [CheckResult(check_name, "fail", message, fix.rstrip("."))]
     if not bucket_status.exists:
         command = ("blueprint", "state", "make", "--fleet", file)
-        return [CheckResult(check_name, "warn", "it is not there yet", "installing makes it; or by itself", command)]
+        return [
+            CheckResult(check_name, "warn", "does not exist yet", "`install` creates it; to create it now", command)
+        ]
     if not bucket_status.changes:
-        return [CheckResult(check_name, "pass", "there, versioned, encrypted, TLS only, closed to the public")]
+        return [CheckResult(check_name, "pass", "exists: versioned, encrypted, TLS only, no public access")]
     return [
         CheckResult(
-            check_name, "fail" if change.critical else "warn", f"it {change.reason}", "set it right", change.command
+            check_name, "fail" if change.critical else "warn", f"it {change.reason}", "correct it", change.command
         )
         for change in bucket_status.changes
     ]

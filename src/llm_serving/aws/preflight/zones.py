@@ -49,7 +49,7 @@ def _check_zones(aws: AwsSession, fleet: Fleet) -> list[CheckResult]:
     impaired_zones = [zone for zone in fleet.zones if available_zones[zone].get("State") not in ("available", None)]
     if impaired_zones:
         message = join_words(f"{zone} is {available_zones[zone]['State']}" for zone in impaired_zones)
-        return [CheckResult("zones", "warn", message, "wait, or leave it out of zones")]
+        return [CheckResult("zones", "warn", message, "wait, or remove it from zones")]
     return [CheckResult("zones", "pass", ", ".join(f"{zone} ({ids[zone]})" for zone in fleet.zones))]
 
 
@@ -115,7 +115,7 @@ def _build_partial_result(
     ]
     message = f"offered in {join_words(offering_zones)}, not in {join_words(missing_zones)}"
     if not empty_zones:
-        return CheckResult(check_name, "warn", f"{message}; the pool's other types are", "nothing, where that is meant")
+        return CheckResult(check_name, "warn", f"{message}; the pool's other types are", "none needed if intended")
     remaining_zones = ", ".join(zone for zone in zones if zone not in empty_zones)
     message = f"{message}, and {join_words(empty_zones)} {'offers' if len(empty_zones) == 1 else 'offer'} none of the pool's types"
     return CheckResult(check_name, "fail", message, f"zones: [{remaining_zones}] in the pool")
