@@ -1,9 +1,9 @@
-"""A Kubernetes control plane on loopback: the real API server, controllers, scheduler and clients; kwok plays machines.
+"""A Kubernetes control plane on loopback: the real API server, controllers, scheduler and clients; kwok simulates nodes.
 
-Real is what a cluster decides: what the API takes and refuses, admission, RBAC, placement, rollouts, evictions, and the
-streams of `kubectl logs` and `kubectl port-forward` through the API server. Not real is what a machine does: no container
-runs, a pod is ready without its probes being asked, nothing routes a service or enforces a network policy. Controllers of
-custom kinds (KEDA, LeaderWorkerSet, Prometheus, a Gateway) do not run either: their objects are taken, and stay as they are.
+Real are the cluster's decisions: validation, admission, RBAC, scheduling, rollouts, evictions, and the streams of
+`kubectl logs` and `kubectl port-forward` through the API server. Simulated are the nodes: no container runs, pods are
+ready without probes, and nothing routes services or enforces network policies. Controllers of custom resources (KEDA,
+LeaderWorkerSet, Prometheus, a Gateway) do not run either: their objects are stored unchanged.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _START_S = 60.0
 _ASK_S = 30.0
 
 _COLLECT = {"GOGC": "400", "GOMEMLIMIT": "500MiB"}
-"""Go's programs collect garbage less often, for they are many and live briefly; the API server has its limit."""
+"""Fewer garbage collections for many short-lived Go programs, with a memory limit for the API server."""
 
 _CONTROLLERS = (
     "deployment-controller",
@@ -49,15 +49,15 @@ _CONTROLLERS = (
     "replicaset-controller",
     "serviceaccount-controller",
 )
-"""What the tests' objects need; the one that watches machines' heartbeats is not among them, for kwok sends none."""
+"""Controllers of the tests' objects, without that of node heartbeats, which kwok does not send."""
 
 
 @dataclass(frozen=True)
 class ControlPlane:
-    """One that answers."""
+    """A running control plane."""
 
     folder: Path
-    """Its logs and its state."""
+    """Logs and state."""
 
     helm: str
     """The program's path."""
@@ -67,17 +67,17 @@ class ControlPlane:
 
     @property
     def kubeconfig(self) -> Path:
-        """Leads clients to it, as one who may do everything."""
+        """Kubeconfig of a cluster administrator."""
         return self.folder / "kubeconfig"
 
     @property
     def pods_log(self) -> Path:
-        """What every container has written, in the form of the Container Runtime Interface."""
+        """Log of every container, in the format of the Container Runtime Interface."""
         return self.folder / "pods.log"
 
     @property
     def environment(self) -> dict[str, str]:
-        """What leads helm and kubectl, as the command line finds them, to it alone."""
+        """Environment in which helm and kubectl use this control plane only."""
         path = os.pathsep.join(
             [*(str(Path(program).parent) for program in (self.helm, self.kubectl)), os.environ["PATH"]]
         )
@@ -85,7 +85,7 @@ class ControlPlane:
         return {"PATH": path, "KUBECONFIG": str(self.kubeconfig), **home, **_COLLECT}
 
     def run_kubectl(self, *words: str, objects: Any = None) -> subprocess.CompletedProcess[str]:
-        """Runs kubectl, with an object or a list of them for its standard input; nothing is raised where it fails."""
+        """Run kubectl, with objects on its standard input; do not raise if it fails."""
         command = [self.kubectl, f"--kubeconfig={self.kubeconfig}", *words]
         text = json.dumps(
             {"apiVersion": "v1", "kind": "List", "items": objects} if isinstance(objects, list) else objects
@@ -96,7 +96,7 @@ class ControlPlane:
         )
 
     def check_output(self, *words: str, objects: Any = None) -> str:
-        """What kubectl prints, which must not fail."""
+        """Return the output of kubectl; raise if it fails."""
         result = self.run_kubectl(*words, objects=objects)
         assert result.returncode == 0, result.stderr
         return result.stdout
@@ -106,7 +106,7 @@ class ControlPlane:
         return [line for manifest in objects for line in self._validate(manifest)]
 
     def _validate(self, manifest: dict[str, Any]) -> list[str]:
-        """Its own strict validation, which kubectl would go before with one of its own."""
+        """Validate an object on the server, strictly, without kubectl's own validation."""
         version, namespace = manifest["apiVersion"], manifest["metadata"].get("namespace")
         root = "/apis/" if "/" in version else "/api/"
         namespace_path = f"/namespaces/{namespace}" if namespace else ""
@@ -126,20 +126,20 @@ class ControlPlane:
             return [str(json.load(error)["message"])]
 
     def read(self, *words: str) -> Any:
-        """What `kubectl get` finds; of several objects the list."""
+        """Return the result of `kubectl get`; a list for several objects."""
         response = json.loads(self.check_output("get", *words, "--output=json"))
         return response["items"] if response["kind"].endswith("List") else response
 
 
 def _pluralize(kind: str) -> str:
-    """As the API's paths spell it."""
+    """Return the plural in the API's paths."""
     name = kind.lower()
     return f"{name[:-1]}ies" if name.endswith("y") else f"{name}es" if name.endswith("s") else f"{name}s"
 
 
 @contextlib.contextmanager
 def run(folder: Path, helm: str, backend_port: int) -> Iterator[ControlPlane]:
-    """Brings one up with the custom kinds that the chart makes, and ends all of it after the block.
+    """Run a control plane with the chart's custom resources for the time of the block.
 
     Args:
         folder: empty; holds what it writes.
@@ -158,7 +158,7 @@ def run(folder: Path, helm: str, backend_port: int) -> Iterator[ControlPlane]:
 
         def start(program: Program, *words: str) -> None:
             log = exit_stack.enter_context((folder / f"{program.name}.log").open("wb"))
-            # Asked to end without its etcd, an API server waits for it for ever.
+            # Stop the API server first: without etcd it waits forever.
             command = [tools[program.name], *words]
             children[program.name] = processes.spawn(
                 command, cwd=folder, environment=_COLLECT, output=log, orphan_signal=signal.SIGKILL
@@ -196,7 +196,7 @@ def run(folder: Path, helm: str, backend_port: int) -> Iterator[ControlPlane]:
 
 
 def add_kinds(control_plane: ControlPlane, folder: Path) -> None:
-    """Adds the custom kinds whose definitions lie in a folder, and waits until objects of them are taken."""
+    """Add the custom resource definitions of a folder, and wait until they are established."""
     control_plane.check_output("apply", "--server-side", f"--filename={folder}")
 
     def is_established(definition: dict[str, Any]) -> bool:
@@ -207,7 +207,7 @@ def add_kinds(control_plane: ControlPlane, folder: Path) -> None:
 
 
 def _write_identities(folder: Path) -> str:
-    """Writes the key that signs service accounts' tokens, and who may do everything; returns the latter's token."""
+    """Write the signing key of service account tokens and the administrator's token; return the token."""
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     form = serialization.PrivateFormat.TraditionalOpenSSL
     text = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
@@ -222,7 +222,7 @@ def _build_etcd_command(port: int, peer: int) -> Sequence[str]:
     client, other = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{peer}"
     return (
         "--data-dir=etcd",
-        "--unsafe-no-fsync",  # nothing is to outlive the session
+        "--unsafe-no-fsync",  # the data is temporary
         *(f"--listen-client-urls={client}", f"--advertise-client-urls={client}"),
         *(f"--listen-peer-urls={other}", f"--initial-advertise-peer-urls={other}"),
         f"--initial-cluster=default={other}",
@@ -233,12 +233,12 @@ def _build_api_server_command(etcd: int, port: int) -> Sequence[str]:
     return (
         f"--etcd-servers=http://127.0.0.1:{etcd}",
         *("--bind-address=127.0.0.1", f"--secure-port={port}", "--cert-dir=certificates"),
-        "--endpoint-reconciler-type=none",  # loopback is no address of a service
+        "--endpoint-reconciler-type=none",  # loopback cannot be a service endpoint
         "--service-cluster-ip-range=10.96.0.0/16",
         *("--authorization-mode=RBAC", "--token-auth-file=tokens.csv"),
         "--service-account-issuer=https://kubernetes.default.svc",
         *("--service-account-key-file=accounts.key", "--service-account-signing-key-file=accounts.key"),
-        # The taint of a new machine goes with its first heartbeat, and kwok sends none.
+        # The first heartbeat removes the taint of a new node, and kwok sends none.
         "--disable-admission-plugins=TaintNodesByCondition",
         "--kubelet-preferred-address-types=InternalIP",
         "--allow-privileged",
@@ -246,7 +246,7 @@ def _build_api_server_command(etcd: int, port: int) -> Sequence[str]:
 
 
 def _build_kwok_command(control_plane: ControlPlane, port: int, backend_port: int) -> Sequence[str]:
-    """Pods live as the stages say; what is written to `pods_log` is what each has written."""
+    """Run kwok: stages.yaml decides the life of pods, and `pods_log` is the log of each."""
     control_plane.pods_log.touch()
     forwards = {"forwards": [{"target": {"address": "127.0.0.1", "port": backend_port}}]}
     logs = {"logs": [{"logsFile": str(control_plane.pods_log)}]}
