@@ -37,7 +37,8 @@ def _list_cache_lines(report: Report) -> Iterable[str]:
     """Return what prompts share and what of it the engines had in their caches: the router's policy at work."""
     overlap = report.shared
     if overlap.prompts and overlap.cached is not None:
-        yield f"{overlap.prompts:.0%} of prompt text shared; {overlap.cached:.0%} of prompt tokens found in engine caches"
+        cached = f"{overlap.cached:.0%} of prompt tokens found in engine caches"
+        yield f"{overlap.prompts:.0%} of prompt text shared; {cached}"
 
 
 def _list_disagreements(report: Report) -> Iterable[str]:

@@ -40,11 +40,13 @@ def run_cli(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, 
 RunCli = Callable[..., tuple[int, str, str]]
 
 
-def test_list_names_each_pattern_with_its_targets_and_a_line(run_cli: RunCli) -> None:
+def test_list_shows_each_pattern_with_its_targets_and_description(run_cli: RunCli) -> None:
     code, out, _ = run_cli("list")
     assert code == 0
-    assert "aggregated (eks, local)" in out or "aggregated (ecs, eks, local)" in out
+    rows = [line.split("  ") for line in out.splitlines()]
+    assert "ecs, eks, local" in [cell.strip() for row in rows if row[0] == "aggregated" for cell in row]
     assert "Replicas of one engine behind a router" in out
+    assert max(map(len, out.splitlines())) <= 80
     patterns = json.loads(run_cli("list", "--json")[1])
     assert [pattern["name"] for pattern in patterns] == NAMES
     assert {"eks", "local"} <= set(patterns[0]["targets"])

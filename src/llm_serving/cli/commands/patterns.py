@@ -17,6 +17,7 @@ from llm_serving.cli import completions
 from llm_serving.cli.arguments import FLEET, AsJson, Folder
 from llm_serving.fleet.model import Name
 from llm_serving.settings.errors import InputError
+from llm_serving.tables import patterns_table
 from llm_serving.workloads import render
 from llm_serving.workloads.serving import baseline as baselines
 from llm_serving.workloads.serving import blueprint
@@ -43,10 +44,7 @@ def list_(as_json: AsJson = False) -> None:
     if as_json:
         print(json.dumps(entries, indent=2))
         return
-    for entry in entries:
-        console.out.print(f"[bold]{entry['name']}[/bold] ({', '.join(entry['targets'])})", end="  ")
-        presets = f" Presets: {', '.join(entry['presets'])}." if entry["presets"] else ""
-        console.out.print(f"{entry['about']}{presets}", markup=False)
+    console.out.print(patterns_table.render(entries), soft_wrap=False)
 
 
 def new(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -49,6 +50,10 @@ def rehearse(
                 )
                 for document in documents
             ]
+    _print_result(rehearsals, mocked=mocked, as_json=as_json)
+
+
+def _print_result(rehearsals: Sequence[run.Rehearsal], *, mocked: bool, as_json: bool) -> None:
     if as_json:
         emulated = [] if mocked else [emulator.EMULATION_NOTE]
         print(

@@ -1,4 +1,4 @@
-"""What runs on ECS, as `rendered/NAME/ecs/ecs.yaml` says it: plain data that the stack serving-NAME is made of."""
+"""The file `rendered/NAME/ecs/ecs.yaml`: typed data from which the stack serving-NAME is synthesized."""
 
 from __future__ import annotations
 
@@ -39,70 +39,70 @@ Source: ECS API reference, ContainerDefinition, stopTimeout, 2026-11.
 """
 
 ALARM_METRICS = {"engine": ("queue",), "router": ("requests", "errors")}
-"""Metrics that alarms read, by a service's kind."""
+"""Metrics that alarms use, by kind of service."""
 
 
 class Autoscaling(Settings):
-    """When tasks come and go."""
+    """Rules for scaling the number of tasks."""
 
     most: Annotated[int, Field(ge=1, le=5000)]
     metric: Literal["queue", "kv-usage"]
     target: Annotated[float, Field(gt=0, le=10_000, strict=False)]
-    """Of one task: requests that wait, or the share of its KV cache in use."""
+    """Target for one task: queued requests, or the used share of its KV cache."""
 
     cool_down: Annotated[int, Field(ge=0, le=86_400)]
-    """Seconds that a task is kept when it is no longer needed."""
+    """Seconds before an idle task is stopped."""
 
 
 class ReplicaNode(Settings):
-    """A service that is one machine of a replica over several."""
+    """The place of a service in a replica that spans several nodes."""
 
     replica: Annotated[int, Field(ge=0)]
     rank: Annotated[int, Field(ge=0)]
 
 
 class Probe(Settings):
-    """A request that proves an answer."""
+    """A request that proves readiness."""
 
     path: str
     body: str
     """JSON."""
 
     deadline_s: Annotated[int, Field(ge=1)]
-    """It has not started if no answer came by then."""
+    """Seconds after which a start without a response has failed."""
 
 
 class Service(Settings):
-    """Like tasks of one role: an ECS service, or one for each choice of its pool."""
+    """The tasks of one role: an ECS service, or one for each choice of its pool."""
 
     name: Name
     role: Name
     kind: Literal["engine", "router"]
     pool: Name | None = None
-    """The fleet's pool; none runs on Fargate, which has no accelerators."""
+    """The fleet's pool; empty for Fargate, which has no accelerators."""
 
     types: ZeroOrMore[str] = ()
     """Instance types that hold a task."""
 
     zones: ZeroOrMore[str] = ()
     count: Annotated[int, Field(ge=0, le=5000)] = 1
-    """Tasks; where they scale, the least. 0: they sleep while nobody asks."""
+    """Number of tasks, or the minimum where they scale; 0 scales to zero without requests."""
 
     member: ReplicaNode | None = None
     scale: Autoscaling | None = None
     unavailable: Annotated[int, Field(ge=0, le=1000)] = 1
-    """Tasks that a deployment may take away at once."""
+    """Tasks that a rollout may stop at once."""
 
     port: Port
     metrics_port: Port
-    """Where its own metrics are, at /metrics."""
+    """Port of its metrics, at /metrics."""
 
     metrics: dict[str, str]
     """Prometheus names of its metrics, by the catalogue's names: queue, kv-usage and running of an engine, requests and
     errors of a router."""
 
     events_ports: ZeroOrMore[Port] = ()
-    """Where routers hear of its cache."""
+    """Port of its KV cache events, which routers subscribe to."""
 
     image: str
     command: ZeroOrMore[str]
@@ -115,19 +115,19 @@ class Service(Settings):
     memory_mib: Annotated[int, Field(ge=128)]
     shared_memory_mib: Annotated[int, Field(ge=0)] = 0
     devices: ZeroOrMore[Device] = ()
-    """Devices of the machine that the task sees; with any of them it may lock memory."""
+    """Devices of the instance that the task can use; with any of them it may lock memory."""
 
     probe: Probe | None = None
-    """None where another process of its replica answers, or none is to."""
+    """None if another process of the replica has the endpoint, or there is none."""
 
     fetches: dict[str, S3Location] = Field(default_factory=dict)
-    """What is copied to /scratch/fetched/NAME before the engine starts: LoRA adapters, and weights where need be."""
+    """What is copied to /scratch/fetched/NAME before the engine starts: LoRA adapters, and weights if needed."""
 
     fetch_s: Annotated[int, Field(ge=0, le=86_400)] = 0
-    """Longest that one of those may take."""
+    """Longest copy of one of those, in seconds."""
 
     stop_s: Annotated[int, Field(ge=2, le=86_400)]
-    """From being asked to stop until it is killed."""
+    """Seconds from the stop signal until it is killed."""
 
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
         return (
@@ -140,12 +140,12 @@ class Service(Settings):
 
     @property
     def scales_to_zero(self) -> bool:
-        """Whether it has no task while nobody asks."""
+        """Whether it scales to zero."""
         return self.count == 0
 
     @property
     def initial_count(self) -> int:
-        """Tasks that it starts with, and that a deployment waits for."""
+        """Number of tasks that it starts with, and that a deploy waits for."""
         return max(1, self.count)
 
     def _check_fargate(self) -> Iterator[Conflict]:
@@ -186,11 +186,11 @@ class EcsDeployment(Settings):
     name: Name
     fleet: Name
     served: str
-    """What clients put in `model`; the first, where there are several."""
+    """The value of `model` in requests; of several models, the first."""
 
     reads: ZeroOrMore[S3Location]
     errors: Annotated[float, Field(ge=0, le=1, strict=False)] = 0.0
-    """Share of requests that may fail."""
+    """Allowed share of failed requests."""
 
     services: Annotated[tuple[Service, ...], AllowSingleItem(), Field(min_length=2)]
 
@@ -209,22 +209,22 @@ class EcsDeployment(Settings):
 
     @property
     def router(self) -> Service:
-        """What clients reach."""
+        """The service that clients call."""
         return next(service for service in self.services if service.kind == "router")
 
     @property
     def engines(self) -> tuple[Service, ...]:
-        """What the router spreads requests over."""
+        """The services that the router sends requests to."""
         return tuple(service for service in self.services if service.kind == "engine")
 
     @property
     def scale_to_zero_services(self) -> tuple[Service, ...]:
-        """Engines that have no task while nobody asks."""
+        """Engine services that scale to zero."""
         return tuple(service for service in self.engines if service.scales_to_zero)
 
 
 def read(path: Path, fleet: Document[Fleet]) -> Document[EcsDeployment]:
-    """The deployment of the file `path`, on that fleet.
+    """Read the deployment of the file `path` for a fleet.
 
     Raises:
         InputError: with every mistake of the file: of its form, then of what the fleet does not have.
@@ -237,17 +237,17 @@ def read(path: Path, fleet: Document[Fleet]) -> Document[EcsDeployment]:
 
 @dataclass(frozen=True)
 class PlacementChoice:
-    """Where the tasks of one ECS service go."""
+    """One placement choice of an ECS service's tasks."""
 
     number: int
-    """Place in the pool's order of preference, from 0."""
+    """Rank in the pool's order of preference, from 0."""
 
     providers: tuple[str, ...]
     """Capacity providers; empty on Fargate."""
 
 
 def list_choices(fleet: Fleet, service: Service) -> list[PlacementChoice]:
-    """The service's choices; only the first for a machine of a replica, which must stand beside the others."""
+    """List the service's choices; only the first for a node of a replica, which must be next to the others."""
     if service.pool is None:
         return [PlacementChoice(0, ())]
     strategies = groups.group_by_choice(groups.resolve_pool(fleet, service.pool, instances.load()))
@@ -261,13 +261,13 @@ def list_choices(fleet: Fleet, service: Service) -> list[PlacementChoice]:
 
 
 def format_service_name(deployment: EcsDeployment, service: Service, choice: PlacementChoice) -> str:
-    """Name of the ECS service of a choice."""
+    """Format the name of the ECS service of a choice."""
     suffix = f"-{choice.number}" if choice.number else ""
     return f"{deployment.name}-{service.name}{suffix}"
 
 
 def format_log_group(fleet: Fleet, deployment: str) -> str:
-    """Log group of all tasks of a deployment; the streams begin with the role."""
+    """Format the log group of a deployment's tasks; the streams begin with the role."""
     return f"/aws/ecs/{names.format_cluster_name(fleet)}/serving/{deployment}"
 
 
