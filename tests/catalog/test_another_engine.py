@@ -77,7 +77,7 @@ def test_its_memory_is_counted_as_the_default_engines() -> None:
 def test_an_engine_that_does_not_exist_is_refused_with_those_that_do(tmp_path: Path) -> None:
     with pytest.raises(InputError) as error:
         resolving.resolve_files(tmp_path, _format_blueprint().replace("slim", "slum"), FLEET, "eks")
-    assert str(error.value).endswith("there is no such choice. Fix: slim; the choices are 'slim' or 'vllm'.")
+    assert str(error.value).endswith("not one of the choices. Fix: slim; the choices are 'slim' or 'vllm'.")
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def test_its_socket_is_the_users_alone(tmp_path: Path) -> None:
         ("{{ deployment.name | nofilter }}\n", 1, "No filter named 'nofilter'"),
         ("a\n{{ 1 / 0 }}\n", 2, "division by zero"),
         ('a\n{% include "b.j2" %}\n', 2, "there is no template b.j2"),
-        ('a\nb\n{{ "x ;y" | ini_value }}\n', 3, "'x ;y' cannot stand in supervisord's configuration"),
+        ('a\nb\n{{ "x ;y" | ini_value }}\n', 3, "'x ;y' is not possible in supervisord's configuration"),
     ],
 )
 def test_a_wrong_template_is_told_with_its_file_and_line(tmp_path: Path, template: str, line: int, why: str) -> None:
@@ -102,7 +102,7 @@ def test_a_target_without_a_template_is_refused_in_one_line(tmp_path: Path) -> N
     folder = _copy_with_template(tmp_path, "x")
     with pytest.raises(InputError) as error:
         render.find_template(folder, "eks")
-    assert str(error.value) == f"{folder}: it holds no template for the target eks (eks.*.j2); it has one for local."
+    assert str(error.value) == f"{folder}: no template for the target eks (eks.*.j2); it has one for local."
 
 
 def test_two_templates_for_one_target_are_refused(tmp_path: Path) -> None:
@@ -123,8 +123,8 @@ def test_what_a_hand_has_edited_is_not_overwritten_unasked(tmp_path: Path) -> No
     with pytest.raises(InputError) as error:
         render.render(deployment, folder, out)
     assert str(error.value) == (
-        f"{file}: it was edited by hand since it was rendered, and would be overwritten. "
-        f"Put the change into {folder / 'local.conf.j2'}, or say --force."
+        f"{file}: edited by hand since it was rendered, and would be overwritten. "
+        f"Fix: make the change in {folder / 'local.conf.j2'}, or pass --force."
     )
     assert file.read_text() == "mine\n"
     render.render(deployment, folder, out, force=True)
@@ -135,7 +135,7 @@ def test_a_file_that_is_not_ours_is_not_overwritten(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / "local.conf").write_text("somebody's\n")
-    with pytest.raises(InputError, match="was edited by hand"):
+    with pytest.raises(InputError, match="edited by hand since"):
         render.render(_resolve_deployment(tmp_path), _copy_with_template(tmp_path, "one\n"), out)
 
 

@@ -47,7 +47,7 @@ class TensorGroup(NamedTuple):
     """Share of the parameters that one token passes through: less than 1 for experts."""
 
     loaded: bool = True
-    """Whether the engine loads them: layers for multi-token prediction lie in the checkpoint and stay there."""
+    """Whether the engine loads them: it skips layers for multi-token prediction."""
 
 
 class LatentAttention(BaseModel):

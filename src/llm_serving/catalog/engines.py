@@ -1,8 +1,8 @@
 """Engines, routers and frameworks as data: command lines, environments, images, names of metrics.
 
-An engine is a file engines/NAME.yaml; routers and frameworks are rows of routers.yaml and frameworks.yaml. Arguments hold
-values in braces; FIELD_NAMES are all that exist, and a row that asks for another is refused when it is read. To add an
-engine is to add its file: no code, unless its memory arithmetic differs (`llm_serving.engines`).
+An engine is a file engines/NAME.yaml; routers and frameworks are rows of routers.yaml and frameworks.yaml. Arguments
+hold values in braces; FIELD_NAMES are all that exist, and a row that uses another is refused when it is read. To add an
+engine, add its file: no code, unless its memory arithmetic differs (`llm_serving.engines`).
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from llm_serving.settings.errors import BlueprintError
 FILE = Path(__file__).with_name("models.yaml")
 
 RANDOM_KEY = "random_weights"
-"""Key in a made model's config.json; whoever reads the model there learns that its words mean nothing."""
+"""Key in the config.json of a model with random weights, whose output has no meaning."""
 
 RANDOM_NOTICE = "The weights are random numbers from a fixed seed: the text has no meaning, its timing is real."
 
@@ -44,20 +44,20 @@ class Model(Architecture):
     """What a blueprint writes in `model`."""
 
     hub: str | None
-    """Its id on the hub; None for one that is made here or lies in a folder."""
+    """Its id on the hub; None for one that is generated or in a folder."""
 
     task: Literal["generate", "embed", "rerank"]
     weight_bytes: int
     """Size of the checkpoint's safetensors."""
 
     random: bool
-    """Whether the weights are random numbers: whoever shows its output says RANDOM_NOTICE."""
+    """Whether the weights are random numbers: every output is shown with RANDOM_NOTICE."""
 
     source: str
     """Where the numbers come from."""
 
     read_on: str
-    """The day they were read there."""
+    """The day they were read at the source."""
 
 
 def find(name: str, *, fetch_config: Callable[[str], Mapping[str, Any]] | None = None) -> Model:
@@ -122,7 +122,7 @@ def read_config(name: str) -> Mapping[str, Any]:
 
 
 def read_folder(folder: Path) -> Model:
-    """The model whose files lie in `folder`; its size is that of the safetensors there.
+    """The model in `folder`; its size is that of its safetensors.
 
     Raises:
         ModelError: config.json is missing, broken, or of a kind whose memory is not known.

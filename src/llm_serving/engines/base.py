@@ -1,7 +1,7 @@
 """The engine seam: an engine's memory arithmetic, found by the engine's name.
 
-An engine is a row of the catalogue (`llm_serving.catalog.engines`). Only where its memory arithmetic is its own it has a
-module NAME.py beside this one; the others share that of the default engine.
+An engine is a file of the catalogue (`llm_serving.catalog.engines`). It has a module NAME.py beside this one only where
+its memory arithmetic is its own; the others share that of the default engine.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Fit(BaseModel):
 
     context: int
     calibrated: bool
-    """Whether measurements stand behind the reserve: on GPUs, not on Neuron."""
+    """Whether the reserve is based on measurements: on GPUs, not on Neuron."""
 
     @property
     def requests(self) -> float:
@@ -64,7 +64,7 @@ def compute_kv_bytes_per_token(model: Architecture, tensor_parallel: int = 1, dt
     """Bytes that one token takes in the KV cache of one accelerator, all layers counted.
 
     Heads are split over accelerators until each holds one; multi-head latent attention has one vector for all heads,
-    which every accelerator keeps whole. Layers with a sliding window drop what has left it: `count_cache_tokens` of an engine counts that.
+    which every accelerator keeps whole. An engine's own arithmetic counts what layers with a sliding window drop.
     """
     return model.layers * compute_kv_layer_bytes(model, tensor_parallel, dtype)
 
@@ -99,7 +99,7 @@ def select_stage(model: Architecture, pipeline: int) -> Architecture:
 
 
 def count_ranks(device: Accelerators) -> int:
-    """How many ways one machine can split a model: GPUs, or NeuronCores, as software sees them, of all devices."""
+    """Ways that one node can split a model: its GPUs, or the NeuronCores of all its devices."""
     return device.count * device.ranks
 
 
@@ -109,7 +109,7 @@ def compute_rank_bytes(device: Accelerators) -> int:
 
 
 def list_tensor_sizes(model: Architecture, instance: Instance) -> tuple[int, ...]:
-    """The degrees of tensor parallelism worth trying on one machine: powers of two up to all it has."""
+    """The degrees of tensor parallelism worth trying on one node: powers of two up to all it has."""
     if instance.accelerators is None:
         return ()
     rank_count = count_ranks(instance.accelerators)

@@ -1,7 +1,7 @@
 """vLLM's memory: whether a model fits, and how much of the accelerators remains for the KV cache.
 
 vLLM takes a share of each accelerator's memory (`UTILIZATION`), loads the weights, runs its largest batch once, and
-gives what is left to the KV cache. This module computes the same without an accelerator: weights and cache follow from the
+gives the rest to the KV cache. This module computes the same without an accelerator: weights and cache follow from the
 architecture; what the largest batch and the libraries take (`reserve_bytes`) follows from measurements that others
 published.
 """
@@ -214,8 +214,8 @@ def _describe_broken_blocks(model: Architecture, t: int, whole_experts: bool) ->
     for width_name, width in widths.items():
         if width % t or width // t % model.fp8_block:
             return (
-                f"{width_name}, {width}, split {t} ways is {width // t}, which cuts the FP8 blocks of {model.fp8_block}: "
-                f"fewer ways, or expert parallelism"
+                f"{width_name}, {width}, split {t} ways is {width // t}, which cuts the FP8 blocks of "
+                f"{model.fp8_block}: fewer ways, or expert parallelism"
             )
     return ""
 

@@ -1,7 +1,7 @@
 """The workload seam: a kind of work is a package beside this module, and targets call it through `Workload`.
 
-`kind:` at the top of blueprint.yaml names the package; `serving` where left out. A package NAME holds `workload.py` with
-one object, WORKLOAD. To add a kind is to add such a package and a pattern folder with its templates.
+`kind:` at the top of blueprint.yaml names the package; `serving` where left out. A package NAME has a module `workload`
+with one object, WORKLOAD. To add a kind, add such a package and a pattern folder with its templates.
 """
 
 # ruff: noqa: ARG002 - the defaults take what a kind that overrides them needs

@@ -83,10 +83,10 @@ class Conventions(ResolvedData):
     """The pool's orchestrator that the target needs; empty where it needs none."""
 
     shared_host: bool = False
-    """All processes share one machine: its address (so every port is chosen, `Environment.ports`), cores and memory."""
+    """All processes share one machine: its cores, its memory, and its address, so ports are chosen (`ports`)."""
 
     containers: bool = True
-    """Processes run in containers: they need images, see no local folder, and get files of S3 copied before they start."""
+    """Processes run in containers: they need images, read no local folder, and get files of S3 copied beforehand."""
 
     real_accelerators: bool = True
     """Engines run on the pool's accelerators; if not, the engine's platform `cpu` stands in."""
@@ -98,7 +98,7 @@ class Conventions(ResolvedData):
     """A replica that is stopped gets time to finish its requests."""
 
     starts_groups: bool = True
-    """The target starts the nodes of a replica together and numbers them; if not, each node is an instance by itself."""
+    """The target starts a replica's nodes together and numbers them; if not, each node is an instance by itself."""
 
     task_interfaces: bool = False
     """Each container takes a network interface of its own on the node's first network card."""
@@ -107,7 +107,7 @@ class Conventions(ResolvedData):
     """The address that processes listen on."""
 
     own_address: str = ""
-    """The address by which other processes reach one, where it is the same for all; empty where each has its own."""
+    """The address by which processes reach one another, where all share it; empty where each has its own."""
 
     zmq_bind_host: str = "*"
     """`bind_host` as ZeroMQ reads it in an engine's KV events endpoint."""
@@ -128,10 +128,10 @@ class Conventions(ResolvedData):
     """Base URL for clients, with {deployment}, {namespace} and {port}."""
 
     rank: str = ""
-    """What the target replaces by a node's rank within its replica; empty where each node's command holds its number."""
+    """Expression that the target replaces by a node's rank; empty where each node's command holds its number."""
 
     leader_address: str = ""
-    """What the target replaces by the address of rank 0; empty where it is the DNS name of rank 0."""
+    """Expression that the target replaces by the address of rank 0; empty where it is that node's DNS name."""
 
     kv_transfer: str = ""
     """The engine's transfer between prefill and decode; empty where the accelerators' links decide."""

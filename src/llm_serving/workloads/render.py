@@ -1,7 +1,7 @@
-"""Lays a `Deployment` out for its target with the template in the blueprint's folder.
+"""Renders a deployment for its target with the template in the blueprint's folder.
 
-A template decides layout, never numbers. What was rendered and then edited by hand is never overwritten unasked: beside
-the files lies a manifest of what was written, and a file that differs from it is the user's.
+A template decides layout, never numbers. A rendered file that was edited by hand is overwritten only with --force: a
+manifest beside it holds the digest of what was rendered.
 """
 
 from __future__ import annotations
@@ -33,10 +33,8 @@ def find_template(folder: Path, target: str) -> Path:
     matches = sorted(folder.glob(f"{target}.*{SUFFIX}"))
     if not matches:
         available = list_targets(folder)
-        alternatives = f"it has one for {', '.join(available)}" if available else "it has none at all"
-        raise InputError(
-            f"{folder}: it holds no template for the target {target} ({target}.*{SUFFIX}); {alternatives}."
-        )
+        alternatives = f"it has one for {', '.join(available)}" if available else "it has none"
+        raise InputError(f"{folder}: no template for the target {target} ({target}.*{SUFFIX}); {alternatives}.")
     if len(matches) > 1:
         names = " and ".join(path.name for path in matches)
         raise InputError(f"{folder}: {names} are both templates for the target {target}. Keep one.")
@@ -49,7 +47,7 @@ def list_targets(folder: Path) -> list[str]:
 
 
 def render_text(deployment: Deployment, source: Path) -> str:
-    """What the template `source` makes of `deployment`.
+    """The text that the template `source` renders for `deployment`.
 
     Raises:
         InputError: the template is wrong; names its file and line.
@@ -89,15 +87,15 @@ def render(deployment: Deployment, folder: Path, out: Path, *, force: bool = Fal
         force: overwrite what was edited by hand.
 
     Raises:
-        InputError: there is no template for the target, it is wrong, or the file was edited by hand since.
+        InputError: there is no template for the target, it is wrong, or the file was edited by hand.
     """
     source = find_template(folder, deployment.target)
     file = out / source.name.removesuffix(SUFFIX)
     rendered = render_text(deployment, source)
     if not force and _is_edited(file) and file.read_text(encoding="utf-8") != rendered:
         raise InputError(
-            f"{file}: it was edited by hand since it was rendered, and would be overwritten. "
-            f"Put the change into {source}, or say --force."
+            f"{file}: edited by hand since it was rendered, and would be overwritten. "
+            f"Fix: make the change in {source}, or pass --force."
         )
     out.mkdir(parents=True, exist_ok=True)
     file.write_text(rendered, encoding="utf-8")
@@ -133,14 +131,14 @@ def _find_position(trace: TracebackType | None, source: Path) -> tuple[Path, int
 
 
 def format_yaml(value: Any) -> str:
-    """A value on one line of YAML: JSON is YAML, and leaves nothing to be guessed."""
+    """A value on one line of YAML, written as JSON, which is YAML and unambiguous."""
     if isinstance(value, BaseModel):
         value = value.model_dump(mode="json")
     return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
 
 
 def count_mebibytes(count: int) -> int:
-    """Whole mebibytes of a number of bytes: what both Kubernetes (Mi) and ECS count in."""
+    """Whole mebibytes of a number of bytes: the unit of Kubernetes (Mi) and ECS."""
     return count // 2**20
 
 
@@ -152,7 +150,9 @@ def format_ini_value(value: Any) -> str:
     """
     content = str(value)
     if any(sign in content for sign in ("\n", "\r", " ;", " #", "\t;", "\t#")):
-        raise ValueError(f"{content!r} cannot stand in supervisord's configuration: a line break or a comment sign")
+        raise ValueError(
+            f"{content!r} is not possible in supervisord's configuration: it has a line break or a comment sign"
+        )
     return content.replace("%", "%%")
 
 

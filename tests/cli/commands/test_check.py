@@ -147,17 +147,17 @@ def test_a_mistake_in_the_template_is_found_with_its_line(capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("arguments", "messages"),
     [
-        (["nowhere"], ["nowhere:1:1: there is no such folder. Fix: the folder of a blueprint; `blueprint new` makes one."]),
+        (["nowhere"], ["nowhere:1:1: there is no such folder. Fix: the folder of a blueprint; `blueprint new` creates one."]),
         (["mein"], ["mein:1:1: there is no such folder. Fix: the folder of a blueprint, such as mine."]),
         (["fleet.yaml"], ["fleet.yaml:1:1: it is a file, and a blueprint is a folder. Fix: the folder that holds it, .."]),
-        (["."], [".:1:1: the folder holds no blueprint.yaml. Fix: the folder of a blueprint; `blueprint new` makes one."]),
+        (["."], [".:1:1: the folder holds no blueprint.yaml. Fix: the folder of a blueprint; `blueprint new` creates one."]),
         (["mine", "--fleet", "no.yaml"], ["no.yaml:1:1: there is no such file. Fix: the path of a file that exists, such as fleet.yaml."]),
         (["mine", "--fleet", "mine"], ["mine:1:1: it is a directory. Fix: the path of the file, such as mine/fleet.yaml."]),
         (
             ["nowhere", "--fleet", "no.yaml"],
             [
                 "no.yaml:1:1: there is no such file. Fix: the path of a file that exists, such as fleet.yaml.",
-                "nowhere:1:1: there is no such folder. Fix: the folder of a blueprint; `blueprint new` makes one.",
+                "nowhere:1:1: there is no such folder. Fix: the folder of a blueprint; `blueprint new` creates one.",
             ],
         ),
     ],

@@ -115,7 +115,7 @@ def test_a_target_without_a_template_is_refused(working_folder: Path, run_cli: R
     (working_folder / "mine" / "eks.yaml.j2").unlink()
     code, _, err = run_cli(command, "mine", "--target", "eks")
     targets = ", ".join(sorted(path.name.split(".")[0] for path in (working_folder / "mine").glob("*.j2")))
-    assert (code, err) == (2, f"mine: it holds no template for the target eks (eks.*.j2); it has one for {targets}.\n")
+    assert (code, err) == (2, f"mine: no template for the target eks (eks.*.j2); it has one for {targets}.\n")
     assert not (working_folder / ".blueprint").exists()
 
 

@@ -366,7 +366,7 @@ def test_an_edited_rendered_file_is_refused_and_what_runs_stays(make_plan: PlanF
     rendered = plan.rendered / "local.conf"
     rendered.write_text(rendered.read_text() + "; edited\n")
     _edit(working_folder, "policy: cache-aware", "policy: random")
-    with pytest.raises(InputError, match="was edited by hand"):
+    with pytest.raises(InputError, match="edited by hand since"):
         deploy.deploy(make_plan(), _agree)
     assert {name: state.pid for name, state in _list_states(plan).items()} == before
     deploy.deploy(make_plan(), _agree, force=True)

@@ -210,7 +210,7 @@ def get_error(folder: str) -> str:
 
 
 def test_a_folder_that_holds_no_blueprint_is_said_to_be_so() -> None:
-    fix = "Fix: the folder of a blueprint; `blueprint new` makes one."
+    fix = "Fix: the folder of a blueprint; `blueprint new` creates one."
     assert get_error("mine") == f"mine:1:1: the folder holds no blueprint.yaml. {fix}"
     assert get_error("nowhere") == f"nowhere:1:1: there is no such folder. {fix}"
     Path("mine/blueprint.yaml").write_text(VALID)

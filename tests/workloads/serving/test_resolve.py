@@ -296,7 +296,7 @@ REFUSED = [
     ),
     (
         {"worker": "{pool: small, replicas: 9}"},
-        "blueprint.yaml:6:35: roles.worker.replicas: now 9: the pool small grows to 8 machines, which hold 8. "
+        "blueprint.yaml:6:35: roles.worker.replicas: now 9: the pool small grows to 8 nodes, which fit 8. "
         "Fix: replicas: 8 or less, or size: 0..9 in the pool.",
     ),
 ]

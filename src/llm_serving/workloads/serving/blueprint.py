@@ -1,4 +1,4 @@
-"""`blueprint.yaml`: what to serve, under which load, and what the answer must be like. Plain typed data."""
+"""`blueprint.yaml`: what to serve, under which load, and with which SLO. Plain typed data."""
 
 from __future__ import annotations
 
@@ -71,19 +71,19 @@ class Speculative(Settings):
 
 
 class Tuning(Settings):
-    """Settings of the engine; what is left out, the engine decides."""
+    """Settings of the engine; the engine decides what is left out."""
 
     quantization: Literal["fp8"] | None = None
-    """Weights of 16 bits made smaller as they are loaded; a checkpoint that is quantized already says so itself."""
+    """Quantizes 16-bit weights as they are loaded; a checkpoint that is quantized already needs nothing."""
 
     kv_cache: Literal["auto", "fp8"] = "auto"
     """Numbers of the KV cache: the model's own, or 8 bits for twice the tokens."""
 
     prefix_cache: Annotated[bool, Switch()] = True
-    """Keeps the cache of prompts' beginnings for later requests."""
+    """Keeps the cache of prompts' prefixes for later requests."""
 
     chunked_prefill: Annotated[bool, Switch()] = True
-    """Cuts long prompts, so that answers under way are not held up."""
+    """Splits long prompts, so that they do not delay other answers."""
 
     batch_tokens: Tokens | None = None
     """Most tokens of one step."""
@@ -92,23 +92,23 @@ class Tuning(Settings):
     """Most requests of one step."""
 
     kv_offload: Memory | None = None
-    """Memory of the machine, for each replica, that cached prompts move to when the accelerators' is full."""
+    """Memory of the node, for each replica, that cached prompts move to when the accelerators' is full."""
 
     speculative: Speculative | None = None
     """Tokens guessed ahead."""
 
     kv_transfer: Literal["auto", "rdma", "host"] = "auto"
-    """How prefill hands its cache to decode: between accelerators by EFA, through the machines' memory, or the best."""
+    """How prefill sends its cache to decode: between accelerators by EFA, through the nodes' memory, or the best."""
 
 
 class Disruption(Settings):
-    """What may go at once, and how long it may take."""
+    """How much an upgrade may take down at once, and how long that may take."""
 
     unavailable: Annotated[int, Field(ge=0, le=1000)] = 1
-    """Replicas of a role that an upgrade or a drained machine may take away at once."""
+    """Replicas of a role that an upgrade or a drained node may take down at once."""
 
     drain: Duration = parse_default("120s")
-    """How long a replica that is to go may finish its requests."""
+    """How long a replica that is stopped may finish its requests."""
 
 
 class Blueprint(BaseBlueprint):
@@ -148,7 +148,7 @@ class Blueprint(BaseBlueprint):
     """Settings of the engine."""
 
     disruption: Disruption = Disruption()
-    """What may go at once."""
+    """How much an upgrade may take down at once."""
 
     traffic: Annotated[Traffic, Field(examples=[{"users": 8}])]
     """The load it is made for."""
@@ -162,15 +162,15 @@ class Blueprint(BaseBlueprint):
         return self.roles.prefill is not None and self.roles.decode is not None
 
     def find_key_path(self, name: str) -> tuple[str, ...]:
-        """Where the engine role `name` stands in the file."""
+        """The key path of the engine role `name`."""
         return ("roles", "models", name) if name in self.roles.models else ("roles", name)
 
     def select_model_settings(self, role: EngineRole) -> Blueprint | ModelRole:
-        """Where a role's model, its weights and its context are written: at itself, or once for all roles."""
+        """What holds a role's model, weights and context: the role itself, or the blueprint for all roles."""
         return role if isinstance(role, ModelRole) else self
 
     def find_model_key_path(self, key_path: Sequence[str], role: EngineRole, key: str) -> tuple[str, ...]:
-        """Where `key`, one that `served_by` has, stands for the role at `at`."""
+        """The key path of a model setting `key` for the role at `key_path`."""
         return (key,) if self.select_model_settings(role) is self else (*key_path, key)
 
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
@@ -196,7 +196,7 @@ class Blueprint(BaseBlueprint):
     def _check_model(self) -> Iterator[Conflict]:
         has_many_models = "models" in patterns.load_patterns()[self.pattern].roles
         if has_many_models and self.model:
-            yield Conflict(("model",), "each role of this pattern names its own", "it in roles.models instead")
+            yield Conflict(("model",), "each role of this pattern names its own", "model in each of roles.models")
         if not has_many_models and not self.model:
             yield Conflict(("model",), "required field is missing", "model: Qwen/Qwen3-0.6B")
 
@@ -215,8 +215,8 @@ class Blueprint(BaseBlueprint):
         prefill, decode = self.roles.prefill, self.roles.decode
         if prefill and decode and decode.tensor < prefill.tensor:
             reason = (
-                f"decode splits a layer {decode.tensor} ways and prefill {prefill.tensor}: the KV transfer sends a cache "
-                "to as many ways or more, never to fewer"
+                f"decode splits a layer {decode.tensor} ways and prefill {prefill.tensor}: the KV transfer sends a "
+                "cache to as many ways or more, never to fewer"
             )
             yield Conflict(("roles", "decode"), reason, f"accelerators: {prefill.tensor} or more for decode")
 
@@ -246,7 +246,7 @@ def read(folder: Path) -> Document[Blueprint]:
     if not os.path.lexists(folder / FILE_NAME):  # reading it names a loop or a dangling link
         reason = f"the folder holds no {FILE_NAME}"
         raise InputError(
-            [Mistake(folder, 1, 1, "", "", reason, "the folder of a blueprint; `blueprint new` makes one")]
+            [Mistake(folder, 1, 1, "", "", reason, "the folder of a blueprint; `blueprint new` creates one")]
         )
     document = load(folder / FILE_NAME, Blueprint)
     prompts = document.value.traffic.data
@@ -267,4 +267,4 @@ def _suggest_folder(folder: Path) -> str:
     patterns = [file.parent for file in paths.PATTERNS.glob(f"*/{FILE_NAME}")]
     close_names = difflib.get_close_matches(folder.name, [suggested.name for suggested in siblings + patterns], n=1)
     suggested = [path for path in siblings + patterns if path.name in close_names]
-    return f"the folder of a blueprint{f', such as {suggested[0]}' if suggested else '; `blueprint new` makes one'}"
+    return f"the folder of a blueprint{f', such as {suggested[0]}' if suggested else '; `blueprint new` creates one'}"

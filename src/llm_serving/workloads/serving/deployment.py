@@ -30,7 +30,7 @@ class Weights(ResolvedData):
     """Size of the weights."""
 
     random: bool
-    """Whether they are random numbers from a seed: every page that shows their output says so."""
+    """Whether they are random numbers from a seed: every report of their output says so."""
 
 
 class ServedModel(ResolvedData):
@@ -47,7 +47,7 @@ class ServedModel(ResolvedData):
     """Most tokens of a request."""
 
     adapters: dict[str, str] = Field(default_factory=dict)
-    """LoRA adapters: where each lies, by the name that clients put in `model`."""
+    """Location of each LoRA adapter, by the name that clients put in `model`."""
 
 
 class Parallelism(ResolvedData):
@@ -67,18 +67,18 @@ class Parallelism(ResolvedData):
 
 
 EFA_HUGE_PAGES = 5128
-"""Of 2 MiB, that a machine with EFA's driver has. Source: EKS User Guide, "Run machine learning training on Amazon EKS
+"""Of 2 MiB, that a node with EFA's driver has. Source: EKS User Guide, "Run machine learning training on Amazon EKS
 with Elastic Fabric Adapter", 2026-11."""
 
 
 class Resources(ResolvedData):
-    """What one machine gives to one replica."""
+    """What one node gives to one replica."""
 
     device: str = ""
     """Kubernetes' name of the accelerator; empty where none is needed."""
 
     accelerators: int = 0
-    """As the machine hands them out: whole Neuron devices, of several NeuronCores each."""
+    """As nodes allocate them: whole Neuron devices, of several NeuronCores each."""
 
     efa: int = 0
     """EFA interfaces: the replica's share by accelerators."""
@@ -89,7 +89,7 @@ class Resources(ResolvedData):
     cpus: int = 1
     memory_bytes: int = 0
     shared_memory_bytes: int = 0
-    """Of /dev/shm, which the processes of one machine exchange tensors through."""
+    """Of /dev/shm, through which the processes of one node exchange tensors."""
 
     @property
     def gpus(self) -> int:
@@ -114,7 +114,7 @@ class Resources(ResolvedData):
 
 
 class Prefetch(ResolvedData):
-    """What of S3 is copied to the machine before the engine starts."""
+    """Files of S3 that are copied to the node before the engine starts."""
 
     uris: dict[str, str]
     """s3://BUCKET/PREFIX by the name of its folder in /scratch/fetched."""
@@ -123,7 +123,7 @@ class Prefetch(ResolvedData):
     """Longest that one of them may take, seconds."""
 
     disk_bytes: int
-    """Of the machine's disk: for all of them, and for what the engine caches."""
+    """Of the node's disk: for all of them, and for the engine's caches."""
 
 
 class Toleration(ResolvedData):
@@ -140,13 +140,13 @@ class Role(ResolvedData):
     name: str
     kind: Literal["engine", "router"]
     image: str = ""
-    """Empty on `local`."""
+    """Empty where the target runs no containers."""
 
     served_model: ServedModel | None = None
     """The model; None for the router, which serves what the engines do."""
 
     pool: str = ""
-    """The fleet's pool; empty where it needs no machine of its own."""
+    """The fleet's pool; empty where it needs no node of its own."""
 
     instance_types: tuple[str, ...] = ()
     """The pool's types that hold a replica, all alike in what they give; exactly these are asked for."""
@@ -160,7 +160,7 @@ class Role(ResolvedData):
     """Of one replica; on Neuron its NeuronCores."""
 
     prefetch: Prefetch | None = None
-    """None where nothing of S3 is copied to the machine."""
+    """None where nothing of S3 is copied to the node."""
 
     nodes: int = 1
     """Of one replica: more than one start together, in one zone."""

@@ -1,4 +1,4 @@
-"""What the newest validation measured of a blueprint's prompts, for the settings that the blueprint leaves open."""
+"""What the newest validation measured of a blueprint's prompts, for settings that the blueprint leaves open."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from llm_serving.workloads.serving.blueprint import Blueprint
 from llm_serving.workloads.serving.traffic import Traffic
 
 RUNS, REPORT = "runs", "report.json"
-"""Where `validate` keeps its reports: RUNS/NAME/TIME/REPORT."""
+"""Path of the reports of `validate`: RUNS/NAME/TIME/REPORT."""
 
 MAX_REPORTS = 50
-"""Reports that are looked through, from the newest on."""
+"""Reports that are read, from the newest on."""
 
 
 def find_measured(blueprint: Document[Blueprint], root: Path) -> MeasuredPrefix | None:
     """By the newest report below `root` whose prompts were those of the blueprint's traffic as it is now.
 
-    None where there is none, or where nobody asks: the blueprint states a policy, or the share itself.
+    None where there is none, or where it is not needed: the blueprint states a policy, or the share itself.
     """
     value = blueprint.value
     if value.roles.router.policy or value.traffic.has_shared_prefix:
@@ -48,7 +48,7 @@ def compute_digest(traffic: Traffic, folder: Path) -> str:
 
 
 def _read_measured(report: Path, digest: str) -> MeasuredPrefix | None:
-    """What a report says of those prompts; None where it is of others, or older than this measure, or broken."""
+    """A report's measurement of those prompts; None where it is of others, older than this measure, or broken."""
     try:
         payload = json.loads(report.read_text(encoding="utf-8"))
         shared, started_at = payload["shared"], payload["started_at"]

@@ -1,6 +1,6 @@
-"""Which machines of the fleet hold a role: the pool's types that fit, machines of a replica, and its share of each.
+"""Places roles on the fleet: the pool's types that fit, the nodes of a replica, and its share of each.
 
-Every refusal stands at its line of blueprint.yaml and names what would hold it.
+Every refusal names its line of blueprint.yaml and what would fit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DEVICES = {"gpu": "nvidia.com/gpu", "neuron": "aws.amazon.com/neuron"}
 """What the device plugins call accelerators on Kubernetes."""
 
 HEADROOM = 0.85
-"""Share of a machine's CPUs and memory that replicas may ask for; the rest is the system's and its agents'."""
+"""Share of a node's CPUs and memory that replicas may request; the rest is for the system and its agents."""
 
 SHARED_MEMORY_BYTES = 4 * 2**30
 """Of /dev/shm for each accelerator: NCCL's and the engine's message queues stay below it."""
@@ -37,7 +37,7 @@ SHARED_MEMORY_BYTES = 4 * 2**30
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the replicas of one role stand."""
+    """Where the replicas of one role run."""
 
     role: str
     model: Model
@@ -74,7 +74,7 @@ class Placement:
 
 
 PlacedRole = tuple[tuple[str, ...], EngineRole, Placement]
-"""A role's place in the file, the role, and where it stands."""
+"""The key path of a role, the role, and its placement."""
 
 
 class PlacementError(Exception):
@@ -100,10 +100,10 @@ def place_role(
     model: Model,
     context: int,
 ) -> Placement:
-    """Where the role at `at` of the blueprint stands.
+    """The placement of the role at `key_path` of the blueprint.
 
     Raises:
-        Refused: no machine of its pool holds it.
+        PlacementError: no instance type of its pool fits it.
     """
     return _PlacementSearch(blueprint, fleet, key_path, role, model, context).find_placement()
 
@@ -114,7 +114,7 @@ def require_pool(
     """The role's pool and its types as the catalogue knows them.
 
     Raises:
-        Refused: there is no such pool, or the catalogue has none of its types.
+        PlacementError: there is no such pool, or the catalogue has none of its types.
     """
     pool = fleet.value.pools.get(role.pool)
     if pool is None:
@@ -133,7 +133,7 @@ def require_pool(
 
 @dataclass(frozen=True)
 class _PlacementSearch:
-    """One role's way to its machines; each step narrows the types or refuses."""
+    """Finds the nodes of one role; each step narrows the instance types or refuses."""
 
     blueprint: Document[Blueprint]
     fleet: Document[Fleet]
@@ -189,7 +189,7 @@ class _PlacementSearch:
         return platforms.get(device.kind) or platforms["cpu"]
 
     def _select_batch(self, device: Accelerators) -> memory.Batch:
-        """The largest step: as the blueprint says, else as the engine chooses."""
+        """The largest step: of the blueprint, else the engine's choice."""
         tuning, limits = self.blueprint.value.tuning, self._select_platform(device).limits
         engine_batch = self._memory_model.select_batch(device)
         if limits:
@@ -228,19 +228,19 @@ class _PlacementSearch:
         )
 
     def _select_multi_node(self, pool: Pool, types: list[Instance], per_node: int) -> list[Instance]:
-        """A replica over several machines: whole ones, of one type, in one zone, joined by EFA."""
+        """A replica over several nodes: whole ones, of one type, in one zone, connected by EFA."""
         accelerators = self.role.accelerators
         if accelerators % per_node:
-            reason = f"a replica over several machines takes whole ones, and {types[0].name} has {per_node}"
+            reason = f"a replica over several nodes takes whole ones, and {types[0].name} has {per_node}"
             raise self._build_error("accelerators", accelerators, reason, f"a multiple of {per_node}")
         if self.role.tensor > per_node:
-            reason = f"each layer would be split {self.role.tensor} ways, over more than the {per_node} of one machine"
-            fix = f"pipeline: {accelerators // per_node}, so that a layer stays on one machine"
+            reason = f"each layer would be split {self.role.tensor} ways, over more than the {per_node} of one node"
+            fix = f"pipeline: {accelerators // per_node}, so that a layer stays on one node"
             raise self._build_error("pipeline", self.role.pipeline, reason, fix)
         if not pool.efa:
-            reason = f"the machines of a replica would talk over TCP: the pool {self.role.pool} has no EFA"
+            reason = f"the nodes of a replica would communicate over TCP: the pool {self.role.pool} has no EFA"
             raise self._build_error("pool", self.role.pool, reason, f"efa: on in the pool, or accelerators: {per_node}")
-        return types[:1]  # one type: the slowest machine sets the pace of all
+        return types[:1]  # one type: the slowest node sets the pace of all
 
     def _check_divisible(self, instance: Instance) -> None:
         role = self.role
@@ -260,7 +260,7 @@ class _PlacementSearch:
             options = [degree * role.pipeline * role.data for degree in degrees[-3:]]
             fix = f"accelerators: {' or '.join(map(str, options))}"
             if instance.accelerators and self._select_platform(instance.accelerators).limits:
-                # There a replica takes its machine whole.
+                # A replica needs its whole node here.
                 fix = (
                     f"data: {role.accelerators // max(degree for degree in degrees if role.accelerators % degree == 0)}"
                 )
@@ -326,7 +326,7 @@ class _PlacementSearch:
         return f"{' or '.join(suggestions)}, or a smaller model"
 
     def _select_by_pool_size(self, pool: Pool, fitting_types: Sequence[Instance]) -> list[Instance]:
-        """Types of which the pool, at its greatest, has machines for all replicas."""
+        """Types of which the pool, at its maximum, has nodes for all replicas."""
         available_types = [
             instance for instance in fitting_types if self._count_max_replicas(pool, instance) >= self.role.replicas.max
         ]
@@ -335,7 +335,7 @@ class _PlacementSearch:
         largest = max(fitting_types, key=lambda instance: self._count_max_replicas(pool, instance))
         max_replicas, replicas = self._count_max_replicas(pool, largest), self.role.replicas.max
         nodes = count_nodes(largest, self.role.accelerators, replicas)
-        reason = f"the pool {self.role.pool} grows to {pool.size.max} machines, which hold {max_replicas}"
+        reason = f"the pool {self.role.pool} grows to {pool.size.max} nodes, which fit {max_replicas}"
         fix = f"replicas: {max_replicas} or less, or size: {pool.size.min}..{nodes} in the pool"
         raise self._build_error("replicas", format_bounds(self.role.replicas), reason, fix)
 
@@ -351,7 +351,7 @@ class _PlacementSearch:
         return tuple(zone for zone in zones if not instances.has_region(region) or zone in offered) or zones
 
     def _compute_resources(self, pool: Pool, types: Sequence[Instance], nodes: int) -> Resources:
-        """The replica's share of each machine, by accelerators: what every one of the types can give."""
+        """The replica's share of each node, by accelerators: what all of the types can give."""
         per_node = self.role.accelerators // nodes
         shares = [(instance, per_node / count_accelerators(instance)) for instance in types]
         memory_bytes = int(min(instance.memory_mib * share for instance, share in shares) * 2**20 * HEADROOM)
@@ -374,7 +374,7 @@ class _PlacementSearch:
         offload = self.blueprint.value.tuning.kv_offload
         if offload and offload > memory_bytes // 2:
             share_text = f"{memory_bytes / 2**30:.0f} GiB"
-            reason = f"a replica's share of its machine is {share_text}, of which half may hold cache"
+            reason = f"a replica's share of its node is {share_text}, of which half may hold cache"
             value, fix = f"{offload / 2**30:g}Gi", f"kv_offload: {memory_bytes // 2**31}Gi or less"
             raise PlacementError(self.blueprint.build_mistake(["tuning", "kv_offload"], value, reason, fix))
 
@@ -393,12 +393,12 @@ def format_bounds(bounds: Bounds) -> int | str:
 
 
 def count_accelerators(instance: Instance) -> int:
-    """Ways that one machine can split a model; 0 where it has no accelerator."""
+    """Ways that one node can split a model; 0 where it has no accelerator."""
     return memory.count_ranks(instance.accelerators) if instance.accelerators else 0
 
 
 def count_nodes(instance: Instance, accelerators: int, replicas: int) -> int:
-    """Machines that `replicas` of `wanted` accelerators each take."""
+    """Nodes for `replicas` of `accelerators` each."""
     per_node = count_accelerators(instance) // accelerators
     return -(-replicas // per_node) if per_node else replicas * -(-accelerators // count_accelerators(instance))
 
@@ -406,7 +406,7 @@ def count_nodes(instance: Instance, accelerators: int, replicas: int) -> int:
 def check_pool_sizes(
     blueprint: Document[Blueprint], fleet: Document[Fleet], placed: Sequence[PlacedRole]
 ) -> list[Mistake]:
-    """Pools that the roles, each of which fits alone, ask too much of together; said at the last of the roles."""
+    """Pools that are too small for their roles together, each of which fits alone; reported at the last role."""
     mistakes = []
     for name in dict.fromkeys(role.pool for _, role, _ in placed):
         pool_roles = [(key_path, role, placement) for key_path, role, placement in placed if role.pool == name]
@@ -417,7 +417,7 @@ def check_pool_sizes(
         max_nodes = fleet.value.pools[name].size.max
         if len(pool_roles) > 1 and _count_shared_nodes(pool_roles) > max_nodes:
             parts = " and ".join(f"{role} {count}" for role, count in node_counts.items())
-            reason = f"of the pool {name}, {parts} machines are asked for, and it grows to {max_nodes}"
+            reason = f"the roles need {parts} nodes of the pool {name}, which grows to {max_nodes}"
             key_path, role, _ = pool_roles[-1]
             fix = (
                 f"fewer replicas, or size: {fleet.value.pools[name].size.min}..{sum(node_counts.values())} in the pool"
@@ -427,7 +427,7 @@ def check_pool_sizes(
 
 
 def _count_shared_nodes(pool_roles: Sequence[PlacedRole]) -> int:
-    """Machines for all roles of a pool: replicas that leave accelerators free share their machine with others."""
+    """Nodes for all roles of a pool: replicas that leave accelerators free share their node with others."""
     free_accelerators: list[int] = []
     node_count = 0
     for _, role, placement in sorted(pool_roles, key=lambda entry: -entry[1].accelerators):

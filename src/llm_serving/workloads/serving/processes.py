@@ -18,28 +18,28 @@ from llm_serving.workloads.serving.roles import EngineRole, RouterPolicy, comput
 from llm_serving.workloads.serving.traffic import Traffic
 
 ENGINE_PORT, ROUTER_PORT, METRICS_PORT, DISCOVERY_PORT = 8000, 8080, 9090, 9091
-"""Where a container listens that has an address of its own."""
+"""Ports of a container that has its own address."""
 
 PORTS = {"side": 5600, "events": 5557, "replay": 5558, "master": 29500, "data": 13345, "ray": 6379}
-"""Further ports of an engine's container: transfers of KV caches, its cache's events, ranks of a replica."""
+"""Further ports of an engine's container: KV transfers, KV cache events, ranks of a replica."""
 
 MIN_LOAD_BYTES_S = 200e6
-"""Least bytes a second that weights are taken to stream with, for the limit of a start: a tenth of a good S3's."""
+"""Lowest rate of streaming weights, bytes per second, for the limit of a start: a tenth of a good S3's."""
 
 OPEN_LOOP_REQUESTS = 32
-"""Requests that an open loop is taken to have under way at once."""
+"""Requests under way at once that an open loop is estimated at."""
 
 MIN_KV_BYTES = 64 * 2**20
 
 WEIGHTS_FOLDER = "weights"
-"""Folder of weights that are not streamed, where they are copied to before the engine starts."""
+"""Folder that weights are copied to before the engine starts, where they are not streamed."""
 
 KV_ROLES = {PREFILL: "kv_producer", DECODE: "kv_consumer"}
 
 
 @dataclass(frozen=True)
 class Context:
-    """What the command lines of all roles follow from."""
+    """What the command lines of all roles are built from."""
 
     blueprint: Blueprint
     name: str
@@ -107,7 +107,7 @@ def list_port_names(blueprint: Blueprint, replicas: Mapping[str, int]) -> list[s
 
 
 def list_options(context: Context, role: EngineRole, role_placement: Placement) -> Iterator[str]:
-    """Names of the engine's options that the blueprint's settings ask for, in the order of the command line."""
+    """Names of the engine's options that the blueprint needs, in the order of the command line."""
     tuning, nodes = context.blueprint.tuning, role_placement.nodes
     is_compiled = context.select_platform(role_placement).limits is not None
     requested = {
@@ -172,8 +172,7 @@ def build_engine_process(
     env = engines.fill_env((context.engine.environment, *(part.environment for part in parts)), values)
     address_variables = tuple(dict.fromkeys(variable for part in parts for variable in part.address_variables))
     own_address = context.conventions.own_address
-    if own_address:
-        env |= dict.fromkeys(address_variables, own_address)
+    env |= dict.fromkeys(address_variables, own_address) if own_address else {}
     if role.executor == "ray" and role_placement.nodes > 1 and context.engine.ray:
         command = _build_ray_command(context.engine.ray, command, values, rank)
     return Process(
@@ -187,9 +186,7 @@ def build_engine_process(
         replica=replica,
         rank=rank,
         address_variables=() if own_address else address_variables,
-        memory_bytes=_compute_memory_bytes(context, role, served_model, role_placement)
-        if context.conventions.shared_host
-        else 0,
+        memory_bytes=_compute_memory_bytes(context, role, served_model, role_placement),
     )
 
 
@@ -319,9 +316,9 @@ def list_prefetch_uris(context: Context, role_placement: Placement, served_model
 
 
 def _compute_kv_bytes(context: Context, role: EngineRole, role_placement: Placement, served_model: ServedModel) -> int:
-    """Room for one request of the full context and all those under way at once, should one replica take them all.
+    """KV cache of one rank, in bytes: one request of the full context and all requests under way at once.
 
-    Of one rank, where the KV cache lies in the machine's own memory.
+    Where the KV cache uses the machine's own memory.
     """
     traffic, block = context.blueprint.traffic, context.select_platform(role_placement).kv_block
     max_length = traffic.input_tokens.max + traffic.output_tokens.max
@@ -336,7 +333,9 @@ def _compute_kv_bytes(context: Context, role: EngineRole, role_placement: Placem
 def _compute_memory_bytes(
     context: Context, role: EngineRole, served_model: ServedModel, role_placement: Placement
 ) -> int:
-    """What one replica takes of this machine's memory."""
+    """Memory of one replica where processes share one machine; 0 elsewhere."""
+    if not context.conventions.shared_host:
+        return 0
     platform = context.select_platform(role_placement)
     rank_bytes = platform.base_bytes + _compute_kv_bytes(context, role, role_placement, served_model)
     return int(_count_ranks(role) * rank_bytes + role.data * platform.weight_copies * served_model.weights.bytes)
@@ -397,7 +396,7 @@ def _build_router_values(context: Context, engine_roles: Sequence[Role]) -> Valu
 
 
 def _select_policy(context: Context, engine_roles: Sequence[Role]) -> RouterPolicy:
-    """The policy; of one replica at a known address there is nothing to choose, and load-aware wants two."""
+    """The policy. With one replica at a known address there is no choice, and load-aware needs two."""
     is_single = select_discovery(context) == "addresses" and sum(len(role.instances) for role in engine_roles) == 1
     return "round-robin" if is_single and context.policy == "load-aware" else context.policy
 
@@ -406,8 +405,8 @@ def select_discovery(context: Context) -> Discovery:
     """How the router finds the engines: as the target's conventions say, unless only DNS discovery works."""
     # Which model an engine serves cannot be told to a router at its start: it takes that by its interface alone.
     has_many_models = bool(context.blueprint.roles.models)
-    # With addresses at its start, it asks the engines where their caches' events are once, as soon as the first answers,
-    # and never hears one that answers later. Besides, its own image is older than this policy.
+    # With addresses at its start, it asks the engines once where their caches' events are, when the first answers,
+    # and misses those that answer later. Besides, its own image is older than this policy.
     uses_kv_events = context.policy == "kv-aware"
     return "names" if has_many_models or uses_kv_events else context.conventions.discovery
 
@@ -434,11 +433,12 @@ def _list_endpoints(context: Context, role: Role) -> tuple[str, ...]:
 
 def _build_kv_endpoint(context: Context, process_name: str, port_name: str) -> str:
     """Where an engine publishes its cache's events, as ZeroMQ writes addresses."""
-    return f"tcp://{context.conventions.zmq_bind_host}:{_select_port(context, f'{process_name}-{port_name}', PORTS[port_name])}"
+    port = _select_port(context, f"{process_name}-{port_name}", PORTS[port_name])
+    return f"tcp://{context.conventions.zmq_bind_host}:{port}"
 
 
 def _compute_imbalance(blueprint: Blueprint) -> int:
-    """How many requests more than another a replica may have before a cached beginning counts less than the queue."""
+    """Requests that a replica may have more than another before its queue counts more than a cached prefix."""
     replicas = sum(compute_fixed_replicas(role).min for role in blueprint.roles.engine_roles.values())
     return max(1, count_concurrent_requests(blueprint.traffic) // (2 * replicas))
 

@@ -34,7 +34,7 @@ ROUTER_CPUS, ROUTER_BYTES = 2, 4 * 2**30
 """Of a router's container: it keeps the prefixes of prompts that it has routed, up to its --max-tree-size."""
 
 SCRATCH_BYTES = 40 * 2**30
-"""Of the disk, for what an engine caches and for adapters, beside weights that are copied there."""
+"""Of the disk, for an engine's caches and adapters, besides weights that are copied there."""
 
 FETCH_LIMIT_S, MIN_COPY_BYTES_S = 300, 100e6
 """Longest that copying a little from S3 may take, and the least bytes a second that more is taken to be copied with."""
@@ -47,15 +47,7 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         InputError: it cannot work; with every reason at its line of the blueprint.
     """
     settings = blueprint.value
-    _raise_mistakes(list(engine_limits.check_engine(blueprint, environment)))
-    placed_roles, mistakes = _place_roles(blueprint, fleet, environment)
-    mistakes += adapters.check(blueprint, environment.target, environment.conventions)
-    if not mistakes:
-        mistakes = [
-            *placement.check_pool_sizes(blueprint, fleet, placed_roles),
-            *targets.check(blueprint, fleet, environment, placed_roles),
-        ]
-    _raise_mistakes(mistakes)
+    placed_roles = _place_checked_roles(blueprint, fleet, environment)
     context = Context(
         settings,
         resolve_name(blueprint),
@@ -84,6 +76,26 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         notes=tuple(_list_notes(context, placed_roles)),
         emulated=(*_list_emulated(context, placed_roles), *environment.emulated),
     )
+
+
+def _place_checked_roles(
+    blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment
+) -> list[PlacedRole]:
+    """Each engine role with its nodes.
+
+    Raises:
+        InputError: the blueprint cannot work; with every reason.
+    """
+    _raise_mistakes(list(engine_limits.check_engine(blueprint, environment)))
+    placed_roles, mistakes = _place_roles(blueprint, fleet, environment)
+    mistakes += adapters.check(blueprint, environment.target, environment.conventions)
+    if not mistakes:
+        mistakes = [
+            *placement.check_pool_sizes(blueprint, fleet, placed_roles),
+            *targets.check(blueprint, fleet, environment, placed_roles),
+        ]
+    _raise_mistakes(mistakes)
+    return placed_roles
 
 
 def _raise_mistakes(mistakes: Sequence[Mistake]) -> None:
@@ -129,7 +141,7 @@ def build_bucket_prefix(model: str) -> str:
 
 
 def resolve_policy(blueprint: Blueprint, environment: Environment) -> RouterPolicy:
-    """How the router chooses a replica: as written, else by cached prefixes where the traffic's prompts share enough."""
+    """How the router chooses a replica: as written, else by cached prefixes where prompts share enough."""
     is_cache_aware = resolve_shared_prefix(blueprint, environment) > processes.get_router(blueprint).cache_aware_share
     return blueprint.roles.router.policy or ("cache-aware" if is_cache_aware else "load-aware")
 

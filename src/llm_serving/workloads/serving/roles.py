@@ -64,10 +64,10 @@ class EngineRole(Settings):
     """The fleet's pool that carries it."""
 
     replicas: Replicas = parse_default("1")
-    """How many copies run; a range, as in 1..8, scales between its ends; from 0, they sleep while nobody asks."""
+    """How many copies run; a range, as in 1..8, scales between its ends; from 0, to zero without requests."""
 
     accelerators: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Accelerators of one replica, over all its machines; on Neuron its NeuronCores."""
+    """Accelerators of one replica, over all its nodes; on Neuron its NeuronCores."""
 
     pipeline: Annotated[int, Field(ge=1, le=64)] = 1
     """Stages of layers, one after the other (pipeline parallelism)."""
@@ -79,7 +79,7 @@ class EngineRole(Settings):
     """Whole experts spread over the accelerators, instead of each expert split (expert parallelism)."""
 
     executor: Literal["mp", "ray"] = "mp"
-    """What joins the machines of a replica: the engine's own processes, or Ray."""
+    """What connects the nodes of a replica: the engine's own processes, or Ray."""
 
     scale: Scale | None = None
     """When replicas come and go; by the queue where left out, by the KV cache for decode."""
@@ -169,6 +169,6 @@ def resolve_scale(name: str, role: EngineRole) -> Scale | None:
 
 
 def compute_fixed_replicas(role: EngineRole) -> Bounds:
-    """The replicas where nothing scales: a machine of its own has no autoscaler, and starts at least one."""
+    """The replicas of a target that does not scale: the lower bound, and at least one."""
     count = max(1, role.replicas.min)
     return Bounds(count, count)

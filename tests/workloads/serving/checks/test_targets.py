@@ -106,14 +106,14 @@ REFUSED = [
     ),
     (
         format_disaggregated({**B300, "replicas": 13}, {**B300, "accelerators": 4}, LARGE),
-        "blueprint.yaml:5:3: roles.decode.replicas: now 1: of the pool b300, prefill 2 and decode 1 machines are asked "
-        "for, and it grows to 2. Fix: fewer replicas, or size: 2..3 in the pool.",
+        "blueprint.yaml:5:3: roles.decode.replicas: now 1: the roles need prefill 2 and decode 1 nodes of the pool "
+        "b300, which grows to 2. Fix: fewer replicas, or size: 2..3 in the pool.",
     ),
     # how a replica is split
     (
         format_distributed(pool="p5en", accelerators=16),
         "blueprint.yaml:4:3: roles.worker.pipeline: now 1: each layer would be split 16 ways, over more than the 8 of one "
-        "machine. Fix: pipeline: 2, so that a layer stays on one machine.",
+        "node. Fix: pipeline: 2, so that a layer stays on one node.",
     ),
     (
         format_distributed(pool="p5en", accelerators=16, pipeline=2),
@@ -122,12 +122,12 @@ REFUSED = [
     ),
     (
         format_distributed(pool="p5en", accelerators=12, pipeline=3),
-        "blueprint.yaml:4:38: roles.worker.accelerators: now 12: a replica over several machines takes whole ones, and "
+        "blueprint.yaml:4:38: roles.worker.accelerators: now 12: a replica over several nodes takes whole ones, and "
         "p5en.48xlarge has 8. Fix: a multiple of 8.",
     ),
     (
         format_distributed(pool="p5en-without", accelerators=16, pipeline=2),
-        "blueprint.yaml:4:18: roles.worker.pool: now 'p5en-without': the machines of a replica would talk over TCP: the "
+        "blueprint.yaml:4:18: roles.worker.pool: now 'p5en-without': the nodes of a replica would communicate over TCP: the "
         "pool p5en-without has no EFA. Fix: efa: on in the pool, or accelerators: 8.",
     ),
     (
@@ -146,7 +146,7 @@ REFUSED = [
     # the machine
     (
         format_aggregated(pool="general", extra="tuning: {kv_offload: 900Gi}\n"),
-        "blueprint.yaml:5:22: tuning.kv_offload: now '900Gi': a replica's share of its machine is 82 GiB, of which half "
+        "blueprint.yaml:5:22: tuning.kv_offload: now '900Gi': a replica's share of its node is 82 GiB, of which half "
         "may hold cache. Fix: kv_offload: 40Gi or less.",
     ),
     (

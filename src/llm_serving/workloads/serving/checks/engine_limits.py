@@ -1,4 +1,4 @@
-"""What an engine does not support, in general and on a platform: refusals whose reasons are in the engines' catalogue."""
+"""What an engine does not support, in general and on a platform; the reasons are in the engines' catalogue."""
 
 from __future__ import annotations
 
