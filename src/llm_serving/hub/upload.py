@@ -152,10 +152,10 @@ def copy_from_hub(
     snapshot = client.fetch_snapshot(name, revision)
     repo_files = {file.name: file for file in client.select_files(snapshot, all_files=all_files)}
     folder = (staging or find_staging_folder()) / name.replace("/", "--") / snapshot.commit
-    staging_bytes = sum(sorted((file.size for file in repo_files.values()), reverse=True)[:MAX_PARALLEL])
-    files.check_disk_space(folder, staging_bytes, purpose="staging", fix="use --staging FOLDER on another disk")
-    total_bytes = sum(file.size for file in repo_files.values())
-    counter = _TransferCounter(total_bytes, on_progress, moves_per_file=2)
+    sizes = sorted((file.size for file in repo_files.values()), reverse=True)
+    fix = "use --staging FOLDER on another disk"
+    files.check_disk_space(folder, sum(sizes[:MAX_PARALLEL]), purpose="staging", fix=fix)
+    counter = _TransferCounter(sum(sizes), on_progress, moves_per_file=2)
 
     def transfer(path: str) -> None:
         file = repo_files[path]
@@ -170,7 +170,7 @@ def copy_from_hub(
 
     with client.lock_folder(folder):
         _transfer_all(transfer, repo_files, counter)
-    return UploadResult(str(bucket.location), len(repo_files), total_bytes, counter.sent, counter.received)
+    return UploadResult(str(bucket.location), len(repo_files), sum(sizes), counter.sent, counter.received)
 
 
 def find_staging_folder() -> Path:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from llm_serving.catalog import engines
+from llm_serving.catalog.engines import Engine
 from llm_serving.validation import answer, engine_metrics, gate, statistics
 from llm_serving.validation.answer import Sample
 from llm_serving.validation.driver_result import DriverResult
@@ -228,32 +229,21 @@ def build(
         prompts_digest: digest of the settings that decide the prompts.
     """
     answered = [sample for sample in samples if sample.error is None]
-    by_error = Counter(sample.error for sample in samples if sample.error)
     metrics = {metric: statistics.summarize_latency(values) for metric, values in collect_latencies(answered).items()}
     throughput = _compute_throughput(answered, result.duration_s)
     missed = gate.find_missed_objectives(
         deployment.slo, metrics, len(samples), len(samples) - len(answered), throughput.model_dump()
     )
-    names = [process.name for process in deployment.engine_processes]
     engine = engines.load_engines()[deployment.engine]
     before = engine_metrics.parse_pages(result.metrics_before, engine)
     after = engine_metrics.parse_pages(result.metrics_after, engine)
-    replicas = (
-        engine_metrics.count_replica_requests(names, before, after, engine.finish_reasons.unanswered)
-        if result.metrics_after
-        else []
-    )
+    replicas = _count_replicas(deployment, engine, before, after) if result.metrics_after else []
     tokens = _count_tokens(answered)
     overlap = _measure_overlap(result, engine_metrics.compute_cached_share(before, after), prompts_digest)
     return Report(
         verdict="fail" if missed else "pass",
         missed=missed,
-        requests=Requests(
-            total=len(samples),
-            failed=len(samples) - len(answered),
-            by_error=dict(by_error.most_common()),
-            planned=result.planned,
-        ),
+        requests=_count_requests(samples, result.planned),
         metrics=metrics,
         throughput=throughput,
         replicas=replicas,
@@ -276,6 +266,18 @@ def build(
         ],
         method=[_describe_clock(deployment, result), *METHOD],
     )
+
+
+def _count_requests(samples: Sequence[Sample], planned: int) -> Requests:
+    by_error = Counter(sample.error for sample in samples if sample.error)
+    return Requests(total=len(samples), failed=by_error.total(), by_error=dict(by_error.most_common()), planned=planned)
+
+
+def _count_replicas(
+    deployment: Deployment, engine: Engine, before: Mapping[str, EngineMetrics], after: Mapping[str, EngineMetrics]
+) -> list[Replica]:
+    names = [process.name for process in deployment.engine_processes]
+    return engine_metrics.count_replica_requests(names, before, after, engine.finish_reasons.unanswered)
 
 
 def _measure_overlap(result: DriverResult, cached_share: float | None, prompts_digest: str) -> PromptOverlap:

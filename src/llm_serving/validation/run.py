@@ -20,7 +20,7 @@ from llm_serving.validation import driver_result, load_plan, prompts, report, ru
 from llm_serving.validation.answer import Sample
 from llm_serving.validation.driver_result import DriverResult, Progress
 from llm_serving.validation.load_plan import LoadPlan
-from llm_serving.validation.report import Report
+from llm_serving.validation.report import Report, WeightLoading
 from llm_serving.workloads.serving import measured_prompts
 from llm_serving.workloads.serving.deployment import Deployment
 
@@ -58,12 +58,7 @@ def validate(
         InputError: the user file or the prompts are invalid.
         Unavailable: the deployment does not respond, the driver cannot run, or another validation is running.
     """
-    if requests is not None:
-        deployment = deployment.model_copy(
-            update={"traffic": deployment.traffic.model_copy(update={"requests": requests})}
-        )
-    if url is not None:
-        deployment = deployment.model_copy(update={"url": url.rstrip("/").removesuffix("/v1")})
+    deployment = _override(deployment, url, requests)
     if user_file is not None and not user_file.is_file():
         raise InputError(f"--user: now {str(user_file)!r}: there is no such file. Fix: the path of a Python file.")
     work = logs.resolve() / "validation"
@@ -72,14 +67,27 @@ def validate(
         result = _run_locust(driver_plan, user_file or _LOCUSTFILE, work)
         with (work / driver_result.SAMPLES_FILE).open(encoding="utf-8") as lines:
             samples = [Sample.from_json(line) for line in lines]
-        main_model = deployment.served_models[0]
-        replicas = [
-            process for role in deployment.engine_roles if role.served_model == main_model for process in role.instances
-        ]
-        loading = weight_loading.read(main_model.weights, [logs / f"{process.name}.log" for process in replicas])
+        loading = _read_weight_loading(deployment, logs)
         prompts_digest = measured_prompts.compute_digest(deployment.traffic, folder or Path.cwd())
         run_report = report.build(deployment, result, samples, loading, _collect_versions(deployment), prompts_digest)
         return run_report, run_folder.save(run_report, samples, work, runs / deployment.name)
+
+
+def _override(deployment: Deployment, url: str | None, requests: int | None) -> Deployment:
+    if requests is not None:
+        traffic = deployment.traffic.model_copy(update={"requests": requests})
+        deployment = deployment.model_copy(update={"traffic": traffic})
+    if url is not None:
+        deployment = deployment.model_copy(update={"url": url.rstrip("/").removesuffix("/v1")})
+    return deployment
+
+
+def _read_weight_loading(deployment: Deployment, logs: Path) -> WeightLoading:
+    main_model = deployment.served_models[0]
+    replicas = [
+        process for role in deployment.engine_roles if role.served_model == main_model for process in role.instances
+    ]
+    return weight_loading.read(main_model.weights, [logs / f"{process.name}.log" for process in replicas])
 
 
 def require_slo(run_report: Report) -> None:
