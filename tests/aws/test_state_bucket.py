@@ -84,7 +84,7 @@ def test_all_calls_are_shown_before_the_question_and_a_no_makes_nothing(
         outputs.append(capsys.readouterr().err)
         return False
 
-    with pytest.raises(CheckFailed, match="nothing was made"):
+    with pytest.raises(CheckFailed, match="nothing was created"):
         state_bucket.ensure_state_bucket(_build_fleet(), aws, confirm=refuse)
     assert "$ aws s3api create-bucket --bucket my-state --create-bucket-configuration" in outputs[0]
     assert "$ aws s3api put-bucket-versioning --bucket my-state" in outputs[0]

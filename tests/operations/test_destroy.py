@@ -67,7 +67,7 @@ def test_the_pools_machines_are_told_from_the_systems_own(tmp_path: Path) -> Non
         "aws_eks_cluster": {"cluster": {}},
     }
     (tmp_path / "cdk.tf.json").write_text(json.dumps({"resource": resources}))
-    assert destroy._list_machine_addresses(tmp_path) == [
+    assert destroy._list_instance_addresses(tmp_path) == [
         "aws_autoscaling_group.general-machines",
         "aws_eks_node_group.fixed",
     ]

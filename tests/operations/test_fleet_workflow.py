@@ -69,8 +69,8 @@ def test_what_is_planned_is_applied_and_what_a_bucket_holds_outlives_a_destroy(
     s3.delete_object(Bucket="kept-state", Key="fleets/kept/eks.tfstate")
 
     first_destroy = run_cli(capsys, "fleet", "destroy", "--yes")
-    assert f"stays bucket {models}: 1 object with old versions, 2 B" in first_destroy
-    assert "to delete it too: blueprint fleet destroy --fleet fleet.yaml --with-data" in first_destroy
+    assert f"kept bucket {models}: 1 object with old versions, 2 B" in first_destroy
+    assert "To delete it too: blueprint fleet destroy --fleet fleet.yaml --with-data" in first_destroy
     assert models in {item["Name"] for item in s3.list_buckets()["Buckets"]}
 
     second_destroy = run_cli(capsys, "fleet", "destroy", "--yes", "--with-data")

@@ -119,6 +119,7 @@ def test_the_saved_plan_is_read_and_applied_and_the_logs_are_text(terraform: Ter
     }
     assert (folder / "fleet.tfplan").stat().st_mode & 0o777 == 0o600
     assert not list(folder.glob("show.*")), "what a plan holds may be secret"
+    assert (folder / "plan.jsonl").stat().st_mode & 0o777 == 0o600
     notes: list[str] = []
     result = runner.run(terraform, folders, ("apply", "-input=false", "fleet.tfplan"), on_progress=notes.append)[
         "small"

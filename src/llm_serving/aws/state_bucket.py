@@ -1,8 +1,8 @@
-"""The bucket of Terraform's state: made once, shown before it is made, and taken away only when no state holds a thing.
+"""The bucket of Terraform's state: created after its calls are shown, deleted only when no state has resources.
 
 Encryption is SSE-S3. Terraform's S3 backend with `encrypt` on asks for it on every write unless a key is named, so a
-KMS default of the bucket would be a promise that no object keeps; and a key of its own would have to outlive every
-fleet, for a state whose key is gone is gone with it. The lock is an object beside the state (`use_lockfile`), so there
+KMS default of the bucket would apply to no object; and a key of its own would have to outlive every fleet, since a
+state cannot be read without its key. The lock is an object beside the state (`use_lockfile`), so there
 is no table.
 """
 
@@ -20,14 +20,14 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.settings.errors import CheckFailed, InputError
 
 OLD_VERSIONS_DAYS = 365
-"""How long an earlier state can be brought back."""
+"""How long an earlier state can be restored."""
 
 _ABANDONED_UPLOAD_DAYS = 7
 _STATE_SUFFIX, _LOCK_SUFFIX = ".tfstate", ".tflock"
 
 
 class StateBucket(NamedTuple):
-    """Where a fleet's state lies, and whose it must be."""
+    """The bucket of a fleet's state, and its owner."""
 
     name: str
     region: str
@@ -37,18 +37,18 @@ class StateBucket(NamedTuple):
 
 
 class Change(NamedTuple):
-    """One call to S3 that makes the bucket what it should be."""
+    """One call to S3 that brings the bucket up to date."""
 
     reason: str
     operation: str
     parameters: Mapping[str, Any]
 
     critical: bool = True
-    """Whether a state is in danger without it."""
+    """Whether a state is at risk without it."""
 
     @property
     def command(self) -> tuple[str, ...]:
-        """The same as a command of AWS's own command line."""
+        """The same call as a command of the AWS CLI."""
         words = [
             word
             for name, value in self.parameters.items()
@@ -63,7 +63,7 @@ class BucketStatus:
 
     exists: bool
     changes: tuple[Change, ...]
-    """What would have to be done, in order; empty where all is as it should be."""
+    """Calls to make, in order; empty where the bucket is up to date."""
 
 
 def _format_kebab_case(name: str) -> str:
@@ -71,13 +71,13 @@ def _format_kebab_case(name: str) -> str:
 
 
 def resolve_state_bucket(fleet: Fleet, caller_arn: str) -> StateBucket:
-    """Where the fleet's state lies.
+    """The bucket of the fleet's state.
 
     Args:
-        caller: ARN of the identity that asks: its account is the one that the bucket must belong to.
+        caller_arn: ARN of the identity; the bucket must belong to its account.
 
     Raises:
-        InputError: it is kept in a local file.
+        InputError: the state is a local file.
     """
     if fleet.state == "local":
         raise InputError("state: now local: the fleet's state is a local file. Fix: state: s3://BUCKET/PREFIX.")
@@ -86,10 +86,10 @@ def resolve_state_bucket(fleet: Fleet, caller_arn: str) -> StateBucket:
 
 
 def inspect_bucket(aws: AwsSession, bucket: StateBucket) -> BucketStatus:
-    """The bucket as it is, and what it lacks; changes nothing.
+    """Inspects the bucket and lists what it lacks; changes nothing.
 
     Raises:
-        CheckFailed: the name belongs to another account, or the bucket stands in another region.
+        CheckFailed: the name belongs to another account, or the bucket is in another region.
     """
     from botocore.exceptions import ClientError
 
@@ -123,10 +123,10 @@ def _build_creation(bucket: StateBucket) -> Change:
 
 
 def _find_changes(bucket: StateBucket, read_setting: Callable[[str], Mapping[str, Any]]) -> Iterator[Change]:
-    """The settings that are not as they should be.
+    """The settings to change.
 
     Args:
-        now: the answer to one of S3's get operations; {} where nothing is set.
+        read_setting: returns the response of one of S3's get operations; {} where nothing is set.
     """
     bucket_argument = {"Bucket": bucket.name}
     if read_setting("get_public_access_block").get("PublicAccessBlockConfiguration") != _PUBLIC_ACCESS_BLOCK:
@@ -140,7 +140,7 @@ def _find_changes(bucket: StateBucket, read_setting: Callable[[str], Mapping[str
         yield Change("is not encrypted", "put_bucket_encryption", parameters)
     statements = _parse_statements(read_setting("get_bucket_policy").get("Policy", "{}"))
     if not any(map(_is_tls_statement, statements)):
-        # What others have written there stays.
+        # Statements of others are kept.
         policy = {"Version": "2012-10-17", "Statement": [*statements, _build_tls_statement(bucket)]}
         yield Change(
             "allows access without TLS",
@@ -190,7 +190,7 @@ def _is_tls_statement(statement: Mapping[str, Any]) -> bool:
 
 
 def _read_setting(s3: Any, operation: str, bucket: str) -> Mapping[str, Any]:
-    """A setting; {} where the bucket has none, which S3 says by an error for most."""
+    """A setting; {} where the bucket has none, for which most operations return an error."""
     from botocore.exceptions import ClientError
 
     try:
@@ -203,17 +203,17 @@ def _read_setting(s3: Any, operation: str, bucket: str) -> Mapping[str, Any]:
 
 
 def ensure_state_bucket(fleet: Fleet, aws: AwsSession, *, confirm: Callable[[], bool]) -> bool:
-    """Makes the fleet's state bucket, or what an existing one lacks, after showing each call; safe to repeat.
+    """Creates the fleet's state bucket, or the settings that it lacks, after showing each call; idempotent.
 
     Args:
-        agree: asked once, after all calls are shown and before the first is made.
+        confirm: called once, after all calls are shown and before the first one.
 
     Returns:
         Whether anything was changed.
 
     Raises:
         InputError: the fleet's state is a local file.
-        CheckFailed: the name is taken, the bucket is in another region, or `agree` said no.
+        CheckFailed: the name is taken, the bucket is in another region, or `confirm` returned False.
         Unavailable: no credentials, no answer, or a refusal.
     """
     with session.translate_errors():
@@ -235,14 +235,14 @@ def ensure_state_bucket(fleet: Fleet, aws: AwsSession, *, confirm: Callable[[], 
 
 
 def remove_state_bucket(fleet: Fleet, aws: AwsSession, *, confirm: Callable[[], bool]) -> bool:
-    """Deletes the state bucket with all old versions, if no state in it holds a resource; safe to repeat.
+    """Deletes the state bucket with all old versions, if no state in it has resources; idempotent.
 
     Returns:
         Whether there was one.
 
     Raises:
         InputError: the fleet's state is a local file.
-        CheckFailed: a state still holds resources, Terraform is at work, other things lie there, or `agree` said no.
+        CheckFailed: a state still has resources, Terraform is running, it has other objects, or `confirm` is False.
         Unavailable: no credentials, no answer, or a refusal.
     """
     with session.translate_errors():

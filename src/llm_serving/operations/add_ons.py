@@ -1,4 +1,4 @@
-"""Installs the platform, and removes it: helm and kubectl, one command a row, in the table's order or against it."""
+"""Installs and removes the platform's add-ons with helm and kubectl, one command a row of the table."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.settings.errors import Unavailable
 
 LIMIT_S = 900
-"""Images of a chart are pulled and its pods become ready within that time, or it is said to have failed."""
+"""Time in which a chart's images are pulled and its pods become ready."""
 
 TOOLS: Mapping[str, str] = {
     "helm": "https://helm.sh/docs/intro/install",
     "kubectl": "https://kubernetes.io/docs/tasks/tools",
 }
-"""What the commands call, and where it is to be had."""
+"""Programs that the commands call, with the address of their installation guides."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """One row's command; running it again changes nothing."""
+    """One row's command, which is idempotent."""
 
     selected: SelectedAddOn
     arguments: Sequence[str]
@@ -38,7 +38,7 @@ def require_tools(tools: Mapping[str, str] = TOOLS) -> None:
     """Looks for the programs.
 
     Raises:
-        Unavailable: some are missing; names all of them, and where to get them.
+        Unavailable: some are missing; the message names all, and where to get them.
     """
     missing = [name for name in tools if not shutil.which(name)]
     if missing:
@@ -47,7 +47,7 @@ def require_tools(tools: Mapping[str, str] = TOOLS) -> None:
 
 
 def build_install_commands(fleet: Fleet, catalogue: Catalogue, folder: Path) -> list[Command]:
-    """Writes values and manifests to `folder`, and returns the commands that take them, in order."""
+    """Writes values and manifests to `folder`, and returns the commands that use them, in order."""
     folder.mkdir(parents=True, exist_ok=True)
     return [
         Command(selected, _build_install(selected, _write_manifest(selected, fleet, catalogue, folder), folder))
@@ -56,9 +56,9 @@ def build_install_commands(fleet: Fleet, catalogue: Catalogue, folder: Path) -> 
 
 
 def build_remove_commands(fleet: Fleet, catalogue: Catalogue, folder: Path) -> list[Command]:
-    """Writes manifests to `folder`, and returns the commands that take everything away, the last installed first.
+    """Writes manifests to `folder`, and returns the commands that remove everything, the last installed first.
 
-    Node pools go before the Karpenter that ends their machines, and what made load balancers goes late.
+    Node pools are removed before Karpenter, which terminates their instances; load balancer controllers late.
     """
     folder.mkdir(parents=True, exist_ok=True)
     return [
@@ -78,12 +78,12 @@ def run_commands(
     """Runs them in order against the cluster that kubectl talks to.
 
     Args:
-        environment: names another cluster, by KUBECONFIG.
-        done: told of each one that ended well.
+        environment: KUBECONFIG of another cluster.
+        on_done: called with each command that succeeded.
 
     Raises:
         Unavailable: helm or kubectl is missing.
-        CommandFailed: one failed; the same command line goes on where it stopped.
+        CommandFailed: one failed; the same command line resumes there.
     """
     require_tools()
     for command in commands:
@@ -119,7 +119,7 @@ def _build_remove(selected: SelectedAddOn, manifest: str) -> list[str]:
 
 
 def _write_manifest(selected: SelectedAddOn, fleet: Fleet, catalogue: Catalogue, folder: Path) -> str:
-    """The row's manifest, written where it is made from the fleet; "" for a chart."""
+    """The row's manifest, written first if it depends on the fleet; "" for a chart."""
     manifest = selected.add_on.manifest or ""
     if manifest != add_ons.NODE_POOLS:
         return manifest

@@ -1,6 +1,6 @@
-"""What a road to AWS has done so far: a file in the run's folder, by which it goes on where it was broken off.
+"""Checkpoints of the AWS workflow: a file in the fleet's data directory, by which an interrupted run resumes.
 
-It saves work, and is never the only witness: stacks are planned again, buckets looked at, charts upgraded in place.
+They save work and prove nothing: stacks are planned again, buckets inspected, charts upgraded in place.
 """
 
 from __future__ import annotations
@@ -16,57 +16,57 @@ from typing import Any
 from llm_serving import console
 
 FILE = "journal.json"
-"""In the fleet's own folder."""
+"""In the fleet's data directory."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One thing that was done."""
+    """One step that was done."""
 
     key: str
-    """Of what it was done with: where that is another now, it is to be done anew."""
+    """Digest of the step's inputs: with others, the step is done again."""
 
     recorded_at: str
-    """When, as in 2026-11-21 14:30."""
+    """Local time, as in 2026-11-21 14:30."""
 
     note: str
 
 
 class Checkpoints:
-    """The entries of one fleet at one place, by what was done. Every entry is written down at once."""
+    """The checkpoints of one fleet in one account, by step. Each is written at once."""
 
     def __init__(self, file: Path, scope: str) -> None:
-        """Reads what there is.
+        """Reads the file.
 
         Args:
-            place: account and region, or the embedded AWS: what was done at another place counts for nothing.
+            scope: account and region, or the embedded AWS; checkpoints of another scope are ignored.
         """
         self.file = file
         self._scope = scope
         self._entries = _read(self.file, scope)
 
     def find(self, name: str, key: str = "") -> Checkpoint | None:
-        """When it was done with the same; None where it was not."""
+        """The checkpoint of a step with the same inputs; None where there is none."""
         checkpoint = self._entries.get(name)
         return checkpoint if checkpoint and checkpoint.key == key else None
 
     def find_latest(self, name: str) -> Checkpoint | None:
-        """When it was done last, with whatever."""
+        """The latest checkpoint of a step, with any inputs."""
         return self._entries.get(name)
 
     def record(self, name: str, key: str = "", note: str = "") -> None:
-        """Writes down that it is done."""
+        """Records that a step is done."""
         now = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M")
         self._entries[name] = Checkpoint(key, now, note)
         self._write()
 
     def remove(self, name: str) -> None:
-        """It counts no longer."""
+        """Removes a step's checkpoint."""
         if self._entries.pop(name, None):
             self._write()
 
     def clear(self) -> None:
-        """All of it was undone."""
+        """Removes all checkpoints, after everything was destroyed."""
         self.file.unlink(missing_ok=True)
         self._entries = {}
 
@@ -74,7 +74,7 @@ class Checkpoints:
         payload = {"place": self._scope, "done": {name: vars(entry) for name, entry in self._entries.items()}}
         temp_file = self.file.with_suffix(".new")
         temp_file.write_text(json.dumps(payload, indent=2) + "\n", encoding="utf-8")
-        temp_file.replace(self.file)  # whole, or as it was
+        temp_file.replace(self.file)  # atomic
 
 
 def _read(file: Path, scope: str) -> dict[str, Checkpoint]:
@@ -82,7 +82,8 @@ def _read(file: Path, scope: str) -> dict[str, Checkpoint]:
         payload: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         if payload["place"] != scope:
             console.err.print(
-                f"  {console.shorten_path(file)} belongs to {payload['place']}, and this is {scope}: starting from the beginning"
+                f"  {console.shorten_path(file)} belongs to {payload['place']}, and this is {scope}: "
+                "starting from the beginning"
             )
             return {}
         return {name: Checkpoint(**entry) for name, entry in payload["done"].items()}
@@ -94,5 +95,5 @@ def _read(file: Path, scope: str) -> dict[str, Checkpoint]:
 
 
 def compute_digest(*parts: str) -> str:
-    """A key of what something is done with."""
+    """The key of a step's inputs."""
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]

@@ -1,7 +1,7 @@
-"""The EKS cluster as kubectl and helm reach it, and the machines that Karpenter started in it.
+"""The EKS cluster as kubectl and helm reach it, and the instances that Karpenter started in it.
 
-Terraform knows nothing of those machines, nor of the load balancers that controllers made: whoever destroys the cluster
-first leaves them running, and paid for.
+Terraform does not manage those instances, nor the load balancers that controllers created: destroying the cluster first
+would leave them running, and costing.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ TOOLS: Mapping[str, str] = {
     **add_ons.TOOLS,
     "aws": "https://docs.aws.amazon.com/cli/latest/userguide/getting-started-install.html",
 }
-"""What the way into a cluster takes: kubectl gets its token from the AWS command line."""
+"""Programs that reach a cluster: kubectl gets its token from the AWS command line."""
 
 _TIMEOUT_S = 60.0
 _MACHINES_TIMEOUT_S = 2400
-"""Pods leave by their own grace, half an hour at the most, and then EC2 takes its time."""
+"""Pods have up to half an hour to drain, and EC2 takes some minutes more."""
 
 _NODE_POOLS = "nodepools.karpenter.sh"
 
 
 @dataclass(frozen=True)
 class ClusterContext:
-    """A cluster that answers."""
+    """A cluster that can be reached."""
 
     fleet: Fleet
     data: Path
@@ -74,10 +74,10 @@ def build_kubeconfig_command(fleet: Fleet) -> tuple[str, ...]:
 
 
 def connect(aws: AwsSession, fleet: Fleet, data: Path) -> ClusterContext:
-    """Writes a kubeconfig of the fleet's own, and sees that the cluster answers.
+    """Writes the fleet's own kubeconfig, and requires that the cluster responds.
 
     Raises:
-        Unavailable: a program is missing, or the cluster cannot be reached from here.
+        Unavailable: a program is missing, or the cluster cannot be reached from this machine.
         CommandFailed: there is no such cluster.
     """
     add_ons.require_tools(TOOLS)
@@ -88,9 +88,10 @@ def connect(aws: AwsSession, fleet: Fleet, data: Path) -> ClusterContext:
     try:
         cluster.run_kubectl("get", "--raw", "/readyz", "--request-timeout=15s")
     except console.CommandFailed as error:
-        last_lines = error.output.strip().splitlines()[-1:] or ["no word"]
+        last_lines = error.output.strip().splitlines()[-1:] or ["no output"]
         raise Unavailable(
-            f"the cluster {names.format_cluster_name(fleet)} does not respond to kubectl ({last_lines[0]}). {describe_endpoint_access(fleet)}"
+            f"the cluster {names.format_cluster_name(fleet)} does not respond to kubectl ({last_lines[0]}). "
+            f"{describe_endpoint_access(fleet)}"
         ) from None
     return cluster
 
@@ -103,10 +104,10 @@ def describe_endpoint_access(fleet: Fleet) -> str:
 
 
 def terminate_machines(cluster: ClusterContext) -> None:
-    """Has Karpenter end every machine that it started, and waits; does nothing where Karpenter never was.
+    """Has Karpenter terminate every instance that it started, and waits; does nothing where there is no Karpenter.
 
     Raises:
-        CommandFailed: they did not go in time.
+        CommandFailed: they were not terminated in time.
     """
     crd = cluster.run_kubectl("get", "crd", _NODE_POOLS, "--ignore-not-found", "--output=name")
     if not crd.strip():
@@ -117,10 +118,10 @@ def terminate_machines(cluster: ClusterContext) -> None:
 
 
 def delete_load_balancers(cluster: ClusterContext) -> None:
-    """Deletes what load balancers were made for, while the controller that takes them down still runs.
+    """Deletes ingresses and services with load balancers, while the controller that deletes those still runs.
 
     Raises:
-        CommandFailed: they did not go in time.
+        CommandFailed: they were not deleted in time.
     """
     flags = (f"--timeout={add_ons.LIMIT_S}s", "--all-namespaces", "--ignore-not-found")
     for arguments in (("ingresses", "--all"), ("services", "--field-selector=spec.type=LoadBalancer")):
@@ -128,7 +129,7 @@ def delete_load_balancers(cluster: ClusterContext) -> None:
 
 
 def list_karpenter_instances(aws: AwsSession, fleet: Fleet) -> list[str]:
-    """Ids of the machines that Karpenter started for the fleet and that are paid for.
+    """Ids of the instances that Karpenter started for the fleet and that are not terminated.
 
     Raises:
         Unavailable: AWS refuses, or does not answer.
@@ -147,7 +148,7 @@ _TAGS_PER_CALL = 20
 
 
 def list_load_balancers(aws: AwsSession, fleet: Fleet) -> list[str]:
-    """Names of the load balancers that the cluster's controller made, by the tag that it puts on each.
+    """Names of the load balancers that the cluster's controller created, by its tag.
 
     Raises:
         Unavailable: AWS refuses, or does not answer.
@@ -169,10 +170,10 @@ def list_load_balancers(aws: AwsSession, fleet: Fleet) -> list[str]:
 
 
 def require_no_instances(aws: AwsSession, fleet: Fleet) -> None:
-    """Asks EC2 itself whether any machine of the fleet still runs.
+    """Asks EC2 whether any instance of the fleet is still running.
 
     Raises:
-        CheckFailed: some do; says how to end them.
+        CheckFailed: some are; the message has the command to terminate them.
     """
     instance_ids = [
         *list_karpenter_instances(aws, fleet),

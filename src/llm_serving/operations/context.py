@@ -1,4 +1,4 @@
-"""Where a fleet's stacks are planned, applied and destroyed: AWS, or the embedded AWS that stands in for it.
+"""The context in which a fleet's stacks are planned, applied and destroyed: on AWS, or on the embedded AWS.
 
 On AWS the working folders are the synthesized ones, as they are: each command that is shown can be run again by hand.
 For the embedded AWS they are a copy in the run's own folder with an override beside each stack.
@@ -27,24 +27,24 @@ from llm_serving.terraform.state import StackState
 FOLDER = Path(".blueprint")
 
 _NO_STATE_FILE = "no_state_override.tf.json"
-"""Beside a stack whose state bucket is not there yet: a plan can be shown before anything is made."""
+"""Beside a stack whose state bucket does not exist yet: a plan can be shown before anything is created."""
 
 _EMULATOR_OUT = "cdktf.out"
-"""Stacks for the embedded AWS, in the fleet's own folder; the state of each beside it."""
+"""Stacks for the embedded AWS, in the fleet's data directory; the state of each beside it."""
 
 _PLACEHOLDER_BACKEND = {"local": {"path": "not-yet.tfstate"}}
 
 _STATE_TIMEOUT_S = 300.0
-"""What asks the state alone takes seconds; a bucket in another continent a little longer."""
+"""Reading a state takes seconds; from a bucket on another continent a little longer."""
 
 
 @dataclass(frozen=True)
 class FleetContext:
-    """Stacks ready for Terraform, and who is to make them."""
+    """Stacks that Terraform is initialized for, and the AWS session to apply them with."""
 
     document: Document[Fleet]
     data: Path
-    """The run's folder: logs, the journal, Terraform's own configuration where it needs one."""
+    """The fleet's data directory: logs, checkpoints, Terraform's own configuration where it needs one."""
 
     folders: Mapping[str, Path]
     """The working folder of each stack, in the order to apply them in."""
@@ -55,7 +55,7 @@ class FleetContext:
 
     @property
     def fleet(self) -> Fleet:
-        """What the stacks rent."""
+        """The fleet of the stacks."""
         return self.document.value
 
     @property
@@ -65,17 +65,17 @@ class FleetContext:
 
     @property
     def cloud_name(self) -> str:
-        """Who makes them, for people."""
+        """Where the resources are created, for people."""
         return "the embedded AWS" if self.endpoint else "AWS"
 
     @property
     def waves(self) -> list[dict[str, Path]]:
-        """Stacks that may be worked on side by side, wave by wave, first those that others look things up in."""
+        """Stacks that can be applied side by side, wave by wave: first those that others need."""
         return synthesis.split_waves(self.folders)
 
 
 def build_data_path(fleet: Fleet) -> Path:
-    """The fleet's own folder, where the user stands. No deployment's name has a dot, so it is nobody else's."""
+    """The fleet's data directory. No deployment's name has a dot, so no deployment has the same."""
     return FOLDER / f"fleet.{fleet.name}"
 
 
@@ -116,10 +116,10 @@ def use_aws_or_emulator(document: Document[Fleet], *, rehearse: bool | None) -> 
 
 @contextmanager
 def lock_fleet(fleet: Fleet) -> Iterator[Path]:
-    """Keeps a second command off the same fleet in this folder; the lock goes with the process, however it ends.
+    """Locks the fleet against a second command in this directory, and yields its data directory.
 
     Raises:
-        Unavailable: one is at work.
+        Unavailable: another command is running.
     """
     data = build_data_path(fleet)
     data.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -128,14 +128,14 @@ def lock_fleet(fleet: Fleet) -> Iterator[Path]:
 
 
 def prepare(document: Document[Fleet], aws: AwsSession, *, out: Path, requested: Sequence[str] = ()) -> FleetContext:
-    """Synthesizes, finds Terraform, and starts it on every stack; changes nothing in the account.
+    """Synthesizes, finds Terraform, and initializes it for every stack; changes nothing in the account.
 
     Args:
-        out: where stacks for AWS are synthesized; those for the embedded AWS go to the run's folder.
-        named: stacks that the user named; only whether they are there is looked at.
+        out: directory of the stacks for AWS; those for the embedded AWS go to the fleet's data directory.
+        requested: names of stacks that must exist.
 
     Raises:
-        InputError: the fleet cannot be made, or a stack's name is wrong.
+        InputError: the fleet is invalid, or there is no stack of such a name.
         Unavailable: Terraform is missing, or AWS cannot be asked.
     """
     from llm_serving.aws.preflight import identity
@@ -154,7 +154,7 @@ def prepare(document: Document[Fleet], aws: AwsSession, *, out: Path, requested:
 
 
 def initialize_stacks(context: FleetContext) -> None:
-    """Starts Terraform on every stack, with its state where it lies now; again after the state's bucket was made."""
+    """Initializes Terraform for every stack; again once the bucket of its state was created."""
     state_exists = _has_state_store(context)
     backends = {}
     for name, folder in context.folders.items():
@@ -200,7 +200,7 @@ def read_states(context: FleetContext, stack_names: Sequence[str] | None = None)
     """The state of each stack; empty where nothing was applied.
 
     Args:
-        only: names of the stacks to ask about; all where None.
+        stack_names: names of the stacks; all by default.
     """
     folders = {name: folder for name, folder in context.folders.items() if stack_names is None or name in stack_names}
     results = runner.run(context.program, folders, ("state", "pull"), timeout_s=_STATE_TIMEOUT_S)
@@ -208,7 +208,7 @@ def read_states(context: FleetContext, stack_names: Sequence[str] | None = None)
 
 
 def find_orphan_stacks(context: FleetContext) -> list[str]:
-    """Stacks of the same fleet whose state holds something, and that its file does not make: by another orchestrator.
+    """Stacks of the same fleet whose state has resources and that its file does not define, as of another orchestrator.
 
     Raises:
         Unavailable: AWS refuses, or does not answer.

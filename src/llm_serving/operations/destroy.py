@@ -1,8 +1,7 @@
-"""Takes a fleet away in the reverse of the order that made it, and what costs the most first.
+"""Destroys a fleet in reverse order, and what costs most first.
 
-What Karpenter started, then load balancers and charts, then the Auto Scaling and node groups of the pools, then the
-rest of their stacks, then network and storage. A bucket or registry with something in it stays, unless it is said that
-its data may go.
+Karpenter's instances, then load balancers and charts, then the pools' Auto Scaling and node groups, then the rest of
+their stacks, then network and storage. Buckets and registries that are not empty are kept, unless their data may go.
 """
 
 from __future__ import annotations
@@ -26,53 +25,53 @@ from llm_serving.terraform import runner, stack_folder
 from llm_serving.terraform.state import StackState
 
 STORAGE = "storage"
-"""The stack whose buckets and registries hold data."""
+"""The stack of buckets and registries."""
 
 EKS, ECS = "eks", "ecs"
 
-_MACHINE_KINDS = ("aws_autoscaling_group", "aws_eks_node_group")
-"""What runs the pools' machines, by kind of resource."""
+_INSTANCE_KINDS = ("aws_autoscaling_group", "aws_eks_node_group")
+"""Kinds of resources that run the pools' instances."""
 
 _SYSTEM_GROUP = "system"
-"""Of EKS's node groups the one that add-ons stand on: it goes with the cluster."""
+"""EKS's node group of the add-ons, which is destroyed with the cluster."""
 
 
 @dataclass(frozen=True)
 class DestroyPlan:
-    """What a destroy would take."""
+    """What a destroy would delete."""
 
     context: FleetContext
     states: Mapping[str, StackState]
-    """Of the stacks that hold something."""
+    """States of the stacks that have resources."""
 
     stores: Sequence[NonEmptyStore]
-    """What buckets and registries hold."""
+    """Buckets and registries that are not empty."""
 
     karpenter_instances: Sequence[str]
-    """Ids of machines that Terraform does not know."""
+    """Ids of instances that Terraform does not manage."""
 
     services: Sequence[str]
-    """Services on the ECS cluster, which keep its capacity providers."""
+    """Services on the ECS cluster, which use its capacity providers."""
 
     orphan_stacks: Sequence[str]
-    """Stacks that the state holds, and that the fleet file does not make."""
+    """Stacks in the state that the fleet file does not define."""
 
     with_data: bool
 
     @property
     def keeps_storage(self) -> bool:
-        """Whether the storage stack stays, for what it holds."""
+        """Whether the storage stack is kept, for its data."""
         return bool(self.stores) and not self.with_data
 
     @property
     def stacks(self) -> list[str]:
-        """Those that go, in the order of going."""
+        """Stacks to destroy, in order."""
         stack_names = [name for wave in reversed(self.context.waves) for name in wave if name in self.states]
         return [name for name in stack_names if not (name == STORAGE and self.keeps_storage)]
 
 
 def plan_destroy(context: FleetContext, *, with_data: bool) -> DestroyPlan:
-    """What there is to take away; changes nothing.
+    """Lists what there is to destroy; changes nothing.
 
     Raises:
         Unavailable: AWS refuses, or does not answer.
@@ -95,11 +94,11 @@ def plan_destroy(context: FleetContext, *, with_data: bool) -> DestroyPlan:
 
 
 def destroy(plan: DestroyPlan) -> None:
-    """Takes it away. Run again after it was broken off, it goes on.
+    """Destroys it; resumes a destroy that was interrupted.
 
     Raises:
-        CheckFailed: machines still run at the end.
-        Unavailable: the cluster cannot be reached while machines of Karpenter's run in it.
+        CheckFailed: instances are still running at the end.
+        Unavailable: the cluster cannot be reached while Karpenter's instances run in it.
         CommandFailed: Terraform, kubectl or helm failed.
     """
     context = plan.context
@@ -113,7 +112,7 @@ def destroy(plan: DestroyPlan) -> None:
             for store in plan.stores:
                 non_empty_stores.empty(context.aws, store)
         _destroy(context, wave)
-    (context.data / checkpoints.FILE).unlink(missing_ok=True)  # what it tells of is undone
+    (context.data / checkpoints.FILE).unlink(missing_ok=True)  # all of its steps are undone
     cluster.require_no_instances(context.aws, context.fleet)
 
 
@@ -133,10 +132,10 @@ def _list_services(aws: AwsSession, context: FleetContext) -> list[str]:
 
 
 def require_no_dependents(plan: DestroyPlan) -> None:
-    """Sees that nothing stands on what goes: no blueprint on ECS, no stack that this fleet file does not make.
+    """Requires that nothing depends on the fleet: no blueprint on ECS, no stack that its file does not define.
 
     Raises:
-        CheckFailed: something does; says how to take it away.
+        CheckFailed: something does; the message says how to remove it.
     """
     if plan.services:
         raise CheckFailed(
@@ -147,13 +146,13 @@ def require_no_dependents(plan: DestroyPlan) -> None:
     if plan.orphan_stacks:
         raise CheckFailed(
             f"the state also holds {join_words(plan.orphan_stacks)}: not defined in {plan.context.document.path} and "
-            "would be orphaned. Fix: `blueprint destroy` for a blueprint's stack; for a cluster's, add its orchestrator "
-            "back to the file"
+            "would be orphaned. Fix: `blueprint destroy` for a blueprint's stack; for a cluster's, add its "
+            "orchestrator back to the file"
         )
 
 
 def _delete_cluster_resources(plan: DestroyPlan) -> None:
-    """Machines first, then load balancers, then charts."""
+    """Instances first, then load balancers, then charts."""
     context = plan.context
     if context.endpoint:
         console.err.print(
@@ -184,19 +183,19 @@ def _delete_cluster_resources(plan: DestroyPlan) -> None:
 
 
 def _destroy_instances(context: FleetContext, folders: Mapping[str, Path]) -> None:
-    """The pools' machines, before anything else of their stacks."""
+    """Destroys the pools' instances, before anything else of their stacks."""
     for name, folder in folders.items():
-        target_options = [f"-target={address}" for address in _list_machine_addresses(folder)]
+        target_options = [f"-target={address}" for address in _list_instance_addresses(folder)]
         if target_options:
             with console.step(f"Destroy the instances of {name}") as step:
                 _run_destroy(context, {name: folder}, target_options, step)
 
 
-def _list_machine_addresses(folder: Path) -> list[str]:
+def _list_instance_addresses(folder: Path) -> list[str]:
     resources = stack_folder.read_stack(folder).get("resource", {})
     return [
         f"{kind}.{name}"
-        for kind in _MACHINE_KINDS
+        for kind in _INSTANCE_KINDS
         for name, settings in resources.get(kind, {}).items()
         if settings.get("node_group_name") != _SYSTEM_GROUP
     ]

@@ -1,4 +1,4 @@
-"""What buckets and registries hold: AWS deletes none that is not empty, and nobody should unasked."""
+"""Buckets and registries that are not empty: AWS does not delete them, and a destroy asks first."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 from llm_serving import console
 from llm_serving.aws import session, state_bucket
 from llm_serving.aws.session import AwsSession
-from llm_serving.settings.units import format_bytes
+from llm_serving.settings.units import format_bytes, format_count
 
 _MAX_COUNTED = 10_000
-"""Objects that are counted; whether there are more is said."""
+"""Objects that are counted; of more, only that there are more is known."""
 
 _IMAGES_PER_CALL = 100
 """In one call. Source: ECR API reference, BatchDeleteImage, 2026-11."""
@@ -20,18 +20,18 @@ _IMAGES_PER_CALL = 100
 
 @dataclass(frozen=True)
 class NonEmptyStore:
-    """One bucket or registry with something in it."""
+    """One bucket or registry that is not empty."""
 
     kind: str
     """`bucket` or `repository`."""
 
     name: str
     summary: str
-    """How much, for people."""
+    """Its content, for people."""
 
 
 def find(aws: AwsSession, outputs: Mapping[str, Any], fleet: str) -> list[NonEmptyStore]:
-    """What lies in the storage stack's buckets and repositories, old versions too.
+    """The storage stack's buckets and repositories that are not empty, old versions included.
 
     Args:
         outputs: of the storage stack; empty where it is not applied.
@@ -78,7 +78,7 @@ def _find_buckets(aws: AwsSession, outputs: Mapping[str, Any]) -> Iterator[NonEm
         if count:
             prefix = "at least " if count > _MAX_COUNTED else ""
             yield NonEmptyStore(
-                "bucket", name, f"{prefix}{count:,} object{'s' * (count != 1)} with old versions, {format_bytes(size)}"
+                "bucket", name, f"{prefix}{format_count(count, 'object')} with old versions, {format_bytes(size)}"
             )
 
 
@@ -95,7 +95,7 @@ def _find_repositories(aws: AwsSession, outputs: Mapping[str, Any], fleet: str) 
                 raise
             continue
         if count:
-            yield NonEmptyStore("repository", name, f"{count:,} image{'s' * (count != 1)}")
+            yield NonEmptyStore("repository", name, format_count(count, "image"))
 
 
 def _list_images(ecr: Any, name: str) -> list[dict[str, str]]:

@@ -15,7 +15,7 @@ from llm_serving.terraform import runner, stack_folder, synthesis
 from llm_serving.terraform.plan import Plan
 
 FILE = "fleet.tfplan"
-"""A plan in its stack's folder: what was shown is what is applied. It may hold secrets, so it is for its owner alone."""
+"""A saved plan in its stack's folder: what was shown is what is applied. It may hold secrets: mode 0600."""
 
 NETWORK = "network"
 """The stack with the VPC, which the others look up: it must be applied before they can be planned."""

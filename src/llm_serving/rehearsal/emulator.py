@@ -19,7 +19,7 @@ from llm_serving.aws import session
 from llm_serving.settings.errors import Unavailable
 
 ACCOUNT = "123456789012"
-"""The account that moto answers for unless told otherwise."""
+"""moto's default account."""
 
 EMULATION_NOTE = (
     f"AWS is emulated by moto {importlib.metadata.version('moto')} on this machine: "
@@ -31,7 +31,7 @@ DUMMY_KEY = "rehearsal"
 """Stands for access key and secret: moto checks neither, and AWS would refuse it."""
 
 CONFIG_FILE = Path(__file__).with_name("aws.ini")
-"""An AWS configuration without anything of the user's."""
+"""An AWS configuration with none of the user's settings."""
 
 _START_LIMIT_S = 60.0
 
@@ -42,7 +42,7 @@ def build_command(port: int) -> list[str]:
 
 
 def build_server_env(*, bare: bool = False) -> dict[str, str]:
-    """Environment of the server, on top of the caller's own; see `running`."""
+    """Environment of the server, on top of the caller's own; see `start`."""
     load_defaults = "false" if bare else "true"
     return {
         # Roles refer to AWS's own policies; without the copy that moto carries, attaching one fails.
@@ -104,7 +104,7 @@ def wait_ready(endpoint: str, limit_s: float) -> None:
 
 
 def is_reachable(endpoint: str) -> bool:
-    """Whether the server at `endpoint` is there."""
+    """Whether an embedded AWS responds at `endpoint`."""
     try:
         return "batch" in json.loads(_request(endpoint, "config"))
     except (OSError, ValueError):
@@ -112,12 +112,12 @@ def is_reachable(endpoint: str) -> bool:
 
 
 def reset(endpoint: str) -> None:
-    """Empties it: all that it holds is gone, as in an account that was opened now."""
+    """Empties it, to the state of a new account."""
     _request(endpoint, "reset", b"")
 
 
 def _request(endpoint: str, path: str, body: bytes | None = None) -> bytes:
-    """GET, or POST with a body, to moto's own interface; never through a proxy."""
+    """Sends GET, or POST with a body, to moto's own API; never through a proxy."""
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with direct.open(f"{endpoint}/moto-api/{path}", data=body, timeout=30) as response:
         return bytes(response.read())
@@ -133,7 +133,7 @@ def create_client(service: str, endpoint: str, region: str) -> Any:
 
 
 _CLIENT_LOCK = threading.Lock()
-"""A session makes one client at a time."""
+"""A session creates one client at a time."""
 
 
 @functools.cache

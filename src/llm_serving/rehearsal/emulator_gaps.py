@@ -1,12 +1,12 @@
-"""What the embedded AWS cannot hold: left out of a rehearsal by kind, counted, and said with the reason.
+"""What the embedded AWS does not support: left out of a rehearsal by kind, counted, and shown with the reason.
 
-The synthesized stack stays as it is; the override beside it says what Terraform does otherwise here:
+The synthesized stack stays as it is; the override beside it changes this:
 
-- `count` is 0 for kinds of resources that the embedded AWS does not know. So nothing in a stack may read an attribute
-  of such a resource but by a splat (`[*]`), only come after it (depends_on).
-- Changes are ignored of settings that it takes and does not give back.
+- `count` is 0 for kinds of resources that the embedded AWS lacks. So a stack may read an attribute of such a resource
+  only by a splat (`[*]`), or depend on it (depends_on).
+- Changes are ignored in settings that it accepts and does not return.
 
-The mocked provider's tests cover both: there every resource is planned and applied whole.
+The mocked provider's tests cover both: there every resource is planned whole.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ REASONS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class IgnoredChange:
-    """Settings of one kind of resource that are taken and not given back, or given back as something else."""
+    """Settings of one kind of resource that are not returned, or returned with another value."""
 
     kind: str
     settings: tuple[str, ...]
@@ -72,13 +72,13 @@ IGNORED_CHANGES = (
 
 
 def count_gaps(stack: SynthesizedStack) -> dict[str, int]:
-    """How many resources of each kind that it does not know a stack has."""
+    """Resources of a stack that are not supported, by kind."""
     resources = stack.get("resource", {})
     return {kind: len(resources[kind]) for kind in REASONS if kind in resources}
 
 
 def build_override(stack: SynthesizedStack) -> dict[str, dict[str, Any]]:
-    """The resources' part of an override, by kind and name."""
+    """The resources of an override, by kind and name."""
     overrides: dict[str, dict[str, Any]] = {
         kind: {name: {"count": 0} for name in stack["resource"][kind]} for kind in count_gaps(stack)
     }

@@ -1,4 +1,4 @@
-"""What of a fleet is in the embedded AWS, asked of the AWS itself: Terraform's state may know less."""
+"""A fleet's resources in the embedded AWS, asked of its services: Terraform's state may know fewer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ClientFactory = Callable[[str], Any]
 
 @dataclass(frozen=True, order=True)
 class Resource:
-    """A resource by the id that Terraform, too, knows it by."""
+    """A resource by the id that Terraform uses too."""
 
     kind: str
     id: str
@@ -23,7 +23,7 @@ class Resource:
 
 
 def list_resources(endpoint: str, region: str, fleet: str) -> list[Resource]:
-    """Everything that carries the fleet's tag, or its name where a kind has no tags or takes them later."""
+    """Everything with the fleet's tag, or with its name for kinds without tags."""
 
     def create_client(service: str) -> Any:
         return emulator.create_client(service, endpoint, region)
@@ -53,7 +53,7 @@ _EC2_CALLS = (
 
 
 def _list_ec2(client: ClientFactory, fleet: str) -> Iterator[Resource]:
-    """One call a kind: EC2's list of tags is no help, since moto keeps the tags of what is deleted."""
+    """One call a kind, since moto keeps the tags of deleted resources."""
     ec2 = client("ec2")
     for call, list_key, id_key in _EC2_CALLS:
         for resource in getattr(ec2, call)()[list_key]:
@@ -98,7 +98,7 @@ def _list_ecs(client: ClientFactory, fleet: str) -> Iterator[Resource]:
 
 def _list_by_name(client: ClientFactory, fleet: str) -> Iterator[Resource]:
     for bucket in client("s3").list_buckets()["Buckets"]:
-        # Not by the fleet's name alone: a bucket that the user made beside is no part of the fleet.
+        # Not by the fleet's name alone: a bucket that the user created is not the fleet's.
         if bucket["Name"].startswith((f"{fleet}-models-", f"{fleet}-results-")):
             yield Resource("bucket", bucket["Name"])
     for page in client("ecr").get_paginator("describe_repositories").paginate():

@@ -138,8 +138,8 @@ PATCHES: Sequence[Patch] = (
         get_permission,
         "takes a denial under a condition for an unconditional one, so a bucket that refuses plain HTTP refuses all; "
         "the statement is evaluated as if the request had come over TLS",
-        "https://github.com/getmoto/moto/issues/5820 is about conditional denials; none about aws:SecureTransport found "
-        "on 2026-11-22 (moto/s3/models.py, moto/iam/access_control.py)",
+        "https://github.com/getmoto/moto/issues/5820 is about conditional denials; none about aws:SecureTransport "
+        "found on 2026-11-22 (moto/s3/models.py, moto/iam/access_control.py)",
     ),
     Patch(
         FakeDeleteMarker,
@@ -159,8 +159,8 @@ PATCHES: Sequence[Patch] = (
         set_instance_protection,
         "does not shrink a group to its desired size when the protection of its instances is lifted, which is how "
         "Terraform empties a group before it destroys it",
-        "https://github.com/getmoto/moto/pull/1983 introduced the protection; none about lifting it found on 2026-11-22 "
-        "(moto/autoscaling/models.py)",
+        "https://github.com/getmoto/moto/pull/1983 introduced the protection; none about lifting it found on "
+        "2026-11-22 (moto/autoscaling/models.py)",
     ),
     Patch(
         EC2ContainerServiceBackend,

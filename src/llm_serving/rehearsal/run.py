@@ -1,4 +1,4 @@
-"""A whole rehearsal of a fleet, and what it shows: each stack planned with a mocked provider, applied, taken away."""
+"""A whole rehearsal of a fleet: each stack planned with a mocked provider, applied, planned again and destroyed."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from llm_serving.terraform import stack_folder, state
 
 @dataclass(frozen=True)
 class StackResult:
-    """How many of a stack's resources were proven in which way."""
+    """How many of a stack's resources were tested in which way."""
 
     resources: int
     mocked: int
     """Planned by the real Terraform with a mocked provider."""
 
     applied: int | None
-    """Applied to the embedded AWS, planned again without a change, and destroyed; None where that was not asked for."""
+    """Applied to the embedded AWS, planned again without a change, and destroyed; None where only planned."""
 
     not_held: dict[str, int]
-    """By kind of resource, those that the embedded AWS cannot hold; `unheld.REASONS` says why."""
+    """Resources that the embedded AWS does not support, by kind; see `emulator_gaps.REASONS`."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Rehearsal:
     provider_from: str
     stacks: dict[str, StackResult]
     outputs: dict[str, dict[str, Any]]
-    """What the applied stacks hand on, by stack."""
+    """Outputs of the applied stacks, by stack."""
 
     times: dict[str, float]
 
@@ -51,7 +51,7 @@ def plan(documents: Sequence[Document[Fleet]], *, out: Path, data: Path) -> list
     """Synthesizes the fleets and plans all their stacks with a mocked provider, in one go.
 
     Args:
-        out: folder of the stacks; each fleet has one of its own in it where there are several.
+        out: folder of the stacks; with a folder for each fleet where there are several.
         data: folder of the run.
 
     Raises:
@@ -91,15 +91,15 @@ def plan(documents: Sequence[Document[Fleet]], *, out: Path, data: Path) -> list
 def rehearse(
     document: Document[Fleet], *, out: Path, data: Path, stack_names: Sequence[str] | None = None
 ) -> Rehearsal:
-    """Plans with a mocked provider, applies to an embedded AWS of its own, plans again, destroys, looks what is left.
+    """Plans with a mocked provider, applies to an embedded AWS, plans again, destroys, and checks that nothing is left.
 
     Args:
-        names: of the stacks; all where None.
+        stack_names: names of the stacks; all by default.
 
     Raises:
-        CheckFailed: the second plan is not empty, or something is left after the destroy.
+        CheckFailed: the second plan is not empty, or a resource is left after the destroy.
         CommandFailed: Terraform failed.
-        Unavailable: the same fleet is rehearsed at this moment.
+        Unavailable: another process rehearses the same fleet.
     """
     with _lock_data(data), emulator.start(data) as endpoint:
         folders = stacks.prepare(document, out=out, data=data, stacks=stack_names)
@@ -134,10 +134,10 @@ def _build_result(folder: Path, planned: int, applied: int | None) -> StackResul
 
 @contextlib.contextmanager
 def _lock_data(data: Path) -> Iterator[None]:
-    """Holds `data`, empty, for this process alone; the lock goes with the process, however it ends."""
+    """Locks and empties `data`."""
     lock = data.with_name(f"{data.name}.lock")
     lock.parent.mkdir(parents=True, exist_ok=True)
     with processes.lock_file(lock, f"another process rehearses in {console.shorten_path(data)}"):
         if data.exists():
-            shutil.rmtree(data)  # of a rehearsal whose AWS ended with it
+            shutil.rmtree(data)  # of an earlier rehearsal, whose embedded AWS has ended
         yield

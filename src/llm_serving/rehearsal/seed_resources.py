@@ -1,4 +1,4 @@
-"""What a fleet expects to find in its account, made in the embedded AWS so that there is something to find."""
+"""Resources that a fleet expects in its account, created in the embedded AWS."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _AMI = "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-x86_64"
 
 
 def seed_network(fleet: Fleet, network: ExistingNetwork, endpoint: str) -> dict[str, Any]:
-    """Makes a VPC with a subnet a zone, once.
+    """Creates a VPC with one subnet in each zone, once.
 
     Returns:
-        the part of an override that reads them in place of the ids in the fleet file, which no emulator can give out.
+        the part of an override that replaces the ids of the fleet file, which the embedded AWS cannot assign.
     """
     ec2 = emulator.create_client("ec2", endpoint, fleet.region)
     tag = {"Key": _TAG_KEY, "Value": network.vpc}
@@ -40,5 +40,5 @@ def seed_network(fleet: Fleet, network: ExistingNetwork, endpoint: str) -> dict[
 
 
 def build_image_override(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of an override that takes an AMI which the embedded AWS knows for those it does not: EKS's."""
+    """The part of an override that replaces EKS's AMIs, which the embedded AWS lacks, by one that it has."""
     return {"aws_ssm_parameter": {name: {"name": _AMI} for name in parameters}}

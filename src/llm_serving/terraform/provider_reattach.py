@@ -1,9 +1,9 @@
-"""One process of the AWS provider for a run of Terraform, in place of one for each of the run's steps.
+"""One process of the AWS provider for a whole run of Terraform, instead of one for each of its steps.
 
 The provider takes most of a second of CPU to start, and Terraform starts it three or four times in a run. In its debug
-mode (`-debug`, which Terraform's and OpenTofu's documentation describe for developers of providers) it stays, and says
-by which environment variable they find it: a third less CPU for apply, plan and destroy of 49 resources, measured with
-5.100.0. For mocked providers and the embedded AWS alone: what an account gets is made in Terraform's usual way.
+mode (`-debug`, which Terraform's and OpenTofu's documentation describe for developers of providers) it keeps running,
+and prints the environment variable by which they find it: a third less CPU for apply, plan and destroy of 49
+resources, measured with 5.100.0. Only for mocked providers and the embedded AWS: for AWS, Terraform starts its own.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _PROVIDER_ENV = {
 
 @contextmanager
 def start_provider(folder: Path, environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """A provider that ends with the block, as the environment variable by which Terraform finds it.
+    """Starts a provider for the time of the block; yields the environment variable by which Terraform finds it.
 
     Args:
-        folder: an initialized working folder, whose provider it is; its log, provider.log, lies there too.
+        folder: an initialized working folder, which has the provider; its log is provider.log in it.
         environment: of the Terraform that it is for, on top of this process's own.
 
     Yields:
-        nothing where the user's configuration of Terraform takes the provider from elsewhere.
+        {} where the user's Terraform configuration takes the provider from elsewhere.
 
     Raises:
         Unavailable: it did not start; the message names the log.
@@ -64,7 +64,7 @@ def start_provider(folder: Path, environment: Mapping[str, str]) -> Iterator[dic
         try:
             processes.wait_until(is_up, "its address", _START_LIMIT_S)
         except Unavailable as error:
-            raise Unavailable(f"the AWS provider did not start: {error}. What it says lies in {log}") from None
+            raise Unavailable(f"the AWS provider did not start: {error}. Its log: {log}") from None
         # Tofu looks for it under the registry that it got it from.
         yield {"TF_REATTACH_PROVIDERS": str(_read_address(log)).replace(_DEFAULT_ADDRESS, name)}
     finally:

@@ -139,8 +139,8 @@ def _resolve_provider(data: Path, kind: str, version: str, platform: str) -> tup
     configured = os.environ.get(MIRROR_VARIABLE)
     if configured and not _has_provider(Path(configured).expanduser(), registry, version, platform):
         raise InputError(
-            f"{MIRROR_VARIABLE} names {configured}, and {registry}/hashicorp/aws {version} for {platform} is not in it. "
-            "Fix: the folder of a mirror that `terraform providers mirror` made, or unset it"
+            f"{MIRROR_VARIABLE} names {configured}, and {registry}/hashicorp/aws {version} for {platform} is not in it"
+            ". Fix: the folder of a mirror that `terraform providers mirror` made, or unset it"
         )
     if user_config and not configured and "provider_installation" in user_config.read_text(errors="replace"):
         return {}, f"as {user_config} says"
@@ -287,7 +287,6 @@ def plan(terraform: Terraform, folders: Mapping[str, Path], file: str) -> dict[s
         _run(terraform, folders, ("plan", "-input=false", f"-out={file}"), environments)
         for folder in folders.values():
             (folder / file).chmod(0o600)
-            (folder / "show.log").touch(mode=0o600)  # values of a plan may be secret
         results = _run(terraform, folders, ("show", "-json", file), environments)
     for folder in folders.values():
         (folder / "show.log").unlink()
@@ -351,14 +350,11 @@ def _run(
     }
     for log in logs.values():
         log.remove_files()
+        log.stream.touch(mode=0o600)  # values of a plan may be secret
+    options = [*(["-json"] if is_streamed else []), *options, "-no-color"]
     commands = [
         console.Command(
-            [
-                *(terraform.program, f"-chdir={console.shorten_path(folder)}", subcommand),
-                *(["-json"] if is_streamed else []),
-                *options,
-                "-no-color",
-            ],
+            [terraform.program, f"-chdir={console.shorten_path(folder)}", subcommand, *options],
             logs[name].stream,
             environment=terraform.environment,
             hidden_environment={**terraform.hidden_environment, **environments[name]},
@@ -366,6 +362,25 @@ def _run(
         )
         for name, folder in folders.items()
     ]
+    results = _run_commands(
+        commands, logs, is_streamed=is_streamed, timeout_s=timeout_s, grace_s=grace_s, on_progress=on_progress
+    )
+    return {
+        name: Result(result.code, logs[name].read_text() if is_streamed else result.output, logs[name].events)
+        for name, result in zip(folders, results, strict=True)
+    }
+
+
+def _run_commands(
+    commands: Sequence[console.Command],
+    logs: Mapping[str, EventLog],
+    *,
+    is_streamed: bool,
+    timeout_s: float,
+    grace_s: float,
+    on_progress: Callable[[str], None],
+) -> list[console.CommandResult]:
+    """Runs the commands side by side, and writes what they stream as text while they run."""
 
     def update_logs() -> None:
         for log in logs.values():
@@ -373,7 +388,7 @@ def _run(
         on_progress(_format_progress(logs))
 
     try:
-        results = console.run_together(
+        return console.run_together(
             commands,
             timeout_s=timeout_s,
             on_poll=update_logs if is_streamed else lambda: None,
@@ -392,10 +407,6 @@ def _run(
         if is_streamed:
             for log in logs.values():
                 log.update(final=True)
-    return {
-        name: Result(result.code, logs[name].read_text() if is_streamed else result.output, logs[name].events)
-        for name, result in zip(folders, results, strict=True)
-    }
 
 
 def _format_progress(logs: Mapping[str, EventLog]) -> str:

@@ -175,11 +175,9 @@ def run(
             _require_tools(request, is_emulated=aws.is_emulated)
             _run_steps(request, aws, commands, (lambda _: None) if aws.is_rehearsal else confirm, result)
         except KeyboardInterrupt:
-            message = (
-                "The embedded AWS has ended, so a rehearsal starts from the beginning"
-                if aws.is_rehearsal
-                else f"Resume: {request.resume_command}. Undo: {request.undo_command}"
-            )
+            message = f"Resume: {request.resume_command}. Undo: {request.undo_command}"
+            if aws.is_rehearsal:
+                message = "The embedded AWS has ended, so a rehearsal starts from the beginning"
             console.err.print(f"Interrupted. {message}", markup=False)
             raise
     return result

@@ -1,4 +1,4 @@
-"""One answer of a preflight: what it is about, whether it is good, and what to do where it is not."""
+"""Checks of a preflight and their results."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ Status = Literal["pass", "warn", "fail"]
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One answer."""
+    """The result of one check."""
 
     name: str
     status: Status
     message: str
 
     fix: str = ""
-    """What to do, in words; "" where nothing is to be done."""
+    """What to do; "" where there is nothing to do."""
 
     command: tuple[str, ...] = ()
-    """A command that does it, ready to paste."""
+    """The command that does it."""
 
     unknown_reason: str = ""
-    """Why AWS gave no answer, so that nothing is claimed; "" where it did."""
+    """Why AWS gave no answer; "" where it did."""
 
     usage_ratio: float | None = None
-    """How much of what there is the fleet takes, 1 being all of it; infinite of nothing, None where none is counted."""
+    """Share of the quota that the fleet uses, 1 being all; infinite for a quota of 0, None where nothing is counted."""
 
     @property
     def known(self) -> bool:
-        """Whether there was an answer."""
+        """Whether AWS gave an answer."""
         return not self.unknown_reason
 
     def build_payload(self) -> dict[str, Any]:
-        """The line as `--json` shows it."""
+        """The result as `--json` shows it."""
         return {
             "about": self.name,
             "status": self.status,
@@ -53,27 +53,27 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class Check:
-    """Something to ask of AWS, independent of all other questions."""
+    """A check that is independent of all others."""
 
     group: str
-    """The heading that its lines stand under."""
+    """Heading of its results."""
 
     name: str
 
     execute: Callable[[], Sequence[CheckResult]]
 
     actions: tuple[str, ...] = ()
-    """IAM actions that asking takes."""
+    """IAM actions that it needs."""
 
 
 @dataclass(frozen=True)
 class CheckGroup:
-    """Lines under one heading."""
+    """Results under one heading."""
 
     title: str
     results: tuple[CheckResult, ...]
 
 
 def build_unknown_result(name: str, unknown_reason: str, fix: str = "", *, message: str = "not known") -> CheckResult:
-    """What could not be found out: a warning, and no claim."""
+    """A warning for a check without an answer."""
     return CheckResult(name, "warn", message, fix, unknown_reason=unknown_reason)

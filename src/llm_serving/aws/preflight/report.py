@@ -1,4 +1,4 @@
-"""A whole preflight: all questions of a fleet, and the answers as plain data."""
+"""A whole preflight: all checks of a fleet, and their results as plain data."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class PreflightReport:
 
     @property
     def results(self) -> tuple[CheckResult, ...]:
-        """All lines, without their headings."""
+        """All results, without headings."""
         return tuple(result for group in self.groups for result in group.results)
 
     @property
     def counts(self) -> dict[str, int]:
-        """Lines by status."""
+        """Number of results by status."""
         counter = Counter(result.status for result in self.results)
         return {status: counter[status] for status in ("pass", "warn", "fail")}
 
@@ -62,7 +62,7 @@ class PreflightReport:
 def run_preflight(
     document: Document[Fleet], catalogue: Catalogue, aws: AwsSession, *, timeout_s: float = runner.TIMEOUT_S
 ) -> PreflightReport:
-    """Asks all there is to ask; changes nothing.
+    """Runs all checks; changes nothing.
 
     Raises:
         Unavailable: no credentials, or no network.
@@ -95,11 +95,11 @@ def _list_checks(
 
 
 _REPORTED_ELSEWHERE = ("spend_limit", "network.cidr", "pools")
-"""Fields whose mistakes have a line of their own: with the price, the subnets and the limits."""
+"""Fields whose mistakes have results of their own: price, subnets, limits."""
 
 
 def _list_size_checks(document: Document[Fleet], catalogue: Catalogue, aws: AwsSession) -> list[Check]:
-    """What follows from the number of machines; nothing, where a type is unknown and none can be counted."""
+    """Checks of quotas and subnets; a warning where a type is unknown and instances cannot be counted."""
     fleet = document.value
     if any(instance_type not in catalogue for pool in fleet.pools.values() for instance_type in pool.types):
         unknown_result = build_unknown_result(

@@ -1,4 +1,4 @@
-"""Puts all questions at once, within a limit of time; what is not answered becomes a line that says so."""
+"""Runs all checks concurrently, within a time limit; a check without an answer becomes a warning."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from llm_serving import console
-from llm_serving.aws import session as session
+from llm_serving.aws import session
 from llm_serving.aws.preflight.check import Check, CheckGroup, CheckResult, build_unknown_result
 from llm_serving.fleet.checks import join_words
 
 MAX_CONCURRENT_CHECKS = 8
-"""Questions under way; AWS's describe calls allow about 20 a second, Service Quotas fewer."""
+"""Concurrent checks; AWS's describe calls allow about 20 a second, Service Quotas fewer."""
 
 TIMEOUT_S = 90.0
-"""For all answers together. One call takes 20 s at most and is tried three times."""
+"""For all checks together. One call takes 20 s at most and is tried three times."""
 
 
 def run_checks(checks: Sequence[Check], step: console.Step, timeout_s: float = TIMEOUT_S) -> list[CheckGroup]:
-    """The answers, under the questions' headings in the order of the questions."""
+    """The results by heading, in the order of the checks."""
     deadline = time.monotonic() + timeout_s
     executor = ThreadPoolExecutor(MAX_CONCURRENT_CHECKS, "preflight")
     checks_by_future = {executor.submit(_run_check, item): item for item in checks}
@@ -51,14 +51,14 @@ def run_checks(checks: Sequence[Check], step: console.Step, timeout_s: float = T
 
 
 def _format_progress(done: int, pending: Sequence[Check], total: int) -> str:
-    # A few questions share a subject; its name is shown once.
+    # Some checks have the same name, which is shown once.
     names = list(dict.fromkeys(check.name for check in pending))
     waiting = f", waiting for {', '.join(names[:2])}{' and others' if len(names) > 2 else ''}" if names else ""
     return f"{done} of {total} checks{waiting}"
 
 
 def _run_check(check: Check) -> Sequence[CheckResult]:
-    """The answer, or a line that says why there is none."""
+    """The results, or a warning that says why there are none."""
     try:
         return check.execute()
     except session.get_error_types() as error:
@@ -83,7 +83,7 @@ def describe_error(error: Exception) -> str:
 
 
 def suggest_fix(error: Exception, actions: Sequence[str]) -> str:
-    """What would get an answer; "" where nobody here can do a thing."""
+    """What would get an answer; "" where nothing would."""
     from botocore import exceptions
 
     denied = isinstance(error, exceptions.ClientError) and session.get_error_code(error) in session.DENIED_CODES

@@ -117,5 +117,6 @@ def _build_partial_result(
     if not empty_zones:
         return CheckResult(check_name, "warn", f"{message}; the pool's other types are", "none needed if intended")
     remaining_zones = ", ".join(zone for zone in zones if zone not in empty_zones)
-    message = f"{message}, and {join_words(empty_zones)} {'offers' if len(empty_zones) == 1 else 'offer'} none of the pool's types"
+    verb = "offers" if len(empty_zones) == 1 else "offer"
+    message = f"{message}, and {join_words(empty_zones)} {verb} none of the pool's types"
     return CheckResult(check_name, "fail", message, f"zones: [{remaining_zones}] in the pool")
