@@ -21,6 +21,7 @@ from llm_serving.validation.answer import Sample
 from llm_serving.validation.driver_result import DriverResult, Progress
 from llm_serving.validation.load_plan import LoadPlan
 from llm_serving.validation.report import Report, WeightLoading
+from llm_serving.validation.terminal_summary import render as render
 from llm_serving.workloads.serving import measured_prompts
 from llm_serving.workloads.serving.deployment import Deployment
 

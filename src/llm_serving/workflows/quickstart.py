@@ -20,11 +20,12 @@ from llm_serving import console, processes
 from llm_serving.console import Step
 from llm_serving.rehearsal import stacks
 from llm_serving.settings.errors import Unavailable
-from llm_serving.tables import deployment_table, validation_table
+from llm_serving.tables import deployment_table
 from llm_serving.targets import planning
 from llm_serving.targets.local import deploy, engine_env, environment, supervisor
 from llm_serving.targets.planning import DeploymentPlan
 from llm_serving.validation import run as validation
+from llm_serving.validation import terminal_summary
 from llm_serving.validation.report import Report
 
 STACKS = ("network", "storage")
@@ -158,7 +159,7 @@ def print_summary(result: QuickstartResult, folder: Path, set_up_s: float) -> No
     console.out.rule("Steps", align="left")
     console.out.print(console.render_times(steps))
     console.out.rule("Results", align="left")
-    console.print_result(validation_table.render(result.report, result.report_dir))
+    console.print_result(terminal_summary.render(result.report, result.report_dir))
     console.out.rule("Next steps", align="left")
     port, fleet_path = result.plan.deployment.router.processes[0].port, shlex.quote(str(result.plan.fleet.path))
     folder_argument = shlex.quote(console.shorten_path(folder))

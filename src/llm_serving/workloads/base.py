@@ -88,6 +88,9 @@ class Workload(Generic[B, D]):
     SETTINGS: type[B]
     DEPLOYMENT: type[D]
 
+    VALIDATOR: ClassVar[str] = ""
+    """Module that `blueprint validate` runs, with the functions of `validation.base.Validator`; empty where nothing is validated."""
+
     def find_refusal(self, conventions: Conventions) -> str:
         """The reason why a target with these conventions cannot carry this kind; empty where it can."""
         return ""

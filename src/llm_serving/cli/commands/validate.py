@@ -10,9 +10,8 @@ import typer
 from llm_serving import console, processes
 from llm_serving.aws.session import AwsSession
 from llm_serving.cli.arguments import FLEET, TARGET, AsJson, Fleet, Folder, Target
-from llm_serving.tables import validation_table
 from llm_serving.targets import registry
-from llm_serving.validation import run
+from llm_serving.validation import base
 
 
 def validate(
@@ -52,7 +51,8 @@ def validate_blueprint(
     """Load-test a deployment with a session; with the user's own environment if None."""
     selected_target = registry.load_target(target)
     with processes.handle_interrupts(), selected_target.open_validation(folder, fleet, url, aws=aws) as inputs:
-        report, report_dir = run.validate(
+        validator = base.load_validator(inputs.deployment.kind)
+        report, report_dir = validator.validate(
             inputs.deployment,
             logs=inputs.logs,
             runs=inputs.reports,
@@ -64,5 +64,5 @@ def validate_blueprint(
     if as_json:
         print(report.model_dump_json(indent=2))
     else:
-        console.print_result(validation_table.render(report, report_dir))
-    run.require_slo(report)
+        console.print_result(validator.render(report, report_dir))
+    validator.require_slo(report)

@@ -70,9 +70,9 @@ class LocalTarget:
         return deploy.diff(plan)
 
     def deploy(self, plan: DeploymentPlan, confirm: Confirm, *, force: bool = False) -> DeploymentPlan | None:
-        """Set up the engine, then bring up the plan and wait until every process answers."""
+        """Set up the engine if models are served, then bring up the plan and wait until every process answers."""
         with processes.handle_interrupts():
-            if not engine_env.is_ready():
+            if plan.deployment.served_models and not engine_env.is_ready():
                 with console.step("Set up the engine's environment") as step:
                     engine_env.ensure(on_progress=lambda text: setattr(step, "note", text))
             return deploy.deploy(plan, confirm, force=force)

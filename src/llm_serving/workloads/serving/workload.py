@@ -23,6 +23,7 @@ class ServingWorkload(Workload[Blueprint, Deployment]):
     KIND = "serving"
     SETTINGS = Blueprint
     DEPLOYMENT = Deployment
+    VALIDATOR = "llm_serving.validation.run"
 
     def read(self, folder: Path) -> Document[Blueprint]:
         return blueprints.read(folder)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from llm_serving.tables import validation_table
+from llm_serving.validation import terminal_summary
 from llm_serving.validation.report import PromptOverlap, Report
 
 
@@ -20,4 +20,4 @@ def test_a_result_shows_what_prompts_share_and_engines_found(
     prompts: float | None, cached: float | None, lines: list[str]
 ) -> None:
     report = Report.model_construct(shared=PromptOverlap(prompts=prompts, of=300, cached=cached, traffic=""))
-    assert list(validation_table._list_cache_lines(report)) == lines
+    assert list(terminal_summary._list_cache_lines(report)) == lines

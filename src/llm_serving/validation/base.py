@@ -1,0 +1,51 @@
+"""The validation seam: what `blueprint validate` calls, by the kind of the deployment."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from rich.console import RenderableType
+
+from llm_serving.settings.errors import InputError
+from llm_serving.workloads import base as workloads
+
+
+class Validator(Protocol):
+    """A module that a workload names in `VALIDATOR`. Its reports are pydantic models, the same as their report.json."""
+
+    def validate(
+        self,
+        deployment: Any,
+        *,
+        logs: Path,
+        runs: Path,
+        folder: Path | None = None,
+        url: str | None = None,
+        requests: int | None = None,
+        user_file: Path | None = None,
+    ) -> tuple[Any, Path]:
+        """Run one validation; return the report and its folder, RUNS/NAME/TIME."""
+
+    def render(self, report: Any, folder: Path) -> RenderableType:
+        """Render the report that was saved in `folder`, for the terminal."""
+
+    def require_slo(self, run_report: Any) -> None:
+        """Accept a report that misses no objective.
+
+        Raises:
+            CheckFailed: it misses some; names each.
+        """
+
+
+def load_validator(kind: str) -> Validator:
+    """Load the validator of a kind.
+
+    Raises:
+        InputError: deployments of this kind have nothing to validate.
+    """
+    module = workloads.get(kind).VALIDATOR
+    if not module:
+        raise InputError(f"kind: now {kind}: a deployment of this kind has nothing to validate. Fix: blueprint status.")
+    return cast(Validator, importlib.import_module(module))
