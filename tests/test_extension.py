@@ -63,7 +63,7 @@ class DiaryDeployment(BaseDeployment):
 
     @property
     def worker_processes(self):
-        return (Process(name="writer", command=("echo", self.words), env={}, port=0),)
+        return (Process(name="writer", command=("sh", "-c", f"echo {self.words}; exec sleep 600"), env={}, port=0),)
 
 
 class DiaryWorkload(Workload):
@@ -162,15 +162,17 @@ class Copy:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
 
-    def run(self, *command: str, cwd: Path, code: int = 0) -> str:
+    def run(self, *command: str, cwd: Path, code: int = 0, limit_s: float = 120) -> str:
         """Run a command line of the copy's `blueprint`; returns what it prints."""
-        return self._python("-c", "from llm_serving.cli.main import main; main()", *command, cwd=cwd, code=code)
+        return self._python(
+            "-c", "from llm_serving.cli.main import main; main()", *command, cwd=cwd, code=code, limit_s=limit_s
+        )
 
     def synthesize(self, out: Path) -> None:
         """Run the copy's CDKTF app."""
         self._python("-m", "infra.main", cwd=self.root, code=0, CDKTF_OUTDIR=str(out))
 
-    def _python(self, *words: str, cwd: Path, code: int, **variables: str) -> str:
+    def _python(self, *words: str, cwd: Path, code: int, limit_s: float = 120, **variables: str) -> str:
         result = subprocess.run(
             [sys.executable, *words],
             cwd=cwd,
@@ -185,7 +187,7 @@ class Copy:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=120,
+            timeout=limit_s,
             check=False,
         )
         assert result.returncode == code, result.stdout
@@ -280,6 +282,26 @@ def test_a_kind_of_workload_is_one_package(tree: Copy, folder: Path) -> None:
     refusal = tree.run("render", "mine", "--target", "eks", cwd=folder, code=2)
     assert "it writes to a folder of this machine" in refusal
     assert tree.touched == {"src/llm_serving/workloads/diary"}
+
+
+@pytest.mark.terraform
+@pytest.mark.timeout(400)
+def test_a_kind_of_its_own_is_deployed_watched_and_destroyed(tree: Copy, folder: Path) -> None:
+    tree.write("src/llm_serving/workloads/diary/__init__.py", "")
+    tree.write("src/llm_serving/workloads/diary/workload.py", KIND)
+    (folder / "mine" / "blueprint.yaml").write_text("kind: diary\nwords: good-morning\n")
+    try:
+        assert "mine is up" in tree.run("deploy", "mine", "--yes", cwd=folder, limit_s=300)
+        status = json.loads(tree.run("status", "mine", "--json", cwd=folder))
+        assert {process["name"]: process["state"] for process in status["processes"]} == {
+            "aws": "ready",
+            "writer": "ready",
+        }
+        assert tree.run("logs", "mine", "writer", cwd=folder) == "good-morning\n"
+        assert "has nothing to validate" in tree.run("validate", "mine", cwd=folder, code=2)
+    finally:
+        tree.run("destroy", "mine", "--yes", cwd=folder)
+    assert not (folder / ".blueprint" / "mine").exists()
 
 
 def test_a_kind_that_is_not_there_is_refused_with_those_that_are(tree: Copy, folder: Path) -> None:

@@ -15,13 +15,13 @@ def render_usage(deployment: Deployment, folder: str) -> RenderableType:
     """Render the commands to call, validate, watch and remove a deployment of the blueprint in `folder`."""
     folder = shlex.quote(folder)
     commands = {
-        "request": format_request(deployment),
+        **({"request": format_request(deployment)} if deployment.served_models else {}),
         "validate": f"blueprint validate {folder}",
         "status": f"blueprint status {folder}; blueprint logs {folder} --follow",
         "destroy": f"blueprint destroy {folder}",
     }
     return Group(
-        Text(f"{deployment.name} is up at {deployment.url}"),
+        Text(" at ".join(filter(None, [f"{deployment.name} is up", deployment.url]))),
         *(
             [Text(RANDOM_NOTICE, "yellow")]
             if any(served_model.weights.random for served_model in deployment.served_models)

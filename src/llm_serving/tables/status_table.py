@@ -23,7 +23,8 @@ def render(status: DeploymentStatus) -> RenderableType:
     table = Table(*(headings.get(name, name) for name in columns))
     for row in status.rows:
         table.add_row(*(_format_cell(row, name) for name in columns))
-    return Group(table, Text(f"{status.name}: {status.url or 'not deployed yet'}"))
+    address = "not deployed yet" if status.url is None else status.url or "no endpoint"
+    return Group(table, Text(f"{status.name}: {address}"))
 
 
 def _has(status: DeploymentStatus, column: str) -> bool:

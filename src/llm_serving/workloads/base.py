@@ -127,6 +127,10 @@ class Workload(Generic[B, D]):
         """
         raise NotImplementedError
 
+    def refresh(self, deployment: D, blueprint: B) -> D:
+        """The deployment with those settings of the blueprint as it is now that need no new deploy."""
+        return deployment
+
     def move_to_pool(self, blueprint: Document[B], pool: str) -> Document[B]:
         """The blueprint with all of its work on another pool of the fleet."""
         return blueprint

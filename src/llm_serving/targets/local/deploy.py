@@ -139,7 +139,8 @@ def start_roles(
 def _start_workers(plan: DeploymentPlan, supervisord: Supervisor) -> None:
     """Start those that do not run yet; the others already read the files that this would copy."""
     starting = [process for process in plan.deployment.worker_processes if not supervisord.read_state(process.name).pid]
-    engine_env.copy_model_infos(plan.directory.get_cache_path(process.name) for process in starting)
+    if plan.deployment.served_models:
+        engine_env.copy_model_infos(plan.directory.get_cache_path(process.name) for process in starting)
     for process in starting:
         supervisord.start(process.name)
 
@@ -164,11 +165,7 @@ def bring_up(
     supervisord.update()
     _upload_with_progress(plan)
     started_early = all(supervisord.read_state(process.name).pid for process in plan.deployment.worker_processes)
-    _start_with_progress(
-        plan,
-        supervisord,
-        "Start the router (workers started during the apply)" if started_early else "Start the workers and the router",
-    )
+    _start_with_progress(plan, supervisord, started_early=started_early)
     return plan
 
 
@@ -185,7 +182,7 @@ def _start_early(plan: DeploymentPlan, supervisord: Supervisor) -> AbstractConte
             s3.get_bucket_lifecycle_configuration(Bucket=environment.bucket)
         except (BotoCoreError, ClientError):
             return False
-        return engine_env.is_ready()  # its set-up may still run in parallel
+        return not plan.deployment.served_models or engine_env.is_ready()  # its set-up may still run in parallel
 
     return early_start.run_in_background(
         is_bucket_ready,
@@ -217,6 +214,8 @@ def update(
 
 
 def _upload_with_progress(plan: DeploymentPlan) -> None:
+    if not plan.deployment.served_models:
+        return
     model_names = " and ".join(served_model.model for served_model in plan.deployment.served_models)
     uris = ", ".join(served_model.weights.uri for served_model in plan.deployment.served_models)
     with console.step(f"Upload model {model_names} to S3") as step:
@@ -224,12 +223,16 @@ def _upload_with_progress(plan: DeploymentPlan) -> None:
         step.note = f"{format_bytes(weight_bytes)} at {uris}"
 
 
-def _start_with_progress(
-    plan: DeploymentPlan, supervisord: Supervisor, title: str = "Start the workers and the router"
-) -> None:
+def _start_with_progress(plan: DeploymentPlan, supervisord: Supervisor, *, started_early: bool = False) -> None:
+    if not plan.deployment.endpoint_processes:
+        title = "Start the workers"
+    elif started_early:
+        title = "Start the router (workers started during the apply)"
+    else:
+        title = "Start the workers and the router"
     with console.step(title) as step:
         start_roles(plan, supervisord, lambda text: setattr(step, "note", text))
-        step.note = f"all ready; {plan.deployment.url}"
+        step.note = ", ".join(filter(None, ["all ready", plan.deployment.url]))
 
 
 @contextmanager

@@ -111,7 +111,7 @@ def _decide_state(state: ProcessState, process: Process | None) -> State:
     if process is None:  # not deployed yet: nothing says what it should answer
         return "starting"
     if process.probe is None:
-        return "ready" if readiness.is_listening(process.port) else "starting"
+        return "ready" if not process.port or readiness.is_listening(process.port) else "starting"
     if readiness.is_answering(process, PROBE_TIMEOUT_S):
         return "ready"
     return "failed" if state.uptime_s > process.probe.deadline_s else "starting"

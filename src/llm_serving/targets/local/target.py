@@ -19,7 +19,6 @@ from llm_serving.targets.planning import DeploymentPlan
 from llm_serving.workloads import base as workloads
 from llm_serving.workloads import inputs, render
 from llm_serving.workloads.environment import Environment
-from llm_serving.workloads.serving import blueprint as blueprints
 from llm_serving.workloads.serving.blueprint import Blueprint
 from llm_serving.workloads.serving.deployment import Deployment
 
@@ -107,16 +106,16 @@ class LocalTarget:
         *,
         aws: AwsSession | None = None,  # noqa: ARG002
     ) -> Iterator[ValidationInputs]:
-        """Return the deployment with the traffic and SLO of the blueprint as it is now: neither needs a new deploy.
+        """Return the deployment with those settings of the blueprint as it is now that need no new deploy.
 
         Raises:
             Unavailable: the blueprint is not deployed from here, or its embedded AWS has stopped.
         """
-        settings = blueprints.read(folder).value
+        blueprint = inputs.read_blueprint(folder).value
         directory = self.find_directory(folder)
         deployment = self.require_deployment(folder)
         status.require_services(directory, deployment)
-        deployment = deployment.model_copy(update={"traffic": settings.traffic, "slo": settings.slo})
+        deployment = workloads.get(deployment.kind).refresh(deployment, blueprint)
         yield ValidationInputs(deployment, directory.logs, directory.reports, url)
 
     def destroy(

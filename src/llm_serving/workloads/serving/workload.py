@@ -40,6 +40,9 @@ class ServingWorkload(Workload[Blueprint, Deployment]):
     def resolve(self, blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment) -> Deployment:
         return resolve.resolve(blueprint, fleet, environment)
 
+    def refresh(self, deployment: Deployment, blueprint: Blueprint) -> Deployment:
+        return deployment.model_copy(update={"traffic": blueprint.traffic, "slo": blueprint.slo})
+
     def move_to_pool(self, blueprint: Document[Blueprint], pool: str) -> Document[Blueprint]:
         roles = blueprint.value.roles
         roles_by_name = {name: getattr(roles, name) for name in ("worker", "prefill", "decode")}
