@@ -100,27 +100,25 @@ def _add_resources(stack: cdktf.TerraformStack, fleet: Fleet, serving: EcsDeploy
         _add_monitoring(stack, fleet, serving, service, stream, ecs_services)
         definitions[service.name] = definition.arn
         service_names.setdefault(service.role, []).extend(entry.name for entry in ecs_services)
-    url = f"http://{serving.name}-{serving.router.name}.{names.format_namespace(fleet)}:{serving.router.port}"
-    family = f"{fleet.name}-{serving.name}-ask"
-    test_request = task.add_test_request_definition(
-        stack, serving.router, family=family, url=url, roles=roles["router"], logs=log_destination
-    )
-    base.add_output(stack, "url", url, "Base URL for clients in the VPC")
     base.add_output(stack, "log_group", log_destination.group, "Log group of all tasks; streams begin with the role")
-    base.add_output(
-        stack, "services", service_names, "Names of the ECS services, by role, in the order to fall back in"
-    )
-    base.add_output(stack, "definitions", definitions, "Task definitions, by service: what runs unless ECS went back")
-    base.add_output(
+    base.add_output(stack, "services", service_names, "Names of the ECS services, by role, in order of preference")
+    base.add_output(stack, "definitions", definitions, "Task definitions, by service: what runs unless ECS rolled back")
+    url = f"http://{serving.name}-{serving.router.name}.{names.format_namespace(fleet)}:{serving.router.port}"
+    base.add_output(stack, "url", url, "Base URL for clients in the VPC")
+    test_request = task.add_test_request_definition(
         stack,
-        "ask",
-        {
-            "task_definition": test_request.arn,
-            "subnets": list(fleet_network.private_subnets.values()),
-            "group": security_groups.router.id,
-        },
-        "What runs the question that proves an answer",
+        serving.router,
+        family=f"{fleet.name}-{serving.name}-ask",
+        url=url,
+        roles=roles["router"],
+        logs=log_destination,
     )
+    request = {
+        "task_definition": test_request.arn,
+        "subnets": list(fleet_network.private_subnets.values()),
+        "group": security_groups.router.id,
+    }
+    base.add_output(stack, "ask", request, "Task that sends a test request")
 
 
 def _add_logs(
