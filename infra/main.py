@@ -20,7 +20,7 @@ from pathlib import Path
 from infra import stack_rules
 from infra.bindings import cdktf
 from infra.stacks import base
-from llm_serving.fleet import aws_limits, loading
+from llm_serving.fleet import aws_limits, checks, loading
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import BlueprintError, InputError
@@ -39,12 +39,13 @@ def synthesize(
         stack_names: the only stacks to write; all if empty.
 
     Raises:
-        InputError: AWS would refuse something of the fleet, or a rendered file is wrong.
+        InputError: AWS would refuse something of the fleet, a rendered file is wrong, or there is no stack of a name.
         CheckFailed: a stack breaks a rule that all stacks keep.
     """
     if mistakes := aws_limits.find_mistakes(document):
         raise InputError(mistakes)
     stacks = base.discover(document, manifest_files)
+    _require_names(stack_names, [stack.NAME for stack in stacks])
     selected = [stack for stack in stacks if not stack_names or stack.NAME in stack_names]
     out.mkdir(parents=True, exist_ok=True)
     # Absolute: CDKTF's own process stays in the directory in which it was started.
@@ -56,6 +57,11 @@ def synthesize(
     folders = {stack.NAME: out / "stacks" / stack.NAME for stack in selected}
     stack_rules.validate_stacks(document, folders)
     return folders
+
+
+def _require_names(stack_names: Sequence[str], existing_names: Sequence[str]) -> None:
+    if unknown := sorted(set(stack_names) - set(existing_names)):
+        raise InputError(f"there is no stack {checks.join_words(unknown)}. Fix: one of {', '.join(existing_names)}")
 
 
 def find_rendered(fleet: Fleet, root: Path) -> list[Path]:

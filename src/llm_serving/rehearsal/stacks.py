@@ -17,7 +17,7 @@ from llm_serving.fleet.checks import join_words
 from llm_serving.fleet.model import Fleet
 from llm_serving.rehearsal import emulator, inventory, override
 from llm_serving.settings.document import Document
-from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
+from llm_serving.settings.errors import CheckFailed, Unavailable
 from llm_serving.settings.units import format_count
 from llm_serving.terraform import events, runner, stack_folder, state, synthesis
 from llm_serving.terraform.events import Event
@@ -136,10 +136,8 @@ def check_nothing_left(document: Document[Fleet], *, endpoint: str) -> None:
 def prepare(document: Document[Fleet], *, out: Path, data: Path, stacks: Sequence[str] | None) -> dict[str, Path]:
     """Synthesizes to `out`, and fills each stack's working folder in `data`; returns those by the stack's name."""
     with console.step(f"Synthesize the stacks of {console.shorten_path(document.path)}") as step:
-        synthesized = synthesis.synthesize(document, out)
+        synthesized = synthesis.synthesize(document, out, stack_names=stacks or ())
         step.note = ", ".join(console.shorten_path(folder / stack_folder.FILE) for folder in synthesized.values())
-    if unknown := set(stacks or ()) - set(synthesized):
-        raise InputError(f"there is no stack {join_words(sorted(unknown))}. Fix: one of {', '.join(synthesized)}")
     folders = {name: data / "stacks" / name for name in stacks or synthesized}
     for name, folder in folders.items():
         shutil.copytree(synthesized[name], folder, dirs_exist_ok=True)
