@@ -38,7 +38,7 @@ def test_the_picture_fits_the_terminal_and_shows_figures_whole(width: int) -> No
     assert "up to 32% of the accelerators, in us-east-1b pools in one zone only: large and spanning" in text
 
 
-def test_a_small_fleet_has_nothing_to_say_of_launches_and_lost_zones() -> None:
+def test_a_small_fleet_shows_no_launch_time_and_no_zone_loss() -> None:
     text = "\n".join(_render("one-gpu", 80))
     assert "quota to request" in text, "a new account has no vCPU for accelerators at all"
     assert "launch" not in text

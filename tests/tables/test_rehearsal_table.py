@@ -32,6 +32,6 @@ def test_each_stack_is_a_line_with_its_counts_and_each_gap_has_its_reason() -> N
     assert "not emulated: 10 aws_eks_addon: the embedded EKS has no add-ons" in text
 
 
-def test_what_was_not_applied_is_no_zero() -> None:
+def test_a_stack_that_was_not_applied_shows_a_dash() -> None:
     text = render(build_rehearsal("first", network=StackResult(45, 45, None, {})))
     assert ["first", "network", "45", "45", "-", "0"] in [line.split() for line in text.splitlines()]

@@ -49,7 +49,7 @@ def test_a_refresh_from_the_embedded_aws_gives_the_committed_file_but_for_the_da
 
 
 @pytest.mark.terraform
-def test_a_refresh_says_what_changed_and_leaves_other_regions_alone(tmp_path: Path) -> None:
+def test_a_refresh_lists_changes_and_keeps_other_regions(tmp_path: Path) -> None:
     file = tmp_path / "instances.json"
     text = instances.GENERATED.read_text()
     changed_text = text.replace('"memory_mib": 4194304', '"memory_mib": 1').replace(
@@ -65,7 +65,7 @@ def test_a_refresh_says_what_changed_and_leaves_other_regions_alone(tmp_path: Pa
     assert repeated.stdout == f"{file}: 57 types in 30 regions, none changed\n"
 
 
-def test_without_credentials_one_line_says_what_to_do_and_the_file_stays(tmp_path: Path) -> None:
+def test_without_credentials_one_line_shows_the_fix_and_the_file_is_unchanged(tmp_path: Path) -> None:
     file = tmp_path / "instances.json"
     file.write_text("{}")
     result = _refresh("--region", "us-west-2", "--out", str(file))
@@ -90,7 +90,7 @@ def test_a_server_that_does_not_answer_is_one_line(tmp_path: Path) -> None:
     assert not (tmp_path / "instances.json").exists()
 
 
-def test_a_profile_that_is_not_there_is_one_line() -> None:
+def test_a_missing_profile_is_one_line() -> None:
     result = _refresh("--region", "us-west-2", AWS_PROFILE="nobody")
     assert result.returncode == 3
     assert result.stderr.splitlines()[-1] == "AWS could not be asked: The config profile (nobody) could not be found"
@@ -113,7 +113,7 @@ def test_a_region_of_the_wrong_form_is_refused_before_anything_is_asked() -> Non
 
 
 @pytest.mark.terraform
-def test_a_region_that_offers_nothing_is_refused_and_the_file_stays(tmp_path: Path) -> None:
+def test_a_region_without_instances_is_refused_and_the_file_is_unchanged(tmp_path: Path) -> None:
     file = tmp_path / "instances.json"
     file.write_text(instances.GENERATED.read_text())
     result = _refresh("--endpoint", "embedded", "--region", "mx-central-1", "--out", str(file))

@@ -57,7 +57,7 @@ def check(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str
     return code, output.out, output.err
 
 
-def test_what_was_understood_is_shown_a_line_for_each_part(capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_prints_one_line_for_each_part(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = check(capsys, "mine")
     assert (code, err) == (0, "")
     support_message, _ = eks.describe_support("1.35", datetime.date.today())
@@ -109,7 +109,7 @@ def test_mistakes_of_both_files_are_shown_together(capsys: pytest.CaptureFixture
     }
 
 
-def test_what_the_catalogue_and_aws_refuse_is_shown_with_the_blueprint_s_mistakes(
+def test_mistakes_of_fleet_and_blueprint_are_shown_together(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     edit("fleet.yaml", "g6e.2xlarge", "g6e.2xlrge")
@@ -124,7 +124,7 @@ def test_what_the_catalogue_and_aws_refuse_is_shown_with_the_blueprint_s_mistake
     ]
 
 
-def test_what_the_resolver_refuses_stands_at_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_resolvers_mistakes_have_their_lines(capsys: pytest.CaptureFixture[str]) -> None:
     edit("mine/blueprint.yaml", "pool: general", "pool: genral")
     code, _, err = check(capsys, "mine")
     assert code == 2
@@ -162,7 +162,7 @@ def test_a_mistake_in_the_template_is_found_with_its_line(capsys: pytest.Capture
         ),
     ],
 )  # fmt: skip
-def test_a_path_that_leads_nowhere_is_a_line(
+def test_a_missing_path_is_one_line(
     arguments: list[str], messages: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out, err = check(capsys, *arguments)
@@ -226,7 +226,7 @@ def run_watched(*arguments: str) -> tuple[int, str]:
     return result.returncode, result.stderr.splitlines()[-1]
 
 
-def test_nothing_is_written_started_or_asked() -> None:
+def test_check_writes_starts_and_requests_nothing() -> None:
     before = sorted(Path().rglob("*"))
     assert run_watched("check", "mine") == (0, "[]")
     edit("mine/blueprint.yaml", "users: 8", "users: 0")

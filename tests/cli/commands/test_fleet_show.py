@@ -205,7 +205,7 @@ def test_the_default_is_the_fleet_file_of_this_folder() -> None:
     )
 
 
-def test_a_fleet_of_both_says_where_each_pool_runs_and_what_is_kept_warm(tmp_path: Path) -> None:
+def test_a_fleet_of_both_shows_each_pools_orchestrator_and_warm_instances(tmp_path: Path) -> None:
     text = "name: two\nregion: us-east-1\nzones: us-east-1a\norchestrator: both\npools:\n"
     text += "  aa: {types: g6e.xlarge, size: 1}\n  bb: {types: g6e.xlarge, size: 3, orchestrator: ecs, warm: 2}\n"
     lines = [" ".join(line.split()) for line in _render(_load_fleet(tmp_path, text), 100)]

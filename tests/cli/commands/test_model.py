@@ -40,7 +40,7 @@ def test_a_size_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().err == "--size: now 'huge': there is no such size. Fix: tiny or mid.\n"
 
 
-def test_fit_shows_tokens_where_it_fits_and_the_lack_where_it_does_not(capsys: pytest.CaptureFixture[str]) -> None:
+def test_fit_shows_cache_tokens_or_missing_memory(capsys: pytest.CaptureFixture[str]) -> None:
     assert _run_cli("fit", "Qwen/Qwen3-32B") == 0
     text = capsys.readouterr().out
     assert "262,144 bytes per token" in text
@@ -86,7 +86,7 @@ def test_fit_explains_one_instance_type_in_sentences(capsys: pytest.CaptureFixtu
     assert "p5.4xlarge, whole: does not fit: the cache holds 31392 tokens, 608 short of one request of 32000" in text
 
 
-def test_fit_tells_of_random_weights(capsys: pytest.CaptureFixture[str]) -> None:
+def test_fit_warns_of_random_weights(capsys: pytest.CaptureFixture[str]) -> None:
     assert _run_cli("fit", "tiny", "--type", "g6e.xlarge") == 0
     assert models.RANDOM_NOTICE in capsys.readouterr().out
 
@@ -128,7 +128,7 @@ def test_a_cache_in_fp8_holds_twice_as_many_tokens(capsys: pytest.CaptureFixture
         (("copy", "a/b", "--to", "b/x"), "--to: now 'b/x': it is no place in S3."),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(
+def test_invalid_arguments_are_refused_in_one_line(
     words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert _run_cli(*words) == 2
@@ -163,7 +163,9 @@ def test_copy_without_a_hub_is_one_line_and_exit_3(
 
 
 @pytest.mark.terraform
-def test_copy_of_a_folder_says_what_it_sent(bucket: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_copy_of_a_folder_reports_what_it_uploaded(
+    bucket: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert _run_cli("make-tiny", "--to", str(tmp_path / "m")) == 0
     capsys.readouterr()
     assert _run_cli("copy", str(tmp_path / "m"), "--to", str(bucket.where), "--json") == 0
@@ -175,7 +177,7 @@ def test_copy_of_a_folder_says_what_it_sent(bucket: Any, tmp_path: Path, capsys:
 
 
 @pytest.mark.terraform
-def test_copy_to_a_fleet_goes_where_its_blueprints_look(
+def test_copy_to_a_fleet_uploads_to_its_model_bucket(
     aws: str, hub: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", hub.url)

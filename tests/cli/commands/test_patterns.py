@@ -62,7 +62,7 @@ def test_a_preset_is_copied_in_place_of_the_patterns_own_blueprint(run_cli: Comm
         ),
     ],
 )
-def test_a_preset_that_is_not_there_is_refused(run_cli: Command, words: tuple[str, ...], said: str) -> None:
+def test_an_unknown_preset_is_refused(run_cli: Command, words: tuple[str, ...], said: str) -> None:
     assert run_cli("new", "mine", "--from", *words) == (2, "", said)
     assert not Path("mine").exists()
 

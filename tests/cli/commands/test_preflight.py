@@ -77,14 +77,14 @@ def test_a_server_that_does_not_answer_is_one_line_and_3(tmp_path: Path) -> None
     )
 
 
-def test_a_profile_that_is_not_there_is_one_line_and_3(tmp_path: Path) -> None:
+def test_a_missing_profile_is_one_line_and_exits_3(tmp_path: Path) -> None:
     result = _run_cli("preflight", "--fleet", _write_fleet(tmp_path), environment={"AWS_PROFILE": "nobody"})
     assert result.returncode == 3
     assert result.stderr.splitlines()[-1] == "AWS could not be asked: The config profile (nobody) could not be found"
 
 
 @pytest.mark.terraform
-def test_plain_data_has_every_answer_and_nothing_else_is_printed(tmp_path: Path, endpoint: str) -> None:
+def test_json_has_every_check_and_nothing_else_is_printed(tmp_path: Path, endpoint: str) -> None:
     environment = emulator.build_client_env(endpoint, "us-west-2")
     result = _run_cli("preflight", "--json", "--fleet", _write_fleet(tmp_path), environment=environment)
     response = json.loads(result.stdout)
@@ -109,7 +109,7 @@ def test_plain_data_has_every_answer_and_nothing_else_is_printed(tmp_path: Path,
 
 
 @pytest.mark.terraform
-def test_over_the_spend_limit_ends_with_1_and_says_what_to_write(tmp_path: Path, endpoint: str) -> None:
+def test_over_the_spend_limit_exits_1_with_the_fix(tmp_path: Path, endpoint: str) -> None:
     environment = emulator.build_client_env(endpoint, "us-west-2")
     result = _run_cli(
         "preflight", "--fleet", _write_fleet(tmp_path, limit=1), environment={**environment, "COLUMNS": "120"}

@@ -97,7 +97,7 @@ def _validate(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(_build_command(*words), cwd=root, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_an_slo_that_holds_exits_0_and_says_where_the_report_lies(working_folder: Path) -> None:
+def test_a_met_slo_exits_0_with_the_path_of_the_report(working_folder: Path) -> None:
     result = _validate(working_folder, "mine")
     assert result.returncode == 0, result.stderr
     assert "PASS runs/mine/" in result.stdout
@@ -126,7 +126,7 @@ def test_json_prints_the_report_and_options_change_the_load(working_folder: Path
     assert printed == json.loads((working_folder / "runs" / "latest" / "report.json").read_text())
 
 
-def test_what_is_not_deployed_is_said_with_how_to_deploy_it(tmp_path: Path) -> None:
+def test_a_missing_deployment_is_reported_with_the_deploy_command(tmp_path: Path) -> None:
     _write_blueprint(tmp_path, 5000)
     result = _validate(tmp_path, "mine")
     assert result.returncode == 3

@@ -156,7 +156,7 @@ def build_running_tasks(**overrides: Any) -> dict[str, list[dict[str, Any]]]:
     }
 
 
-def test_it_shows_what_changes_waits_for_every_service_and_asks_as_a_client(
+def test_deploy_shows_changes_waits_for_all_services_and_sends_a_test_request(
     aws: Ecs, deployment_plan: DeploymentPlan, terraform_calls: list[str]
 ) -> None:
     aws.tasks = build_running_tasks()
@@ -205,7 +205,7 @@ def test_two_commands_are_not_at_work_on_one_deployment(
     assert stack.deploy(deployment_plan, destroy_meanwhile) is True
 
 
-def test_who_does_not_agree_changes_nothing(
+def test_a_declined_deploy_changes_nothing(
     aws: Ecs, deployment_plan: DeploymentPlan, terraform_calls: list[str]
 ) -> None:
     def refuse(_: str) -> None:
@@ -216,7 +216,7 @@ def test_who_does_not_agree_changes_nothing(
     assert terraform_calls == []
 
 
-def test_an_image_that_is_not_there_is_said_before_anything_is_changed(
+def test_a_missing_image_is_reported_before_anything_changes(
     aws: Ecs, deployment_plan: DeploymentPlan, terraform_calls: list[str]
 ) -> None:
     aws.images = ("fabric/router:0.1.16",)
@@ -255,7 +255,7 @@ def test_a_deployment_that_was_rolled_back_unseen_is_no_success(
         stack.deploy(deployment_plan, lambda _: None)
 
 
-def test_tasks_of_what_ran_before_do_not_count(
+def test_tasks_of_the_previous_definition_do_not_count(
     aws: Ecs, deployment_plan: DeploymentPlan, terraform_calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stack, "_MACHINES_TIMEOUT_S", -10_000)
@@ -264,7 +264,7 @@ def test_tasks_of_what_ran_before_do_not_count(
         stack.deploy(deployment_plan, lambda _: None)
 
 
-def test_what_is_not_steady_in_time_is_said(
+def test_services_that_are_not_steady_in_time_are_reported(
     aws: Ecs, deployment_plan: DeploymentPlan, terraform_calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stack, "_MACHINES_TIMEOUT_S", -10_000)

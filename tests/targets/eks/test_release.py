@@ -159,7 +159,7 @@ def list_uids(pods_by_role: dict[str, list[dict[str, Any]]]) -> set[str]:
     return {pod["metadata"]["uid"] for role_pods in pods_by_role.values() for pod in role_pods}
 
 
-def test_deploy_shows_the_objects_waits_until_all_are_ready_and_asks_as_a_client_would(
+def test_deploy_shows_the_objects_waits_until_ready_and_sends_a_test_request(
     connected_cluster: ControlPlane, working_folder: Path, run_cli: RunCli
 ) -> None:
     code, out, err = run_cli("deploy", "--yes")
@@ -204,7 +204,7 @@ def test_diff_writes_nothing_so_that_a_rendered_file_edited_by_hand_stays(
     assert code == 2 and "eks.yaml" in err, "deploying asks before it is overwritten"
 
 
-def test_nothing_is_changed_where_the_user_does_not_want_it(
+def test_a_declined_deploy_changes_nothing(
     running_release: None, connected_cluster: ControlPlane, working_folder: Path, run_cli: RunCli
 ) -> None:
     before = connected_cluster.check_output("get", "deployments", *NAMESPACE_FLAGS, "--output=name")
@@ -236,7 +236,7 @@ def test_a_replica_too_many_waits_for_a_machine_and_the_deployment_goes_back_say
     )
 
 
-def test_a_version_that_crashes_is_taken_back_with_its_last_lines_while_the_old_one_serves(
+def test_a_crashing_version_is_rolled_back_with_its_log_while_the_old_one_serves(
     running_release: None,
     connected_cluster: ControlPlane,
     working_folder: Path,
@@ -261,7 +261,7 @@ def test_a_version_that_crashes_is_taken_back_with_its_last_lines_while_the_old_
     assert before & {pod["metadata"]["uid"] for pod in list_pods(connected_cluster)["worker"]}, "one was left to serve"
 
 
-def test_where_helm_was_killed_at_its_work_nothing_is_taken_back_and_the_way_out_is_said(
+def test_after_a_killed_helm_nothing_is_rolled_back_and_the_fix_is_shown(
     running_release: None, connected_cluster: ControlPlane, working_folder: Path, run_cli: RunCli
 ) -> None:
     run_cli("render")
@@ -298,7 +298,7 @@ def test_where_helm_was_killed_at_its_work_nothing_is_taken_back_and_the_way_out
         (["pending-install"], None, False),
     ],
 )
-def test_what_ran_before_is_the_last_revision_that_was_installed_in_full(
+def test_the_previous_release_is_the_last_deployed_revision(
     monkeypatch: pytest.MonkeyPatch, statuses: list[str], revision: int | None, settled: bool
 ) -> None:
     history = [{"revision": number, "status": status} for number, status in enumerate(statuses, 1)]
@@ -309,7 +309,7 @@ def test_what_ran_before_is_the_last_revision_that_was_installed_in_full(
     assert target._read_release(None) == target._Release(revision, settled, manifest)  # type: ignore[arg-type]
 
 
-def test_a_deployment_whose_router_gives_no_answer_is_taken_back(
+def test_a_failed_test_request_rolls_the_deployment_back(
     running_release: None, connected_cluster: ControlPlane, working_folder: Path, run_cli: RunCli
 ) -> None:
     connected_cluster.pods_log.write_text("2026-11-01T00:00:00.000000000Z stdout F no answer in 60 s\n")
@@ -321,7 +321,7 @@ def test_a_deployment_whose_router_gives_no_answer_is_taken_back(
     assert run_cli("status").code == 0, "the client's pod is no part of the deployment"
 
 
-def test_a_first_deployment_that_the_cluster_refuses_is_said_in_its_words_and_leaves_nothing(
+def test_a_first_deployment_that_the_cluster_rejects_is_removed_with_its_reason(
     running_release: None,
     connected_cluster: ControlPlane,
     working_folder: Path,
@@ -347,7 +347,7 @@ def test_a_first_deployment_that_the_cluster_refuses_is_said_in_its_words_and_le
     assert "other" not in remaining and "mine" in remaining
 
 
-def test_status_logs_and_deploy_tell_a_pod_that_waits_from_those_that_run(
+def test_status_logs_and_deploy_distinguish_pending_pods_from_running_ones(
     running_release: None,
     connected_cluster: ControlPlane,
     working_folder: Path,
@@ -381,7 +381,7 @@ def test_validate_plays_the_load_through_the_api_servers_tunnel(
     assert (report["verdict"], report["requests"]["total"], report["requests"]["failed"]) == ("pass", 20, 0)
 
 
-def test_a_new_version_beside_the_old_gets_its_share_of_the_route_and_one_command_goes_back(
+def test_a_new_version_gets_its_traffic_share_and_one_command_rolls_back(
     running_release: None, connected_cluster: ControlPlane, working_folder: Path, run_cli: RunCli
 ) -> None:
     shutil.copytree(working_folder / "mine", working_folder / "mine-v2")
@@ -442,7 +442,7 @@ def evict(cluster: ControlPlane, name: str) -> str:
     return result.stdout + result.stderr
 
 
-def test_the_router_may_look_at_pods_and_the_engines_may_nothing(
+def test_the_router_may_watch_pods_and_the_engines_have_no_permissions(
     running_release: None, connected_cluster: ControlPlane
 ) -> None:
     accounts = ("engines", "mine-router")
@@ -465,7 +465,7 @@ def list_rights(cluster: ControlPlane, account: str) -> set[str]:
     )
 
 
-def test_destroy_leaves_nothing_and_says_where_there_is_none(
+def test_destroy_removes_all_objects_and_reports_a_missing_release(
     running_release: None, connected_cluster: ControlPlane, run_cli: RunCli
 ) -> None:
     assert run_cli("destroy", "--yes").code == 0
@@ -528,7 +528,7 @@ def test_a_replica_over_several_machines_is_waited_for_as_its_controller_would_s
         uninstall(connected_cluster, "wide")
 
 
-def test_a_cluster_out_of_reach_is_said_in_one_line(
+def test_an_unreachable_cluster_is_reported_in_one_line(
     working_folder: Path, run_cli: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     try:
@@ -545,7 +545,7 @@ def test_a_cluster_out_of_reach_is_said_in_one_line(
     assert "Traceback" not in err
 
 
-def test_a_missing_program_is_said_with_where_to_get_it(
+def test_a_missing_program_is_reported_with_its_installation_guide(
     working_folder: Path, run_cli: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")

@@ -19,7 +19,7 @@ from llm_serving.cli import main
         ([], "SHARE: pass either --back, or deployments with their weights, such as mine=90 mine-v2=10."),
     ],
 )  # fmt: skip
-def test_what_is_no_share_is_refused_before_anything_is_looked_for(
+def test_invalid_shares_are_refused_before_anything_runs(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],

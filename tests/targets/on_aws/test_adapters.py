@@ -117,7 +117,7 @@ def test_adapters_are_checked_before_anything_is_deployed(
 
 
 @pytest.mark.terraform
-def test_a_bucket_that_is_not_there_is_said(aws: str, tmp_path: Path) -> None:
+def test_a_missing_bucket_is_reported(aws: str, tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match=r"s3://nobody-has-this: .* has no such bucket"):
         adapters.check_adapters(make_plan(tmp_path, "s3://nobody-has-this/lora"))
 
