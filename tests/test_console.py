@@ -20,7 +20,7 @@ def test_a_command_is_printed_so_that_a_shell_runs_the_same_again(tmp_path: Path
     assert result.stdout == "a b|$HOME|it's|"
 
 
-def test_run_returns_the_output_and_keeps_it_in_the_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_returns_the_output_and_appends_it_to_the_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = tmp_path / "logs" / "echo.log"
     assert console.run(["echo", "one"], log=log) == "one\n"
     assert console.run(["echo", "two"], log=log) == "two\n"

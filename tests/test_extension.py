@@ -238,11 +238,11 @@ def folder(tmp_path: Path) -> Path:
     return working
 
 
-def test_nothing_is_touched_before(tree: Copy) -> None:
+def test_a_fresh_copy_has_no_changes(tree: Copy) -> None:
     assert tree.touched == set()
 
 
-def test_an_engine_is_one_file(tree: Copy, folder: Path) -> None:
+def test_one_file_adds_an_engine_to_the_repository(tree: Copy, folder: Path) -> None:
     tree.write("src/llm_serving/catalog/engines/parrot.yaml", ENGINE)
     (folder / "mine" / "blueprint.yaml").write_text(f"engine: parrot\n{BLUEPRINT}")
     tree.run("render", "mine", cwd=folder)
@@ -252,7 +252,7 @@ def test_an_engine_is_one_file(tree: Copy, folder: Path) -> None:
     assert len(tree.touched) == 1
 
 
-def test_a_framework_is_one_row(tree: Copy, folder: Path) -> None:
+def test_one_row_adds_a_framework(tree: Copy, folder: Path) -> None:
     file = "src/llm_serving/catalog/frameworks.yaml"
     tree.write(file, (tree.root / file).read_text() + FRAMEWORK)
     (folder / "mine" / "blueprint.yaml").write_text(f"framework: flock\n{BLUEPRINT}")
@@ -262,7 +262,7 @@ def test_a_framework_is_one_row(tree: Copy, folder: Path) -> None:
     assert tree.touched == {file}
 
 
-def test_a_pattern_is_one_folder(tree: Copy, folder: Path) -> None:
+def test_one_folder_adds_a_pattern(tree: Copy, folder: Path) -> None:
     shutil.copytree(tree.root / "blueprints/aggregated", tree.root / "blueprints/flat")
     tree.write("blueprints/flat/blueprint.yaml", BLUEPRINT.replace("aggregated", "flat"))
     assert "flat" in {pattern["name"] for pattern in json.loads(tree.run("list", "--json", cwd=folder))}
@@ -272,7 +272,7 @@ def test_a_pattern_is_one_folder(tree: Copy, folder: Path) -> None:
     assert tree.touched == {"blueprints/flat"}
 
 
-def test_a_kind_of_workload_is_one_package(tree: Copy, folder: Path) -> None:
+def test_one_package_adds_a_workload_kind(tree: Copy, folder: Path) -> None:
     tree.write("src/llm_serving/workloads/diary/__init__.py", "")
     tree.write("src/llm_serving/workloads/diary/workload.py", KIND)
     (folder / "mine" / "blueprint.yaml").write_text("kind: diary\nwords: good-morning\n")
@@ -286,7 +286,7 @@ def test_a_kind_of_workload_is_one_package(tree: Copy, folder: Path) -> None:
 
 @pytest.mark.terraform
 @pytest.mark.timeout(400)
-def test_a_kind_of_its_own_is_deployed_watched_and_destroyed(tree: Copy, folder: Path) -> None:
+def test_an_added_workload_kind_is_deployed_inspected_and_destroyed(tree: Copy, folder: Path) -> None:
     tree.write("src/llm_serving/workloads/diary/__init__.py", "")
     tree.write("src/llm_serving/workloads/diary/workload.py", KIND)
     (folder / "mine" / "blueprint.yaml").write_text("kind: diary\nwords: good-morning\n")
@@ -304,14 +304,14 @@ def test_a_kind_of_its_own_is_deployed_watched_and_destroyed(tree: Copy, folder:
     assert not (folder / ".blueprint" / "mine").exists()
 
 
-def test_a_kind_that_is_not_there_is_refused_with_those_that_are(tree: Copy, folder: Path) -> None:
+def test_an_unknown_workload_kind_is_refused_with_the_known_ones(tree: Copy, folder: Path) -> None:
     (folder / "mine" / "blueprint.yaml").write_text("kind: diary\nwords: good-morning\n")
     refusal = tree.run("check", "mine", cwd=folder, code=2)
     assert "mine/blueprint.yaml:1:" in refusal
     assert "there is no such kind. Fix: kind: serving" in refusal
 
 
-def test_a_stack_is_one_module(tree: Copy, tmp_path: Path) -> None:
+def test_one_module_adds_a_stack(tree: Copy, tmp_path: Path) -> None:
     tree.write("infra/stacks/garden.py", STACK)
     out = tmp_path / "cdktf.out"
     tree.synthesize(out)
@@ -321,7 +321,7 @@ def test_a_stack_is_one_module(tree: Copy, tmp_path: Path) -> None:
     assert tree.touched == {"infra/stacks/garden.py"}
 
 
-def test_a_target_is_one_package(tree: Copy, folder: Path) -> None:
+def test_one_package_adds_a_target(tree: Copy, folder: Path) -> None:
     tree.write("src/llm_serving/targets/moon/__init__.py", "")
     tree.write("src/llm_serving/targets/moon/target.py", TARGET)
     (folder / "mine" / "moon.txt.j2").write_text("{{ deployment.name }} at {{ deployment.url }}\n")

@@ -41,7 +41,7 @@ def test_the_users_own_program_is_used_if_new_enough(put_program: PutProgram) ->
     assert go_programs.find_or_build(TOOL) == str(tool_path)
 
 
-def test_what_kubebuilder_assets_names_comes_before_path(
+def test_kubebuilder_assets_takes_precedence_over_path(
     put_program: PutProgram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tool_path, assets = put_program("tool", "echo tool v2.0.3"), tmp_path / "assets"
@@ -56,9 +56,9 @@ GO = 'mkdir -p "$GOBIN"; echo "$@" > "$GOBIN/tool"; chmod +x "$GOBIN/tool"'
 """A fake of Go: its builds contain its arguments."""
 
 
-@pytest.mark.parametrize("says", ["echo tool v1.9.9", "echo no version here", "exit 1"])
-def test_an_old_or_broken_program_is_replaced_by_a_build(put_program: PutProgram, tmp_path: Path, says: str) -> None:
-    put_program("tool", says)
+@pytest.mark.parametrize("script", ["echo tool v1.9.9", "echo no version here", "exit 1"])
+def test_an_old_or_broken_program_is_replaced_by_a_build(put_program: PutProgram, tmp_path: Path, script: str) -> None:
+    put_program("tool", script)
     put_program("go", GO)
     built = Path(go_programs.find_or_build(TOOL))
     assert built == tmp_path / "home/.cache/llm-serving-blueprints/bin/tool-v2.1.0/tool"

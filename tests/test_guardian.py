@@ -55,13 +55,13 @@ def test_a_service_ends_with_an_interrupted_pytest(tmp_path: Path, how: signal.S
     processes.wait_until(lambda: _has_ended(service), "the service's end", 30)
 
 
-def test_a_service_that_a_test_forgot_ends_with_a_finished_pytest(tmp_path: Path) -> None:
+def test_a_leaked_service_ends_when_pytest_finishes(tmp_path: Path) -> None:
     session, service = _start_pytest(tmp_path, 0)
     assert session.wait(60) == 0
     processes.wait_until(lambda: _has_ended(service), "the service's end", 30)
 
 
-def test_what_these_tests_start_carries_their_session() -> None:
+def test_every_process_of_these_tests_has_their_session_id() -> None:
     with subprocess.Popen(["sleep", "60"]) as child:
         assert child.pid in {process.pid for process in guardian.find_processes(os.environ[guardian.VARIABLE])}
         child.kill()

@@ -50,14 +50,14 @@ def _ignore_other_files(folder: str, names: list[str]) -> list[str]:
     return [name for name in names if not name.endswith(".py") and not (Path(folder) / name).is_dir()]
 
 
-def test_dependencies_between_packages_run_one_way(source_copy: Path) -> None:
+def test_packages_depend_only_on_lower_layers(source_copy: Path) -> None:
     result = run_lint_imports(source_copy)
     assert result.returncode == 0, result.stdout
     assert "0 broken" in result.stdout
 
 
 @pytest.mark.parametrize(("file", "line"), BACKWARD_IMPORTS)
-def test_a_dependency_that_runs_back_is_refused(source_copy: Path, file: str, line: str) -> None:
+def test_a_dependency_on_a_higher_layer_is_refused(source_copy: Path, file: str, line: str) -> None:
     path = source_copy / file
     path.write_text(f"{path.read_text()}\n{line}\n")
     result = run_lint_imports(source_copy)

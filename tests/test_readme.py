@@ -70,7 +70,7 @@ def test_the_first_command_goes_from_a_clone_to_a_report_and_leaves_nothing_runn
     assert not _find_leftovers(ROOT)
 
 
-def test_the_second_command_is_this_very_suite() -> None:
+def test_the_second_command_runs_this_test_suite() -> None:
     assert SECOND == "./scripts/test\n"
     assert "pytest" in (ROOT / "scripts" / "test").read_text()
 
@@ -94,7 +94,7 @@ def test_a_copy_outside_the_repository_is_edited_deployed_validated_and_destroye
     assert not _find_leftovers(tmp_path)
 
 
-def test_the_patterns_are_shown_by_fleet_and_target_and_a_preset_is_copied(tmp_path: Path) -> None:
+def test_the_pattern_section_prints_the_matrix_and_copies_a_preset(tmp_path: Path) -> None:
     path = f"{ROOT / '.venv' / 'bin'}:{os.environ['PATH']}"
     output = _run(PATTERNS, tmp_path, 120, {"PATH": path, "COLUMNS": "120"})
     assert all(name in output for name in ("aggregated", "disaggregated", "distributed", "multi-model", "ads-scale"))
@@ -103,7 +103,7 @@ def test_the_patterns_are_shown_by_fleet_and_target_and_a_preset_is_copied(tmp_p
 
 @pytest.mark.terraform
 @pytest.mark.timeout(900)
-def test_the_way_to_aws_is_shown_planned_and_rehearsed_to_where_machines_are_needed() -> None:
+def test_the_aws_section_plans_and_rehearses_up_to_the_first_machine() -> None:
     no_credentials = {"AWS_ACCESS_KEY_ID": "", "AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull}
     path = f"{ROOT / '.venv' / 'bin'}:{os.environ['PATH']}"
     output = _run(AWS, ROOT, 850, {**no_credentials, "PATH": path, "AWS_EC2_METADATA_DISABLED": "true"})

@@ -83,7 +83,7 @@ def test_no_module_compares_with_a_name_of_another_seam() -> None:
     "line",
     ["x == 'local'", "'ecs' != x", "x in ('eks', 'ecs')", "x == 'vllm'", "x == 'aggregated'", "x != 'vllm-router'"],
 )
-def test_a_comparison_with_such_a_name_is_found(tmp_path: Path, line: str) -> None:
+def test_a_comparison_with_such_a_name_is_reported(tmp_path: Path, line: str) -> None:
     (tmp_path / "cli").mkdir()
     (tmp_path / "cli" / "main.py").write_text(f"def check(x):\n    return {line}\n")
     assert list_violations(tmp_path)

@@ -81,7 +81,7 @@ def _measure_transfers(plan: DeploymentPlan, before: dict[str, float], transfers
     return {name: count - before[name] for name, count in _read_counters(plan).items()}
 
 
-def test_every_prompt_is_computed_by_prefill_and_arrives_at_decode_by_transfer_byte_for_byte(
+def test_prefill_computes_every_prompt_and_transfers_its_cache_to_decode_byte_for_byte(
     disaggregated_plan: DeploymentPlan,
 ) -> None:
     before, prompts = _read_counters(disaggregated_plan), _make_prompts(6, seed=1)
@@ -106,7 +106,7 @@ def _complete_aggregated(plan: DeploymentPlan, prompt: list[int]) -> str:
     )
 
 
-def test_the_text_is_that_of_one_process_which_does_both_halves(disaggregated_plan: DeploymentPlan) -> None:
+def test_disaggregated_text_equals_that_of_one_process(disaggregated_plan: DeploymentPlan) -> None:
     for prompt in _make_prompts(6, seed=2):
         disaggregated_text = serving.complete(
             disaggregated_plan.deployment.url, prompt=prompt, max_tokens=16, ignore_eos=True
@@ -149,7 +149,7 @@ def _complete_with_cache(plan: DeploymentPlan, prompt: list[int], other: list[in
     return serving.complete(decode, prompt=prompt, max_tokens=16, ignore_eos=True, kv_transfer_params=transfer_params)
 
 
-def test_another_prompts_cache_changes_the_text_so_the_cache_that_arrives_is_what_decode_reads(
+def test_decode_reads_the_transferred_cache(
     disaggregated_plan: DeploymentPlan,
 ) -> None:
     prompts, other_prompts = _make_prompts(6, seed=3), _make_prompts(6, seed=4)
@@ -163,7 +163,7 @@ def test_another_prompts_cache_changes_the_text_so_the_cache_that_arrives_is_wha
     assert sum(text != other for text, other in zip(texts, expected, strict=True)) >= 2
 
 
-def test_an_idle_pair_leaves_the_cores_to_others(disaggregated_plan: DeploymentPlan) -> None:
+def test_an_idle_pair_does_not_busy_wait(disaggregated_plan: DeploymentPlan) -> None:
     supervisord = supervisor.find_running(disaggregated_plan.directory)
     assert supervisord is not None
     families = [
@@ -185,9 +185,7 @@ def _measure_cpu_s(family: list[psutil.Process]) -> float:
 
 
 @pytest.mark.parametrize("role", ["decode", "prefill", "router"])
-def test_a_process_killed_under_load_comes_back_and_the_others_need_no_restart(
-    disaggregated_plan: DeploymentPlan, role: str
-) -> None:
+def test_a_process_killed_under_load_restarts_alone(disaggregated_plan: DeploymentPlan, role: str) -> None:
     supervisord = supervisor.find_running(disaggregated_plan.directory)
     assert supervisord is not None
     victim = _find_process(disaggregated_plan, role)

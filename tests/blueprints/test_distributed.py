@@ -52,7 +52,7 @@ def tensor_parallel_plan(
         yield plan
 
 
-def test_two_ranks_that_each_hold_half_of_every_layer_say_what_one_process_says(
+def test_two_tensor_parallel_ranks_give_the_text_of_one_process(
     tensor_parallel_plan: DeploymentPlan, running_plan: DeploymentPlan
 ) -> None:
     prompts = [f"{serving.PROMPT} {number}" for number in range(6)]
@@ -65,7 +65,7 @@ def test_two_ranks_that_each_hold_half_of_every_layer_say_what_one_process_says(
     assert len(set(whole_texts)) > 1, "the texts depend on their prompts"
 
 
-def test_the_ranks_take_no_more_memory_than_the_resolver_counts_on(tensor_parallel_plan: DeploymentPlan) -> None:
+def test_the_ranks_use_no_more_memory_than_the_resolver_assumes(tensor_parallel_plan: DeploymentPlan) -> None:
     supervisord = supervisor.find_running(tensor_parallel_plan.directory)
     assert supervisord is not None
     for process in tensor_parallel_plan.deployment.engine_processes:

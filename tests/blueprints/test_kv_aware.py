@@ -76,7 +76,7 @@ def _count_known_prompts(plan: DeploymentPlan) -> float:
     return serving.sum_counter(metrics_url, "vllm_router_kv_placement_lookups_total", result="hit")
 
 
-def test_a_prompt_goes_where_its_beginning_is_cached_and_in_turns_it_is_computed_once_more(
+def test_a_prompt_is_routed_to_its_cached_prefix_and_round_robin_recomputes_it(
     kv_aware_plan: DeploymentPlan,
 ) -> None:
     before = _count_cache_hits(kv_aware_plan)
@@ -89,7 +89,7 @@ def test_a_prompt_goes_where_its_beginning_is_cached_and_in_turns_it_is_computed
     assert in_turns < 0.85 * max_hits
 
 
-def test_what_one_replica_was_asked_directly_draws_the_next_to_it(kv_aware_plan: DeploymentPlan) -> None:
+def test_a_direct_request_to_a_replica_attracts_prompts_with_its_prefix(kv_aware_plan: DeploymentPlan) -> None:
     """The router never saw the first prompts: it can know of them from the engines alone."""
     for process in kv_aware_plan.deployment.engine_processes:
         prompts = _make_prompts(10 + process.port, groups=1, per_group=4)
@@ -107,7 +107,7 @@ def test_what_one_replica_was_asked_directly_draws_the_next_to_it(kv_aware_plan:
         )
 
 
-def test_a_router_that_was_killed_learns_again_what_the_caches_hold_even_one_that_did_not_answer_then(
+def test_a_restarted_router_relearns_every_cache_even_of_an_engine_that_was_unreachable(
     kv_aware_plan: DeploymentPlan,
 ) -> None:
     """With an engine's next event, whose number tells the router that it missed some: it asks for those then."""
@@ -149,9 +149,7 @@ def _suspend(pid: int) -> Iterator[None]:
             process.resume()
 
 
-def test_of_engines_that_come_and_go_the_router_hears_those_that_are_there(
-    kv_aware_plan: DeploymentPlan, tmp_path: Path
-) -> None:
+def test_the_router_subscribes_to_engines_as_they_join_and_leave(kv_aware_plan: DeploymentPlan, tmp_path: Path) -> None:
     """As on EKS and ECS: the router starts before any engine, and is told of them by what looks their names up."""
     first_replica, second_replica = kv_aware_plan.deployment.engine_processes
     names = {"here": first_replica, "away": second_replica}

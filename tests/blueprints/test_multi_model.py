@@ -75,13 +75,13 @@ def test_the_name_in_model_decides_which_engine_answers(multi_model_plan: Deploy
     assert requests == {engine: 4 if engine == role else 0 for engine in before}
 
 
-def test_a_name_that_nobody_serves_gets_404(multi_model_plan: DeploymentPlan) -> None:
+def test_an_unknown_model_name_gets_404(multi_model_plan: DeploymentPlan) -> None:
     with pytest.raises(urllib.error.HTTPError) as error:
         serving.request_completion(multi_model_plan.deployment.url, model="nobody")
     assert error.value.code == 404
 
 
-def test_an_adapter_says_something_else_and_leaves_its_model_as_it_was(multi_model_plan: DeploymentPlan) -> None:
+def test_an_adapter_changes_its_own_text_and_not_its_models(multi_model_plan: DeploymentPlan) -> None:
     url = multi_model_plan.deployment.url
     model, adapter, repeated = (serving.complete(url, model=name, max_tokens=16) for name in ("long", "tone", "long"))
     assert adapter != model
@@ -108,7 +108,7 @@ def test_an_adapter_is_loaded_and_unloaded_at_run_time_and_the_router_follows(
     assert serving.complete(multi_model_plan.deployment.url, model="tone", max_tokens=16) == texts["tone"]
 
 
-def test_a_router_that_was_killed_knows_all_names_again(multi_model_plan: DeploymentPlan) -> None:
+def test_a_restarted_router_knows_all_names(multi_model_plan: DeploymentPlan) -> None:
     supervisord = supervisor.find_running(multi_model_plan.directory)
     assert supervisord is not None
     before = {state.name: state.pid for state in supervisord.list_states()}

@@ -56,7 +56,7 @@ def _format_blueprint(roles: str = "worker: {pool: gpus}", extra: str = "", patt
     )
 
 
-def test_its_file_is_all_that_it_takes(tmp_path: Path) -> None:
+def test_one_file_adds_an_engine(tmp_path: Path) -> None:
     deployment = resolving.resolve_files(
         tmp_path, _format_blueprint("worker: {pool: gpus, accelerators: 2}"), FLEET, "eks"
     )
@@ -69,12 +69,12 @@ def test_its_file_is_all_that_it_takes(tmp_path: Path) -> None:
     assert '"slim"' in schema.render(Blueprint, "blueprint.yaml")
 
 
-def test_its_memory_is_counted_as_the_default_engines() -> None:
+def test_its_memory_is_computed_like_the_default_engines() -> None:
     assert base.get_memory_model("slim") is base.get_memory_model() is base.get_memory_model("vllm")
     assert base.get_memory_model() is vllm  # type: ignore[comparison-overlap]
 
 
-def test_an_engine_that_does_not_exist_is_refused_with_those_that_do(tmp_path: Path) -> None:
+def test_an_unknown_engine_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(InputError) as error:
         resolving.resolve_files(tmp_path, _format_blueprint().replace("slim", "slum"), FLEET, "eks")
     assert str(error.value).endswith("not one of the choices. Fix: slim; the choices are 'slim' or 'vllm'.")
@@ -117,7 +117,9 @@ def test_an_engine_that_does_not_exist_is_refused_with_those_that_do(tmp_path: P
         ),
     ],
 )
-def test_what_its_row_lacks_is_refused_at_its_line(tmp_path: Path, text: str, target: str, message: str) -> None:
+def test_an_option_missing_from_its_row_is_refused_at_its_line(
+    tmp_path: Path, text: str, target: str, message: str
+) -> None:
     with pytest.raises(InputError) as error:
         resolving.resolve_files(tmp_path, text, FLEET, target)
     assert f"{tmp_path}/blueprint.yaml:{message}" in str(error.value)

@@ -14,7 +14,7 @@ from llm_serving.catalog import ecs
         ("standard", "arm64", "arm64/al2023-ami-ecs-hvm-2023.0.20260901-kernel-6.1-arm64"),
     ],
 )
-def test_a_pinned_image_is_named_as_aws_names_it(variant: ecs.Variant, arch: ecs.Arch, name: str) -> None:
+def test_a_pinned_image_has_awss_name(variant: ecs.Variant, arch: ecs.Arch, name: str) -> None:
     parameter = ecs.format_image_parameter(release="2023.0.20260901", variant=variant, arch=arch)
     assert parameter == f"/aws/service/ecs/optimized-ami/amazon-linux-2023/{name}/image_id"
 

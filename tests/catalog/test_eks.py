@@ -25,17 +25,15 @@ def test_a_later_version_is_supported_longer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("day", "said", "soon"),
+    ("day", "message", "soon"),
     [
         (date(2026, 11, 21), "standard support ends on 2027-03-27, in 126 days; then the cluster", False),
         (date(2027, 3, 26), "standard support ends on 2027-03-27, in 1 day; then the cluster", True),
         (date(2027, 3, 27), "standard support ended on 2027-03-27, and the cluster", True),
     ],
 )
-def test_the_end_of_support_is_said_with_the_days_that_are_left_and_what_it_costs(
-    day: date, said: str, soon: bool
-) -> None:
-    expected = f"Kubernetes 1.35: {said} costs 0.60 instead of 0.10 USD/h"
+def test_the_end_of_support_has_the_days_left_and_the_cost(day: date, message: str, soon: bool) -> None:
+    expected = f"Kubernetes 1.35: {message} costs 0.60 instead of 0.10 USD/h"
     assert eks.describe_support("1.35", day) == (expected, soon)
 
 
@@ -62,7 +60,7 @@ def test_nodes_join_only_with_the_network_the_proxy_and_the_identity_agent() -> 
         ("bottlerocket", "neuron", "x86_64", "/aws/service/bottlerocket/aws-k8s-1.35/x86_64/v1/image_id"),
     ],
 )
-def test_an_images_parameter_is_named_as_aws_publishes_it(
+def test_an_images_parameter_has_the_name_that_aws_publishes(
     os: eks.Os, variant: eks.Variant, arch: eks.Arch, name: str
 ) -> None:
     assert eks.format_image_parameter(os=os, release="v1", version="1.35", variant=variant, arch=arch) == name

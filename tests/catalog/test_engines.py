@@ -57,7 +57,7 @@ def test_a_later_part_of_an_environment_wins() -> None:
     assert engines.fill_env([{"A": "1", "B": "{port}"}, {"A": "2"}], {"port": 3}) == {"A": "2", "B": "3"}
 
 
-def test_every_policy_of_a_blueprint_is_known_to_every_router() -> None:
+def test_every_router_knows_every_policy_of_a_blueprint() -> None:
     policies = set(get_args(RouterPolicy))
     assert all(set(row.policies) == policies for row in engines.load_routers().values())
 
@@ -159,21 +159,24 @@ def test_the_engines_own_parser_takes_every_command_line_and_refuses_an_unknown_
 
 
 @pytest.mark.parametrize(
-    ("target", "told"),
+    ("target", "arguments"),
     [
         ("local", "--worker=127.0.0.1:20002 --worker=127.0.0.1:20003"),
         ("eks", "--worker=mine-one.serving:8000 --worker=mine-two.serving:8000"),
         ("ecs", "--worker=mine-one.demo.internal:8000 --worker=mine-two.demo.internal:8000"),
     ],
 )
-def test_of_many_models_the_router_is_told_by_what_runs_it(tmp_path: Path, target: str, told: str) -> None:
+def test_router_dns_discovery_registers_the_engines_of_several_models(
+    tmp_path: Path, target: str, arguments: str
+) -> None:
     pool = "on-ecs" if target == "ecs" else "general"
     model = f"{{model: tiny, pool: {pool}}}"
     text = f"pattern: multi-model\nroles: {{models: {{one: {model}, two: {model}}}}}\n{TRAFFIC}"
     deployment = _resolve(tmp_path, text, target)
     command = " ".join(deployment.router.processes[0].command)
     assert command.startswith(
-        f"router-dns-discovery --router=http://127.0.0.1:{deployment.router.processes[0].port} {told} -- vllm-router "
+        f"router-dns-discovery --router=http://127.0.0.1:{deployment.router.processes[0].port} "
+        f"{arguments} -- vllm-router "
     )
     assert command.endswith(" --enable-igw")
     assert deployment.model_names == ("one", "two"), "what clients put in `model`"
@@ -187,7 +190,7 @@ def test_of_many_models_the_router_is_told_by_what_runs_it(tmp_path: Path, targe
     ("target", "pool", "name"),
     [("eks", "general", "mine-worker.serving:8000"), ("ecs", "on-ecs", "mine-worker.demo.internal:8000")],
 )
-def test_by_events_the_router_is_told_of_replicas_and_they_tell_it_where_to_listen(
+def test_a_kv_aware_router_discovers_replicas_and_subscribes_to_their_events(
     tmp_path: Path, target: str, pool: str, name: str
 ) -> None:
     deployment = _resolve(
@@ -208,7 +211,7 @@ def test_by_events_the_router_is_told_of_replicas_and_they_tell_it_where_to_list
     assert deployment.roles[0].ports == {"events": 5557, "replay": 5558}
 
 
-def test_by_events_the_router_is_told_here_too_of_replicas_that_answer_already(tmp_path: Path) -> None:
+def test_a_local_kv_aware_router_registers_replicas_once_they_answer(tmp_path: Path) -> None:
     """Told of all at its start, it never hears one that answers after the first."""
     text = _format_blueprint("tiny", "pool: general", "", "aggregated").replace("}}", "}, router: {policy: kv-aware}}")
     deployment = _resolve(tmp_path, text, "local")

@@ -61,7 +61,7 @@ def test_neuron_devices_carry_their_cores(name: str, cores: int) -> None:
     assert row.accelerators.count * row.accelerators.cores == cores
 
 
-def test_a_trainium2_device_is_seen_as_four_cores_and_the_older_ones_as_they_are() -> None:
+def test_a_trainium2_device_counts_as_four_cores_and_older_devices_as_their_own() -> None:
     accelerators = {
         name: instances.find(name).accelerators for name in ("trn2.48xlarge", "trn1.32xlarge", "g6e.12xlarge")
     }
@@ -70,7 +70,7 @@ def test_a_trainium2_device_is_seen_as_four_cores_and_the_older_ones_as_they_are
     )
 
 
-def test_the_families_asked_for_are_all_there() -> None:
+def test_the_catalogue_has_every_supported_family() -> None:
     families = {row.family for row in CATALOGUE.values()}
     assert families >= {"g5", "g6", "g6e", "g7e", "p4d", "p4de", "p5", "p5e", "p5en", "p6-b200", "p6-b300"}
     assert families >= {"trn1", "trn1n", "trn2", "inf2", "m8g"}
@@ -84,7 +84,7 @@ def test_a_trainium2_device_has_its_own_memory_and_not_the_number_that_ec2_gives
         assert on_board is not None and on_board.memory_mib == 96 * 1024
 
 
-def test_the_two_a100_are_told_apart_by_their_memory() -> None:
+def test_the_two_a100s_differ_in_memory_bandwidth() -> None:
     small, large = instances.find("p4d.24xlarge").accelerators, instances.find("p4de.24xlarge").accelerators
     assert small is not None and large is not None
     assert (small.name, small.bandwidth_gb_s) == ("A100", 1555)
@@ -120,7 +120,7 @@ def test_capacity_blocks_are_sold_for_the_large_types_only() -> None:
     assert "capacity-block" not in instances.find("g6e.48xlarge").purchase
 
 
-def test_the_copy_in_moto_is_named_as_such_and_never_as_aws() -> None:
+def test_data_from_moto_names_moto_as_its_source() -> None:
     source = instances.load_regions()["us-west-2"]
     assert re.fullmatch(r"the copy of EC2's answers that moto \S+ carries|AWS EC2", source.name)
     assert instances.find("p5.48xlarge").sources["ec2"].name in {
@@ -160,7 +160,7 @@ def test_every_row_of_the_overlay_names_its_source_and_date(row: dict[str, Any])
     assert re.fullmatch(r"20\d\d-(0[1-9]|1[0-2])(-[0-3]\d)?", str(row["date"]))
 
 
-def test_the_overlay_speaks_of_types_that_the_catalogue_has() -> None:
+def test_the_overlay_names_only_types_of_the_catalogue() -> None:
     type_names = {name for row in _find_rows(OVERLAY) for name in (*row.get("types", ()), *row.get("usd_per_hour", ()))}
     assert type_names <= CATALOGUE.keys()
     keys = {
@@ -173,7 +173,7 @@ def _pair_with_raw() -> list[tuple[instances.Instance, dict[str, Any]]]:
     return [(CATALOGUE[name], raw) for name, raw in GENERATED["types"].items()]
 
 
-def test_awss_own_price_goes_before_the_one_written_by_hand() -> None:
+def test_awss_price_overrides_the_overlays() -> None:
     row = {**GENERATED["types"]["g6e.xlarge"], "from": "us-west-2", "prices": {"us-west-2": 9.99}}
     regions = {"us-west-2": {"source": "AWS EC2", "date": "2027-01-02", "prices": "2027-01-01"}}
     instance = instances.build({"regions": regions, "types": {"g6e.xlarge": row}}, OVERLAY)["g6e.xlarge"]
@@ -182,7 +182,7 @@ def test_awss_own_price_goes_before_the_one_written_by_hand() -> None:
     assert instance.get_price_usd_h("us-east-1") == 1.861
 
 
-def test_an_accelerator_that_the_overlay_does_not_know_keeps_what_ec2_says() -> None:
+def test_an_accelerator_missing_from_the_overlay_has_ec2s_data() -> None:
     row = json.loads(json.dumps(GENERATED["types"]["g6e.xlarge"]))
     row["accelerators"]["name"] = "L50"
     instance = instances.build({"regions": GENERATED["regions"], "types": {"g6e.xlarge": row}}, OVERLAY)["g6e.xlarge"]
@@ -192,17 +192,17 @@ def test_an_accelerator_that_the_overlay_does_not_know_keeps_what_ec2_says() -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "write"),
+    ("name", "fix"),
     [
         ("g6e.12xlrge", "g6e.12xlarge or g6e.2xlarge or g6.12xlarge"),
         ("p6-b200.48xl", "p6-b200.48xlarge or p6-b300.48xlarge"),
         ("h100", "a type of the families g5, g6, g6e, g7e, p4d, p4de, p5, p5e, p5en, p6-b200, p6-b300, trn1, trn1n, "),
     ],
 )
-def test_an_unknown_type_is_answered_with_the_nearest_names(name: str, write: str) -> None:
+def test_an_unknown_type_is_refused_with_the_nearest_names(name: str, fix: str) -> None:
     with pytest.raises(InputError) as error:
         instances.find(name)
-    assert str(error.value).startswith(f"{name}: the catalogue has no such instance type. Fix: {write}")
+    assert str(error.value).startswith(f"{name}: the catalogue has no such instance type. Fix: {fix}")
 
 
 def test_rows_are_frozen_and_the_catalogue_cannot_be_changed() -> None:

@@ -59,13 +59,13 @@ def test_active_parameters_are_those_of_the_model_card(name: str, billions: floa
     assert models.find(name).active_parameters / 1e9 == pytest.approx(billions, rel=0.03)
 
 
-def test_each_row_names_its_source_and_the_day_it_was_read() -> None:
+def test_each_row_names_its_source_and_date() -> None:
     for model in models.load().values():
         assert model.source
         assert model.read_on.startswith("20")
 
 
-def test_only_made_models_are_random() -> None:
+def test_only_generated_models_are_random() -> None:
     assert {model.name for model in models.load().values() if model.random} == {"tiny", "mid"}
     assert models.find("tiny").hub is None
     assert models.find("Qwen/Qwen3-32B").hub == "Qwen/Qwen3-32B"
@@ -93,12 +93,12 @@ def test_an_unknown_model_is_refused_with_the_nearest_name(written: str, named: 
 
 
 @pytest.mark.parametrize("name", ["x" * 5000, "~nobody-of-that-name/model", "a\0b", "..", ""])
-def test_a_name_that_is_no_path_is_refused_like_any_other(name: str) -> None:
+def test_a_name_that_cannot_be_a_path_is_refused(name: str) -> None:
     with pytest.raises(InputError):
         models.find(name)
 
 
-def test_a_folder_is_read_from_its_own_config_and_sized_by_its_weights(tmp_path: Path) -> None:
+def test_a_folder_is_read_from_its_config_and_sized_by_its_weights(tmp_path: Path) -> None:
     config = {**models.read_config("tiny"), "num_hidden_layers": 7, "random_weights": False}
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "model.safetensors").write_bytes(b"x" * 1234)
@@ -107,12 +107,12 @@ def test_a_folder_is_read_from_its_own_config_and_sized_by_its_weights(tmp_path:
         assert (model.layers, model.weight_bytes, model.random, model.hub) == (7, 1234, False, None)
 
 
-def test_a_made_folder_says_that_its_weights_are_random(tmp_path: Path) -> None:
+def test_a_generated_folder_has_random_weights(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(dict(models.read_config("tiny"))))
     assert models.find(str(tmp_path)).random
 
 
-def test_the_hub_is_asked_only_for_what_the_catalogue_lacks() -> None:
+def test_the_hub_is_queried_only_for_models_missing_from_the_catalogue() -> None:
     requested = []
 
     def get_config(name: str) -> dict[str, object]:
@@ -157,7 +157,7 @@ def test_a_quantization_of_unknown_size_is_refused() -> None:
         architecture.parse(config, "config.json")
 
 
-def test_a_window_that_is_switched_off_slides_nowhere() -> None:
+def test_a_disabled_sliding_window_gives_no_sliding_layers() -> None:
     config = {**models.read_config("tiny"), "sliding_window": 128, "max_window_layers": 3}
     assert architecture.parse({**config, "use_sliding_window": False}, "x").sliding_layers == 0
     assert architecture.parse({**config, "use_sliding_window": True}, "x").sliding_layers == 1

@@ -198,7 +198,7 @@ def test_the_service_account_has_the_release_s_name_by_default(render_chart: Ren
 # What a role says wins over the defaults, also where it says nothing, none or no.
 
 
-def test_zero_and_no_are_values_too(render_chart: Render) -> None:
+def test_zero_and_false_override_defaults(render_chart: Render) -> None:
     overridden = build_values(build_engine(replicas=0, drain={"preStopSeconds": 0}, user=0))
     overridden["defaults"] = {"engine": {"privileged": True}}
     overridden["roles"]["worker"]["privileged"] = False
@@ -248,7 +248,7 @@ def test_a_pod_has_least_privilege(render_chart: Render, preset: Preset, name: s
         assert spec["enableServiceLinks"] is False
 
 
-def test_fetched_files_are_in_place_before_the_engine_starts(render_chart: Render) -> None:
+def test_files_are_fetched_before_the_engine_starts(render_chart: Render) -> None:
     weights = {"weights": "s3://my-models/llama/"}
     [pod] = [
         candidate
@@ -455,7 +455,7 @@ def test_queries_of_autoscaler_and_alerts_have_the_monitors_labels(
     assert all(label.replace(".", "_").replace("/", "_") + '="' in query for label in labels for query in queries)
 
 
-def test_another_engine_is_scaled_and_alerted_by_its_own_metrics(render_chart: Render) -> None:
+def test_another_engines_scaling_and_alerts_use_its_own_metrics(render_chart: Render) -> None:
     names = {"queue": "", "running": "", "preemptions": "", "failed-transfers": "", "kv-usage": "other:cache"}
     manifests = render_chart({**FULL_VALUES, "metrics": {"engine": names, "router": {"requests": "r", "errors": "e"}}})
     usage, arrivals = filter_by_kind(manifests, "ScaledObject")[0]["spec"]["triggers"]
@@ -494,7 +494,7 @@ def test_a_release_without_roles_is_a_route_that_shares_requests_by_weight(
     assert objects.validate(yaml.safe_dump_all(manifests), schema_location) == []
 
 
-def test_a_route_of_its_own_leads_to_the_release(render_chart: Render) -> None:
+def test_a_separate_route_leads_to_the_release(render_chart: Render) -> None:
     route = filter_by_kind(render_chart(FULL_VALUES), "HTTPRoute")[0]["spec"]
     assert route["parentRefs"] == [{"name": "gateway", "namespace": "edge", "sectionName": "https"}]
     assert route["rules"][0]["backendRefs"] == [{"name": "mine", "port": 8000}]

@@ -97,7 +97,7 @@ def test_with_events_the_router_discovers_pods_by_dns_and_clients_cannot_subscri
     assert not other_ports & {5557, 5558}
 
 
-def test_a_typo_in_a_users_template_does_not_get_past_the_chart(render_chart: Render) -> None:
+def test_the_chart_refuses_a_typo_in_a_users_template(render_chart: Render) -> None:
     invalid = render_values(CELLS[0])
     invalid["roles"]["worker"]["replica"] = 3
     with pytest.raises(AssertionError, match="replica"):

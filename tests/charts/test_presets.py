@@ -115,7 +115,7 @@ _AVAILABLE_SHARE = 0.93
 
 
 @each_engine
-def test_a_machine_of_each_type_holds_as_many_pods_as_its_accelerators_allow(
+def test_a_machine_of_each_type_fits_as_many_pods_as_its_accelerators_allow(
     values: Mapping[str, Any], engine: Engine
 ) -> None:
     for row in engine.types:
@@ -130,7 +130,7 @@ def test_a_machine_of_each_type_holds_as_many_pods_as_its_accelerators_allow(
 
 
 @each_engine
-def test_efa_is_asked_for_only_with_rdma_and_evenly_by_accelerator(values: Mapping[str, Any], engine: Engine) -> None:
+def test_efa_is_requested_only_with_rdma_and_evenly_by_accelerator(values: Mapping[str, Any], engine: Engine) -> None:
     for row in engine.types:
         if engine.get_resource("efa"):
             assert row.gpudirect_rdma and row.accelerators, row.name
@@ -161,7 +161,7 @@ def test_it_listens_on_the_chart_s_port(values: Mapping[str, Any], engine: Engin
     assert engine.read_flag("port", 0) == engine.role.get("port", DEFAULTS["engine"]["port"])
 
 
-def test_the_disaggregated_one_fills_two_machines(preset: Preset) -> None:
+def test_the_disaggregated_preset_fills_two_machines(preset: Preset) -> None:
     roles = {engine.name: engine for engine in list_engines(preset("qwen3-235b-a22b-p6-b300-disaggregated"))}
     shape = {name: (engine.role.get("replicas", 1), engine.accelerators) for name, engine in roles.items()}
     assert shape == {"prefill": (12, 1), "decode": (1, 4)}
@@ -243,7 +243,7 @@ def list_commands(kind: str, render_chart: Render, preset: Preset) -> Iterator[l
 
 
 @pytest.mark.engine
-def test_the_metrics_that_are_scaled_and_alerted_by_are_the_engines_and_the_routers_own() -> None:
+def test_scaling_and_alerts_use_metrics_of_the_engines_and_routers() -> None:
     packages = next((engine_env.find_executables().parent / "lib").glob("python3*/site-packages"))
     sources = [*(packages / "vllm/v1/metrics").rglob("*.py"), *(packages / "vllm/distributed").rglob("*.py")]
     engine = "".join(file.read_text() for file in sources)

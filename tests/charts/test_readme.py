@@ -24,7 +24,7 @@ def test_its_install_commands_render(helm: Helm, line: str, monkeypatch: pytest.
     assert run.stdout.count("kind:") >= 1
 
 
-def test_the_log_has_such_lines() -> None:
+def test_the_readme_has_five_commands() -> None:
     assert len(COMMANDS) == 5
 
 

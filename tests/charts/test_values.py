@@ -58,7 +58,7 @@ def test_every_key_is_described_in_the_schema() -> None:
     assert [name for name in undocumented if name != "global"] == []
 
 
-def test_every_key_of_the_schema_stands_in_values_yaml_and_the_other_way_round() -> None:
+def test_values_yaml_and_the_schema_have_the_same_keys() -> None:
     keys = {name.rpartition(".")[2] for name, _ in ALL_PROPERTIES} - {"global"}
     missing = {key for key in keys if not re.search(rf"\b{key}\b", TEXT)}
     assert missing == set()
@@ -69,7 +69,7 @@ def test_every_key_of_the_schema_stands_in_values_yaml_and_the_other_way_round()
     assert set(defaults["router"]) == role | {"command"}
 
 
-def test_no_object_takes_a_key_that_it_does_not_name() -> None:
+def test_every_object_of_the_schema_refuses_unknown_keys() -> None:
     def find_open_objects(schema: Any, path: str) -> Iterator[str]:
         if isinstance(schema, dict):
             if "properties" in schema and schema.get("additionalProperties") is not False:
@@ -118,7 +118,7 @@ def test_no_object_takes_a_key_that_it_does_not_name() -> None:
         ({"roles": {"worker": {"command": ["serve"]}}}, "at '/roles/worker': missing property 'kind'"),
     ],
 )
-def test_a_wrong_type_or_an_unknown_key_is_refused_with_its_place(
+def test_a_wrong_type_or_an_unknown_key_is_refused_with_its_path(
     get_helm_error: HelmErrorGetter, values: dict[str, Any], message: str
 ) -> None:
     assert message in get_helm_error(values)
@@ -259,7 +259,7 @@ def test_all_mistakes_are_reported_at_once(get_helm_error: HelmErrorGetter) -> N
         f"vllm/vllm-openai:latest@sha256:{'0' * 64}",
     ],
 )
-def test_a_version_or_a_digest_is_pinned_enough(render_chart: Render, image: str) -> None:
+def test_a_version_or_a_digest_is_a_pin(render_chart: Render, image: str) -> None:
     manifests = render_chart(build_release(image=image))
     deployment = next(manifest for manifest in manifests if manifest["kind"] == "Deployment")
     assert deployment["spec"]["template"]["spec"]["containers"][0]["image"] == image

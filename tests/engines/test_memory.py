@@ -94,11 +94,11 @@ measured = pytest.mark.parametrize(
         ("BAAI/bge-reranker-v2-m3", 0),
     ],
 )
-def test_bytes_of_a_token_are_known(name: str, expected: int) -> None:
+def test_the_bytes_of_a_token_match_the_architecture(name: str, expected: int) -> None:
     assert memory.compute_kv_bytes_per_token(models.find(name)) == expected
 
 
-def test_a_cache_in_fp8_takes_half() -> None:
+def test_a_cache_in_fp8_takes_half_the_memory() -> None:
     model = models.find("Qwen/Qwen3-32B")
     assert memory.compute_kv_bytes_per_token(model, dtype="fp8") * 2 == memory.compute_kv_bytes_per_token(model)
 
@@ -114,20 +114,20 @@ def test_heads_are_split_until_each_accelerator_has_one() -> None:
     ]
 
 
-def test_latent_attention_is_kept_whole_on_each_accelerator() -> None:
+def test_latent_attention_is_replicated_on_each_accelerator() -> None:
     model = models.find("deepseek-ai/DeepSeek-V3")
     assert memory.compute_kv_bytes_per_token(model, 8) == memory.compute_kv_bytes_per_token(model, 1) == 70272
 
 
 @measured
-def test_weights_are_what_vllm_measured(
+def test_weights_match_vllms_measurements(
     model: Architecture, ways: int, weights: float, reserve: float, cache: float, tokens: int
 ) -> None:
     assert vllm.compute_weight_bytes(model, ways) / memory.GIB == pytest.approx(weights, abs=0.1)
 
 
 @measured
-def test_the_reserve_is_what_vllm_measured(
+def test_the_reserve_matches_vllms_measurement(
     model: Architecture, ways: int, weights: float, reserve: float, cache: float, tokens: int
 ) -> None:
     batch = memory.Batch(tokens=8192, sequences=1024)
@@ -135,7 +135,7 @@ def test_the_reserve_is_what_vllm_measured(
 
 
 @measured
-def test_the_tokens_of_a_cache_are_what_vllm_reported(
+def test_cache_tokens_match_vllms_report(
     model: Architecture, ways: int, weights: float, reserve: float, cache: float, tokens: int
 ) -> None:
     # The log gives the cache in hundredths of a GiB, which is up to 0.16% of the smallest.
@@ -143,14 +143,14 @@ def test_the_tokens_of_a_cache_are_what_vllm_reported(
     assert computed == pytest.approx(tokens, rel=0.002)
 
 
-def test_a_checkpoint_of_four_ways_weighs_what_vllm_loaded() -> None:
+def test_weights_split_over_four_gpus_match_vllms_load() -> None:
     # "Model loading took 14.2474 GiB" for Qwen3-30B-A3B over 4 GPUs. Source: vllm-project/vllm#17327, 2025-04-29.
     assert vllm.compute_weight_bytes(models.find("Qwen/Qwen3-30B-A3B"), 4) / memory.GIB == pytest.approx(
         14.2474, abs=0.02
     )
 
 
-def test_padded_experts_weigh_what_vllm_loaded() -> None:
+def test_padded_experts_match_vllms_load() -> None:
     # "Model loading took 65.9651 GiB" for gpt-oss-120b on one H100. Source: vllm-project/vllm#23278, 2025-08-20.
     model = models.find("openai/gpt-oss-120b")
     assert vllm.compute_weight_bytes(model) / memory.GIB == pytest.approx(65.97, abs=0.1)
@@ -163,13 +163,15 @@ def test_the_layer_for_multi_token_prediction_is_stored_and_not_loaded() -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "context", "ways", "said"),
+    ("name", "context", "ways", "tokens"),
     # vLLM 0.32.0 on CPU with VLLM_CPU_KVCACHE_SPACE=1, --max-model-len and --tensor-parallel-size as here, 2026-11-21.
     [("tiny", 2048, 1, 524_288), ("mid", 2048, 1, 9_344), ("mid", 3000, 1, 9_125), ("tiny", 3000, 2, 1_024_000)],
 )
-def test_made_models_fill_a_gibibyte_as_vllm_on_cpu_said(name: str, context: int, ways: int, said: int) -> None:
+def test_a_gibibyte_of_cache_fits_as_many_tokens_as_vllm_on_cpu_reports(
+    name: str, context: int, ways: int, tokens: int
+) -> None:
     model, block = models.find(name), engines.load_engines()["vllm"].platforms["cpu"].kv_block
-    assert vllm.count_cache_tokens(model, memory.GIB, context=context, tensor_parallel=ways, block=block) == said
+    assert vllm.count_cache_tokens(model, memory.GIB, context=context, tensor_parallel=ways, block=block) == tokens
 
 
 def test_a_window_bounds_what_long_requests_take() -> None:
@@ -186,7 +188,7 @@ def test_a_window_bounds_what_long_requests_take() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "ways", "why"),
+    ("name", "ways", "reason"),
     [
         ("Qwen/Qwen3-14B", 16, "40 attention heads do not divide by 16"),
         (
@@ -201,15 +203,15 @@ def test_a_window_bounds_what_long_requests_take() -> None:
         ),
     ],
 )
-def test_splits_that_vllm_refuses_are_refused_with_the_reason(name: str, ways: int, why: str) -> None:
-    assert vllm.describe_indivisible(models.find(name), ways).startswith(why)
+def test_splits_that_vllm_refuses_are_refused_with_the_reason(name: str, ways: int, reason: str) -> None:
+    assert vllm.describe_indivisible(models.find(name), ways).startswith(reason)
 
 
 @pytest.mark.parametrize(
     ("name", "ways"),
     [("Qwen/Qwen3-235B-A22B-FP8", 4), ("Qwen/Qwen3-235B-A22B", 8), ("deepseek-ai/DeepSeek-V3", 16), ("mid", 8)],
 )
-def test_splits_that_vllm_takes_are_taken(name: str, ways: int) -> None:
+def test_splits_that_vllm_accepts_are_accepted(name: str, ways: int) -> None:
     assert vllm.describe_indivisible(models.find(name), ways) == ""
 
 
@@ -220,18 +222,18 @@ def test_235_billion_parameters_in_fp8_fit_no_single_h200() -> None:
     assert fit.why == "weights 236 GB and reserve 6.26 GB are 105 GB more than the 138 GB of one accelerator"
 
 
-def test_a_cache_too_small_for_one_request_is_no_fit() -> None:
+def test_a_cache_too_small_for_one_request_does_not_fit() -> None:
     fit = vllm.compute_fit(models.find("Qwen/Qwen3-32B"), instances.find("p5.48xlarge"), 1, context=40960)
     assert not fit.fits
     assert fit.why == f"the cache holds 31392 tokens, {40960 - 31392} short of one request of 40960"
 
 
-def test_a_request_longer_than_the_model_was_made_for_is_no_fit() -> None:
+def test_a_request_beyond_the_models_context_does_not_fit() -> None:
     fit = vllm.compute_fit(models.find("Qwen/Qwen3-32B"), instances.find("p5.48xlarge"), 8, context=100_000)
     assert fit.why == "the model was made for 40960 tokens a request, not 100000"
 
 
-def test_more_ways_than_accelerators_is_no_fit() -> None:
+def test_a_split_over_more_accelerators_than_the_machine_has_does_not_fit() -> None:
     assert vllm.compute_fit(models.find("mid"), instances.find("g6e.12xlarge"), 8).why == "one machine has 4, not 8"
 
 
@@ -241,7 +243,7 @@ def test_an_encoder_needs_no_cache() -> None:
     assert fit.cache_tokens == 0
 
 
-def test_neuron_is_split_by_cores_and_said_to_be_uncalibrated() -> None:
+def test_neuron_is_split_by_cores_and_marked_uncalibrated() -> None:
     fit = vllm.compute_fit(models.find("Qwen/Qwen3-8B"), instances.find("trn2.48xlarge"), 32, context=8192)
     assert fit.fits
     assert not fit.calibrated
@@ -256,7 +258,7 @@ def test_a_neuroncore_has_a_bank_of_24_gib_of_which_the_cache_takes_no_more_than
     assert fit.cache_bytes < fit.budget_bytes - fit.weight_bytes - fit.reserve_bytes
 
 
-def test_a_neuroncore_with_less_than_a_gibibyte_for_the_cache_is_no_fit() -> None:
+def test_a_neuroncore_with_less_than_a_gibibyte_for_the_cache_does_not_fit() -> None:
     batch = memory.Batch(tokens=2048, sequences=8)
     trn2, llama = instances.find("trn2.48xlarge"), models.find("meta-llama/Llama-3.3-70B-Instruct")
     reason = vllm.compute_fit(llama, trn2, 8, context=512, batch=batch, utilization=0.9).why
@@ -284,21 +286,21 @@ def _build_machine(memory_mib: int) -> Instance:
 
 
 @given(names, parallel_degrees)
-def test_more_ways_never_mean_more_weights_or_cache_on_one_accelerator(name: str, ways: int) -> None:
+def test_a_wider_split_never_adds_weights_or_cache_to_one_accelerator(name: str, ways: int) -> None:
     model = models.find(name)
     assert vllm.compute_weight_bytes(model, 2 * ways) <= vllm.compute_weight_bytes(model, ways)
     assert memory.compute_kv_bytes_per_token(model, 2 * ways) <= memory.compute_kv_bytes_per_token(model, ways)
 
 
 @given(names, parallel_degrees)
-def test_all_accelerators_together_hold_at_least_the_weights(name: str, ways: int) -> None:
+def test_all_accelerators_together_fit_at_least_the_weights(name: str, ways: int) -> None:
     model = models.find(name)
     loaded = sum(group.bytes for group in model.list_tensors() if group.loaded)
     assert vllm.compute_weight_bytes(model, ways) * ways >= loaded - ways
 
 
 @given(names, parallel_degrees, st.integers(8_000, 300_000), st.integers(0, 100_000))
-def test_more_memory_never_holds_fewer_tokens(name: str, ways: int, memory_mib: int, more: int) -> None:
+def test_more_memory_never_fits_fewer_tokens(name: str, ways: int, memory_mib: int, more: int) -> None:
     model = models.find(name)
     # The largest batch grows in steps with the memory, as vLLM's does: within one step, more memory is more cache.
     smaller, larger = _build_machine(memory_mib), _build_machine(memory_mib + more)
@@ -313,7 +315,7 @@ def test_more_memory_never_holds_fewer_tokens(name: str, ways: int, memory_mib: 
 
 
 @given(names, parallel_degrees, st.integers(8_000, 300_000), st.integers(1, 512))
-def test_what_fits_holds_one_request_and_what_does_not_says_why(
+def test_a_fit_covers_one_request_and_a_misfit_has_a_reason(
     name: str, ways: int, memory_mib: int, context: int
 ) -> None:
     model = models.find(name)
@@ -325,7 +327,7 @@ def test_what_fits_holds_one_request_and_what_does_not_says_why(
 
 
 @given(names, st.integers(0, 2**40), st.integers(0, 2**36), st.integers(1, 4096))
-def test_a_larger_cache_never_holds_fewer_tokens(name: str, size: int, more: int, context: int) -> None:
+def test_a_larger_cache_never_fits_fewer_tokens(name: str, size: int, more: int, context: int) -> None:
     model = models.find(name)
     assert vllm.count_cache_tokens(model, size + more, context=context) >= vllm.count_cache_tokens(
         model, size, context=context

@@ -38,11 +38,11 @@ def test_a_chart_without_a_version_is_refused() -> None:
 
 
 @pytest.mark.parametrize("add_on", AddOns.model_fields)
-def test_each_add_on_line_turns_something_on_or_waits_for_what_it_belongs_to(add_on: str) -> None:
+def test_each_add_on_is_a_condition_of_some_row(add_on: str) -> None:
     assert any(add_on in row.when for row in add_ons.load_add_ons())
 
 
-def test_a_fleet_installs_the_charts_that_its_pools_and_add_ons_need() -> None:
+def test_a_fleet_installs_the_charts_of_its_pools_and_add_ons() -> None:
     assert list_rows("p5-efa") == [
         "kube-prometheus-stack",
         "nvidia-device-plugin",
@@ -74,7 +74,7 @@ def test_service_accounts_are_those_that_the_stack_gives_roles_to() -> None:
     assert karpenter_row.namespace == karpenter.NAMESPACE
 
 
-def test_values_are_filled_in_from_the_fleet() -> None:
+def test_values_come_from_the_fleet() -> None:
     filled = {step.add_on.name: step.values for step in add_ons.select_add_ons(load_example("mixed"), instances.load())}
     assert filled["karpenter"]["settings"]["interruptionQueue"] == "mixed-interruptions"
     assert filled["aws-load-balancer-controller"]["vpcTags"] == {"fleet": "mixed", "Name": "mixed"}
@@ -119,7 +119,7 @@ def test_an_unknown_name_is_not_a_value() -> None:
         add_ons.fill_values({"a": ["{nobody}"]}, {"cluster": "demo"})
 
 
-def test_every_command_waits_and_can_be_run_again(tmp_path: Path) -> None:
+def test_every_command_waits_and_is_idempotent(tmp_path: Path) -> None:
     commands = installer.build_install_commands(load_example("mixed"), instances.load(), tmp_path)
     for command in commands:
         if command.arguments[0] == "helm":

@@ -22,7 +22,7 @@ def list_mistakes(folder: Path, *, name: str = "demo", region: str = "us-west-2"
     return [str(mistake).removeprefix(f"{file}:") for mistake in aws_limits.find_mistakes(load(file, Fleet))]
 
 
-def test_a_retention_that_cloudwatch_does_not_know_is_refused_with_the_nearest(tmp_path: Path) -> None:
+def test_an_unsupported_retention_is_refused_with_the_nearest(tmp_path: Path) -> None:
     [text] = list_mistakes(tmp_path, flow_logs="45d")
     assert text.startswith(
         "4:22: network.flow_logs: now '45d': CloudWatch Logs supports only certain retention periods. "
@@ -31,7 +31,7 @@ def test_a_retention_that_cloudwatch_does_not_know_is_refused_with_the_nearest(t
 
 
 @pytest.mark.parametrize("days", aws_limits.LOG_RETENTION_DAYS)
-def test_every_retention_that_cloudwatch_knows_passes(tmp_path: Path, days: int) -> None:
+def test_every_retention_of_cloudwatch_passes(tmp_path: Path, days: int) -> None:
     assert list_mistakes(tmp_path, flow_logs=f"{days}d") == []
 
 

@@ -34,7 +34,7 @@ def _sum_needs(fleet_capacity: capacity.Capacity, quota: quotas.Quota) -> int:
     return sum(need.amount for need in fleet_capacity.needs if need.quota == quota)
 
 
-def test_vcpus_are_counted_by_family_and_by_the_way_they_are_bought(tmp_path: Path) -> None:
+def test_vcpus_are_counted_by_family_and_purchase_option(tmp_path: Path) -> None:
     fleet_capacity = _compute_capacity(
         tmp_path,
         "  aa: {types: [g6e.2xlarge, g6.4xlarge], buy: [spot, on-demand], size: 0..10}\n"
@@ -65,7 +65,7 @@ def test_a_node_of_eks_takes_two_prefixes_and_an_ecs_machine_one_address_a_task(
     assert a.needed - b.needed == 10 * (1 + 8)
 
 
-def test_ip_bandwidth_takes_eight_addresses_where_saving_them_takes_one(tmp_path: Path) -> None:
+def test_the_ip_bandwidth_layout_takes_eight_addresses_and_the_saving_one_takes_one(tmp_path: Path) -> None:
     pool = "  aa: {{types: p5.48xlarge, zones: us-west-2a, size: 0..10, efa: on, efa_layout: {}}}\n"
     ip_bandwidth, plain = (
         _compute_capacity(tmp_path, pool.format(layout)).subnets[0] for layout in ("ip-bandwidth", "save-addresses")
@@ -94,7 +94,7 @@ def test_machines_beyond_a_thousand_start_at_two_a_second(tmp_path: Path) -> Non
     assert _compute_capacity(tmp_path, "  aa: {types: g6e.xlarge, size: 0..1120}\n").launch_s == 60
 
 
-def test_a_zone_lost_takes_its_share_of_accelerators(tmp_path: Path) -> None:
+def test_losing_a_zone_loses_its_share_of_accelerators(tmp_path: Path) -> None:
     fleet_capacity = _compute_capacity(
         tmp_path,
         "  aa: {types: g6e.48xlarge, size: 3..30}\n  bb: {types: p5.48xlarge, zones: us-west-2a, efa: on, size: 10}\n",
@@ -106,7 +106,7 @@ def test_a_zone_lost_takes_its_share_of_accelerators(tmp_path: Path) -> None:
     assert fleet_capacity.single_zone_pools == ("bb",)
 
 
-def test_a_fleet_without_accelerators_has_none_to_lose(tmp_path: Path) -> None:
+def test_a_fleet_without_accelerators_loses_none_with_a_zone(tmp_path: Path) -> None:
     fleet_capacity = _compute_capacity(tmp_path, "  aa: {types: m8g.large, size: 3}\n")
     assert set(dict(fleet_capacity.zone_shares).values()) == {0.0}
 
@@ -125,7 +125,7 @@ def test_a_range_too_small_is_refused_with_the_range_that_is_wide_enough(tmp_pat
     )
 
 
-def test_where_no_range_is_wide_enough_the_fleet_must_shrink_or_bring_its_own_network(tmp_path: Path) -> None:
+def test_a_fleet_too_large_for_any_range_is_refused_with_both_fixes(tmp_path: Path) -> None:
     text = f"{HEAD}pools:\n  aa: {{types: g6e.xlarge, size: 0..900}}\n"
     assert _get_error(tmp_path, text) == (
         "fleet.yaml:1:1: network.cidr: now '10.0.0.0/16': at full size the fleet takes 10,000 addresses in "
@@ -134,7 +134,7 @@ def test_where_no_range_is_wide_enough_the_fleet_must_shrink_or_bring_its_own_ne
     )
 
 
-def test_more_capacity_providers_than_a_cluster_takes_are_refused(tmp_path: Path) -> None:
+def test_too_many_capacity_providers_for_a_cluster_are_refused(tmp_path: Path) -> None:
     types = "[g6e.xlarge, g6.xlarge, g5.xlarge, p5.4xlarge]"
     text = f"{HEAD}orchestrator: ecs\npools:\n  aa: {{types: {types}, buy: [spot, on-demand], size: 0..9}}\n"
     assert _get_error(tmp_path, text) == (
@@ -144,19 +144,19 @@ def test_more_capacity_providers_than_a_cluster_takes_are_refused(tmp_path: Path
     )
 
 
-def test_more_container_instances_than_a_cluster_takes_are_refused(tmp_path: Path) -> None:
+def test_too_many_container_instances_for_a_cluster_are_refused(tmp_path: Path) -> None:
     text = f"{HEAD}orchestrator: ecs\npools:\n  aa: {{types: g6e.xlarge, size: 0..5001}}\n"
     assert "they make 5,001 container instances of the ECS cluster, which takes 5,000" in _get_error(tmp_path, text)
 
 
-def test_nothing_is_counted_where_a_type_is_unknown(tmp_path: Path) -> None:
+def test_an_unknown_type_is_left_out_of_the_limits(tmp_path: Path) -> None:
     document = _load_fleet(tmp_path, f"{HEAD}pools:\n  aa: {{types: g6e.7xlarge, size: 0..90000}}\n")
     assert capacity.find_mistakes(document, instances.load()) == []
 
 
 @settings(max_examples=80, deadline=None, suppress_health_check=SUPPRESSED_CHECKS)
 @given(strategies.fleets())
-def test_addresses_are_enough_or_the_fleet_is_refused(fleet: Fleet) -> None:
+def test_a_fleet_without_enough_addresses_is_refused(fleet: Fleet) -> None:
     document = strategies.build_document(fleet)
     catalogue = instances.load()
     fleet_capacity = capacity.compute(fleet, catalogue)
@@ -173,7 +173,7 @@ def test_addresses_are_enough_or_the_fleet_is_refused(fleet: Fleet) -> None:
 
 @settings(max_examples=80, deadline=None, suppress_health_check=SUPPRESSED_CHECKS)
 @given(strategies.fleets())
-def test_no_two_subnets_overlap_and_all_lie_within_the_vpc(fleet: Fleet) -> None:
+def test_planned_subnets_are_disjoint_and_inside_the_vpc(fleet: Fleet) -> None:
     assert isinstance(fleet.network, NewNetwork)
     cidr = fleet.network.cidr
     subnets = [

@@ -71,7 +71,7 @@ def test_a_type_that_none_of_the_pools_zones_offers_is_refused_with_the_zones_th
     )
 
 
-def test_a_zone_that_offers_none_of_the_pools_types_is_refused_where_it_is_named(tmp_path: Path) -> None:
+def test_a_zone_that_offers_none_of_the_pools_types_is_refused_at_its_line(tmp_path: Path) -> None:
     text = f"{HEAD}pools:\n  big:\n    types: [p5e.48xlarge]\n    zones: [us-west-2c, us-west-2b]\n    size: 1\n"
     assert _get_only_mistake(_check(tmp_path, text)) == (
         "fleet.yaml:7:25: pools.big.zones[1]: now 'us-west-2b': us-west-2b offers none of the pool's types. "
@@ -133,7 +133,7 @@ def test_x86_and_arm_in_one_pool_are_refused(tmp_path: Path) -> None:
     )
 
 
-def test_types_of_one_kind_may_stand_in_for_one_another(tmp_path: Path) -> None:
+def test_types_of_the_same_kind_can_share_a_pool(tmp_path: Path) -> None:
     text = f"{HEAD}pools:\n  aa:\n    types: [g6e.48xlarge, p5.48xlarge, p6-b200.48xlarge]\n    size: 1\n"
     assert _check(tmp_path, text) == []
 
@@ -170,7 +170,7 @@ def test_more_than_the_spend_limit_is_refused_with_the_sum_and_the_pools(tmp_pat
     )
 
 
-def test_a_sum_over_the_limit_says_which_prices_are_missing_from_it(tmp_path: Path) -> None:
+def test_a_sum_over_the_limit_names_the_missing_prices(tmp_path: Path) -> None:
     text = (
         f"{HEAD}spend_limit: 50 USD/h\npools:\n"
         "  aa:\n    types: [p5.48xlarge, p5e.48xlarge]\n    zones: us-west-2c\n    size: 1\n"
@@ -203,7 +203,7 @@ def test_a_limit_without_known_prices_is_refused(tmp_path: Path) -> None:
     ],
     ids=["no limit", "no machine", "prepaid", "just within"],
 )
-def test_the_spend_limit_leaves_alone_what_costs_no_more(tmp_path: Path, limit: str, pool: str) -> None:
+def test_a_fleet_within_its_spend_limit_passes(tmp_path: Path, limit: str, pool: str) -> None:
     assert _check(tmp_path, f"{HEAD}{limit}pools:\n  aa:\n    {pool}\n") == []
 
 
@@ -219,7 +219,7 @@ def test_all_mistakes_are_reported_together_in_file_order(tmp_path: Path) -> Non
     assert [mistake.line for mistake in mistakes] == sorted(mistake.line for mistake in mistakes)
 
 
-def test_efa_over_the_fleets_many_zones_is_refused_where_the_file_is_read(tmp_path: Path) -> None:
+def test_efa_over_several_zones_is_refused_on_load(tmp_path: Path) -> None:
     text = f"{HEAD}pools:\n  aa:\n    types: p5.48xlarge\n    size: 2\n    efa: true\n"
     with pytest.raises(InputError) as error:
         _check(tmp_path, text)

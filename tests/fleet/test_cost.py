@@ -46,7 +46,7 @@ def test_an_on_demand_reservation_costs_its_hours_like_any_machine() -> None:
     assert costs.max_usd_h == pytest.approx(110.08)
 
 
-def test_what_the_fleet_reserves_costs_from_the_apply_on_whether_it_is_used_or_not() -> None:
+def test_the_fleets_own_reservation_costs_the_same_used_or_idle() -> None:
     buy = [{"reserve": 4}, "on-demand"]
     costs = cost.estimate(_build_fleet(aa={"types": "p5.48xlarge", "size": "1..10", "buy": buy}), CATALOGUE)
     assert costs.min_usd_h == pytest.approx(4 * 55.04), "four are paid for where one runs"
@@ -54,7 +54,7 @@ def test_what_the_fleet_reserves_costs_from_the_apply_on_whether_it_is_used_or_n
     assert costs.pools[0].reserved_usd_h == pytest.approx(4 * 55.04)
 
 
-def test_without_a_reservation_of_its_own_a_pool_costs_no_more_than_its_least() -> None:
+def test_a_pool_without_its_own_reservation_costs_its_minimum() -> None:
     costs = cost.estimate(_build_fleet(aa={"types": "p5.48xlarge", "size": "1..10"}), CATALOGUE)
     assert (costs.min_usd_h, costs.pools[0].reserved_usd_h) == (pytest.approx(55.04), 0)
 

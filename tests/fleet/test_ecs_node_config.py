@@ -46,7 +46,7 @@ def test_gpu_support_is_for_gpus(variant: str, support: str | None) -> None:
 @pytest.mark.parametrize(
     ("images", "pull"), [("cached", "prefer-cached"), ("snapshot", "prefer-cached"), ("plain", None)]
 )
-def test_images_that_are_there_are_not_asked_for_again_unless_the_pool_is_plain(images: str, pull: str | None) -> None:
+def test_cached_images_are_not_pulled_again_unless_the_pool_is_plain(images: str, pull: str | None) -> None:
     assert build_settings(images=images).get("ECS_IMAGE_PULL_BEHAVIOR") == pull
 
 
@@ -71,14 +71,14 @@ def test_the_settings_arrive_in_the_agents_file(tmp_path: Path) -> None:
     assert dict(line.split("=", 1) for line in file.read_text().splitlines()) == build_settings()
 
 
-def test_a_snapshot_is_mounted_where_docker_keeps_images() -> None:
+def test_a_snapshot_is_mounted_at_dockers_image_store() -> None:
     mime_parts = parse_parts(ecs_node_config.render(build_group(images="snapshot", nvme=False), "demo"))
     assert "/dev/xvdb" in mime_parts["text/cloud-config"]
     assert "/var/lib/docker" in mime_parts["text/cloud-config"]
     assert "text/cloud-boothook" not in mime_parts
 
 
-def test_nvme_disks_are_joined_before_docker_starts_and_only_where_the_pool_uses_them() -> None:
+def test_nvme_disks_are_striped_before_docker_starts_if_the_pool_uses_them() -> None:
     assert "text/cloud-boothook" in parse_parts(ecs_node_config.render(build_group(nvme=True), "demo"))
     assert "text/cloud-boothook" not in parse_parts(ecs_node_config.render(build_group(nvme=False), "demo"))
 
@@ -104,7 +104,7 @@ def run_boothook(folder: Path, disks: int, mounted: bool = False) -> list[str]:
     return (folder / "ran").read_text().splitlines() if (folder / "ran").exists() else []
 
 
-def test_two_disks_become_one(tmp_path: Path) -> None:
+def test_two_disks_form_a_raid_0_array(tmp_path: Path) -> None:
     commands = run_boothook(tmp_path, 2)
     assert (
         commands[1]
@@ -115,19 +115,19 @@ def test_two_disks_become_one(tmp_path: Path) -> None:
     assert not any("nvme0n1" in line for line in commands)
 
 
-def test_one_disk_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_a_single_disk_is_formatted_without_raid(tmp_path: Path) -> None:
     commands = run_boothook(tmp_path, 1)
     assert commands[0] == "mkfs.xfs /dev/nvme1n1"
     assert "mount --options noatime /dev/nvme1n1 /mnt/instance-store" in commands
 
 
 @pytest.mark.parametrize(("disks", "mounted"), [(0, False), (2, True)])
-def test_nothing_is_done_without_disks_or_a_second_time(tmp_path: Path, disks: int, mounted: bool) -> None:
+def test_without_disks_or_once_mounted_the_hook_does_nothing(tmp_path: Path, disks: int, mounted: bool) -> None:
     assert run_boothook(tmp_path, disks, mounted) == []
 
 
 @pytest.mark.parametrize("images", ["cached", "snapshot", "plain"])
-def test_terraform_finds_no_reference_of_its_own_in_the_text(images: str) -> None:
+def test_the_text_contains_no_terraform_reference(images: str) -> None:
     text = ecs_node_config.render(build_group(images=images), "demo")
     assert "${" not in text
     assert "%{" not in text

@@ -5,21 +5,21 @@ def list_services(orchestrator: str) -> set[str]:
     return {row.service for row in endpoints.list_required(orchestrator)}  # type: ignore[arg-type]
 
 
-def test_both_orchestrators_need_what_pulls_images_and_gives_credentials() -> None:
+def test_both_orchestrators_need_endpoints_for_images_and_credentials() -> None:
     assert {"ecr.api", "ecr.dkr", "logs", "sts", "ssm", "ssmmessages"} == list_services("eks") & list_services("ecs")
 
 
-def test_eks_needs_its_own_and_nothing_of_ecs() -> None:
+def test_eks_needs_its_own_endpoints_and_none_of_ecs() -> None:
     assert {"eks", "eks-auth", "ec2", "elasticloadbalancing", "autoscaling"} == list_services("eks") - list_services(
         "ecs"
     )
 
 
-def test_ecs_needs_its_own_and_nothing_of_eks() -> None:
+def test_ecs_needs_its_own_endpoints_and_none_of_eks() -> None:
     assert {"ecs", "ecs-agent", "ecs-telemetry", "secretsmanager"} == list_services("ecs") - list_services("eks")
 
 
-def test_a_fleet_with_both_needs_both() -> None:
+def test_a_fleet_with_both_orchestrators_needs_both_sets_of_endpoints() -> None:
     assert list_services("both") == list_services("eks") | list_services("ecs")
 
 

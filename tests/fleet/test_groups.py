@@ -70,11 +70,11 @@ def test_efa_on_eks_is_a_node_group_of_one_type_in_one_zone(make_groups: GroupFa
         ("types: g6e.2xlarge, size: 0..3, by: node-groups", "node-group"),
     ],
 )
-def test_the_pool_decides_between_karpenter_and_node_groups(make_groups: GroupFactory, lines: str, kind: str) -> None:
+def test_the_pool_selects_karpenter_or_node_groups(make_groups: GroupFactory, lines: str, kind: str) -> None:
     assert {group.kind for group in make_groups(lines)} == {kind}
 
 
-def test_ecs_has_a_provider_for_each_family_way_and_zone_and_shares_the_sizes_evenly(make_groups: GroupFactory) -> None:
+def test_ecs_has_a_provider_for_each_family_purchase_option_and_zone(make_groups: GroupFactory) -> None:
     machine_groups = make_groups("types: [g6e.12xlarge, g6e.48xlarge], buy: [spot, on-demand], size: 4..8", "ecs")
     assert {group.kind for group in machine_groups} == {"capacity-provider"}
     assert _summarize(machine_groups) == [
@@ -88,13 +88,13 @@ def test_ecs_has_a_provider_for_each_family_way_and_zone_and_shares_the_sizes_ev
     assert machine_groups[0].accelerators == 4, "the fewest of its types"
 
 
-def test_a_zone_that_lacks_the_types_has_no_group(make_groups: GroupFactory) -> None:
+def test_a_zone_without_the_types_has_no_group(make_groups: GroupFactory) -> None:
     machine_groups = make_groups("types: [p5e.48xlarge, g6e.48xlarge], size: 2..4", "ecs")
     assert [(group.family, group.zones) for group in machine_groups if group.choice == 0] == [("p5e", ("us-west-2c",))]
     assert [group.min_size for group in machine_groups] == [2, 0, 0, 0]
 
 
-def test_fewer_machines_than_zones_stand_in_one_group_over_all_of_them(make_groups: GroupFactory) -> None:
+def test_fewer_machines_than_zones_share_one_group_over_all_zones(make_groups: GroupFactory) -> None:
     (group,) = make_groups("types: g6e.2xlarge, size: 2", "ecs")
     assert (group.zones, group.min_size, group.max_size) == (("us-west-2a", "us-west-2b", "us-west-2c"), 2, 2)
 
@@ -116,7 +116,7 @@ def test_warm_machines_are_of_one_type_and_go_to_the_first_choice_on_demand(make
     assert not any(group.nvme for group in machine_groups), "NVMe disks are empty after a stop"
 
 
-def test_a_reservation_keeps_its_id_and_two_of_them_stay_apart(make_groups: GroupFactory) -> None:
+def test_each_reservation_has_its_own_group_with_its_id(make_groups: GroupFactory) -> None:
     other = RESERVED.replace("def0", "def1")
     machine_groups = make_groups(
         f"types: p5.48xlarge, zones: us-west-2a, size: 2, buy: [{RESERVED}, {other}, on-demand]", "ecs"
@@ -128,7 +128,7 @@ def test_a_reservation_keeps_its_id_and_two_of_them_stay_apart(make_groups: Grou
     ]
 
 
-def test_a_reservation_of_the_fleets_own_holds_what_it_says_and_its_group_no_more(make_groups: GroupFactory) -> None:
+def test_the_group_of_the_fleets_own_reservation_is_no_larger_than_it(make_groups: GroupFactory) -> None:
     lines = "types: p5.48xlarge, zones: us-west-2a, size: 2..6, efa: on, placement_group: cluster"
     machine_groups = make_groups(f"{lines}, buy: [{{reserve: 3}}, on-demand]")
     assert [
@@ -140,7 +140,7 @@ def test_a_reservation_of_the_fleets_own_holds_what_it_says_and_its_group_no_mor
     assert {group.placement_group for group in machine_groups} == {"aa-a"}, "made inside the group that both share"
 
 
-def test_a_cluster_placement_group_is_one_a_zone_for_karpenter_too(make_groups: GroupFactory) -> None:
+def test_karpenter_has_a_cluster_placement_group_in_each_zone(make_groups: GroupFactory) -> None:
     machine_groups = make_groups("types: g6e.48xlarge, size: 0..6, placement_group: cluster")
     assert [(group.zones, group.placement_group) for group in machine_groups] == [
         (("us-west-2a",), "aa-a"),
@@ -149,7 +149,7 @@ def test_a_cluster_placement_group_is_one_a_zone_for_karpenter_too(make_groups: 
     ]
 
 
-def test_nodes_carry_the_pool_the_accelerator_and_a_taint_that_keeps_other_pods_off(make_groups: GroupFactory) -> None:
+def test_nodes_have_labels_for_pool_and_accelerator_and_a_taint(make_groups: GroupFactory) -> None:
     (group,) = make_groups("types: g7e.2xlarge, size: 0..3, labels: {team: ads}, taints: team=ads:NoExecute")
     assert group.labels == {
         "fleet/pool": "aa",
@@ -180,14 +180,14 @@ def test_neuron_has_its_own_taint_and_ami_and_a_machine_without_accelerator_none
         ("ecs", "types: g6e.2xlarge, disk: gp3", "cached", groups.FAST_VOLUME, False),
     ],
 )
-def test_images_start_from_what_is_fast_on_the_machine(
+def test_images_start_from_the_machines_fastest_storage(
     make_groups: GroupFactory, orchestrator: str, lines: str, images: str, volume: groups.Volume, nvme: bool
 ) -> None:
     group = make_groups(f"{lines}, size: 0..3", orchestrator)[0]
     assert (group.images, group.volume, group.nvme) == (images, volume, nvme)
 
 
-def test_fast_volumes_have_what_soci_needs() -> None:
+def test_fast_volumes_have_the_throughput_that_soci_needs() -> None:
     assert (groups.FAST_VOLUME.throughput_mib_s, groups.FAST_VOLUME.iops) == (1000, 16_000)
 
 
@@ -199,7 +199,7 @@ def test_an_unknown_type_is_refused_in_one_sentence(make_groups: GroupFactory) -
 # Services of one pool
 
 
-def test_each_choice_is_a_service_whose_zones_share_its_tasks(make_groups: GroupFactory) -> None:
+def test_each_choice_is_a_service_over_its_zones(make_groups: GroupFactory) -> None:
     machine_groups = make_groups("types: [g6e.48xlarge, g6.48xlarge], buy: [spot, on-demand], size: 3..9", "ecs")
     services = groups.group_by_choice(machine_groups)
     assert [
@@ -259,7 +259,7 @@ def test_efa_implies_one_zone_one_type_and_all_of_its_interfaces(fleet: Fleet) -
 
 @settings(max_examples=80, deadline=None, suppress_health_check=SUPPRESSED_CHECKS)
 @given(strategies.fleets())
-def test_no_strategy_has_more_than_six_providers_and_none_is_lost(fleet: Fleet) -> None:
+def test_every_provider_is_in_a_strategy_of_at_most_six(fleet: Fleet) -> None:
     machine_groups = groups.resolve_all(fleet, instances.load())
     for name in fleet.pools:
         pool_groups = [group for group in machine_groups if group.pool == name and group.kind == "capacity-provider"]
@@ -274,7 +274,7 @@ def test_no_strategy_has_more_than_six_providers_and_none_is_lost(fleet: Fleet) 
 
 @settings(max_examples=80, deadline=None, suppress_health_check=SUPPRESSED_CHECKS)
 @given(strategies.fleets())
-def test_what_an_orchestrator_does_not_know_does_not_reach_it(fleet: Fleet) -> None:
+def test_each_orchestrator_gets_only_settings_that_it_supports(fleet: Fleet) -> None:
     for group in groups.resolve_all(fleet, instances.load()):
         if group.orchestrator == "ecs":
             assert (group.kind, group.taints, group.os) == ("capacity-provider", (), "al2023")

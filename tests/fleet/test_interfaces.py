@@ -39,7 +39,7 @@ def _list_ena_cards(requested: tuple[Interface, ...]) -> list[int]:
     return [interface.card for interface in requested if interface.kind == "interface"]
 
 
-def test_p5_saves_addresses_with_33_requests_as_documented() -> None:
+def test_p5_saves_addresses_with_the_documented_33_requests() -> None:
     requested = interfaces.list_requested(instances.find("p5.48xlarge"), efa=True)
     expected = [Interface(0, 0, "interface"), Interface(0, 1, "efa-only")]
     expected += [Interface(card, 0, "efa-only") for card in range(1, 32)]
@@ -60,7 +60,7 @@ def test_card_0_of_p6_b300_carries_no_efa() -> None:
 
 
 @pytest.mark.parametrize(("name", "requests", "fabric", "bare", "ena"), DOCUMENTED, ids=[row[0] for row in DOCUMENTED])
-def test_a_types_layout_is_the_documented_one(
+def test_a_types_layout_matches_awss_documentation(
     name: str, requests: int, fabric: int, bare: list[int], ena: list[int]
 ) -> None:
     row = instances.find(name)

@@ -81,20 +81,20 @@ def close_schema(schema: Any) -> Any:
 
 
 @pytest.mark.parametrize("file", FLEETS, ids=lambda file: file.stem)
-def test_the_manifests_of_every_example_agree_with_karpenters_own_schemas(file: Path) -> None:
+def test_the_manifests_of_every_example_match_karpenters_schemas(file: Path) -> None:
     fleet = load(file, Fleet).value
     for manifest in karpenter_manifests.build(fleet, instances.load()):
         build_validator(manifest["kind"]).validate(manifest["spec"])
 
 
-def test_every_field_agrees_with_karpenters_own_schemas(fleet: Fleet) -> None:
+def test_every_field_matches_karpenters_schemas(fleet: Fleet) -> None:
     manifests = karpenter_manifests.build(fleet, instances.load())
     assert [entry["kind"] for entry in manifests].count("NodePool") == len(manifests) / 2 == 10
     for manifest in manifests:
         build_validator(manifest["kind"]).validate(manifest["spec"])
 
 
-def test_a_field_that_karpenter_does_not_know_is_caught(fleet: Fleet) -> None:
+def test_a_field_unknown_to_karpenter_is_reported(fleet: Fleet) -> None:
     invalid = copy.deepcopy(get_manifests(fleet, "general")[0]["spec"])
     invalid["metadataOptions"]["httpToken"] = "required"
     with pytest.raises(jsonschema.ValidationError, match="httpToken"):
@@ -109,7 +109,7 @@ def karpenter_cluster(control_plane: ControlPlane) -> ControlPlane:
     return control_plane
 
 
-def test_a_real_api_server_takes_the_manifests_of_every_example_and_holds_them_against_karpenters_rules(
+def test_a_real_api_server_validates_the_manifests_of_every_example_by_karpenters_rules(
     karpenter_cluster: ControlPlane, fleet: Fleet
 ) -> None:
     for example in [*(load(file, Fleet).value for file in FLEETS), fleet]:
@@ -132,7 +132,7 @@ def test_preferred_groups_weigh_more_and_each_is_bounded(fleet: Fleet) -> None:
     assert all(int(manifest["spec"]["limits"]["nodes"]) > 0 for manifest in pools)
 
 
-def test_reserved_capacity_is_asked_for_by_its_id_and_kept_to_its_end(fleet: Fleet) -> None:
+def test_reserved_capacity_is_selected_by_id_and_never_expires(fleet: Fleet) -> None:
     node_class, node_pool = get_manifests(fleet, "block")
     assert node_class["spec"]["capacityReservationSelectorTerms"] == [{"id": "cr-0123456789abcdef0"}]
     template = node_pool["spec"]["template"]["spec"]
@@ -142,7 +142,7 @@ def test_reserved_capacity_is_asked_for_by_its_id_and_kept_to_its_end(fleet: Fle
     assert template["expireAfter"] == "Never"
 
 
-def test_a_reservation_of_the_fleets_own_is_found_by_its_tags_and_bounds_its_pool(fleet: Fleet) -> None:
+def test_the_fleets_own_reservation_is_selected_by_tags_and_limits_its_pool(fleet: Fleet) -> None:
     node_class, node_pool = get_manifests(fleet, "held")
     assert node_class["spec"]["capacityReservationSelectorTerms"] == [
         {"tags": {"fleet": "demo", "Name": "reserved-demo-held-p5-a-cr"}}
@@ -152,7 +152,7 @@ def test_a_reservation_of_the_fleets_own_is_found_by_its_tags_and_bounds_its_poo
     assert node_pool["spec"]["template"]["spec"]["expireAfter"] == "Never"
 
 
-def test_efa_nodes_ask_for_the_catalogues_interfaces_and_stand_in_efas_group(fleet: Fleet) -> None:
+def test_efa_nodes_request_the_catalogues_interfaces_and_efas_security_group(fleet: Fleet) -> None:
     spec = get_manifests(fleet, "block")[0]["spec"]
     assert [(interface["networkCardIndex"], interface["deviceIndex"]) for interface in spec["networkInterfaces"]] == [
         (interface.card, interface.device) for interface in get_first_group(fleet, "block").interfaces
@@ -164,7 +164,7 @@ def test_efa_nodes_ask_for_the_catalogues_interfaces_and_stand_in_efas_group(fle
     assert "networkInterfaces" not in get_manifests(fleet, "general")[0]["spec"]
 
 
-def test_metadata_is_for_the_machine_alone_and_volumes_are_encrypted(fleet: Fleet) -> None:
+def test_only_the_machine_reads_its_metadata_and_volumes_are_encrypted(fleet: Fleet) -> None:
     for manifest in karpenter_manifests.build(fleet, instances.load()):
         if manifest["kind"] == "EC2NodeClass":
             assert manifest["spec"]["metadataOptions"]["httpTokens"] == "required"
@@ -172,7 +172,7 @@ def test_metadata_is_for_the_machine_alone_and_volumes_are_encrypted(fleet: Flee
             assert all(volume["ebs"]["encrypted"] for volume in manifest["spec"]["blockDeviceMappings"])
 
 
-def test_images_are_pinned_and_start_by_socis_parallel_pull(fleet: Fleet) -> None:
+def test_images_are_pinned_and_pulled_in_parallel_by_soci(fleet: Fleet) -> None:
     general, rocket, custom = (get_manifests(fleet, pool)[0]["spec"] for pool in ("general", "rocket", "own"))
     assert general["amiSelectorTerms"] == [{"alias": "al2023@v20261107"}]
     assert "FastImagePull: true" in general["userData"] and general["instanceStorePolicy"] == "RAID0"
@@ -182,5 +182,5 @@ def test_images_are_pinned_and_start_by_socis_parallel_pull(fleet: Fleet) -> Non
     assert custom["blockDeviceMappings"][1]["ebs"]["snapshotID"] == "snap-0123456789abcdef0"
 
 
-def test_a_placement_group_is_found_by_the_name_that_the_stack_gives_it(fleet: Fleet) -> None:
+def test_a_placement_group_is_selected_by_its_name_in_the_stack(fleet: Fleet) -> None:
     assert get_manifests(fleet, "close")[0]["spec"]["placementGroupSelector"] == {"name": "demo-close-a"}

@@ -42,7 +42,7 @@ def list_errors(text: str) -> list[str]:
     return str(error.value).splitlines()
 
 
-def test_the_shipped_fleet_is_right() -> None:
+def test_the_shipped_fleet_is_valid() -> None:
     value = load(ROOT / "fleet.yaml", Fleet).value
     assert value.name == "demo"
     assert all(value.get_zones(pool) for pool in value.pools.values())
@@ -58,7 +58,7 @@ def test_an_omitted_field_has_its_default() -> None:
     assert (pool.buy, pool.size, pool.efa, value.get_zones(pool)) == (("on-demand",), Bounds(0, 8), False, value.zones)
 
 
-def test_every_part_of_the_fleet_can_be_serialized() -> None:
+def test_the_whole_fleet_can_be_serialized() -> None:
     value = parse_fleet(
         """\
 name: ads

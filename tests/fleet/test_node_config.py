@@ -30,7 +30,7 @@ def parse_node_config(text: str) -> dict[str, Any]:
     return document
 
 
-def test_a_node_knows_its_cluster_its_labels_and_its_taints_from_the_first_moment() -> None:
+def test_user_data_has_the_cluster_the_labels_and_the_taints() -> None:
     spec = parse_node_config(user_data.render(build_group(), CLUSTER))["spec"]
     assert spec["cluster"] == {
         "name": "demo",
@@ -45,26 +45,26 @@ def test_a_node_knows_its_cluster_its_labels_and_its_taints_from_the_first_momen
     assert spec["kubelet"]["config"] == {"maxPods": 110}
 
 
-def test_images_are_pulled_in_parallel_unless_the_pool_says_otherwise() -> None:
+def test_images_are_pulled_in_parallel_unless_the_pool_is_plain() -> None:
     assert parse_node_config(user_data.render(build_group(), CLUSTER))["spec"]["featureGates"] == {
         "FastImagePull": True
     }
     assert "featureGates" not in parse_node_config(user_data.render(build_group(images="plain"), CLUSTER))["spec"]
 
 
-def test_nvme_disks_become_one() -> None:
+def test_nvme_disks_form_a_raid_0_array() -> None:
     spec = parse_node_config(user_data.render(build_group(disk="nvme"), CLUSTER))["spec"]
     assert spec["instance"] == {"localStorage": {"strategy": "RAID0"}}
     assert "instance" not in parse_node_config(user_data.render(build_group(disk="gp3"), CLUSTER))["spec"]
 
 
-def test_a_snapshot_of_images_is_mounted_where_containerd_keeps_them() -> None:
+def test_a_snapshot_is_mounted_at_containerds_image_store() -> None:
     text = user_data.render(build_group(images={"snapshot": "snap-0123456789abcdef0"}), CLUSTER)
     [part] = [part for part in email.message_from_string(text).walk() if part.get_content_type() == "text/cloud-config"]
     assert yaml.safe_load(part.get_payload())["mounts"] == [["/dev/xvdb", "/var/lib/containerd", "auto", "defaults"]]
 
 
-def test_karpenter_adds_what_is_left_out() -> None:
+def test_the_user_data_of_karpenter_nodes_omits_the_cluster() -> None:
     spec = parse_node_config(user_data.render(build_group()))["spec"]
     assert spec == {"featureGates": {"FastImagePull": True}}
 
@@ -83,6 +83,6 @@ def test_bottlerocket_gets_the_same_settings_as_toml() -> None:
     assert "/var/lib/soci-snapshotter" in bind
 
 
-def test_bottlerocket_without_soci_keeps_its_own_snapshotter() -> None:
+def test_bottlerocket_without_soci_uses_its_default_snapshotter() -> None:
     settings = tomllib.loads(user_data.render(build_group(os="bottlerocket", images="plain"), CLUSTER))["settings"]
     assert "container-runtime" not in settings

@@ -235,7 +235,7 @@ def test_an_invalid_cluster_setting_is_refused_with_its_reason(tmp_path: Path, l
     assert _get_error(tmp_path, f"{HEAD}{lines}{POOLS}") == message
 
 
-def test_in_a_fleet_of_both_a_pool_that_names_none_is_on_eks(tmp_path: Path) -> None:
+def test_with_both_orchestrators_a_pool_defaults_to_eks(tmp_path: Path) -> None:
     file = tmp_path / "fleet.yaml"
     file.write_text(f"{HEAD}orchestrator: both\npools:\n  aa: {{{G6E}}}\n  bb: {{{G6E}, orchestrator: ecs, warm: 1}}\n")
     fleet = load(file, Fleet).value

@@ -28,16 +28,16 @@ def _download(name: str, folder: Path, count: Any = lambda _: None) -> Path:
     return hubs.download(hubs.fetch_snapshot("someone/some-model"), _get_file(name), folder, count)
 
 
-def test_safetensors_settings_and_tokenizer_are_taken_and_nothing_else(hub: Any) -> None:
+def test_only_safetensors_settings_and_tokenizer_are_selected(hub: Any) -> None:
     names = {file.name for file in hubs.select_files(hubs.fetch_snapshot(hub.id))}
     assert names == {"config.json", "tokenizer.json", SHARD, "model-00002-of-00002.safetensors"}
 
 
-def test_all_files_are_taken_when_asked_for(hub: Any) -> None:
+def test_all_files_are_selected_on_request(hub: Any) -> None:
     assert {file.name for file in hubs.select_files(hubs.fetch_snapshot(hub.id), all_files=True)} == set(hub.files)
 
 
-def test_a_repository_without_safetensors_is_refused_with_what_it_has(hub: Any) -> None:
+def test_a_repository_without_safetensors_is_refused_with_its_formats(hub: Any) -> None:
     hub.files = {"config.json": b"{}", "pytorch_model.bin": b"x"}
     with pytest.raises(InputError, match=r"has no safetensors, only \.bin\. Fix: another model, or --all-files"):
         hubs.select_files(hubs.fetch_snapshot(hub.id))
@@ -148,7 +148,7 @@ def test_an_invalid_id_is_one_line(hub: Any) -> None:
         hubs.fetch_snapshot("a/b/c")
 
 
-def test_a_gated_model_says_where_to_accept_its_terms(hub: Any, tmp_path: Path) -> None:
+def test_a_gated_model_is_refused_with_the_url_of_its_terms(hub: Any, tmp_path: Path) -> None:
     hub.gated = True
     with pytest.raises(Unavailable, match=rf"accept them at {hub.url}/someone/some-model, then set HF_TOKEN"):
         _download(SHARD, tmp_path)
@@ -179,7 +179,7 @@ def test_a_full_disk_is_reported_before_the_first_byte(tmp_path: Path) -> None:
         files.check_disk_space(tmp_path / "not" / "there" / "yet", 5 * 10**15, purpose="staging", fix="pass --x")
 
 
-def test_a_model_that_the_catalogue_lacks_is_read_from_the_hub(hub: Any) -> None:
+def test_a_model_missing_from_the_catalogue_is_read_from_the_hub(hub: Any) -> None:
     import json
 
     hub.files["config.json"] = json.dumps({**models.read_config("tiny"), "random_weights": False}).encode()

@@ -38,7 +38,7 @@ def test_two_processes_generate_the_same_bytes(tiny_folder: Path, tmp_path: Path
     assert _compute_hashes(tmp_path / "b") == _compute_hashes(tiny_folder)
 
 
-def test_it_is_made_in_seconds(tmp_path: Path) -> None:
+def test_generation_takes_seconds(tmp_path: Path) -> None:
     start = time.process_time()
     make_tiny.make("tiny", tmp_path / "tiny")
     assert time.process_time() - start < 2
@@ -68,7 +68,7 @@ def test_mid_is_about_nine_tenths_of_a_gigabyte() -> None:
     assert models.find("mid").weight_bytes == pytest.approx(0.9e9, rel=0.02)
 
 
-def test_the_folder_is_read_as_the_catalogue_says_and_as_random(tiny_folder: Path) -> None:
+def test_the_generated_folder_matches_the_catalogue_and_is_random(tiny_folder: Path) -> None:
     model, row = models.find(str(tiny_folder)), models.find("tiny")
     assert model.random
     assert model.list_tensors() == row.list_tensors()
@@ -113,7 +113,7 @@ def test_tokens_that_print_nothing_are_suppressed_and_no_others(tiny_folder: Pat
     assert {1279, 1271, 0xFF - 0x21} <= set(silent_tokens)  # the last mark, the end of text, and half a character
 
 
-def test_the_numbers_are_normal_with_the_spread_that_is_written(tiny_folder: Path) -> None:
+def test_weights_are_normal_with_the_documented_spread(tiny_folder: Path) -> None:
     values = _load_tensor(tiny_folder, "model.layers.1.mlp.gate_proj.weight")
     assert abs(values.mean()) < 2e-4
     assert values.std() == pytest.approx(0.02, rel=0.01)
@@ -121,7 +121,7 @@ def test_the_numbers_are_normal_with_the_spread_that_is_written(tiny_folder: Pat
     assert (values != other).mean() > 0.99
 
 
-def test_a_complete_result_is_left_as_it_is(tmp_path: Path) -> None:
+def test_a_complete_result_is_not_generated_again(tmp_path: Path) -> None:
     folder = make_tiny.make("tiny", tmp_path / "tiny")
     before = (folder / "config.json").stat().st_mtime_ns
     assert make_tiny.make("tiny", folder) == folder
@@ -192,7 +192,7 @@ def _load_tensor(folder: Path, name: str):  # type: ignore[no-untyped-def]
     return raw.view("<f4").reshape(tensors[name]["shape"])
 
 
-def test_an_adapter_is_the_same_for_the_same_name_and_another_for_another(tmp_path: Path) -> None:
+def test_an_adapter_depends_on_its_name_alone(tmp_path: Path) -> None:
     adapter, same_adapter, other = (make_tiny.make_adapter(tmp_path / name) for name in ("a/tone", "b/tone", "a/other"))
     assert _compute_hashes(adapter) == _compute_hashes(same_adapter)
     assert _compute_hashes(adapter)["adapter_model.safetensors"] != _compute_hashes(other)["adapter_model.safetensors"]

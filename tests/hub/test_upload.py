@@ -64,7 +64,7 @@ def test_a_folder_is_uploaded_completely_without_other_formats(bucket: s3.Bucket
 
 
 @pytest.mark.terraform
-def test_all_files_arrive_when_asked_for(bucket: s3.Bucket, folder: Path) -> None:
+def test_all_files_are_uploaded_on_request(bucket: s3.Bucket, folder: Path) -> None:
     upload.upload(folder, _format_uri(bucket), all_files=True)
     assert "weights.bin" in bucket.list_sizes()
 
@@ -90,7 +90,7 @@ def test_progress_grows_with_the_bytes_and_ends_at_all_of_them(hub: Any, bucket:
 
 
 @pytest.mark.terraform
-def test_only_what_changed_is_sent_again(bucket: s3.Bucket, folder: Path) -> None:
+def test_only_changed_files_are_uploaded_again(bucket: s3.Bucket, folder: Path) -> None:
     upload.upload(folder, _format_uri(bucket))
     (folder / "config.json").write_bytes(b'{"other": true}')
     assert upload.upload(folder, _format_uri(bucket)).sent == len(b'{"other": true}')
@@ -125,7 +125,7 @@ def test_an_interrupted_upload_sends_only_the_missing_parts(bucket: s3.Bucket, f
 
 
 @pytest.mark.terraform
-def test_parts_of_another_content_are_not_taken_for_this_one(bucket: s3.Bucket, folder: Path) -> None:
+def test_parts_of_changed_content_are_not_reused(bucket: s3.Bucket, folder: Path) -> None:
     path = folder / "model.safetensors"
 
     def interrupt(_: int) -> None:
@@ -288,7 +288,7 @@ def test_a_folder_without_safetensors_is_refused(bucket: s3.Bucket, tmp_path: Pa
 
 
 @pytest.mark.parametrize("source", ["just-a-name", "./not/there", "a/b/c", "/not/there"])
-def test_a_source_that_is_neither_folder_nor_id_is_refused(source: str) -> None:
+def test_a_source_other_than_a_folder_or_an_id_is_refused(source: str) -> None:
     with pytest.raises(InputError, match="it is neither a folder nor an id on the hub"):
         upload.resolve_source_name(source)
 

@@ -33,17 +33,17 @@ def _read_label(name: str) -> str:
     return version
 
 
-def test_every_image_of_the_catalogues_is_built_here_under_the_same_version() -> None:
+def test_every_image_of_the_catalogues_has_a_build_of_the_same_version() -> None:
     versions = _list_image_versions()
     assert set(versions) <= set(IMAGE_NAMES)
     assert versions == {name: _read_label(name) for name in versions}
 
 
-def test_every_image_that_deployments_pull_has_a_repository_in_a_fleet_that_names_none() -> None:
+def test_a_default_fleet_has_a_repository_for_every_image() -> None:
     assert set(Storage().repositories) == set(_list_image_versions()) == set(IMAGE_NAMES)
 
 
-def test_the_fleet_image_is_the_plain_image_with_something_added() -> None:
+def test_the_fleet_image_extends_the_plain_image() -> None:
     base = re.findall(r"(?m)^FROM (\S+)$", (IMAGES / "vllm" / "Dockerfile").read_text())
     assert base == [engines.load_engines()["vllm"].image]
 

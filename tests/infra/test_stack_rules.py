@@ -28,7 +28,7 @@ def load_fleet(synthesized: Path, shape: str) -> Fleet:
 
 
 @pytest.mark.parametrize("shape", [*EXAMPLES, *FLEETS])
-def test_every_stack_of_every_fleet_keeps_every_rule(synth_folder: Path, stacks: Stacks, shape: str) -> None:
+def test_every_stack_of_every_fleet_follows_every_rule(synth_folder: Path, stacks: Stacks, shape: str) -> None:
     shape_stacks = {name: stack for (stack_shape, name), stack in stacks.items() if stack_shape == shape}
     assert len(shape_stacks) >= 3
     assert list(stack_rules.find_violations(load_fleet(synth_folder, shape), shape_stacks)) == []
@@ -207,7 +207,7 @@ def test_a_deliberately_broken_network_is_reported(
     ]
 
 
-def test_an_efa_node_group_in_a_second_zone_is_caught(synth_folder: Path, stacks: Stacks) -> None:
+def test_an_efa_node_group_in_a_second_zone_is_reported(synth_folder: Path, stacks: Stacks) -> None:
     stack = copy.deepcopy(stacks["p5-efa", "eks"])
     filter_by_type(stack, "aws_eks_node_group")["h100-p5-48xlarge-b-cb"]["subnet_ids"].append("subnet-1")
     assert list(stack_rules.find_violations(load_fleet(synth_folder, "p5-efa"), {"eks": stack})) == [

@@ -26,7 +26,7 @@ def path_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("name", "says", "ok"),
+    ("name", "output", "ok"),
     [
         ("terraform", "Terraform v1.11.4", True),
         ("tofu", "OpenTofu v1.10.0", True),
@@ -34,12 +34,12 @@ def path_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("terraform", "nonsense", False),
     ],
 )
-def test_terraform_or_opentofu_from_1_10_is_accepted(path_folder: Path, name: str, says: str, ok: bool) -> None:
-    _write_program(path_folder, name, says)
+def test_terraform_or_opentofu_from_1_10_is_accepted(path_folder: Path, name: str, output: str, ok: bool) -> None:
+    _write_program(path_folder, name, output)
     assert prerequisites.check_terraform().ok is ok
 
 
-def test_a_missing_terraform_is_named_with_how_to_get_it(path_folder: Path) -> None:
+def test_a_missing_terraform_is_named_with_installation_instructions(path_folder: Path) -> None:
     finding = prerequisites.check_terraform()
     assert not finding.ok and finding.detail == "terraform or tofu not found on PATH" and "OpenTofu" in finding.remedy
 
@@ -61,7 +61,7 @@ def test_checks_run_on_the_standard_library_and_exit_3_if_one_fails(path_folder:
 
 
 @pytest.mark.parametrize(
-    ("words", "is_local"),
+    ("arguments", "is_local"),
     [
         ([], True),
         (["--target", "local"], True),
@@ -70,8 +70,8 @@ def test_checks_run_on_the_standard_library_and_exit_3_if_one_fails(path_folder:
         (["--destroy"], False),
     ],
 )
-def test_serving_on_aws_needs_no_processor_of_this_machine(words: list[str], is_local: bool) -> None:
-    assert prerequisites.needs_engine(words) is is_local
+def test_serving_on_aws_requires_no_particular_processor(arguments: list[str], is_local: bool) -> None:
+    assert prerequisites.needs_engine(arguments) is is_local
     item_names = {finding.item for finding in prerequisites.run_checks(Path.cwd(), engine=is_local)}
     assert item_names == (
         {"Python", "Terraform", "Processor", "libnuma", "Memory", "Disk"} if is_local else {"Python", "Terraform"}

@@ -100,7 +100,7 @@ def _count_calls(clone: Path) -> int:
 
 
 @pytest.mark.parametrize("step", range(1, STEPS + 1))
-def test_an_interrupted_set_up_is_whole_after_the_next(clone: Path, step: int) -> None:
+def test_the_next_set_up_completes_an_interrupted_one(clone: Path, step: int) -> None:
     interrupted = _set_up(clone, INTERRUPT_AT=str(step))
     assert interrupted.returncode == 130, interrupted.stderr
     assert "Interrupted. Resume: run the same command again" in interrupted.stderr
@@ -112,7 +112,7 @@ def test_an_interrupted_set_up_is_whole_after_the_next(clone: Path, step: int) -
     assert not (clone / ".venv" / "half-package").exists()
 
 
-def test_a_finished_set_up_has_nothing_left_to_do(clone: Path) -> None:
+def test_a_repeated_set_up_does_nothing(clone: Path) -> None:
     assert _set_up(clone).returncode == 0
     assert _count_calls(clone) == STEPS
     again = _set_up(clone)
@@ -140,7 +140,7 @@ def test_a_failed_step_ends_with_3_and_names_the_network_and_its_settings(clone:
     assert _set_up(clone).returncode == 0
 
 
-def test_a_full_disk_ends_with_3_and_says_how_much_is_needed(clone: Path) -> None:
+def test_a_full_disk_ends_with_3_and_the_required_space(clone: Path) -> None:
     df = clone.parent / "bin" / "df"
     df.write_text('#!/bin/sh\nprintf "Filesystem\\nnone 9 9 1024 99%% /\\n"\n')
     df.chmod(0o755)
@@ -159,7 +159,7 @@ def test_a_cache_that_cannot_be_written_ends_with_3_and_names_its_setting(clone:
     )
 
 
-def test_a_moved_clone_says_so_until_it_is_set_up_again(clone: Path) -> None:
+def test_a_moved_clone_fails_with_a_fix_until_set_up_again(clone: Path) -> None:
     _set_up(clone)
     moved = clone.with_name("moved")
     clone.rename(moved)

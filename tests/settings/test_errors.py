@@ -13,7 +13,7 @@ MISTAKE = Mistake(Path("a.yaml"), 3, 7, "pools.general.size", "'8..0'", "the lea
 OTHER = Mistake(Path("b.yaml"), 1, 1, "", "", "it is empty", "something")
 
 
-def test_exit_codes_are_those_that_scripts_rely_on() -> None:
+def test_exit_codes_are_stable() -> None:
     assert (CheckFailed.exit_code, InputError.exit_code, Unavailable.exit_code) == (1, 2, 3)
 
 
@@ -22,7 +22,7 @@ def test_a_mistake_names_file_line_column_value_reason_and_fix() -> None:
     assert str(OTHER) == "b.yaml:1:1: it is empty. Fix: something."
 
 
-def test_a_mistake_stays_on_one_line_whatever_the_path_and_the_key_hold() -> None:
+def test_a_mistake_is_one_line_even_with_newlines_in_path_and_key() -> None:
     mistake = Mistake(Path("a\nb\x1b[31m.yaml"), 1, 1, "x\ny", "", "it is wrong", "it right")
     assert str(mistake) == "a\\nb\\x1b[31m.yaml:1:1: x\\ny: it is wrong. Fix: it right."
 

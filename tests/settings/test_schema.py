@@ -104,14 +104,14 @@ def parse(text: str, folder: Path) -> Any:
 
 
 @KINDS
-def test_the_published_schema_is_what_the_model_says(kind: type[Settings]) -> None:
+def test_the_published_schema_matches_the_model(kind: type[Settings]) -> None:
     name = SCHEMA_FILES[kind].name.partition(".")[0]
     published_text = SCHEMA_FILES[kind].read_text()
     assert published_text == schema.render(kind, f"{name}.yaml"), f"blueprint schema {name} > {SCHEMA_FILES[kind]}"
 
 
 @KINDS
-def test_the_schema_is_itself_right(kind: type[Settings]) -> None:
+def test_the_schema_is_valid(kind: type[Settings]) -> None:
     jsonschema.Draft7Validator.check_schema(SCHEMAS[kind])
     assert "$ref" not in SCHEMA_FILES[kind].read_text()
     assert '"null"' not in SCHEMA_FILES[kind].read_text()
@@ -127,7 +127,7 @@ def walk_fields(node: Any, key_path: str = "") -> Iterator[tuple[str, dict[str, 
 
 
 @KINDS
-def test_every_field_has_a_sentence_and_every_shorthand_an_example_that_it_takes(kind: type[Settings]) -> None:
+def test_every_field_has_a_description_and_every_shorthand_a_valid_example(kind: type[Settings]) -> None:
     all_fields = list(walk_fields(SCHEMAS[kind]))
     assert len(all_fields) > 20
     for key_path, field in all_fields:
@@ -139,14 +139,14 @@ def test_every_field_has_a_sentence_and_every_shorthand_an_example_that_it_takes
 
 
 @KINDS
-def test_keys_in_the_schema_are_spelled_as_in_the_file(kind: type[Settings]) -> None:
+def test_the_schema_spells_keys_as_the_file(kind: type[Settings]) -> None:
     names = {key_path.rpartition(".")[2] for key_path, _ in walk_fields(SCHEMAS[kind])}
     assert ("capacity-block" in names) == (kind is Fleet)
     assert "capacity_block" not in names
 
 
 @pytest.mark.parametrize(("kind", "text"), EXAMPLES)
-def test_every_example_is_right_by_schema_and_by_model(kind: type[Settings], text: str, tmp_path: Path) -> None:
+def test_schema_and_model_accept_every_example(kind: type[Settings], text: str, tmp_path: Path) -> None:
     CHECKS[kind].validate(parse(text, tmp_path))
     kind.model_validate(parse(text, tmp_path), context=FILE_CONTEXT)
 
@@ -186,9 +186,7 @@ def test_an_editor_that_reads_yaml_1_1_agrees(kind: type[Settings], text: str) -
         (Blueprint, "seed: 1", "seed: 4294967296"),
     ],
 )
-def test_what_is_wrong_is_refused_by_schema_and_by_model(
-    kind: type[Settings], good: str, wrong: str, tmp_path: Path
-) -> None:
+def test_schema_and_model_refuse_every_mistake(kind: type[Settings], good: str, wrong: str, tmp_path: Path) -> None:
     text = EVERY_FLEET_KEY if kind is Fleet else EVERY_BLUEPRINT_KEY
     assert good in text
     data = parse(text.replace(good, wrong), tmp_path)

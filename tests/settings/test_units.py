@@ -130,25 +130,25 @@ def test_a_refusal_has_a_reason_and_a_fix(kind: str, value: Any, message: str) -
     assert get_refusal(kind, value) == message
 
 
-def test_digits_of_other_scripts_are_no_digits() -> None:
+def test_digits_of_other_scripts_are_refused() -> None:
     assert get_refusal("Tokens", "٤٠٩٦") == "it is not a number of tokens. Fix: a number of tokens such as 8k."
 
 
-def test_code_may_give_the_plain_number_where_a_file_must_name_the_unit() -> None:
+def test_code_can_pass_a_plain_number_where_a_file_needs_a_unit() -> None:
     assert KINDS["Share"].validate_python(0.001) == 0.001
     assert KINDS["Duration"].validate_python(30) == 30.0
     assert KINDS["Memory"].validate_python(2**30) == 2**30
 
 
 @given(least=st.integers(0, 100_000), more=st.integers(0, 100_000))
-def test_a_range_comes_back_from_its_own_text(least: int, more: int) -> None:
+def test_a_range_round_trips_through_its_text(least: int, more: int) -> None:
     bounds = Bounds(least, min(least + more, 100_000))
     assert parse_value("Machines", str(bounds)) == bounds
     assert KINDS["Machines"].dump_python(bounds) == str(bounds)
 
 
 @given(st.integers(1, 10_000))
-def test_thousands_of_tokens_are_thousands(number: int) -> None:
+def test_a_k_of_tokens_is_1000(number: int) -> None:
     assert parse_value("Tokens", f"{number}k") == number * 1000
 
 
@@ -158,7 +158,7 @@ def test_a_percentage_is_a_hundredth_to_the_last_digit(number: Any) -> None:
 
 
 @given(number=st.decimals(min_value="0.001", max_value="1000", places=3), unit=st.sampled_from(["s", "min", "h"]))
-def test_a_length_of_time_is_its_number_times_its_unit(number: Any, unit: str) -> None:
+def test_a_duration_is_its_number_times_its_unit(number: Any, unit: str) -> None:
     assert parse_value("Duration", f"{number}{unit}") == float(number * {"s": 1, "min": 60, "h": 3600}[unit])
 
 
@@ -176,7 +176,7 @@ any_value = st.one_of(
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(value=any_value)
-def test_nonsense_is_refused_in_words_or_comes_out_in_bounds(kind: str, value: Any) -> None:
+def test_any_value_is_refused_with_a_fix_or_parsed_within_bounds(kind: str, value: Any) -> None:
     try:
         result = parse_value(kind, value)
     except ValidationError as error:
@@ -202,7 +202,7 @@ def _list_errors(kind: str, value: Any) -> set[str]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
-def test_an_editor_that_follows_the_schema_never_meets_a_text_of_the_wrong_form(kind: str, data: st.DataObject) -> None:
+def test_the_model_accepts_the_format_of_any_text_that_the_schema_accepts(kind: str, data: st.DataObject) -> None:
     text = data.draw(st.from_regex(_get_pattern(kind), fullmatch=True))
     assert _list_errors(kind, text) <= {"wrong"}, "bounds are beyond a pattern; the form is not"
 
@@ -219,7 +219,7 @@ def test_a_text_that_the_schema_rejects_is_refused_for_its_format(kind: str, tex
     number=st.decimals(min_value="1", max_value="1024", places=3),
     unit=st.sampled_from([("Ki", 2**10), ("Mi", 2**20), ("Gi", 2**30), ("Ti", 2**40)]),
 )
-def test_an_amount_of_memory_is_whole_bytes_and_never_more_than_was_written(number: Any, unit: tuple[str, int]) -> None:
+def test_an_amount_of_memory_is_rounded_down_to_whole_bytes(number: Any, unit: tuple[str, int]) -> None:
     word, size = unit
     result = parse_value("Memory", f"{number}{word}")
     assert isinstance(result, int)
@@ -227,7 +227,7 @@ def test_an_amount_of_memory_is_whole_bytes_and_never_more_than_was_written(numb
 
 
 @given(st.integers(1, 10**15))
-def test_bytes_for_people_keep_three_digits(count: int) -> None:
+def test_formatted_bytes_have_three_digits(count: int) -> None:
     number, unit = format_bytes(count).split()
     size = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}[unit]
     assert math.isclose(float(number) * size, count, rel_tol=0.0051)

@@ -76,7 +76,7 @@ def test_the_archive_contains_the_handlers_source(text: str | bytes, data: Any) 
 
 
 @pytest.mark.usefixtures("working_folder")
-def test_aliases_and_merged_mappings_are_understood_and_keep_their_places() -> None:
+def test_aliases_and_merged_mappings_have_positions() -> None:
     result = read("base: &base\n  size: 1\n  zones: [a]\nother:\n  <<: *base\n  size: 2\nagain: *base\n")
     assert result.data["other"] == {"size": 2, "zones": ["a"]}
     assert result.data["again"] == {"size": 1, "zones": ["a"]}
@@ -86,7 +86,7 @@ def test_aliases_and_merged_mappings_are_understood_and_keep_their_places() -> N
 
 
 @pytest.mark.usefixtures("working_folder")
-def test_a_position_is_that_of_the_value_on_its_keys_line_or_of_the_key() -> None:
+def test_a_position_points_to_the_value_on_its_keys_line_or_to_the_key() -> None:
     result = read("a: {b: 1}\nlonger:\n  c: 2\n  d:\n    - 3\n    - {e: 4}\n")
     assert result.positions["a",] == yaml_source.Position(1, 4, 1, 1)
     assert result.positions["a", "b"] == yaml_source.Position(1, 8, 1, 5)
@@ -245,13 +245,13 @@ def test_a_position_is_that_of_the_value_on_its_keys_line_or_of_the_key() -> Non
         ),
     ],
 )
-def test_a_file_that_is_not_a_settings_file_is_refused_with_a_reason(text: str | bytes, messages: list[str]) -> None:
+def test_an_invalid_settings_file_is_refused_with_a_reason(text: str | bytes, messages: list[str]) -> None:
     assert list_errors(text) == messages
     assert not Path("pwned").exists()
 
 
 @pytest.mark.usefixtures("working_folder")
-def test_deep_nesting_is_refused_at_its_place_and_at_once() -> None:
+def test_deep_nesting_is_refused_quickly_at_its_position() -> None:
     start = time.process_time()
     assert list_errors("a: " + "[" * 100_000) == [
         "a.yaml:1:23: it is not YAML: it is nested deeper than 20 levels. "
@@ -261,7 +261,7 @@ def test_deep_nesting_is_refused_at_its_place_and_at_once() -> None:
 
 
 @pytest.mark.usefixtures("working_folder")
-def test_a_few_aliases_that_stand_for_billions_are_refused_at_once() -> None:
+def test_a_few_aliases_that_expand_to_billions_are_refused_quickly() -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 15)]
     start = time.process_time()
@@ -273,7 +273,7 @@ def test_a_few_aliases_that_stand_for_billions_are_refused_at_once() -> None:
 
 
 @pytest.mark.usefixtures("working_folder")
-def test_merging_a_mapping_into_itself_many_times_over_is_refused_at_once() -> None:
+def test_repeated_merges_of_a_mapping_into_itself_are_refused_quickly() -> None:
     lines = ["m0: &m0 {k: 1}"]
     lines += [f"m{n}: &m{n}\n  <<: [{', '.join([f'*m{n - 1}'] * 20)}]" for n in range(1, 15)]
     start = time.process_time()
@@ -353,7 +353,7 @@ yamlish = st.text(st.sampled_from("ab:-[]{}&*!|>'\"%@`#,? \n\t0.~<\\\u2028é"), 
 @pytest.mark.usefixtures("working_folder")
 @settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.one_of(yamlish.map(str.encode), st.binary(max_size=60)))
-def test_no_bytes_at_all_raise_anything_but_a_refusal_of_one_line_a_mistake(text: bytes) -> None:
+def test_any_bytes_are_parsed_or_refused_with_one_line_a_mistake(text: bytes) -> None:
     for message in list_errors(text):
         assert message.startswith("a.yaml:")
         assert message.isprintable()

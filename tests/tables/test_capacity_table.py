@@ -26,7 +26,7 @@ def _render(name: str, width: int) -> list[str]:
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_the_picture_fits_the_terminal_and_shows_figures_whole(width: int) -> None:
+def test_the_table_fits_the_terminal_and_cuts_no_figure(width: int) -> None:
     lines = _render("ads-scale", width)
     text = " ".join(" ".join(lines).split())
     assert all(len(line) <= width for line in lines)
@@ -46,7 +46,7 @@ def test_a_small_fleet_shows_no_launch_time_and_no_zone_loss() -> None:
     assert "zone loss" not in text
 
 
-def test_as_plain_data_it_holds_the_same() -> None:
+def test_the_payload_has_the_same_facts() -> None:
     fleet = load(ROOT / "infra/fleets/p5-efa.yaml", Fleet).value
     response = capacity_table.build_payload(capacity.compute(fleet, instances.load()))
     assert response["pools_in_one_zone"] == ["h100"]

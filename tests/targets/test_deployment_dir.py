@@ -89,10 +89,10 @@ def system_tmp(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_sockets_in_tmp_go_with_their_deployment(tmp_path: Path, system_tmp: Path) -> None:
+def test_sockets_in_tmp_are_removed_with_their_deployment(tmp_path: Path, system_tmp: Path) -> None:
     root = tmp_path / ("deep" * 30)
-    removed, kept = DeploymentDir("removed", root), DeploymentDir("kept", root)
-    for directory in (removed, kept):
+    removed, remaining = DeploymentDir("removed", root), DeploymentDir("kept", root)
+    for directory in (removed, remaining):
         directory.create()
         assert directory.sockets.is_relative_to(system_tmp)
     with socket.socket(socket.AF_UNIX) as server:
@@ -103,4 +103,4 @@ def test_sockets_in_tmp_go_with_their_deployment(tmp_path: Path, system_tmp: Pat
         assert removed.sockets.exists(), "a supervisor still listens"
     DeploymentDir("next", root).create()
     assert not removed.sockets.exists()
-    assert kept.sockets.exists()
+    assert remaining.sockets.exists()

@@ -81,7 +81,7 @@ def run_probe(
     return run.returncode, run.stderr
 
 
-def test_the_chart_holds_the_same_program() -> None:
+def test_the_chart_contains_the_same_program() -> None:
     assert COPY.read_bytes() == PROGRAM.read_bytes(), f"Fix: cp {PROGRAM} {COPY}"
 
 

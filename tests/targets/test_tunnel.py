@@ -13,7 +13,7 @@ from llm_serving.settings.errors import Unavailable
 from llm_serving.targets import tunnel
 
 
-def test_it_answers_at_its_near_end_and_is_gone_afterwards(tmp_path: Path) -> None:
+def test_a_tunnel_answers_on_its_local_port_until_it_closes(tmp_path: Path) -> None:
     (tmp_path / "health").write_text("ok")
 
     def build_command(port: int) -> list[str]:
@@ -27,7 +27,7 @@ def test_it_answers_at_its_near_end_and_is_gone_afterwards(tmp_path: Path) -> No
     assert processes.is_free(port)
 
 
-def test_one_that_does_not_open_says_why(tmp_path: Path) -> None:
+def test_a_tunnel_that_fails_reports_its_error(tmp_path: Path) -> None:
     def build_command(_: int) -> list[str]:
         return [sys.executable, "-c", "import sys; sys.exit('error: services \"mine\" not found')"]
 

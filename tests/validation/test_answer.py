@@ -28,7 +28,7 @@ def _judge(*pieces: bytes) -> Sample:
     return sample
 
 
-def test_the_event_that_only_opens_a_chat_is_no_token() -> None:
+def test_the_opening_event_of_a_chat_is_not_counted_as_a_token() -> None:
     parsed = answer.parse_stream([(1.0, _format_chat("", role="assistant")), (2.0, _format_chat("Hi")), (3.0, _DONE)])
     assert parsed.times == [2.0]
     assert parsed.text == "Hi"
@@ -69,7 +69,7 @@ def test_without_a_usage_in_each_event_the_final_one_is_spread_over_them() -> No
     assert (parsed.input_tokens, parsed.output_tokens) == (5, 8)
 
 
-def test_a_usage_that_comes_only_with_the_last_content_does_not_make_it_carry_all_tokens() -> None:
+def test_a_usage_in_only_the_last_content_event_is_not_its_token_count() -> None:
     parsed = answer.parse_stream(
         [(0.0, _format_chat("a")), (0.1, _format_chat("b")), (0.2, _format_chat("c", reason="stop", tokens=3))]
     )
@@ -97,7 +97,7 @@ def test_events_split_anywhere_and_with_either_line_end_are_read_whole() -> None
     assert parsed.times[0] == pytest.approx(stream.index(b"\n") / 100)
 
 
-def test_a_complete_answer_is_no_failure() -> None:
+def test_a_complete_answer_is_not_a_failure() -> None:
     assert _judge(_format_chat("a"), _format_chat("", reason="stop"), _DONE).error is None
     assert _judge(_format_chat("a"), _DONE).error is None
     assert _judge(_format_chat("a", reason="length")).error is None
@@ -123,7 +123,7 @@ def test_an_event_that_is_not_json_is_a_server_error() -> None:
     assert _judge(b"data: <html>\n\n").error == answer.SERVER_ERROR
 
 
-def test_nothing_at_all_is_truncated() -> None:
+def test_an_empty_response_is_truncated() -> None:
     assert _judge().error == answer.TRUNCATED
 
 
@@ -138,7 +138,7 @@ def test_the_mean_gap_weighs_each_token() -> None:
     assert Sample(0, 0.0).compute_mean_gap_ms() is None
 
 
-def test_an_answer_is_complete_only_if_the_server_says_so() -> None:
+def test_an_answer_is_complete_only_with_an_end_marker_of_the_server() -> None:
     assert not Answer(text="a").is_complete
     assert Answer(done=True).is_complete
     assert Answer(finish_reason="stop").is_complete

@@ -42,7 +42,7 @@ def test_a_limit_on_something_without_samples_is_missed() -> None:
     assert "no sample" in misses[0].why
 
 
-def test_no_request_at_all_is_missed_even_without_a_limit() -> None:
+def test_a_run_without_requests_fails_even_without_a_limit() -> None:
     assert [miss.metric for miss in _find_missed({}, ms=[], total=0, requests_per_s=0.0)] == ["requests"]
 
 

@@ -28,7 +28,7 @@ def _make_prompts(shared: float, prompts: int = 200, groups: int = 4, length: in
 
 
 @pytest.mark.parametrize("shared", [0.0, 0.25, 0.5, 0.8, 1.0])
-def test_it_is_the_share_with_which_prompts_were_generated(shared: float) -> None:
+def test_the_measured_share_is_the_generated_one(shared: float) -> None:
     overlap = PrefixOverlap()
     for prompt in _make_prompts(shared):
         overlap.add(prompt)
@@ -37,7 +37,7 @@ def test_it_is_the_share_with_which_prompts_were_generated(shared: float) -> Non
     assert overlap.share == pytest.approx(shared * 196 / 200, abs=0.02)
 
 
-def test_only_the_start_counts_and_only_where_the_same_model_has_read_it() -> None:
+def test_only_a_prefix_for_the_same_model_counts() -> None:
     rng = random.Random(1)
     shared_text, other = _make_text(rng, 1000), _make_text(rng, 1000)
     overlap = PrefixOverlap()
@@ -67,7 +67,7 @@ def test_repeated_prompts_of_a_file_are_not_measured() -> None:
     assert unlimited.share is not None and unlimited.share > 0.8, "which they would otherwise seem to share"
 
 
-def test_a_long_load_does_not_take_all_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_load_uses_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_overlap, "MAX_BLOCKS", 100)
     overlap = PrefixOverlap()
     assert len(list(overlap.observe(_make_prompts(0), unique_count=None))) == 200

@@ -71,7 +71,7 @@ def test_the_same_seed_makes_the_same_prompts() -> None:
     assert first != [prompts.PromptGenerator(costs, "b").generate(length) for length in lengths]
 
 
-def test_rows_are_read_with_what_is_expected(tmp_path: Path) -> None:
+def test_rows_are_read_with_their_expected_answers(tmp_path: Path) -> None:
     file = tmp_path / "data.jsonl"
     file.write_text('{"prompt": "2 + 2 =", "expected": "4"}\n\n{"messages": [{"role": "user", "content": "Hi"}]}\n')
     rows = prompts.read_rows(file, "chat")
@@ -81,7 +81,7 @@ def test_rows_are_read_with_what_is_expected(tmp_path: Path) -> None:
     assert rows[1].expected is None
 
 
-def test_every_wrong_line_is_named_at_once(tmp_path: Path) -> None:
+def test_all_invalid_lines_are_reported_together(tmp_path: Path) -> None:
     file = tmp_path / "data.jsonl"
     file.write_text(
         '{"prompt": "ok"}\n{"prompt"\n[]\n{"prompt": "a", "messages": []}\n{"prompt": "a", "expected": 4}\n'
@@ -105,7 +105,7 @@ def test_every_wrong_line_is_named_at_once(tmp_path: Path) -> None:
         ('{"prompt": ""}', "chat", "is empty or not a string"),
     ],
 )
-def test_prompts_that_cannot_be_sent_are_refused(tmp_path: Path, text: str, api: str, message: str) -> None:
+def test_unsendable_prompts_are_refused(tmp_path: Path, text: str, api: str, message: str) -> None:
     file = tmp_path / "data.jsonl"
     file.write_text(text)
     with pytest.raises(InputError, match=message):

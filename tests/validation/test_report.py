@@ -53,7 +53,7 @@ def build_report(make_deployment: Callable[..., Deployment]) -> Any:
     return _build
 
 
-def test_the_report_holds_the_contract(build_report: Any) -> None:
+def test_the_report_has_every_key_of_the_contract(build_report: Any) -> None:
     built = build_report([_build_sample(number) for number in range(50)], {"ttft_ms": {"p95": 60}})
     data = json.loads(built.model_dump_json())
     assert data.keys() >= CONTRACT
@@ -83,14 +83,14 @@ def test_every_report_fits_the_published_schema(build_report: Any, samples: list
         jsonschema.validate({**data, "verdict": "perhaps"}, schema)
 
 
-def test_the_published_schema_is_the_models() -> None:
+def test_the_published_report_schema_matches_the_model() -> None:
     published_schema = Path(report.__file__).with_name("report.schema.json").read_text()
     assert published_schema == report.render_schema(), (
         "blueprint schema report > src/llm_serving/validation/report.schema.json"
     )
 
 
-def test_every_field_of_the_schema_has_a_sentence() -> None:
+def test_every_field_of_the_schema_has_a_description() -> None:
     definitions = report.build_schema()["$defs"]
     undocumented = [
         f"{name}.{field}"
@@ -164,11 +164,11 @@ def test_caveats_are_in_the_remarks(build_report: Any) -> None:
     assert "1 of 5 warm-up requests failed" in remarks
 
 
-def test_nothing_is_remarked_of_a_clean_run(build_report: Any) -> None:
+def test_a_clean_run_has_no_remarks(build_report: Any) -> None:
     assert build_report([_build_sample(number) for number in range(10)]).remarks == []
 
 
-def test_a_replica_without_requests_and_a_count_that_differs_are_remarked(build_report: Any) -> None:
+def test_an_idle_replica_and_a_count_mismatch_are_remarked(build_report: Any) -> None:
     samples = [_build_sample(number) for number in range(10)]
     unchanged_pages = {"worker-0": _build_page(5)}
     assert build_report(samples, metrics_before=unchanged_pages, metrics_after=unchanged_pages).remarks == [
@@ -180,7 +180,7 @@ def test_a_replica_without_requests_and_a_count_that_differs_are_remarked(build_
     ]
 
 
-def test_answers_are_shown_with_the_expected_ones(build_report: Any) -> None:
+def test_answers_are_shown_beside_the_expected_answers(build_report: Any) -> None:
     samples = [
         _build_sample(1, prompt="2+2=", text=" 4 ", expected="4"),
         _build_sample(0, prompt="3+3=", text="7", expected="6"),

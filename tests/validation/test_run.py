@@ -73,7 +73,7 @@ def test_prompts_generated_without_sharing_share_nothing(clean_run: FinishedRun)
     assert clean_run.report.shared.prompts < 0.1
 
 
-def test_all_requests_are_answered_and_the_slo_holds(clean_run: FinishedRun) -> None:
+def test_all_requests_are_answered_within_the_slo(clean_run: FinishedRun) -> None:
     assert clean_run.report.verdict == "pass"
     assert clean_run.report.requests.model_dump() == {"total": 60, "failed": 0, "by_error": {}, "planned": 60}
     run.require_slo(clean_run.report)
@@ -97,7 +97,7 @@ def test_the_clients_numbers_agree_with_the_servers_own(clean_run: FinishedRun) 
         assert row.client_ms == pytest.approx(row.engine_ms, rel=0.25)
 
 
-def test_the_replica_counts_the_counted_requests_and_not_the_warm_up(clean_run: FinishedRun) -> None:
+def test_the_replica_counts_exclude_the_warm_up(clean_run: FinishedRun) -> None:
     assert [(replica.name, replica.requests) for replica in clean_run.report.replicas] == [("worker-0", 60)]
 
 
@@ -200,7 +200,9 @@ def test_in_the_open_loop_waiting_for_a_client_counts_as_latency(
     assert not engine.agrees
 
 
-def test_a_server_that_is_not_vllm_and_the_users_own_prompts(validate_server: ServerValidator, tmp_path: Path) -> None:
+def test_a_server_other_than_vllm_is_validated_with_the_users_prompts(
+    validate_server: ServerValidator, tmp_path: Path
+) -> None:
     prompt = "one two " * 50
     (tmp_path / "own.jsonl").write_text(
         f'{{"prompt": "{prompt}", "expected": "w0 w1"}}\n{{"prompt": "{prompt}three", "expected": "y"}}\n'

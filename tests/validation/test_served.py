@@ -32,7 +32,7 @@ def validation_report(running_plan: DeploymentPlan, tmp_path_factory: pytest.Tem
     return measured
 
 
-def test_all_requests_are_answered_and_both_replicas_count_their_part(validation_report: Report) -> None:
+def test_both_replicas_count_the_requests_that_they_answered(validation_report: Report) -> None:
     assert (validation_report.requests.total, validation_report.requests.failed) == (60, 0)
     assert all(replica.requests for replica in validation_report.replicas)
     assert sum(replica.requests or 0 for replica in validation_report.replicas) == 60

@@ -9,7 +9,7 @@ from llm_serving.validation import statistics
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=200), st.sampled_from([0.5, 0.9, 0.95, 0.99, 0.0, 1.0]))
-def test_a_percentile_is_numpys(values: list[float], share: float) -> None:
+def test_percentiles_match_numpy(values: list[float], share: float) -> None:
     expected = float(np.percentile(values, share * 100))
     assert statistics.compute_percentile(sorted(values), share) == pytest.approx(expected, rel=1e-9, abs=1e-9)
 

@@ -16,7 +16,7 @@ from llm_serving.validation.report import PromptOverlap, Report
         (None, None, []),
     ],
 )
-def test_a_result_shows_what_prompts_share_and_engines_found(
+def test_a_result_shows_shared_prompt_text_and_cached_tokens(
     prompts: float | None, cached: float | None, lines: list[str]
 ) -> None:
     report = Report.model_construct(shared=PromptOverlap(prompts=prompts, of=300, cached=cached, traffic=""))

@@ -19,12 +19,12 @@ slo: {}
 """
 
 
-def test_serving_is_the_default_kind_and_the_others_are_packages() -> None:
+def test_serving_is_the_default_workload_kind() -> None:
     assert base.list_kinds()[0] == base.DEFAULT_KIND == "serving"
     assert base.get("serving") is WORKLOAD
 
 
-def test_the_kind_may_be_left_out_or_written(tmp_path: Path) -> None:
+def test_the_kind_is_optional(tmp_path: Path) -> None:
     file = tmp_path / "blueprint.yaml"
     file.write_text(BLUEPRINT)
     without_kind = inputs.read_blueprint(tmp_path)
@@ -34,7 +34,7 @@ def test_the_kind_may_be_left_out_or_written(tmp_path: Path) -> None:
     assert base.of(with_kind) is WORKLOAD
 
 
-def test_a_kind_that_does_not_exist_is_refused_with_those_that_do(tmp_path: Path) -> None:
+def test_an_unknown_kind_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     file = tmp_path / "blueprint.yaml"
     file.write_text(f"kind: sailing\n{BLUEPRINT}")
     with pytest.raises(InputError) as error:

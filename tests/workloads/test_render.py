@@ -51,7 +51,7 @@ def _copy_with_template(tmp_path: Path, template: str, name: str = "local.conf.j
     return folder
 
 
-def test_supervisords_own_parser_reads_every_process_as_it_was_resolved(tmp_path: Path) -> None:
+def test_supervisord_parses_every_process_as_resolved(tmp_path: Path) -> None:
     deployment = _resolve_deployment(tmp_path)
     (tmp_path / "logs").mkdir()
     file = render.render(deployment, PATTERN, tmp_path / "rendered")
@@ -70,7 +70,7 @@ def test_supervisords_own_parser_reads_every_process_as_it_was_resolved(tmp_path
     assert [server["file"] for server in options.server_configs] == [str(tmp_path / "supervisor.sock")]
 
 
-def test_its_socket_is_the_users_alone(tmp_path: Path) -> None:
+def test_only_the_user_can_open_supervisords_socket(tmp_path: Path) -> None:
     parser = configparser.RawConfigParser()
     parser.read_string(render.render_text(_resolve_deployment(tmp_path), PATTERN / "local.conf.j2"))
     assert parser["unix_http_server"]["chmod"] == "0700"
@@ -78,7 +78,7 @@ def test_its_socket_is_the_users_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "line", "why"),
+    ("template", "line", "reason"),
     [
         ("a\nb {{ deployment.nmae }}\n", 2, "Deployment object' has no attribute 'nmae'"),
         ("a\n{{ deplyoment.name }}\n", 2, "'deplyoment' is undefined"),
@@ -89,12 +89,14 @@ def test_its_socket_is_the_users_alone(tmp_path: Path) -> None:
         ('a\nb\n{{ "x ;y" | ini_value }}\n', 3, "'x ;y' is not possible in supervisord's configuration"),
     ],
 )
-def test_a_wrong_template_is_told_with_its_file_and_line(tmp_path: Path, template: str, line: int, why: str) -> None:
+def test_an_invalid_template_is_reported_with_file_and_line(
+    tmp_path: Path, template: str, line: int, reason: str
+) -> None:
     folder = _copy_with_template(tmp_path, template)
     with pytest.raises(InputError) as error:
         render.render(_resolve_deployment(tmp_path), folder, tmp_path / "out")
     assert str(error.value).startswith(f"{folder / 'local.conf.j2'}:{line}:1: ")
-    assert why in str(error.value)
+    assert reason in str(error.value)
     assert not (tmp_path / "out").exists()
 
 
@@ -112,7 +114,7 @@ def test_two_templates_for_one_target_are_refused(tmp_path: Path) -> None:
         render.find_template(folder, "local")
 
 
-def test_what_a_hand_has_edited_is_not_overwritten_unasked(tmp_path: Path) -> None:
+def test_an_edited_file_is_overwritten_only_on_request(tmp_path: Path) -> None:
     folder, out, deployment = _copy_with_template(tmp_path, "one\n"), tmp_path / "out", _resolve_deployment(tmp_path)
     file = render.render(deployment, folder, out)
     assert file == out / "local.conf"
@@ -131,7 +133,7 @@ def test_what_a_hand_has_edited_is_not_overwritten_unasked(tmp_path: Path) -> No
     assert file.read_text() == "two\n"
 
 
-def test_a_file_that_is_not_ours_is_not_overwritten(tmp_path: Path) -> None:
+def test_a_file_of_the_user_is_not_overwritten(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / "local.conf").write_text("somebody's\n")

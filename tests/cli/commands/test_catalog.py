@@ -96,7 +96,7 @@ def test_a_missing_profile_is_one_line() -> None:
     assert result.stderr.splitlines()[-1] == "AWS could not be asked: The config profile (nobody) could not be found"
 
 
-def test_an_endpoint_that_is_no_source_is_refused() -> None:
+def test_an_unknown_endpoint_is_refused() -> None:
     result = _refresh("--endpoint", "http://127.0.0.1:1")
     assert result.returncode == 2
     assert result.stderr == (
@@ -104,7 +104,7 @@ def test_an_endpoint_that_is_no_source_is_refused() -> None:
     )
 
 
-def test_a_region_of_the_wrong_form_is_refused_before_anything_is_asked() -> None:
+def test_a_malformed_region_is_refused_before_any_request() -> None:
     result = _refresh("--region", "us-wset-2!")
     assert result.returncode == 2
     assert (

@@ -74,7 +74,7 @@ def test_check_prints_one_line_for_each_part(capsys: pytest.CaptureFixture[str])
     ]
 
 
-def test_the_answer_can_be_had_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = check(capsys, "mine", "--json")
     response = json.loads(out)
     assert (code, err, response["ok"], response["mistakes"]) == (0, "", True, [])
@@ -82,7 +82,7 @@ def test_the_answer_can_be_had_as_json(capsys: pytest.CaptureFixture[str]) -> No
     assert response["deployment"]["roles"][0]["instance_types"] == ["g6e.2xlarge"]
 
 
-def test_mistakes_of_both_files_are_shown_together(capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_of_both_files_are_reported_together(capsys: pytest.CaptureFixture[str]) -> None:
     edit("fleet.yaml", "0..4", "4..0")
     edit("mine/blueprint.yaml", "users: 8", "user: 8")
     edit("mine/blueprint.yaml", "errors: 0.1%", "errors: 0.1")
@@ -109,7 +109,7 @@ def test_mistakes_of_both_files_are_shown_together(capsys: pytest.CaptureFixture
     }
 
 
-def test_mistakes_of_fleet_and_blueprint_are_shown_together(
+def test_mistakes_of_fleet_and_blueprint_are_reported_together(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     edit("fleet.yaml", "g6e.2xlarge", "g6e.2xlrge")
@@ -134,7 +134,7 @@ def test_the_resolvers_mistakes_have_their_lines(capsys: pytest.CaptureFixture[s
     )
 
 
-def test_a_mistake_in_the_template_is_found_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_in_the_template_is_reported_at_its_line(capsys: pytest.CaptureFixture[str]) -> None:
     (template,) = Path("mine").glob("local.*.j2")
     lines = len(template.read_text().splitlines())
     template.write_text(template.read_text() + "{{ deployment.nme }}\n")
@@ -234,7 +234,7 @@ def test_check_writes_starts_and_requests_nothing() -> None:
     assert sorted(Path().rglob("*")) == before
 
 
-def test_the_watch_sees_a_command_that_does_write() -> None:
+def test_the_write_detector_reports_a_command_that_writes() -> None:
     code, last_event = run_watched("new", "other", "--from", "aggregated")
     assert code == 0
     assert "os.mkdir" in last_event

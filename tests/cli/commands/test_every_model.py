@@ -23,7 +23,7 @@ INTERNAL_ERROR = 70
 
 
 @pytest.mark.parametrize("model", models.load())
-def test_fit_answers_as_a_table_and_as_data(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fit_prints_a_table_and_json(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["model", "fit", model, "--type", "g6e.2xlarge", "--type", "p6-b300.48xlarge", "--type", "trn2.48xlarge"]
     assert main.run(words) == 0
     assert model in capsys.readouterr().out
@@ -38,7 +38,7 @@ def test_list_has_every_model_once(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("target", ["local", "eks"])
 @pytest.mark.parametrize("model", models.load())
-def test_check_takes_or_refuses_it_in_a_blueprint(
+def test_check_accepts_or_refuses_it_in_a_blueprint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model: str, target: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

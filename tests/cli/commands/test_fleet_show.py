@@ -110,7 +110,7 @@ def test_bars_are_under_the_zones_of_a_pool(tmp_path: Path) -> None:
     assert [head[column] for column, char in enumerate(pool) if char == "━"] == ["b", "c", "f"]
 
 
-def test_prices_are_dated_and_zones_say_whose_answer_they_are(tmp_path: Path) -> None:
+def test_prices_and_zone_offers_name_their_source_and_date(tmp_path: Path) -> None:
     text = " ".join(" ".join(_render(_load_fleet(tmp_path), 100)).split())
     assert "on-demand prices: AWS Price List, as generated into aws/karpenter-provider-aws" in text
     assert "zz_generated.pricing_aws.go, 2026-07-20" in text
@@ -155,7 +155,7 @@ def test_a_zone_that_does_not_offer_the_type_is_marked_and_refused(tmp_path: Pat
     assert result.stderr.startswith(f"{file}:6:12: pools.big.types: now")
 
 
-def test_an_unknown_type_is_drawn_as_such_and_refused(tmp_path: Path) -> None:
+def test_an_unknown_type_is_marked_and_refused(tmp_path: Path) -> None:
     file = tmp_path / "fleet.yaml"
     file.write_text(FLEET.replace("types: p5.48xlarge", "types: p5.47xlarge"))
     result = _show(file)
@@ -166,7 +166,7 @@ def test_an_unknown_type_is_drawn_as_such_and_refused(tmp_path: Path) -> None:
     )
 
 
-def test_json_holds_the_same_facts_for_scripts(tmp_path: Path) -> None:
+def test_json_has_the_same_facts(tmp_path: Path) -> None:
     file = tmp_path / "fleet.yaml"
     file.write_text(FLEET)
     result = _show(file, "--json")

@@ -25,7 +25,7 @@ def _run_cli(*words: str) -> int:
     return main.run(["model", *words])
 
 
-def test_make_tiny_makes_the_model_and_says_that_it_is_random(
+def test_make_tiny_generates_the_model_and_warns_that_it_is_random(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert _run_cli("make-tiny", "--to", str(tmp_path / "m")) == 0
@@ -35,7 +35,7 @@ def test_make_tiny_makes_the_model_and_says_that_it_is_random(
     assert models.find(str(tmp_path / "m")).random
 
 
-def test_a_size_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_size_of_make_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert _run_cli("make-tiny", "--to", str(tmp_path / "m"), "--size", "huge") == 2
     assert capsys.readouterr().err == "--size: now 'huge': there is no such size. Fix: tiny or mid.\n"
 
@@ -72,7 +72,7 @@ def test_in_80_columns_the_list_of_models_cuts_no_name(
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_fit_says_why_a_model_cannot_be_split(capsys: pytest.CaptureFixture[str]) -> None:
+def test_fit_explains_why_a_model_cannot_be_split(capsys: pytest.CaptureFixture[str]) -> None:
     assert _run_cli("fit", "Qwen/Qwen3-235B-A22B-FP8") == 0
     text = capsys.readouterr().out
     row = next(line for line in text.splitlines() if "p5en.48xlarge" in line)
@@ -109,7 +109,7 @@ def test_fit_as_json_is_the_whole_answer(capsys: pytest.CaptureFixture[str]) -> 
     assert fits_by_type["m8g.large"] == []
 
 
-def test_a_cache_in_fp8_holds_twice_as_many_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cache_in_fp8_fits_twice_as_many_tokens(capsys: pytest.CaptureFixture[str]) -> None:
     tokens = []
     for dtype in ("auto", "fp8"):
         assert _run_cli("fit", "mid", "--type", "g6e.xlarge", "--kv-cache-dtype", dtype, "--json") == 0
@@ -118,7 +118,7 @@ def test_a_cache_in_fp8_holds_twice_as_many_tokens(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (("fit", "nothing-like-it", "--type", "p5.48xlarge"), "model: now 'nothing-like-it': neither in the catalogue"),
         (("fit", "tiny", "--type", "p5.49xlarge"), "p5.49xlarge: the catalogue has no such instance type."),
@@ -129,14 +129,14 @@ def test_a_cache_in_fp8_holds_twice_as_many_tokens(capsys: pytest.CaptureFixture
     ],
 )
 def test_invalid_arguments_are_refused_in_one_line(
-    words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert _run_cli(*words) == 2
+    assert _run_cli(*arguments) == 2
     last_line = capsys.readouterr().err.strip().splitlines()[-1]
     assert last_line.startswith(message)
 
 
-def test_a_model_that_only_a_hub_could_know_says_that_none_answers(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_missing_from_the_catalogue_is_refused_without_a_hub(capsys: pytest.CaptureFixture[str]) -> None:
     assert _run_cli("fit", "someone/some-model") == 2
     text = capsys.readouterr().err
     assert "neither in the catalogue" in text

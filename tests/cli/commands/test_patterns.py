@@ -31,13 +31,13 @@ def run_cli(
     return run
 
 
-def test_there_are_presets() -> None:
+def test_the_patterns_have_presets() -> None:
     assert ("disaggregated", "12x1+1x4") in PRESETS
     assert ("aggregated", "long-context") in PRESETS
 
 
 @pytest.mark.parametrize(("pattern", "preset"), PRESETS)
-def test_a_preset_is_copied_in_place_of_the_patterns_own_blueprint(run_cli: Command, pattern: str, preset: str) -> None:
+def test_a_preset_replaces_the_patterns_blueprint(run_cli: Command, pattern: str, preset: str) -> None:
     code, out, _ = run_cli("new", "mine", "--from", pattern, "--preset", preset)
     assert (code, out.splitlines()[0]) == (0, f"mine: copied from the pattern {pattern}, preset {preset}")
     copied_text = Path("mine/blueprint.yaml").read_text()
@@ -50,7 +50,7 @@ def test_a_preset_is_copied_in_place_of_the_patterns_own_blueprint(run_cli: Comm
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "message"),
     [
         (
             ("disaggregated", "--preset", "13x1"),
@@ -62,8 +62,8 @@ def test_a_preset_is_copied_in_place_of_the_patterns_own_blueprint(run_cli: Comm
         ),
     ],
 )
-def test_an_unknown_preset_is_refused(run_cli: Command, words: tuple[str, ...], said: str) -> None:
-    assert run_cli("new", "mine", "--from", *words) == (2, "", said)
+def test_an_unknown_preset_is_refused(run_cli: Command, arguments: tuple[str, ...], message: str) -> None:
+    assert run_cli("new", "mine", "--from", *arguments) == (2, "", message)
     assert not Path("mine").exists()
 
 
@@ -79,7 +79,7 @@ FP8, FP4 = "Qwen/Qwen3-235B-A22B-FP8", "nvidia/Qwen3-235B-A22B-NVFP4"
 
 
 @pytest.mark.parametrize(
-    ("type_", "zone", "model", "why"),
+    ("type_", "zone", "model", "reason"),
     [
         (
             "p5en.48xlarge",
@@ -99,15 +99,15 @@ FP8, FP4 = "Qwen/Qwen3-235B-A22B-FP8", "nvidia/Qwen3-235B-A22B-NVFP4"
         ("p6-b300.48xlarge", "us-west-2b", FP4, None),
     ],
 )
-def test_twelve_times_one_and_one_times_four_fits_b300_and_is_refused_on_p5en_by_how_much(
-    run_cli: Command, type_: str, zone: str, model: str, why: str | None
+def test_preset_12x1_1x4_fits_b300_and_p5en_lacks_memory_for_it(
+    run_cli: Command, type_: str, zone: str, model: str, reason: str | None
 ) -> None:
     run_cli("new", "mine", "--from", "disaggregated", "--preset", "12x1+1x4")
     file = Path("mine/blueprint.yaml")
     file.write_text(file.read_text().replace(f"model: {FP8}", f"model: {model}"))
     Path("fleet.yaml").write_text(FLEET.format(type=type_, zone=zone))
     code, out, err = run_cli("check", "mine", "--target", "eks")
-    if why is None:
+    if reason is None:
         assert code == 0, err
         assert f"prefill   12 x 1 accelerator(s) of {type_}, pool b300" in out
         assert f"decode    1 x 4 accelerator(s) of {type_}, pool b300" in out
@@ -118,12 +118,12 @@ def test_twelve_times_one_and_one_times_four_fits_b300_and_is_refused_on_p5en_by
         )
         assert err == (
             f"mine/blueprint.yaml:{line_number}:8: model: now '{model}': it does not fit into 1 accelerator of the pool b300: "
-            f"on {type_} {why}\n"
+            f"on {type_} {reason}\n"
         )
 
 
 @pytest.mark.parametrize(("preset", "split"), [("two-machines", (8, 2, 1)), ("wide-experts", (1, 1, 16))])
-def test_a_preset_of_two_machines_stands_on_both_of_the_pool_that_its_comment_asks_for(
+def test_a_preset_of_two_machines_uses_both_of_the_pool_in_its_comment(
     run_cli: Command, preset: str, split: tuple[int, int, int]
 ) -> None:
     run_cli("new", "mine", "--from", "distributed", "--preset", preset)

@@ -121,7 +121,7 @@ def test_over_the_spend_limit_exits_1_with_the_fix(tmp_path: Path, endpoint: str
 
 
 @pytest.mark.terraform
-def test_a_type_that_the_catalogue_lacks_is_a_line_and_the_rest_is_still_asked(tmp_path: Path, endpoint: str) -> None:
+def test_a_type_missing_from_the_catalogue_is_one_line_and_the_other_checks_run(tmp_path: Path, endpoint: str) -> None:
     environment = emulator.build_client_env(endpoint, "us-west-2")
     result = _run_cli(
         "preflight", "--json", "--fleet", _write_fleet(tmp_path, kind="g6e.7xlarge"), environment=environment
@@ -136,7 +136,7 @@ def test_a_type_that_the_catalogue_lacks_is_a_line_and_the_rest_is_still_asked(t
 
 
 @pytest.mark.terraform
-def test_the_state_bucket_is_made_once_shown_first_and_removed(tmp_path: Path, endpoint: str) -> None:
+def test_the_state_bucket_is_previewed_created_once_and_removed(tmp_path: Path, endpoint: str) -> None:
     environment = emulator.build_client_env(endpoint, "us-west-2")
     fleet = _write_fleet(tmp_path)
     unanswered = _run_cli("state", "make", "--fleet", fleet, environment=environment)

@@ -106,7 +106,7 @@ def test_a_met_slo_exits_0_with_the_path_of_the_report(working_folder: Path) -> 
     assert (working_folder / "runs" / "latest" / "report.html").is_file()
 
 
-def test_an_slo_that_cannot_hold_exits_1_and_names_the_metric_its_value_and_its_limit(working_folder: Path) -> None:
+def test_a_missed_slo_exits_1_and_names_the_metric_its_value_and_its_limit(working_folder: Path) -> None:
     _write_blueprint(working_folder, 0.001)
     result = _validate(working_folder, "mine")
     assert result.returncode == 1
@@ -134,7 +134,7 @@ def test_a_missing_deployment_is_reported_with_the_deploy_command(tmp_path: Path
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_interrupted_it_leaves_no_process_and_no_report(tmp_path: Path, how: signal.Signals) -> None:
+def test_an_interrupted_validation_leaves_no_process_and_no_report(tmp_path: Path, how: signal.Signals) -> None:
     with known_server.run_server(Behaviour(0.02, 0.02)) as url:
         _write_blueprint(tmp_path, 5000)
         _write_deployment(tmp_path, url)

@@ -139,7 +139,7 @@ A, B, C, D = (f"127.0.1.{number}" for number in range(1, 5))
 
 
 @pytest.mark.engine
-def test_replicas_come_and_go_with_their_name(testbed: RouterTestbed) -> None:
+def test_replicas_join_and_leave_with_their_dns_name(testbed: RouterTestbed) -> None:
     with testbed.run_router("--router=ROUTER", f"--worker=worker:{testbed.port}", router=MULTI_MODEL_FLAGS) as url:
         assert send_request(url) == "503", "nobody is there yet"
         testbed.start(A), testbed.start(B)
@@ -156,7 +156,7 @@ def test_replicas_come_and_go_with_their_name(testbed: RouterTestbed) -> None:
 
 
 @pytest.mark.engine
-def test_an_address_that_does_not_respond_is_not_registered(testbed: RouterTestbed) -> None:
+def test_an_unresponsive_address_is_not_registered(testbed: RouterTestbed) -> None:
     testbed.start(A)
     testbed.write_dns(worker=[A, D])
     with testbed.run_router("--router=ROUTER", f"--worker=worker:{testbed.port}", router=MULTI_MODEL_FLAGS) as url:
@@ -166,7 +166,7 @@ def test_an_address_that_does_not_respond_is_not_registered(testbed: RouterTestb
 
 @pytest.mark.engine
 @pytest.mark.parametrize("policy", ["cache_aware", "power_of_two", "random", "consistent_hash"])
-def test_every_policy_takes_replicas_that_come_later(testbed: RouterTestbed, policy: str) -> None:
+def test_every_policy_routes_to_replicas_that_join_later(testbed: RouterTestbed, policy: str) -> None:
     router = ("--enable-igw", "--policy", policy)
     with testbed.run_router("--router=ROUTER", f"--worker=worker:{testbed.port}", router=router) as url:
         testbed.start(A)
@@ -175,7 +175,7 @@ def test_every_policy_takes_replicas_that_come_later(testbed: RouterTestbed, pol
 
 
 @pytest.mark.engine
-def test_each_model_has_its_engines_and_an_adapter_that_was_loaded_is_routed(testbed: RouterTestbed) -> None:
+def test_each_model_has_its_engines_and_a_loaded_adapter_is_routed(testbed: RouterTestbed) -> None:
     testbed.start(A, "alpha")
     beta = testbed.start(B, "beta")
     testbed.write_dns(alpha=[A], beta=[B])
@@ -190,7 +190,7 @@ def test_each_model_has_its_engines_and_an_adapter_that_was_loaded_is_routed(tes
 
 
 @pytest.mark.engine
-def test_prefill_and_decode_come_and_go_with_their_names(testbed: RouterTestbed) -> None:
+def test_prefill_and_decode_join_and_leave_with_their_dns_names(testbed: RouterTestbed) -> None:
     [discovery] = processes.claim_free_ports(1)
     for address in (A, B, C):
         testbed.start(address)
@@ -284,7 +284,7 @@ def test_invalid_arguments_are_reported(arguments: list[str], message: str) -> N
     assert message in result.stderr
 
 
-def test_more_replicas_than_one_dns_answer_holds_are_all_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replicas_beyond_one_dns_answer_are_all_registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(dns_discovery.FOLDER)
     import router_dns_discovery
 

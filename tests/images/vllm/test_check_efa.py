@@ -23,7 +23,7 @@ def _run_check(folder: Path, nixl: str, nccl: str) -> subprocess.CompletedProces
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=False)
 
 
-def test_plugins_that_find_awss_libfabric_pass_without_nvidias_driver(tmp_path: Path) -> None:
+def test_plugins_with_awss_libfabric_pass_without_nvidias_driver(tmp_path: Path) -> None:
     assert _run_check(tmp_path, LDD_OUTPUT, LDD_OUTPUT).returncode == 0
 
 

@@ -52,7 +52,7 @@ PLAIN = SimpleNamespace(block_size=16, effective_attention_block_size=None)
 @pytest.mark.parametrize(
     ("cache", "block"), [(PLAIN, 16), (SimpleNamespace(block_size=16, effective_attention_block_size=528), 528)]
 )
-def test_blocks_are_as_large_as_the_events_have_them(cache: SimpleNamespace, block: int) -> None:
+def test_blocks_have_the_size_in_the_events(cache: SimpleNamespace, block: int) -> None:
     assert _get("/get_server_info", cache) == {"model_id": "tiny", "kv_block_size": block}
 
 
@@ -62,5 +62,5 @@ def test_the_sources_are_the_engine_s_own_with_their_encoding() -> None:
 
 
 @pytest.mark.parametrize(("path", "method"), [("/v1/models", "GET"), ("/get_server_info", "POST")])
-def test_all_else_goes_to_the_engine(path: str, method: str) -> None:
+def test_the_engine_answers_all_other_requests(path: str, method: str) -> None:
     assert _get(path, PLAIN, method) == "the engine"

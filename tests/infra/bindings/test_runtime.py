@@ -18,7 +18,7 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_only_what_the_stacks_use_is_imported(tmp_path: Path) -> None:
+def test_only_bindings_that_the_stacks_use_are_imported(tmp_path: Path) -> None:
     code = (
         "import sys\n"
         "from pathlib import Path\n"
@@ -31,7 +31,7 @@ def test_only_what_the_stacks_use_is_imported(tmp_path: Path) -> None:
     assert int(run_python(code).stdout) < 120
 
 
-def test_there_are_no_warnings_about_node_or_deprecations(tmp_path: Path) -> None:
+def test_no_node_or_deprecation_warning_is_printed(tmp_path: Path) -> None:
     code = (
         "from infra.bindings import aws, cdktf\n"
         f"app = cdktf.App(outdir={str(tmp_path)!r})\n"
@@ -44,14 +44,14 @@ def test_there_are_no_warnings_about_node_or_deprecations(tmp_path: Path) -> Non
     assert result.stdout + result.stderr == ""
 
 
-def test_the_environment_is_as_before() -> None:
+def test_importing_the_bindings_restores_the_environment() -> None:
     before = {key: os.environ.get(key) for key in ("JSII_NODE", "NODE_OPTIONS")}
     from infra.bindings import cdktf  # noqa: F401
 
     assert {key: os.environ.get(key) for key in before} == before
 
 
-def test_a_module_that_the_bindings_do_not_have_is_an_attribute_error() -> None:
+def test_an_unknown_module_is_an_attribute_error() -> None:
     from infra.bindings import aws
 
     assert aws.s3_bucket.S3Bucket.__name__ == "S3Bucket"
@@ -73,7 +73,7 @@ def test_node_takes_the_preload_from_any_folder(tmp_path: Path, monkeypatch: pyt
     assert result.stdout == "preloaded\n"
 
 
-def test_a_node_that_the_user_names_is_used_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_program_of_the_user_is_used_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JSII_NODE", "/usr/bin/node")
     monkeypatch.setenv("NODE_OPTIONS", "--no-warnings")
     settings = runtime._build_node_settings()
@@ -102,7 +102,7 @@ def test_without_a_writable_home_the_package_cache_is_in_the_temporary_directory
     assert list((tmp_path / "tmp").glob("jsii-package-cache-*/*"))
 
 
-def test_a_package_cache_that_the_user_names_is_used_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_cache_of_the_user_is_used_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/dev/null")
     monkeypatch.setenv("JSII_RUNTIME_PACKAGE_CACHE_ROOT", "/var/cache/jsii")
     assert "JSII_RUNTIME_PACKAGE_CACHE_ROOT" not in runtime._build_node_settings()

@@ -33,7 +33,7 @@ def test_an_example_costs_no_more_than_its_spend_limit(name: str) -> None:
 
 
 @EACH_FLEET
-def test_a_limit_holds_one_fleet_and_not_two(name: str) -> None:
+def test_a_spend_limit_covers_one_fleet_and_not_two(name: str) -> None:
     fleet = _load_fleet(name).value
     max_usd_h = cost.estimate(fleet, instances.load()).max_usd_h
     assert fleet.spend_limit
@@ -41,14 +41,14 @@ def test_a_limit_holds_one_fleet_and_not_two(name: str) -> None:
 
 
 @EACH_FLEET
-def test_an_example_is_a_screenful(name: str) -> None:
+def test_an_example_fits_on_a_screen(name: str) -> None:
     lines = (ROOT / f"infra/fleets/{name}.yaml").read_text().splitlines()
     assert len(lines) <= 50
     assert max(map(len, lines)) <= 120
 
 
 @EACH_FLEET
-def test_every_pool_of_an_example_has_a_comment_that_says_why(name: str) -> None:
+def test_every_pool_of_an_example_has_a_comment_with_its_reason(name: str) -> None:
     lines = (ROOT / f"infra/fleets/{name}.yaml").read_text().splitlines()
     for pool in _load_fleet(name).value.pools:
         line_index = lines.index(f"  {pool}:")
@@ -82,7 +82,7 @@ def test_eks_multi_az_has_four_zones_and_g6e_by_karpenter() -> None:
     assert {(group.kind, group.family, group.images) for group in machine_groups} == {("karpenter", "g6e", "soci")}
 
 
-def test_ecs_multi_az_falls_back_from_spot_in_three_zones_and_keeps_machines_warm() -> None:
+def test_ecs_multi_az_falls_back_from_spot_in_three_zones_and_has_warm_machines() -> None:
     fleet = _load_fleet("ecs-multi-az").value
     services = groups.group_by_choice(groups.resolve_pool(fleet, "general", instances.load()))
     assert [[group.purchase_option for group in service] for service in services] == [["spot"] * 3, ["on-demand"] * 3]
@@ -100,7 +100,7 @@ def test_trn2_is_neuron_with_16_efa_interfaces() -> None:
     assert (group.variant, group.efa, group.accelerators * group.max_size) == ("neuron", 16, 32)
 
 
-def test_ads_scale_has_over_ten_thousand_gpus_of_several_families_zones_and_ways_to_buy() -> None:
+def test_ads_scale_has_over_ten_thousand_gpus_of_several_families_zones_and_purchase_options() -> None:
     fleet = _load_fleet("ads-scale").value
     machine_groups = groups.resolve_all(fleet, instances.load())
     first = [group for group in machine_groups if group.choice == 0]

@@ -48,14 +48,14 @@ def build_choices(*rows: tuple[int, int, int]) -> list[Choice]:
         ([(0, 0, 4), (4, 4, 0)], [0, 0]),  # none is wanted
     ],
 )
-def test_each_choice_takes_the_tasks_that_the_one_before_could_not_place(
+def test_each_choice_gets_the_tasks_that_the_previous_could_not_place(
     before: list[tuple[int, int, int]], after: list[int]
 ) -> None:
     assert ecs_fallback.compute_counts(build_choices(*before)) == after
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=6))
-def test_the_first_choice_keeps_its_count_and_no_other_has_more_than_the_one_before_lacks(
+def test_the_first_choice_is_unchanged_and_each_other_covers_at_most_the_previous_shortfall(
     rows: list[tuple[int, int, int]],
 ) -> None:
     observed = build_choices(*rows)
@@ -99,15 +99,15 @@ capacities = st.lists(st.integers(0, 12), min_size=3, max_size=3)
 
 
 @given(capacities, capacities, st.integers(0, 20))
-def test_tasks_move_to_the_most_preferred_capacity_and_back(scarce: list[int], later: list[int], wanted: int) -> None:
-    cluster = Cluster(scarce, [wanted, 0, 0])
+def test_tasks_move_to_the_most_preferred_capacity_and_back(scarce: list[int], later: list[int], desired: int) -> None:
+    cluster = Cluster(scarce, [desired, 0, 0])
     for capacity in (scarce, [max(pair) for pair in zip(scarce, later, strict=True)]):
         cluster.capacity = capacity
         serving_before = sum(cluster.serving)
         for _ in range(18):
             cluster.step()
-            assert sum(cluster.serving) >= min(serving_before, wanted), "nothing that serves ended for want of another"
-        filled, remaining = [], wanted
+            assert sum(cluster.serving) >= min(serving_before, desired), "nothing that serves ended for want of another"
+        filled, remaining = [], desired
         for free in capacity:
             filled.append(min(free, remaining))
             remaining -= filled[-1]
@@ -177,7 +177,7 @@ FIRST = build_service("decode-0", 2, **names.build_fallback_tags("decode", 0))
 SECOND = build_service("decode-1", 0, **names.build_fallback_tags("decode", 1))
 
 
-def test_a_failed_launch_moves_what_waits_for_that_group_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_launch_moves_its_groups_pending_tasks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     ecs = Ecs(monkeypatch, [SECOND, FIRST])
     other = build_task(2, "PROVISIONING", created_at=compute_time(), provider="cp-demo-aa-g6e-b-spot")
     ecs.add_tasks("decode-0", build_task(1, "PROVISIONING", created_at=compute_time()), other)
@@ -206,7 +206,7 @@ def test_without_a_launch_failure_a_task_waits_ten_minutes(
 @pytest.mark.parametrize(
     ("checked", "health", "left"), [(True, "UNKNOWN", 2), (True, "HEALTHY", 0), (False, "UNKNOWN", 0)]
 )
-def test_a_task_that_loads_its_model_serves_only_once_it_is_healthy_where_that_is_checked(
+def test_a_task_with_a_health_check_counts_as_serving_once_healthy(
     monkeypatch: pytest.MonkeyPatch, checked: bool, health: str, left: int
 ) -> None:
     ecs = Ecs(monkeypatch, [FIRST, {**SECOND, "desiredCount": 2}])
@@ -221,7 +221,7 @@ def test_a_task_that_loads_its_model_serves_only_once_it_is_healthy_where_that_i
     ecs.stub.assert_no_pending_responses()
 
 
-def test_a_service_without_the_tags_or_without_its_first_choice_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_without_tags_or_first_choice_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     untagged = build_service("prefill-0", 3, fallback="prefill", choice="0")
     orphan = build_service("router-1", 3, fallback="router", choice="1")
     ecs = Ecs(monkeypatch, [untagged, orphan, build_service("gateway", 2)])
@@ -229,7 +229,7 @@ def test_a_service_without_the_tags_or_without_its_first_choice_is_left_alone(mo
     ecs.stub.assert_no_pending_responses()
 
 
-def test_what_aws_refuses_of_one_role_keeps_no_other_from_falling_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_one_role_does_not_stop_the_others_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
     other_services = [
         build_service(f"prefill-{choice}", 2 - 2 * choice, fallback="prefill", choice=str(choice)) for choice in (0, 1)
     ]
@@ -244,7 +244,7 @@ def test_what_aws_refuses_of_one_role_keeps_no_other_from_falling_back(monkeypat
 
 
 @mock_aws
-def test_on_an_emulated_ecs_a_count_that_nobody_lacks_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_emulated_ecs_returns_a_fallback_count_once_unneeded(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
         "AWS_DEFAULT_REGION": "us-west-2",
         "AWS_ACCESS_KEY_ID": "test",

@@ -35,6 +35,6 @@ def test_the_cap_is_set_once(eks: Any) -> None:
     assert not node_repair.handler(EVENT)["changed"], "EKS refuses an update that changes nothing"
 
 
-def test_a_group_that_is_not_there_fails_the_apply(eks: Any) -> None:
+def test_a_missing_node_group_fails_the_apply(eks: Any) -> None:
     with pytest.raises(ClientError, match="ResourceNotFoundException"):
         node_repair.handler({**EVENT, "group": "no-such"})

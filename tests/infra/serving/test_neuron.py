@@ -62,7 +62,7 @@ def stack(synth_folder: Path) -> Stack:
     return document
 
 
-def test_the_stack_keeps_the_rules_of_all_stacks(stack: Stack, fleet: Path) -> None:
+def test_the_stack_follows_the_rules_of_all_stacks(stack: Stack, fleet: Path) -> None:
     assert list(stack_rules.find_violations(loading.load_fleet(fleet).value, {"neuron": stack})) == []
 
 
@@ -105,7 +105,7 @@ def test_devices_of_an_instance_are_not_efa_peers(stack: Stack) -> None:
 
 
 @pytest.mark.terraform
-def test_terraform_takes_every_resource(synth_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_terraform_accepts_every_resource(synth_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     workspace = workspaces.create(
         tmp_path_factory.mktemp("terraform"),
         synth_folder,

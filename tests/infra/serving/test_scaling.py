@@ -215,7 +215,7 @@ def test_an_unmeasured_metric_does_not_scale_in(simulation: ScalingSimulation) -
     assert (simulation.count, simulation.ready) == (1, 1), "the router's collector is gone, its requests are not"
 
 
-def test_without_its_floor_tracking_would_end_a_replica_that_is_asked(simulation: ScalingSimulation) -> None:
+def test_without_its_floor_tracking_ends_a_replica_in_use(simulation: ScalingSimulation) -> None:
     simulation.track.steps = [("measure", "load")]
     for _ in range(60):
         simulation.run_minute(3)

@@ -25,14 +25,14 @@ def find_line(text: str, part: str) -> int:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_what_each_pattern_renders_to_can_be_read(manifests: dict[str, Path], fleet: Path, shape: str) -> None:
+def test_every_patterns_rendered_manifest_can_be_read(manifests: dict[str, Path], fleet: Path, shape: str) -> None:
     ecs_manifest = manifest.read(manifests[shape], loading.load_fleet(fleet)).value
     assert ecs_manifest.name == shape
     assert ecs_manifest.router.command[0] == "router-dns-discovery"
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("gpus: 1", "gpus: 8", "gpus: now 8: an instance of the pool general has 4 at the most. Fix: 4 or less"),
         (
@@ -58,28 +58,28 @@ def test_what_each_pattern_renders_to_can_be_read(manifests: dict[str, Path], fl
     ],
 )
 def test_a_mistake_is_reported_at_its_line(
-    manifests: dict[str, Path], fleet: Path, tmp_path: Path, old: str, new: str, said: str
+    manifests: dict[str, Path], fleet: Path, tmp_path: Path, old: str, new: str, message: str
 ) -> None:
     text = manifests["aggregated"].read_text()
     assert old in text
     file = tmp_path / "ecs.yaml"
     file.write_text(text.replace(old, new, 1))
     error_text = get_read_error(file, fleet)
-    assert said in error_text
+    assert message in error_text
     assert error_text.startswith(f"{file}:")
     if new not in ("    kind: engine", "name: worker"):
         assert f"{file}:{find_line(file.read_text(), new)}:" in error_text
 
 
 @pytest.mark.parametrize(
-    ("kind", "scaled", "said"),
+    ("kind", "scaled", "message"),
     [
         ("router", True, "the router must always run, to receive requests. Fix: 1 or more"),
         ("engine", False, "without scale no task would ever start. Fix: 1 or more"),
     ],
 )
 def test_a_role_without_a_wake_up_does_not_scale_to_zero(
-    manifests: dict[str, Path], fleet: Path, tmp_path: Path, kind: str, scaled: bool, said: str
+    manifests: dict[str, Path], fleet: Path, tmp_path: Path, kind: str, scaled: bool, message: str
 ) -> None:
     manifest_data = yaml.safe_load(manifests["aggregated"].read_text())
     service = next(service for service in manifest_data["services"] if service["kind"] == kind)
@@ -87,7 +87,7 @@ def test_a_role_without_a_wake_up_does_not_scale_to_zero(
     service["scale"] = {"most": 4, "metric": "queue", "target": 4, "cool_down": 300} if scaled else None
     file = tmp_path / "ecs.yaml"
     file.write_text(yaml.safe_dump(manifest_data))
-    assert f"now 0: {said}" in get_read_error(file, fleet)
+    assert f"now 0: {message}" in get_read_error(file, fleet)
 
 
 def get_plan_error(folder: Path, fleet: Path, text: str) -> str:
@@ -100,7 +100,7 @@ HEAD = "pattern: aggregated\nmodel: Qwen/Qwen3-0.6B\n"
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (
             "pattern: distributed\nmodel: Qwen/Qwen3-32B\nroles: {worker: {pool: fast, replicas: 1..2, accelerators: 16, pipeline: 2}}\n",
@@ -114,10 +114,10 @@ HEAD = "pattern: aggregated\nmodel: Qwen/Qwen3-0.6B\n"
         ),
     ],
 )
-def test_what_ecs_cannot_do_is_refused_before_anything_is_rented(
-    tmp_path: Path, fleet: Path, text: str, said: str
+def test_settings_unsupported_on_ecs_are_refused_at_plan_time(
+    tmp_path: Path, fleet: Path, text: str, message: str
 ) -> None:
-    assert said in " ".join(get_plan_error(tmp_path, fleet, text).split())
+    assert message in " ".join(get_plan_error(tmp_path, fleet, text).split())
 
 
 def test_p5_has_no_interface_left_for_a_task(tmp_path: Path, fleet: Path) -> None:

@@ -53,11 +53,11 @@ def find_write_access(stack: Stack) -> Iterator[str]:
 
 
 @each_shape
-def test_the_stack_keeps_the_rules_of_all_stacks(stacks: Stacks, fleet: Path, shape: str) -> None:
+def test_the_stack_follows_the_rules_of_all_stacks(stacks: Stacks, fleet: Path, shape: str) -> None:
     assert list(stack_rules.find_violations(loading.load_fleet(fleet).value, {shape: stacks[shape]})) == []
 
 
-def test_a_strategy_of_seven_is_caught(stacks: Stacks) -> None:
+def test_a_strategy_of_seven_providers_is_reported(stacks: Stacks) -> None:
     stack = copy.deepcopy(stacks["aggregated"])
     filter_by_type(stack, "aws_ecs_service")["worker-0"]["capacity_provider_strategy"] *= 4
     assert list(stack_rules.check_provider_counts(stack)) == [
@@ -86,7 +86,7 @@ def test_every_alarm_notifies_a_topic_and_one_that_does_not_is_reported(
 
 
 @each_shape
-def test_an_engine_reads_its_own_weights_and_nothing_else(stacks: Stacks, shape: str) -> None:
+def test_an_engine_may_read_only_its_own_weights(stacks: Stacks, shape: str) -> None:
     assert list(find_write_access(stacks[shape])) == []
     [objects] = [
         resources for role, actions, resources in find_statements(stacks[shape]) if actions == ["s3:GetObject"]
@@ -101,7 +101,7 @@ def test_an_engine_reads_its_own_weights_and_nothing_else(stacks: Stacks, shape:
     ("old", "new"),
     [('"s3:GetObject"', '"s3:PutObject"'), ('"kms:Decrypt"', '"kms:Encrypt"'), ("/models/Qwen/Qwen3-0.6B/*", "/*/*")],
 )
-def test_a_wider_right_is_caught(stacks: Stacks, old: str, new: str) -> None:
+def test_a_broader_permission_is_reported(stacks: Stacks, old: str, new: str) -> None:
     stack = copy.deepcopy(stacks["single"])
     policy = filter_by_type(stack, "aws_iam_role_policy")["single-read-role-policy"]
     assert old in policy["policy"]
@@ -156,7 +156,7 @@ def test_the_health_check_allows_for_the_start_time(
         assert check["startPeriod"] <= 300 and check["interval"] <= 300 and check["retries"] <= 10, "ECS takes no more"
 
 
-def test_an_address_that_only_the_task_knows_is_put_into_its_environment(stacks: Stacks) -> None:
+def test_a_tasks_own_address_is_set_in_its_environment(stacks: Stacks) -> None:
     container = parse_containers(stacks["disaggregated"], "prefill")["prefill"]
     assert container["entryPoint"][:2] == ["sh", "-c"]
     assert 'export VLLM_NIXL_SIDE_CHANNEL_HOST="$address"' in container["entryPoint"][2]
@@ -207,12 +207,12 @@ def test_only_the_router_receives_cache_events(stacks: Stacks) -> None:
 
 
 @each_shape
-def test_the_stack_says_the_same_url_as_the_deployment(stacks: Stacks, shape: str) -> None:
+def test_the_stack_and_the_deployment_output_the_same_url(stacks: Stacks, shape: str) -> None:
     assert stacks[shape]["output"]["url"]["value"] == f"http://{shape}-router.fabric.internal:8080"
 
 
 @each_shape
-def test_every_name_that_a_task_asks_for_is_registered(stacks: Stacks, shape: str) -> None:
+def test_every_name_that_a_task_resolves_is_registered(stacks: Stacks, shape: str) -> None:
     registered = {
         resource["name"] for resource in filter_by_type(stacks[shape], "aws_service_discovery_service").values()
     }
@@ -233,7 +233,7 @@ def _find_names(text: str) -> Iterator[str]:
         yield from (word for word in container.get("command", []) if ".fabric.internal" in word)
 
 
-def test_machines_of_one_replica_stand_with_one_provider(stacks: Stacks) -> None:
+def test_one_provider_runs_all_machines_of_a_replica(stacks: Stacks) -> None:
     services = filter_by_type(stacks["distributed"], "aws_ecs_service")
     by_replica: dict[str, set[str]] = {}
     for name, service in services.items():

@@ -10,7 +10,7 @@ from infra import main
 from llm_serving.fleet import loading
 
 
-def test_what_is_rendered_for_the_fleet_is_a_stack_after_ecs(
+def test_each_manifest_of_the_fleet_is_a_stack_after_ecs(
     manifests: dict[str, Path], fleet: Path, tmp_path: Path
 ) -> None:
     document = loading.load_fleet(fleet)

@@ -35,7 +35,7 @@ slow_settings = settings(deadline=None, suppress_health_check=list(HealthCheck))
 @pytest.mark.timeout(900)
 @settings(slow_settings, max_examples=25)
 @given(fleet=strategies.rentable())
-def test_any_fleet_that_can_be_rented_keeps_every_rule(fleet: Fleet) -> None:
+def test_any_valid_fleet_follows_every_rule(fleet: Fleet) -> None:
     with tempfile.TemporaryDirectory() as out:
         folders = synthesize(fleet, Path(out))
         stack_documents = {name: json.loads((folder / "cdk.tf.json").read_text()) for name, folder in folders.items()}

@@ -53,7 +53,7 @@ def test_stacks_that_need_each_other_are_refused() -> None:
         base.sort_by_needs({"a": ["b"], "b": ["a"]})
 
 
-def test_a_need_that_the_fleet_does_not_have_is_left_out() -> None:
+def test_a_need_for_a_stack_that_the_fleet_lacks_is_ignored() -> None:
     from infra.stacks import base
 
     assert base.sort_by_needs({"dns": ["mesh", "network"], "network": []}) == ["network", "dns"]

@@ -82,7 +82,7 @@ def test_scaling_protection_and_draining_work_together(stacks: Stacks, shape: st
 
 
 @pytest.mark.parametrize("lost", ["protect_from_scale_in", "tag"])
-def test_a_group_without_its_protection_or_its_tag_is_caught(stacks: Stacks, lost: str) -> None:
+def test_a_group_without_its_protection_or_its_tag_is_reported(stacks: Stacks, lost: str) -> None:
     stack = copy.deepcopy(stacks["ecs-multi-az", "ecs"])
     group = filter_by_type(stack, "aws_autoscaling_group")["general-g6e-a-od-machines"]
     group[lost] = [] if lost == "tag" else False
@@ -119,7 +119,7 @@ def test_the_zones_of_a_choice_share_its_tasks_evenly(stacks: Stacks, synth_fold
         assert {row["weight"] for service in services for row in service} == {1}
 
 
-def test_only_a_fleet_that_can_fall_back_has_the_function_that_does(stacks: Stacks) -> None:
+def test_only_a_fleet_with_fallbacks_has_the_fallback_function(stacks: Stacks) -> None:
     falls_back = {shape: bool(filter_by_type(stacks[shape, "ecs"], "aws_lambda_function")) for shape in FLEETS}
     assert falls_back == {"ecs": False, "instances": True, "ecs-multi-az": True, "ads-scale": True}
 
@@ -137,14 +137,14 @@ def test_the_function_is_deployed_unchanged_from_the_repository(synth_folder: Pa
 
 
 @each_shape
-def test_a_capacity_provider_is_named_after_its_group_as_the_function_takes_it(stacks: Stacks, shape: str) -> None:
+def test_a_capacity_provider_is_named_after_its_group(stacks: Stacks, shape: str) -> None:
     stack = stacks[shape, "ecs"]
     for provider in filter_by_type(stack, "aws_ecs_capacity_provider").values():
         group = provider["auto_scaling_group_provider"]["auto_scaling_group_arn"].split(".")[1]
         assert provider["name"] == f"cp-{filter_by_type(stack, 'aws_autoscaling_group')[group]['name']}"
 
 
-def test_the_function_may_move_no_first_choice(stacks: Stacks) -> None:
+def test_the_function_may_not_update_a_first_choice(stacks: Stacks) -> None:
     policy = json.loads(
         filter_by_type(stacks["ads-scale", "ecs"], "aws_iam_role_policy")["ecs-fallback-role-policy"]["policy"]
     )
@@ -205,7 +205,7 @@ def test_a_warm_pool_keeps_a_fixed_number_stopped_without_reuse(stacks: Stacks) 
     assert warm == {f"peak-g6e-4xlarge-{zone}-od-machines": warm_pool for zone in "abc"}
 
 
-def test_capacity_that_is_paid_for_is_targeted(stacks: Stacks) -> None:
+def test_launch_templates_target_reserved_capacity(stacks: Stacks) -> None:
     templates = filter_by_type(stacks["ads-scale", "ecs"], "aws_launch_template")
     targets = {
         name: template["capacity_reservation_specification"]
@@ -229,7 +229,7 @@ def test_capacity_that_is_paid_for_is_targeted(stacks: Stacks) -> None:
     assert markets == {"spanning-p6-b200-48xlarge-c-cb-template"}
 
 
-def test_images_come_from_a_pinned_release_or_are_the_users_own(stacks: Stacks) -> None:
+def test_images_are_of_a_pinned_release_or_the_users(stacks: Stacks) -> None:
     stack = stacks["instances", "ecs"]
     names = {item["name"].split("/")[-2] for item in stack["data"]["aws_ssm_parameter"].values()}
     assert names == {
@@ -257,7 +257,7 @@ def test_the_user_data_joins_the_fleets_cluster(stacks: Stacks, synth_folder: Pa
 
 
 @each_shape
-def test_nothing_but_efa_comes_in(stacks: Stacks, synth_folder: Path, shape: str) -> None:
+def test_only_efa_ingress_is_allowed(stacks: Stacks, synth_folder: Path, shape: str) -> None:
     rows = filter_by_type(stacks[shape, "ecs"], "aws_vpc_security_group_ingress_rule")
     has_efa = any(group.efa for group in list_groups(synth_folder, shape))
     assert set(rows) == ({"efa-ingress"} if has_efa else set())

@@ -40,7 +40,7 @@ def test_the_fleet_has_efa_in_both_layouts(machines: Stack) -> None:
     ]
 
 
-def test_volumes_are_as_fast_as_the_way_images_start_needs(machines: Stack) -> None:
+def test_volumes_have_the_throughput_that_image_pulls_need(machines: Stack) -> None:
     [root] = get_template(machines, "odcr-g6e-12xlarge-a-cr")["block_device_mappings"]
     assert (root["ebs"]["throughput"], root["ebs"]["iops"]) == (1000, 16_000)
     os, data = get_template(machines, "rocket-g6e-2xlarge-a-od")["block_device_mappings"]
@@ -50,7 +50,7 @@ def test_volumes_are_as_fast_as_the_way_images_start_needs(machines: Stack) -> N
     assert images["ebs"]["snapshot_id"] == "snap-0123456789abcdef0"
 
 
-def test_images_are_pinned_or_the_users_own(machines: Stack) -> None:
+def test_images_are_pinned_or_the_users(machines: Stack) -> None:
     for _, parameter in stack_rules.list_resources({"resource": machines["data"]}, "aws_ssm_parameter"):
         assert f"-1.36-{eks.AL2023}/image_id" in parameter["name"]
     assert get_template(machines, "rocket-g6e-2xlarge-a-od")["image_id"] == "ami-0123456789abcdef0"
@@ -63,7 +63,7 @@ def test_every_add_on_is_pinned_for_the_clusters_version(machines: Stack) -> Non
     }
 
 
-def test_what_calls_aws_has_a_role_for_this_cluster_alone(stacks: Stacks) -> None:
+def test_every_caller_of_aws_has_a_role_for_this_cluster_alone(stacks: Stacks) -> None:
     stack = stacks["eks", "eks"]
     trusted = [
         statement
@@ -76,7 +76,7 @@ def test_what_calls_aws_has_a_role_for_this_cluster_alone(stacks: Stacks) -> Non
         assert statement["Condition"]["ArnEquals"]["aws:SourceArn"].endswith(":cluster/demo")
 
 
-def test_every_node_group_has_its_repair_capped(machines: Stack) -> None:
+def test_every_node_group_limits_parallel_repairs(machines: Stack) -> None:
     calls = machines["resource"]["aws_lambda_invocation"].values()
     events = {event["group"]: event["repair"] for event in (json.loads(call["input"]) for call in calls)}
     assert set(events) == set(machines["resource"]["aws_eks_node_group"])
@@ -91,7 +91,7 @@ def test_every_node_group_has_its_repair_capped(machines: Stack) -> None:
         (9, {"maxUnhealthyNodeThresholdPercentage": 20}),
     ],
 )
-def test_repair_stops_at_a_fifth_and_among_few_nodes_at_the_second(most: int, stops: dict[str, int]) -> None:
+def test_repair_stops_at_a_fifth_of_the_nodes_or_at_the_second_of_few(most: int, stops: dict[str, int]) -> None:
     from infra.constructs import node_repair
 
     fleet = Fleet(
@@ -126,7 +126,7 @@ def test_reading_an_attribute_that_is_not_emulated_is_reported() -> None:
 
 
 @pytest.mark.parametrize("shape", ["eks", "existing", "machines"])
-def test_nothing_reads_what_the_embedded_aws_leaves_out(stacks: Stacks, shape: str) -> None:
+def test_no_stack_reads_an_attribute_that_is_not_emulated(stacks: Stacks, shape: str) -> None:
     assert find_references(stacks[shape, "eks"]) == set()
 
 

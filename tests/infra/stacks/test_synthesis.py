@@ -26,7 +26,7 @@ ALL_STACKS = [
 every_stack = pytest.mark.parametrize("stack", ALL_STACKS, ids="/".join)
 
 
-def test_a_snake_case_dict_that_cdktf_drops_is_caught(tmp_path: Path) -> None:
+def test_a_snake_case_dict_that_cdktf_drops_is_reported(tmp_path: Path) -> None:
     from infra.bindings import aws, cdktf
 
     app = cdktf.App(outdir=str(tmp_path))
@@ -63,13 +63,13 @@ def test_no_resource_is_given_a_dict_for_a_struct(source: Path) -> None:
     assert list(find_dicts_for_structs(source.read_text())) == []
 
 
-def test_a_dict_for_a_struct_is_caught() -> None:
+def test_a_dict_for_a_struct_is_reported() -> None:
     source = 'aws.launch_template.LaunchTemplate(stack, "m", network_interfaces=[{"device_index": 0, "key": 1}])'
     assert list(find_dicts_for_structs(source)) == ["line 1: network_interfaces"]
 
 
 @pytest.mark.parametrize("shape", ["eks", "ecs", "s3"])
-def test_the_endpoints_are_those_that_the_orchestrator_needs(stacks: Stacks, shape: str) -> None:
+def test_the_network_has_the_endpoints_of_its_orchestrator(stacks: Stacks, shape: str) -> None:
     orchestrator: Any = {"eks": "eks", "ecs": "ecs", "s3": "both"}[shape]
     services = {
         settings["service_name"].rpartition("us-west-2.")[2]
@@ -84,19 +84,19 @@ def test_each_zone_has_one_nat_gateway(stacks: Stacks) -> None:
     assert gateways == [f"aws_nat_gateway.nat-us-west-2{letter}" for letter in "abc"]
 
 
-def test_a_network_without_nat_has_no_way_to_the_internet(stacks: Stacks) -> None:
+def test_a_network_without_nat_has_no_route_to_the_internet(stacks: Stacks) -> None:
     resource_types = {
         address.partition(".")[0] for address, _ in stack_rules.list_resources(stacks["closed", "network"])
     }
     assert resource_types.isdisjoint({"aws_nat_gateway", "aws_internet_gateway", "aws_eip", "aws_route"})
 
 
-def test_flow_logs_are_kept_as_long_as_the_fleet_file_says(stacks: Stacks) -> None:
+def test_flow_logs_have_the_fleets_retention(stacks: Stacks) -> None:
     [(_, group)] = stack_rules.list_resources(stacks["closed", "network"], "aws_cloudwatch_log_group")
     assert group["retention_in_days"] == 365
 
 
-def test_internal_load_balancers_find_their_subnets_on_eks_only(stacks: Stacks) -> None:
+def test_only_eks_subnets_have_the_internal_load_balancer_tag(stacks: Stacks) -> None:
     tag = "kubernetes.io/role/internal-elb"
     private = stacks["eks", "network"]["resource"]["aws_subnet"]["private-us-west-2a"]
     public = stacks["eks", "network"]["resource"]["aws_subnet"]["public-us-west-2a"]
@@ -112,14 +112,14 @@ def test_an_existing_network_is_looked_up_and_nothing_is_created(stacks: Stacks)
 
 
 @every_stack
-def test_everything_carries_the_fleets_tags(stacks: Stacks, stack: tuple[str, str]) -> None:
+def test_every_resource_has_the_fleets_tags(stacks: Stacks, stack: tuple[str, str]) -> None:
     [provider] = stacks[stack]["provider"]["aws"]
     expected = {"fleet": "demo", "stack": stack[1], **({"team": "serving"} if stack[0] == "eks" else {})}
     assert provider["default_tags"] == [{"tags": expected}]
 
 
 @pytest.mark.parametrize("name", ["network", "storage"])
-def test_local_state_lies_beside_the_fleet_file_by_a_relative_path(stacks: Stacks, name: str) -> None:
+def test_local_state_has_a_relative_path_beside_the_fleet_file(stacks: Stacks, name: str) -> None:
     backend = stacks["eks", name]["terraform"]["backend"]
     assert backend == {"local": {"path": f"../../terraform.demo.{name}.tfstate"}}
 
@@ -138,25 +138,25 @@ def test_state_in_s3_is_encrypted_and_locked_by_a_file(stacks: Stacks, name: str
 
 
 @every_stack
-def test_no_output_is_a_secret(stacks: Stacks, stack: tuple[str, str]) -> None:
+def test_no_output_contains_a_secret(stacks: Stacks, stack: tuple[str, str]) -> None:
     text = json.dumps(stacks[stack]["output"])
     assert not re.search(r"password|secret|token|private_key", text, re.IGNORECASE)
 
 
-def test_the_outputs_are_those_that_others_read(stacks: Stacks) -> None:
+def test_every_stack_outputs_the_values_that_others_read(stacks: Stacks) -> None:
     assert set(stacks["eks", "network"]["output"]) == {"vpc_id", "private_subnet_ids"}
     assert set(stacks["existing", "network"]["output"]) == {"vpc_id", "private_subnet_ids"}
     assert set(stacks["eks", "storage"]["output"]) == {"model_bucket", "results_bucket", "kms_key_arn", "repositories"}
 
 
 @every_stack
-def test_no_path_of_this_machine_is_in_a_stack(synth_folder: Path, stack: tuple[str, str]) -> None:
+def test_stacks_contain_no_path_of_this_machine(synth_folder: Path, stack: tuple[str, str]) -> None:
     text = (synth_folder / stack[0] / "stacks" / stack[1] / "cdk.tf.json").read_text()
     assert str(Path.cwd()) not in text
     assert str(synth_folder) not in text
 
 
-def test_the_same_fleet_gives_the_same_text(synth_folder: Path) -> None:
+def test_the_same_fleet_synthesizes_the_same_text(synth_folder: Path) -> None:
     from infra import main
 
     folder = synth_folder / "eks"
@@ -165,7 +165,7 @@ def test_the_same_fleet_gives_the_same_text(synth_folder: Path) -> None:
     assert before == {path: path.read_bytes() for path in folder.glob("stacks/*/cdk.tf.json")}
 
 
-def test_what_aws_would_refuse_is_not_synthesized(tmp_path: Path) -> None:
+def test_settings_that_aws_would_refuse_are_not_synthesized(tmp_path: Path) -> None:
     from infra import main
 
     file = tmp_path / "fleet.yaml"

@@ -7,7 +7,7 @@ from scripts.benchmarks import fleets
 
 
 @pytest.mark.terraform
-def test_a_run_counts_what_was_planned_and_what_it_took() -> None:
+def test_a_run_counts_planned_resources_and_seconds() -> None:
     run = fleets.measure("one-gpu", "--fleet", str(fleets.FLEETS / "one-gpu.yaml"), "--mocked")
     assert (run.what, run.applied) == ("one-gpu", 0)
     assert run.planned > 70
@@ -16,7 +16,7 @@ def test_a_run_counts_what_was_planned_and_what_it_took() -> None:
     assert run.peak_mib > 100  # Terraform holds the provider's schemas
 
 
-def test_a_rehearsal_that_fails_is_no_measurement() -> None:
+def test_a_failed_rehearsal_is_not_measured() -> None:
     with pytest.raises(
         CheckFailed, match=r"^blueprint rehearse --fleet none\.yaml --json exited with 2\. Run it to see why\.$"
     ):

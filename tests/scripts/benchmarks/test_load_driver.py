@@ -21,7 +21,7 @@ def test_the_driver_is_measured_against_the_server_s_actual_times(tmp_path: Path
     assert 0 < measurement.server_share < 1
 
 
-def test_a_tool_that_leaves_requests_out_is_not_compared(tmp_path: Path) -> None:
+def test_a_tool_that_omits_requests_is_not_compared(tmp_path: Path) -> None:
     def drive_lazily(url: str, load: LoadSpec, folder: Path) -> ToolReport:
         return ToolReport(answered=load.requests // 2, per_s=1.0, ttft_p50_ms=1.0, ttft_p99_ms=1.0)
 

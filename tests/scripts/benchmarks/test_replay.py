@@ -25,7 +25,7 @@ def _count_common_blocks(request: dict[str, Any], other: dict[str, Any]) -> int:
     return len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
 
 
-def test_a_user_repeats_the_share_of_each_prompt_and_nothing_else_is_ever_the_same() -> None:
+def test_a_user_repeats_only_the_shared_part_of_each_prompt() -> None:
     requests = _build_trace(0.5, users=2, requests=50)
     for request, other in itertools.combinations(requests, 2):
         shorter = min(len(request["hash_ids"]), len(other["hash_ids"]))
@@ -35,7 +35,7 @@ def test_a_user_repeats_the_share_of_each_prompt_and_nothing_else_is_ever_the_sa
     assert len(unique_blocks) >= len(blocks) // 2 - len(requests)
 
 
-def test_with_nothing_shared_no_block_comes_twice() -> None:
+def test_without_sharing_no_block_repeats() -> None:
     blocks = [number for request in _build_trace(0.0) for number in request["hash_ids"]]
     assert len(blocks) == len(set(blocks))
 
@@ -57,7 +57,7 @@ def test_few_users_prefixes_fit_one_cache_and_many_users_only_all_caches() -> No
     )
 
 
-def test_the_same_traffic_goes_through_every_router_and_with_nothing_shared_users_do_not_matter() -> None:
+def test_every_router_gets_the_same_traffic_and_without_sharing_one_mix() -> None:
     assert _build_trace(0.25) == _build_trace(0.25)
     assert replay.build_mixes([0, 0.5]) == [TrafficMix(0, 160), TrafficMix(0.5, 16), TrafficMix(0.5, 160)]
 
@@ -89,7 +89,7 @@ def test_the_table_compares_routers_with_round_robin_and_the_notes_have_the_meth
     assert "kv-aware saves at most 30% here; the talk claims 20 to 40%" in notes
 
 
-def test_the_lock_holds_what_the_input_lists_at_its_versions_each_with_hashes() -> None:
+def test_the_lock_has_the_inputs_versions_each_with_hashes() -> None:
     pinned = set(re.findall(r"(?m)^([\w.-]+==[\w.]+)", (ROOT / "requirements" / "replay.in").read_text()))
     locked = re.findall(r"(?m)^([\w.-]+==[\w.]+) \\\n    --hash=sha256:", replay.LOCK.read_text())
     assert set(locked) == pinned

@@ -171,7 +171,7 @@ def test_deploy_shows_changes_waits_for_all_services_and_sends_a_test_request(
 
 
 @pytest.mark.parametrize("desired", [0, 3])
-def test_a_role_that_sleeps_is_woken_to_show_that_it_answers(
+def test_deploy_wakes_a_role_scaled_to_zero_for_its_test_request(
     aws: Ecs, deployment_plan: DeploymentPlan, terraform_calls: list[str], desired: int
 ) -> None:
     file = deployment_plan.folder / "blueprint.yaml"
@@ -194,7 +194,7 @@ def test_a_role_that_sleeps_is_woken_to_show_that_it_answers(
     assert aws.tasks["aggregated-worker-1"][0]["asked"] > 4, "it waited for the first replica's answer"
 
 
-def test_two_commands_are_not_at_work_on_one_deployment(
+def test_a_second_command_on_a_deployment_is_refused(
     aws: Ecs, deployment_plan: DeploymentPlan, terraform_calls: list[str]
 ) -> None:
     def destroy_meanwhile(_: str) -> None:
@@ -246,7 +246,7 @@ def test_a_role_that_fails_is_named_with_its_reason_and_last_lines(
     assert aws.task_requests == [], "nobody is asked who does not run"
 
 
-def test_a_deployment_that_was_rolled_back_unseen_is_no_success(
+def test_a_rollback_between_polls_is_not_a_success(
     aws: Ecs, deployment_plan: DeploymentPlan, terraform_calls: list[str]
 ) -> None:
     aws.tasks = build_running_tasks()
@@ -264,7 +264,7 @@ def test_tasks_of_the_previous_definition_do_not_count(
         stack.deploy(deployment_plan, lambda _: None)
 
 
-def test_services_that_are_not_steady_in_time_are_reported(
+def test_services_that_miss_their_deadline_are_reported(
     aws: Ecs, deployment_plan: DeploymentPlan, terraform_calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stack, "_MACHINES_TIMEOUT_S", -10_000)

@@ -59,7 +59,9 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Doc
         yield document, aws
 
 
-def test_a_deployment_comes_stays_and_goes(fleet: tuple[Document[Fleet], AwsSession], tmp_path: Path) -> None:
+def test_a_deployment_is_created_updated_and_destroyed(
+    fleet: tuple[Document[Fleet], AwsSession], tmp_path: Path
+) -> None:
     document, aws = fleet
     endpoint = str(aws.emulator)
     text = SHAPES["aggregated"].replace("replicas: 2..6", "replicas: 0..6")

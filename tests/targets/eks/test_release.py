@@ -192,7 +192,7 @@ def test_a_second_deploy_changes_nothing_and_an_edit_shows_as_its_difference(
     assert run_cli("diff", "--exit-code").code == 1
 
 
-def test_diff_writes_nothing_so_that_a_rendered_file_edited_by_hand_stays(
+def test_diff_does_not_overwrite_an_edited_rendered_file(
     connected_cluster: ControlPlane, working_folder: Path, run_cli: RunCli
 ) -> None:
     run_cli("render")
@@ -216,7 +216,7 @@ def test_a_declined_deploy_changes_nothing(
     assert connected_cluster.check_output("get", "deployments", *NAMESPACE_FLAGS, "--output=name") == before
 
 
-def test_a_replica_too_many_waits_for_a_machine_and_the_deployment_goes_back_saying_so(
+def test_an_unschedulable_replica_rolls_the_deployment_back_with_its_reason(
     running_release: None,
     connected_cluster: ControlPlane,
     working_folder: Path,
@@ -493,7 +493,7 @@ def test_several_models_come_up_behind_one_router(
         uninstall(connected_cluster, "models")
 
 
-def test_a_replica_over_several_machines_is_waited_for_as_its_controller_would_say(
+def test_deploy_waits_for_a_replica_over_several_machines(
     connected_cluster: ControlPlane, working_folder: Path, run_cli: RunCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No such controller runs here: what it would write, this test does, once the deployment was seen to wait."""

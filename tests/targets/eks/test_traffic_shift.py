@@ -10,7 +10,7 @@ from llm_serving.cli import main
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["mine"], "SHARE: now 'mine': it is not a deployment and its weight. Fix: NAME=WEIGHT, such as mine-v2=10."),
         (["mine=0"], "SHARE: all weights are 0. Fix: a weight above 0, such as mine=100."),
@@ -23,10 +23,10 @@ def test_invalid_shares_are_refused_before_anything_runs(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
-    words: list[str],
+    arguments: list[str],
     message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", "/nowhere")
-    assert main.run(["shift", "chat", *words]) == 2
+    assert main.run(["shift", "chat", *arguments]) == 2
     assert capfd.readouterr().err.splitlines()[-1] == message

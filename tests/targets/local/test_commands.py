@@ -80,7 +80,7 @@ def test_new_overwrites_nothing(working_folder: Path, run_cli: RunCli) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (
             ("mine", "--from", "nothing"),
@@ -94,10 +94,10 @@ def test_new_overwrites_nothing(working_folder: Path, run_cli: RunCli) -> None:
     ],
 )
 def test_new_refuses_invalid_arguments(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_cli: RunCli, words: tuple[str, ...], message: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_cli: RunCli, arguments: tuple[str, ...], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code, _, err = run_cli("new", *words)
+    code, _, err = run_cli("new", *arguments)
     assert (code, err) == (2, message)
     assert list(tmp_path.iterdir()) == []
 
@@ -138,7 +138,7 @@ def test_deploy_does_nothing_without_confirmation(
     assert make_plan().directory.load_deployment() is None
 
 
-def test_the_whole_life_of_a_deployment(
+def test_a_deployment_is_deployed_inspected_updated_and_destroyed(
     working_folder: Path, make_plan: Planned, fake_engine_env: Path, run_cli: RunCli
 ) -> None:
     code, out, err = run_cli("status", "mine")

@@ -261,15 +261,15 @@ def test_kill_9_of_the_supervisor_leaves_no_process_and_deploy_starts_over(make_
     assert not validated.exists()  # it measured the previous deployment
 
 
-@pytest.mark.parametrize("what", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("interruption", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_deploy_leaves_no_process(
-    make_plan: PlanFactory, monkeypatch: pytest.MonkeyPatch, what: signal.Signals
+    make_plan: PlanFactory, monkeypatch: pytest.MonkeyPatch, interruption: signal.Signals
 ) -> None:
     plan = make_plan()
 
     def interrupt(_plan: DeploymentPlan, _up: Any, note: Any) -> None:
         assert _find_processes(plan)
-        os.kill(os.getpid(), what)
+        os.kill(os.getpid(), interruption)
         time.sleep(10)
 
     monkeypatch.setattr(deploy, "start_roles", interrupt)
@@ -359,7 +359,9 @@ def test_a_full_disk_is_refused_in_one_line(make_plan: PlanFactory, monkeypatch:
     assert _find_processes(plan) == []
 
 
-def test_an_edited_rendered_file_is_refused_and_what_runs_stays(make_plan: PlanFactory, working_folder: Path) -> None:
+def test_an_edited_rendered_file_is_refused_and_the_deployment_keeps_running(
+    make_plan: PlanFactory, working_folder: Path
+) -> None:
     plan = make_plan()
     deploy.deploy(plan, _agree)
     before = {name: state.pid for name, state in _list_states(plan).items()}

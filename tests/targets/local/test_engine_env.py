@@ -61,7 +61,7 @@ def test_the_environment_is_built_from_the_lock_with_hashes_and_named_for_its_pl
     assert engine_env.find_executables(root) == root / ".venv-engine" / "bin"
 
 
-def test_a_ready_environment_is_left_alone(root: Path) -> None:
+def test_a_ready_environment_is_not_rebuilt(root: Path) -> None:
     engine_env.ensure(root)
     before = _read_calls(root)
     engine_env.ensure(root)

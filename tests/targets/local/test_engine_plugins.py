@@ -26,7 +26,7 @@ class _Config:
 
 
 @pytest.mark.parametrize("switch", ["on", "off"])
-def test_the_switch_turns_off_all_that_production_does_not_do(monkeypatch: pytest.MonkeyPatch, switch: str) -> None:
+def test_the_switch_disables_every_local_shortcut(monkeypatch: pytest.MonkeyPatch, switch: str) -> None:
     utils, bindings = types.ModuleType("vllm.utils.system_utils"), types.ModuleType("nixl._bindings")
     vars(utils)["_maybe_force_spawn"] = spawn = object()
     vars(bindings)["nixlAgentConfig"] = _Config

@@ -84,7 +84,7 @@ vllm serve: error: unrecognized arguments: --no-such-flag
         ("", ""),
     ],
 )
-def test_the_line_with_the_cause_is_found(log: str, line: str) -> None:
+def test_find_cause_returns_the_line_with_the_cause(log: str, line: str) -> None:
     assert log_diagnosis.find_cause(log) == line
 
 

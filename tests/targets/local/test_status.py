@@ -105,7 +105,7 @@ def _list_supervisors(plan: DeploymentPlan) -> list[psutil.Process]:
     return [process for process in psutil.process_iter(["cmdline"]) if configuration in (process.info["cmdline"] or ())]
 
 
-def test_what_outlives_its_directory_is_reported_and_destroyed(removed_plan: DeploymentPlan) -> None:
+def test_processes_that_outlive_their_directory_are_reported_and_destroyed(removed_plan: DeploymentPlan) -> None:
     (daemon,) = _list_supervisors(removed_plan)
     family = [daemon, *daemon.children(recursive=True)]
     with pytest.raises(
@@ -118,7 +118,7 @@ def test_what_outlives_its_directory_is_reported_and_destroyed(removed_plan: Dep
     assert not deploy.exists(removed_plan.directory)
 
 
-def test_what_outlives_its_directory_is_replaced_by_the_next_deploy(
+def test_the_next_deploy_replaces_processes_that_outlived_their_directory(
     removed_plan: DeploymentPlan, make_plan: PlanFactory
 ) -> None:
     (orphan,) = _list_supervisors(removed_plan)

@@ -88,7 +88,7 @@ def test_a_model_in_a_directory_is_uploaded(
     assert "models/model/config.json" in _list_keys(client, bucket)
 
 
-def test_weights_of_the_user_stay_as_they_are(
+def test_weights_of_the_user_are_not_changed(
     deployment: Deployment, deployment_dir: DeploymentDir, client: Any
 ) -> None:
     weights.upload_models(deployment_dir, _set_weights(deployment, f"s3://{deployment.environment.bucket}/mine/"))

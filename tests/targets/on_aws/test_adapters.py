@@ -60,7 +60,7 @@ def get_error(blueprint_plan: planning.DeploymentPlan) -> str:
 
 @pytest.mark.terraform
 @pytest.mark.parametrize(
-    ("content", "why"),
+    ("content", "reason"),
     [
         ({}, ""),
         ({"base": f"{MODEL}-FP8"}, ""),
@@ -86,13 +86,13 @@ def get_error(blueprint_plan: planning.DeploymentPlan) -> str:
         ),
     ],
 )
-def test_an_adapter_in_s3_that_is_none_of_its_model_is_refused_at_its_line(
-    bucket: s3.Bucket, location: str, tmp_path: Path, content: dict[str, Any], why: str
+def test_an_adapter_in_s3_of_another_model_is_refused_at_its_line(
+    bucket: s3.Bucket, location: str, tmp_path: Path, content: dict[str, Any], reason: str
 ) -> None:
     upload_adapter(bucket, **content)
     message = (
-        f"blueprint.yaml:7:12: roles.worker.adapters.sql: now '{location}': {why.replace('PLACE', location)}"
-        if why
+        f"blueprint.yaml:7:12: roles.worker.adapters.sql: now '{location}': {reason.replace('PLACE', location)}"
+        if reason
         else ""
     )
     assert get_error(make_plan(tmp_path, location)) == message

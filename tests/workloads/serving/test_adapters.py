@@ -37,7 +37,7 @@ pools:
 
 
 @pytest.mark.parametrize("target", ["eks", "ecs"])
-def test_an_adapter_in_s3_is_copied_to_where_the_engine_is_told(tmp_path: Path, target: str) -> None:
+def test_an_adapter_in_s3_is_fetched_to_the_path_in_the_engines_command(tmp_path: Path, target: str) -> None:
     text = f"model: Qwen/Qwen3-8B, pool: {target}, adapters: {{sql: s3://my-adapters/sql}}"
     blueprint_text = (
         f"name: mine\npattern: multi-model\nroles: {{models: {{one: {{{text}}}}}}}\ntraffic: {{users: 2}}\nslo: {{}}\n"
@@ -67,7 +67,7 @@ def _update_config(folder: Path, **values: object) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
 
 
-def test_an_adapter_of_its_roles_model_is_taken(tmp_path: Path, adapter_folder: Path) -> None:
+def test_an_adapter_of_its_roles_model_is_accepted(tmp_path: Path, adapter_folder: Path) -> None:
     assert adapter_folder.is_dir()
     assert _find_errors(tmp_path) == []
 
@@ -81,7 +81,7 @@ def test_an_adapter_of_its_roles_model_is_taken(tmp_path: Path, adapter_folder: 
         ("Qwen/Qwen3-235B-A22B", "nvidia/Qwen3-235B-A22B-NVFP4"),
     ],
 )
-def test_the_model_may_come_from_elsewhere_or_be_quantized(
+def test_the_adapters_base_model_can_be_a_path_or_quantized(
     tmp_path: Path, adapter_folder: Path, base: str, model: str
 ) -> None:
     _update_config(adapter_folder, base_model_name_or_path=base)
@@ -96,7 +96,7 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path, adapter_folder: 
     ]
 
 
-def test_an_adapter_of_a_rank_beyond_what_is_set_aside_is_refused(tmp_path: Path, adapter_folder: Path) -> None:
+def test_an_adapter_above_the_maximum_rank_is_refused(tmp_path: Path, adapter_folder: Path) -> None:
     _update_config(adapter_folder, r=128)
     assert _find_errors(tmp_path) == [
         "blueprint.yaml:5:58: roles.models.tuned.adapters.tone: now 'adapters/tone': its rank is 128, and replicas "
@@ -104,21 +104,21 @@ def test_an_adapter_of_a_rank_beyond_what_is_set_aside_is_refused(tmp_path: Path
     ]
 
 
-def test_the_rank_is_the_one_of_the_engines_command_line() -> None:
+def test_the_maximum_rank_matches_the_engines_command_line() -> None:
     from llm_serving.catalog import engines
 
     arguments = engines.load_engines()["vllm"].options["adapters"].arguments
     assert arguments[arguments.index("--max-lora-rank") + 1] == str(adapters.MAX_RANK)
 
 
-def test_a_folder_that_is_no_adapter_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_an_adapter_is_refused(tmp_path: Path) -> None:
     assert _find_errors(tmp_path) == [
         "blueprint.yaml:5:58: roles.models.tuned.adapters.tone: now 'adapters/tone': adapters/tone has no adapter_config.json "
         "and no adapter_model.safetensors. Fix: a folder that PEFT wrote."
     ]
 
 
-def test_a_folder_is_of_no_use_to_a_container_nor_s3_to_this_machine(tmp_path: Path, adapter_folder: Path) -> None:
+def test_a_container_refuses_a_folder_and_the_local_target_refuses_s3(tmp_path: Path, adapter_folder: Path) -> None:
     assert adapter_folder.is_dir()
     assert _find_errors(tmp_path, target="eks") == [
         "blueprint.yaml:5:58: roles.models.tuned.adapters.tone: now 'adapters/tone': a container on eks cannot read "

@@ -42,7 +42,7 @@ def _make_baseline(folder: Path, roles: str = ROLES, extra: str = "") -> Bluepri
         ("prefill: {pool: gpus, replicas: 4..12}, decode: {pool: gpus, accelerators: 4}", (2, 4), 4),
     ],
 )
-def test_a_baseline_has_as_many_accelerators_in_equal_replicas(
+def test_a_baseline_has_the_same_accelerators_in_equal_replicas(
     tmp_path: Path, roles: str, replicas: tuple[int, int], each: int
 ) -> None:
     baseline_blueprint = _make_baseline(tmp_path, roles)
@@ -55,7 +55,7 @@ def test_a_baseline_has_as_many_accelerators_in_equal_replicas(
     assert baseline_blueprint.roles.worker.pool == "gpus"
 
 
-def test_model_traffic_and_slo_are_the_originals_and_only_the_hand_over_is_gone(tmp_path: Path) -> None:
+def test_a_baseline_has_the_originals_model_traffic_and_slo_without_kv_transfer(tmp_path: Path) -> None:
     extra = "name: pair\ntuning: {kv_transfer: host, prefix_cache: off, sequences: 64}\n"
     original = load(_write_blueprint(tmp_path, extra=extra), Blueprint).value
     baseline_blueprint = _make_baseline(tmp_path, extra=extra)
@@ -65,17 +65,17 @@ def test_model_traffic_and_slo_are_the_originals_and_only_the_hand_over_is_gone(
     assert baseline_blueprint.name == "pair-baseline"
 
 
-def test_the_router_goes_by_the_same_policy(tmp_path: Path) -> None:
+def test_a_baseline_has_the_originals_router_policy(tmp_path: Path) -> None:
     assert _make_baseline(tmp_path, f"{ROLES}, router: {{policy: round-robin}}").roles.router.policy == "round-robin"
 
 
-def test_the_patterns_own_blueprint_has_a_baseline(tmp_path: Path) -> None:
+def test_the_patterns_blueprint_has_a_baseline(tmp_path: Path) -> None:
     (tmp_path / "blueprint.yaml").write_text(baseline.render(load(PATTERN / "blueprint.yaml", Blueprint)))
     assert load(tmp_path / "blueprint.yaml", Blueprint).value.pattern == "aggregated"
 
 
 @pytest.mark.parametrize(
-    ("roles", "said"),
+    ("roles", "message"),
     [
         (
             "prefill: {pool: gpus}, decode: {pool: others}",
@@ -89,11 +89,11 @@ def test_the_patterns_own_blueprint_has_a_baseline(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_blueprint_that_has_no_baseline_is_refused_at_its_line(tmp_path: Path, roles: str, said: str) -> None:
+def test_a_blueprint_without_an_equal_baseline_is_refused_at_its_line(tmp_path: Path, roles: str, message: str) -> None:
     file = _write_blueprint(tmp_path, roles)
     with pytest.raises(InputError) as error:
         baseline.render(load(file, Blueprint))
-    assert str(error.value) == f"{file}:{said}"
+    assert str(error.value) == f"{file}:{message}"
 
 
 def test_only_a_disaggregated_blueprint_has_a_baseline(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def list_errors(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("folder", sorted(path.parent for path in ROOT.glob("blueprints/*/blueprint.yaml")))
-def test_every_pattern_is_itself_right_and_bears_its_own_name(folder: Path) -> None:
+def test_every_pattern_is_valid_and_has_its_folders_name(folder: Path) -> None:
     assert blueprint.read(folder).value.pattern == folder.name
 
 
@@ -77,19 +77,19 @@ DIGEST = "@sha256:" + "0" * 64
         f"vllm/vllm-openai:v0.32.0{DIGEST}",
     ],
 )
-def test_an_image_that_stays_what_it_is_is_taken(image: str) -> None:
+def test_an_immutable_image_is_accepted(image: str) -> None:
     assert read(f"{VALID}image: {image}\n").image == image
 
 
 @pytest.mark.parametrize(
     "image", ["vllm/vllm-openai", "vllm/vllm1", "vllm/vllm-openai:latest", f"vllm/vllm-openai:latest{DIGEST}"]
 )
-def test_an_image_that_may_become_another_is_refused(image: str) -> None:
+def test_a_mutable_image_is_refused(image: str) -> None:
     with pytest.raises(InputError, match="it is not an image with a tag other than latest, or a digest"):
         read(f"{VALID}image: {image}\n")
 
 
-def test_traffic_comes_back_from_its_own_json() -> None:
+def test_traffic_round_trips_through_json() -> None:
     traffic = read(VALID.replace("users: 8", "arrivals: 0.5/s, shared_prefix: 12.5%, input_tokens: 2k..4k, context: 8k")
                    .replace(", context: 8k", "").replace("model: tiny", "model: tiny\ncontext: 8k")).traffic  # fmt: skip
     assert Traffic.model_validate_json(traffic.model_dump_json()) == traffic
@@ -209,7 +209,7 @@ def get_error(folder: str) -> str:
     return str(error.value)
 
 
-def test_a_folder_that_holds_no_blueprint_is_said_to_be_so() -> None:
+def test_a_path_without_a_blueprint_is_refused_with_a_fix() -> None:
     fix = "Fix: the folder of a blueprint; `blueprint new` creates one."
     assert get_error("mine") == f"mine:1:1: the folder holds no blueprint.yaml. {fix}"
     assert get_error("nowhere") == f"nowhere:1:1: there is no such folder. {fix}"

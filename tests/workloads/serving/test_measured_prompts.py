@@ -62,7 +62,7 @@ def test_the_newest_report_counts(root: Path) -> None:
     assert find_share(root) == 0.7
 
 
-def test_of_reports_that_do_not_say_it_the_one_before_counts(root: Path) -> None:
+def test_reports_without_a_measurement_are_skipped(root: Path) -> None:
     write_blueprint(root)
     write_report(root, OLD, prompts=0.2)
     before_it_was_measured = root / "runs" / "mine" / NEW / "report.json"
@@ -83,21 +83,21 @@ def test_of_reports_that_do_not_say_it_the_one_before_counts(root: Path) -> None
         ("users: 4, input_tokens: 64, output_tokens: 8", False),
     ],
 )
-def test_a_share_of_other_prompts_does_not_count(root: Path, now: str, counts: bool) -> None:
+def test_a_share_of_other_prompts_is_ignored(root: Path, now: str, counts: bool) -> None:
     write_blueprint(root)
     write_report(root, NEW)
     write_blueprint(root, now)
     assert find_share(root) == (0.5 if counts else None)
 
 
-def test_a_share_of_what_the_file_held_before_does_not_count(root: Path) -> None:
+def test_a_share_of_a_changed_file_is_ignored(root: Path) -> None:
     write_blueprint(root)
     write_report(root, NEW)
     (root / "mine" / "own.jsonl").write_text('{"prompt": "three"}\n')
     assert find_share(root) is None
 
 
-def test_what_the_blueprint_states_wins(root: Path) -> None:
+def test_the_blueprints_own_setting_overrides_the_measurement(root: Path) -> None:
     write_blueprint(root)
     write_report(root, NEW)
     write_blueprint(root, router="{policy: random}")
@@ -109,7 +109,7 @@ def test_what_the_blueprint_states_wins(root: Path) -> None:
 @pytest.mark.parametrize(
     ("share", "policy", "beside"), [(0.62, "cache-aware", "more"), (0.3, "load-aware", "not more")]
 )
-def test_what_was_measured_decides_for_the_next_deployment_and_it_says_so(
+def test_the_measured_share_sets_the_next_deployments_policy_with_a_note(
     root: Path, share: float, policy: str, beside: str
 ) -> None:
     folder = write_blueprint(root)

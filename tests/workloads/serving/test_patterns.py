@@ -53,7 +53,7 @@ def test_a_folder_adds_a_pattern_with_the_roles_of_its_blueprint(pattern_folder:
     assert '"wide"' in schema.render(Blueprint, "blueprint.yaml")
 
 
-def test_only_a_pattern_that_says_so_spans_nodes(tmp_path: Path, pattern_folder: Path) -> None:
+def test_only_a_pattern_with_spans_nodes_spans_nodes(tmp_path: Path, pattern_folder: Path) -> None:
     with pytest.raises(InputError, match="a replica runs on one node"):
         resolving.resolve_files(tmp_path, TWO_NODES.format(pattern="wide"), FLEET, "eks")
     (pattern_folder / patterns.FACTS_FILE).write_text("spans_nodes: on\n")
@@ -62,7 +62,7 @@ def test_only_a_pattern_that_says_so_spans_nodes(tmp_path: Path, pattern_folder:
     assert deployment.roles[0].nodes == 2
 
 
-def test_a_fact_that_does_not_exist_is_refused_at_its_line(pattern_folder: Path) -> None:
+def test_an_unknown_fact_is_refused_at_its_line(pattern_folder: Path) -> None:
     (pattern_folder / patterns.FACTS_FILE).write_text("spans_node: on\n")
     patterns.load_patterns.cache_clear()
     with pytest.raises(InputError, match=r"pattern\.yaml:1:1: spans_node: unknown key\. Fix: spans_nodes:"):

@@ -191,7 +191,7 @@ def _check_deployment(case: Case, blueprint: Document[Blueprint], deployment: De
         _check_ports(deployment)
 
 
-def test_whatever_is_asked_the_answer_keeps_what_must_hold_or_the_refusal_has_its_line(tmp_path: Path) -> None:
+def test_any_blueprint_resolves_within_its_invariants_or_is_refused_at_a_line(tmp_path: Path) -> None:
     outcomes: Counter[tuple[str, str]] = Counter()
 
     @seed(20261121)

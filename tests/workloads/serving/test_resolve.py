@@ -103,7 +103,7 @@ def test_the_engine_listens_on_loopback_and_streams_from_the_bucket(tmp_path: Pa
     assert deployment.served_models[0].weights.random
 
 
-def test_another_s3_than_awss_is_addressed_by_path(tmp_path: Path) -> None:
+def test_an_s3_other_than_awss_is_addressed_by_path(tmp_path: Path) -> None:
     other = _resolve(tmp_path).engine_processes[0].env
     aws = _resolve(tmp_path, _build_environment(s3_endpoint=None)).engine_processes[0].env
     assert other["RUNAI_STREAMER_S3_USE_VIRTUAL_ADDRESSING"] == "0"
@@ -111,7 +111,7 @@ def test_another_s3_than_awss_is_addressed_by_path(tmp_path: Path) -> None:
     assert other["AWS_REGION"] == "us-west-2"
 
 
-def test_weights_of_ones_own_are_taken_from_there(tmp_path: Path) -> None:
+def test_weights_of_the_user_are_read_from_their_uri(tmp_path: Path) -> None:
     assert _resolve(tmp_path, weights="s3://mine/some/model").served_models[0].weights.uri == "s3://mine/some/model/"
 
 
@@ -121,7 +121,7 @@ def test_the_replicas_share_the_cores(tmp_path: Path, cores: int, replicas: int,
     assert {process.env["OMP_NUM_THREADS"] for process in deployment.engine_processes} == {threads}
 
 
-def test_the_cache_holds_a_full_request_and_all_requests_under_way(tmp_path: Path) -> None:
+def test_the_cache_fits_a_full_request_and_all_requests_in_flight(tmp_path: Path) -> None:
     deployment = _resolve(
         tmp_path, model="mid", context="4k", traffic="{users: 50, input_tokens: 1k..2k, output_tokens: 200}"
     )
@@ -132,13 +132,13 @@ def test_the_cache_holds_a_full_request_and_all_requests_under_way(tmp_path: Pat
     assert tokens < (4000 + 50 * 2200) * 1.1
 
 
-def test_what_a_replica_takes_grows_with_its_weights_and_its_cache(tmp_path: Path) -> None:
+def test_a_replicas_memory_grows_with_its_weights_and_its_cache(tmp_path: Path) -> None:
     tiny, mid = (_resolve(tmp_path, model=name).engine_processes[0].memory_bytes for name in ("tiny", "mid"))
     assert mid - tiny > models.find("mid").weight_bytes
 
 
 @pytest.mark.parametrize(
-    ("policy", "word"),
+    ("policy", "router_policy"),
     [
         ("cache-aware", "cache_aware"),
         ("round-robin", "round_robin"),
@@ -147,12 +147,14 @@ def test_what_a_replica_takes_grows_with_its_weights_and_its_cache(tmp_path: Pat
         ("consistent-hash", "consistent_hash"),
     ],
 )
-def test_every_policy_of_the_blueprint_has_a_word_of_the_routers(tmp_path: Path, policy: str, word: str) -> None:
-    assert _get_router_flag(_resolve(tmp_path, router=f"{{policy: {policy}}}"), "--policy") == word
+def test_every_policy_of_the_blueprint_maps_to_one_of_the_routers(
+    tmp_path: Path, policy: str, router_policy: str
+) -> None:
+    assert _get_router_flag(_resolve(tmp_path, router=f"{{policy: {policy}}}"), "--policy") == router_policy
 
 
 @pytest.mark.parametrize(
-    ("shared", "word", "why"),
+    ("shared", "router_policy", "reason"),
     [
         ("0%", "power_of_two", "load-aware, since by the blueprint's traffic its prompts share nothing."),
         (
@@ -167,15 +169,15 @@ def test_every_policy_of_the_blueprint_has_a_word_of_the_routers(tmp_path: Path,
         ),
     ],
 )
-def test_the_router_follows_cached_beginnings_by_default_where_they_are_long_enough(
-    tmp_path: Path, shared: str, word: str, why: str
+def test_the_default_policy_is_cache_aware_for_long_shared_prefixes(
+    tmp_path: Path, shared: str, router_policy: str, reason: str
 ) -> None:
     deployment = _resolve(tmp_path, traffic=f"{{users: 8, input_tokens: 8, output_tokens: 8, shared_prefix: {shared}}}")
-    assert _get_router_flag(deployment, "--policy") == word
-    assert f"The router's policy is {why}" in deployment.notes
+    assert _get_router_flag(deployment, "--policy") == router_policy
+    assert f"The router's policy is {reason}" in deployment.notes
 
 
-def test_before_one_replica_alone_the_router_has_nothing_to_choose_and_its_load_aware_policy_wants_two(
+def test_a_load_aware_router_of_a_single_replica_uses_round_robin(
     tmp_path: Path,
 ) -> None:
     deployment = _resolve(tmp_path, worker="{pool: small, replicas: 1}", router="{policy: load-aware}")
@@ -193,7 +195,7 @@ def test_the_router_knows_every_replica_and_the_requests_deadline(tmp_path: Path
 
 
 @pytest.mark.parametrize(("users", "replicas", "imbalance"), [(8, 2, "2"), (1, 2, "1"), (100, 2, "25")])
-def test_load_counts_more_than_a_cached_beginning_at_half_a_replicas_share(
+def test_an_imbalance_of_half_a_replicas_share_overrides_the_cached_prefix(
     tmp_path: Path, users: int, replicas: int, imbalance: str
 ) -> None:
     deployment = _resolve(
@@ -204,7 +206,7 @@ def test_load_counts_more_than_a_cached_beginning_at_half_a_replicas_share(
     assert _get_router_flag(deployment, "--balance-abs-threshold") == imbalance
 
 
-def test_the_first_type_in_the_pools_order_that_holds_it_is_taken(tmp_path: Path) -> None:
+def test_the_first_type_of_the_pool_that_fits_is_selected(tmp_path: Path) -> None:
     assert _resolve(tmp_path, worker="{pool: large}").engine_roles[0].instance_types[0] == "g6e.2xlarge"
     assert (
         _resolve(tmp_path, worker="{pool: large, accelerators: 2}").engine_roles[0].instance_types[0] == "g6e.48xlarge"
@@ -217,7 +219,7 @@ def test_the_first_type_in_the_pools_order_that_holds_it_is_taken(tmp_path: Path
     )
 
 
-def test_what_stands_in_for_what_is_said(tmp_path: Path) -> None:
+def test_the_deployment_lists_its_substitutions(tmp_path: Path) -> None:
     deployment = _resolve(tmp_path, _build_environment(emulated=("AWS is emulated.",)))
     assert deployment.notes == (
         "On this machine the engine runs on CPU; the 1 x L40S of g6e.2xlarge that the pool small gives each "
@@ -231,18 +233,18 @@ def test_what_stands_in_for_what_is_said(tmp_path: Path) -> None:
     )
 
 
-def test_the_same_files_and_place_give_the_same_deployment_and_it_survives_json(tmp_path: Path) -> None:
+def test_resolution_is_deterministic_and_round_trips_through_json(tmp_path: Path) -> None:
     deployment = _resolve(tmp_path)
     assert deployment == _resolve(tmp_path)
     assert Deployment.model_validate_json(deployment.model_dump_json()) == deployment
 
 
-def test_the_deployment_is_named_as_written_or_after_its_folder(tmp_path: Path) -> None:
+def test_the_deployments_name_is_explicit_or_its_folders(tmp_path: Path) -> None:
     assert _resolve(tmp_path).name == "mine"
     assert _resolve(tmp_path, model="tiny\nname: other").name == "other"
 
 
-def test_a_model_in_a_folder_is_served_by_the_folders_name(tmp_path: Path) -> None:
+def test_a_model_in_a_folder_is_served_under_the_folders_name(tmp_path: Path) -> None:
     folder = tmp_path / "my-model"
     folder.mkdir()
     config = {key: value for key, value in models.read_config("tiny").items() if key != models.RANDOM_KEY}
@@ -302,21 +304,21 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("changed", "said"), REFUSED)
-def test_what_cannot_work_is_refused_at_its_line(tmp_path: Path, changed: dict[str, str], said: str) -> None:
+@pytest.mark.parametrize(("changed", "message"), REFUSED)
+def test_an_impossible_blueprint_is_refused_at_its_line(tmp_path: Path, changed: dict[str, str], message: str) -> None:
     with pytest.raises(InputError) as error:
         _resolve(tmp_path, **changed)
     folder = f"{tmp_path}/mine"
-    assert str(error.value) == f"{folder}/{said}".replace("FOLDER", folder)
+    assert str(error.value) == f"{folder}/{message}".replace("FOLDER", folder)
 
 
-def test_all_that_cannot_work_is_said_at_once(tmp_path: Path) -> None:
+def test_all_mistakes_of_a_blueprint_are_reported_together(tmp_path: Path) -> None:
     with pytest.raises(InputError) as error:
         _resolve(tmp_path, model="tinyy", worker="{pool: gpu}")
     assert [mistake.field for mistake in error.value.mistakes] == ["model", "roles.worker.pool"]
 
 
-def test_a_folder_whose_name_is_no_name_must_be_named(tmp_path: Path) -> None:
+def test_a_folder_with_an_invalid_name_needs_an_explicit_name(tmp_path: Path) -> None:
     folder = tmp_path / "My Model"
     folder.mkdir()
     (folder / "blueprint.yaml").write_text(

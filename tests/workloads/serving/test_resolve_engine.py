@@ -118,7 +118,7 @@ def _send(url: str, shared: float, number: int, max_tokens: int = 1) -> None:
 
 
 @pytest.mark.parametrize(("beside", "followed"), [(-0.01, False), (0.01, True)])
-def test_the_router_follows_a_beginning_to_a_busier_engine_only_above_the_resolvers_share(
+def test_the_router_prefers_a_busier_engines_prefix_only_above_the_resolvers_share(
     engine_pair: tuple[Engine, Engine], beside: float, followed: bool
 ) -> None:
     shared = engines.load_routers()["vllm-router"].cache_aware_share + beside

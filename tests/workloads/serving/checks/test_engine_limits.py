@@ -162,9 +162,9 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("text", "why"), REFUSED)
-def test_it_is_refused_with_its_reason(tmp_path: Path, text: str, why: str) -> None:
-    assert f"blueprint.yaml:{why}" in list_errors(tmp_path, text)
+@pytest.mark.parametrize(("text", "reason"), REFUSED)
+def test_an_unsupported_setting_is_refused_with_its_reason(tmp_path: Path, text: str, reason: str) -> None:
+    assert f"blueprint.yaml:{reason}" in list_errors(tmp_path, text)
 
 
 def test_weights_of_eight_bits_are_refused(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_weights_of_eight_bits_are_refused(tmp_path: Path) -> None:
     )
 
 
-def test_prefill_and_decode_apart_are_refused(tmp_path: Path) -> None:
+def test_disaggregation_is_refused(tmp_path: Path) -> None:
     roles = "".join(f"  {name}: {{pool: trainium, accelerators: 64}}\n" for name in ("prefill", "decode"))
     text = f"pattern: disaggregated\nmodel: {LLAMA}\nroles:\n{roles}{TRAFFIC_AND_SLO}"
     assert (
@@ -189,14 +189,14 @@ def test_prefill_and_decode_apart_are_refused(tmp_path: Path) -> None:
     ) in list_errors(tmp_path, text)
 
 
-def test_what_is_written_once_for_many_roles_is_said_once(tmp_path: Path) -> None:
+def test_a_setting_shared_by_roles_is_reported_once(tmp_path: Path) -> None:
     models = "".join(f"    {name}: {{model: {QWEN}, {WHOLE_MACHINE}}}\n" for name in ("first", "second"))
     text = f"pattern: multi-model\nroles:\n  models:\n{models}tuning: {{kv_cache: fp8}}\n{TRAFFIC_AND_SLO}"
     assert len(list_errors(tmp_path, text)) == 1
 
 
 @pytest.mark.parametrize("pool", ["old", "spare", "trainium"])
-def test_on_this_machine_a_cpu_stands_in_for_any_of_them(tmp_path: Path, pool: str) -> None:
+def test_the_local_target_replaces_any_accelerator_with_the_cpu(tmp_path: Path, pool: str) -> None:
     deployment = resolve_blueprint(tmp_path, format_blueprint(f"pool: {pool}, accelerators: 2", model="tiny"), "local")
     command = deployment.engine_processes[0].command
     assert ("--additional-config" in command, get_flag(deployment.roles[0], "--load-format")) == (
@@ -206,7 +206,7 @@ def test_on_this_machine_a_cpu_stands_in_for_any_of_them(tmp_path: Path, pool: s
     assert deployment.roles[0].prefetch is None
 
 
-def test_every_reason_of_the_catalogue_has_a_test() -> None:
+def test_every_reason_in_the_catalogue_has_a_test() -> None:
     platform = engines.load_engines()["vllm"].platforms["neuron"]
     texts = [reason for _, reason in REFUSED]
     assert [
@@ -216,7 +216,7 @@ def test_every_reason_of_the_catalogue_has_a_test() -> None:
     ] == []
 
 
-def test_a_replica_on_gpus_beside_is_untouched(tmp_path: Path) -> None:
+def test_a_gpu_replica_of_the_same_fleet_is_unchanged(tmp_path: Path) -> None:
     deployment = resolve_blueprint(tmp_path, format_blueprint("pool: gpu, accelerators: 4", model=QWEN))
     assert deployment.roles[0].image == engines.load_engines()["vllm"].image
     assert get_flag(deployment.roles[0], "--load-format") == "runai_streamer"
@@ -224,9 +224,7 @@ def test_a_replica_on_gpus_beside_is_untouched(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("target", "pool"), [("eks", "trainium"), ("ecs", "on-ecs")])
-def test_a_replica_has_its_machines_devices_and_copies_its_weights_there(
-    tmp_path: Path, target: str, pool: str
-) -> None:
+def test_a_replica_requests_all_devices_and_copies_its_weights(tmp_path: Path, target: str, pool: str) -> None:
     worker = resolve_blueprint(tmp_path, format_blueprint(WHOLE_MACHINE.replace("trainium", pool)), target).roles[0]
     assert (worker.resources.device, worker.resources.accelerators) == ("aws.amazon.com/neuron", 16)
     assert (worker.resources.efa, worker.nodes) == (0, 1)
@@ -241,7 +239,7 @@ def test_a_replica_has_its_machines_devices_and_copies_its_weights_there(
     assert worker.prefetch.timeout_s > worker.served_model.weights.bytes / 100e6
 
 
-def test_cores_are_split_over_engines_beside_each_other(tmp_path: Path) -> None:
+def test_cores_are_divided_among_data_parallel_engines(tmp_path: Path) -> None:
     worker = resolve_blueprint(tmp_path, format_blueprint()).roles[0]
     assert (get_flag(worker, "--tensor-parallel-size"), get_flag(worker, "--data-parallel-size")) == ("16", "4")
 
@@ -250,7 +248,7 @@ def test_cores_are_split_over_engines_beside_each_other(tmp_path: Path) -> None:
     ("rest", "tokens", "sequences"),
     [("", 2048, 8), ("tuning: {batch_tokens: 8192, sequences: 4}\n", 8192, 4)],
 )
-def test_the_programs_are_compiled_for_the_step_that_the_engine_is_told(
+def test_compiled_programs_match_the_engines_batch_settings(
     tmp_path: Path, rest: str, tokens: int, sequences: int
 ) -> None:
     worker = resolve_blueprint(tmp_path, format_blueprint(extra=rest)).roles[0]
@@ -267,7 +265,7 @@ def test_a_segment_stays_below_a_short_context(tmp_path: Path) -> None:
     assert get_flag(worker, "--max-num-batched-tokens") == "1024"
 
 
-def test_a_start_may_take_as_long_as_compiling_does(tmp_path: Path) -> None:
+def test_the_startup_deadline_allows_for_compilation(tmp_path: Path) -> None:
     on_neuron = resolve_blueprint(tmp_path, format_blueprint()).engine_processes[0].probe
     on_gpus = (
         resolve_blueprint(tmp_path, format_blueprint("pool: gpu, accelerators: 4", model=QWEN))
@@ -278,7 +276,7 @@ def test_a_start_may_take_as_long_as_compiling_does(tmp_path: Path) -> None:
     assert on_neuron.deadline_s > 40 * 60 > on_gpus.deadline_s
 
 
-def test_caches_of_programs_lie_in_the_replicas_own_folder(tmp_path: Path) -> None:
+def test_compilation_caches_are_in_the_replicas_scratch_directory(tmp_path: Path) -> None:
     environment = resolve_blueprint(tmp_path, format_blueprint()).engine_processes[0].env
     cache_folders = {
         environment[name] for name in ("VLLM_CACHE_ROOT", "NKI_COMPILE_CACHE_URL", "NEURON_COMPILE_CACHE_URL")

@@ -181,7 +181,7 @@ REFUSED_LOCALLY = [
 
 
 @pytest.mark.parametrize(("text", "message"), REFUSED)
-def test_it_is_refused_before_anything_is_rented(tmp_path: Path, text: str, message: str) -> None:
+def test_an_unsupported_blueprint_is_refused_at_check_time(tmp_path: Path, text: str, message: str) -> None:
     assert get_error(tmp_path, text) == message
 
 
@@ -189,7 +189,7 @@ MULTI_MODEL = "pattern: multi-model\nroles:\n  models: {one: {model: tiny, pool:
 
 
 @pytest.mark.parametrize(
-    ("text", "target", "why"),
+    ("text", "target", "reason"),
     [
         (
             format_disaggregated(GENERAL, GENERAL, "tiny").replace(
@@ -212,18 +212,16 @@ MULTI_MODEL = "pattern: multi-model\nroles:\n  models: {one: {model: tiny, pool:
         ),
     ],
 )
-def test_routing_by_events_is_refused_where_the_router_does_not_hear_them(
-    tmp_path: Path, text: str, target: str, why: str
-) -> None:
+def test_kv_aware_routing_is_refused_without_cache_events(tmp_path: Path, text: str, target: str, reason: str) -> None:
     line = next(number for number, content in enumerate(text.splitlines(), 1) if "kv-aware" in content)
     assert get_error(tmp_path, text, target) == (
-        f"blueprint.yaml:{line}:20: roles.router.policy: now 'kv-aware': {why}. Fix: policy: cache-aware."
+        f"blueprint.yaml:{line}:20: roles.router.policy: now 'kv-aware': {reason}. Fix: policy: cache-aware."
     )
     resolve_blueprint(tmp_path, text.replace("kv-aware", "cache-aware"), target)
 
 
 @pytest.mark.parametrize(("text", "message"), REFUSED_LOCALLY)
-def test_what_a_cpu_cannot_do_is_refused_on_local_alone(tmp_path: Path, text: str, message: str) -> None:
+def test_settings_that_need_an_accelerator_are_refused_on_local_alone(tmp_path: Path, text: str, message: str) -> None:
     assert get_error(tmp_path, text, "local") == message
     resolve_blueprint(tmp_path, text, "eks")
 
@@ -247,7 +245,7 @@ def test_what_a_cpu_cannot_do_is_refused_on_local_alone(tmp_path: Path, text: st
         ),
     ],
 )
-def test_prefill_on_one_gpu_each_holds_a_235b_model_on_b300_and_not_on_h200(
+def test_prefill_on_a_single_gpu_fits_a_235b_model_on_b300_and_not_on_h200(
     tmp_path: Path, model: str, pool: str, message: str
 ) -> None:
     text = format_disaggregated({"pool": pool, "replicas": 12}, {"pool": pool, "accelerators": 4}, model)
@@ -258,7 +256,7 @@ def test_prefill_on_one_gpu_each_holds_a_235b_model_on_b300_and_not_on_h200(
     assert (prefill.replicas.max, prefill.resources.efa, decode.resources.efa) == (12, 2, 8)
 
 
-def test_over_efa_with_rdma_nixl_is_told_to_take_libfabric_and_its_own_address(tmp_path: Path) -> None:
+def test_with_rdma_over_efa_nixl_uses_libfabric_and_the_pods_address(tmp_path: Path) -> None:
     for role in resolve_blueprint(tmp_path, format_disaggregated(P5EN, P5EN)).engine_roles:
         (process,) = role.processes
         assert '"backends": ["LIBFABRIC"]' in get_flag(process.command, "--kv-transfer-config")
@@ -270,7 +268,7 @@ def test_over_efa_with_rdma_nixl_is_told_to_take_libfabric_and_its_own_address(t
         assert role.resources.efa == 2
 
 
-def test_without_rdma_caches_go_through_the_hosts_memory_and_the_user_is_told(tmp_path: Path) -> None:
+def test_without_rdma_caches_go_through_host_memory_with_a_note(tmp_path: Path) -> None:
     deployment = resolve_blueprint(tmp_path, format_disaggregated(GENERAL, GENERAL))
     for role in deployment.engine_roles:
         assert '"kv_buffer_device": "cpu"' in get_flag(role.processes[0].command, "--kv-transfer-config")
@@ -283,7 +281,7 @@ def test_without_rdma_caches_go_through_the_hosts_memory_and_the_user_is_told(tm
     assert any("as the blueprint asks" in note for note in host_deployment.notes)
 
 
-def test_a_replica_over_machines_stands_on_one_type_in_one_zone_and_knows_its_leader(tmp_path: Path) -> None:
+def test_a_multi_node_replica_has_one_type_one_zone_and_a_leader(tmp_path: Path) -> None:
     text = format_distributed(model="deepseek-ai/DeepSeek-R1", pool="p5en", accelerators=16, data=16, expert="on")
     worker = resolve_blueprint(tmp_path, text).engine_roles[0]
     leader, follower = worker.processes
@@ -299,7 +297,7 @@ def test_a_replica_over_machines_stands_on_one_type_in_one_zone_and_knows_its_le
     assert (leader.probe is not None, follower.probe) == (True, None), "followers answer nobody"
 
 
-def test_ray_joins_the_machines_where_the_blueprint_says_so(tmp_path: Path) -> None:
+def test_the_ray_executor_joins_the_machines(tmp_path: Path) -> None:
     text = format_distributed(
         model="deepseek-ai/DeepSeek-R1", pool="p5en", accelerators=16, pipeline=2, expert="on", executor="ray"
     )
