@@ -100,6 +100,18 @@ def _add_lifecycle(
     expire_days: int,
     versioning: aws.s3_bucket_versioning.S3BucketVersioningA,
 ) -> None:
+    aws.s3_bucket_lifecycle_configuration.S3BucketLifecycleConfiguration(
+        stack,
+        f"{name}-lifecycle",
+        bucket=s3_bucket.bucket,
+        rule=_build_lifecycle_rules(old_versions_days, expire_days),
+        depends_on=[versioning],
+    )
+
+
+def _build_lifecycle_rules(
+    old_versions_days: int, expire_days: int
+) -> list[aws.s3_bucket_lifecycle_configuration.S3BucketLifecycleConfigurationRule]:
     lifecycle = aws.s3_bucket_lifecycle_configuration
     everything = [lifecycle.S3BucketLifecycleConfigurationRuleFilter(prefix="")]
     rules = [
@@ -133,6 +145,4 @@ def _add_lifecycle(
                 status="Enabled",
             )
         )
-    lifecycle.S3BucketLifecycleConfiguration(
-        stack, f"{name}-lifecycle", bucket=s3_bucket.bucket, rule=rules, depends_on=[versioning]
-    )
+    return rules

@@ -1,6 +1,6 @@
 """Roles of the platform's controllers that call AWS: the load balancer controller and the cluster autoscaler.
 
-Their charts give the service accounts the names that stand here.
+Their charts give the service accounts these names.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LOAD_BALANCER_CONTROLLER = "aws-load-balancer-controller"
 AUTOSCALER = "cluster-autoscaler"
 
 _CLUSTER_TAG = "elbv2.k8s.aws/cluster"
-"""The tag by which the load balancer controller marks what it made."""
+"""The tag that the load balancer controller puts on the resources that it creates."""
 
 
 def add_load_balancer_role(
@@ -76,14 +76,18 @@ def _build_load_balancer_statements(fleet: Fleet, account: Account) -> list[Stat
 
     Source: kubernetes-sigs/aws-load-balancer-controller, docs/install/iam_policy.json, 2026-11.
     """
-    balancers = [account.build_arn("elasticloadbalancing", f"{kind}/*") for kind in ("loadbalancer", "targetgroup")]
-    listeners = [account.build_arn("elasticloadbalancing", f"{kind}/*") for kind in ("listener", "listener-rule")]
-    groups = account.build_arn("ec2", "security-group/*")
-    request_tag = {"StringEquals": {f"aws:RequestTag/{_CLUSTER_TAG}": names.format_cluster_name(fleet)}}
-    resource_tag = {"StringEquals": {f"aws:ResourceTag/{_CLUSTER_TAG}": names.format_cluster_name(fleet)}}
     return [
-        # Neither service describes single resources, nor do certificates tell their names.
+        # Neither service supports resource-level permissions for Describe; certificate ARNs do not contain their names.
         {"Sid": "Read", "Effect": "Allow", "Action": _READ_ACTIONS, "Resource": "*"},
+        *_build_security_group_statements(fleet, account),
+        *_build_balancer_statements(fleet, account),
+    ]
+
+
+def _build_security_group_statements(fleet: Fleet, account: Account) -> list[Statement]:
+    groups = account.build_arn("ec2", "security-group/*")
+    cluster = names.format_cluster_name(fleet)
+    return [
         {
             "Sid": "MakeGroups",
             "Effect": "Allow",
@@ -95,22 +99,32 @@ def _build_load_balancer_statements(fleet: Fleet, account: Account) -> list[Stat
             "Effect": "Allow",
             "Action": ["ec2:CreateTags"],
             "Resource": groups,
-            "Condition": {"StringEquals": {"ec2:CreateAction": "CreateSecurityGroup", **request_tag["StringEquals"]}},
+            "Condition": {
+                "StringEquals": {"ec2:CreateAction": "CreateSecurityGroup", f"aws:RequestTag/{_CLUSTER_TAG}": cluster}
+            },
         },
         {
             "Sid": "OwnGroups",
             "Effect": "Allow",
             "Action": ["ec2:DeleteSecurityGroup", "ec2:CreateTags", "ec2:DeleteTags"],
             "Resource": groups,
-            "Condition": resource_tag,
+            "Condition": {"StringEquals": {f"aws:ResourceTag/{_CLUSTER_TAG}": cluster}},
         },
         {
-            # On the nodes' group too, which EKS made: load balancers must reach pods.
+            # On the nodes' security group too, which EKS creates: load balancers must reach pods.
             "Sid": "Rules",
             "Effect": "Allow",
             "Action": ["ec2:AuthorizeSecurityGroupIngress", "ec2:RevokeSecurityGroupIngress"],
             "Resource": groups,
         },
+    ]
+
+
+def _build_balancer_statements(fleet: Fleet, account: Account) -> list[Statement]:
+    balancers = [account.build_arn("elasticloadbalancing", f"{kind}/*") for kind in ("loadbalancer", "targetgroup")]
+    listeners = [account.build_arn("elasticloadbalancing", f"{kind}/*") for kind in ("listener", "listener-rule")]
+    cluster = names.format_cluster_name(fleet)
+    return [
         {
             "Sid": "Make",
             "Effect": "Allow",
@@ -120,17 +134,17 @@ def _build_load_balancer_statements(fleet: Fleet, account: Account) -> list[Stat
                 "elasticloadbalancing:AddTags",
             ],
             "Resource": balancers,
-            "Condition": request_tag,
+            "Condition": {"StringEquals": {f"aws:RequestTag/{_CLUSTER_TAG}": cluster}},
         },
         {
             "Sid": "Own",
             "Effect": "Allow",
             "Action": [f"elasticloadbalancing:{action}" for action in _OWNED_ACTIONS],
             "Resource": [*balancers, *listeners],
-            "Condition": resource_tag,
+            "Condition": {"StringEquals": {f"aws:ResourceTag/{_CLUSTER_TAG}": cluster}},
         },
         {
-            # A listener's tags are those of its load balancer only once both stand.
+            # A listener has its load balancer's tags only once both exist.
             "Sid": "Listeners",
             "Effect": "Allow",
             "Action": [f"elasticloadbalancing:{action}" for action in _LISTENER_ACTIONS],

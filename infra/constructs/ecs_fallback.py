@@ -31,9 +31,13 @@ def add_fallback(stack: TerraformStack, fleet: Fleet, *, key: aws.kms_key.KmsKey
         statements=_build_statements(fleet, account),
         timeout_s=_TIMEOUT_S,
     )
-    cluster = names.format_cluster_name(fleet)
-    event_rule = aws.cloudwatch_event_rule.CloudwatchEventRule
-    minute_rule = event_rule(
+    _add_schedule(stack, fleet, fallback_function)
+    _add_failure_rule(stack, fleet, fallback_function)
+
+
+def _add_schedule(stack: TerraformStack, fleet: Fleet, fallback_function: aws.lambda_function.LambdaFunction) -> None:
+    """Call the function each minute."""
+    minute_rule = aws.cloudwatch_event_rule.CloudwatchEventRule(
         stack,
         f"{NAME}-minute",
         name=f"{fleet.name}-{NAME}-minute",
@@ -45,9 +49,15 @@ def add_fallback(stack: TerraformStack, fleet: Fleet, *, key: aws.kms_key.KmsKey
         f"{NAME}-minute",
         function=fallback_function,
         rule=minute_rule,
-        event_input=json.dumps({"cluster": cluster}),
+        event_input=json.dumps({"cluster": names.format_cluster_name(fleet)}),
     )
-    failure_rule = event_rule(
+
+
+def _add_failure_rule(
+    stack: TerraformStack, fleet: Fleet, fallback_function: aws.lambda_function.LambdaFunction
+) -> None:
+    """Call the function as soon as an Auto Scaling group cannot start an instance."""
+    failure_rule = aws.cloudwatch_event_rule.CloudwatchEventRule(
         stack,
         f"{NAME}-failed",
         name=f"{fleet.name}-{NAME}-failed",
@@ -62,8 +72,8 @@ def add_fallback(stack: TerraformStack, fleet: Fleet, *, key: aws.kms_key.KmsKey
     )
     transformer = aws.cloudwatch_event_target.CloudwatchEventTargetInputTransformer(
         input_paths={"group": "$.detail.AutoScalingGroupName"},
-        # EventBridge puts the quotes of a text itself.
-        input_template=f'{{"cluster": {json.dumps(cluster)}, "failed_group": <group>}}',
+        # EventBridge adds the quotes of a string itself.
+        input_template=f'{{"cluster": {json.dumps(names.format_cluster_name(fleet))}, "failed_group": <group>}}',
     )
     add_trigger(stack, f"{NAME}-failed", function=fallback_function, rule=failure_rule, transformer=transformer)
 

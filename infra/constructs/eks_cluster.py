@@ -47,18 +47,7 @@ def add_cluster(
     """
     name = names.format_cluster_name(fleet)
     group_name = f"/aws/eks/{name}/cluster"
-    kms_key = add_key(
-        stack,
-        "cluster-key",
-        alias=f"{fleet.name}-eks",
-        description=f"Kubernetes secrets, logs and interruption messages of the cluster {name}",
-        account=account,
-        grants=(
-            build_log_group_grant(account, group_name),
-            _build_events_grant(account),
-            *build_log_grants(fleet, account, functions),
-        ),
-    )
+    kms_key = _add_cluster_key(stack, fleet, group_name, functions, account)
     logs = aws.cloudwatch_log_group.CloudwatchLogGroup(
         stack, "cluster-logs", name=group_name, retention_in_days=_LOG_RETENTION_DAYS, kms_key_id=kms_key.arn
     )
@@ -84,6 +73,24 @@ def add_cluster(
     for number, admin in enumerate(fleet.eks.admins, start=1):
         _add_admin(stack, f"admin-{number}", resource, admin, account)
     return Cluster(resource, kms_key)
+
+
+def _add_cluster_key(
+    stack: TerraformStack, fleet: Fleet, group_name: str, functions: Sequence[str], account: Account
+) -> aws.kms_key.KmsKey:
+    name = names.format_cluster_name(fleet)
+    return add_key(
+        stack,
+        "cluster-key",
+        alias=f"{fleet.name}-eks",
+        description=f"Kubernetes secrets, logs and interruption messages of the cluster {name}",
+        account=account,
+        grants=(
+            build_log_group_grant(account, group_name),
+            _build_events_grant(account),
+            *build_log_grants(fleet, account, functions),
+        ),
+    )
 
 
 def _add_eks_cluster(

@@ -24,6 +24,24 @@ def add_flow_logs(stack: TerraformStack, *, fleet: str, vpc_id: str, retention_s
     log_group = aws.cloudwatch_log_group.CloudwatchLogGroup(
         stack, "flow-logs", name=group_name, retention_in_days=convert_to_days(retention_s), kms_key_id=kms_key.arn
     )
+    writer_role, writer_policy = _add_writer_role(stack, fleet, log_group, account)
+    aws.flow_log.FlowLog(
+        stack,
+        "flow-log",
+        vpc_id=vpc_id,
+        traffic_type="ALL",
+        log_destination_type="cloud-watch-logs",
+        log_destination=log_group.arn,
+        iam_role_arn=writer_role.arn,
+        tags={"Name": fleet},
+        depends_on=[writer_policy],
+    )
+
+
+def _add_writer_role(
+    stack: TerraformStack, fleet: str, log_group: aws.cloudwatch_log_group.CloudwatchLogGroup, account: Account
+) -> tuple[aws.iam_role.IamRole, aws.iam_role_policy.IamRolePolicy]:
+    """Add the role with which VPC flow logs write to their log group, and its policy."""
     writer_role = aws.iam_role.IamRole(
         stack,
         "flow-logs-writer",
@@ -54,14 +72,4 @@ def add_flow_logs(stack: TerraformStack, *, fleet: str, vpc_id: str, retention_s
             }
         ),
     )
-    aws.flow_log.FlowLog(
-        stack,
-        "flow-log",
-        vpc_id=vpc_id,
-        traffic_type="ALL",
-        log_destination_type="cloud-watch-logs",
-        log_destination=log_group.arn,
-        iam_role_arn=writer_role.arn,
-        tags={"Name": fleet},
-        depends_on=[writer_policy],
-    )
+    return writer_role, writer_policy

@@ -51,31 +51,16 @@ def add_function(
 ) -> aws.lambda_function.LambdaFunction:
     """Add a function that runs the handler of one file.
 
-    Calls may overlap, so a handler sets what must be and adds nothing up: no concurrency is reserved, since a new
-    account has ten calls at once in all and may reserve none of them.
+    Calls may overlap, so a handler must be idempotent: a new account's quota is too small to reserve concurrency.
 
     Args:
         name: at most 16 characters, unique in the fleet.
         source: the file's name in infra/functions, without its suffix. It is not imported: handlers import boto3.
-        key: encrypts its log, and must let CloudWatch Logs do so for `log_group(fleet, name)`.
+        key: encrypts its log; its policy needs `build_log_grants`.
         statements: what it may do beside writing its log.
     """
-    log = aws.cloudwatch_log_group.CloudwatchLogGroup(
-        stack,
-        f"{name}-log",
-        name=build_log_group_name(fleet, name),
-        retention_in_days=_LOG_RETENTION_DAYS,
-        kms_key_id=key.arn,
-    )
-    function_role = add_role(
-        stack,
-        name,
-        fleet=fleet.name,
-        account=account,
-        description=description,
-        trust=policy.build_trust_policy("lambda.amazonaws.com"),
-        statements=(_build_log_statement(account, fleet, name), *statements),
-    )
+    log = _add_log_group(stack, name, fleet, key)
+    function_role = _add_function_role(stack, name, fleet, account, description, statements)
     code = _write_archive(stack, FUNCTIONS_DIR / f"{source}.py")
     return aws.lambda_function.LambdaFunction(
         stack,
@@ -91,6 +76,37 @@ def add_function(
         memory_size=256,
         timeout=timeout_s,
         depends_on=[log, *list_policies(stack, name)],
+    )
+
+
+def _add_log_group(
+    stack: TerraformStack, name: str, fleet: Fleet, key: aws.kms_key.KmsKey
+) -> aws.cloudwatch_log_group.CloudwatchLogGroup:
+    return aws.cloudwatch_log_group.CloudwatchLogGroup(
+        stack,
+        f"{name}-log",
+        name=build_log_group_name(fleet, name),
+        retention_in_days=_LOG_RETENTION_DAYS,
+        kms_key_id=key.arn,
+    )
+
+
+def _add_function_role(
+    stack: TerraformStack,
+    name: str,
+    fleet: Fleet,
+    account: Account,
+    description: str,
+    statements: Sequence[Statement],
+) -> aws.iam_role.IamRole:
+    return add_role(
+        stack,
+        name,
+        fleet=fleet.name,
+        account=account,
+        description=description,
+        trust=policy.build_trust_policy("lambda.amazonaws.com"),
+        statements=(_build_log_statement(account, fleet, name), *statements),
     )
 
 

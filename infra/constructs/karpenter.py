@@ -118,14 +118,28 @@ def _build_tls_statement(queue: aws.sqs_queue.SqsQueue) -> Statement:
 def _build_statements(
     fleet: Fleet, account: Account, queue_arn: str, key_arn: str, node_role_arn: str, profile_arn: str
 ) -> list[Statement]:
-    """Karpenter's own list, less the instance profiles that it need not make, less the regions that are not ours.
+    """Return Karpenter's own policy, without creating instance profiles and limited to the fleet's region.
 
-    It may use what it is pointed at, but only make, tag and end what carries this cluster's tags.
+    It may use any resource that it refers to, but create, tag and terminate only those with this cluster's tags.
     Source: karpenter.sh/v1.14/reference/cloudformation, 2026-11.
     """
     return [
         *_build_start_statements(fleet, account),
         *_build_node_statements(fleet, account),
+        *_build_read_statements(account),
+        *_build_queue_statements(queue_arn, key_arn),
+        *_build_role_statements(account, node_role_arn, profile_arn),
+        {
+            "Sid": "Cluster",
+            "Effect": "Allow",
+            "Action": ["eks:DescribeCluster"],
+            "Resource": account.build_arn("eks", f"cluster/{names.format_cluster_name(fleet)}"),
+        },
+    ]
+
+
+def _build_read_statements(account: Account) -> list[Statement]:
+    return [
         {
             "Sid": "Read",
             "Effect": "Allow",
@@ -133,7 +147,7 @@ def _build_statements(
             "Resource": "*",
             "Condition": _build_region_condition(account),
         },
-        # The price list answers in a few regions for all, and names no resource.
+        # The Price List API has endpoints in a few regions only, and no resource-level permissions.
         {"Sid": "Prices", "Effect": "Allow", "Action": ["pricing:GetProducts"], "Resource": "*"},
         {
             "Sid": "Images",
@@ -141,6 +155,11 @@ def _build_statements(
             "Action": ["ssm:GetParameter"],
             "Resource": f"arn:{account.partition}:ssm:{account.region}::parameter/aws/service/*",
         },
+    ]
+
+
+def _build_queue_statements(queue_arn: str, key_arn: str) -> list[Statement]:
+    return [
         {
             "Sid": "Interruptions",
             "Effect": "Allow",
@@ -148,6 +167,11 @@ def _build_statements(
             "Resource": queue_arn,
         },
         {"Sid": "InterruptionsKey", "Effect": "Allow", "Action": ["kms:Decrypt"], "Resource": key_arn},
+    ]
+
+
+def _build_role_statements(account: Account, node_role_arn: str, profile_arn: str) -> list[Statement]:
+    return [
         {
             "Sid": "NodeRole",
             "Effect": "Allow",
@@ -156,12 +180,6 @@ def _build_statements(
             "Condition": {"StringEquals": {"iam:PassedToService": f"ec2.{account.dns_suffix}"}},
         },
         {"Sid": "NodeProfile", "Effect": "Allow", "Action": ["iam:GetInstanceProfile"], "Resource": profile_arn},
-        {
-            "Sid": "Cluster",
-            "Effect": "Allow",
-            "Action": ["eks:DescribeCluster"],
-            "Resource": account.build_arn("eks", f"cluster/{names.format_cluster_name(fleet)}"),
-        },
     ]
 
 

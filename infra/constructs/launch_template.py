@@ -35,8 +35,7 @@ def add_launch_template(
         instance_profile_arn: for Auto Scaling groups of our own; a managed node group brings its role itself.
         reservations_arn: the resource group with the group's reservations; it counts only where the group has any.
     """
-    lt = aws.launch_template
-    return lt.LaunchTemplate(
+    return aws.launch_template.LaunchTemplate(
         stack,
         name,
         name=f"{fleet.name}-{stack.node.id}-{group.name}",
@@ -45,25 +44,29 @@ def add_launch_template(
         # A node group takes its type from here, since a Capacity Block asks for that; several types go elsewhere.
         instance_type=group.types[0] if len(group.types) == 1 else None,
         user_data=_encode_base64(text),
-        iam_instance_profile=(
-            lt.LaunchTemplateIamInstanceProfile(arn=instance_profile_arn) if instance_profile_arn else None
-        ),
+        iam_instance_profile=_build_instance_profile(instance_profile_arn),
         block_device_mappings=list(_build_volumes(group)),
         metadata_options=_build_metadata_options(),
-        monitoring=lt.LaunchTemplateMonitoring(enabled=True),
-        tag_specifications=[
-            lt.LaunchTemplateTagSpecifications(
-                # What EC2 makes by itself gets no tags of the provider's.
-                resource_type=resource_type,
-                tags={**fleet.tags, "fleet": fleet.name, "pool": group.pool, "Name": f"{fleet.name}-{group.name}"},
-            )
-            for resource_type in ("instance", "volume", "network-interface")
-        ],
+        monitoring=aws.launch_template.LaunchTemplateMonitoring(enabled=True),
+        tag_specifications=_build_tags(fleet, group),
         **_build_network(group, security_groups),
         **_build_capacity(group, reservations_arn),
         **_build_placement(fleet, group),
         depends_on=list(depends_on),
     )
+
+
+def _build_instance_profile(arn: str | None) -> aws.launch_template.LaunchTemplateIamInstanceProfile | None:
+    return aws.launch_template.LaunchTemplateIamInstanceProfile(arn=arn) if arn else None
+
+
+def _build_tags(fleet: Fleet, group: Group) -> list[aws.launch_template.LaunchTemplateTagSpecifications]:
+    """The provider's default tags do not reach what EC2 creates from a template."""
+    tags = {**fleet.tags, "fleet": fleet.name, "pool": group.pool, "Name": f"{fleet.name}-{group.name}"}
+    return [
+        aws.launch_template.LaunchTemplateTagSpecifications(resource_type=resource_type, tags=tags)
+        for resource_type in ("instance", "volume", "network-interface")
+    ]
 
 
 def _encode_base64(text: str) -> str:

@@ -29,7 +29,7 @@ class TaskSecurityGroups:
 def add_security_groups(
     stack: TerraformStack, fleet: Fleet, serving: EcsDeployment, *, vpc_id: str, vpc_cidr: str
 ) -> TaskSecurityGroups:
-    """Add the security groups: the VPC reaches the router, it the engines, they each other where they must."""
+    """Add the security groups: the VPC reaches the router, the router the engines, engines each other if needed."""
     security_groups = TaskSecurityGroups(
         *(
             add_security_group(
@@ -42,77 +42,40 @@ def add_security_groups(
             for kind in ("engine", "router")
         )
     )
-    port = serving.router.port
-    _add_rule(stack, "router-from-vpc", security_groups.router, "in", "Clients in the VPC", port, cidr=vpc_cidr)
-    _add_rule(
-        stack,
-        "router-to-router",
-        security_groups.router,
-        "out",
-        "The question that proves an answer",
-        port,
-        peer=security_groups.router,
-    )
+    _add_router_rules(stack, security_groups.router, serving.router.port, vpc_cidr)
     for port in sorted({service.port for service in serving.engines}):
-        _add_rule(
-            stack,
-            f"engine-{port}-from-router",
-            security_groups.engine,
-            "in",
-            "Requests",
-            port,
-            peer=security_groups.router,
-        )
-        _add_rule(
-            stack,
-            f"router-to-engine-{port}",
-            security_groups.router,
-            "out",
-            "Requests",
-            port,
-            peer=security_groups.engine,
-        )
+        _add_engine_port_rules(stack, security_groups, port, "Requests")
     for port in sorted({port for service in serving.engines for port in service.events_ports}):
-        _add_rule(
-            stack,
-            f"engine-{port}-from-router",
-            security_groups.engine,
-            "in",
-            "Events of the cache",
-            port,
-            peer=security_groups.router,
-        )
-        _add_rule(
-            stack,
-            f"router-to-engine-{port}",
-            security_groups.router,
-            "out",
-            "Events of the cache",
-            port,
-            peer=security_groups.engine,
-        )
+        _add_engine_port_rules(stack, security_groups, port, "Events of the cache")
     if any(needs_peers(service) for service in serving.engines):
-        # EFA's own protocol has no number that a rule could name, and NIXL and NCCL take any port.
-        _add_rule(
-            stack,
-            "engine-from-engine",
-            security_groups.engine,
-            "in",
-            "Caches and ranks of one model",
-            peer=security_groups.engine,
-        )
-        _add_rule(
-            stack,
-            "engine-to-engine",
-            security_groups.engine,
-            "out",
-            "Caches and ranks of one model",
-            peer=security_groups.engine,
-        )
+        _add_peer_rules(stack, security_groups.engine)
     for kind, group in (("engine", security_groups.engine), ("router", security_groups.router)):
-        # Endpoints of AWS in the VPC, S3 by its gateway, and registries, whose addresses nobody can list.
+        # AWS endpoints in the VPC, S3 through its gateway, and registries, which have no fixed address ranges.
         _add_rule(stack, f"{kind}-https", group, "out", "HTTPS to AWS and to registries", 443, cidr="0.0.0.0/0")
     return security_groups
+
+
+def _add_router_rules(
+    stack: TerraformStack, router: aws.security_group.SecurityGroup, port: int, vpc_cidr: str
+) -> None:
+    _add_rule(stack, "router-from-vpc", router, "in", "Clients in the VPC", port, cidr=vpc_cidr)
+    _add_rule(stack, "router-to-router", router, "out", "The question that proves an answer", port, peer=router)
+
+
+def _add_engine_port_rules(
+    stack: TerraformStack, security_groups: TaskSecurityGroups, port: int, description: str
+) -> None:
+    """Let routers connect to engines on a port."""
+    engine, router = security_groups.engine, security_groups.router
+    _add_rule(stack, f"engine-{port}-from-router", engine, "in", description, port, peer=router)
+    _add_rule(stack, f"router-to-engine-{port}", router, "out", description, port, peer=engine)
+
+
+def _add_peer_rules(stack: TerraformStack, engine: aws.security_group.SecurityGroup) -> None:
+    """Open all ports between engines: no rule can name EFA's protocol, and NIXL and NCCL take any port."""
+    description = "Caches and ranks of one model"
+    _add_rule(stack, "engine-from-engine", engine, "in", description, peer=engine)
+    _add_rule(stack, "engine-to-engine", engine, "out", description, peer=engine)
 
 
 def needs_peers(service: Service) -> bool:

@@ -138,28 +138,12 @@ def _build_scale_to_zero_metric(
     p = aws.appautoscaling_policy
     specification = p.AppautoscalingPolicyTargetTrackingScalingPolicyConfigurationCustomizedMetricSpecification
     query = p.AppautoscalingPolicyTargetTrackingScalingPolicyConfigurationCustomizedMetricSpecificationMetrics
-    stat_type = (
-        p.AppautoscalingPolicyTargetTrackingScalingPolicyConfigurationCustomizedMetricSpecificationMetricsMetricStat
-    )
-    metric_type = p.AppautoscalingPolicyTargetTrackingScalingPolicyConfigurationCustomizedMetricSpecificationMetricsMetricStatMetric
-    dimension = p.AppautoscalingPolicyTargetTrackingScalingPolicyConfigurationCustomizedMetricSpecificationMetricsMetricStatMetricDimensions
-
-    def build_query(
-        query_id: str, name: str, stat: str
-    ) -> aws.appautoscaling_policy.AppautoscalingPolicyTargetTrackingScalingPolicyConfigurationCustomizedMetricSpecificationMetrics:
-        metric = metric_type(
-            namespace=stream.namespace,
-            metric_name=collector.select_metrics(service, stream)[name],
-            dimensions=[dimension(name=key, value=value) for key, value in _build_dimensions(stream, service).items()],
-        )
-        return query(id=query_id, metric_stat=stat_type(metric=metric, stat=stat), return_data=False)
-
-    # Each replica is seen so often in a minute, give or take one.
+    # Each replica reports `up` this often in a period, give or take one.
     load_of_single_replica = f"{service.scale.target:g} / FLOOR(up / {alarm.PERIOD_S // INTERVAL_S} + 0.5)"
     return specification(
         metrics=[
-            build_query("load", service.scale.metric, "Average"),
-            build_query("up", "up", "Sum"),
+            _build_metric_query(service, stream, "load", service.scale.metric, "Average"),
+            _build_metric_query(service, stream, "up", "up", "Sum"),
             query(
                 id="one",
                 expression=load_of_single_replica,
@@ -169,6 +153,24 @@ def _build_scale_to_zero_metric(
             query(id="measure", expression="IF(load > one, load, one)", label="Load", return_data=True),
         ]
     )
+
+
+def _build_metric_query(
+    service: Service, stream: MetricStream, query_id: str, name: str, stat: str
+) -> aws.appautoscaling_policy.AppautoscalingPolicyTargetTrackingScalingPolicyConfigurationCustomizedMetricSpecificationMetrics:
+    p = aws.appautoscaling_policy
+    query = p.AppautoscalingPolicyTargetTrackingScalingPolicyConfigurationCustomizedMetricSpecificationMetrics
+    stat_type = (
+        p.AppautoscalingPolicyTargetTrackingScalingPolicyConfigurationCustomizedMetricSpecificationMetricsMetricStat
+    )
+    metric_type = p.AppautoscalingPolicyTargetTrackingScalingPolicyConfigurationCustomizedMetricSpecificationMetricsMetricStatMetric
+    dimension = p.AppautoscalingPolicyTargetTrackingScalingPolicyConfigurationCustomizedMetricSpecificationMetricsMetricStatMetricDimensions
+    metric = metric_type(
+        namespace=stream.namespace,
+        metric_name=collector.select_metrics(service, stream)[name],
+        dimensions=[dimension(name=key, value=value) for key, value in _build_dimensions(stream, service).items()],
+    )
+    return query(id=query_id, metric_stat=stat_type(metric=metric, stat=stat), return_data=False)
 
 
 def _add_wake_up(

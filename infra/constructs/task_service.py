@@ -72,10 +72,7 @@ def _add_service(
         task_definition=definition.arn,
         desired_count=0 if choice.number else service.initial_count,
         launch_type=None if choice.providers else "FARGATE",
-        capacity_provider_strategy=[
-            e.EcsServiceCapacityProviderStrategy(capacity_provider=provider, weight=1) for provider in choice.providers
-        ]
-        or None,
+        capacity_provider_strategy=_build_strategy(choice) or None,
         deployment_circuit_breaker=e.EcsServiceDeploymentCircuitBreaker(enable=True, rollback=True),
         deployment_minimum_healthy_percent=min_percent,
         deployment_maximum_percent=max_percent,
@@ -86,12 +83,8 @@ def _add_service(
         network_configuration=e.EcsServiceNetworkConfiguration(
             subnets=_select_subnets(context, service), security_groups=[security_group.id], assign_public_ip=False
         ),
-        placement_constraints=[
-            e.EcsServicePlacementConstraints(type="memberOf", expression=expression)
-            for expression in _build_constraints(service)
-        ]
-        or None,
-        # Machines fill up one after the other, so that those that are not needed can go.
+        placement_constraints=_build_placement_constraints(service) or None,
+        # Fill instances one after the other, so that unneeded ones can be terminated.
         ordered_placement_strategy=[e.EcsServiceOrderedPlacementStrategy(type="binpack", field="memory")]
         if choice.providers
         else None,
@@ -99,6 +92,20 @@ def _add_service(
         service_connect_configuration=_build_service_connect(context, service) if service.kind == "router" else None,
         depends_on=list(dependencies),
     )
+
+
+def _build_strategy(choice: PlacementChoice) -> list[aws.ecs_service.EcsServiceCapacityProviderStrategy]:
+    return [
+        aws.ecs_service.EcsServiceCapacityProviderStrategy(capacity_provider=provider, weight=1)
+        for provider in choice.providers
+    ]
+
+
+def _build_placement_constraints(service: Service) -> list[aws.ecs_service.EcsServicePlacementConstraints]:
+    return [
+        aws.ecs_service.EcsServicePlacementConstraints(type="memberOf", expression=expression)
+        for expression in _build_constraints(service)
+    ]
 
 
 def _compute_healthy_percent(service: Service) -> tuple[int, int]:

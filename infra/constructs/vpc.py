@@ -100,7 +100,7 @@ def _add_nat_gateways(
     vpc: aws.vpc.Vpc,
     tables: Mapping[str, aws.route_table.RouteTable],
 ) -> None:
-    """Public subnets with one NAT gateway a zone: a zone that is lost takes no other zone's way out with it."""
+    """Add public subnets with a NAT gateway for each zone: losing one zone leaves the others' way out intact."""
     gateway = aws.internet_gateway.InternetGateway(stack, "internet", vpc_id=vpc.id, tags={"Name": fleet.name})
     public = aws.route_table.RouteTable(stack, "public-routes", vpc_id=vpc.id, tags={"Name": f"{fleet.name}-public"})
     aws.route.Route(
@@ -119,22 +119,34 @@ def _add_nat_gateways(
         aws.route_table_association.RouteTableAssociation(
             stack, f"public-{zone}-association", subnet_id=subnet.id, route_table_id=public.id
         )
-        address = aws.eip.Eip(stack, f"nat-{zone}-address", domain="vpc", tags={"Name": f"{fleet.name}-nat-{zone}"})
-        nat = aws.nat_gateway.NatGateway(
-            stack,
-            f"nat-{zone}",
-            allocation_id=address.allocation_id,
-            subnet_id=subnet.id,
-            tags={"Name": f"{fleet.name}-{zone}"},
-            depends_on=[gateway],
-        )
-        aws.route.Route(
-            stack,
-            f"private-{zone}-way-out",
-            route_table_id=table.id,
-            destination_cidr_block="0.0.0.0/0",
-            nat_gateway_id=nat.id,
-        )
+        _add_nat_gateway(stack, fleet, zone, subnet, table, gateway)
+
+
+def _add_nat_gateway(
+    stack: TerraformStack,
+    fleet: Fleet,
+    zone: str,
+    subnet: aws.subnet.Subnet,
+    table: aws.route_table.RouteTable,
+    gateway: aws.internet_gateway.InternetGateway,
+) -> None:
+    """Add a zone's NAT gateway in its public subnet, and the private subnet's route to it."""
+    address = aws.eip.Eip(stack, f"nat-{zone}-address", domain="vpc", tags={"Name": f"{fleet.name}-nat-{zone}"})
+    nat = aws.nat_gateway.NatGateway(
+        stack,
+        f"nat-{zone}",
+        allocation_id=address.allocation_id,
+        subnet_id=subnet.id,
+        tags={"Name": f"{fleet.name}-{zone}"},
+        depends_on=[gateway],
+    )
+    aws.route.Route(
+        stack,
+        f"private-{zone}-way-out",
+        route_table_id=table.id,
+        destination_cidr_block="0.0.0.0/0",
+        nat_gateway_id=nat.id,
+    )
 
 
 def _add_interface_endpoints(

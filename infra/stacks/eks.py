@@ -5,11 +5,12 @@ from __future__ import annotations
 from infra.bindings import aws
 from infra.bindings.cdktf import App, TerraformStack
 from infra.constructs import controllers, eks_add_ons, eks_cluster, model_reader, network, node_groups, node_repair
-from infra.constructs.account import read_account
+from infra.constructs.account import Account, read_account
 from infra.constructs.capacity import add_capacity
 from infra.constructs.efa_group import add_efa_group
 from infra.constructs.karpenter import add_karpenter
 from infra.constructs.role import list_policies
+from infra.constructs.vpc import Network
 from infra.stacks import base
 from llm_serving.catalog import eks, instances
 from llm_serving.fleet import groups
@@ -32,7 +33,7 @@ def add(app: App, document: Document[Fleet]) -> None:
     fleet, catalogue = document.value, instances.load()
     stack = base.create_stack(app, NAME, document)
     account, fleet_network = read_account(stack, fleet), network.find_network(stack, fleet)
-    machine_groups = [group for group in groups.resolve_all(fleet, catalogue) if group.orchestrator == "eks"]
+    eks_groups = [group for group in groups.resolve_all(fleet, catalogue) if group.orchestrator == "eks"]
     cluster = eks_cluster.add_cluster(
         stack,
         fleet,
@@ -40,34 +41,19 @@ def add(app: App, document: Document[Fleet]) -> None:
         account=account,
         functions=[node_repair.NAME],
     )
-    efa = (
-        add_efa_group(stack, fleet=fleet.name, vpc_id=fleet_network.vpc_id)
-        if any(group.efa for group in machine_groups)
-        else None
-    )
-    context = node_groups.NodeGroupContext(
-        fleet=fleet,
-        account=account,
-        cluster=cluster.resource,
-        security_group_id=cluster.resource.vpc_config.cluster_security_group_id,
-        node_role=node_groups.add_node_role(stack, "node", fleet, account),
-        subnets=fleet_network.private_subnets,
-        efa_group=efa,
-        dependencies=[
-            *eks_add_ons.add(stack, fleet, cluster=cluster.resource, account=account, system=None),
-            *list_policies(stack, "node"),
-        ],
+    context = _build_context(
+        stack, fleet, fleet_network, cluster.resource, account, efa=any(group.efa for group in eks_groups)
     )
     system_group = node_groups.build_system_group(fleet, catalogue)
     system_node_group = node_groups.add_node_group(stack, context, system_group)
     eks_add_ons.add(stack, fleet, cluster=cluster.resource, account=account, system=system_node_group)
-    managed_groups = [group for group in machine_groups if group.kind == "node-group"]
+    managed_groups = [group for group in eks_groups if group.kind == "node-group"]
     groups_with_resources = [
         (system_group, system_node_group),
         *((group, node_groups.add_node_group(stack, context, group)) for group in managed_groups),
     ]
     node_repair.add_repair_caps(stack, fleet, groups_with_resources, key=cluster.key, account=account)
-    karpenter_groups = [group for group in machine_groups if group.kind == "karpenter"]
+    karpenter_groups = [group for group in eks_groups if group.kind == "karpenter"]
     if karpenter_groups:
         add_karpenter(stack, fleet, cluster=cluster.resource, kms_key=cluster.key, account=account)
     for group in karpenter_groups:
@@ -76,6 +62,32 @@ def add(app: App, document: Document[Fleet]) -> None:
     controllers.add_autoscaler_role(stack, fleet, cluster=cluster.resource, account=account)
     model_reader.add_engine_role(stack, fleet, cluster=cluster.resource, account=account)
     _add_outputs(stack, fleet, cluster.resource, [group.name for group in managed_groups])
+
+
+def _build_context(
+    stack: TerraformStack,
+    fleet: Fleet,
+    fleet_network: Network,
+    cluster: aws.eks_cluster.EksCluster,
+    account: Account,
+    *,
+    efa: bool,
+) -> node_groups.NodeGroupContext:
+    """Add what all node groups share: the EFA security group, the role and the add-ons that nodes need to join."""
+    efa_group = add_efa_group(stack, fleet=fleet.name, vpc_id=fleet_network.vpc_id) if efa else None
+    return node_groups.NodeGroupContext(
+        fleet=fleet,
+        account=account,
+        cluster=cluster,
+        security_group_id=cluster.vpc_config.cluster_security_group_id,
+        node_role=node_groups.add_node_role(stack, "node", fleet, account),
+        subnets=fleet_network.private_subnets,
+        efa_group=efa_group,
+        dependencies=[
+            *eks_add_ons.add(stack, fleet, cluster=cluster, account=account, system=None),
+            *list_policies(stack, "node"),
+        ],
+    )
 
 
 def _add_outputs(

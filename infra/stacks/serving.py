@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,47 +76,92 @@ def _add_resources(stack: cdktf.TerraformStack, fleet: Fleet, serving: EcsDeploy
         subnets=dict(fleet_network.private_subnets),
         alarm_name=errors_alarm.alarm_name,
     )
-    service_names: dict[str, list[str]] = {}
+    services = {
+        service.name: _add_service(
+            stack, context, service, roles[service.kind], stream, security_groups, registries, [errors_alarm, *logs]
+        )
+        for service in serving.services
+    }
+    _add_outputs(stack, fleet, serving, services)
+    _add_test_request(stack, context, security_groups.router, roles["router"])
+
+
+def _add_service(
+    stack: cdktf.TerraformStack,
+    context: task_service.ServiceContext,
+    service: Service,
+    roles: task.TaskRoles,
+    stream: MetricStream,
+    security_groups: task_network.TaskSecurityGroups,
+    registries: Mapping[str, aws.service_discovery_service.ServiceDiscoveryService],
+    dependencies: Sequence[Any],
+) -> tuple[str, list[str]]:
+    """Add a service with its task definition, alarms and scaling; return the definition's ARN and ECS service names."""
+    fleet, serving = context.fleet, context.serving
+    definition = task.add_definition(
+        stack,
+        service,
+        family=f"{fleet.name}-{serving.name}-{service.name}",
+        roles=roles,
+        logs=_build_log_destination(fleet, serving),
+        stream=stream,
+    )
+    ecs_services = task_service.add_services(
+        stack,
+        context,
+        service,
+        definition=definition,
+        security_group=security_groups.select_group(service),
+        registry=registries.get(service.name),
+        dependencies=[*dependencies, *roles.policies],
+    )
+    _add_monitoring(stack, fleet, serving, service, stream, ecs_services)
+    return definition.arn, [entry.name for entry in ecs_services]
+
+
+def _build_log_destination(fleet: Fleet, serving: EcsDeployment) -> task.LogDestination:
+    return task.LogDestination(format_log_group(fleet, serving.name), fleet.region)
+
+
+def _add_outputs(
+    stack: cdktf.TerraformStack, fleet: Fleet, serving: EcsDeployment, services: Mapping[str, tuple[str, list[str]]]
+) -> None:
     definitions: dict[str, str] = {}
-    log_destination = task.LogDestination(format_log_group(fleet, serving.name), fleet.region)
+    service_names: dict[str, list[str]] = {}
     for service in serving.services:
-        definition = task.add_definition(
-            stack,
-            service,
-            family=f"{fleet.name}-{serving.name}-{service.name}",
-            roles=roles[service.kind],
-            logs=log_destination,
-            stream=stream,
-        )
-        ecs_services = task_service.add_services(
-            stack,
-            context,
-            service,
-            definition=definition,
-            security_group=security_groups.select_group(service),
-            registry=registries.get(service.name),
-            dependencies=[errors_alarm, *logs, *roles[service.kind].policies],
-        )
-        _add_monitoring(stack, fleet, serving, service, stream, ecs_services)
-        definitions[service.name] = definition.arn
-        service_names.setdefault(service.role, []).extend(entry.name for entry in ecs_services)
-    base.add_output(stack, "log_group", log_destination.group, "Log group of all tasks; streams begin with the role")
+        definitions[service.name], ecs_names = services[service.name]
+        service_names.setdefault(service.role, []).extend(ecs_names)
+    log_group = format_log_group(fleet, serving.name)
+    base.add_output(stack, "log_group", log_group, "Log group of all tasks; streams begin with the role")
     base.add_output(stack, "services", service_names, "Names of the ECS services, by role, in order of preference")
     base.add_output(stack, "definitions", definitions, "Task definitions, by service: what runs unless ECS rolled back")
-    url = f"http://{serving.name}-{serving.router.name}.{names.format_namespace(fleet)}:{serving.router.port}"
-    base.add_output(stack, "url", url, "Base URL for clients in the VPC")
+    base.add_output(stack, "url", _format_url(fleet, serving), "Base URL for clients in the VPC")
+
+
+def _format_url(fleet: Fleet, serving: EcsDeployment) -> str:
+    return f"http://{serving.name}-{serving.router.name}.{names.format_namespace(fleet)}:{serving.router.port}"
+
+
+def _add_test_request(
+    stack: cdktf.TerraformStack,
+    context: task_service.ServiceContext,
+    security_group: aws.security_group.SecurityGroup,
+    roles: task.TaskRoles,
+) -> None:
+    """Add the task definition of the test request, and the output with all that runs it."""
+    fleet, serving = context.fleet, context.serving
     test_request = task.add_test_request_definition(
         stack,
         serving.router,
         family=f"{fleet.name}-{serving.name}-ask",
-        url=url,
-        roles=roles["router"],
-        logs=log_destination,
+        url=_format_url(fleet, serving),
+        roles=roles,
+        logs=_build_log_destination(fleet, serving),
     )
     request = {
         "task_definition": test_request.arn,
-        "subnets": list(fleet_network.private_subnets.values()),
-        "group": security_groups.router.id,
+        "subnets": list(context.subnets.values()),
+        "group": security_group.id,
     }
     base.add_output(stack, "ask", request, "Task that sends a test request")
 

@@ -8,6 +8,8 @@ published.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from llm_serving.catalog.architecture import EXPERTS, MXFP4_BYTES, Architecture, TensorGroup
 from llm_serving.catalog.instances import Accelerators, Instance
 from llm_serving.catalog.models import Model
@@ -136,24 +138,55 @@ def compute_fit(
     dtype: str = "auto",
     batch: Batch | None = None,
 ) -> Fit:
-    """Whether one replica of `model`, split over accelerators of one `instance`, serves requests of `context` tokens.
+    """Compute whether a replica of `model` on `instance` serves requests of `context` tokens.
 
     Args:
-        pipeline: stages of layers, each on machines like this one.
-        expert_ranks: accelerators over which whole experts are spread; 0 splits each expert like all else.
-        batch: the largest step, where it is not the engine's own choice.
-        context: the longest request, prompt and answer; the model's own most where left out.
+        tensor_parallel: accelerators that each layer is split over, in one instance.
+        pipeline: stages of layers, each on another such instance.
+        expert_ranks: accelerators over which whole experts are spread; 0 splits each expert.
+        context: the longest request, prompt and answer; default: the model's maximum.
         utilization: share of each accelerator's memory that the engine may use.
         dtype: of the KV cache: `auto` or `fp8`.
+        batch: the largest step; default: the engine's own.
 
     Raises:
-        ValueError: `instance` has no accelerators; ask `sizes` first.
+        ValueError: `instance` has no accelerators.
     """
-    device = instance.accelerators
-    if device is None:
-        raise ValueError(f"{instance.name} has no accelerators")
+    device = _require_accelerators(instance)
     context = context or model.max_context
     batch = batch or select_batch(device)
+    memory = _divide_memory(model, device, batch, tensor_parallel, pipeline, expert_ranks, utilization, context, dtype)
+    reason = _describe_problem(model, device, memory, tensor_parallel, context, whole_experts=bool(expert_ranks))
+    return _build_fit(instance.name, device, tensor_parallel, pipeline, context, memory, reason)
+
+
+def _require_accelerators(instance: Instance) -> Accelerators:
+    if instance.accelerators is None:
+        raise ValueError(f"{instance.name} has no accelerators")
+    return instance.accelerators
+
+
+class _Memory(NamedTuple):
+    """One accelerator's memory in bytes, and the tokens that its cache holds."""
+
+    budget: int
+    weights: int
+    reserve: int
+    cache: int
+    tokens: int
+
+
+def _divide_memory(
+    model: Model,
+    device: Accelerators,
+    batch: Batch,
+    tensor_parallel: int,
+    pipeline: int,
+    expert_ranks: int,
+    utilization: float,
+    context: int,
+    dtype: str,
+) -> _Memory:
     largest_stage = select_stage(model, pipeline)
     budget = int(compute_rank_bytes(device) * _VISIBLE_SHARE * utilization)
     weights = compute_weight_bytes(model, tensor_parallel, pipeline=pipeline, expert_ranks=expert_ranks)
@@ -164,22 +197,29 @@ def compute_fit(
     tokens = count_cache_tokens(
         largest_stage, cache, context=context, tensor_parallel=tensor_parallel, batch_tokens=batch.tokens, dtype=dtype
     )
-    reason = (
-        _describe_misfit(model, device, tensor_parallel, context, whole_experts=bool(expert_ranks))
-        or _describe_shortage(model, budget, weights, reserve, tokens, context)
-        or _describe_cache_shortage(model, device, cache)
-    )
+    return _Memory(budget, weights, reserve, cache, tokens)
+
+
+def _build_fit(
+    instance: str,
+    device: Accelerators,
+    tensor_parallel: int,
+    pipeline: int,
+    context: int,
+    memory: _Memory,
+    reason: str,
+) -> Fit:
     return Fit(
-        instance=instance.name,
+        instance=instance,
         tensor_parallel=tensor_parallel,
         pipeline=pipeline,
         fits=not reason,
         why=reason,
-        budget_bytes=budget,
-        weight_bytes=weights,
-        reserve_bytes=reserve,
-        cache_bytes=cache,
-        cache_tokens=0 if reason else tokens,
+        budget_bytes=memory.budget,
+        weight_bytes=memory.weights,
+        reserve_bytes=memory.reserve,
+        cache_bytes=memory.cache,
+        cache_tokens=0 if reason else memory.tokens,
         context=context,
         calibrated=device.kind == "gpu",
     )
@@ -220,6 +260,17 @@ def _describe_broken_blocks(model: Architecture, t: int, whole_experts: bool) ->
     return ""
 
 
+def _describe_problem(
+    model: Model, device: Accelerators, memory: _Memory, tensor_parallel: int, context: int, *, whole_experts: bool
+) -> str:
+    """Why the model does not fit, as a sentence; empty if it does."""
+    return (
+        _describe_misfit(model, device, tensor_parallel, context, whole_experts=whole_experts)
+        or _describe_shortage(model, memory, context)
+        or _describe_cache_shortage(model, device, memory.cache)
+    )
+
+
 def _describe_misfit(
     model: Model, device: Accelerators, tensor_parallel: int, context: int, *, whole_experts: bool
 ) -> str:
@@ -231,7 +282,8 @@ def _describe_misfit(
     return describe_indivisible(model, tensor_parallel, whole_experts=whole_experts)
 
 
-def _describe_shortage(model: Model, budget: int, weights: int, reserve: int, tokens: int, context: int) -> str:
+def _describe_shortage(model: Model, memory: _Memory, context: int) -> str:
+    budget, weights, reserve, _, tokens = memory
     if weights + reserve > budget:
         return (
             f"weights {format_bytes(weights)} and reserve {format_bytes(reserve)} are "

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Literal
+from typing import Literal, TypedDict
 
 from llm_serving.catalog import instances
 from llm_serving.catalog.instances import Catalogue, Instance
@@ -236,9 +236,8 @@ def _resolve_choice(
     warm_counts = _split_evenly(pool.warm if _is_first_on_demand(pool, types, purchase) else 0, len(zone_sets))
     for index, zone_set in enumerate(zone_sets):
         offered = [row for row in rows if any(_is_offered([row], fleet.region, zone, catalogue) for zone in zone_set)]
-        yield _build_group(
-            fleet, name, offered, zone_set, purchase, choice, (min_sizes[index], max_sizes[index], warm_counts[index])
-        )
+        sizes = _Sizes(min_size=min_sizes[index], max_size=max_sizes[index], warm=warm_counts[index])
+        yield _build_group(fleet, name, offered, zone_set, purchase, choice, sizes)
 
 
 def _is_offered(rows: Sequence[Instance], region: str, zone: str, catalogue: Catalogue) -> bool:
@@ -258,6 +257,19 @@ def _is_first_on_demand(pool: Pool, types: tuple[str, ...], purchase: Purchase) 
     return purchase == "on-demand" and types[0] == pool.types[0]
 
 
+class _Sizes(TypedDict):
+    min_size: int
+    max_size: int
+    warm: int
+
+
+class _Storage(TypedDict):
+    images: ImageMode
+    snapshot: str | None
+    volume: Volume
+    nvme: bool
+
+
 def _build_group(
     fleet: Fleet,
     name: str,
@@ -265,13 +277,11 @@ def _build_group(
     zones: tuple[str, ...],
     purchase: Purchase,
     choice: int,
-    counts: tuple[int, int, int],
+    sizes: _Sizes,
 ) -> Group:
     pool, first = fleet.pools[name], rows[0]
     orchestrator = fleet.get_orchestrator(pool)
     purchase_option, reservation = _classify_purchase(purchase)
-    images = _select_image_mode(pool, orchestrator, rows)
-    nvme = _has_nvme_storage(pool, rows)
     requested = interfaces.list_requested(first, efa=pool.efa, layout=pool.efa_layout)
     letters = "".join(zone[-1] for zone in zones)
     label = first.name.replace(".", "-") if _needs_single_type(fleet, pool) else first.family
@@ -286,24 +296,30 @@ def _build_group(
         reservation=reservation,
         reserve=purchase.reserve or 0 if isinstance(purchase, Reservation) else 0,
         choice=choice,
-        min_size=counts[0],
-        max_size=counts[1],
-        warm=counts[2],
+        **sizes,
         accelerators=min(row.accelerators.count if row.accelerators else 0 for row in rows),
         interfaces=requested,
         efa=sum(interface.kind != "interface" for interface in requested),
         placement_group=f"{name}-{letters}" if pool.placement_group == "cluster" else None,
         labels={**_build_labels(name, first, purchase_option), **pool.labels},
         taints=_build_taints(pool, first) if orchestrator == "eks" else (),
-        images=images,
-        snapshot=pool.images.snapshot if isinstance(pool.images, Snapshot) else None,
-        volume=SMALL_VOLUME if nvme else BASELINE_VOLUME if images == "plain" else FAST_VOLUME,
-        nvme=nvme,
+        **_select_storage(pool, orchestrator, rows),
         os=pool.os,
         variant=_AMI_VARIANTS[first.accelerators.kind] if first.accelerators else "standard",
         arch=first.arch,
         ami=pool.ami,
     )
+
+
+def _select_storage(pool: Pool, orchestrator: Orchestrator, rows: Sequence[Instance]) -> _Storage:
+    images = _select_image_mode(pool, orchestrator, rows)
+    nvme = _has_nvme_storage(pool, rows)
+    return {
+        "images": images,
+        "snapshot": pool.images.snapshot if isinstance(pool.images, Snapshot) else None,
+        "volume": SMALL_VOLUME if nvme else BASELINE_VOLUME if images == "plain" else FAST_VOLUME,
+        "nvme": nvme,
+    }
 
 
 def _needs_single_type(fleet: Fleet, pool: Pool) -> bool:

@@ -158,19 +158,24 @@ def copy_from_hub(
     counter = _TransferCounter(sum(sizes), on_progress, moves_per_file=2)
 
     def transfer(path: str) -> None:
-        file = repo_files[path]
-        # The hub has no SHA-256 of small files: download them to compute it.
-        if not (file.sha256 and bucket.has_object(path, file.size, file.sha256)):
-            local_path = client.download(snapshot, file, folder, partial(counter.add_received, path))
-            sha256 = file.sha256 or files.compute_sha256(local_path)
-            if not bucket.has_object(path, file.size, sha256):
-                bucket.upload(local_path, path, sha256, partial(counter.add_sent, path))
-            local_path.unlink()
-        counter.finish_file(path, file.size)
+        _copy_file(snapshot, repo_files[path], bucket, folder, counter)
 
     with client.lock_folder(folder):
         _transfer_all(transfer, repo_files, counter)
     return UploadResult(str(bucket.location), len(repo_files), sum(sizes), counter.sent, counter.received)
+
+
+def _copy_file(
+    snapshot: client.Snapshot, file: client.RepoFile, bucket: s3.Bucket, folder: Path, counter: _TransferCounter
+) -> None:
+    """Copy a file to S3 unless it is there. The hub has no SHA-256 of small files: download them to compute it."""
+    if not (file.sha256 and bucket.has_object(file.name, file.size, file.sha256)):
+        local_path = client.download(snapshot, file, folder, partial(counter.add_received, file.name))
+        sha256 = file.sha256 or files.compute_sha256(local_path)
+        if not bucket.has_object(file.name, file.size, sha256):
+            bucket.upload(local_path, file.name, sha256, partial(counter.add_sent, file.name))
+        local_path.unlink()
+    counter.finish_file(file.name, file.size)
 
 
 def find_staging_folder() -> Path:

@@ -223,20 +223,15 @@ def build(
     versions: Mapping[str, str],
     prompts_digest: str = "",
 ) -> Report:
-    """Build the report from the driver's result.
-
-    Args:
-        prompts_digest: digest of the settings that decide the prompts.
-    """
+    """Build the report from the driver's result; `prompts_digest` is of the settings that decide the prompts."""
     answered = [sample for sample in samples if sample.error is None]
     metrics = {metric: statistics.summarize_latency(values) for metric, values in collect_latencies(answered).items()}
     throughput = _compute_throughput(answered, result.duration_s)
-    missed = gate.find_missed_objectives(
-        deployment.slo, metrics, len(samples), len(samples) - len(answered), throughput.model_dump()
-    )
+    missed = _find_missed(deployment, samples, metrics, throughput)
     engine = engines.load_engines()[deployment.engine]
-    before = engine_metrics.parse_pages(result.metrics_before, engine)
-    after = engine_metrics.parse_pages(result.metrics_after, engine)
+    before, after = (
+        engine_metrics.parse_pages(pages, engine) for pages in (result.metrics_before, result.metrics_after)
+    )
     replicas = _count_replicas(deployment, engine, before, after) if result.metrics_after else []
     tokens = _count_tokens(answered)
     overlap = _measure_overlap(result, engine_metrics.compute_cached_share(before, after), prompts_digest)
@@ -259,13 +254,16 @@ def build(
         agreement=_compare_metrics(deployment, metrics, before, after),
         expected=_compare_expected(answered),
         answers=_select_shown(samples),
-        remarks=[
-            *_build_remarks(deployment, result, samples, tokens),
-            *_build_cache_remarks(deployment, overlap, tokens),
-            *_build_replica_remarks(samples, _select_answering(deployment, replicas)),
-        ],
+        remarks=_build_remarks(deployment, result, samples, tokens, overlap, replicas),
         method=[_describe_clock(deployment, result), *METHOD],
     )
+
+
+def _find_missed(
+    deployment: Deployment, samples: Sequence[Sample], metrics: Mapping[Metric, Latency], throughput: Throughput
+) -> list[MissedObjective]:
+    failed = sum(sample.error is not None for sample in samples)
+    return gate.find_missed_objectives(deployment.slo, metrics, len(samples), failed, throughput.model_dump())
 
 
 def _count_requests(samples: Sequence[Sample], planned: int) -> Requests:
@@ -408,9 +406,24 @@ def _describe_clock(deployment: Deployment, result: DriverResult) -> str:
 
 
 def _build_remarks(
-    deployment: Deployment, result: DriverResult, samples: Sequence[Sample], tokens: Tokens
+    deployment: Deployment,
+    result: DriverResult,
+    samples: Sequence[Sample],
+    tokens: Tokens,
+    overlap: PromptOverlap,
+    replicas: Sequence[Replica],
 ) -> list[str]:
     """Return the caveats of the numbers."""
+    return [
+        *_build_load_remarks(deployment, result, samples, tokens),
+        *_build_cache_remarks(deployment, overlap, tokens),
+        *_build_replica_remarks(samples, _select_answering(deployment, replicas)),
+    ]
+
+
+def _build_load_remarks(
+    deployment: Deployment, result: DriverResult, samples: Sequence[Sample], tokens: Tokens
+) -> list[str]:
     remarks = []
     if len(samples) < result.planned:
         limit = deployment.traffic.time_limit
