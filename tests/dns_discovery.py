@@ -29,7 +29,7 @@ sys.exit(router_dns_discovery.main(sys.argv[1:]))
 
 
 def write_dns(folder: Path, **names: list[str] | None) -> None:
-    """Says which addresses stand behind each name from now on; None: DNS does not answer."""
+    """Write the addresses of each DNS name; None: DNS does not answer."""
     new = folder / "dns.new"
     new.write_text(json.dumps(names))
     new.replace(folder / "dns.json")
@@ -37,10 +37,10 @@ def write_dns(folder: Path, **names: list[str] | None) -> None:
 
 @contextlib.contextmanager
 def run_router(folder: Path, *arguments: str, router: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """The program and the router; yields the URLs of the router and of its own metrics. The log is `discovery.log`.
+    """Run the program and the router; yield the URLs of the router and of its metrics. The log is `discovery.log`.
 
     Args:
-        arguments: the program's arguments, where ROUTER stands for the router's URL.
+        arguments: the program's arguments; ROUTER is replaced by the router's URL.
         router: the router's further arguments.
     """
     listen, metrics = processes.claim_free_ports(2)

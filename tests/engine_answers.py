@@ -1,12 +1,12 @@
-"""Run by the engine's own Python: what its and its router's own code says to questions, without a start of either.
+"""Query the code of the engine and its router without starting either; runs in the engine's own Python.
 
-Reads a question a line from standard input, as JSON: who is asked, and what. Answers each with a line of JSON.
+Reads one JSON request a line from standard input: a handler and its argument. Prints one line of JSON for each.
 
-- `vllm` and `vllm-router` are asked to parse a command line: the port, or the exit status of a refusal.
-- `planner`, vLLM's own, is asked for the tokens of a cache as vLLM would log them: `layers` (of them `sliding` with a
+- `vllm` and `vllm-router` parse a command line: the port, or the exit status of a refusal.
+- `planner`, vLLM's own, computes the tokens of a cache as vLLM would log them: `layers` (of them `sliding` with a
   `window`), `heads`, `size` of a head, `latent`, `context`, `bytes`, `batch`, `block`.
-- `processes` is asked, with the plugins of engine_plugins or without, how many objects a replica's further process would
-  not look through for garbage: 0 where it is no copy of the first.
+- `processes` counts, with or without engine_plugins, the objects that garbage collection skips in a replica's further
+  process: 0 unless it is a fork of the first.
 """
 
 from __future__ import annotations
@@ -109,15 +109,15 @@ HANDLERS = {
 
 
 def answer(line: str) -> dict[str, int]:
-    """What came of a question."""
+    """Return the handler's result, or the exit status of a refusal."""
     handler, argument = json.loads(line)
     try:
-        return {"said": HANDLERS[handler](argument)}
+        return {"result": HANDLERS[handler](argument)}
     except SystemExit as end:
         return {"refused": int(end.code or 0)}
 
 
-# Whatever else is printed goes elsewhere.
+# Any other output goes to standard error.
 with os.fdopen(os.dup(1), "w") as out:
     os.dup2(2, 1)
     for line in sys.stdin:

@@ -1,4 +1,4 @@
-"""What README tells a person to run, run: each block of ```sh, in the order of the page."""
+"""Run the commands of README: each ```sh block, in the order of the page."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_the_aws_section_plans_and_rehearses_up_to_the_first_machine() -> None:
     assert "USD/h on demand" in output
     assert not _find_leftovers(
         Path(".blueprint"), "fleet.one-gpu"
-    )  # Terraform is led there from where the command stands
+    )  # Terraform runs there, relative to the working directory
     assert not (ROOT / ".blueprint" / "fleet.one-gpu" / "rehearsal.json").exists()
 
 

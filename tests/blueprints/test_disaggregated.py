@@ -100,7 +100,7 @@ def test_prefill_computes_every_prompt_and_transfers_its_cache_to_decode_byte_fo
 
 
 def _complete_aggregated(plan: DeploymentPlan, prompt: list[int]) -> str:
-    """What one process says that computes all of it: prefill, asked as any engine is."""
+    """Return the completion of a single process, prefill, called like any engine."""
     return serving.complete(
         serving.get_url(_find_process(plan, "prefill")), prompt=prompt, max_tokens=16, ignore_eos=True
     )
@@ -140,7 +140,7 @@ _KV_TRANSFER_PARAMS: dict[str, Any] = {
 
 
 def _complete_with_cache(plan: DeploymentPlan, prompt: list[int], other: list[int]) -> str:
-    """What decode says to `prompt` where it is handed the cache of `other`."""
+    """Return decode's completion of `prompt` with the transferred cache of `other`."""
     prefill, decode = (serving.get_url(_find_process(plan, role)) for role in ("prefill", "decode"))
     prefill_response = json.loads(
         serving.request_completion(prefill, prompt=other, max_tokens=1, kv_transfer_params=_KV_TRANSFER_PARAMS)

@@ -1,4 +1,4 @@
-"""Routing by what the engines' caches hold, as they tell it: proven by the engines' own counters against turns."""
+"""KV-aware routing by the engines' cache events, compared with round-robin by the engines' own counters."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _make_prompts(seed: int, groups: int = 4, per_group: int = 5) -> list[list[i
 
 
 def _count_cache_hits(plan: DeploymentPlan) -> float:
-    """Tokens that replicas found in their caches."""
+    """Return the prefix-cache hits of all replicas, in tokens."""
     return sum(
         serving.read_counter(process, "vllm:prefix_cache_hits_total") for process in plan.deployment.engine_processes
     )
@@ -110,7 +110,7 @@ def test_a_direct_request_to_a_replica_attracts_prompts_with_its_prefix(kv_aware
 def test_a_restarted_router_relearns_every_cache_even_of_an_engine_that_was_unreachable(
     kv_aware_plan: DeploymentPlan,
 ) -> None:
-    """With an engine's next event, whose number tells the router that it missed some: it asks for those then."""
+    """The sequence number of an engine's next event reveals the missed ones, and the router requests a replay."""
     replica = kv_aware_plan.deployment.engine_processes[1]
     prompts = _make_prompts(3, groups=1, per_group=4)
     serving.complete(serving.get_url(replica), prompt=prompts[0], max_tokens=2)
@@ -137,7 +137,7 @@ def test_a_restarted_router_relearns_every_cache_even_of_an_engine_that_was_unre
 
 @contextlib.contextmanager
 def _suspend(pid: int) -> Iterator[None]:
-    """A process and all below it stand still meanwhile."""
+    """Suspend a process and its descendants inside the block."""
     parent = psutil.Process(pid)
     family = [parent, *parent.children(recursive=True)]
     for process in family:
@@ -150,7 +150,7 @@ def _suspend(pid: int) -> Iterator[None]:
 
 
 def test_the_router_subscribes_to_engines_as_they_join_and_leave(kv_aware_plan: DeploymentPlan, tmp_path: Path) -> None:
-    """As on EKS and ECS: the router starts before any engine, and is told of them by what looks their names up."""
+    """As on EKS and ECS: the router starts before any engine, and DNS discovery registers them."""
     first_replica, second_replica = kv_aware_plan.deployment.engine_processes
     names = {"here": first_replica, "away": second_replica}
     workers = [f"--worker={name}:{process.port}" for name, process in names.items()]

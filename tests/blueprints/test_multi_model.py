@@ -32,7 +32,7 @@ def multi_model_plan(
     tmp_path_factory: pytest.TempPathFactory,
     start_blueprint: Callable[[Path, Path], AbstractContextManager[DeploymentPlan]],
 ) -> Iterator[DeploymentPlan]:
-    """The pattern as it is copied, with the adapter that its comment speaks of: a test leaves it as it was."""
+    """Deploy a copy of the pattern with the adapter named in its comment; tests must restore its state."""
     root = tmp_path_factory.mktemp("many")
     folder = root / "mine"
     shutil.copytree(ROOT / "blueprints" / "multi-model", folder)

@@ -153,7 +153,7 @@ def test_the_engines_own_parser_takes_every_command_line_and_refuses_an_unknown_
 ) -> None:
     lines = _list_all_engine_arguments(tmp_path)
     answers = engine_probe("vllm", [*lines, [*lines[0], "--no-such-flag", "1"]])
-    assert [line for line, answer in zip(lines, answers, strict=False) if "said" not in answer] == []
+    assert [line for line, answer in zip(lines, answers, strict=False) if "result" not in answer] == []
     assert answers[-1] == {"refused": 2}
     assert len(answers) == len(lines) + 1
 
@@ -212,7 +212,7 @@ def test_a_kv_aware_router_discovers_replicas_and_subscribes_to_their_events(
 
 
 def test_a_local_kv_aware_router_registers_replicas_once_they_answer(tmp_path: Path) -> None:
-    """Told of all at its start, it never hears one that answers after the first."""
+    """A router that registers all replicas at its start misses the events of those that answer later."""
     text = _format_blueprint("tiny", "pool: general", "", "aggregated").replace("}}", "}, router: {policy: kv-aware}}")
     deployment = _resolve(tmp_path, text, "local")
     command = deployment.router.processes[0].command
@@ -244,7 +244,7 @@ def test_the_routers_own_parser_takes_every_command_line_with_every_policy_and_r
     answers = engine_probe(
         "vllm-router", [*lines, *([*command[:policy_index], word, *command[policy_index + 1 :]] for word in words)]
     )
-    assert [line for line, answer in zip(lines, answers, strict=False) if "said" not in answer] == []
-    assert answers[len(lines) :] == [{"said": 20003}] * (len(words) - 1) + [{"refused": 2}]
+    assert [line for line, answer in zip(lines, answers, strict=False) if "result" not in answer] == []
+    assert answers[len(lines) :] == [{"result": 20003}] * (len(words) - 1) + [{"refused": 2}]
     used_flags = {word.partition("=")[0] for line in lines for word in line}
     assert {"--prefill", "--decode", "--enable-igw", "--selector", "--worker-urls"} <= used_flags

@@ -93,7 +93,7 @@ def render_chart(helm: Helm, tmp_path_factory: pytest.TempPathFactory) -> Render
 
 @pytest.fixture
 def get_helm_error(helm: Helm, tmp_path: Path) -> Callable[[Mapping[str, Any]], str]:
-    """What Helm says against values that it must not take."""
+    """Return Helm's error for invalid values."""
 
     def get_error(values: Mapping[str, Any]) -> str:
         file = tmp_path / "values.yaml"

@@ -80,7 +80,7 @@ def _find_references(schema: Any) -> Iterator[str]:
 
 
 def make_strict(schema: Any) -> Any:
-    """The schema, refusing keys that it does not name; numbers or texts where it says so in Kubernetes' own way."""
+    """Return the schema with unknown keys refused and Kubernetes' int-or-string resolved."""
     if isinstance(schema, list):
         return [make_strict(item) for item in schema]
     if not isinstance(schema, dict):
@@ -127,13 +127,13 @@ def list_pods(manifests: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def validate(manifests: str, location: str) -> list[str]:
-    """What kubeconform says against the objects, a line each; empty where all are valid.
+    """Return kubeconform's errors, one line each; empty if all objects are valid.
 
     Raises:
-        AssertionError: it passed over an object, or looked at none.
+        AssertionError: kubeconform skipped an object or checked none.
     """
     program = go_programs.find_or_build(go_programs.KUBECONFORM)
-    # Our schemas refuse unknown keys themselves; its own -strict refuses a key that stands there twice.
+    # Our schemas refuse unknown keys themselves; its -strict refuses a duplicate key.
     command = [program, "-strict", "-output", "json", "-summary", "-schema-location", location]
     run = subprocess.run(command, input=manifests, capture_output=True, text=True, timeout=120, check=False)
     response = json.loads(run.stdout)

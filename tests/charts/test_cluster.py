@@ -1,7 +1,7 @@
-"""A real API server takes every object that the chart makes, and the real scheduler finds a place for its pods.
+"""A real API server accepts every object of the chart, and the real scheduler schedules its pods.
 
-Of LeaderWorkerSets, ScaledObjects, PodMonitors, rules and routes the server knows the schema alone: what their controllers
-make of them is not seen here. The pods of a LeaderWorkerSet are made from its templates.
+The server has only the schemas of LeaderWorkerSets, ScaledObjects, PodMonitors, rules and routes; their controllers do
+not run. The pods of a LeaderWorkerSet are built from its templates.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def test_pods_keep_to_the_strictest_level_of_pod_security_that_their_devices_all
 def scheduling_errors(
     control_plane: ControlPlane, render_chart: Render, preset: Preset
 ) -> Iterator[dict[str, list[str]]]:
-    """What the scheduler says against the pods of each preset and pattern, on as many machines as their accelerators fill."""
+    """The scheduler's errors for the pods of each preset and pattern, on as many nodes as their accelerators fill."""
     pods_by_case: dict[str, tuple[list[dict[str, Any]], Cell | None]] = {
         format_slug(name): (build_pods(render_chart(preset(name)), format_slug(name)), None) for name in NAMES
     }

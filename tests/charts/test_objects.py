@@ -1,4 +1,4 @@
-"""What the chart makes of values: that the objects fit each other, what pods may do, where they stand, how they scale."""
+"""The chart's objects: their references, pod security, scheduling and scaling."""
 
 from __future__ import annotations
 
@@ -316,7 +316,7 @@ def test_a_router_can_only_list_pods_of_its_namespace(render_chart: Render) -> N
     assert filter_by_kind(manifests, "RoleBinding")[0]["subjects"][0]["name"] == "mine-router"
 
 
-# Where pods stand.
+# Where pods are scheduled.
 
 
 def test_pods_of_a_replica_with_several_nodes_share_a_zone_and_replicas_need_not(

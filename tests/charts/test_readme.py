@@ -1,4 +1,4 @@
-"""The chart's README: what it says to run renders, and what it lists is there."""
+"""The chart's README: its commands render, and the presets that it lists exist."""
 
 from __future__ import annotations
 

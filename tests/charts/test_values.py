@@ -28,7 +28,7 @@ ROUTER = {"kind": "router", "command": ["route"]}
 
 
 def walk_properties(schema: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Every key of the schema with where it stands; a role's are taken once."""
+    """Yield every key of the schema with its path; a role's keys once."""
     for name, subschema in schema.get("properties", {}).items():
         yield f"{path}{name}", subschema
         inner = [

@@ -1,4 +1,4 @@
-"""The arithmetic against vLLM itself: what it logs when it starts, and its planner, asked for larger models."""
+"""Memory arithmetic compared with vLLM: its startup log, and its planner for larger models."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_vllms_planner_counts_the_same_tokens_for_every_kind_of_attention(engine
         _build_question(models.find(name), context, block, tensor_parallel)
         for name, context, block, tensor_parallel in cases
     ]
-    reported = [answer["said"] for answer in engine_probe("planner", questions)]
+    reported = [answer["result"] for answer in engine_probe("planner", questions)]
     computed = [
         vllm.count_cache_tokens(
             models.find(name), CACHE_BYTES, context=context, tensor_parallel=tensor_parallel, block=block

@@ -14,7 +14,7 @@ WITH_EFA = [row for row in instances.load().values() if row.efa_interfaces]
 LAYOUTS: tuple[Layout, ...] = ("save-addresses", "ip-bandwidth")
 
 # Requests in all, EFA-only ones and cards without one: EC2 user guide, "Network cards" and "Maximize network bandwidth",
-# 2026-11. Cards with ENA where IP bandwidth is wanted: documented for p5 and p5e; for the others spread by the same count.
+# 2026-11. Cards with ENA for IP bandwidth: documented for p5 and p5e; for the others spread by the same count.
 DOCUMENTED = [
     ("p5.48xlarge", 33, 32, [], [0, 4, 8, 12, 16, 20, 24, 28]),
     ("p5e.48xlarge", 33, 32, [], [0, 4, 8, 12, 16, 20, 24, 28]),

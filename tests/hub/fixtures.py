@@ -23,7 +23,7 @@ REGION = "us-west-2"
 
 @dataclass
 class Hub:
-    """What the hub holds, how it fails, and what it was asked."""
+    """The fake hub's files, failures and received requests."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     id: str = "someone/some-model"
@@ -141,7 +141,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     monkeypatch.setenv("HF_ENDPOINT", fake_hub.url)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    # The client writes in pieces of 10 MB, and waits a second before it goes on.
+    # The client writes in pieces of 10 MB, and waits a second before it continues.
     monkeypatch.setattr(huggingface_hub.constants, "DOWNLOAD_CHUNK_SIZE", 65536)
     monkeypatch.setattr(huggingface_hub.file_download.time, "sleep", lambda _: None)
     yield fake_hub

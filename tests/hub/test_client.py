@@ -1,4 +1,4 @@
-"""The hub's side: what is taken, how a broken transfer goes on, and one clear line for each way that a hub fails."""
+"""The hub client: file selection, resumed transfers, and a one-line error for each failure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHARD = "model-00001-of-00002.safetensors"
 
 
 class _Interrupted(Exception):
-    """Stands for Ctrl-C."""
+    """Simulates Ctrl-C."""
 
 
 def _get_file(name: str) -> hubs.RepoFile:

@@ -1,4 +1,4 @@
-"""Made models: the same bytes each time, whole or not at all, and never the end of an answer by chance."""
+"""Generated models: the same bytes each time, complete or absent, and no random end-of-text token."""
 
 from __future__ import annotations
 

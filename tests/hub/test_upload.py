@@ -24,7 +24,7 @@ MIB = 2**20
 
 
 class _Interrupted(Exception):
-    """Stands for Ctrl-C."""
+    """Simulates Ctrl-C."""
 
 
 @pytest.fixture(autouse=True)

@@ -26,12 +26,12 @@ ID = st.text("0123456789abcdef", min_size=17, max_size=17)
 
 
 def build_document(fleet: Fleet) -> Document[Fleet]:
-    """The fleet as if it had been read from a file that says nothing of lines."""
+    """Return the fleet as a document without positions."""
     return Document(Path("fleet.yaml"), fleet, {})
 
 
 def rentable(max_size: int = 40) -> st.SearchStrategy[Fleet]:
-    """Fleets that nothing stands against, with pools of up to `most` machines."""
+    """Valid fleets with pools of up to `max_size` machines."""
     catalogue = instances.load()
     return fleets(max_size).filter(lambda fleet: not checks.find_mistakes(build_document(fleet), catalogue))
 

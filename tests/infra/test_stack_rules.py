@@ -1,4 +1,4 @@
-"""The rules that every stack keeps: kept by all example fleets, and each broken on purpose."""
+"""The rules of all stacks: every example fleet follows them, and each violation is reported."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def drop_egress(stack: Stack) -> None:
 
 
 def open_egress(stack: Stack) -> None:
-    """Which does not stand in for the rule that names the group."""
+    """Replace the rule to the group itself with one to any address."""
     rule = filter_by_type(stack, "aws_vpc_security_group_egress_rule")["efa-egress"]
     del rule["referenced_security_group_id"]
     rule["cidr_ipv4"] = "0.0.0.0/0"

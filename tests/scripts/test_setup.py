@@ -1,4 +1,4 @@
-"""scripts/setup, with stand-ins for Python, pip and uv: interrupted at every step, moved, and without what it needs."""
+"""scripts/setup with fakes of Python, pip and uv: interrupted at every step, moved, and without its requirements."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ STEPS = 4
 
 @pytest.fixture(params=[False, True], ids=["pip", "uv"])
 def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
-    """A clone with what the set-up reads; PATH holds the stand-ins, with uv or without."""
+    """A clone with the files that the set-up reads; PATH has the fakes, with or without uv."""
     folder, programs = tmp_path / "clone", tmp_path / "bin"
     (folder / "scripts").mkdir(parents=True)
     (folder / "requirements").mkdir()

@@ -1,4 +1,4 @@
-"""The published JSON Schemas: they are what the models say, complete for an editor, and agree with the models."""
+"""The published JSON Schemas: generated from the models, complete for an editor, and consistent with the models."""
 
 from __future__ import annotations
 

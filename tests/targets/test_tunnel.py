@@ -1,4 +1,4 @@
-"""A way to a deployment inside a network: open while it is needed, gone afterwards, and its failure told."""
+"""A tunnel to a deployment inside a network: open inside the block, closed afterwards, with its error reported."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def test_versions_and_settings_describe_the_run(clean_run: FinishedRun) -> None:
 
 @pytest.fixture(scope="module")
 def faulty_run(validate_server: ServerValidator) -> FinishedRun:
-    """Each second request goes wrong in its own way; each way comes twice."""
+    """A run in which every second request fails; each kind of fault occurs twice."""
     faults = ("hang", "http_500", "cut", "reset", "empty", "error_event")
     traffic = {**TRAFFIC, "requests": 24, "deadline": "2s", "warm_up": 0}
     # The first streamed request asks what the server understands; the twelve faults fall on requests 2 to 24.

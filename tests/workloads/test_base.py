@@ -1,4 +1,4 @@
-"""The kinds of work: found by their packages, named at the top of blueprint.yaml."""
+"""Workload kinds: discovered by their packages, selected at the top of blueprint.yaml."""
 
 from __future__ import annotations
 

@@ -215,7 +215,7 @@ sys.exit(code)
 
 
 def run_watched(*arguments: str) -> tuple[int, str]:
-    """Exit code of a command, and what it wrote, started or asked over a network."""
+    """Return a command's exit code and its writes, processes and network requests."""
     result = subprocess.run(
         [sys.executable, "-c", WATCHED, *arguments],
         env={**os.environ, "PYTHONPATH": str(ROOT)},

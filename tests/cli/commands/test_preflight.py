@@ -101,7 +101,7 @@ def test_json_has_every_check_and_nothing_else_is_printed(tmp_path: Path, endpoi
         **{status: statuses.count(status) for status in ("pass", "warn", "fail")},
         "unknown": sum(not line["known"] for line in lines),
     }
-    # What the embedded AWS cannot answer is told as not known, and never as good.
+    # A check that the embedded AWS cannot answer is unknown, and never passes.
     assert all(line["status"] == "warn" for line in lines if not line["known"])
     by_name = {line["about"]: line for line in lines}
     assert by_name["VPCs per Region"]["known"]

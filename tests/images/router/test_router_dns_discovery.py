@@ -1,4 +1,4 @@
-"""The router's companion with the real vllm-router, before engines that only say who they are."""
+"""DNS discovery with the real vllm-router and fake engines that only identify themselves."""
 
 from __future__ import annotations
 

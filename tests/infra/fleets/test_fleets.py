@@ -1,4 +1,4 @@
-"""The example fleets: right, rentable within their own limits, a screenful each, and each what it says it is."""
+"""The example fleets: valid, within their own spend limits, a screen each, and as described."""
 
 from __future__ import annotations
 

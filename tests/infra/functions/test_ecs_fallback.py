@@ -30,7 +30,7 @@ def compute_time(span: datetime.timedelta = datetime.timedelta()) -> datetime.da
 
 
 def build_choices(*rows: tuple[int, int, int]) -> list[Choice]:
-    """From (wanted, stuck, serving)."""
+    """Build choices from (desired, stuck, serving)."""
     return [Choice(f"service-{index}", *row) for index, row in enumerate(rows)]
 
 
@@ -44,8 +44,8 @@ def build_choices(*rows: tuple[int, int, int]) -> list[Choice]:
         ([(4, 1, 1), (3, 0, 3)], [4, 3]),  # two have a machine again and load their model: nothing is given back yet
         ([(4, 0, 3), (3, 0, 3)], [4, 1]),  # two of them serve
         ([(4, 0, 4), (3, 0, 3), (2, 0, 2)], [4, 0, 0]),  # all serve where they are preferred
-        ([(2, 0, 0), (4, 0, 4)], [2, 2]),  # fewer are wanted
-        ([(0, 0, 4), (4, 4, 0)], [0, 0]),  # none is wanted
+        ([(2, 0, 0), (4, 0, 4)], [2, 2]),  # fewer are desired
+        ([(0, 0, 4), (4, 4, 0)], [0, 0]),  # none is desired
     ],
 )
 def test_each_choice_gets_the_tasks_that_the_previous_could_not_place(
@@ -67,9 +67,9 @@ def test_the_first_choice_is_unchanged_and_each_other_covers_at_most_the_previou
 
 @dataclass
 class Cluster:
-    """ECS in small: a choice has so many machines; a task waits, then loads, then serves.
+    """A model of ECS: each choice has a number of machines; a task waits, then loads, then serves.
 
-    Only each third minute tells that a task is stuck: ECS ends one that waits for long, and its successor is young.
+    A task counts as stuck only every third minute: ECS stops one that waits too long, and its successor is new.
     """
 
     capacity: list[int]
@@ -106,7 +106,7 @@ def test_tasks_move_to_the_most_preferred_capacity_and_back(scarce: list[int], l
         serving_before = sum(cluster.serving)
         for _ in range(18):
             cluster.step()
-            assert sum(cluster.serving) >= min(serving_before, desired), "nothing that serves ended for want of another"
+            assert sum(cluster.serving) >= min(serving_before, desired), "no serving task ended before its replacement"
         filled, remaining = [], desired
         for free in capacity:
             filled.append(min(free, remaining))
@@ -143,7 +143,7 @@ def build_service(name: str, desired: int, **tags: str) -> dict[str, Any]:
 
 
 class Ecs:
-    """ECS with recorded answers, each held against its API's own model; any other call is an error."""
+    """ECS with recorded responses, validated against its API model; any other call is an error."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, services: list[dict[str, Any]]) -> None:
         self.client = boto3.Session("test", "test", region_name="us-west-2").client("ecs")

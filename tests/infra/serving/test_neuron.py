@@ -70,7 +70,7 @@ def test_weights_are_copied_to_a_volume_that_the_engine_reads(stack: Stack) -> N
     by_name = parse_containers(stack, "worker")
     engine, copier = by_name["worker"], by_name["fetch-weights"]
     assert engine["dependsOn"] == [{"containerName": "fetch-weights", "condition": "SUCCESS"}]
-    assert copier["essential"] is False, "it ends, and the task goes on"
+    assert copier["essential"] is False, "it ends, and the task continues"
     assert engine["command"][1] == copier["command"][-1]
     [engine_mount], [copier_mount] = engine["mountPoints"], copier["mountPoints"]
     assert (engine_mount["sourceVolume"], engine_mount["readOnly"]) == (copier_mount["sourceVolume"], True)

@@ -1,6 +1,6 @@
-"""A day of a role whose least is 0, by the alarms and policies that its stack really holds: reckoned minute by minute.
+"""A day of a role that scales to 0, simulated minute by minute from the alarms and policies of its stack.
 
-What CloudWatch and Application Auto Scaling do with them is played here as their guides say it, which is no proof of AWS.
+CloudWatch and Application Auto Scaling are simulated from their guides, which does not prove AWS's behaviour.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def test_a_replica_stays_while_requested_scales_by_load_and_stops_after_the_cool
     assert simulation.ready == 1 and 0 not in simulation.history, "an empty queue is not nobody"
     for _ in range(40):
         simulation.run_minute(40)
-    assert simulation.ready == 2, "tracking goes on from 1"
+    assert simulation.ready == 2, "tracking continues from 1"
     for _ in range(40):
         simulation.run_minute(3)
     assert simulation.count == 1

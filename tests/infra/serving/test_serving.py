@@ -1,4 +1,4 @@
-"""What a rendered deployment for ECS may say: a person may have changed it, or its template."""
+"""Validation of a rendered ECS deployment: a user may have edited it or its template."""
 
 from __future__ import annotations
 

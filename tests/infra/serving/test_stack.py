@@ -244,7 +244,7 @@ def test_one_provider_runs_all_machines_of_a_replica(stacks: Stacks) -> None:
 
 
 def read_collector_config(stack: Stack, task: str) -> dict[str, Any]:
-    """What the collector of a task is told."""
+    """Return the configuration of a task's collector."""
     config: dict[str, Any] = json.loads(parse_containers(stack, task)["collector"]["environment"][0]["value"])
     return config
 

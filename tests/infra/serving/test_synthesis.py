@@ -1,4 +1,4 @@
-"""A deployment's stack beside the fleet's: `cdktf deploy` makes what it stands on first."""
+"""A deployment's stack beside the fleet's: `cdktf deploy` creates its dependencies first."""
 
 from __future__ import annotations
 

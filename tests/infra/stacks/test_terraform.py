@@ -76,7 +76,7 @@ def test_the_runs_cover_every_kind_of_stack() -> None:
         for line in file.read_text().splitlines()
         if "source" in line and "stacks" in line
     }
-    # The rest differ from these in ways that tests of the synthesized text cover: names, zones, the place of the state.
+    # The rest differ from these in ways that tests of the synthesized text cover: names, zones, the location of the state.
     assert sources == {
         "eks/stacks/network",
         "ecs/stacks/network",

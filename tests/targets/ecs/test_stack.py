@@ -1,4 +1,4 @@
-"""Deploying to ECS before an ECS that says what AWS's would; Terraform's part is under test with the real one."""
+"""Deploying to a fake ECS with AWS's responses; other tests run the real Terraform."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ROLE_OF = {"aggregated-worker": "worker", "aggregated-worker-1": "worker", "aggr
 
 @dataclass
 class Ecs:
-    """ECS and CloudWatch Logs of one cluster: what the tests put in, by the calls that are made."""
+    """A fake of a cluster's ECS and CloudWatch Logs with the tests' data."""
 
     failed: dict[str, str] = field(default_factory=dict)
     """Why the last deployment of an ECS service failed."""
@@ -119,7 +119,7 @@ def deployment_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Deployme
 
 @pytest.fixture
 def terraform_calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    """Terraform that has one service to make; what it was told."""
+    """Fake Terraform with one service to create; return its calls."""
     calls: list[str] = []
     name = "serving-aggregated"
     fleet_context = SimpleNamespace(folders={name: tmp_path}, endpoint=None, cloud_name="AWS")

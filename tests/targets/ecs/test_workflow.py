@@ -1,4 +1,4 @@
-"""A deployment on ECS shown, applied, found unchanged and taken away by the real Terraform against the embedded AWS."""
+"""A deployment on ECS planned, applied, unchanged and destroyed by the real Terraform on the embedded AWS."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _format_tags(tags: dict[str, str]) -> list[dict[str, str]]:
 
 @pytest.fixture
 def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Document[Fleet], AwsSession]]:
-    """The fleet's file, and an embedded AWS with what its stacks would have made."""
+    """The fleet's file, and an embedded AWS with the resources of its stacks."""
     monkeypatch.chdir(tmp_path)
     Path("fleet.yaml").write_text(FLEET)
     document = inputs.read_fleet(Path("fleet.yaml"))
@@ -67,7 +67,7 @@ def test_a_deployment_is_created_updated_and_destroyed(
     text = SHAPES["aggregated"].replace("replicas: 2..6", "replicas: 0..6")
     deployment_plan = planning.plan(write_blueprint(tmp_path, "aggregated", text), document.path, target="ecs", aws=aws)
     messages: list[str] = []
-    with context.lock_fleet(document.value):  # as the road to AWS holds it while it deploys
+    with context.lock_fleet(document.value):  # as the AWS workflow holds it while it deploys
         assert stack.deploy(deployment_plan, messages.append) is True
     [changes] = messages
     assert "created: aws_ecs_service.worker-0" in changes

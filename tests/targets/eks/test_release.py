@@ -1,8 +1,7 @@
 """Deploying to EKS: the command line, the real helm and kubectl, and a real control plane.
 
-What a machine does is played: no container runs, so a pod is ready at once, or fails, as its annotation says. Behind the
-tunnel to a pod answers a server with known delays. That no pod is ready before its model has answered is the probes'
-matter, and tests/targets/test_probe.py's.
+Nodes are simulated: no container runs, and a pod's annotation decides whether it is ready at once or fails. A server
+with known delays answers behind the tunnel to a pod. tests/targets/test_probe.py covers the probes.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ def cluster(control_plane: ControlPlane) -> Iterator[ControlPlane]:
 
 @pytest.fixture
 def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a fleet and the blueprint `mine`, where the user stands."""
+    """The working directory, with a fleet and the blueprint `mine`."""
     folder = tmp_path / "work"
     folder.mkdir()
     shutil.copytree(ROOT / "blueprints" / "aggregated", folder / "mine")
@@ -73,7 +72,7 @@ def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Clock:
-    """The time that the target goes by."""
+    """The target's clock."""
 
     def __init__(self) -> None:
         self.ahead_s = 0.0
@@ -87,7 +86,7 @@ class Clock:
 
 @pytest.fixture
 def expire_when(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Has the limit of a start, half an hour, be over as soon as the cluster says all of some words."""
+    """Expire the startup deadline, half an hour, once the cluster reports all given words."""
     clock, original = Clock(), target._list_pending_roles
     monkeypatch.setattr(target, "time", clock)
 
@@ -128,7 +127,7 @@ def connected_cluster(cluster: ControlPlane, working_folder: Path, monkeypatch: 
 
 @pytest.fixture
 def running_release(connected_cluster: ControlPlane, run_cli: RunCli) -> None:
-    """`mine` is up as the pattern says; a test that changes it leaves it so."""
+    """Deploy `mine` as the pattern has it; tests must restore its state."""
     replicas = connected_cluster.run_kubectl(
         "get", "deployment/mine-worker", *NAMESPACE_FLAGS, "--output=jsonpath={.spec.replicas} {.status.readyReplicas}"
     )
@@ -316,7 +315,7 @@ def test_a_failed_test_request_rolls_the_deployment_back(
     edit(working_folder / "mine/eks.yaml.j2", "{% include", "annotations: {play: silence}\n{% include")
     code, _, err = run_cli("deploy", "--yes")
     assert code == 1
-    assert "no answer in 60 s" in err, "what the client's pod said"
+    assert "no answer in 60 s" in err, "the output of the client's pod"
     assert err.endswith("rolled back: the previous revision runs\n")
     assert run_cli("status").code == 0, "the client's pod is no part of the deployment"
 
@@ -435,7 +434,7 @@ def test_an_eviction_beyond_the_disruption_budget_is_refused(
 
 
 def evict(cluster: ControlPlane, name: str) -> str:
-    """What the API server says to it, as `kubectl drain` would ask."""
+    """Return the API server's response to an eviction, as of `kubectl drain`."""
     eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": "serving"}}
     path = f"/api/v1/namespaces/serving/pods/{name}/eviction"
     result = cluster.run_kubectl("create", f"--raw={path}", "--filename=-", objects=eviction)

@@ -17,12 +17,12 @@ def test_a_further_process_is_a_fork_whose_imports_are_exempt_from_garbage_colle
     engine_probe: EngineProbe,
 ) -> None:
     without, with_plugins = engine_probe("processes", [False, True])
-    assert without == {"said": 0}
-    assert with_plugins["said"] > 100_000
+    assert without == {"result": 0}
+    assert with_plugins["result"] > 100_000
 
 
 class _Config:
-    """Stands in for NIXL's; it has only the delay that is set."""
+    """A fake of NIXL's configuration with only the delay."""
 
 
 @pytest.mark.parametrize("switch", ["on", "off"])

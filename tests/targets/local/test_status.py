@@ -1,4 +1,4 @@
-"""The state of a deployment is that of its services; processes that outlive its directory are found and ended."""
+"""The state of a deployment is that of its services; destroy ends processes that outlive its directory."""
 
 from __future__ import annotations
 

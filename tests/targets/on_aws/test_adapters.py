@@ -50,7 +50,7 @@ def make_plan(folder: Path, location: str, target: str = "eks") -> planning.Depl
 
 
 def get_error(blueprint_plan: planning.DeploymentPlan) -> str:
-    """What is said, without the folder; empty where it is taken."""
+    """Return the error without the folder; empty if the adapter is accepted."""
     try:
         adapters.check_adapters(blueprint_plan)
     except InputError as error:

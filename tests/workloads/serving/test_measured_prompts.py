@@ -40,7 +40,7 @@ def write_blueprint(root: Path, traffic: str = DATA, router: str = "{}") -> Path
 
 
 def write_report(root: Path, time: str, **shared: Any) -> None:
-    """A report of the blueprint's traffic as it is now, unless told otherwise."""
+    """Write a report, by default of the blueprint's current traffic."""
     document = blueprint.read(root / "mine")
     prompt_settings = measured_prompts.compute_digest(document.value.traffic, root / "mine")
     entry = {"prompts": 0.5, "of": 2, "cached": 0.1, "traffic": prompt_settings, **shared}

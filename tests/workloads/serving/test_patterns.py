@@ -1,4 +1,4 @@
-"""A pattern is a folder under blueprints/: its own blueprint.yaml and pattern.yaml say how it behaves."""
+"""A pattern is a folder under blueprints/, defined by its blueprint.yaml and pattern.yaml."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds of every deployment, whatever is asked of whichever fleet: the answer keeps it, or there is no answer."""
+"""Invariants of every deployment of any blueprint on any fleet; a blueprint that cannot meet them is refused."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _role(draw: st.DrawFn, pools: list[str], pattern: str) -> dict[str, Any]:
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """A blueprint whose keys are all known; whether they go together is the resolver's to say."""
+    """A blueprint with known keys; the resolver decides whether they are compatible."""
     file = draw(st.sampled_from(FLEETS))
     fleet = _load_fleet(file).value
     pools = [name for name, pool in fleet.pools.items() if instances.find(pool.types[0]).accelerators] or [*fleet.pools]
@@ -125,7 +125,7 @@ def _check_even_split(engine: EngineRole, role: Role) -> None:
 
 
 def _check_model_fits(blueprint: Blueprint, role: Role) -> None:
-    """On each type that is asked for, the cache holds a request of the full context beside the weights."""
+    """On each requested type, the cache fits a request of the full context beside the weights."""
     assert role.served_model is not None
     parallelism = role.parallelism
     for name in role.instance_types:
@@ -156,13 +156,13 @@ def _check_efa(role: Role, fleet: Fleet) -> None:
 
 
 def _find_ports(process: Process, ports: set[int]) -> set[int]:
-    """The place's ports in an engine's command and environment, where no other process's stand."""
+    """Return the ports of `ports` in a process's command and environment."""
     text = " ".join((*process.command, *process.env.values()))
     return ports & {int(number) for number in re.findall(r"\d+", text)}
 
 
 def _check_ports(deployment: Deployment) -> None:
-    """On one machine each process listens on ports of its own, and the place has chosen all of them."""
+    """Each local process listens on its own ports, all chosen by the environment."""
     environment_ports = set(deployment.environment.ports.values())
     router = deployment.router.processes[0]
     listening = [_find_ports(process, environment_ports) for process in deployment.engine_processes]

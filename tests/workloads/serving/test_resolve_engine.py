@@ -1,4 +1,4 @@
-"""The share from which the resolver takes cache-aware, held against the real vllm-router between two engines that are none."""
+"""The cache-aware threshold of the resolver, tested with the real vllm-router and two fake engines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HELD_MAX_TOKENS = 99
 
 
 class Engine(ThreadingHTTPServer):
-    """Turns each character into a token, as vLLM's /render would say it, and keeps what it was asked."""
+    """A fake engine: each character is a token, as in vLLM's /render; records its requests."""
 
     daemon_threads = True
 
