@@ -222,7 +222,7 @@ def test_the_engines_own_parser_accepts_every_command_line_of_every_preset(
 ) -> None:
     lines = list(list_commands("engine", render_chart, preset))
     answers = engine_probe("vllm", [words[2:] for words in lines] + [[*lines[0][2:], "--no-such-flag"]])
-    assert answers == [{"said": 8000}] * len(lines) + [{"refused": 2}]
+    assert answers == [{"result": 8000}] * len(lines) + [{"refused": 2}]
 
 
 @pytest.mark.engine
@@ -231,7 +231,7 @@ def test_the_routers_own_parser_accepts_every_command_line_of_every_preset(
 ) -> None:
     lines = list(list_commands("router", render_chart, preset))
     answers = engine_probe("vllm-router", [words[1:] for words in lines] + [[*lines[0][1:], "--no-such-flag"]])
-    assert answers == [{"said": 8000}] * len(lines) + [{"refused": 2}]
+    assert answers == [{"result": 8000}] * len(lines) + [{"refused": 2}]
 
 
 def list_commands(kind: str, render_chart: Render, preset: Preset) -> Iterator[list[str]]:

@@ -156,11 +156,11 @@ def test_the_rows_are_installed_in_order_and_a_failure_ends_the_run(
     tools = tmp_path / "tools"
     tools.mkdir()
     helm = tools / "helm"
-    helm.write_text(f'#!/bin/sh\necho "$3" >> {tmp_path}/said\ntest "$3" != lws\n')
+    helm.write_text(f'#!/bin/sh\necho "$3" >> {tmp_path}/calls\ntest "$3" != lws\n')
     helm.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
     monkeypatch.chdir(tmp_path)
     fleet = str(ROOT / "infra" / "fleets" / "p5-efa.yaml")
     assert main.run(["platform", "install", "--fleet", fleet]) == 1
-    assert (tmp_path / "said").read_text().split() == list_rows("p5-efa")[:-1]
+    assert (tmp_path / "calls").read_text().split() == list_rows("p5-efa")[:-1]
     assert "helm upgrade --install lws" in capsys.readouterr().err

@@ -83,7 +83,7 @@ def _format_pool(lines: str, orchestrator: str = "eks") -> str:
             "eks",
             "fleet.yaml:6:34: pools.aa.size: now '9..3': the least, 9, is more than the most, 3. Fix: 3..9.",
         ),
-        # where it stands
+        # zones and placement
         (
             f"{P5}, {BLOCK}, placement_group: cluster",
             "eks",
