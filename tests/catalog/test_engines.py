@@ -148,7 +148,7 @@ def test_the_command_lines_that_are_parsed_name_every_flag_of_the_catalogue(tmp_
 
 
 @pytest.mark.engine
-def test_the_engines_own_parser_takes_every_command_line_and_refuses_an_unknown_flag(
+def test_the_engine_parses_every_command_line_and_refuses_an_unknown_flag(
     tmp_path: Path, engine_probe: EngineProbe
 ) -> None:
     lines = _list_all_engine_arguments(tmp_path)
@@ -233,7 +233,7 @@ def _list_router_arguments(deployments: Iterable[Deployment]) -> list[list[str]]
 
 
 @pytest.mark.engine
-def test_the_routers_own_parser_takes_every_command_line_with_every_policy_and_refuses_an_unknown_one(
+def test_the_router_parses_every_command_line_and_refuses_an_unknown_policy(
     tmp_path: Path, engine_probe: EngineProbe
 ) -> None:
     deployments = [cell.deployment for cell in matrix.build_cells() if cell.deployment]

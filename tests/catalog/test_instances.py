@@ -77,7 +77,7 @@ def test_the_catalogue_has_every_supported_family() -> None:
     assert {"p5.4xlarge", "trn2.3xlarge"} <= CATALOGUE.keys()
 
 
-def test_a_trainium2_device_has_its_own_memory_and_not_the_number_that_ec2_gives() -> None:
+def test_a_trainium2_devices_memory_overrides_ec2s_number() -> None:
     assert GENERATED["types"]["trn2.48xlarge"]["accelerators"]["memory_mib"] == 524_288
     for name in ("trn2.3xlarge", "trn2.48xlarge"):
         on_board = instances.find(name).accelerators
@@ -91,14 +91,14 @@ def test_the_two_a100s_differ_in_memory_bandwidth() -> None:
     assert (large.name, large.bandwidth_gb_s) == ("A100", 2039)
 
 
-def test_card_0_of_p6_b300_takes_no_efa_and_every_other_card_does() -> None:
+def test_card_0_of_p6_b300_has_no_efa_and_every_other_card_has() -> None:
     cards = instances.find("p6-b300.48xlarge").cards
     assert [card.index for card in cards] == list(range(17))
     assert [card.index for card in cards if not card.efa] == [0]
 
 
 @pytest.mark.parametrize("row", CATALOGUE.values(), ids=lambda row: row.name)
-def test_as_many_cards_take_efa_as_the_machine_has_interfaces(row: instances.Instance) -> None:
+def test_the_cards_with_efa_match_the_machines_interfaces(row: instances.Instance) -> None:
     assert sum(card.efa for card in row.cards) == row.efa_interfaces
     assert [card.index for card in row.cards] == list(range(len(row.cards)))
 
@@ -138,13 +138,13 @@ def test_every_accelerator_has_its_bandwidth_and_its_flops_from_a_source(row: in
 
 
 @pytest.mark.parametrize("region", ["us-east-1", "us-west-2"])
-def test_a_type_has_a_price_or_the_reason_why_it_has_none(region: str) -> None:
+def test_every_type_has_a_price_or_the_reason_for_its_absence(region: str) -> None:
     offered_rows = [row for row in CATALOGUE.values() if region in row.zones]
     assert offered_rows
     assert [row.name for row in offered_rows if (region in row.prices) == (region in row.unpriced)] == []
 
 
-def test_an_unknown_price_is_none_and_never_a_guess() -> None:
+def test_an_unknown_price_is_none() -> None:
     assert instances.find("g6e.xlarge").get_price_usd_h("us-west-2") == 1.861
     assert instances.find("p5e.48xlarge").get_price_usd_h("us-west-2") is None
     assert instances.find("g6e.xlarge").get_price_usd_h("eu-central-1") is None

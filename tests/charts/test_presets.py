@@ -71,7 +71,7 @@ def test_helm_lint_passes(helm: Helm, name: str) -> None:
 
 
 @each_preset
-def test_kubernetes_own_schemas_and_those_of_the_custom_kinds_take_its_objects(
+def test_its_objects_match_the_schemas_of_kubernetes_and_the_custom_kinds(
     render_chart: Render, preset: Preset, schema_location: str, name: str
 ) -> None:
     assert objects.validate(yaml.safe_dump_all(render_chart(preset(name))), schema_location) == []
@@ -217,7 +217,7 @@ def test_every_name_in_a_command_is_one_that_its_container_has(render_chart: Ren
 
 
 @pytest.mark.engine
-def test_the_engines_own_parser_accepts_every_command_line_of_every_preset(
+def test_the_engine_parses_every_command_line_of_every_preset(
     render_chart: Render, preset: Preset, engine_probe: EngineProbe
 ) -> None:
     lines = list(list_commands("engine", render_chart, preset))
@@ -226,7 +226,7 @@ def test_the_engines_own_parser_accepts_every_command_line_of_every_preset(
 
 
 @pytest.mark.engine
-def test_the_routers_own_parser_accepts_every_command_line_of_every_preset(
+def test_the_router_parses_every_command_line_of_every_preset(
     render_chart: Render, preset: Preset, engine_probe: EngineProbe
 ) -> None:
     lines = list(list_commands("router", render_chart, preset))

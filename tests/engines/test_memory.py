@@ -174,7 +174,7 @@ def test_a_gibibyte_of_cache_fits_as_many_tokens_as_vllm_on_cpu_reports(
     assert vllm.count_cache_tokens(model, memory.GIB, context=context, tensor_parallel=ways, block=block) == tokens
 
 
-def test_a_window_bounds_what_long_requests_take() -> None:
+def test_a_sliding_window_limits_the_cache_of_long_requests() -> None:
     model = models.find("openai/gpt-oss-120b")
     full_attention = model.model_copy(update={"sliding_layers": 0})
     short_context, long_context = 8192, 131072
@@ -249,7 +249,7 @@ def test_neuron_is_split_by_cores_and_marked_uncalibrated() -> None:
     assert not fit.calibrated
 
 
-def test_a_neuroncore_has_a_bank_of_24_gib_of_which_the_cache_takes_no_more_than_three_tenths() -> None:
+def test_the_cache_uses_at_most_three_tenths_of_a_neuroncores_24_gib() -> None:
     trn2 = instances.find("trn2.48xlarge")
     fit = vllm.compute_fit(models.find("Qwen/Qwen3-0.6B"), trn2, 16, context=8192)
     assert trn2.accelerators

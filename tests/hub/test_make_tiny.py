@@ -102,7 +102,7 @@ def test_the_chat_template_writes_turns_as_qwen_does(tiny_folder: Path) -> None:
     assert text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_tokens_that_print_nothing_are_suppressed_and_no_others(tiny_folder: Path) -> None:
+def test_only_tokens_that_print_nothing_are_suppressed(tiny_folder: Path) -> None:
     output = _load_tensor(tiny_folder, "lm_head.weight")
     silent_tokens = make_tiny.find_silent_tokens(make_tiny.train_tokenizer(1280))
     ordinary = sorted(set(range(1280)) - set(silent_tokens))

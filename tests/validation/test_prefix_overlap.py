@@ -74,5 +74,5 @@ def test_a_long_load_uses_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> Non
     assert overlap.prompts == 2
 
 
-def test_without_a_prompt_there_is_no_share() -> None:
+def test_a_load_without_prompts_has_no_share() -> None:
     assert PrefixOverlap().share is None

@@ -67,7 +67,7 @@ def clean_run(validate_server: ServerValidator) -> FinishedRun:
     return validate_server(Behaviour(TTFT_S, ITL_S), TRAFFIC, slo)
 
 
-def test_prompts_generated_without_sharing_share_nothing(clean_run: FinishedRun) -> None:
+def test_prompts_generated_without_sharing_share_no_text(clean_run: FinishedRun) -> None:
     assert clean_run.report.shared.of == 60
     assert clean_run.report.shared.prompts is not None
     assert clean_run.report.shared.prompts < 0.1

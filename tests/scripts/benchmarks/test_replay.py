@@ -40,7 +40,7 @@ def test_without_sharing_no_block_repeats() -> None:
     assert len(blocks) == len(set(blocks))
 
 
-def test_every_request_has_as_many_blocks_as_it_has_tokens_and_none_is_outside_the_lengths() -> None:
+def test_every_requests_blocks_match_its_tokens_within_the_length_range() -> None:
     for request in _build_trace(0.8):
         assert request["input_length"] == len(request["hash_ids"]) * replay.TRACE_BLOCK
         assert replay.PROMPT_TOKENS[0] - replay.TRACE_BLOCK < request["input_length"] <= replay.PROMPT_TOKENS[1]

@@ -476,7 +476,7 @@ def test_destroy_removes_all_objects_and_reports_a_missing_release(
     assert (code, out) == (0, "mine: not deployed on eks\n")
 
 
-def test_several_models_come_up_behind_one_router(
+def test_several_models_start_behind_one_router(
     connected_cluster: ControlPlane, working_folder: Path, run_cli: RunCli
 ) -> None:
     uninstall(connected_cluster, "mine")

@@ -192,7 +192,7 @@ def test_a_deployment_is_deployed_inspected_updated_and_destroyed(
     assert not (working_folder / "rendered").exists()
 
 
-def test_destroy_of_nothing_succeeds(working_folder: Path, run_cli: RunCli) -> None:
+def test_destroy_without_a_deployment_succeeds(working_folder: Path, run_cli: RunCli) -> None:
     code, out, _ = run_cli("destroy", "mine")
     assert (code, out) == (0, "mine: not deployed here\n")
 

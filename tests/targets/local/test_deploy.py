@@ -130,7 +130,7 @@ def test_a_change_restarts_only_the_processes_that_it_affects(make_plan: PlanFac
     assert "+    --policy round_robin" in diffs[0]
 
 
-def test_fewer_replicas_stop_the_last_one(make_plan: PlanFactory, working_folder: Path) -> None:
+def test_fewer_replicas_stop_the_last_replica(make_plan: PlanFactory, working_folder: Path) -> None:
     deploy.deploy(make_plan(), _agree)
     before = _list_states(make_plan())
     _edit(working_folder, "replicas: 2", "replicas: 1")

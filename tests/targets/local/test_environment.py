@@ -24,7 +24,7 @@ def test_a_deployment_names_what_differs_from_production(
     assert all(SHORTCUTS_VARIABLE not in process.env for process in deployment.engine_processes)
 
 
-def test_without_shortcuts_every_engine_process_runs_as_in_production_and_nothing_is_named(
+def test_without_shortcuts_every_engine_process_runs_as_in_production(
     make_plan: PlanFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(SHORTCUTS_VARIABLE, "off")
