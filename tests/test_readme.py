@@ -47,7 +47,7 @@ def _find_leftovers(folder: Path, subfolder: str = ".blueprint") -> list[list[st
 @pytest.mark.engine
 @pytest.mark.xdist_group("commands")
 @pytest.mark.timeout(1500)
-def test_the_first_command_goes_from_a_clone_to_a_report_and_leaves_nothing_running() -> None:
+def test_the_first_command_ends_with_a_report_and_leaves_nothing_running() -> None:
     assert FIRST == "./install.sh\n"
     output = _run(FIRST, ROOT, 1400)
     report = json.loads((ROOT / "runs" / "latest" / "report.json").read_text())
@@ -64,7 +64,7 @@ def test_the_first_command_goes_from_a_clone_to_a_report_and_leaves_nothing_runn
     report_match = re.search(r"^PASS (\S+/report\.html)$", output, re.MULTILINE)
     assert report_match
     assert (ROOT / report_match[1]).read_text().startswith("<!doctype html>")
-    for step in ("Apply network and storage", "Plan network and storage again", "Validate it", "Stop everything"):
+    for step in ("Apply network and storage", "Check for drift: network, storage", "Validate against the SLO", "Stop everything"):
         assert re.search(rf"^{step}.* \d+\.\d s$", output, re.MULTILINE), step
     assert "random numbers" in output
     assert not _find_leftovers(ROOT)
@@ -103,14 +103,14 @@ def test_the_pattern_section_prints_the_matrix_and_copies_a_preset(tmp_path: Pat
 
 @pytest.mark.terraform
 @pytest.mark.timeout(900)
-def test_the_aws_section_plans_and_rehearses_up_to_the_first_machine() -> None:
+def test_the_workflow_on_aws_is_rehearsed_up_to_the_first_instance() -> None:
     no_credentials = {"AWS_ACCESS_KEY_ID": "", "AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull}
     path = f"{ROOT / '.venv' / 'bin'}:{os.environ['PATH']}"
     output = _run(AWS, ROOT, 850, {**no_credentials, "PATH": path, "AWS_EC2_METADATA_DISABLED": "true"})
-    for step in ("Plan network, storage, ecs", "Apply network, storage", "Apply ecs", "Destroy the machines of ecs"):
+    for step in ("Plan network, storage, ecs", "Apply network, storage", "Apply ecs", "Destroy the instances of ecs"):
         assert re.search(rf"^{step}.* \d+\.\d s$", output, re.MULTILINE), step
-    assert "Where it ends without an account" in output
-    assert "the embedded ECS starts no machines, so no task can run" in output
+    assert "Rehearsal" in output
+    assert "the embedded ECS starts no instances, so no task can run" in output
     assert "USD/h on demand" in output
     assert not _find_leftovers(
         Path(".blueprint"), "fleet.one-gpu"
