@@ -64,7 +64,12 @@ def test_the_first_command_ends_with_a_report_and_leaves_nothing_running() -> No
     report_match = re.search(r"^PASS (\S+/report\.html)$", output, re.MULTILINE)
     assert report_match
     assert (ROOT / report_match[1]).read_text().startswith("<!doctype html>")
-    for step in ("Apply network and storage", "Check for drift: network, storage", "Validate against the SLO", "Stop everything"):
+    for step in (
+        "Apply network and storage",
+        "Check for drift: network, storage",
+        "Validate against the SLO",
+        "Stop everything",
+    ):
         assert re.search(rf"^{step}.* \d+\.\d s$", output, re.MULTILINE), step
     assert "random numbers" in output
     assert not _find_leftovers(ROOT)

@@ -148,7 +148,7 @@ def test_it_is_removed_with_all_old_versions_when_no_state_holds_a_thing(aws: Aw
             "s3://my-state/fleets/demo/network.tfstate.tflock: Terraform is running, or was interrupted. "
             "Wait, or run `terraform force-unlock` in its stack.",
         ),
-        ("notes.txt", {}, "s3://my-state: 1 objects are no state of Terraform's, notes.txt among them"),
+        ("notes.txt", {}, "s3://my-state: 1 objects are not Terraform states, notes.txt among them"),
     ],
 )
 def test_it_is_not_removed_while_something_is_in_it(aws: AwsSession, key: str, body: Any, text: str) -> None:

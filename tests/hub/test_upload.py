@@ -15,7 +15,7 @@ import pytest
 from llm_serving import processes
 from llm_serving.aws import s3
 from llm_serving.hub import client as hubs
-from llm_serving.hub import upload
+from llm_serving.hub import files, upload
 from llm_serving.settings.errors import InputError, Unavailable
 
 pytestmark = pytest.mark.timeout(120)
@@ -107,7 +107,7 @@ def test_a_file_of_the_same_size_and_other_content_is_sent_again(bucket: s3.Buck
 @pytest.mark.terraform
 def test_an_interrupted_upload_sends_only_the_missing_parts(bucket: s3.Bucket, folder: Path) -> None:
     path = folder / "model.safetensors"
-    sha256 = hubs.compute_sha256(path)
+    sha256 = files.compute_sha256(path)
 
     def interrupt(_: int) -> None:
         raise _Interrupted
@@ -132,10 +132,10 @@ def test_parts_of_changed_content_are_not_reused(bucket: s3.Bucket, folder: Path
         raise _Interrupted
 
     with pytest.raises(_Interrupted):
-        bucket.upload(path, "model.safetensors", hubs.compute_sha256(path), interrupt)
+        bucket.upload(path, "model.safetensors", files.compute_sha256(path), interrupt)
     path.write_bytes(path.read_bytes()[::-1])
     sent_sizes: list[int] = []
-    bucket.upload(path, "model.safetensors", hubs.compute_sha256(path), sent_sizes.append)
+    bucket.upload(path, "model.safetensors", files.compute_sha256(path), sent_sizes.append)
     assert sum(sent_sizes) == path.stat().st_size
     assert _read_object(bucket, "model.safetensors") == path.read_bytes()
     uploads = _make_client(bucket).list_multipart_uploads(Bucket=bucket.location.bucket)
@@ -158,7 +158,7 @@ def test_a_hub_model_is_copied_completely_and_leaves_no_staged_file(
 ) -> None:
     result = upload.copy_from_hub(hub.id, _format_uri(bucket), staging=tmp_path / "staging")
     assert result.files == 4
-    assert result.received == result.sent == result.bytes == hub.sent
+    assert result.received == result.sent == result.bytes == hub.sent_bytes
     for name in bucket.list_sizes():
         assert _read_object(bucket, name) == hub.files[name]
     assert [path.name for path in (tmp_path / "staging").rglob("*") if path.is_file()] == [".lock"]

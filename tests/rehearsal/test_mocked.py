@@ -98,7 +98,7 @@ def test_mocked_takes_no_stacks_and_an_empty_folder_is_no_fleet(tmp_path: Path) 
     result = run_cli(tmp_path, "rehearse", "network", "--mocked")
     assert (result.returncode, result.stderr) == (
         2,
-        "--mocked plans all stacks. Fix: no stack, or leave --mocked out\n",
+        "--mocked: it plans all stacks. Fix: remove --mocked, or the stacks.\n",
     )
     result = run_cli(tmp_path, "rehearse", "--fleet", str(tmp_path))
     assert result.returncode == 2

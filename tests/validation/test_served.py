@@ -76,7 +76,7 @@ def test_the_clients_numbers_are_compared_with_the_engines(validation_report: Re
 
 
 def test_only_the_missed_objective_is_named(validation_report: Report) -> None:
-    with pytest.raises(CheckFailed, match=r"ttft_ms.p50: [\d.]+ ms, the limit is 0.01 ms"):
+    with pytest.raises(CheckFailed, match=r"ttft_ms.p50: [\d.]+ ms; the limit is 0.01 ms"):
         run.require_slo(validation_report)
     assert [miss.metric for miss in validation_report.missed] == ["ttft_ms.p50"]
 

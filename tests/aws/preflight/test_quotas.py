@@ -117,7 +117,7 @@ def test_vpcs_of_others_count_and_the_fleets_own_do_not(account: AwsSession, rea
         ec2.create_vpc(CidrBlock="10.0.0.0/16")
     line = _check_quota(account, read_fleet, quotas.VPCS)
     assert line.status == "fail"
-    assert line.message == "needs up to 1, beside 5 in use; the quota is 5"
+    assert line.message == "needs up to 1, plus 5 in use; the quota is 5"
     assert line.command[-1] == "6"
     own_vpc = ec2.describe_vpcs()["Vpcs"][-1]["VpcId"]
     ec2.create_tags(Resources=[own_vpc], Tags=[{"Key": "fleet", "Value": "demo"}])

@@ -30,7 +30,7 @@ def test_a_bucket_that_is_not_there_yet_is_a_warning_with_the_command_that_makes
     account: AwsSession, read_fleet: Any
 ) -> None:
     (line,) = _collect_lines(account, read_fleet(POOL, HEAD))
-    assert (line.name, line.status, line.message) == ("s3://my-state", "warn", "it is not there yet")
+    assert (line.name, line.status, line.message) == ("s3://my-state", "warn", "does not exist yet")
     assert line.build_payload()["command"] == "blueprint state make --fleet 'my fleet.yaml'"
 
 

@@ -158,7 +158,7 @@ def test_list_names_every_model_and_marks_the_random_ones(capsys: pytest.Capture
 def test_copy_without_a_hub_is_one_line_and_exit_3(
     bucket: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert _run_cli("copy", "Qwen/Qwen3-0.6B", "--to", str(bucket.where), "--staging", str(tmp_path)) == 3
+    assert _run_cli("copy", "Qwen/Qwen3-0.6B", "--to", str(bucket.location), "--staging", str(tmp_path)) == 3
     assert "Qwen/Qwen3-0.6B: no hub answers at http://127.0.0.1:" in capsys.readouterr().err.splitlines()[-1]
 
 
@@ -168,11 +168,11 @@ def test_copy_of_a_folder_reports_what_it_uploaded(
 ) -> None:
     assert _run_cli("make-tiny", "--to", str(tmp_path / "m")) == 0
     capsys.readouterr()
-    assert _run_cli("copy", str(tmp_path / "m"), "--to", str(bucket.where), "--json") == 0
+    assert _run_cli("copy", str(tmp_path / "m"), "--to", str(bucket.location), "--json") == 0
     response = json.loads(capsys.readouterr().out)
-    assert response["to"] == str(bucket.where)
+    assert response["to"] == str(bucket.location)
     assert response["sent"] == response["bytes"] == sum(bucket.sizes().values())
-    assert _run_cli("copy", str(tmp_path / "m"), "--to", str(bucket.where)) == 0
+    assert _run_cli("copy", str(tmp_path / "m"), "--to", str(bucket.location)) == 0
     assert "all there already" in capsys.readouterr().err
 
 

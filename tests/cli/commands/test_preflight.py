@@ -145,7 +145,7 @@ def test_the_state_bucket_is_previewed_created_once_and_removed(tmp_path: Path, 
     created = _run_cli("state", "make", "--fleet", fleet, "--yes", environment=environment)
     assert created.returncode == 0, created.stderr
     repeated = _run_cli("state", "make", "--fleet", fleet, environment=environment)
-    assert repeated.stdout == "s3://my-state/fleets: its bucket is as it should be; nothing was changed\n"
+    assert repeated.stdout == "s3://my-state/fleets: the bucket is up to date\n"
     removed = _run_cli("state", "remove", "--fleet", fleet, "--yes", environment=environment)
     assert removed.returncode == 0, removed.stderr
     assert _run_cli("state", "remove", "--fleet", fleet, environment=environment).stdout == (

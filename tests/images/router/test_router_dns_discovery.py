@@ -209,11 +209,11 @@ def test_prefill_and_decode_join_and_leave_with_their_dns_names(testbed: RouterT
         wait_until_served(url, {B, C})
         testbed.write_dns(prefill=[A], decode=[C])
         wait_until_served(url, {C})
-        before = read_metric(testbed, "apart", "errors")
+        before = read_metric(testbed, "disaggregated", "errors")
         testbed.write_dns(prefill=[], decode=[C])
         wait_until_served(url, {"503"})
-        assert read_metric(testbed, "apart", "errors") >= before + 8, "each is counted that finds nobody"
-        assert read_metric(testbed, "apart", "requests") > 0
+        assert read_metric(testbed, "disaggregated", "errors") >= before + 8, "each is counted that finds nobody"
+        assert read_metric(testbed, "disaggregated", "requests") > 0
         assert dns_discovery.fetch_page(f"{url}/liveness") == b"OK", (
             "what ECS asks: a router that waits for engines is to stay"
         )
@@ -225,28 +225,28 @@ def test_only_requests_without_an_engine_count_as_errors(testbed: RouterTestbed)
     with testbed.run_router("--router=ROUTER", f"--worker=worker:{testbed.port}", router=MULTI_MODEL_FLAGS) as url:
         for path in ("health", "liveness", "v1/models", "workers"):
             dns_discovery.fetch_page(f"{url}/{path}")
-        assert read_metric(testbed, "together", "errors") == read_metric(testbed, "together", "requests") == 0, (
+        assert read_metric(testbed, "aggregated", "errors") == read_metric(testbed, "aggregated", "requests") == 0, (
             "nobody asked"
         )
         assert send_requests(url, times=3) == {"503"}
-        error_count = read_metric(testbed, "together", "errors")
+        error_count = read_metric(testbed, "aggregated", "errors")
         assert error_count >= 3
-        assert read_metric(testbed, "together", "requests") == 0
+        assert read_metric(testbed, "aggregated", "requests") == 0
         testbed.start(A)
         testbed.write_dns(worker=[A])
         wait_until_served(url, {A})
         request_count, error_count = (
-            read_metric(testbed, "together", "requests"),
-            read_metric(testbed, "together", "errors"),
+            read_metric(testbed, "aggregated", "requests"),
+            read_metric(testbed, "aggregated", "errors"),
         )
         assert send_requests(url, times=3) == {A}
-        assert read_metric(testbed, "together", "requests") == request_count + 3
-        assert read_metric(testbed, "together", "errors") == error_count, (
+        assert read_metric(testbed, "aggregated", "requests") == request_count + 3
+        assert read_metric(testbed, "aggregated", "errors") == error_count, (
             "and whom somebody answers is no longer refused"
         )
 
 
-def read_metric(testbed: RouterTestbed, mode: Literal["together", "apart"], name: RouterMetric) -> float:
+def read_metric(testbed: RouterTestbed, mode: Literal["aggregated", "disaggregated"], name: RouterMetric) -> float:
     """Return the sum over the series of a router's metric, by the catalogue's name."""
     lines = (dns_discovery.fetch_page(testbed.metrics) or b"").decode().splitlines()
     metric_name = engines.load_routers()["vllm-router"].metrics[mode][name]

@@ -20,6 +20,7 @@ from llm_serving.targets.local import deploy, readiness, supervisor, weights
 from llm_serving.targets.local.readiness import RoleFailed
 from llm_serving.targets.local.supervisor import Supervisor
 from llm_serving.targets.planning import DeploymentPlan
+from llm_serving.workloads import render
 from llm_serving.workloads.environment import Process
 from tests import serving
 from tests.serving import Load
@@ -133,7 +134,7 @@ def _redirect_weights(plan: DeploymentPlan, sources: list[tuple[str, str]]) -> D
     ]
     role = plan.deployment.engine_roles[0].model_copy(update={"instances": tuple(workers)})
     deployment = plan.deployment.model_copy(update={"roles": (role, plan.deployment.router)})
-    text = deploy.render.render_text(deployment, plan.folder / "local.conf.j2")
+    text = render.render_text(deployment, plan.folder / "local.conf.j2")
     return replace(plan, deployment=deployment, text=text)
 
 

@@ -66,23 +66,23 @@ def get_error(blueprint_plan: planning.DeploymentPlan) -> str:
         ({"base": f"{MODEL}-FP8"}, ""),
         (
             {"base": OTHER},
-            f"it was made for {OTHER}, and the role serves {MODEL}. Fix: an adapter of {MODEL}, or a role of {OTHER}.",
+            f"it was trained on {OTHER}, and the role serves {MODEL}. Fix: an adapter of {MODEL}, or a role of {OTHER}.",
         ),
         (
             {"rank": 128},
-            "its rank is 128, and replicas set memory aside for 64. Fix: an adapter of rank 64 or less.",
+            "its rank is 128, and replicas reserve memory for 64. Fix: an adapter of rank 64 or less.",
         ),
         (
             {"files": ("adapter_config.json",)},
-            "there is no adapter_model.safetensors in PLACE. Fix: a folder that PEFT wrote.",
+            "PLACE has no adapter_model.safetensors. Fix: a folder that PEFT wrote.",
         ),
         (
             {"files": ("README.md",)},
-            "there is no adapter_config.json and no adapter_model.safetensors in PLACE. Fix: a folder that PEFT wrote.",
+            "PLACE has no adapter_config.json and no adapter_model.safetensors. Fix: a folder that PEFT wrote.",
         ),
         (
             {"text": "{"},
-            f"it was made for no model that it names, and the role serves {MODEL}. Fix: an adapter of {MODEL}.",
+            f"it was trained on a model that it does not name, and the role serves {MODEL}. Fix: an adapter of {MODEL}.",
         ),
     ],
 )
@@ -108,7 +108,7 @@ def test_adapters_are_checked_before_anything_is_deployed(
     monkeypatch.setattr(selected_target, "apply", lambda plan, *_, **__: deployed.append(plan.deployment.name))
     blueprint_plan = make_plan(tmp_path, location, target)
     upload_adapter(bucket, base=OTHER)
-    with pytest.raises(InputError, match="it was made for"):
+    with pytest.raises(InputError, match="it was trained on"):
         selected_target.deploy(blueprint_plan, lambda _: None, force=False)
     assert deployed == []
     upload_adapter(bucket)

@@ -144,7 +144,8 @@ def copy(
         sent_summary = f"{format_bytes(upload_result.sent)} uploaded" if upload_result.sent else "up to date"
         step.note = f"{upload_result.files} files, {format_bytes(upload_result.bytes)}, {sent_summary}"
     if as_json:
-        print(json.dumps(upload_result._asdict()))
+        payload = upload_result._asdict()
+        print(json.dumps({"to": payload.pop("uri"), **payload}))
     else:
         console.out.print(upload_result.uri, markup=False)
 
