@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, settings
 
 from llm_serving.rehearsal import emulator
 from llm_serving.targets import planning
+from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.local import deploy, engine_env, supervisor
-from llm_serving.targets.planning import DeploymentPlan
 from tests import engines_own
 
 ROOT = Path(__file__).resolve().parents[1]

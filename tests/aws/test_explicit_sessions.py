@@ -17,7 +17,7 @@ WRITERS = {
 }
 """Modules that set a variable, which has nothing to do with AWS, and why."""
 
-READERS = {"aws/session.py", "operations/context.py", "targets/planning.py"}
+READERS = {"aws/session.py", "operations/context.py", "targets/deployment_plan.py"}
 """Modules of the library that open the session of the user's environment; the command line does too."""
 
 _CHANGING_METHODS = {"update", "setdefault", "pop", "popitem", "clear"}

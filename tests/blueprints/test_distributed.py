@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.local import supervisor
-from llm_serving.targets.planning import DeploymentPlan
 from tests import serving
 
 pytestmark = pytest.mark.engine

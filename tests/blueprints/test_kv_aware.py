@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from llm_serving import processes
+from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.local import readiness, supervisor
-from llm_serving.targets.planning import DeploymentPlan
 from llm_serving.workloads.environment import Process
 from tests import dns_discovery, serving
 

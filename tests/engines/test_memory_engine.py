@@ -11,7 +11,7 @@ import pytest
 from llm_serving.catalog import engines, models
 from llm_serving.catalog.models import Model
 from llm_serving.engines import memory, vllm
-from llm_serving.targets.planning import DeploymentPlan
+from llm_serving.targets.deployment_plan import DeploymentPlan
 from tests.engines_own import EngineProbe
 
 NAMES = ("openai/gpt-oss-20b", "openai/gpt-oss-120b", "deepseek-ai/DeepSeek-V3", "Qwen/Qwen3-32B", "mid")

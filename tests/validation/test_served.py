@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from llm_serving.settings.errors import CheckFailed
-from llm_serving.targets.planning import DeploymentPlan
+from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.validation import report, run
 from llm_serving.validation.report import Report
 from llm_serving.workloads.serving.traffic import Slo, Traffic

@@ -16,7 +16,7 @@ from llm_serving.aws.session import AwsSession
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.errors import InputError
 from llm_serving.targets.deployment_dir import DeploymentDir
-from llm_serving.targets.planning import DeploymentPlan
+from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.workloads import base as workloads
 from llm_serving.workloads.environment import Conventions, Environment
 from llm_serving.workloads.serving.blueprint import Blueprint

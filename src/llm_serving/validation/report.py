@@ -31,6 +31,9 @@ LATE_MS = 20.0
 MIN_SHARE = 0.005
 """Smallest share that is not shown as 0%."""
 
+MIN_SHARED_TEXT = 0.1
+"""Share of prompts' text above which an empty cache is worth a remark: chat templates alone make up a few percent."""
+
 MAX_SHOWN = 200
 """Answers in a report; requests.jsonl has all of them."""
 
@@ -448,7 +451,7 @@ def _build_load_remarks(
 
 def _build_cache_remarks(deployment: Deployment, overlap: PromptOverlap, tokens: Tokens) -> list[str]:
     """Explain why the engines found nothing in their caches although prompts share text."""
-    if overlap.cached is None or overlap.cached >= MIN_SHARE or (overlap.prompts or 0) < MIN_SHARE:
+    if overlap.cached is None or overlap.cached >= MIN_SHARE or (overlap.prompts or 0) < MIN_SHARED_TEXT:
         return []
     block = max(role.kv_block for role in deployment.engine_roles)
     length = tokens.input_mean

@@ -22,8 +22,8 @@ from llm_serving.rehearsal import stacks
 from llm_serving.settings.errors import Unavailable
 from llm_serving.tables import deployment_table
 from llm_serving.targets import planning
+from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.local import deploy, engine_env, environment, supervisor
-from llm_serving.targets.planning import DeploymentPlan
 from llm_serving.validation import run as validation
 from llm_serving.validation import terminal_summary
 from llm_serving.validation.report import Report

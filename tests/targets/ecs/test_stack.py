@@ -18,8 +18,8 @@ from llm_serving.operations.plans import StackPlan
 from llm_serving.settings.errors import CheckFailed, Unavailable
 from llm_serving.targets import planning
 from llm_serving.targets.base import READY
+from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.ecs import stack
-from llm_serving.targets.planning import DeploymentPlan
 from llm_serving.terraform.plan import Plan, ResourceChange
 from llm_serving.terraform.state import StackState
 from tests.infra.serving.conftest import FLEET, write_blueprint

@@ -23,8 +23,8 @@ from llm_serving.cli import main
 from llm_serving.console import CommandFailed
 from llm_serving.fleet.loading import load_fleet as read_fleet
 from llm_serving.settings.errors import Unavailable
+from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.eks import release as target
-from llm_serving.targets.planning import DeploymentPlan
 from tests.control_plane import machines
 from tests.control_plane.control_plane import ControlPlane
 

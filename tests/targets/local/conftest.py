@@ -12,8 +12,8 @@ import pytest
 from llm_serving.rehearsal import emulator
 from llm_serving.targets import planning
 from llm_serving.targets.deployment_dir import DeploymentDir
+from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.local import deploy, engine_env, weights
-from llm_serving.targets.planning import DeploymentPlan
 
 ROOT = Path(__file__).resolve().parents[3]
 

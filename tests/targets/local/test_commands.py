@@ -15,8 +15,8 @@ import pytest
 
 from llm_serving import processes
 from llm_serving.cli import main
+from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.local import supervisor
-from llm_serving.targets.planning import DeploymentPlan
 
 ROOT = Path(__file__).resolve().parents[3]
 PATTERNS = ROOT / "blueprints"

@@ -20,9 +20,9 @@ from llm_serving import processes
 from llm_serving.rehearsal import emulator
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
 from llm_serving.targets import planning
+from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.local import deploy, readiness, supervisor, weights
 from llm_serving.targets.local.readiness import RoleFailed
-from llm_serving.targets.planning import DeploymentPlan
 
 PlanFactory = Callable[[], DeploymentPlan]
 

@@ -16,10 +16,10 @@ from llm_serving import processes
 from llm_serving.catalog import models
 from llm_serving.rehearsal import emulator
 from llm_serving.targets import planning
+from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.local import deploy, readiness, supervisor, weights
 from llm_serving.targets.local.readiness import RoleFailed
 from llm_serving.targets.local.supervisor import Supervisor
-from llm_serving.targets.planning import DeploymentPlan
 from llm_serving.workloads import render
 from llm_serving.workloads.environment import Process
 from tests import serving

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from llm_serving.rehearsal import emulator
+from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.local.environment import SHORTCUTS_NOTE, SHORTCUTS_VARIABLE
-from llm_serving.targets.planning import DeploymentPlan
 
 PlanFactory = Callable[[], DeploymentPlan]
 

@@ -12,6 +12,7 @@ import pytest
 from llm_serving.aws import s3
 from llm_serving.settings.errors import InputError, Unavailable
 from llm_serving.targets import planning
+from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.on_aws import adapters
 from llm_serving.targets.on_aws.aws_target import load_aws_target
 
@@ -35,7 +36,7 @@ def upload_adapter(
         bucket._client.put_object(Bucket=bucket.location.bucket, Key=key, Body=content.get(name, "").encode())
 
 
-def make_plan(folder: Path, location: str, target: str = "eks") -> planning.DeploymentPlan:
+def make_plan(folder: Path, location: str, target: str = "eks") -> DeploymentPlan:
     (folder / "fleet.yaml").write_text(
         "name: demo\nregion: us-west-2\nzones: [us-west-2a]\norchestrator: both\n"
         "pools:\n  eks: {types: g6e.2xlarge, size: 0..4}\n  ecs: {types: g6e.2xlarge, size: 0..4, orchestrator: ecs}\n"
@@ -49,7 +50,7 @@ def make_plan(folder: Path, location: str, target: str = "eks") -> planning.Depl
     return planning.plan(blueprint_folder, folder / "fleet.yaml", target=target, root=folder, account="123456789012")
 
 
-def get_error(blueprint_plan: planning.DeploymentPlan) -> str:
+def get_error(blueprint_plan: DeploymentPlan) -> str:
     """Return the error without the folder; empty if the adapter is accepted."""
     try:
         adapters.check_adapters(blueprint_plan)

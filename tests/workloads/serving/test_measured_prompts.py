@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from llm_serving.targets import planning
+from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.workloads.serving import blueprint, measured_prompts
 
 FLEET = """\
@@ -114,7 +115,7 @@ def test_the_measured_share_sets_the_next_deployments_policy_with_a_note(
 ) -> None:
     folder = write_blueprint(root)
 
-    def make_plan() -> planning.DeploymentPlan:
+    def make_plan() -> DeploymentPlan:
         return planning.plan(folder, root / "fleet.yaml", target="eks", root=root, account="123456789012")
 
     pending_note = "The router's policy is load-aware, until `blueprint validate` has measured what the prompts of own.jsonl share."

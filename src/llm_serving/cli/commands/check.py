@@ -16,7 +16,7 @@ from llm_serving.cli import arguments
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import InputError
-from llm_serving.targets import planning, registry
+from llm_serving.targets import deployment_plan, registry
 from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.workloads import base as workloads
 from llm_serving.workloads import inputs, render
@@ -62,7 +62,7 @@ def _resolve_files(
     environment = selected_target.assume_environment(blueprint.value, fleet.value, cores=len(os.sched_getaffinity(0)))
     environment = workload.read_measurements(blueprint, environment, Path.cwd())
     directory = DeploymentDir(workload.resolve_name(blueprint), Path.cwd())
-    plan = planning.build_plan(folder, blueprint, fleet, directory, environment)
+    plan = deployment_plan.build_plan(folder, blueprint, fleet, directory, environment)
     return blueprint, fleet, plan.deployment
 
 

@@ -25,11 +25,11 @@ from llm_serving.operations.plans import StackPlan
 from llm_serving.settings.errors import CheckFailed, Unavailable
 from llm_serving.targets import planning, tunnel
 from llm_serving.targets.base import READY
+from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.ecs import manifest
 from llm_serving.targets.ecs.manifest import EcsDeployment, Service
 from llm_serving.targets.on_aws.limits import MACHINE_START_S
 from llm_serving.targets.on_aws.replica_status import ReplicaStatus
-from llm_serving.targets.planning import DeploymentPlan
 from llm_serving.terraform import runner, stack_folder, synthesis
 
 FILE = "ecs.yaml"

@@ -7,12 +7,12 @@ from contextlib import AbstractContextManager
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
 from llm_serving.targets.base import Confirm, Target
+from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.ecs import stack
 from llm_serving.targets.ecs.conventions import CONVENTIONS
 from llm_serving.targets.on_aws import environment
 from llm_serving.targets.on_aws.aws_target import AwsTarget
 from llm_serving.targets.on_aws.replica_status import ReplicaStatus
-from llm_serving.targets.planning import DeploymentPlan
 from llm_serving.workloads.environment import Environment
 
 

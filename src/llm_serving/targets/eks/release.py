@@ -27,9 +27,9 @@ from llm_serving.operations import add_ons as addons
 from llm_serving.settings.errors import CheckFailed, Unavailable
 from llm_serving.targets import planning, tunnel
 from llm_serving.targets.base import READY
+from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.on_aws.limits import MACHINE_START_S
 from llm_serving.targets.on_aws.replica_status import ReplicaStatus
-from llm_serving.targets.planning import DeploymentPlan
 
 CHART = paths.CHARTS / "inference"
 

@@ -19,6 +19,7 @@ from llm_serving.settings.errors import Unavailable
 from llm_serving.settings.units import format_bytes
 from llm_serving.targets import planning
 from llm_serving.targets.deployment_dir import DeploymentDir
+from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.local import (
     early_start,
     engine_env,
@@ -30,7 +31,6 @@ from llm_serving.targets.local import (
 )
 from llm_serving.targets.local.readiness import RoleFailed
 from llm_serving.targets.local.supervisor import Supervisor
-from llm_serving.targets.planning import DeploymentPlan
 from llm_serving.workloads.environment import Process
 
 EMULATOR_TIMEOUT_S = 120.0

@@ -13,9 +13,9 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.settings.errors import InputError, Unavailable
 from llm_serving.targets.base import Confirm, DeploymentStatus, Target, ValidationInputs, require_kind
 from llm_serving.targets.deployment_dir import DeploymentDir
+from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.local import deploy, engine_env, environment, logs, status, supervisor
 from llm_serving.targets.local.conventions import CONVENTIONS
-from llm_serving.targets.planning import DeploymentPlan
 from llm_serving.workloads import base as workloads
 from llm_serving.workloads import inputs, render
 from llm_serving.workloads.environment import Environment

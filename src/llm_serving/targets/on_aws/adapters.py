@@ -8,7 +8,7 @@ from llm_serving import console
 from llm_serving.aws import s3
 from llm_serving.aws.session import AwsSession
 from llm_serving.settings.errors import InputError
-from llm_serving.targets.planning import DeploymentPlan
+from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.workloads.serving import adapters
 
 _MAX_CONFIG_BYTES = 2**20

@@ -18,9 +18,9 @@ from llm_serving.settings.errors import InputError
 from llm_serving.targets import planning, registry
 from llm_serving.targets.base import Confirm, DeploymentStatus, ValidationInputs, require_kind
 from llm_serving.targets.deployment_dir import DeploymentDir
+from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.on_aws import adapters
 from llm_serving.targets.on_aws.replica_status import ReplicaStatus
-from llm_serving.targets.planning import DeploymentPlan
 from llm_serving.workloads.environment import Conventions, Environment
 from llm_serving.workloads.serving.blueprint import Blueprint
 

@@ -1,0 +1,69 @@
+"""A blueprint resolved and rendered for one target, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from llm_serving.aws.session import AwsSession
+from llm_serving.fleet.model import Fleet
+from llm_serving.settings.document import Document
+from llm_serving.targets.deployment_dir import DeploymentDir
+from llm_serving.workloads import base as workloads
+from llm_serving.workloads import render
+from llm_serving.workloads.environment import Environment
+from llm_serving.workloads.serving.blueprint import Blueprint
+from llm_serving.workloads.serving.deployment import Deployment
+
+
+@dataclass(frozen=True)
+class DeploymentPlan:
+    """What to run: every number decided, and the rendered text."""
+
+    folder: Path
+    """The blueprint's folder, whose template is rendered."""
+
+    blueprint: Document[Blueprint]
+    fleet: Document[Fleet]
+    directory: DeploymentDir
+    deployment: Deployment
+    text: str
+    """The rendered template: supervisord's configuration, the chart's values, or task definitions and services."""
+
+    aws: AwsSession
+    """The account, and the kubeconfig of the cluster, that a target on AWS deploys to."""
+
+    @property
+    def rendered(self) -> Path:
+        """Directory of the rendered files that people read."""
+        return self.directory.get_rendered_path(self.deployment.target)
+
+    def replace_bucket(self, bucket: str) -> DeploymentPlan:
+        """Return the plan with the model bucket that the storage stack created."""
+        if bucket == self.deployment.environment.bucket:
+            return self
+        environment = self.deployment.environment.model_copy(update={"bucket": bucket})
+        return build_plan(self.folder, self.blueprint, self.fleet, self.directory, environment, self.aws)
+
+
+def build_plan(
+    folder: Path,
+    blueprint: Document[Blueprint],
+    fleet: Document[Fleet],
+    directory: DeploymentDir,
+    environment: Environment,
+    aws: AwsSession | None = None,
+) -> DeploymentPlan:
+    """Resolve a blueprint in `environment` and render its template.
+
+    Args:
+        aws: the session to deploy with; the user's own environment if left out.
+
+    Raises:
+        InputError: the blueprint cannot work there, or its template is missing or wrong.
+    """
+    template = render.find_template(folder, environment.target)
+    deployment = workloads.of(blueprint).resolve(blueprint, fleet, environment)
+    text = render.render_text(deployment, template)
+    session = aws or AwsSession.from_environment(fleet.value.region)
+    return DeploymentPlan(folder, blueprint, fleet, directory, deployment, text, session)
