@@ -171,7 +171,7 @@ def test_copy_of_a_folder_reports_what_it_uploaded(
     assert _run_cli("copy", str(tmp_path / "m"), "--to", str(bucket.location), "--json") == 0
     response = json.loads(capsys.readouterr().out)
     assert response["to"] == str(bucket.location)
-    assert response["sent"] == response["bytes"] == sum(bucket.sizes().values())
+    assert response["sent"] == response["bytes"] == sum(bucket.list_sizes().values())
     assert _run_cli("copy", str(tmp_path / "m"), "--to", str(bucket.location)) == 0
     assert "all there already" in capsys.readouterr().err
 
