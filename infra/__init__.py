@@ -1,1 +1,1 @@
-"""What to rent: the fleet's settings, the instance catalogue and the CDKTF stacks."""
+"""What to rent: the fleet's settings, the instance catalog and the CDKTF stacks."""

@@ -1,4 +1,4 @@
-"""What every synthesized stack keeps, whatever its fleet: held against the JSON itself before it is handed on.
+"""What every synthesized stack keeps, whatever its fleet: checked in the JSON itself before it is used.
 
 A rule that breaks is a mistake in a construct and not in the fleet file. Each rule takes a stack as Terraform reads it
 and names the places that break it.
@@ -31,13 +31,13 @@ ACTIONS_WITHOUT_RESOURCE = (
     "fsx:Describe",
     # A password for all registries of the account.
     "ecr:GetAuthorizationToken",
-    # Who asks is told which of AWS's endpoints to call.
+    # Returns the endpoint to call.
     "ecs:DiscoverPollEndpoint",
     "ecs:DescribeTaskDefinition",
     "ecs:ListServices",
     # Takes a container instance, and none that names a service.
     "ecs:ListTasks",
-    # Session Manager's channels to the machine that asks.
+    # Session Manager's channels to the instance that asks.
     "ssm:UpdateInstanceInformation",
     "ssmmessages:",
     "pricing:GetProducts",
@@ -148,7 +148,7 @@ def check_open_ingress(stack: Stack) -> Violations:
 
 
 def check_launch_templates(stack: Stack) -> Violations:
-    """Launch templates whose machines answer without a token, hand their role to containers, or write in the clear."""
+    """Launch templates whose instances answer without a token, hand their role to containers, or write in the clear."""
     for address, settings in list_resources(stack, "aws_launch_template"):
         options = settings.get("metadata_options", {})
         if options.get("http_tokens") != "required" or options.get("http_put_response_hop_limit") != 1:
@@ -172,11 +172,11 @@ def check_efa_zones(stack: Stack) -> Violations:
             if _has_efa(template_settings)
         )
         if efa and len(set(subnets)) != 1:
-            yield f"{address} has EFA and stands in {len(set(subnets))} zones"
+            yield f"{address} has EFA and is in {len(set(subnets))} zones"
 
 
 def check_efa_rules(stack: Stack) -> Violations:
-    """EFA machines none of whose security groups lets through, in and out, everything of its own."""
+    """EFA instances without a security group that allows all traffic within itself, in and out."""
     for direction in ("ingress", "egress"):
         self_referencing_groups = {
             rule["security_group_id"]
@@ -221,7 +221,7 @@ def check_subnet_ranges(stack: Stack) -> Violations:
 
 
 def check_interfaces(stack: Stack, fleet: Fleet) -> Violations:
-    """Launch templates whose network interfaces differ from the catalogue's layout of their type."""
+    """Launch templates whose network interfaces differ from the catalog's layout of their type."""
     for address, template in _list_templates(stack):
         pool = fleet.pools.get(template["tag_specifications"][0]["tags"]["pool"])
         actual = [

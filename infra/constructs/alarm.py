@@ -1,4 +1,4 @@
-"""Alarms of CloudWatch on several metrics and what is reckoned from them."""
+"""Alarms of CloudWatch on several metrics and expressions over them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def add_alarm(
     """Add an alarm, which rings after so many periods of `metric_query` in a row.
 
     Args:
-        topic: ARN of the SNS topic that is told when it rings, and when that is over.
+        topic: ARN of the SNS topic that is notified of ALARM and OK.
     """
     actions = [topic] if topic else None
     return aws.cloudwatch_metric_alarm.CloudwatchMetricAlarm(

@@ -1,9 +1,9 @@
-"""Where a machine group's capacity comes from beside the open market: placement groups and on-demand reservations.
+"""Where an instance group's capacity comes from beside the open market: placement groups and on-demand reservations.
 
-A reservation is targeted through a resource group, one for each machine group: further reservations can be put into it
-by hand, and neither launch template nor machines change. Karpenter knows no resource groups and selects by tag and id.
+A reservation is targeted through a resource group, one for each instance group: further reservations can be put into it
+by hand, and neither launch template nor instances change. Karpenter knows no resource groups and selects by tag and id.
 
-A reservation costs the on-demand price from the apply that makes it, machines in it or none. Where EC2 has no such
+A reservation costs the on-demand price from the apply that makes it, instances in it or none. Where EC2 has no such
 capacity at that moment, the apply says so and can be run again.
 
 Sources, read 2026-11: EC2 user guide, "Capacity Reservation groups", "Use Capacity Reservations with placement groups";
@@ -33,7 +33,7 @@ def add_capacity(stack: TerraformStack, fleet: Fleet, group: Group, *, account: 
 
 
 def build_resource_group_arn(fleet: Fleet, group: Group, account: Account) -> str:
-    """ARN of the resource group that holds the machine group's reservations."""
+    """ARN of the resource group that holds the instance group's reservations."""
     return account.build_arn("resource-groups", f"group/{names.format_reservation_name(fleet.name, group.name)}")
 
 
@@ -61,7 +61,7 @@ def _add_reservation(
         instance_platform="Linux/UNIX",
         availability_zone=group.zones[0],
         instance_count=group.reserve,
-        # Nobody else's machines of the same type may take it.
+        # Nobody else's instances of the same type may take it.
         instance_match_criteria="targeted",
         end_date_type="unlimited",
         placement_group_arn=account.build_arn("ec2", f"placement-group/{group_name}") if group_name else None,

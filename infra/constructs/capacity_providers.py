@@ -1,11 +1,11 @@
-"""Capacity of an ECS cluster: an Auto Scaling group and a capacity provider for each machine group.
+"""Capacity of an ECS cluster: an Auto Scaling group and a capacity provider for each instance group.
 
 How managed scaling, termination protection and draining work together: ECS sets each group's desired size by the tasks
-that wait; machines are born protected from scale-in, and ECS lifts that from one that has no task left; a machine that
-goes all the same (spot, a refresh) is drained first.
+that wait. Instances start protected from scale-in; ECS removes the protection from one that has no task left. An
+instance that is terminated anyway (spot, a refresh) is drained first.
 
 ECS does not fall back by itself: a task goes to one provider of its strategy, by weight, and waits there for capacity.
-So each choice of a pool has a strategy of its own, its zones alike, for a service of its own, and
+So each choice of a pool has its own strategy, with equal weights for its zones, and its own service;
 `infra.functions.ecs_fallback` moves tasks from one service to the next.
 """
 
@@ -117,7 +117,7 @@ def _add_scaling_group(
             a.AutoscalingGroupTag(key=key, value=value, propagate_at_launch=True)
             for key, value in _build_tags(context.fleet, group, stack.node.id).items()
         ],
-        # Machines go before the cluster that they are in.
+        # Instances go before the cluster that they are in.
         depends_on=[context.cluster],
     )
 
@@ -152,7 +152,7 @@ def _build_mixed_policy(
 
 
 def _build_warm_pool(group: Group) -> aws.autoscaling_group.AutoscalingGroupWarmPool | None:
-    """Always the same number of stopped machines, whatever runs: with a least alone the pool would fill to the most.
+    """Always the same number of stopped instances, whatever runs: with a least alone the pool would fill to the most.
 
     Source: EC2 Auto Scaling user guide, "Warm pools", 2026-11.
     """

@@ -44,7 +44,7 @@ class MetricStream:
 
 
 def select_metrics(service: Service, stream: MetricStream) -> dict[str, str]:
-    """Return the Prometheus names of what is sent of a service's tasks, by the catalogue's names."""
+    """Return the Prometheus names of what is sent of a service's tasks, by the catalog's names."""
     is_router = service.kind == "router"
     scales_to_zero = stream.scale_to_zero_roles if is_router else service.role in stream.scale_to_zero_roles
     concepts = METRICS[service.kind] + (SCALE_TO_ZERO_METRICS[service.kind] if scales_to_zero else ())

@@ -1,4 +1,4 @@
-"""What the machines of an ECS cluster are to AWS: their role and their security group."""
+"""What the instances of an ECS cluster are to AWS: their role and their security group."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from llm_serving.fleet.model import Fleet
 def add_instance_profile(
     stack: TerraformStack, fleet: Fleet, *, account: Account
 ) -> aws.iam_instance_profile.IamInstanceProfile:
-    """Add the machines' role and the instance profile that holds it.
+    """Add the instances' role and the instance profile that holds it.
 
     It is the agent's alone: images are pulled, logs shipped and weights read with roles of the tasks' own.
     """

@@ -1,4 +1,4 @@
-"""The EKS cluster: private by default, secrets under a key of its own, all control-plane logs enabled."""
+"""The EKS cluster: private by default, secrets encrypted with its own key, all control-plane logs enabled."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def _add_eks_cluster(
         kubernetes_network_config=e.EksClusterKubernetesNetworkConfig(
             ip_family="ipv4", service_ipv4_cidr=select_service_cidr(fleet)
         ),
-        # At its end of standard support a version goes on, and costs six times as much, until somebody moves it.
+        # After standard support a version would keep running, at six times the price, until it is upgraded.
         upgrade_policy=e.EksClusterUpgradePolicy(support_type="EXTENDED"),
         tags={"end-of-standard-support": eks.END_OF_STANDARD_SUPPORT[fleet.eks.version].isoformat()},
         depends_on=depends_on,
@@ -136,7 +136,7 @@ def _add_eks_cluster(
 
 
 def select_service_cidr(fleet: Fleet) -> str:
-    """Range of Kubernetes services, which no machine has: one of the two that EKS itself takes, clear of the VPC."""
+    """Range of Kubernetes services, which no instance has: one of the two that EKS itself takes, clear of the VPC."""
     first, second = _SERVICE_CIDRS
     vpc_cidr = fleet.network.cidr if isinstance(fleet.network, NewNetwork) else second
     return second if IPv4Network(vpc_cidr).overlaps(IPv4Network(first)) else first

@@ -1,4 +1,4 @@
-"""What Karpenter needs of AWS: a role for its controller, one for its nodes, and word of machines about to go."""
+"""What Karpenter needs of AWS: a role for its controller, one for its nodes, and word of instances about to go."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A launch template made from a machine group: interfaces, volumes, metadata, capacity and placement."""
+"""A launch template made from an instance group: interfaces, volumes, metadata, capacity and placement."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _build_metadata_options() -> aws.launch_template.LaunchTemplateMetadataOptio
     return aws.launch_template.LaunchTemplateMetadataOptions(
         http_endpoint="enabled",
         http_tokens="required",
-        # The machine itself and no container on it: pods and tasks have roles of their own.
+        # The instance itself and no container on it: pods and tasks have roles of their own.
         http_put_response_hop_limit=1,
         instance_metadata_tags="disabled",
     )
@@ -151,7 +151,7 @@ def _build_capacity(group: Group, reservations_arn: str) -> _Capacity:
     specification = lt.LaunchTemplateCapacityReservationSpecification
     if group.purchase_option == "reservation":
         options["capacity_reservation_specification"] = specification(
-            # Else EC2 would start machines on demand where the group is full, and falling back is the next choice's.
+            # Else EC2 would start instances on demand where the group is full, and falling back is the next choice's.
             capacity_reservation_preference="capacity-reservations-only",
             capacity_reservation_target=reservation_target(capacity_reservation_resource_group_arn=reservations_arn),
         )

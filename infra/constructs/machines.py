@@ -1,4 +1,4 @@
-"""What the machines of every group are made from, whoever starts them: AMI, reserved capacity, launch template."""
+"""What the instances of every group are made from, whoever starts them: AMI, reserved capacity, launch template."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class MachineContext:
     """Ids by zone."""
 
     security_group_id: str
-    """The group that every machine is in."""
+    """The group that every instance is in."""
 
     efa_group: aws.security_group.SecurityGroup | None
 

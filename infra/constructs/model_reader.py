@@ -16,7 +16,7 @@ _KEY_ALIAS_CONDITION = "kms:ResourceAliases"
 
 
 def build_statements(fleet: Fleet, account: Account) -> list[Statement]:
-    """Allow reading the model bucket; who writes results has a role of its own."""
+    """Allow reading the model bucket; writers of results have a separate role."""
     bucket_arn = f"arn:{account.partition}:s3:::{build_bucket_name(fleet.name, 'models', account.id, fleet.region)}"
     return [
         {"Effect": "Allow", "Action": ["s3:ListBucket"], "Resource": bucket_arn},
@@ -34,7 +34,7 @@ def add_engine_role(
     stack: TerraformStack, fleet: Fleet, *, cluster: aws.eks_cluster.EksCluster, account: Account
 ) -> None:
     """Add the role of all engines on EKS, tied to one service account: an association names its account in full, so
-    that a release with an account of its own would need Terraform for each.
+    that a release with its own account would need Terraform for each.
     """
     engine_role = add_role(
         stack,

@@ -1,4 +1,4 @@
-"""Managed node groups: the system's own, and one for each machine group of the pools that node groups keep."""
+"""Managed node groups: the system's own, and one for each instance group of the pools that node groups keep."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ COPY_IMAGE = "public.ecr.aws/aws-cli/aws-cli:2.31.0"
 """Copies from S3 before the engine starts."""
 
 FETCH_DIR = "/scratch/fetched"
-"""Where to: a volume on the disk that holds images, the machine's own NVMe where the pool has that."""
+"""Where to: a volume on the disk that holds images, the instance's own NVMe where the pool has that."""
 
 PROBE_PROGRAM = Path(probe.__file__).read_text(encoding="utf-8")
 """The probe as `python3 -c PROBE_PROGRAM URL BODY SECONDS`."""
@@ -216,7 +216,7 @@ def _build_copy_container(name: str, uri: str, limit_s: int, logs: LogDestinatio
         "cpu": 128,
         "memory": 512,
         "command": ["s3", "cp", "--recursive", "--only-show-errors", uri, f"{FETCH_DIR}/{name}"],
-        # What waits for it gives up after this; where nothing is said, after the agent's three minutes.
+        # Dependent containers stop waiting after this; the agent's default is three minutes.
         **({"startTimeout": limit_s} if limit_s else {}),
         "mountPoints": [{"sourceVolume": "fetched", "containerPath": FETCH_DIR}],
         "logConfiguration": logs.build_configuration(f"fetch-{name}"),

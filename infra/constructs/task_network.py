@@ -79,7 +79,7 @@ def _add_peer_rules(stack: TerraformStack, engine: aws.security_group.SecurityGr
 
 
 def needs_peers(service: Service) -> bool:
-    """Whether tasks talk to tasks of their own kind: machines of a replica, or prefill and decode."""
+    """Whether tasks talk to tasks of their own kind: instances of a replica, or prefill and decode."""
     efa = any(device.startswith("/dev/infiniband/") for device in service.devices)
     return bool(service.member or service.own_address or efa)
 
@@ -124,7 +124,7 @@ def add_discovery_service(
 ) -> aws.service_discovery_service.ServiceDiscoveryService:
     """Add the service's name in the fleet's private DNS namespace: an address for each task.
 
-    Without a health check of Cloud Map's: the machines of a replica must find each other before the first answer, and
+    Without a health check of Cloud Map's: the instances of a replica must find each other before the first answer, and
     the router asks each address by itself.
     """
     d = aws.service_discovery_service

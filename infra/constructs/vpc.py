@@ -53,7 +53,7 @@ def add_vpc(stack: TerraformStack, fleet: Fleet, network: NewNetwork, account: A
 
 
 def _close_default_security_group(stack: TerraformStack, vpc: aws.vpc.Vpc, name: str) -> None:
-    """Whatever is started without a group of its own can talk to nobody."""
+    """Resources without an explicit security group have no network access."""
     group = aws.default_security_group.DefaultSecurityGroup(
         stack, "default", vpc_id=vpc.id, tags={"Name": f"{name}-default-closed"}
     )

@@ -1,17 +1,17 @@
 """Lets a role on ECS fall back between its pool's choices, which ECS itself does not do.
 
-A task is given to one capacity provider of its service's strategy, by weight, and waits there for a machine: weights
+A task is given to one capacity provider of its service's strategy, by weight, and waits there for an instance: weights
 share tasks out and are no order of preference (aws/containers-roadmap#773). A change of the strategy would be a new
 deployment: every task of the service is replaced, those that serve among them.
 
 So a role has a service for each choice of its pool, and this function moves counts between them. The first choice keeps
-what is wanted. Each further one is asked for the tasks that the one before it finds no machine for, and gives a task
+what is wanted. Each further one is asked for the tasks that the one before it finds no instance for, and gives a task
 back only once the one before serves in its place. No task that serves is ever stopped for want of another.
 
 What a service must carry: the tags `fallback`, a name that the services of one role share, and `choice`, its place in
 the order from 0. Whoever scales a role scales choice 0 alone, and whoever makes the services leaves their counts be.
 
-It runs each minute, and at once when an Auto Scaling group could not start a machine. Events:
+It runs each minute, and at once when an Auto Scaling group could not start an instance. Events:
     {"cluster": NAME}
     {"cluster": NAME, "failed_group": NAME of the Auto Scaling group}
 """
@@ -32,7 +32,7 @@ from botocore.exceptions import ClientError
 MACHINE_TIMEOUT = datetime.timedelta(minutes=10)
 """Seconds after which a task moves on if no instance has started, unless a failed launch moves it earlier.
 
-A machine that comes takes about five minutes: a minute until managed scaling asks, the start, the agent's registration.
+A new instance takes about five minutes: a minute until managed scaling asks, the start, the agent's registration.
 """
 
 
@@ -45,7 +45,7 @@ class Choice:
     """Its desired count."""
 
     stuck_count: int
-    """Tasks for which no machine comes."""
+    """Tasks for which no instance comes."""
 
     serving_count: int
 
@@ -93,7 +93,7 @@ def _list_role_services(ecs: Any, cluster: str) -> Iterator[list[dict[str, Any]]
             if service["status"] == "ACTIVE" and "fallback" in tags:
                 services_by_role.setdefault(tags["fallback"], {})[int(tags["choice"])] = service
     for services_by_choice in services_by_role.values():
-        # Without its first choice nobody says how many are wanted: it is being made, or taken away.
+        # The first choice holds the desired count. Without it the service is being created or deleted.
         if 0 in services_by_choice and len(services_by_choice) > 1:
             yield [services_by_choice[choice] for choice in sorted(services_by_choice)]
 
@@ -130,7 +130,7 @@ def _list_tasks(ecs: Any, cluster: str, service: str) -> Iterator[dict[str, Any]
 
 
 def _is_stuck(task: Mapping[str, Any], failed_provider: str | None, now: datetime.datetime) -> bool:
-    """Whether a task waits for a machine, and none comes."""
+    """Whether a task waits for an instance, and none comes."""
     if task["lastStatus"] != "PROVISIONING":
         return False
     return task.get("capacityProviderName") == failed_provider or now - task["createdAt"] > MACHINE_TIMEOUT

@@ -1,1 +1,1 @@
-"""State boundaries: each module is one stack with a state of its own, applied and destroyed on its own."""
+"""State boundaries: each module is one stack with its own state, applied and destroyed separately."""

@@ -1,4 +1,4 @@
-"""The ECS stack: cluster, namespaces, and a capacity provider for each machine group."""
+"""The ECS stack: cluster, namespaces, and a capacity provider for each instance group."""
 
 from __future__ import annotations
 

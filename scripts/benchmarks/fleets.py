@@ -2,7 +2,7 @@
 
     .venv/bin/python -m scripts.benchmarks.fleets [--emulated FLEET] [--json]
 
-Each line is one `blueprint rehearse` in a process of its own. User CPU and wall time are from the operating system and
+Each line is one `blueprint rehearse` in a separate process. User CPU and wall time are from the operating system and
 include every child (Node, Terraform, the AWS provider, and with --emulated the embedded AWS); the peak is the largest
 process.
 """

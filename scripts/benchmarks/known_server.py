@@ -316,7 +316,7 @@ async def serve(port: int, behaviour: Behaviour) -> None:
 
 @contextlib.contextmanager
 def run_server(behaviour: Behaviour = Behaviour(), log: Path | None = None, core: int | None = None) -> Iterator[str]:
-    """Run the server in a process of its own, optionally pinned to a core; yield its base URL."""
+    """Run the server in a separate process, optionally pinned to a core; yield its base URL."""
     port = processes.claim_free_ports(1)[0]
     arguments = build_command(port, behaviour)
     with (log or Path("/dev/null")).open("ab") as sink:

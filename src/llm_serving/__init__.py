@@ -1,1 +1,1 @@
-"""Serve LLMs on AWS: typed settings and catalogues, what turns them into running services, and the command line."""
+"""Serve LLMs on AWS: typed settings and catalogs, what turns them into running services, and the command line."""

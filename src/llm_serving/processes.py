@@ -38,7 +38,7 @@ def spawn(
     output: IO[bytes] | int = subprocess.DEVNULL,
     orphan_signal: signal.Signals = signal.SIGTERM,
 ) -> subprocess.Popen[bytes]:
-    """Start `command` in a process group of its own that ends when this process does.
+    """Start `command` in a new process group that ends when this process does.
 
     Call it from a thread that lives as long as the child: Linux ties the child to the thread.
 

@@ -1,4 +1,4 @@
-"""Another engine is one file of the catalogue; what its row lacks is refused where a blueprint needs it."""
+"""Another engine is one file of the catalog; what its row lacks is refused where a blueprint needs it."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_an_unknown_engine_is_refused_with_the_known_ones(tmp_path: Path) -> Non
         (
             _format_blueprint("prefill: {pool: gpus}\n  decode: {pool: gpus}", pattern="disaggregated"),
             "eks",
-            "1:10: pattern: now 'disaggregated': the engine slim has no option for it in the catalogue. "
+            "1:10: pattern: now 'disaggregated': the engine slim has no option for it in the catalog. "
             "Fix: pattern: aggregated, or pools of GPUs.",
         ),
         (
@@ -106,13 +106,13 @@ def test_an_unknown_engine_is_refused_with_the_known_ones(tmp_path: Path) -> Non
                 "worker: {pool: gpus, accelerators: 16, pipeline: 2, executor: ray}", pattern="distributed"
             ),
             "eks",
-            "6:65: roles.worker.executor: now 'ray': the engine slim has no option for it in the catalogue. "
+            "6:65: roles.worker.executor: now 'ray': the engine slim has no option for it in the catalog. "
             "Fix: executor: mp.",
         ),
         (
             _format_blueprint(extra="tuning: {kv_cache: fp8}\n"),
             "eks",
-            "9:20: tuning.kv_cache: now 'fp8': the engine slim has no option for it in the catalogue. "
+            "9:20: tuning.kv_cache: now 'fp8': the engine slim has no option for it in the catalog. "
             "Fix: kv_cache: auto.",
         ),
     ],

@@ -1,4 +1,4 @@
-"""The model catalogue against published totals, and models read from their own config.json."""
+"""The model catalog against published totals, and models read from their own config.json."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_tasks_are_known() -> None:
     ],
 )
 def test_an_unknown_model_is_refused_with_the_nearest_name(written: str, named: str) -> None:
-    with pytest.raises(InputError, match=rf"model: now '{written}': neither in the catalogue nor a folder") as error:
+    with pytest.raises(InputError, match=rf"model: now '{written}': neither in the catalog nor a folder") as error:
         models.find(written)
     assert named in str(error.value)
 

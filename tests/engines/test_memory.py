@@ -234,7 +234,7 @@ def test_a_request_beyond_the_models_context_does_not_fit() -> None:
 
 
 def test_a_split_over_more_accelerators_than_the_machine_has_does_not_fit() -> None:
-    assert vllm.compute_fit(models.find("mid"), instances.find("g6e.12xlarge"), 8).why == "one machine has 4, not 8"
+    assert vllm.compute_fit(models.find("mid"), instances.find("g6e.12xlarge"), 8).why == "one instance has 4, not 8"
 
 
 def test_an_encoder_needs_no_cache() -> None:

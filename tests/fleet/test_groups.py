@@ -192,7 +192,7 @@ def test_fast_volumes_have_the_throughput_that_soci_needs() -> None:
 
 
 def test_an_unknown_type_is_refused_in_one_sentence(make_groups: GroupFactory) -> None:
-    with pytest.raises(InputError, match=r"g6e\.7xlarge: the catalogue has no such instance type"):
+    with pytest.raises(InputError, match=r"g6e\.7xlarge: the catalog has no such instance type"):
         make_groups("types: g6e.7xlarge, size: 1")
 
 

@@ -114,7 +114,7 @@ RESERVATION_REASON = "a reservation holds instances of one"
             add_pool("types: g6e.2xlarge\nsize: 1\ncount: 2"),
             ["fleet.yaml:11:5: pools.other.count: unknown key. Fix: one of ami, buy, by, disk, efa, efa_layout, images, labels, orchestrator, os, placement_group, taints, warm, zones."],
         ),
-        (VALID + "name: again\n", ["fleet.yaml:8:1: name: the key stands twice; the first is on line 1. Fix: it once."]),
+        (VALID + "name: again\n", ["fleet.yaml:8:1: name: duplicate key; the first is on line 1. Fix: it once."]),
         (
             add_pool("size: 1"),
             ["fleet.yaml:8:3: pools.other.types: required field is missing. Fix: types: [g6e.2xlarge]."],

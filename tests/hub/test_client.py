@@ -187,5 +187,5 @@ def test_a_model_missing_from_the_catalogue_is_read_from_the_hub(hub: Any) -> No
 
 
 def test_an_unknown_model_names_catalogue_and_hub(hub: Any) -> None:
-    with pytest.raises(InputError, match=r"neither in the catalogue .* Fix: Qwen/Qwen3-32B.*has no such model"):
+    with pytest.raises(InputError, match=r"neither in the catalog .* Fix: Qwen/Qwen3-32B.*has no such model"):
         models.find("Qwen/Qwen3-33B", fetch_config=hubs.fetch_config)

@@ -1,4 +1,4 @@
-"""The names of images: in their folders, in the catalogue, and in the command that builds them."""
+"""The names of images: in their folders, in the catalog, and in the command that builds them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _build(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def _list_image_versions() -> dict[str, str]:
-    """Version by name of each image of the fleet's own registry, as the catalogue has it."""
+    """Version by name of each image of the fleet's own registry, as the catalog has it."""
     rows = [row.fleet_image for row in engines.load_engines().values()]
     rows += [row.dns_discovery_image for row in engines.load_routers().values()]
     return dict(row.removeprefix("{registry}/").split(":", 1) for row in rows if row.startswith("{registry}/"))

@@ -149,7 +149,7 @@ BROKEN: dict[Callable[[Stack], None], str] = {
     drop_egress: f"{TEMPLATE}: an EFA interface has no group with an egress rule for the group itself",
     open_egress: f"{TEMPLATE}: an EFA interface has no group with an egress rule for the group itself",
     leave_efa_group: f"{TEMPLATE}: an EFA interface has no group with an ingress rule for the group itself",
-    add_second_zone: f"aws_autoscaling_group.{BLOCK}-machines has EFA and stands in 2 zones",
+    add_second_zone: f"aws_autoscaling_group.{BLOCK}-machines has EFA and is in 2 zones",
     allow_any_action: "aws_iam_role_policy.instance-role-policy allows ['logs:*']",
     allow_any_resource: "aws_iam_role_policy.instance-role-policy allows ['iam:PassRole'] on every resource",
     allow_anybody: "aws_iam_role.instance-role allows everybody",
@@ -211,7 +211,7 @@ def test_an_efa_node_group_in_a_second_zone_is_reported(synth_folder: Path, stac
     stack = copy.deepcopy(stacks["p5-efa", "eks"])
     filter_by_type(stack, "aws_eks_node_group")["h100-p5-48xlarge-b-cb"]["subnet_ids"].append("subnet-1")
     assert list(stack_rules.find_violations(load_fleet(synth_folder, "p5-efa"), {"eks": stack})) == [
-        "eks: aws_eks_node_group.h100-p5-48xlarge-b-cb has EFA and stands in 2 zones"
+        "eks: aws_eks_node_group.h100-p5-48xlarge-b-cb has EFA and is in 2 zones"
     ]
 
 

@@ -108,34 +108,34 @@ def test_a_position_points_to_the_value_on_its_keys_line_or_to_the_key() -> None
         (
             "a: 1\r\nb: x\x07\n",
             [
-                "a.yaml:2:5: the character U+0007 stands here, which nobody sees and YAML does not take. "
+                "a.yaml:2:5: the character U+0007 is invisible, and YAML does not allow it. "
                 "Fix: the line without it."
             ],
         ),
         (
             "a: x\u202ey\n",
             [
-                "a.yaml:1:5: the character U+202E stands here, which nobody sees and YAML does not take. "
+                "a.yaml:1:5: the character U+202E is invisible, and YAML does not allow it. "
                 "Fix: the line without it."
             ],
         ),
         (
             "a:\n\tb: 1",
             [
-                "a.yaml:2:1: it is not YAML: a tab stands here, and YAML is indented by spaces. Fix: spaces in its place."
+                "a.yaml:2:1: it is not YAML: a tab, but YAML is indented by spaces. Fix: spaces in its place."
             ],
         ),
         (
             "a: b: c",
             [
-                "a.yaml:1:5: it is not YAML: a second ': ' stands here, or the line is indented too far. "
+                "a.yaml:1:5: it is not YAML: a second ': ', or the line is indented too far. "
                 "Fix: quotes around a text with ': ' in it, or the key in line with its neighbours."
             ],
         ),
         (
             "a: 1\n b: 2",
             [
-                "a.yaml:2:3: it is not YAML: a second ': ' stands here, or the line is indented too far. "
+                "a.yaml:2:3: it is not YAML: a second ': ', or the line is indented too far. "
                 "Fix: quotes around a text with ': ' in it, or the key in line with its neighbours."
             ],
         ),
@@ -184,7 +184,7 @@ def test_a_position_points_to_the_value_on_its_keys_line_or_to_the_key() -> None
                 "a.yaml:1:4: it is not YAML: found undefined alias 'b'. Fix: the value itself, or &NAME at an earlier value."
             ],
         ),
-        ("a: 1\na: 2", ["a.yaml:2:1: a: the key stands twice; the first is on line 1. Fix: it once."]),
+        ("a: 1\na: 2", ["a.yaml:2:1: a: duplicate key; the first is on line 1. Fix: it once."]),
         (
             "a:\nb: ~",
             [
@@ -195,11 +195,11 @@ def test_a_position_points_to_the_value_on_its_keys_line_or_to_the_key() -> None
         ("a: [1, ]\nb:\n- \n", ["a.yaml:3:2: b[0]: the item has no value. Fix: a value, or leave it out."]),
         (
             "name: {{ name }}",
-            ["a.yaml:1:8: name: a mapping stands where a key belongs. Fix: quotes around a text with { or [ in it."],
+            ["a.yaml:1:8: name: a mapping instead of a key. Fix: quotes around a text with { or [ in it."],
         ),
         (
             "? [a, b]\n: 1",
-            ["a.yaml:1:3: a list stands where a key belongs. Fix: quotes around a text with { or [ in it."],
+            ["a.yaml:1:3: a list instead of a key. Fix: quotes around a text with { or [ in it."],
         ),
         (
             "a: !!python/object/apply:os.system ['touch pwned']",
@@ -235,7 +235,7 @@ def test_a_position_points_to_the_value_on_its_keys_line_or_to_the_key() -> None
                 "a.yaml:1:4: a: it holds a line break or another character that cannot be printed. Fix: write it on one line."
             ],
         ),
-        ("a: &a [*a]", ["a.yaml:1:4: a[0]: the alias stands inside what it is an alias of. Fix: the value itself."]),
+        ("a: &a [*a]", ["a.yaml:1:4: a[0]: the alias refers to a node that contains it. Fix: the value itself."]),
         (
             "a: &a\n  <<: *a\n  b: 1",
             [

@@ -1,1 +1,1 @@
-"""The catalogue of EC2 instance types: data with its sources, and the loader."""
+"""The catalog of EC2 instance types: data with its sources, and the loader."""

@@ -1,4 +1,4 @@
-"""ECS's machine images: what is pinned. A newer one is a change of this file."""
+"""ECS's AMIs: what is pinned. A newer one is a change of this file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""EKS's versions, machine images and add-ons: what is pinned, and until when it is looked after.
+"""EKS's versions, AMIs and add-ons: what is pinned, and until when it is looked after.
 
 A pin is a promise that the same fleet file makes the same cluster tomorrow. A newer one is a change of this file.
 """

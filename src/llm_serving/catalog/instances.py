@@ -31,13 +31,13 @@ PurchaseClass = Literal["on-demand", "spot", "capacity-block"]
 
 
 class Row(BaseModel):
-    """Base of catalogue data: frozen, and a field it does not know is refused."""
+    """Base of catalog data: frozen, rejects unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Source(Row):
-    """Who said it, and when."""
+    """Source and date."""
 
     name: str
     date: str
@@ -45,7 +45,7 @@ class Source(Row):
 
 
 class Accelerators(Row):
-    """The accelerators of one machine, all alike."""
+    """The accelerators of one instance, all alike."""
 
     kind: Kind
     name: str
@@ -86,7 +86,7 @@ class NetworkCard(Row):
 
     baseline_gbps: float
     peak_gbps: float
-    """What EC2 says of the card. The cards' sum is no machine's bandwidth: see `Instance.network_gbps`."""
+    """Bandwidth that EC2 reports. Not additive over cards: the instance's is `Instance.network_gbps`."""
 
     efa: bool
     """Whether the card takes an EFA interface; card 0 of p6-b300 does not."""
@@ -108,15 +108,15 @@ class Instance(Row):
     arch: Literal["x86_64", "arm64"]
 
     accelerators: Accelerators | None
-    """None for a machine without."""
+    """None if the instance has none."""
 
     efa_interfaces: int
-    """Most EFA interfaces of the machine; also its `vpc.amazonaws.com/efa` count. 0 where it has no EFA."""
+    """Most EFA interfaces of the instance; also its `vpc.amazonaws.com/efa` count. 0 where it has no EFA."""
 
     cards: tuple[NetworkCard, ...]
 
     network_gbps: float
-    """Bandwidth of the whole machine."""
+    """Bandwidth of the whole instance."""
 
     network_burst: bool
     """Whether `network_gbps` is only reached in bursts ("up to")."""
@@ -138,7 +138,7 @@ class Instance(Row):
     """
 
     gpudirect_rdma: bool | None
-    """Whether EFA reaches GPU memory without a copy through the host. None where the machine has no GPU."""
+    """Whether EFA reaches GPU memory without a copy through the host. None where the instance has no GPU."""
 
     layout_note: str = ""
     """What its network interfaces need beyond the rule, in prose."""
@@ -150,7 +150,7 @@ class Instance(Row):
     """Why there is no price, by region, where the reason is known."""
 
     sources: Mapping[str, Source]
-    """Who said it: `ec2` for what EC2 told, and the overlay's fields by their names."""
+    """Source: `ec2` for what EC2 reports, and the overlay's fields by their names."""
 
     @property
     def family(self) -> str:
@@ -176,13 +176,13 @@ def load() -> Catalogue:
 
 @functools.cache
 def load_regions() -> Mapping[str, Source]:
-    """The regions that the catalogue has an answer for, and whose answer that is."""
+    """The regions that the catalog has an answer for, and whose answer that is."""
     generated = json.loads(GENERATED.read_text("utf-8"))
     return MappingProxyType({name: _parse_region_source(facts) for name, facts in generated["regions"].items()})
 
 
 def has_region(region: str) -> bool:
-    """Whether the catalogue knows what the region offers."""
+    """Whether the catalog knows what the region offers."""
     return region in load_regions()
 
 
@@ -194,7 +194,7 @@ def find(name: str, catalogue: Catalogue | None = None) -> Instance:
     """
     instances = load() if catalogue is None else catalogue
     if name not in instances:
-        raise InputError(f"{name}: the catalogue has no such instance type. Fix: {suggest_names(name, instances)}.")
+        raise InputError(f"{name}: the catalog has no such instance type. Fix: {suggest_names(name, instances)}.")
     return instances[name]
 
 

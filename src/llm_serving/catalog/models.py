@@ -1,4 +1,4 @@
-"""The models that blueprints can name: a catalogue with a source on each row, and folders that hold a config.json."""
+"""The models that blueprints can name: a catalog with a source on each row, and folders that hold a config.json."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Model(Architecture):
 
 
 def find(name: str, *, fetch_config: Callable[[str], Mapping[str, Any]] | None = None) -> Model:
-    """A model by its name in the catalogue, the folder that holds its config.json, or its id on the hub.
+    """A model by its name in the catalog, the folder that holds its config.json, or its id on the hub.
 
     Args:
         fetch_config: reads the config.json of a hub id; where left out, no hub is asked.
@@ -100,7 +100,7 @@ def _build_unknown_error(name: str, models: Mapping[str, Model], hub_error: str)
     suggestions = list(dict.fromkeys({**by_short_name, **by_lower_name}[word] for word in close_words)) or list(models)
     fix = f"{' or '.join(suggestions[:3])}, or the path of a folder; `blueprint model list` names all"
     return ModelError(
-        "neither in the catalogue nor a folder that holds config.json",
+        "neither in the catalog nor a folder that holds config.json",
         fix,
         subject=f"model: now {name!r}: ",
         detail=f" The hub: {hub_error}" if hub_error else "",
@@ -116,7 +116,7 @@ def load() -> Mapping[str, Model]:
 
 @functools.cache
 def read_config(name: str) -> Mapping[str, Any]:
-    """The config.json that a row of the catalogue holds, for making the model."""
+    """The config.json that a row of the catalog holds, for making the model."""
     rows = yaml.safe_load(FILE.read_text(encoding="utf-8"))
     return MappingProxyType(rows[name]["config"])
 

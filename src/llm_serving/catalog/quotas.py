@@ -59,7 +59,7 @@ FAMILIES = (
     Family(
         ("p",),
         _build_vcpu_quota("L-417A185B", "Running On-Demand P instances", 0),
-        # Until 2025 P5 had a spot quota of its own (L-C4BD4855); listings of 2026 hold this one for all of P.
+        # Until 2025 P5 had its own spot quota (L-C4BD4855); listings of 2026 have this one for all of P.
         _build_vcpu_quota("L-7212CCBC", "All P Spot Instance Requests", 0),
     ),
     Family(

@@ -1,6 +1,6 @@
 """The engine seam: an engine's memory arithmetic, found by the engine's name.
 
-An engine is a file of the catalogue (`llm_serving.catalog.engines`). It has a module NAME.py beside this one only where
+An engine is a file of the catalog (`llm_serving.catalog.engines`). It has a module NAME.py beside this one only where
 its memory arithmetic is its own; the others share that of the default engine.
 """
 

@@ -80,7 +80,7 @@ def compute_kv_layer_bytes(model: Architecture, tensor_parallel: int, dtype: str
 
 
 def select_stage(model: Architecture, pipeline: int) -> Architecture:
-    """The fullest of the `pipeline` stages that the layers are split into, as a model of its own.
+    """The fullest of the `pipeline` stages that the layers are split into, as a separate model.
 
     Only the first stage holds the embedding and only the last the output layer; the sparse layers of a mixture of
     experts are the larger ones, and some stage holds nothing else.

@@ -33,7 +33,7 @@ BLOCK_TOKENS = 16
 
 # These constants were fitted to starts of vLLM 0.19.0 on H100, published as logs and a table by llm-d-planner
 # (accuracy/results/v0.19.0/results_raw.csv, commit 30ec05f, 2026-04): models of 7 to 72 billion parameters, dense and
-# mixture of experts, over 1 to 4 GPUs. The reserve is within 0.5 GiB of each of the 13 that the tests hold it against.
+# mixture of experts, over 1 to 4 GPUs. The reserve is within 0.5 GiB of each of the 13 that the tests compare.
 _VISIBLE_SHARE = 0.9899
 """Share of the nominal memory that a process sees: 79.19 of 80 GiB on H100. L40S, H200 and B200 show 0.991 to 0.996."""
 _SAMPLER_BYTES = 16
@@ -276,7 +276,7 @@ def _describe_misfit(
 ) -> str:
     """What has nothing to do with memory."""
     if tensor_parallel > count_ranks(device):
-        return f"one machine has {count_ranks(device)}, not {tensor_parallel}"
+        return f"one instance has {count_ranks(device)}, not {tensor_parallel}"
     if context > model.max_context:
         return f"the model was made for {model.max_context} tokens a request, not {context}"
     return describe_indivisible(model, tensor_parallel, whole_experts=whole_experts)

@@ -1,1 +1,1 @@
-"""What `fleet.yaml` rents: its settings, the machine groups they resolve to, their limits, cost and manifests."""
+"""What `fleet.yaml` rents: its settings, the instance groups they resolve to, their limits, cost and manifests."""

@@ -95,7 +95,7 @@ class Capacity:
     """US dollars an hour of the ceiling on demand, as far as prices are known; a Capacity Block is paid already."""
 
     launch_s: float
-    """Seconds until EC2's API has taken all machines from none, capacity aside."""
+    """Seconds until EC2's API has taken all instances from none, capacity aside."""
 
     zone_shares: tuple[tuple[str, float], ...]
     """Share of the fleet's accelerators by zone, from 0 to 1, with each pool's first choice."""
@@ -108,7 +108,7 @@ def compute(fleet: Fleet, catalogue: Catalogue) -> Capacity:
     """All that the fleet meets.
 
     Raises:
-        InputError: a type that the catalogue does not have; `feasibility.check` says so with its line.
+        InputError: a type that the catalog does not have; `feasibility.check` says so with its line.
     """
     machine_groups = resolve_all(fleet, catalogue)
     machines = sum(pool.size.max for pool in fleet.pools.values())
@@ -247,7 +247,7 @@ def _get_max_price(fleet: Fleet, group: Group, catalogue: Catalogue) -> float:
 
 
 def _count_address_units(group: Group, catalogue: Catalogue) -> int:
-    """Network address units of one machine: an address and a prefix count one each."""
+    """Network address units of one instance: an address and a prefix count one each."""
     pods = (
         NODE_PREFIXES[bool(group.accelerators)]
         if group.orchestrator == "eks"
@@ -257,7 +257,7 @@ def _count_address_units(group: Group, catalogue: Catalogue) -> int:
 
 
 def _count_machine_addresses(group: Group, catalogue: Catalogue) -> int:
-    """Addresses that one machine of the group and what runs on it take from its subnet."""
+    """Addresses that one instance of the group and what runs on it take from its subnet."""
     own = interfaces.count_addresses(group.interfaces)
     if group.orchestrator == "eks":
         return own + PREFIX_ADDRESSES * NODE_PREFIXES[bool(group.accelerators)]
@@ -307,7 +307,7 @@ def _sum_zone_addresses(fleet: Fleet, machine_groups: Sequence[Group], zone: str
 def _count_pool_addresses(machine_groups: Sequence[Group], pool: str, zone: str, catalogue: Catalogue) -> int:
     """Addresses of one pool in one zone: those of the choice that takes most there."""
     zone_groups = [group for group in machine_groups if group.pool == pool and zone in group.zones]
-    # Warm machines hold their addresses while they are stopped.
+    # Warm instances hold their addresses while they are stopped.
     counts = ((group, -(-(group.max_size + group.warm) // len(group.zones))) for group in zone_groups)
     return max((count * _count_machine_addresses(group, catalogue) for group, count in counts), default=0)
 

@@ -1,6 +1,6 @@
-"""Checks of a fleet against the catalogue, before anything is spent.
+"""Checks of a fleet against the catalog, before anything is spent.
 
-What `fleet.yaml` contradicts by itself is refused where it is read (`fleet.model`); here it is held against EC2.
+Reading `fleet.yaml` (`fleet.model`) rejects what contradicts itself; these compare it with EC2's data.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Mistakes = Iterator[Mistake]
 def find_mistakes(document: Document[Fleet], catalogue: Catalogue) -> list[Mistake]:
     """Return all mistakes in file order; empty if the fleet can be rented.
 
-    Where the catalogue has no answer for the fleet's region, nothing is claimed about what that region offers.
+    Where the catalog has no answer for the fleet's region, nothing is claimed about what that region offers.
     """
     mistakes = list(_check_spend_limit(document, catalogue))
     for name, pool in document.value.pools.items():
@@ -37,7 +37,7 @@ def find_mistakes(document: Document[Fleet], catalogue: Catalogue) -> list[Mista
 
 
 def require(document: Document[Fleet]) -> None:
-    """Check the fleet against the catalogue of this repository.
+    """Check the fleet against the catalog of this repository.
 
     Raises:
         InputError: with all that cannot work.
@@ -51,7 +51,7 @@ def _check_types_known(document: Document[Fleet], catalogue: Catalogue, name: st
     for index, type_name in enumerate(document.value.pools[name].types):
         if type_name not in catalogue:
             key_path = ("pools", name, "types", index)
-            reason = "the catalogue has no such instance type"
+            reason = "the catalog has no such instance type"
             yield document.build_mistake(key_path, type_name, reason, instances.suggest_names(type_name, catalogue))
 
 
@@ -95,7 +95,7 @@ def _check_empty_zones(document: Document[Fleet], name: str, rows: Sequence[Inst
 
 
 def _suggest_refresh(fleet: Fleet) -> str:
-    # Zone names stand for other places in another account, so the catalogue's answer need not be this account's.
+    # Zone names stand for other places in another account, so the catalog's answer need not be this account's.
     return f"`blueprint catalog refresh --region {fleet.region}` to read your own account's zones"
 
 

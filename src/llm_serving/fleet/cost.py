@@ -1,4 +1,4 @@
-"""What a fleet costs an hour: at its least and at its greatest size, on demand, from the catalogue's dated prices."""
+"""What a fleet costs an hour: at its least and at its greatest size, on demand, from the catalog's dated prices."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PoolCost:
     """Bought as a Capacity Block: paid up front, so the hour costs nothing more."""
 
     reserved_usd_h: float = 0.0
-    """The part of both that reservations made by the fleet cost from the apply on, machines in them or none."""
+    """The part of both that reservations made by the fleet cost from the apply on, instances in them or none."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Cost:
 
 
 def estimate(fleet: Fleet, catalogue: Catalogue) -> Cost:
-    """The fleet's cost in its region. A type that the catalogue does not have counts as one of unknown price."""
+    """The fleet's cost in its region. A type that the catalog does not have counts as one of unknown price."""
     prices = [
         price for pool in fleet.pools.values() if not is_prepaid(pool) for price in _list_prices(fleet, pool, catalogue)
     ]

@@ -1,7 +1,7 @@
 """User data of an ECS container instance: the agent's settings, and where its images are stored.
 
 What ECS on EC2 offers to start images fast, and no more: images that are there already (`prefer-cached`), a volume made
-from a snapshot that holds them, a fast volume or the machine's own NVMe disks. SOCI is Fargate's alone.
+from a snapshot that holds them, a fast volume or the instance's own NVMe disks. SOCI is Fargate's alone.
 
 Sources, read 2026-11: ECS developer guide, "Amazon ECS container agent configuration", "Bootstrapping Amazon ECS Linux
 container instances", "Configuring pre-initialized instances for your Amazon ECS Auto Scaling group".
@@ -22,7 +22,7 @@ IMAGES_DIR = "/var/lib/docker"
 
 
 def render(group: Group, cluster: str) -> str:
-    """User data of the group's machines, which join the cluster of this name."""
+    """User data of the group's instances, which join the cluster of this name."""
     parts = [("text/x-shellscript", _render_agent_script(group, cluster))]
     if group.nvme:
         # A boothook runs at every start and before Docker's; after a stop the disks are empty again.
@@ -47,9 +47,9 @@ def list_agent_settings(group: Group, cluster: str) -> Iterator[tuple[str, str]]
         # Tasks get EC2's two minutes of warning, to end in order.
         yield "ECS_ENABLE_SPOT_INSTANCE_DRAINING", "true"
     if group.warm:
-        # A warm machine joins the cluster when it is put to service, and not before it is stopped.
+        # A warm instance joins the cluster when it is put to service, and not before it is stopped.
         yield "ECS_WARM_POOLS_CHECK", "true"
-    # Tasks have roles of their own; the machine's is the agent's.
+    # Tasks have their own roles; the instance's is the agent's.
     yield "ECS_AWSVPC_BLOCK_IMDS", "true"
 
 
@@ -59,7 +59,7 @@ def _render_agent_script(group: Group, cluster: str) -> str:
 
 
 # Two folders: Docker keeps layers in its own or in containerd's, by the store that a release of it takes.
-# Positional parameters and no arrays: Terraform would take ${...} for a reference of its own.
+# Positional parameters and no arrays: Terraform would take ${...} for one of its references.
 _INSTANCE_STORE_SCRIPT = f"""\
 #!/bin/bash
 set -eu

@@ -1,14 +1,14 @@
-"""Pools resolved into machine groups, every number decided: what node groups, capacity providers and NodePools are.
+"""Pools resolved into instance groups, every number decided: what node groups, capacity providers and NodePools are.
 
 A pool is a list of choices in order of preference: each type (on ECS and by Karpenter: each family) in each way to buy,
 the preferred type in all its ways before the next. Within a choice:
 
-- Every zone that offers one of its types has a group of its own, and the zones share the pool's least and most evenly,
-  the first ones one more. Where a zone's share of the most would be less than one machine, one group spans the zones.
+- Every zone that offers one of its types has its own group, and the zones share the pool's least and most evenly,
+  the first ones one more. Where a zone's share of the most would be less than one instance, one group spans the zones.
   A group of Karpenter's spans them too, unless a placement group holds it in one.
 - The first choice keeps the pool's least. Each choice may carry the pool's most alone, or it would be no fallback; what
-  asks for machines (a service's tasks, pods that wait) keeps the sum at the pool's most.
-- A reservation that the fleet makes holds as many machines as it says, and its group no more.
+  asks for instances (a service's tasks, pods that wait) keeps the sum at the pool's most.
+- A reservation that the fleet makes holds as many instances as it says, and its group no more.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Volume:
 FAST_VOLUME = Volume(500, 1000, 16_000)
 # gp3's own base line, included in its price.
 BASELINE_VOLUME = Volume(500, 125, 3000)
-# Root of a machine whose images lie on its NVMe disks.
+# Root of an instance whose images lie on its NVMe disks.
 SMALL_VOLUME = Volume(100, 125, 3000)
 
 
@@ -97,7 +97,7 @@ class Group:
     kind: GroupKind
 
     types: tuple[str, ...]
-    """Instance types in order of preference, all of one family; just one with EFA, warm machines and node groups."""
+    """Instance types in order of preference, all of one family; just one with EFA, warm instances and node groups."""
 
     zones: tuple[str, ...]
     purchase_option: PurchaseOption
@@ -118,12 +118,12 @@ class Group:
     """Stopped instances beside the running ones."""
 
     accelerators: int
-    """Accelerators of one machine: the fewest that its types have; 0 where they have none."""
+    """Accelerators of one instance: the fewest that its types have; 0 where they have none."""
 
     interfaces: tuple[Interface, ...]
 
     efa: int
-    """EFA interfaces of one machine, also its `vpc.amazonaws.com/efa` count; 0 without EFA."""
+    """EFA interfaces of one instance, also its `vpc.amazonaws.com/efa` count; 0 without EFA."""
 
     placement_group: str | None
     """Name of the cluster placement group, without the fleet's; groups of one pool and zone share it."""
@@ -165,7 +165,7 @@ def resolve_all(fleet: Fleet, catalogue: Catalogue) -> tuple[Group, ...]:
     """All groups of the fleet: by pool, in order of preference, by zone.
 
     Raises:
-        InputError: a type that the catalogue does not have; `feasibility.check` says so with its line.
+        InputError: a type that the catalog does not have; `feasibility.check` says so with its line.
     """
     return tuple(group for name in fleet.pools for group in resolve_pool(fleet, name, catalogue))
 
@@ -241,7 +241,7 @@ def _resolve_choice(
 
 
 def _is_offered(rows: Sequence[Instance], region: str, zone: str, catalogue: Catalogue) -> bool:
-    """Whether the zone has one of the types; true where the catalogue has no answer for the region."""
+    """Whether the zone has one of the types; true where the catalog has no answer for the region."""
     if not any(region in row.zones for row in catalogue.values()):
         return True
     return any(zone in row.zones.get(region, ()) for row in rows)

@@ -2,7 +2,7 @@
 
 Source of the layout: EC2 user guide, "Maximize network bandwidth on Amazon EC2 instances with multiple network cards",
 read 2026-11: card 0 device 0 is the primary interface, ENA; card 0 device 1 is EFA-only where the card takes EFA; every
-further card has an EFA-only interface as device 0, and an ENA interface as device 1 where IP bandwidth is wanted.
+further card has an EFA-only interface as device 0, and an ENA interface as device 1 for IP bandwidth.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Rule:
 
     direction: Literal["ingress", "egress"]
     protocol: str
-    """-1 stands for all protocols: EFA's own (SRD) has no number that a rule could name."""
+    """-1 means all protocols: EFA's own (SRD) has no number that a rule could name."""
 
     description: str
 

@@ -1,4 +1,4 @@
-"""Karpenter's NodePools and EC2NodeClasses for the machine groups that it starts, as plain data.
+"""Karpenter's NodePools and EC2NodeClasses for the instance groups that it starts, as plain data.
 
 One of each for a group: what differs between groups (interfaces, volumes, reservation) is the class's, and what bounds
 them is the pool's. What the stack made is found by name and tag: no id is in the manifests but the fleet file's own.
@@ -41,7 +41,7 @@ def build(fleet: Fleet, catalogue: Catalogue) -> list[Manifest]:
 
 
 def build_node_class(fleet: Fleet, group: Group) -> Manifest:
-    """What a machine of the group is made of."""
+    """The specification of the group's nodes."""
     own_raid = group.os == "bottlerocket"  # Karpenter's leaves the folder of SOCI's snapshots on the slow volume
     spec = {
         **_build_image(fleet, group),
@@ -52,7 +52,7 @@ def build_node_class(fleet: Fleet, group: Group) -> Manifest:
         "metadataOptions": {
             "httpEndpoint": "enabled",
             "httpProtocolIPv6": "disabled",
-            "httpPutResponseHopLimit": 1,  # the machine itself and no pod on it
+            "httpPutResponseHopLimit": 1,  # the instance itself and no pod on it
             "httpTokens": "required",
         },
         "kubelet": {"maxPods": node_config.MAX_PODS},
@@ -80,7 +80,7 @@ def build_node_class(fleet: Fleet, group: Group) -> Manifest:
 
 
 def build_node_pool(group: Group, catalogue: Catalogue) -> Manifest:
-    """When machines of the group are started and ended, and how many at the most."""
+    """When the group's nodes are started and terminated, and their maximum."""
     return {
         "apiVersion": "karpenter.sh/v1",
         "kind": "NodePool",
@@ -119,7 +119,7 @@ def _build_reservation_term(fleet: Fleet, group: Group) -> Manifest:
 
 
 def _build_limits(group: Group, catalogue: Catalogue) -> dict[str, str]:
-    """Machines, and accelerators as well: those Karpenter counts before it asks EC2, machines only after."""
+    """Limit accelerators as well as nodes: Karpenter counts accelerators before it asks EC2, nodes only after."""
     accelerators = [row.accelerators for type_name in group.types if (row := catalogue[type_name]).accelerators]
     resources = {"gpu": "nvidia.com/gpu", "neuron": "aws.amazon.com/neuron"}
     accelerator_limits = {

@@ -1,4 +1,4 @@
-"""Load `fleet.yaml`, and check it against the catalogue and AWS's limits."""
+"""Load `fleet.yaml`, and check it against the catalog and AWS's limits."""
 
 from __future__ import annotations
 

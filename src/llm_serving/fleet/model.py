@@ -125,7 +125,7 @@ class NewNetwork(Settings):
     """The VPC's address range: private, /16 to /20."""
 
     nat: Annotated[bool, Switch()] = True
-    """NAT gateways, one a zone, so that private machines reach hubs and registries outside AWS."""
+    """NAT gateways, one a zone, so that private instances reach hubs and registries outside AWS."""
 
     flow_logs: Days = parse_default("30d")
     """Retention of flow logs."""

@@ -33,7 +33,7 @@ def format_placement_group_name(fleet: str, group: str) -> str:
 
 
 def format_reservation_name(fleet: str, group: str) -> str:
-    """A machine group's reservations, and the resource group that holds them; none of the latter may begin with aws."""
+    """An instance group's reservations, and the resource group that holds them, whose name must not begin with aws."""
     return f"reserved-{fleet}-{group}"
 
 

@@ -1,4 +1,4 @@
-"""A pool of `fleet.yaml`: like machines that are bought, placed, started and scaled together."""
+"""A pool of `fleet.yaml`: like instances that are bought, placed, started and scaled together."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def check_unique(field: str, items: Sequence[Any]) -> Iterator[Conflict]:
 
 
 class Reservation(Settings):
-    """Capacity that is paid for whether it is used or not; it holds machines of one type in one zone."""
+    """Capacity that is paid for whether it is used or not; it holds instances of one type in one zone."""
 
     model_config = ConfigDict(json_schema_extra={"minProperties": 1, "maxProperties": 1})
 
@@ -93,7 +93,7 @@ class Snapshot(Settings):
     """An EBS snapshot that the images were pulled into beforehand."""
 
     snapshot: SnapshotId
-    """The snapshot's id; every machine's image volume is made from it."""
+    """The snapshot's id; every instance's image volume is made from it."""
 
 
 Images = Annotated[
@@ -103,7 +103,7 @@ Images = Annotated[
 
 
 class Pool(Settings):
-    """One line of the fleet: like machines that are bought and scaled together."""
+    """One line of the fleet: like instances that are bought and scaled together."""
 
     types: OneOrMore[InstanceType]
     """EC2 instance types in order of preference; one, or a list."""
@@ -115,7 +115,7 @@ class Pool(Settings):
     """Purchase options in order of preference: on-demand, spot, an existing reservation or a new one."""
 
     size: Machines
-    """Least and most machines, as in 0..40."""
+    """Least and most instances, as in 0..40."""
 
     orchestrator: Orchestrator | None = None
     """What schedules containers on this pool, in a fleet with both; eks by default."""

@@ -1,4 +1,4 @@
-"""A text that is one of a list of names, read on validation: rows of a catalogue, directories."""
+"""A text that is one of a list of names, read on validation: rows of a catalog, directories."""
 
 from __future__ import annotations
 

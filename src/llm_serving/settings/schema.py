@@ -43,7 +43,7 @@ def _inline_references(node: Any, definitions: dict[str, Any]) -> Any:
             choices = [_inline_references(choice, definitions) for choice in value if choice != {"type": "null"}]
             inlined |= {**choices[0], **inlined} if len(choices) == 1 else {key: choices}
         elif key == "default":
-            # An object's default is those of its own fields, and an empty one means "left out".
+            # An object's default is its fields' defaults, and an empty one means "left out".
             inlined |= {} if isinstance(value, dict) or value in (None, []) else {key: value}
         elif key not in ("title", "$defs", "propertyNames"):
             inlined[key] = _inline_references(value, definitions)

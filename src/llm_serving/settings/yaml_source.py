@@ -1,4 +1,4 @@
-"""Reads a settings file into plain data that knows where each key and value stands; nothing in a file can hang or run.
+"""Reads a settings file into plain data with positions of keys and values; no file can hang it or run code.
 
 Taken is the YAML that every reader understands alike: mappings, lists, texts, decimal numbers, true and false. What
 YAML 1.1 would turn into something else (yes, on, 010, 1:30, 2026-01-31) stays the text that was written.
@@ -97,7 +97,7 @@ def _read_text(path: Path) -> str:
     mistakes = []
     for match in _UNPRINTABLE.finditer(text):
         lines_before = re.split(r"\r\n|\r|\n", text[: match.start()])
-        reason = f"the character U+{ord(match[0]):04X} stands here, which nobody sees and YAML does not take"
+        reason = f"the character U+{ord(match[0]):04X} is invisible, and YAML does not allow it"
         mistakes.append(
             Mistake(path, len(lines_before), len(lines_before[-1]) + 1, "", "", reason, "the line without it")
         )
@@ -208,7 +208,7 @@ for _tag, _pattern, _first in (
     ("float", _FLOAT, "-0123456789"),
     ("merge", "<<", "<"),
 ):
-    # PyYAML looks up resolvers by a text's first character; the empty text has a list of its own.
+    # PyYAML looks up resolvers by a text's first character; the empty text has a separate list.
     _Loader.add_implicit_resolver(
         f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})\\Z"), [*_first, *([""] if _tag == "null" else [])]
     )
@@ -247,7 +247,7 @@ class _Builder:
     def _build_value(self, node: yaml.Node, key_path: KeyPath, parents: tuple[yaml.Node, ...]) -> Any:
         self._count_value()
         if node in parents:
-            self._reject(node, key_path, "the alias stands inside what it is an alias of", "the value itself")
+            self._reject(node, key_path, "the alias refers to a node that contains it", "the value itself")
             return None
         if isinstance(node, yaml.MappingNode):
             return self._build_mapping(node, key_path, (*parents, node))
@@ -293,7 +293,7 @@ class _Builder:
                 self._add_mistake(
                     key_path,
                     key.start_mark,
-                    f"{node_type} stands where a key belongs",
+                    f"{node_type} instead of a key",
                     "quotes around a text with { or [ in it",
                 )
             elif key.value in own:
@@ -301,7 +301,7 @@ class _Builder:
                 self._add_mistake(
                     (*key_path, key.value),
                     key.start_mark,
-                    f"the key stands twice; the first is on line {line}",
+                    f"duplicate key; the first is on line {line}",
                     "it once",
                 )
             else:
@@ -362,7 +362,7 @@ def _find_text_problem(text: str) -> tuple[str, str] | None:
 _SYNTAX_ERRORS = {
     "that cannot start any token": ("{problem}", "quotes around a text that starts with a special character"),
     "mapping values are not allowed": (
-        "a second ': ' stands here, or the line is indented too far",
+        "a second ': ', or the line is indented too far",
         "quotes around a text with ': ' in it, or the key in line with its neighbours",
     ),
     "could not find expected ':'": ("the line before has no ': ' after its key", "KEY: VALUE"),
@@ -380,13 +380,13 @@ _SYNTAX_ERRORS = {
 
 
 def _build_syntax_mistake(path: Path, error: yaml.MarkedYAMLError) -> Mistake:
-    """What the YAML reader stumbled over, in words that help to mend it."""
+    """Describe a YAML syntax error and its fix."""
     problem = " ".join((error.problem or error.context or "it cannot be read").split())
     parser_text = f"{error.context or ''} {problem}"
     mark = error.problem_mark or error.context_mark
     cause, fix = problem, "KEY: VALUE lines, indented by spaces"
     if "'\\t'" in problem:
-        cause, fix = "a tab stands here, and YAML is indented by spaces", "spaces in its place"
+        cause, fix = "a tab, but YAML is indented by spaces", "spaces in its place"
     else:
         for sign, (reason, remedy) in _SYNTAX_ERRORS.items():
             if sign in parser_text:

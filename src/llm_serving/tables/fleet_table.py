@@ -172,7 +172,7 @@ def _format_costs(costs: cost.PoolCost, pool: Pool) -> tuple[str, str]:
 
 def _format_accelerators(instance: Instance | None) -> str:
     if instance is None:
-        return "not in the catalogue"
+        return "not in the catalog"
     accelerators = instance.accelerators
     return (
         f"{accelerators.count} × {accelerators.name.removeprefix('RTX ')}"
@@ -230,7 +230,7 @@ def _render_legend(fleet: Fleet, costs: cost.Cost, catalogue: Catalogue) -> Iter
             f"{offer_source.name}, {offer_source.date}; zone names differ between accounts",
         )
     else:
-        yield _render_note("? unknown: ", f"the catalogue has no data for {fleet.region}")
+        yield _render_note("? unknown: ", f"the catalog has no data for {fleet.region}")
     for source in costs.sources:
         yield _render_note("on-demand prices: ", f"{source.name}, {source.date}")
     if reserved := sum(pool.reserved_usd_h for pool in costs.pools):

@@ -1,6 +1,6 @@
 """Run the driver's phases: detect the server's dialect, warm it up, send the load, read metrics.
 
-Runs inside Locust as a greenlet of its own; users and driver share Locust's environment.
+Runs inside Locust as a separate greenlet; users and driver share Locust's environment.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _count_tokens(user: Any, model: str, text: str) -> int:
 
 
 def _send_request(user: Any, body: dict[str, Any]) -> bytes:
-    """Send one request outside the load, on a connection of its own; return the response body."""
+    """Send one request outside the load, on a separate connection; return the response body."""
     connection = Connection(user.plan.url, user.headers())
     deadline = user.plan.traffic.deadline
     try:

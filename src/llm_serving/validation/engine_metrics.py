@@ -1,6 +1,6 @@
 """The engines' own numbers of the load: from their Prometheus metrics before and after it, compared with the client's.
 
-The catalogue's row of the engine names the metrics. No input or output.
+The catalog's row of the engine names the metrics. No input or output.
 """
 
 from __future__ import annotations

@@ -232,9 +232,7 @@ def build(
     throughput = _compute_throughput(answered, result.duration_s)
     missed = _find_missed(deployment, samples, metrics, throughput)
     engine = engines.load_engines()[deployment.engine]
-    before, after = (
-        engine_metrics.parse_pages(pages, engine) for pages in (result.metrics_before, result.metrics_after)
-    )
+    before, after = (engine_metrics.parse_pages(p, engine) for p in (result.metrics_before, result.metrics_after))
     replicas = _count_replicas(deployment, engine, before, after) if result.metrics_after else []
     tokens = _count_tokens(answered)
     overlap = _measure_overlap(result, engine_metrics.compute_cached_share(before, after), prompts_digest)

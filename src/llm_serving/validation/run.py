@@ -1,4 +1,4 @@
-"""Run one validation: Locust in a process of its own with its progress, then the report in a folder of its own."""
+"""Run one validation: Locust in a separate process with its progress, then the report in a new directory."""
 
 from __future__ import annotations
 

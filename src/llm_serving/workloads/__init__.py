@@ -1,1 +1,1 @@
-"""What to serve: patterns, the model and engine catalogues, the resolver and the renderer."""
+"""What to serve: patterns, the model and engine catalogs, the resolver and the renderer."""

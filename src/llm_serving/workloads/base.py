@@ -48,7 +48,7 @@ class BaseDeployment(ResolvedData):
     """What the user should know of this target, a sentence each."""
 
     emulated: tuple[str, ...] = ()
-    """What stands in for what; shown wherever a result is."""
+    """Parts that are emulated; shown with every result."""
 
     url: str = ""
     """Base URL for clients; empty where there is no endpoint."""
@@ -65,7 +65,7 @@ class BaseDeployment(ResolvedData):
 
     @property
     def processes(self) -> tuple[Process, ...]:
-        """All that runs, in the order of starting: what stands in for AWS, the workers, what is before them."""
+        """All that runs, in the order of starting: emulated AWS, the workers, what is before them."""
         return (*self.environment.services, *self.worker_processes, *self.endpoint_processes)
 
     @property
@@ -89,7 +89,7 @@ class Workload(Generic[B, D]):
     DEPLOYMENT: type[D]
 
     VALIDATOR: ClassVar[str] = ""
-    """Module that `blueprint validate` runs, with the functions of `validation.base.Validator`; empty where nothing is validated."""
+    """Module that `blueprint validate` runs, with the functions of `validation.base.Validator`; empty for none."""
 
     def find_refusal(self, conventions: Conventions) -> str:
         """The reason why a target with these conventions cannot carry this kind; empty where it can."""

@@ -89,7 +89,7 @@ class Conventions(ResolvedData):
     """Processes run in containers: they need images, read no local folder, and get files of S3 copied beforehand."""
 
     real_accelerators: bool = True
-    """Engines run on the pool's accelerators; if not, the engine's platform `cpu` stands in."""
+    """Engines run on the pool's accelerators; if not, they run on the engine's platform `cpu`."""
 
     scales: bool = True
     """Replicas follow the load between their bounds; if not, the lower bound runs, and at least one."""
@@ -101,7 +101,7 @@ class Conventions(ResolvedData):
     """The target starts a replica's nodes together and numbers them; if not, each node is an instance by itself."""
 
     task_interfaces: bool = False
-    """Each container takes a network interface of its own on the node's first network card."""
+    """Each container takes its own network interface on the node's first network card."""
 
     bind_host: str = "0.0.0.0"
     """The address that processes listen on."""
@@ -176,7 +176,7 @@ class Environment(ResolvedData):
     """Folder of the modules of images/ that an engine loads; empty where its image has them."""
 
     services: tuple[Process, ...] = ()
-    """What runs beside the deployment and stands in for AWS."""
+    """Emulated AWS services beside the deployment."""
 
     ports: dict[str, int] = {}
     """Ports by name (`Workload.list_port_names`), where processes share one machine."""
@@ -197,4 +197,4 @@ class Environment(ResolvedData):
     """Cores of the machine, where processes share one."""
 
     emulated: tuple[str, ...] = ()
-    """What stands in for what, a sentence each."""
+    """Parts that are emulated, a sentence each."""

@@ -157,7 +157,7 @@ def format_ini_value(value: Any) -> str:
 
 
 def format_ini_command(words: Sequence[str]) -> str:
-    """A command line, quoted for supervisord, which splits it as a shell would; each option on a line of its own."""
+    """A command line, quoted for supervisord, which splits it as a shell would; each option on its own line."""
     quoted = [format_ini_value(shlex.quote(word)) for word in words]
     return "".join(f"\n    {word}" if word.startswith("--") else f" {word}" for word in quoted).strip()
 

@@ -1,4 +1,4 @@
-"""Every model of the catalogue through every command that takes a model."""
+"""Every model of the catalog through every command that takes a model."""
 
 from __future__ import annotations
 

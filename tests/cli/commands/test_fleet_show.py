@@ -160,9 +160,9 @@ def test_an_unknown_type_is_marked_and_refused(tmp_path: Path) -> None:
     file.write_text(FLEET.replace("types: p5.48xlarge", "types: p5.47xlarge"))
     result = _show(file)
     assert result.returncode == 2
-    assert "not in the catalogue" in result.stdout
+    assert "not in the catalog" in result.stdout
     assert (
-        f"{file}:13:12: pools.h100.types: now 'p5.47xlarge': the catalogue has no such instance type" in result.stderr
+        f"{file}:13:12: pools.h100.types: now 'p5.47xlarge': the catalog has no such instance type" in result.stderr
     )
 
 

@@ -120,8 +120,8 @@ def test_a_cache_in_fp8_fits_twice_as_many_tokens(capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("fit", "nothing-like-it", "--type", "p5.48xlarge"), "model: now 'nothing-like-it': neither in the catalogue"),
-        (("fit", "tiny", "--type", "p5.49xlarge"), "p5.49xlarge: the catalogue has no such instance type."),
+        (("fit", "nothing-like-it", "--type", "p5.48xlarge"), "model: now 'nothing-like-it': neither in the catalog"),
+        (("fit", "tiny", "--type", "p5.49xlarge"), "p5.49xlarge: the catalog has no such instance type."),
         (("fit", "tiny", "--context", "-3"), "--context: now '-3': it is not a number of tokens. Fix: 4096 or 8k."),
         (("fit", "tiny", "--kv-cache-dtype", "int4"), "--kv-cache-dtype: now 'int4': there is no such type."),
         (("copy", "nothing", "--to", "s3://b-b-b/x"), "nothing: it is neither a folder nor an id on the hub."),
@@ -139,7 +139,7 @@ def test_invalid_arguments_are_refused_in_one_line(
 def test_a_model_missing_from_the_catalogue_is_refused_without_a_hub(capsys: pytest.CaptureFixture[str]) -> None:
     assert _run_cli("fit", "someone/some-model") == 2
     text = capsys.readouterr().err
-    assert "neither in the catalogue" in text
+    assert "neither in the catalog" in text
     assert "no hub answers at http://127.0.0.1:" in text
 
 

@@ -128,9 +128,9 @@ def test_a_type_missing_from_the_catalogue_is_one_line_and_the_other_checks_run(
     )
     groups = {group["title"]: group["lines"] for group in json.loads(result.stdout)["groups"]}
     assert result.returncode == 1
-    assert "the catalogue has no such instance type" in groups["fleet file"][0]["said"]
+    assert "the catalog has no such instance type" in groups["fleet file"][0]["said"]
     assert [line["unanswered"] for line in groups["quotas"]] == [
-        "a type is not in the catalogue, so usage was not counted"
+        "a type is not in the catalog, so usage was not counted"
     ]
     assert groups["zones"][0]["status"] == "pass"
 

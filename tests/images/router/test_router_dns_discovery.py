@@ -247,7 +247,7 @@ def test_only_requests_without_an_engine_count_as_errors(testbed: RouterTestbed)
 
 
 def read_metric(testbed: RouterTestbed, mode: Literal["aggregated", "disaggregated"], name: RouterMetric) -> float:
-    """Return the sum over the series of a router's metric, by the catalogue's name."""
+    """Return the sum over the series of a router's metric, by the catalog's name."""
     lines = (dns_discovery.fetch_page(testbed.metrics) or b"").decode().splitlines()
     metric_name = engines.load_routers()["vllm-router"].metrics[mode][name]
     return sum(

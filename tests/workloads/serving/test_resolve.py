@@ -263,7 +263,7 @@ REFUSED = [
     ),
     (
         {"model": "tinyy"},
-        "blueprint.yaml:2:8: model: now 'tinyy': neither in the catalogue nor a folder that holds config.json. "
+        "blueprint.yaml:2:8: model: now 'tinyy': neither in the catalog nor a folder that holds config.json. "
         "Fix: tiny, or the path of a folder; `blueprint model list` names all.",
     ),
     (

@@ -104,7 +104,7 @@ def _list_size_checks(document: Document[Fleet], catalogue: Catalogue, aws: AwsS
     if any(instance_type not in catalogue for pool in fleet.pools.values() for instance_type in pool.types):
         unknown_result = build_unknown_result(
             "quotas",
-            "a type is not in the catalogue, so usage was not counted",
+            "a type is not in the catalog, so usage was not counted",
             "use a type of the catalogue, as listed above",
         )
         return [Check("quotas", "quotas", lambda: [unknown_result])]

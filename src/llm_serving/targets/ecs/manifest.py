@@ -98,7 +98,7 @@ class Service(Settings):
     """Port of its metrics, at /metrics."""
 
     metrics: dict[str, str]
-    """Prometheus names of its metrics, by the catalogue's names: queue, kv-usage and running of an engine, requests and
+    """Prometheus names of its metrics, by the catalog's names: queue, kv-usage and running of an engine, requests and
     errors of a router."""
 
     events_ports: ZeroOrMore[Port] = ()

@@ -1,4 +1,4 @@
-"""Uploads weights and starts workers while Terraform still waits, so that neither takes time of its own.
+"""Uploads weights and starts workers while Terraform still waits, so that neither takes extra time.
 
 The AWS provider (5.100.0) waits most of a minute for a bucket's lifecycle rules after it has created them, and this
 machine is idle meanwhile.

@@ -84,7 +84,7 @@ def raise_if_orphaned(directory: DeploymentDir) -> None:
 
 
 def require_services(directory: DeploymentDir, deployment: Deployment) -> None:
-    """Check that what stands in for AWS runs.
+    """Check that emulated AWS runs.
 
     Raises:
         Unavailable: it does not, so a replica that restarts finds no weights.

@@ -17,7 +17,7 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 """Files that PEFT writes and engines read."""
 
 MAX_RANK = 64
-"""Engines reserve memory for adapters of this rank: --max-lora-rank in the engines' catalogue."""
+"""Engines reserve memory for adapters of this rank: --max-lora-rank in the engines' catalog."""
 
 _QUANTIZED = re.compile(r"-(?:FP8|NVFP4|AWQ|GPTQ-Int[48]|W8A8)$", re.IGNORECASE)
 """Suffixes of quantized checkpoints; adapters are trained on the model without them."""

@@ -1,6 +1,6 @@
 """The baseline of a disaggregated blueprint: the same accelerators, model, traffic and SLO without the split.
 
-Only against it does a measurement show whether prefill is worth a role of its own. Pure.
+Only against it does a measurement show whether prefill is worth a separate role. Pure.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ class Blueprint(BaseBlueprint):
     """The folder under blueprints/ that this is a copy of."""
 
     model: ModelName | None = None
-    """A model of the catalogue, a hub id such as Qwen/Qwen3-0.6B, or a folder that holds config.json."""
+    """A model of the catalog, a hub id such as Qwen/Qwen3-0.6B, or a folder that holds config.json."""
 
     engine: Annotated[str, OneOf(_list_engines)] = engines.get_default(engines.load_engines())
     """What runs the model."""

@@ -37,7 +37,7 @@ class ServedModel(ResolvedData):
     """A model as clients see it."""
 
     model: str
-    """As the blueprint names it: in the catalogue, on the hub, or a folder."""
+    """As the blueprint names it: in the catalog, on the hub, or a folder."""
 
     name: str
     """What clients put in `model`."""
@@ -84,7 +84,7 @@ class Resources(ResolvedData):
     """EFA interfaces: the replica's share by accelerators."""
 
     node_efa: int = 0
-    """EFA interfaces of the whole machine: what ECS, which hands out none of them, shows to each task."""
+    """EFA interfaces of the whole instance: what ECS, which hands out none of them, shows to each task."""
 
     cpus: int = 1
     memory_bytes: int = 0
@@ -98,7 +98,7 @@ class Resources(ResolvedData):
 
     @property
     def device_files(self) -> tuple[str, ...]:
-        """Devices that a container sees where nobody hands them out, as on ECS: the whole machine's EFA interfaces,
+        """Devices that a container sees where nobody hands them out, as on ECS: the whole instance's EFA interfaces,
         of which the engine takes those next to its GPUs, and the Neuron devices.
         """
         neuron_devices = self.accelerators if self.device == "aws.amazon.com/neuron" else 0
@@ -146,7 +146,7 @@ class Role(ResolvedData):
     """The model; None for the router, which serves what the engines do."""
 
     pool: str = ""
-    """The fleet's pool; empty where it needs no node of its own."""
+    """The fleet's pool; empty if it needs no dedicated node."""
 
     instance_types: tuple[str, ...] = ()
     """The pool's types that hold a replica, all alike in what they give; exactly these are asked for."""
@@ -172,19 +172,19 @@ class Role(ResolvedData):
     """When replicas come and go between the bounds; None where they are always as many."""
 
     ports: dict[str, int] = Field(default_factory=dict)
-    """Further ports that its processes listen on, by name, where each replica has an address of its own."""
+    """Further ports that its processes listen on, by name, where each replica has its own address."""
 
     kv_block: int = 0
     """Tokens in one block of the engine's KV cache, which holds whole blocks of a prompt; 0 for the router."""
 
     metrics: dict[str, str] = Field(default_factory=dict)
-    """Prometheus names of its processes' metrics, by the catalogue's names."""
+    """Prometheus names of its processes' metrics, by the catalog's names."""
 
     processes: tuple[Process, ...]
-    """Of one replica, by rank. Where the target numbers the nodes itself, the second stands for every further rank."""
+    """Of one replica, by rank. Where the target numbers the nodes itself, the second describes every further rank."""
 
     instances: tuple[Process, ...]
-    """All that the target is asked to run, each with a name of its own: `processes` of every replica where the target
+    """All that the target is asked to run, each with a unique name: `processes` of every replica where the target
     makes no copies itself, else `processes`."""
 
 

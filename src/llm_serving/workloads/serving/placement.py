@@ -111,10 +111,10 @@ def place_role(
 def require_pool(
     blueprint: Document[Blueprint], fleet: Document[Fleet], key_path: tuple[str, ...], role: EngineRole
 ) -> tuple[Pool, list[Instance]]:
-    """The role's pool and its types as the catalogue knows them.
+    """The role's pool and its types as the catalog knows them.
 
     Raises:
-        PlacementError: there is no such pool, or the catalogue has none of its types.
+        PlacementError: there is no such pool, or the catalog has none of its types.
     """
     pool = fleet.value.pools.get(role.pool)
     if pool is None:
@@ -124,7 +124,7 @@ def require_pool(
         )
     known_types = [instances.load()[name] for name in pool.types if name in instances.load()]
     if not known_types:
-        reason = f"the catalogue has none of the pool's types, {', '.join(pool.types)}"
+        reason = f"the catalog has none of the pool's types, {', '.join(pool.types)}"
         raise PlacementError(
             blueprint.build_mistake([*key_path, "pool"], role.pool, reason, "a pool of types that it has")
         )
@@ -317,7 +317,7 @@ class _PlacementSearch:
             alternative = f", or pattern: {larger_pattern}" if larger_pattern else ""
             return (
                 f"a smaller or more strongly quantized model{alternative}: "
-                "no single instance type of the catalogue holds this one"
+                "no single instance type of the catalog holds this one"
             )
         same_count = sorted(candidate for candidate in candidates if candidate[1] == self.role.accelerators)[:1]
         suggestions = [
@@ -345,7 +345,7 @@ class _PlacementSearch:
         return pool.size.max // self._count_nodes(instance)
 
     def _select_zones(self, pool: Pool, types: Sequence[Instance]) -> tuple[str, ...]:
-        """The pool's zones that offer one of the types, where the catalogue has the region's answer."""
+        """The pool's zones that offer one of the types, where the catalog has the region's answer."""
         zones, region = self.fleet.value.get_zones(pool), self.fleet.value.region
         offered = {zone for instance in types for zone in instance.zones.get(region, ())}
         return tuple(zone for zone in zones if not instances.has_region(region) or zone in offered) or zones
@@ -381,7 +381,7 @@ class _PlacementSearch:
     def _list_tolerations(self) -> tuple[Toleration, ...]:
         try:
             pool_groups = groups.resolve_pool(self.fleet.value, self.role.pool, instances.load())
-        except InputError:  # a type that the catalogue does not have, beside those that it has
+        except InputError:  # a type that the catalog does not have, beside those that it has
             return ()
         taints = dict.fromkeys(taint for group in pool_groups for taint in group.taints)
         return tuple(Toleration(key=taint.key, value=taint.value, effect=taint.effect) for taint in taints)

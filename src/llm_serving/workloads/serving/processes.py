@@ -1,4 +1,4 @@
-"""Command lines and environments: rows of the engines' catalogue with the deployment's numbers filled in."""
+"""Command lines and environments: rows of the engines' catalog with the deployment's numbers filled in."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def list_instance_keys(context: Context, role: EngineRole, role_placement: Place
     """Replica and rank of each process that the target is asked to run.
 
     A target that copies processes itself is asked for one replica: for one process of it where it numbers the nodes,
-    and a second that stands for all further ranks.
+    and a second that describes all further ranks.
     """
     nodes = role_placement.nodes
     if context.conventions.shared_host:
@@ -403,7 +403,7 @@ def _select_policy(context: Context, engine_roles: Sequence[Role]) -> RouterPoli
 
 def select_discovery(context: Context) -> Discovery:
     """How the router finds the engines: as the target's conventions say, unless only DNS discovery works."""
-    # Which model an engine serves cannot be told to a router at its start: it takes that by its interface alone.
+    # A router takes no option for the model of an engine; only its API sets it.
     has_many_models = bool(context.blueprint.roles.models)
     # With addresses at its start, it asks the engines once where their caches' events are, when the first answers,
     # and misses those that answer later. Besides, its own image is older than this policy.
@@ -444,7 +444,7 @@ def _compute_imbalance(blueprint: Blueprint) -> int:
 
 
 def _select_port(context: Context, name: str, default: int) -> int:
-    """The port that the target chose, or the fixed one where each process has an address of its own."""
+    """The port that the target chose, or the fixed one where each process has its own address."""
     return context.environment.ports.get(name, 0) if context.conventions.shared_host else default
 
 

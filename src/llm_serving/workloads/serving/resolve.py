@@ -1,4 +1,4 @@
-"""Decides every number of a deployment, once: blueprint + fleet + catalogues -> `Deployment`.
+"""Decides every number of a deployment, once: blueprint + fleet + catalogs -> `Deployment`.
 
 Pure: the same files and the same environment give the same deployment. What cannot work is refused with all reasons at
 once, each at its line of blueprint.yaml.
@@ -131,7 +131,7 @@ def resolve_name(blueprint: Document[Blueprint]) -> str:
 
 
 def resolve_served_name(model: str) -> str:
-    """What clients put in `model`: the name in the catalogue or on the hub, or the folder's own."""
+    """What clients put in `model`: the name in the catalog or on the hub, or the folder's own."""
     return Path(model).expanduser().name if Path(model).expanduser().is_dir() else model
 
 

@@ -12,7 +12,7 @@ from llm_serving.settings.document import Conflict, Settings, parse_default
 from llm_serving.settings.units import Bounds, Duration, Replicas, Share, Switch, TextFormat, Tokens
 
 ModelName = Annotated[
-    str, TextFormat(r"[^\s-].{0,254}", "a model: a name of the catalogue, a hub id or a folder", "Qwen/Qwen3-0.6B")
+    str, TextFormat(r"[^\s-].{0,254}", "a model: a name of the catalog, a hub id or a folder", "Qwen/Qwen3-0.6B")
 ]
 WeightsUri = Annotated[
     str,
@@ -73,7 +73,7 @@ class EngineRole(Settings):
     """Stages of layers, one after the other (pipeline parallelism)."""
 
     data: Annotated[int, Field(ge=1, le=256)] = 1
-    """Copies of the attention layers within a replica, each with requests of its own (data parallelism)."""
+    """Copies of the attention layers within a replica, each with its own requests (data parallelism)."""
 
     expert: Annotated[bool, Switch()] = False
     """Whole experts spread over the accelerators, instead of each expert split (expert parallelism)."""
@@ -113,7 +113,7 @@ class ModelRole(EngineRole):
     """One of many models behind one endpoint: clients put the name of its role in `model`."""
 
     model: ModelName
-    """A model of the catalogue, a hub id such as Qwen/Qwen3-0.6B, or a folder that holds config.json."""
+    """A model of the catalog, a hub id such as Qwen/Qwen3-0.6B, or a folder that holds config.json."""
 
     weights: WeightsUri = "s3"
     """Where the weights are streamed from: `s3` is the fleet's model bucket, or s3://BUCKET/PREFIX."""

@@ -76,12 +76,12 @@ REFUSED = [
     # whole machines
     (
         format_blueprint("pool: trainium, accelerators: 16"),
-        f"5:42: roles.worker.accelerators: now 16: {PLUGIN} takes a machine's NeuronCores from the first one on, so a "
+        f"5:42: roles.worker.accelerators: now 16: {PLUGIN} allocates a node's NeuronCores from the first one on, so a "
         "replica has all 64 of a trn2.48xlarge for itself. Fix: accelerators: 64.",
     ),
     (
         format_blueprint("pool: trainium, accelerators: 8", model="Qwen/Qwen3-8B"),
-        f"5:42: roles.worker.accelerators: now 8: {PLUGIN} takes a machine's NeuronCores from the first one on, so a "
+        f"5:42: roles.worker.accelerators: now 8: {PLUGIN} allocates a node's NeuronCores from the first one on, so a "
         "replica has all 64 of a trn2.48xlarge for itself. Fix: accelerators: 64, with data: 2 or more.",
     ),
     (
@@ -90,12 +90,12 @@ REFUSED = [
     ),
     (
         format_blueprint("pool: sizes, accelerators: 4", model="Qwen/Qwen3-8B"),
-        f"5:39: roles.worker.accelerators: now 4: {PLUGIN} takes a machine's NeuronCores from the first one on, so a "
+        f"5:39: roles.worker.accelerators: now 4: {PLUGIN} allocates a node's NeuronCores from the first one on, so a "
         "replica has all 64 of a trn2.48xlarge for itself. Fix: accelerators: 64, with data: 2 or more.",
     ),
     (
         format_blueprint("pool: joined, accelerators: 128, data: 8", pattern="distributed"),
-        f"5:40: roles.worker.accelerators: now 128: no page of {PLUGIN} says how a replica stands on several machines. "
+        f"5:40: roles.worker.accelerators: now 128: the documentation of {PLUGIN} does not describe replicas over several nodes. "
         "Fix: accelerators: 64.",
     ),
     # settings
@@ -105,7 +105,7 @@ REFUSED = [
     ),
     (
         format_blueprint(f"{WHOLE_MACHINE}, adapters: {{sql: s3://mine/sql}}"),
-        f"5:65: roles.worker.adapters: now 'sql': {PLUGIN} says nowhere that it serves LoRA adapters. Fix: no adapters.",
+        f"5:65: roles.worker.adapters: now 'sql': the documentation of {PLUGIN} does not mention LoRA adapters. Fix: no adapters.",
     ),
     (
         format_blueprint(extra="tuning: {quantization: fp8}\n"),
@@ -124,13 +124,13 @@ REFUSED = [
     ),
     (
         format_blueprint(extra="tuning: {kv_offload: 16Gi}\n"),
-        f"7:22: tuning.kv_offload: now '16Gi': {PLUGIN} says nowhere that it moves caches to the machine's memory. Fix: "
+        f"7:22: tuning.kv_offload: now '16Gi': the documentation of {PLUGIN} does not mention KV offloading to CPU memory. Fix: "
         "no kv_offload.",
     ),
     (
         format_blueprint(extra="tuning: {speculative: {method: ngram}}\n"),
-        f"7:23: tuning.speculative: now 'ngram': {PLUGIN} guesses with EAGLE3 models alone, which nothing here brings to "
-        "the machine. Fix: no speculative.",
+        f"7:23: tuning.speculative: now 'ngram': {PLUGIN} supports EAGLE3 draft models alone, which this "
+        "repository does not deploy. Fix: no speculative.",
     ),
     (
         format_blueprint("pool: trainium, accelerators: 64", role_lines="  router: {policy: kv-aware}\n"),
@@ -184,8 +184,8 @@ def test_disaggregation_is_refused(tmp_path: Path) -> None:
     roles = "".join(f"  {name}: {{pool: trainium, accelerators: 64}}\n" for name in ("prefill", "decode"))
     text = f"pattern: disaggregated\nmodel: {LLAMA}\nroles:\n{roles}{TRAFFIC_AND_SLO}"
     assert (
-        f"blueprint.yaml:2:10: pattern: now 'disaggregated': {PLUGIN} hands caches on by a connector and a proxy of its "
-        "own, for which the engines' catalogue has no row. Fix: pattern: aggregated, or pools of GPUs."
+        f"blueprint.yaml:2:10: pattern: now 'disaggregated': {PLUGIN} transfers caches with its own connector "
+        "and proxy, for which the engines' catalog has no row. Fix: pattern: aggregated, or pools of GPUs."
     ) in list_errors(tmp_path, text)
 
 

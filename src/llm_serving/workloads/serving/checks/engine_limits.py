@@ -1,4 +1,4 @@
-"""What an engine does not support, in general and on a platform; the reasons are in the engines' catalogue."""
+"""What an engine does not support, in general and on a platform; the reasons are in the engines' catalog."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _check_options(
     for option, (is_requested, option_path, value, fix) in options.items():
         reason = platform.unsupported_options.get(option, "")
         if option not in present:
-            reason = reason or f"the engine {blueprint.value.engine} has no option for it in the catalogue"
+            reason = reason or f"the engine {blueprint.value.engine} has no option for it in the catalog"
         if is_requested and reason:
             yield blueprint.build_mistake(option_path, value, reason, f"{fix}{suffix}")
 
