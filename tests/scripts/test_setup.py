@@ -134,7 +134,7 @@ def test_changed_locks_change_the_environment_in_place(clone: Path) -> None:
 def test_a_failed_step_ends_with_3_and_names_the_network_and_its_settings(clone: Path, step: str, code: int) -> None:
     failed = _set_up(clone, FAIL=step, FAIL_CODE=str(code))
     assert failed.returncode == 3
-    assert f"✗ setup: the command above failed with exit code {code}. Fix: mend what it names." in failed.stderr
+    assert f"✗ setup: the command above failed with exit code {code}. Fix: correct what it names." in failed.stderr
     for setting in ("HTTPS_PROXY", "HTTP_PROXY", "UV_DEFAULT_INDEX", "PIP_INDEX_URL", "SSL_CERT_FILE", "PIP_CERT"):
         assert setting in failed.stderr
     assert _set_up(clone).returncode == 0

@@ -107,23 +107,15 @@ def test_a_position_points_to_the_value_on_its_keys_line_or_to_the_key() -> None
         ("a: 1".encode("utf-16"), ["a.yaml:1:1: it is text in UTF-16, not UTF-8. Fix: save the file as UTF-8."]),
         (
             "a: 1\r\nb: x\x07\n",
-            [
-                "a.yaml:2:5: the character U+0007 is invisible, and YAML does not allow it. "
-                "Fix: the line without it."
-            ],
+            ["a.yaml:2:5: the character U+0007 is invisible, and YAML does not allow it. Fix: the line without it."],
         ),
         (
             "a: x\u202ey\n",
-            [
-                "a.yaml:1:5: the character U+202E is invisible, and YAML does not allow it. "
-                "Fix: the line without it."
-            ],
+            ["a.yaml:1:5: the character U+202E is invisible, and YAML does not allow it. Fix: the line without it."],
         ),
         (
             "a:\n\tb: 1",
-            [
-                "a.yaml:2:1: it is not YAML: a tab, but YAML is indented by spaces. Fix: spaces in its place."
-            ],
+            ["a.yaml:2:1: it is not YAML: a tab, but YAML is indented by spaces. Fix: spaces in its place."],
         ),
         (
             "a: b: c",

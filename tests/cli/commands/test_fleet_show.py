@@ -161,9 +161,7 @@ def test_an_unknown_type_is_marked_and_refused(tmp_path: Path) -> None:
     result = _show(file)
     assert result.returncode == 2
     assert "not in the catalog" in result.stdout
-    assert (
-        f"{file}:13:12: pools.h100.types: now 'p5.47xlarge': the catalog has no such instance type" in result.stderr
-    )
+    assert f"{file}:13:12: pools.h100.types: now 'p5.47xlarge': the catalog has no such instance type" in result.stderr
 
 
 def test_json_has_the_same_facts(tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def test_a_preset_of_two_machines_uses_both_of_the_pool_in_its_comment(
     Path("fleet.yaml").write_text(f"name: big\nregion: us-west-2\nzones: [us-west-2a, us-west-2b]\npools:\n  {pool}\n")
     code, out, err = run_cli("check", "mine", "--target", "eks")
     assert code == 0, err
-    assert "worker    1 x 16 accelerator(s) of p5en.48xlarge over 2 machines, pool p5en" in out
+    assert "worker    1 x 16 accelerator(s) of p5en.48xlarge over 2 nodes, pool p5en" in out
     worker = load(Path("mine/blueprint.yaml"), Blueprint).value.roles.worker
     assert worker is not None
     assert (worker.tensor, worker.pipeline, worker.data) == split

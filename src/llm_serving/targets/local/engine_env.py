@@ -28,8 +28,9 @@ BUILD_RECIPE_VERSION = 5
 """Increases with each change of the steps that build another environment from the same lock."""
 
 NETWORK_HINT = (
-    "Fix: what it names. If the package index cannot be reached, set HTTPS_PROXY behind a proxy, UV_DEFAULT_INDEX "
-    "for a mirror, SSL_CERT_FILE for your own certificate; if a directory is full or not writable, UV_CACHE_DIR."
+    "Fix: correct what it names. If the package index cannot be reached, set HTTPS_PROXY behind a proxy, "
+    "UV_DEFAULT_INDEX for a mirror, SSL_CERT_FILE for your own certificate; if a directory is full or not writable, "
+    "UV_CACHE_DIR."
 )
 
 _STAMP = ".locked"

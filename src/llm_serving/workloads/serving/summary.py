@@ -72,6 +72,6 @@ def _describe_model(blueprint: Blueprint, served_model: ServedModel) -> str:
 
 
 def _describe_role(role: Role) -> str:
-    nodes = f" over {role.nodes} machines" if role.nodes > 1 else ""
+    nodes = f" over {role.nodes} nodes" if role.nodes > 1 else ""
     types = " or ".join(role.instance_types)
     return f"{role.replicas} x {role.accelerators} accelerator(s) of {types}{nodes}, pool {role.pool}"

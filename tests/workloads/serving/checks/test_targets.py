@@ -170,7 +170,7 @@ REFUSED_LOCALLY = [
     (
         format_aggregated(model="tiny", pool="p5en", accelerators=2, replicas=3),
         "blueprint.yaml:4:51: roles.worker.replicas: now 3: worker 6 engine processes would run on 2 cores, which carry "
-        "4. Fix: fewer in a copy to try here; a target with more machines, --target TARGET, renders it.",
+        "4. Fix: fewer in a copy to try here; a target with more nodes, --target TARGET, renders it.",
     ),
     (
         format_aggregated(model="tiny", pool="general", extra="tuning: {quantization: fp8}\n"),

@@ -96,7 +96,7 @@ def _check_one_machine(blueprint: Document[Blueprint], placed_roles: Sequence[Pl
     for key_path, role, role_placement in placed_roles:
         if role_placement.nodes > 1:
             reason = f"this is one machine, and a replica needs {role_placement.nodes}"
-            fix = "fewer accelerators in a copy to try here; a target with more machines, --target TARGET, renders it"
+            fix = "fewer accelerators in a copy to try here; a target with more nodes, --target TARGET, renders it"
             yield blueprint.build_mistake([*key_path, "accelerators"], role.accelerators, reason, fix)
 
 
@@ -113,7 +113,7 @@ def _check_cores(
         cores = f"{environment.cores} core{'s' * (environment.cores != 1)}"
         reason = f"{parts} engine processes would run on {cores}, which carry {max_ranks}"
         value = format_bounds(role.replicas) if key == "replicas" else role.accelerators
-        fix = "fewer in a copy to try here; a target with more machines, --target TARGET, renders it"
+        fix = "fewer in a copy to try here; a target with more nodes, --target TARGET, renders it"
         yield blueprint.build_mistake([*key_path, key], value, reason, fix)
 
 
