@@ -5,7 +5,7 @@ share tasks out and are no order of preference (aws/containers-roadmap#773). A c
 deployment: every task of the service is replaced, those that serve among them.
 
 So a role has a service for each choice of its pool, and this function moves counts between them. The first choice keeps
-what is wanted. Each further one is asked for the tasks that the one before it finds no instance for, and gives a task
+the desired count. Each further one gets the tasks that the one before it finds no instance for, and gives a task
 back only once the one before serves in its place. No task that serves is ever stopped for want of another.
 
 What a service must carry: the tags `fallback`, a name that the services of one role share, and `choice`, its place in

@@ -3,7 +3,7 @@
 The range is cut into eight. Seven parts are private subnets, by the zone's letter (a to g): with 10.0.0.0/16 a zone has
 8,187 addresses for nodes, pods and network interfaces. The last part holds the small public subnets. A zone added or
 taken away later, or NAT switched on, moves nobody else's addresses: Terraform would have to replace the subnet with all
-that stands in it.
+that it contains.
 """
 
 from __future__ import annotations

@@ -205,7 +205,7 @@ class EcsDeployment(Settings):
     def _check_unique_names(self) -> Iterator[Conflict]:
         for index, service in enumerate(self.services):
             if service.name in [other.name for other in self.services[:index]]:
-                yield Conflict(("services", index, "name"), "another service has it", "a name of its own")
+                yield Conflict(("services", index, "name"), "another service has it", "a unique name")
 
     @property
     def router(self) -> Service:

@@ -64,7 +64,7 @@ class Speculative(Settings):
     def _check_model(self) -> Iterator[Conflict]:
         needs_model = self.method in ("eagle", "eagle3", "draft_model")
         if needs_model and not self.model:
-            yield Conflict(("method",), "this method guesses with a model of its own", "model: NAME too, or ngram")
+            yield Conflict(("method",), "this method needs a draft model", "model: NAME too, or ngram")
         if self.model and not needs_model:
             reason = f"{self.method} needs no second model"
             yield Conflict(("model",), reason, "no model, or method: draft_model")
