@@ -173,7 +173,7 @@ def test_copy_of_a_folder_reports_what_it_uploaded(
     assert response["to"] == str(bucket.location)
     assert response["sent"] == response["bytes"] == sum(bucket.list_sizes().values())
     assert _run_cli("copy", str(tmp_path / "m"), "--to", str(bucket.location)) == 0
-    assert "all there already" in capsys.readouterr().err
+    assert "up to date" in capsys.readouterr().err
 
 
 @pytest.mark.terraform
