@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -54,9 +55,9 @@ class BaseDeployment(ResolvedData):
     """Base URL for clients; empty where there is no endpoint."""
 
     @property
+    @abstractmethod
     def worker_processes(self) -> tuple[Process, ...]:
         """The processes that do the work."""
-        raise NotImplementedError
 
     @property
     def endpoint_processes(self) -> tuple[Process, ...]:
@@ -78,7 +79,7 @@ B = TypeVar("B", bound=BaseBlueprint)
 D = TypeVar("D", bound=BaseDeployment)
 
 
-class Workload(Generic[B, D]):
+class Workload(ABC, Generic[B, D]):
     """One kind of work. A target renders, deploys, watches and removes what `resolve` returns.
 
     A kind overrides what differs from these defaults; `SETTINGS`, `DEPLOYMENT`, `resolve` and `describe` it must have.
@@ -95,21 +96,21 @@ class Workload(Generic[B, D]):
         """The reason why a target with these conventions cannot carry this kind; empty where it can."""
         return ""
 
+    @abstractmethod
     def read(self, folder: Path) -> Document[B]:
         """Reads the blueprint in `folder`.
 
         Raises:
             InputError: with every mistake of its file.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def resolve_name(self, blueprint: Document[B]) -> str:
         """The deployment's name: as written, or the folder's.
 
         Raises:
             InputError: the folder's name is not a valid name.
         """
-        raise NotImplementedError
 
     def list_port_names(self, blueprint: B) -> list[str]:
         """Names of the ports that a target must choose where processes share one machine."""
@@ -119,13 +120,13 @@ class Workload(Generic[B, D]):
         """The environment with what earlier reports below `root` measured of this blueprint."""
         return environment
 
+    @abstractmethod
     def resolve(self, blueprint: Document[B], fleet: Document[Fleet], environment: Environment) -> D:
         """Decides every number of the deployment.
 
         Raises:
             InputError: it cannot work; with every reason at its line of the blueprint.
         """
-        raise NotImplementedError
 
     def refresh(self, deployment: D, blueprint: B) -> D:
         """The deployment with those settings of the blueprint as it is now that need no new deploy."""
