@@ -149,5 +149,5 @@ def test_the_state_bucket_is_previewed_created_once_and_removed(tmp_path: Path, 
     removed = _run_cli("state", "remove", "--fleet", fleet, "--yes", environment=environment)
     assert removed.returncode == 0, removed.stderr
     assert _run_cli("state", "remove", "--fleet", fleet, environment=environment).stdout == (
-        "s3://my-state/fleets: there is no such bucket\n"
+        "s3://my-state/fleets: the bucket does not exist\n"
     )
