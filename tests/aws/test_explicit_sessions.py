@@ -67,7 +67,7 @@ def test_no_module_changes_the_environment_but_those_with_a_reason() -> None:
         'environ["AWS_PROFILE"] = "mine"',
     ],
 )
-def test_every_way_to_change_the_environment_is_found(line: str) -> None:
+def test_every_change_of_the_environment_is_found(line: str) -> None:
     assert find_writes(f"import os\nfrom os import environ\n{line}\n") == [3]
 
 

@@ -53,7 +53,7 @@ def _remove(aws: AwsSession) -> bool:
 
 
 @pytest.mark.terraform
-def test_it_is_made_versioned_encrypted_closed_and_for_tls_alone(aws: AwsSession) -> None:
+def test_the_bucket_is_versioned_encrypted_private_and_tls_only(aws: AwsSession) -> None:
     assert _ensure(aws)
     s3 = aws.client("s3")
     assert s3.get_bucket_versioning(Bucket="my-state")["Status"] == "Enabled"
@@ -92,7 +92,7 @@ def test_all_calls_are_shown_before_the_question_and_a_no_makes_nothing(
 
 
 @pytest.mark.terraform
-def test_what_an_existing_bucket_lacks_is_added_and_its_own_policy_stays(aws: AwsSession) -> None:
+def test_missing_settings_are_added_and_the_buckets_policy_is_kept(aws: AwsSession) -> None:
     s3 = aws.client("s3")
     s3.create_bucket(Bucket="my-state", CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
     own_statement = {"Sid": "Own", "Effect": "Deny", "Principal": "*", "Action": "s3:PutBucketAcl", "Resource": "*"}

@@ -7,7 +7,7 @@ import pytest
 from llm_serving.operations.checkpoints import Checkpoints, compute_digest
 
 
-def test_what_was_done_with_the_same_is_known_to_the_next_run(tmp_path: Path) -> None:
+def test_a_step_with_the_same_input_is_known_to_the_next_run(tmp_path: Path) -> None:
     file = tmp_path / "journal.json"
     Checkpoints(file, "account 1").record("chart karpenter", compute_digest("1.14.1"), "")
     reloaded = Checkpoints(file, "account 1")
@@ -16,9 +16,7 @@ def test_what_was_done_with_the_same_is_known_to_the_next_run(tmp_path: Path) ->
     assert not reloaded.find("chart keda", compute_digest("1.14.1"))
 
 
-def test_what_was_done_in_another_account_counts_for_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_steps_in_another_account_do_not_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "journal.json"
     Checkpoints(file, "account 1").record("weights")
     assert not Checkpoints(file, "account 2").find("weights")
@@ -37,7 +35,7 @@ def test_a_damaged_journal_begins_anew(tmp_path: Path, text: str, capsys: pytest
     assert Checkpoints(file, "account 1").find("weights")
 
 
-def test_what_was_undone_is_forgotten(tmp_path: Path) -> None:
+def test_undone_steps_are_removed(tmp_path: Path) -> None:
     file = tmp_path / "journal.json"
     progress = Checkpoints(file, "account 1")
     progress.record("weights")
@@ -46,7 +44,7 @@ def test_what_was_undone_is_forgotten(tmp_path: Path) -> None:
     assert not Checkpoints(file, "account 1").find("weights")
 
 
-def test_what_counts_no_longer_is_dropped_alone(tmp_path: Path) -> None:
+def test_an_outdated_step_is_removed_alone(tmp_path: Path) -> None:
     file = tmp_path / "journal.json"
     progress = Checkpoints(file, "account 1")
     progress.record("agreed")

@@ -61,7 +61,7 @@ def test_kubectl_and_helm_are_led_to_the_fleets_own_cluster_alone(recorder: Reco
         ("eks: {public_from: [203.0.113.0/24]}\n", "Its endpoint is open to 203.0.113.0/24 only"),
     ],
 )
-def test_a_cluster_that_does_not_answer_is_said_with_who_can_reach_it(
+def test_an_unreachable_cluster_is_reported_with_who_can_reach_it(
     recorder: Recorder, tmp_path: Path, more: str, remedy: str
 ) -> None:
     recorder.install("aws", "kubectl", "helm", failing=("/readyz",))
@@ -73,7 +73,7 @@ def test_a_cluster_that_does_not_answer_is_said_with_who_can_reach_it(
     )
 
 
-def test_a_real_cluster_loses_what_machines_and_load_balancers_were_made_for_and_nothing_else(
+def test_a_real_cluster_loses_only_nodes_and_load_balancers(
     control_plane: ControlPlane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", control_plane.environment["PATH"])
@@ -132,9 +132,7 @@ spec:
 """Stands for Karpenter's own, of which the names alone matter here."""
 
 
-def test_machines_go_before_load_balancers_and_these_before_the_charts_that_made_them(
-    recorder: Recorder, tmp_path: Path
-) -> None:
+def test_nodes_end_before_load_balancers_and_these_before_charts(recorder: Recorder, tmp_path: Path) -> None:
     recorder.install("aws", "kubectl", "helm")
     demo_fleet = write_fleet(tmp_path)
     connection = cluster.ClusterContext(demo_fleet, tmp_path, cluster.open_session(AwsSession(REGION), tmp_path))
@@ -168,7 +166,7 @@ def test_removal_is_the_installation_backwards(tmp_path: Path) -> None:
     assert installed.index("karpenter") < installed.index("node-pools")
 
 
-def test_machines_of_karpenter_are_found_in_ec2_itself_and_are_no_end(aws: str, tmp_path: Path) -> None:
+def test_karpenters_instances_are_found_in_ec2(aws: str, tmp_path: Path) -> None:
     demo_fleet = write_fleet(tmp_path)
     clients = AwsSession(demo_fleet.region)
     cluster.require_no_instances(clients, demo_fleet)
@@ -196,7 +194,7 @@ def test_machines_of_karpenter_are_found_in_ec2_itself_and_are_no_end(aws: str, 
     cluster.require_no_instances(clients, demo_fleet)
 
 
-def test_load_balancers_that_the_cluster_made_are_told_from_others(aws: str, tmp_path: Path) -> None:
+def test_the_clusters_load_balancers_are_distinguished_from_others(aws: str, tmp_path: Path) -> None:
     demo_fleet = write_fleet(tmp_path)
     clients = AwsSession(demo_fleet.region)
     balancers, ec2 = clients.client("elbv2"), clients.client("ec2")

@@ -20,7 +20,7 @@ pools:
 
 
 @pytest.mark.terraform
-def test_what_terraform_knew_of_an_embedded_aws_that_ended_is_forgotten_and_the_state_of_aws_is_not(
+def test_state_of_an_ended_emulator_is_removed_and_that_of_aws_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -54,13 +54,13 @@ def build_plan(
     return DestroyPlan(context, states, non_empty or [], karpenter, services, (), with_data)
 
 
-def test_the_stack_with_the_machines_goes_first_and_what_holds_data_stays(context: FleetContext) -> None:
+def test_the_stack_with_instances_is_destroyed_first_and_data_is_kept(context: FleetContext) -> None:
     assert build_plan(context).stacks == ["eks", "network", "storage"]
     assert build_plan(context, non_empty=NON_EMPTY).stacks == ["eks", "network"]
     assert build_plan(context, non_empty=NON_EMPTY, with_data=True).stacks == ["eks", "network", "storage"]
 
 
-def test_the_pools_machines_are_told_from_the_systems_own(tmp_path: Path) -> None:
+def test_the_pools_instances_are_distinguished_from_the_systems(tmp_path: Path) -> None:
     resources = {
         "aws_eks_node_group": {"system": {"node_group_name": "system"}, "fixed": {"node_group_name": "fixed"}},
         "aws_autoscaling_group": {"general-machines": {}},
@@ -73,7 +73,7 @@ def test_the_pools_machines_are_told_from_the_systems_own(tmp_path: Path) -> Non
     ]
 
 
-def test_a_service_that_keeps_its_machines_is_named_with_the_way_to_end_it(context: FleetContext) -> None:
+def test_a_service_that_keeps_instances_is_named_with_the_fix(context: FleetContext) -> None:
     destroy.require_no_dependents(build_plan(context))
     with pytest.raises(CheckFailed) as error:
         destroy.require_no_dependents(build_plan(context, services=("mine-worker",)))

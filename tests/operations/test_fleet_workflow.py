@@ -39,7 +39,7 @@ def run_cli(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 @pytest.mark.terraform
 @pytest.mark.timeout(900)
-def test_what_is_planned_is_applied_and_what_a_bucket_holds_outlives_a_destroy(
+def test_the_plan_is_applied_and_bucket_data_outlives_a_destroy(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     s3 = AwsSession(REGION).client("s3")

@@ -18,7 +18,7 @@ def bucket(aws: str) -> str:
     s3.delete_bucket(Bucket="held-models")
 
 
-def test_an_empty_bucket_and_one_that_is_gone_hold_nothing(bucket: str) -> None:
+def test_an_empty_bucket_and_a_deleted_bucket_are_empty_stores(bucket: str) -> None:
     outputs = {"model_bucket": bucket, "results_bucket": "held-gone", "repositories": {"none": "url"}}
     assert non_empty_stores.find(AwsSession(REGION), outputs, "small") == []
 

@@ -48,7 +48,7 @@ def list_installed(recorder: Recorder) -> list[str]:
     ]
 
 
-def test_charts_are_gone_on_with_where_one_failed_and_none_is_installed_twice(
+def test_chart_installation_resumes_after_a_failure_and_repeats_none(
     recorder: Recorder, context: FleetContext, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recorder.install("aws", "kubectl")

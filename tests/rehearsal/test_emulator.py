@@ -79,7 +79,7 @@ def test_a_call_that_was_refused_is_tried_again(make_client: Callable[[str], Any
     assert client.create_key_pair(KeyName="taken")["KeyName"] == "taken"
 
 
-def test_what_reads_is_answered_anew(make_client: Callable[[str], Any]) -> None:
+def test_repeated_reads_are_answered_anew(make_client: Callable[[str], Any]) -> None:
     client = make_client("reading")
     before = len(client.describe_vpcs()["Vpcs"])
     make_client("meanwhile").create_vpc(CidrBlock="10.8.0.0/16")
@@ -159,7 +159,7 @@ def test_it_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     assert not emulator.is_reachable(endpoint)
 
 
-def test_a_server_that_does_not_start_is_said_with_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_does_not_start_is_reported_with_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(emulator, "build_command", lambda _: ["sh", "-c", "echo no such port; sleep 60"])
     monkeypatch.setattr(emulator, "_START_LIMIT_S", 0.3)
     with pytest.raises(Unavailable, match=r"not ready within 0 s; what it said is in .*moto\.log"):  # noqa: SIM117

@@ -19,7 +19,7 @@ STACK: dict[str, Any] = {
 }
 
 
-def test_what_the_embedded_aws_does_not_know_is_counted_by_kind() -> None:
+def test_unsupported_resources_are_counted_by_kind() -> None:
     assert emulator_gaps.count_gaps(STACK) == {"aws_eks_addon": 2}
     assert emulator_gaps.count_gaps({"data": {}}) == {}
 
@@ -32,7 +32,7 @@ def test_it_is_left_out_by_the_override_alone() -> None:
     assert before == STACK
 
 
-def test_what_is_not_given_back_is_ignored_beside_what_the_stack_itself_ignores() -> None:
+def test_attributes_not_returned_are_ignored_beside_the_stacks_own() -> None:
     ignored = emulator_gaps.build_override(STACK)["aws_eks_node_group"]["system"]["lifecycle"]["ignore_changes"]
     assert ignored == ["scaling_config[0].desired_size", "node_repair_config", "remote_access", "update_config"]
 

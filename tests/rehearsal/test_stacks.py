@@ -158,14 +158,14 @@ def kill_server_when(condition: Callable[[], bool], endpoint: str) -> Iterator[N
         watcher.join(120)
 
 
-def test_after_the_aws_ended_half_way_a_new_apply_makes_everything(network: Network) -> None:
+def test_a_new_apply_creates_everything_after_the_emulator_ended(network: Network) -> None:
     kinds = {resource.kind for resource in inventory.list_resources(network.endpoint, REGION, "small")}
     assert {"Vpc", "Subnet", "RouteTable", "VpcEndpoint", "FlowLog", "log group", "role", "key"} <= kinds
     assert network.outputs["vpc_id"].startswith("vpc-")
     assert list(network.outputs["private_subnet_ids"]) == ["us-west-2a"]
 
 
-def test_what_is_applied_is_byte_for_byte_what_was_synthesized(network: Network) -> None:
+def test_the_applied_stack_equals_the_synthesized_one_byte_for_byte(network: Network) -> None:
     synthesized = network.data / "out/stacks/network/cdk.tf.json"
     assert (network.data / "stacks/network/cdk.tf.json").read_bytes() == synthesized.read_bytes()
     assert [file.name for file in synthesized.parent.iterdir()] == ["cdk.tf.json"]
@@ -179,13 +179,13 @@ def test_a_resource_that_drifted_fails_the_rehearsal(fleet: Document[Fleet], net
     assert "  network: aws_vpc.vpc will be updated in-place" in str(error.value)
 
 
-def test_what_is_left_after_a_destroy_fails_the_rehearsal(fleet: Document[Fleet], network: Network) -> None:
+def test_leftovers_after_a_destroy_fail_the_rehearsal(fleet: Document[Fleet], network: Network) -> None:
     with pytest.raises(CheckFailed, match=r"the destroy left \d+ of the fleet's resources:\n  ") as error:
         stacks.check_nothing_left(fleet, endpoint=network.endpoint)
     assert f"Vpc {network.outputs['vpc_id']}" in str(error.value)
 
 
-def test_the_network_goes_without_a_trace(fleet: Document[Fleet], network: Network) -> None:
+def test_the_network_is_destroyed_without_leftovers(fleet: Document[Fleet], network: Network) -> None:
     stacks.destroy(fleet, data=network.data, endpoint=network.endpoint)
     stacks.check_nothing_left(fleet, endpoint=network.endpoint)
     assert not list((network.data / "stacks/network").glob("*.tfstate*"))
@@ -233,7 +233,7 @@ def test_endpoints_of_the_users_own_are_left_out_for_the_embedded_aws_alone(
     assert emptied[False] == []
 
 
-def test_a_stack_that_is_not_there_is_refused(fleet: Document[Fleet], tmp_path: Path) -> None:
+def test_an_unknown_stack_is_refused(fleet: Document[Fleet], tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"there is no stack nettwork\. Fix: one of network, storage"):
         stacks.apply(fleet, out=tmp_path / "out", data=tmp_path, endpoint=UNREACHABLE, stacks=["nettwork"])
 

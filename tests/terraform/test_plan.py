@@ -47,7 +47,7 @@ def test_a_change_that_was_not_shown_is_named_even_where_only_its_values_differ(
     assert find_unapproved(approved, parse_plan(build_plan(*changed))) == expected
 
 
-def test_lookups_and_what_stays_are_no_changes() -> None:
+def test_lookups_and_unchanged_resources_are_no_changes() -> None:
     plan = parse_plan(
         build_plan(build_change("aws_eip.a", "no-op"), build_change("data.aws_vpc.vpc", "read", mode="data"))
     )
@@ -55,7 +55,7 @@ def test_lookups_and_what_stays_are_no_changes() -> None:
     assert plan.is_empty
 
 
-def test_a_deposed_object_is_destroyed_beside_the_one_in_its_place() -> None:
+def test_a_deposed_object_is_destroyed_beside_its_replacement() -> None:
     deposed = {**build_change("aws_instance.a", "delete"), "deposed": "00000000"}
     plan = parse_plan(build_plan(build_change("aws_instance.a", "create"), deposed))
     assert (plan.add, plan.destroy) == (1, 1)
@@ -85,7 +85,7 @@ def test_a_plan_that_failed_half_way_is_refused() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "no JSON", "{half", "[]"])
-def test_what_is_no_plan_is_refused(text: str) -> None:
+def test_a_file_that_is_no_plan_is_refused(text: str) -> None:
     with pytest.raises(Unavailable, match="Terraform's JSON cannot be read"):
         parse_plan(text)
 
@@ -173,7 +173,7 @@ def test_a_stale_plan_is_not_applied(terraform: Terraform, folder: Path) -> None
 
 
 @pytest.mark.terraform
-def test_the_recorded_form_is_what_terraform_prints(terraform: Terraform, folder: Path) -> None:
+def test_the_recorded_form_equals_terraforms_output(terraform: Terraform, folder: Path) -> None:
     subprocess.run(["terraform", f"-chdir={folder}", "plan", "-out=x", "-input=false"], check=True, capture_output=True)
     shown = subprocess.run(
         ["terraform", f"-chdir={folder}", "show", "-json", "x"], check=True, capture_output=True, text=True
@@ -185,7 +185,7 @@ def test_the_recorded_form_is_what_terraform_prints(terraform: Terraform, folder
 
 @pytest.mark.terraform
 @pytest.mark.parametrize("depth", [1, 12])
-def test_what_terraform_writes_to_its_temporary_directory_goes_with_it(
+def test_terraforms_temporary_files_are_removed_with_its_directory(
     terraform: Terraform, monkeypatch: pytest.MonkeyPatch, depth: int
 ) -> None:
     """With a folder of a short path and of one that is too long for a socket; the system's directory stays as it is."""

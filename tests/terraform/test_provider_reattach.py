@@ -36,7 +36,7 @@ def read_pid(environment: dict[str, str], name: str = REGISTRY) -> int:
     return int(json.loads(environment["TF_REATTACH_PROVIDERS"])[name]["Pid"])
 
 
-def test_it_stays_as_long_as_the_block_and_is_found_by_a_variable(tmp_path: Path) -> None:
+def test_the_provider_runs_for_the_block_and_a_variable_names_it(tmp_path: Path) -> None:
     with provider_reattach.start_provider(create_working_folder(tmp_path, PROVIDER_SCRIPT), {}) as environment:
         assert psutil.Process(read_pid(environment)).is_running()
         assert "TF_REATTACH_PROVIDERS" not in os.environ
@@ -60,7 +60,7 @@ def test_opentofu_finds_it_under_its_own_registry(tmp_path: Path) -> None:
         assert read_pid(environment, name)
 
 
-def test_of_two_versions_the_locked_one_is_taken(tmp_path: Path) -> None:
+def test_the_locked_version_of_two_is_used(tmp_path: Path) -> None:
     create_working_folder(tmp_path, "#!/bin/sh\nexit 1\n", version="5.99.0")
     create_working_folder(tmp_path, "#!/bin/sh\nexit 1\n", version="6.0.0")
     with provider_reattach.start_provider(create_working_folder(tmp_path, PROVIDER_SCRIPT), {}) as environment:
@@ -78,7 +78,7 @@ def test_without_a_lock_of_it_the_provider_is_left_to_terraform(tmp_path: Path, 
 @pytest.mark.parametrize(
     ("ends", "why"), [("exit 1", "it ended with 1"), ("exec sleep 60", "its address: not ready within 0 s")]
 )
-def test_one_that_does_not_start_is_said_with_its_log(
+def test_a_provider_that_does_not_start_is_reported_with_its_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str, why: str
 ) -> None:
     monkeypatch.setattr(provider_reattach, "_START_LIMIT_S", 0.4)

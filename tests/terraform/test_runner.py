@@ -71,7 +71,7 @@ def test_the_environment_can_name_the_program(
     assert runner.find_terraform(tmp_path / "data", VERSION).version == "1.12.0"
 
 
-def test_a_named_program_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_named_program_that_does_not_exist_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(runner.BINARY_VARIABLE, "/nowhere/terraform")
     with pytest.raises(InputError, match="TERRAFORM_BINARY_NAME names /nowhere/terraform, which is no program"):
         runner.find_terraform(tmp_path / "data", VERSION)

@@ -97,7 +97,7 @@ def get_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int,
         (["--target", "ecs", "--fleet", "none.yaml"], "none.yaml:1:1: there is no such file"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line_before_anything_is_started(
+def test_an_impossible_request_is_refused_in_one_line_before_a_start(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, line = get_error(capsys, *arguments)
@@ -129,7 +129,7 @@ def test_a_default_pattern_that_does_not_suit_the_fleet_is_left_out_with_the_rea
     assert aws.read_request("eks", Path("fleet.yaml"), None).blueprint == ROOT / "blueprints" / "aggregated"
 
 
-def test_expired_credentials_are_said_in_one_line_with_what_to_do(
+def test_expired_credentials_are_one_line_with_the_fix(
     expired_credentials: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     message = "the AWS credentials have expired. Fix: sign in again (`aws sso login`)"
@@ -138,7 +138,7 @@ def test_expired_credentials_are_said_in_one_line_with_what_to_do(
     assert capsys.readouterr().err.strip().splitlines()[-1] == message
 
 
-def test_a_question_that_nobody_can_answer_is_said_before_aws_is_asked(
+def test_a_prompt_without_a_terminal_is_refused_before_aws_is_asked(
     expired_credentials: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", open("/dev/null"))  # noqa: SIM115, PTH123

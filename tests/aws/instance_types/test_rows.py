@@ -46,7 +46,7 @@ def _build_region(
     }
 
 
-def test_a_row_holds_what_the_product_uses_and_nothing_else() -> None:
+def test_a_row_has_only_used_fields() -> None:
     assert rows.build_row(_build_type("g6e.xlarge"), "us-west-2") == {
         "from": "us-west-2",
         "vcpus": 4,
@@ -98,7 +98,7 @@ def test_local_zones_are_left_out() -> None:
     assert rows.collect_zone_letters(offerings, "us-east-1") == {"p5.48xlarge": "ac"}
 
 
-def test_a_type_without_a_zone_in_the_region_is_not_offered_there() -> None:
+def test_a_type_without_a_zone_is_not_offered_in_the_region() -> None:
     responses = {
         "us-west-2": {
             **_build_region(_build_type("g6e.xlarge"), _build_type("p5.48xlarge")),
@@ -129,14 +129,14 @@ def test_regions_that_were_not_asked_stay_as_they_were() -> None:
     assert new["types"]["g6e.xlarge"]["zones"] == {"us-west-2": "abcd"}
 
 
-def test_a_type_that_no_region_offers_any_more_is_gone() -> None:
+def test_a_type_that_no_region_offers_is_removed() -> None:
     old = rows.merge({}, {"us-west-2": _build_region(_build_type("g5.xlarge"), _build_type("g6e.xlarge"))})
     new = rows.merge(old, {"us-west-2": _build_region(_build_type("g6e.xlarge"))})
     assert list(new["types"]) == ["g6e.xlarge"]
     assert rows.list_changes(old, new) == ["g5.xlarge: gone"]
 
 
-def test_a_row_whose_region_offers_it_no_more_names_one_that_does() -> None:
+def test_a_row_names_another_region_if_its_own_stops_offering_it() -> None:
     responses = {
         "eu-west-1": _build_region(_build_type("g5.xlarge")),
         "us-west-2": _build_region(_build_type("g5.xlarge")),
@@ -215,7 +215,7 @@ _trees = st.recursive(
 
 
 @given(st.dictionaries(st.text(max_size=12), _trees, max_size=6))
-def test_a_dump_reads_back_as_what_it_was(tree: dict[str, Any]) -> None:
+def test_a_dump_reads_back_unchanged(tree: dict[str, Any]) -> None:
     assert json.loads(rows.dump(tree)) == tree
 
 

@@ -98,7 +98,7 @@ def test_the_root_user_is_warned_of() -> None:
     assert identity.check_credentials(ROLE).status == "pass"
 
 
-def test_credentials_that_aws_does_not_take_are_one_line(stubbed_aws: Any) -> None:
+def test_refused_credentials_are_one_line(stubbed_aws: Any) -> None:
     stub = stubbed_aws.stub("sts")
     stub.add_client_error("get_caller_identity", "ExpiredToken", "The security token is expired")
     with pytest.raises(Unavailable) as error:
@@ -110,7 +110,7 @@ def test_credentials_that_aws_does_not_take_are_one_line(stubbed_aws: Any) -> No
     assert str(error.value) == "AWS refused GetCallerIdentity: InvalidClientTokenId: The security token is invalid"
 
 
-def test_a_missing_spot_role_is_said_with_the_command_that_makes_it(stubbed_aws: Any, read_fleet: Any) -> None:
+def test_a_missing_spot_role_is_reported_with_the_command_that_creates_it(stubbed_aws: Any, read_fleet: Any) -> None:
     document = read_fleet(f"{POOL}    buy: spot\n")
     stubbed_aws.stub("iam").add_client_error("get_role", "NoSuchEntity", "not found")
     spot_checks = [
@@ -129,7 +129,7 @@ def test_a_fleet_without_spot_does_not_ask_for_its_role(stubbed_aws: Any, read_f
     ]
 
 
-def test_every_action_of_the_table_is_one_that_its_service_has(read_fleet: Any) -> None:
+def test_every_action_of_the_table_exists_in_its_service(read_fleet: Any) -> None:
     from botocore.loaders import Loader
 
     document = read_fleet(POOL, head="name: demo\nregion: us-west-2\nzones: [us-west-2a]\norchestrator: both\n")

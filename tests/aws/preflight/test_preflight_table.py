@@ -56,9 +56,7 @@ def _render(report: PreflightReport, width: int) -> str:
 
 
 @pytest.mark.parametrize("width", [80, 100, 120])
-def test_nothing_is_wider_than_the_terminal_but_a_word_that_cannot_be_broken(
-    report: PreflightReport, width: int
-) -> None:
+def test_only_an_unbreakable_word_is_wider_than_the_terminal(report: PreflightReport, width: int) -> None:
     assert max(len(line.rstrip()) for line in _render(report, width).splitlines()) <= width
 
 
@@ -70,7 +68,7 @@ def test_a_command_reads_the_same_after_pasting(report: PreflightReport, width: 
     assert tuple(shlex.split(line)) == command
 
 
-def test_a_cause_behind_several_lines_is_told_once_and_the_sum_counts_all(report: PreflightReport) -> None:
+def test_a_common_cause_is_shown_once_and_the_sum_counts_all(report: PreflightReport) -> None:
     text = _render(report, 100)
     assert text.count("the server answered GetServiceQuota with 500") == 1
     assert text.rstrip().splitlines()[-1] == "✓ 1 pass   ! 2 warn   ✗ 2 fail   (2 unknown)"

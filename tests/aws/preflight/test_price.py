@@ -27,7 +27,7 @@ def _collect_lines(document: Any, today: str = "2026-11-21", **prices: float) ->
     return price.check_price(document.value, catalogue, limit, datetime.date.fromisoformat(today))
 
 
-def test_the_span_of_the_cost_is_said_with_the_prices_date(read_fleet: Any) -> None:
+def test_the_cost_range_is_shown_with_the_prices_date(read_fleet: Any) -> None:
     (line,) = _collect_lines(read_fleet(POOL, HEAD))
     assert (line.status, line.message) == ("pass", "2.00 to 8.00 USD/h on demand (AWS Price List, 2026-11-01)")
 

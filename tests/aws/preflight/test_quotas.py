@@ -73,7 +73,7 @@ def test_a_quota_that_is_enough_passes(stubbed_aws: Any, read_fleet: Any) -> Non
     assert (line.status, line.message, line.command) == ("pass", "768 of 768 vCPUs", ())
 
 
-def test_what_is_in_use_is_added_and_doubted(stubbed_aws: Any, read_fleet: Any) -> None:
+def test_current_use_is_added_and_marked_as_uncertain(stubbed_aws: Any, read_fleet: Any) -> None:
     stubbed_aws.stub("service-quotas").add_response("get_service_quota", _build_response(1000, UsageMetric=METRIC))
     newest = {"MetricDataResults": [{"Id": "used", "Values": [384.0, 0.0]}]}
     stubbed_aws.stub("cloudwatch").add_response("get_metric_data", newest)
@@ -98,9 +98,7 @@ def test_an_account_without_a_value_of_its_own_has_the_default(stubbed_aws: Any,
     assert _check_quota(stubbed_aws, read_fleet, P).status == "pass"
 
 
-def test_a_role_that_may_not_read_quotas_learns_what_is_needed_and_what_to_allow(
-    stubbed_aws: Any, read_fleet: Any
-) -> None:
+def test_a_role_without_quota_rights_gets_the_need_and_the_action_to_allow(stubbed_aws: Any, read_fleet: Any) -> None:
     stubbed_aws.stub("service-quotas").add_client_error("get_service_quota", "AccessDeniedException", "not authorized")
     line = _check_quota(stubbed_aws, read_fleet, P)
     assert (line.status, line.known) == ("warn", False)
@@ -125,7 +123,7 @@ def test_vpcs_of_others_count_and_the_fleets_own_do_not(account: AwsSession, rea
     assert (line.status, line.message) == ("pass", "1 of 5, 4 in use")
 
 
-def test_a_limit_that_is_the_same_for_everybody_is_held_against_the_fleet(stubbed_aws: Any, read_fleet: Any) -> None:
+def test_a_fixed_limit_is_compared_with_the_fleet(stubbed_aws: Any, read_fleet: Any) -> None:
     limit = Limit("capacity providers of the ECS cluster", 24, 20, "ECS developer guide")
     document = read_fleet(POOL)
     fleet_capacity = replace(capacity.compute(document.value, instances.load()), needs=(), limits=(limit,))

@@ -48,14 +48,12 @@ def _run_check(stubbed_aws: Any, document: Any) -> CheckResult:
     return line
 
 
-def test_a_reservation_that_holds_what_the_pool_takes_passes(stubbed_aws: Any, read_fleet: Any) -> None:
+def test_a_reservation_large_enough_for_the_pool_passes(stubbed_aws: Any, read_fleet: Any) -> None:
     line = _check_reservation(stubbed_aws, read_fleet(_format_pool("reservation", "4")), VALID)
     assert (line.status, line.message) == ("pass", "4 of 4 × p5.48xlarge free in us-west-2a")
 
 
-def test_a_reservation_that_is_not_there_fails_with_the_command_that_lists_them(
-    stubbed_aws: Any, read_fleet: Any
-) -> None:
+def test_a_missing_reservation_fails_with_the_command_that_lists_them(stubbed_aws: Any, read_fleet: Any) -> None:
     line = _check_reservation(stubbed_aws, read_fleet(_format_pool("reservation", "4")), None)
     assert (line.status, line.message) == ("fail", "there is no such reservation in this account and us-west-2")
     assert " ".join(line.command) == "aws ec2 describe-capacity-reservations --region us-west-2"
@@ -93,7 +91,7 @@ def test_another_reservation_than_the_pool_takes_it_for_fails(
     assert (line.status, line.message, line.fix) == ("fail", said, remedy)
 
 
-def test_an_on_demand_reservation_in_place_of_a_block_fails(stubbed_aws: Any, read_fleet: Any) -> None:
+def test_an_on_demand_reservation_instead_of_a_block_fails(stubbed_aws: Any, read_fleet: Any) -> None:
     line = _check_reservation(stubbed_aws, read_fleet(_format_pool("capacity-block", "4")), VALID)
     assert (line.status, line.message) == ("fail", "it is an on-demand reservation")
     assert line.fix == f"buy: {{reservation: {NAME}}}"
@@ -135,7 +133,7 @@ def test_a_block_that_ends_within_a_day_says_when_its_machines_end(stubbed_aws: 
     assert line.fix == f"machines run until {deadline}: renew it in time"
 
 
-def test_machines_that_are_taken_are_said(stubbed_aws: Any, read_fleet: Any) -> None:
+def test_used_instances_of_a_reservation_are_reported(stubbed_aws: Any, read_fleet: Any) -> None:
     line = _check_reservation(
         stubbed_aws, read_fleet(_format_pool("reservation", "4")), {**VALID, "AvailableInstanceCount": 1}
     )
@@ -157,7 +155,7 @@ EXPECTED_REQUEST = {
 }
 
 
-def test_a_reservation_that_the_fleet_makes_says_what_it_costs_used_or_not(stubbed_aws: Any, read_fleet: Any) -> None:
+def test_a_reservation_of_the_fleet_shows_its_cost_used_or_not(stubbed_aws: Any, read_fleet: Any) -> None:
     stubbed_aws.stub("ec2").add_response(
         "describe_capacity_reservations", {"CapacityReservations": []}, EXPECTED_REQUEST
     )
@@ -169,7 +167,7 @@ def test_a_reservation_that_the_fleet_makes_says_what_it_costs_used_or_not(stubb
     )
 
 
-def test_one_that_is_made_says_what_is_free_of_it(stubbed_aws: Any, read_fleet: Any) -> None:
+def test_a_created_reservation_shows_its_free_instances(stubbed_aws: Any, read_fleet: Any) -> None:
     reservation = {**VALID, "TotalInstanceCount": 3, "AvailableInstanceCount": 1}
     stubbed_aws.stub("ec2").add_response(
         "describe_capacity_reservations", {"CapacityReservations": [reservation]}, EXPECTED_REQUEST
@@ -178,7 +176,7 @@ def test_one_that_is_made_says_what_is_free_of_it(stubbed_aws: Any, read_fleet: 
     assert line.message == "3 × p5.48xlarge in us-west-2a, 1 free, for 165.12 USD/h, used or not"
 
 
-def test_making_a_reservation_takes_rights_that_drawing_on_one_does_not(read_fleet: Any) -> None:
+def test_creating_a_reservation_needs_rights_that_using_it_does_not(read_fleet: Any) -> None:
     own_actions, existing_actions = (
         permissions.list_actions_by_part(read_fleet(text).value)["instances"]
         for text in (OWN_RESERVATION, _format_pool("reservation", "4"))

@@ -58,7 +58,7 @@ def test_questions_are_put_at_the_same_time() -> None:
     assert [line.known for line in groups[0].results] == [True] * 4
 
 
-def test_what_is_not_answered_in_time_is_said_and_the_rest_stands() -> None:
+def test_a_check_without_a_timely_answer_is_reported_and_the_rest_counts() -> None:
     free = threading.Event()
 
     def hang() -> list[CheckResult]:
@@ -83,7 +83,7 @@ def test_a_refusal_names_what_to_allow() -> None:
     assert line.fix == "allow ec2:DescribeVpcs for this identity"
 
 
-def test_any_other_error_is_told_in_its_own_words_on_one_line() -> None:
+def test_any_other_error_is_quoted_on_one_line() -> None:
     assert _run_only_check(_make_failing_check(_make_client_error("InternalError"))).unknown_reason == (
         "DescribeVpcs was refused: InternalError: a long story"
     )

@@ -26,9 +26,7 @@ def test_local_state_is_not_asked_about(stubbed_aws: Any, read_fleet: Any) -> No
 
 
 @pytest.mark.terraform
-def test_a_bucket_that_is_not_there_yet_is_a_warning_with_the_command_that_makes_it(
-    account: AwsSession, read_fleet: Any
-) -> None:
+def test_a_missing_bucket_is_a_warning_with_the_command_that_creates_it(account: AwsSession, read_fleet: Any) -> None:
     (line,) = _collect_lines(account, read_fleet(POOL, HEAD))
     assert (line.name, line.status, line.message) == ("s3://my-state", "warn", "does not exist yet")
     assert line.build_payload()["command"] == "blueprint state make --fleet 'my fleet.yaml'"

@@ -52,7 +52,7 @@ def _format_network(vpc: str, subnet: str) -> str:
 
 
 @pytest.mark.terraform
-def test_a_subnet_that_is_there_and_too_small_fails(account: AwsSession, read_fleet: Any) -> None:
+def test_an_existing_subnet_that_is_too_small_fails(account: AwsSession, read_fleet: Any) -> None:
     (line,) = _collect_lines(
         read_fleet(POOL.format(size="0..4"), _format_network(*_create_subnet(account, "10.1.0.0/28"))), account
     )
@@ -62,7 +62,7 @@ def test_a_subnet_that_is_there_and_too_small_fails(account: AwsSession, read_fl
 
 
 @pytest.mark.terraform
-def test_a_subnet_that_is_there_and_large_enough_passes(account: AwsSession, read_fleet: Any) -> None:
+def test_an_existing_subnet_that_is_large_enough_passes(account: AwsSession, read_fleet: Any) -> None:
     (line,) = _collect_lines(
         read_fleet(POOL.format(size="0..4"), _format_network(*_create_subnet(account, "10.1.0.0/20"))), account
     )
