@@ -1,1 +1,1 @@
-"""What to rent: the fleet's settings, the instance catalog and the CDKTF stacks."""
+"""The CDKTF app: what a fleet rents, as Terraform stacks."""

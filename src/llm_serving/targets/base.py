@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -69,15 +69,6 @@ class ValidationInputs:
 
     url: str | None = None
     """The endpoint to load; None for the deployment's own."""
-
-
-@dataclass(frozen=True)
-class RehearsalEnd:
-    """Where a rehearsal without an account has to stop."""
-
-    reason: str
-    commands: Sequence[Sequence[str]] = field(default=())
-    """Commands that remain before the blueprint's own."""
 
 
 class Target(Protocol):

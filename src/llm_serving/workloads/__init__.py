@@ -1,1 +1,1 @@
-"""What to serve: patterns, the model and engine catalogs, the resolver and the renderer."""
+"""What a blueprint can be: a package for each kind of workload, and how files are read and rendered."""
