@@ -1,0 +1,434 @@
+"""The Batch API: OpenAI's `/v1/files` and `/v1/batches` over the jobs of a deployment, and the executions they need.
+
+Clients of OpenAI work unchanged (https://platform.openai.com/docs/api-reference/batch, read 2026-11). What OpenAI has
+no word for travels in `metadata`: `team`, `priority` and `deadline` (seconds) of a batch, and in calls of our own:
+`GET /workers`, what the workers last said of themselves, `GET /teams`, what each team took, `POST /v1/batches/count`
+and `POST /v1/batches/ID/retry`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from aiohttp import BodyPartReader, web
+from botocore.exceptions import BotoCoreError, ClientError
+
+from batch import count, reader
+from batch import settings as batch_settings
+from batch.endpoint import Endpoint
+from batch.files import PURPOSE, Files, Upload
+from batch.inbox import Inbox
+from batch.jobs import BadSubmission, Jobs
+from batch.layout import Job, Layout
+from batch.resources import find_queues
+from batch.settings import Settings
+from batch.store import Store, create_client
+
+log = logging.getLogger("batch-api")
+
+RECONCILE_INTERVAL_S = 5.0
+"""How soon an execution that was lost is started again."""
+
+MAX_FILE_BYTES = 50 * 2**30
+"""Largest upload; larger files go to S3 themselves, and are submitted by their URI."""
+
+_COUNT_TIMEOUT_S = 30.0
+
+PAGE = 100
+"""Most entries of a list."""
+
+_BLOCK_BYTES = 2**20
+_FILE_ID = re.compile(r"file-[0-9a-f]{24}(?:-(?:output|errors))?")
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class BatchApi:
+    """The handlers."""
+
+    def __init__(self, settings: Settings, store: Store, jobs: Jobs, inbox: Inbox) -> None:
+        self._settings, self._store, self._jobs, self._inbox = settings, store, jobs, inbox
+        self._files = Files(store, Layout(settings.prefix))
+
+    def build_app(self) -> web.Application:
+        """Build the server."""
+        app = web.Application(middlewares=[_report_errors], client_max_size=MAX_FILE_BYTES)
+        app.add_routes(
+            [
+                web.get("/health", self.show_health),
+                web.get("/workers", self.list_workers),
+                web.get("/teams", self.list_teams),
+                web.post("/v1/files", self.upload_file),
+                web.get("/v1/files", self.list_files),
+                web.get("/v1/files/{id}", self.show_file),
+                web.get("/v1/files/{id}/content", self.download_file),
+                web.delete("/v1/files/{id}", self.delete_file),
+                web.post("/v1/batches", self.create_batch),
+                web.get("/v1/batches", self.list_batches),
+                web.post("/v1/batches/count", self.count_input),
+                web.get("/v1/batches/{id}", self.show_batch),
+                web.post("/v1/batches/{id}/cancel", self.cancel_batch),
+                web.post("/v1/batches/{id}/retry", self.retry_batch),
+            ]
+        )
+        app.cleanup_ctx.append(self._run_background)
+        return app
+
+    async def show_health(self, _: web.Request) -> web.Response:
+        """Whether it serves."""
+        return web.json_response({"status": "ok"})
+
+    async def list_workers(self, _: web.Request) -> web.Response:
+        """What the workers last said of themselves."""
+        return web.json_response({"data": await asyncio.to_thread(lambda: list(self._jobs.list_workers()))})
+
+    async def list_teams(self, _: web.Request) -> web.Response:
+        """What each team's jobs took so far."""
+        teams = await asyncio.to_thread(self._jobs.list_teams)
+        return web.json_response({"data": [self._price(team) for team in teams]})
+
+    # Files
+
+    async def upload_file(self, request: web.Request) -> web.Response:
+        """Take a file, block by block; the same content is the same file."""
+        name, purpose, upload = "input.jsonl", "", None
+        async for part in await request.multipart():
+            if not isinstance(part, BodyPartReader):
+                continue
+            if part.name == "file":
+                name = part.filename or name
+                upload = await self._store_upload(part)
+            elif part.name == "purpose":
+                purpose = (await part.text()).strip()
+        if upload is None:
+            raise BadSubmission("file", "the request has no part `file`")
+        if purpose != PURPOSE:
+            raise BadSubmission("purpose", f"{purpose or 'nothing'} is not `{PURPOSE}`")
+        entry = await asyncio.to_thread(upload.finish, name, self._jobs.now())
+        return web.json_response(_format_file(entry))
+
+    async def _store_upload(self, part: BodyPartReader) -> Upload:
+        upload = self._files.start_upload()
+        try:
+            while block := await part.read_chunk(_BLOCK_BYTES):
+                await asyncio.to_thread(upload.write, block)
+        except BaseException:  # the client went away, or S3 did
+            await asyncio.to_thread(upload.abort)
+            raise
+        return upload
+
+    async def list_files(self, request: web.Request) -> web.Response:
+        """List uploaded files, the newest first."""
+        entries = await asyncio.to_thread(self._files.list_files)
+        return web.json_response(_paginate([_format_file(entry) for entry in entries], request))
+
+    async def show_file(self, request: web.Request) -> web.Response:
+        """Describe a file: an uploaded one, or the results of a batch."""
+        entry = await asyncio.to_thread(self._find_file, request.match_info["id"])
+        return web.json_response(_format_file(entry))
+
+    async def download_file(self, request: web.Request) -> web.StreamResponse:
+        """Send the content of a file, block by block."""
+        entry = await asyncio.to_thread(self._find_file, request.match_info["id"])
+        response = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
+        response.content_length = entry["bytes"]
+        await response.prepare(request)
+        blocks = self._store.read_range(entry["key"], 0, entry["bytes"])
+        while block := await asyncio.to_thread(next, blocks, b""):
+            await response.write(block)
+        await response.write_eof()
+        return response
+
+    async def delete_file(self, request: web.Request) -> web.Response:
+        """Delete an uploaded file; results belong to their batch."""
+        file_id = request.match_info["id"]
+        entry = await asyncio.to_thread(self._find_file, file_id)
+        if entry["purpose"] != PURPOSE:
+            raise BadSubmission("id", "the results of a batch are not deleted by themselves")
+        await asyncio.to_thread(self._files.delete, file_id)
+        return web.json_response({"id": file_id, "object": "file", "deleted": True})
+
+    def _find_file(self, file_id: str) -> dict[str, Any]:
+        """Find a file by its id.
+
+        Raises:
+            web.HTTPNotFound: there is none.
+        """
+        if not _FILE_ID.fullmatch(file_id):
+            raise _build_not_found("file", file_id)
+        job_digest, _, kind = file_id.removeprefix("file-").partition("-")
+        if kind:
+            job = self._jobs.read(f"batch_{job_digest}")
+            key = (job["output_key"] if kind == "output" else job["error_key"]) if job else ""
+            head = self._store.read_head(key) if key else None
+            if job is None or head is None:
+                raise _build_not_found("file", file_id)
+            name = f"{job['id']}_{kind}.jsonl"
+            created = int(job.get("completed_at") or job["created_at"])
+            return {
+                "id": file_id, "key": key, "filename": name, "bytes": head["bytes"], "created_at": created,
+                "purpose": "batch_output",
+            }  # fmt: skip
+        entry = self._files.find(file_id)
+        if entry is None:
+            raise _build_not_found("file", file_id)
+        return entry
+
+    # Batches
+
+    async def create_batch(self, request: web.Request) -> web.Response:
+        """Make a batch of a file, or of `input_uri`, an object of S3."""
+        body = await _read_json(request)
+        metadata = body.get("metadata") or {}
+        if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+            raise BadSubmission("metadata", "texts by name")
+        options: dict[str, Any] = {
+            "team": metadata.get("team") or next(iter(self._settings.teams)),
+            "priority": metadata.get("priority", ""),
+            "deadline_s": _parse_seconds(metadata.get("deadline"), body.get("completion_window")),
+            "endpoint": str(body.get("endpoint") or ""),
+            "model": metadata.get("model", ""),
+            "bad_rows": metadata.get("bad_rows", ""),
+            "again": metadata.get("again", ""),
+            "template": str(body.get("template") or ""),
+            "metadata": metadata,
+        }
+        source = await asyncio.to_thread(self._find_input, body)
+        job = await asyncio.to_thread(partial(self._jobs.submit, **source, **options))
+        return await self._show(job)
+
+    def _find_input(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Bucket, key and id of the file that a batch is made of.
+
+        Raises:
+            web.HTTPNotFound: there is no such file.
+        """
+        if uri := body.get("input_uri"):
+            bucket, _, key = str(uri).removeprefix("s3://").partition("/")
+            return {"bucket": bucket, "key": key, "file_id": None}
+        file_id = str(body.get("input_file_id") or "")
+        return {"bucket": self._settings.bucket, "key": self._find_file(file_id)["key"], "file_id": file_id}
+
+    async def count_input(self, request: web.Request) -> web.Response:
+        """Count rows and tokens of what would become a batch; no call of OpenAI's."""
+        body = await _read_json(request)
+        source = await asyncio.to_thread(self._find_input, body)
+        store = Store(source["bucket"], self._store.client)
+        try:
+            sample = await asyncio.to_thread(count.read_sample, store, source["key"], body)
+        except (reader.CorruptFile, reader.BadTemplate) as error:
+            raise BadSubmission("input", str(error)) from None
+        endpoint = Endpoint(self._settings.endpoint, self._settings.api_key, _COUNT_TIMEOUT_S, ())
+        try:
+            return web.json_response(await count.estimate(sample, endpoint, str(body.get("model") or "")))
+        finally:
+            await endpoint.close()
+
+    async def list_batches(self, request: web.Request) -> web.Response:
+        """List batches, the newest first."""
+        jobs = await asyncio.to_thread(self._jobs.list_jobs)
+        page = _paginate([self._format_batch(job) for job in jobs], request)
+        return web.json_response(page)
+
+    async def show_batch(self, request: web.Request) -> web.Response:
+        """Show a batch, with the rows counted so far."""
+        return await self._show(await asyncio.to_thread(self._read_job, request.match_info["id"]))
+
+    async def _show(self, job: Job) -> web.Response:
+        return web.json_response(self._format_batch(await asyncio.to_thread(self._jobs.count, job)))
+
+    async def cancel_batch(self, request: web.Request) -> web.Response:
+        """Cancel a batch; rows in flight finish."""
+        job_id = request.match_info["id"]
+        job = await asyncio.to_thread(self._jobs.cancel, job_id)
+        if job is None:
+            raise _build_not_found("batch", job_id)
+        return await self._show(job)
+
+    async def retry_batch(self, request: web.Request) -> web.Response:
+        """Make a batch of the rows of a batch that failed; no call of OpenAI's."""
+        job = await asyncio.to_thread(self._read_job, request.match_info["id"])
+        again = str((await _read_json(request)).get("again") or "")
+        retry = await asyncio.to_thread(self._jobs.retry_errors, job, self._files.start_upload(), again)
+        return await self._show(retry)
+
+    def _read_job(self, job_id: str) -> Job:
+        job = self._jobs.read(job_id)
+        if job is None:
+            raise _build_not_found("batch", job_id)
+        return job
+
+    def _format_batch(self, job: Job) -> dict[str, Any]:
+        return self._price(_format_batch(job))
+
+    def _price(self, entry: dict[str, Any]) -> dict[str, Any]:
+        """An entry with what its `endpoint_s` cost; null where nobody knows."""
+        usd_h = self._settings.usd_h
+        return {**entry, "cost_usd": None if usd_h is None else round(usd_h * entry["endpoint_s"] / 3600, 4)}
+
+    async def _run_background(self, _: web.Application) -> AsyncIterator[None]:
+        """Start lost executions again, and take files from the inboxes, for as long as the server runs."""
+        tasks = [
+            asyncio.create_task(_repeat(self._jobs.reconcile, RECONCILE_INTERVAL_S)),
+            asyncio.create_task(_repeat(self._inbox.take, 0.5)),
+        ]
+        yield
+        for task in tasks:
+            task.cancel()
+
+
+async def _repeat(work: Callable[[], Any], interval_s: float) -> None:
+    while True:
+        try:
+            if result := await asyncio.to_thread(work):
+                log.info("%s: %s", getattr(work, "__name__", "work"), result)
+        except (BotoCoreError, ClientError, KeyError, ValueError) as error:
+            log.warning("%s: %s", getattr(work, "__name__", "work"), error)
+        await asyncio.sleep(interval_s)
+
+
+@web.middleware
+async def _report_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer errors as OpenAI does."""
+    try:
+        return await handler(request)
+    except BadSubmission as error:
+        return _build_error(400, error.message, error.field, "invalid_request_error")
+    except web.HTTPNotFound as error:
+        return _build_error(404, error.text or "not found", None, "invalid_request_error")
+    except (BotoCoreError, ClientError) as error:
+        log.warning("%s %s: %s", request.method, request.path, error)
+        return _build_error(503, f"storage: {error}", None, "server_error")
+
+
+def _build_error(status: int, message: str, param: str | None, kind: str) -> web.Response:
+    error = {"message": message, "type": kind, "param": param, "code": None}
+    return web.json_response({"error": error}, status=status)
+
+
+def _build_not_found(noun: str, name: str) -> web.HTTPNotFound:
+    return web.HTTPNotFound(text=f"No such {noun}: {name[:80]}")
+
+
+async def _read_json(request: web.Request) -> dict[str, Any]:
+    try:
+        body = await request.json()
+    except ValueError:
+        body = None
+    if not isinstance(body, dict):
+        raise BadSubmission("body", "the request is not a JSON object")
+    return body
+
+
+def _parse_seconds(seconds: str | None, window: Any) -> float:
+    """The deadline of a batch in seconds; 0 for the deployment's own."""
+    if seconds:
+        try:
+            return max(1.0, float(seconds))
+        except ValueError:
+            raise BadSubmission("metadata.deadline", f"{seconds} is not a number of seconds") from None
+    match = re.fullmatch(r"(\d+)([hd])", str(window or ""))
+    return float(match[1]) * {"h": 3600, "d": 86400}[match[2]] if match else 0.0
+
+
+def _format_file(entry: dict[str, Any]) -> dict[str, Any]:
+    """A file as OpenAI shows it."""
+    names = ("id", "bytes", "created_at", "filename", "purpose")
+    return {"object": "file", "status": "processed", **{name: entry[name] for name in names}}
+
+
+def _format_batch(job: Job) -> dict[str, Any]:
+    """A batch as OpenAI shows it; with team, priority, tokens, the endpoint's time and the input's place."""
+    digest = job["id"].removeprefix("batch_")
+    moments = (
+        ("in_progress_at", job["in_progress_at"]),
+        ("finalizing_at", job["finalizing_at"]),
+        ("completed_at", job["completed_at"]),
+        ("failed_at", job["failed_at"]),
+        ("expired_at", job["expired_at"]),
+        ("cancelling_at", job["cancelling_at"]),
+        ("cancelled_at", job["cancelled_at"]),
+    )
+    times = {name: None if moment is None else int(moment) for name, moment in moments}
+    errors = [{"code": error["code"], "message": error["message"], "param": None, "line": error["line"]}
+              for error in job["errors"]]  # fmt: skip
+    has_results = bool(job["output_key"])
+    source = job["input"]
+    return {
+        "id": job["id"],
+        "object": "batch",
+        "endpoint": job["endpoint"],
+        "errors": {"object": "list", "data": errors} if errors else None,
+        "input_file_id": source.get("file") or f"s3://{source['bucket']}/{source['key']}",
+        "completion_window": f"{round((job['deadline_at'] - job['created_at']) / 3600)}h",
+        "status": job["state"],
+        "output_file_id": f"file-{digest}-output" if has_results else None,
+        "error_file_id": f"file-{digest}-errors" if has_results else None,
+        "created_at": int(job["created_at"]),
+        "expires_at": int(job["deadline_at"]),
+        **times,
+        "request_counts": {name: job["request_counts"][name] for name in ("total", "completed", "failed")},
+        "metadata": job["metadata"] or None,
+        "team": job["team"],
+        "priority": job["priority"],
+        "tokens": job["tokens"],
+        "endpoint_s": round(job.get("endpoint_s", 0.0), 3),
+    }
+
+
+def _paginate(entries: list[dict[str, Any]], request: web.Request) -> dict[str, Any]:
+    """A page of a list, after the entry that the client had last."""
+    after = request.query.get("after")
+    limit = min(PAGE, int(request.query.get("limit") or 20)) if (request.query.get("limit") or "20").isdigit() else 20
+    ids = [entry["id"] for entry in entries]
+    start = ids.index(after) + 1 if after in ids else 0
+    page = entries[start : start + limit]
+    return {
+        "object": "list",
+        "data": page,
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+        "has_more": start + limit < len(entries),
+    }
+
+
+def open_api(settings: Settings) -> BatchApi:
+    """Open the deployment; the embedded AWS gets its queues and state machine first."""
+    sqs, stepfunctions = create_client("sqs"), create_client("stepfunctions")
+    store = Store(settings.bucket)
+    if file := os.environ.get("BATCH_STATE_MACHINE_FILE"):
+        from batch import emulated
+
+        definition = Path(file)
+        endpoint = os.environ["AWS_ENDPOINT_URL"]
+        state_machine = emulated.create_resources(sqs, stepfunctions, store.client, settings, definition, endpoint)
+    else:
+        state_machine = os.environ["BATCH_STATE_MACHINE"]
+    queues = find_queues(sqs, settings)
+    if queues is None:
+        raise RuntimeError(f"the queues of {settings.name} are not there")
+    jobs = Jobs(store, settings, stepfunctions, state_machine, queues)
+    return BatchApi(settings, store, jobs, Inbox(sqs, settings, jobs))
+
+
+def main() -> int:
+    """Serve until SIGTERM; returns the exit code."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stdout)
+    logging.getLogger("botocore").setLevel(logging.WARNING)
+    try:
+        settings = batch_settings.read()
+    except (KeyError, ValueError) as error:
+        print(f"batch-api: environment: {error}. Fix: `blueprint render` shows all variables.", file=sys.stderr)
+        return 2
+    host = os.environ.get("BATCH_API_HOST", "127.0.0.1")
+    app = open_api(settings).build_app()
+    web.run_app(app, host=host, port=int(os.environ["BATCH_API_PORT"]), print=None, access_log=None)
+    return 0

@@ -1,0 +1,100 @@
+"""Answers in Valkey or Redis, for servers that look them up; S3 keeps the truth.
+
+A finished chunk's answers are written by pipelines, before the state machine hears that the chunk is done. Where the
+cache is away, the chunk is noted below PREFIX/uncached/ in S3, and a worker fills it in later.
+
+    NAME:TEAM:CUSTOM_ID -> {"answer", "model", "prompt_version", "batch", "at"}      see batch/cache_reader.py
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import redis
+
+from batch import layout
+from batch.cache_reader import build_key, connect
+from batch.layout import Job
+from batch.settings import CacheSettings, Settings
+from batch.store import Store
+
+log = logging.getLogger("batch-cache")
+
+PIPELINE_ROWS = 500
+
+
+class ResultCache:
+    """The cache of one deployment. Every call blocks."""
+
+    def __init__(self, store: Store, settings: Settings, own: CacheSettings) -> None:
+        self._store, self._name, self._own = store, settings.name, own
+        self._keys = layout.Layout(settings.prefix)
+        self._valkey = connect(own.url, own.username, own.password, own.ca_file)
+
+    def publish(self, job: Job, index: int) -> None:
+        """Write the answers of a chunk that is done, or note that they are to be written."""
+        try:
+            self._fill(job, index)
+        except redis.RedisError as error:
+            log.warning("chunk %d of %s is not in the cache yet: %s", index, job["id"], error)
+            note = {"job": job["id"], "chunk": index}
+            self._store.write_json(self._keys.get_uncached_key(job["id"], index), note)
+
+    def repair(self) -> int:
+        """Write the answers of chunks that were noted; returns how many chunks."""
+        repaired = 0
+        for entry in list(self._store.list_objects(self._keys.uncached_prefix)):
+            note = self._store.read_json(entry["key"])
+            job = self._store.read_json(self._keys.get_job_key(note.value["job"])) if note else None
+            if note and job:
+                try:
+                    self._fill(job.value, note.value["chunk"])
+                except redis.RedisError:
+                    return repaired  # still away
+                repaired += 1
+            self._store.delete(entry["key"])
+        return repaired
+
+    def _fill(self, job: Job, index: int) -> None:
+        head = self._store.read_json(self._keys.get_head_key(job["id"], index))
+        for part in head.value["parts"] if head else ():
+            if part["output"]:
+                for lines in _group(self._store.read(part["output"]).splitlines()):
+                    self._write(job, [json.loads(line) for line in lines])
+
+    def _write(self, job: Job, results: list[dict[str, Any]]) -> None:
+        """Write answers, but for keys that a later job has written."""
+        keys = [build_key(self._name, job["team"], result["custom_id"]) for result in results]
+        with self._valkey.pipeline(transaction=False) as pipe:
+            for key in keys:
+                pipe.get(key)
+            present = pipe.execute()
+            for key, result, other in zip(keys, results, present, strict=True):
+                if other is None or json.loads(other)["at"] <= job["created_at"]:
+                    pipe.set(key, build_value(job, result), ex=round(self._own.ttl_s))
+            pipe.execute()
+
+
+def build_value(job: Job, result: dict[str, Any]) -> bytes:
+    """What the cache holds of an answer."""
+    body = result["response"]["body"]
+    if choices := body.get("choices"):
+        answer = (choices[0].get("message") or {}).get("content") or choices[0].get("text")
+    else:
+        answer = [entry.get("embedding") for entry in body.get("data") or ()]
+    value = {
+        "answer": answer,
+        "model": body.get("model"),
+        "prompt_version": job["metadata"].get("prompt_version", ""),
+        "batch": job["id"],
+        "at": job["created_at"],
+    }
+    return json.dumps(value, ensure_ascii=False).encode()
+
+
+def _group(lines: list[bytes]) -> Iterator[list[bytes]]:
+    for start in range(0, len(lines), PIPELINE_ROWS):
+        yield lines[start : start + PIPELINE_ROWS]

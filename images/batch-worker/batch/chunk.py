@@ -1,0 +1,244 @@
+"""A chunk while a worker has it: what is left to run, and results that survive the worker.
+
+Results go to S3 in parts. A part counts once the chunk's head names it, and the head is written on the condition that
+nobody else wrote it since. So a worker that lost its chunk to another, and does not know, can add nothing any more.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from batch import reader, rows
+from batch.layout import COUNTS, Chunk, Head, Job, Layout
+from batch.store import Conflict, Store
+
+
+@dataclass(frozen=True)
+class PendingRow:
+    """A row that is to run."""
+
+    line: int
+    """In the file, from 1."""
+
+    content: bytes
+
+
+@dataclass
+class Results:
+    """Result lines that are not in S3 yet."""
+
+    output: bytearray = field(default_factory=bytearray)
+    errors: bytearray = field(default_factory=bytearray)
+    counts: dict[str, float] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
+    faults: bool = False
+    saved: bool = False
+    """Whether they count, whoever waited for that."""
+
+    @property
+    def rows(self) -> float:
+        """Rows in it."""
+        return self.counts["completed"] + self.counts["failed"]
+
+
+class ChunkState:
+    """A chunk that this worker has taken."""
+
+    def __init__(self, store: Store, keys: Layout, job: Job, chunk: Chunk, head: Head, etag: str) -> None:
+        self.job = job
+        self.index = chunk["index"]
+        self.head = head
+        self.pending: deque[PendingRow] = deque()
+        self._store = store
+        self._keys = keys
+        self._etag = etag
+        self._results = Results()
+        self._writing = threading.Lock()
+
+    @classmethod
+    def open(cls, store: Store, keys: Layout, job: Job, chunk: Chunk, worker: str) -> ChunkState:
+        """Take a chunk over: read what earlier workers finished, and what is left.
+
+        Raises:
+            Conflict: another worker takes it at this moment.
+        """
+        head_key = keys.get_head_key(job["id"], chunk["index"])
+        stored = store.read_json(head_key)
+        if stored is None:
+            head = Head(epoch=1, worker=worker, parts=[], done=False, fruitless=0)
+            etag = store.write_json(head_key, head, new=True)
+        elif stored.value["done"]:
+            return cls(store, keys, job, chunk, stored.value, stored.etag)
+        else:
+            before: Head = stored.value
+            head = Head(
+                epoch=before["epoch"] + 1,
+                worker=worker,
+                parts=before["parts"],
+                done=False,
+                fruitless=before["fruitless"] + 1,
+            )
+            etag = store.write_json(head_key, head, etag=stored.etag)
+        state = cls(store, keys, job, chunk, head, etag)
+        state._read_rows(chunk)
+        return state
+
+    @property
+    def unsaved_rows(self) -> float:
+        """Rows whose results are not in S3 yet."""
+        return self._results.rows
+
+    def add_output(self, line: bytes, input_tokens: int, output_tokens: int) -> None:
+        """Add an answer."""
+        self._results.output += line
+        self._results.counts["completed"] += 1
+        self._add_tokens(input_tokens, output_tokens)
+
+    def add_error(self, line: bytes, input_tokens: int = 0, output_tokens: int = 0, *, expired: bool = False) -> None:
+        """Add a row that failed for good, with the tokens of what was answered of it."""
+        self._results.errors += line
+        self._results.counts["failed"] += 1
+        self._results.counts["expired"] += expired
+        self._add_tokens(input_tokens, output_tokens)
+
+    def _add_tokens(self, input_tokens: int, output_tokens: int) -> None:
+        self._results.counts["input_tokens"] += input_tokens
+        self._results.counts["output_tokens"] += output_tokens
+
+    def add_time(self, seconds: float) -> None:
+        """Add the endpoint's time that the chunk's rows took; it is saved with the next row."""
+        self._results.counts["endpoint_s"] += seconds
+
+    def fail_rest(self, code: str, message: str, *, expired: bool = False) -> None:
+        """Fail all rows that have not started."""
+        while self.pending:
+            row = self.pending.popleft()
+            custom_id = json.loads(row.content)["custom_id"]
+            self.add_error(rows.format_error(custom_id, code, message, line=row.line), expired=expired)
+
+    def collect(self) -> Results:
+        """Take the results that are not in S3 yet."""
+        results, self._results = self._results, Results()
+        return results
+
+    def commit(self, results: Results) -> None:
+        """Write results to S3 and into the head.
+
+        Call it again with the same results after an error, or an interruption while it ran: they count once.
+
+        Raises:
+            Conflict: another worker has the chunk; nothing of these results counts.
+        """
+        with self._writing:
+            if not results.saved and results.rows:
+                self._write_part(results)
+            results.saved = True
+
+    def _write_part(self, results: Results) -> None:
+        number = len(self.head["parts"])
+        part: dict[str, Any] = {"output": "", "errors": "", "faults": results.faults, **results.counts}
+        for kind, body, size in (("output", results.output, "output_bytes"), ("errors", results.errors, "error_bytes")):
+            part[size] = len(body)
+            if body:
+                part[kind] = self._get_part_key(number, kind)
+                self._store.write(part[kind], bytes(body))
+        self._write_head(Head(**{**self.head, "parts": [*self.head["parts"], part], "fruitless": 0}))
+
+    def finish(self) -> None:
+        """Join the parts into one, and mark the chunk as done.
+
+        Raises:
+            Conflict: another worker has the chunk.
+        """
+        if self.head["done"]:
+            return
+        parts = self.head["parts"]
+        joined = parts
+        if len(parts) > 1:
+            part: dict[str, Any] = {"output": "", "errors": "", "faults": False}
+            for name in COUNTS:
+                part[name] = sum(entry[name] for entry in parts)
+            for kind, size in (("output", "output_bytes"), ("errors", "error_bytes")):
+                part[size] = sum(entry[size] for entry in parts)
+                if part[size]:
+                    part[kind] = self._get_part_key(len(parts), kind)
+                    writer = self._store.open_writer(part[kind])
+                    for entry in parts:
+                        if entry[kind]:
+                            writer.append_object(entry[kind], entry[size])
+                    writer.close()
+            joined = [part]
+        self._write_head(Head(**{**self.head, "parts": joined, "done": True}))
+
+    def _get_part_key(self, number: int, kind: str) -> str:
+        return self._keys.get_part_key(self.job["id"], self.index, self.head["epoch"], number, kind)
+
+    def _write_head(self, head: Head) -> None:
+        key = self._keys.get_head_key(self.job["id"], self.index)
+        try:
+            self._etag = self._store.write_json(key, head, etag=self._etag)
+        except Conflict:
+            # The answer to a write may have been lost, and the repeat then meets what it wrote itself.
+            stored = self._store.read_json(key)
+            if stored is None or stored.value != head:
+                raise
+            self._etag = stored.etag
+        self.head = head
+
+    def _read_rows(self, chunk: Chunk) -> None:
+        """Read what is left to run; rows that never run get their error lines, once."""
+        stored = self._store.read_json(self._keys.get_rows_key(self.job["id"], self.index))
+        plan: dict[str, Any] = stored.value if stored else {"first_line": 0, "faults": [], "repeats": {}}
+        first_line: int = plan["first_line"]
+        faults = {fault["line"] - first_line: fault for fault in plan["faults"]}
+        repeats: dict[str, int] = plan["repeats"]
+        done_ids = set(self._read_done_ids())
+        is_first = not any(part["faults"] for part in self.head["parts"])
+        for line in read_chunk_lines(self._store, self.job, chunk):
+            number = first_line + line.number
+            if line.is_blank:
+                continue
+            if line.number in faults:
+                fault = faults[line.number]
+                if is_first:
+                    self._add_fault(fault["custom_id"], fault["code"], fault["message"], number)
+            elif str(line.number) in repeats:
+                if is_first:
+                    custom_id = rows.parse(line.content).custom_id
+                    message = rows.describe_repeat(repeats[str(line.number)])
+                    self._add_fault(custom_id, rows.REPEATED, message, number)
+            elif line.content and not (done_ids and rows.parse(line.content).custom_id in done_ids):
+                self.pending.append(PendingRow(number, line.content))
+        if self._results.rows:
+            self.commit(self.collect())
+
+    def _add_fault(self, custom_id: str | None, code: str, message: str, line: int) -> None:
+        self._results.faults = True
+        self.add_error(rows.format_error(custom_id, code, message, line=line))
+
+    def _read_done_ids(self) -> Iterator[str]:
+        """The ids of the rows with results that count."""
+        for part in self.head["parts"]:
+            for kind in ("output", "errors"):
+                if part[kind] and not part["faults"]:
+                    for line in self._store.read(part[kind]).splitlines():
+                        yield json.loads(line)["custom_id"]
+
+
+def read_chunk_lines(store: Store, job: Job, chunk: Chunk) -> Iterator[rows.Line]:
+    """Read the lines of a chunk."""
+    source = job["input"]
+    if chunk["key"] != source["key"]:
+        read: reader.ReadRange = lambda start, end: store.read_range(chunk["key"], start, end)  # noqa: E731
+        return reader.read_range_lines(read, chunk["start"], chunk["end"], chunk["end"])
+    other, etag = Store(source["bucket"], store.client), str(source.get("etag", ""))
+    return reader.read_range_lines(
+        lambda start, end: other.read_range(source["key"], start, end, etag),
+        chunk["start"],
+        chunk["end"],
+        int(source["bytes"]),
+    )

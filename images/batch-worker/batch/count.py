@@ -1,0 +1,285 @@
+"""Counts the rows and the tokens of an input before it is submitted: all of a small one, a sample of a large one.
+
+Rows and bytes of a large file come from blocks at even distances; of a compressed one from its beginning, since its
+format has no place to begin in its middle. The endpoint counts the tokens of some rows, with the model's own tokenizer
+and template; the others follow by their bytes. Errors are half the width of 95% intervals of these ratio estimates
+(W. G. Cochran, "Sampling Techniques", 3rd edition 1977, chapter 6), each block a cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from batch import reader
+from batch import rows as batch_rows
+from batch.endpoint import Endpoint
+from batch.store import Store
+
+WHOLE_BYTES = 32 * 2**20
+"""Files up to this size are read whole; of compressed ones, as much is unpacked."""
+
+BLOCKS, BLOCK_BYTES = 64, 128 * 2**10
+"""Of the sample of a larger file."""
+
+TOKEN_ROWS = 256
+"""Rows whose tokens the endpoint counts."""
+
+TOKEN_REQUESTS = 16
+"""Such requests in flight."""
+
+_PACKED_BYTES = 8 * 2**10
+"""Of a compressed file, unpacked at a time."""
+
+_Z = 1.96
+"""Of a 95% interval."""
+
+
+class Estimate(NamedTuple):
+    """A number and half of its 95% interval; 0 where it was counted."""
+
+    value: float
+    error: float
+
+
+@dataclass
+class Block:
+    """Rows that lie beside each other."""
+
+    bytes: int
+    rows: int = 0
+    bad_rows: int = 0
+    row_bytes: int = 0
+    output_tokens: int = 0
+    """Most tokens of the answers, by the rows' `max_tokens`."""
+
+    open_rows: int = 0
+    """Rows without `max_tokens`."""
+
+    examples: list[tuple[int, batch_rows.Row]] = field(default_factory=list)
+    """Rows with their bytes, for the endpoint."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What was read of a file."""
+
+    blocks: Sequence[Block]
+    bytes: int
+    """Of the file, in the unit of the blocks' bytes."""
+
+    is_whole: bool
+
+
+def read_sample(store: Store, key: str, options: Mapping[str, Any]) -> Sample:
+    """Read a sample of an input, or all of it.
+
+    Args:
+        options: of the job: `endpoint`, and `template` of a Parquet file.
+
+    Raises:
+        reader.CorruptFile: it cannot be unpacked.
+        reader.BadTemplate: the template cannot be used with it.
+    """
+    endpoint = str(options.get("endpoint") or "")
+    size = (store.read_head(key) or {"bytes": 0})["bytes"]
+    first_bytes = b"".join(store.read_range(key, 0, min(4, size)))
+    compression = reader.detect_compression(first_bytes)
+    if first_bytes == reader.PARQUET:
+        return _read_parquet(store, key, size, str(options.get("template") or ""), endpoint)
+    if compression:
+        return _read_beginning(store, key, size, compression, endpoint)
+    if size <= WHOLE_BYTES:
+        lines = reader.read_range_lines(lambda start, end: store.read_range(key, start, end), 0, size, size)
+        return Sample(list(_read_blocks(lines, endpoint)), size, is_whole=True)
+    blocks = []
+    for number in range(BLOCKS):
+        start = (size - BLOCK_BYTES) * number // (BLOCKS - 1)
+        end = start + BLOCK_BYTES
+        lines = reader.read_range_lines(lambda start, end: store.read_range(key, start, end), start, end, size)
+        blocks.append(_read_block(BLOCK_BYTES, lines, endpoint))
+    return Sample(blocks, size, is_whole=False)
+
+
+def _read_beginning(store: Store, key: str, size: int, compression: str, endpoint: str) -> Sample:
+    """Unpack the beginning of a file; its bytes are those of the unpacked file."""
+    packed = unpacked = 0
+
+    def read() -> Iterator[bytes]:
+        nonlocal packed
+        for block in store.read_range(key, 0, size):
+            for start in range(0, len(block), _PACKED_BYTES):  # small, so that few unpacked bytes are on their way
+                piece = block[start : start + _PACKED_BYTES]
+                packed += len(piece)
+                yield piece
+
+    def unpack() -> Iterator[bytes]:
+        nonlocal unpacked
+        for block in reader.unpack(read(), compression):
+            unpacked += len(block)
+            yield block
+            if unpacked > WHOLE_BYTES:
+                return
+
+    blocks = list(_read_blocks(batch_rows.read_lines(unpack()), endpoint))
+    if unpacked <= WHOLE_BYTES:
+        return Sample(blocks, unpacked, is_whole=True)
+    return Sample(blocks, round(unpacked * size / packed), is_whole=False)
+
+
+def _read_parquet(store: Store, key: str, size: int, template: str, endpoint: str) -> Sample:
+    """Read the first rows of row groups at even distances; its bytes are rows, which the file says itself."""
+    from batch import parquet  # pyarrow takes seconds to import, and memory
+
+    blocks = []
+    file = parquet.open_file(lambda start, end: store.read_range(key, start, end), size)
+    for group in _spread(range(file.num_row_groups), BLOCKS):
+        lines = next(parquet.read_rows(file, parquet.Template(template), [group]), b"")
+        block = _read_block(0, batch_rows.read_lines([lines]), endpoint)
+        block.bytes = block.rows
+        blocks.append(block)
+    total = file.metadata.num_rows
+    return Sample(blocks, total, is_whole=sum(block.rows for block in blocks) == total)
+
+
+def _read_blocks(lines: Iterable[batch_rows.Line], endpoint: str) -> Iterator[Block]:
+    """Blocks of lines that follow each other."""
+    held: list[batch_rows.Line] = []
+    length = 0
+    for line in lines:
+        held.append(line)
+        length += len(line.content or b"") + 1
+        if length >= BLOCK_BYTES:
+            yield _read_block(length, held, endpoint)
+            held, length = [], 0
+    if held:
+        yield _read_block(length, held, endpoint)
+
+
+def _read_block(length: int, lines: Iterable[batch_rows.Line], endpoint: str) -> Block:
+    block = Block(length)
+    for line in lines:
+        if line.is_blank:
+            continue
+        block.rows += 1
+        try:
+            row = batch_rows.parse(line.content, endpoint)
+        except batch_rows.RowError:
+            block.bad_rows += 1
+            continue
+        size = len(line.content or b"")
+        block.row_bytes += size
+        most = row.body.get("max_completion_tokens") or row.body.get("max_tokens")
+        block.output_tokens += most if isinstance(most, int) else 0
+        block.open_rows += not isinstance(most, int) and "input" not in row.body
+        block.examples.append((size, row))
+    return block
+
+
+def choose_examples(sample: Sample) -> list[list[tuple[int, batch_rows.Row]]]:
+    """Rows for the endpoint: as many of each block, or of fewer blocks at even distances."""
+    blocks = [block for block in sample.blocks if block.examples]
+    chosen = _spread(blocks, TOKEN_ROWS)
+    each = max(1, TOKEN_ROWS // max(1, len(chosen)))
+    return [_spread(block.examples, each) for block in chosen]
+
+
+def _spread(items: Sequence[Any], count: int) -> list[Any]:
+    """At most `count` of the items, at even distances."""
+    if len(items) <= count:
+        return list(items)
+    return [items[len(items) * number // count] for number in range(count)]
+
+
+async def count_tokens(endpoint: Endpoint, row: batch_rows.Row, model: str) -> int | None:
+    """Have the endpoint count the tokens of a row, with its template; None where it cannot."""
+    body = {"model": model or row.body.get("model")}
+    if "messages" in row.body:
+        names = ("messages", "tools", "chat_template_kwargs")
+        body |= {name: row.body[name] for name in names if name in row.body}
+    else:
+        text = row.body.get("prompt", row.body.get("input"))
+        body["prompt"] = text if isinstance(text, str) else json.dumps(text)
+    return await endpoint.count_tokens(body)
+
+
+async def estimate(sample: Sample, endpoint: Endpoint, model: str) -> dict[str, Any]:
+    """Rows and tokens of the whole file, as the Batch API shows them."""
+    room = asyncio.Semaphore(TOKEN_REQUESTS)
+
+    async def ask(row: batch_rows.Row) -> int | None:
+        async with room:
+            return await count_tokens(endpoint, row, model)
+
+    examples = choose_examples(sample)
+    answers = iter(await asyncio.gather(*(ask(row) for block in examples for _, row in block)))
+    clusters = []
+    for block in examples:
+        counted = [(size, next(answers)) for size, _ in block]
+        known = [(size, tokens) for size, tokens in counted if tokens is not None]
+        if known:
+            clusters.append((sum(size for size, _ in known), sum(tokens for _, tokens in known)))
+    asked = sum(len(block) for block in examples)
+    return _summarize(sample, clusters, asked, is_every_row=asked == sum(len(b.examples) for b in sample.blocks))
+
+
+def _summarize(
+    sample: Sample, clusters: Sequence[tuple[int, int]], asked: int, *, is_every_row: bool
+) -> dict[str, Any]:
+    """Scale what was counted to the whole file.
+
+    Args:
+        clusters: bytes and tokens of the rows that the endpoint counted, by block.
+        asked: rows that it was asked to count.
+    """
+
+    def scale(name: str) -> Estimate:
+        counted = [(block.bytes, getattr(block, name)) for block in sample.blocks]
+        if sample.is_whole:
+            return Estimate(sum(count for _, count in counted), 0.0)
+        return scale_ratio(counted, sample.bytes)
+
+    row_bytes = scale("row_bytes")
+    if not clusters:
+        input_tokens = None
+    elif sample.is_whole and is_every_row:
+        input_tokens = Estimate(sum(tokens for _, tokens in clusters), 0.0)
+    else:
+        by_bytes = scale_ratio(clusters, row_bytes.value)
+        input_tokens = _widen(by_bytes, row_bytes)
+    numbers = {name: scale(name) for name in ("rows", "bad_rows", "output_tokens", "open_rows")}
+    numbers |= {"input_tokens": input_tokens} if input_tokens else {}
+    return {
+        "is_whole": sample.is_whole,
+        "bytes_read": sum(block.row_bytes for block in sample.blocks),
+        "rows_asked": asked,
+        "input_tokens": None,
+        **{name: {"value": round(number.value), "error": math.ceil(number.error)} for name, number in numbers.items()},
+    }
+
+
+def _widen(estimate: Estimate, base: Estimate) -> Estimate:
+    """An estimate with the relative error of what it was scaled by."""
+    share = base.error / base.value if base.value else 0.0
+    return Estimate(estimate.value, math.hypot(estimate.error, estimate.value * share))
+
+
+def scale_ratio(clusters: Sequence[tuple[float, float]], total: float) -> Estimate:
+    """Estimate the sum of y over all clusters from some of them, by the sum of x that is known of all.
+
+    Args:
+        clusters: x and y of each that was read.
+        total: x of all.
+    """
+    x, y, n = sum(pair[0] for pair in clusters), sum(pair[1] for pair in clusters), len(clusters)
+    if not x:
+        return Estimate(0.0, 0.0)
+    ratio = y / x
+    if n < 2:
+        return Estimate(total * ratio, total * ratio)
+    spread = n / (n - 1) * sum((pair[1] - ratio * pair[0]) ** 2 for pair in clusters)
+    return Estimate(total * ratio, _Z * total * math.sqrt(spread) / x)

@@ -1,0 +1,68 @@
+"""What the Batch API creates in an embedded AWS, which begins empty: queues, the state machine, S3's events.
+
+On AWS the stack `batch` has all of it, and nothing here runs there.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from batch import layout
+from batch.settings import Settings
+
+EMULATED_ROLE = "arn:aws:iam::123456789012:role/batch"
+"""The emulator wants the name of a role and enforces none."""
+
+
+def create_resources(sqs: Any, stepfunctions: Any, s3: Any, settings: Settings, definition: Path, endpoint: str) -> str:
+    """Create queues and state machine, unless they are there; returns the state machine's ARN."""
+    enable_interpreter(endpoint)
+    attributes = {"VisibilityTimeout": str(round(settings.takeover_s)), "MessageRetentionPeriod": "1209600"}
+    names = layout.get_queue_names(settings.name, list(settings.teams)).values()
+    for name in (layout.get_inbox_queue_name(settings.name), *names):
+        sqs.create_queue(QueueName=name, Attributes=attributes)
+    _watch_inboxes(sqs, s3, settings)
+    # Last, since workers take it for the sign that all are there.
+    control = sqs.create_queue(QueueName=layout.get_control_queue_name(settings.name), Attributes=attributes)
+    machines = stepfunctions.list_state_machines()["stateMachines"]
+    arn = next((machine["stateMachineArn"] for machine in machines if machine["name"] == settings.name), "")
+    text = render_definition(definition.read_text(encoding="utf-8"), settings, control["QueueUrl"])
+    if arn:
+        stepfunctions.update_state_machine(stateMachineArn=arn, definition=text)
+        return str(arn)
+    created = stepfunctions.create_state_machine(name=settings.name, definition=text, roleArn=EMULATED_ROLE)
+    return str(created["stateMachineArn"])
+
+
+def _watch_inboxes(sqs: Any, s3: Any, settings: Settings) -> None:
+    """Have S3 tell the inbox queue of new files."""
+    queue = sqs.get_queue_url(QueueName=layout.get_inbox_queue_name(settings.name))["QueueUrl"]
+    arn = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+    prefix = layout.Layout(settings.prefix).get_inbox_prefix("")
+    rule = {
+        "QueueArn": arn,
+        "Events": ["s3:ObjectCreated:*"],
+        "Filter": {"Key": {"FilterRules": [{"Name": "prefix", "Value": prefix.rstrip("/") + "/"}]}},
+    }
+    s3.put_bucket_notification_configuration(
+        Bucket=settings.bucket, NotificationConfiguration={"QueueConfigurations": [rule]}
+    )
+
+
+def render_definition(text: str, settings: Settings, control_queue: str) -> str:
+    """Put what only the deployment knows into the state machine's definition, as the stack does."""
+    return text.replace("${control_queue}", control_queue).replace("${deployment}", settings.name)
+
+
+def enable_interpreter(endpoint: str) -> None:
+    """Have moto interpret state machines; by default it only stores them."""
+    body = json.dumps({"stepfunctions": {"execute_state_machine": True}, "lambda": {"use_docker": False}}).encode()
+    request = urllib.request.Request(
+        f"{endpoint}/moto-api/config", data=body, headers={"Content-Type": "application/json"}
+    )
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with direct.open(request, timeout=30):
+        pass

@@ -1,0 +1,169 @@
+"""Sends rows to an OpenAI-compatible endpoint, and reads the load of its engines."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from batch.concurrency import EngineLoad
+
+BUSY_STATUSES = (429, 503)
+"""The endpoint is there and takes no more: the row waits, and its attempt does not count."""
+
+_METRIC = re.compile(
+    r"^vllm:(num_requests_running|num_requests_waiting|kv_cache_usage_perc|num_preemptions_total)(?=[{ ])"
+)
+"""Names of vLLM 0.32's metrics page."""
+
+_PROBE_TIMEOUT_S = 10.0
+
+_MAX_ANSWER_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer of the endpoint."""
+
+    status: int
+    raw: bytes
+    body: Any
+    """Parsed; None where it is not JSON."""
+
+    retry_after_s: float = 0.0
+
+    @property
+    def input_tokens(self) -> int:
+        """Tokens of the prompt, as the endpoint counts them."""
+        return self._read_usage("prompt_tokens")
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens of the answer, as the endpoint counts them."""
+        return self._read_usage("completion_tokens")
+
+    def _read_usage(self, name: str) -> int:
+        usage = self.body.get("usage") if isinstance(self.body, dict) else None
+        count = usage.get(name) if isinstance(usage, dict) else None
+        return count if isinstance(count, int) else 0
+
+
+class EndpointAway(Exception):
+    """Nobody listens: nothing was sent."""
+
+
+class NoAnswer(Exception):
+    """The request was sent and has no complete answer: it timed out, or the connection ended."""
+
+
+class Endpoint:
+    """One base URL."""
+
+    def __init__(self, base: str, api_key: str, timeout_s: float, metrics: Sequence[str]) -> None:
+        self._base = base
+        self._metrics = metrics
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=10),
+            timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=10),
+            headers=headers,
+        )
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._session.close()
+
+    async def send(self, path: str, body: Mapping[str, Any]) -> Answer:
+        """Send a request.
+
+        Raises:
+            EndpointAway: nothing was sent.
+            NoAnswer: it was sent, and there is no complete answer.
+        """
+        try:
+            async with self._session.post(self._base + path, json=body) as response:
+                raw = await response.content.read(_MAX_ANSWER_BYTES)
+                while not response.content.at_eof():
+                    block = await response.content.read(_MAX_ANSWER_BYTES)
+                    if len(raw) + len(block) > _MAX_ANSWER_BYTES:
+                        raise NoAnswer(f"the answer has more than {_MAX_ANSWER_BYTES} bytes")
+                    raw += block
+                return Answer(response.status, raw, _parse(raw), _parse_seconds(response.headers.get("Retry-After")))
+        except aiohttp.ClientConnectorError as error:
+            raise EndpointAway(str(error)) from None
+        except TimeoutError:
+            raise NoAnswer("no answer within the time limit") from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise NoAnswer(f"{type(error).__name__}: {error}") from None
+
+    async def count_tokens(self, body: Mapping[str, Any]) -> int | None:
+        """Have vLLM count the tokens of a prompt or of messages, with its template; None where it cannot."""
+        try:
+            answer = await self.send("/tokenize", body)
+        except (EndpointAway, NoAnswer):
+            return None
+        count = answer.body.get("count") if answer.status == 200 and isinstance(answer.body, dict) else None
+        return count if isinstance(count, int) else None
+
+    async def is_up(self) -> bool:
+        """Whether it lists its models: it is there, and so is an engine."""
+        timeout = aiohttp.ClientTimeout(total=_PROBE_TIMEOUT_S)
+        try:
+            async with self._session.get(f"{self._base}/v1/models", timeout=timeout) as response:
+                await response.read()
+                return response.status == 200
+        except (TimeoutError, aiohttp.ClientError, OSError):
+            return False
+
+    async def read_load(self) -> EngineLoad | None:
+        """Read the load of all engines; None where none can be read."""
+        pages = [page for page in await asyncio.gather(*(self._read_page(url) for url in self._metrics)) if page]
+        if not pages:
+            return None
+        samples = [parse_load(page) for page in pages]
+        return EngineLoad(
+            running=sum(sample.running for sample in samples),
+            waiting=sum(sample.waiting for sample in samples),
+            kv_usage=max(sample.kv_usage for sample in samples),
+            preemptions=sum(sample.preemptions for sample in samples),
+        )
+
+    async def _read_page(self, url: str) -> str:
+        try:
+            async with self._session.get(url, timeout=aiohttp.ClientTimeout(total=_PROBE_TIMEOUT_S)) as response:
+                return await response.text() if response.status == 200 else ""
+        except (TimeoutError, aiohttp.ClientError, OSError):
+            return ""
+
+
+def parse_load(page: str) -> EngineLoad:
+    """Parse vLLM's metrics page; a metric that it lacks is 0."""
+    values: dict[str, list[float]] = {}
+    for line in page.splitlines():
+        if match := _METRIC.match(line):
+            values.setdefault(match[1], []).append(float(line.rsplit(" ", 1)[1]))
+    return EngineLoad(
+        running=sum(values.get("num_requests_running", [0.0])),
+        waiting=sum(values.get("num_requests_waiting", [0.0])),
+        kv_usage=max(values.get("kv_cache_usage_perc", [0.0])),
+        preemptions=sum(values.get("num_preemptions_total", [0.0])),
+    )
+
+
+def _parse(raw: bytes) -> Any:
+    try:
+        return json.loads(raw.decode())
+    except ValueError:
+        return None
+
+
+def _parse_seconds(text: str | None) -> float:
+    try:
+        return max(0.0, float(text or 0))
+    except ValueError:  # a date
+        return 0.0

@@ -1,0 +1,79 @@
+"""Files that clients upload: an object below PREFIX/files/, and a JSON object beside it that describes it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import Any
+
+from batch import layout
+from batch.layout import Layout
+from batch.store import Store
+
+PURPOSE = "batch"
+"""Of uploaded files, in OpenAI's words."""
+
+
+class Files:
+    """The uploaded files of one deployment. Every call blocks."""
+
+    def __init__(self, store: Store, keys: Layout) -> None:
+        self._store, self._keys = store, keys
+
+    def start_upload(self) -> Upload:
+        """Begin a file whose content, and with it its id, is not known yet."""
+        return Upload(self._store, self._keys)
+
+    def find(self, file_id: str) -> dict[str, Any] | None:
+        """Describe a file, with its `key`; None where there is none."""
+        key = self._keys.get_file_key(file_id)
+        stored = self._store.read_json(f"{key}.json")
+        return {**stored.value, "key": key} if stored else None
+
+    def list_files(self) -> list[dict[str, Any]]:
+        """Describe all files, the newest first."""
+        prefix = self._keys.get_file_key("")
+        names = [entry["key"] for entry in self._store.list_objects(prefix) if entry["key"].endswith(".json")]
+        stored = [self._store.read_json(name) for name in names]
+        return sorted((entry.value for entry in stored if entry), key=lambda entry: -entry["created_at"])
+
+    def delete(self, file_id: str) -> None:
+        """Delete a file; its description first, so that nobody finds one without content."""
+        key = self._keys.get_file_key(file_id)
+        for name in (f"{key}.json", key):
+            self._store.delete(name)
+
+
+class Upload:
+    """A file while it is written, block by block; the same content becomes the same file."""
+
+    def __init__(self, store: Store, keys: Layout) -> None:
+        self._store, self._keys = store, keys
+        self._temporary = keys.get_file_key(f"upload-{os.urandom(12).hex()}")
+        self._writer = store.open_writer(self._temporary)
+        self._digest = hashlib.sha256()
+        self.bytes = 0
+
+    def write(self, block: bytes) -> None:
+        """Append bytes."""
+        self._digest.update(block)
+        self.bytes += len(block)
+        self._writer.write(block)
+
+    def finish(self, name: str, now: float) -> dict[str, Any]:
+        """Give the file its id; where the content is there already, that object stays as it is."""
+        self._writer.close()
+        file_id = layout.build_file_id(self._digest.hexdigest())
+        key = self._keys.get_file_key(file_id)
+        if self._store.read_head(key) is None:
+            writer = self._store.open_writer(key)
+            writer.append_object(self._temporary, self.bytes)
+            writer.close()
+        entry = {"id": file_id, "filename": name, "bytes": self.bytes, "created_at": int(now), "purpose": PURPOSE}
+        self._store.write_json(f"{key}.json", entry)
+        self._store.delete(self._temporary)
+        return entry
+
+    def abort(self) -> None:
+        """Drop what was written."""
+        self._writer.abort()

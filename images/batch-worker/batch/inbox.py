@@ -1,0 +1,87 @@
+"""Files that are put into a team's inbox become jobs: S3 tells a queue, by EventBridge on AWS. So do files of a
+schedule, of which EventBridge Scheduler tells the same queue.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import urllib.parse
+from collections.abc import Iterator
+from typing import Any
+
+from batch import layout
+from batch.jobs import BadSubmission, Jobs
+from batch.settings import Settings
+
+log = logging.getLogger("batch-inbox")
+
+
+class Inbox:
+    """The queue of S3's events. `take` blocks."""
+
+    def __init__(self, sqs: Any, settings: Settings, jobs: Jobs) -> None:
+        self._sqs, self._settings, self._jobs = sqs, settings, jobs
+        self._keys = layout.Layout(settings.prefix)
+        self._queue = ""
+
+    def take(self) -> list[str]:
+        """Make jobs of the files that arrived; returns their ids."""
+        name = layout.get_inbox_queue_name(self._settings.name)
+        self._queue = self._queue or self._sqs.get_queue_url(QueueName=name)["QueueUrl"]
+        wait_s = 0 if self._settings.is_emulated else 10
+        response = self._sqs.receive_message(QueueUrl=self._queue, MaxNumberOfMessages=10, WaitTimeSeconds=wait_s)
+        job_ids: list[str] = []
+        for message in response.get("Messages", ()):
+            if schedule := parse_schedule(message["Body"]):
+                job_ids += self._submit_scheduled(schedule)
+            for bucket, key in parse_event(message["Body"]):
+                job_ids += self._submit(bucket, key)
+            self._sqs.delete_message(QueueUrl=self._queue, ReceiptHandle=message["ReceiptHandle"])
+        return job_ids
+
+    def _submit(self, bucket: str, key: str) -> Iterator[str]:
+        for team in self._settings.teams:
+            if key.startswith(self._keys.get_inbox_prefix(team)) and not key.endswith(("/", layout.TEMPLATE_FILE)):
+                try:
+                    yield self._jobs.submit(key, bucket=bucket, team=team)["id"]
+                except BadSubmission as error:
+                    log.warning("s3://%s/%s: %s", bucket, key, error.message)
+
+    def _submit_scheduled(self, schedule: dict[str, str]) -> Iterator[str]:
+        """Make a job of a schedule's file; the same moment of the same schedule is the same job."""
+        try:
+            yield self._jobs.submit(
+                self._keys.get_scheduled_key(schedule["file"]),
+                team=schedule["team"],
+                priority=schedule.get("priority", ""),
+                metadata={"schedule": schedule["name"]},
+                again=f"{schedule['name']} {schedule['time']}",
+            )["id"]
+        except BadSubmission as error:
+            log.warning("schedule %s: %s", schedule["name"], error.message)
+
+
+def parse_schedule(text: str) -> dict[str, str]:
+    """What EventBridge Scheduler sent for a schedule: name, file, team and time; empty for other messages."""
+    try:
+        message = json.loads(text)
+    except ValueError:
+        return {}
+    schedule = message.get("schedule") if isinstance(message, dict) else None
+    return schedule if isinstance(schedule, dict) else {}
+
+
+def parse_event(text: str) -> list[tuple[str, str]]:
+    """Buckets and keys of an event: EventBridge's, or S3's own notification, which quotes keys."""
+    try:
+        event = json.loads(text)
+    except ValueError:
+        return []
+    if "detail" in event:
+        return [(event["detail"]["bucket"]["name"], event["detail"]["object"]["key"])]
+    return [
+        (record["s3"]["bucket"]["name"], urllib.parse.unquote_plus(record["s3"]["object"]["key"]))
+        for record in event.get("Records", ())
+        if "s3" in record
+    ]

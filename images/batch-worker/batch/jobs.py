@@ -1,0 +1,313 @@
+"""Jobs as their users see them: submitted, listed, cancelled; and executions that are started, and started again.
+
+job.json is the truth. An execution only carries a job through its steps: where one was lost, as with the machine that
+interpreted it, the next one goes on from what is in S3.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal, cast
+
+from botocore.exceptions import ClientError
+
+from batch import layout, usage
+from batch.chunk import read_chunk_lines
+from batch.files import Upload
+from batch.layout import Chunk, Head, Job, Layout, Priority
+from batch.resources import Queues, build_execution_input
+from batch.settings import Settings
+from batch.store import Conflict, Store
+
+RUNNING = "RUNNING"
+MAX_EXECUTIONS = 100
+"""Of a job: after so many lost ones something else is wrong."""
+
+_READERS = 8
+
+
+class BadSubmission(Exception):
+    """A submission that cannot become a job; `field` is its part to blame."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+        self.message = message
+
+
+class Jobs:
+    """The jobs of one deployment. Every call blocks."""
+
+    def __init__(
+        self,
+        store: Store,
+        settings: Settings,
+        stepfunctions: Any,
+        state_machine: str,
+        queues: Queues,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._store = store
+        self._settings = settings
+        self._keys = Layout(settings.prefix)
+        self._stepfunctions = stepfunctions
+        self._state_machine = state_machine
+        self._queues = queues
+        self.now = now
+        self._heads: dict[str, dict[str, tuple[str, Head]]] = {}
+        self._ended: set[str] = set()
+        """Jobs that `reconcile` saw at their end."""
+
+    def submit(
+        self,
+        key: str,
+        *,
+        team: str,
+        bucket: str = "",
+        file_id: str | None = None,
+        priority: str = "",
+        deadline_s: float = 0.0,
+        endpoint: str = "",
+        model: str = "",
+        bad_rows: str = "",
+        template: str = "",
+        metadata: Mapping[str, str] | None = None,
+        again: str = "",
+    ) -> Job:
+        """Make a job of an object; the same submission of the same content is the same job.
+
+        Args:
+            bucket: the deployment's own where left out.
+            file_id: of an uploaded file.
+            template: of a Parquet file's rows; where left out, template.json of its folder.
+            priority: the team's own where left out, as with `deadline_s` and `bad_rows` the deployment's.
+            again: any text, to run the same file once more.
+
+        Raises:
+            BadSubmission: it cannot become a job.
+        """
+        if team not in self._settings.teams:
+            raise BadSubmission("team", f"there is no team {team}: {' or '.join(self._settings.teams)}")
+        priority = priority or self._settings.teams[team].priority
+        if priority not in layout.PRIORITIES:
+            raise BadSubmission("priority", f"{priority} is none of {', '.join(layout.PRIORITIES)}")
+        if endpoint and endpoint not in layout.ENDPOINTS:
+            raise BadSubmission("endpoint", f"{endpoint} is none of {', '.join(layout.ENDPOINTS)}")
+        bucket = bucket or self._settings.bucket
+        head = Store(bucket, self._store.client).read_head(key)
+        if head is None:
+            raise BadSubmission("input", f"there is no s3://{bucket}/{key}")
+        if head["bytes"] == 0:
+            raise BadSubmission("input", f"s3://{bucket}/{key} is empty")
+        template = template or self._read_template_beside(bucket, key)
+        options = {"endpoint": endpoint, "model": model, "again": again}
+        options |= {"template": template} if template else {}
+        job_id = layout.build_job_id(team, f"{bucket}/{key}", head["etag"], options)
+        job = layout.build_job(
+            job_id,
+            name=self._settings.name,
+            team=team,
+            priority=cast(Priority, priority),
+            source={"bucket": bucket, "key": key, "file": file_id, **head},
+            now=self.now(),
+            deadline_s=deadline_s or self._settings.deadline_s,
+            endpoint=endpoint,
+            model=model,
+            bad_rows=cast(Literal["skip", "refuse"], bad_rows or self._settings.bad_rows),
+            template=template,
+            metadata=metadata,
+        )
+        try:
+            self._store.write_json(self._keys.get_job_key(job_id), job, new=True)
+        except Conflict:
+            job = self.read(job_id) or job
+        self.ensure_execution(job)
+        return job
+
+    def _read_template_beside(self, bucket: str, key: str) -> str:
+        """The template of the folder that a Parquet file lies in, as an inbox; empty where there is none."""
+        if not key.endswith(".parquet"):
+            return ""
+        stored = Store(bucket, self._store.client).read_json(key.rpartition("/")[0] + layout.TEMPLATE_FILE)
+        return json.dumps(stored.value) if stored else ""
+
+    def read(self, job_id: str) -> Job | None:
+        """Read a job; None where there is none."""
+        if not job_id.startswith("batch_") or not job_id[6:].isalnum():
+            return None
+        stored = self._store.read_json(self._keys.get_job_key(job_id))
+        return cast(Job, stored.value) if stored else None
+
+    def list_jobs(self) -> list[Job]:
+        """Read all jobs, the newest first."""
+        with ThreadPoolExecutor(_READERS) as pool:
+            jobs = pool.map(self.read, self._store.list_folders(self._keys.jobs_prefix))
+            return sorted((job for job in jobs if job), key=lambda job: -job["created_at"])
+
+    def list_teams(self) -> list[dict[str, Any]]:
+        """What each team's jobs took so far, and its tokens of today."""
+        date = usage.format_date(self.now())
+        teams: dict[str, dict[str, Any]] = {
+            name: {
+                "team": name,
+                "jobs": 0,
+                "rows": 0,
+                "tokens": {"input": 0, "output": 0},
+                "endpoint_s": 0.0,
+                "tokens_today": sum(count for _, count in usage.read_day(self._store, self._keys, name, date)),
+                "tokens_per_day": team.tokens_per_day,
+            }
+            for name, team in self._settings.teams.items()
+        }
+        for job in map(self.count, self.list_jobs()):
+            if team := teams.get(job["team"]):
+                team["jobs"] += 1
+                team["rows"] += job["request_counts"]["completed"]
+                team["endpoint_s"] += job.get("endpoint_s", 0.0)
+                for name in team["tokens"]:
+                    team["tokens"][name] += job["tokens"][name]
+        return list(teams.values())
+
+    def count(self, job: Job) -> Job:
+        """The job with the rows and tokens counted so far; only heads that changed since the last call are read."""
+        if job["state"] in layout.FINAL_STATES:
+            self._heads.pop(job["id"], None)
+            return job
+        known = self._heads.setdefault(job["id"], {})
+        listed = {
+            entry["key"]: entry["etag"]
+            for entry in self._store.list_objects(self._keys.get_chunks_prefix(job["id"]))
+            if entry["key"].endswith("/head.json")
+        }
+        changed = [key for key, etag in listed.items() if key not in known or known[key][0] != etag]
+        with ThreadPoolExecutor(_READERS) as pool:
+            for key, stored in zip(changed, pool.map(self._store.read_json, changed), strict=True):
+                if stored:
+                    known[key] = (stored.etag, stored.value)
+        counted = layout.count_rows([head for _, head in known.values()])
+        counts = {**job["request_counts"], "completed": counted["completed"], "failed": counted["failed"]}
+        tokens = {"input": counted["input_tokens"], "output": counted["output_tokens"]}
+        return cast(Job, {**job, "request_counts": counts, "tokens": tokens, "endpoint_s": counted["endpoint_s"]})
+
+    def cancel(self, job_id: str) -> Job | None:
+        """Cancel a job: rows that have not started fail as `batch_cancelled`; None where there is no such job."""
+        if self.read(job_id) is None:
+            return None
+        return cast(
+            Job,
+            self._store.change_json(
+                self._keys.get_job_key(job_id), lambda job: layout.advance(job, layout.CANCELLING, self.now())
+            ),
+        )
+
+    def retry_errors(self, job: Job, upload: Upload, again: str = "") -> Job:
+        """Make a job of the rows of a job that failed and can run; `upload` becomes its input.
+
+        Args:
+            again: any text, to retry them once more.
+
+        Raises:
+            BadSubmission: the job has not ended, or no row that failed can run.
+        """
+        if job["state"] not in layout.FINAL_STATES:
+            raise BadSubmission("id", f"{job['id']} has not ended: it is {job['state']}")
+        try:
+            for row in self._read_failed_rows(job):
+                upload.write(row + b"\n")
+            if not upload.bytes:
+                raise BadSubmission("id", f"no row of {job['id']} failed that can run again")
+        except BaseException:
+            upload.abort()
+            raise
+        entry = upload.finish(f"{job['id']}_retry.jsonl", self.now())
+        return self.submit(
+            self._keys.get_file_key(entry["id"]),
+            team=job["team"],
+            file_id=entry["id"],
+            priority=job["priority"],
+            deadline_s=job["deadline_at"] - job["created_at"],
+            endpoint=job["endpoint"],
+            model=job["model"],
+            bad_rows=job["bad_rows"],
+            metadata=job["metadata"],
+            again=again,
+        )
+
+    def _read_failed_rows(self, job: Job) -> Iterator[bytes]:
+        """The rows that failed and can run, chunk by chunk. By their lines, since a doubled row shares its id."""
+        chunks = self._store.read_json(self._keys.get_chunks_key(job["id"]))
+        for chunk in chunks.value if chunks else ():
+            head = self._store.read_json(self._keys.get_head_key(job["id"], chunk["index"]))
+            plan = self._store.read_json(self._keys.get_rows_key(job["id"], chunk["index"]))
+            parts = head.value["parts"] if head else ()
+            if plan and any(part["errors"] for part in parts):
+                yield from self._read_failed_lines(job, chunk, parts, plan.value)
+
+    def _read_failed_lines(
+        self, job: Job, chunk: Chunk, parts: Iterable[Mapping[str, Any]], plan: Mapping[str, Any]
+    ) -> Iterator[bytes]:
+        failed = {
+            json.loads(line)["error"]["line"]
+            for part in parts
+            if part["errors"]
+            for line in self._store.read(part["errors"]).splitlines()
+        }
+        first_line = plan["first_line"]
+        failed -= {fault["line"] for fault in plan["faults"]}
+        failed -= {first_line + int(line) for line in plan["repeats"]}
+        for line in read_chunk_lines(self._store, job, chunk) if failed else ():
+            if first_line + line.number in failed and line.content:
+                yield line.content
+
+    def list_workers(self) -> Iterator[dict[str, Any]]:
+        """What each worker last said of itself."""
+        for entry in self._store.list_objects(self._keys.workers_prefix):
+            if stored := self._store.read_json(entry["key"]):
+                yield stored.value
+
+    def reconcile(self) -> list[str]:
+        """Start executions of jobs that have none and are not at their end; returns the ids of those jobs."""
+        started = []
+        for job_id in self._store.list_folders(self._keys.jobs_prefix):
+            job = None if job_id in self._ended else self.read(job_id)
+            if job is None:
+                continue
+            if job["state"] in layout.FINAL_STATES:
+                self._ended.add(job_id)  # no later look reads it again: an object of S3 each
+            elif self.ensure_execution(job):
+                started.append(job_id)
+        return started
+
+    def ensure_execution(self, job: Job) -> bool:
+        """Start an execution of a job unless one runs; returns whether it did."""
+        if job["state"] in layout.FINAL_STATES:
+            return False
+        if job["executions"] and self._is_running(job["executions"][-1]):
+            return False
+        name = f"{job['id']}-{len(job['executions']) + 1}"
+        if len(job["executions"]) >= MAX_EXECUTIONS:
+            return False
+        payload = json.dumps(build_execution_input(job, self._keys, self._settings, self._queues))
+        try:
+            self._stepfunctions.start_execution(stateMachineArn=self._state_machine, name=name, input=payload)
+        except ClientError as error:
+            if error.response.get("Error", {}).get("Code") != "ExecutionAlreadyExists":
+                raise
+        # After the start: a name that is missing here is found again by the same number, and not started twice.
+        self._store.change_json(
+            self._keys.get_job_key(job["id"]),
+            lambda job: None if name in job["executions"] else {**job, "executions": [*job["executions"], name]},
+        )
+        return True
+
+    def _is_running(self, name: str) -> bool:
+        arn = self._state_machine.replace(":stateMachine:", ":execution:") + f":{name}"
+        try:
+            return bool(self._stepfunctions.describe_execution(executionArn=arn)["status"] == RUNNING)
+        except ClientError as error:
+            if error.response.get("Error", {}).get("Code") == "ExecutionDoesNotExist":
+                return False
+            raise

@@ -1,0 +1,373 @@
+"""Where everything of a batch lies in S3, and what a job is. Pure: no input and no output.
+
+    PREFIX/files/FILE                         an uploaded file, as it came; FILE.json beside it describes it
+    PREFIX/inbox/TEAM/...                     a file that is put here becomes a job of the team
+    PREFIX/scheduled/...                      files of which a schedule makes jobs
+    PREFIX/jobs/JOB/job.json                  the job and its state; changed by conditional writes alone
+    PREFIX/jobs/JOB/input/CHUNK.jsonl         a chunk of a compressed input, unpacked; a plain input stays in one piece
+    PREFIX/jobs/JOB/chunks.json               what the state machine maps over
+    PREFIX/jobs/JOB/chunks/CHUNK/scan.json    what is in the chunk: rows, and those that cannot run
+    PREFIX/jobs/JOB/chunks/CHUNK/ids.bin      digests of its custom_ids, sorted
+    PREFIX/jobs/JOB/chunks/CHUNK/rows.json    its first line, and rows that do not run; after all chunks were scanned
+    PREFIX/jobs/JOB/chunks/CHUNK/head.json    who works on it, and which parts count; by conditional writes alone
+    PREFIX/jobs/JOB/chunks/CHUNK/parts/...    results since the part before; no part counts that the head does not name
+    PREFIX/jobs/JOB/output.jsonl, errors.jsonl   the results
+    PREFIX/results/team=T/date=D/batch=JOB/   the results as Parquet, where asked
+    PREFIX/uncached/JOB-CHUNK.json            a chunk whose answers are not in the cache yet, where there is one
+    PREFIX/workers/WORKER.json                what a worker last said of itself
+    PREFIX/usage/TEAM/DATE/WORKER.json        tokens of a team on a day, by worker
+
+A chunk's head is its lock: who takes the chunk over raises its epoch with a conditional write, and from then on every
+write of the head by the worker before is refused, whatever that worker believes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, TypedDict
+
+VALIDATING, IN_PROGRESS, FINALIZING, COMPLETED, FAILED, EXPIRED, CANCELLING, CANCELLED = (
+    "validating",
+    "in_progress",
+    "finalizing",
+    "completed",
+    "failed",
+    "expired",
+    "cancelling",
+    "cancelled",
+)
+"""OpenAI's words for the state of a batch (https://platform.openai.com/docs/api-reference/batch/object)."""
+
+FINAL_STATES = (COMPLETED, FAILED, EXPIRED, CANCELLED)
+
+_NEXT_STATES: Mapping[str, tuple[str, ...]] = {
+    VALIDATING: (IN_PROGRESS, CANCELLING, FINALIZING, FAILED, EXPIRED),
+    IN_PROGRESS: (FINALIZING, CANCELLING, FAILED, EXPIRED),
+    CANCELLING: (CANCELLED, FAILED),
+    FINALIZING: (COMPLETED, CANCELLED, EXPIRED, FAILED),
+}
+
+PRIORITIES = ("high", "normal", "low")
+"""Classes of jobs: rows of a class run before those of every class after it."""
+
+Priority = Literal["high", "normal", "low"]
+
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+"""What a row can ask for, in its `url`."""
+
+TEMPLATE_FILE = "/template.json"
+"""Beside a Parquet file: the template of its rows, where a submission brings none."""
+
+MAX_CHUNKS = 10_000
+"""Chunks of a job: S3 joins at most 10,000 parts into one object (AWS, S3 multipart upload limits, 2026-11)."""
+
+MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 64 * 2**10, 16 * 2**20
+"""Smallest and usual largest chunk: a worker holds a few of them in memory, with their results."""
+
+
+COUNTS = ("completed", "failed", "expired", "input_tokens", "output_tokens", "endpoint_s")
+"""What is counted of each part: rows, those of `failed` that expired, tokens, and the endpoint's time, in seconds."""
+
+
+class Chunk(TypedDict):
+    """An entry of chunks.json: the rows whose first byte lies in [start, end) of an object."""
+
+    index: int
+    key: str
+    start: int
+    end: int
+
+
+class RowFault(TypedDict):
+    """A row that cannot run."""
+
+    line: int
+    """In the file, from 1; in the chunk while it is scanned."""
+
+    offset: int
+    """Of its first byte in the chunk's object."""
+
+    custom_id: str | None
+    code: str
+    message: str
+
+
+class Job(TypedDict, total=False):
+    """job.json. Times are seconds since 1970; null where it has not happened."""
+
+    id: str
+    name: str
+    """Of the deployment."""
+
+    team: str
+    priority: Priority
+    endpoint: str
+    """Path of every row, such as /v1/chat/completions; empty where each row may have its own."""
+
+    model: str
+    """Replaces `model` of every row; empty where the rows name it."""
+
+    bad_rows: Literal["skip", "refuse"]
+    """Whether rows that cannot run fail alone, or the whole job."""
+
+    template: str
+    """JSON of the row that is made of each record of a Parquet file; empty for a file of rows."""
+
+    input: dict[str, Any]
+    """bucket, key, bytes, etag, and `file`, the id of the uploaded file; null where it was not uploaded."""
+
+    metadata: dict[str, str]
+    state: str
+    request_counts: dict[str, int]
+    """total, completed, failed; final once the state is."""
+
+    tokens: dict[str, int]
+    """input and output, of all answers."""
+
+    endpoint_s: float
+    """The endpoint's time that its rows took, shared with the rows of other jobs by requests in flight; jobs of earlier
+    versions lack it."""
+
+    errors: list[dict[str, Any]]
+    """Why the job failed, or the first rows that cannot run: code, message, line."""
+
+    executions: list[str]
+    """Names of its executions, the newest last."""
+
+    output_key: str
+    error_key: str
+    created_at: float
+    deadline_at: float
+    in_progress_at: float | None
+    finalizing_at: float | None
+    completed_at: float | None
+    failed_at: float | None
+    expired_at: float | None
+    cancelling_at: float | None
+    cancelled_at: float | None
+
+
+class Head(TypedDict):
+    """head.json of a chunk."""
+
+    epoch: int
+    """Raised by each worker that takes the chunk."""
+
+    worker: str
+    parts: list[dict[str, Any]]
+    """Results that count, in order: `output` and `errors` (keys, empty for none), `output_bytes`, `error_bytes`,
+    COUNTS; `faults`: whether it has the rows that never run."""
+
+    done: bool
+    fruitless: int
+    """Times it was taken since a part was last added: a chunk that ends every worker is given up."""
+
+
+class Layout:
+    """Keys below a prefix, such as `batch/mine`."""
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix.strip("/")
+
+    def get_file_key(self, file_id: str) -> str:
+        """Key of an uploaded file; `.json` after it describes the file."""
+        return f"{self.prefix}/files/{file_id}"
+
+    def get_scheduled_key(self, file: str) -> str:
+        """Of a file of which a schedule makes jobs."""
+        return f"{self.prefix}/scheduled/{file}"
+
+    def get_inbox_prefix(self, team: str) -> str:
+        """Prefix of a team's inbox."""
+        return f"{self.prefix}/inbox/{team}/"
+
+    @property
+    def jobs_prefix(self) -> str:
+        """Prefix of all jobs."""
+        return f"{self.prefix}/jobs/"
+
+    def get_job_prefix(self, job_id: str) -> str:
+        """Prefix of all that a job has."""
+        return f"{self.jobs_prefix}{job_id}/"
+
+    def get_job_key(self, job_id: str) -> str:
+        """Key of job.json."""
+        return f"{self.get_job_prefix(job_id)}job.json"
+
+    def get_chunks_key(self, job_id: str) -> str:
+        """Key of chunks.json."""
+        return f"{self.get_job_prefix(job_id)}chunks.json"
+
+    def get_unpacked_key(self, job_id: str, index: int) -> str:
+        """Key of a chunk of a compressed input."""
+        return f"{self.get_job_prefix(job_id)}input/{index:05d}.jsonl"
+
+    def get_chunks_prefix(self, job_id: str) -> str:
+        """Prefix of all chunks."""
+        return f"{self.get_job_prefix(job_id)}chunks/"
+
+    def get_chunk_prefix(self, job_id: str, index: int) -> str:
+        """Prefix of all that a chunk has."""
+        return f"{self.get_chunks_prefix(job_id)}{index:05d}/"
+
+    def get_scan_key(self, job_id: str, index: int) -> str:
+        """Key of scan.json."""
+        return f"{self.get_chunk_prefix(job_id, index)}scan.json"
+
+    def get_ids_key(self, job_id: str, index: int) -> str:
+        """Key of ids.bin."""
+        return f"{self.get_chunk_prefix(job_id, index)}ids.bin"
+
+    def get_rows_key(self, job_id: str, index: int) -> str:
+        """Key of rows.json."""
+        return f"{self.get_chunk_prefix(job_id, index)}rows.json"
+
+    def get_head_key(self, job_id: str, index: int) -> str:
+        """Key of head.json."""
+        return f"{self.get_chunk_prefix(job_id, index)}head.json"
+
+    def get_part_key(self, job_id: str, index: int, epoch: int, number: int, kind: str) -> str:
+        """Key of a part: `kind` is output or errors."""
+        return f"{self.get_chunk_prefix(job_id, index)}parts/{epoch:04d}-{number:05d}-{kind}.jsonl"
+
+    def get_output_key(self, job_id: str) -> str:
+        """Key of the answers."""
+        return f"{self.get_job_prefix(job_id)}output.jsonl"
+
+    def get_error_key(self, job_id: str) -> str:
+        """Key of the rows that failed."""
+        return f"{self.get_job_prefix(job_id)}errors.jsonl"
+
+    @property
+    def uncached_prefix(self) -> str:
+        """Prefix of the notes of chunks whose answers are not in the cache yet."""
+        return f"{self.prefix}/uncached/"
+
+    def get_uncached_key(self, job_id: str, index: int) -> str:
+        """Key of such a note."""
+        return f"{self.uncached_prefix}{job_id}-{index:05d}.json"
+
+    @property
+    def workers_prefix(self) -> str:
+        """Prefix of what workers last said of themselves."""
+        return f"{self.prefix}/workers/"
+
+    def get_worker_key(self, worker: str) -> str:
+        """Key of what a worker last said of itself."""
+        return f"{self.workers_prefix}{worker}.json"
+
+    def get_usage_prefix(self, team: str, date: str) -> str:
+        """Prefix of a team's tokens on a day, YYYY-MM-DD (UTC)."""
+        return f"{self.prefix}/usage/{team}/{date}/"
+
+
+def build_job_id(team: str, key: str, etag: str, options: Mapping[str, str]) -> str:
+    """The id of a job: the same submission of the same content is the same job.
+
+    Args:
+        options: what else makes it another job, such as the model.
+    """
+    words = [team, key, etag.strip('"'), *(f"{name}={options[name]}" for name in sorted(options))]
+    return f"batch_{hashlib.sha256(chr(10).join(words).encode()).hexdigest()[:24]}"
+
+
+def build_file_id(content_digest: str) -> str:
+    """The id of an uploaded file, by the SHA-256 of its content in hex."""
+    return f"file-{content_digest[:24]}"
+
+
+def build_job(
+    job_id: str,
+    *,
+    name: str,
+    team: str,
+    priority: Priority,
+    source: Mapping[str, Any],
+    now: float,
+    deadline_s: float,
+    endpoint: str = "",
+    model: str = "",
+    bad_rows: Literal["skip", "refuse"] = "skip",
+    template: str = "",
+    metadata: Mapping[str, str] | None = None,
+) -> Job:
+    """A new job.
+
+    Args:
+        source: `input` of the job.
+        now: seconds since 1970.
+    """
+    return Job(
+        id=job_id,
+        name=name,
+        team=team,
+        priority=priority,
+        endpoint=endpoint,
+        model=model,
+        bad_rows=bad_rows,
+        template=template,
+        input=dict(source),
+        metadata=dict(metadata or {}),
+        state=VALIDATING,
+        request_counts={"total": 0, "completed": 0, "failed": 0},
+        tokens={"input": 0, "output": 0},
+        endpoint_s=0.0,
+        errors=[],
+        executions=[],
+        output_key="",
+        error_key="",
+        created_at=now,
+        deadline_at=now + deadline_s,
+        in_progress_at=None,
+        finalizing_at=None,
+        completed_at=None,
+        failed_at=None,
+        expired_at=None,
+        cancelling_at=None,
+        cancelled_at=None,
+    )
+
+
+def can_advance(state: str, new_state: str) -> bool:
+    """Whether a job may go from one state to another."""
+    return new_state in _NEXT_STATES.get(state, ())
+
+
+def advance(job: Job, new_state: str, now: float) -> Job | None:
+    """The job in another state, with its time; None where it cannot go there, as from a final state."""
+    if not can_advance(job["state"], new_state):
+        return None
+    changes: dict[str, Any] = {"state": new_state, f"{new_state}_at": now}
+    return Job(**{**job, **changes})  # type: ignore[typeddict-item]
+
+
+def count_rows(heads: Iterable[Head]) -> dict[str, Any]:
+    """COUNTS of all parts that count."""
+    return {name: sum(part.get(name, 0) for head in heads for part in head["parts"]) for name in COUNTS}
+
+
+def get_queue_names(name: str, teams: list[str]) -> dict[tuple[str, str], str]:
+    """Names of the queues with chunks, by team and priority."""
+    return {(team, priority): f"{name}-{team}-{priority}" for team in teams for priority in PRIORITIES}
+
+
+def get_control_queue_name(name: str) -> str:
+    """Name of the queue with the steps of jobs that are not chunks."""
+    return f"{name}-control"
+
+
+def get_inbox_queue_name(name: str) -> str:
+    """Name of the queue with S3's events of the inboxes."""
+    return f"{name}-inbox"
+
+
+def compute_chunk_bytes(size: int, workers: int, largest: int = MAX_CHUNK_BYTES) -> int:
+    """Bytes of a chunk: enough chunks to keep all workers busy to the end, and never more than MAX_CHUNKS."""
+    usual = min(largest, max(MIN_CHUNK_BYTES, size // (8 * max(1, workers))))
+    return max(usual, -(-size // MAX_CHUNKS))
+
+
+def split_ranges(size: int, chunk_bytes: int) -> list[tuple[int, int]]:
+    """Ranges of an object of `size` bytes. A row belongs to the range that its first byte is in."""
+    return [(start, min(start + chunk_bytes, size)) for start in range(0, size, chunk_bytes)]

@@ -1,0 +1,182 @@
+"""Rows that are longer than the model's context: found by the endpoint's own refusal, and cut by a stated rule.
+
+The endpoint counts the tokens, with the model's own tokenizer and template. A worker has neither: it cuts the longest
+text of the row by the share that the refusal names, and a little more, until the endpoint takes it; or it splits that
+text into pieces of that length, and reduces the answers to one.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator
+from typing import Any
+
+TRUNCATE_HEAD, TRUNCATE_MIDDLE, TRUNCATE_TAIL, SPLIT = (
+    "truncate-head",
+    "truncate-middle",
+    "truncate-tail",
+    "split-and-reduce",
+)
+"""What becomes of such a row; any other word rejects it."""
+
+MAX_CUTS = 6
+"""Times that a text is cut, or split again, before the row fails."""
+
+MAX_PIECES = 256
+
+_CODES = ("context_length_exceeded", "string_above_max_length")
+_REFUSALS = re.compile(
+    r"maximum context length|max_model_len|longer than the maximum model length|context length|too many tokens", re.I
+)
+_LIMIT = re.compile(r"(?:context length(?: of| is)?|max_model_len[= ]*|model length of) (\d+)", re.I)
+_ACTUAL = re.compile(
+    r"(?:requested|resulted in|contains|prompt has|length of|you passed|has) (\d+) "
+    r"(?:input |prompt |output )?tokens",
+    re.I,
+)
+
+_Location = tuple[str | int, ...]
+"""The keys that lead to a text of a row."""
+
+_MARGIN = 0.97
+_BLIND_SHARE = 0.7
+"""What is kept where the refusal does not say how long the row is: vLLM 0.32 says \"at least\" one token too many."""
+
+_TOKEN_CHARACTERS = 4
+"""Of English text, about: the first guess for a text that is many times as long as the context."""
+
+
+def is_too_long(status: int, body: Any) -> bool:
+    """Whether an answer says that the row is longer than the context."""
+    if status not in (400, 413, 422):
+        return False
+    error = _get_error(body)
+    return error.get("code") in _CODES or bool(_REFUSALS.search(str(error.get("message", ""))))
+
+
+def cut(body: dict[str, Any], refusal: Any, rule: str) -> tuple[dict[str, Any], int] | None:
+    """Cut the longest text of a row; returns the row and the number of characters left out, None where there is none.
+
+    Args:
+        refusal: the endpoint's answer.
+        rule: where the text that is left out lies.
+    """
+    if rule not in (TRUNCATE_HEAD, TRUNCATE_MIDDLE, TRUNCATE_TAIL):
+        return None
+    location = _find_longest(body)
+    if location is None:
+        return None
+    text = _read(body, location)
+    kept_length = _compute_length(text, body, refusal)
+    if kept_length < 1 or kept_length >= len(text):
+        return None
+    return _replace(body, location, _keep(text, kept_length, rule)), len(text) - kept_length
+
+
+def split(body: dict[str, Any], refusal: Any) -> list[dict[str, Any]]:
+    """Split a row into rows with a piece each of its longest text, at white space; none where it has no answer's text.
+
+    Args:
+        refusal: the endpoint's answer.
+    """
+    location = _find_longest(body)
+    if location is None or "input" in body:  # an embedding of pieces is no embedding of the whole
+        return []
+    text = _read(body, location)
+    length = _compute_length(text, body, refusal)
+    if length < 1 or len(text) / length > MAX_PIECES:
+        return []
+    return [_replace(body, location, piece) for piece in _cut_pieces(text, length)]
+
+
+def reduce(body: dict[str, Any], answers: list[str]) -> dict[str, Any] | None:
+    """The row with the numbered answers to its pieces in the place of its longest text; None if that is no shorter."""
+    location = _find_longest(body)
+    text = "\n\n".join(f"[{number}/{len(answers)}] {answer}" for number, answer in enumerate(answers, 1))
+    if location is None or len(text) >= len(_read(body, location)):
+        return None
+    return _replace(body, location, text)
+
+
+def read_answer(body: Any) -> str:
+    """The text of an answer to a chat or a completion; empty where it has none."""
+    choices = body.get("choices") if isinstance(body, dict) else None
+    choice = choices[0] if isinstance(choices, list) and choices else {}
+    text = (choice.get("message") or {}).get("content") or choice.get("text")
+    return text if isinstance(text, str) else ""
+
+
+def _cut_pieces(text: str, length: int) -> Iterator[str]:
+    """Pieces of at most `length` characters; each ends at white space, where there is some in its second half."""
+    start = 0
+    while start < len(text):
+        end = start + length
+        if end < len(text):
+            end = next((place for place in range(end, start + length // 2, -1) if text[place - 1].isspace()), end)
+        yield text[start:end]
+        start = end
+
+
+def _keep(text: str, length: int, rule: str) -> str:
+    if rule == TRUNCATE_HEAD:
+        return text[len(text) - length :]
+    if rule == TRUNCATE_TAIL:
+        return text[:length]
+    head = length // 2
+    return text[:head] + text[len(text) - (length - head) :]
+
+
+def _compute_length(text: str, body: dict[str, Any], refusal: Any) -> int:
+    """Characters of a text that the context may hold."""
+    message = str(_get_error(refusal).get("message", ""))
+    limit, actual = _LIMIT.search(message), [int(count) for count in _ACTUAL.findall(message)]
+    room = int(limit[1]) - int(body.get("max_tokens") or 0) if limit else 0
+    if room > 0 and actual and room < max(actual):
+        return int(_MARGIN * len(text) * room / max(actual))
+    blind = int(_BLIND_SHARE * len(text))
+    return min(blind, _TOKEN_CHARACTERS * room) if room > 0 else blind
+
+
+def _find_longest(body: dict[str, Any]) -> _Location | None:
+    """Where the longest text of a row is."""
+    return max(_find_texts(body), key=lambda location: len(_read(body, location)), default=None)
+
+
+def _find_texts(body: dict[str, Any]) -> Iterator[_Location]:
+    for name in ("prompt", "input"):
+        value = body.get(name)
+        if isinstance(value, str):
+            yield (name,)
+        elif isinstance(value, list):
+            yield from ((name, index) for index, item in enumerate(value) if isinstance(item, str))
+    for number, message in enumerate(body.get("messages") or ()):
+        content = message.get("content") if isinstance(message, dict) else None
+        if isinstance(content, str):
+            yield ("messages", number, "content")
+        for index, part in enumerate(content if isinstance(content, list) else ()):
+            if isinstance(part, dict) and isinstance(part.get("text"), str):
+                yield ("messages", number, "content", index, "text")
+
+
+def _read(body: Any, location: _Location) -> str:
+    for key in location:
+        body = body[key]
+    return str(body)
+
+
+def _replace(body: dict[str, Any], location: _Location, text: str) -> dict[str, Any]:
+    """A copy of a row with another text at a place."""
+    changed = copy.deepcopy(body)
+    holder: Any = changed
+    for key in location[:-1]:
+        holder = holder[key]
+    holder[location[-1]] = text
+    return changed
+
+
+def _get_error(body: Any) -> dict[str, Any]:
+    if not isinstance(body, dict):
+        return {}
+    error = body.get("error", body)
+    return error if isinstance(error, dict) else {"message": str(error)}

@@ -1,0 +1,260 @@
+"""Parquet in and out, some rows at a time: rows by a template over the columns of a file, and results as a table.
+
+A template is a row in OpenAI's format whose texts name columns in braces:
+
+    {"custom_id": "{sku}", "url": "/v1/chat/completions", "method": "POST",
+     "body": {"model": "m", "messages": [{"role": "user", "content": "Describe {title}: {text}"}], "max_tokens": "{n}"}}
+
+A text that is one column and nothing else becomes the column's value, whatever its type. `{{` and `}}` are braces.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import io
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from batch.reader import BadTemplate, CorruptFile, ReadRange
+
+BATCH_ROWS = 1024
+"""Rows that are read at a time."""
+
+_BUFFER_BYTES = 2**20
+"""Of a column that is read at a time, however large the file's row groups are."""
+
+GROUP_ROWS, FILE_ROWS = 4096, 262_144
+"""Rows of a row group and of a file that are written."""
+
+_NAME = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")
+
+SCHEMA = pa.schema(
+    [
+        ("custom_id", pa.string()),
+        ("answer", pa.string()),
+        ("model", pa.string()),
+        ("input_tokens", pa.int64()),
+        ("output_tokens", pa.int64()),
+        ("error_code", pa.string()),
+        ("error_message", pa.string()),
+        ("line", pa.int64()),
+        ("response", pa.string()),
+    ]
+)
+"""Of results. `answer` is the text, or the embedding as JSON; `response` the whole body as JSON; `line` is that of the
+input, of rows that failed."""
+
+
+class Template:
+    """A row with the names of columns."""
+
+    def __init__(self, text: str) -> None:
+        if not text:
+            raise BadTemplate("the input is a Parquet file, and the job has no template: --template FILE")
+        try:
+            self._row = json.loads(text)
+        except ValueError as error:
+            raise BadTemplate(f"the template is not JSON: {error}") from None
+        if not isinstance(self._row, dict) or "body" not in self._row:
+            raise BadTemplate("the template is no row: it has no body")
+        self.columns = sorted(set(_find_names(self._row)))
+        if not self.columns:
+            raise BadTemplate("the template names no column, such as {title}")
+
+    def render(self, values: Mapping[str, Any]) -> bytes:
+        """The row of a record, as a line without its end."""
+        row = _fill(self._row, values)
+        row["custom_id"] = str(row.get("custom_id"))
+        return json.dumps(row, ensure_ascii=False, default=str).encode()
+
+
+def _find_names(node: Any) -> Iterator[str]:
+    if isinstance(node, str):
+        yield from (match[1] for match in _NAME.finditer(node) if match[1])
+    for child in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        yield from _find_names(child)
+
+
+def _fill(node: Any, values: Mapping[str, Any]) -> Any:
+    if isinstance(node, dict):
+        return {key: _fill(child, values) for key, child in node.items()}
+    if isinstance(node, list):
+        return [_fill(child, values) for child in node]
+    if not isinstance(node, str):
+        return node
+    whole = _NAME.fullmatch(node)
+    if whole and whole[1]:
+        return values[whole[1]]
+    return _NAME.sub(lambda match: _format(values[match[1]]) if match[1] else match[0][0], node)
+
+
+def _format(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+class _RangeFile(io.RawIOBase):
+    """An object as a file that can be read anywhere."""
+
+    def __init__(self, read: ReadRange, size: int) -> None:
+        self._read, self._size, self._position = read, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = base + offset
+        return self._position
+
+    def read(self, size: int | None = -1) -> bytes:
+        end = self._size if size is None or size < 0 else min(self._size, self._position + size)
+        content = b"".join(self._read(self._position, end)) if end > self._position else b""
+        self._position += len(content)
+        return content
+
+
+def open_file(read: ReadRange, size: int) -> pq.ParquetFile:
+    """Open an object.
+
+    Raises:
+        CorruptFile: it is no Parquet file, or a damaged one.
+    """
+    with _report_damage():
+        return pq.ParquetFile(_RangeFile(read, size), buffer_size=_BUFFER_BYTES, pre_buffer=False)
+
+
+def read_rows(file: pq.ParquetFile, template: Template, groups: Iterable[int] | None = None) -> Iterator[bytes]:
+    """The rows of a file, as lines with their ends, some at a time.
+
+    Args:
+        groups: row groups to read; all where left out.
+
+    Raises:
+        BadTemplate: the file lacks a column.
+        CorruptFile: it is damaged.
+    """
+    known = file.schema_arrow.names
+    missing = [name for name in template.columns if name not in known]
+    if missing:
+        raise BadTemplate(f"the template names {missing[0]}, and the file has the columns {', '.join(known)}")
+    batches = file.iter_batches(
+        BATCH_ROWS, row_groups=None if groups is None else list(groups), columns=template.columns, use_threads=False
+    )
+    while (batch := _read_next(batches)) is not None:
+        yield b"".join(template.render(record) + b"\n" for record in batch.to_pylist())
+
+
+def _read_next(batches: Iterator[Any]) -> Any:
+    with _report_damage():
+        return next(batches, None)
+
+
+@contextlib.contextmanager
+def _report_damage() -> Iterator[None]:
+    try:
+        yield
+    except pa.ArrowInvalid as error:
+        raise CorruptFile(f"the file cannot be read as Parquet: {error}"[:300]) from None
+
+
+def get_result_prefix(prefix: str, team: str, job_id: str, created_at: float) -> str:
+    """Where a job's table lies: partitions in Hive's form, which Athena, Glue and Spark read."""
+    date = datetime.datetime.fromtimestamp(created_at, datetime.UTC).strftime("%Y-%m-%d")
+    return f"{prefix}/results/team={team}/date={date}/batch={job_id}/"
+
+
+def write_results(lines: Iterable[bytes], open_sink: Callable[[int], Any]) -> int:
+    """Write result lines of both kinds as Parquet files; returns how many files.
+
+    Args:
+        open_sink: opens the file of a number, with `write(bytes)` and `close()`.
+    """
+    writer: pq.ParquetWriter | None = None
+    sink: Any = None
+    files = rows = 0
+    for group in _group(lines, GROUP_ROWS):
+        if writer is None:
+            sink, rows = open_sink(files), 0
+            writer = pq.ParquetWriter(_Sink(sink), SCHEMA, compression="zstd")
+            files += 1
+        writer.write_table(pa.Table.from_pylist([_flatten(line) for line in group], SCHEMA))
+        rows += len(group)
+        if rows >= FILE_ROWS:
+            writer.close()
+            sink.close()
+            writer = None
+    if writer:
+        writer.close()
+        sink.close()
+    return files
+
+
+class _Sink(io.RawIOBase):
+    """What pyarrow writes to; it stays open when pyarrow is done."""
+
+    def __init__(self, sink: Any) -> None:
+        self._sink, self._position = sink, 0
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def write(self, block: Any) -> int:
+        content = bytes(block)
+        self._sink.write(content)
+        self._position += len(content)
+        return len(content)
+
+
+def _group(lines: Iterable[bytes], count: int) -> Iterator[list[bytes]]:
+    group: list[bytes] = []
+    for line in lines:
+        group.append(line)
+        if len(group) == count:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+def _flatten(line: bytes) -> dict[str, Any]:
+    """A result line as a record of SCHEMA."""
+    result = json.loads(line)
+    response, error = result["response"] or {}, result["error"] or {}
+    body = response.get("body") or {}
+    usage = body.get("usage") or {} if isinstance(body, dict) else {}
+    return {
+        "custom_id": result["custom_id"],
+        "answer": None if error else read_answer(body),
+        "model": body.get("model") if isinstance(body, dict) else None,
+        "input_tokens": usage.get("prompt_tokens"),
+        "output_tokens": usage.get("completion_tokens"),
+        "error_code": error.get("code"),
+        "error_message": error.get("message"),
+        "line": error.get("line"),
+        "response": json.dumps(body, ensure_ascii=False) if response else None,
+    }
+
+
+def read_answer(body: Any) -> Any:
+    """The text of an answer, or its embedding as JSON."""
+    if body.get("choices"):
+        choice = body["choices"][0]
+        return (choice.get("message") or {}).get("content") or choice.get("text")
+    if body.get("data"):
+        return json.dumps(body["data"][0].get("embedding"))
+    return None

@@ -1,0 +1,141 @@
+"""Reads the lines of a range of a file, and unpacks compressed files, in flat memory."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import zstandard
+
+from batch.rows import MAX_ROW_BYTES, Line, read_lines
+
+ReadRange = Callable[[int, int], Iterable[bytes]]
+"""Reads bytes [start, end) of an object in blocks."""
+
+_READ_ON_BYTES = 256 * 2**10
+"""Read at a time behind a range, where its last line goes on."""
+
+_UNPACKED_BYTES, _PACKED_BYTES = 2**20, 16 * 2**10
+"""Most bytes that are unpacked at a time, and that are read for it."""
+
+GZIP, ZSTD = "gzip", "zstd"
+_MAGIC = {b"\x1f\x8b": GZIP, b"\x28\xb5\x2f\xfd": ZSTD}
+
+
+PARQUET = b"PAR1"
+"""First bytes of a Parquet file (https://parquet.apache.org/docs/file-format/, read 2026-11)."""
+
+
+class CorruptFile(Exception):
+    """A compressed file cannot be unpacked."""
+
+
+class BadTemplate(Exception):
+    """A Parquet file's template is missing, cannot be used, or not with this file."""
+
+
+def detect_compression(first_bytes: bytes) -> str:
+    """The compression of a file by its first four bytes; empty for none."""
+    return next((name for magic, name in _MAGIC.items() if first_bytes.startswith(magic)), "")
+
+
+def read_range_lines(
+    read: ReadRange, start: int, end: int, size: int, max_bytes: int = MAX_ROW_BYTES
+) -> Iterator[Line]:
+    """Read the lines whose first byte lies in [start, end) of an object of `size` bytes.
+
+    The last one may go on behind the range. Line numbers count from the first line of the range.
+    """
+    # One byte earlier: where it ends a line, the next one belongs to this range.
+    first = max(0, start - 1)
+    for line in read_lines(_read_on(read, first, end, size), first, skip_first=start > 0, max_bytes=max_bytes):
+        if line.offset >= end:
+            return
+        yield line
+
+
+def _read_on(read: ReadRange, first: int, end: int, size: int) -> Iterator[bytes]:
+    yield from read(first, end)
+    while end < size:
+        following = min(size, end + _READ_ON_BYTES)
+        yield from read(end, following)
+        end = following
+
+
+def unpack(blocks: Iterable[bytes], compression: str) -> Iterator[bytes]:
+    """Unpack a file block by block; of several gzip members or zstd frames, all.
+
+    Raises:
+        CorruptFile: it is damaged, or ends too early.
+    """
+    try:
+        yield from (_gunzip(blocks) if compression == GZIP else _unzstd(blocks))
+    except (zlib.error, zstandard.ZstdError, EOFError) as error:
+        raise CorruptFile(f"the file cannot be unpacked as {compression}: {error}") from None
+
+
+def split_blocks(blocks: Iterable[bytes], get_chunk_bytes: Callable[[int], int]) -> Iterator[Iterator[bytes]]:
+    """Cut a stream into chunks, each at the end of a line; consume each before the next.
+
+    Args:
+        get_chunk_bytes: least bytes of the chunk with an index.
+    """
+    source = iter(blocks)
+    rest = [next(source, b"")]
+
+    def take(chunk_bytes: int) -> Iterator[bytes]:
+        taken, block = 0, rest.pop()
+        while block:
+            if taken + len(block) >= chunk_bytes:
+                cut = block.find(b"\n", max(0, chunk_bytes - taken - 1)) + 1
+                if cut:
+                    rest.append(block[cut:] or next(source, b""))
+                    yield block[:cut]
+                    return
+            taken += len(block)
+            yield block
+            block = next(source, b"")
+
+    index = 0
+    while rest and rest[0]:
+        yield take(get_chunk_bytes(index))
+        index += 1
+
+
+def _gunzip(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    unpacker: Any = None
+    for block in blocks:
+        while block:
+            if unpacker is None:
+                block = block.lstrip(b"\x00")  # padding between and behind members
+                if not block:
+                    break
+                unpacker = zlib.decompressobj(wbits=31)
+            yield from _filled(unpacker.decompress(block, _UNPACKED_BYTES))
+            while unpacker.unconsumed_tail:
+                yield from _filled(unpacker.decompress(unpacker.unconsumed_tail, _UNPACKED_BYTES))
+            block = unpacker.unused_data
+            unpacker = None if unpacker.eof else unpacker
+    if unpacker is not None:
+        raise EOFError("it ends too early")
+
+
+def _unzstd(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    unpacker: Any = None
+    for block in blocks:
+        # A little at a time, since what comes out cannot be limited.
+        for start in range(0, len(block), _PACKED_BYTES):
+            piece = block[start : start + _PACKED_BYTES]
+            while piece:
+                unpacker = unpacker or zstandard.ZstdDecompressor(max_window_size=2**27).decompressobj()
+                yield from _filled(unpacker.decompress(piece))
+                piece = unpacker.unused_data
+                unpacker = None if unpacker.eof else unpacker
+    if unpacker is not None:
+        raise EOFError("it ends too early")
+
+
+def _filled(block: bytes) -> Iterator[bytes]:
+    if block:
+        yield block

@@ -1,0 +1,48 @@
+"""Queues of a deployment, and the input of its executions: on AWS a stack creates queues and state machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+from batch import layout
+from batch.settings import Settings
+
+
+@dataclass(frozen=True)
+class Queues:
+    """URLs of the queues."""
+
+    control: str
+    runs: dict[tuple[str, str], str]
+    """By team and priority."""
+
+
+def find_queues(sqs: Any, settings: Settings) -> Queues | None:
+    """Find the queues; None while they are not there yet."""
+    try:
+        return Queues(
+            sqs.get_queue_url(QueueName=layout.get_control_queue_name(settings.name))["QueueUrl"],
+            {
+                key: sqs.get_queue_url(QueueName=name)["QueueUrl"]
+                for key, name in layout.get_queue_names(settings.name, list(settings.teams)).items()
+            },
+        )
+    except ClientError as error:
+        if "NonExistentQueue" in str(error.response.get("Error", {}).get("Code")):
+            return None
+        raise
+
+
+def build_execution_input(job: layout.Job, keys: layout.Layout, settings: Settings, queues: Queues) -> dict[str, Any]:
+    """Build the input of a job's execution."""
+    return {
+        "job": job["id"],
+        "team": job["team"],
+        "bucket": settings.bucket,
+        "chunks": keys.get_chunks_key(job["id"]),
+        "queue": queues.runs[job["team"], job["priority"]],
+        "failed_chunks_percent": 100 * settings.failed_chunks,
+    }

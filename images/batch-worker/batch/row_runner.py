@@ -1,0 +1,194 @@
+"""Sends one row until it has a result: attempts and waits, and what becomes of inputs longer than the context."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from batch import long_inputs, rows
+from batch.chunk import PendingRow
+from batch.endpoint import BUSY_STATUSES, Answer, Endpoint, EndpointAway, NoAnswer
+from batch.layout import Job
+from batch.settings import WorkerSettings
+
+MAX_BACKOFF_S = 30.0
+
+EXPIRED = ("batch_expired", "This request could not be executed before the completion window expired.")
+"""Code and message of rows that ran out of time, in OpenAI's words."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a row."""
+
+    line: bytes
+    """Of the output, or of the errors."""
+
+    failure: str
+    """Code; empty for an answer."""
+
+    input_tokens: int
+    """Of all that was sent for the row and answered."""
+
+    output_tokens: int
+
+    @property
+    def tokens(self) -> int:
+        """Both."""
+        return self.input_tokens + self.output_tokens
+
+
+class _RowFailed(Exception):
+    def __init__(self, code: str, message: str, answer: Answer | None = None) -> None:
+        super().__init__(message)
+        self.code, self.message, self.answer = code, message, answer
+
+
+@dataclass
+class _Request:
+    """What is sent for one row."""
+
+    url: str
+    deadline_at: float
+    input_tokens: int = 0
+    output_tokens: int = 0
+    notes: dict[str, Any] = field(default_factory=dict)
+    """Further keys of the answer's line: what was cut or split."""
+
+
+class RowRunner:
+    """Runs rows, any number at a time."""
+
+    def __init__(self, endpoint: Endpoint, own: WorkerSettings, clock: Callable[[], float]) -> None:
+        self._endpoint, self._own, self._clock = endpoint, own, clock
+        self.refusals = 0
+        """Answers 429 and 503 since the worker started."""
+
+        self.is_suspect = False
+        """Whether the endpoint was away, or broke: nothing more should be sent before it is seen to answer."""
+
+    async def run(self, pending: PendingRow, job: Job) -> Outcome:
+        """Send a row as often as it may be sent; returns its result."""
+        row = rows.parse(pending.content)
+        request = _Request(row.url, job["deadline_at"])
+        failure = ""
+        try:
+            answer = await self._ask(request, self._build_body(row.body, job), cuts=0)
+            line = rows.format_output(row.custom_id, 200, answer.raw, **request.notes)
+        except _RowFailed as error:
+            failure, seen = error.code, error.answer
+            status, body = (seen.status, seen.body) if seen else (0, None)
+            line = rows.format_error(
+                row.custom_id, error.code, error.message, line=pending.line, status=status, body=body
+            )
+        return Outcome(line, failure, request.input_tokens, request.output_tokens)
+
+    def _build_body(self, body: dict[str, Any], job: Job) -> dict[str, Any]:
+        """The row's body with what the job and the deployment say of it."""
+        changes: dict[str, Any] = {"model": job["model"]} if job["model"] else {}
+        if self._own.engine_priorities:
+            changes["priority"] = self._own.engine_priorities[job["priority"]]
+        return {**body, **changes}
+
+    async def _ask(self, request: _Request, body: dict[str, Any], cuts: int) -> Answer:
+        """Send until there is an answer, shortening what the context does not hold as the blueprint says.
+
+        Args:
+            cuts: how often this body was cut or split already.
+
+        Raises:
+            _RowFailed: there is none.
+        """
+        answer = await self._send(request, body)
+        if answer.status == 200:
+            request.input_tokens += answer.input_tokens
+            request.output_tokens += answer.output_tokens
+            return answer
+        text = _describe_answer(answer)
+        if not long_inputs.is_too_long(answer.status, answer.body):
+            raise _RowFailed("request_refused", text, answer)
+        too_long = _RowFailed("context_length_exceeded", text, answer)
+        if cuts >= long_inputs.MAX_CUTS:
+            raise too_long
+        if self._own.long_inputs == long_inputs.SPLIT:
+            return await self._split(request, body, too_long, cuts)
+        shorter = long_inputs.cut(body, answer.body, self._own.long_inputs)
+        if shorter is None:
+            raise too_long
+        body, left_out = shorter
+        note = request.notes.setdefault("truncated", {"characters": 0, "rule": self._own.long_inputs})
+        note["characters"] += left_out
+        return await self._ask(request, body, cuts + 1)
+
+    async def _split(self, request: _Request, body: dict[str, Any], too_long: _RowFailed, cuts: int) -> Answer:
+        """Ask for each piece of the longest text by itself, then once more with the answers in the text's place."""
+        pieces = long_inputs.split(body, too_long.answer.body if too_long.answer else None)
+        if not pieces:
+            raise too_long
+        note = request.notes.setdefault("split", {"requests": 0})
+        texts = []
+        for piece in pieces:  # one after the other: a row is one request in flight
+            answer = await self._ask(request, piece, cuts + 1)
+            texts.append(long_inputs.read_answer(answer.body))
+            note["requests"] += 1
+        reduced = long_inputs.reduce(body, texts)
+        if reduced is None:
+            raise _RowFailed("context_length_exceeded", "the answers to its pieces are as long as the row", None)
+        answer = await self._ask(request, reduced, cuts + 1)
+        note |= {"requests": note["requests"] + 1, "tokens": {"input": request.input_tokens,
+                 "output": request.output_tokens}}  # fmt: skip
+        return answer
+
+    async def _send(self, request: _Request, body: dict[str, Any]) -> Answer:
+        """Send until there is an answer, or a refusal that no repetition changes.
+
+        Raises:
+            _RowFailed: it was sent as often as it may be, or its job's time is over.
+        """
+        attempts = waits = 0
+        while True:
+            answer: Answer | None = None
+            failure: _RowFailed | None = None
+            try:
+                answer = await self._endpoint.send(request.url, body)
+                failure = self._judge(answer)
+                if failure is None and answer.status not in BUSY_STATUSES:
+                    return answer
+            except EndpointAway:
+                self.is_suspect = True
+            except NoAnswer as error:
+                self.is_suspect = True
+                failure = _RowFailed("no_answer", str(error))
+            attempts += failure is not None
+            if failure and attempts >= self._own.attempts:
+                raise failure
+            if self._clock() > request.deadline_at:
+                raise _RowFailed(*EXPIRED)
+            waits += 1
+            await asyncio.sleep(_compute_backoff(waits, answer))
+
+    def _judge(self, answer: Answer) -> _RowFailed | None:
+        """What is wrong with an answer that may be right the next time; None for any other answer."""
+        if answer.status in BUSY_STATUSES:
+            self.refusals += 1
+        elif answer.status >= 500:
+            self.is_suspect = True
+            return _RowFailed("server_error", _describe_answer(answer), answer)
+        elif answer.status == 200 and not isinstance(answer.body, dict):
+            return _RowFailed("invalid_answer", _describe_answer(answer), answer)
+        return None
+
+
+def _compute_backoff(waits: int, answer: Answer | None) -> float:
+    """Seconds before the next attempt: full jitter, at least what the endpoint asks for."""
+    asked = answer.retry_after_s if answer else 0.0
+    return max(asked, random.uniform(0.05, min(MAX_BACKOFF_S, 0.5 * 2 ** min(waits, 10))))
+
+
+def _describe_answer(answer: Answer) -> str:
+    error = answer.body.get("error", answer.body) if isinstance(answer.body, dict) else None
+    message = error.get("message") if isinstance(error, dict) else None
+    return str(message or answer.raw[:200].decode(errors="replace"))[:500]

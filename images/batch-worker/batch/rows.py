@@ -1,0 +1,188 @@
+"""Rows: lines of a file in OpenAI's batch format, what is wrong with them, and the lines of results.
+
+Format: https://platform.openai.com/docs/api-reference/batch/request-input (read 2026-11).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from batch.layout import ENDPOINTS
+
+MAX_ROW_BYTES = 8 * 2**20
+"""Longest row that is read; a longer one is reported, and skipped without being held in memory."""
+
+MAX_ID_CHARACTERS = 512
+
+REPEATED = "duplicate_custom_id"
+"""Code of a row whose id an earlier row has."""
+
+_BOM = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line; a blank one is no row."""
+
+    number: int
+    """In the range it was read from, from 1."""
+
+    offset: int
+    """Of its first byte in the object."""
+
+    content: bytes | None
+    """Without the line's end; None where it is longer than it may be."""
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether there is nothing in it."""
+        return self.content is not None and not self.content.strip()
+
+
+@dataclass(frozen=True)
+class Row:
+    """A request that can run."""
+
+    custom_id: str
+    url: str
+    body: dict[str, Any]
+
+
+class RowError(Exception):
+    """A row that cannot run."""
+
+    def __init__(self, code: str, message: str, custom_id: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.custom_id = custom_id
+
+
+def read_lines(
+    blocks: Iterable[bytes], offset: int = 0, *, skip_first: bool = False, max_bytes: int = MAX_ROW_BYTES
+) -> Iterator[Line]:
+    """Split blocks of bytes into lines, in flat memory.
+
+    Args:
+        offset: of the first byte in the object.
+        skip_first: whether to leave out the first line: it belongs to the range before.
+    """
+    buffer = bytearray()
+    number, start, length, is_skipping = 0, offset, 0, skip_first
+
+    def finish() -> Line:
+        content = None if length > max_bytes else bytes(buffer)
+        if content is not None:
+            content = (content.removeprefix(_BOM) if start == 0 else content).rstrip(b"\r")
+        return Line(number, start, content)
+
+    for block in blocks:
+        position = 0
+        while position < len(block):
+            end = block.find(b"\n", position)
+            piece = block[position : end if end >= 0 else len(block)]
+            length += len(piece)
+            if length <= max_bytes and not is_skipping:
+                buffer += piece
+            if end < 0:
+                break
+            if not is_skipping:
+                number += 1
+                yield finish()
+            start, length, is_skipping = start + length + 1, 0, False
+            buffer.clear()
+            position = end + 1
+    if length and not is_skipping:
+        number += 1
+        yield finish()
+
+
+def parse(content: bytes | None, endpoint: str = "", max_bytes: int = MAX_ROW_BYTES) -> Row:
+    """Parse a row.
+
+    Args:
+        endpoint: what the whole job asks for; empty where each row may ask for another.
+
+    Raises:
+        RowError: it cannot run.
+    """
+    if content is None:
+        raise RowError("row_too_long", f"the row has more than {max_bytes} bytes")
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RowError("invalid_encoding", f"the row is not UTF-8: byte {error.start}") from None
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RowError("invalid_json_line", f"the row is not JSON: {error}"[:300]) from None
+    if not isinstance(data, dict):
+        raise RowError("invalid_json_line", "the row is not a JSON object")
+    custom_id = data.get("custom_id")
+    if not isinstance(custom_id, str) or not custom_id:
+        raise RowError("missing_custom_id", "custom_id: a text that no other row has")
+    if len(custom_id) > MAX_ID_CHARACTERS:
+        raise RowError("invalid_custom_id", f"custom_id: at most {MAX_ID_CHARACTERS} characters", custom_id[:64])
+    if data.get("method", "POST") != "POST":
+        raise RowError("invalid_method", "method: POST", custom_id)
+    url = data.get("url")
+    if url not in ENDPOINTS:
+        raise RowError("invalid_url", f"url: {' or '.join(ENDPOINTS)}", custom_id)
+    if endpoint and url != endpoint:
+        raise RowError("mismatched_url", f"url: {endpoint}, as the batch has it", custom_id)
+    body = data.get("body")
+    if not isinstance(body, dict):
+        raise RowError("invalid_body", "body: a JSON object", custom_id)
+    if body.get("stream"):
+        raise RowError("invalid_body", "body.stream: not in a batch", custom_id)
+    return Row(custom_id, str(url), body)
+
+
+def describe_repeat(first_line: int) -> str:
+    """The message of a row whose id the row of another line has."""
+    return f"line {first_line} has this custom_id already"
+
+
+def digest_id(custom_id: str) -> bytes:
+    """The 16 bytes by which two equal custom_ids are found."""
+    return hashlib.blake2b(custom_id.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def format_output(custom_id: str, status: int, body: bytes, **more: Any) -> bytes:
+    """The line of an answer.
+
+    Args:
+        body: as the endpoint sent it, JSON.
+        more: further keys, such as `truncated`.
+    """
+    if b"\n" in body or b"\r" in body:
+        body = json.dumps(json.loads(body)).encode()
+    begin = json.dumps({"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": custom_id})[:-1]
+    response = f', "response": {{"status_code": {status}, "request_id": "{uuid.uuid4().hex}", "body": '
+    end = "".join(f", {json.dumps(name)}: {json.dumps(value)}" for name, value in more.items())
+    return b"".join((begin.encode(), response.encode(), body, b'}, "error": null', end.encode(), b"}\n"))
+
+
+def format_error(
+    custom_id: str | None, code: str, message: str, *, line: int = 0, status: int = 0, body: Any = None
+) -> bytes:
+    """The line of a row that failed.
+
+    Args:
+        line: in the input, where it shows what is meant.
+        status: of the endpoint's answer, with its body; 0 where there was none.
+    """
+    response = {"status_code": status, "request_id": uuid.uuid4().hex, "body": body} if status else None
+    error: dict[str, Any] = {"code": code, "message": message}
+    if line:
+        error["line"] = line
+    result = {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": custom_id, "response": response, "error": error}
+    try:
+        return json.dumps(result, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can hold and UTF-8 cannot
+        return json.dumps(result, separators=(",", ":")).encode() + b"\n"

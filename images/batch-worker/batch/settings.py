@@ -1,0 +1,171 @@
+"""What the worker and the Batch API are told by environment variables; `blueprint render` shows them."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TeamSettings:
+    """A team's share."""
+
+    weight: int
+    priority: str
+    """Of its jobs, where a submission names none."""
+
+    tokens_per_day: int
+    """Most tokens a day (UTC); 0 without a limit."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What both programs are told."""
+
+    name: str
+    """Of the deployment; queues and the state machine have it in their names."""
+
+    bucket: str
+    prefix: str
+    teams: Mapping[str, TeamSettings]
+    workers: int
+    deadline_s: float
+    """Of a job, where a submission names none."""
+
+    bad_rows: str
+    """`skip` or `refuse`, where a submission names none."""
+
+    chunk_bytes: int
+    failed_chunks: float
+    """Share of chunks that may be given up before the job fails, 0 to 1."""
+
+    takeover_s: float
+    """Visibility timeout of the queues: how long after a worker's last sign of life another one takes its chunks."""
+
+    endpoint: str
+    """Base URL of what answers the rows, without /v1."""
+
+    api_key: str
+    has_parquet: bool
+    """Whether results are written as Parquet too."""
+
+    usd_h: float | None
+    """What the endpoint costs an hour; None where nobody knows."""
+
+    region: str
+    is_emulated: bool
+    """Whether AWS is an emulator: queues are then polled without waiting, since it answers one request at a time."""
+
+
+@dataclass(frozen=True)
+class CacheSettings:
+    """Where answers go besides S3."""
+
+    url: str
+    ttl_s: float
+    username: str
+    password: str
+    ca_file: str
+    """Certificates to trust in place of the system's; empty for these."""
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """What the worker alone is told."""
+
+    worker: str
+    """Its name among all workers: the host's where none is given, which each container has of its own."""
+
+    metrics: tuple[str, ...]
+    """Pages with vLLM's metrics."""
+
+    is_shared: bool
+    """Whether the engines answer others too: then no row may wait at them."""
+
+    min_concurrency: int
+    max_concurrency: int
+    long_inputs: str
+    """What becomes of rows longer than the context (batch/long_inputs.py)."""
+
+    engine_priorities: Mapping[str, int]
+    """`priority` of requests by that of their job, where the engines schedule by it: the lowest goes first."""
+
+    attempts: int
+    request_timeout_s: float
+    cache: CacheSettings | None
+
+
+def read(env: Mapping[str, str] = os.environ) -> Settings:
+    """Read what both programs are told.
+
+    Raises:
+        KeyError: a variable is missing.
+    """
+    return Settings(
+        name=env["BATCH_NAME"],
+        bucket=env["BATCH_BUCKET"],
+        prefix=env["BATCH_PREFIX"],
+        teams=parse_teams(env["BATCH_TEAMS"]),
+        workers=int(env["BATCH_WORKERS"]),
+        deadline_s=float(env["BATCH_DEADLINE_S"]),
+        bad_rows=env["BATCH_BAD_ROWS"],
+        chunk_bytes=int(env["BATCH_CHUNK_BYTES"]),
+        failed_chunks=float(env["BATCH_FAILED_CHUNKS"]),
+        takeover_s=float(env["BATCH_TAKEOVER_S"]),
+        endpoint=env["BATCH_ENDPOINT"].rstrip("/"),
+        api_key=env.get("BLUEPRINT_API_KEY", ""),
+        has_parquet=bool(env.get("BATCH_PARQUET")),
+        usd_h=float(env["BATCH_USD_PER_HOUR"]) if env.get("BATCH_USD_PER_HOUR") else None,
+        region=env["AWS_REGION"],
+        is_emulated=bool(env.get("AWS_ENDPOINT_URL")),
+    )
+
+
+def read_worker(env: Mapping[str, str] = os.environ) -> WorkerSettings:
+    """Read what the worker alone is told.
+
+    Raises:
+        KeyError: a variable is missing.
+    """
+    least, _, most = env["BATCH_CONCURRENCY"].partition("..")
+    return WorkerSettings(
+        worker=env.get("BATCH_WORKER") or socket.gethostname(),
+        metrics=tuple(url for url in env.get("BATCH_METRICS", "").split(",") if url),
+        is_shared=bool(env.get("BATCH_SHARED")),
+        min_concurrency=int(least),
+        max_concurrency=int(most or least),
+        long_inputs=env["BATCH_LONG_INPUTS"],
+        engine_priorities=parse_priorities(env.get("BATCH_ENGINE_PRIORITIES", "")),
+        attempts=int(env["BATCH_ATTEMPTS"]),
+        request_timeout_s=float(env["BATCH_REQUEST_TIMEOUT_S"]),
+        cache=read_cache(env),
+    )
+
+
+def parse_teams(text: str) -> dict[str, TeamSettings]:
+    """Parse NAME:WEIGHT:PRIORITY:TOKENS_PER_DAY, by commas."""
+    teams = {}
+    for entry in text.split(","):
+        name, weight, priority, tokens = entry.split(":")
+        teams[name] = TeamSettings(int(weight), priority, int(tokens))
+    return teams
+
+
+def read_cache(env: Mapping[str, str]) -> CacheSettings | None:
+    """Read what the worker is told of the cache; None where there is none."""
+    if not env.get("BATCH_CACHE_URL"):
+        return None
+    return CacheSettings(
+        url=env["BATCH_CACHE_URL"],
+        ttl_s=float(env["BATCH_CACHE_TTL_S"]),
+        username=env.get("BATCH_CACHE_USERNAME", ""),
+        password=env.get("BATCH_CACHE_PASSWORD", ""),
+        ca_file=env.get("BATCH_CACHE_CA_FILE", ""),
+    )
+
+
+def parse_priorities(text: str) -> dict[str, int]:
+    """Parse NAME:NUMBER, by commas; empty for none."""
+    return {name: int(number) for name, number in (entry.split(":") for entry in text.split(",") if entry)}

@@ -1,0 +1,368 @@
+"""The steps of a job beside its rows: plan, scan, check, merge, fail. Each can be done twice: it writes the same again.
+
+A step's message names the job; what it decides is in S3, and its answer to the state machine is small.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import struct
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from batch import layout, reader, rows
+from batch.chunk import ChunkState, read_chunk_lines
+from batch.layout import Chunk, Head, Job, Layout, RowFault
+from batch.reader import CorruptFile
+from batch.rows import RowError
+from batch.settings import Settings
+from batch.store import Store
+
+MAX_ERRORS = 1000
+"""Errors that job.json holds; the errors file has all."""
+
+_ID_RECORD = struct.Struct("<16sQ")
+"""A digest and the line of its row in the chunk, as ids.bin holds them, sorted."""
+
+_MERGE_BYTES = 64 * 2**20
+"""Memory for the digests of all chunks while they are compared."""
+
+
+class Permanent(Exception):
+    """The job cannot go on, however often the step is repeated."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+class Steps:
+    """The steps of the jobs of one deployment."""
+
+    def __init__(self, store: Store, settings: Settings, now: Callable[[], float] = time.time) -> None:
+        self._store = store
+        self._settings = settings
+        self._keys = Layout(settings.prefix)
+        self._now = now
+
+    def run(self, task: str, message: dict[str, Any]) -> dict[str, Any]:
+        """Do the step that a message names; returns its answer.
+
+        Raises:
+            Permanent: the job cannot go on.
+        """
+        job_id = str(message["job"])
+        if task == "plan":
+            return self.plan(job_id)
+        if task == "scan":
+            return self.scan(job_id, int(message["chunk"]))
+        if task == "check":
+            return self.check(job_id)
+        if task == "merge":
+            return self.merge(job_id)
+        return self.fail(job_id, message.get("error"))
+
+    def plan(self, job_id: str) -> dict[str, Any]:
+        """Split the input into ranges, or unpack it into chunks; writes chunks.json."""
+        job = self._read_job(job_id)
+        source = job["input"]
+        store = Store(source["bucket"], self._store.client)
+        head = store.read_head(source["key"])
+        if head is None:
+            raise Permanent("missing_file", f"there is no s3://{source['bucket']}/{source['key']}")
+        if source.get("etag") and head["etag"] != source["etag"]:
+            raise Permanent("changed_file", "the input was overwritten after the job was submitted")
+        size = head["bytes"]
+        if size == 0:
+            raise Permanent("empty_file", "the input is empty")
+        first_bytes = b"".join(store.read_range(source["key"], 0, min(4, size)))
+        chunk_bytes = layout.compute_chunk_bytes(size, self._settings.workers, self._settings.chunk_bytes)
+        blocks = self._open_packed(job, store, first_bytes, size)
+        if blocks is not None:
+            chunks = self._unpack(job_id, blocks, size)
+        else:
+            ranges = layout.split_ranges(size, chunk_bytes)
+            chunks = [
+                Chunk(index=index, key=source["key"], start=start, end=end) for index, (start, end) in enumerate(ranges)
+            ]
+        self._store.write_json(self._keys.get_chunks_key(job_id), chunks)
+        return {"chunks": len(chunks)}
+
+    def _open_packed(self, job: Job, store: Store, first_bytes: bytes, size: int) -> Iterator[bytes] | None:
+        """The lines of an input that is compressed, or Parquet, in blocks; None for a plain one."""
+        key = job["input"]["key"]
+        if compression := reader.detect_compression(first_bytes):
+            return reader.unpack(store.read_range(key, 0, size), compression)
+        if first_bytes == reader.PARQUET:
+            return _read_parquet(store, key, size, job.get("template", ""))
+        if job.get("template"):
+            raise Permanent("bad_template", "the job has a template, and its input is no Parquet file")
+        return None
+
+    def _unpack(self, job_id: str, unpacked: Iterator[bytes], size: int) -> list[Chunk]:
+        """Unpack an input: one process reads it, in flat memory, since a compressed one has no place to begin."""
+        # A text shrinks to a fifth or so; of what shrank more, later chunks are larger, rather than too many.
+        usual = layout.compute_chunk_bytes(5 * size, self._settings.workers, self._settings.chunk_bytes)
+        chunks: list[Chunk] = []
+        try:
+            for index, blocks in enumerate(reader.split_blocks(unpacked, lambda index: _grow_chunk(usual, index))):
+                unpacked_key = self._keys.get_unpacked_key(job_id, index)
+                writer, length = self._store.open_writer(unpacked_key), 0
+                for block in blocks:
+                    writer.write(block)
+                    length += len(block)
+                writer.close()
+                chunks.append(Chunk(index=index, key=unpacked_key, start=0, end=length))
+        except CorruptFile as error:
+            raise Permanent("corrupt_file", str(error)) from None
+        except reader.BadTemplate as error:
+            raise Permanent("bad_template", str(error)) from None
+        if not chunks:
+            raise Permanent("empty_file", "the input is empty")
+        return chunks
+
+    def scan(self, job_id: str, index: int) -> dict[str, Any]:
+        """Read a chunk: writes scan.json with its rows and faults, and ids.bin with the digests of its ids."""
+        job = self._read_job(job_id)
+        chunk = self._read_chunk(job_id, index)
+        lines = count = 0
+        faults: list[RowFault] = []
+        records: list[bytes] = []
+        for line in read_chunk_lines(self._store, job, chunk):
+            lines += 1
+            if line.is_blank:
+                continue
+            count += 1
+            try:
+                row = rows.parse(line.content, job.get("endpoint", ""))
+            except RowError as error:
+                faults.append(
+                    RowFault(
+                        line=line.number,
+                        offset=line.offset,
+                        custom_id=error.custom_id,
+                        code=error.code,
+                        message=error.message,
+                    )
+                )
+            else:
+                records.append(_ID_RECORD.pack(rows.digest_id(row.custom_id), line.number))
+        records.sort()
+        self._store.write(self._keys.get_ids_key(job_id, index), b"".join(records))
+        summary = {"lines": lines, "rows": count, "faults": faults}
+        self._store.write_json(self._keys.get_scan_key(job_id, index), summary)
+        return {"rows": count, "faults": len(faults)}
+
+    def check(self, job_id: str) -> dict[str, Any]:
+        """Number the lines over all chunks and find doubled ids; writes rows.json of each chunk.
+
+        Raises:
+            Permanent: there is no row, or one that cannot run and the job refuses such.
+        """
+        job = self._read_job(job_id)
+        chunks = self._read_chunks(job_id)
+        summaries = [self._read_existing(self._keys.get_scan_key(job_id, chunk["index"])) for chunk in chunks]
+        first_lines, total_lines = [], 0
+        for summary in summaries:
+            first_lines.append(total_lines)
+            total_lines += summary["lines"]
+        doubled = self._find_doubled(job_id, chunks, first_lines)
+        total = sum(summary["rows"] for summary in summaries)
+        errors: list[dict[str, Any]] = []
+        fault_count = 0
+        for chunk, summary, first in zip(chunks, summaries, first_lines, strict=True):
+            faults = [{**fault, "line": first + fault["line"]} for fault in summary["faults"]]
+            repeats = doubled.get(chunk["index"], {})
+            self._store.write_json(
+                self._keys.get_rows_key(job_id, chunk["index"]),
+                {"first_line": first, "rows": summary["rows"], "faults": faults, "repeats": repeats},
+            )
+            fault_count += len(faults) + len(repeats)
+            errors += [{key: fault[key] for key in ("code", "message", "line")} for fault in faults]
+            errors += [
+                {"code": rows.REPEATED, "message": rows.describe_repeat(first_line), "line": first + int(line)}
+                for line, first_line in repeats.items()
+            ]
+        errors.sort(key=lambda error: error["line"])
+        self._change_job(job_id, lambda job: {**job, "errors": errors[:MAX_ERRORS]})
+        if total == 0:
+            raise Permanent("empty_file", "the input has no row")
+        if fault_count and job["bad_rows"] == "refuse":
+            raise Permanent("bad_rows", f"{fault_count} of {total} rows cannot run, and the job refuses such")
+        counts = {"total": total, "completed": 0, "failed": 0}
+        self._change_job(
+            job_id,
+            lambda job: Job(
+                **{**(layout.advance(job, layout.IN_PROGRESS, self._now()) or job), "request_counts": counts}
+            ),
+        )
+        return {"rows": total, "faults": fault_count}
+
+    def merge(self, job_id: str) -> dict[str, Any]:
+        """Join the results of all chunks; the job gets its last state."""
+        job = self._read_job(job_id)
+        if job["state"] in layout.FINAL_STATES:
+            return {"state": job["state"]}
+        job = self._change_job(job_id, lambda job: layout.advance(job, layout.FINALIZING, self._now()))
+        outputs = self._store.open_writer(self._keys.get_output_key(job_id))
+        errors = self._store.open_writer(self._keys.get_error_key(job_id))
+        heads: list[Head] = []
+        for chunk in self._read_chunks(job_id):
+            stored = self._store.read_json(self._keys.get_head_key(job_id, chunk["index"]))
+            head: Head | None = stored.value if stored else None
+            if head is None or not head["done"]:
+                head = self._give_up(job, chunk)
+            heads.append(head)
+            for part in head["parts"]:
+                if part["output"]:
+                    outputs.append_object(part["output"], part["output_bytes"])
+                if part["errors"]:
+                    errors.append_object(part["errors"], part["error_bytes"])
+        outputs.close()
+        errors.close()
+        if self._settings.has_parquet:
+            self._write_parquet(job, heads)
+        counted = layout.count_rows(heads)
+        result: dict[str, Any] = {
+            "request_counts": {
+                "total": counted["completed"] + counted["failed"],
+                "completed": counted["completed"],
+                "failed": counted["failed"],
+            },
+            "tokens": {"input": counted["input_tokens"], "output": counted["output_tokens"]},
+            "endpoint_s": counted["endpoint_s"],
+            "output_key": self._keys.get_output_key(job_id),
+            "error_key": self._keys.get_error_key(job_id),
+        }
+        job = self._change_job(job_id, lambda job: self._finish(job, result, counted["expired"] > 0))
+        return {"state": job["state"], **result["request_counts"]}
+
+    def _write_parquet(self, job: Job, heads: list[Head]) -> None:
+        """Write the results as Parquet files too, a few thousand rows at a time."""
+        from batch import parquet  # pyarrow takes seconds to import, and memory
+
+        parts = [part[kind] for kind in ("output", "errors") for head in heads for part in head["parts"] if part[kind]]
+        lines = (line for key in parts for line in self._store.read(key).splitlines())
+        prefix = parquet.get_result_prefix(self._settings.prefix, job["team"], job["id"], job["created_at"])
+        parquet.write_results(lines, lambda number: self._store.open_writer(f"{prefix}part-{number:05d}.parquet"))
+
+    def note_error(self, job_id: str, error: dict[str, Any]) -> None:
+        """Put the reason why the job is about to fail before its other errors."""
+
+        def change(job: Job) -> Any:
+            known = job["errors"][:1]
+            if known and known[0]["code"] == error["code"]:
+                return None
+            return {**job, "errors": [{"line": None, **error}, *job["errors"]][:MAX_ERRORS]}
+
+        self._change_job(job_id, change)
+
+    def fail(self, job_id: str, cause: Any) -> dict[str, Any]:
+        """Give the job the state failed; whoever gave up the step has noted the reason, unless it was a time limit."""
+        self.note_error(job_id, _describe_cause(cause))
+
+        def change(job: Job) -> Any:
+            return layout.advance(job, layout.FAILED, self._now())
+
+        return {"state": self._change_job(job_id, change)["state"]}
+
+    def _finish(self, job: Job, result: dict[str, Any], expired: bool) -> Any:
+        """The job in its last state, with its results."""
+        now = self._now()
+        if job["state"] == layout.CANCELLING:
+            state = layout.CANCELLED
+        elif expired:
+            state = layout.EXPIRED
+        else:
+            state = layout.COMPLETED
+        finished = layout.advance(job, state, now)
+        return {**finished, **result} if finished else None
+
+    def _give_up(self, job: Job, chunk: Chunk) -> Head:
+        """Write error lines for the rows of a chunk that ended every worker, and that the job tolerates."""
+        state = ChunkState.open(self._store, self._keys, job, chunk, "merge")
+        state.fail_rest("worker_lost", "each attempt at this row's chunk ended the worker")
+        state.commit(state.collect())
+        state.finish()
+        return state.head
+
+    def _find_doubled(self, job_id: str, chunks: list[Chunk], first_lines: list[int]) -> dict[int, dict[str, int]]:
+        """Lines whose id an earlier line has: by chunk and line within it, with the line in the file that was first."""
+        step = _ID_RECORD.size * max(256, _MERGE_BYTES // (_ID_RECORD.size * len(chunks)))
+        streams = [
+            self._read_records(self._keys.get_ids_key(job_id, chunk["index"]), chunk["index"], first, step)
+            for chunk, first in zip(chunks, first_lines, strict=True)
+        ]
+        doubled: dict[int, dict[str, int]] = {}
+        digest, first_line = b"", 0
+        for record in heapq.merge(*streams):
+            if record[0] != digest:
+                digest, first_line = record[0], record[1]
+                continue
+            doubled.setdefault(record[2], {})[str(record[3])] = first_line
+        return doubled
+
+    def _read_records(self, key: str, index: int, first: int, step: int) -> Iterator[tuple[bytes, int, int, int]]:
+        """Digest, line in the file, chunk, and line in the chunk: sorted, read block by block."""
+        head = self._store.read_head(key)
+        size = (head or {"bytes": 0})["bytes"]
+        for start in range(0, size, step):
+            block = b"".join(self._store.read_range(key, start, min(size, start + step)))
+            for digest, line in _ID_RECORD.iter_unpack(block):
+                yield digest, first + line, index, line
+
+    def _read_job(self, job_id: str) -> Job:
+        job: Job = self._read_existing(self._keys.get_job_key(job_id))
+        return job
+
+    def _read_chunks(self, job_id: str) -> list[Chunk]:
+        chunks: list[Chunk] = self._read_existing(self._keys.get_chunks_key(job_id))
+        return chunks
+
+    def _read_chunk(self, job_id: str, index: int) -> Chunk:
+        return self._read_chunks(job_id)[index]
+
+    def _read_existing(self, key: str) -> Any:
+        stored = self._store.read_json(key)
+        if stored is None:
+            raise Permanent("missing_object", f"there is no s3://{self._settings.bucket}/{key}")
+        return stored.value
+
+    def _change_job(self, job_id: str, change: Callable[[Job], Any]) -> Job:
+        job: Job = self._store.change_json(self._keys.get_job_key(job_id), change)
+        return job
+
+
+def _read_parquet(store: Store, key: str, size: int, template: str) -> Iterator[bytes]:
+    """The rows of a Parquet file, in blocks of lines.
+
+    Raises:
+        CorruptFile: it cannot be read.
+        reader.BadTemplate: the template cannot be used with it.
+    """
+    from batch import parquet  # pyarrow takes seconds to import, and memory
+
+    file = parquet.open_file(lambda start, end: store.read_range(key, start, end), size)
+    yield from parquet.read_rows(file, parquet.Template(template))
+
+
+def _grow_chunk(usual: int, index: int) -> int:
+    """Bytes of a chunk whose number nobody knows beforehand: twice as many for each further thousand."""
+    half = layout.MAX_CHUNKS // 2
+    return usual if index < half else usual * 2 ** (1 + (index - half) // 1000)
+
+
+def _describe_cause(cause: Any) -> dict[str, Any]:
+    """The code and the message of what the state machine caught."""
+    data = cause if isinstance(cause, dict) else {}
+    text = str(data.get("Cause") or data.get("Error") or "unknown")
+    try:
+        inner = json.loads(text)
+    except ValueError:
+        inner = None
+    if isinstance(inner, dict) and "code" in inner:
+        return {"code": str(inner["code"]), "message": str(inner.get("message", "")), "line": None}
+    return {"code": str(data.get("Error") or "workflow_failed"), "message": text[:1000], "line": None}

@@ -1,0 +1,240 @@
+"""Objects in S3: JSON with conditional writes, ranges of bytes, and parts that are joined."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import boto3
+import botocore.config
+from botocore.exceptions import ClientError
+
+MIN_PART_BYTES = 5 * 2**20
+"""Smallest part of an object that S3 joins, but for the last (AWS, S3 multipart upload limits, 2026-11)."""
+
+_READ_BYTES = 2**20
+
+
+class Conflict(Exception):
+    """Somebody else wrote the object first."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An object as it was read."""
+
+    value: Any
+    etag: str
+
+
+def create_client(service: str) -> Any:
+    """Create a boto3 client that repeats what AWS throttles."""
+    config = botocore.config.Config(
+        retries={"mode": "adaptive", "total_max_attempts": 10},
+        connect_timeout=10,
+        read_timeout=60,
+        max_pool_connections=32,
+        s3={"addressing_style": "path"},
+    )
+    return boto3.client(service, config=config)
+
+
+class Store:
+    """The objects of one bucket."""
+
+    def __init__(self, bucket: str, client: Any = None) -> None:
+        self.bucket = bucket
+        self.client = client or create_client("s3")
+
+    def read_json(self, key: str) -> Stored | None:
+        """Read a JSON object; None where there is none."""
+        try:
+            response = self.client.get_object(Bucket=self.bucket, Key=key)
+        except ClientError as error:
+            if _get_code(error) in ("NoSuchKey", "404"):
+                return None
+            raise
+        return Stored(json.loads(response["Body"].read()), response["ETag"])
+
+    def write_json(self, key: str, value: Any, *, etag: str | None = None, new: bool = False) -> str:
+        """Write a JSON object; returns its ETag.
+
+        Args:
+            etag: of the object that it replaces.
+            new: whether there must be none yet.
+
+        Raises:
+            Conflict: somebody else wrote it first.
+        """
+        return self.write(key, json.dumps(value, separators=(",", ":")).encode(), etag=etag, new=new)
+
+    def write(self, key: str, body: bytes, *, etag: str | None = None, new: bool = False) -> str:
+        """Write an object; see `write_json`."""
+        condition: dict[str, str] = {}
+        if new:
+            condition["IfNoneMatch"] = "*"
+        elif etag is not None:
+            condition["IfMatch"] = etag
+        try:
+            return str(self.client.put_object(Bucket=self.bucket, Key=key, Body=body, **condition)["ETag"])
+        except ClientError as error:
+            # 409: S3 saw two writes of the key at once; 404: what If-Match names was deleted.
+            if _get_code(error) in ("PreconditionFailed", "ConditionalRequestConflict", "412", "409", "NoSuchKey"):
+                raise Conflict(key) from None
+            raise
+
+    def change_json(self, key: str, change: Callable[[Any], Any], attempts: int = 20) -> Any:
+        """Replace a JSON object by what `change` makes of it; None from `change` leaves it. Returns what is there then.
+
+        Raises:
+            KeyError: there is no such object.
+            Conflict: others changed it each time.
+        """
+        for _ in range(attempts):
+            stored = self.read_json(key)
+            if stored is None:
+                raise KeyError(key)
+            value = change(stored.value)
+            if value is None:
+                return stored.value
+            try:
+                self.write_json(key, value, etag=stored.etag)
+            except Conflict:
+                continue
+            return value
+        raise Conflict(key)
+
+    def read_range(self, key: str, start: int, end: int, etag: str = "") -> Iterator[bytes]:
+        """Read bytes [start, end) in blocks.
+
+        Args:
+            etag: of the object that is meant; another one that took its place is an error (412).
+        """
+        if end <= start:
+            return
+        condition = {"IfMatch": etag} if etag else {}
+        body = self.client.get_object(Bucket=self.bucket, Key=key, Range=f"bytes={start}-{end - 1}", **condition)[
+            "Body"
+        ]
+        yield from body.iter_chunks(_READ_BYTES)
+
+    def read(self, key: str) -> bytes:
+        """Read a whole object."""
+        return bytes(self.client.get_object(Bucket=self.bucket, Key=key)["Body"].read())
+
+    def read_head(self, key: str) -> dict[str, Any] | None:
+        """Read size and ETag of an object; None where there is none."""
+        try:
+            response = self.client.head_object(Bucket=self.bucket, Key=key)
+        except ClientError as error:
+            if _get_code(error) in ("NoSuchKey", "404"):
+                return None
+            raise
+        return {"bytes": int(response["ContentLength"]), "etag": str(response["ETag"])}
+
+    def delete(self, key: str) -> None:
+        """Delete an object, if there is one."""
+        self.client.delete_object(Bucket=self.bucket, Key=key)
+
+    def list_objects(self, prefix: str) -> Iterator[dict[str, Any]]:
+        """List keys, sizes, ETags and times of writing (seconds since 1970) below a prefix."""
+        for page in self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix):
+            for entry in page.get("Contents", ()):
+                modified = entry["LastModified"].timestamp()
+                yield {"key": entry["Key"], "bytes": entry["Size"], "etag": entry["ETag"], "modified": modified}
+
+    def list_folders(self, prefix: str) -> Iterator[str]:
+        """List the names of the folders right below a prefix."""
+        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix, Delimiter="/")
+        for page in pages:
+            for entry in page.get("CommonPrefixes", ()):
+                yield entry["Prefix"][len(prefix) :].rstrip("/")
+
+    def open_writer(self, key: str) -> Writer:
+        """Open an object to write piece by piece."""
+        return Writer(self, key)
+
+
+class Writer:
+    """An object that is written piece by piece, in flat memory; it appears when it is closed."""
+
+    def __init__(self, store: Store, key: str) -> None:
+        self._store = store
+        self._key = key
+        self._buffer = bytearray()
+        self._upload = ""
+        self._parts: list[dict[str, Any]] = []
+
+    def write(self, block: bytes) -> None:
+        """Append bytes."""
+        self._buffer += block
+        if len(self._buffer) >= 2 * MIN_PART_BYTES:
+            self._flush()
+
+    def append_object(self, key: str, size: int) -> None:
+        """Append another object of the bucket; S3 copies what is large enough for a part."""
+        if size < MIN_PART_BYTES:
+            self.write(self._store.read(key))
+            return
+        if self._buffer:
+            # A part of its own needs the smallest size: take what lacks from the object's beginning.
+            lacking = max(0, MIN_PART_BYTES - len(self._buffer))
+            if size - lacking < MIN_PART_BYTES:
+                for block in self._store.read_range(key, 0, size):
+                    self.write(block)
+                return
+            for block in self._store.read_range(key, 0, lacking):
+                self._buffer += block
+            self._flush()
+            self._copy_part(key, lacking, size)
+            return
+        self._copy_part(key, 0, size)
+
+    def close(self) -> None:
+        """Write the rest; from then on readers see the object."""
+        if not self._upload:
+            self._store.write(self._key, bytes(self._buffer))
+            return
+        if self._buffer:
+            self._flush()
+        self._store.client.complete_multipart_upload(
+            Bucket=self._store.bucket, Key=self._key, UploadId=self._upload, MultipartUpload={"Parts": self._parts}
+        )
+
+    def abort(self) -> None:
+        """Drop what was written."""
+        if self._upload:
+            self._store.client.abort_multipart_upload(Bucket=self._store.bucket, Key=self._key, UploadId=self._upload)
+
+    def _flush(self) -> None:
+        number = self._begin_part()
+        response = self._store.client.upload_part(
+            Bucket=self._store.bucket, Key=self._key, UploadId=self._upload, PartNumber=number, Body=bytes(self._buffer)
+        )
+        self._parts.append({"PartNumber": number, "ETag": response["ETag"]})
+        self._buffer.clear()
+
+    def _copy_part(self, key: str, start: int, end: int) -> None:
+        number = self._begin_part()
+        response = self._store.client.upload_part_copy(
+            Bucket=self._store.bucket,
+            Key=self._key,
+            UploadId=self._upload,
+            PartNumber=number,
+            CopySource={"Bucket": self._store.bucket, "Key": key},
+            CopySourceRange=f"bytes={start}-{end - 1}",
+        )
+        self._parts.append({"PartNumber": number, "ETag": response["CopyPartResult"]["ETag"]})
+
+    def _begin_part(self) -> int:
+        if not self._upload:
+            self._upload = str(
+                self._store.client.create_multipart_upload(Bucket=self._store.bucket, Key=self._key)["UploadId"]
+            )
+        return len(self._parts) + 1
+
+
+def _get_code(error: ClientError) -> str:
+    return str(error.response.get("Error", {}).get("Code", ""))

@@ -1,0 +1,76 @@
+"""Tokens of teams by day, of all workers together: each worker writes its own object."""
+
+from __future__ import annotations
+
+import datetime
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+
+from batch.layout import Layout
+from batch.store import Store
+
+
+class Usage:
+    """What teams used today (UTC). Every call but `add` and `is_spent` blocks: call it in a thread."""
+
+    def __init__(
+        self, store: Store, keys: Layout, worker: str, quotas: dict[str, int], now: Callable[[], float]
+    ) -> None:
+        self._store, self._keys, self._worker, self._now = store, keys, worker, now
+        self._quotas = {team: quota for team, quota in quotas.items() if quota}
+        self._date = ""
+        self._own: dict[str, int] = defaultdict(int)
+        self._saved: dict[str, int] = {}
+        self._others: dict[str, int] = {}
+
+    def add(self, team: str, tokens: int) -> None:
+        """Count tokens of a team."""
+        self._own[team] += tokens
+
+    def is_spent(self, team: str) -> bool:
+        """Whether a team has used what it may use today."""
+        quota = self._quotas.get(team)
+        return quota is not None and self._own[team] + self._others.get(team, 0) >= quota
+
+    def exchange(self) -> None:
+        """Write this worker's counts, and read those of the others."""
+        date = format_date(self._now())
+        if date != self._date:
+            self._start_day(date)
+        for team, tokens in list(self._own.items()):
+            if tokens != self._saved.get(team):
+                self._store.write_json(self._get_own_key(team), {"tokens": tokens})
+                self._saved[team] = tokens
+        for team in self._quotas:
+            self._others[team] = self._sum_others(team)
+
+    def _start_day(self, date: str) -> None:
+        is_first = not self._date
+        self._date, self._saved = date, {}
+        counted = dict(self._own) if is_first else {}
+        self._own.clear()
+        for team, tokens in counted.items():
+            self._own[team] = tokens
+        if is_first:  # a worker that was restarted goes on with what it counted before
+            for team in self._quotas:
+                stored = self._store.read_json(self._get_own_key(team))
+                self._own[team] += stored.value["tokens"] if stored else 0
+
+    def _get_own_key(self, team: str) -> str:
+        return f"{self._keys.get_usage_prefix(team, self._date)}{self._worker}.json"
+
+    def _sum_others(self, team: str) -> int:
+        own = self._get_own_key(team)
+        return sum(count for key, count in read_day(self._store, self._keys, team, self._date) if key != own)
+
+
+def format_date(now: float) -> str:
+    """The day (UTC) of a moment, as keys have it."""
+    return datetime.datetime.fromtimestamp(now, datetime.UTC).strftime("%Y-%m-%d")
+
+
+def read_day(store: Store, keys: Layout, team: str, date: str) -> Iterator[tuple[str, int]]:
+    """Tokens of a team on a day, with the key of each worker's object."""
+    for entry in store.list_objects(keys.get_usage_prefix(team, date)):
+        stored = store.read_json(entry["key"])
+        yield entry["key"], stored.value["tokens"] if stored else 0

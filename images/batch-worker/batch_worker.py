@@ -1,0 +1,31 @@
+"""Starts a batch worker; settings come from the environment (batch/settings.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+
+from batch import settings
+from batch.worker import Worker
+
+
+def main() -> int:
+    """Work until SIGTERM; returns the exit code."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stdout)
+    logging.getLogger("botocore").setLevel(logging.WARNING)
+    try:
+        shared, own = settings.read(), settings.read_worker()
+    except (KeyError, ValueError) as error:
+        print(f"batch-worker: environment: {error}. Fix: `blueprint render` shows all variables.", file=sys.stderr)
+        return 2
+
+    async def work() -> None:
+        await Worker(shared, own).run()
+
+    asyncio.run(work())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,283 @@
+"""Workers and the Batch API of a batch as ECS services on Fargate: who they are, whom they reach, what they run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from infra.bindings import aws
+from infra.bindings.cdktf import ITerraformDependable, TerraformStack
+from infra.constructs import model_reader, task, task_network, task_roles
+from infra.constructs.policy import Statement
+from infra.constructs.role import add_role, list_policies
+from infra.constructs.security_group import add_security_group
+from infra.constructs.workflow import WorkflowContext
+from llm_serving.fleet import names
+from llm_serving.targets.ecs.manifest import BatchService
+
+STATE_MACHINE_VARIABLE = "BATCH_STATE_MACHINE"
+"""Tells the Batch API the ARN of the state machine."""
+
+_HTTPS = 443
+
+
+@dataclass(frozen=True)
+class TaskContext:
+    """What all tasks of a batch share."""
+
+    workflow: WorkflowContext
+    cluster_arn: str
+    cluster_key: str
+    """ARN of the key by which the cluster encrypts ECS Exec."""
+
+    subnets: Sequence[str]
+    logs: task.LogDestination
+
+
+def add_task_roles(
+    stack: TerraformStack, context: TaskContext, log_group: aws.cloudwatch_log_group.CloudwatchLogGroup
+) -> dict[str, task.TaskRoles]:
+    """Add the roles of workers and of the Batch API, by service."""
+    workflow = context.workflow
+    batch, fleet, account = workflow.batch, workflow.fleet, workflow.account
+    execution = task_roles.add_execution_role(stack, fleet, batch, account=account, log_group=log_group)
+    start_policies = list_policies(stack, names.format_deployment_purpose(batch.name, "start"))
+    roles = {}
+    for service in batch.services:
+        is_api = service == batch.entry
+        purpose = names.format_deployment_purpose(batch.name, "api" if is_api else "work")
+        statements = build_api_statements(workflow) if is_api else build_worker_statements(workflow)
+        role = add_role(
+            stack,
+            purpose,
+            fleet=fleet.name,
+            account=account,
+            description=f"{service.name} of {batch.name}",
+            trust=task_roles.build_trust_policy(account),
+            statements=(*statements, *task_roles.build_exec_statements(fleet, account, context.cluster_key)),
+        )
+        roles[service.name] = task.TaskRoles(execution, role, (*start_policies, *list_policies(stack, purpose)))
+    return roles
+
+
+def build_worker_statements(context: WorkflowContext) -> Iterator[Statement]:
+    """Take steps from the queues, read inputs, write results, and tell the state machine."""
+    yield from _build_storage_statements(context)
+    yield {
+        "Sid": "TakeSteps",
+        "Effect": "Allow",
+        "Action": ["sqs:ChangeMessageVisibility", "sqs:DeleteMessage", "sqs:GetQueueUrl", "sqs:ReceiveMessage"],
+        "Resource": context.build_queue_arns(context.step_queues),
+    }
+    yield {
+        "Sid": "Answer",
+        "Effect": "Allow",
+        "Action": ["states:SendTaskFailure", "states:SendTaskSuccess"],
+        "Resource": context.state_machine_arn,
+    }
+
+
+def build_api_statements(context: WorkflowContext) -> Iterator[Statement]:
+    """Take files and submissions, start executions, and hand out results."""
+    yield from _build_storage_statements(context)
+    yield {
+        "Sid": "Delete",
+        "Effect": "Allow",
+        "Action": ["s3:DeleteObject"],
+        "Resource": f"{context.bucket_arn}/{context.batch.prefix}/files/*",
+    }
+    yield {
+        "Sid": "FindQueues",
+        "Effect": "Allow",
+        "Action": ["sqs:GetQueueUrl"],
+        "Resource": context.build_queue_arns([*context.step_queues, context.batch.inbox_queue]),
+    }
+    yield {
+        "Sid": "TakeFiles",
+        "Effect": "Allow",
+        "Action": ["sqs:DeleteMessage", "sqs:ReceiveMessage"],
+        "Resource": context.build_queue_arns([context.batch.inbox_queue]),
+    }
+    yield {
+        "Sid": "Start",
+        "Effect": "Allow",
+        "Action": ["states:StartExecution"],
+        "Resource": context.state_machine_arn,
+    }
+    yield {
+        "Sid": "Follow",
+        "Effect": "Allow",
+        "Action": ["states:DescribeExecution"],
+        "Resource": context.execution_arn,
+    }
+
+
+def _build_storage_statements(context: WorkflowContext) -> Iterator[Statement]:
+    """Read and write the batch's own objects, and read further inputs."""
+    batch, account = context.batch, context.account
+    own = f"{context.bucket_arn}/{batch.prefix}/*"
+    inputs = [location.removeprefix("s3://").partition("/") for location in batch.inputs]
+    buckets = {bucket: f"arn:{account.partition}:s3:::{bucket}" for bucket, _, _ in inputs}
+    objects = [f"{buckets[bucket]}/{prefix.rstrip('/')}/*" for bucket, _, prefix in inputs]
+    yield {"Sid": "Read", "Effect": "Allow", "Action": ["s3:GetObject"], "Resource": [own, *objects]}
+    yield {
+        "Sid": "Write",
+        "Effect": "Allow",
+        "Action": ["s3:AbortMultipartUpload", "s3:PutObject"],
+        "Resource": own,
+    }
+    # Of the whole bucket: that an object is not there, S3 tells those alone who may list. Others get 403, and a
+    # condition on the prefix does that to every reader. Source: S3 API reference, GetObject, permissions, 2026-11.
+    yield {
+        "Sid": "List",
+        "Effect": "Allow",
+        "Action": ["s3:ListBucket"],
+        "Resource": [context.bucket_arn, *sorted(buckets.values())],
+    }
+    yield {
+        "Sid": "Encrypt",
+        "Effect": "Allow",
+        "Action": ["kms:Decrypt", "kms:GenerateDataKey"],
+        "Resource": context.storage_key,
+    }
+    if batch.inputs:
+        yield from model_reader.build_key_statements(context.fleet)
+
+
+def add_security_groups(
+    stack: TerraformStack, context: TaskContext, *, vpc_id: str, vpc_cidr: str
+) -> dict[str, aws.security_group.SecurityGroup]:
+    """Add the security groups, by service: the VPC reaches the Batch API, and nobody the workers."""
+    batch = context.workflow.batch
+    groups = {
+        service.name: add_security_group(
+            stack,
+            f"{service.name}-group",
+            name=f"{context.workflow.fleet.name}-{batch.name}-{service.name}",
+            description=f"Tasks of {batch.name}: {service.name}",
+            vpc_id=vpc_id,
+        )
+        for service in batch.services
+    }
+    api = groups[batch.entry.name]
+    port, endpoint = batch.entry.port, batch.endpoint_port
+    task_network.add_rule(stack, "api-from-vpc", api, "in", "Clients in the VPC", port, cidr=vpc_cidr)
+    task_network.add_rule(stack, "api-to-api", api, "out", "The question that proves an answer", port, peer=api)
+    for name, group in groups.items():
+        # AWS endpoints in the VPC, S3 through its gateway, and the registry, which have no fixed address ranges.
+        task_network.add_rule(
+            stack, f"{name}-https", group, "out", "HTTPS to AWS and to registries", _HTTPS, cidr="0.0.0.0/0"
+        )
+        if endpoint != _HTTPS or batch.endpoint_in_network:
+            task_network.add_rule(
+                stack,
+                f"{name}-to-endpoint",
+                group,
+                "out",
+                "Rows, and counts of their tokens",
+                endpoint,
+                cidr=vpc_cidr if batch.endpoint_in_network else "0.0.0.0/0",
+            )
+    return groups
+
+
+def add_service(
+    stack: TerraformStack,
+    context: TaskContext,
+    service: BatchService,
+    *,
+    roles: task.TaskRoles,
+    security_group: aws.security_group.SecurityGroup,
+    registry: aws.service_discovery_service.ServiceDiscoveryService | None,
+    variables: Mapping[str, str],
+    dependencies: Sequence[ITerraformDependable],
+) -> tuple[aws.ecs_task_definition.EcsTaskDefinition, aws.ecs_service.EcsService]:
+    """Add a service with its task definition.
+
+    Args:
+        variables: what the stack alone knows, for the container's environment.
+    """
+    batch = context.workflow.batch
+    definition = aws.ecs_task_definition.EcsTaskDefinition(
+        stack,
+        f"{service.name}-task",
+        family=f"{context.workflow.fleet.name}-{batch.name}-{service.name}",
+        network_mode="awsvpc",
+        requires_compatibilities=["FARGATE"],
+        cpu=str(service.cpus * 1024),
+        memory=str(service.memory_mib),
+        execution_role_arn=roles.execution.arn,
+        task_role_arn=roles.task.arn,
+        container_definitions=json.dumps([build_container(service, context.logs, variables)]),
+        runtime_platform=aws.ecs_task_definition.EcsTaskDefinitionRuntimePlatform(
+            operating_system_family="LINUX", cpu_architecture="X86_64"
+        ),
+    )
+    e = aws.ecs_service
+    ecs_service = e.EcsService(
+        stack,
+        f"{service.name}-0",
+        name=f"{batch.name}-{service.name}",
+        cluster=context.cluster_arn,
+        task_definition=definition.arn,
+        desired_count=service.count,
+        capacity_provider_strategy=_build_strategy(service),
+        deployment_circuit_breaker=e.EcsServiceDeploymentCircuitBreaker(enable=True, rollback=True),
+        # New tasks come before old ones go; executions have names, so that two of the Batch API start each once.
+        deployment_minimum_healthy_percent=100,
+        deployment_maximum_percent=200,
+        enable_execute_command=True,
+        enable_ecs_managed_tags=True,
+        propagate_tags="SERVICE",
+        network_configuration=e.EcsServiceNetworkConfiguration(
+            subnets=list(context.subnets), security_groups=[security_group.id], assign_public_ip=False
+        ),
+        service_registries=e.EcsServiceServiceRegistries(registry_arn=registry.arn) if registry else None,
+        depends_on=[*dependencies, *roles.policies],
+    )
+    # Without it the AWS provider would replace a service whose strategy changes, as where `spot` does.
+    ecs_service.add_override("force_new_deployment", True)
+    return definition, ecs_service
+
+
+def build_container(
+    service: BatchService, logs: task.LogDestination, variables: Mapping[str, str]
+) -> dict[str, object]:
+    """The container definition."""
+    environment = {**service.environment, **variables}
+    container: dict[str, object] = {
+        "name": service.role,
+        "image": service.image,
+        "essential": True,
+        "cpu": service.cpus * 1024,
+        "memory": service.memory_mib,
+        "entryPoint": [service.command[0]],
+        "command": list(service.command[1:]),
+        "environment": [{"name": name, "value": value} for name, value in sorted(environment.items())],
+        # The init process ends what ECS Exec leaves behind. Exec writes to the container's root, so it is no read-only.
+        "linuxParameters": {"initProcessEnabled": True, "capabilities": {"drop": ["ALL"]}},
+        "stopTimeout": service.stop_s,
+        "logConfiguration": logs.build_configuration(service.role),
+    }
+    if service.port and service.probe:
+        container["portMappings"] = [
+            {"name": "http", "containerPort": service.port, "protocol": "tcp", "appProtocol": "http"}
+        ]
+        url = f"http://127.0.0.1:{service.port}{service.probe.health}"
+        container["healthCheck"] = task.build_health_check([url, ""], service.probe.deadline_s)
+    return container
+
+
+def _build_strategy(service: BatchService) -> list[aws.ecs_service.EcsServiceCapacityProviderStrategy]:
+    """Fargate Spot after one task on Fargate, so that a job goes on while no spot capacity is to be had.
+
+    Source: ECS developer guide, "Amazon ECS clusters for Fargate", capacity provider strategies, 2026-11.
+    """
+    strategy = aws.ecs_service.EcsServiceCapacityProviderStrategy
+    if not service.spot:
+        return [strategy(capacity_provider="FARGATE", weight=1)]
+    return [
+        strategy(capacity_provider="FARGATE", base=1, weight=0),
+        strategy(capacity_provider="FARGATE_SPOT", weight=1),
+    ]

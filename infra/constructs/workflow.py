@@ -1,0 +1,412 @@
+"""What carries the jobs of a batch on AWS: queues, the state machine, who tells it of files, and who hears of its end.
+
+The state machine is `state_machine.asl.json`, the one that runs on this machine too. Each of its steps is a message to
+the workers with a task token, so it needs no function of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from infra.bindings import aws
+from infra.bindings.cdktf import TerraformStack
+from infra.constructs import alarm, policy
+from infra.constructs.account import Account
+from infra.constructs.policy import Statement
+from infra.constructs.role import add_role, list_policies
+from llm_serving.fleet import names
+from llm_serving.fleet.model import Fleet
+from llm_serving.targets.ecs.manifest import EcsBatch
+from llm_serving.workloads.batch.resolve import STATE_MACHINE_FILE
+
+MESSAGE_RETENTION_S = 14 * 86400
+"""SQS's longest: as long as a step of the state machine may wait for its worker."""
+
+EVENT_SOURCE = "llm-serving.batch"
+"""As the state machine writes it."""
+
+_UNDELIVERED_AFTER = 20
+"""Times that the Batch API may try to make a job of a file's event."""
+
+_QUEUE_ALARM_S = 900
+"""A step that waits longer than this has no worker to take it."""
+
+_LOG_RETENTION_DAYS = 90
+
+
+@dataclass(frozen=True)
+class Workflow:
+    """What tasks need of it."""
+
+    state_machine: aws.sfn_state_machine.SfnStateMachine
+    topic: aws.sns_topic.SnsTopic
+
+
+@dataclass(frozen=True)
+class WorkflowContext:
+    """Where it is added."""
+
+    fleet: Fleet
+    batch: EcsBatch
+    account: Account
+    key: aws.kms_key.KmsKey
+    """Encrypts logs, topic and schedules; its policy has `build_key_grants`."""
+
+    storage_key: str
+    """ARN of the results bucket's key."""
+
+    @property
+    def state_machine_arn(self) -> str:
+        """By its name: its own role names it before it is there."""
+        return self.account.build_arn("states", f"stateMachine:{self.batch.workflow}")
+
+    @property
+    def execution_arn(self) -> str:
+        """Of all of its executions."""
+        return self.account.build_arn("states", f"execution:{self.batch.workflow}:*")
+
+    def build_queue_arns(self, names: Sequence[str]) -> list[str]:
+        """By their names."""
+        return [self.account.build_arn("sqs", name) for name in names]
+
+    @property
+    def step_queues(self) -> list[str]:
+        """Names of the queues that the state machine sends to, and workers receive from."""
+        return [self.batch.control_queue, *self.batch.run_queues]
+
+    @property
+    def bucket_arn(self) -> str:
+        """The results bucket."""
+        return f"arn:{self.account.partition}:s3:::{self.batch.bucket}"
+
+
+def build_key_grants() -> tuple[Statement, ...]:
+    """Let EventBridge publish to an encrypted topic.
+
+    Source: EventBridge user guide, "Troubleshooting: an Amazon SNS topic that is encrypted", 2026-11.
+    """
+    return (
+        {
+            "Sid": "Events",
+            "Effect": "Allow",
+            "Principal": {"Service": "events.amazonaws.com"},
+            "Action": ["kms:Decrypt", "kms:GenerateDataKey*"],
+            "Resource": "*",
+        },
+    )
+
+
+def format_log_group(batch: EcsBatch) -> str:
+    """Log group of the state machine; with this prefix CloudWatch needs no policy for each group.
+
+    Source: Step Functions developer guide, "Logging using CloudWatch Logs", 2026-11.
+    """
+    return f"/aws/vendedlogs/states/{batch.workflow}"
+
+
+def format_undelivered_queue(batch: EcsBatch) -> str:
+    """Queue of the messages of which no job could be made."""
+    return f"{batch.workflow}-undelivered"
+
+
+def add_workflow(stack: TerraformStack, context: WorkflowContext) -> Workflow:
+    """Add all of it."""
+    batch = context.batch
+    queues = {name: _add_queue(stack, context, name) for name in context.step_queues}
+    state_machine = _add_state_machine(stack, context, queues[batch.control_queue])
+    inbox = _add_inbox(stack, context)
+    _add_schedules(stack, context, inbox)
+    topic = _add_topic(stack, context)
+    _add_alarms(stack, context)
+    return Workflow(state_machine, topic)
+
+
+def _add_queue(
+    stack: TerraformStack,
+    context: WorkflowContext,
+    name: str,
+    *grants: Statement,
+    redrive: str | None = None,
+) -> aws.sqs_queue.SqsQueue:
+    batch, arn = context.batch, context.account.build_arn("sqs", name)
+    tls_only = {
+        "Sid": "TlsOnly",
+        "Effect": "Deny",
+        "Principal": "*",
+        "Action": "sqs:*",
+        "Resource": arn,
+        "Condition": {"Bool": {"aws:SecureTransport": "false"}},
+    }
+    return aws.sqs_queue.SqsQueue(
+        stack,
+        # The names of all begin alike.
+        f"queue-{name.removeprefix(f'{batch.workflow}-')}",
+        name=name,
+        visibility_timeout_seconds=batch.takeover_s,
+        message_retention_seconds=MESSAGE_RETENTION_S,
+        # SQS's own key: messages name jobs and chunks, and hold nothing of their rows.
+        sqs_managed_sse_enabled=True,
+        redrive_policy=redrive,
+        # Inline, and not a resource of its own: the provider waits half a minute for each.
+        policy=policy.build_document(tls_only, *grants),
+    )
+
+
+def _add_state_machine(
+    stack: TerraformStack, context: WorkflowContext, control_queue: aws.sqs_queue.SqsQueue
+) -> aws.sfn_state_machine.SfnStateMachine:
+    batch, purpose = context.batch, names.format_deployment_purpose(context.batch.name, "flow")
+    log_group = aws.cloudwatch_log_group.CloudwatchLogGroup(
+        stack,
+        "workflow-logs",
+        name=format_log_group(batch),
+        retention_in_days=_LOG_RETENTION_DAYS,
+        kms_key_id=context.key.arn,
+    )
+    role = add_role(
+        stack,
+        purpose,
+        fleet=context.fleet.name,
+        account=context.account,
+        description=f"Carries the jobs of {batch.name}",
+        trust=policy.build_trust_policy(
+            "states.amazonaws.com",
+            ArnLike={"aws:SourceArn": context.state_machine_arn},
+            StringEquals={"aws:SourceAccount": context.account.id},
+        ),
+        statements=tuple(_build_statements(context)),
+    )
+    s = aws.sfn_state_machine
+    definition = STATE_MACHINE_FILE.read_text(encoding="utf-8")
+    return s.SfnStateMachine(
+        stack,
+        "workflow",
+        name=batch.workflow,
+        type="STANDARD",
+        role_arn=role.arn,
+        definition=definition.replace("${control_queue}", control_queue.url).replace("${deployment}", batch.workflow),
+        logging_configuration=s.SfnStateMachineLoggingConfiguration(
+            level="ERROR", include_execution_data=False, log_destination=f"{log_group.arn}:*"
+        ),
+        depends_on=list_policies(stack, purpose),
+    )
+
+
+def _build_statements(context: WorkflowContext) -> Iterator[Statement]:
+    """What the state machine itself does: its four integrations, its maps' child executions, its log.
+
+    Sources: Step Functions developer guide, "IAM policies for using Distributed Map states" and "Logging using
+    CloudWatch Logs", 2026-11.
+    """
+    account, batch = context.account, context.batch
+    yield {
+        "Sid": "Send",
+        "Effect": "Allow",
+        "Action": ["sqs:SendMessage"],
+        "Resource": context.build_queue_arns(context.step_queues),
+    }
+    yield {
+        "Sid": "ReadChunks",
+        "Effect": "Allow",
+        "Action": ["s3:GetObject"],
+        "Resource": f"{context.bucket_arn}/{batch.prefix}/jobs/*/chunks.json",
+    }
+    yield {"Sid": "Decrypt", "Effect": "Allow", "Action": ["kms:Decrypt"], "Resource": context.storage_key}
+    yield {
+        "Sid": "Tell",
+        "Effect": "Allow",
+        "Action": ["events:PutEvents"],
+        "Resource": account.build_arn("events", "event-bus/default"),
+        "Condition": {"StringEquals": {"events:source": EVENT_SOURCE}},
+    }
+    yield {
+        "Sid": "StartMaps",
+        "Effect": "Allow",
+        "Action": ["states:StartExecution"],
+        "Resource": context.state_machine_arn,
+    }
+    yield {
+        "Sid": "FollowMaps",
+        "Effect": "Allow",
+        "Action": ["states:DescribeExecution", "states:RedriveExecution", "states:StopExecution"],
+        # A map's own executions have its label after the state machine's name.
+        "Resource": [context.execution_arn, account.build_arn("states", f"execution:{batch.workflow}/*")],
+    }
+    # AWS takes no resource.
+    yield {
+        "Sid": "DeliverLog",
+        "Effect": "Allow",
+        "Action": [
+            "logs:CreateLogDelivery",
+            "logs:DeleteLogDelivery",
+            "logs:DescribeLogGroups",
+            "logs:DescribeResourcePolicies",
+            "logs:GetLogDelivery",
+            "logs:ListLogDeliveries",
+            "logs:PutResourcePolicy",
+            "logs:UpdateLogDelivery",
+        ],
+        "Resource": "*",
+    }
+
+
+def _add_inbox(stack: TerraformStack, context: WorkflowContext) -> aws.sqs_queue.SqsQueue:
+    """The queue that hears of files in inboxes. The Batch API makes jobs of them, each once, and starts executions."""
+    batch, account = context.batch, context.account
+    rule = aws.cloudwatch_event_rule.CloudwatchEventRule(
+        stack,
+        "inbox-files",
+        name=f"{batch.workflow}-inbox",
+        description=f"Files in the inboxes of {batch.name}",
+        event_pattern=json.dumps(
+            {
+                "source": ["aws.s3"],
+                "detail-type": ["Object Created"],
+                "detail": {
+                    "bucket": {"name": [batch.bucket]},
+                    "object": {"key": [{"prefix": f"{batch.prefix}/inbox/"}]},
+                },
+            }
+        ),
+    )
+    undelivered_name = format_undelivered_queue(batch)
+    grants = {
+        name: _build_events_grant(account.build_arn("sqs", name), "sqs:SendMessage", rule)
+        for name in (undelivered_name, batch.inbox_queue)
+    }
+    undelivered = _add_queue(stack, context, undelivered_name, grants[undelivered_name])
+    redrive = json.dumps({"deadLetterTargetArn": undelivered.arn, "maxReceiveCount": _UNDELIVERED_AFTER})
+    inbox = _add_queue(stack, context, batch.inbox_queue, grants[batch.inbox_queue], redrive=redrive)
+    t = aws.cloudwatch_event_target
+    t.CloudwatchEventTarget(
+        stack,
+        "inbox-files-queue",
+        rule=rule.name,
+        arn=inbox.arn,
+        target_id="inbox",
+        dead_letter_config=t.CloudwatchEventTargetDeadLetterConfig(arn=undelivered.arn),
+    )
+    return inbox
+
+
+def _build_events_grant(
+    arn: str, action: str, rule: aws.cloudwatch_event_rule.CloudwatchEventRule
+) -> Mapping[str, object]:
+    return {
+        "Sid": "FromEvents",
+        "Effect": "Allow",
+        "Principal": {"Service": "events.amazonaws.com"},
+        "Action": action,
+        "Resource": arn,
+        "Condition": {"ArnEquals": {"aws:SourceArn": rule.arn}},
+    }
+
+
+def _add_schedules(stack: TerraformStack, context: WorkflowContext, inbox: aws.sqs_queue.SqsQueue) -> None:
+    """Have EventBridge Scheduler tell the inbox queue of each schedule's file; the time makes each run another job."""
+    batch, purpose = context.batch, names.format_deployment_purpose(context.batch.name, "time")
+    if not batch.schedules:
+        return
+    role = add_role(
+        stack,
+        purpose,
+        fleet=context.fleet.name,
+        account=context.account,
+        description=f"Schedules of {batch.name}",
+        trust=policy.build_trust_policy(
+            "scheduler.amazonaws.com", StringEquals={"aws:SourceAccount": context.account.id}
+        ),
+        statements=(
+            {"Sid": "Send", "Effect": "Allow", "Action": ["sqs:SendMessage"], "Resource": inbox.arn},
+            {"Sid": "Decrypt", "Effect": "Allow", "Action": ["kms:Decrypt"], "Resource": context.key.arn},
+        ),
+    )
+    s = aws.scheduler_schedule
+    for name, schedule in batch.schedules.items():
+        message = {
+            "name": name,
+            "file": schedule.file,
+            "team": schedule.team,
+            "priority": schedule.priority,
+            "time": "<aws.scheduler.scheduled-time>",
+        }
+        s.SchedulerSchedule(
+            stack,
+            f"schedule-{name}",
+            name=f"{batch.workflow}-{name}",
+            description=f"{schedule.file} of {schedule.team}",
+            schedule_expression=schedule.at,
+            schedule_expression_timezone="UTC",
+            kms_key_arn=context.key.arn,
+            flexible_time_window=s.SchedulerScheduleFlexibleTimeWindow(mode="OFF"),
+            target=s.SchedulerScheduleTarget(arn=inbox.arn, role_arn=role.arn, input=json.dumps({"schedule": message})),
+            depends_on=list_policies(stack, purpose),
+        )
+
+
+def _add_topic(stack: TerraformStack, context: WorkflowContext) -> aws.sns_topic.SnsTopic:
+    """Add the topic that hears of each job's end; whoever wants to know subscribes."""
+    batch = context.batch
+    topic = aws.sns_topic.SnsTopic(stack, "ended", name=f"{batch.workflow}-ended", kms_master_key_id=context.key.arn)
+    rule = aws.cloudwatch_event_rule.CloudwatchEventRule(
+        stack,
+        "ended-jobs",
+        name=f"{batch.workflow}-ended",
+        description=f"Ends of the jobs of {batch.name}",
+        event_pattern=json.dumps({"source": [EVENT_SOURCE], "detail": {"deployment": [batch.workflow]}}),
+    )
+    aws.sns_topic_policy.SnsTopicPolicy(
+        stack,
+        "ended-policy",
+        arn=topic.arn,
+        policy=policy.build_document(
+            {
+                "Sid": "TlsOnly",
+                "Effect": "Deny",
+                "Principal": "*",
+                "Action": "sns:Publish",
+                "Resource": topic.arn,
+                "Condition": {"Bool": {"aws:SecureTransport": "false"}},
+            },
+            _build_events_grant(topic.arn, "sns:Publish", rule),
+        ),
+    )
+    aws.cloudwatch_event_target.CloudwatchEventTarget(
+        stack, "ended-jobs-topic", rule=rule.name, arn=topic.arn, target_id="ended"
+    )
+    return topic
+
+
+def _add_alarms(stack: TerraformStack, context: WorkflowContext) -> None:
+    """Alarms on steps that no worker takes, and on files of which no job was made."""
+    batch, topic = context.batch, context.fleet.alarms_to
+    limits = {
+        "waiting": (batch.control_queue, "ApproximateAgeOfOldestMessage", _QUEUE_ALARM_S, "Steps wait for workers"),
+        "undelivered": (
+            format_undelivered_queue(batch),
+            "ApproximateNumberOfMessagesVisible",
+            0,
+            "Files of which no job was made",
+        ),
+    }
+    for name, (queue, metric, threshold, description) in limits.items():
+        alarm.add_alarm(
+            stack,
+            f"{name}-alarm",
+            topic=topic,
+            name=f"{batch.workflow}-{name}",
+            description=f"{description} of {batch.name}",
+            threshold=threshold,
+            metric_query=[
+                alarm.build_metric_query(
+                    name,
+                    namespace="AWS/SQS",
+                    name=metric,
+                    dimensions={"QueueName": queue},
+                    stat="Maximum",
+                    returned=True,
+                )
+            ],
+        )

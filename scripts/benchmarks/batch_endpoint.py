@@ -1,0 +1,119 @@
+"""A mock OpenAI-compatible endpoint with set delays, in the place of engines: it serves so many requests at a time.
+
+What it answers follows from the row's text: `refuse` in it gets 400, `break` 500, each time; any other row is answered
+after `--delay-ms`, and its answer repeats its text. It counts how often each text came (`GET /known`), and shows its
+load under vLLM's metric names (`GET /metrics`). `POST /slots` with a number changes how many it serves at a time.
+
+    python -m scripts.benchmarks.batch_endpoint --port 8000 --delay-ms 200 --slots 16
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+OUTPUT_TOKENS = 8
+
+
+@dataclass
+class Engine:
+    """So many requests run at a time, the rest wait."""
+
+    delay_s: float
+    slots: int
+    running: int = 0
+    waiting: int = 0
+    seen: Counter[str] = field(default_factory=Counter)
+    _room: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    async def serve(self, text: str) -> None:
+        """Take a slot for the time of a request."""
+        self.seen[text] += 1
+        self.waiting += 1
+        try:
+            async with self._room:
+                await self._room.wait_for(lambda: self.running < self.slots)
+                self.running += 1
+        finally:
+            self.waiting -= 1
+        try:
+            await asyncio.sleep(self.delay_s * random.uniform(0.5, 1.5))
+        finally:
+            self.running -= 1
+            async with self._room:
+                self._room.notify()
+
+    async def resize(self, slots: int) -> None:
+        """Change how many run at a time."""
+        self.slots = slots
+        async with self._room:
+            self._room.notify_all()
+
+
+def build_app(engine: Engine) -> web.Application:
+    """Build the server."""
+
+    async def complete(request: web.Request) -> web.Response:
+        body = await request.json()
+        text = str(body["messages"][-1]["content"])
+        await engine.serve(text)
+        if "refuse" in text:
+            return web.json_response({"error": {"message": "no", "code": 400}}, status=400)
+        if "break" in text:
+            return web.json_response({"error": {"message": "broken", "code": 500}}, status=500)
+        return web.json_response(_build_answer(text))
+
+    async def show_metrics(_: web.Request) -> web.Response:
+        gauges = {"num_requests_running": engine.running, "num_requests_waiting": engine.waiting}
+        return web.Response(text="".join(f'vllm:{name}{{engine="0"}} {value}\n' for name, value in gauges.items()))
+
+    async def show_known(_: web.Request) -> web.Response:
+        return web.json_response(engine.seen)
+
+    async def list_models(_: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": "m"}]})
+
+    async def resize(request: web.Request) -> web.Response:
+        await engine.resize(int(await request.text()))
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", complete)
+    app.router.add_get("/v1/models", list_models)
+    app.router.add_get("/metrics", show_metrics)
+    app.router.add_get("/known", show_known)
+    app.router.add_post("/slots", resize)
+    return app
+
+
+def _build_answer(text: str) -> dict[str, Any]:
+    return {
+        "id": "mock",
+        "object": "chat.completion",
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": len(text.split()), "completion_tokens": OUTPUT_TOKENS},
+    }
+
+
+def main() -> None:
+    """Serve until stopped."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--delay-ms", type=float, default=100)
+    parser.add_argument("--slots", type=int, default=64, help="requests at a time")
+    arguments = parser.parse_args()
+
+    async def build() -> web.Application:
+        return build_app(Engine(arguments.delay_ms / 1000, arguments.slots))
+
+    web.run_app(build(), host="127.0.0.1", port=arguments.port, print=None)
+
+
+if __name__ == "__main__":
+    main()

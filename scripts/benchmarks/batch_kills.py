@@ -1,0 +1,283 @@
+"""Runs a batch through the real state machine and the real workers, and kills parts of it (-9) at random points.
+
+Workers, Batch API, endpoint and executions are the victims; every row must be in the results exactly once. The state
+machine is interpreted by the embedded AWS, whose S3 is its memory and which therefore lives: its executions are aborted
+in its place. The endpoint is a mock with set delays (batch_endpoint.py).
+
+    python -m scripts.benchmarks.batch_kills --rows 2000 --kills 100 --seed 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from llm_serving import console, paths, processes
+from llm_serving.rehearsal import emulator
+from llm_serving.settings.errors import CheckFailed, Unavailable
+from llm_serving.workloads.batch.resolve import STATE_MACHINE_FILE
+
+IMAGE = paths.IMAGES / "batch-worker"
+BUCKET, REGION, NAME = "rows-and-results", "us-west-2", "mine"
+STATE_MACHINE = f"arn:aws:states:{REGION}:{emulator.ACCOUNT}:stateMachine:{NAME}"
+FINAL_STATES = ("completed", "failed", "expired", "cancelled")
+START_LIMIT_S = 90.0
+
+
+@dataclass
+class BatchRun:
+    """A deployment without an engine: embedded AWS, endpoint, Batch API, workers; all but the first can be killed."""
+
+    folder: Path
+    aws: str
+    endpoint: str
+    env: dict[str, str]
+    commands: dict[str, tuple[Sequence[str], Mapping[str, str]]]
+    running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    @property
+    def s3(self) -> Any:
+        """A client of the embedded S3."""
+        return emulator.create_client("s3", self.aws, REGION)
+
+    @property
+    def stepfunctions(self) -> Any:
+        """A client of the embedded Step Functions."""
+        return emulator.create_client("stepfunctions", self.aws, REGION)
+
+    def start(self, name: str) -> None:
+        """Start a process."""
+        command, env = self.commands[name]
+        with (self.folder / f"{name}.log").open("ab") as output:
+            self.running[name] = processes.spawn(command, environment={**self.env, **env}, output=output)
+
+    def kill(self, name: str) -> None:
+        """End a process as a lost machine would."""
+        process = self.running[name]
+        process.kill()
+        process.wait()
+
+    def open_jobs(self) -> Any:
+        """The jobs, as the Batch API has them; once the queues are there."""
+        if str(IMAGE) not in sys.path:
+            sys.path.insert(0, str(IMAGE))
+        from batch import resources, settings
+        from batch.jobs import Jobs
+        from batch.store import Store
+
+        batch_settings = settings.read(self.env)
+        sqs = emulator.create_client("sqs", self.aws, REGION)
+        found: list[Any] = []
+
+        def has_queues() -> bool:
+            found.append(resources.find_queues(sqs, batch_settings))
+            return found[-1] is not None
+
+        processes.wait_until(has_queues, "the queues", START_LIMIT_S)
+        return Jobs(Store(BUCKET, self.s3), batch_settings, self.stepfunctions, STATE_MACHINE, found[-1])
+
+    def abort_execution(self, job: Mapping[str, Any]) -> None:
+        """Abort the execution that carries a job."""
+        from botocore.exceptions import ClientError
+
+        arn = f"{STATE_MACHINE.replace(':stateMachine:', ':execution:')}:{job['executions'][-1]}"
+        with contextlib.suppress(ClientError):
+            self.stepfunctions.stop_execution(executionArn=arn)
+
+    def read_lines(self, key: str) -> list[Any]:
+        """The lines of a results file."""
+        body = self.s3.get_object(Bucket=BUCKET, Key=key)["Body"].read()
+        return [json.loads(line) for line in body.splitlines()]
+
+    def read_known(self) -> dict[str, int]:
+        """How often the endpoint got each text since it started."""
+        with urllib.request.urlopen(f"{self.endpoint}/known", timeout=30) as response:
+            return dict(json.load(response))
+
+
+@contextlib.contextmanager
+def start_run(
+    folder: Path, *, workers: int = 2, delay_ms: float = 100, slots: int = 32, takeover_s: float = 3, **variables: str
+) -> Iterator[BatchRun]:
+    """Start everything; ends it after the block.
+
+    Args:
+        delay_ms: of the endpoint's answers, mean.
+        slots: requests that the endpoint serves at a time.
+        takeover_s: how long after a worker's end another one takes its chunks.
+        variables: further settings of workers and Batch API.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    endpoint_port, api_port = processes.claim_free_ports(2)
+    endpoint = f"http://127.0.0.1:{endpoint_port}"
+    with emulator.start(folder, bare=True) as aws:
+        env = {
+            **emulator.build_client_env(aws, REGION),
+            "BATCH_NAME": NAME,
+            "BATCH_BUCKET": BUCKET,
+            "BATCH_PREFIX": f"batch/{NAME}",
+            "BATCH_TEAMS": "default:50:normal:0,search:30:normal:0,ads:20:low:0",
+            "BATCH_WORKERS": str(workers),
+            "BATCH_DEADLINE_S": "86400",
+            "BATCH_BAD_ROWS": "skip",
+            "BATCH_CHUNK_BYTES": str(16 * 2**20),
+            "BATCH_FAILED_CHUNKS": "0",
+            "BATCH_TAKEOVER_S": f"{takeover_s:g}",
+            "BATCH_ENDPOINT": endpoint,
+            "BATCH_METRICS": f"{endpoint}/metrics",
+            "BATCH_CONCURRENCY": "4..64",
+            "BATCH_LONG_INPUTS": "reject",
+            "BATCH_ATTEMPTS": "5",
+            "BATCH_REQUEST_TIMEOUT_S": "60",
+            "BATCH_API_PORT": str(api_port),
+            "BATCH_STATE_MACHINE_FILE": str(STATE_MACHINE_FILE),
+            **variables,
+        }
+        server = [sys.executable, "-m", "scripts.benchmarks.batch_endpoint", "--port", str(endpoint_port)]
+        worker = [sys.executable, str(IMAGE / "batch_worker.py")]
+        commands: dict[str, tuple[Sequence[str], Mapping[str, str]]] = {
+            "endpoint": (
+                [*server, "--delay-ms", f"{delay_ms:g}", "--slots", str(slots)],
+                {"PYTHONPATH": str(paths.ROOT)},
+            ),
+            "batch-api": ([sys.executable, str(IMAGE / "batch_api.py")], {}),
+            **{
+                f"batch-worker-{index}": (worker, {"BATCH_WORKER": f"batch-worker-{index}"}) for index in range(workers)
+            },
+        }
+        run = BatchRun(folder, aws, endpoint, env, commands)
+        location = {"LocationConstraint": REGION}
+        run.s3.create_bucket(Bucket=BUCKET, CreateBucketConfiguration=location)
+        try:
+            for name in commands:
+                run.start(name)
+            yield run
+        finally:
+            processes.stop_all(list(run.running.values()), grace_s=5)
+
+
+def build_rows(count: int, words: random.Random) -> dict[str, str]:
+    """Texts of rows by their custom_id: one in fifty is refused, one in a hundred breaks the endpoint's answer."""
+    rows = {}
+    for number in range(count):
+        kind = "refuse" if number % 50 == 7 else "break" if number % 100 == 13 else "answer"
+        rows[f"row-{number}"] = f"{kind} {number} " + "word " * words.randint(1, 60)
+    return rows
+
+
+def format_rows(rows: Mapping[str, str]) -> bytes:
+    """The input file of rows."""
+    lines = []
+    for custom_id, text in rows.items():
+        body = {"model": "m", "messages": [{"role": "user", "content": text}]}
+        row = {"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": body}
+        lines.append(json.dumps(row))
+    return "\n".join(lines).encode()
+
+
+def find_mistakes(rows: Mapping[str, str], output: list[Any], errors: list[Any]) -> list[str]:
+    """What is wrong with results: rows lost, doubled, in the wrong file, or with another row's answer."""
+    counts = Counter(line["custom_id"] for line in (*output, *errors))
+    mistakes = [f"{custom_id} is missing" for custom_id in rows if not counts[custom_id]]
+    mistakes += [f"{custom_id} is there {count} times" for custom_id, count in counts.items() if count > 1]
+    expected = {"refuse": "request_refused", "break": "server_error"}
+    for line in output:
+        text = rows.get(line["custom_id"])
+        if text is None or text.partition(" ")[0] in expected:
+            mistakes.append(f"{line['custom_id']} is in the output")
+        elif line["response"]["body"]["choices"][0]["message"]["content"] != text:
+            mistakes.append(f"{line['custom_id']} has another row's answer")
+    for line in errors:
+        text = rows.get(line["custom_id"], "")
+        if line["error"]["code"] != expected.get(text.partition(" ")[0]):
+            mistakes.append(f"{line['custom_id']} is in the errors: {line['error']}")
+    return mistakes
+
+
+def run_with_kills(
+    run: BatchRun, rows: Mapping[str, str], kills: int, chance: random.Random, *, limit_s: float, pause_s: float = 1.5
+) -> tuple[Mapping[str, Any], Counter[str]]:
+    """Run a job while parts are killed; returns the job at its end, and how often each part was killed.
+
+    Args:
+        limit_s: longest run.
+        pause_s: mean time between kills.
+
+    Raises:
+        Unavailable: the job did not end within `limit_s`.
+    """
+    jobs = run.open_jobs()
+    run.s3.put_object(Bucket=BUCKET, Key="input.jsonl", Body=format_rows(rows))
+    job = jobs.submit("input.jsonl", team="default")
+    deadline, killed = time.monotonic() + limit_s, Counter[str]()
+    while job["state"] not in FINAL_STATES:
+        if time.monotonic() > deadline:
+            raise Unavailable(f"the job did not end within {limit_s:.0f} s: {jobs.count(job)}")
+        time.sleep(chance.uniform(0.2, 2 * pause_s - 0.2))
+        job = jobs.read(job["id"])
+        if killed.total() >= kills or job["state"] in FINAL_STATES:
+            continue
+        victim = chance.choice([*run.commands, "execution"])
+        killed[victim] += 1
+        if victim == "execution":
+            run.abort_execution(job)
+        else:
+            run.kill(victim)
+            run.start(victim)
+        done = jobs.count(job)["request_counts"]
+        console.out.print(f"{killed.total():>4} {victim:<16} {job['state']:<12} {done}", markup=False)
+    return job, killed
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=2000)
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--delay-ms", type=float, default=600, help="of the endpoint's answers, mean")
+    parser.add_argument("--slots", type=int, default=16, help="requests that the endpoint serves at a time")
+    parser.add_argument("--limit", type=float, default=1200, help="longest run, in seconds")
+    arguments = parser.parse_args()
+    chance = random.Random(arguments.seed)
+    rows = build_rows(arguments.rows, chance)
+    os.environ.setdefault("COLUMNS", "120")
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        start_run(Path(folder), delay_ms=arguments.delay_ms, slots=arguments.slots) as run,
+    ):
+        start = time.monotonic()
+        job, killed = run_with_kills(run, rows, arguments.kills, chance, limit_s=arguments.limit)
+        seconds = time.monotonic() - start
+        output, errors = run.read_lines(job["output_key"]), run.read_lines(job["error_key"])
+    mistakes = find_mistakes(rows, output, errors)
+    summary = {
+        "rows": len(rows),
+        "state": job["state"],
+        "output": len(output),
+        "errors": len(errors),
+        "kills": dict(killed),
+        "executions": len(job["executions"]),
+        "seconds": round(seconds, 1),
+        "mistakes": mistakes[:20],
+    }
+    print(json.dumps(summary, indent=2))
+    if mistakes:
+        raise CheckFailed(f"{len(mistakes)} rows are wrong")
+
+
+if __name__ == "__main__":
+    main()

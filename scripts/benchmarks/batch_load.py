@@ -1,0 +1,334 @@
+"""What the batch worker takes and how it behaves, on a mock endpoint with set delays; one JSON object a measurement.
+
+    python -m scripts.benchmarks.batch_load worker --rows 10000     rows a second of CPU time, memory
+    python -m scripts.benchmarks.batch_load checkpoint              what saving results costs
+    python -m scripts.benchmarks.batch_load split --gigabytes 50    plan of a large file, scan of some chunks
+    python -m scripts.benchmarks.batch_load change                  how fast the concurrency follows the endpoint
+    python -m scripts.benchmarks.batch_load share                   teams of 50/30/20 and an urgent job
+    python -m scripts.benchmarks.batch_load clients                 aiohttp against httpx
+
+CPU time is that of the worker's process alone, so that other work on the machine changes it little. S3, SQS and Step
+Functions are the embedded AWS; its own time is not measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from llm_serving import processes
+from llm_serving.settings.errors import Unavailable
+from scripts.benchmarks import batch_kills
+from scripts.benchmarks.batch_kills import BUCKET, FINAL_STATES, IMAGE, BatchRun
+
+if str(IMAGE) not in sys.path:
+    sys.path.insert(0, str(IMAGE))
+
+LIMIT_S = 590.0
+SAMPLE_S = 0.25
+
+
+def format_row(number: int, words: int = 20) -> bytes:
+    """A row whose answer repeats its text."""
+    body = {"model": "m", "messages": [{"role": "user", "content": f"answer {number} " + "word " * words}]}
+    row = {"custom_id": f"row-{number}", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    return json.dumps(row).encode() + b"\n"
+
+
+def submit(run: BatchRun, jobs: Any, name: str, rows: int, **options: Any) -> Any:
+    """Submit so many rows."""
+    body = b"".join(format_row(number) for number in range(rows))
+    run.s3.put_object(Bucket=BUCKET, Key=name, Body=body)
+    return jobs.submit(name, **{"team": "default", **options})
+
+
+def watch(jobs: Any, job: Any, look: Callable[[], None]) -> Any:
+    """Look every now and then until a job ends; returns it.
+
+    Raises:
+        Unavailable: it does not end.
+    """
+    deadline = time.monotonic() + LIMIT_S
+    while job["state"] not in FINAL_STATES:
+        if time.monotonic() > deadline:
+            raise Unavailable(f"the job did not end within {LIMIT_S:.0f} s")
+        look()
+        time.sleep(SAMPLE_S)
+        job = jobs.read(job["id"])
+    return job
+
+
+def measure_worker(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Rows a second of CPU time, and memory, of one worker on an endpoint that is never the limit."""
+    settings: dict[str, Any] = {"BATCH_CONCURRENCY": "256..1024", "BATCH_CHUNK_BYTES": str(arguments.chunk * 2**20)}
+    with batch_kills.start_run(folder, workers=1, delay_ms=20, slots=4096, **settings) as run:
+        jobs = run.open_jobs()
+        process = psutil.Process(run.running["batch-worker-0"].pid)
+        idle_bytes = process.memory_info().rss
+        before = process.cpu_times()
+        memory = [idle_bytes]
+        start = time.monotonic()
+        job = watch(jobs, submit(run, jobs, "rows", arguments.rows), lambda: memory.append(process.memory_info().rss))
+        seconds, after = time.monotonic() - start, process.cpu_times()
+    cpu_s = after.user + after.system - before.user - before.system
+    return {
+        "rows": arguments.rows,
+        "chunk_mib": arguments.chunk,
+        "completed": job["request_counts"]["completed"],
+        "seconds": round(seconds, 1),
+        "worker_cpu_s": round(cpu_s, 1),
+        "rows_per_cpu_s": round(arguments.rows / cpu_s),
+        "idle_mb": round(idle_bytes / 1e6),
+        "peak_mb": round(max(memory) / 1e6),
+    }
+
+
+def measure_checkpoint(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Time and CPU time of saving the results of so many rows: a part, and the chunk's head."""
+    with batch_kills.start_run(folder, workers=0) as run:
+        from batch import layout, rows
+        from batch.chunk import ChunkState
+        from batch.store import Store
+
+        store, keys = Store(BUCKET, run.s3), layout.Layout("batch/mine")
+        head = layout.Head(epoch=1, worker="w", parts=[], done=False, fruitless=0)
+        job: Any = {"id": "batch_0"}
+        etag = store.write_json(keys.get_head_key("batch_0", 0), head, new=True)
+        chunk = layout.Chunk(index=0, key="", start=0, end=0)
+        state = ChunkState(store, keys, job, chunk, head, etag)
+        line = rows.format_output("row", 200, json.dumps({"text": "word " * 200}).encode())
+        times, cpu = [], time.process_time()
+        for _ in range(arguments.repeats):
+            for _ in range(arguments.rows):
+                state.add_output(line, 1, 1)
+            start = time.monotonic()
+            state.commit(state.collect())
+            times.append(time.monotonic() - start)
+        cpu = time.process_time() - cpu
+    times.sort()
+    return {
+        "rows": arguments.rows,
+        "bytes": arguments.rows * len(line),
+        "median_ms": round(1000 * times[len(times) // 2], 1),
+        "cpu_ms": round(1000 * cpu / arguments.repeats, 1),
+    }
+
+
+def measure_split(arguments: argparse.Namespace, _: Path) -> dict[str, Any]:
+    """Plan a generated file, and scan some of its chunks: nothing of it is on a disk or in memory."""
+    from batch import layout, reader, rows
+
+    row = format_row(0, 400)
+    size = int(arguments.gigabytes * 1e9) // len(row) * len(row)
+    start = time.process_time()
+    ranges = layout.split_ranges(size, layout.compute_chunk_bytes(size, 8))
+    plan_s = time.process_time() - start
+    block = row * (2**20 // len(row))
+
+    def read(first: int, end: int) -> Iterator[bytes]:
+        position = first
+        while position < end:
+            offset = position % len(row)
+            piece = block[offset : offset + min(end - position, len(block) - offset)]
+            yield piece
+            position += len(piece)
+
+    process, peak, found = psutil.Process(), 0, 0
+    before, start = process.memory_info().rss, time.process_time()
+    for begin, end in ranges[: arguments.chunks]:
+        for line in reader.read_range_lines(read, begin, end, size):
+            rows.parse(line.content)
+            found += 1
+        peak = max(peak, process.memory_info().rss - before)
+    cpu_s = time.process_time() - start
+    scanned = sum(end - begin for begin, end in ranges[: arguments.chunks])
+    return {
+        "bytes": size,
+        "chunks": len(ranges),
+        "plan_ms": round(1000 * plan_s, 1),
+        "scanned_bytes": scanned,
+        "rows": found,
+        "rows_as_reckoned": -(-scanned // len(row)),
+        "scan_mb_per_cpu_s": round(scanned / 1e6 / cpu_s, 1),
+        "scan_cpu_min_of_the_whole": round(size / scanned * cpu_s / 60, 1),
+        "memory_mb": round(peak / 1e6, 1),
+    }
+
+
+def measure_change(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Seconds until the requests that run at the endpoint are as many as it takes, after it takes more, and less."""
+    with batch_kills.start_run(folder, workers=1, delay_ms=300, slots=16, BATCH_CONCURRENCY="4..256") as run:
+        jobs = run.open_jobs()
+        submit(run, jobs, "change", arguments.rows)
+        first = _await_running(run, 16)
+        _resize(run, 96)
+        more = _await_running(run, 96)
+        _resize(run, 24)
+        less = _await_short_queue(run, 24)
+    return {"to_16_s": first, "from_16_to_96_s": more, "from_96_to_24_s": less}
+
+
+def _resize(run: BatchRun, slots: int) -> None:
+    request = urllib.request.Request(f"{run.endpoint}/slots", str(slots).encode())
+    urllib.request.urlopen(request, timeout=30).close()
+
+
+def _is_up(run: BatchRun) -> bool:
+    try:
+        _read_load(run)
+    except OSError:
+        return False
+    return True
+
+
+def _read_load(run: BatchRun) -> tuple[float, float]:
+    from batch.endpoint import parse_load
+
+    with urllib.request.urlopen(f"{run.endpoint}/metrics", timeout=30) as page:
+        load = parse_load(page.read().decode())
+    return load.running, load.waiting
+
+
+def _await_running(run: BatchRun, slots: int) -> float:
+    start = time.monotonic()
+    processes.wait_until(lambda: _read_load(run)[0] >= 0.9 * slots, f"{slots} requests", LIMIT_S, 0.1)
+    return round(time.monotonic() - start, 1)
+
+
+def _await_short_queue(run: BatchRun, slots: int) -> float:
+    """Seconds until no more than so many run, and half of them wait at most."""
+
+    def is_short() -> bool:
+        running, waiting = _read_load(run)
+        return running <= slots and waiting <= 2 + 0.5 * slots
+
+    start = time.monotonic()
+    processes.wait_until(is_short, "a short queue", LIMIT_S, 0.1)
+    return round(time.monotonic() - start, 1)
+
+
+def measure_share(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Shares of three teams while all have rows, and seconds to the first row of an urgent job."""
+    teams = {"default": 50, "search": 30, "ads": 20}
+    settings: dict[str, Any] = {"BATCH_TEAMS": ",".join(f"{name}:{weight}:normal:0" for name, weight in teams.items())}
+    with batch_kills.start_run(folder, workers=1, delay_ms=100, slots=32, **settings) as run:
+        jobs = run.open_jobs()
+        submitted = {team: submit(run, jobs, team, arguments.rows, team=team) for team in teams}
+        moments: list[dict[str, int]] = []
+
+        def count() -> dict[str, int]:
+            moments.append(
+                {
+                    team: jobs.count(jobs.read(job["id"]))["request_counts"]["completed"]
+                    for team, job in submitted.items()
+                }
+            )
+            return moments[-1]
+
+        processes.wait_until(lambda: min(count().values()) > 0, "rows of all", LIMIT_S, 0.5)
+        first = moments[-1]
+        processes.wait_until(lambda: sum(count().values()) > arguments.rows, "enough rows", LIMIT_S, 1.0)
+        last = moments[-1]
+        start = time.monotonic()
+        run.s3.put_object(Bucket=BUCKET, Key="urgent", Body=format_row(-1))
+        jobs.submit("urgent", team="ads", priority="high")
+        processes.wait_until(lambda: any("answer -1 " in text for text in run.read_known()), "its row", LIMIT_S, 0.1)
+        urgent_s = time.monotonic() - start
+    done = {team: last[team] - first[team] for team in teams}
+    total = sum(done.values())
+    return {
+        "rows": total,
+        "shares": {team: round(100 * count / total, 1) for team, count in done.items()},
+        "weights": teams,
+        "urgent_first_row_s": round(urgent_s, 1),
+        "over_time": moments[:: max(1, len(moments) // 20)],
+    }
+
+
+def measure_clients(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """CPU time of a request by each client, in turn, on the same endpoint."""
+    with batch_kills.start_run(folder, workers=0, delay_ms=20, slots=4096) as run:
+        processes.wait_until(lambda: _is_up(run), "the endpoint", LIMIT_S, 0.1)
+        body = json.loads(format_row(0))["body"]
+        results: dict[str, Any] = {}
+        for _ in range(2):  # the first round warms up
+            for name, send in (("aiohttp", _send_aiohttp), ("httpx", _send_httpx)):
+                start = time.process_time()
+                asyncio.run(send(f"{run.endpoint}/v1/chat/completions", body, arguments.rows))
+                results[name] = round(arguments.rows / (time.process_time() - start))
+    return {"requests": arguments.rows, "in_flight": IN_FLIGHT, "requests_per_cpu_s": results}
+
+
+IN_FLIGHT = 128
+
+
+async def _send_aiohttp(url: str, body: Any, count: int) -> None:
+    import aiohttp
+
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+
+        async def send() -> None:
+            async with session.post(url, json=body) as response:
+                json.loads(await response.read())
+
+        await _send_all(send, count)
+
+
+async def _send_httpx(url: str, body: Any, count: int) -> None:
+    import httpx2 as httpx
+
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    async with httpx.AsyncClient(limits=limits, timeout=60, trust_env=False) as client:
+
+        async def send() -> None:
+            json.loads((await client.post(url, json=body)).content)
+
+        await _send_all(send, count)
+
+
+async def _send_all(send: Callable[[], Any], count: int) -> None:
+    numbers = iter(range(count))
+
+    async def work() -> None:
+        for _ in numbers:
+            await send()
+
+    await asyncio.gather(*(work() for _ in range(IN_FLIGHT)))
+
+
+def main() -> None:
+    """Run one measurement."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    measurements: dict[str, tuple[Callable[[Any, Path], dict[str, Any]], dict[str, Any]]] = {
+        "worker": (measure_worker, {"rows": 10_000, "chunk": 16}),
+        "checkpoint": (measure_checkpoint, {"rows": 500, "repeats": 40}),
+        "split": (measure_split, {"gigabytes": 50.0, "chunks": 32}),
+        "change": (measure_change, {"rows": 30_000}),
+        "share": (measure_share, {"rows": 6000}),
+        "clients": (measure_clients, {"rows": 4000}),
+    }
+    commands = parser.add_subparsers(dest="measurement", required=True)
+    for name, (_, options) in measurements.items():
+        command = commands.add_parser(name)
+        for option, default in options.items():
+            command.add_argument(f"--{option}", type=type(default), default=default)
+    arguments = parser.parse_args()
+    load = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory() as folder:
+        result = measurements[arguments.measurement][0](arguments, Path(folder))
+    print(json.dumps({"measurement": arguments.measurement, **result, "load_before": round(load, 1)}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""Jobs of a batch deployment."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from llm_serving.settings.units import format_bytes
+
+_SHOWN_ERRORS = 5
+
+
+def render_jobs(jobs: Iterable[Mapping[str, Any]]) -> Table:
+    """Render jobs, one row each."""
+    table = _create_table("job", "team", "priority", "state", "rows", "failed")
+    for job in jobs:
+        counts = job["request_counts"]
+        done = f"{counts['completed'] + counts['failed']:,} of {counts['total']:,}"
+        table.add_row(job["id"], job["team"], job["priority"], job["state"], done, f"{counts['failed']:,}")
+    return table
+
+
+def render_teams(teams: Iterable[Mapping[str, Any]]) -> Table:
+    """Render what each team took, one row each."""
+    table = _create_table("team", "jobs", "rows", "tokens in", "tokens out", "endpoint", "cost", "today", "quota")
+    for team in teams:
+        cost = "" if team["cost_usd"] is None else f"{team['cost_usd']:,.2f} USD"
+        quota = f"{team['tokens_per_day']:,}" if team["tokens_per_day"] else ""
+        tokens = team["tokens"]
+        table.add_row(
+            team["team"], f"{team['jobs']:,}", f"{team['rows']:,}", f"{tokens['input']:,}", f"{tokens['output']:,}",
+            _format_seconds(team["endpoint_s"]), cost, f"{team['tokens_today']:,}", quota,
+        )  # fmt: skip
+    return table
+
+
+def _create_table(first: str, *others: str) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column(first, no_wrap=True, overflow="ignore")
+    for title in others:
+        table.add_column(title)
+    return table
+
+
+def render_job(job: Mapping[str, Any], workers: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """Render one job, and what its workers do."""
+    counts, tokens = job["request_counts"], job["tokens"]
+    done = counts["completed"] + counts["failed"]
+    lines = [
+        Text(f"{job['id']}  {job['state']}  team {job['team']}, priority {job['priority']}"),
+        Text(f"rows     {done:,} of {counts['total']:,}, {counts['failed']:,} failed"),
+        Text(f"tokens   {tokens['input']:,} in, {tokens['output']:,} out"),
+    ]
+    if rate := _describe_rate(job, done):
+        lines.append(Text(rate))
+    lines.append(Text(f"endpoint {_describe_cost(job)}"))
+    lines += [
+        Text(f"worker   {worker['worker']}: {worker['in_flight']} in flight of at most {worker['concurrency']}")
+        for worker in workers
+        if not job["ended_at"]
+    ]
+    lines += [
+        Text(f"error    {_format_line(error)}{error['code']}: {error['message']}")
+        for error in job["errors"][:_SHOWN_ERRORS]
+    ]
+    if len(job["errors"]) > _SHOWN_ERRORS:
+        lines.append(Text(f"         and {len(job['errors']) - _SHOWN_ERRORS} more: see errors.jsonl"))
+    return Group(*lines)
+
+
+def _format_line(error: Mapping[str, Any]) -> str:
+    return f"line {error['line']}: " if error["line"] else ""
+
+
+def _describe_rate(job: Mapping[str, Any], done: int) -> str:
+    """Rows and tokens a second since the job began to run, and the time that is left at that rate."""
+    if not job["in_progress_at"]:
+        return ""
+    seconds = max(1.0, (job["ended_at"] or time.time()) - job["in_progress_at"])
+    rate = done / seconds
+    text = f"rate     {rate:.1f} rows/s, {job['tokens']['output'] / seconds:,.0f} output tokens/s"
+    left = job["request_counts"]["total"] - done
+    return f"{text}, about {left / rate:,.0f} s left" if rate and not job["ended_at"] else text
+
+
+def _describe_cost(job: Mapping[str, Any]) -> str:
+    """The endpoint's time that the rows took, and what that cost where the target has prices."""
+    cost = f", {job['cost_usd']:,.2f} USD" if job["cost_usd"] is not None else ""
+    return f"{_format_seconds(job['endpoint_s'])} of its time{cost}"
+
+
+def render_estimate(estimate: Mapping[str, Any]) -> RenderableType:
+    """Render what a job would take and cost."""
+    scope = "all of it" if estimate["is_whole"] else f"a sample of {format_bytes(estimate['bytes_read'])}"
+    bad = estimate["bad_rows"]["value"]
+    lines = [
+        f"rows     {_format_number(estimate['rows'])}, {bad:,} of them cannot run; from {scope}",
+        f"input    {_format_tokens(estimate['input_tokens'], 'the endpoint counts none')}",
+        f"output   {_format_tokens(estimate['output_tokens'], 'no row has max_tokens, and no job ended yet')}",
+    ]
+    rate = estimate["rate"]
+    if rate is None:
+        lines.append("time     unknown: no job ended here yet. Fix: submit a small file first, or blueprint validate")
+    else:
+        lines.append(f"time     {_format_range(estimate['seconds'], _format_seconds)}")
+        lines.append(f"         {rate['source']}: {rate['basis']}")
+        if estimate["waiting_s"]:
+            lines.append(f"waiting  {_format_seconds(estimate['waiting_s'])} of rows of other jobs before it")
+        usd = estimate["usd"]
+        lines.append(f"cost     {_format_range(usd, '{:,.2f} USD'.format) if usd else 'none: no price is known here'}")
+        words = {True: "holds", False: "does not hold", None: "may or may not hold"}[estimate["deadline_holds"]]
+        lines.append(f"deadline {_format_seconds(estimate['deadline_s'])}: {words}")
+    return Group(*(Text(line) for line in lines))
+
+
+def _format_number(number: Mapping[str, Any]) -> str:
+    return f"{number['value']:,}" + (f" ± {number['error']:,}" if number["error"] else "")
+
+
+def _format_tokens(number: Mapping[str, Any] | None, unknown: str) -> str:
+    if number is None:
+        return f"unknown: {unknown}"
+    return f"{_format_number(number)} tokens" + (f" at most, by {number['by']}" if "by" in number else "")
+
+
+def _format_range(bounds: Mapping[str, float | None], form: Callable[[float], str]) -> str:
+    least, most = bounds["least"] or 0.0, bounds["most"]
+    if most is None:
+        return f"{form(least)} at least"
+    return form(least) if form(least) == form(most) else f"{form(least)} to {form(most)}"
+
+
+def _format_seconds(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"

@@ -1,0 +1,473 @@
+"""`blueprint validate` of a batch deployment: runs its sample job, and counts every row.
+
+The job has rows that can run and rows that cannot. Each must be in the results exactly once, the first with an answer,
+the second in the errors file. With `slo.endpoint_use`, the same rows go to the endpoint at several fixed concurrencies
+afterwards, in the same run: the best of them is what the job is measured against.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import random
+import secrets
+import shutil
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from llm_serving import console, processes
+from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
+from llm_serving.validation import batch_page, run_folder
+from llm_serving.validation.base import LoadSource
+from llm_serving.validation.gate import MissedObjective
+from llm_serving.validation.prompts import VOCABULARY
+from llm_serving.workloads.batch.client import FINAL_STATES, BatchClient
+from llm_serving.workloads.batch.deployment import BatchDeployment
+
+CONCURRENCIES = (8, 32, 128)
+"""Fixed numbers of requests in flight that the job is measured against."""
+
+_REFERENCE_S = 15.0
+"""How long each sends requests; its rate is over the time to the last answer."""
+
+_POLL_S = 0.5
+_GRACE_S = 120.0
+"""How long after its deadline the job may end before the validation gives up."""
+
+_REQUEST_TIMEOUT_S = 120.0
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class RowCounts(_Part):
+    """The rows of the sample job."""
+
+    total: int
+    completed: int
+    """With an answer."""
+
+    failed: int
+    """In the errors file, those that could not run among them."""
+
+    lost: int
+    """In neither file."""
+
+    duplicated: int
+    """Results beyond the first of a row."""
+
+    misplaced: int
+    """Rows that could not run and have an answer, and rows that could run and failed."""
+
+
+class Moment(_Part):
+    """The job at one time."""
+
+    seconds: float
+    """Since it was submitted."""
+
+    completed: int
+    failed: int
+    output_tokens: int
+    in_flight: int
+    """Of all workers, as each last said."""
+
+
+class Reference(_Part):
+    """What the endpoint gives at a fixed concurrency."""
+
+    concurrency: int
+    output_tokens_per_s: float
+
+
+class TeamUse(_Part):
+    """What the jobs of a team took since the deployment began, the sample job among them."""
+
+    team: str
+    jobs: int
+    input_tokens: int
+    output_tokens: int
+    endpoint_s: float
+    """Of the endpoint's time, shared by requests in flight."""
+
+    cost_usd: float | None
+    """Of that time; null on a target without prices."""
+
+
+class BatchReport(_Part):
+    """One validation of a batch deployment: report.json."""
+
+    kind: Literal["batch"] = "batch"
+    name: str
+    verdict: Literal["pass", "fail"]
+    missed: tuple[MissedObjective, ...]
+    started_at: str
+    """UTC, ISO 8601."""
+
+    job: str
+    state: str
+    rows: RowCounts
+    seconds: float
+    """From submission to results."""
+
+    input_tokens: int
+    output_tokens: int
+    output_tokens_per_s: float
+    """While rows ran."""
+
+    endpoint_s: float
+    """Of the endpoint's time that the job took."""
+
+    cost_usd: float | None
+    """Of that time; null on a target without prices."""
+
+    teams: tuple[TeamUse, ...]
+    endpoint_use: float | None
+    """Of the best reference; null where it was not measured."""
+
+    references: tuple[Reference, ...]
+    moments: tuple[Moment, ...]
+    error_kinds: dict[str, int]
+    settings: dict[str, Any]
+    versions: dict[str, str]
+    emulated: tuple[str, ...]
+
+
+def validate(
+    deployment: BatchDeployment,
+    *,
+    logs: Path,
+    runs: Path,
+    folder: Path | None = None,  # noqa: ARG001 - the sample is made, not read
+    url: str | None = None,
+    requests: int | None = None,
+    user_file: Path | None = None,
+    driver: str | None = None,
+    load_source: LoadSource | None = None,  # noqa: ARG001 - the workers send the rows
+) -> tuple[BatchReport, Path]:
+    """Run the sample job; return the report and its folder, RUNS/NAME/TIME.
+
+    Args:
+        url: another address of the Batch API.
+        requests: rows that can run, instead of the blueprint's.
+
+    Raises:
+        InputError: an option is for load tests alone.
+        Unavailable: the Batch API does not answer, or the job did not end.
+    """
+    for option, value in (("--user", user_file), ("--driver", driver)):
+        if value is not None:
+            raise InputError(f"{option}: now {str(value)!r}: a batch has no load driver. Fix: leave it out.")
+    if deployment.slo.endpoint_use and deployment.cloud:
+        title = deployment.environment.conventions.title
+        raise InputError(
+            f"slo.endpoint_use: now {deployment.slo.endpoint_use:g}: this machine does not reach the endpoint on "
+            f"{title} to measure its best. Fix: leave it out."
+        )
+    work = logs.resolve() / "validation"
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(mode=0o700, parents=True)
+    with processes.lock_file(logs / ".validation", f"another validation of {deployment.name} is running"):
+        started = datetime.datetime.now(datetime.UTC)
+        client = BatchClient((url or deployment.url).removesuffix("/v1"))
+        rows = build_rows(deployment, requests or deployment.sample.rows, secrets.token_hex(4))
+        (work / "input.jsonl").write_bytes(b"".join(line for _, line in rows))
+        job, moments, seconds = _run_job(deployment, client, work)
+        output, errors = _download(client, job, work)
+        teams = client.list_teams()
+        references = _measure_references(deployment, rows) if deployment.slo.endpoint_use else ()
+    report = build_report(
+        deployment, started.isoformat(), job, rows, output, errors, moments, seconds, references, teams
+    )
+    return report, run_folder.publish(runs / deployment.name, started, lambda path: _write_run(report, work, path))
+
+
+def render(report: BatchReport, folder: Path) -> RenderableType:
+    """Render the report that was saved in `folder`."""
+    rows = report.rows
+    use = f", {report.endpoint_use:.0%} of the endpoint's best" if report.endpoint_use is not None else ""
+    style = "bold green" if report.verdict == "pass" else "bold red"
+    return Group(
+        f"{rows.total} rows: {rows.completed} completed, {rows.failed} failed, {rows.lost} lost, "
+        f"{rows.duplicated} duplicated",
+        f"{report.seconds:.1f} s from submission to results; {report.output_tokens_per_s:.0f} output tokens/s{use}",
+        *(Text.assemble(("• ", "yellow"), sentence) for sentence in report.emulated),
+        Text.assemble((report.verdict.upper(), style), f" {console.shorten_path(folder / run_folder.PAGE_FILE)}"),
+    )
+
+
+def require_slo(run_report: BatchReport) -> None:
+    """Check the SLO.
+
+    Raises:
+        CheckFailed: with each missed objective, its value and its limit.
+    """
+    if run_report.missed:
+        message = "\n".join(f"  {objective.metric}: {objective.why}" for objective in run_report.missed)
+        raise CheckFailed(f"{run_report.name} misses its SLO:\n{message}")
+
+
+def build_rows(deployment: BatchDeployment, count: int, nonce: str) -> list[tuple[str | None, bytes]]:
+    """Build the sample's lines, each with the id that its result must have; None where the row has no readable id.
+
+    Args:
+        nonce: makes the rows another run's, so that neither the job nor a cached answer is an earlier one's.
+    """
+    sample, chance = deployment.sample, random.Random(nonce)
+    rows: list[tuple[str | None, bytes]] = []
+    for number in range(count):
+        words = chance.choices(VOCABULARY, k=chance.randint(*sample.input_tokens))
+        body = {
+            "model": sample.model or deployment.model,
+            "messages": [{"role": "user", "content": f"{nonce} {number} {' '.join(words)}"}],
+            "max_tokens": chance.randint(*sample.output_tokens),
+        }
+        row = {"custom_id": f"{nonce}-{number}", "method": "POST", "url": "/v1/chat/completions", "body": body}
+        rows.append((f"{nonce}-{number}", json.dumps(row).encode() + b"\n"))
+    good = [line for _, line in rows]
+    for number in range(sample.bad_rows):
+        position = chance.randint(1, len(rows))
+        rows.insert(position, (None, _damage(good[number % len(good)], number)))
+    return rows
+
+
+def _damage(line: bytes, number: int) -> bytes:
+    """A row that cannot run, each of another kind than the one before."""
+    row = json.loads(line)
+    kinds = (
+        line[: len(line) // 2].rstrip() + b"\n",
+        json.dumps({**row, "custom_id": None}).encode() + b"\n",
+        json.dumps({**row, "custom_id": f"bad-{number}", "url": "/v1/images"}).encode() + b"\n",
+        json.dumps({**row, "custom_id": f"bad-{number}", "body": []}).encode() + b"\n",
+        b'{"custom_id": "\xff"}\n',
+        line,  # a doubled id
+    )
+    return kinds[number % len(kinds)]
+
+
+def _run_job(
+    deployment: BatchDeployment, client: BatchClient, work: Path
+) -> tuple[dict[str, Any], list[Moment], float]:
+    """Submit the sample, and watch it to its end."""
+    limit_s = deployment.slo.deadline + _GRACE_S
+    team = deployment.sample.team or next(iter(deployment.teams))
+    with console.step("Run the sample job") as step:
+        start = time.monotonic()
+        file_id = client.upload(work / "input.jsonl")
+        job = client.create(file_id=file_id, metadata={"team": team, "deadline": f"{limit_s:g}"})
+        moments: list[Moment] = []
+        while True:
+            job = client.read(job["id"])
+            moments.append(_build_moment(job, client.list_workers(), time.monotonic() - start))
+            counts = job["request_counts"]
+            step.note = f"{job['status']}, {counts['completed'] + counts['failed']} of {counts['total']} rows"
+            if job["status"] in FINAL_STATES:
+                return job, moments, time.monotonic() - start
+            if time.monotonic() - start > limit_s:
+                raise Unavailable(f"{job['id']}: {step.note} after {limit_s:.0f} s. Fix: blueprint logs")
+            time.sleep(_POLL_S)
+
+
+def _build_moment(job: Mapping[str, Any], workers: Sequence[Mapping[str, Any]], seconds: float) -> Moment:
+    counts = job["request_counts"]
+    return Moment(
+        seconds=round(seconds, 2),
+        completed=counts["completed"],
+        failed=counts["failed"],
+        output_tokens=job["tokens"]["output"],
+        in_flight=sum(worker["in_flight"] for worker in workers),
+    )
+
+
+def _download(client: BatchClient, job: Mapping[str, Any], work: Path) -> tuple[list[Any], list[Any]]:
+    """The lines of both results files; none where the job has none."""
+    if not job["output_file_id"]:
+        return [], []
+    lines = []
+    for name, file_id in (("output.jsonl", job["output_file_id"]), ("errors.jsonl", job["error_file_id"])):
+        client.download(file_id, work / name)
+        with (work / name).open(encoding="utf-8") as content:
+            lines.append([json.loads(line) for line in content])
+    return lines[0], lines[1]
+
+
+def _measure_references(deployment: BatchDeployment, rows: Sequence[tuple[str | None, bytes]]) -> tuple[Reference, ...]:
+    """Send the sample's rows to the endpoint at fixed concurrencies."""
+    bodies = [json.dumps(json.loads(line)["body"]).encode() for custom_id, line in rows if custom_id]
+    with console.step("Measure the endpoint at fixed concurrencies") as step:
+        references = []
+        for concurrency in CONCURRENCIES:
+            rate = _measure_rate(deployment.endpoint_url, bodies, concurrency)
+            references.append(Reference(concurrency=concurrency, output_tokens_per_s=round(rate, 2)))
+            step.note = f"{concurrency} in flight: {rate:.0f} output tokens/s"
+        return tuple(references)
+
+
+def _measure_rate(url: str, bodies: Sequence[bytes], concurrency: int) -> float:
+    """Output tokens a second with so many requests in flight, to the last answer."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    start = time.monotonic()
+
+    def send_until_end(number: int) -> int:
+        tokens = 0
+        while time.monotonic() - start < _REFERENCE_S:
+            body = bodies[number % len(bodies)]
+            number += concurrency
+            headers = {"Content-Type": "application/json"}
+            request = urllib.request.Request(f"{url}/v1/chat/completions", body, headers)
+            try:
+                with opener.open(request, timeout=_REQUEST_TIMEOUT_S) as response:
+                    used = int(json.load(response)["usage"]["completion_tokens"])
+            except (OSError, ValueError, KeyError):
+                continue
+            tokens += used
+        return tokens
+
+    with ThreadPoolExecutor(concurrency) as pool:
+        return sum(pool.map(send_until_end, range(concurrency))) / (time.monotonic() - start)
+
+
+def build_report(
+    deployment: BatchDeployment,
+    started_at: str,
+    job: Mapping[str, Any],
+    rows: Sequence[tuple[str | None, bytes]],
+    output: Sequence[Any],
+    errors: Sequence[Any],
+    moments: Sequence[Moment],
+    seconds: float,
+    references: Sequence[Reference],
+    teams: Sequence[Mapping[str, Any]],
+) -> BatchReport:
+    """Count the rows, and hold the job against its SLO."""
+    counts = count_rows([custom_id for custom_id, _ in rows], output, errors)
+    rate = compute_rate(moments)
+    best = max((reference.output_tokens_per_s for reference in references), default=0.0)
+    use = rate / best if best else None
+    missed = tuple(_judge(deployment, job, counts, sum(1 for custom_id, _ in rows if custom_id), seconds, use))
+    return BatchReport(
+        name=deployment.name,
+        verdict="fail" if missed else "pass",
+        missed=missed,
+        started_at=started_at,
+        job=job["id"],
+        state=job["status"],
+        rows=counts,
+        seconds=round(seconds, 3),
+        input_tokens=job["tokens"]["input"],
+        output_tokens=job["tokens"]["output"],
+        output_tokens_per_s=round(rate, 2),
+        endpoint_s=job["endpoint_s"],
+        cost_usd=job["cost_usd"],
+        teams=tuple(_build_team_use(team) for team in teams),
+        endpoint_use=None if use is None else round(use, 4),
+        references=tuple(references),
+        moments=tuple(moments),
+        error_kinds=dict(Counter(line["error"]["code"] for line in errors)),
+        settings={
+            "endpoint": deployment.endpoint_url,
+            "model": deployment.sample.model or deployment.model,
+            "workers": len(deployment.workers),
+            "target": deployment.target,
+            "sample": deployment.sample.model_dump(mode="json"),
+            "slo": deployment.slo.model_dump(mode="json"),
+        },
+        versions={"blueprint": importlib.metadata.version("llm-serving-blueprints")},
+        emulated=deployment.emulated,
+    )
+
+
+def _build_team_use(team: Mapping[str, Any]) -> TeamUse:
+    tokens = {f"{name}_tokens": count for name, count in team["tokens"].items()}
+    return TeamUse(**{name: team[name] for name in ("team", "jobs", "endpoint_s", "cost_usd")}, **tokens)
+
+
+def count_rows(expected: Sequence[str | None], output: Sequence[Any], errors: Sequence[Any]) -> RowCounts:
+    """Count rows in both files against what was submitted.
+
+    Args:
+        expected: the id of each row that can run; None for each that cannot.
+    """
+    runnable = {custom_id for custom_id in expected if custom_id}
+    bad_count = len(expected) - len(runnable)
+    answered = Counter(line["custom_id"] for line in output)
+    # The doubled id is in the errors too: its line says which one it is.
+    failed = Counter(line["custom_id"] for line in errors if line["error"]["code"] != "duplicate_custom_id")
+    rejected = [line for line in errors if line["custom_id"] not in runnable or _is_repeat(line)]
+    results = {custom_id: answered[custom_id] + failed[custom_id] for custom_id in runnable}
+    lost_bad, extra_bad = max(0, bad_count - len(rejected)), max(0, len(rejected) - bad_count)
+    strangers = sum(count for custom_id, count in answered.items() if custom_id not in runnable)
+    return RowCounts(
+        total=len(expected),
+        completed=len(output),
+        failed=len(errors),
+        lost=sum(count == 0 for count in results.values()) + lost_bad,
+        duplicated=sum(max(0, count - 1) for count in results.values()) + extra_bad,
+        misplaced=strangers + sum(failed[custom_id] > 0 for custom_id in runnable),
+    )
+
+
+def _is_repeat(line: Mapping[str, Any]) -> bool:
+    return bool(line["error"]["code"] == "duplicate_custom_id")
+
+
+def compute_rate(moments: Sequence[Moment]) -> float:
+    """Output tokens a second between the first moment with rows in flight or done, and the last with a new token."""
+    if not moments:
+        return 0.0
+    final = moments[-1].output_tokens
+    running = [moment for moment in moments if moment.output_tokens]
+    if not running:
+        return 0.0
+    before = [moment for moment in moments if not moment.output_tokens]
+    start = before[-1] if before else running[0]
+    end = next(moment for moment in moments if moment.output_tokens == final)
+    seconds = end.seconds - start.seconds
+    return (final - start.output_tokens) / seconds if seconds > 0 else 0.0
+
+
+def _judge(
+    deployment: BatchDeployment,
+    job: Mapping[str, Any],
+    counts: RowCounts,
+    runnable: int,
+    seconds: float,
+    use: float | None,
+) -> Iterator[MissedObjective]:
+    slo = deployment.slo
+    if job["status"] != "completed":
+        yield MissedObjective(metric="state", value=None, limit=0, why=f"the job is {job['status']}, not completed")
+    for name in ("lost", "duplicated"):
+        value = getattr(counts, name)
+        if value:
+            yield MissedObjective(metric=f"rows.{name}", value=value, limit=0, why=f"{value} rows are {name}")
+    share = counts.misplaced / max(1, runnable)
+    if share > slo.failed_rows:
+        reason = f"{counts.misplaced} of {runnable} rows that could run failed; the limit is {slo.failed_rows:.1%}"
+        yield MissedObjective(metric="failed_rows", value=share, limit=slo.failed_rows, why=reason)
+    if seconds > slo.deadline:
+        reason = f"{seconds:.1f} s from submission to results; the limit is {slo.deadline:g} s"
+        yield MissedObjective(metric="deadline", value=round(seconds, 3), limit=slo.deadline, why=reason)
+    if slo.endpoint_use is not None and (use is None or use < slo.endpoint_use):
+        shown = "nothing was measured" if use is None else f"{use:.0%} of the endpoint's best rate"
+        reason = f"{shown}; the least is {slo.endpoint_use:.0%}"
+        yield MissedObjective(metric="endpoint_use", value=use, limit=slo.endpoint_use, why=reason)
+
+
+def _write_run(report: BatchReport, work: Path, folder: Path) -> None:
+    """Write the files of a run."""
+    (folder / run_folder.REPORT_FILE).write_text(report.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    (folder / run_folder.PAGE_FILE).write_text(batch_page.render(report), encoding="utf-8")
+    for path in work.iterdir():
+        shutil.copy(path, folder)

@@ -1,0 +1,1 @@
+"""Offline batches: files of requests through an endpoint."""

@@ -1,0 +1,178 @@
+"""Calls to the Batch API of a deployment. What lies where in S3 is the API's own business (images/batch-worker)."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import urllib.error
+import urllib.parse
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from llm_serving.settings.errors import InputError, Unavailable
+
+FINAL_STATES = ("completed", "failed", "expired", "cancelled")
+
+_TIMEOUT_S = 120.0
+_BLOCK_BYTES = 2**20
+
+OnProgress = Callable[[int, int], None]
+"""Called with the bytes done and all bytes."""
+
+
+class BatchClient:
+    """The Batch API at a base URL, without /v1."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url.rstrip("/")
+        # No proxy: the API is on this machine, whatever the environment says.
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def upload(self, file: Path, on_progress: OnProgress = lambda _done, _all: None) -> str:
+        """Upload a file, block by block; returns its id.
+
+        Raises:
+            InputError: it cannot be read, or the API refuses it.
+            Unavailable: the API does not answer.
+        """
+        boundary = uuid.uuid4().hex
+        name = urllib.parse.quote(file.name)
+        head = (
+            f'--{boundary}\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+            f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="{name}"\r\n'
+            "Content-Type: application/octet-stream\r\n\r\n"
+        ).encode()
+        tail = f"\r\n--{boundary}--\r\n".encode()
+        try:
+            size = file.stat().st_size
+            with file.open("rb") as source:
+                request = urllib.request.Request(
+                    f"{self._url}/v1/files",
+                    data=_read_blocks(head, source, tail, size, on_progress),
+                    headers={
+                        "Content-Type": f"multipart/form-data; boundary={boundary}",
+                        "Content-Length": str(len(head) + size + len(tail)),
+                    },
+                )
+                return str(self._read(request)["id"])
+        except OSError as error:
+            raise InputError(f"{file}: {(error.strerror or str(error)).lower()}. Fix: a file of rows.") from None
+
+    def create(
+        self,
+        *,
+        file_id: str = "",
+        uri: str = "",
+        endpoint: str = "",
+        template: str = "",
+        metadata: dict[str, str] | None = None,
+    ) -> dict[str, Any]:
+        """Make a batch of an uploaded file, or of an object of S3; of a Parquet file with the template of its rows."""
+        source = _build_source(file_id, uri)
+        return self._post(
+            "/v1/batches", {**source, "endpoint": endpoint, "template": template, "metadata": metadata or {}}
+        )
+
+    def count(self, *, file_id: str = "", uri: str = "", model: str = "", template: str = "") -> dict[str, Any]:
+        """Count the rows and tokens of what would become a batch, from a sample where it is large."""
+        return self._post("/v1/batches/count", {**_build_source(file_id, uri), "model": model, "template": template})
+
+    def read(self, batch_id: str) -> dict[str, Any]:
+        """Read a batch, with the rows counted so far."""
+        return self._get(f"/v1/batches/{urllib.parse.quote(batch_id, safe='')}")
+
+    def list_batches(self) -> Iterator[dict[str, Any]]:
+        """Read all batches, the newest first."""
+        after = ""
+        while True:
+            page = self._get(f"/v1/batches?limit=100{f'&after={after}' if after else ''}")
+            yield from page["data"]
+            if not page["has_more"]:
+                return
+            after = page["last_id"]
+
+    def list_workers(self) -> list[dict[str, Any]]:
+        """Read what the workers last said of themselves."""
+        return list(self._get("/workers")["data"])
+
+    def list_teams(self) -> list[dict[str, Any]]:
+        """Read what each team's jobs took so far."""
+        return list(self._get("/teams")["data"])
+
+    def cancel(self, batch_id: str) -> dict[str, Any]:
+        """Cancel a batch."""
+        return self._post(f"/v1/batches/{urllib.parse.quote(batch_id, safe='')}/cancel", {})
+
+    def retry(self, batch_id: str, again: str = "") -> dict[str, Any]:
+        """Make a batch of the rows of an ended batch that failed and can run."""
+        return self._post(f"/v1/batches/{urllib.parse.quote(batch_id, safe='')}/retry", {"again": again})
+
+    def download(self, file_id: str, file: Path, on_progress: OnProgress = lambda _done, _all: None) -> None:
+        """Download a file, block by block; it appears when it is complete."""
+        partial = file.with_name(f".{file.name}.part")
+        with self._open(urllib.request.Request(f"{self._url}/v1/files/{file_id}/content")) as response:
+            size, done = int(response.headers["Content-Length"]), 0
+            with partial.open("wb") as sink:
+                while block := response.read(_BLOCK_BYTES):
+                    sink.write(block)
+                    done += len(block)
+                    on_progress(done, size)
+        if done != size:
+            raise Unavailable(f"{self._url}: the download of {file_id} ended at {done} of {size} bytes")
+        partial.replace(file)
+
+    def _get(self, path: str) -> dict[str, Any]:
+        return self._read(urllib.request.Request(f"{self._url}{path}"))
+
+    def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        headers = {"Content-Type": "application/json"}
+        return self._read(urllib.request.Request(f"{self._url}{path}", json.dumps(body).encode(), headers))
+
+    def _read(self, request: urllib.request.Request) -> dict[str, Any]:
+        with self._open(request) as response:
+            result: dict[str, Any] = json.load(response)
+            return result
+
+    def _open(self, request: urllib.request.Request) -> Any:
+        """Send a request.
+
+        Raises:
+            InputError: the API refuses it; has its reason.
+            Unavailable: the API does not answer.
+        """
+        try:
+            return self._opener.open(request, timeout=_TIMEOUT_S)
+        except urllib.error.HTTPError as error:
+            reason, field = _read_refusal(error)
+            if error.code >= 500:
+                raise Unavailable(f"the Batch API at {self._url}: {reason}") from None
+            fix = f"another {field}" if field and field != "id" else "blueprint batch list"
+            raise InputError(f"{f'{field}: ' if field else ''}{reason}. Fix: {fix}.") from None
+        except (urllib.error.URLError, http.client.HTTPException, TimeoutError) as error:
+            reason = str(getattr(error, "reason", error))
+            raise Unavailable(f"the Batch API at {self._url} is away: {reason}. Fix: blueprint status") from None
+
+
+def _build_source(file_id: str, uri: str) -> dict[str, str]:
+    return {"input_uri": uri} if uri else {"input_file_id": file_id}
+
+
+def _read_blocks(head: bytes, source: IO[bytes], tail: bytes, size: int, on_progress: OnProgress) -> Iterator[bytes]:
+    yield head
+    done = 0
+    while block := source.read(_BLOCK_BYTES):
+        yield block
+        done += len(block)
+        on_progress(done, size)
+    yield tail
+
+
+def _read_refusal(error: urllib.error.HTTPError) -> tuple[str, str]:
+    try:
+        refusal = json.load(error)["error"]
+        return str(refusal["message"]).rstrip("."), str(refusal["param"] or "")
+    except (ValueError, KeyError, TypeError):
+        return f"HTTP {error.code}", ""

@@ -1,0 +1,156 @@
+"""What a batch has on AWS beside its processes: a state machine with queues, containers, schedules."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator, Mapping
+from typing import get_args
+from urllib.parse import urlsplit
+
+from llm_serving.catalog import own_image
+from llm_serving.fleet.model import Fleet
+from llm_serving.settings.document import Document
+from llm_serving.settings.errors import InputError, Mistake
+from llm_serving.workloads.batch.blueprint import Blueprint, Priority, Schedule
+from llm_serving.workloads.environment import Environment, ResolvedData
+
+MAX_QUEUE_NAME = 80
+"""Most characters of a queue's name, as of a state machine's. Sources: SQS API reference, CreateQueue; Step Functions
+API reference, CreateStateMachine; 2026-11."""
+
+MAX_RULE_NAME = 64
+"""Most characters of a rule's name, as of a schedule's. Sources: EventBridge API reference, PutRule; EventBridge
+Scheduler API reference, CreateSchedule; 2026-11."""
+
+CPUS, MEMORY_BYTES = 1, 2 * 2**30
+"""Of each container: the smallest memory that Fargate gives to a core. A worker in Python uses one core. Source: ECS
+developer guide, "Fargate task definition differences", task CPU and memory, 2026-11."""
+
+STOP_S, DRAIN_S = 120, 90
+"""From the stop signal until a container is killed: Fargate's most, and a spot instance's notice. Until DRAIN_S rows in
+flight may finish; then what is finished is saved, and the rest handed back."""
+
+API_PORT = 8080
+
+
+class CloudParts(ResolvedData):
+    """Resources of a batch on AWS, and what its containers need of them."""
+
+    workflow: str
+    """FLEET-NAME: the state machine, and how the names of queues begin."""
+
+    control_queue: str
+    inbox_queue: str
+    run_queues: tuple[str, ...]
+    """Of chunks, one for each team and priority."""
+
+    image: str
+    cpus: int
+    """Cores of each container."""
+
+    memory_bytes: int
+    stop_s: int
+    spot: bool
+    """Whether workers run on spot capacity."""
+
+    inputs: tuple[str, ...]
+    """Further places in S3 that are read."""
+
+    endpoint_port: int
+    endpoint_in_network: bool
+    """Whether what answers the rows is in the fleet's network; otherwise it may be anywhere."""
+
+    schedules: dict[str, Schedule]
+    """With team and priority."""
+
+
+def resolve(
+    blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment, name: str, endpoint_url: str
+) -> CloudParts:
+    """The parts of the batch `name`.
+
+    Raises:
+        InputError: AWS refuses a name, or no container reaches the endpoint.
+    """
+    settings, workflow = blueprint.value, f"{fleet.value.name}-{name}"
+    run_queues = {f"{workflow}-{team}-{priority}": team for team in settings.teams for priority in get_args(Priority)}
+    if mistakes := [
+        *_find_long_names(blueprint, run_queues),
+        *_find_long_rules(blueprint, workflow, name),
+        *_find_unreachable(blueprint, environment),
+    ]:
+        raise InputError(mistakes)
+    endpoint = urlsplit(endpoint_url)
+    return CloudParts(
+        workflow=workflow,
+        control_queue=f"{workflow}-control",
+        inbox_queue=f"{workflow}-inbox",
+        run_queues=tuple(run_queues),
+        image=own_image.BATCH_WORKER.format_image(environment.registry),
+        cpus=CPUS,
+        memory_bytes=MEMORY_BYTES,
+        stop_s=STOP_S,
+        spot=settings.workers.spot,
+        inputs=settings.inputs,
+        endpoint_port=endpoint.port or (443 if endpoint.scheme == "https" else 80),
+        endpoint_in_network=settings.endpoint.deployment is not None,
+        schedules={key: _complete_schedule(settings, schedule) for key, schedule in settings.schedules.items()},
+    )
+
+
+def require_support(blueprint: Document[Blueprint], environment: Environment) -> None:
+    """Refuse what a batch has on this machine alone: replicas of its own, and a cache.
+
+    Raises:
+        InputError: it has some; with each reason.
+    """
+    if mistakes := list(_find_unsupported(blueprint, environment.conventions.title)):
+        raise InputError(mistakes)
+
+
+def _find_unsupported(blueprint: Document[Blueprint], title: str) -> Iterator[Mistake]:
+    settings = blueprint.value
+    if settings.endpoint.model is not None:
+        reason = f"on {title} a batch starts no replicas: it feeds a serving deployment, or a URL"
+        fix = "endpoint: {deployment: NAME} of a serving blueprint that is up there"
+        yield blueprint.build_mistake(("endpoint", "model"), settings.endpoint.model, reason, fix)
+    if settings.results.cache is not None:
+        reason = f"workers on {title} have no way to it, and no password"
+        fix = "no cache; the results are in S3"
+        yield blueprint.build_mistake(("results", "cache", "url"), settings.results.cache.url, reason, fix)
+
+
+def _complete_schedule(settings: Blueprint, schedule: Schedule) -> Schedule:
+    team = schedule.team or next(iter(settings.teams))
+    return schedule.model_copy(update={"team": team, "priority": schedule.priority or settings.teams[team].priority})
+
+
+def _find_long_rules(blueprint: Document[Blueprint], workflow: str, name: str) -> Iterator[Mistake]:
+    schedules = [("schedules", schedule, f"{workflow}-{schedule}") for schedule in blueprint.value.schedules]
+    for key, value, rule in [("name", name, f"{workflow}-inbox"), *schedules]:
+        if len(rule) > MAX_RULE_NAME:
+            reason = f"the rule {rule} would have {len(rule)} characters, and EventBridge takes {MAX_RULE_NAME}"
+            fix = "a shorter name of the schedule, the blueprint or the fleet"
+            yield blueprint.build_mistake((key,), value, reason, fix)
+            return
+
+
+def _find_long_names(blueprint: Document[Blueprint], run_queues: Mapping[str, str]) -> Iterator[Mistake]:
+    longest = max(run_queues, key=len)
+    if len(longest) > MAX_QUEUE_NAME:
+        reason = f"the queue {longest} would have {len(longest)} characters, and SQS takes {MAX_QUEUE_NAME}"
+        yield blueprint.build_mistake(
+            ("teams",), run_queues[longest], reason, "a shorter name of the team, the blueprint or the fleet"
+        )
+
+
+def _find_unreachable(blueprint: Document[Blueprint], environment: Environment) -> Iterator[Mistake]:
+    url = blueprint.value.endpoint.url
+    host = urlsplit(url or "").hostname or ""
+    try:
+        is_loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_loopback = host == "localhost"
+    if is_loopback:
+        reason = f"workers on {environment.conventions.title} do not reach this machine"
+        yield blueprint.build_mistake(("endpoint", "url"), url, reason, "an address in the fleet's network")

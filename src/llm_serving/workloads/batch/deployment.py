@@ -1,0 +1,67 @@
+"""A batch blueprint resolved: the endpoint, the workers, the Batch API. Frozen data, every number decided."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llm_serving.workloads.base import BaseDeployment
+from llm_serving.workloads.batch.blueprint import BatchSlo, Limits, Sample, Team
+from llm_serving.workloads.batch.cloud import CloudParts
+from llm_serving.workloads.environment import Process
+from llm_serving.workloads.serving.deployment import Deployment
+
+
+class BatchDeployment(BaseDeployment):
+    """What runs batches. `url` is the base URL of the Batch API, without /v1."""
+
+    kind: str = "batch"
+    pattern: str
+    endpoint_url: str
+    """Base URL of what answers the rows, without /v1."""
+
+    model: str
+    """Name of the replicas' model, as rows have it; empty where the endpoint is another deployment's."""
+
+    metrics_urls: tuple[str, ...]
+    """Pages with the engines' metrics."""
+
+    serving: Deployment | None
+    """The replicas beside the workers; None where the endpoint is another deployment's."""
+
+    usd_h: float | None = None
+    """What its own replicas cost an hour; None where the target has no prices, or the endpoint is another's."""
+
+    bucket: str
+    prefix: str
+    """Prefix of all that it has in the bucket."""
+
+    teams: dict[str, Team]
+    limits: Limits
+    sample: Sample
+    slo: BatchSlo
+    workers: tuple[Process, ...]
+    api: Process
+    """The Batch API, which also starts the executions."""
+
+    cloud: CloudParts | None = None
+    """What it has on AWS beside its processes; None on this machine."""
+
+    @property
+    def worker_processes(self) -> tuple[Process, ...]:
+        """The engines of its own replicas, and the workers, which wait for the endpoint."""
+        return (*(self.serving.worker_processes if self.serving else ()), *self.workers)
+
+    @property
+    def endpoint_processes(self) -> tuple[Process, ...]:
+        """The router of its own replicas, and the Batch API."""
+        return (*(self.serving.endpoint_processes if self.serving else ()), self.api)
+
+    @property
+    def loaded_models(self) -> tuple[Any, ...]:
+        """The models that its own replicas load."""
+        return self.serving.loaded_models if self.serving else ()
+
+    @property
+    def engine_processes(self) -> tuple[Process, ...]:
+        """The engines of its own replicas."""
+        return self.serving.engine_processes if self.serving else ()

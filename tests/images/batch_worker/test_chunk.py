@@ -1,0 +1,280 @@
+"""Chunks are taken, saved and taken over: every row has one result, whoever ran it, and whatever was lost between."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from batch import layout, rows
+from batch.chunk import ChunkState
+from batch.steps import Permanent, Steps
+from batch.store import MIN_PART_BYTES, Conflict, Store
+
+KEYS = layout.Layout("batch/mine")
+
+
+def build_rows(count: int) -> list[bytes]:
+    return [
+        json.dumps(
+            {
+                "custom_id": f"row-{number}",
+                "method": "POST",
+                "url": "/v1/chat/completions",
+                "body": {"model": "m", "messages": [{"role": "user", "content": f"number {number}"}]},
+            }
+        ).encode()
+        for number in range(count)
+    ]
+
+
+def prepare(steps: Steps, job: layout.Job) -> list[layout.Chunk]:
+    """Bring a job to where its chunks can run."""
+    count = steps.plan(job["id"])["chunks"]
+    for index in range(count):
+        steps.scan(job["id"], index)
+    steps.check(job["id"])
+    chunks: list[layout.Chunk] = steps._read_chunks(job["id"])
+    return chunks
+
+
+def answer(state: ChunkState, count: int | None = None) -> None:
+    """Give the next rows of a chunk a result."""
+    for _ in range(len(state.pending) if count is None else count):
+        row = rows.parse(state.pending.popleft().content)
+        state.add_output(rows.format_output(row.custom_id, 200, b'{"ok": true}'), 3, 2)
+
+
+def read_results(store: Store, job_id: str) -> tuple[list[Any], list[Any]]:
+    """The output and the errors of a job."""
+    output, errors = (
+        [json.loads(line) for line in store.read(key).splitlines()]
+        for key in (KEYS.get_output_key(job_id), KEYS.get_error_key(job_id))
+    )
+    return output, errors
+
+
+@pytest.fixture
+def steps(store: Store, batch_settings: Any) -> Steps:
+    return Steps(store, batch_settings, now=lambda: 100.0)
+
+
+def test_conditional_writes_let_one_writer_through(store: Store) -> None:
+    etag = store.write_json("once.json", 1, new=True)
+    with pytest.raises(Conflict):
+        store.write_json("once.json", 2, new=True)
+    store.write_json("once.json", 3, etag=etag)
+    with pytest.raises(Conflict):
+        store.write_json("once.json", 4, etag=etag)
+    stored = store.read_json("once.json")
+    assert stored is not None
+    assert stored.value == 3
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        [10, 20, 30],
+        [10, MIN_PART_BYTES, 20],
+        [MIN_PART_BYTES, 3, 2 * MIN_PART_BYTES + 7, MIN_PART_BYTES + 1],
+        [MIN_PART_BYTES - 1, MIN_PART_BYTES, 1, 3 * MIN_PART_BYTES],
+        [],
+    ],
+)
+def test_objects_are_joined_whatever_their_sizes(store: Store, sizes: list[int]) -> None:
+    writer, expected = store.open_writer("joined"), b""
+    for number, size in enumerate(sizes):
+        body = bytes([65 + number]) * size
+        store.write(f"piece-{number}", body)
+        writer.append_object(f"piece-{number}", size)
+        expected += body
+    writer.close()
+    assert store.read("joined") == expected
+
+
+def test_a_worker_that_lost_its_chunk_can_add_nothing(store: Store, steps: Steps, write_input: Any) -> None:
+    job = write_input(b"\n".join(build_rows(10)))
+    (chunk,) = prepare(steps, job)
+    zombie = ChunkState.open(store, KEYS, job, chunk, "first")
+    answer(zombie, 4)
+    zombie.commit(zombie.collect())
+    answer(zombie, 3)  # not saved when the other worker comes
+
+    heir = ChunkState.open(store, KEYS, job, chunk, "second")
+    assert [row.line for row in heir.pending] == [5, 6, 7, 8, 9, 10]
+    with pytest.raises(Conflict):
+        zombie.commit(zombie.collect())
+    with pytest.raises(Conflict):
+        zombie.finish()
+    answer(heir)
+    heir.commit(heir.collect())
+    heir.finish()
+    with pytest.raises(Conflict):
+        zombie.commit(zombie.collect() if zombie.unsaved_rows else _one_result(zombie))
+
+    assert steps.merge(job["id"])["state"] == layout.COMPLETED
+    output, errors = read_results(store, job["id"])
+    assert sorted(line["custom_id"] for line in output) == sorted(f"row-{number}" for number in range(10))
+    assert errors == []
+
+
+def _one_result(state: ChunkState) -> Any:
+    state.add_output(rows.format_output("row-9", 200, b"{}"), 1, 1)
+    return state.collect()
+
+
+def test_a_save_that_is_repeated_counts_once(store: Store, steps: Steps, write_input: Any, monkeypatch: Any) -> None:
+    """S3 wrote the head, and the answer was lost."""
+    job = write_input(b"\n".join(build_rows(4)))
+    (chunk,) = prepare(steps, job)
+    state = ChunkState.open(store, KEYS, job, chunk, "first")
+    answer(state)
+    results = state.collect()
+    write = store.write_json
+
+    def write_and_lose(key: str, value: Any, **options: Any) -> str:
+        write(key, value, **options)
+        raise TimeoutError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "write_json", write_and_lose)
+        with pytest.raises(TimeoutError):
+            state.commit(results)
+    state.commit(results)
+    state.finish()
+    steps.merge(job["id"])
+    output, _ = read_results(store, job["id"])
+    assert len(output) == 4
+
+
+def test_a_save_that_was_interrupted_and_went_on_counts_once(store: Store, steps: Steps, write_input: Any) -> None:
+    job = write_input(b"\n".join(build_rows(4)))
+    (chunk,) = prepare(steps, job)
+    state = ChunkState.open(store, KEYS, job, chunk, "first")
+    answer(state)
+    results = state.collect()
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(state.commit, [results, results]))
+    state.finish()
+    steps.merge(job["id"])
+    output, _ = read_results(store, job["id"])
+    assert len(output) == 4
+
+
+def test_rows_that_cannot_run_are_reported_once_with_their_lines(store: Store, steps: Steps, write_input: Any) -> None:
+    good = build_rows(6)
+    lines = [good[0], b"", b"{broken", good[1], good[0], b'{"method": "POST"}', *good[2:]]
+    job = write_input(b"\r\n".join(lines) + b"\n")
+    (chunk,) = prepare(steps, job)
+    for _ in range(3):  # the worker ends before it answers a row, again and again
+        state = ChunkState.open(store, KEYS, job, chunk, "worker")
+    assert len(state.pending) == 6
+    answer(state)
+    state.commit(state.collect())
+    state.finish()
+    result = steps.merge(job["id"])
+    assert (result["total"], result["completed"], result["failed"]) == (9, 6, 3)
+    _, errors = read_results(store, job["id"])
+    assert [(line["error"]["code"], line["error"]["line"], line["custom_id"]) for line in errors] == [
+        ("invalid_json_line", 3, None),
+        ("duplicate_custom_id", 5, "row-0"),
+        ("missing_custom_id", 6, None),
+    ]
+    assert errors[1]["error"]["message"] == "line 1 has this custom_id already"
+
+
+def test_a_doubled_id_is_found_in_another_chunk(store: Store, steps: Steps, write_input: Any) -> None:
+    padding = b" " * 20_000
+    lines = [row + padding for row in build_rows(20)]
+    job = write_input(b"\n".join([*lines, lines[3]]))
+    chunks = prepare(steps, job)
+    assert len(chunks) > 1
+    stored = store.read_json(KEYS.get_rows_key(job["id"], chunks[-1]["index"]))
+    assert stored is not None
+    assert list(stored.value["repeats"].values()) == [4]
+    total = 0
+    for chunk in chunks:
+        state = ChunkState.open(store, KEYS, job, chunk, "worker")
+        total += len(state.pending)
+    assert total == 20
+
+
+@pytest.mark.parametrize(
+    ("content", "code"), [(b"\n\n", "empty_file"), (b"\x1f\x8b\x08\x00garbage" * 9, "corrupt_file")]
+)
+def test_a_job_without_rows_fails_with_its_reason(steps: Steps, write_input: Any, content: bytes, code: str) -> None:
+    job = write_input(content)
+    with pytest.raises(Permanent) as failure:
+        prepare(steps, job)
+    assert failure.value.code == code
+    cause = json.dumps({"code": failure.value.code, "message": failure.value.message})
+    assert steps.fail(job["id"], {"Error": code, "Cause": cause})["state"] == layout.FAILED
+    assert steps._read_job(job["id"])["errors"][0]["code"] == code
+
+
+def test_a_job_that_refuses_bad_rows_fails(steps: Steps, write_input: Any) -> None:
+    job = write_input(b"\n".join([*build_rows(3), b"{broken"]), bad_rows="refuse")
+    with pytest.raises(Permanent, match="1 of 4 rows cannot run"):
+        prepare(steps, job)
+    assert steps._read_job(job["id"])["errors"][0]["line"] == 4
+
+
+def test_an_input_that_was_overwritten_is_refused(store: Store, steps: Steps, write_input: Any) -> None:
+    job = write_input(b"\n".join(build_rows(3)))
+    store.write(job["input"]["key"], b"other")
+    with pytest.raises(Permanent, match="overwritten after the job was submitted"):
+        steps.plan(job["id"])
+
+
+def test_a_compressed_input_becomes_chunks(store: Store, steps: Steps, write_input: Any) -> None:
+    import gzip
+
+    lines = build_rows(3000)
+    job = write_input(gzip.compress(b"\n".join(lines)))
+    chunks = prepare(steps, job)
+    assert len(chunks) > 1
+    states = [ChunkState.open(store, KEYS, job, chunk, "worker") for chunk in chunks]
+    assert [row.content for state in states for row in state.pending] == lines
+    assert [row.line for state in states for row in state.pending] == list(range(1, 3001))
+
+
+def test_rows_of_a_cancelled_or_late_job_are_in_the_errors(store: Store, steps: Steps, write_input: Any) -> None:
+    job = write_input(b"\n".join(build_rows(5)))
+    (chunk,) = prepare(steps, job)
+    state = ChunkState.open(store, KEYS, job, chunk, "worker")
+    answer(state, 2)
+    state.fail_rest("batch_expired", "too late", expired=True)
+    state.commit(state.collect())
+    state.finish()
+    assert steps.merge(job["id"]) == {"state": layout.EXPIRED, "total": 5, "completed": 2, "failed": 3}
+    output, errors = read_results(store, job["id"])
+    assert len(output) == 2
+    assert {line["error"]["code"] for line in errors} == {"batch_expired"}
+
+
+def test_a_chunk_that_is_given_up_has_its_rows_in_the_errors(store: Store, steps: Steps, write_input: Any) -> None:
+    job = write_input(b"\n".join(build_rows(5)))
+    (chunk,) = prepare(steps, job)
+    state = ChunkState.open(store, KEYS, job, chunk, "worker")
+    answer(state, 2)
+    state.commit(state.collect())
+    assert steps.merge(job["id"]) == {"state": layout.COMPLETED, "total": 5, "completed": 2, "failed": 3}
+    _, errors = read_results(store, job["id"])
+    assert {line["error"]["code"] for line in errors} == {"worker_lost"}
+
+
+def test_every_step_can_be_done_twice(store: Store, steps: Steps, write_input: Any) -> None:
+    job = write_input(b"\n".join(build_rows(5)))
+    (chunk,) = prepare(steps, job)
+    state = ChunkState.open(store, KEYS, job, chunk, "worker")
+    answer(state)
+    state.commit(state.collect())
+    state.finish()
+    prepare(steps, job)
+    again = ChunkState.open(store, KEYS, job, chunk, "another")
+    assert (again.head["done"], len(again.pending)) == (True, 0)
+    first, second = steps.merge(job["id"]), steps.merge(job["id"])
+    assert first["state"] == second["state"] == layout.COMPLETED
+    output, _ = read_results(store, job["id"])
+    assert len(output) == 5

@@ -1,0 +1,179 @@
+"""Parquet in, by a template over its columns, and out, as a table that is partitioned."""
+
+from __future__ import annotations
+
+import io
+import json
+import tracemalloc
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset
+import pyarrow.parquet as pq
+import pytest
+from batch import count, parquet, rows
+from batch.reader import BadTemplate
+from batch.steps import Permanent, Steps
+from batch.store import Store
+
+from tests.images.batch_worker.test_chunk import KEYS, answer, prepare
+
+TEMPLATE = json.dumps(
+    {
+        "custom_id": "{sku}",
+        "method": "POST",
+        "url": "/v1/chat/completions",
+        "body": {
+            "model": "m",
+            "messages": [{"role": "user", "content": "Describe {{shortly}} {title}: {note}"}],
+            "max_tokens": "{most}",
+        },
+    }
+)
+
+
+def build_file(count_: int, group_rows: int = 50, text: str = "thing") -> bytes:
+    table = pa.table(
+        {
+            "sku": pa.array(range(count_), pa.int64()),
+            "title": [f"{text} {number}" for number in range(count_)],
+            "note": [None if number % 2 else 'a "quote"\nand a line' for number in range(count_)],
+            "most": pa.array([number % 7 + 1 for number in range(count_)], pa.int32()),
+            "unused": [b"x" * 100] * count_,
+        }
+    )
+    sink = io.BytesIO()
+    pq.write_table(table, sink, row_group_size=group_rows)
+    return sink.getvalue()
+
+
+def read_rows(content: bytes, template: str = TEMPLATE) -> list[Any]:
+    file = parquet.open_file(lambda start, end: [content[start:end]], len(content))
+    blocks = parquet.read_rows(file, parquet.Template(template))
+    return [json.loads(line) for block in blocks for line in block.splitlines()]
+
+
+def test_each_record_becomes_a_row_by_the_template() -> None:
+    found = read_rows(build_file(120))
+    assert [row["custom_id"] for row in found] == [str(number) for number in range(120)]
+    assert found[0]["body"]["messages"][0]["content"] == 'Describe {shortly} thing 0: a "quote"\nand a line'
+    assert found[1]["body"] == {
+        "model": "m", "messages": [{"role": "user", "content": "Describe {shortly} thing 1: "}], "max_tokens": 2,
+    }  # fmt: skip
+    for row in found:
+        rows.parse(json.dumps(row).encode())
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("", "the job has no template: --template FILE"),
+        ("{broken", "the template is not JSON: "),
+        ("[]", "the template is no row: it has no body"),
+        ('{"body": {}}', "the template names no column, such as {title}"),
+        (
+            '{"body": {"a": "{color}"}}',
+            "the template names color, and the file has the columns sku, title, note, most,",
+        ),
+    ],
+)
+def test_a_template_that_cannot_be_used_is_refused(template: str, message: str) -> None:
+    with pytest.raises(BadTemplate, match=message):
+        read_rows(build_file(2), template)
+
+
+def test_memory_is_that_of_a_few_rows_and_not_of_the_file() -> None:
+    small, large = (build_file(size, group_rows=size, text="word " * 50) for size in (4000, 40_000))
+
+    def measure(content: bytes) -> int:
+        """Peak of pyarrow's and Python's own memory, the content left out."""
+        file = parquet.open_file(lambda start, end: [content[start:end]], len(content))
+        before, peak = pa.total_allocated_bytes(), 0
+        tracemalloc.start()
+        for _ in parquet.read_rows(file, parquet.Template(TEMPLATE)):
+            peak = max(peak, pa.total_allocated_bytes() - before)
+        _, python_peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return peak + python_peak
+
+    assert measure(large) < 2 * measure(small)
+
+
+def submit(write_input: Any, content: bytes, template: str = TEMPLATE) -> Any:
+    return write_input(content, template=template)
+
+
+def test_a_parquet_job_runs_and_its_results_are_a_table(store: Store, write_input: Any, batch_settings: Any) -> None:
+    from dataclasses import replace
+
+    steps = Steps(store, replace(batch_settings, has_parquet=True), now=lambda: 100.0)
+    job = submit(write_input, build_file(30))
+    (chunk,) = prepare(steps, job)
+    from batch.chunk import ChunkState
+
+    state = ChunkState.open(store, KEYS, job, chunk, "w")
+    answer(state, 28)
+    state.fail_rest("batch_cancelled", "the batch was cancelled before this row ran")
+    state.commit(state.collect())
+    state.finish()
+    assert steps.merge(job["id"])["completed"] == 28
+    steps.merge(job["id"])  # a step that is repeated writes the same
+    prefix = parquet.get_result_prefix("batch/mine", "default", job["id"], job["created_at"])
+    assert prefix == f"batch/mine/results/team=default/date=1970-01-01/batch={job['id']}/"
+    (entry,) = store.list_objects(prefix)
+    table = pq.read_table(io.BytesIO(store.read(entry["key"])))
+    assert table.schema.names == parquet.SCHEMA.names
+    assert sorted(int(name) for name in table["custom_id"].to_pylist()) == list(range(30))
+    assert table["error_code"].to_pylist().count("batch_cancelled") == 2
+    assert json.loads(table["response"].to_pylist()[0]) == {"ok": True}
+
+
+def test_results_lie_in_partitions_that_readers_know(tmp_path: Any) -> None:
+    usage = {"prompt_tokens": 3, "completion_tokens": 2}
+    body = {"model": "m", "choices": [{"message": {"content": "yes"}}], "usage": usage}
+    embedding = {"model": "e", "data": [{"embedding": [0.5, 1.0]}], "usage": {"prompt_tokens": 3}}
+    lines = [rows.format_output("a", 200, json.dumps(entry).encode()) for entry in (body, embedding)]
+    for team in ("ads", "search"):
+        folder = tmp_path / parquet.get_result_prefix("p", team, "batch_1", 0.0)
+        folder.mkdir(parents=True)
+        assert parquet.write_results(lines, lambda number, folder=folder: (folder / f"{number}").open("wb")) == 1
+    found = pyarrow.dataset.dataset(tmp_path / "p/results", partitioning="hive").to_table().to_pylist()
+    assert sorted((row["team"], row["answer"], row["output_tokens"]) for row in found) == [
+        ("ads", "[0.5, 1.0]", None), ("ads", "yes", 2), ("search", "[0.5, 1.0]", None), ("search", "yes", 2),
+    ]  # fmt: skip
+
+
+def test_many_results_are_several_files(monkeypatch: Any) -> None:
+    monkeypatch.setattr(parquet, "GROUP_ROWS", 10)
+    monkeypatch.setattr(parquet, "FILE_ROWS", 20)
+    sinks: list[io.BytesIO] = []
+
+    def open_sink(_: int) -> io.BytesIO:
+        sink = io.BytesIO()
+        sink.close = lambda: None  # type: ignore[method-assign]
+        sinks.append(sink)
+        return sink
+
+    lines = [rows.format_output(str(number), 200, b"{}") for number in range(45)]
+    assert parquet.write_results(iter(lines), open_sink) == 3
+    tables = [pq.read_table(io.BytesIO(sink.getvalue())) for sink in sinks]
+    assert [table.num_rows for table in tables] == [20, 20, 5]
+
+
+@pytest.mark.parametrize(("damage", "code"), [(slice(0, 400), "corrupt_file"), (slice(None), "bad_template")])
+def test_a_parquet_job_that_cannot_run_says_why(
+    store: Store, write_input: Any, batch_settings: Any, damage: slice, code: str
+) -> None:
+    template = TEMPLATE if code == "corrupt_file" else ""
+    job = submit(write_input, build_file(30)[damage], template)
+    with pytest.raises(Permanent) as caught:
+        Steps(store, batch_settings).plan(job["id"])
+    assert caught.value.code == code
+
+
+def test_rows_of_a_parquet_file_are_counted_by_its_own_metadata(store: Store) -> None:
+    store.write("count.parquet", build_file(1200, group_rows=10))
+    sample = count.read_sample(store, "count.parquet", {"template": TEMPLATE})
+    assert (sample.bytes, sample.is_whole, len(sample.blocks)) == (1200, False, count.BLOCKS)
+    scaled = count._summarize(sample, [], 0, is_every_row=False)
+    assert (scaled["rows"], scaled["bad_rows"]["value"]) == ({"value": 1200, "error": 0}, 0)

@@ -1,0 +1,163 @@
+"""One row until it has a result, against an endpoint whose answers each test decides."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from batch import layout, row_runner
+from batch.chunk import PendingRow
+from batch.endpoint import Answer, EndpointAway, NoAnswer
+from batch.row_runner import Outcome, RowRunner
+from batch.settings import WorkerSettings
+
+CONTEXT = 200
+"""Tokens, which are words here."""
+
+JOB = layout.build_job("batch_1", name="mine", team="ads", priority="low", source={}, now=0.0, deadline_s=100.0)
+CHAT, EMBEDDINGS = "/v1/chat/completions", "/v1/embeddings"
+
+Respond = Callable[[dict[str, Any]], Answer]
+
+
+class FakeEndpoint:
+    """Answers what a function makes of each body."""
+
+    def __init__(self, respond: Respond) -> None:
+        self.respond = respond
+        self.bodies: list[dict[str, Any]] = []
+
+    async def send(self, _: str, body: dict[str, Any]) -> Answer:
+        self.bodies.append(body)
+        return self.respond(body)
+
+
+def build_answer(status: int, body: Any, **more: Any) -> Answer:
+    raw = json.dumps(body).encode()
+    return Answer(status, raw, body, **more)
+
+
+def answer_with_its_ends(body: dict[str, Any]) -> Answer:
+    """Answer with the first and the last word of a text that the context holds, as vLLM 0.32 refuses any other."""
+    words = body["messages"][-1]["content"].split() if "messages" in body else body["input"].split()
+    if len(words) > CONTEXT:
+        message = (
+            f"This model's maximum context length is {CONTEXT} tokens. However, your prompt contains at least "
+            f"{CONTEXT + 1} input tokens, which exceeds this limit even without any output tokens. Please reduce the "
+            f"length of the input prompt. (parameter=input_tokens, value={CONTEXT + 1})"
+        )
+        return build_answer(400, {"error": {"message": message, "type": "BadRequestError", "code": 400}})
+    text = f"{words[0]}..{words[-1]}"
+    usage = {"prompt_tokens": len(words), "completion_tokens": 1}
+    return build_answer(200, {"choices": [{"message": {"content": text}}], "usage": usage})
+
+
+def run(
+    respond: Respond, *, words: int = 5, url: str = CHAT, clock: Callable[[], float] = lambda: 0.0, **own: Any
+) -> tuple[Outcome, FakeEndpoint, RowRunner]:
+    """Run one row; returns what became of it, and who was asked."""
+    text = " ".join(f"w{number}" for number in range(words))
+    body = {"input": text} if url == EMBEDDINGS else {"messages": [{"role": "user", "content": text}]}
+    row = {"custom_id": "a", "method": "POST", "url": url, "body": {"model": "m", **body}}
+    settings = WorkerSettings(
+        **{
+            "worker": "w", "metrics": (), "min_concurrency": 1, "max_concurrency": 1,
+            "long_inputs": "reject", "engine_priorities": {}, "attempts": 3, "request_timeout_s": 1.0, "cache": None, "is_shared": False, **own,
+        }
+    )  # fmt: skip
+    endpoint = FakeEndpoint(respond)
+    runner = RowRunner(endpoint, settings, clock)  # type: ignore[arg-type]
+    outcome = asyncio.run(runner.run(PendingRow(7, json.dumps(row).encode()), JOB))
+    return outcome, endpoint, runner
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_runner, "MAX_BACKOFF_S", 0.0)
+
+
+def test_pieces_of_a_long_row_cover_it_and_their_answers_become_one() -> None:
+    outcome, endpoint, _ = run(answer_with_its_ends, words=1000, long_inputs="split-and-reduce")
+    whole, *pieces, reduced = [body["messages"][0]["content"] for body in endpoint.bodies]
+    assert "".join(pieces) == whole  # nothing left out, nothing twice
+    assert len(pieces) < 12
+    assert reduced.startswith(f"[1/{len(pieces)}] w0..w") and reduced.endswith("..w999")
+    line = json.loads(outcome.line)
+    assert line["split"]["requests"] == len(pieces) + 1
+    assert line["split"]["tokens"] == {"input": outcome.input_tokens, "output": len(pieces) + 1}
+    assert outcome.input_tokens == 1000 + len(reduced.split())
+
+
+def test_answers_to_pieces_that_are_too_long_are_split_again() -> None:
+    def echo_half(body: dict[str, Any]) -> Answer:
+        answer = answer_with_its_ends(body)
+        if answer.status == 200:
+            words = body["messages"][-1]["content"].split()
+            answer = build_answer(200, {"choices": [{"message": {"content": " ".join(words[: len(words) // 2])}}]})
+        return answer
+
+    outcome, endpoint, _ = run(echo_half, words=1000, long_inputs="split-and-reduce")
+    assert outcome.failure == ""
+    refused = [body for body in endpoint.bodies if len(body["messages"][0]["content"].split()) > CONTEXT]
+    assert len(refused) >= 2  # the row, and the answers to its pieces
+
+
+def test_a_row_whose_pieces_are_answered_at_its_own_length_fails() -> None:
+    def echo(body: dict[str, Any]) -> Answer:
+        answer = answer_with_its_ends(body)
+        text = body["messages"][-1]["content"]
+        return answer if answer.status != 200 else build_answer(200, {"choices": [{"message": {"content": text}}]})
+
+    outcome, _, _ = run(echo, words=1000, long_inputs="split-and-reduce")
+    assert outcome.failure == "context_length_exceeded"
+    assert json.loads(outcome.line)["error"]["message"] == "the answers to its pieces are as long as the row"
+
+
+@pytest.mark.parametrize(
+    ("url", "rule"), [(CHAT, "reject"), (EMBEDDINGS, "split-and-reduce")], ids=["rejected", "an embedding"]
+)
+def test_a_long_row_that_may_not_be_changed_fails_with_the_engines_words(url: str, rule: str) -> None:
+    outcome, endpoint, _ = run(answer_with_its_ends, words=1000, url=url, long_inputs=rule)
+    assert outcome.failure == "context_length_exceeded"
+    assert "maximum context length is 200" in json.loads(outcome.line)["error"]["message"]
+    assert len(endpoint.bodies) == 1
+
+
+@pytest.mark.parametrize("words", [210, 1000, 20_000])
+def test_a_row_is_cut_to_the_context_however_long_it_is_and_says_by_how_much(words: int) -> None:
+    outcome, endpoint, _ = run(answer_with_its_ends, words=words, long_inputs="truncate-tail")
+    assert outcome.failure == ""
+    kept, whole = (body["messages"][0]["content"] for body in (endpoint.bodies[-1], endpoint.bodies[0]))
+    assert whole.startswith(kept)
+    note = json.loads(outcome.line)["truncated"]
+    assert note == {"characters": len(whole) - len(kept), "rule": "truncate-tail"}
+
+
+def test_requests_have_the_priority_of_their_job_where_the_engines_schedule_by_it() -> None:
+    _, endpoint, _ = run(answer_with_its_ends, engine_priorities={"high": 1, "normal": 2, "low": 3})
+    assert endpoint.bodies[0]["priority"] == 3
+    _, endpoint, _ = run(answer_with_its_ends)
+    assert "priority" not in endpoint.bodies[0]  # an engine without it refuses any but 0
+
+
+def test_attempts_count_what_broke_and_nothing_that_was_refused_for_a_while() -> None:
+    answers = [build_answer(429, {}), build_answer(503, {}), build_answer(500, {}), build_answer(200, "no object")]
+    outcome, endpoint, runner = run(lambda _: answers.pop(0) if answers else answer_with_its_ends(
+        {"input": "a b"}), attempts=3)  # fmt: skip
+    assert (outcome.failure, len(endpoint.bodies), runner.refusals) == ("", 5, 2)
+    assert runner.is_suspect
+    outcome, endpoint, _ = run(lambda _: build_answer(500, {"error": {"message": "broken"}}), attempts=3)
+    assert (outcome.failure, len(endpoint.bodies)) == ("server_error", 3)
+    assert json.loads(outcome.line)["error"] == {"code": "server_error", "message": "broken", "line": 7}
+
+
+@pytest.mark.parametrize("error", [EndpointAway("gone"), NoAnswer("half a stream")])
+def test_a_row_whose_time_is_over_while_the_endpoint_is_away_expires(error: Exception) -> None:
+    def fail(_: dict[str, Any]) -> Answer:
+        raise error
+
+    outcome, _, runner = run(fail, clock=lambda: 101.0)
+    assert (outcome.failure, runner.is_suspect) == ("batch_expired", True)

@@ -1,0 +1,73 @@
+mock_provider "aws" {
+  source = "./mocks"
+}
+
+run "catalogue" {
+  module {
+    source = "./stacks/batch-catalogue"
+  }
+
+  assert {
+    condition = (
+      aws_sfn_state_machine.workflow.name == "cotton-catalogue" && aws_sfn_state_machine.workflow.type == "STANDARD" &&
+      aws_sfn_state_machine.workflow.logging_configuration[0].level == "ERROR" &&
+      !aws_sfn_state_machine.workflow.logging_configuration[0].include_execution_data
+    )
+    error_message = "the state machine logs its failures, and nothing of the rows"
+  }
+
+  assert {
+    condition = (
+      jsondecode(aws_sfn_state_machine.workflow.definition).States.Plan.Parameters.QueueUrl == aws_sqs_queue.queue-control.url &&
+      jsondecode(aws_sfn_state_machine.workflow.definition).States.Plan.Parameters.MessageBody["token.$"] == "$$.Task.Token" &&
+      jsondecode(aws_sfn_state_machine.workflow.definition).States.Notify.Parameters.Entries[0].Detail.deployment == "cotton-catalogue"
+    )
+    error_message = "the definition comes through Terraform as it is written"
+  }
+
+  assert {
+    condition = alltrue([for queue in [aws_sqs_queue.queue-control, aws_sqs_queue.queue-inbox, aws_sqs_queue.queue-ads-high, aws_sqs_queue.queue-undelivered] :
+      queue.sqs_managed_sse_enabled && queue.message_retention_seconds == 1209600 && queue.visibility_timeout_seconds == 45
+    ])
+    error_message = "queues are encrypted, and keep a step for as long as it may wait"
+  }
+
+  assert {
+    condition     = aws_sns_topic.ended.kms_master_key_id == aws_kms_key.batch-key.arn && aws_scheduler_schedule.schedule-nightly.kms_key_arn == aws_kms_key.batch-key.arn
+    error_message = "notifications and schedules are encrypted by the batch's own key"
+  }
+
+  assert {
+    condition = alltrue([for one in [aws_cloudwatch_log_group.tasks-logs, aws_cloudwatch_log_group.workflow-logs] :
+      one.kms_key_id == aws_kms_key.batch-key.arn && one.retention_in_days == 90
+    ])
+    error_message = "logs are encrypted and end some day"
+  }
+
+  assert {
+    condition = alltrue([for one in [aws_ecs_service.batch-worker-0, aws_ecs_service.batch-api-0] :
+      one.deployment_circuit_breaker[0].rollback && one.enable_execute_command && !one.network_configuration[0].assign_public_ip
+    ])
+    error_message = "a deployment that fails is taken back, and nothing has a public address"
+  }
+
+  assert {
+    condition = (
+      aws_service_discovery_service.batch-api-name.name == "catalogue-batch-api" &&
+      output.url == "http://catalogue-batch-api.cotton.internal:8080" &&
+      one([for row in jsondecode(aws_ecs_task_definition.batch-api-task.container_definitions)[0].environment : row.value if row.name == "BATCH_STATE_MACHINE"]) == aws_sfn_state_machine.workflow.arn
+    )
+    error_message = "clients find the Batch API by its name, and it finds the state machine"
+  }
+}
+
+run "outside" {
+  module {
+    source = "./stacks/batch-outside"
+  }
+
+  assert {
+    condition     = length(aws_ecs_service.batch-worker-0.capacity_provider_strategy) == 1 && one(aws_ecs_service.batch-worker-0.capacity_provider_strategy).capacity_provider == "FARGATE"
+    error_message = "without spot all workers run on Fargate"
+  }
+}

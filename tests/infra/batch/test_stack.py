@@ -1,0 +1,217 @@
+"""What a stack batch-NAME must hold: rights by the calls of its programs, queues by the names that they look for."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra import stack_rules
+from llm_serving import paths
+from llm_serving.fleet import loading
+from llm_serving.targets.ecs import manifest
+from llm_serving.workloads.batch.resolve import STATE_MACHINE_FILE
+from tests.infra.aws_calls import find_actions
+from tests.infra.batch.conftest import SHAPES
+
+Stack = dict[str, Any]
+Stacks = dict[str, Stack]
+
+IMAGE = paths.IMAGES / "batch-worker"
+
+EXEC = {
+    "kms:Decrypt",
+    "logs:CreateLogStream",
+    "logs:DescribeLogGroups",
+    "logs:DescribeLogStreams",
+    "logs:PutLogEvents",
+    "ssmmessages:CreateControlChannel",
+    "ssmmessages:CreateDataChannel",
+    "ssmmessages:OpenControlChannel",
+    "ssmmessages:OpenDataChannel",
+}
+"""Of ECS Exec, which a role has beside what its program calls."""
+
+BESIDE_CALLS = {"kms:Decrypt", "kms:GenerateDataKey"}
+"""What S3 asks for where a bucket is encrypted with a key of KMS."""
+
+NEVER_CALLED: dict[str, set[str]] = {"work": {"s3:DeleteObject"}, "api": set()}
+"""By role, what the program's modules have for the other program."""
+
+
+def list_modules(program: str) -> list[str]:
+    """The code of a program's modules on AWS, found by its imports."""
+    found: dict[Path, str] = {}
+    pending = [IMAGE / f"{program}.py"]
+    while pending:
+        file = pending.pop()
+        if file in found or file.stem == "emulated":
+            continue
+        found[file] = file.read_text()
+        for node in ast.walk(ast.parse(found[file])):
+            names = []
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "batch":
+                names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            files = [IMAGE.joinpath(*name.split(".")).with_suffix(".py") for name in names]
+            pending += [module for module in files if module.is_file()]
+    return list(found.values())
+
+
+def list_statements(stack: Stack, part: str) -> list[dict[str, Any]]:
+    [text] = [
+        policy["policy"] for name, policy in stack["resource"]["aws_iam_role_policy"].items() if f"-{part}-role" in name
+    ]
+    return list(json.loads(text)["Statement"])
+
+
+def list_allowed(stack: Stack, part: str) -> set[str]:
+    return {action for statement in list_statements(stack, part) for action in statement["Action"]}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_stack_follows_the_rules_of_all_stacks(batch_stacks: Stacks, batch_fleet: Path, shape: str) -> None:
+    fleet = loading.load_fleet(batch_fleet).value
+    assert list(stack_rules.find_violations(fleet, {shape: batch_stacks[shape]})) == []
+
+
+@pytest.mark.parametrize(("part", "program"), [("work", "batch_worker"), ("api", "batch_api")])
+def test_a_role_allows_what_its_program_calls_and_nothing_else(batch_stacks: Stacks, part: str, program: str) -> None:
+    called = find_actions(*list_modules(program))
+    assert NEVER_CALLED[part] <= called
+    called -= NEVER_CALLED[part]
+    allowed = list_allowed(batch_stacks["catalogue"], part)
+    assert called - allowed == set(), "not allowed"
+    assert allowed - called - EXEC - BESIDE_CALLS == set(), "allowed, and never called"
+
+
+def test_a_call_that_is_not_allowed_is_reported(batch_stacks: Stacks) -> None:
+    called = find_actions(*list_modules("batch_worker"), "def drop(sqs):\n    sqs.delete_queue(QueueUrl='q')\n")
+    assert called - list_allowed(batch_stacks["catalogue"], "work") - NEVER_CALLED["work"] == {"sqs:DeleteQueue"}
+
+
+def test_what_creates_an_emulated_batch_is_in_no_program_on_aws() -> None:
+    created = find_actions(*list_modules("batch_api"), (IMAGE / "batch" / "emulated.py").read_text())
+    assert "sqs:CreateQueue" in created
+    assert "sqs:CreateQueue" not in find_actions(*list_modules("batch_api"))
+
+
+def test_the_state_machine_may_do_each_of_its_integrations_and_nothing_else(batch_stacks: Stacks) -> None:
+    text = STATE_MACHINE_FILE.read_text()
+    integrations = {
+        "arn:aws:states:::sqs:sendMessage.waitForTaskToken": {"sqs:SendMessage"},
+        "arn:aws:states:::s3:getObject": {"s3:GetObject", "kms:Decrypt"},
+        "arn:aws:states:::events:putEvents": {"events:PutEvents"},
+    }
+    used = {part.split('"')[0] for part in text.split('"Resource": "')[1:]}
+    assert used == set(integrations)
+    expected = set().union(*integrations.values())
+    # Maps in the mode DISTRIBUTED start executions of their own; the log is delivered by a dozen of rights.
+    expected |= {f"states:{verb}Execution" for verb in ("Start", "Describe", "Stop", "Redrive")}
+    allowed = list_allowed(batch_stacks["catalogue"], "flow")
+    assert {action for action in allowed if not action.startswith("logs:")} == expected
+
+
+def test_the_definition_is_the_one_file_with_the_queue_and_the_name_filled_in(batch_stacks: Stacks) -> None:
+    [machine] = batch_stacks["catalogue"]["resource"]["aws_sfn_state_machine"].values()
+    text = STATE_MACHINE_FILE.read_text()
+    filled = text.replace("${control_queue}", "${aws_sqs_queue.queue-control.url}")
+    assert machine["definition"] == filled.replace("${deployment}", "cotton-catalogue")
+    assert "${" not in filled.replace("${aws_sqs_queue.queue-control.url}", "").replace("${deployment}", "")
+    json.loads(machine["definition"])
+
+
+def test_the_programs_find_the_queues_by_the_names_that_the_stack_gives(
+    batch_stacks: Stacks, batch_manifests: dict[str, Path], batch_fleet: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(IMAGE)
+    from batch import layout, settings
+
+    value = manifest.read(batch_manifests["catalogue"], loading.load_fleet(batch_fleet)).value
+    told = settings.read(value.entry.environment)
+    looked_for = {
+        layout.get_control_queue_name(told.name),
+        layout.get_inbox_queue_name(told.name),
+        *layout.get_queue_names(told.name, list(told.teams)).values(),
+    }
+    queues = {queue["name"]: queue for queue in batch_stacks["catalogue"]["resource"]["aws_sqs_queue"].values()}
+    assert set(queues) == {*looked_for, "cotton-catalogue-undelivered"}
+    assert {queue["visibility_timeout_seconds"] for queue in queues.values()} == {45}
+    worker = next(service for service in value.services if service.port is None)
+    own = settings.read_worker(worker.environment)
+    assert own.worker, "the host's name, of which each task has its own"
+    for environment in (worker.environment, value.entry.environment):
+        assert settings.read(environment).endpoint == "http://chat-router.cotton.internal:8080"
+
+
+def test_files_reach_the_inbox_by_events_of_their_prefix(batch_stacks: Stacks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(IMAGE)
+    from batch import inbox, layout
+
+    rule = batch_stacks["catalogue"]["resource"]["aws_cloudwatch_event_rule"]["inbox-files"]
+    pattern = json.loads(rule["event_pattern"])
+    [condition] = pattern["detail"]["object"]["key"]
+    key = f"{layout.Layout('batch/catalogue').get_inbox_prefix('ads')}rows.jsonl"
+    assert key.startswith(condition["prefix"])
+    event = {
+        "source": pattern["source"][0],
+        "detail-type": pattern["detail-type"][0],
+        "detail": {"bucket": {"name": pattern["detail"]["bucket"]["name"][0]}, "object": {"key": key}},
+    }
+    assert inbox.parse_event(json.dumps(event)) == [("cotton-results-123456789012-us-west-2", key)]
+
+
+def test_a_schedules_message_is_one_that_the_batch_api_reads(
+    batch_stacks: Stacks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(IMAGE)
+    from batch import inbox
+
+    schedule = batch_stacks["catalogue"]["resource"]["aws_scheduler_schedule"]["schedule-nightly"]
+    assert (schedule["schedule_expression"], schedule["schedule_expression_timezone"]) == ("cron(0 2 * * ? *)", "UTC")
+    assert inbox.parse_schedule(schedule["target"]["input"]) == {
+        "name": "nightly",
+        "file": "all/products.jsonl",
+        "team": "ads",
+        "priority": "low",
+        # Source: EventBridge Scheduler user guide, "Adding context attributes", 2026-11.
+        "time": "<aws.scheduler.scheduled-time>",
+    }
+    assert "aws_scheduler_schedule" not in batch_stacks["outside"]["resource"]
+
+
+def test_workers_run_on_spot_capacity_after_the_first(batch_stacks: Stacks) -> None:
+    def list_strategy(shape: str) -> list[tuple[str, int, int]]:
+        strategy = batch_stacks[shape]["resource"]["aws_ecs_service"]["batch-worker-0"]["capacity_provider_strategy"]
+        return [(row["capacity_provider"], row.get("base", 0), row["weight"]) for row in strategy]
+
+    assert list_strategy("catalogue") == [("FARGATE", 1, 0), ("FARGATE_SPOT", 0, 1)]
+    assert list_strategy("outside") == [("FARGATE", 0, 1)]
+    services = batch_stacks["catalogue"]["resource"]["aws_ecs_service"]
+    assert (services["batch-worker-0"]["desired_count"], services["batch-api-0"]["desired_count"]) == (6, 1)
+
+
+def test_a_stopped_worker_has_time_to_hand_back_its_rows(batch_stacks: Stacks) -> None:
+    text = batch_stacks["catalogue"]["resource"]["aws_ecs_task_definition"]["batch-worker-task"][
+        "container_definitions"
+    ]
+    [container] = json.loads(text)
+    environment = {row["name"]: row["value"] for row in container["environment"]}
+    # A spot task has two minutes, as long as Fargate waits at most. Source: ECS developer guide, "Amazon ECS clusters for
+    # Fargate", termination notices, 2026-11.
+    assert container["stopTimeout"] == 120
+    assert int(environment["BATCH_DRAIN_S"]) + 20 < 120
+    assert "BATCH_WORKER" not in environment
+
+
+def test_workers_reach_the_endpoint_and_nobody_reaches_them(batch_stacks: Stacks) -> None:
+    rules = batch_stacks["catalogue"]["resource"]["aws_vpc_security_group_egress_rule"]
+    for program in ("batch-worker", "batch-api"):  # which counts tokens before a job starts
+        endpoint = rules[f"{program}-to-endpoint"]
+        assert (endpoint["cidr_ipv4"], endpoint["from_port"]) == ("${data.aws_vpc.range.cidr_block}", 8080)
+    assert "batch-worker-to-endpoint" not in batch_stacks["outside"]["resource"]["aws_vpc_security_group_egress_rule"]
+    for stack in batch_stacks.values():
+        ingress = stack["resource"]["aws_vpc_security_group_ingress_rule"]
+        assert {rule["security_group_id"] for rule in ingress.values()} == {"${aws_security_group.batch-api-group.id}"}

@@ -1,0 +1,53 @@
+"""Every resource of both shapes of batches on ECS, by the real Terraform with a mocked AWS provider."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.infra import workspace as workspaces
+from tests.infra.batch.conftest import SHAPES
+from tests.infra.workspace import Workspace
+
+pytestmark = pytest.mark.terraform
+
+
+@pytest.fixture(scope="module")
+def workspace(batch_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    return workspaces.create(
+        tmp_path_factory.mktemp("terraform"),
+        batch_folder,
+        tests=[Path(__file__).with_name("batch.tftest.hcl")],
+        stack="stacks/batch-catalogue",
+        data=tmp_path_factory.mktemp("data"),
+    )
+
+
+def test_terraform_plans_and_applies_every_resource_as_expected(workspace: Workspace) -> None:
+    result = workspace.test()
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert f"{len(SHAPES)} passed, 0 failed" in result.stdout
+
+
+BROKEN = (
+    ('"include_execution_data": false', '"include_execution_data": true', "the state machine logs its failures"),
+    ('"rollback": true', '"rollback": false', "a deployment that fails is taken back"),
+    ('"sqs_managed_sse_enabled": true', '"sqs_managed_sse_enabled": false', "queues are encrypted"),
+)
+"""What the stack says, what is written for it, and the assertion that then fails."""
+
+
+def test_a_broken_setting_is_reported(workspace: Workspace) -> None:
+    file = workspace.folder / "stacks/batch-catalogue/cdk.tf.json"
+    text = broken = file.read_text()
+    for old, new, _ in BROKEN:
+        assert old in broken
+        broken = broken.replace(old, new)
+    try:
+        file.write_text(broken)
+        result = workspace.test()
+    finally:
+        file.write_text(text)
+    assert result.returncode != 0
+    assert [message for *_, message in BROKEN if message not in result.stdout + result.stderr] == []

@@ -1,0 +1,147 @@
+"""A batch on ECS planned, applied, unchanged and destroyed by the real Terraform on the embedded AWS; between the two,
+the real programs run a job through the state machine and the queues that Terraform made.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llm_serving import paths, processes
+from llm_serving.aws.session import AwsSession
+from llm_serving.fleet.model import Fleet
+from llm_serving.operations import context
+from llm_serving.rehearsal import emulator
+from llm_serving.settings.document import Document
+from llm_serving.targets import planning
+from llm_serving.targets.ecs import manifest, stack
+from llm_serving.workloads import inputs
+from llm_serving.workloads.batch.client import FINAL_STATES, BatchClient
+from scripts.benchmarks import batch_kills
+from tests.infra.batch.conftest import FLEET, write_blueprint
+from tests.targets.ecs.test_workflow import REGION, create_fleet_resources
+
+pytestmark = [pytest.mark.terraform, pytest.mark.timeout(600)]
+
+IMAGE = paths.IMAGES / "batch-worker"
+BUCKET = f"cotton-results-{emulator.ACCOUNT}-{REGION}"
+ROWS = {f"row-{number}": f"answer {number}" for number in range(20)}
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Document[Fleet], AwsSession]]:
+    """The fleet's file, and an embedded AWS with the resources of its stacks."""
+    monkeypatch.chdir(tmp_path)
+    Path("fleet.yaml").write_text(FLEET)
+    document = inputs.read_fleet(Path("fleet.yaml"))
+    with context.use_emulator(document) as aws:
+        endpoint = str(aws.emulator)
+        create_fleet_resources(endpoint, document.value)
+        s3 = emulator.create_client("s3", endpoint, REGION)
+        s3.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
+        s3.put_bucket_notification_configuration(
+            Bucket=BUCKET, NotificationConfiguration={"EventBridgeConfiguration": {}}
+        )
+        yield document, aws
+
+
+def test_a_batch_is_created_runs_a_job_and_is_destroyed(
+    fleet: tuple[Document[Fleet], AwsSession], tmp_path: Path
+) -> None:
+    document, aws = fleet
+    endpoint = str(aws.emulator)
+    plan = planning.plan(write_blueprint(tmp_path, "catalogue"), document.path, target="ecs", aws=aws)
+    messages: list[str] = []
+    _enable_interpreter(endpoint)
+    assert stack.deploy(plan, messages.append) is True
+    assert "created: aws_sfn_state_machine.workflow" in messages[0]
+    _run_jobs(endpoint, plan.rendered / stack.FILE, document, tmp_path)
+    assert stack.deploy(plan, messages.append) is False, f"a plan after the apply is empty: {messages[-1]}"
+    assert stack.destroy(plan) is True
+    for service, call, key in (
+        ("sqs", "list_queues", "QueueUrls"),
+        ("stepfunctions", "list_state_machines", "stateMachines"),
+        ("scheduler", "list_schedules", "Schedules"),
+        ("sns", "list_topics", "Topics"),
+    ):
+        client = emulator.create_client(service, endpoint, REGION)
+        assert not getattr(client, call)().get(key), service
+    assert stack.destroy(plan) is False, "nothing is left to take away"
+
+
+def _run_jobs(endpoint: str, file: Path, document: Document[Fleet], folder: Path) -> None:
+    """Run the programs with the environment of their tasks: one job by the API, one by a file in an inbox."""
+    value = manifest.read(file, document).value
+    stepfunctions = emulator.create_client("stepfunctions", endpoint, REGION)
+    [machine] = stepfunctions.list_state_machines()["stateMachines"]
+    api_port, model_port = processes.claim_free_ports(2)
+    worker = next(service for service in value.services if not service.port)
+    model = f"http://127.0.0.1:{model_port}"
+    shared = {
+        "PYTHONPATH": str(paths.ROOT),
+        **emulator.build_client_env(endpoint, REGION),
+    }
+    commands: dict[str, tuple[list[str], dict[str, str]]] = {
+        "endpoint": ([sys.executable, "-m", "scripts.benchmarks.batch_endpoint", "--port", str(model_port)], {}),
+        "batch-worker": (
+            [sys.executable, str(IMAGE / "batch_worker.py")],
+            {**worker.environment, "BATCH_ENDPOINT": model},
+        ),
+        "batch-api": (
+            [sys.executable, str(IMAGE / "batch_api.py")],
+            {
+                **value.entry.environment,
+                "BATCH_API_PORT": str(api_port),
+                "BATCH_API_HOST": "127.0.0.1",
+                "BATCH_STATE_MACHINE": machine["stateMachineArn"],
+            },
+        ),
+    }
+    running = []
+    try:
+        for name, (command, env) in commands.items():
+            with (folder / f"{name}.log").open("ab") as output:
+                running.append(processes.spawn(command, environment={**env, **shared}, output=output))
+        client = BatchClient(f"http://127.0.0.1:{api_port}")
+        _wait_for_api(client)
+        rows = folder / "rows.jsonl"
+        rows.write_bytes(batch_kills.format_rows(ROWS))
+        submitted = client.create(file_id=client.upload(rows), metadata={"team": "search"})
+        s3 = emulator.create_client("s3", endpoint, REGION)
+        s3.put_object(Bucket=BUCKET, Key="batch/catalogue/inbox/ads/more.jsonl", Body=rows.read_bytes() + b"\n")
+        processes.wait_until(lambda: len(list(client.list_batches())) == 2, "the inbox's job", 60)
+        for job in client.list_batches():
+            processes.wait_until(lambda job=job: client.read(job["id"])["status"] in FINAL_STATES, job["id"], 120)  # type: ignore[misc]
+        jobs = {job["team"]: job for job in client.list_batches()}
+        assert {team: (job["status"], job["request_counts"]["completed"]) for team, job in jobs.items()} == {
+            "search": ("completed", len(ROWS)),
+            "ads": ("completed", len(ROWS)),
+        }
+        assert jobs["search"]["id"] == submitted["id"]
+    finally:
+        processes.stop_all(running, grace_s=5)
+
+
+def _enable_interpreter(endpoint: str) -> None:
+    if str(IMAGE) not in sys.path:
+        sys.path.insert(0, str(IMAGE))
+    from batch import emulated
+
+    emulated.enable_interpreter(endpoint)
+
+
+def _wait_for_api(client: Any) -> None:
+    from llm_serving.settings.errors import Unavailable
+
+    def answers() -> bool:
+        try:
+            list(client.list_batches())
+        except Unavailable:
+            return False
+        return True
+
+    processes.wait_until(answers, "the Batch API", 60)

@@ -1,0 +1,253 @@
+"""Batch blueprints: what they resolve to, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from llm_serving import paths
+from llm_serving.fleet.loading import load_fleet
+from llm_serving.settings.errors import InputError
+from llm_serving.targets import registry
+from llm_serving.targets.local.conventions import CONVENTIONS
+from llm_serving.workloads import base
+from llm_serving.workloads.batch.deployment import BatchDeployment
+from llm_serving.workloads.batch.resolve import STATE_MACHINE_FILE
+from llm_serving.workloads.environment import Environment
+
+MINIMAL = "kind: batch\npattern: offline-batch\nendpoint: {url: http://127.0.0.1:8000}\nsample: {model: m}\n"
+
+
+def resolve(folder: Path, text: str, data_folder: str = "") -> BatchDeployment:
+    folder.mkdir(exist_ok=True)
+    (folder / "blueprint.yaml").write_text(text)
+    workload = base.get("batch")
+    document = workload.read(folder)
+    ports = {name: 20000 + number for number, name in enumerate(workload.list_port_names(document.value))}
+    environment = Environment(
+        target="local",
+        conventions=CONVENTIONS,
+        region="us-west-2",
+        bucket="models",
+        ports=ports,
+        cores=2,
+        data_folder=data_folder,
+    )
+    deployment: BatchDeployment = workload.resolve(document, load_fleet(paths.ROOT / "fleet.yaml"), environment)
+    return deployment
+
+
+def test_the_pattern_runs_its_own_replicas_beside_the_workers(tmp_path: Path) -> None:
+    text = (paths.PATTERNS / "offline-batch" / "blueprint.yaml").read_text()
+    deployment = resolve(tmp_path / "mine", text)
+    assert [process.name for process in deployment.worker_processes] == ["worker-0", "batch-worker-0", "batch-worker-1"]
+    assert [process.name for process in deployment.endpoint_processes] == ["router", "batch-api"]
+    assert [loaded.model for loaded in deployment.loaded_models] == ["tiny"]
+    assert deployment.serving is not None
+    assert deployment.endpoint_url == deployment.serving.url
+    assert deployment.workers[0].env["BATCH_ENDPOINT"] == deployment.endpoint_url
+    engine = deployment.engine_processes[0]
+    assert deployment.workers[0].env["BATCH_METRICS"] == f"http://127.0.0.1:{engine.port}/metrics"
+    assert base.load_deployment(deployment.model_dump_json()) == deployment
+
+
+def test_any_endpoint_can_be_fed(tmp_path: Path) -> None:
+    deployment = resolve(tmp_path / "mine", MINIMAL.replace("8000", "8000/v1"))
+    assert deployment.endpoint_url == "http://127.0.0.1:8000"
+    assert deployment.serving is None
+    assert [process.name for process in deployment.processes] == ["batch-worker-0", "batch-worker-1", "batch-api"]
+
+
+def test_a_deployment_that_is_up_can_be_fed(tmp_path: Path) -> None:
+    pattern = (paths.PATTERNS / "offline-batch" / "blueprint.yaml").read_text()
+    serving = resolve(tmp_path / "other", pattern).serving
+    assert serving is not None
+    folder = tmp_path / ".blueprint" / "talk"
+    folder.mkdir(parents=True)
+    (folder / "deployment.json").write_text(serving.model_dump_json())
+    text = MINIMAL.replace("url: http://127.0.0.1:8000", "deployment: talk")
+    deployment = resolve(tmp_path / "mine", text, data_folder=str(tmp_path / ".blueprint" / "mine"))
+    assert deployment.endpoint_url == serving.url
+    assert len(deployment.metrics_urls) == 1
+    with pytest.raises(InputError) as refusal:
+        resolve(tmp_path / "mine", text.replace("talk", "gone"), data_folder=str(tmp_path / ".blueprint" / "mine"))
+    assert str(refusal.value) == (
+        f"{tmp_path}/mine/blueprint.yaml:3:24: endpoint.deployment: now 'gone': no serving deployment of this name is up "
+        "here. Fix: blueprint deploy gone first, from this directory."
+    )
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "message"),
+    [
+        ("{url: http://a:1, deployment: b}", "it must have exactly one of model, deployment and url"),
+        ("{model: tiny}", "replicas of a model need a pool of the fleet. Fix: pool: NAME"),
+        ("{url: http://a:1, replicas: 2}", "it is for replicas of a model, and there is no `model`. Fix: no replicas"),
+        ("{deployment: b, metrics: [http://a:1/metrics]}", "the metrics of its own replicas are known"),
+        ("{model: tiny, pool: nowhere}", "blueprint.yaml:3:31: endpoint.pool: now 'nowhere'"),
+        ("{model: tiny, pool: general, accelerators: 3}", "blueprint.yaml:3:54: endpoint.accelerators: now 3"),
+    ],
+)
+def test_an_endpoint_that_cannot_be_is_refused_at_its_line(tmp_path: Path, endpoint: str, message: str) -> None:
+    text = f"kind: batch\npattern: offline-batch\nendpoint: {endpoint}\nsample: {{model: m}}\n"
+    with pytest.raises(InputError) as refusal:
+        resolve(tmp_path / "mine", text)
+    assert message in str(refusal.value)
+
+
+def test_the_sample_needs_a_model_and_a_team_that_are_there(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="the rows must say which of its models they want"):
+        resolve(tmp_path / "mine", MINIMAL.replace("sample: {model: m}\n", ""))
+    with pytest.raises(InputError, match="there is no such team"):
+        resolve(tmp_path / "mine", MINIMAL.replace("{model: m}", "{model: m, team: nobody}"))
+
+
+def test_a_target_without_its_stack_refuses_it() -> None:
+    with pytest.raises(InputError, match="its queues, state machine and workers have no stack there yet"):
+        registry.load_target("eks").check_kind("batch")
+    for target in ("local", "ecs"):
+        registry.load_target(target).check_kind("batch")
+
+
+ECS_FLEET = """\
+name: cotton
+region: us-west-2
+zones: us-west-2a
+orchestrator: ecs
+pools: {general: {types: g6e.2xlarge, size: 0..8}}
+"""
+
+
+def resolve_on_ecs(folder: Path, text: str, fleet_name: str = "cotton") -> BatchDeployment:
+    folder.mkdir(exist_ok=True)
+    (folder / "blueprint.yaml").write_text(text)
+    (folder / "fleet.yaml").write_text(ECS_FLEET.replace("cotton", fleet_name))
+    document, fleet = base.get("batch").read(folder), load_fleet(folder / "fleet.yaml")
+    environment = registry.load_target("ecs").assume_environment(document.value, fleet.value, cores=2)
+    deployment: BatchDeployment = base.get("batch").resolve(document, fleet, environment)
+    return deployment
+
+
+def test_on_ecs_it_feeds_a_deployment_by_its_name_in_the_network(tmp_path: Path) -> None:
+    preset = (paths.PATTERNS / "offline-batch" / "presets" / "beside-serving.yaml").read_text()
+    deployment = resolve_on_ecs(tmp_path / "mine", preset)
+    assert deployment.cloud is not None
+    assert deployment.endpoint_url == "http://chat-router.cotton.internal:8080"
+    assert deployment.url == "http://mine-batch-api.cotton.internal:8080"
+    assert deployment.bucket == "cotton-results-123456789012-us-west-2"
+    assert deployment.cloud.workflow == "cotton-mine"
+    assert (deployment.cloud.schedules["nightly"].team, deployment.cloud.schedules["nightly"].priority) == (
+        "search",
+        "normal",
+    )
+    assert len(deployment.workers) == 2
+    assert deployment.workers[0] == deployment.workers[1], "containers alike"
+    assert base.load_deployment(deployment.model_dump_json()) == deployment
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            MINIMAL,
+            "mine/blueprint.yaml:3:17: endpoint.url: now 'http://127.0.0.1:8000': workers on ECS do not reach this machine. "
+            "Fix: an address in the fleet's network.",
+        ),
+        (
+            MINIMAL.replace("url: http://127.0.0.1:8000", "model: tiny, pool: general"),
+            "mine/blueprint.yaml:3:19: endpoint.model: now 'tiny': on ECS a batch starts no replicas: it feeds a serving "
+            "deployment, or a URL. Fix: endpoint: {deployment: NAME} of a serving blueprint that is up there.",
+        ),
+        (
+            f"{MINIMAL.replace('url: http://127.0.0.1:8000', 'deployment: chat')}"
+            "results: {cache: {url: rediss://cache.internal:6379}}\n",
+            "mine/blueprint.yaml:5:24: results.cache.url: now 'rediss://cache.internal:6379': workers on ECS have no way to "
+            "it, and no password. Fix: no cache; the results are in S3.",
+        ),
+    ],
+)
+def test_what_aws_would_refuse_is_refused_at_its_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(InputError) as refusal:
+        resolve_on_ecs(tmp_path / "mine", text)
+    assert str(refusal.value) == f"{tmp_path}/{message}"
+
+
+def test_names_of_queues_that_sqs_refuses_are_refused_at_their_team(tmp_path: Path) -> None:
+    text = MINIMAL.replace("url: http://127.0.0.1:8000", "deployment: chat") + f"name: {'n' * 32}\n"
+    text += f"teams:\n  search: {{}}\n  {'t' * 32}: {{}}\n"
+    longest = resolve_on_ecs(tmp_path / "mine", text, "cottons").cloud
+    assert longest is not None
+    assert max(map(len, longest.run_queues)) == 80
+    with pytest.raises(InputError) as refusal:
+        resolve_on_ecs(tmp_path / "mine", text, "cottonss")
+    name = f"cottonss-{'n' * 32}-{'t' * 32}-normal"
+    assert str(refusal.value) == (
+        f"{tmp_path}/mine/blueprint.yaml:6:1: teams: now '{'t' * 32}': the queue {name} would have 81 characters, and SQS takes "
+        "80. Fix: a shorter name of the team, the blueprint or the fleet."
+    )
+
+
+def test_names_of_rules_that_eventbridge_refuses_are_refused(tmp_path: Path) -> None:
+    text = MINIMAL.replace("url: http://127.0.0.1:8000", "deployment: chat") + f"name: {'n' * 32}\n"
+    fleet_name = "c" * 25
+    assert len(resolve_on_ecs(tmp_path / "mine", text, fleet_name).cloud.workflow) == 58  # type: ignore[union-attr]
+    with pytest.raises(InputError, match="-inbox would have 65 characters, and EventBridge takes 64"):
+        resolve_on_ecs(tmp_path / "mine", text, fleet_name + "c")
+    schedule = "schedules:\n  weekly:\n    at: rate(7 days)\n    file: all.jsonl\n"
+    with pytest.raises(InputError, match="-weekly would have 65 characters, and EventBridge takes 64"):
+        resolve_on_ecs(tmp_path / "mine", text + schedule, fleet_name)
+
+
+def test_a_schedule_needs_a_team_that_is_there_and_runs_on_aws_alone(tmp_path: Path) -> None:
+    schedule = "schedules:\n  nightly:\n    at: cron(0 2 * * ? *)\n    file: all.jsonl\n"
+    with pytest.raises(InputError, match="there is no such team"):
+        resolve(tmp_path / "mine", f"{MINIMAL}{schedule}    team: nobody\n")
+    with pytest.raises(InputError, match="a time of EventBridge Scheduler"):
+        resolve(tmp_path / "mine", MINIMAL + schedule.replace("cron(0 2 * * ? *)", "at 2 o'clock"))
+    [note] = resolve(tmp_path / "mine", MINIMAL + schedule).notes
+    assert note == "The embedded AWS fires no schedules: no jobs here by nightly."
+
+
+def test_every_state_of_the_workflow_is_reached_and_fails_into_the_job() -> None:
+    """What `asl-validator` checks of transitions, and that a failed step ends in job.json."""
+    machine = json.loads(STATE_MACHINE_FILE.read_text())
+    states = machine["States"]
+    followers = {machine["StartAt"]}
+    for name, state in states.items():
+        followers |= {state[key] for key in ("Next",) if key in state}
+        followers |= {catch["Next"] for catch in state.get("Catch", ())}
+        if state["Type"] == "Map" or "waitForTaskToken" in state.get("Resource", ""):
+            assert name == "Fail the job" or state["Catch"][0]["Next"] == "Fail the job"
+    assert followers == set(states)
+    retries = re.findall(r'"JitterStrategy": "FULL"', STATE_MACHINE_FILE.read_text())
+    assert len(retries) == len(re.findall(r'"Retry"', STATE_MACHINE_FILE.read_text()))
+
+
+def test_a_copy_of_the_pattern_needs_nothing_of_this_repository(tmp_path: Path) -> None:
+    shutil.copytree(paths.PATTERNS / "offline-batch", tmp_path / "mine")
+    document = base.get("batch").read(tmp_path / "mine")
+    assert document.value.pattern == "offline-batch"
+
+
+def test_results_go_where_the_blueprint_says(tmp_path: Path) -> None:
+    plain = resolve(tmp_path / "plain", MINIMAL)
+    assert plain.api.env["BATCH_PARQUET"] == ""
+    assert "BATCH_CACHE_URL" not in plain.workers[0].env
+    results = 'results: {parquet: on, cache: {url: "rediss://cache.example.com:6379", ttl: 1h}}\n'
+    deployment = resolve(tmp_path / "more", MINIMAL + results)
+    env = deployment.workers[0].env
+    assert (env["BATCH_PARQUET"], env["BATCH_CACHE_URL"]) == ("1", "rediss://cache.example.com:6379")
+    assert env["BATCH_CACHE_TTL_S"] == "3600"
+    assert "cache.example.com" not in json.dumps(deployment.api.env)
+
+
+def test_rows_go_after_peoples_requests_where_the_engines_schedule_by_priority(tmp_path: Path) -> None:
+    plain = resolve(tmp_path / "plain", MINIMAL).workers[0].env
+    assert (plain["BATCH_ENGINE_PRIORITIES"], plain["BATCH_SHARED"]) == ("", "")
+    text = MINIMAL.replace("8000}", "8000, priority: on}")
+    env = resolve(tmp_path / "after", text).workers[0].env
+    assert (env["BATCH_ENGINE_PRIORITIES"], env["BATCH_SHARED"]) == ("high:1,normal:2,low:3", "1")
