@@ -12,6 +12,7 @@ CDKTF_OUTDIR           the output directory; ./cdktf.out if unset
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,9 @@ from llm_serving.fleet import aws_limits, checks, loading
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import BlueprintError, InputError
+
+PROVIDER_LOCK = Path(__file__).with_name(".terraform.lock.hcl")
+"""Hashes of the AWS provider, which every stack's folder gets; Terraform refuses a provider that has none of them."""
 
 _INTERNAL_ERROR = 70
 """Exit code, as the command line's."""
@@ -56,7 +60,16 @@ def synthesize(
     app.synth()
     folders = {stack.NAME: out / "stacks" / stack.NAME for stack in selected}
     stack_rules.validate_stacks(document, folders)
+    for folder in folders.values():
+        _lock_provider(folder)
     return folders
+
+
+def _lock_provider(folder: Path) -> None:
+    """Copy the provider's hashes into a stack's folder. OpenTofu's registry has builds of its own, and locks them."""
+    file = folder / PROVIDER_LOCK.name
+    if not file.is_file() or "registry.opentofu.org" not in file.read_text(encoding="utf-8"):
+        shutil.copyfile(PROVIDER_LOCK, file)
 
 
 def _require_names(stack_names: Sequence[str], existing_names: Sequence[str]) -> None:

@@ -35,15 +35,26 @@ ACTIONS_WITHOUT_RESOURCE = (
     "ecs:DiscoverPollEndpoint",
     "ecs:DescribeTaskDefinition",
     "ecs:ListServices",
+    "servicediscovery:DiscoverInstances",
     # Takes a container instance, and none that names a service.
     "ecs:ListTasks",
     # Session Manager's channels to the instance that asks.
     "ssm:UpdateInstanceInformation",
     "ssmmessages:",
     "pricing:GetProducts",
+    "iam:ListInstanceProfiles",
     "acm:ListCertificates",
     # Takes a certificate, but who looks for one by its domain knows no ARN yet.
     "acm:DescribeCertificate",
+    # A state machine's log, which CloudWatch Logs delivers by policies of its own.
+    "logs:CreateLogDelivery",
+    "logs:DeleteLogDelivery",
+    "logs:DescribeLogGroups",
+    "logs:DescribeResourcePolicies",
+    "logs:GetLogDelivery",
+    "logs:ListLogDeliveries",
+    "logs:PutResourcePolicy",
+    "logs:UpdateLogDelivery",
 )
 """Beginnings of actions that AWS takes no resource for. Source: service authorization reference, 2026-11."""
 
@@ -233,7 +244,12 @@ def check_interfaces(stack: Stack, fleet: Fleet) -> Violations:
             row = instances.find(template["instance_type"], instances.load())
             expected = [
                 (interface.card, interface.device, interface.kind)
-                for interface in interfaces.list_requested(row, efa=True, layout=pool.efa_layout)
+                for interface in interfaces.list_requested(
+                    row,
+                    efa=True,
+                    layout=pool.efa_layout,
+                    task_interfaces=fleet.get_orchestrator(pool) == "ecs",
+                )
             ]
         if actual != expected:
             yield f"{address} asks for the interfaces {actual}, and the layout of its type is {expected}"
@@ -276,7 +292,12 @@ FLEET_RULES: tuple[Callable[[Stack, Fleet], Violations], ...] = (check_interface
 
 
 def _list_allow_statements(stack: Stack) -> Iterator[tuple[str, dict[str, Any]]]:
-    return ((address, statement) for address, statement in list_statements(stack) if statement["Effect"] == "Allow")
+    """Statements that grant something; an endpoint's policy only narrows what identities may do."""
+    return (
+        (address, statement)
+        for address, statement in list_statements(stack)
+        if statement["Effect"] == "Allow" and not address.startswith("aws_vpc_endpoint.")
+    )
 
 
 def _list_templates(stack: Stack) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -13,21 +13,26 @@ if TYPE_CHECKING:
     import cdktf_cdktf_provider_aws.appautoscaling_policy as appautoscaling_policy
     import cdktf_cdktf_provider_aws.appautoscaling_target as appautoscaling_target
     import cdktf_cdktf_provider_aws.autoscaling_group as autoscaling_group
+    import cdktf_cdktf_provider_aws.budgets_budget as budgets_budget
     import cdktf_cdktf_provider_aws.cloudwatch_event_rule as cloudwatch_event_rule
     import cdktf_cdktf_provider_aws.cloudwatch_event_target as cloudwatch_event_target
     import cdktf_cdktf_provider_aws.cloudwatch_log_group as cloudwatch_log_group
     import cdktf_cdktf_provider_aws.cloudwatch_metric_alarm as cloudwatch_metric_alarm
     import cdktf_cdktf_provider_aws.data_aws_caller_identity as data_aws_caller_identity
+    import cdktf_cdktf_provider_aws.data_aws_iam_session_context as data_aws_iam_session_context
     import cdktf_cdktf_provider_aws.data_aws_kms_alias as data_aws_kms_alias
     import cdktf_cdktf_provider_aws.data_aws_partition as data_aws_partition
     import cdktf_cdktf_provider_aws.data_aws_service_discovery_dns_namespace as data_aws_service_discovery_dns_namespace
     import cdktf_cdktf_provider_aws.data_aws_ssm_parameter as data_aws_ssm_parameter
     import cdktf_cdktf_provider_aws.data_aws_subnet as data_aws_subnet
     import cdktf_cdktf_provider_aws.data_aws_vpc as data_aws_vpc
+    import cdktf_cdktf_provider_aws.data_aws_vpc_endpoint_service as data_aws_vpc_endpoint_service
     import cdktf_cdktf_provider_aws.default_security_group as default_security_group
     import cdktf_cdktf_provider_aws.ec2_capacity_reservation as ec2_capacity_reservation
     import cdktf_cdktf_provider_aws.ecr_lifecycle_policy as ecr_lifecycle_policy
+    import cdktf_cdktf_provider_aws.ecr_pull_through_cache_rule as ecr_pull_through_cache_rule
     import cdktf_cdktf_provider_aws.ecr_repository as ecr_repository
+    import cdktf_cdktf_provider_aws.ecr_repository_creation_template as ecr_repository_creation_template
     import cdktf_cdktf_provider_aws.ecs_capacity_provider as ecs_capacity_provider
     import cdktf_cdktf_provider_aws.ecs_cluster as ecs_cluster
     import cdktf_cdktf_provider_aws.ecs_cluster_capacity_providers as ecs_cluster_capacity_providers
@@ -52,6 +57,9 @@ if TYPE_CHECKING:
     import cdktf_cdktf_provider_aws.lambda_invocation as lambda_invocation
     import cdktf_cdktf_provider_aws.lambda_permission as lambda_permission
     import cdktf_cdktf_provider_aws.launch_template as launch_template
+    import cdktf_cdktf_provider_aws.lb as lb
+    import cdktf_cdktf_provider_aws.lb_listener as lb_listener
+    import cdktf_cdktf_provider_aws.lb_target_group as lb_target_group
     import cdktf_cdktf_provider_aws.nat_gateway as nat_gateway
     import cdktf_cdktf_provider_aws.placement_group as placement_group
     import cdktf_cdktf_provider_aws.provider as provider
@@ -62,15 +70,20 @@ if TYPE_CHECKING:
     import cdktf_cdktf_provider_aws.route_table_association as route_table_association
     import cdktf_cdktf_provider_aws.s3_bucket as s3_bucket
     import cdktf_cdktf_provider_aws.s3_bucket_lifecycle_configuration as s3_bucket_lifecycle_configuration
+    import cdktf_cdktf_provider_aws.s3_bucket_notification as s3_bucket_notification
     import cdktf_cdktf_provider_aws.s3_bucket_ownership_controls as s3_bucket_ownership_controls
     import cdktf_cdktf_provider_aws.s3_bucket_policy as s3_bucket_policy
     import cdktf_cdktf_provider_aws.s3_bucket_public_access_block as s3_bucket_public_access_block
     import cdktf_cdktf_provider_aws.s3_bucket_server_side_encryption_configuration as s3_bucket_server_side_encryption_configuration
     import cdktf_cdktf_provider_aws.s3_bucket_versioning as s3_bucket_versioning
+    import cdktf_cdktf_provider_aws.scheduler_schedule as scheduler_schedule
     import cdktf_cdktf_provider_aws.security_group as security_group
     import cdktf_cdktf_provider_aws.service_discovery_http_namespace as service_discovery_http_namespace
     import cdktf_cdktf_provider_aws.service_discovery_private_dns_namespace as service_discovery_private_dns_namespace
     import cdktf_cdktf_provider_aws.service_discovery_service as service_discovery_service
+    import cdktf_cdktf_provider_aws.sfn_state_machine as sfn_state_machine
+    import cdktf_cdktf_provider_aws.sns_topic as sns_topic
+    import cdktf_cdktf_provider_aws.sns_topic_policy as sns_topic_policy
     import cdktf_cdktf_provider_aws.sqs_queue as sqs_queue
     import cdktf_cdktf_provider_aws.sqs_queue_policy as sqs_queue_policy
     import cdktf_cdktf_provider_aws.subnet as subnet
@@ -78,6 +91,7 @@ if TYPE_CHECKING:
     import cdktf_cdktf_provider_aws.vpc_endpoint as vpc_endpoint
     import cdktf_cdktf_provider_aws.vpc_security_group_egress_rule as vpc_security_group_egress_rule
     import cdktf_cdktf_provider_aws.vpc_security_group_ingress_rule as vpc_security_group_ingress_rule
+    import cdktf_cdktf_provider_aws.wafv2_web_acl_association as wafv2_web_acl_association
 else:
     import cdktf_cdktf_provider_aws as _bindings
 

@@ -14,6 +14,10 @@ class Account:
     """All but the region are tokens: unknown until Terraform runs."""
 
     id: str
+
+    caller: str
+    """ARN of who runs Terraform: an IAM user's, or an assumed role's session."""
+
     partition: str
     dns_suffix: str
     """Domain of service principals: amazonaws.com, or amazonaws.com.cn."""
@@ -27,6 +31,10 @@ class Account:
         """ARN of a resource of this account and region."""
         return f"arn:{self.partition}:{service}:{self.region}:{self.id}:{resource}"
 
+    def build_service_role_arn(self, service: str, role: str) -> str:
+        """ARN of the service-linked role of `service`, such as elasticloadbalancing; its path is alike everywhere."""
+        return f"arn:{self.partition}:iam::{self.id}:role/aws-service-role/{service}.amazonaws.com/{role}"
+
     @property
     def root(self) -> str:
         """The account itself as a principal."""
@@ -39,6 +47,7 @@ def read_account(stack: TerraformStack, fleet: Fleet) -> Account:
     partition = aws.data_aws_partition.DataAwsPartition(stack, "partition")
     return Account(
         id=caller.account_id,
+        caller=caller.arn,
         partition=partition.partition,
         dns_suffix=partition.dns_suffix,
         service_prefix=partition.reverse_dns_prefix,

@@ -9,21 +9,32 @@ from __future__ import annotations
 from infra.bindings import aws
 from infra.bindings.cdktf import TerraformStack
 from infra.constructs import policy
+from infra.constructs.policy import Statement
 
 _ABANDONED_UPLOAD_DAYS = 7
 """A multipart upload that nobody finishes is paid for until it is aborted."""
 
 
 def add_bucket(
-    stack: TerraformStack, name: str, *, bucket_name: str, key_arn: str, old_versions_days: int, expire_days: int = 0
+    stack: TerraformStack,
+    name: str,
+    *,
+    bucket_name: str,
+    key_arn: str,
+    old_versions_days: int,
+    expire_days: int = 0,
+    grants: tuple[Statement, ...] = (),
+    keep: bool = True,
 ) -> aws.s3_bucket.S3Bucket:
     """Add a bucket and everything that keeps it private.
 
     Args:
         old_versions_days: how long an overwritten or deleted object can be brought back.
         expire_days: objects are deleted at this age; 0 keeps them.
+        grants: statements for services that use the bucket without an IAM principal of the account.
+        keep: whether a destroy refuses a bucket that is not empty.
     """
-    s3_bucket = aws.s3_bucket.S3Bucket(stack, name, bucket=bucket_name, force_destroy=False)
+    s3_bucket = aws.s3_bucket.S3Bucket(stack, name, bucket=bucket_name, force_destroy=not keep)
     versioning = aws.s3_bucket_versioning.S3BucketVersioningA(
         stack,
         f"{name}-versioning",
@@ -31,7 +42,7 @@ def add_bucket(
         versioning_configuration=aws.s3_bucket_versioning.S3BucketVersioningVersioningConfiguration(status="Enabled"),
     )
     _add_encryption(stack, name, s3_bucket, key_arn)
-    _add_access_controls(stack, name, s3_bucket)
+    _add_access_controls(stack, name, s3_bucket, grants)
     _add_lifecycle(stack, name, s3_bucket, old_versions_days, expire_days, versioning)
     return s3_bucket
 
@@ -56,7 +67,9 @@ def _add_encryption(stack: TerraformStack, name: str, s3_bucket: aws.s3_bucket.S
     )
 
 
-def _add_access_controls(stack: TerraformStack, name: str, s3_bucket: aws.s3_bucket.S3Bucket) -> None:
+def _add_access_controls(
+    stack: TerraformStack, name: str, s3_bucket: aws.s3_bucket.S3Bucket, grants: tuple[Statement, ...]
+) -> None:
     block = aws.s3_bucket_public_access_block.S3BucketPublicAccessBlock(
         stack,
         f"{name}-public-access",
@@ -85,7 +98,8 @@ def _add_access_controls(stack: TerraformStack, name: str, s3_bucket: aws.s3_buc
                 "Action": "s3:*",
                 "Resource": [s3_bucket.arn, f"{s3_bucket.arn}/*"],
                 "Condition": {"Bool": {"aws:SecureTransport": "false"}},
-            }
+            },
+            *grants,
         ),
         # S3 answers a conflict when both are set at once.
         depends_on=[block],

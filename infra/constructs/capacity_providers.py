@@ -19,13 +19,16 @@ from infra.bindings import aws
 from infra.bindings.cdktf import TerraformStack
 from infra.constructs import machines
 from infra.constructs.expression import format_reference
-from llm_serving.catalog import ecs
-from llm_serving.fleet import ecs_node_config, groups, names
+from llm_serving.fleet import ecs_node_config, groups, machine_images, names
 from llm_serving.fleet.groups import Group
 from llm_serving.fleet.model import Fleet
 
 TARGET_PERCENT = 100
 """Percent of the instances that tasks should fill: no spare instance runs; warm ones wait stopped."""
+
+
+_JOIN_S = 300
+"""From an instance's start until it takes tasks."""
 
 
 @dataclass(frozen=True)
@@ -44,14 +47,12 @@ def add_capacity_provider(
         context,
         group,
         text=ecs_node_config.render(group, names.format_cluster_name(context.fleet)),
-        image_parameter=ecs.format_image_parameter(
-            release=context.fleet.ecs.al2023 or ecs.AL2023, variant=group.variant, arch=group.arch
-        ),
+        image_parameter=machine_images.format_parameter(context.fleet, group),
         instance_profile_arn=context.instance_profile.arn,
     )
     scaling_group = _add_scaling_group(stack, context, group, template)
     e = aws.ecs_capacity_provider
-    return e.EcsCapacityProvider(
+    provider = e.EcsCapacityProvider(
         stack,
         group.name,
         name=groups.format_provider_name(context.fleet, group),
@@ -67,6 +68,11 @@ def add_capacity_provider(
             ),
         ),
     )
+    # Terraform deletes a resource before it changes what named it, and ECS deletes no provider that a cluster has:
+    # DELETE_FAILED, for which the AWS provider waits 20 minutes. With this, the association goes first.
+    # Sources: hashicorp/terraform-provider-aws#14393 and #48156; opentofu and terraform, transform_destroy_cbd.go.
+    provider.add_override("lifecycle.create_before_destroy", True)
+    return provider
 
 
 def add_association(
@@ -82,7 +88,8 @@ def add_association(
         stack,
         "capacity-providers",
         cluster_name=context.cluster.name,
-        capacity_providers=[provider.name for provider in providers],
+        # Fargate's two are AWS's own: a cluster has them by their names, and a strategy takes no others beside them.
+        capacity_providers=[*(provider.name for provider in providers), "FARGATE", "FARGATE_SPOT"],
         default_capacity_provider_strategy=[
             e.EcsClusterCapacityProvidersDefaultCapacityProviderStrategy(
                 capacity_provider=groups.format_provider_name(context.fleet, group), weight=1
@@ -111,7 +118,14 @@ def _add_scaling_group(
         protect_from_scale_in=True,
         # Accelerators may take hours to come; an apply does not wait for them.
         wait_for_capacity_timeout="0",
+        # The provider is gone by then, and with it who would end the lifecycle hook of managed draining: an instance
+        # would wait out the hook's hour, and Terraform ten minutes. No task is left: ECS takes no provider off a
+        # cluster before. Source: EC2 Auto Scaling API reference, DeleteAutoScalingGroup, ForceDelete, 2026-11.
+        force_delete=True,
         health_check_type="EC2",
+        # A replacement starts while a spot instance that EC2 may soon take still serves.
+        capacity_rebalance=group.purchase_option == "spot" or None,
+        instance_refresh=_build_refresh(),
         warm_pool=_build_warm_pool(group),
         tag=[
             a.AutoscalingGroupTag(key=key, value=value, propagate_at_launch=True)
@@ -119,6 +133,28 @@ def _add_scaling_group(
         ],
         # Instances go before the cluster that they are in.
         depends_on=[context.cluster],
+    )
+
+
+def _build_refresh() -> aws.autoscaling_group.AutoscalingGroupInstanceRefresh:
+    """How a changed launch template, as by another AMI, reaches instances that run: a tenth of them at a time.
+
+    At least one at a time: it is terminated first, for there is no spare GPU, and drained before, which
+    managed draining does. ECS protects instances with tasks from scale-in, and a refresh must replace them as well.
+
+    Sources: ECS developer guide, "Safely stop Amazon ECS workloads running on EC2 instances"; EC2 Auto Scaling API
+    reference, RefreshPreferences; 2026-11. The AWS provider starts it at every change of the template.
+    """
+    a = aws.autoscaling_group
+    return a.AutoscalingGroupInstanceRefresh(
+        strategy="Rolling",
+        preferences=a.AutoscalingGroupInstanceRefreshPreferences(
+            min_healthy_percentage=90,
+            max_healthy_percentage=100,
+            instance_warmup=str(_JOIN_S),
+            skip_matching=True,
+            scale_in_protected_instances="Refresh",
+        ),
     )
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
+from llm_serving.catalog import images
 from llm_serving.targets.ecs.manifest import Service
 
-IMAGE = "public.ecr.aws/aws-observability/aws-otel-collector:v0.48.0"
+IMAGE = images.pin(images.COLLECTOR)
 
 CPU_UNITS, MEMORY_MIB = 128, 256
 
@@ -20,6 +21,9 @@ METRICS = {"engine": ("queue", "kv-usage"), "router": ("requests", "errors")}
 
 SCALE_TO_ZERO_METRICS = {"engine": ("running", "up"), "router": ("up",)}
 """What is sent too if a role may have no replica; `up` is Prometheus' own: 1 after a successful scrape, else 0."""
+
+RANK_SUMMARIES = {"queue": "sum", "running": "sum", "kv-usage": "mean"}
+"""What data-parallel ranks of a replica, a series each, come to as one: requests add up, shares of a cache do not."""
 
 INTERVAL_S = 15
 
@@ -72,6 +76,7 @@ def build_configuration(service: Service, stream: MetricStream) -> dict[str, obj
     if service.kind == "router":
         # So that the sum of a role's `up` is there, and 0, while it has no replica: what is missing wakes nobody.
         scrapes += [_build_scrape(role, _UNREACHABLE, stream, names) for role in stream.scale_to_zero_roles]
+    processors = _build_processors(select_metrics(service, stream))
     exporter = {
         "namespace": stream.namespace,
         "region": stream.region,
@@ -87,14 +92,41 @@ def build_configuration(service: Service, stream: MetricStream) -> dict[str, obj
     }
     return {
         "receivers": {"prometheus": {"config": {"scrape_configs": scrapes}}},
-        "processors": {"batch": {"timeout": f"{INTERVAL_S}s"}},
+        "processors": processors,
         "exporters": {"awsemf": exporter},
         "service": {
             # A page that cannot be read is no news while an engine loads: `up` says it.
             "telemetry": {"logs": {"level": "error"}},
-            "pipelines": {"metrics": {"receivers": ["prometheus"], "processors": ["batch"], "exporters": ["awsemf"]}},
+            "pipelines": {
+                "metrics": {
+                    "receivers": ["prometheus"],
+                    "processors": list(processors),
+                    "exporters": ["awsemf"],
+                }
+            },
         },
     }
+
+
+def _build_processors(metrics: dict[str, str]) -> dict[str, object]:
+    """The processors in their order; a router's metrics need no summary.
+
+    Source: open-telemetry/opentelemetry-collector-contrib, processor/metricstransformprocessor, README.md;
+    aws-observability/aws-otel-collector v0.48.0, pkg/defaultcomponents/defaults.go, has it.
+    """
+    transforms = [
+        {
+            "include": metrics[concept],
+            "action": "update",
+            "operations": [
+                {"action": "aggregate_labels", "label_set": ["deployment", "role"], "aggregation_type": summary}
+            ],
+        }
+        for concept, summary in RANK_SUMMARIES.items()
+        if concept in metrics
+    ]
+    summaries = {"metricstransform": {"transforms": transforms}} if transforms else {}
+    return {**summaries, "batch": {"timeout": f"{INTERVAL_S}s"}}
 
 
 def _build_scrape(role: str, endpoint: str, stream: MetricStream, names: list[str]) -> dict[str, object]:

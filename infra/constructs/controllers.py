@@ -72,16 +72,44 @@ def _add_controller_role(
 
 
 def _build_load_balancer_statements(fleet: Fleet, account: Account) -> list[Statement]:
-    """The controller's own list, less WAF, Shield and Cognito, which its chart's values switch off.
+    """The controller's own list, less classic WAF and Shield, which its chart's values switch off, and Outposts.
 
-    Source: kubernetes-sigs/aws-load-balancer-controller, docs/install/iam_policy.json, 2026-11.
+    Source: kubernetes-sigs/aws-load-balancer-controller v3.5.0, docs/install/iam_policy.json.
     """
     return [
+        {
+            # An account's first load balancer brings the role by which ELB works in it.
+            "Sid": "ServiceRole",
+            "Effect": "Allow",
+            "Action": ["iam:CreateServiceLinkedRole"],
+            "Resource": account.build_service_role_arn("elasticloadbalancing", "AWSServiceRoleForElasticLoadBalancing"),
+            "Condition": {"StringEquals": {"iam:AWSServiceName": "elasticloadbalancing.amazonaws.com"}},
+        },
         # Neither service supports resource-level permissions for Describe; certificate ARNs do not contain their names.
         {"Sid": "Read", "Effect": "Allow", "Action": _READ_ACTIONS, "Resource": "*"},
         *_build_security_group_statements(fleet, account),
         *_build_balancer_statements(fleet, account),
+        _build_firewall_statement(account),
     ]
+
+
+def _build_firewall_statement(account: Account) -> Statement:
+    """Web ACLs before load balancers that blueprints put one to."""
+    return {
+        "Sid": "Firewall",
+        "Effect": "Allow",
+        "Action": [
+            "wafv2:GetWebACL",
+            "wafv2:GetWebACLForResource",
+            "wafv2:AssociateWebACL",
+            "wafv2:DisassociateWebACL",
+            "elasticloadbalancing:SetWebAcl",
+        ],
+        "Resource": [
+            account.build_arn("wafv2", "regional/webacl/*/*"),
+            account.build_arn("elasticloadbalancing", "loadbalancer/app/*"),
+        ],
+    }
 
 
 def _build_security_group_statements(fleet: Fleet, account: Account) -> list[Statement]:
@@ -137,6 +165,14 @@ def _build_balancer_statements(fleet: Fleet, account: Account) -> list[Statement
             "Condition": {"StringEquals": {f"aws:RequestTag/{_CLUSTER_TAG}": cluster}},
         },
         {
+            # ELB asks for this too where a listener or a rule is created with tags, as the controller does.
+            "Sid": "TagListeners",
+            "Effect": "Allow",
+            "Action": ["elasticloadbalancing:AddTags"],
+            "Resource": listeners,
+            "Condition": {"StringEquals": {f"aws:RequestTag/{_CLUSTER_TAG}": cluster}},
+        },
+        {
             "Sid": "Own",
             "Effect": "Allow",
             "Action": [f"elasticloadbalancing:{action}" for action in _OWNED_ACTIONS],
@@ -185,6 +221,7 @@ _READ_ACTIONS = [
             "TargetGroupAttributes",
             "TargetHealth",
             "Tags",
+            "TrustStores",
         )
     ),
     "acm:ListCertificates",
@@ -193,6 +230,8 @@ _READ_ACTIONS = [
 _OWNED_ACTIONS = (
     "AddTags",
     "RemoveTags",
+    "ModifyCapacityReservation",
+    "ModifyIpPools",
     "ModifyLoadBalancerAttributes",
     "SetIpAddressType",
     "SetSecurityGroups",

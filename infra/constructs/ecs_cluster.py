@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from infra.bindings import aws
@@ -19,6 +20,9 @@ _COMMAND_RETENTION_DAYS = 365
 
 _INSIGHTS_RETENTION_DAYS = 90
 
+_INSIGHTS_LEVELS = {"standard": "enabled", "enhanced": "enhanced"}
+"""ECS's words. It cannot be off: the alarms on missing tasks read its counts."""
+
 
 @dataclass(frozen=True)
 class Cluster:
@@ -28,11 +32,19 @@ class Cluster:
     key: aws.kms_key.KmsKey
 
 
-def add_cluster(stack: TerraformStack, fleet: Fleet, *, account: Account, functions: Sequence[str] = ()) -> Cluster:
+def add_cluster(
+    stack: TerraformStack,
+    fleet: Fleet,
+    *,
+    account: Account,
+    functions: Sequence[str] = (),
+    log_groups: Mapping[str, str] = MappingProxyType({}),
+) -> Cluster:
     """Add the cluster with its key, log groups and Service Connect namespace.
 
     Args:
         functions: names of the Lambda functions whose logs the key encrypts as well.
+        log_groups: further log groups that it encrypts, by the name of their grant.
     """
     name = names.format_cluster_name(fleet)
     commands_group = build_exec_log_group_name(fleet)
@@ -48,6 +60,7 @@ def add_cluster(stack: TerraformStack, fleet: Fleet, *, account: Account, functi
             build_log_group_grant(account, commands_group, "Commands"),
             build_log_group_grant(account, insights_group, "Insights"),
             *build_log_grants(fleet, account, functions),
+            *(build_log_group_grant(account, group, sid) for sid, group in log_groups.items()),
         ),
     )
     commands_log = _add_log_group(stack, "exec-logs", commands_group, kms_key, _COMMAND_RETENTION_DAYS)
@@ -60,7 +73,7 @@ def add_cluster(stack: TerraformStack, fleet: Fleet, *, account: Account, functi
         stack,
         "cluster",
         name=name,
-        setting=[e.EcsClusterSetting(name="containerInsights", value="enhanced")],
+        setting=[e.EcsClusterSetting(name="containerInsights", value=_INSIGHTS_LEVELS[fleet.ecs.container_insights])],
         configuration=_build_exec_configuration(kms_key, commands_log),
         service_connect_defaults=e.EcsClusterServiceConnectDefaults(namespace=namespace.arn),
         depends_on=[insights_log],

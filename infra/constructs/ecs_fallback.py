@@ -6,6 +6,7 @@ import json
 
 from infra.bindings import aws
 from infra.bindings.cdktf import TerraformStack
+from infra.constructs import alarm
 from infra.constructs.account import Account
 from infra.constructs.function import add_function, add_trigger
 from infra.constructs.policy import Statement
@@ -13,6 +14,15 @@ from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
 
 NAME = "ecs-fallback"
+
+METRIC_NAMESPACE, METRIC = "Fleet/ECS", "provisioning"
+"""As in infra.functions.ecs_fallback, which is not imported: handlers import boto3."""
+
+_MAX_WAITING, _WAITING_THRESHOLD = 500, 300
+"""Tasks in the state PROVISIONING: what ECS allows, and what rings the alarm.
+
+Source: ECS developer guide, "Amazon ECS service quotas", 2026-11; the quota is not adjustable.
+"""
 
 _TIMEOUT_S = 55
 """Less than the minute in which it is called again."""
@@ -33,6 +43,28 @@ def add_fallback(stack: TerraformStack, fleet: Fleet, *, key: aws.kms_key.KmsKey
     )
     _add_schedule(stack, fleet, fallback_function)
     _add_failure_rule(stack, fleet, fallback_function)
+    _add_waiting_alarm(stack, fleet)
+
+
+def _add_waiting_alarm(stack: TerraformStack, fleet: Fleet) -> None:
+    """Ring before ECS starts no task of the cluster any more."""
+    query = alarm.build_metric_query(
+        "waiting",
+        namespace=METRIC_NAMESPACE,
+        name=METRIC,
+        dimensions={"cluster": names.format_cluster_name(fleet)},
+        stat="Maximum",
+        returned=True,
+    )
+    alarm.add_alarm(
+        stack,
+        f"{NAME}-waiting-alarm",
+        topic=fleet.alarms_to,
+        name=f"{fleet.name}-tasks-waiting",
+        description=f"Many tasks wait for a machine; ECS starts none beyond {_MAX_WAITING} in a cluster",
+        threshold=_WAITING_THRESHOLD,
+        metric_query=[query],
+    )
 
 
 def _add_schedule(stack: TerraformStack, fleet: Fleet, fallback_function: aws.lambda_function.LambdaFunction) -> None:

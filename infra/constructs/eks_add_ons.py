@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,7 +11,7 @@ from infra.constructs import model_reader, pod_identity
 from infra.constructs.account import Account
 from infra.constructs.policy import Statement
 from infra.constructs.role import add_role, list_policies
-from llm_serving.catalog import eks
+from llm_serving.fleet.eks_add_ons import EksAddOn, list_eks_add_ons
 from llm_serving.fleet.model import Fleet
 
 
@@ -36,16 +35,16 @@ def add(
     """Add the add-ons that nodes need to join, where `system` is None; else those that run on the system's nodes."""
     permissions = _build_permissions(fleet, account)
     return [
-        _add_eks_add_on(stack, fleet, row, permissions.get(row.name), cluster, account, system)
-        for row in eks.ADD_ONS
-        if row.before_nodes == (system is None)
+        _add_eks_add_on(stack, fleet, add_on, permissions.get(add_on.name), cluster, account, system)
+        for add_on in list_eks_add_ons(fleet)
+        if add_on.before_nodes == (system is None)
     ]
 
 
 def _add_eks_add_on(
     stack: TerraformStack,
     fleet: Fleet,
-    row: eks.AddOn,
+    add_on: EksAddOn,
     permissions: _Permissions | None,
     cluster: aws.eks_cluster.EksCluster,
     account: Account,
@@ -53,53 +52,32 @@ def _add_eks_add_on(
 ) -> aws.eks_addon.EksAddon:
     associations = []
     dependencies: list[ITerraformDependable] = [system] if system else []
-    if permissions and row.service_account:
+    if permissions and add_on.service_account:
         add_on_role = add_role(
             stack,
             permissions.role,
             fleet=fleet.name,
             account=account,
-            description=f"Lets the add-on {row.name} call AWS",
+            description=f"Lets the add-on {add_on.name} call AWS",
             trust=pod_identity.build_trust_policy(fleet.name, account),
             managed=permissions.managed,
             statements=permissions.statements,
         )
         dependencies += list_policies(stack, permissions.role)
         association = aws.eks_addon.EksAddonPodIdentityAssociation
-        associations = [association(role_arn=add_on_role.arn, service_account=row.service_account)]
+        associations = [association(role_arn=add_on_role.arn, service_account=add_on.service_account)]
     return aws.eks_addon.EksAddon(
         stack,
-        row.name,
+        add_on.name,
         cluster_name=cluster.name,
-        addon_name=row.name,
-        addon_version=row.versions[fleet.eks.version],
-        configuration_values=_build_configuration(row.name),
+        addon_name=add_on.name,
+        addon_version=add_on.version,
+        configuration_values=add_on.configuration,
         pod_identity_association=associations or None,
         resolve_conflicts_on_create="OVERWRITE",
         resolve_conflicts_on_update="OVERWRITE",
         depends_on=dependencies,
     )
-
-
-def _build_configuration(name: str) -> str | None:
-    values = {
-        # A /28 at a time: pods start without waiting for EC2, and a node's cards take as many pods as its kubelet.
-        "vpc-cni": {"env": {"ENABLE_PREFIX_DELEGATION": "true", "WARM_PREFIX_TARGET": "1"}},
-        # One replica a zone: a zone that is lost does not take the names along.
-        "coredns": {"topologySpreadConstraints": [_build_topology_spread("kube-dns")]},
-        # Every node is watched, those with accelerators above all.
-        "eks-node-monitoring-agent": {"tolerations": [{"operator": "Exists"}]},
-    }
-    return json.dumps(values[name]) if name in values else None
-
-
-def _build_topology_spread(app: str) -> dict[str, object]:
-    return {
-        "maxSkew": 1,
-        "topologyKey": "topology.kubernetes.io/zone",
-        "whenUnsatisfiable": "ScheduleAnyway",
-        "labelSelector": {"matchLabels": {"k8s-app": app}},
-    }
 
 
 def _build_permissions(fleet: Fleet, account: Account) -> dict[str, _Permissions]:
@@ -129,6 +107,13 @@ def _build_fsx_statements(fleet: Fleet, account: Account) -> list[Statement]:
             "Action": ["fsx:DeleteFileSystem", "fsx:UpdateFileSystem"],
             "Resource": file_systems,
             "Condition": {"StringEquals": {"aws:ResourceTag/fleet": fleet.name}},
+        },
+        {
+            # An account's first file system brings the role by which FSx works in it.
+            "Effect": "Allow",
+            "Action": ["iam:CreateServiceLinkedRole"],
+            "Resource": account.build_service_role_arn("fsx", "AWSServiceRoleForAmazonFSx"),
+            "Condition": {"StringEquals": {"iam:AWSServiceName": "fsx.amazonaws.com"}},
         },
         # FSx describes all or nothing.
         {"Effect": "Allow", "Action": ["fsx:DescribeFileSystems"], "Resource": "*"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Network
@@ -11,10 +12,12 @@ from infra.bindings import aws
 from infra.bindings.cdktf import ITerraformDependable, TerraformStack
 from infra.constructs import policy
 from infra.constructs.account import Account
+from infra.constructs.expression import format_expression
 from infra.constructs.function import build_log_grants
 from infra.constructs.key import add_key, build_log_group_grant
 from infra.constructs.policy import Statement
 from infra.constructs.role import add_role, list_policies
+from infra.constructs.security_group import add_security_group
 from llm_serving.catalog import eks
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet, NewNetwork
@@ -38,7 +41,13 @@ class Cluster:
 
 
 def add_cluster(
-    stack: TerraformStack, fleet: Fleet, *, subnet_ids: Sequence[str], account: Account, functions: Sequence[str] = ()
+    stack: TerraformStack,
+    fleet: Fleet,
+    *,
+    vpc_id: str,
+    subnet_ids: Sequence[str],
+    account: Account,
+    functions: Sequence[str] = (),
 ) -> Cluster:
     """Add the cluster, its key, role, log group and access entries.
 
@@ -67,11 +76,17 @@ def add_cluster(
             },
         ),
     )
+    client_groups = [_add_client_group(stack, fleet, vpc_id).id] if fleet.eks.private_from else []
     resource = _add_eks_cluster(
-        stack, fleet, service_role, kms_key, subnet_ids, depends_on=[logs, *list_policies(stack, "cluster")]
+        stack,
+        fleet,
+        service_role,
+        kms_key,
+        subnet_ids,
+        client_groups,
+        depends_on=[logs, *list_policies(stack, "cluster")],
     )
-    for number, admin in enumerate(fleet.eks.admins, start=1):
-        _add_admin(stack, f"admin-{number}", resource, admin, account)
+    _add_admins(stack, fleet, resource, account)
     return Cluster(resource, kms_key)
 
 
@@ -99,6 +114,7 @@ def _add_eks_cluster(
     service_role: aws.iam_role.IamRole,
     kms_key: aws.kms_key.KmsKey,
     subnet_ids: Sequence[str],
+    security_group_ids: Sequence[str],
     depends_on: list[ITerraformDependable],
 ) -> aws.eks_cluster.EksCluster:
     e = aws.eks_cluster
@@ -113,14 +129,16 @@ def _add_eks_cluster(
         bootstrap_self_managed_addons=False,
         access_config=e.EksClusterAccessConfig(
             authentication_mode="API",
-            # Whoever applies this stack first is never locked out; everybody else is named in the fleet file.
-            bootstrap_cluster_creator_admin_permissions=True,
+            # EKS's own entry for the creator would collide with an entry of ours for the same role, and a change of
+            # this replaces the cluster.
+            bootstrap_cluster_creator_admin_permissions=False,
         ),
         encryption_config=e.EksClusterEncryptionConfig(
             provider=e.EksClusterEncryptionConfigProvider(key_arn=kms_key.arn), resources=["secrets"]
         ),
         vpc_config=e.EksClusterVpcConfig(
             subnet_ids=list(subnet_ids),
+            security_group_ids=list(security_group_ids) or None,
             endpoint_private_access=True,
             endpoint_public_access=bool(fleet.eks.public_from),
             public_access_cidrs=list(fleet.eks.public_from) or None,
@@ -135,6 +153,29 @@ def _add_eks_cluster(
     )
 
 
+def _add_client_group(stack: TerraformStack, fleet: Fleet, vpc_id: str) -> aws.security_group.SecurityGroup:
+    """Add the group of the private endpoint that lets in the clients outside the cluster."""
+    name = f"{names.format_cluster_name(fleet)}-api"
+    group = add_security_group(
+        stack, "api-clients", name=name, description="Clients of the cluster's private endpoint", vpc_id=vpc_id
+    )
+    for number, client in enumerate(fleet.eks.private_from, start=1):
+        is_group = client.startswith("sg-")
+        aws.vpc_security_group_ingress_rule.VpcSecurityGroupIngressRule(
+            stack,
+            f"api-client-{number}",
+            security_group_id=group.id,
+            referenced_security_group_id=client if is_group else None,
+            cidr_ipv4=None if is_group else client,
+            ip_protocol="tcp",
+            from_port=443,
+            to_port=443,
+            description="Kubernetes API",
+            tags={"Name": f"{name}-{number}"},
+        )
+    return group
+
+
 def select_service_cidr(fleet: Fleet) -> str:
     """Range of Kubernetes services, which no instance has: one of the two that EKS itself takes, clear of the VPC."""
     first, second = _SERVICE_CIDRS
@@ -142,22 +183,28 @@ def select_service_cidr(fleet: Fleet) -> str:
     return second if IPv4Network(vpc_cidr).overlaps(IPv4Network(first)) else first
 
 
-def _add_admin(
-    stack: TerraformStack, name: str, cluster: aws.eks_cluster.EksCluster, principal_arn: str, account: Account
-) -> None:
+def _add_admins(stack: TerraformStack, fleet: Fleet, cluster: aws.eks_cluster.EksCluster, account: Account) -> None:
+    """Add an access entry for each role of the fleet file and for whoever applies, once where they are the same."""
+    # An entry is for a role or user, and who assumed a role calls by a session of it.
+    session = aws.data_aws_iam_session_context.DataAwsIamSessionContext(stack, "caller", arn=account.caller)
+    principal = format_expression("each.key")
     entry = aws.eks_access_entry.EksAccessEntry(
-        stack, name, cluster_name=cluster.name, principal_arn=principal_arn, type="STANDARD"
+        stack, "admin", cluster_name=cluster.name, principal_arn=principal, type="STANDARD"
     )
+    caller = f"data.aws_iam_session_context.{session.friendly_unique_id}.issuer_arn"
+    principals = ", ".join([caller, *map(json.dumps, fleet.eks.admins)])
     scope = aws.eks_access_policy_association.EksAccessPolicyAssociationAccessScope(type="cluster")
-    aws.eks_access_policy_association.EksAccessPolicyAssociation(
+    association = aws.eks_access_policy_association.EksAccessPolicyAssociation(
         stack,
-        f"{name}-policy",
+        "admin-policy",
         cluster_name=cluster.name,
-        principal_arn=principal_arn,
+        principal_arn=principal,
         policy_arn=f"arn:{account.partition}:eks::aws:cluster-access-policy/{_ADMIN_POLICY}",
         access_scope=scope,
         depends_on=[entry],
     )
+    for resource in (entry, association):
+        resource.add_override("for_each", format_expression(f"toset([{principals}])"))
 
 
 def _build_events_grant(account: Account) -> Statement:

@@ -1,75 +1,94 @@
-"""A VPC's flow logs in an encrypted log group, written by a role that can do nothing else."""
+"""A VPC's flow logs in an encrypted bucket of their own; CloudWatch Logs would cost twice as much."""
 
 from __future__ import annotations
 
 from infra.bindings import aws
 from infra.bindings.cdktf import TerraformStack
-from infra.constructs import policy
 from infra.constructs.account import Account
-from infra.constructs.key import add_key, build_log_group_grant
-from llm_serving.fleet.aws_limits import convert_to_days
+from infra.constructs.bucket import add_bucket
+from infra.constructs.key import add_key
+from infra.constructs.policy import Statement
+from llm_serving.fleet.aws_limits import build_bucket_name, convert_to_days
+
+_WRITER = "delivery.logs.amazonaws.com"
 
 
 def add_flow_logs(stack: TerraformStack, *, fleet: str, vpc_id: str, retention_s: float, account: Account) -> None:
-    """Add flow logs of all traffic, accepted and rejected, retained for `retention_s` seconds."""
-    group_name = f"/aws/vpc/{fleet}/flow-logs"
+    """Add flow logs of all traffic, accepted and rejected, deleted after `retention_s` seconds and with the fleet."""
+    from_here = _build_source_condition(account)
     kms_key = add_key(
         stack,
         "flow-logs-key",
         alias=f"{fleet}-flow-logs",
         description=f"Flow logs of the fleet {fleet}",
         account=account,
-        grants=(build_log_group_grant(account, group_name),),
+        grants=(_build_key_grant(from_here),),
     )
-    log_group = aws.cloudwatch_log_group.CloudwatchLogGroup(
-        stack, "flow-logs", name=group_name, retention_in_days=convert_to_days(retention_s), kms_key_id=kms_key.arn
+    bucket_name = build_bucket_name(fleet, "flows", account.id, account.region)
+    bucket_arn = f"arn:{account.partition}:s3:::{bucket_name}"
+    bucket = add_bucket(
+        stack,
+        "flow-logs",
+        bucket_name=bucket_name,
+        key_arn=kms_key.arn,
+        old_versions_days=1,
+        expire_days=convert_to_days(retention_s),
+        grants=_build_bucket_grants(bucket_arn, account, from_here),
+        keep=False,
     )
-    writer_role, writer_policy = _add_writer_role(stack, fleet, log_group, account)
-    aws.flow_log.FlowLog(
+    flow_log = aws.flow_log.FlowLog(
         stack,
         "flow-log",
         vpc_id=vpc_id,
         traffic_type="ALL",
-        log_destination_type="cloud-watch-logs",
-        log_destination=log_group.arn,
-        iam_role_arn=writer_role.arn,
+        log_destination_type="s3",
+        log_destination=bucket.arn,
         tags={"Name": fleet},
-        depends_on=[writer_policy],
+    )
+    # Else AWS writes a policy of its own into the bucket first, and the next plan takes it away.
+    flow_log.add_override("depends_on", ["aws_s3_bucket_policy.flow-logs-policy"])
+
+
+def _build_source_condition(account: Account) -> dict[str, dict[str, str]]:
+    """Deliveries for this account and region alone: another account's could borrow the bucket and the key."""
+    return {
+        "StringEquals": {"aws:SourceAccount": account.id},
+        "ArnLike": {"aws:SourceArn": account.build_arn("logs", "*")},
+    }
+
+
+def _build_bucket_grants(
+    bucket_arn: str, account: Account, from_here: dict[str, dict[str, str]]
+) -> tuple[Statement, ...]:
+    """Let flow logs write. Source: VPC user guide, "Amazon S3 bucket permissions for flow logs", 2026-11."""
+    owned = {"s3:x-amz-acl": "bucket-owner-full-control", **from_here["StringEquals"]}
+    return (
+        {
+            "Sid": "WriteFlowLogs",
+            "Effect": "Allow",
+            "Principal": {"Service": _WRITER},
+            "Action": "s3:PutObject",
+            "Resource": f"{bucket_arn}/AWSLogs/{account.id}/*",
+            "Condition": {**from_here, "StringEquals": owned},
+        },
+        {
+            "Sid": "FindBucket",
+            "Effect": "Allow",
+            "Principal": {"Service": _WRITER},
+            "Action": ["s3:GetBucketAcl", "s3:ListBucket"],
+            "Resource": bucket_arn,
+            "Condition": from_here,
+        },
     )
 
 
-def _add_writer_role(
-    stack: TerraformStack, fleet: str, log_group: aws.cloudwatch_log_group.CloudwatchLogGroup, account: Account
-) -> tuple[aws.iam_role.IamRole, aws.iam_role_policy.IamRolePolicy]:
-    """Add the role with which VPC flow logs write to their log group, and its policy."""
-    writer_role = aws.iam_role.IamRole(
-        stack,
-        "flow-logs-writer",
-        name=f"{fleet}-{account.region}-flow-logs",
-        description="Lets VPC flow logs write to their log group",
-        assume_role_policy=policy.build_trust_policy(
-            "vpc-flow-logs.amazonaws.com",
-            # Without these another account's flow logs could borrow the role (the confused deputy).
-            StringEquals={"aws:SourceAccount": account.id},
-            ArnLike={"aws:SourceArn": account.build_arn("ec2", "vpc-flow-log/*")},
-        ),
-    )
-    writer_policy = aws.iam_role_policy.IamRolePolicy(
-        stack,
-        "flow-logs-writing",
-        name="write-flow-logs",
-        role=writer_role.name,
-        policy=policy.build_document(
-            {
-                "Effect": "Allow",
-                "Action": [
-                    "logs:CreateLogStream",
-                    "logs:PutLogEvents",
-                    "logs:DescribeLogGroups",
-                    "logs:DescribeLogStreams",
-                ],
-                "Resource": [log_group.arn, f"{log_group.arn}:*"],
-            }
-        ),
-    )
-    return writer_role, writer_policy
+def _build_key_grant(from_here: dict[str, dict[str, str]]) -> Statement:
+    """Let flow logs encrypt. Source: VPC user guide, "Required key policy for use with SSE-KMS", 2026-11."""
+    return {
+        "Sid": "EncryptFlowLogs",
+        "Effect": "Allow",
+        "Principal": {"Service": _WRITER},
+        "Action": ["kms:Encrypt", "kms:Decrypt", "kms:ReEncrypt*", "kms:GenerateDataKey*", "kms:DescribeKey"],
+        "Resource": "*",
+        "Condition": from_here,
+    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import importlib.util
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,11 +20,13 @@ from infra.constructs.policy import Statement
 from infra.constructs.role import add_role, list_policies
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
+from llm_serving.settings.errors import Unavailable
 
 FUNCTIONS_DIR = Path(__file__).parents[1] / "functions"
 
 RUNTIME = "python3.13"
-"""Brings boto3 along. Supported until 2029-06-30; Lambda developer guide, "Lambda runtimes", 2026-11."""
+"""Brings boto3 along, of a version that AWS chooses. Supported until 2029-06-30; Lambda developer guide, "Lambda
+runtimes", 2026-11."""
 
 _LOG_RETENTION_DAYS = 90
 
@@ -48,6 +51,7 @@ def add_function(
     description: str,
     statements: Sequence[Statement],
     timeout_s: int,
+    models: Sequence[str] = (),
 ) -> aws.lambda_function.LambdaFunction:
     """Add a function that runs the handler of one file.
 
@@ -58,10 +62,11 @@ def add_function(
         source: the file's name in infra/functions, without its suffix. It is not imported: handlers import boto3.
         key: encrypts its log; its policy needs `build_log_grants`.
         statements: what it may do beside writing its log.
+        models: services whose API model comes along, from the pinned boto3, where the runtime's may be too old.
     """
     log = _add_log_group(stack, name, fleet, key)
     function_role = _add_function_role(stack, name, fleet, account, description, statements)
-    code = _write_archive(stack, FUNCTIONS_DIR / f"{source}.py")
+    code = _write_archive(stack, FUNCTIONS_DIR / f"{source}.py", models)
     return aws.lambda_function.LambdaFunction(
         stack,
         name,
@@ -162,13 +167,27 @@ def _build_log_statement(account: Account, fleet: Fleet, name: str) -> Statement
     }
 
 
-def _write_archive(stack: TerraformStack, source: Path) -> Archive:
+def _write_archive(stack: TerraformStack, source: Path, models: Sequence[str]) -> Archive:
     """Write the archive beside the stack; the same source gives the same bytes."""
     folder = Path(App.of(stack).outdir) / "stacks" / stack.node.id
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{source.stem}.zip"
+    content = {source.name: source.read_bytes()}
+    for service in models:
+        content |= _read_model(service)
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        entry = zipfile.ZipInfo(source.name)  # which dates it 1980-01-01
-        entry.external_attr = 0o644 << 16
-        archive.writestr(entry, source.read_bytes(), zipfile.ZIP_DEFLATED)
+        for name, data in content.items():
+            entry = zipfile.ZipInfo(name)  # which dates it 1980-01-01
+            entry.external_attr = 0o644 << 16
+            archive.writestr(entry, data, zipfile.ZIP_DEFLATED)
     return Archive(file.name, base64.b64encode(hashlib.sha256(file.read_bytes()).digest()).decode())
+
+
+def _read_model(service: str) -> dict[str, bytes]:
+    """A service's newest API model as botocore finds it below `models/`."""
+    # Not imported, which takes longer than all the rest of a synthesis.
+    package = importlib.util.find_spec("botocore")
+    if package is None or package.origin is None:
+        raise Unavailable("botocore is not installed. Fix: scripts/setup")
+    newest = max((Path(package.origin).parent / "data" / service).iterdir())
+    return {f"models/{service}/{newest.name}/{file.name}": file.read_bytes() for file in newest.glob("service-2.json*")}

@@ -42,7 +42,7 @@ def add_karpenter(
     """Add the roles, the queue and its rules. Karpenter itself comes as a chart, its NodePools as manifests."""
     node_iam_role = add_node_role(stack, names.KARPENTER_NODE_PURPOSE, fleet, account)
     # Made here and not by Karpenter, which then needs no right to make any.
-    instance_profile = aws.iam_instance_profile.IamInstanceProfile(
+    aws.iam_instance_profile.IamInstanceProfile(
         stack,
         "karpenter-profile",
         name=names.format_role_name(fleet.name, account.region, names.KARPENTER_NODE_PURPOSE),
@@ -59,7 +59,7 @@ def add_karpenter(
         account=account,
         description="Lets Karpenter start and end the fleet's machines",
         trust=pod_identity.build_trust_policy(names.format_cluster_name(fleet), account),
-        statements=_build_statements(fleet, account, queue.arn, kms_key.arn, node_iam_role.arn, instance_profile.arn),
+        statements=_build_statements(fleet, account, queue.arn, kms_key.arn, node_iam_role.arn),
     )
     pod_identity.add_association(
         stack, "karpenter", cluster=cluster, namespace=NAMESPACE, service_account=SERVICE_ACCOUNT, role=controller_role
@@ -116,7 +116,7 @@ def _build_tls_statement(queue: aws.sqs_queue.SqsQueue) -> Statement:
 
 
 def _build_statements(
-    fleet: Fleet, account: Account, queue_arn: str, key_arn: str, node_role_arn: str, profile_arn: str
+    fleet: Fleet, account: Account, queue_arn: str, key_arn: str, node_role_arn: str
 ) -> list[Statement]:
     """Return Karpenter's own policy, without creating instance profiles and limited to the fleet's region.
 
@@ -128,7 +128,7 @@ def _build_statements(
         *_build_node_statements(fleet, account),
         *_build_read_statements(account),
         *_build_queue_statements(queue_arn, key_arn),
-        *_build_role_statements(account, node_role_arn, profile_arn),
+        *_build_role_statements(account, node_role_arn),
         {
             "Sid": "Cluster",
             "Effect": "Allow",
@@ -170,7 +170,13 @@ def _build_queue_statements(queue_arn: str, key_arn: str) -> list[Statement]:
     ]
 
 
-def _build_role_statements(account: Account, node_role_arn: str, profile_arn: str) -> list[Statement]:
+def _build_role_statements(account: Account, node_role_arn: str) -> list[Statement]:
+    """Passing the nodes' role, and reading instance profiles.
+
+    Before Karpenter lets a node class go, it looks for profiles of its own making, also where the class names one. If
+    IAM refuses to tell, the class stays for ever, and with it the removal of the cluster.
+    Source: aws/karpenter-provider-aws v1.14.1, pkg/controllers/nodeclass/controller.go.
+    """
     return [
         {
             "Sid": "NodeRole",
@@ -179,7 +185,14 @@ def _build_role_statements(account: Account, node_role_arn: str, profile_arn: st
             "Resource": node_role_arn,
             "Condition": {"StringEquals": {"iam:PassedToService": f"ec2.{account.dns_suffix}"}},
         },
-        {"Sid": "NodeProfile", "Effect": "Allow", "Action": ["iam:GetInstanceProfile"], "Resource": profile_arn},
+        # IAM lists all or nothing.
+        {"Sid": "ListProfiles", "Effect": "Allow", "Action": ["iam:ListInstanceProfiles"], "Resource": "*"},
+        {
+            "Sid": "ReadProfiles",
+            "Effect": "Allow",
+            "Action": ["iam:GetInstanceProfile"],
+            "Resource": f"arn:{account.partition}:iam::{account.id}:instance-profile/*",
+        },
     ]
 
 

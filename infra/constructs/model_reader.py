@@ -16,18 +16,29 @@ _KEY_ALIAS_CONDITION = "kms:ResourceAliases"
 
 
 def build_statements(fleet: Fleet, account: Account) -> list[Statement]:
-    """Allow reading the model bucket; writers of results have a separate role."""
-    bucket_arn = f"arn:{account.partition}:s3:::{build_bucket_name(fleet.name, 'models', account.id, fleet.region)}"
+    """Allow reading the model bucket and those that the fleet names; writers of results have a separate role."""
+    own = build_bucket_name(fleet.name, "models", account.id, fleet.region)
+    buckets = [own, *(row.bucket for row in fleet.storage.model_buckets)]
+    arns = [f"arn:{account.partition}:s3:::{bucket}" for bucket in buckets]
     return [
-        {"Effect": "Allow", "Action": ["s3:ListBucket"], "Resource": bucket_arn},
-        {"Effect": "Allow", "Action": ["s3:GetObject"], "Resource": f"{bucket_arn}/*"},
+        {"Effect": "Allow", "Action": ["s3:ListBucket"], "Resource": arns},
+        {"Effect": "Allow", "Action": ["s3:GetObject"], "Resource": [f"{arn}/*" for arn in arns]},
         {
             "Effect": "Allow",
             "Action": ["kms:Decrypt"],
             "Resource": account.build_arn("kms", "key/*"),
             "Condition": {"ForAnyValue:StringEquals": {_KEY_ALIAS_CONDITION: f"alias/{fleet.name}-storage"}},
         },
+        *build_key_statements(fleet),
     ]
+
+
+def build_key_statements(fleet: Fleet) -> list[Statement]:
+    """Allow decrypting what is read from the further buckets that the fleet names."""
+    keys = list(fleet.storage.model_keys)
+    if not keys:
+        return []
+    return [{"Sid": "DecryptFurtherBuckets", "Effect": "Allow", "Action": ["kms:Decrypt"], "Resource": keys}]
 
 
 def add_engine_role(

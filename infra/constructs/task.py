@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,10 +12,12 @@ from infra.bindings import aws
 from infra.bindings.cdktf import ITerraformDependable, TerraformStack
 from infra.constructs import collector
 from infra.constructs.collector import MetricStream
-from llm_serving.targets import probe
-from llm_serving.targets.ecs.manifest import Service
+from llm_serving.catalog import images
+from llm_serving.fleet import image_cache
+from llm_serving.targets import group, probe
+from llm_serving.targets.ecs.manifest import Service, TaskService
 
-COPY_IMAGE = "public.ecr.aws/aws-cli/aws-cli:2.31.0"
+COPY_IMAGE = images.pin(images.COPIER)
 """Copies from S3 before the engine starts."""
 
 FETCH_DIR = "/scratch/fetched"
@@ -22,6 +25,17 @@ FETCH_DIR = "/scratch/fetched"
 
 PROBE_PROGRAM = Path(probe.__file__).read_text(encoding="utf-8")
 """The probe as `python3 -c PROBE_PROGRAM URL BODY SECONDS`."""
+
+GROUP_PROGRAM = Path(group.__file__).read_text(encoding="utf-8")
+"""What ends a task whose engine stopped answering, or whose replica lost a node, as `python3 -c GROUP_PROGRAM ...`."""
+
+WATCH = "watch"
+"""The container that runs it."""
+
+_WATCH_MEMORY_MIB, _WATCH_STOP_S = 128, 10
+
+_GROUP_PORT = 5701
+"""Where a leader waits for its followers; engines reach one another by any port."""
 
 _HEALTH_TIMEOUT_S = 25
 _MAX_START_S, _MAX_RETRIES, _MAX_INTERVAL_S = 300, 10, 300
@@ -36,6 +50,17 @@ class TaskRoles:
     task: aws.iam_role.IamRole
     policies: tuple[ITerraformDependable, ...]
     """Policies of both roles, which tasks depend on."""
+
+
+@dataclass(frozen=True)
+class Replica:
+    """The other nodes of a replica that spans several."""
+
+    leader: str = ""
+    """Name of the node that answers requests; empty for that node itself."""
+
+    followers: int = 0
+    """Its further nodes."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +82,21 @@ def add_definition(
     service: Service,
     *,
     family: str,
+    replica: Replica,
     roles: TaskRoles,
     logs: LogDestination,
     stream: MetricStream,
+    image_prefixes: Mapping[str, str],
 ) -> aws.ecs_task_definition.EcsTaskDefinition:
-    """Add the task definition of a service."""
-    containers = build_containers(service, logs, stream)
+    """Add the task definition of a service.
+
+    Args:
+        image_prefixes: of the fleet's image cache, by the host that each replaces.
+    """
+    containers = [
+        {**container, "image": image_cache.rewrite(str(container["image"]), image_prefixes)}
+        for container in build_containers(service, replica, logs, stream)
+    ]
     task_definition = aws.ecs_task_definition
     on_fargate = service.pool is None
     return task_definition.EcsTaskDefinition(
@@ -76,7 +110,7 @@ def add_definition(
         execution_role_arn=roles.execution.arn,
         task_role_arn=roles.task.arn,
         container_definitions=json.dumps(containers),
-        volume=[task_definition.EcsTaskDefinitionVolume(name="fetched")] if service.fetches else None,
+        volume=_build_volumes(service) or None,
         runtime_platform=task_definition.EcsTaskDefinitionRuntimePlatform(
             operating_system_family="LINUX", cpu_architecture="X86_64"
         )
@@ -86,12 +120,12 @@ def add_definition(
 
 
 def add_test_request_definition(
-    stack: TerraformStack, service: Service, *, family: str, url: str, roles: TaskRoles, logs: LogDestination
+    stack: TerraformStack, service: TaskService, *, family: str, url: str, roles: TaskRoles, logs: LogDestination
 ) -> aws.ecs_task_definition.EcsTaskDefinition:
     """Add the task definition that sends a test request, as a client in the VPC would.
 
     Args:
-        service: the router.
+        service: what clients call.
     """
     assert service.probe
     container = {
@@ -115,7 +149,9 @@ def add_test_request_definition(
     )
 
 
-def build_containers(service: Service, logs: LogDestination, stream: MetricStream) -> list[dict[str, object]]:
+def build_containers(
+    service: Service, replica: Replica, logs: LogDestination, stream: MetricStream
+) -> list[dict[str, object]]:
     """The container definitions, in the order of starting."""
     collectors = (
         []
@@ -123,7 +159,8 @@ def build_containers(service: Service, logs: LogDestination, stream: MetricStrea
         else [collector.build_container(service, stream, logs.build_configuration("metrics"))]
     )
     copy_containers = [_build_copy_container(name, uri, service.fetch_s, logs) for name, uri in service.fetches.items()]
-    return [*copy_containers, _build_main_container(service, logs), *collectors]
+    watchers = [_build_watch_container(service, replica, logs)] if service.kind == "engine" else []
+    return [*copy_containers, _build_main_container(service, logs), *watchers, *collectors]
 
 
 def _build_main_container(service: Service, logs: LogDestination) -> dict[str, object]:
@@ -136,7 +173,10 @@ def _build_main_container(service: Service, logs: LogDestination) -> dict[str, o
         "memory": service.memory_mib - collector_mib,
         "entryPoint": _build_entry_point(service),
         "command": list(service.command[0 if service.own_address else 1 :]),
-        "environment": [{"name": name, "value": value} for name, value in sorted(service.environment.items())],
+        "environment": [
+            {"name": name, "value": value}
+            for name, value in sorted({**service.environment, **_build_discovery_env(service, logs)}.items())
+        ],
         "portMappings": [{"name": "http", "containerPort": service.port, "protocol": "tcp", "appProtocol": "http"}],
         "linuxParameters": _build_linux_parameters(service),
         "stopTimeout": service.stop_s,
@@ -152,12 +192,32 @@ def _build_main_container(service: Service, logs: LogDestination) -> dict[str, o
         container["ulimits"] = [{"name": "memlock", "softLimit": -1, "hardLimit": -1}]
     if health_check := _build_health_check(service):
         container["healthCheck"] = health_check
+    mounts: list[dict[str, object]] = []
+    if service.compile_cache:
+        mounts.append({"sourceVolume": "compile-cache", "containerPath": service.compile_cache.path, "readOnly": False})
     if service.fetches:
-        container["mountPoints"] = [{"sourceVolume": "fetched", "containerPath": FETCH_DIR, "readOnly": True}]
+        mounts.append({"sourceVolume": "fetched", "containerPath": FETCH_DIR, "readOnly": True})
         container["dependsOn"] = [
             {"containerName": f"fetch-{name}", "condition": "SUCCESS"} for name in service.fetches
         ]
+    if mounts:
+        container["mountPoints"] = mounts
     return container
+
+
+def _build_discovery_env(service: Service, logs: LogDestination) -> dict[str, str]:
+    """What images/router's discovery needs: Cloud Map's region, and what an engine must answer before it counts."""
+    if service.kind != "router" or service.probe is None:
+        return {}
+    engine_probe = {"path": service.probe.path, "body": json.loads(service.probe.body)}
+    return {"CLOUD_MAP_REGION": logs.region, "ENGINE_PROBE": json.dumps(engine_probe)}
+
+
+def _build_volumes(service: Service) -> list[aws.ecs_task_definition.EcsTaskDefinitionVolume]:
+    volume = aws.ecs_task_definition.EcsTaskDefinitionVolume
+    cache = service.compile_cache
+    caches = [volume(name="compile-cache", host_path=cache.node_path)] if cache else []
+    return [*caches, *([volume(name="fetched")] if service.fetches else [])]
 
 
 def _build_entry_point(service: Service) -> list[str]:
@@ -184,19 +244,23 @@ def _build_linux_parameters(service: Service) -> dict[str, object]:
 
 
 def _build_health_check(service: Service) -> dict[str, object] | None:
-    """A completion for an engine; liveness for the router, which cannot answer without engines.
+    """The engine's own health, which a full queue does not change; liveness for the router.
 
-    /health will not do: before prefill and decode, vllm-router answers it with 503 until it knows both.
+    The router's /health will not do: before prefill and decode, vllm-router answers it with 503 until it knows both.
     """
     if service.probe is None:
         return None
     base_url = f"http://127.0.0.1:{service.port}"
-    arguments = (
-        [f"{base_url}/liveness", ""]
-        if service.kind == "router"
-        else [base_url + service.probe.path, service.probe.body]
-    )
-    start_s = 60 if service.kind == "router" else service.probe.deadline_s
+    arguments = [f"{base_url}/liveness", ""] if service.kind == "router" else [base_url + service.probe.health, ""]
+    return build_health_check(arguments, 60 if service.kind == "router" else service.probe.deadline_s)
+
+
+def build_health_check(arguments: Sequence[str], start_s: int) -> dict[str, object]:
+    """A health check that sends the probe's request, for a container that may take `start_s` seconds to start.
+
+    Args:
+        arguments: of the probe: URL and body.
+    """
     remaining_s = max(0, start_s - _MAX_START_S)
     interval = min(_MAX_INTERVAL_S, max(30, math.ceil(remaining_s / _MAX_RETRIES)))
     return {
@@ -206,6 +270,41 @@ def _build_health_check(service: Service) -> dict[str, object] | None:
         "interval": interval,
         "retries": min(_MAX_RETRIES, max(3, math.ceil(remaining_s / interval))),
     }
+
+
+def _build_watch_container(service: Service, replica: Replica, logs: LogDestination) -> dict[str, object]:
+    """The group program beside an engine. It is essential, so that its end is the task's.
+
+    ECS stops containers in the reverse order of `dependsOn`: a follower's engine runs on until the program has ended.
+    Source: ECS API reference, ContainerDefinition, dependsOn, and Task, healthStatus (every essential container counts,
+    and one without a health check is UNKNOWN), 2026-11.
+    """
+    return {
+        "name": WATCH,
+        "image": service.image,
+        "essential": True,
+        "cpu": 32,
+        "memory": _WATCH_MEMORY_MIB,
+        "entryPoint": ["python3", "-c", GROUP_PROGRAM],
+        "command": list(_list_group_arguments(service, replica)),
+        "dependsOn": [{"containerName": service.role, "condition": "START"}],
+        "healthCheck": {"command": ["CMD", "python3", "-c", ""], "interval": 30, "timeout": 10, "retries": 3},
+        "stopTimeout": service.stop_s if replica.leader else _WATCH_STOP_S,
+        "readonlyRootFilesystem": True,
+        "linuxParameters": {"capabilities": {"drop": ["ALL"]}},
+        "logConfiguration": logs.build_configuration(WATCH),
+    }
+
+
+def _list_group_arguments(service: Service, replica: Replica) -> Iterator[str]:
+    if replica.leader:
+        yield from ("follow", "--leader", replica.leader, "--port", str(_GROUP_PORT))
+        yield from ("--requests", str(service.port), "--drain", str(service.stop_s - _WATCH_STOP_S))
+        return
+    assert service.probe
+    yield from ("lead", "--health", f"http://127.0.0.1:{service.port}{service.probe.health}")
+    if replica.followers:
+        yield from ("--port", str(_GROUP_PORT), "--followers", str(replica.followers))
 
 
 def _build_copy_container(name: str, uri: str, limit_s: int, logs: LogDestination) -> dict[str, object]:

@@ -6,17 +6,17 @@ from collections.abc import Iterator, Sequence
 
 from infra.bindings import aws
 from infra.bindings.cdktf import TerraformStack
-from infra.constructs import policy
+from infra.constructs import image_cache, model_reader, policy
 from infra.constructs.account import Account
 from infra.constructs.ecs_cluster import build_exec_log_group_name
 from infra.constructs.policy import Statement
 from infra.constructs.role import add_role
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
-from llm_serving.targets.ecs.manifest import EcsDeployment
+from llm_serving.targets.ecs.manifest import EcsDeployment, EcsManifest
 
 
-def _build_trust_policy(account: Account) -> str:
+def build_trust_policy(account: Account) -> str:
     """ECS tasks of this account alone."""
     return policy.build_trust_policy(
         "ecs-tasks.amazonaws.com",
@@ -28,7 +28,7 @@ def _build_trust_policy(account: Account) -> str:
 def add_execution_role(
     stack: TerraformStack,
     fleet: Fleet,
-    serving: EcsDeployment,
+    serving: EcsManifest,
     *,
     account: Account,
     log_group: aws.cloudwatch_log_group.CloudwatchLogGroup,
@@ -43,23 +43,33 @@ def add_execution_role(
         fleet=fleet.name,
         account=account,
         description=f"Starts tasks of {serving.name}",
-        trust=_build_trust_policy(account),
+        trust=build_trust_policy(account),
         statements=(
-            # AWS takes no resource: it hands out a password for all registries of the account.
-            {"Sid": "Login", "Effect": "Allow", "Action": ["ecr:GetAuthorizationToken"], "Resource": "*"},
-            {
-                "Sid": "Pull",
-                "Effect": "Allow",
-                "Action": ["ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"],
-                "Resource": account.build_arn("ecr", f"repository/{fleet.name}/*"),
-            },
-            {
-                "Sid": "Log",
-                "Effect": "Allow",
-                "Action": ["logs:CreateLogStream", "logs:PutLogEvents"],
-                "Resource": f"{log_group.arn}:*",
-            },
+            *build_start_statements(fleet, account, log_group),
+            *image_cache.build_statements(fleet, account),
         ),
+    )
+
+
+def build_start_statements(
+    fleet: Fleet, account: Account, log_group: aws.cloudwatch_log_group.CloudwatchLogGroup
+) -> tuple[Statement, ...]:
+    """Pull images of the fleet's registry, and ship logs."""
+    return (
+        # AWS takes no resource: it hands out a password for all registries of the account.
+        {"Sid": "Login", "Effect": "Allow", "Action": ["ecr:GetAuthorizationToken"], "Resource": "*"},
+        {
+            "Sid": "Pull",
+            "Effect": "Allow",
+            "Action": ["ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"],
+            "Resource": account.build_arn("ecr", f"repository/{fleet.name}/*"),
+        },
+        {
+            "Sid": "Log",
+            "Effect": "Allow",
+            "Action": ["logs:CreateLogStream", "logs:PutLogEvents"],
+            "Resource": f"{log_group.arn}:*",
+        },
     )
 
 
@@ -80,9 +90,10 @@ def add_engine_role(
         fleet=fleet.name,
         account=account,
         description=f"Engines of {serving.name}: read weights",
-        trust=_build_trust_policy(account),
+        trust=build_trust_policy(account),
         statements=(
             *_build_read_statements(serving.reads, account, storage_key),
+            *model_reader.build_key_statements(fleet),
             *_build_monitoring_statements(fleet, account, metrics, cluster_key),
         ),
     )
@@ -104,8 +115,18 @@ def add_router_role(
         fleet=fleet.name,
         account=account,
         description=f"Router of {serving.name}",
-        trust=_build_trust_policy(account),
-        statements=tuple(_build_monitoring_statements(fleet, account, metrics, cluster_key)),
+        trust=build_trust_policy(account),
+        statements=(
+            # AWS takes no resource. Source: service authorization reference, "AWS Cloud Map", 2026-11.
+            {
+                "Sid": "Discover",
+                "Effect": "Allow",
+                "Action": ["servicediscovery:DiscoverInstances"],
+                "Resource": "*",
+                "Condition": {"StringEquals": {"servicediscovery:NamespaceName": names.format_namespace(fleet)}},
+            },
+            *_build_monitoring_statements(fleet, account, metrics, cluster_key),
+        ),
     )
 
 
@@ -132,16 +153,21 @@ def _build_read_statements(uris: Sequence[str], account: Account, storage_key: s
 def _build_monitoring_statements(
     fleet: Fleet, account: Account, metrics: aws.cloudwatch_log_group.CloudwatchLogGroup, cluster_key: str
 ) -> Iterator[Statement]:
-    """Metrics, and ECS Exec, whose commands the cluster logs.
-
-    Source: ECS developer guide, "Monitor Amazon ECS containers with ECS Exec", 2026-11.
-    """
+    """Metrics, and ECS Exec."""
     yield {
         "Sid": "Metrics",
         "Effect": "Allow",
         "Action": ["logs:CreateLogStream", "logs:DescribeLogStreams", "logs:PutLogEvents"],
         "Resource": [metrics.arn, f"{metrics.arn}:*"],
     }
+    yield from build_exec_statements(fleet, account, cluster_key)
+
+
+def build_exec_statements(fleet: Fleet, account: Account, cluster_key: str) -> Iterator[Statement]:
+    """ECS Exec, whose commands the cluster logs.
+
+    Source: ECS developer guide, "Monitor Amazon ECS containers with ECS Exec", 2026-11.
+    """
     # AWS takes no resource: Session Manager's channels to the task itself.
     yield {
         "Sid": "Exec",

@@ -7,9 +7,27 @@ from dataclasses import dataclass
 
 from infra.bindings import aws
 from infra.bindings.cdktf import ITerraformDependable, TerraformStack
+from infra.constructs.expression import format_expression
+from infra.constructs.task_load_balancer import TaskLoadBalancer
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
 from llm_serving.targets.ecs.manifest import EcsDeployment, PlacementChoice, Service, format_service_name, list_choices
+
+FORCE_VARIABLE = "force_new_deployment"
+"""Terraform variable: whether a change of a service replaces its tasks, one after the other.
+
+Without it the AWS provider replaces a service whose strategy changes, which is an outage: deleted, then made again.
+With it every change replaces all tasks, a change of their number too. `blueprint deploy` sets it for a changed strategy
+alone.
+Source: terraform-provider-aws 5.100, internal/service/ecs/service.go (capacityProviderStrategyCustomizeDiff,
+resourceServiceUpdate) and its documentation of capacity_provider_strategy; hashicorp/terraform-provider-aws#37848.
+"""
+
+
+def add_force_variable(stack: TerraformStack) -> None:
+    """Add the variable, on unless somebody sets it."""
+    description = "Move tasks where a service's capacity providers change, instead of replacing the service"
+    stack.add_override(f"variable.{FORCE_VARIABLE}", {"type": "bool", "default": True, "description": description})
 
 
 @dataclass(frozen=True)
@@ -24,6 +42,12 @@ class ServiceContext:
 
     alarm_name: str
     """Name of the alarm that takes a deployment back."""
+
+    image_prefixes: dict[str, str]
+    """Of the fleet's image cache, by the host that each replaces."""
+
+    load_balancer: TaskLoadBalancer | None = None
+    """What calls the routers; None without one."""
 
 
 def add_services(
@@ -41,6 +65,8 @@ def add_services(
     ecs_services = []
     for choice in pool_choices:
         ecs_service = _add_service(stack, context, service, choice, definition, security_group, registry, dependencies)
+        if choice.providers:
+            ecs_service.add_override("force_new_deployment", format_expression(f"var.{FORCE_VARIABLE}"))
         if service.scale or choice.number:
             # Autoscaling and the fallback move it; an apply must not move it back.
             ecs_service.add_override("lifecycle.ignore_changes", ["desired_count"])
@@ -89,9 +115,24 @@ def _add_service(
         if choice.providers
         else None,
         service_registries=e.EcsServiceServiceRegistries(registry_arn=registry.arn) if registry else None,
+        load_balancer=_build_target(context, service),
         service_connect_configuration=_build_service_connect(context, service) if service.kind == "router" else None,
-        depends_on=list(dependencies),
+        # ECS takes a target group only once a listener forwards to it.
+        depends_on=[*dependencies, *([context.load_balancer.listener] if context.load_balancer else [])],
     )
+
+
+def _build_target(context: ServiceContext, service: Service) -> list[aws.ecs_service.EcsServiceLoadBalancer] | None:
+    """Where the load balancer finds a router's tasks; None for engines."""
+    if not context.load_balancer or service.kind != "router":
+        return None
+    return [
+        aws.ecs_service.EcsServiceLoadBalancer(
+            target_group_arn=context.load_balancer.target_group.arn,
+            container_name=service.role,
+            container_port=service.port,
+        )
+    ]
 
 
 def _build_strategy(choice: PlacementChoice) -> list[aws.ecs_service.EcsServiceCapacityProviderStrategy]:
@@ -140,9 +181,9 @@ def _build_service_connect(
                 client_alias=e.EcsServiceServiceConnectConfigurationServiceClientAlias(
                     dns_name=f"{name}.{names.format_namespace(context.fleet)}", port=service.port
                 ),
-                # Answers are streamed for as long as they take.
+                # Answers are streamed for as long as the router lets them.
                 timeout=e.EcsServiceServiceConnectConfigurationServiceTimeout(
-                    idle_timeout_seconds=3600, per_request_timeout_seconds=0
+                    idle_timeout_seconds=context.serving.request_timeout_s, per_request_timeout_seconds=0
                 ),
             )
         ],

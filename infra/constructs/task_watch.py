@@ -12,7 +12,7 @@ from infra.constructs.collector import MetricStream
 from infra.constructs.task_scaling import build_task_metric
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
-from llm_serving.targets.ecs.manifest import EcsDeployment, Service
+from llm_serving.targets.ecs.manifest import EcsDeployment, EcsManifest, Service, TaskService
 
 _MIN_ERROR_SHARE = 0.01
 """Share of requests whose failure is nobody's night's sleep."""
@@ -85,7 +85,7 @@ def add_queue_alarm(
 
 
 def add_running_alarm(
-    stack: TerraformStack, fleet: Fleet, serving: EcsDeployment, service: Service, ecs_names: Sequence[str]
+    stack: TerraformStack, fleet: Fleet, serving: EcsManifest, service: TaskService, ecs_names: Sequence[str]
 ) -> None:
     """Add the alarm on tasks that are missing: they do not start, or are ended for not answering."""
     queries = [

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from infra.bindings import aws
 from infra.bindings.cdktf import TerraformStack
+from infra.constructs import endpoint_policy
 from infra.constructs.account import Account
 from infra.constructs.expression import format_expression
 from infra.constructs.security_group import add_security_group
@@ -46,9 +47,10 @@ def add_vpc(stack: TerraformStack, fleet: Fleet, network: NewNetwork, account: A
         service_name=f"{account.service_prefix}.{fleet.region}.s3",
         vpc_endpoint_type="Gateway",
         route_table_ids=[table.id for table in tables.values()],
+        policy=endpoint_policy.build_s3_policy(network.endpoint_access, account),
         tags={"Name": f"{fleet.name}-s3"},
     )
-    _add_interface_endpoints(stack, fleet, vpc, [subnet.id for subnet in subnets.values()], account)
+    _add_interface_endpoints(stack, fleet, network, vpc, [subnet.id for subnet in subnets.values()], account)
     return Network(vpc.id, {zone: subnet.id for zone, subnet in subnets.items()})
 
 
@@ -72,13 +74,13 @@ def _add_private_subnet(
         availability_zone=zone,
         cidr_block=addresses.compute_private_cidr(network.cidr, zone),
         map_public_ip_on_launch=False,
-        tags={"Name": f"{fleet.name}-private-{zone}", **_build_load_balancer_tags(fleet)},
+        tags={"Name": f"{fleet.name}-private-{zone}", **_build_load_balancer_tags(fleet, "internal-elb")},
     )
 
 
-def _build_load_balancer_tags(fleet: Fleet) -> dict[str, str]:
-    """The tag by which the AWS load balancer controller finds subnets for internal load balancers."""
-    return {} if fleet.orchestrator == "ecs" else {"kubernetes.io/role/internal-elb": "1"}
+def _build_load_balancer_tags(fleet: Fleet, role: str) -> dict[str, str]:
+    """The tag by which the AWS load balancer controller finds subnets: `internal-elb`, or `elb` for public ones."""
+    return {} if fleet.orchestrator == "ecs" else {f"kubernetes.io/role/{role}": "1"}
 
 
 def _add_private_routes(
@@ -114,7 +116,7 @@ def _add_nat_gateways(
             availability_zone=zone,
             cidr_block=addresses.compute_public_cidr(network.cidr, zone),
             map_public_ip_on_launch=False,
-            tags={"Name": f"{fleet.name}-public-{zone}"},
+            tags={"Name": f"{fleet.name}-public-{zone}", **_build_load_balancer_tags(fleet, "elb")},
         )
         aws.route_table_association.RouteTableAssociation(
             stack, f"public-{zone}-association", subnet_id=subnet.id, route_table_id=public.id
@@ -150,7 +152,12 @@ def _add_nat_gateway(
 
 
 def _add_interface_endpoints(
-    stack: TerraformStack, fleet: Fleet, vpc: aws.vpc.Vpc, subnet_ids: list[str], account: Account
+    stack: TerraformStack,
+    fleet: Fleet,
+    network: NewNetwork,
+    vpc: aws.vpc.Vpc,
+    subnet_ids: list[str],
+    account: Account,
 ) -> None:
     group = add_security_group(
         stack,
@@ -170,12 +177,14 @@ def _add_interface_endpoints(
         to_port=443,
         tags={"Name": f"{fleet.name}-endpoints-https"},
     )
-    for row in endpoints.list_required(fleet.orchestrator):
+    for row in endpoints.list_own(fleet):
+        name, service_name = row.service.replace(".", "-"), f"{account.service_prefix}.{fleet.region}.{row.service}"
         aws.vpc_endpoint.VpcEndpoint(
             stack,
-            row.service.replace(".", "-"),
+            name,
             vpc_id=vpc.id,
-            service_name=f"{account.service_prefix}.{fleet.region}.{row.service}",
+            service_name=service_name,
+            policy=endpoint_policy.add_policy(stack, name, service_name, network.endpoint_access, account),
             vpc_endpoint_type="Interface",
             subnet_ids=subnet_ids,
             security_group_ids=[group.id],

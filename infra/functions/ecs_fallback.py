@@ -11,6 +11,10 @@ back only once the one before serves in its place. No task that serves is ever s
 What a service must carry: the tags `fallback`, a name that the services of one role share, and `choice`, its place in
 the order from 0. Whoever scales a role scales choice 0 alone, and whoever makes the services leaves their counts be.
 
+ECS lets 500 tasks of a cluster wait for an instance (PROVISIONING), and starts no other task beyond that. So a choice
+that finds no instance has MAX_WAITING tasks waiting at the most, and passes the rest on. The first choice has as many
+as the role wants, for that number is its scaling's: the metric `provisioning`, which is logged here, has an alarm.
+
 It runs each minute, and at once when an Auto Scaling group could not start an instance. Events:
     {"cluster": NAME}
     {"cluster": NAME, "failed_group": NAME of the Auto Scaling group}
@@ -22,7 +26,7 @@ import datetime
 import functools
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +38,17 @@ MACHINE_TIMEOUT = datetime.timedelta(minutes=10)
 
 A new instance takes about five minutes: a minute until managed scaling asks, the start, the agent's registration.
 """
+
+
+MAX_WAITING = 50
+"""Most tasks that wait for an instance in a choice after the first.
+
+Source: ECS developer guide, "Amazon ECS service quotas", "Tasks in the PROVISIONING state per cluster: 500", not
+adjustable, 2026-11.
+"""
+
+METRIC_NAMESPACE, METRIC = "Fleet/ECS", "provisioning"
+"""CloudWatch's namespace and name of the number of tasks that wait for an instance, of all services of the cluster."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +64,15 @@ class Choice:
 
     serving_count: int
 
+    started_count: int = 0
+    """Tasks that have an instance, whether they serve yet or not."""
+
+    waiting_count: int = 0
+    """Tasks that wait for an instance, however long."""
+
 
 def handler(event: Mapping[str, Any], _context: Any = None) -> list[dict[str, Any]]:
-    """Move the counts of all roles; returns what was changed.
+    """Move the counts of all roles, and log how many tasks wait for an instance; returns what was changed.
 
     Raises:
         ClientError: AWS refused something of one role; the others were moved all the same.
@@ -60,12 +81,15 @@ def handler(event: Mapping[str, Any], _context: Any = None) -> list[dict[str, An
     now = datetime.datetime.now(datetime.UTC)
     failed_provider = f"cp-{event['failed_group']}" if event.get("failed_group") else None
     changed: list[dict[str, Any]] = []
-    failure: ClientError | None = None
-    for services in _list_role_services(ecs, event["cluster"]):
+    waiting_count, failure = 0, None
+    for services in _group_by_role(_list_services(ecs, event["cluster"])):
         try:
-            changed += _move_tasks(ecs, event["cluster"], services, failed_provider, now)
+            choices = [_read_choice(ecs, event["cluster"], service, failed_provider, now) for service in services]
+            waiting_count += sum(choice.waiting_count for choice in choices)
+            changed += _move_tasks(ecs, event["cluster"], choices)
         except ClientError as error:
             failure = error
+    _log_metric(event["cluster"], waiting_count, now)
     if failure:
         raise failure
     return changed
@@ -75,33 +99,48 @@ def compute_counts(choices: Sequence[Choice]) -> list[int]:
     """Desired counts of a role's services, in order.
 
     A choice has no more than the one before it lacks; it grows by what is stuck there, and shrinks as that one serves.
+    What is beyond its limit of waiting tasks is stuck at once.
     """
     desired_counts = [choices[0].desired_count]
+    wanted, passed_on = choices[0].desired_count, 0
     for previous, following in itertools.pairwise(choices):
-        missing = max(0, desired_counts[-1] - previous.serving_count)
-        desired_counts.append(min(missing, max(previous.stuck_count, following.desired_count)))
+        missing = max(0, wanted - previous.serving_count)
+        wanted = min(missing, max(previous.stuck_count + passed_on, following.desired_count))
+        desired_counts.append(min(wanted, following.started_count + MAX_WAITING))
+        passed_on = wanted - desired_counts[-1]
     return desired_counts
 
 
-def _list_role_services(ecs: Any, cluster: str) -> Iterator[list[dict[str, Any]]]:
-    """Services of each role that can fall back, in order of preference."""
+def _log_metric(cluster: str, waiting_count: int, now: datetime.datetime) -> None:
+    """Print it in CloudWatch's embedded metric format, of which CloudWatch makes a metric."""
+    metrics = {"Namespace": METRIC_NAMESPACE, "Dimensions": [["cluster"]], "Metrics": [{"Name": METRIC}]}
+    envelope = {"Timestamp": int(now.timestamp() * 1000), "CloudWatchMetrics": [metrics]}
+    print(json.dumps({"_aws": envelope, "cluster": cluster, METRIC: waiting_count}))
+
+
+def _list_services(ecs: Any, cluster: str) -> Iterator[dict[str, Any]]:
     arns = [arn for page in ecs.get_paginator("list_services").paginate(cluster=cluster) for arn in page["serviceArns"]]
-    services_by_role: dict[str, dict[int, dict[str, Any]]] = {}
     for batch in _split_batches(arns, 10):
-        for service in ecs.describe_services(cluster=cluster, services=batch, include=["TAGS"])["services"]:
-            tags = {tag["key"]: tag["value"] for tag in service.get("tags", [])}
-            if service["status"] == "ACTIVE" and "fallback" in tags:
-                services_by_role.setdefault(tags["fallback"], {})[int(tags["choice"])] = service
+        services = ecs.describe_services(cluster=cluster, services=batch, include=["TAGS"])["services"]
+        yield from (service for service in services if service["status"] == "ACTIVE")
+
+
+def _group_by_role(services: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Services of each role in order of preference; one that cannot fall back is a role of its own."""
+    services_by_role: dict[str, dict[int, dict[str, Any]]] = {}
+    for service in services:
+        tags = {tag["key"]: tag["value"] for tag in service.get("tags", [])}
+        if "fallback" in tags:
+            services_by_role.setdefault(tags["fallback"], {})[int(tags["choice"])] = service
+        else:
+            yield [service]
     for services_by_choice in services_by_role.values():
+        ordered = [services_by_choice[choice] for choice in sorted(services_by_choice)]
         # The first choice holds the desired count. Without it the service is being created or deleted.
-        if 0 in services_by_choice and len(services_by_choice) > 1:
-            yield [services_by_choice[choice] for choice in sorted(services_by_choice)]
+        yield from [ordered] if 0 in services_by_choice else ([service] for service in ordered)
 
 
-def _move_tasks(
-    ecs: Any, cluster: str, services: Sequence[dict[str, Any]], failed_provider: str | None, now: datetime.datetime
-) -> Iterator[dict[str, Any]]:
-    choices = [_read_choice(ecs, cluster, service, failed_provider, now) for service in services]
+def _move_tasks(ecs: Any, cluster: str, choices: Sequence[Choice]) -> Iterator[dict[str, Any]]:
     for choice, count in zip(choices, compute_counts(choices), strict=True):
         if count != choice.desired_count:
             ecs.update_service(cluster=cluster, service=choice.arn, desiredCount=count)
@@ -119,6 +158,8 @@ def _read_choice(
         desired_count=service["desiredCount"],
         stuck_count=sum(_is_stuck(task, failed_provider, now) for task in tasks),
         serving_count=sum(_is_serving(ecs, task) for task in tasks),
+        started_count=sum(task["lastStatus"] != "PROVISIONING" for task in tasks),
+        waiting_count=sum(task["lastStatus"] == "PROVISIONING" for task in tasks),
     )
 
 

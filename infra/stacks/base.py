@@ -18,6 +18,9 @@ from infra.bindings import aws, cdktf
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import Document
 
+REQUIRED_TERRAFORM = ">= 1.10"
+"""First with a lock file beside a state in S3, of Terraform and of OpenTofu alike."""
+
 
 class Stack(Protocol):
     """One state boundary: applied and destroyed on its own, after the stacks that it needs."""
@@ -85,8 +88,11 @@ def create_stack(app: cdktf.App, name: str, document: Document[Fleet]) -> cdktf.
         stack,
         "aws",
         region=fleet.region,
+        # The provider refuses any other account, whoever runs it: a wrong profile plans nothing.
+        allowed_account_ids=[fleet.account] if fleet.account else None,
         default_tags=[provider.AwsProviderDefaultTags(tags={**fleet.tags, "fleet": fleet.name, "stack": name})],
     )
+    stack.add_override("terraform.required_version", REQUIRED_TERRAFORM)
     if fleet.state == "local":
         _add_local_state(stack, name, Path(app.outdir), document)
     else:

@@ -6,11 +6,12 @@ from itertools import groupby
 
 from infra.bindings.cdktf import App
 from infra.constructs import capacity_providers, container_instances, ecs_cluster, ecs_fallback, network
+from infra.constructs import network_test as network_tests
 from infra.constructs.account import read_account
 from infra.constructs.efa_group import add_efa_group
 from infra.stacks import base
 from llm_serving.catalog import instances
-from llm_serving.fleet import groups
+from llm_serving.fleet import groups, network_test
 from llm_serving.fleet.groups import Group
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import Document
@@ -33,7 +34,14 @@ def add(app: App, document: Document[Fleet]) -> None:
     account, fleet_network = read_account(stack, fleet), network.find_network(stack, fleet)
     machine_groups = [group for group in groups.resolve_all(fleet, catalogue) if group.orchestrator == "ecs"]
     pools = {pool: list(pool_groups) for pool, pool_groups in groupby(machine_groups, key=lambda group: group.pool)}
-    cluster = ecs_cluster.add_cluster(stack, fleet, account=account, functions=[ecs_fallback.NAME])
+    tested_groups = network_test.list_task_groups(machine_groups)
+    cluster = ecs_cluster.add_cluster(
+        stack,
+        fleet,
+        account=account,
+        functions=[ecs_fallback.NAME],
+        log_groups={"NetworkTest": network_test.format_log_group(fleet)} if tested_groups else {},
+    )
     peers_namespace = ecs_cluster.add_peers_namespace(stack, fleet, vpc_id=fleet_network.vpc_id)
     context = capacity_providers.CapacityProviderContext(
         fleet=fleet,
@@ -53,6 +61,8 @@ def add(app: App, document: Document[Fleet]) -> None:
         capacity_providers.add_association(stack, context, list(pools.values()), providers)
     if any(len(groups.group_by_choice(pool_groups)) > 1 for pool_groups in pools.values()):
         ecs_fallback.add_fallback(stack, fleet, key=cluster.key, account=account)
+    if tested_groups:
+        network_tests.add_network_tests(stack, fleet, tested_groups, account=account, key=cluster.key)
     base.add_output(stack, "cluster_name", cluster.resource.name, "The cluster")
     base.add_output(
         stack,

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from infra.bindings import aws
 from infra.bindings.cdktf import App, TerraformStack
-from infra.constructs import controllers, eks_add_ons, eks_cluster, model_reader, network, node_groups, node_repair
+from infra.constructs import (
+    controllers,
+    eks_add_ons,
+    eks_cluster,
+    model_reader,
+    network,
+    node_group_settings,
+    node_groups,
+)
 from infra.constructs.account import Account, read_account
 from infra.constructs.capacity import add_capacity
 from infra.constructs.efa_group import add_efa_group
@@ -13,8 +21,9 @@ from infra.constructs.role import list_policies
 from infra.constructs.vpc import Network
 from infra.stacks import base
 from llm_serving.catalog import eks, instances
-from llm_serving.fleet import groups
+from llm_serving.fleet import groups, node_template
 from llm_serving.fleet.model import Fleet
+from llm_serving.fleet.system_group import build_system_group
 from llm_serving.settings.document import Document
 
 NAME = "eks"
@@ -37,22 +46,26 @@ def add(app: App, document: Document[Fleet]) -> None:
     cluster = eks_cluster.add_cluster(
         stack,
         fleet,
+        vpc_id=fleet_network.vpc_id,
         subnet_ids=list(fleet_network.private_subnets.values()),
         account=account,
-        functions=[node_repair.NAME],
+        functions=[node_group_settings.NAME],
     )
     context = _build_context(
         stack, fleet, fleet_network, cluster.resource, account, efa=any(group.efa for group in eks_groups)
     )
-    system_group = node_groups.build_system_group(fleet, catalogue)
+    system_group = build_system_group(fleet, catalogue)
     system_node_group = node_groups.add_node_group(stack, context, system_group)
     eks_add_ons.add(stack, fleet, cluster=cluster.resource, account=account, system=system_node_group)
     managed_groups = [group for group in eks_groups if group.kind == "node-group"]
     groups_with_resources = [
         (system_group, system_node_group),
-        *((group, node_groups.add_node_group(stack, context, group)) for group in managed_groups),
+        *(
+            (group, node_groups.add_node_group(stack, context, group, node_template.build_tags(group, catalogue)))
+            for group in managed_groups
+        ),
     ]
-    node_repair.add_repair_caps(stack, fleet, groups_with_resources, key=cluster.key, account=account)
+    node_group_settings.apply_settings(stack, fleet, groups_with_resources, key=cluster.key, account=account)
     karpenter_groups = [group for group in eks_groups if group.kind == "karpenter"]
     if karpenter_groups:
         add_karpenter(stack, fleet, cluster=cluster.resource, kms_key=cluster.key, account=account)

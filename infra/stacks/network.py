@@ -28,8 +28,9 @@ def add(app: App, document: Document[Fleet]) -> None:
     else:
         account = read_account(stack, fleet)
         network = vpc.add_vpc(stack, fleet, fleet.network, account)
-        add_flow_logs(
-            stack, fleet=fleet.name, vpc_id=network.vpc_id, retention_s=fleet.network.flow_logs, account=account
-        )
+        if fleet.network.flow_logs:
+            add_flow_logs(
+                stack, fleet=fleet.name, vpc_id=network.vpc_id, retention_s=fleet.network.flow_logs, account=account
+            )
     base.add_output(stack, "vpc_id", network.vpc_id, "The fleet's VPC")
     base.add_output(stack, "private_subnet_ids", network.private_subnets, "Private subnets by zone")

@@ -8,10 +8,22 @@ from typing import Any
 
 from infra.bindings import aws, cdktf
 from infra.bindings.cdktf import TerraformStack
-from infra.constructs import network, role, task, task_network, task_roles, task_scaling, task_service, task_watch
+from infra.constructs import (
+    image_cache,
+    network,
+    role,
+    task,
+    task_load_balancer,
+    task_network,
+    task_roles,
+    task_scaling,
+    task_service,
+    task_watch,
+)
 from infra.constructs.account import Account, read_account
 from infra.constructs.collector import MetricStream
 from infra.constructs.key import add_key, build_log_group_grant
+from infra.constructs.vpc import Network
 from infra.stacks import base
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
@@ -28,7 +40,8 @@ def list_stacks(document: Document[Fleet], manifest_files: Sequence[Path]) -> li
     Raises:
         InputError: a rendered file is wrong.
     """
-    return [ServingStack(manifest.read(file, document).value) for file in manifest_files]
+    values = [manifest.read(file, document).value for file in manifest_files]
+    return [ServingStack(value) for value in values if isinstance(value, EcsDeployment)]
 
 
 class ServingStack:
@@ -37,7 +50,7 @@ class ServingStack:
     NEEDS = ("ecs", "storage")
 
     def __init__(self, deployment: EcsDeployment) -> None:
-        self.NAME = f"serving-{deployment.name}"
+        self.NAME = manifest.format_stack_name(deployment.kind, deployment.name)
         self._deployment = deployment
 
     def is_enabled(self, fleet: Fleet) -> bool:
@@ -59,11 +72,13 @@ def _add_resources(stack: cdktf.TerraformStack, fleet: Fleet, serving: EcsDeploy
     namespace = aws.data_aws_service_discovery_dns_namespace.DataAwsServiceDiscoveryDnsNamespace(
         stack, "peers", name=names.format_namespace(fleet), type="DNS_PRIVATE"
     )
+    task_service.add_force_variable(stack)
     logs, stream = _add_logs(stack, fleet, serving, account)
     roles = _add_roles(stack, fleet, serving, account, logs)
     security_groups = task_network.add_security_groups(
         stack, fleet, serving, vpc_id=fleet_network.vpc_id, vpc_cidr=vpc.cidr_block
     )
+    load_balancer = _add_load_balancer(stack, fleet, serving, fleet_network, vpc.cidr_block, security_groups)
     errors_alarm = task_watch.add_errors_alarm(stack, fleet, serving, stream)
     registries = {
         entry.name: task_network.add_discovery_service(stack, serving, entry, namespace_id=namespace.id)
@@ -75,6 +90,8 @@ def _add_resources(stack: cdktf.TerraformStack, fleet: Fleet, serving: EcsDeploy
         cluster_arn=account.build_arn("ecs", f"cluster/{names.format_cluster_name(fleet)}"),
         subnets=dict(fleet_network.private_subnets),
         alarm_name=errors_alarm.alarm_name,
+        image_prefixes=image_cache.build_prefixes(fleet, account),
+        load_balancer=load_balancer,
     )
     services = {
         service.name: _add_service(
@@ -84,6 +101,32 @@ def _add_resources(stack: cdktf.TerraformStack, fleet: Fleet, serving: EcsDeploy
     }
     _add_outputs(stack, fleet, serving, services)
     _add_test_request(stack, context, security_groups.router, roles["router"])
+
+
+def _add_load_balancer(
+    stack: cdktf.TerraformStack,
+    fleet: Fleet,
+    serving: EcsDeployment,
+    fleet_network: Network,
+    vpc_cidr: str,
+    security_groups: task_network.TaskSecurityGroups,
+) -> task_load_balancer.TaskLoadBalancer | None:
+    """Add the load balancer, and the output with its name; None where the deployment has none."""
+    if serving.load_balancer is None:
+        return None
+    load_balancer = task_load_balancer.add_load_balancer(
+        stack,
+        fleet,
+        serving,
+        serving.load_balancer,
+        vpc_id=fleet_network.vpc_id,
+        vpc_cidr=vpc_cidr,
+        subnet_ids=list(fleet_network.private_subnets.values()),
+        router_group=security_groups.router,
+    )
+    name = load_balancer.balancer.dns_name
+    base.add_output(stack, "load_balancer", name, "Where a name of the certificate should lead: a CNAME or alias")
+    return load_balancer
 
 
 def _add_service(
@@ -102,9 +145,11 @@ def _add_service(
         stack,
         service,
         family=f"{fleet.name}-{serving.name}-{service.name}",
+        replica=_find_replica(fleet, serving, service),
         roles=roles,
         logs=_build_log_destination(fleet, serving),
         stream=stream,
+        image_prefixes=context.image_prefixes,
     )
     ecs_services = task_service.add_services(
         stack,
@@ -117,6 +162,22 @@ def _add_service(
     )
     _add_monitoring(stack, fleet, serving, service, stream, ecs_services)
     return definition.arn, [entry.name for entry in ecs_services]
+
+
+def _find_replica(fleet: Fleet, serving: EcsDeployment, service: Service) -> task.Replica:
+    """The other nodes of the service's replica; none where it runs on one."""
+    member = service.member
+    if member is None:
+        return task.Replica()
+    peers = [
+        peer
+        for peer in serving.services
+        if peer.role == service.role and peer.member and peer.member.replica == member.replica and peer != service
+    ]
+    if member.rank == 0:
+        return task.Replica(followers=len(peers))
+    [leader] = [peer for peer in peers if peer.member and peer.member.rank == 0]
+    return task.Replica(leader=f"{serving.name}-{leader.name}.{names.format_namespace(fleet)}")
 
 
 def _build_log_destination(fleet: Fleet, serving: EcsDeployment) -> task.LogDestination:

@@ -1,10 +1,13 @@
-"""The storage stack: the fleet's key, the model and results buckets, and a registry for each image."""
+"""The storage stack: the fleet's key, the model and results buckets, a registry for each image, and the image cache."""
 
 from __future__ import annotations
 
+from infra.bindings import aws
 from infra.bindings.cdktf import App
+from infra.constructs import image_cache
 from infra.constructs.account import read_account
 from infra.constructs.bucket import add_bucket
+from infra.constructs.budget import add_budget
 from infra.constructs.key import add_key
 from infra.constructs.registry import add_repository
 from infra.stacks import base
@@ -49,10 +52,15 @@ def add(app: App, document: Document[Fleet]) -> None:
         old_versions_days=convert_to_days(storage.old_versions_kept),
         expire_days=convert_to_days(storage.results_kept),
     )
+    # So that rules of EventBridge hear of files that are put into a batch's inboxes.
+    aws.s3_bucket_notification.S3BucketNotification(stack, "results-events", bucket=results.bucket, eventbridge=True)
     repositories = {
         image: add_repository(stack, f"image-{image}", repository_name=f"{fleet.name}/{image}", key_arn=kms_key.arn)
         for image in storage.repositories
     }
+    image_cache.add_rules(stack, fleet)
+    if fleet.budget_to and fleet.spend_limit:
+        add_budget(stack, fleet, fleet.spend_limit)
     urls = {image: repository.repository_url for image, repository in repositories.items()}
     base.add_output(stack, "model_bucket", models.bucket, "Bucket of the models' weights")
     base.add_output(stack, "results_bucket", results.bucket, "Bucket of validation and batch results")

@@ -22,6 +22,12 @@ EFA_IMAGE = "registry.example/vllm-efa:0.32.0"
 """What a user would name for presets that leave it open."""
 
 
+ROUTER_IMAGE = "registry.example/router:0.1.17-2"
+"""What a user names for every preset with a router."""
+
+ROUTER_OPTION = ("--set", f"defaults.router.image={ROUTER_IMAGE}")
+
+
 class Helm:
     """The program, away from the user's own settings."""
 
@@ -83,7 +89,7 @@ def render_chart(helm: Helm, tmp_path_factory: pytest.TempPathFactory) -> Render
         text = yaml.safe_dump(dict(values))
         if (text, chart) not in cache:
             file.write_text(text)
-            run = helm("template", "mine", str(chart), "--namespace", "serving", "--values", str(file))
+            run = helm("template", "mine", str(chart), "--namespace", "serving", *ROUTER_OPTION, "--values", str(file))
             assert run.returncode == 0, run.stderr
             cache[text, chart] = run.stdout
         return [document for document in yaml.load_all(cache[text, chart], yaml.CSafeLoader) if document]
@@ -98,7 +104,7 @@ def get_helm_error(helm: Helm, tmp_path: Path) -> Callable[[Mapping[str, Any]], 
     def get_error(values: Mapping[str, Any]) -> str:
         file = tmp_path / "values.yaml"
         file.write_text(yaml.safe_dump(dict(values)))
-        run = helm("template", "mine", str(CHART), "--namespace", "serving", "--values", str(file))
+        run = helm("template", "mine", str(CHART), "--namespace", "serving", *ROUTER_OPTION, "--values", str(file))
         assert run.returncode != 0, "Helm took them"
         return run.stderr
 

@@ -16,7 +16,6 @@ from llm_serving import paths, processes
 from llm_serving.catalog import instances
 from llm_serving.fleet.loading import load_fleet
 from llm_serving.targets.matrix import Cell
-from llm_serving.workloads.serving.placement import DEVICES
 from tests.charts import objects, test_patterns
 from tests.charts.conftest import Render
 from tests.charts.test_presets import NAMES, each_preset
@@ -122,6 +121,13 @@ def test_pods_keep_to_the_strictest_level_of_pod_security_that_their_devices_all
         assert errors and all("violates PodSecurity" in line for line in errors)
 
 
+ACCELERATED_CELLS = [
+    cell
+    for cell in test_patterns.CELLS
+    if cell.deployment and all(role.resources.accelerators for role in cell.deployment.engine_roles)
+]
+
+
 @pytest.fixture(scope="module")
 def scheduling_errors(
     control_plane: ControlPlane, render_chart: Render, preset: Preset
@@ -130,7 +136,7 @@ def scheduling_errors(
     pods_by_case: dict[str, tuple[list[dict[str, Any]], Cell | None]] = {
         format_slug(name): (build_pods(render_chart(preset(name)), format_slug(name)), None) for name in NAMES
     }
-    for cell in test_patterns.CELLS:
+    for cell in ACCELERATED_CELLS:
         pods_by_case[format_case(cell)] = (
             build_pods(render_chart(test_patterns.render_values(cell)), format_case(cell)),
             cell,
@@ -179,7 +185,7 @@ def build_machines(name: str, pod_manifests: Sequence[Object], cell: Cell | None
     [expressions] = [term["matchExpressions"] for term in terms["nodeSelectorTerms"]]
     row = instances.load()[next(item["values"][0] for item in expressions if item["key"].endswith("instance-type"))]
     assert row.accelerators
-    device = DEVICES[row.accelerators.kind]
+    device = row.accelerators.device
     accelerators = sum(int(item["spec"]["containers"][0]["resources"]["limits"].get(device, 0)) for item in engines)
     count = math.ceil(accelerators / row.accelerators.count)
     if cell is None:
@@ -198,7 +204,7 @@ def test_a_preset_s_pods_are_scheduled_on_nodes_that_their_accelerators_fill(
     assert scheduling_errors[format_slug(name)] == []
 
 
-@test_patterns.each_cell
+@pytest.mark.parametrize("cell", ACCELERATED_CELLS, ids=lambda cell: f"{cell.pattern}-{cell.fleet}")
 def test_a_pattern_s_pods_are_scheduled_on_nodes_that_their_accelerators_fill(
     scheduling_errors: dict[str, list[str]], cell: Cell
 ) -> None:

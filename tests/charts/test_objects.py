@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -177,6 +178,53 @@ def test_no_two_objects_of_a_kind_share_a_name_and_all_are_in_the_releases_names
     assert {manifest["metadata"]["namespace"] for manifest in manifests} == {"serving"}
 
 
+CERTIFICATE = "arn:aws:acm:us-west-2:123456789012:certificate/12345678-1234-1234-1234-123456789012"
+WEB_ACL = "arn:aws:wafv2:us-west-2:123456789012:regional/webacl/api/12345678-1234-1234-1234-123456789012"
+
+
+def test_a_load_balancer_has_tls_patience_and_a_drain(render_chart: Render) -> None:
+    values = build_values()
+    assert filter_by_kind(render_chart(values), "Ingress") == []
+    [ingress] = filter_by_kind(render_chart({**values, "loadBalancer": {"certificate": CERTIFICATE}}), "Ingress")
+    annotations = {
+        name.removeprefix("alb.ingress.kubernetes.io/"): value
+        for name, value in ingress["metadata"]["annotations"].items()
+    }
+    assert annotations == {
+        "scheme": "internal",
+        "target-type": "ip",
+        "listen-ports": '[{"HTTPS": 443}]',
+        "certificate-arn": CERTIFICATE,
+        "ssl-policy": "ELBSecurityPolicy-TLS13-1-2-2021-06",
+        "load-balancer-attributes": (
+            "idle_timeout.timeout_seconds=4000,routing.http.drop_invalid_header_fields.enabled=true"
+        ),
+        "target-group-attributes": (
+            "deregistration_delay.timeout_seconds=120,load_balancing.algorithm.type=least_outstanding_requests"
+        ),
+        "healthcheck-path": "/readiness",
+        "success-codes": "200",
+    }
+    [rule] = ingress["spec"]["rules"]
+    assert ingress["spec"]["ingressClassName"] == "alb"
+    assert rule["http"]["paths"][0]["backend"] == {"service": {"name": "mine", "port": {"number": 8000}}}
+
+
+def test_a_public_load_balancer_calls_the_gateway_behind_a_web_acl(render_chart: Render) -> None:
+    row = {
+        "certificate": CERTIFICATE,
+        "public": True,
+        "webAcl": WEB_ACL,
+        "gateway": {"service": "gateway", "port": 4000},
+    }
+    [ingress] = filter_by_kind(render_chart({**build_values(), "loadBalancer": row}), "Ingress")
+    annotations = ingress["metadata"]["annotations"]
+    assert annotations["alb.ingress.kubernetes.io/scheme"] == "internet-facing"
+    assert annotations["alb.ingress.kubernetes.io/wafv2-acl-arn"] == WEB_ACL
+    [rule] = ingress["spec"]["rules"]
+    assert rule["http"]["paths"][0]["backend"] == {"service": {"name": "gateway", "port": {"number": 4000}}}
+
+
 def test_clients_reach_the_router_or_the_only_engines_leaders_by_the_releases_name(render_chart: Render) -> None:
     service = filter_by_kind(render_chart(build_values()), "Service", "mine")[0]["spec"]
     assert service["selector"]["app.kubernetes.io/component"] == "router"
@@ -294,7 +342,11 @@ def test_all_traffic_is_denied_but_what_a_role_needs(render_chart: Render, prese
         external_cidrs = [
             item["ipBlock"]["cidr"] for rule in spec["egress"] for item in rule["to"] if "ipBlock" in item
         ]
-        assert external_cidrs == ["0.0.0.0/0"] + ["169.254.170.23/32", "fd00:ec2::23/128"] * (role != "mine-router")
+        if role == "mine-router":
+            assert not any(ipaddress.ip_network(cidr).is_global for cidr in external_cidrs), "the cluster's API alone"
+            assert any(ipaddress.ip_address("172.20.0.1") in ipaddress.ip_network(cidr) for cidr in external_cidrs)
+        else:
+            assert external_cidrs == ["0.0.0.0/0", "169.254.170.23/32", "fd00:ec2::23/128"]
         assert all(rule["ports"] for rule in spec["egress"])
 
 
@@ -336,6 +388,21 @@ def test_pods_of_a_replica_with_several_nodes_share_a_zone_and_replicas_need_not
             group[template_name]["metadata"]["labels"]["inference/listens"]
             == str(template_name == "leaderTemplate").lower()
         )
+
+
+def test_followers_wait_for_their_leaders_requests_and_leaders_for_the_router(render_chart: Render) -> None:
+    manifests = render_chart(build_values(build_engine(nodes=2, workerCommand=["serve"], drain={"graceSeconds": 150})))
+    template = filter_by_kind(manifests, "LeaderWorkerSet")[0]["spec"]["leaderWorkerTemplate"]
+    leader, follower = (
+        template[kind]["spec"]["containers"][0]["lifecycle"]["preStop"] for kind in ("leaderTemplate", "workerTemplate")
+    )
+    assert leader == {"sleep": {"seconds": 10}}
+    assert follower["exec"]["command"][:2] == ["sh", "-c"]
+    assert follower["exec"]["command"][2] == (
+        'exec python3 /etc/inference/group.py drain --leader "$LWS_LEADER_ADDRESS" --requests 8000 --drain 140'
+    )
+    (programs,) = [item["data"] for item in filter_by_kind(manifests, "ConfigMap") if "probe.py" in item["data"]]
+    assert programs["group.py"].strip() == (CHART / "files" / "group.py").read_text().strip()
 
 
 def test_roles_with_one_zone_share_it(render_chart: Render, preset: Preset) -> None:
@@ -425,7 +492,7 @@ def test_the_autoscaler_sets_the_count_alone_and_sums_over_replicas(render_chart
     usage, arrivals = spec["triggers"]
     role = 'namespace="serving",app_kubernetes_io_instance="mine",app_kubernetes_io_component="worker"'
     assert usage["metricType"] == "AverageValue"
-    assert usage["metadata"]["query"] == f"sum(vllm:kv_cache_usage_perc{{{role}}}) or vector(0)"
+    assert usage["metadata"]["query"] == f"sum(avg by (pod) (vllm:kv_cache_usage_perc{{{role}}})) or vector(0)"
     assert usage["metadata"]["threshold"] == "0.8"
     counters = (
         '{__name__=~"vllm_router_(pd_)?requests_total|vllm_router_(request|pd)_errors_total",'
@@ -459,7 +526,7 @@ def test_another_engines_scaling_and_alerts_use_its_own_metrics(render_chart: Re
     names = {"queue": "", "running": "", "preemptions": "", "failed-transfers": "", "kv-usage": "other:cache"}
     manifests = render_chart({**FULL_VALUES, "metrics": {"engine": names, "router": {"requests": "r", "errors": "e"}}})
     usage, arrivals = filter_by_kind(manifests, "ScaledObject")[0]["spec"]["triggers"]
-    assert usage["metadata"]["query"].startswith("sum(other:cache{")
+    assert usage["metadata"]["query"].startswith("sum(avg by (pod) (other:cache{")
     assert '{__name__=~"r|e",' in arrivals["metadata"]["query"]
     groups = filter_by_kind(manifests, "PrometheusRule")[0]["spec"]["groups"]
     assert [(group["name"], [rule["alert"] for rule in group["rules"]]) for group in groups] == [
@@ -490,7 +557,7 @@ def test_a_release_without_roles_is_a_route_that_shares_requests_by_weight(
     assert [item["kind"] for item in manifests] == ["HTTPRoute"]
     rule = filter_by_kind(manifests, "HTTPRoute")[0]["spec"]["rules"][0]
     assert [(item["name"], item["weight"]) for item in rule["backendRefs"]] == [("mine-v1", 90), ("mine-v2", 10)]
-    assert rule["timeouts"] == {"request": "600s"}
+    assert rule["timeouts"] == {"request": "1800s"}, "the routers' own default"
     assert objects.validate(yaml.safe_dump_all(manifests), schema_location) == []
 
 

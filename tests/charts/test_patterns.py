@@ -97,6 +97,55 @@ def test_with_events_the_router_discovers_pods_by_dns_and_clients_cannot_subscri
     assert not other_ports & {5557, 5558}
 
 
+def test_a_route_to_the_release_lets_requests_take_as_long_as_its_router_does(
+    render_chart: Render, tmp_path: Path
+) -> None:
+    shutil.copytree(paths.PATTERNS / "aggregated", tmp_path / "mine")
+    file = tmp_path / "mine" / "blueprint.yaml"
+    file.write_text(file.read_text().replace("policy: cache-aware", "request_timeout: 2h"))
+    fleet = paths.PATTERNS.parent / "fleet.yaml"
+    plan = planning.plan(file.parent, fleet, target="eks", root=tmp_path, account="123456789012")
+    values = yaml.safe_load(planning.write_rendered(plan).read_text())
+    values["route"]["gateway"] = {"name": "edge"}
+    [route] = [manifest for manifest in render_chart(values) if manifest["kind"] == "HTTPRoute"]
+    assert route["spec"]["rules"][0]["timeouts"] == {"request": "7200s"}
+    assert "7200" in values["roles"]["router"]["command"]
+
+
+@pytest.mark.parametrize("place", ["node", "claim:compiled"])
+def test_compiled_programs_outlive_a_pod_where_the_blueprint_says_so(
+    render_chart: Render, tmp_path: Path, place: str
+) -> None:
+    shutil.copytree(paths.PATTERNS / "aggregated", tmp_path / "mine")
+    file = tmp_path / "mine" / "blueprint.yaml"
+    keys = set()
+    for image in ("vllm/vllm-openai:v0.32.0", "vllm/vllm-openai:v0.32.1"):
+        if image not in file.read_text():
+            base = (paths.PATTERNS / "aggregated" / "blueprint.yaml").read_text()
+            file.write_text(f"{base}image: {image}\ntuning: {{compile_cache: '{place}'}}\n")
+        fleet = paths.PATTERNS.parent / "fleet.yaml"
+        plan = planning.plan(file.parent, fleet, target="eks", root=tmp_path, account="123456789012")
+        manifests = render_chart(yaml.safe_load(planning.write_rendered(plan).read_text()))
+        [spec] = [
+            pod["spec"] for pod in objects.list_pods(manifests) if pod["spec"]["containers"][0]["name"] == "engine"
+        ]
+        [volume] = [row for row in spec["volumes"] if row["name"] == "mount-compile-cache"]
+        [mount] = [row for row in spec["containers"][0]["volumeMounts"] if row["name"] == "mount-compile-cache"]
+        assert mount["mountPath"] == "/compile-cache"
+        if place == "node":
+            assert volume["hostPath"]["type"] == "DirectoryOrCreate"
+            assert volume["hostPath"]["path"].startswith("/mnt/k8s-disks/0/compile-cache/mine/")
+            assert spec["securityContext"]["runAsUser"] == 0, "the folder is root's"
+            keys.add(volume["hostPath"]["path"])
+        else:
+            assert volume["persistentVolumeClaim"]["claimName"] == "compiled"
+            keys.add(mount["subPath"])
+        environment = {row["name"]: row.get("value") for row in spec["containers"][0]["env"]}
+        assert environment["TRITON_CACHE_DIR"] == "/compile-cache/triton"
+        assert environment["VLLM_ASSETS_CACHE"] == "/scratch/cache/assets", "the engine removes it"
+    assert len(keys) == 2, "another image has another folder"
+
+
 def test_the_chart_refuses_a_typo_in_a_users_template(render_chart: Render) -> None:
     invalid = render_values(CELLS[0])
     invalid["roles"]["worker"]["replica"] = 3

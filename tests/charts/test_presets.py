@@ -15,8 +15,9 @@ from llm_serving.catalog import engines, instances, models
 from llm_serving.catalog.instances import Instance
 from llm_serving.engines import memory, vllm
 from llm_serving.targets.local import engine_env
+from llm_serving.workloads.serving import processes
 from tests.charts import objects
-from tests.charts.conftest import CHART, EFA_IMAGE, PRESETS, Helm, Render
+from tests.charts.conftest import CHART, EFA_IMAGE, PRESETS, ROUTER_OPTION, Helm, Render
 from tests.engines_own import EngineProbe
 
 NAMES = sorted(file.stem for file in PRESETS.glob("*.yaml"))
@@ -66,7 +67,8 @@ each_preset = pytest.mark.parametrize("name", NAMES)
 
 @each_preset
 def test_helm_lint_passes(helm: Helm, name: str) -> None:
-    run = helm("lint", str(CHART), "--strict", "-f", str(PRESETS / f"{name}.yaml"), "--set", f"image={EFA_IMAGE}")
+    file = str(PRESETS / f"{name}.yaml")
+    run = helm("lint", str(CHART), "--strict", "-f", file, "--set", f"image={EFA_IMAGE}", *ROUTER_OPTION)
     assert run.returncode == 0, run.stdout + run.stderr
 
 
@@ -151,6 +153,20 @@ def test_shared_memory_and_huge_pages_fit_the_node(values: Mapping[str, Any], en
 
 
 @each_engine
+def test_weights_stream_with_clients_and_memory_that_the_machine_has(values: Mapping[str, Any], engine: Engine) -> None:
+    """Each accelerator has a reader, which the engine's processes of a pod share the memory of."""
+    configs = [word.partition("=")[2] for word in engine.role["command"] if "loader-extra-config=" in word]
+    assert bool(configs) == ("--load-format=runai_streamer" in engine.role["command"])
+    shared = parse_gib(engine.role.get("sharedMemory", DEFAULTS["engine"]["sharedMemory"]))
+    for config in map(json.loads, configs):
+        assert config["concurrency"] == processes.compute_stream_clients(engine.types)
+        assert config.get("distributed", False) == (engine.accelerators > 1)
+        limit = config.get("memory_limit", processes.MAX_STREAM_BYTES)
+        free = (parse_gib(engine.get_resource("memory")) - shared) * 2**30
+        assert limit <= free * processes.STREAM_SHARE
+
+
+@each_engine
 def test_requests_in_flight_can_end_before_the_kill(values: Mapping[str, Any], engine: Engine) -> None:
     drain = {**DEFAULTS["engine"]["drain"], **engine.role.get("drain", {})}
     assert 0 < engine.read_flag("shutdown-timeout", 0) <= drain["graceSeconds"] - drain["preStopSeconds"]
@@ -229,9 +245,15 @@ def test_the_engine_parses_every_command_line_of_every_preset(
 def test_the_router_parses_every_command_line_of_every_preset(
     render_chart: Render, preset: Preset, engine_probe: EngineProbe
 ) -> None:
-    lines = list(list_commands("router", render_chart, preset))
-    answers = engine_probe("vllm-router", [words[1:] for words in lines] + [[*lines[0][1:], "--no-such-flag"]])
-    assert answers == [{"result": 8000}] * len(lines) + [{"refused": 2}]
+    lines = [words[5:] for words in list_commands("router", render_chart, preset)]
+    answers = engine_probe("vllm-router", [*lines, [*lines[0], "--no-such-flag"]])
+    assert answers == [{"result": 8001}] * len(lines) + [{"refused": 2}]
+
+
+def test_clients_of_every_preset_reach_the_inference_api_alone(render_chart: Render, preset: Preset) -> None:
+    for words in list_commands("router", render_chart, preset):
+        front = ["router-front", "--listen=0.0.0.0:8000", "--router=127.0.0.1:8001", "--", "vllm-router"]
+        assert words[:7] == [*front, "--host=127.0.0.1", "--port=8001"]
 
 
 def list_commands(kind: str, render_chart: Render, preset: Preset) -> Iterator[list[str]]:

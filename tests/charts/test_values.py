@@ -24,6 +24,7 @@ def build_release(overrides: Mapping[str, Any] | None = None, /, **role: Any) ->
     return {"model": {"served": "m"}, "roles": {"worker": worker}, **(overrides or {})}
 
 
+CERTIFICATE = "arn:aws:acm:us-west-2:123456789012:certificate/12345678-1234-1234-1234-123456789012"
 ROUTER = {"kind": "router", "command": ["route"]}
 
 
@@ -141,6 +142,20 @@ MONITORED = {"monitoring": {"podMonitors": True}}
         (
             build_release({"image": "localhost:5000/vllm"}),
             'roles.worker.image: now "localhost:5000/vllm": not pinned: replicas could differ, and a rollback would have no effect. Fix: REPOSITORY:VERSION or REPOSITORY@sha256:DIGEST',
+        ),
+        (
+            build_release({"loadBalancer": {"certificate": CERTIFICATE, "public": True}}),
+            "loadBalancer.public: now true: the router answers everybody who reaches it, and nothing before it authenticates requests. Fix: false, or gateway.service that authenticates",
+        ),
+        (
+            build_release(
+                {"loadBalancer": {"certificate": CERTIFICATE, "public": True, "gateway": {"service": "gateway"}}}
+            ),
+            "loadBalancer.public: now true: the internet reaches the load balancer, and nothing filters or limits its requests. Fix: false, or webAcl",
+        ),
+        (
+            {**build_release(), "roles": {**build_release()["roles"], "router": {**ROUTER, "image": ""}}},
+            "roles.router.image: now empty: vllm-router publishes no releases. Fix: build images/router, and --set defaults.router.image=REGISTRY/router:0.1.17-2",
         ),
         (
             build_release({"image": ""}),

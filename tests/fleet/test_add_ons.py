@@ -4,10 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from infra.constructs import controllers, karpenter
-from llm_serving.catalog import instances
+from llm_serving.catalog import eks, instances
 from llm_serving.cli import main
 from llm_serving.fleet import add_ons
 from llm_serving.fleet.model import AddOns, Fleet
@@ -32,6 +33,18 @@ def test_every_row_is_pinned_has_a_source_and_a_known_condition() -> None:
         assert row.manifest or (row.version and row.version[-1].isdigit() and row.source), row.name
 
 
+def test_every_chart_has_a_digest_but_those_that_no_source_gives() -> None:
+    charts = {row.name: row for row in add_ons.load_add_ons() if row.chart}
+    unpinned = {name for name, row in charts.items() if not row.digest}
+    assert unpinned == {"lws", "kuberay-operator"}
+    assert all("no digest as of" in str(charts[name].source) for name in unpinned)
+
+
+def test_a_manifest_with_a_digest_is_refused() -> None:
+    with pytest.raises(ValidationError, match="a manifest has none of its own"):
+        add_ons.AddOn(name="x", why="y", when="always", manifest="x.yaml", digest=f"sha256:{'0' * 64}")
+
+
 def test_a_chart_without_a_version_is_refused() -> None:
     with pytest.raises(ValidationError, match="a chart has version, namespace and source"):
         add_ons.AddOn(name="x", why="y", when="always", chart="x", namespace="x", source="z")
@@ -44,6 +57,7 @@ def test_each_add_on_is_a_condition_of_some_row(add_on: str) -> None:
 
 def test_a_fleet_installs_the_charts_of_its_pools_and_add_ons() -> None:
     assert list_rows("p5-efa") == [
+        "storage-class",
         "kube-prometheus-stack",
         "nvidia-device-plugin",
         "dcgm-exporter",
@@ -52,6 +66,7 @@ def test_a_fleet_installs_the_charts_of_its_pools_and_add_ons() -> None:
         "cluster-autoscaler",
         "lws",
         "kueue",
+        "queues",
     ]
     assert {"neuron", "karpenter", "node-pools"} <= set(list_rows("mixed"))
     assert "nvidia-device-plugin" not in list_rows("trn2")
@@ -60,6 +75,43 @@ def test_a_fleet_installs_the_charts_of_its_pools_and_add_ons() -> None:
 def test_node_pools_come_after_the_karpenter_that_knows_their_kind() -> None:
     names = [row.name for row in add_ons.load_add_ons()]
     assert names.index("karpenter") < names.index("node-pools")
+
+
+def test_the_load_balancer_controller_finds_the_gateway_api_as_it_starts(tmp_path: Path) -> None:
+    names = [row.name for row in add_ons.load_add_ons()]
+    assert names.index("gateway-api") < names.index("aws-load-balancer-controller") < names.index("gateway-classes")
+    fleet = load_example("mixed")
+    annotations = [
+        step.values["podAnnotations"]
+        for switch in (False, True)
+        for step in add_ons.select_add_ons(
+            fleet.model_copy(update={"add_ons": AddOns(gateway=switch)}), instances.load()
+        )
+        if step.add_on.name == "aws-load-balancer-controller"
+    ]
+    assert annotations == [{"fleet/gateway-api": "off"}, {"fleet/gateway-api": "on"}], "a change starts its pods again"
+
+
+def test_manifests_beside_the_table_are_applied_from_there(tmp_path: Path) -> None:
+    fleet = load_example("mixed").model_copy(update={"add_ons": AddOns(gateway=True)})
+    commands = installer.build_install_commands(fleet, instances.load(), tmp_path, tmp_path / "fleet.yaml")
+    [classes] = [command for command in commands if command.selected.add_on.name == "gateway-classes"]
+    manifests = list(yaml.safe_load_all(Path(classes.arguments[-1]).read_text()))
+    assert {manifest["metadata"]["name"]: manifest["spec"]["controllerName"] for manifest in manifests} == {
+        "alb": "gateway.k8s.aws/alb",
+        "nlb": "gateway.k8s.aws/nlb",
+    }
+
+
+def test_the_efa_plugin_comes_from_the_fleets_own_region() -> None:
+    [values] = [
+        step.values
+        for step in add_ons.select_add_ons(load_example("p5-efa"), instances.load())
+        if step.add_on.name == "aws-efa-k8s-device-plugin"
+    ]
+    repository = "602401143452.dkr.ecr.us-east-1.amazonaws.com/eks/aws-efa-k8s-device-plugin"
+    assert values["image"] == {"repository": repository}
+    assert eks.format_registry("eu-south-2") == "455263428931.dkr.ecr.eu-south-2.amazonaws.com"
 
 
 def test_service_accounts_are_those_that_the_stack_gives_roles_to() -> None:
@@ -120,11 +172,15 @@ def test_an_unknown_name_is_not_a_value() -> None:
 
 
 def test_every_command_waits_and_is_idempotent(tmp_path: Path) -> None:
-    commands = installer.build_install_commands(load_example("mixed"), instances.load(), tmp_path)
+    commands = installer.build_install_commands(
+        load_example("mixed"), instances.load(), tmp_path, tmp_path / "fleet.yaml"
+    )
     for command in commands:
         if command.arguments[0] == "helm":
             assert command.arguments[1:3] == ["upgrade", "--install"]
-            assert {"--version", "--wait", "--timeout"} <= set(command.arguments)
+            assert {"--wait", "--timeout"} <= set(command.arguments)
+            assert command.archive and str(command.archive.file).endswith(f"{command.selected.add_on.version}.tgz")
+            assert command.arguments[4].endswith(command.archive.file.name), "from the archive that is checked"
         else:
             assert command.arguments[:4] == ["kubectl", "apply", "--server-side", "-f"]
     assert (tmp_path / "node-pools.yaml").read_text().count("kind: NodePool") >= 1
@@ -137,8 +193,11 @@ def test_the_plan_is_shown_without_a_cluster(
     fleet = str(ROOT / "infra" / "fleets" / "p5-efa.yaml")
     assert main.run(["platform", "install", "--plan", "--fleet", fleet]) == 0
     out = capsys.readouterr().out
-    assert "helm upgrade --install nvidia-device-plugin" in out
-    assert "kubectl" not in out
+    assert "helm pull nvidia-device-plugin --repo https://nvidia.github.io/k8s-device-plugin --version 0.19.2" in out
+    assert "helm upgrade --install nvidia-device-plugin rendered/p5-efa/platform/charts/nvidia-device-plugin-0" in out
+    assert out.count("pinned by sha256:") == 7
+    assert out.count("pinned by version alone: its first digest goes to ") == 1, "lws"
+    assert out.count("kubectl apply") == 2, "the storage class and the queues"
 
 
 def test_a_fleet_without_kubernetes_is_refused(
@@ -155,12 +214,15 @@ def test_the_rows_are_installed_in_order_and_a_failure_ends_the_run(
 ) -> None:
     tools = tmp_path / "tools"
     tools.mkdir()
-    helm = tools / "helm"
+    helm, kubectl = tools / "helm", tools / "kubectl"
     helm.write_text(f'#!/bin/sh\necho "$3" >> {tmp_path}/calls\ntest "$3" != lws\n')
-    helm.chmod(0o755)
+    kubectl.write_text(f'#!/bin/sh\nbasename "$4" .yaml >> {tmp_path}/calls\n')
+    for program in (helm, kubectl):
+        program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(installer.chart_archives, "fetch", lambda archive, _: archive.digest)
     fleet = str(ROOT / "infra" / "fleets" / "p5-efa.yaml")
     assert main.run(["platform", "install", "--fleet", fleet]) == 1
-    assert (tmp_path / "calls").read_text().split() == list_rows("p5-efa")[:-1]
+    assert (tmp_path / "calls").read_text().split() == list_rows("p5-efa")[:-2]
     assert "helm upgrade --install lws" in capsys.readouterr().err

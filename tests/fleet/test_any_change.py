@@ -70,7 +70,7 @@ def test_any_change_is_accepted_or_refused_at_a_position_in_the_file(data: st.Da
             parent[data.draw(st.one_of(st.text(max_size=6), st.just(f"{path[-1]}s")))] = value
         if not isinstance(mutated, dict) or not mutated:
             return
-    text = yaml.safe_dump(mutated, allow_unicode=data.draw(st.booleans()))
+    text = yaml.dump(mutated, Dumper=yaml.CSafeDumper, allow_unicode=data.draw(st.booleans()), default_flow_style=False)
     file.write_text(text, encoding="utf-8", errors="replace", newline="")
     try:
         load(file, kind)

@@ -9,7 +9,7 @@ from llm_serving.settings.document import load
 FLEET = """\
 name: {name}
 region: {region}
-zones: [{region}a]
+zones: [{region}a, {region}b]
 network: {{flow_logs: {flow_logs}}}
 pools:
   general: {{types: g6e.2xlarge, size: 0..8}}
@@ -20,19 +20,6 @@ def list_mistakes(folder: Path, *, name: str = "demo", region: str = "us-west-2"
     file = folder / "fleet.yaml"
     file.write_text(FLEET.format(name=name, region=region, flow_logs=flow_logs))
     return [str(mistake).removeprefix(f"{file}:") for mistake in aws_limits.find_mistakes(load(file, Fleet))]
-
-
-def test_an_unsupported_retention_is_refused_with_the_nearest(tmp_path: Path) -> None:
-    [text] = list_mistakes(tmp_path, flow_logs="45d")
-    assert text.startswith(
-        "4:22: network.flow_logs: now '45d': CloudWatch Logs supports only certain retention periods. "
-        "Fix: 30d, the nearest of 1, 3, 5, 7, 14, 30,"
-    )
-
-
-@pytest.mark.parametrize("days", aws_limits.LOG_RETENTION_DAYS)
-def test_every_retention_of_cloudwatch_passes(tmp_path: Path, days: int) -> None:
-    assert list_mistakes(tmp_path, flow_logs=f"{days}d") == []
 
 
 def test_a_name_too_long_for_its_buckets_is_refused_with_the_length_that_fits(tmp_path: Path) -> None:
@@ -52,3 +39,24 @@ def test_a_zone_outside_the_address_plan_is_refused(tmp_path: Path) -> None:
         f"{file}:3:9: zones[0]: now 'us-west-2h': the address plan covers the zones a to g. "
         "Fix: another zone of the region, or a network of your own"
     )
+
+
+@pytest.mark.parametrize("orchestrator", ["eks", "both"])
+def test_a_cluster_in_one_zone_is_refused(orchestrator: str, tmp_path: Path) -> None:
+    file = tmp_path / "fleet.yaml"
+    pools = "pools:\n  general: {types: g6e.2xlarge, size: 0..8}\n"
+    head = f"name: demo\nregion: us-west-2\norchestrator: {orchestrator}\n"
+    file.write_text(f"{head}zones: [us-west-2a]\n{pools}")
+    [text] = map(str, aws_limits.find_mistakes(load(file, Fleet)))
+    assert text == (
+        f"{file}:4:8: zones: now [us-west-2a]: EKS takes subnets in 2 zones or more for a cluster; a pool may be in one "
+        "of them. Fix: zones: [us-west-2a, us-west-2b], and zones: us-west-2a in the pools that stay in it."
+    )
+
+
+def test_a_pool_of_a_cluster_may_be_in_one_zone_and_a_fleet_on_ecs_too(tmp_path: Path) -> None:
+    file = tmp_path / "fleet.yaml"
+    pools = "pools:\n  general: {types: g6e.2xlarge, size: 0..8, zones: us-west-2a}\n"
+    for rest in ("zones: [us-west-2a, us-west-2b]\n", "zones: [us-west-2a]\norchestrator: ecs\n"):
+        file.write_text(f"name: demo\nregion: us-west-2\n{rest}{pools}")
+        assert aws_limits.find_mistakes(load(file, Fleet)) == []

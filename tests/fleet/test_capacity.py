@@ -68,7 +68,8 @@ def test_a_node_of_eks_takes_two_prefixes_and_an_ecs_machine_one_address_a_task(
 def test_the_ip_bandwidth_layout_takes_eight_addresses_and_the_saving_one_takes_one(tmp_path: Path) -> None:
     pool = "  aa: {{types: p5.48xlarge, zones: us-west-2a, size: 0..10, efa: on, efa_layout: {}}}\n"
     ip_bandwidth, plain = (
-        _compute_capacity(tmp_path, pool.format(layout)).subnets[0] for layout in ("ip-bandwidth", "save-addresses")
+        _compute_capacity(tmp_path, pool.format(layout), HEAD + "orchestrator: ecs\n").subnets[0]
+        for layout in ("ip-bandwidth", "save-addresses")
     )
     assert ip_bandwidth.needed - plain.needed == 10 * 7
 

@@ -165,8 +165,8 @@ def test_more_than_the_spend_limit_is_refused_with_the_sum_and_the_pools(tmp_pat
         "  bb:\n    types: g6e.2xlarge\n    size: 1\n"
     )
     assert _get_only_mistake(_check(tmp_path, text)) == (
-        "fleet.yaml:4:14: spend_limit: now '100 USD/h': at full size the pools cost 122.77 USD/h on demand "
-        "(aa 120.52, bb 2.24). Fix: a limit of 122.77 USD/h or more, or smaller pools."
+        "fleet.yaml:4:14: spend_limit: now '100 USD/h': at full size the fleet costs 123.89 USD/h on demand "
+        "(aa 120.52, bb 2.24, without instances 1.12). Fix: a limit of 123.89 USD/h or more, or smaller pools."
     )
 
 
@@ -176,9 +176,9 @@ def test_a_sum_over_the_limit_names_the_missing_prices(tmp_path: Path) -> None:
         "  aa:\n    types: [p5.48xlarge, p5e.48xlarge]\n    zones: us-west-2c\n    size: 1\n"
     )
     assert _get_only_mistake(_check(tmp_path, text)) == (
-        "fleet.yaml:4:14: spend_limit: now '50 USD/h': at full size the pools cost 55.04 USD/h on demand "
-        "(aa 55.04), and no price is known in us-west-2 of p5e.48xlarge in pool aa (AWS's price list has no on-demand "
-        "price for it; it is sold by Capacity Block). Fix: a limit of 55.04 USD/h or more, or smaller pools."
+        "fleet.yaml:4:14: spend_limit: now '50 USD/h': at full size the fleet costs 56.16 USD/h on demand "
+        "(aa 55.04, without instances 1.12), and no price is known in us-west-2 of p5e.48xlarge in pool aa (AWS's price list has no on-demand "
+        "price for it; it is sold by Capacity Block). Fix: a limit of 56.17 USD/h or more, or smaller pools."
     )
 
 
@@ -197,9 +197,9 @@ def test_a_limit_without_known_prices_is_refused(tmp_path: Path) -> None:
             "",
             "types: p5e.48xlarge\n    zones: us-west-2c\n    size: 9",
         ),  # no limit, so an unknown price is none's matter
-        ("spend_limit: 1 USD/h\n", "types: p5.48xlarge\n    size: 0"),
-        ("spend_limit: 1 USD/h\n", f"types: p5e.48xlarge\n    zones: us-west-2c\n    buy: {BLOCK}\n    size: 9"),
-        ("spend_limit: 18.61 USD/h\n", "types: g6e.xlarge\n    size: 10"),
+        ("spend_limit: 1.13 USD/h\n", "types: p5.48xlarge\n    size: 0"),
+        ("spend_limit: 1.13 USD/h\n", f"types: p5e.48xlarge\n    zones: us-west-2c\n    buy: {BLOCK}\n    size: 9"),
+        ("spend_limit: 19.74 USD/h\n", "types: g6e.xlarge\n    size: 10"),
     ],
     ids=["no limit", "no machine", "prepaid", "just within"],
 )

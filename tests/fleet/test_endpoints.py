@@ -5,6 +5,12 @@ def list_services(orchestrator: str) -> set[str]:
     return {row.service for row in endpoints.list_required(orchestrator)}  # type: ignore[arg-type]
 
 
+def test_a_closed_network_has_the_endpoints_that_others_reach_by_the_internet() -> None:
+    for orchestrator, services in (("eks", {"sqs"}), ("ecs", {"kms", "data-servicediscovery", "sqs", "states"})):
+        closed = {row.service for row in endpoints.list_required(orchestrator, closed=True)}  # type: ignore[arg-type]
+        assert closed - list_services(orchestrator) == services
+
+
 def test_both_orchestrators_need_endpoints_for_images_and_credentials() -> None:
     assert {"ecr.api", "ecr.dkr", "logs", "sts", "ssm", "ssmmessages"} == list_services("eks") & list_services("ecs")
 

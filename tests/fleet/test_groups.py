@@ -161,6 +161,14 @@ def test_nodes_have_labels_for_pool_and_accelerator_and_a_taint(make_groups: Gro
     assert [taint.eks_effect for taint in group.taints] == ["NO_SCHEDULE", "NO_EXECUTE"]
 
 
+def test_the_autoscaler_waits_for_the_gpus_of_a_node_group_and_for_no_others(make_groups: GroupFactory) -> None:
+    (gpu,) = make_groups("types: g6e.2xlarge, zones: us-west-2a, size: 1..3")
+    (neuron,) = make_groups("types: inf2.xlarge, zones: us-west-2a, size: 1..3")
+    (by_karpenter,) = make_groups("types: g6e.2xlarge, size: 0..3")
+    assert gpu.labels["k8s.amazonaws.com/accelerator"] == "l40s"
+    assert "k8s.amazonaws.com/accelerator" not in {**neuron.labels, **by_karpenter.labels}
+
+
 def test_neuron_has_its_own_taint_and_ami_and_a_machine_without_accelerator_none(make_groups: GroupFactory) -> None:
     (neuron,) = make_groups("types: inf2.xlarge, size: 0..3")
     (plain,) = make_groups("types: m8g.2xlarge, size: 0..3")
@@ -174,7 +182,7 @@ def test_neuron_has_its_own_taint_and_ami_and_a_machine_without_accelerator_none
         ("eks", "types: g6e.2xlarge", "soci", groups.SMALL_VOLUME, True),
         ("eks", "types: inf2.8xlarge", "soci", groups.FAST_VOLUME, False),
         ("eks", "types: inf2.8xlarge, images: plain", "plain", groups.BASELINE_VOLUME, False),
-        ("eks", "types: m8g.large", "plain", groups.BASELINE_VOLUME, False),
+        ("eks", "types: m8g.large", "plain", groups.SMALL_VOLUME, False),
         ("ecs", "types: inf2.8xlarge", "cached", groups.FAST_VOLUME, False),
         ("ecs", "types: g6e.2xlarge, images: {snapshot: snap-01234567}", "snapshot", groups.FAST_VOLUME, False),
         ("ecs", "types: g6e.2xlarge, disk: gp3", "cached", groups.FAST_VOLUME, False),
@@ -185,6 +193,23 @@ def test_images_start_from_the_machines_fastest_storage(
 ) -> None:
     group = make_groups(f"{lines}, size: 0..3", orchestrator)[0]
     assert (group.images, group.volume, group.nvme) == (images, volume, nvme)
+
+
+@pytest.mark.parametrize("orchestrator", ["eks", "ecs"])
+@pytest.mark.parametrize(
+    ("lines", "volume"),
+    [
+        ("types: m8g.xlarge, size: 1", groups.SMALL_VOLUME),
+        ("types: m7i.4xlarge, size: 1", groups.SMALL_VOLUME),
+        ("types: m8g.xlarge, size: 1, images: {snapshot: snap-0123456789abcdef0}", groups.FAST_VOLUME),
+        ("types: g6e.xlarge, size: 1, images: plain, disk: gp3", groups.BASELINE_VOLUME),
+    ],
+)
+def test_machines_without_accelerators_have_plain_small_volumes(
+    make_groups: GroupFactory, orchestrator: str, lines: str, volume: groups.Volume
+) -> None:
+    assert {group.volume for group in make_groups(lines, orchestrator)} == {volume}
+    assert groups.Volume(size_gib=100, throughput_mib_s=125, iops=3000) == groups.SMALL_VOLUME
 
 
 def test_fast_volumes_have_the_throughput_that_soci_needs() -> None:

@@ -105,3 +105,24 @@ def test_an_efa_only_interface_takes_no_address() -> None:
 
 def test_efa_needs_all_protocols_from_itself_and_to_itself() -> None:
     assert [(rule.direction, rule.protocol) for rule in EFA_RULES] == [("ingress", "-1"), ("egress", "-1")]
+
+
+@pytest.mark.parametrize("kind", ["p5.48xlarge", "p5e.48xlarge", "trn2.48xlarge", "p5en.48xlarge"])
+def test_a_task_finds_room_on_the_first_card_where_tasks_have_interfaces_of_their_own(kind: str) -> None:
+    row = instances.find(kind)
+    requested = interfaces.list_requested(row, efa=True, task_interfaces=True)
+    assert requested[0] == Interface(0, 0, "efa")
+    assert requested[1:] == tuple(Interface(card.index, 0, "efa-only") for card in row.cards[1:])
+    assert sum(interface.card == 0 for interface in requested) < row.cards[0].interfaces
+    assert interfaces.count_addresses(requested) == 1
+
+
+def test_the_layout_without_tasks_of_their_own_fills_the_first_card_of_p5() -> None:
+    row = instances.find("p5.48xlarge")
+    requested = interfaces.list_requested(row, efa=True)
+    assert sum(interface.card == 0 for interface in requested) == row.cards[0].interfaces
+
+
+def test_a_first_card_without_efa_keeps_its_plain_interface() -> None:
+    requested = interfaces.list_requested(instances.find("p6-b300.48xlarge"), efa=True, task_interfaces=True)
+    assert requested[0] == Interface(0, 0, "interface")

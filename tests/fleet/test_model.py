@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_serving.fleet.model import ExistingNetwork, Fleet, NewNetwork, Reservation
+from llm_serving.fleet.model import Eks, ExistingNetwork, Fleet, NewNetwork, Reservation
 from llm_serving.settings.document import load
 from llm_serving.settings.errors import InputError
 from llm_serving.settings.units import Bounds
@@ -53,7 +53,10 @@ def test_an_omitted_field_has_its_default() -> None:
     assert isinstance(value.network, NewNetwork)
     assert (value.orchestrator, value.state, value.spend_limit, value.tags) == ("eks", "local", None, {})
     assert (value.network.cidr, value.network.nat, value.network.flow_logs) == ("10.0.0.0/16", True, 30 * 86400)
-    assert (value.storage.results_kept, value.storage.repositories) == (90 * 86400, ("vllm", "router"))
+    assert (value.storage.results_kept, value.storage.repositories) == (
+        90 * 86400,
+        ("vllm", "router", "load-driver", "llama-cpp", "batch-worker"),
+    )
     pool = value.pools["general"]
     assert (pool.buy, pool.size, pool.efa, value.get_zones(pool)) == (("on-demand",), Bounds(0, 8), False, value.zones)
 
@@ -239,3 +242,14 @@ def test_all_mistakes_of_the_file_are_reported_together_conflicts_included() -> 
         "fleet.yaml:5:30",
         "fleet.yaml:6:44",
     ]
+
+
+@pytest.mark.parametrize("client", ["8.8.8.0/24", "0.0.0.0/0"])
+def test_only_private_networks_call_the_private_endpoint(client: str) -> None:
+    with pytest.raises(ValueError, match="it is not a private range"):
+        Eks(private_from=(client,))
+
+
+@pytest.mark.parametrize("client", ["10.8.0.0/16", "100.64.0.0/10", "sg-0123456789abcdef0"])
+def test_a_vpn_and_a_security_group_call_the_private_endpoint(client: str) -> None:
+    assert Eks(private_from=(client,)).private_from == (client,)

@@ -39,7 +39,8 @@ def test_user_data_has_the_cluster_the_labels_and_the_taints() -> None:
         "cidr": "172.20.0.0/16",
     }
     assert spec["kubelet"]["flags"] == [
-        "--node-labels=fleet/pool=general,fleet/purchase=on-demand,fleet/accelerator=l40s",
+        "--node-labels=fleet/pool=general,fleet/purchase=on-demand,fleet/accelerator=l40s,"
+        "k8s.amazonaws.com/accelerator=l40s",
         "--register-with-taints=nvidia.com/gpu=present:NoSchedule",
     ]
     assert spec["kubelet"]["config"] == {"maxPods": 110}

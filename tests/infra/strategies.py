@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from llm_serving.catalog import instances
 from llm_serving.catalog.instances import Instance
-from llm_serving.fleet import checks
+from llm_serving.fleet import aws_limits, checks
 from llm_serving.fleet.groups import RESERVED_OPTIONS
 from llm_serving.fleet.model import AddOns, Fleet, NewNetwork
 from llm_serving.fleet.pool import Orchestrator, Pool, Reservation, Snapshot
@@ -41,8 +41,9 @@ def fleets(draw: st.DrawFn, max_size: int = 2000) -> Fleet:
     """Fleets of one to four pools over one to four zones, with pools of up to `most` machines."""
     region = draw(st.sampled_from(REGIONS))
     region_zones = sorted({zone for row in instances.load().values() for zone in row.zones.get(region, ())})
-    zones = tuple(draw(st.lists(st.sampled_from(region_zones), min_size=1, max_size=4, unique=True)))
     orchestrator = draw(st.sampled_from(("eks", "ecs", "both")))
+    min_zones = 1 if orchestrator == "ecs" else aws_limits.MIN_EKS_ZONES
+    zones = tuple(draw(st.lists(st.sampled_from(region_zones), min_size=min_zones, max_size=4, unique=True)))
     names = draw(st.lists(NAMES, min_size=1, max_size=4, unique=True))
     return Fleet(
         name=draw(NAMES),
@@ -53,6 +54,10 @@ def fleets(draw: st.DrawFn, max_size: int = 2000) -> Fleet:
         add_ons=AddOns(observability=draw(st.booleans()), gateway=orchestrator != "ecs" and draw(st.booleans())),
         pools={name: draw(_pools(region, zones, orchestrator, max_size)) for name in names},
     )
+
+
+def _list_layouts(efa: bool, orchestrator: str) -> tuple[str, ...]:
+    return ("save-addresses", "ip-bandwidth") if efa and orchestrator == "ecs" else ("save-addresses",)
 
 
 @st.composite
@@ -77,7 +82,7 @@ def _pools(draw: st.DrawFn, region: str, zones: tuple[str, ...], orchestrator: s
         "size": size,
         "orchestrator": pool_orchestrator if orchestrator == "both" else None,
         "efa": efa,
-        "efa_layout": draw(st.sampled_from(("save-addresses", "ip-bandwidth"))) if efa else "save-addresses",
+        "efa_layout": draw(st.sampled_from(_list_layouts(efa, pool_orchestrator))),
         "placement_group": "none" if purchase in RESERVED_OPTIONS else draw(st.sampled_from(("none", "cluster"))),
         "labels": draw(st.dictionaries(NAMES, NAMES, max_size=2)),
     }

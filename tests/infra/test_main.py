@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
 
 from infra import main
 from llm_serving.cli import main as cli
+from llm_serving.fleet.loading import load_fleet
+from llm_serving.terraform import runner
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,7 +24,58 @@ def test_cdktf_and_the_command_line_refuse_the_same_fleets(
     with pytest.raises(SystemExit, match="2"):
         main.main()
     errors = capsys.readouterr().err
-    assert errors.startswith(f"{file}:8:14: spend_limit: now '1 USD/h': at full size the pools cost ")
+    assert errors.startswith(f"{file}:8:14: spend_limit: now '1 USD/h': at full size the fleet costs ")
     assert not (tmp_path / "out").exists()
     assert cli.run(["fleet", "synth", "--fleet", str(file), "--out", str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err == errors
+
+
+def test_every_stack_has_the_hashes_of_the_provider_and_the_least_version_of_terraform(tmp_path: Path) -> None:
+    folders = main.synthesize(load_fleet(ROOT / "fleet.yaml"), tmp_path, stack_names=("network", "storage"))
+    assert sorted(folders) == ["network", "storage"]
+    for folder in folders.values():
+        terraform = json.loads((folder / "cdk.tf.json").read_text())["terraform"]
+        assert terraform["required_version"] == f">= {'.'.join(map(str, runner.MIN_VERSION))}"
+        lock = (folder / ".terraform.lock.hcl").read_text()
+        (version,) = re.findall(r'  version     = "(.*)"', lock)
+        assert version == terraform["required_providers"]["aws"]["version"]
+        # One archive a platform, and the registry's own manifest.
+        assert (len(re.findall('"h1:', lock)), len(re.findall('"zh:', lock))) == (14, 15)
+
+
+def test_hashes_that_opentofu_has_locked_stay(tmp_path: Path) -> None:
+    folder = tmp_path / "stacks" / "storage"
+    folder.mkdir(parents=True)
+    lock = 'provider "registry.opentofu.org/hashicorp/aws" {\n}\n'
+    (folder / ".terraform.lock.hcl").write_text(lock)
+    main.synthesize(load_fleet(ROOT / "fleet.yaml"), tmp_path, stack_names=("storage",))
+    assert (folder / ".terraform.lock.hcl").read_text() == lock
+
+
+@pytest.mark.parametrize(("line", "allowed"), [('account: "123456789012"\n', ["123456789012"]), ("", None)])
+def test_the_provider_takes_no_other_account_than_the_fleets(tmp_path: Path, line: str, allowed: list[str]) -> None:
+    file = tmp_path / "fleet.yaml"
+    file.write_text(line + (ROOT / "fleet.yaml").read_text())
+    folders = main.synthesize(load_fleet(file), tmp_path / "out", stack_names=("storage",))
+    (provider,) = json.loads((folders["storage"] / "cdk.tf.json").read_text())["provider"]["aws"]
+    assert provider.get("allowed_account_ids") == allowed
+
+
+def test_a_budget_is_the_month_of_the_spend_limit_by_the_fleets_tag(tmp_path: Path) -> None:
+    file = tmp_path / "fleet.yaml"
+    file.write_text("budget_to: platform@example.com\n" + (ROOT / "fleet.yaml").read_text())
+    folders = main.synthesize(load_fleet(file), tmp_path / "out", stack_names=("storage",))
+    resources = json.loads((folders["storage"] / "cdk.tf.json").read_text())["resource"]
+    budget = resources["aws_budgets_budget"]["budget"]
+    assert (budget["limit_amount"], budget["limit_unit"], budget["time_unit"]) == ("73000.00", "USD", "MONTHLY")
+    assert budget["cost_filter"] == [{"name": "TagKeyValue", "values": ["user:fleet$demo"]}]
+    alerts = {(alert["notification_type"], alert["threshold"]) for alert in budget["notification"]}
+    assert alerts == {("ACTUAL", 80), ("FORECASTED", 100)}
+    assert {tuple(alert["subscriber_email_addresses"]) for alert in budget["notification"]} == {
+        ("platform@example.com",)
+    }
+
+
+def test_without_addresses_there_is_no_budget(tmp_path: Path) -> None:
+    folders = main.synthesize(load_fleet(ROOT / "fleet.yaml"), tmp_path / "out", stack_names=("storage",))
+    assert "aws_budgets_budget" not in json.loads((folders["storage"] / "cdk.tf.json").read_text())["resource"]

@@ -142,9 +142,9 @@ def untag_provider(stack: Stack) -> None:
 
 TEMPLATE = f"aws_launch_template.{BLOCK}-template"
 BROKEN: dict[Callable[[Stack], None], str] = {
-    use_wrong_card: f"{TEMPLATE} asks for the interfaces [(0, 0, 'interface'), (0, 1, 'efa-only'), (1, 0, 'efa-only'), (7, 0",
+    use_wrong_card: f"{TEMPLATE} asks for the interfaces [(0, 0, 'efa'), (1, 0, 'efa-only'), (2, 0, 'efa-only'), (7, 0",
     drop_interface: f"{TEMPLATE} asks for the interfaces",
-    drop_all_efa: f"{TEMPLATE} asks for the interfaces [], and the layout of its type is [(0, 0, 'interface')",
+    drop_all_efa: f"{TEMPLATE} asks for the interfaces [], and the layout of its type is [(0, 0, 'efa')",
     drop_ingress: f"{TEMPLATE}: an EFA interface has no group with an ingress rule for the group itself",
     drop_egress: f"{TEMPLATE}: an EFA interface has no group with an egress rule for the group itself",
     open_egress: f"{TEMPLATE}: an EFA interface has no group with an egress rule for the group itself",

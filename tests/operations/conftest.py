@@ -9,6 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from llm_serving.operations import chart_archives
+
+UNKNOWN_DIGEST = f"sha256:{'0' * 64}"
+"""Of every chart that the table has no digest of."""
+
 _RECORDER = """\
 #!{python}
 import json, os, sys
@@ -46,9 +51,10 @@ class Recorder:
 
 @pytest.fixture
 def recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recorder:
-    """An empty folder as PATH, and the working folder beside it."""
+    """An empty folder as PATH, and the working folder beside it; charts are not pulled."""
     fake_programs = Recorder(tmp_path / "bin")
     fake_programs.folder.mkdir()
     monkeypatch.setenv("PATH", str(fake_programs.folder))
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(chart_archives, "fetch", lambda archive, _: archive.digest or UNKNOWN_DIGEST)
     return fake_programs

@@ -57,7 +57,11 @@ def test_kubectl_and_helm_are_led_to_the_fleets_own_cluster_alone(recorder: Reco
 @pytest.mark.parametrize(
     ("more", "remedy"),
     [
-        ("", "Its endpoint is private. Fix: run this inside the VPC, or add your range to `eks.public_from`"),
+        (
+            "",
+            "Its endpoint is private, open to the VPC. Fix: run this there, add your network to `eks.private_from` or "
+            "`eks.public_from`, or run `blueprint platform tunnel` in another terminal",
+        ),
         ("eks: {public_from: [203.0.113.0/24]}\n", "Its endpoint is open to 203.0.113.0/24 only"),
     ],
 )
@@ -82,31 +86,34 @@ def test_a_real_cluster_loses_only_nodes_and_load_balancers(
     assert connection.fetch_uid() == control_plane.read("namespace", "kube-system")["metadata"]["uid"]
     definition = yaml.safe_load(KIND.format(plural="nodepools", kind="NodePool"))
     claims = yaml.safe_load(KIND.format(plural="nodeclaims", kind="NodeClaim"))
+    gateways = yaml.safe_load(GATEWAYS)
     cluster.terminate_machines(connection)  # where Karpenter never was
+    cluster.delete_load_balancers(connection)  # nor the Gateway API
     backend = {"service": {"name": "open", "port": {"number": 80}}}
     objects = [
         build_service("open", "LoadBalancer"),
         build_service("inner", "ClusterIP"),
         {**build_manifest("networking.k8s.io/v1", "Ingress", "web"), "spec": {"defaultBackend": backend}},
     ]
-    control_plane.check_output("create", "--filename=-", objects=[definition, claims, *objects])
+    control_plane.check_output("create", "--filename=-", objects=[definition, claims, gateways, *objects])
     processes.wait_until(
-        lambda: control_plane.run_kubectl("get", "nodepools,nodeclaims").returncode == 0, "both kinds", 30
+        lambda: control_plane.run_kubectl("get", "nodepools,nodeclaims,gateways").returncode == 0, "all kinds", 30
     )
-    control_plane.check_output(
-        "create", "--filename=-", objects=[build_manifest("karpenter.sh/v1", "NodePool", "general", namespace=None)]
-    )
+    custom_objects = [
+        build_manifest("karpenter.sh/v1", "NodePool", "general", namespace=None),
+        build_manifest("gateway.networking.k8s.io/v1", "Gateway", "edge"),
+    ]
+    control_plane.check_output("create", "--filename=-", objects=custom_objects)
     try:
         cluster.terminate_machines(connection)
         cluster.delete_load_balancers(connection)
         remaining = control_plane.check_output(
-            "get", "nodepools,services,ingresses", "--namespace=default", "--output=name"
+            "get", "nodepools,gateways,services,ingresses", "--namespace=default", "--output=name"
         )
         assert remaining.split() == ["service/inner", "service/kubernetes"], "the latter is every cluster's"
     finally:
-        control_plane.check_output(
-            "delete", "service/inner", f"crd/{definition['metadata']['name']}", f"crd/{claims['metadata']['name']}"
-        )
+        kinds = [f"crd/{kind['metadata']['name']}" for kind in (definition, claims, gateways)]
+        control_plane.check_output("delete", "service/inner", *kinds)
 
 
 def build_manifest(version: str, kind: str, name: str, namespace: str | None = "default") -> dict[str, Any]:
@@ -117,6 +124,20 @@ def build_manifest(version: str, kind: str, name: str, namespace: str | None = "
 def build_service(name: str, kind: str) -> dict[str, Any]:
     return {**build_manifest("v1", "Service", name), "spec": {"type": kind, "ports": [{"port": 80}]}}
 
+
+GATEWAYS = """\
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata:
+  name: gateways.gateway.networking.k8s.io
+  annotations: {api-approved.kubernetes.io: unapproved}
+spec:
+  group: gateway.networking.k8s.io
+  names: {kind: Gateway, plural: gateways, singular: gateway}
+  scope: Namespaced
+  versions:
+    - {name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object}}}
+"""
 
 KIND = """\
 apiVersion: apiextensions.k8s.io/v1
@@ -145,19 +166,23 @@ def test_nodes_end_before_load_balancers_and_these_before_charts(recorder: Recor
         "kubectl get crd nodepools.karpenter.sh",
         "kubectl delete nodepools.karpenter.sh --all",
         "kubectl delete nodeclaims.karpenter.sh --all",
+        "kubectl get crd gateways.gateway.networking.k8s.io",
+        "kubectl delete gateways.gateway.networking.k8s.io --all",
         "kubectl delete ingresses --all",
         "kubectl delete services --field-selector=spec.type=LoadBalancer",
         "kubectl delete --ignore-not-found --timeout=900s",
         "helm uninstall karpenter --namespace",
         "helm uninstall aws-load-balancer-controller --namespace",
         "helm uninstall nvidia-device-plugin --namespace",
+        "kubectl delete --ignore-not-found --timeout=900s",
     ]
 
 
 def test_removal_is_the_installation_backwards(tmp_path: Path) -> None:
     demo_fleet, catalogue = write_fleet(tmp_path), instances.load()
     installed = [
-        command.selected.add_on.name for command in platform.build_install_commands(demo_fleet, catalogue, tmp_path)
+        command.selected.add_on.name
+        for command in platform.build_install_commands(demo_fleet, catalogue, tmp_path, tmp_path / "fleet.yaml")
     ]
     removed = [
         command.selected.add_on.name for command in platform.build_remove_commands(demo_fleet, catalogue, tmp_path)

@@ -13,13 +13,14 @@ import pytest
 from llm_serving import console
 from llm_serving.aws.session import AwsSession
 from llm_serving.fleet.model import Fleet
+from llm_serving.operations import image_pins
 from llm_serving.operations.checkpoints import Checkpoints
 from llm_serving.operations.context import FleetContext
 from llm_serving.settings.document import load
 from llm_serving.terraform.runner import Terraform
 from llm_serving.workflows import aws as install_aws
 from llm_serving.workflows.aws import ServingCommands, WorkflowRequest, WorkflowResult
-from tests.operations.conftest import Recorder
+from tests.operations.conftest import UNKNOWN_DIGEST, Recorder
 
 FLEET = """\
 name: small
@@ -44,7 +45,9 @@ def context(tmp_path: Path) -> FleetContext:
 def list_installed(recorder: Recorder) -> list[str]:
     """What was installed, in order."""
     return [
-        call[3] if call[0] == "helm" else "node-pools" for call in recorder.calls if call[1] in ("upgrade", "apply")
+        call[3] if call[0] == "helm" else Path(call[-1]).stem
+        for call in recorder.calls
+        if call[1] in ("upgrade", "apply")
     ]
 
 
@@ -57,13 +60,15 @@ def test_chart_installation_resumes_after_a_failure_and_repeats_none(
     with pytest.raises(console.CommandFailed, match="helm upgrade --install karpenter"):
         install_aws._install_add_ons(context, progress, WorkflowResult([]))
     first = list_installed(recorder)
-    assert first == ["nvidia-device-plugin", "aws-load-balancer-controller", "karpenter"]
+    assert first == ["storage-class", "nvidia-device-plugin", "aws-load-balancer-controller", "karpenter"]
 
     recorder.install("helm")
     steps = WorkflowResult([])
     install_aws._install_add_ons(context, Checkpoints(context.data / "journal.json", "account"), steps)
     assert list_installed(recorder)[len(first) :] == ["karpenter", "node-pools", "keda", "kuberay-operator"]
-    assert steps.skipped == ["chart nvidia-device-plugin", "chart aws-load-balancer-controller"]
+    skipped = ["storage-class", "nvidia-device-plugin", "aws-load-balancer-controller"]
+    assert steps.skipped == [f"chart {name}" for name in skipped]
+    assert image_pins.read_charts(context.document.path) == {"kuberay-operator:1.7.0": UNKNOWN_DIGEST}
     assert "✓ chart nvidia-device-plugin: skipped, installed before" in capsys.readouterr().err
 
 
@@ -86,7 +91,7 @@ def test_the_blueprint_is_deployed_after_the_charts_then_validated_and_finds_the
     progress = Checkpoints(context.data / "journal.json", "account")
     install_aws._serve_blueprint(options, serving, context, progress, WorkflowResult([]))
     kubeconfig = str(context.data / "kubeconfig")
-    assert calls == [("deploy", "eks", kubeconfig, 6), ("validate", "eks", kubeconfig, 6)]
+    assert calls == [("deploy", "eks", kubeconfig, 7), ("validate", "eks", kubeconfig, 7)]
     assert os.environ.get("KUBECONFIG") == before
     last_step = progress.find_latest("blueprint")
     assert last_step and last_step.note == f"{context.data / 'mine'} eks"

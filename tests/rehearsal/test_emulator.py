@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -132,6 +134,29 @@ def test_a_reset_empties_it(tmp_path: Path) -> None:
         s3 = create_bucket(endpoint, "gone-soon")
         emulator.reset(endpoint)
         assert s3.list_buckets()["Buckets"] == []
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Origin": "https://page.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Host": "page.example"}, 403),
+        ({"Host": "127.0.0.1.page.example:5000"}, 403),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Host": "localhost:5000", "Origin": "http://localhost:5000", "Sec-Fetch-Site": "same-origin"}, 200),
+    ],
+)
+def test_no_web_page_empties_it(endpoint: str, headers: dict[str, str], status: int) -> None:
+    s3 = create_bucket(endpoint, f"kept-{len(headers)}-{sum(map(ord, str(headers)))}")
+    request = urllib.request.Request(f"{endpoint}/moto-api/reset", data=b"", headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=10) as response:
+            assert response.status == status
+    except urllib.error.HTTPError as error:
+        assert error.code == status
+    assert bool(s3.list_buckets()["Buckets"]) == (status == 403)
 
 
 def test_it_ends_with_its_block(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from llm_serving.rehearsal import emulator_gaps
 STACK: dict[str, Any] = {
     "resource": {
         "aws_eks_addon": {"vpc-cni": {}, "coredns": {}},
+        "aws_eks_access_entry": {"admin": {"for_each": '${toset(["a"])}'}},
         "aws_eks_cluster": {"cluster": {"name": "demo"}},
         "aws_eks_node_group": {"system": {"lifecycle": {"ignore_changes": ["scaling_config[0].desired_size"]}}},
         "aws_vpc_security_group_ingress_rule": {
@@ -20,7 +21,7 @@ STACK: dict[str, Any] = {
 
 
 def test_unsupported_resources_are_counted_by_kind() -> None:
-    assert emulator_gaps.count_gaps(STACK) == {"aws_eks_addon": 2}
+    assert emulator_gaps.count_gaps(STACK) == {"aws_eks_access_entry": 1, "aws_eks_addon": 2}
     assert emulator_gaps.count_gaps({"data": {}}) == {}
 
 
@@ -28,6 +29,7 @@ def test_it_is_left_out_by_the_override_alone() -> None:
     before = copy.deepcopy(STACK)
     overrides = emulator_gaps.build_override(STACK)
     assert overrides["aws_eks_addon"] == {"vpc-cni": {"count": 0}, "coredns": {"count": 0}}
+    assert overrides["aws_eks_access_entry"] == {"admin": {"for_each": "${toset([])}"}}
     assert "aws_vpc" not in overrides
     assert before == STACK
 

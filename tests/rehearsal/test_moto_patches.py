@@ -113,6 +113,27 @@ def lift_the_protection_of_a_group_that_is_to_shrink(endpoint: str) -> None:
     assert list_instances() == []
 
 
+def delete_a_group_whose_instances_are_protected(endpoint: str) -> None:
+    ec2, groups = (emulator.create_client(name, endpoint, REGION) for name in ("ec2", "autoscaling"))
+    image = ec2.describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
+    ec2.create_launch_template(
+        LaunchTemplateName="forced", LaunchTemplateData={"ImageId": image, "InstanceType": "g6e.2xlarge"}
+    )
+    groups.create_auto_scaling_group(
+        AutoScalingGroupName="forced",
+        MinSize=1,
+        MaxSize=1,
+        AvailabilityZones=[f"{REGION}a"],
+        LaunchTemplate={"LaunchTemplateName": "forced"},
+        NewInstancesProtectedFromScaleIn=True,
+    )
+    (group,) = groups.describe_auto_scaling_groups(AutoScalingGroupNames=["forced"])["AutoScalingGroups"]
+    instance_ids = [instance["InstanceId"] for instance in group["Instances"]]
+    groups.delete_auto_scaling_group(AutoScalingGroupName="forced", ForceDelete=True)
+    (reservation,) = ec2.describe_instances(InstanceIds=instance_ids)["Reservations"]
+    assert [instance["State"]["Name"] for instance in reservation["Instances"]] == ["terminated"]
+
+
 def describe_all_capacity_providers(endpoint: str) -> None:
     ecs = emulator.create_client("ecs", endpoint, REGION)
     group = f"arn:aws:autoscaling:{REGION}:{emulator.ACCOUNT}:autoScalingGroup:1:autoScalingGroupName/machines"
@@ -133,6 +154,47 @@ def list_services_after_one_was_deleted(endpoint: str) -> None:
     ecs.delete_service(cluster="services", service="deleted", force=True)
     arns = ecs.list_services(cluster="services")["serviceArns"]
     assert [arn.rpartition("/")[2] for arn in arns] == ["kept"]
+
+
+def set_the_key_of_a_log_group(endpoint: str) -> None:
+    logs = emulator.create_client("logs", endpoint, REGION)
+    key = f"arn:aws:kms:{REGION}:{emulator.ACCOUNT}:key/1"
+    logs.create_log_group(logGroupName="late")
+    logs.associate_kms_key(logGroupName="late", kmsKeyId=key)
+    (group,) = logs.describe_log_groups(logGroupNamePrefix="late")["logGroups"]
+    assert group.get("kmsKeyId") == key
+
+
+def check_the_definition_of_a_state_machine(endpoint: str) -> None:
+    stepfunctions = emulator.create_client("stepfunctions", endpoint, REGION)
+    good = {"StartAt": "End", "States": {"End": {"Type": "Succeed"}}}
+    results = [
+        stepfunctions.validate_state_machine_definition(definition=definition)["result"]
+        for definition in (json.dumps(good), json.dumps({**good, "StartAt": 1}))
+    ]
+    assert results == ["OK", "FAIL"]
+
+
+def list_the_versions_of_a_state_machine(endpoint: str) -> None:
+    stepfunctions = emulator.create_client("stepfunctions", endpoint, REGION)
+    definition = json.dumps({"StartAt": "End", "States": {"End": {"Type": "Succeed"}}})
+    machine = stepfunctions.create_state_machine(name="short", definition=definition, roleArn=ROLE)
+    versions = stepfunctions.list_state_machine_versions(stateMachineArn=machine["stateMachineArn"])
+    assert versions["stateMachineVersions"] == []
+
+
+def listen_with_a_certificate_of_the_user(endpoint: str) -> None:
+    ec2 = emulator.create_client("ec2", endpoint, REGION)
+    subnet_ids = [subnet["SubnetId"] for subnet in ec2.describe_subnets()["Subnets"][:2]]
+    balancers = emulator.create_client("elbv2", endpoint, REGION)
+    balancer = balancers.create_load_balancer(Name="routers", Subnets=subnet_ids)["LoadBalancers"][0]
+    balancers.create_listener(
+        LoadBalancerArn=balancer["LoadBalancerArn"],
+        Port=443,
+        Protocol="HTTPS",
+        Certificates=[{"CertificateArn": f"arn:aws:acm:{REGION}:{emulator.ACCOUNT}:certificate/0123"}],
+        DefaultActions=[{"Type": "fixed-response", "FixedResponseConfig": {"StatusCode": "200"}}],
+    )
 
 
 def repeat_a_call(endpoint: str) -> None:
@@ -157,8 +219,13 @@ CASES: Mapping[str, Callable[[str], None]] = {
     "FakeDeleteMarker.dispose": empty_a_bucket_whose_versioning_was_suspended,
     "EKSBackend.create_cluster": find_the_security_group_of_a_cluster,
     "AutoScalingBackend.set_instance_protection": lift_the_protection_of_a_group_that_is_to_shrink,
+    "AutoScalingBackend.delete_auto_scaling_group": delete_a_group_whose_instances_are_protected,
     "EC2ContainerServiceBackend.describe_capacity_providers": describe_all_capacity_providers,
     "EC2ContainerServiceBackend.list_services": list_services_after_one_was_deleted,
+    "LogsResponse.associate_kms_key": set_the_key_of_a_log_group,
+    "StepFunctionResponse.validate_state_machine_definition": check_the_definition_of_a_state_machine,
+    "StepFunctionResponse.list_state_machine_versions": list_the_versions_of_a_state_machine,
+    "AWSCertificateManagerBackend.set_certificate_in_use_by": listen_with_a_certificate_of_the_user,
     "BaseResponse.call_action": repeat_a_call,
 }
 

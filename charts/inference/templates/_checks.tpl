@@ -34,6 +34,13 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- with .Values.loadBalancer -}}
+{{- if and .public (not .gateway.service) -}}
+{{- $wrong = append $wrong "loadBalancer.public: now true: the router answers everybody who reaches it, and nothing before it authenticates requests. Fix: false, or gateway.service that authenticates" -}}
+{{- else if and .public (not .webAcl) -}}
+{{- $wrong = append $wrong "loadBalancer.public: now true: the internet reaches the load balancer, and nothing filters or limits its requests. Fix: false, or webAcl" -}}
+{{- end -}}
+{{- end -}}
 {{- if and .Values.route.backends (not .Values.route.gateway.name) -}}
 {{- $wrong = append $wrong "route.gateway.name: now empty: route.backends requires a Gateway. Fix: the Gateway's name" -}}
 {{- end -}}
@@ -59,7 +66,9 @@
 {{- $wrong = append $wrong (printf "%s: the name %s has %d characters: labels of pods allow 52. Fix: a shorter name of the release or role" $at $name (len $name)) -}}
 {{- end -}}
 {{- $image := $role.image -}}
-{{- if not $image -}}
+{{- if and (not $image) (eq $role.kind "router") -}}
+{{- $wrong = append $wrong (printf "%s.image: now empty: vllm-router publishes no releases. Fix: build images/router, and --set defaults.router.image=REGISTRY/router:0.1.17-2" $at) -}}
+{{- else if not $image -}}
 {{- $wrong = append $wrong (printf "%s.image: now empty. Fix: --set image=REPOSITORY:VERSION (the first lines of a preset describe its image)" $at) -}}
 {{- else -}}
 {{- $last := splitList "/" $image | last -}}

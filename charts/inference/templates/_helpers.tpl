@@ -19,7 +19,9 @@
 {{- range $name, $role := .Values.roles -}}
 {{- $base := get $.Values.defaults $role.kind -}}
 {{- $merged := include "inference.merged" (dict "base" $base "over" $role) | fromYaml -}}
+{{- if eq $role.kind "engine" -}}
 {{- $_ := set $merged "image" ($merged.image | default $.Values.image) -}}
+{{- end -}}
 {{- $_ := set $roles $name $merged -}}
 {{- end -}}
 {{- toYaml $roles -}}

@@ -69,6 +69,9 @@ spec:
       {{- with $mount.claim }}
       persistentVolumeClaim: {claimName: {{ . }}, readOnly: {{ $mount.readOnly | default false }}}
       {{- end }}
+      {{- with $mount.hostPath }}
+      hostPath: {path: {{ . }}, type: DirectoryOrCreate}
+      {{- end }}
       {{- with $mount.configMap }}
       configMap: {name: {{ . }}}
       {{- end }}
@@ -118,7 +121,16 @@ ports:
   {{- include "inference.probe" (merge (dict "probe" (get $.role.probes $probe)) $) | nindent 2 }}
 {{- end }}
 {{- end }}
-{{- if int .role.drain.preStopSeconds }}
+{{- if not .listens }}
+# A replica's further nodes compute for the first, and end at once when asked to: they wait for its requests.
+lifecycle:
+  preStop:
+    exec:
+      command:
+        - sh
+        - -c
+        - exec python3 /etc/inference/group.py drain --leader "$LWS_LEADER_ADDRESS" --requests {{ int .role.port }} --drain {{ max 1 (sub (int .role.drain.graceSeconds) 10) }}
+{{- else if int .role.drain.preStopSeconds }}
 lifecycle:
   preStop:
     sleep: {seconds: {{ int .role.drain.preStopSeconds }}}
@@ -144,7 +156,7 @@ volumeMounts:
   - {name: shm, mountPath: /dev/shm}
   - {name: probe, mountPath: /etc/inference, readOnly: true}
   {{- range $name, $mount := .role.mounts }}
-  - {name: mount-{{ $name }}, mountPath: {{ $mount.path }}, readOnly: {{ $mount.readOnly | default false }}}
+  - {name: mount-{{ $name }}, mountPath: {{ $mount.path }}, readOnly: {{ $mount.readOnly | default false }}{{ with $mount.subPath }}, subPath: {{ . | quote }}{{ end }}}
   {{- end }}
 {{- end -}}
 

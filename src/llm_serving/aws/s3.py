@@ -130,6 +130,15 @@ class Bucket:
                 raise
             return bytes(response["Body"].read())
 
+    def download(self, name: str, path: Path) -> None:
+        """Copies the object `name` under the prefix to a file.
+
+        Raises:
+            Unavailable: S3 went away or refused.
+        """
+        with self._translate_errors("s3:GetObject"):
+            self._client.download_file(self.location.bucket, self.location.prefix + name, str(path))
+
     def upload(self, path: Path, name: str, sha256: str, on_bytes: OnBytes) -> None:
         """Sends a file, going on with parts that an earlier try has left in S3.
 

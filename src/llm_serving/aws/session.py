@@ -156,7 +156,12 @@ class AwsSession:
                 self._clients[service] = self._create_client(service)
             return self._clients[service]
 
-    def _create_client(self, service: str) -> Any:
+    def create_client(self, service: str, config: Any) -> Any:
+        """A client of its own, with further settings: a botocore Config."""
+        with self._lock:
+            return self._create_client(service, config)
+
+    def _create_client(self, service: str, settings: Any = None) -> Any:
         from botocore.config import Config
 
         config = Config(
@@ -170,6 +175,7 @@ class AwsSession:
             **({"proxies": {}} if self._env is not None and self.emulator else {}),
         )
         endpoint = None if self._env is None else self.find_endpoint(service)
+        config = config.merge(settings) if settings else config
         return self._open().client(service, region_name=self.region, endpoint_url=endpoint, config=config)
 
     def _open(self) -> Any:

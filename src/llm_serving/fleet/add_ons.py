@@ -11,6 +11,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from llm_serving import paths
+from llm_serving.catalog import eks
+from llm_serving.catalog.images import Digest
 from llm_serving.catalog.instances import Catalogue
 from llm_serving.fleet import names
 from llm_serving.fleet.groups import Group, resolve_all
@@ -19,7 +21,8 @@ from llm_serving.fleet.model import ExistingNetwork, Fleet
 FILE = paths.CHARTS / "platform.yaml"
 
 NODE_POOLS = "node-pools"
-"""The manifest that is made from the fleet."""
+QUEUES = "queues"
+"""Manifests that are made from the fleet."""
 
 
 class AddOn(BaseModel):
@@ -37,11 +40,14 @@ class AddOn(BaseModel):
 
     repository: str | None = None
     version: str | None = None
+    digest: Digest | None = None
+    """Of the chart's archive, or of its manifest in an OCI registry; None where no source gives it."""
+
     manifest: str | None = None
-    """Instead of a chart: a URL, or `node-pools`."""
+    """Instead of a chart: a URL, a file beside the table, or what is made from the fleet: `node-pools`, `queues`."""
 
     source: str | None = None
-    """Source of the version."""
+    """Source of the version and the digest."""
 
     namespace: str | None = None
     values: Mapping[str, Any] | None = None
@@ -49,7 +55,7 @@ class AddOn(BaseModel):
     @model_validator(mode="after")
     def _check_complete(self) -> AddOn:
         parts = (self.chart, self.version, self.namespace, self.source)
-        if not (all(parts) if self.chart else self.manifest and not any(parts[:3])):
+        if not (all(parts) if self.chart else self.manifest and not any((*parts[:3], self.digest))):
             raise ValueError(f"{self.name}: a chart has version, namespace and source; a manifest has none of its own")
         return self
 
@@ -108,6 +114,10 @@ def _collect_values(fleet: Fleet, catalogue: Catalogue) -> dict[str, Any]:
         "cluster": names.format_cluster_name(fleet),
         "region": fleet.region,
         "queue": names.format_interruption_queue(fleet),
+        "efa_image": f"{eks.format_registry(fleet.region)}/eks/aws-efa-k8s-device-plugin",
+        "gateway": "on" if fleet.add_ons.gateway else "off",
+        "closed": fleet.is_closed,
+        "internet": not fleet.is_closed,
         "vpc_id": existing.vpc if existing else "",
         "vpc_tags": {} if existing else names.build_vpc_tags(fleet),
         "gpu_pools": select_pools(lambda group: group.variant == "nvidia"),

@@ -9,13 +9,11 @@ from llm_serving.fleet.model import Fleet, NewNetwork
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import Mistake
 
-LOG_RETENTION_DAYS = (
-    1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1096, 1827, 2192, 2557, 2922, 3288, 3653,
-)  # fmt: skip
-"""Days that CloudWatch Logs keeps a log group. Source: API reference, PutRetentionPolicy, 2026-11."""
-
 MAX_BUCKET_NAME_LENGTH = 63
 """Most characters of a bucket's name. Source: S3 user guide, "Bucket naming rules", 2026-11."""
+
+MIN_EKS_ZONES = 2
+"""Zones with a subnet of the cluster's. Source: EKS API reference, VpcConfigRequest, subnetIds, 2026-11."""
 
 _DAY_S = 86400.0
 _ACCOUNT_DIGITS = 12
@@ -33,7 +31,7 @@ def build_bucket_name(fleet: str, purpose: str, account: str, region: str) -> st
 
 def find_mistakes(document: Document[Fleet]) -> list[Mistake]:
     """Every field of the fleet that AWS would refuse."""
-    return [*_check_bucket_names(document), *_check_network(document)]
+    return [*_check_bucket_names(document), *_check_cluster_zones(document), *_check_network(document)]
 
 
 def _check_bucket_names(document: Document[Fleet]) -> Iterator[Mistake]:
@@ -49,18 +47,23 @@ def _check_bucket_names(document: Document[Fleet]) -> Iterator[Mistake]:
         )
 
 
+def _check_cluster_zones(document: Document[Fleet]) -> Iterator[Mistake]:
+    fleet = document.value
+    if "eks" in fleet.orchestrators and len(fleet.zones) < MIN_EKS_ZONES:
+        zone = fleet.zones[0]
+        neighbour = f"{fleet.region}{'b' if zone[-1] == 'a' else 'a'}"
+        yield document.build_mistake(
+            ["zones"],
+            list(fleet.zones),
+            f"EKS takes subnets in {MIN_EKS_ZONES} zones or more for a cluster; a pool may be in one of them",
+            f"zones: [{', '.join(sorted((zone, neighbour)))}], and zones: {zone} in the pools that stay in it",
+        )
+
+
 def _check_network(document: Document[Fleet]) -> Iterator[Mistake]:
     network = document.value.network
     if not isinstance(network, NewNetwork):
         return
-    if network.flow_logs / _DAY_S not in LOG_RETENTION_DAYS:
-        nearest = min(LOG_RETENTION_DAYS, key=lambda day: abs(day * _DAY_S - network.flow_logs))
-        yield document.build_mistake(
-            ["network", "flow_logs"],
-            f"{convert_to_days(network.flow_logs)}d",
-            "CloudWatch Logs supports only certain retention periods",
-            f"{nearest}d, the nearest of {', '.join(map(str, LOG_RETENTION_DAYS))}",
-        )
     for index, zone in enumerate(document.value.zones):
         if zone[-1] not in addresses.LETTERS:
             yield document.build_mistake(

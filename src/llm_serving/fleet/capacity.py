@@ -176,7 +176,7 @@ def _list_network_needs(fleet: Fleet) -> Iterator[Need]:
     network, zones = fleet.network, len(fleet.zones)
     if not isinstance(network, NewNetwork):
         return
-    services = len(endpoints.list_required(fleet.orchestrator))
+    services = len(endpoints.list_own(fleet))
     yield Need(quotas.VPCS, 1, "")
     yield Need(quotas.GATEWAY_ENDPOINTS, 1, "S3")
     yield Need(quotas.INTERFACE_ENDPOINTS, services, "")
@@ -235,7 +235,7 @@ def _list_limits(fleet: Fleet, machine_groups: Sequence[Group], catalogue: Catal
             * max((_count_address_units(group, catalogue) for group in machine_groups if group.pool == name), default=0)
             for name, pool in fleet.pools.items()
         )
-        fixed = 6 * len(fleet.zones) * (len(endpoints.list_required(fleet.orchestrator)) + fleet.network.nat)
+        fixed = 6 * len(fleet.zones) * (len(endpoints.list_own(fleet)) + fleet.network.nat)
         source = "VPC user guide, Network Address Usage, 2026-11: 64,000 until AWS raises it, up to 256,000"
         yield Limit("network address units of the VPC", usage + fixed, 256_000, source)
 
@@ -294,10 +294,8 @@ def count_zone_addresses(zone: str, fleet: Fleet, catalogue: Catalogue) -> int:
 
 
 def _sum_zone_addresses(fleet: Fleet, machine_groups: Sequence[Group], zone: str, catalogue: Catalogue) -> int:
-    # The endpoints of a VPC that is there are its owner's, and there already.
-    services = len(endpoints.list_required(fleet.orchestrator)) if isinstance(fleet.network, NewNetwork) else 0
     fixed = (
-        services
+        len(endpoints.list_own(fleet))
         + LOAD_BALANCER_ADDRESSES
         + ("eks" in fleet.orchestrators) * (CONTROL_PLANE_ADDRESSES + SYSTEM_NODE_ADDRESSES)
     )

@@ -5,6 +5,7 @@ Reading `fleet.yaml` (`fleet.model`) rejects what contradicts itself; these comp
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from llm_serving.catalog import instances
@@ -32,6 +33,7 @@ def find_mistakes(document: Document[Fleet], catalogue: Catalogue) -> list[Mista
         mistakes += _check_same_hardware(document, name, rows)
         mistakes += _check_nvme(document, name, rows)
         mistakes += _check_volume_speed(document, name, rows)
+        mistakes += _check_closed_network(document, name, rows)
     mistakes += capacity.find_mistakes(document, catalogue)
     return sorted(mistakes, key=lambda mistake: (mistake.line, mistake.column))
 
@@ -92,6 +94,22 @@ def _check_empty_zones(document: Document[Fleet], name: str, rows: Sequence[Inst
     else:
         reason = f"the pool takes all of the fleet's zones, and {reason}"
         yield document.build_mistake(("pools", name, "types"), list(pool.types), reason, fix)
+
+
+def _check_closed_network(document: Document[Fleet], name: str, rows: Sequence[Instance]) -> Mistakes:
+    """NVIDIA's own images are on nvcr.io, which ECR's pull-through cache does not take."""
+    fleet, pool = document.value, document.value.pools[name]
+    has_gpus = any(row.accelerators and row.accelerators.kind == "gpu" for row in rows)
+    if not (fleet.is_closed and has_gpus and fleet.get_orchestrator(pool) == "eks"):
+        return
+    if pool.os != "bottlerocket":
+        reason = "NVIDIA's device plugin is pulled from nvcr.io, which no node reaches without NAT gateways"
+        yield document.build_mistake(
+            ("pools", name, "os"), pool.os, reason, "os: bottlerocket, which has it, or nat: on"
+        )
+    if fleet.add_ons.observability:
+        reason = f"dcgm-exporter for the pool {name} is pulled from nvcr.io, which no node reaches without NAT gateways"
+        yield document.build_mistake(("add_ons", "observability"), True, reason, "observability: off, or nat: on")
 
 
 def _suggest_refresh(fleet: Fleet) -> str:
@@ -183,6 +201,7 @@ def _check_spend_limit(document: Document[Fleet], catalogue: Catalogue) -> Mista
     if limit is None or (costs.max_usd_h <= limit and not costs.unknown):
         return
     sums = [f"{pool.pool} {pool.max_usd_h:,.2f}" for pool in costs.pools if pool.max_usd_h]
+    sums.append(f"without instances {costs.standing_usd_h:,.2f}")
     unknown = [
         f"{type_name} in pool {pool.pool}{_describe_unpriced(catalogue[type_name], fleet.region)}"
         for pool in costs.pools
@@ -192,9 +211,9 @@ def _check_spend_limit(document: Document[Fleet], catalogue: Catalogue) -> Mista
     unpriced = f"no price is known in {fleet.region} of {join_words(unknown)}" if unknown else ""
     key_path, value = ("spend_limit",), f"{limit:.10g} USD/h"
     if costs.max_usd_h > limit:
-        reason = f"at full size the pools cost {costs.max_usd_h:,.2f} USD/h on demand ({', '.join(sums)})"
+        reason = f"at full size the fleet costs {costs.max_usd_h:,.2f} USD/h on demand ({', '.join(sums)})"
         reason += f", and {unpriced}" if unpriced else ""
-        fix = f"a limit of {costs.max_usd_h:.2f} USD/h or more, or smaller pools"
+        fix = f"a limit of {math.ceil(costs.max_usd_h * 100) / 100:.2f} USD/h or more, or smaller pools"
         yield document.build_mistake(key_path, value, reason, fix)
     elif unpriced:
         reason = f"the limit cannot be checked: {unpriced}"

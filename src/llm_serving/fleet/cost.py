@@ -1,4 +1,7 @@
-"""What a fleet costs an hour: at its least and at its greatest size, on demand, from the catalog's dated prices."""
+"""What a fleet costs an hour: at its least and at its greatest size, on demand, from the catalog's dated prices.
+
+Both hold what stands while no instance runs: control plane, system nodes, NAT gateways, endpoints, keys.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from llm_serving.catalog.instances import Catalogue, Price, Source
+from llm_serving.fleet import standing_cost
 from llm_serving.fleet.model import Fleet, Pool, Reservation
 
 
@@ -37,18 +41,26 @@ class Cost:
 
     pools: tuple[PoolCost, ...]
 
+    standing: tuple[standing_cost.StandingItem, ...]
+    """What costs the same whether instances run or not."""
+
     sources: tuple[Source, ...]
     """Where the prices come from, without repetition."""
 
     @property
+    def standing_usd_h(self) -> float:
+        """What stands while no instance of a pool runs."""
+        return sum(item.usd_h for item in self.standing)
+
+    @property
     def min_usd_h(self) -> float:
-        """All pools at their least size, as far as prices are known."""
-        return sum(pool.min_usd_h for pool in self.pools)
+        """What stands, and all pools at their least size, as far as prices are known."""
+        return self.standing_usd_h + sum(pool.min_usd_h for pool in self.pools)
 
     @property
     def max_usd_h(self) -> float:
-        """All pools at their greatest size, as far as prices are known."""
-        return sum(pool.max_usd_h for pool in self.pools)
+        """What stands, and all pools at their greatest size, as far as prices are known."""
+        return self.standing_usd_h + sum(pool.max_usd_h for pool in self.pools)
 
     @property
     def unknown(self) -> tuple[str, ...]:
@@ -63,6 +75,7 @@ def estimate(fleet: Fleet, catalogue: Catalogue) -> Cost:
     ]
     return Cost(
         tuple(_estimate_pool(fleet, name, pool, catalogue) for name, pool in fleet.pools.items()),
+        standing_cost.list_items(fleet, catalogue),
         tuple(dict.fromkeys(price.source for price in prices)),
     )
 

@@ -1,13 +1,14 @@
 """The interface endpoints that private nodes need, each with its reason.
 
-An endpoint costs about 0.01 USD an hour and zone, so each row earns its place. Left out on purpose:
-- kms: S3, ECR and EBS decrypt on AWS's side; no node calls KMS.
+An endpoint costs about 0.01 USD an hour and zone, so each row earns its place, and the few calls that need no endpoint
+where there is a NAT gateway have one in a closed network alone. Left out on purpose:
+- iam, pricing: without endpoints in most regions. Karpenter calls neither in its mode for isolated VPCs.
 - ec2messages: SSM Agent 3.3.40 and later use ssmmessages alone where it is reachable.
 - s3: a gateway endpoint, which is free, and which ECR's image layers need anyway.
 
 Sources, read 2026-11: EKS user guide, "Deploy private clusters with limited internet access"; ECS developer guide,
 "Amazon ECS interface VPC endpoints"; ECR user guide, "Amazon ECR interface VPC endpoints"; Systems Manager user guide,
-"ec2messages, ssmmessages, and other API operations".
+"ec2messages, ssmmessages, and other API operations"; Karpenter 1.14, charts/karpenter/values.yaml, `isolatedVPC`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Orchestrator = Literal["eks", "ecs"]
+from llm_serving.fleet.model import Fleet, NewNetwork
+from llm_serving.fleet.pool import Orchestrator
+
 _BOTH: frozenset[Orchestrator] = frozenset({"eks", "ecs"})
 _EKS: frozenset[Orchestrator] = frozenset({"eks"})
 _ECS: frozenset[Orchestrator] = frozenset({"ecs"})
@@ -30,6 +33,9 @@ class Endpoint:
 
     needed_by: frozenset[Orchestrator]
     reason: str
+
+    closed_only: bool = False
+    """Whether only networks without NAT gateways have it; elsewhere the few calls go by the internet."""
 
 
 ENDPOINTS = (
@@ -48,9 +54,28 @@ ENDPOINTS = (
     Endpoint("ecs-agent", _ECS, "the agent takes its orders"),
     Endpoint("ecs-telemetry", _ECS, "the agent reports health and metrics"),
     Endpoint("secretsmanager", _ECS, "the agent fetches the secrets that a task definition names"),
+    Endpoint("sqs", _BOTH, "Karpenter reads what EC2 announces, batch workers their steps", closed_only=True),
+    Endpoint("states", _ECS, "batch workers tell Step Functions which steps are done", closed_only=True),
+    Endpoint("kms", _ECS, "ECS Exec encrypts its sessions with the cluster's key", closed_only=True),
+    Endpoint("data-servicediscovery", _ECS, "routers ask Cloud Map for the addresses of engines", closed_only=True),
 )
 
 
-def list_required(orchestrator: Literal["eks", "ecs", "both"]) -> tuple[Endpoint, ...]:
-    """The rows that nodes of an orchestrator call."""
-    return tuple(row for row in ENDPOINTS if orchestrator == "both" or orchestrator in row.needed_by)
+def list_own(fleet: Fleet) -> tuple[Endpoint, ...]:
+    """The rows that a fleet makes: none in a network that it does not make."""
+    if not isinstance(fleet.network, NewNetwork):
+        return ()
+    return list_required(fleet.orchestrator, closed=fleet.is_closed)
+
+
+def list_required(orchestrator: Literal["eks", "ecs", "both"], *, closed: bool = False) -> tuple[Endpoint, ...]:
+    """The rows that nodes of an orchestrator call.
+
+    Args:
+        closed: the network has no way to the internet.
+    """
+    return tuple(
+        row
+        for row in ENDPOINTS
+        if (orchestrator == "both" or orchestrator in row.needed_by) and (closed or not row.closed_only)
+    )

@@ -41,13 +41,19 @@ MIN_SOCI_SIZE = (4, 7 * 1024)
 MIN_NVME_GB = 200
 """Instance store that holds a few images beside logs and scratch; below it the default is a volume."""
 
+AUTOSCALER_GPU_LABEL = "k8s.amazonaws.com/accelerator"
+"""By which cluster-autoscaler knows that a node's GPUs are still to come, and starts no second node for them. A node
+with the label and without a GPU counts as unready, so one with Neuron devices goes without.
+
+Source: kubernetes/autoscaler, cluster-autoscaler-1.35.2, processors/customresources/gpu_processor.go.
+"""
+
 _OPTION_CODES: Mapping[PurchaseOption, str] = {
     "on-demand": "od",
     "spot": "spot",
     "reservation": "cr",
     "capacity-block": "cb",
 }
-_TAINT_KEYS = {"gpu": "nvidia.com/gpu", "neuron": "aws.amazon.com/neuron"}
 _AMI_VARIANTS: Mapping[str, Literal["nvidia", "neuron"]] = {"gpu": "nvidia", "neuron": "neuron"}
 
 
@@ -81,7 +87,8 @@ class Volume:
 FAST_VOLUME = Volume(500, 1000, 16_000)
 # gp3's own base line, included in its price.
 BASELINE_VOLUME = Volume(500, 125, 3000)
-# Root of an instance whose images lie on its NVMe disks.
+# Root of an instance whose images lie on its NVMe disks, or that has no accelerator and so no image of an engine: those
+# have tens of GB, the router's and the controllers' one or two.
 SMALL_VOLUME = Volume(100, 125, 3000)
 
 
@@ -207,7 +214,12 @@ def group_by_choice(pool_groups: Sequence[Group]) -> list[list[Group]]:
 
 def format_provider_name(fleet: Fleet, group: Group) -> str:
     """The group's name as a capacity provider: one account has one list of them, and none may begin with aws or ecs."""
-    return f"cp-{fleet.name}-{group.name}"
+    return format_provider_name_of(fleet.name, group.name)
+
+
+def format_provider_name_of(fleet: str, group: str) -> str:
+    """`format_provider_name`, for a group that the fleet file may have no more."""
+    return f"cp-{fleet}-{group}"
 
 
 def _list_choices(fleet: Fleet, pool: Pool) -> Iterator[tuple[tuple[str, ...], Purchase]]:
@@ -282,7 +294,9 @@ def _build_group(
     pool, first = fleet.pools[name], rows[0]
     orchestrator = fleet.get_orchestrator(pool)
     purchase_option, reservation = _classify_purchase(purchase)
-    requested = interfaces.list_requested(first, efa=pool.efa, layout=pool.efa_layout)
+    requested = interfaces.list_requested(
+        first, efa=pool.efa, layout=pool.efa_layout, task_interfaces=orchestrator == "ecs"
+    )
     letters = "".join(zone[-1] for zone in zones)
     label = first.name.replace(".", "-") if _needs_single_type(fleet, pool) else first.family
     return Group(
@@ -301,7 +315,7 @@ def _build_group(
         interfaces=requested,
         efa=sum(interface.kind != "interface" for interface in requested),
         placement_group=f"{name}-{letters}" if pool.placement_group == "cluster" else None,
-        labels={**_build_labels(name, first, purchase_option), **pool.labels},
+        labels={**_build_labels(name, first, purchase_option, select_kind(fleet, pool)), **pool.labels},
         taints=_build_taints(pool, first) if orchestrator == "eks" else (),
         **_select_storage(pool, orchestrator, rows),
         os=pool.os,
@@ -314,10 +328,11 @@ def _build_group(
 def _select_storage(pool: Pool, orchestrator: Orchestrator, rows: Sequence[Instance]) -> _Storage:
     images = _select_image_mode(pool, orchestrator, rows)
     nvme = _has_nvme_storage(pool, rows)
+    plain = BASELINE_VOLUME if any(row.accelerators for row in rows) else SMALL_VOLUME
     return {
         "images": images,
         "snapshot": pool.images.snapshot if isinstance(pool.images, Snapshot) else None,
-        "volume": SMALL_VOLUME if nvme else BASELINE_VOLUME if images == "plain" else FAST_VOLUME,
+        "volume": SMALL_VOLUME if nvme else plain if images == "plain" else FAST_VOLUME,
         "nvme": nvme,
     }
 
@@ -345,7 +360,9 @@ def _format_option_code(pool: Pool, purchase: Purchase, purchase_option: Purchas
 def _select_image_mode(pool: Pool, orchestrator: Orchestrator, rows: Sequence[Instance]) -> ImageMode:
     if isinstance(pool.images, Snapshot):
         return "snapshot"
-    requested: ImageMode = pool.images or ("soci" if orchestrator == "eks" else "cached")
+    without_accelerators = not any(row.accelerators for row in rows)
+    default: ImageMode = "plain" if without_accelerators else "soci" if orchestrator == "eks" else "cached"
+    requested: ImageMode = pool.images or default
     too_small = any(row.vcpus < MIN_SOCI_SIZE[0] or row.memory_mib < MIN_SOCI_SIZE[1] for row in rows)
     return "plain" if requested == "soci" and too_small else requested
 
@@ -357,18 +374,20 @@ def _has_nvme_storage(pool: Pool, rows: Sequence[Instance]) -> bool:
     return not needs_volume and all(row.nvme_gb >= MIN_NVME_GB for row in rows)
 
 
-def _build_labels(name: str, row: Instance, purchase_option: PurchaseOption) -> dict[str, str]:
+def _build_labels(name: str, row: Instance, purchase_option: PurchaseOption, kind: GroupKind) -> dict[str, str]:
     """Labels of every node and attributes of every container instance; the type's own label comes from EKS and ECS."""
-    accelerator_labels = (
-        {"fleet/accelerator": row.accelerators.name.lower().replace(" ", "-")} if row.accelerators else {}
-    )
-    return {"fleet/pool": name, "fleet/purchase": purchase_option, **accelerator_labels}
+    labels = {"fleet/pool": name, "fleet/purchase": purchase_option}
+    if not row.accelerators:
+        return labels
+    accelerator = row.accelerators.name.lower().replace(" ", "-")
+    labels["fleet/accelerator"] = accelerator
+    if kind == "node-group" and row.accelerators.kind == "gpu":
+        labels[AUTOSCALER_GPU_LABEL] = accelerator
+    return labels
 
 
 def _build_taints(pool: Pool, row: Instance) -> tuple[Taint, ...]:
-    accelerator_taints = (
-        (Taint(_TAINT_KEYS[row.accelerators.kind], "present", "NoSchedule"),) if row.accelerators else ()
-    )
+    accelerator_taints = (Taint(row.accelerators.device, "present", "NoSchedule"),) if row.accelerators else ()
     return (*accelerator_taints, *map(_parse_taint, pool.taints))
 
 

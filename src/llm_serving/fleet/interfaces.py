@@ -13,10 +13,14 @@ from typing import Literal
 from llm_serving.catalog.instances import Instance
 
 Layout = Literal["save-addresses", "ip-bandwidth"]
-Kind = Literal["interface", "efa-only"]
+Kind = Literal["interface", "efa", "efa-only"]
 
 MAX_ENA = 8
 """Most ENA interfaces of the ip-bandwidth layout: p5's documented number (cards 0, 4, ... 28: 800 Gbps in all)."""
+
+EFA_HUGE_PAGES = 5128
+"""Of 2 MiB, that a node with EFA's driver has. Source: EKS User Guide, "Run machine learning training on Amazon EKS
+with Elastic Fabric Adapter", 2026-11."""
 
 
 @dataclass(frozen=True)
@@ -30,23 +34,43 @@ class Interface:
     """DeviceIndex on that card."""
 
     kind: Kind
-    """InterfaceType: `interface` is ENA and takes an IP address, `efa-only` takes none."""
+    """InterfaceType: `interface` is ENA and takes an IP address, `efa` is both, `efa-only` takes none."""
 
 
-def list_requested(row: Instance, *, efa: bool, layout: Layout = "save-addresses") -> tuple[Interface, ...]:
-    """Interfaces of the launch template, by card and device; the primary interface first."""
+def list_requested(
+    row: Instance, *, efa: bool, layout: Layout = "save-addresses", task_interfaces: bool = False
+) -> tuple[Interface, ...]:
+    """Interfaces of the launch template, by card and device; the primary interface first.
+
+    Args:
+        task_interfaces: containers attach interfaces of their own to the first card, as on ECS. That card's own is then
+            one of type `efa`: beside two of them, p5, p5e and trn2 would have no room for a task's. Source for type and
+            device: aws-samples/awsome-distributed-training, 1.architectures/3.aws-batch/
+            0.aws-batch-distributed-training-p5.yaml at 391573b, which is for AWS Batch on ECS.
+    """
     primary = Interface(0, 0, "interface")
     if not efa:
         return (primary,)
-    fabric = tuple(Interface(card.index, int(card.index == 0), "efa-only") for card in row.cards if card.efa)
+    fabric = [Interface(card.index, int(card.index == 0), "efa-only") for card in row.cards if card.efa]
+    if task_interfaces and fabric[0].card == 0:
+        primary, fabric = Interface(0, 0, "efa"), fabric[1:]
     extra_cards = _select_ena_cards(row) if layout == "ip-bandwidth" else ()
     ena = tuple(Interface(card, 1, "interface") for card in extra_cards)
     return tuple(sorted((primary, *fabric, *ena), key=lambda interface: (interface.card, interface.device)))
 
 
+EFA_DEVICE = "/dev/infiniband/uverbs"
+"""How the name of an EFA interface's device file begins."""
+
+
+def list_device_files(count: int) -> tuple[str, ...]:
+    """Device files of an instance's EFA interfaces, which a container sees where no device plugin hands them out."""
+    return tuple(f"{EFA_DEVICE}{number}" for number in range(count))
+
+
 def count_addresses(requested: tuple[Interface, ...]) -> int:
     """IP addresses that the interfaces take from their subnet."""
-    return sum(interface.kind == "interface" for interface in requested)
+    return sum(interface.kind != "efa-only" for interface in requested)
 
 
 def _select_ena_cards(row: Instance) -> tuple[int, ...]:

@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from llm_serving.catalog import eks
 from llm_serving.catalog.instances import Catalogue
-from llm_serving.fleet import groups, names, node_config
+from llm_serving.fleet import groups, machine_images, names, node_config
 from llm_serving.fleet.groups import RESERVED_OPTIONS, Group, Volume
 from llm_serving.fleet.model import ExistingNetwork, Fleet
 
@@ -121,9 +120,8 @@ def _build_reservation_term(fleet: Fleet, group: Group) -> Manifest:
 def _build_limits(group: Group, catalogue: Catalogue) -> dict[str, str]:
     """Limit accelerators as well as nodes: Karpenter counts accelerators before it asks EC2, nodes only after."""
     accelerators = [row.accelerators for type_name in group.types if (row := catalogue[type_name]).accelerators]
-    resources = {"gpu": "nvidia.com/gpu", "neuron": "aws.amazon.com/neuron"}
     accelerator_limits = {
-        resources[item.kind]: str(group.max_size * max(other.count for other in accelerators if other))
+        item.device: str(group.max_size * max(other.count for other in accelerators if other))
         for item in accelerators
         if item
     }
@@ -134,13 +132,8 @@ def _build_image(fleet: Fleet, group: Group) -> dict[str, Any]:
     family = {"al2023": "AL2023", "bottlerocket": "Bottlerocket"}[group.os]
     if group.ami:
         return {"amiFamily": family, "amiSelectorTerms": [{"id": group.ami}]}
-    return {"amiSelectorTerms": [{"alias": f"{group.os}@{_select_release(fleet, group)}"}]}
-
-
-def _select_release(fleet: Fleet, group: Group) -> str:
-    if group.os == "bottlerocket":
-        return f"v{fleet.eks.bottlerocket or eks.BOTTLEROCKET}"
-    return fleet.eks.al2023 or eks.AL2023
+    release = machine_images.find_release(fleet, group.orchestrator, group.os).name
+    return {"amiSelectorTerms": [{"alias": f"{group.os}@{'v' * (group.os == 'bottlerocket')}{release}"}]}
 
 
 def _build_subnet_terms(fleet: Fleet, zones: Sequence[str]) -> Iterator[Manifest]:

@@ -8,11 +8,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag
 
+from llm_serving.catalog.eks import CsiDriver
 from llm_serving.fleet.pool import Orchestrator, Zone, check_unique
 from llm_serving.fleet.pool import Pool as Pool
 from llm_serving.fleet.pool import Reservation as Reservation
 from llm_serving.settings.document import AllowSingleItem, Conflict, OneOrMore, Settings, parse_default
-from llm_serving.settings.units import Days, Spend, Switch, TextFormat, build_error
+from llm_serving.settings.units import Days, OrOff, Spend, Switch, TextFormat, build_error
 
 Name = Annotated[
     str,
@@ -59,11 +60,15 @@ TagValue = Annotated[
 ]
 
 
-def _validate_vpc_cidr(value: str) -> str:
+def _parse_network(value: str, example: str) -> ipaddress.IPv4Network:
     try:
-        network = ipaddress.IPv4Network(value)
+        return ipaddress.IPv4Network(value)
     except ValueError as error:
-        raise build_error(f"it is not an IPv4 network: {error}", "a range such as 10.0.0.0/16") from None
+        raise build_error(f"it is not an IPv4 network: {error}", f"a range such as {example}") from None
+
+
+def _validate_vpc_cidr(value: str) -> str:
+    network = _parse_network(value, "10.0.0.0/16")
     if not 16 <= network.prefixlen <= 20:
         raise build_error("a VPC for a fleet takes /16 to /20", f"a range such as {network.network_address}/16")
     if not network.is_private:
@@ -79,10 +84,7 @@ Cidr = Annotated[
 
 
 def _validate_caller_cidr(value: str) -> str:
-    try:
-        network = ipaddress.IPv4Network(value)
-    except ValueError as error:
-        raise build_error(f"it is not an IPv4 network: {error}", "a range such as 203.0.113.0/24") from None
+    network = _parse_network(value, "203.0.113.0/24")
     if network.prefixlen < 8:
         raise build_error(
             "it opens the cluster's endpoint to a large part of the internet", "the ranges that you call from"
@@ -95,6 +97,30 @@ CallerCidr = Annotated[
     TextFormat(r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}/[0-9]{1,2}", "an IPv4 network", "203.0.113.0/24"),
     AfterValidator(_validate_caller_cidr),
 ]
+
+AccountId = Annotated[str, TextFormat("[0-9]{12}", "an AWS account's number: 12 digits, in quotes", "123456789012")]
+
+
+def _validate_client(value: str) -> str:
+    if value.startswith("sg-"):
+        return value
+    network = _parse_network(value, "10.8.0.0/16")
+    if network.prefixlen < 8 or network.is_global:
+        raise build_error("it is not a private range", "a range such as 10.8.0.0/16, or this one in public_from")
+    return value
+
+
+PrivateClient = Annotated[
+    str,
+    TextFormat(
+        r"sg-(?:[0-9a-f]{8}|[0-9a-f]{17})|[0-9]{1,3}(?:\.[0-9]{1,3}){3}/[0-9]{1,2}",
+        "an IPv4 network or a security group's id",
+        "10.8.0.0/16",
+    ),
+    AfterValidator(_validate_client),
+]
+
+Email = Annotated[str, TextFormat(r"[^@\s]{1,64}@[A-Za-z0-9.-]{1,185}", "an e-mail address", "platform@example.com")]
 
 RoleArn = Annotated[
     str,
@@ -114,8 +140,47 @@ TopicArn = Annotated[
     ),
 ]
 
+SecretArn = Annotated[
+    str,
+    TextFormat(
+        # ECR takes no other secret. Source: ECR API reference, CreatePullThroughCacheRule, credentialArn, 2026-11.
+        "arn:aws(?:-[a-z]+)*:secretsmanager:[a-z0-9-]{1,32}:[0-9]{12}:secret:ecr-pullthroughcache/[A-Za-z0-9/_+=.@-]+",
+        "the ARN of a Secrets Manager secret whose name begins with ecr-pullthroughcache/",
+        "arn:aws:secretsmanager:us-west-2:123456789012:secret:ecr-pullthroughcache/docker-hub-AbCdEf",
+    ),
+]
+
+BucketName = Annotated[
+    str, TextFormat("[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", "the name of an S3 bucket, without s3://", "my-models")
+]
+KeyArn = Annotated[
+    str,
+    TextFormat(
+        # Policies name keys by their id: an alias may point to another key tomorrow.
+        "arn:aws(?:-[a-z]+)*:kms:[a-z0-9-]{1,32}:[0-9]{12}:key/[a-z0-9-]+",
+        "the ARN of a KMS key, not of its alias",
+        "arn:aws:kms:us-west-2:123456789012:key/12345678-1234-1234-1234-123456789012",
+    ),
+]
+
+
+def parse_arn_region(arn: str) -> str:
+    """Region of what an ARN names."""
+    return arn.split(":")[3]
+
+
+MAX_CACHED_FLEET_NAME = 25
+"""Longest name of a fleet with an image cache: prefixes have up to 30 characters, and end in - and four letters.
+
+Source: ECR API reference, CreatePullThroughCacheRule, ecrRepositoryPrefix, 2026-11.
+"""
+
 DEADLOCKED_RELEASE = "v20260505"
 """The AL2023 release whose nodes wait for ever for the pause image. Source: awslabs/amazon-eks-ami#2710."""
+
+
+FlowLogs = Annotated[Days, OrOff()]
+"""`30d`: seconds; `off`: 0."""
 
 
 class NewNetwork(Settings):
@@ -125,10 +190,25 @@ class NewNetwork(Settings):
     """The VPC's address range: private, /16 to /20."""
 
     nat: Annotated[bool, Switch()] = True
-    """NAT gateways, one a zone, so that private instances reach hubs and registries outside AWS."""
+    """NAT gateways, one a zone, so that private instances reach hubs and registries outside AWS. Without them nodes
+    pull images through `image_cache`. ECR imports an image at its first pull, which takes a NAT gateway or a machine
+    outside the VPC: pull each new image once from there (images/README.md)."""
 
-    flow_logs: Days = parse_default("30d")
-    """Retention of flow logs."""
+    endpoint_access: Annotated[
+        str,
+        TextFormat(
+            "open|account|o-[a-z0-9]{10,32}",
+            "open, account, or an AWS organization's id such as o-a1b2c3d4e5",
+            "account",
+        ),
+    ] = "open"
+    """Whose identities the VPC's endpoints serve: all that have credentials, those of the fleet's account, or those of
+    an organization by its id. Except for `open`, S3 serves buckets of the same account or organization alone, besides
+    AWS's own for image layers, Amazon Linux and Systems Manager."""
+
+    flow_logs: FlowLogs = parse_default("30d")
+    """Retention of the VPC's flow logs in a bucket of the fleet, or off. A GB costs 0.25 USD to deliver in us-east-1,
+    half of what CloudWatch Logs takes, and S3's price to keep."""
 
 
 class ExistingNetwork(Settings):
@@ -156,6 +236,17 @@ Network = Annotated[
 ]
 
 
+class ModelBucket(Settings):
+    """A bucket of weights or adapters that the fleet does not own. In another account, the policies of the bucket and
+    of its key must allow this account too."""
+
+    bucket: BucketName
+    """Its name; engines may list and read all of it."""
+
+    key: KeyArn | None = None
+    """ARN of the customer-managed KMS key that encrypts its objects, if there is one."""
+
+
 class Storage(Settings):
     """Buckets and registries of the fleet."""
 
@@ -165,11 +256,33 @@ class Storage(Settings):
     old_versions_kept: Days = parse_default("30d")
     """How long overwritten and deleted objects can be restored."""
 
-    repositories: OneOrMore[Name] = ("vllm", "router")
+    repositories: OneOrMore[Name] = ("vllm", "router", "load-driver", "llama-cpp", "batch-worker")
     """ECR repositories for the images of this project, one or a list."""
 
+    model_buckets: Annotated[tuple[ModelBucket, ...], Field(max_length=20), AllowSingleItem()] = ()
+    """Further buckets that engines may read weights and adapters from, one or a list."""
+
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        return (check_unique("repositories", self.repositories),)
+        return (
+            check_unique("repositories", self.repositories),
+            check_unique("model_buckets", [row.bucket for row in self.model_buckets]),
+        )
+
+    @property
+    def model_keys(self) -> tuple[str, ...]:
+        """ARNs of the keys of further buckets."""
+        return tuple(dict.fromkeys(row.key for row in self.model_buckets if row.key))
+
+
+class ImageCache(Settings):
+    """ECR's pull-through cache of ECR Public, registry.k8s.io and Quay, and of the registries whose login is named.
+    Cached repositories are named FLEET-REGISTRY/... and stay when the fleet is destroyed."""
+
+    docker_hub: SecretArn | None = None
+    """ARN of the Secrets Manager secret with Docker Hub's user name and access token; vLLM's image is there."""
+
+    ghcr: SecretArn | None = None
+    """ARN of the secret with a login for GitHub's registry; KEDA's images are there."""
 
 
 class Eks(Settings):
@@ -182,8 +295,16 @@ class Eks(Settings):
     public_from: Annotated[tuple[CallerCidr, ...], Field(max_length=40), AllowSingleItem()] = ()
     """Ranges that may call the cluster's endpoint from the internet; private by default."""
 
+    private_from: Annotated[tuple[PrivateClient, ...], Field(max_length=40), AllowSingleItem()] = ()
+    """Networks and security groups outside the cluster that may call its private endpoint: a VPN's range, a bastion's
+    group."""
+
     admins: Annotated[tuple[RoleArn, ...], Field(max_length=20), AllowSingleItem()] = ()
-    """ARNs of the IAM roles that administer the cluster, besides the role that creates it."""
+    """ARNs of the IAM roles that administer the cluster, besides the role that applied the fleet last."""
+
+    csi_drivers: Annotated[tuple[CsiDriver, ...], Field(max_length=3), AllowSingleItem()] = ()
+    """Drivers of volumes beside EBS's, one or a list: efs, fsx, s3. Each takes part of every node; none by default.
+    FSx's may make file systems with the fleet's tag alone: `extraTags: fleet=NAME` in their StorageClass."""
 
     al2023: (
         Annotated[str, TextFormat("v20[0-9]{6}", "a release of the EKS AMI for Amazon Linux 2023", "v20260423")] | None
@@ -198,7 +319,9 @@ class Eks(Settings):
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
         return (
             check_unique("public_from", self.public_from),
+            check_unique("private_from", self.private_from),
             check_unique("admins", self.admins),
+            check_unique("csi_drivers", self.csi_drivers),
             self._check_release(),
         )
 
@@ -217,6 +340,10 @@ class Ecs(Settings):
     ) = None
     """Release of the container instances' AMI; the pinned one by default."""
 
+    container_insights: Literal["standard", "enhanced"] = "standard"
+    """Level of CloudWatch's metrics. `enhanced` adds those of every task and container, for 0.07 USD a metric and month
+    in us-east-1: 1,000 tasks with ten metrics each cost 700 USD a month."""
+
 
 class AddOns(Settings):
     """Optional parts, each off or on by one line."""
@@ -225,10 +352,10 @@ class AddOns(Settings):
     """Metrics of accelerators, engines and nodes, with dashboards and alarms."""
 
     gateway: Annotated[bool, Switch()] = False
-    """Gateway API and inference gateway in front of the replicas; EKS."""
+    """Gateway API and inference gateway in front of the replicas, with the GatewayClasses alb and nlb; EKS."""
 
     schedulers: Annotated[bool, Switch()] = False
-    """Queues and gangs for work that spans nodes: Kueue and LeaderWorkerSet; EKS."""
+    """Queues and gangs for work that spans nodes: Kueue, with a queue of each pool's name, and LeaderWorkerSet; EKS."""
 
     operators: Annotated[bool, Switch()] = False
     """Operators of serving frameworks: KubeRay, KEDA and their like; EKS."""
@@ -244,6 +371,9 @@ class Fleet(Settings):
     name: Annotated[Name, Field(examples=["demo"])]
     """Prefix of all resource names."""
 
+    account: AccountId | None = None
+    """Number of the only AWS account that the fleet may be in, in quotes; whatever account is signed in by default."""
+
     region: Region
     """AWS region."""
 
@@ -254,7 +384,12 @@ class Fleet(Settings):
     """What schedules containers."""
 
     spend_limit: Spend | None = None
-    """Maximum cost of all pools at full size, per hour on demand."""
+    """Maximum cost of the fleet at full size, per hour on demand; with what costs the same while no instance runs."""
+
+    budget_to: Annotated[tuple[Email, ...], Field(max_length=10), AllowSingleItem()] = ()
+    """E-mail addresses that an AWS Budgets budget tells when 80% of the spend limit, times 730 hours, is spent in a
+    month, or all of it is forecast. It counts by the tag `fleet`: nothing until the account that pays activates that as
+    a cost allocation tag, and then some hours late."""
 
     alarms_to: TopicArn | None = None
     """ARN of the SNS topic that CloudWatch's alarms on ECS tell, when they ring and when that is over. If a key of your
@@ -268,6 +403,10 @@ class Fleet(Settings):
 
     storage: Storage = Storage()
     """Buckets and registries."""
+
+    image_cache: ImageCache | None = None
+    """Pull images of public registries through ECR: `{}`, or the secrets of those that ask for a login. Without it
+    nodes pull from the registries themselves; Docker Hub allows 100 pulls in six hours for each NAT gateway."""
 
     eks: Eks = Eks()
     """The EKS cluster."""
@@ -292,6 +431,9 @@ class Fleet(Settings):
             self._check_single_zone_pools(),
             self._check_subnet_count(),
             self._check_alarm_topic(),
+            self._check_budget(),
+            self._check_closed_network(),
+            self._check_image_cache(),
             self._check_orchestrator_settings(),
             self._check_add_ons(),
             self._check_pool_orchestrators(),
@@ -347,13 +489,45 @@ class Fleet(Settings):
                 "one private subnet a zone, in the order of `zones`",
             )
 
+    def _check_budget(self) -> Iterator[Conflict]:
+        if self.budget_to and not self.spend_limit:
+            yield Conflict(("budget_to",), "a budget is the spend limit's month, and there is none", "spend_limit too")
+
     def _check_alarm_topic(self) -> Iterator[Conflict]:
-        if self.alarms_to and self.alarms_to.split(":")[3] != self.region:
+        if self.alarms_to and parse_arn_region(self.alarms_to) != self.region:
             reason = f"an alarm can only notify topics in its own region, {self.region}"
             yield Conflict(("alarms_to",), reason, f"a topic in {self.region}")
         if self.alarms_to and "ecs" not in self.orchestrators:
             reason = "the fleet has no ECS cluster; on EKS, alarms come from Prometheus"
             yield Conflict(("alarms_to",), reason, "remove alarms_to and configure Alertmanager's receivers")
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the fleet's own network has no way to the internet."""
+        return isinstance(self.network, NewNetwork) and not self.network.nat
+
+    def _check_closed_network(self) -> Iterator[Conflict]:
+        if self.is_closed and not (self.image_cache and self.image_cache.docker_hub):
+            reason = (
+                "without NAT gateways no node reaches Docker Hub, where vLLM's image is, or another public registry"
+            )
+            fix = "nat: on, or image_cache: {docker_hub: ARN of a secret with a login}"
+            yield Conflict(("network", "nat"), reason, fix)
+        elif self.is_closed and self.image_cache and self.add_ons.operators and not self.image_cache.ghcr:
+            reason = "KEDA's images are in GitHub's registry, which no node reaches without NAT gateways"
+            yield Conflict(("add_ons", "operators"), reason, "operators: off, or image_cache.ghcr")
+
+    def _check_image_cache(self) -> Iterator[Conflict]:
+        if self.image_cache is None:
+            return
+        if len(self.name) > MAX_CACHED_FLEET_NAME:
+            reason = f"the image cache's prefixes contain it, and leave {MAX_CACHED_FLEET_NAME} of 30 characters"
+            yield Conflict(("name",), reason, f"a name of up to {MAX_CACHED_FLEET_NAME} characters, or no image_cache")
+        for field in ("docker_hub", "ghcr"):
+            arn = getattr(self.image_cache, field)
+            if arn and parse_arn_region(arn) != self.region:
+                reason = f"ECR reads secrets of its own region, {self.region}"
+                yield Conflict(("image_cache", field), reason, f"a secret in {self.region}")
 
     def _check_orchestrator_settings(self) -> Iterator[Conflict]:
         for name, current, default in (("eks", self.eks, Eks()), ("ecs", self.ecs, Ecs())):
@@ -401,5 +575,9 @@ def _find_eks_only_fields(pool: Pool) -> Iterator[tuple[str, str, str]]:
 
 def _find_ecs_only_fields(pool: Pool) -> Iterator[tuple[str, str, str]]:
     """Fields of a pool on EKS that only ECS knows."""
+    if pool.efa_layout == "ip-bandwidth":
+        # Source: amazon-vpc-cni-k8s v1.23.0, README.md, ENABLE_MULTI_NIC.
+        reason = "on EKS, pods have an address on the first network card alone; the others would carry no IP traffic"
+        yield "efa_layout", reason, "efa_layout: save-addresses"
     if pool.warm:
         yield "warm", "warm pools are supported on ECS only", "warm: 0"

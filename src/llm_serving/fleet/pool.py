@@ -124,16 +124,17 @@ class Pool(Settings):
     """What starts nodes on EKS; Karpenter by default, except with EFA, reservations or a minimum above 0."""
 
     efa: Annotated[bool, Switch()] = False
-    """Elastic Fabric Adapter between the pool's instances; requires a single zone."""
+    """Elastic Fabric Adapter between the pool's instances; requires a single zone. On ECS not yet seen on AWS."""
 
     efa_layout: Literal["save-addresses", "ip-bandwidth"] = "save-addresses"
-    """Network interfaces beside EFA: one with an IP address, or several for more ordinary bandwidth (S3)."""
+    """Network interfaces beside EFA: one with an IP address, or, on ECS, several for more ordinary bandwidth (S3)."""
 
     placement_group: Literal["cluster", "none"] = "none"
     """Whether instances of a zone share a cluster placement group."""
 
     images: Images | None = None
-    """How images start fast: soci (EKS), cached, a snapshot or plain; left out, soci on EKS and cached on ECS."""
+    """How images start fast: soci (EKS), cached, a snapshot or plain; left out, soci on EKS, cached on ECS, and plain
+    without accelerators."""
 
     disk: Literal["gp3", "nvme"] | None = None
     """Storage of images: a fast volume, or the instance's NVMe disks, the default if all types have them."""

@@ -6,18 +6,27 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from llm_serving import console
 from llm_serving.catalog.instances import Catalogue
-from llm_serving.fleet import add_ons, karpenter_manifests
+from llm_serving.fleet import add_ons, karpenter_manifests, kueue_manifests
 from llm_serving.fleet.add_ons import SelectedAddOn
 from llm_serving.fleet.model import Fleet
+from llm_serving.operations import cached_images, chart_archives, image_pins
+from llm_serving.operations.chart_archives import ChartArchive
 from llm_serving.settings.errors import Unavailable
 
 LIMIT_S = 900
 """Time in which a chart's images are pulled and its pods become ready."""
+
+_BUILDERS: Mapping[str, Callable[[Fleet, Catalogue], list[dict[str, Any]]]] = {
+    add_ons.NODE_POOLS: karpenter_manifests.build,
+    add_ons.QUEUES: kueue_manifests.build,
+}
+"""Manifests that are made from the fleet."""
 
 TOOLS: Mapping[str, str] = {
     "helm": "https://helm.sh/docs/intro/install",
@@ -32,6 +41,8 @@ class Command:
 
     selected: SelectedAddOn
     arguments: Sequence[str]
+    archive: ChartArchive | None = None
+    """What a chart is installed from; None for manifests and removals."""
 
 
 def require_tools(tools: Mapping[str, str] = TOOLS) -> None:
@@ -46,13 +57,23 @@ def require_tools(tools: Mapping[str, str] = TOOLS) -> None:
         raise Unavailable(f"not on this machine's PATH: {' and '.join(missing)}. Install {hints}")
 
 
-def build_install_commands(fleet: Fleet, catalogue: Catalogue, folder: Path) -> list[Command]:
-    """Writes values and manifests to `folder`, and returns the commands that use them, in order."""
+def build_install_commands(fleet: Fleet, catalogue: Catalogue, folder: Path, fleet_file: Path) -> list[Command]:
+    """Writes values and manifests to `folder`, and returns the commands that use them, in order.
+
+    Raises:
+        InputError: the lock file beside `fleet_file`, which has charts' digests, is damaged.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    return [
-        Command(selected, _build_install(selected, _write_manifest(selected, fleet, catalogue, folder), folder))
-        for selected in add_ons.select_add_ons(fleet, catalogue)
-    ]
+    options = cached_images.build_helm_options(fleet)
+    commands = []
+    for selected in add_ons.select_add_ons(fleet, catalogue):
+        if selected.add_on.chart:
+            archive = chart_archives.plan(selected.add_on, folder / "charts", fleet_file)
+            commands.append(Command(selected, _build_helm_install(selected, archive, folder, options), archive))
+        else:
+            manifest = _write_manifest(selected, fleet, catalogue, folder)
+            commands.append(Command(selected, ["kubectl", "apply", "--server-side", "-f", manifest]))
+    return commands
 
 
 def build_remove_commands(fleet: Fleet, catalogue: Catalogue, folder: Path) -> list[Command]:
@@ -62,9 +83,47 @@ def build_remove_commands(fleet: Fleet, catalogue: Catalogue, folder: Path) -> l
     """
     folder.mkdir(parents=True, exist_ok=True)
     return [
-        Command(selected, _build_remove(selected, _write_manifest(selected, fleet, catalogue, folder)))
+        Command(
+            selected, _build_remove(selected, _write_manifest(selected, fleet, catalogue, folder, without=_NOT_REMOVED))
+        )
         for selected in reversed(add_ons.select_add_ons(fleet, catalogue))
     ]
+
+
+def install(
+    commands: Sequence[Command],
+    folder: Path,
+    fleet_file: Path,
+    *,
+    environment: Mapping[str, str] | None = None,
+    on_done: Callable[[Command], None] = lambda _: None,
+) -> None:
+    """Pulls and checks every chart, then runs the commands; the lock file gets digests that were not known.
+
+    Args:
+        environment, on_done: as of `run_commands`.
+
+    Raises:
+        Unavailable: helm or kubectl is missing, or Helm wrote no archive.
+        CheckFailed: a chart has another digest than it must have; none is installed.
+        CommandFailed: a command failed; the same command line resumes there.
+    """
+    require_tools()
+    digests = {
+        command.archive.reference: chart_archives.fetch(
+            command.archive, folder / f"{command.selected.add_on.name}.pull.log"
+        )
+        for command in commands
+        if command.archive
+    }
+
+    def keep_digest(command: Command) -> None:
+        if command.archive and not command.archive.digest:
+            reference = command.archive.reference
+            image_pins.write_charts(fleet_file, {reference: digests[reference]})
+        on_done(command)
+
+    run_commands(commands, folder, environment=environment, on_done=keep_digest)
 
 
 def run_commands(
@@ -94,17 +153,17 @@ def run_commands(
         on_done(command)
 
 
-def _build_install(selected: SelectedAddOn, manifest: str, folder: Path) -> list[str]:
+def _build_helm_install(
+    selected: SelectedAddOn, archive: ChartArchive, folder: Path, options: Sequence[str]
+) -> list[str]:
     add_on = selected.add_on
-    if manifest:
-        return ["kubectl", "apply", "--server-side", "-f", manifest]
     values = folder / f"{add_on.name}.values.yaml"
     values.write_text(yaml.safe_dump(dict(selected.values), sort_keys=False))
-    repository_options = ["--repo", add_on.repository] if add_on.repository else []
     return [
-        *("helm", "upgrade", "--install", add_on.name, str(add_on.chart), *repository_options),
-        *("--version", str(add_on.version), "--namespace", str(add_on.namespace), "--create-namespace"),
+        *("helm", "upgrade", "--install", add_on.name, console.shorten_path(archive.file)),
+        *("--namespace", str(add_on.namespace), "--create-namespace"),
         *("--values", console.shorten_path(values), "--wait", "--timeout", f"{LIMIT_S}s"),
+        *options,
     ]
 
 
@@ -118,11 +177,20 @@ def _build_remove(selected: SelectedAddOn, manifest: str) -> list[str]:
     ]
 
 
-def _write_manifest(selected: SelectedAddOn, fleet: Fleet, catalogue: Catalogue, folder: Path) -> str:
+_NOT_REMOVED = ("Namespace",)
+"""Kinds that a removal leaves: a namespace takes along whatever else is in it."""
+
+
+def _write_manifest(
+    selected: SelectedAddOn, fleet: Fleet, catalogue: Catalogue, folder: Path, without: Sequence[str] = ()
+) -> str:
     """The row's manifest, written first if it depends on the fleet; "" for a chart."""
     manifest = selected.add_on.manifest or ""
-    if manifest != add_ons.NODE_POOLS:
-        return manifest
-    file = folder / f"{manifest}.yaml"
-    file.write_text(yaml.safe_dump_all(karpenter_manifests.build(fleet, catalogue), sort_keys=False))
-    return console.shorten_path(file)
+    if manifest in _BUILDERS:
+        file = folder / f"{manifest}.yaml"
+        objects = [item for item in _BUILDERS[manifest](fleet, catalogue) if item["kind"] not in without]
+        file.write_text(yaml.safe_dump_all(objects, sort_keys=False))
+        return console.shorten_path(file)
+    if manifest and "://" not in manifest:
+        return console.shorten_path(add_ons.FILE.parent / manifest)
+    return manifest

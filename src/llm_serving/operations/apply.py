@@ -7,12 +7,12 @@ from pathlib import Path
 
 from llm_serving import console
 from llm_serving.aws import state_bucket
-from llm_serving.operations import plans
+from llm_serving.operations import capacity_providers, plans
 from llm_serving.operations.context import FleetContext, initialize_stacks
 from llm_serving.operations.plans import StackPlan
 from llm_serving.settings.errors import CheckFailed
 from llm_serving.terraform import runner
-from llm_serving.terraform.plan import find_unapproved
+from llm_serving.terraform.plan import Plan, find_unapproved
 
 LIMIT_S = 3 * 3600.0
 """An EKS cluster takes 15 minutes, node groups of large instances another 15; the provider has limits of its own for
@@ -29,9 +29,11 @@ def apply(context: FleetContext, approved_plans: Sequence[StackPlan]) -> None:
         approved_plans: the plans that the user has seen.
 
     Raises:
-        CheckFailed: a plan that had to be made again has changes that the approved one has not.
+        CheckFailed: a plan that had to be made again has changes that the approved one has not, or deletes capacity
+            that services use.
         CommandFailed: Terraform failed; the same command resumes.
     """
+    capacity_providers.require_unused(context, approved_plans)
     approved = {plan.name: plan for plan in approved_plans}
     for wave in context.waves:
         deferred = [name for name, folder in wave.items() if name in approved and not (folder / plans.FILE).is_file()]
@@ -88,13 +90,16 @@ def _require_approved(
 ) -> None:
     """Requires that plans which had to be made again change nothing more than the approved ones.
 
-    A deferred plan was shown by the number of its resources, so the new one may only create.
+    A deferred plan was shown by the number of its resources, so the new one may only create, and take over log groups
+    of those that an earlier fleet left.
     """
     unapproved = [
         f"  {address} would be {verb}"
         for name, new in new_plans.items()
         for address, verb in (
-            new.plan.affected if approved[name].deferred_reason else find_unapproved(approved[name].plan, new.plan)
+            _find_changed(new.plan)
+            if approved[name].deferred_reason
+            else find_unapproved(approved[name].plan, new.plan)
         ).items()
     ]
     if unapproved:
@@ -102,3 +107,8 @@ def _require_approved(
             f"{context.document.path}: Terraform would now change more than was shown before. Nothing of it was "
             "applied. Review it with `blueprint fleet plan`, then run this again:\n" + "\n".join(unapproved)
         )
+
+
+def _find_changed(plan: Plan) -> dict[str, str]:
+    """Existing resources of the state that the plan changes: the verb by address."""
+    return {address: verb for address, verb in plan.affected.items() if not plan.resources[address].is_import}

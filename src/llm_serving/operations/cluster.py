@@ -16,7 +16,7 @@ from llm_serving.aws.session import AwsSession
 from llm_serving.fleet import names
 from llm_serving.fleet.checks import join_words
 from llm_serving.fleet.model import Fleet
-from llm_serving.operations import add_ons
+from llm_serving.operations import add_ons, tunnel
 from llm_serving.settings.errors import CheckFailed, Unavailable
 from llm_serving.settings.units import format_count
 
@@ -31,6 +31,7 @@ _MACHINES_TIMEOUT_S = 2400
 """Pods have up to half an hour to drain, and EC2 takes some minutes more."""
 
 _NODE_POOLS = "nodepools.karpenter.sh"
+_GATEWAYS = "gateways.gateway.networking.k8s.io"
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,8 @@ def connect(aws: AwsSession, fleet: Fleet, data: Path) -> ClusterContext:
     console.run(
         build_kubeconfig_command(fleet), log=data / "kubectl.log", environment=cluster.environment, timeout_s=_TIMEOUT_S
     )
+    if open_tunnel := tunnel.find_open(data):
+        cluster.run_kubectl(*tunnel.build_redirect_command(open_tunnel)[1:])
     try:
         cluster.run_kubectl("get", "--raw", "/readyz", "--request-timeout=15s")
     except console.CommandFailed as error:
@@ -100,7 +103,11 @@ def describe_endpoint_access(fleet: Fleet) -> str:
     """Who can reach the cluster's endpoint."""
     if fleet.eks.public_from:
         return f"Its endpoint is open to {join_words(fleet.eks.public_from)} only"
-    return "Its endpoint is private. Fix: run this inside the VPC, or add your range to `eks.public_from`"
+    clients = join_words(["the VPC", *fleet.eks.private_from])
+    return (
+        f"Its endpoint is private, open to {clients}. Fix: run this there, add your network to `eks.private_from` or "
+        "`eks.public_from`, or run `blueprint platform tunnel` in another terminal"
+    )
 
 
 def terminate_machines(cluster: ClusterContext) -> None:
@@ -109,8 +116,7 @@ def terminate_machines(cluster: ClusterContext) -> None:
     Raises:
         CommandFailed: they were not terminated in time.
     """
-    crd = cluster.run_kubectl("get", "crd", _NODE_POOLS, "--ignore-not-found", "--output=name")
-    if not crd.strip():
+    if not _is_defined(cluster, _NODE_POOLS):
         return
     for kind in (_NODE_POOLS, "nodeclaims.karpenter.sh"):
         arguments = ("delete", kind, "--all", "--ignore-not-found", f"--timeout={_MACHINES_TIMEOUT_S}s")
@@ -118,14 +124,20 @@ def terminate_machines(cluster: ClusterContext) -> None:
 
 
 def delete_load_balancers(cluster: ClusterContext) -> None:
-    """Deletes ingresses and services with load balancers, while the controller that deletes those still runs.
+    """Deletes gateways, ingresses and services with load balancers, while the controller that deletes those still runs.
 
     Raises:
         CommandFailed: they were not deleted in time.
     """
     flags = (f"--timeout={add_ons.LIMIT_S}s", "--all-namespaces", "--ignore-not-found")
-    for arguments in (("ingresses", "--all"), ("services", "--field-selector=spec.type=LoadBalancer")):
+    gateways = [(_GATEWAYS, "--all")] if _is_defined(cluster, _GATEWAYS) else []
+    for arguments in (*gateways, ("ingresses", "--all"), ("services", "--field-selector=spec.type=LoadBalancer")):
         cluster.run_kubectl("delete", *arguments, *flags, timeout_s=add_ons.LIMIT_S + 60)
+
+
+def _is_defined(cluster: ClusterContext, resource: str) -> bool:
+    """Whether the cluster has the custom resource."""
+    return bool(cluster.run_kubectl("get", "crd", resource, "--ignore-not-found", "--output=name").strip())
 
 
 def list_karpenter_instances(aws: AwsSession, fleet: Fleet) -> list[str]:

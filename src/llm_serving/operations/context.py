@@ -135,13 +135,13 @@ def prepare(document: Document[Fleet], aws: AwsSession, *, out: Path, requested:
         requested: names of stacks that must exist.
 
     Raises:
-        InputError: the fleet is invalid, or there is no stack of such a name.
+        InputError: the fleet is invalid or for another account, or there is no stack of such a name.
         Unavailable: Terraform is missing, or AWS cannot be asked.
     """
     from llm_serving.aws.preflight import identity
 
     data = build_data_path(document.value)
-    account = identity.fetch_identity(aws).account
+    account = identity.require_account(document, aws).account
     with console.step(f"Synthesize the stacks of {console.shorten_path(document.path)}") as step:
         folders = synthesis.synthesize(document, data / _EMULATOR_OUT if aws.is_emulated else out)
         step.note = f"{console.shorten_path(next(iter(folders.values())).parent)}/{{{','.join(folders)}}}/cdk.tf.json"

@@ -9,6 +9,7 @@ from typing import Any
 
 from llm_serving import console
 from llm_serving.fleet.model import ExistingNetwork
+from llm_serving.operations import log_groups
 from llm_serving.operations.context import FleetContext, read_states
 from llm_serving.rehearsal import emulator_gaps
 from llm_serving.terraform import runner, stack_folder, synthesis
@@ -65,13 +66,15 @@ def create(context: FleetContext, stack_names: Sequence[str] | None = None) -> l
         stack_names: names of the stacks; all by default.
 
     Raises:
+        Unavailable: AWS refuses, or does not answer.
         CommandFailed: Terraform failed.
     """
     folders = {name: folder for name, folder in context.folders.items() if stack_names is None or name in stack_names}
     with console.step(f"Plan {', '.join(folders)}") as step:
         deferred = _find_deferred(context, folders)
         ready = {name: folder for name, folder in folders.items() if name not in deferred}
-        saved = runner.plan(context.program, ready, FILE) if ready else {}
+        with log_groups.adopt_existing(context, ready):
+            saved = runner.plan(context.program, ready, FILE) if ready else {}
         stack_plans = [
             build_stack_plan(
                 name, folder, saved.get(name), deferred.get(name, ""), emulated=context.endpoint is not None

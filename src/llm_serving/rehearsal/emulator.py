@@ -106,7 +106,7 @@ def wait_ready(endpoint: str, limit_s: float) -> None:
 def is_reachable(endpoint: str) -> bool:
     """Whether an embedded AWS responds at `endpoint`."""
     try:
-        return "batch" in json.loads(_request(endpoint, "config"))
+        return "lambda" in json.loads(_request(endpoint, "config"))
     except (OSError, ValueError):
         return False
 

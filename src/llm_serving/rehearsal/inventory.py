@@ -99,7 +99,7 @@ def _list_ecs(client: ClientFactory, fleet: str) -> Iterator[Resource]:
 def _list_by_name(client: ClientFactory, fleet: str) -> Iterator[Resource]:
     for bucket in client("s3").list_buckets()["Buckets"]:
         # Not by the fleet's name alone: a bucket that the user created is not the fleet's.
-        if bucket["Name"].startswith((f"{fleet}-models-", f"{fleet}-results-")):
+        if bucket["Name"].startswith((f"{fleet}-models-", f"{fleet}-results-", f"{fleet}-flows-")):
             yield Resource("bucket", bucket["Name"])
     for page in client("ecr").get_paginator("describe_repositories").paginate():
         for repository in page["repositories"]:

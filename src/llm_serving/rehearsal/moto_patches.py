@@ -14,13 +14,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from moto import server
+from moto.acm.models import AWSCertificateManagerBackend
 from moto.autoscaling.models import AutoScalingBackend
-from moto.core.responses import BaseResponse
+from moto.core.responses import ActionResult, BaseResponse
 from moto.ec2.utils import random_security_group_id
 from moto.ecs.models import EC2ContainerServiceBackend
 from moto.eks.models import Cluster, EKSBackend
 from moto.iam.access_control import IAMPolicy, PermissionResult
+from moto.logs.responses import LogsResponse
 from moto.s3.models import FakeBucket, FakeDeleteMarker
+from moto.stepfunctions.responses import StepFunctionResponse
+
+from llm_serving.rehearsal.loopback_guard import LoopbackGuard
 
 _WITHOUT_TLS = {"Bool": {"aws:SecureTransport": "false"}}
 
@@ -69,6 +74,17 @@ def set_instance_protection(
         group.set_desired_capacity(group.desired_capacity)
 
 
+_delete_auto_scaling_group = AutoScalingBackend.delete_auto_scaling_group
+
+
+def delete_auto_scaling_group(backend: AutoScalingBackend, group_name: str) -> None:
+    """Deletes a group with its instances, those that are protected from scale-in among them."""
+    group = backend.autoscaling_groups.get(group_name)
+    for state in group.instance_states if group else ():
+        state.protected_from_scale_in = False
+    _delete_auto_scaling_group(backend, group_name)
+
+
 _describe_capacity_providers = EC2ContainerServiceBackend.describe_capacity_providers
 
 
@@ -84,6 +100,40 @@ def list_services(backend: EC2ContainerServiceBackend, cluster: str, *args: Any,
     """The services of a cluster that were not deleted."""
     active = {service.arn for service in backend.services.values() if service.status != "INACTIVE"}
     return [arn for arn in _list_services(backend, cluster, *args, **settings) if arn in active]
+
+
+def associate_kms_key(response: LogsResponse) -> str:
+    """Sets the key of a log group that exists."""
+    name = response._get_param("logGroupName")
+    response.logs_backend.groups[name].kms_key_id = response._get_param("kmsKeyId")
+    return "{}"
+
+
+def validate_state_machine_definition(response: StepFunctionResponse) -> ActionResult:
+    """Says whether moto's own parser of the Amazon States Language takes a definition."""
+    # Its grammar takes a second to import, and few rehearsals have a state machine.
+    from moto.stepfunctions.parser.asl.parse.asl_parser import AmazonStateLanguageParser, ASLParserException
+
+    try:
+        AmazonStateLanguageParser.parse(response._get_param("definition"))
+    except ASLParserException as error:
+        diagnostic = {"severity": "ERROR", "code": "SCHEMA_VALIDATION_FAILED", "message": repr(error)}
+        return ActionResult({"result": "FAIL", "diagnostics": [diagnostic]})
+    return ActionResult({"result": "OK", "diagnostics": []})
+
+
+def list_state_machine_versions(_: StepFunctionResponse) -> ActionResult:
+    """No version: none of our state machines publishes one."""
+    return ActionResult({"stateMachineVersions": []})
+
+
+_set_certificate_in_use_by = AWSCertificateManagerBackend.set_certificate_in_use_by
+
+
+def set_certificate_in_use_by(backend: AWSCertificateManagerBackend, arn: str, load_balancer_name: str) -> None:
+    """Note who uses a certificate; one of the user's own account is not here, and is taken as it is."""
+    if arn in backend._certificates:
+        _set_certificate_in_use_by(backend, arn, load_balancer_name)
 
 
 _call_action = BaseResponse.call_action
@@ -163,6 +213,12 @@ PATCHES: Sequence[Patch] = (
         "2026-11-22 (moto/autoscaling/models.py)",
     ),
     Patch(
+        AutoScalingBackend,
+        delete_auto_scaling_group,
+        "leaves protected instances of a deleted group running, where ForceDelete terminates them",
+        "no upstream issue found on 2026-11-23 (moto/autoscaling/models.py, delete_auto_scaling_group)",
+    ),
+    Patch(
         EC2ContainerServiceBackend,
         describe_capacity_providers,
         "fails when asked for all capacity providers",
@@ -174,6 +230,30 @@ PATCHES: Sequence[Patch] = (
         list_services,
         "lists deleted services, and ECS does not",
         "no upstream issue found on 2026-11-22 (moto/ecs/models.py, EC2ContainerServiceBackend.list_services)",
+    ),
+    Patch(
+        LogsResponse,
+        associate_kms_key,
+        "takes a log group's key at its creation alone",
+        "no upstream issue found on 2026-11-22 (moto/logs/responses.py has no AssociateKmsKey)",
+    ),
+    Patch(
+        StepFunctionResponse,
+        validate_state_machine_definition,
+        "checks no definition before it makes a state machine, as the AWS provider asks; here moto's own parser does",
+        "no upstream issue found on 2026-11-23 (moto/stepfunctions/responses.py has no ValidateStateMachineDefinition)",
+    ),
+    Patch(
+        StepFunctionResponse,
+        list_state_machine_versions,
+        "cannot be asked for the versions of a state machine, as the AWS provider does; there are none",
+        "no upstream issue found on 2026-11-23 (moto/stepfunctions/responses.py has no ListStateMachineVersions)",
+    ),
+    Patch(
+        AWSCertificateManagerBackend,
+        set_certificate_in_use_by,
+        "refuses a listener with a certificate of the user's own account, which no rehearsal can have",
+        "no upstream issue found on 2026-11-23 (moto/acm/models.py, set_certificate_in_use_by)",
     ),
     Patch(
         BaseResponse,
@@ -190,4 +270,8 @@ def main() -> None:
     """Serves until it is stopped, with moto's own arguments."""
     for patch in PATCHES:
         setattr(patch.owner, patch.replacement.__name__, patch.replacement)
+    run_server = server.run_simple
+    server.run_simple = lambda host, port, application, **options: run_server(
+        host, port, LoopbackGuard(application), **options
+    )
     server.main()

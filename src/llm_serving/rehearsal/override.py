@@ -63,7 +63,8 @@ def write_override(
             resources[kind] = dict.fromkeys(stack["resource"][kind], settings)
     override: dict[str, Any] = {
         "terraform": {"backend": backend or {"local": {"path": state.FILE}}},
-        "provider": {"aws": _PROVIDER},
+        # A fleet that names its account names one of AWS's.
+        "provider": {"aws": {**_PROVIDER, **({"allowed_account_ids": [emulator.ACCOUNT]} if fleet.account else {})}},
     }
     if resources:
         override["resource"] = resources

@@ -8,7 +8,7 @@ import pytest
 
 from llm_serving.aws.preflight import identity, permissions
 from llm_serving.aws.preflight.identity import Identity
-from llm_serving.settings.errors import Unavailable
+from llm_serving.settings.errors import InputError, Unavailable
 
 ROLE = Identity("123456789012", "arn:aws:sts::123456789012:assumed-role/deployer/anna")
 POOL = "  general:\n    types: g6e.xlarge\n    size: 1\n"
@@ -53,7 +53,7 @@ def test_all_that_is_allowed_passes_by_part(simulate_permissions: Any) -> None:
         "permission to create EKS",
     ]
     assert {line.status for line in lines.values()} == {"pass"}
-    assert lines["permission to create network"].message.startswith("all 3")
+    assert lines["permission to create network"].message.startswith("all 2")
 
 
 def test_an_outright_denial_fails_and_names_the_action(simulate_permissions: Any) -> None:
@@ -98,6 +98,37 @@ def test_the_root_user_is_warned_of() -> None:
     assert identity.check_credentials(ROLE).status == "pass"
 
 
+OF_ACCOUNT = (
+    'name: demo\naccount: "{}"\nregion: us-west-2\nzones: [us-west-2a, us-west-2b, us-west-2c]\norchestrator: ecs\n'
+)
+
+
+def _stub_caller(stubbed_aws: Any) -> None:
+    response = {"Account": ROLE.account, "Arn": ROLE.arn, "UserId": "AROAEXAMPLEEXAMPLE12"}
+    stubbed_aws.stub("sts").add_response("get_caller_identity", response)
+
+
+def test_an_account_that_the_fleet_does_not_name_is_refused(stubbed_aws: Any, read_fleet: Any) -> None:
+    document = read_fleet(POOL, head=OF_ACCOUNT.format("999999999999"))
+    _stub_caller(stubbed_aws)
+    with pytest.raises(InputError) as error:
+        identity.require_account(document, stubbed_aws)
+    assert str(error.value) == (
+        f"{document.path}:2:10: account: now '999999999999': assumed-role/deployer/anna is signed in to account "
+        '123456789012. Fix: a profile of 999999999999, set in AWS_PROFILE, or account: "123456789012".'
+    )
+    (line,) = identity.list_checks(stubbed_aws, document.value, ROLE)[0].execute()
+    assert (line.status, line.fix) == ("fail", "sign in to 999999999999, or correct `account`")
+
+
+def test_the_account_that_the_fleet_names_is_accepted(stubbed_aws: Any, read_fleet: Any) -> None:
+    document = read_fleet(POOL, head=OF_ACCOUNT.format(ROLE.account))
+    _stub_caller(stubbed_aws)
+    assert identity.require_account(document, stubbed_aws) == ROLE
+    (line,) = identity.list_checks(stubbed_aws, document.value, ROLE)[0].execute()
+    assert line.status == "pass"
+
+
 def test_refused_credentials_are_one_line(stubbed_aws: Any) -> None:
     stub = stubbed_aws.stub("sts")
     stub.add_client_error("get_caller_identity", "ExpiredToken", "The security token is expired")
@@ -110,23 +141,44 @@ def test_refused_credentials_are_one_line(stubbed_aws: Any) -> None:
     assert str(error.value) == "AWS refused GetCallerIdentity: InvalidClientTokenId: The security token is invalid"
 
 
+def _list_role_checks(stubbed_aws: Any, document: Any) -> dict[str, Any]:
+    checks = identity.list_checks(stubbed_aws, document.value, ROLE)
+    return {check.name: check for check in checks if check.name.startswith("AWSServiceRoleFor")}
+
+
 def test_a_missing_spot_role_is_reported_with_the_command_that_creates_it(stubbed_aws: Any, read_fleet: Any) -> None:
-    document = read_fleet(f"{POOL}    buy: spot\n")
+    checks = _list_role_checks(stubbed_aws, read_fleet(f"{POOL}    buy: spot\n"))
     stubbed_aws.stub("iam").add_client_error("get_role", "NoSuchEntity", "not found")
-    spot_checks = [
-        check for check in identity.list_checks(stubbed_aws, document.value, ROLE) if check.name.endswith("Spot")
-    ]
-    (line,) = spot_checks[0].execute()
+    (line,) = checks["AWSServiceRoleForEC2Spot"].execute()
     assert line.status == "warn"
     assert line.command == ("aws", "iam", "create-service-linked-role", "--aws-service-name", "spot.amazonaws.com")
 
 
-def test_a_fleet_without_spot_does_not_ask_for_its_role(stubbed_aws: Any, read_fleet: Any) -> None:
-    assert not [
-        check
-        for check in identity.list_checks(stubbed_aws, read_fleet(POOL).value, ROLE)
-        if check.name.endswith("Spot")
-    ]
+def test_a_role_that_exists_passes(stubbed_aws: Any, read_fleet: Any) -> None:
+    checks = _list_role_checks(stubbed_aws, read_fleet(POOL))
+    role = {"Path": "/", "RoleName": "AWSServiceRoleForAutoScaling", "RoleId": "AROAEXAMPLEEXAMPLE12", "CreateDate": 0}
+    arn = "arn:aws:iam::123456789012:role/AWSServiceRoleForAutoScaling"
+    stubbed_aws.stub("iam").add_response("get_role", {"Role": {**role, "Arn": arn}}, {"RoleName": role["RoleName"]})
+    (line,) = checks["AWSServiceRoleForAutoScaling"].execute()
+    assert line.status == "pass"
+
+
+@pytest.mark.parametrize(
+    ("orchestrator", "roles"),
+    [
+        ("eks", ["ElasticLoadBalancing", "AutoScaling", "AmazonEKS", "AmazonEKSNodegroup"]),
+        ("ecs", ["AutoScaling", "ECS"]),
+    ],
+)
+def test_a_fleet_asks_for_the_service_roles_that_it_needs(
+    stubbed_aws: Any, read_fleet: Any, orchestrator: str, roles: list[str]
+) -> None:
+    head = f"name: demo\nregion: us-west-2\nzones: [us-west-2a, us-west-2b]\norchestrator: {orchestrator}\n"
+    checks = _list_role_checks(stubbed_aws, read_fleet(POOL, head=head))
+    assert list(checks) == [f"AWSServiceRoleFor{role}" for role in roles]
+
+
+_NO_CALLS = ("iam:PassRole", "lambda:InvokeFunction", "logs:CreateLogDelivery", "logs:DeleteLogDelivery")
 
 
 def test_every_action_of_the_table_exists_in_its_service(read_fleet: Any) -> None:
@@ -139,6 +191,6 @@ def test_every_action_of_the_table_exists_in_its_service(read_fleet: Any) -> Non
     ):
         service, _, name = action.partition(":")
         # IAM's names of S3's actions are often not those of S3's API, so S3 is left out; Lambda's of a call
-        # is not the API's either, and PassRole is no call.
-        if service != "s3" and action not in ("iam:PassRole", "lambda:InvokeFunction"):
+        # is not the API's either, and PassRole is no call; log deliveries are made by EC2's own calls.
+        if service != "s3" and action not in _NO_CALLS:
             assert name in loader.load_service_model(service, "service-2")["operations"], action

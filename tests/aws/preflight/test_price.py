@@ -29,15 +29,15 @@ def _collect_lines(document: Any, today: str = "2026-11-21", **prices: float) ->
 
 def test_the_cost_range_is_shown_with_the_prices_date(read_fleet: Any) -> None:
     (line,) = _collect_lines(read_fleet(POOL, HEAD))
-    assert (line.status, line.message) == ("pass", "2.00 to 8.00 USD/h on demand (AWS Price List, 2026-11-01)")
+    assert (line.status, line.message) == ("pass", "2.62 to 8.62 USD/h on demand (AWS Price List, 2026-11-01)")
 
 
 def test_more_than_the_spend_limit_fails(read_fleet: Any) -> None:
     span, limit = _collect_lines(read_fleet(POOL, f"{HEAD}spend_limit: 5 USD/h\n"))
     assert span.status == "pass"
     assert (limit.name, limit.status) == ("spend limit", "fail")
-    assert limit.message == "at full size the pools cost 8.00 USD/h on demand (general 8.00)"
-    assert limit.fix == "write a limit of 8.00 USD/h or more, or smaller pools"
+    assert limit.message == "at full size the fleet costs 8.62 USD/h on demand (general 8.00, without instances 0.62)"
+    assert limit.fix == "write a limit of 8.63 USD/h or more, or smaller pools"
 
 
 def test_within_the_spend_limit_says_so(read_fleet: Any) -> None:
@@ -55,10 +55,10 @@ def test_old_prices_are_doubted_with_the_command_that_reads_them_anew(read_fleet
 def test_a_price_that_nobody_knows_is_a_warning_and_no_sum(read_fleet: Any) -> None:
     (line,) = _collect_lines(read_fleet(POOL, HEAD), unknown=1.0)
     assert line.status == "warn"
-    assert line.message == "0.00 to at least 0.00 USD/h on demand; unknown for g6e.xlarge"
+    assert line.message == "0.62 to at least 0.62 USD/h on demand; unknown for g6e.xlarge"
 
 
 def test_a_capacity_block_is_paid_already(read_fleet: Any) -> None:
     block = "  big:\n    types: p5.48xlarge\n    buy: {capacity-block: cr-0123456789abcdef0}\n    size: 1\n"
     (line,) = _collect_lines(read_fleet(block, HEAD))
-    assert line.message == "0.00 to 0.00 USD/h on demand; big is paid already"
+    assert line.message == "0.62 to 0.62 USD/h on demand; big is paid already"

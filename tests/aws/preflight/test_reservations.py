@@ -10,6 +10,7 @@ import pytest
 from llm_serving.aws.preflight import permissions, reservations
 from llm_serving.aws.preflight.check import CheckResult
 from llm_serving.catalog import instances
+from tests.aws.preflight.conftest import HEAD
 
 NAME = "cr-0123456789abcdef0"
 NOW = datetime.datetime.now(datetime.UTC)
@@ -125,11 +126,15 @@ def test_a_block_that_is_to_come_says_when_it_begins(stubbed_aws: Any, read_flee
     assert (line.status, line.message) == ("warn", "it is scheduled, and begins 2026-12-01 11:30 UTC")
 
 
-def test_a_block_that_ends_within_a_day_says_when_its_machines_end(stubbed_aws: Any, read_fleet: Any) -> None:
+@pytest.mark.parametrize(("orchestrator", "margin_min"), [("eks", 40), ("ecs", 30)])
+def test_a_block_that_ends_within_a_day_says_when_its_machines_end(
+    stubbed_aws: Any, read_fleet: Any, orchestrator: str, margin_min: int
+) -> None:
     end = NOW + datetime.timedelta(hours=5)
-    line = _check_reservation(stubbed_aws, read_fleet(_format_pool("capacity-block", "4")), {**BLOCK, "EndDate": end})
+    fleet = read_fleet(_format_pool("capacity-block", "4"), f"{HEAD}orchestrator: {orchestrator}\n")
+    line = _check_reservation(stubbed_aws, fleet, {**BLOCK, "EndDate": end})
     assert line.status == "warn"
-    deadline = f"{end - datetime.timedelta(minutes=30):%Y-%m-%d %H:%M UTC}"
+    deadline = f"{end - datetime.timedelta(minutes=margin_min):%Y-%m-%d %H:%M UTC}"
     assert line.fix == f"machines run until {deadline}: renew it in time"
 
 
@@ -183,3 +188,21 @@ def test_creating_a_reservation_needs_rights_that_using_it_does_not(read_fleet: 
     )
     assert "ec2:CreateCapacityReservation" in own_actions and "ec2:CreateCapacityReservation" not in existing_actions
     assert "resource-groups:GroupResources" in own_actions and "resource-groups:GroupResources" in existing_actions
+
+
+def test_a_reservation_to_come_fails_where_the_apply_would_wait_for_its_machines(
+    stubbed_aws: Any, read_fleet: Any
+) -> None:
+    coming = {**VALID, "State": "scheduled"}
+    line = _check_reservation(stubbed_aws, read_fleet(_format_pool("reservation", "4")), coming)
+    assert (line.status, line.message) == ("fail", "it is scheduled, and the apply would wait for 4 nodes in vain")
+    assert line.fix == "size: 0..4 until it is active"
+
+
+@pytest.mark.parametrize(("size", "kind"), [("0..4", "default"), ("4", "capacity-block")])
+def test_a_reservation_to_come_is_waited_for_where_no_machine_starts_before_it(
+    stubbed_aws: Any, read_fleet: Any, size: str, kind: str
+) -> None:
+    key = "capacity-block" if kind == "capacity-block" else "reservation"
+    coming = {**VALID, "ReservationType": kind, "State": "scheduled"}
+    assert _check_reservation(stubbed_aws, read_fleet(_format_pool(key, size)), coming).status == "warn"

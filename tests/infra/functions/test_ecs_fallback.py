@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import itertools
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from moto import mock_aws
 
+from infra.constructs import ecs_fallback as construct
 from infra.functions import ecs_fallback
 from infra.functions.ecs_fallback import Choice
 from llm_serving.fleet import names
@@ -52,6 +54,15 @@ def test_each_choice_gets_the_tasks_that_the_previous_could_not_place(
     before: list[tuple[int, int, int]], after: list[int]
 ) -> None:
     assert ecs_fallback.compute_counts(build_choices(*before)) == after
+
+
+def test_a_choice_without_machines_has_a_limited_number_of_tasks_waiting_and_passes_the_rest_on() -> None:
+    stuck = build_choices((400, 400, 0), (0, 0, 0), (0, 0, 0))
+    assert ecs_fallback.compute_counts(stuck) == [400, 50, 50]
+    second_is_stuck_too = [*build_choices((400, 400, 0)), Choice("b", 50, 50, 0), Choice("c", 50, 0, 20, 50)]
+    assert ecs_fallback.compute_counts(second_is_stuck_too) == [400, 50, 100]
+    third_has_machines = [*build_choices((400, 400, 0)), Choice("b", 50, 50, 0), Choice("c", 400, 0, 390, 390)]
+    assert ecs_fallback.compute_counts(third_has_machines) == [400, 50, 400]
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=6))
@@ -221,12 +232,34 @@ def test_a_task_with_a_health_check_counts_as_serving_once_healthy(
     ecs.stub.assert_no_pending_responses()
 
 
-def test_a_service_without_tags_or_first_choice_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    untagged = build_service("prefill-0", 3, fallback="prefill", choice="0")
+def test_the_number_of_waiting_tasks_is_logged_as_a_metric(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ecs = Ecs(monkeypatch, [FIRST, SECOND])
+    ecs.add_tasks("decode-0", *(build_task(number, "PROVISIONING", created_at=compute_time()) for number in (1, 2)))
+    ecs.add_tasks("decode-1", build_task(3, "PENDING"))
+    ecs_fallback.handler({"cluster": "demo"})
+    logged = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (logged["cluster"], logged["provisioning"]) == ("demo", 2)
+    [metrics] = logged["_aws"]["CloudWatchMetrics"]
+    assert (metrics["Namespace"], metrics["Dimensions"], metrics["Metrics"]) == (
+        construct.METRIC_NAMESPACE,
+        [["cluster"]],
+        [{"Name": construct.METRIC}],
+    )
+
+
+def test_a_service_that_cannot_fall_back_stays_as_it_is_and_its_waiting_tasks_count(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone = build_service("prefill-0", 3, fallback="prefill", choice="0")
     orphan = build_service("router-1", 3, fallback="router", choice="1")
-    ecs = Ecs(monkeypatch, [untagged, orphan, build_service("gateway", 2)])
+    ecs = Ecs(monkeypatch, [alone, orphan, build_service("gateway", 2)])
+    for number, name in enumerate(("gateway", "prefill-0", "router-1"), start=1):
+        ecs.add_tasks(name, build_task(number, "PROVISIONING"))
     assert ecs_fallback.handler({"cluster": "demo"}) == []
     ecs.stub.assert_no_pending_responses()
+    assert json.loads(capsys.readouterr().out)["provisioning"] == 3
 
 
 def test_an_error_of_one_role_does_not_stop_the_others_fallback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,12 +16,20 @@ Stack = dict[str, Any]
 
 ROOT = Path(__file__).parents[3]
 
+CERTIFICATE = "arn:aws:acm:us-west-2:123456789012:certificate/12345678-1234-1234-1234-123456789012"
+WEB_ACL = "arn:aws:wafv2:us-west-2:123456789012:regional/webacl/api/12345678-1234-1234-1234-123456789012"
+
 FLEET = """\
 name: fabric
 region: us-west-2
 zones: [us-west-2a, us-west-2b]
 orchestrator: ecs
 alarms_to: arn:aws:sns:us-west-2:123456789012:on-call
+image_cache: {}
+storage:
+  model_buckets:
+    bucket: my-adapters
+    key: arn:aws:kms:us-west-2:210987654321:key/12345678-1234-1234-1234-123456789012
 pools:
   general: {types: [g6e.2xlarge, g6e.12xlarge], size: 0..8, buy: [spot, on-demand]}
   alone: {types: g6e.2xlarge, zones: us-west-2a, size: 0..2}
@@ -43,10 +51,11 @@ SHAPES = {
         "    scale: {queue: 4, cool_down: 10min}\n"
         "    adapters: {sql: s3://my-adapters/lora/sql}\n"
         "  router: {policy: load-aware, replicas: 2}\n"
+        f"load_balancer: {{certificate: {CERTIFICATE}, web_acl: {WEB_ACL}}}\n"
     ),
     "single": (
         "pattern: aggregated\nmodel: Qwen/Qwen3-0.6B\n"
-        "roles: {worker: {pool: alone, replicas: 0..2}, router: {policy: kv-aware}}\n"
+        "roles: {worker: {pool: alone, replicas: 0..2}, router: {policy: kv-aware, request_timeout: 2h}}\ntuning: {compile_cache: node}\n"
     ),
     "disaggregated": (
         "pattern: disaggregated\nmodel: Qwen/Qwen3-32B\n"

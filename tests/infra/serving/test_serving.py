@@ -28,7 +28,16 @@ def find_line(text: str, part: str) -> int:
 def test_every_patterns_rendered_manifest_can_be_read(manifests: dict[str, Path], fleet: Path, shape: str) -> None:
     ecs_manifest = manifest.read(manifests[shape], loading.load_fleet(fleet)).value
     assert ecs_manifest.name == shape
-    assert ecs_manifest.router.command[0] == "router-dns-discovery"
+    assert ecs_manifest.router.command[0] == "router-front"
+
+
+def test_engines_may_read_the_model_that_guesses_tokens_ahead(fleet: Path, tmp_path: Path) -> None:
+    speculative = "tuning: {speculative: {method: draft_model, model: ORG/draft}, "
+    folder = write_blueprint(tmp_path, "single", SHAPES["single"].replace("tuning: {", speculative))
+    plan = planning.plan(folder, fleet, target="ecs", root=tmp_path, account="123456789012")
+    rendered = manifest.read(planning.write_rendered(plan), loading.load_fleet(fleet)).value
+    bucket = "s3://fabric-models-123456789012-us-west-2/models"
+    assert rendered.reads == (f"{bucket}/Qwen/Qwen3-0.6B/", f"{bucket}/ORG/draft/")
 
 
 @pytest.mark.parametrize(
@@ -109,8 +118,8 @@ HEAD = "pattern: aggregated\nmodel: Qwen/Qwen3-0.6B\n"
         (
             HEAD + "roles: {worker: {pool: fast}}\n",
             "accelerators: now 1: ECS gives each task a network interface of its own on the node's first card, where "
-            "p5en.48xlarge has 2 free beside EFA's, and 8 tasks of such replicas would run on it. "
-            "Fix: accelerators: 4 or more, or another target: --target TARGET.",
+            "p5en.48xlarge has 3 free beside EFA's, and 8 tasks of such replicas would run on it. "
+            "Fix: accelerators: 3 or more, or another target: --target TARGET.",
         ),
     ],
 )
@@ -120,9 +129,9 @@ def test_settings_unsupported_on_ecs_are_refused_at_plan_time(
     assert message in " ".join(get_plan_error(tmp_path, fleet, text).split())
 
 
-def test_p5_has_no_interface_left_for_a_task(tmp_path: Path, fleet: Path) -> None:
+def test_p5_has_room_for_the_interface_of_one_task(tmp_path: Path, fleet: Path) -> None:
     file = tmp_path / "fleet.yaml"
     file.write_text(fleet.read_text().replace("p5en.48xlarge", "p5.48xlarge"))
-    error_text = get_plan_error(tmp_path, file, HEAD + "roles: {worker: {pool: fast, accelerators: 8}}\n")
-    assert "p5.48xlarge has 0 free beside EFA's" in error_text
-    assert "a pool of another type, such as p5en or p6-b200, or another target: --target TARGET" in error_text
+    error_text = get_plan_error(tmp_path, file, HEAD + "roles: {worker: {pool: fast, accelerators: 4}}\n")
+    assert "p5.48xlarge has 1 free beside EFA's, and 2 tasks of such replicas would run on it" in error_text
+    assert "Fix: accelerators: 8 or more" in error_text

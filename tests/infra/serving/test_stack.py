@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,13 @@ from typing import Any
 import pytest
 
 from infra import stack_rules
+from infra.constructs.task import WATCH
+from llm_serving import paths
 from llm_serving.fleet import loading
-from llm_serving.targets import probe
+from llm_serving.targets import group, probe
 from llm_serving.targets.ecs.manifest import read
-from tests.infra.serving.conftest import SHAPES
+from tests.infra import aws_calls
+from tests.infra.serving.conftest import CERTIFICATE, SHAPES, WEB_ACL
 
 Stack = dict[str, Any]
 Stacks = dict[str, Stack]
@@ -57,6 +61,30 @@ def test_the_stack_follows_the_rules_of_all_stacks(stacks: Stacks, fleet: Path, 
     assert list(stack_rules.find_violations(loading.load_fleet(fleet).value, {shape: stacks[shape]})) == []
 
 
+def test_compiled_programs_lie_on_the_instances_disk_where_they_are_kept(stacks: Stacks) -> None:
+    definition = filter_by_type(stacks["single"], "aws_ecs_task_definition")["worker-task"]
+    [volume] = [row for row in definition["volume"] if row["name"] == "compile-cache"]
+    assert re.fullmatch(r"/mnt/instance-store/compile-cache/single/[0-9a-f]{16}", volume["host_path"])
+    worker = parse_containers(stacks["single"], "worker")["worker"]
+    mount = {"sourceVolume": "compile-cache", "containerPath": "/compile-cache", "readOnly": False}
+    assert mount in worker["mountPoints"]
+    environment = {row["name"]: row["value"] for row in worker["environment"]}
+    assert environment["VLLM_CACHE_ROOT"] == "/compile-cache/vllm"
+    others = filter_by_type(stacks["aggregated"], "aws_ecs_task_definition")["worker-task"]
+    assert not any(row["name"] == "compile-cache" for row in others.get("volume", ()))
+
+
+@pytest.mark.parametrize(("shape", "seconds"), [("aggregated", 1800), ("single", 7200)])
+def test_clients_reach_the_router_for_as_long_as_it_lets_a_request_take(
+    stacks: Stacks, shape: str, seconds: int
+) -> None:
+    router = filter_by_type(stacks[shape], "aws_ecs_service")["router-0"]
+    assert router["service_connect_configuration"]["service"][0]["timeout"] == {
+        "idle_timeout_seconds": seconds,
+        "per_request_timeout_seconds": 0,
+    }
+
+
 def test_a_strategy_of_seven_providers_is_reported(stacks: Stacks) -> None:
     stack = copy.deepcopy(stacks["aggregated"])
     filter_by_type(stack, "aws_ecs_service")["worker-0"]["capacity_provider_strategy"] *= 4
@@ -95,6 +123,10 @@ def test_an_engine_may_read_only_its_own_weights(stacks: Stacks, shape: str) -> 
     adapters = ["arn:${data.aws_partition.partition.partition}:s3:::my-adapters/lora/sql/*"]
     assert sorted(objects) == sorted([*own_weights, *(adapters if shape == "aggregated" else [])])
     assert len(own_weights) == (2 if shape == "multi-model" else 1)
+    key = "arn:aws:kms:us-west-2:210987654321:key/12345678-1234-1234-1234-123456789012"
+    assert [key] in [
+        resources for _, actions, resources in find_statements(stacks[shape]) if actions == ["kms:Decrypt"]
+    ]
 
 
 @pytest.mark.parametrize(
@@ -109,32 +141,89 @@ def test_a_broader_permission_is_reported(stacks: Stacks, old: str, new: str) ->
     assert list(find_write_access(stack)) != []
 
 
+def parse_health_checks(stack: Stack, task: str) -> dict[str, Any]:
+    """The health checks of a task's containers, that of the group program apart, which only says that it runs."""
+    return {
+        name: container["healthCheck"]
+        for name, container in parse_containers(stack, task).items()
+        if "healthCheck" in container and name != WATCH
+    }
+
+
 @each_shape
-def test_the_probe_of_every_engine_requests_a_completion(stacks: Stacks, shape: str) -> None:
+def test_the_health_of_an_engine_does_not_depend_on_its_queue(stacks: Stacks, shape: str) -> None:
     tasks = [name.removesuffix("-task") for name in filter_by_type(stacks[shape], "aws_ecs_task_definition")]
     probes = {
-        task: container["healthCheck"]["command"][4:6]
-        for task in tasks
-        for container in parse_containers(stacks[shape], task).values()
-        if "healthCheck" in container
+        task: check["command"][4:6] for task in tasks for check in parse_health_checks(stacks[shape], task).values()
     }
     followers = {f"worker-{replica}-1" for replica in range(2)} if shape == "distributed" else set()
     assert set(probes) == set(tasks) - followers - {"ask"}
     for task, (url, body) in probes.items():
-        if task == "router":
-            assert (url, body) == ("http://127.0.0.1:8080/liveness", "")
-        else:
-            assert url == "http://127.0.0.1:8000/v1/completions"
-            assert json.loads(body)["max_tokens"] == 1
+        port_and_path = "8080/liveness" if task == "router" else "8000/health"
+        assert (url, body) == (f"http://127.0.0.1:{port_and_path}", "")
+
+
+@each_shape
+def test_every_engine_has_a_program_that_ends_its_task(stacks: Stacks, shape: str) -> None:
+    for name in filter_by_type(stacks[shape], "aws_ecs_task_definition"):
+        task = name.removesuffix("-task")
+        containers = parse_containers(stacks[shape], task)
+        assert (WATCH in containers) == (task not in ("router", "ask"))
+        if WATCH in containers:
+            watch, [engine] = containers[WATCH], [c for c in containers.values() if "portMappings" in c]
+            assert watch["essential"]
+            assert watch["image"] == engine["image"]
+            assert watch["dependsOn"] == [{"containerName": engine["name"], "condition": "START"}]
+            # Of a task's essential containers, one without a health check makes the task's own health unknown.
+            assert "healthCheck" in watch
+            assert watch["entryPoint"] == ["python3", "-c", Path(group.__file__).read_text()]
+
+
+def test_the_nodes_of_a_replica_watch_one_another(stacks: Stacks) -> None:
+    commands = {
+        f"worker-{replica}-{rank}": parse_containers(stacks["distributed"], f"worker-{replica}-{rank}")[WATCH]
+        for replica in range(2)
+        for rank in range(2)
+    }
+    leader, follower = commands["worker-1-0"], commands["worker-1-1"]
+    health = ["lead", "--health", "http://127.0.0.1:8000/health"]
+    assert leader["command"] == [*health, "--port", "5701", "--followers", "1"]
+    address = "distributed-worker-1-0.fabric.internal"
+    assert follower["command"][:5] == ["follow", "--leader", address, "--port", "5701"]
+    assert follower["command"][5:7] == ["--requests", "8000"]
+    assert float(follower["command"][-1]) < follower["stopTimeout"]
+    engine = parse_containers(stacks["distributed"], "worker-1-0")["worker"]
+    assert follower["stopTimeout"] == engine["stopTimeout"]
+    names = filter_by_type(stacks["distributed"], "aws_service_discovery_service")
+    assert {f"{service['name']}.fabric.internal" for service in names.values()} >= {address}
+
+
+@each_shape
+def test_the_router_may_ask_cloud_map_for_its_engines_and_for_nobody_elses(stacks: Stacks, shape: str) -> None:
+    [router] = [
+        container for container in parse_containers(stacks[shape], "router").values() if "portMappings" in container
+    ]
+    environment = {item["name"]: item["value"] for item in router["environment"]}
+    assert environment["CLOUD_MAP_REGION"] == "us-west-2"
+    assert set(json.loads(environment["ENGINE_PROBE"])) == {"path", "body"}
+    [(role, statement)] = [
+        (address, statement)
+        for address, statement in stack_rules.list_statements(stacks[shape])
+        if "servicediscovery:DiscoverInstances" in statement["Action"]
+    ]
+    assert "-route-" in role
+    programs = (paths.IMAGES / "router").glob("*.py")
+    assert set(statement["Action"]) == aws_calls.find_actions(*(file.read_text() for file in programs))
+    assert statement["Condition"] == {"StringEquals": {"servicediscovery:NamespaceName": "fabric.internal"}}
 
 
 @each_shape
 def test_health_checks_and_test_requests_run_the_one_probe_program(stacks: Stacks, shape: str) -> None:
     program = Path(probe.__file__).read_text()
     for task in filter_by_type(stacks[shape], "aws_ecs_task_definition"):
+        for check in parse_health_checks(stacks[shape], task.removesuffix("-task")).values():
+            assert check["command"][:4] == ["CMD", "python3", "-c", program]
         for container in parse_containers(stacks[shape], task.removesuffix("-task")).values():
-            if "healthCheck" in container:
-                assert container["healthCheck"]["command"][:4] == ["CMD", "python3", "-c", program]
             if container["name"] == "ask":
                 assert container["entryPoint"] == ["python3", "-c", program]
 
@@ -149,9 +238,7 @@ def test_the_health_check_allows_for_the_start_time(
         if item.probe
     }
     for task, deadline in deadlines.items():
-        [check] = [
-            item["healthCheck"] for item in parse_containers(stacks[shape], task).values() if "healthCheck" in item
-        ]
+        [check] = parse_health_checks(stacks[shape], task).values()
         assert check["startPeriod"] + check["interval"] * check["retries"] >= deadline
         assert check["startPeriod"] <= 300 and check["interval"] <= 300 and check["retries"] <= 10, "ECS takes no more"
 
@@ -174,9 +261,40 @@ def test_adapters_are_copied_before_the_engine_starts(stacks: Stacks) -> None:
     assert f"sql={destination}" in by_name["worker"]["command"]
 
 
+def test_tasks_pull_by_the_fleets_image_cache(stacks: Stacks) -> None:
+    containers = parse_containers(stacks["aggregated"], "worker")
+    prefix = "/fabric-ecr/"
+    assert f"{prefix}aws-cli/aws-cli:2.35.11@sha256:" in containers["fetch-adapter-sql"]["image"]
+    assert f"{prefix}aws-observability/aws-otel-collector:v0.48.0@sha256:" in containers["collector"]["image"]
+    assert containers["worker"]["image"] == "vllm/vllm-openai:v0.32.0", "Docker Hub asks for a login"
+
+
+def test_a_load_balancer_with_tls_calls_the_routers(stacks: Stacks) -> None:
+    resources = stacks["aggregated"]["resource"]
+    [balancer] = resources["aws_lb"].values()
+    assert (balancer["internal"], balancer["idle_timeout"], len(balancer["subnets"])) == (True, 4000, 2)
+    [listener] = resources["aws_lb_listener"].values()
+    assert (listener["port"], listener["protocol"], listener["certificate_arn"]) == (443, "HTTPS", CERTIFICATE)
+    [group] = resources["aws_lb_target_group"].values()
+    assert (group["target_type"], group["deregistration_delay"], group["health_check"]["path"]) == (
+        "ip",
+        "120",
+        "/liveness",
+    )
+    [association] = resources["aws_wafv2_web_acl_association"].values()
+    assert association["web_acl_arn"] == WEB_ACL
+    services = resources["aws_ecs_service"]
+    targets = {name: service["load_balancer"] for name, service in services.items() if "load_balancer" in service}
+    assert list(targets) == ["router-0"]
+    assert (targets["router-0"][0]["container_name"], targets["router-0"][0]["container_port"]) == ("router", 8080)
+    assert "aws_lb_listener.balancer-https" in services["router-0"]["depends_on"]
+    assert "aws_lb" not in stacks["single"]["resource"], "a deployment that asks for none has none"
+
+
 def test_the_router_follows_the_names_of_the_engines(stacks: Stacks) -> None:
     aggregated_router = parse_containers(stacks["aggregated"], "router")["router"]
-    assert aggregated_router["entryPoint"] == ["router-dns-discovery"]
+    assert aggregated_router["entryPoint"] == ["router-front"]
+    assert "router-dns-discovery" in aggregated_router["command"]
     assert "--worker=aggregated-worker.fabric.internal:8000" in aggregated_router["command"]
     disaggregated_command = parse_containers(stacks["disaggregated"], "router")["router"]["command"]
     assert "--prefill=disaggregated-prefill.fabric.internal:8000" in disaggregated_command
@@ -204,6 +322,27 @@ def test_only_the_router_receives_cache_events(stacks: Stacks) -> None:
             assert f"{peer}-group" in rule["referenced_security_group_id"]
     engine = filter_by_type(stacks["aggregated"], "aws_vpc_security_group_ingress_rule").values()
     assert 5557 not in {rule.get("from_port") for rule in engine}, "where nobody listens nothing is open"
+
+
+def find_peer(rule: Stack) -> str:
+    """The range of addresses, or the kind of the other security group, of a rule."""
+    return str(rule.get("cidr_ipv4") or re.findall(r"(\w+)-group", rule["referenced_security_group_id"])[0])
+
+
+@each_shape
+def test_load_drivers_reach_the_router_and_metrics_and_nobody_reaches_them(stacks: Stacks, shape: str) -> None:
+    rules = {
+        direction: list(filter_by_type(stacks[shape], f"aws_vpc_security_group_{direction}_rule").values())
+        for direction in ("ingress", "egress")
+    }
+    assert not [rule for rule in rules["ingress"] if "driver-group" in rule["security_group_id"]]
+    outward = [rule for rule in rules["egress"] if "driver-group" in rule["security_group_id"]]
+    inward = [rule for rule in rules["ingress"] if "driver-group" in rule.get("referenced_security_group_id", "")]
+    reached = {(rule["from_port"], find_peer(rule)) for rule in outward}
+    assert reached == {(8080, "router"), (9090, "router"), (8000, "engine"), (443, "0.0.0.0/0")}
+    assert {rule["from_port"] for rule in inward} == {9090, 8000}
+    group = filter_by_type(stacks[shape], "aws_security_group")["driver-group"]
+    assert group["name"] == f"fabric-{shape}-driver"
 
 
 @each_shape
@@ -281,6 +420,18 @@ def find_read_metrics(stack: Stack) -> Iterator[tuple[str, str]]:
             ] or [load]
             for metric in load_metrics:
                 yield {row["name"]: row["value"] for row in metric["dimensions"]}["role"], metric["metric_name"]
+
+
+def test_a_replicas_ranks_come_to_its_requests_and_its_mean_share_of_cache(stacks: Stacks) -> None:
+    config = read_collector_config(stacks["aggregated"], "worker")
+    transforms = config["processors"]["metricstransform"]["transforms"]
+    assert {entry["include"]: entry["operations"] for entry in transforms} == {
+        name: [{"action": "aggregate_labels", "label_set": ["deployment", "role"], "aggregation_type": summary}]
+        for name, summary in (("vllm:num_requests_waiting", "sum"), ("vllm:kv_cache_usage_perc", "mean"))
+    }
+    assert config["service"]["pipelines"]["metrics"]["processors"] == ["metricstransform", "batch"]
+    router = read_collector_config(stacks["aggregated"], "router")
+    assert router["service"]["pipelines"]["metrics"]["processors"] == ["batch"], "its requests are counters"
 
 
 @each_shape

@@ -8,8 +8,8 @@ run "three_zones_two_ways" {
   }
 
   assert {
-    condition     = [for setting in aws_ecs_cluster.cluster.setting : setting.value if setting.name == "containerInsights"] == ["enhanced"]
-    error_message = "Container Insights watches down to the task"
+    condition     = [for setting in aws_ecs_cluster.cluster.setting : setting.value if setting.name == "containerInsights"] == ["enabled"]
+    error_message = "Container Insights counts tasks, which the alarms read"
   }
 
   assert {
@@ -70,7 +70,7 @@ run "three_zones_two_ways" {
   }
 
   assert {
-    condition     = length(aws_ecs_cluster_capacity_providers.capacity-providers.capacity_providers) == 9
+    condition     = length(aws_ecs_cluster_capacity_providers.capacity-providers.capacity_providers) == 11
     error_message = "the cluster has every provider"
   }
 
@@ -133,7 +133,7 @@ run "over_ten_thousand_gpus" {
   }
 
   assert {
-    condition     = length(aws_ecs_cluster_capacity_providers.capacity-providers.capacity_providers) == 16
+    condition     = length(aws_ecs_cluster_capacity_providers.capacity-providers.capacity_providers) == 18
     error_message = "a provider for each family, zone and way to buy"
   }
 
@@ -144,11 +144,11 @@ run "over_ten_thousand_gpus" {
 
   assert {
     condition = (
-      length(aws_launch_template.spanning-p6-b200-48xlarge-c-cb-template.network_interfaces) == 9 &&
-      [for interface in aws_launch_template.spanning-p6-b200-48xlarge-c-cb-template.network_interfaces : interface.network_card_index] == [0, 0, 1, 2, 3, 4, 5, 6, 7] &&
-      [for interface in aws_launch_template.spanning-p6-b200-48xlarge-c-cb-template.network_interfaces : interface.device_index] == [0, 1, 0, 0, 0, 0, 0, 0, 0]
+      length(aws_launch_template.spanning-p6-b200-48xlarge-c-cb-template.network_interfaces) == 8 &&
+      [for interface in aws_launch_template.spanning-p6-b200-48xlarge-c-cb-template.network_interfaces : interface.network_card_index] == [0, 1, 2, 3, 4, 5, 6, 7] &&
+      [for interface in aws_launch_template.spanning-p6-b200-48xlarge-c-cb-template.network_interfaces : interface.device_index] == [0, 0, 0, 0, 0, 0, 0, 0]
     )
-    error_message = "P6 has EFA on each of its eight cards, beside the ENA interface on the first"
+    error_message = "P6 has EFA on each of its eight cards, and room for a task on the first"
   }
 
   assert {

@@ -35,6 +35,8 @@ run "a_cluster_for_karpenter" {
   assert {
     condition = (
       aws_eks_cluster.cluster.access_config[0].authentication_mode == "API" && aws_eks_cluster.cluster.version == "1.35" &&
+      !aws_eks_cluster.cluster.access_config[0].bootstrap_cluster_creator_admin_permissions &&
+      keys(aws_eks_access_entry.admin) == ["arn:aws:iam::123456789012:role/deployer"] &&
       output.end_of_standard_support == "2027-03-27"
     )
     error_message = "access is by entries alone, and the version's end is said"
@@ -58,14 +60,17 @@ run "a_cluster_for_karpenter" {
 
   assert {
     condition = (
-      aws_lambda_invocation.system-repair.function_name == aws_lambda_function.node-repair.function_name &&
-      aws_lambda_invocation.system-repair.triggers.group == aws_eks_node_group.system.arn &&
-      jsondecode(aws_lambda_invocation.system-repair.input) == {
+      aws_lambda_invocation.system-settings.function_name == aws_lambda_function.node-groups.function_name &&
+      aws_lambda_invocation.system-settings.triggers.group == aws_eks_node_group.system.arn &&
+      jsondecode(aws_lambda_invocation.system-settings.input) == {
         cluster = "demo"
         group   = "system"
-        repair  = { enabled = true, maxUnhealthyNodeThresholdCount = 1, maxParallelNodesRepairedCount = 1 }
+        config = {
+          nodeRepairConfig = { enabled = true, maxUnhealthyNodeThresholdCount = 1, maxParallelNodesRepairedCount = 1 }
+        }
+        block = null
       } &&
-      aws_cloudwatch_log_group.node-repair-log.kms_key_id == aws_kms_key.cluster-key.arn
+      aws_cloudwatch_log_group.node-groups-log.kms_key_id == aws_kms_key.cluster-key.arn
     )
     error_message = "repair is capped: one at a time, and none where two of a few are broken"
   }
@@ -116,9 +121,10 @@ run "machines_of_every_kind" {
     condition = (
       aws_eks_cluster.cluster.vpc_config[0].endpoint_public_access &&
       aws_eks_cluster.cluster.vpc_config[0].public_access_cidrs == toset(["203.0.113.0/24"]) &&
-      aws_eks_access_policy_association.admin-1-policy.principal_arn == "arn:aws:iam::123456789012:role/platform"
+      keys(aws_eks_access_entry.admin) == ["arn:aws:iam::123456789012:role/deployer", "arn:aws:iam::123456789012:role/platform"] &&
+      toset([for policy in aws_eks_access_policy_association.admin-policy : policy.principal_arn]) == toset(keys(aws_eks_access_entry.admin))
     )
-    error_message = "the endpoint is open to the named ranges alone, and the named role administers"
+    error_message = "the endpoint is open to the named ranges alone, and the named roles administer, with one entry for the one that applies"
   }
 
   assert {
@@ -189,5 +195,14 @@ run "machines_of_every_kind" {
       aws_eks_node_group.block-p5en-48xlarge-c-cb, aws_eks_node_group.wide-p5-48xlarge-a-od,
     ] : length(group.subnet_ids) == 1])
     error_message = "EFA machines stand in one zone"
+  }
+
+  assert {
+    condition = (
+      aws_eks_node_group.block-p5en-48xlarge-c-cb.scaling_config[0].desired_size == 0 &&
+      jsondecode(aws_lambda_invocation.block-p5en-48xlarge-c-cb-settings.input).block.scaling.desiredSize == 2 &&
+      jsondecode(aws_lambda_invocation.block-p5en-48xlarge-c-cb-settings.input).config.updateConfig.updateStrategy == "MINIMAL"
+    )
+    error_message = "a Capacity Block's machines start with the block"
   }
 }

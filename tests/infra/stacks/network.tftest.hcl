@@ -77,8 +77,8 @@ run "a_new_network_for_eks" {
 
   assert {
     condition = (
-      aws_cloudwatch_log_group.flow-logs.retention_in_days == 30 &&
-      aws_cloudwatch_log_group.flow-logs.kms_key_id == aws_kms_key.flow-logs-key.arn &&
+      one(aws_s3_bucket_lifecycle_configuration.flow-logs-lifecycle.rule[2].expiration).days == 30 &&
+      aws_flow_log.flow-log.log_destination_type == "s3" &&
       aws_kms_key.flow-logs-key.enable_key_rotation
     )
     error_message = "flow logs are encrypted with a rotated key, and end"
@@ -92,17 +92,11 @@ run "a_new_network_for_eks" {
   }
 
   assert {
-    condition = (
-      jsondecode(aws_iam_role.flow-logs-writer.assume_role_policy).Statement[0].Condition.StringEquals["aws:SourceAccount"] == "123456789012"
-    )
-    error_message = "no other account's flow logs can borrow the role"
-  }
-
-  assert {
-    condition = jsondecode(aws_iam_role_policy.flow-logs-writing.policy).Statement[0].Resource == [
-      aws_cloudwatch_log_group.flow-logs.arn, "${aws_cloudwatch_log_group.flow-logs.arn}:*",
-    ]
-    error_message = "the role writes to its own log group alone"
+    condition = alltrue([
+      for statement in jsondecode(aws_s3_bucket_policy.flow-logs-policy.policy).Statement :
+      statement.Condition.StringEquals["aws:SourceAccount"] == "123456789012" if statement.Effect == "Allow"
+    ])
+    error_message = "no other account's flow logs can borrow the bucket"
   }
 }
 

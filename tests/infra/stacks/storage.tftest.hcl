@@ -89,7 +89,12 @@ run "buckets_and_registries" {
   }
 
   assert {
-    condition     = output.repositories == { vllm = aws_ecr_repository.image-vllm.repository_url, router = aws_ecr_repository.image-router.repository_url }
+    condition     = aws_s3_bucket_notification.results-events.eventbridge && aws_s3_bucket_notification.results-events.bucket == aws_s3_bucket.results.bucket
+    error_message = "EventBridge hears of files in inboxes"
+  }
+
+  assert {
+    condition     = output.repositories == { vllm = aws_ecr_repository.image-vllm.repository_url, llama-cpp = aws_ecr_repository.image-llama-cpp.repository_url, router = aws_ecr_repository.image-router.repository_url, load-driver = aws_ecr_repository.image-load-driver.repository_url, batch-worker = aws_ecr_repository.image-batch-worker.repository_url }
     error_message = "registries are handed on by the image's name"
   }
 

@@ -62,7 +62,8 @@ def find_efa_zones(stack_documents: dict[str, Any]) -> dict[str, set[str]]:
     for stack in stack_documents.values():
         resources = stack.get("resource", {})
         for name, template in resources.get("aws_launch_template", {}).items():
-            if "efa-only" in json.dumps(template.get("network_interfaces", [])):
+            kinds = {interface.get("interface_type") for interface in template.get("network_interfaces", [])}
+            if kinds & {"efa", "efa-only"}:
                 users = {**resources.get("aws_eks_node_group", {}), **resources.get("aws_autoscaling_group", {})}
                 for user in users.values():
                     if f"aws_launch_template.{name}.id" in json.dumps(user):

@@ -66,7 +66,8 @@ def test_every_machine_group_has_a_capacity_provider_an_auto_scaling_group_and_a
     assert list(filter_by_type(stack, "aws_autoscaling_group")) == sorted(f"{name}-machines" for name in names)
     assert list(filter_by_type(stack, "aws_launch_template")) == sorted(f"{name}-template" for name in names)
     attached = filter_by_type(stack, "aws_ecs_cluster_capacity_providers")["capacity-providers"]["capacity_providers"]
-    assert len(attached) == len(names)
+    assert len(attached) == len(names) + 2
+    assert attached[-2:] == ["FARGATE", "FARGATE_SPOT"], "of AWS's own, for batches"
 
 
 def test_a_cluster_without_pools_has_no_capacity_providers(stacks: Stacks) -> None:
@@ -89,16 +90,46 @@ def test_a_group_without_its_protection_or_its_tag_is_reported(stacks: Stacks, l
     assert list(find_unprotected(stack)) == ["general-g6e-a-od"]
 
 
+@each_shape
+def test_a_provider_is_deleted_after_its_association(stacks: Stacks, shape: str) -> None:
+    for provider in filter_by_type(stacks[shape, "ecs"], "aws_ecs_capacity_provider").values():
+        assert provider["lifecycle"] == {"create_before_destroy": True}
+
+
+@each_shape
+def test_a_new_ami_reaches_every_instance_and_spot_is_replaced_before_it_goes(stacks: Stacks, shape: str) -> None:
+    for name, group in filter_by_type(stacks[shape, "ecs"], "aws_autoscaling_group").items():
+        preferences = group["instance_refresh"]["preferences"]
+        # With ECS's protection from scale-in a refresh waits an hour and fails, unless it is told to go on.
+        assert preferences["scale_in_protected_instances"] == "Refresh"
+        assert 0 < preferences["min_healthy_percentage"] < 100 == preferences["max_healthy_percentage"]
+        source = (
+            group.get("launch_template")
+            or group["mixed_instances_policy"]["launch_template"]["launch_template_specification"]
+        )
+        assert source["version"].endswith(".latest_version}"), "a version that moves with the template starts it"
+        assert group.get("capacity_rebalance", False) == name.endswith("-spot-machines")
+        assert group["force_delete"] is True
+
+
 def test_the_fleets_have_efa_in_both_layouts(synth_folder: Path) -> None:
     counts = {
         group.name: (group.efa, len(group.interfaces)) for group in list_groups(synth_folder, "instances") if group.efa
     }
     assert counts == {
-        "block-p5en-48xlarge-c-cb": (16, 17),
-        "wide-p5-48xlarge-a-od": (32, 40),
-        "held-p5-48xlarge-b-cr": (32, 33),
-        "held-p5-48xlarge-b-od": (32, 33),
+        "block-p5en-48xlarge-c-cb": (16, 16),
+        "wide-p5-48xlarge-a-od": (32, 39),
+        "held-p5-48xlarge-b-cr": (32, 32),
+        "held-p5-48xlarge-b-od": (32, 32),
     }
+
+
+def test_an_alarm_rings_before_waiting_tasks_stop_the_cluster(stacks: Stacks) -> None:
+    alarm = filter_by_type(stacks["ads-scale", "ecs"], "aws_cloudwatch_metric_alarm")["ecs-fallback-waiting-alarm"]
+    assert (alarm["threshold"], alarm["comparison_operator"]) == (300, "GreaterThanThreshold")
+    [query] = alarm["metric_query"]
+    assert query["metric"]["dimensions"] == {"cluster": "ads-scale"}
+    assert query["metric"]["namespace"] == ecs_fallback.METRIC_NAMESPACE
 
 
 def test_a_pool_of_eight_providers_is_split_into_a_service_for_each_choice(stacks: Stacks) -> None:
@@ -263,3 +294,15 @@ def test_only_efa_ingress_is_allowed(stacks: Stacks, synth_folder: Path, shape: 
     assert set(rows) == ({"efa-ingress"} if has_efa else set())
     for rule in rows.values():
         assert rule["referenced_security_group_id"] == rule["security_group_id"]
+
+
+def test_pools_with_efa_have_a_task_definition_that_tests_their_network(stacks: Stacks) -> None:
+    stack = stacks["ads-scale", "ecs"]
+    definitions = filter_by_type(stack, "aws_ecs_task_definition")
+    assert [definition["family"] for definition in definitions.values()] == ["ads-scale-spanning-network-test"]
+    (definition,) = definitions.values()
+    (container,) = json.loads(definition["container_definitions"])
+    assert "@sha256:" in container["image"]
+    assert "network-test" not in json.dumps(stacks["ecs-multi-az", "ecs"]["resource"])
+    keys = json.dumps(filter_by_type(stack, "aws_kms_key")) + json.dumps(stack["data"])
+    assert "log-group:/aws/ecs/ads-scale/network-test" in keys

@@ -28,16 +28,27 @@ def get_template(stack: Stack, name: str) -> dict[str, Any]:
     return launch_template
 
 
-def test_the_fleet_has_efa_in_both_layouts(machines: Stack) -> None:
-    wide_interfaces = get_template(machines, "wide-p5-48xlarge-a-od")["network_interfaces"]
-    block = get_template(machines, "block-p5en-48xlarge-c-cb")["network_interfaces"]
-    assert [
-        sum(interface["interface_type"] == kind for interface in wide_interfaces) for kind in ("efa-only", "interface")
-    ] == [32, 8]
-    assert [sum(interface["interface_type"] == kind for interface in block) for kind in ("efa-only", "interface")] == [
-        16,
-        1,
-    ]
+def test_a_node_with_efa_has_one_address_and_efa_on_every_card(machines: Stack) -> None:
+    for name, cards in (("wide-p5-48xlarge-a-od", 32), ("block-p5en-48xlarge-c-cb", 16)):
+        kinds = [interface["interface_type"] for interface in get_template(machines, name)["network_interfaces"]]
+        assert (kinds.count("efa-only"), kinds.count("interface")) == (cards, 1)
+
+
+def test_the_autoscaler_knows_what_a_node_has_before_the_first_one_runs(machines: Stack) -> None:
+    tags = {name: group.get("tags", {}) for name, group in machines["resource"]["aws_eks_node_group"].items()}
+    prefix = "k8s.io/cluster-autoscaler/node-template/resources/"
+    assert (
+        tags["wide-p5-48xlarge-a-od"].items()
+        >= {
+            f"{prefix}ephemeral-storage": "22649Gi",
+            f"{prefix}nvidia.com/gpu": "8",
+            f"{prefix}vpc.amazonaws.com/efa": "32",
+            f"{prefix}hugepages-2Mi": "10256Mi",
+        }.items()
+    )
+    assert tags["odcr-g6e-12xlarge-a-cr"][f"{prefix}ephemeral-storage"] == "400Gi"
+    assert f"{prefix}vpc.amazonaws.com/efa" not in tags["odcr-g6e-12xlarge-a-cr"]
+    assert not any(prefix in key for key in tags["system"])
 
 
 def test_volumes_have_the_throughput_that_image_pulls_need(machines: Stack) -> None:
@@ -70,17 +81,76 @@ def test_every_caller_of_aws_has_a_role_for_this_cluster_alone(stacks: Stacks) -
         for address, statement in stack_rules.list_statements(stack)
         if address.startswith("aws_iam_role.") and statement["Principal"] == {"Service": "pods.eks.amazonaws.com"}
     ]
-    assert len(trusted) == 9  # five add-ons, Karpenter, the load balancer controller, the autoscaler, the engines
+    assert len(trusted) == 6  # two add-ons, Karpenter, the load balancer controller, the autoscaler, the engines
     for statement in trusted:
         assert statement["Action"] == ["sts:AssumeRole", "sts:TagSession"]
         assert statement["Condition"]["ArnEquals"]["aws:SourceArn"].endswith(":cluster/demo")
 
 
+def test_who_applies_has_an_entry_of_its_own_in_place_of_eks_s(machines: Stack) -> None:
+    resources = machines["resource"]
+    access = resources["aws_eks_cluster"]["cluster"]["access_config"]
+    assert access == {"authentication_mode": "API", "bootstrap_cluster_creator_admin_permissions": False}
+    session = "data.aws_iam_session_context.caller.issuer_arn"
+    roles = [f"arn:aws:iam::123456789012:role/{name}" for name in ("platform", "deployer")]
+    principals = f'${{toset([{session}, "{roles[0]}", "{roles[1]}"])}}'
+    assert resources["aws_eks_access_entry"]["admin"]["for_each"] == principals
+    assert resources["aws_eks_access_policy_association"]["admin-policy"]["for_each"] == principals
+
+
+def test_named_networks_and_groups_reach_the_private_endpoint(stacks: Stacks, machines: Stack) -> None:
+    rules = machines["resource"]["aws_vpc_security_group_ingress_rule"]
+    clients = [rules[f"api-client-{number}"] for number in (1, 2)]
+    assert [(rule["from_port"], rule["to_port"], rule["ip_protocol"]) for rule in clients] == [(443, 443, "tcp")] * 2
+    assert clients[0]["cidr_ipv4"] == "10.8.0.0/16"
+    assert clients[1]["referenced_security_group_id"] == "sg-0123456789abcdef0"
+    vpc_config = machines["resource"]["aws_eks_cluster"]["cluster"]["vpc_config"]
+    assert vpc_config["security_group_ids"] == ["${aws_security_group.api-clients.id}"]
+    assert "security_group_ids" not in stacks["eks", "eks"]["resource"]["aws_eks_cluster"]["cluster"]["vpc_config"]
+
+
+def list_events(stack: Stack) -> dict[str, dict[str, Any]]:
+    calls = stack["resource"]["aws_lambda_invocation"].values()
+    return {event["group"]: event for event in (json.loads(call["input"]) for call in calls)}
+
+
 def test_every_node_group_limits_parallel_repairs(machines: Stack) -> None:
-    calls = machines["resource"]["aws_lambda_invocation"].values()
-    events = {event["group"]: event["repair"] for event in (json.loads(call["input"]) for call in calls)}
-    assert set(events) == set(machines["resource"]["aws_eks_node_group"])
-    assert all(repair["enabled"] and repair["maxParallelNodesRepairedCount"] == 1 for repair in events.values())
+    repairs = {name: event["config"]["nodeRepairConfig"] for name, event in list_events(machines).items()}
+    assert set(repairs) == set(machines["resource"]["aws_eks_node_group"])
+    assert all(repair["enabled"] and repair["maxParallelNodesRepairedCount"] == 1 for repair in repairs.values())
+
+
+def test_an_update_of_a_node_group_without_spare_capacity_ends_a_node_first(machines: Stack) -> None:
+    minimal = {
+        name
+        for name, event in list_events(machines).items()
+        if event["config"].get("updateConfig") == {"maxUnavailable": 1, "updateStrategy": "MINIMAL"}
+    }
+    assert {"block-p5en-48xlarge-c-cb", "wide-p5-48xlarge-a-od", "odcr-g6e-12xlarge-a-cr"} <= minimal
+    assert minimal.isdisjoint({"system", "odcr-g6e-12xlarge-a-spot", "rocket-g6e-2xlarge-a-od"})
+
+
+def test_a_capacity_block_has_no_machine_before_it_starts(machines: Stack) -> None:
+    groups_of_nodes = machines["resource"]["aws_eks_node_group"]
+    block = groups_of_nodes["block-p5en-48xlarge-c-cb"]
+    assert block["scaling_config"] == {"desired_size": 0, "min_size": 0, "max_size": 2}
+    ignored = ["scaling_config[0].desired_size", "scaling_config[0].min_size"]
+    assert block["lifecycle"]["ignore_changes"] == ignored
+    assert groups_of_nodes["wide-p5-48xlarge-a-od"]["scaling_config"]["desired_size"] == 2
+    events = list_events(machines)
+    assert events["block-p5en-48xlarge-c-cb"]["block"] == {
+        "id": "cr-0123456789abcdef0",
+        "scaling": {"minSize": 2, "maxSize": 2, "desiredSize": 2},
+    }
+    assert [name for name, event in events.items() if event["block"]] == ["block-p5en-48xlarge-c-cb"]
+
+
+def test_only_a_fleet_with_a_block_lets_the_function_schedule(stacks: Stacks) -> None:
+    def list_actions(shape: str) -> str:
+        return str(stacks[shape, "eks"]["resource"]["aws_iam_role_policy"]["node-groups-role-policy"]["policy"])
+
+    assert "autoscaling:PutScheduledUpdateGroupAction" in list_actions("machines")
+    assert "autoscaling:" not in list_actions("existing")
 
 
 @pytest.mark.parametrize(
@@ -92,7 +162,7 @@ def test_every_node_group_limits_parallel_repairs(machines: Stack) -> None:
     ],
 )
 def test_repair_stops_at_a_fifth_of_the_nodes_or_at_the_second_of_few(most: int, stops: dict[str, int]) -> None:
-    from infra.constructs import node_repair
+    from infra.constructs import node_group_settings
 
     fleet = Fleet(
         name="demo",
@@ -101,7 +171,8 @@ def test_repair_stops_at_a_fifth_of_the_nodes_or_at_the_second_of_few(most: int,
         pools={"aa": {"types": "g6e.2xlarge", "size": f"1..{most}", "by": "node-groups"}},
     )
     (group,) = groups.resolve_all(fleet, instances.load())
-    assert node_repair.build_repair_config(group) == {"enabled": True, **stops, "maxParallelNodesRepairedCount": 1}
+    repair = node_group_settings.build_config(group)["nodeRepairConfig"]
+    assert repair == {"enabled": True, **stops, "maxParallelNodesRepairedCount": 1}
 
 
 def test_names_of_roles_fit_with_the_longest_fleet_and_region(stacks: Stacks) -> None:

@@ -91,9 +91,69 @@ def test_a_network_without_nat_has_no_route_to_the_internet(stacks: Stacks) -> N
     assert resource_types.isdisjoint({"aws_nat_gateway", "aws_internet_gateway", "aws_eip", "aws_route"})
 
 
+def test_the_image_cache_has_a_rule_and_a_template_for_each_registry(stacks: Stacks) -> None:
+    resources = stacks["closed", "storage"]["resource"]
+    rules = resources["aws_ecr_pull_through_cache_rule"]
+    assert {name: (rule["ecr_repository_prefix"], rule["upstream_registry_url"]) for name, rule in rules.items()} == {
+        "cache-ecr": ("demo-ecr", "public.ecr.aws"),
+        "cache-hub": ("demo-hub", "registry-1.docker.io"),
+        "cache-k8s": ("demo-k8s", "registry.k8s.io"),
+        "cache-quay": ("demo-quay", "quay.io"),
+    }
+    assert [name for name, rule in rules.items() if "credential_arn" in rule] == ["cache-hub"]
+    templates = resources["aws_ecr_repository_creation_template"].values()
+    assert {template["prefix"] for template in templates} == {rule["ecr_repository_prefix"] for rule in rules.values()}
+    assert "aws_ecr_pull_through_cache_rule" not in stacks["eks", "storage"]["resource"]
+
+
+def test_nodes_may_import_images_into_the_cache_alone(stacks: Stacks) -> None:
+    policy = json.loads(stacks["closed", "eks"]["resource"]["aws_iam_role_policy"]["node-role-policy"]["policy"])
+    [statement] = [item for item in policy["Statement"] if item["Sid"] == "PullThroughCache"]
+    assert {"ecr:BatchImportUpstreamImage", "ecr:CreateRepository"} < set(statement["Action"])
+    assert all(resource.endswith(("-ecr/*", "-hub/*", "-k8s/*", "-quay/*")) for resource in statement["Resource"])
+    assert "node-role-policy" not in stacks["eks", "eks"]["resource"]["aws_iam_role_policy"]
+
+
+def test_endpoints_serve_the_organization_alone_and_s3_its_buckets(stacks: Stacks) -> None:
+    endpoint_rows = stacks["closed", "network"]["resource"]["aws_vpc_endpoint"]
+    own, aws_buckets = json.loads(endpoint_rows["s3"]["policy"])["Statement"]
+    assert own["Condition"] == {
+        "StringEquals": {"aws:PrincipalOrgID": "o-a1b2c3d4e5", "aws:ResourceOrgID": "o-a1b2c3d4e5"}
+    }
+    assert "Condition" not in aws_buckets and aws_buckets["Action"] == "s3:GetObject"
+    assert [arn.rpartition(":")[2] for arn in aws_buckets["Resource"]] == [
+        "prod-us-west-2-starport-layer-bucket/*",
+        "al2023-repos-us-west-2-de612dc2/*",
+        "aws-ssm-us-west-2/*",
+        "amazon-ssm-us-west-2/*",
+    ]
+    interface_policies = {name: row["policy"] for name, row in endpoint_rows.items() if name != "s3"}
+    assert set(interface_policies) >= {"ecr-api", "sts", "sqs"}
+    for name, policy in interface_policies.items():
+        assert policy.startswith(f"${{data.aws_vpc_endpoint_service.{name}-service.vpc_endpoint_policy_supported ? ")
+        assert '"aws:PrincipalOrgID": "o-a1b2c3d4e5"' in policy
+    assert not [row for row in stacks["eks", "network"]["resource"]["aws_vpc_endpoint"].values() if "policy" in row]
+
+
 def test_flow_logs_have_the_fleets_retention(stacks: Stacks) -> None:
-    [(_, group)] = stack_rules.list_resources(stacks["closed", "network"], "aws_cloudwatch_log_group")
-    assert group["retention_in_days"] == 365
+    network = stacks["closed", "network"]["resource"]
+    rules = network["aws_s3_bucket_lifecycle_configuration"]["flow-logs-lifecycle"]["rule"]
+    assert [rule["expiration"] for rule in rules if "expiration" in rule] == [[{"days": 365}]]
+    assert network["aws_flow_log"]["flow-log"]["log_destination_type"] == "s3"
+    assert network["aws_s3_bucket"]["flow-logs"]["force_destroy"] is True
+
+
+def test_flow_logs_that_are_off_leave_no_bucket_key_or_role(tmp_path: Path) -> None:
+    file = tmp_path / "fleet.yaml"
+    file.write_text(
+        "name: demo\nregion: us-west-2\nzones: [us-west-2a, us-west-2b]\nnetwork: {flow_logs: off}\n"
+        "pools:\n  general: {types: g6e.2xlarge, size: 0..8}\n"
+    )
+    from infra import main
+
+    folders = main.synthesize(load(file, Fleet), tmp_path / "out", stack_names=("network",))
+    kinds = json.loads((folders["network"] / "cdk.tf.json").read_text())["resource"]
+    assert not kinds.keys() & {"aws_flow_log", "aws_s3_bucket", "aws_kms_key", "aws_iam_role"}
 
 
 def test_only_eks_subnets_have_the_internal_load_balancer_tag(stacks: Stacks) -> None:
@@ -170,9 +230,8 @@ def test_settings_that_aws_would_refuse_are_not_synthesized(tmp_path: Path) -> N
 
     file = tmp_path / "fleet.yaml"
     file.write_text(
-        "name: demo\nregion: us-west-2\nzones: [us-west-2a]\nnetwork: {flow_logs: 31d}\n"
-        "pools:\n  general: {types: g6e.2xlarge, size: 0..8}\n"
+        "name: demo\nregion: us-west-2\nzones: [us-west-2a]\npools:\n  general: {types: g6e.2xlarge, size: 0..8}\n"
     )
-    with pytest.raises(InputError, match=r"fleet\.yaml:4:22: network\.flow_logs: now '31d'"):
+    with pytest.raises(InputError, match=r"fleet\.yaml:3:8: zones: now "):
         main.synthesize(load(file, Fleet), tmp_path / "out")
     assert not (tmp_path / "out").exists()

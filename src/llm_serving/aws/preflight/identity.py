@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from llm_serving.aws import session as session
@@ -11,7 +12,8 @@ from llm_serving.aws.preflight.check import Check, CheckResult, build_unknown_re
 from llm_serving.aws.session import AwsSession
 from llm_serving.fleet.checks import join_words
 from llm_serving.fleet.model import Fleet
-from llm_serving.settings.errors import Unavailable
+from llm_serving.settings.document import Document
+from llm_serving.settings.errors import InputError, Unavailable
 
 _BATCH_SIZE = 50
 """Actions in one call: IAM gives no limit, and answers long ones slowly."""
@@ -44,6 +46,21 @@ def fetch_identity(aws: AwsSession) -> Identity:
     return Identity(response["Account"], response["Arn"])
 
 
+def require_account(document: Document[Fleet], aws: AwsSession) -> Identity:
+    """The caller, in the account that the fleet file names, if it names one. The embedded AWS is nobody's account.
+
+    Raises:
+        InputError: another account is signed in.
+        Unavailable: as from `fetch_identity`.
+    """
+    caller, account = fetch_identity(aws), document.value.account
+    if account and account != caller.account and not aws.is_emulated:
+        reason = f"{caller.name} is signed in to account {caller.account}"
+        fix = f'a profile of {account}, set in AWS_PROFILE, or account: "{caller.account}"'
+        raise InputError([document.build_mistake(("account",), account, reason, fix)])
+    return caller
+
+
 def find_account(aws: AwsSession) -> str | None:
     """The account's number; None where there are no credentials, or AWS does not answer."""
     try:
@@ -55,7 +72,7 @@ def find_account(aws: AwsSession) -> str | None:
 def list_checks(aws: AwsSession, fleet: Fleet, caller: Identity) -> list[Check]:
     """Who asks, and whether all that the fleet takes is allowed."""
     return [
-        Check("identity", "credentials", lambda: [check_credentials(caller)]),
+        Check("identity", "credentials", lambda: [check_credentials(caller, fleet.account)]),
         Check(
             "identity",
             "permissions",
@@ -63,40 +80,82 @@ def list_checks(aws: AwsSession, fleet: Fleet, caller: Identity) -> list[Check]:
             ("iam:SimulatePrincipalPolicy", "iam:GetRole"),
         ),
         *(
-            [Check("identity", _SPOT_ROLE, lambda: [_check_spot_role(aws)], ("iam:GetRole",))]
-            if _has_spot_pool(fleet)
-            else []
+            Check("identity", role.name, functools.partial(_check_service_role, aws, role), ("iam:GetRole",))
+            for role in SERVICE_ROLES
+            if role.is_needed(fleet)
         ),
     ]
 
 
-_SPOT_ROLE = "AWSServiceRoleForEC2Spot"
-"""The role by which EC2 starts spot instances; an account that never had one lacks it."""
+class ServiceRole(NamedTuple):
+    """A role by which an AWS service acts in the account. An account that never used the service lacks it."""
+
+    name: str
+    service: str
+    consequence: str
+    """What goes wrong without it."""
+
+    is_needed: Callable[[Fleet], bool]
 
 
-def _has_spot_pool(fleet: Fleet) -> bool:
-    return any("spot" in pool.buy for pool in fleet.pools.values())
+_MADE_BY_APPLY = (
+    "the apply creates it where this identity may, and on a new account the first apply can fail until it is known "
+    "everywhere"
+)
+_NOT_MADE = "the fleet's own roles cannot create it"
+
+SERVICE_ROLES = (
+    ServiceRole(
+        "AWSServiceRoleForEC2Spot",
+        "spot.amazonaws.com",
+        f"this account never started a spot instance, and {_NOT_MADE}",
+        lambda fleet: any("spot" in pool.buy for pool in fleet.pools.values()),
+    ),
+    ServiceRole(
+        "AWSServiceRoleForElasticLoadBalancing",
+        "elasticloadbalancing.amazonaws.com",
+        f"this account never had a load balancer, and {_NOT_MADE}",
+        lambda fleet: "eks" in fleet.orchestrators,
+    ),
+    ServiceRole(
+        "AWSServiceRoleForAutoScaling", "autoscaling.amazonaws.com", _MADE_BY_APPLY, lambda fleet: bool(fleet.pools)
+    ),
+    ServiceRole(
+        "AWSServiceRoleForAmazonEKS", "eks.amazonaws.com", _MADE_BY_APPLY, lambda fleet: "eks" in fleet.orchestrators
+    ),
+    ServiceRole(
+        "AWSServiceRoleForAmazonEKSNodegroup",
+        "eks-nodegroup.amazonaws.com",
+        _MADE_BY_APPLY,
+        lambda fleet: "eks" in fleet.orchestrators,
+    ),
+    ServiceRole(
+        "AWSServiceRoleForECS", "ecs.amazonaws.com", _MADE_BY_APPLY, lambda fleet: "ecs" in fleet.orchestrators
+    ),
+)
+"""Source: IAM user guide, "AWS services that work with IAM", and the pages on service-linked roles of EC2 Spot, Elastic
+Load Balancing, EC2 Auto Scaling, EKS and ECS, 2026-11."""
 
 
-def _check_spot_role(aws: AwsSession) -> CheckResult:
+def _check_service_role(aws: AwsSession, role: ServiceRole) -> list[CheckResult]:
     from botocore.exceptions import ClientError
 
     try:
-        aws.client("iam").get_role(RoleName=_SPOT_ROLE)
+        aws.client("iam").get_role(RoleName=role.name)
     except ClientError as error:
         if not session.get_error_code(error).startswith("NoSuchEntity"):
             raise
-        command = ("aws", "iam", "create-service-linked-role", "--aws-service-name", "spot.amazonaws.com")
-        message = (
-            "does not exist: this account never started a spot instance, and the fleet's own roles cannot create it"
-        )
-        return CheckResult(_SPOT_ROLE, "warn", message, "create it once", command)
-    return CheckResult(_SPOT_ROLE, "pass", "there")
+        command = ("aws", "iam", "create-service-linked-role", "--aws-service-name", role.service)
+        return [CheckResult(role.name, "warn", f"does not exist: {role.consequence}", "create it once", command)]
+    return [CheckResult(role.name, "pass", "exists")]
 
 
-def check_credentials(caller: Identity) -> CheckResult:
-    """Whether it is a role or a user, as it should be."""
+def check_credentials(caller: Identity, account: str | None = None) -> CheckResult:
+    """Whether it is a role or a user, as it should be, of the account that the fleet file names."""
     message = f"account {caller.account}, {caller.name}"
+    if account and account != caller.account:
+        message += f"; the fleet is for account {account} alone"
+        return CheckResult("credentials", "fail", message, f"sign in to {account}, or correct `account`")
     if caller.name == "root":
         return CheckResult("credentials", "warn", message, "sign in with a role: nothing limits the root user")
     return CheckResult("credentials", "pass", message)

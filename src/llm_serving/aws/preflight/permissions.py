@@ -17,7 +17,7 @@ _NEW_NETWORK = (
     *("ec2:CreateVpc", "ec2:CreateSubnet", "ec2:CreateRouteTable", "ec2:CreateRoute", "ec2:CreateSecurityGroup"),
     *("ec2:AuthorizeSecurityGroupIngress", "ec2:RevokeSecurityGroupEgress", "ec2:CreateVpcEndpoint"),
     *("ec2:CreateFlowLogs", "ec2:CreateTags", "ec2:DeleteVpc", "ec2:DeleteSubnet", "ec2:DeleteVpcEndpoints"),
-    *("logs:CreateLogGroup", "logs:PutRetentionPolicy", *_KEY, *_ROLE),
+    *("logs:CreateLogDelivery", "logs:DeleteLogDelivery", "s3:CreateBucket", "s3:PutBucketPolicy", *_KEY),
 )
 _NAT = (
     *("ec2:CreateInternetGateway", "ec2:AttachInternetGateway", "ec2:AllocateAddress", "ec2:CreateNatGateway"),
@@ -67,7 +67,7 @@ def list_actions_by_part(fleet: Fleet) -> Mapping[str, tuple[str, ...]]:
     parts: dict[str, tuple[str, ...]] = {}
     if isinstance(fleet.network, NewNetwork):
         parts["network"] = _NEW_NETWORK + (_NAT if fleet.network.nat else ())
-    parts["storage"] = _STORAGE
+    parts["storage"] = _STORAGE + (("budgets:ModifyBudget",) if fleet.budget_to else ())
     if fleet.state != "local":
         parts["state"] = _STATE
     parts["instances"] = _MACHINES + tuple(_list_reservation_actions(fleet))

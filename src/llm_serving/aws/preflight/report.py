@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llm_serving import console
-from llm_serving.aws.preflight import identity, price, quotas, reservations, runner, state, subnets, zones
+from llm_serving.aws.preflight import budget, identity, pins, price, quotas, reservations, runner, state, subnets, zones
 from llm_serving.aws.preflight.check import Check, CheckGroup, CheckResult, build_unknown_result
 from llm_serving.aws.preflight.identity import Identity
 from llm_serving.aws.session import AwsSession
@@ -89,8 +89,10 @@ def _list_checks(
         *zones.list_checks(aws, fleet),
         *_list_size_checks(document, catalogue, aws),
         *reservations.list_checks(aws, fleet, catalogue),
+        *pins.list_checks(aws, fleet, catalogue),
         *state.list_checks(aws, fleet, caller, str(document.path)),
         Check("price", "price", lambda: price.check_price(fleet, catalogue, limit_mistakes, datetime.date.today())),
+        *budget.list_checks(aws, fleet),
     ]
 
 

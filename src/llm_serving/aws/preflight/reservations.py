@@ -14,11 +14,14 @@ from llm_serving.fleet import groups, names
 from llm_serving.fleet.checks import join_words
 from llm_serving.fleet.groups import Group
 from llm_serving.fleet.model import Fleet, Pool, Reservation
+from llm_serving.settings.units import format_count
 
 _UPCOMING_STATES = ("scheduled", "pending", "assessing", "payment-pending", "delayed")
 _EXPIRY_WARNING = datetime.timedelta(days=1)
-_BLOCK_END_MARGIN = datetime.timedelta(minutes=30)
-"""EC2 ends a Capacity Block's instances this long before the block ends; EC2 user guide, "Capacity Blocks", 2026-11."""
+_BLOCK_END_MARGINS = {"eks": datetime.timedelta(minutes=40), "ecs": datetime.timedelta(minutes=30)}
+"""How long before a Capacity Block's end its instances end. EC2 ends them 30 minutes before it, and EKS drains its node
+groups 10 minutes earlier. Sources: EC2 user guide, "Capacity Blocks"; EKS user guide, "Create a managed node group with
+Capacity Blocks for ML"; 2026-11."""
 
 
 def list_checks(aws: AwsSession, fleet: Fleet, catalogue: Catalogue) -> list[Check]:
@@ -82,7 +85,11 @@ def _check_named(aws: AwsSession, fleet: Fleet, pool_name: str, option: Reservat
         command = ("aws", "ec2", "describe-capacity-reservations", "--region", aws.region)
         return CheckResult(check_name, "fail", message, "an id of an existing reservation, in `buy`", command)
     pool = fleet.pools[pool_name]
-    return _find_mismatch(fleet, pool, option, reservation, check_name) or _check_state(pool, reservation, check_name)
+    return (
+        _find_mismatch(fleet, pool, option, reservation, check_name)
+        or _check_start(fleet, pool, reservation, check_name)
+        or _check_state(fleet, pool, reservation, check_name)
+    )
 
 
 def _fetch_reservation(aws: AwsSession, reservation_id: str) -> Mapping[str, Any] | None:
@@ -127,7 +134,17 @@ def _find_mismatch(
     return None
 
 
-def _check_state(pool: Pool, reservation: Mapping[str, Any], check_name: str) -> CheckResult:
+def _check_start(fleet: Fleet, pool: Pool, reservation: Mapping[str, Any], check_name: str) -> CheckResult | None:
+    """A reservation to come, for a node group that has nodes from the apply on; a Capacity Block starts its own."""
+    is_block = reservation.get("ReservationType") == "capacity-block"
+    state, least = reservation["State"], pool.size.min
+    if is_block or not least or state not in _UPCOMING_STATES or fleet.get_orchestrator(pool) != "eks":
+        return None
+    message = f"it is {state}, and the apply would wait for {format_count(least, 'node')} in vain"
+    return CheckResult(check_name, "fail", message, f"size: 0..{pool.size.max} until it is active")
+
+
+def _check_state(fleet: Fleet, pool: Pool, reservation: Mapping[str, Any], check_name: str) -> CheckResult:
     state, total, free = reservation["State"], reservation["TotalInstanceCount"], reservation["AvailableInstanceCount"]
     if state in _UPCOMING_STATES:
         start = reservation.get("StartDate")
@@ -152,7 +169,7 @@ def _check_state(pool: Pool, reservation: Mapping[str, Any], check_name: str) ->
         )
     if end and end - datetime.datetime.now(datetime.UTC) < _EXPIRY_WARNING:
         end_date = (
-            _format_date(end - _BLOCK_END_MARGIN)
+            _format_date(end - _BLOCK_END_MARGINS[fleet.get_orchestrator(pool)])
             if reservation.get("ReservationType") == "capacity-block"
             else _format_date(end)
         )

@@ -2,6 +2,13 @@
 mock_data "aws_caller_identity" {
   defaults = {
     account_id = "123456789012"
+    arn        = "arn:aws:sts::123456789012:assumed-role/deployer/mocked"
+  }
+}
+
+mock_data "aws_iam_session_context" {
+  defaults = {
+    issuer_arn = "arn:aws:iam::123456789012:role/deployer"
   }
 }
 

@@ -21,3 +21,22 @@ mock_resource "aws_appautoscaling_policy" {
     arn = "arn:aws:autoscaling:us-west-2:123456789012:scalingPolicy:00000000-0000-0000-0000-000000000000:resource/ecs/service/mocked/mocked:policyName/mocked"
   }
 }
+
+mock_resource "aws_lb" {
+  defaults = {
+    arn      = "arn:aws:elasticloadbalancing:us-west-2:123456789012:loadbalancer/app/mocked/0123456789abcdef"
+    dns_name = "internal-mocked-0123456789.us-west-2.elb.amazonaws.com"
+  }
+}
+
+mock_resource "aws_lb_target_group" {
+  defaults = {
+    arn = "arn:aws:elasticloadbalancing:us-west-2:123456789012:targetgroup/mocked/0123456789abcdef"
+  }
+}
+
+mock_resource "aws_lb_listener" {
+  defaults = {
+    arn = "arn:aws:elasticloadbalancing:us-west-2:123456789012:listener/app/mocked/0123456789abcdef/0123456789abcdef"
+  }
+}

@@ -1,0 +1,84 @@
+"""Who may call AWS through a VPC's endpoints, and which buckets they reach: identities of the account or organization.
+
+Credentials that somebody brings along are of no use in the VPC then, and weights leave for no bucket of a stranger.
+"""
+
+from __future__ import annotations
+
+from infra.bindings import aws
+from infra.bindings.cdktf import TerraformStack
+from infra.constructs import policy
+from infra.constructs.account import Account
+from infra.constructs.expression import format_expression
+
+OPEN = "open"
+
+_AWS_BUCKETS = (
+    # Layers of images in ECR. Source: ECR user guide, "Create the Amazon S3 gateway endpoint", 2026-11.
+    "prod-{region}-starport-layer-bucket",
+    # Packages of Amazon Linux 2023. Source: public endpoint policies of several regions; the suffix is the same in all.
+    "al2023-repos-{region}-de612dc2",
+    # Systems Manager's agent. Source: Systems Manager user guide, "SSM Agent communications with S3 buckets".
+    "aws-ssm-{region}",
+    "amazon-ssm-{region}",
+)
+"""Buckets of AWS's own accounts; their readers are AWS's services, or nobody in particular."""
+
+
+def build_s3_policy(access: str, account: Account) -> str | None:
+    """The S3 endpoint's policy; None for open access.
+
+    Args:
+        access: `endpoint_access` of the fleet's network.
+    """
+    if access == OPEN:
+        return None
+    own = {
+        "Sid": "Own",
+        "Effect": "Allow",
+        "Principal": "*",
+        "Action": "s3:*",
+        "Resource": "*",
+        "Condition": {
+            "StringEquals": {
+                **_build_condition("Principal", access, account),
+                **_build_condition("Resource", access, account),
+            }
+        },
+    }
+    names = [name.format(region=account.region) for name in _AWS_BUCKETS]
+    aws_buckets = {
+        "Sid": "Aws",
+        "Effect": "Allow",
+        "Principal": "*",
+        "Action": "s3:GetObject",
+        "Resource": [f"arn:{account.partition}:s3:::{name}/*" for name in names],
+    }
+    return policy.build_document(own, aws_buckets)
+
+
+def add_policy(stack: TerraformStack, name: str, service_name: str, access: str, account: Account) -> str | None:
+    """The policy of an interface endpoint, by who calls; None for open access.
+
+    AMIs, public parameters and the images of EKS's add-ons belong to accounts of AWS, so resources are not limited.
+    Not every service takes a policy: AWS is asked, and one that takes none gets none.
+    """
+    if access == OPEN:
+        return None
+    service = aws.data_aws_vpc_endpoint_service.DataAwsVpcEndpointService(
+        stack, f"{name}-service", service_name=service_name, service_type="Interface"
+    )
+    statement = {
+        "Sid": "Own",
+        "Effect": "Allow",
+        "Principal": "*",
+        "Action": "*",
+        "Resource": "*",
+        "Condition": {"StringEquals": _build_condition("Principal", access, account)},
+    }
+    supported = f"data.aws_vpc_endpoint_service.{service.friendly_unique_id}.vpc_endpoint_policy_supported"
+    return format_expression(f"{supported} ? jsonencode({policy.build_document(statement)}) : null")
+
+
+def _build_condition(subject: str, access: str, account: Account) -> dict[str, str]:
+    return {f"aws:{subject}Account": account.id} if access == "account" else {f"aws:{subject}OrgID": access}

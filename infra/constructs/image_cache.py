@@ -1,0 +1,63 @@
+"""ECR's pull-through cache: a rule a public registry, and what those that pull by it may do."""
+
+from __future__ import annotations
+
+from infra.bindings import aws
+from infra.bindings.cdktf import TerraformStack
+from infra.constructs.account import Account
+from infra.constructs.policy import Statement
+from llm_serving.fleet import image_cache
+from llm_serving.fleet.model import Fleet
+
+
+def add_rules(stack: TerraformStack, fleet: Fleet) -> None:
+    """Add a rule for each registry of the fleet's cache, and the template of the repositories that ECR makes for it."""
+    for upstream in image_cache.list_upstreams(fleet):
+        prefix = image_cache.format_prefix(fleet, upstream)
+        rule = aws.ecr_pull_through_cache_rule.EcrPullThroughCacheRule(
+            stack,
+            f"cache-{upstream.suffix}",
+            ecr_repository_prefix=prefix,
+            upstream_registry_url=upstream.url,
+            credential_arn=image_cache.get_secret(fleet, upstream),
+        )
+        aws.ecr_repository_creation_template.EcrRepositoryCreationTemplate(
+            stack,
+            f"cache-{upstream.suffix}-template",
+            prefix=prefix,
+            applied_for=["PULL_THROUGH_CACHE"],
+            description=f"Cached images of {upstream.host} for the fleet {fleet.name}",
+            # ECR moves a cached tag to what the registry has now.
+            image_tag_mutability="MUTABLE",
+            depends_on=[rule],
+        )
+
+
+def build_statements(fleet: Fleet, account: Account) -> tuple[Statement, ...]:
+    """What a role needs that pulls images by the cache; nothing without one.
+
+    Source: ECR user guide, "IAM permissions required to sync an upstream registry", 2026-11.
+    """
+    prefixes = [image_cache.format_prefix(fleet, upstream) for upstream in image_cache.list_upstreams(fleet)]
+    if not prefixes:
+        return ()
+    return (
+        {
+            "Sid": "PullThroughCache",
+            "Effect": "Allow",
+            "Action": [
+                "ecr:BatchCheckLayerAvailability",
+                "ecr:BatchGetImage",
+                "ecr:BatchImportUpstreamImage",
+                "ecr:CreateRepository",
+                "ecr:GetDownloadUrlForLayer",
+            ],
+            "Resource": [account.build_arn("ecr", f"repository/{prefix}/*") for prefix in prefixes],
+        },
+    )
+
+
+def build_prefixes(fleet: Fleet, account: Account) -> dict[str, str]:
+    """Prefixes of images' names by the host that each replaces."""
+    registry = image_cache.format_registry(account.id, account.region, account.dns_suffix)
+    return image_cache.build_prefixes(fleet, registry)

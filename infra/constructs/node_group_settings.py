@@ -1,0 +1,124 @@
+"""Settings of node groups that Terraform's provider lacks: a function that applies them, called for each node group.
+
+The provider has them from 6.26 on (`update_config.update_strategy`, `node_repair_config`'s thresholds). Bindings of
+provider 6 are CDK Terrain's (cdktn), from 6.28 on; the provider's binary comes from Terraform's registry, and neither
+PyPI nor npm has it. Rehearsals and tests run 5.100, from a mirror on the machine, and what is applied is what was
+rehearsed: so the settings go through EKS's API. Once the mirror has 6.26, this module and its function go.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from infra.bindings import aws
+from infra.bindings.cdktf import TerraformStack
+from infra.constructs.account import Account
+from infra.constructs.function import add_function
+from infra.constructs.policy import Statement
+from llm_serving.fleet import names
+from llm_serving.fleet.groups import RESERVED_OPTIONS, Group
+from llm_serving.fleet.model import Fleet
+
+NAME = "node-groups"
+
+SMALL_GROUP_NODES = 9
+"""Below so many nodes a fifth is less than two: then one broken node is repaired, and two are not the nodes' fault."""
+
+_TIMEOUT_S = 90
+
+
+def build_config(group: Group) -> dict[str, object]:
+    """Parameters of EKS's UpdateNodegroupConfig for a group."""
+    config: dict[str, object] = {"nodeRepairConfig": _build_repair_config(group)}
+    if _is_full(group):
+        config["updateConfig"] = {"maxUnavailable": 1, "updateStrategy": "MINIMAL"}
+    return config
+
+
+def _build_repair_config(group: Group) -> dict[str, object]:
+    """One node at a time, and none where more than a fifth are broken."""
+    threshold = (
+        {"maxUnhealthyNodeThresholdCount": 1}
+        if group.max_size < SMALL_GROUP_NODES
+        else {"maxUnhealthyNodeThresholdPercentage": 20}
+    )
+    return {"enabled": True, **threshold, "maxParallelNodesRepairedCount": 1}
+
+
+def _is_full(group: Group) -> bool:
+    """Whether EC2 may have no further machine for the group: then an update ends a node before it starts another."""
+    always_full = group.accelerators > 0 and group.min_size == group.max_size
+    return always_full or group.purchase_option in RESERVED_OPTIONS
+
+
+def build_block(group: Group) -> dict[str, object] | None:
+    """The Capacity Block whose start starts the group's machines; None for other groups."""
+    if group.purchase_option != "capacity-block":
+        return None
+    scaling = {"minSize": group.min_size, "maxSize": max(1, group.max_size), "desiredSize": group.min_size}
+    return {"id": group.reservation, "scaling": scaling}
+
+
+def apply_settings(
+    stack: TerraformStack,
+    fleet: Fleet,
+    node_groups: Sequence[tuple[Group, Any]],
+    *,
+    key: aws.kms_key.KmsKey,
+    account: Account,
+) -> None:
+    """Add the function, and a call of it for each group with its node group's resource."""
+    cluster = names.format_cluster_name(fleet)
+    has_blocks = any(build_block(group) for group, _ in node_groups)
+    settings_function = add_function(
+        stack,
+        NAME,
+        fleet=fleet,
+        account=account,
+        key=key,
+        source="node_group",
+        description="Applies settings of node groups",
+        statements=[
+            *_build_statements(cluster, account),
+            *(_build_block_statements(cluster, account) if has_blocks else ()),
+        ],
+        timeout_s=_TIMEOUT_S,
+        models=("eks",),
+    )
+    for group, node_group in node_groups:
+        event = {"cluster": cluster, "group": group.name, "config": build_config(group), "block": build_block(group)}
+        aws.lambda_invocation.LambdaInvocation(
+            stack,
+            f"{group.name}-settings",
+            function_name=settings_function.function_name,
+            input=json.dumps(event),
+            # A group that is made anew has none of them.
+            triggers={"group": node_group.arn},
+        )
+
+
+def _build_statements(cluster: str, account: Account) -> list[Statement]:
+    return [
+        {
+            "Sid": "NodeGroups",
+            "Effect": "Allow",
+            "Action": ["eks:DescribeNodegroup", "eks:UpdateNodegroupConfig"],
+            "Resource": account.build_arn("eks", f"nodegroup/{cluster}/*"),
+        }
+    ]
+
+
+def _build_block_statements(cluster: str, account: Account) -> list[Statement]:
+    return [
+        # Describe has no resource-level permissions.
+        {"Sid": "Block", "Effect": "Allow", "Action": ["ec2:DescribeCapacityReservations"], "Resource": "*"},
+        {
+            "Sid": "Start",
+            "Effect": "Allow",
+            "Action": ["autoscaling:PutScheduledUpdateGroupAction"],
+            "Resource": account.build_arn("autoscaling", "autoScalingGroup:*:autoScalingGroupName/eks-*"),
+            "Condition": {"StringEquals": {"autoscaling:ResourceTag/eks:cluster-name": cluster}},
+        },
+    ]

@@ -1,0 +1,137 @@
+"""The internal Application Load Balancer with TLS before a deployment's routers on ECS."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from infra.bindings import aws
+from infra.bindings.cdktf import TerraformStack
+from infra.constructs.security_group import add_security_group
+from llm_serving.fleet.model import Fleet
+from llm_serving.targets.ecs.manifest import EcsDeployment, LoadBalancer
+
+_TLS_POLICY = "ELBSecurityPolicy-TLS13-1-2-2021-06"
+"""TLS 1.2 and 1.3. Source: ELB documentation, "Security policies for your Application Load Balancer", 2026-11."""
+
+_NAME_PREFIX_LENGTH = 5
+"""ELB's names have 32 characters at most; Terraform appends 26 of its own to a prefix of up to six."""
+
+
+@dataclass(frozen=True)
+class TaskLoadBalancer:
+    """What a service needs to be called by it."""
+
+    balancer: aws.lb.Lb
+    target_group: aws.lb_target_group.LbTargetGroup
+    listener: aws.lb_listener.LbListener
+
+
+def add_load_balancer(
+    stack: TerraformStack,
+    fleet: Fleet,
+    serving: EcsDeployment,
+    settings: LoadBalancer,
+    *,
+    vpc_id: str,
+    vpc_cidr: str,
+    subnet_ids: list[str],
+    router_group: aws.security_group.SecurityGroup,
+) -> TaskLoadBalancer:
+    """Add the load balancer, its listener, and the target group that the router's tasks register with."""
+    group = _add_security_group(stack, fleet, serving, router_group, vpc_id=vpc_id, vpc_cidr=vpc_cidr)
+    prefix = f"{serving.name[:_NAME_PREFIX_LENGTH]}-"
+    balancer = aws.lb.Lb(
+        stack,
+        "balancer",
+        name_prefix=prefix,
+        internal=True,
+        load_balancer_type="application",
+        subnets=subnet_ids,
+        security_groups=[group.id],
+        idle_timeout=settings.idle_timeout_s,
+        drop_invalid_header_fields=True,
+        tags={"Name": f"{fleet.name}-{serving.name}"},
+    )
+    target_group = _add_target_group(stack, serving, settings, prefix, vpc_id)
+    e = aws.lb_listener
+    listener = e.LbListener(
+        stack,
+        "balancer-https",
+        load_balancer_arn=balancer.arn,
+        port=443,
+        protocol="HTTPS",
+        ssl_policy=_TLS_POLICY,
+        certificate_arn=settings.certificate,
+        default_action=[e.LbListenerDefaultAction(type="forward", target_group_arn=target_group.arn)],
+    )
+    if settings.web_acl:
+        aws.wafv2_web_acl_association.Wafv2WebAclAssociation(
+            stack, "balancer-web-acl", resource_arn=balancer.arn, web_acl_arn=settings.web_acl
+        )
+    return TaskLoadBalancer(balancer, target_group, listener)
+
+
+def _add_target_group(
+    stack: TerraformStack, serving: EcsDeployment, settings: LoadBalancer, prefix: str, vpc_id: str
+) -> aws.lb_target_group.LbTargetGroup:
+    t = aws.lb_target_group
+    target_group = t.LbTargetGroup(
+        stack,
+        "balancer-routers",
+        name_prefix=prefix,
+        vpc_id=vpc_id,
+        target_type="ip",
+        port=serving.router.port,
+        protocol="HTTP",
+        deregistration_delay=str(settings.drain_s),
+        load_balancing_algorithm_type="least_outstanding_requests",
+        # The process alone: ECS replaces tasks that fail this, and a router is ready only once an engine is.
+        health_check=t.LbTargetGroupHealthCheck(
+            path="/liveness", matcher="200", interval=10, timeout=5, healthy_threshold=2, unhealthy_threshold=3
+        ),
+    )
+    target_group.add_override("lifecycle.create_before_destroy", True)
+    return target_group
+
+
+def _add_security_group(
+    stack: TerraformStack,
+    fleet: Fleet,
+    serving: EcsDeployment,
+    router_group: aws.security_group.SecurityGroup,
+    *,
+    vpc_id: str,
+    vpc_cidr: str,
+) -> aws.security_group.SecurityGroup:
+    """Add the load balancer's security group; the routers' own lets all of the VPC in."""
+    group = add_security_group(
+        stack,
+        "balancer-group",
+        name=f"{fleet.name}-{serving.name}-balancer",
+        description=f"Load balancer of {serving.name}",
+        vpc_id=vpc_id,
+    )
+    port = serving.router.port
+    aws.vpc_security_group_ingress_rule.VpcSecurityGroupIngressRule(
+        stack,
+        "balancer-from-vpc",
+        security_group_id=group.id,
+        cidr_ipv4=vpc_cidr,
+        ip_protocol="tcp",
+        from_port=443,
+        to_port=443,
+        description="Clients in the VPC",
+        tags={"Name": "balancer-from-vpc"},
+    )
+    aws.vpc_security_group_egress_rule.VpcSecurityGroupEgressRule(
+        stack,
+        "balancer-to-routers",
+        security_group_id=group.id,
+        referenced_security_group_id=router_group.id,
+        ip_protocol="tcp",
+        from_port=port,
+        to_port=port,
+        description="Requests and health checks",
+        tags={"Name": "balancer-to-routers"},
+    )
+    return group

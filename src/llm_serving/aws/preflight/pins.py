@@ -1,0 +1,159 @@
+"""Whether AWS offers what this repository pins: the Kubernetes version, the add-ons with our values, the AMIs.
+
+EKS validates an add-on's values by the schema of its version, at the apply. Here the same schema is asked for first.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from llm_serving.aws import session as session
+from llm_serving.aws.preflight.check import Check, CheckResult, build_unknown_result
+from llm_serving.aws.session import AwsSession
+from llm_serving.catalog.instances import Catalogue
+from llm_serving.fleet import machine_images
+from llm_serving.fleet.checks import join_words
+from llm_serving.fleet.eks_add_ons import EksAddOn, list_eks_add_ons
+from llm_serving.fleet.groups import Group
+from llm_serving.fleet.model import Fleet
+
+_GROUP = "pinned versions"
+
+_CATALOGUE_FILE = "src/llm_serving/catalog/eks.py"
+
+_MAX_SHOWN_VERSIONS = 3
+
+
+def list_checks(aws: AwsSession, fleet: Fleet, catalogue: Catalogue) -> list[Check]:
+    """What EKS offers, on EKS; the AMIs on both."""
+    checks = [Check(_GROUP, "AMIs", lambda: _check_images(aws, fleet, catalogue), ("ssm:GetParameter",))]
+    if "eks" not in fleet.orchestrators:
+        return checks
+    return [
+        Check(_GROUP, "Kubernetes", lambda: [_check_kubernetes(aws, fleet)], ("eks:DescribeClusterVersions",)),
+        Check(_GROUP, "add-ons", lambda: _check_versions(aws, fleet), ("eks:DescribeAddonVersions",)),
+        Check(_GROUP, "add-on values", lambda: _check_values(aws, fleet), ("eks:DescribeAddonConfiguration",)),
+        *checks,
+    ]
+
+
+def _check_kubernetes(aws: AwsSession, fleet: Fleet) -> CheckResult:
+    version = fleet.eks.version
+    check_name = f"Kubernetes {version}"
+    eks = aws.client("eks")
+    pages = eks.get_paginator("describe_cluster_versions").paginate(includeAll=True)
+    offered = {row["clusterVersion"]: row for page in pages for row in page["clusterVersions"]}
+    status = offered.get(version, {}).get("versionStatus", "UNSUPPORTED")
+    if status == "UNSUPPORTED":
+        usable = [name for name, row in offered.items() if row.get("versionStatus") == "STANDARD_SUPPORT"]
+        message = f"EKS does not offer it; it offers {join_words(sorted(usable)) if usable else 'none'}"
+        return CheckResult(check_name, "fail", message, "a version of these in eks.version")
+    if status == "EXTENDED_SUPPORT":
+        message = "in extended support: the cluster costs 0.60 instead of 0.10 USD/h"
+        return CheckResult(check_name, "warn", message, "a newer eks.version")
+    return CheckResult(check_name, "pass", "offered, in standard support")
+
+
+def _check_versions(aws: AwsSession, fleet: Fleet) -> list[CheckResult]:
+    return [_check_version(aws, fleet, add_on) for add_on in list_eks_add_ons(fleet)]
+
+
+def _check_version(aws: AwsSession, fleet: Fleet, add_on: EksAddOn) -> CheckResult:
+    eks, version = aws.client("eks"), fleet.eks.version
+    pages = eks.get_paginator("describe_addon_versions").paginate(addonName=add_on.name, kubernetesVersion=version)
+    rows = [row for page in pages for entry in page["addons"] for row in entry["addonVersions"]]
+    offered = [row["addonVersion"] for row in rows]
+    if add_on.version in offered:
+        return CheckResult(add_on.name, "pass", f"{add_on.version} offered for Kubernetes {version}")
+    if not offered:
+        message = f"EKS has no version of it for Kubernetes {version}"
+        return CheckResult(add_on.name, "fail", message, "another eks.version, or a fleet without it")
+    default = [
+        row["addonVersion"] for row in rows if any(entry.get("defaultVersion") for entry in row["compatibilities"])
+    ]
+    shown = [*offered[:_MAX_SHOWN_VERSIONS], *(["others"] if len(offered) > _MAX_SHOWN_VERSIONS else [])]
+    message = f"EKS does not offer {add_on.version} for Kubernetes {version}; it offers {join_words(shown)}"
+    return CheckResult(add_on.name, "fail", message, f"pin {(default or offered)[0]} in {_CATALOGUE_FILE}")
+
+
+def _check_values(aws: AwsSession, fleet: Fleet) -> list[CheckResult]:
+    """Values and service accounts, held against what the add-on's version takes, for each add-on with any."""
+    return [
+        _check_configuration(add_on, response)
+        for add_on in list_eks_add_ons(fleet)
+        if add_on.configuration or add_on.service_account
+        if (response := _fetch_configuration(aws, add_on)) is not None
+    ]
+
+
+def _fetch_configuration(aws: AwsSession, add_on: EksAddOn) -> Mapping[str, Any] | None:
+    """What EKS takes for that version; None where it does not know the version, which has a result of its own."""
+    from botocore.exceptions import ClientError
+
+    try:
+        response: Mapping[str, Any] = aws.client("eks").describe_addon_configuration(
+            addonName=add_on.name, addonVersion=add_on.version
+        )
+    except ClientError as error:
+        if session.get_error_code(error) in ("ResourceNotFoundException", "InvalidParameterException"):
+            return None
+        raise
+    return response
+
+
+def _check_configuration(add_on: EksAddOn, response: Mapping[str, Any]) -> CheckResult:
+    check_name = f"{add_on.name} values"
+    mistakes = list(_find_value_mistakes(add_on, str(response.get("configurationSchema") or "{}")))
+    accounts = [row["serviceAccount"] for row in response.get("podIdentityConfiguration", ())]
+    if add_on.service_account and accounts and add_on.service_account not in accounts:
+        mistakes.append(f"service account {add_on.service_account}: EKS takes {join_words(accounts)}")
+    if mistakes:
+        message = f"EKS would refuse them for {add_on.version}: {'; '.join(mistakes)}"
+        return CheckResult(check_name, "fail", message, f"correct its row in {_CATALOGUE_FILE}")
+    return CheckResult(check_name, "pass", f"as the schema of {add_on.version} has it")
+
+
+def _find_value_mistakes(add_on: EksAddOn, schema: str) -> Iterator[str]:
+    import jsonschema
+
+    parsed = json.loads(schema)
+    validator = jsonschema.validators.validator_for(parsed, default=jsonschema.Draft7Validator)(parsed)
+    for error in sorted(validator.iter_errors(json.loads(add_on.configuration or "{}")), key=lambda error: error.path):
+        field = ".".join(map(str, error.absolute_path))
+        yield f"{field}: {error.message}" if field else error.message
+
+
+def _check_images(aws: AwsSession, fleet: Fleet, catalogue: Catalogue) -> Sequence[CheckResult]:
+    known_types = {name for pool in fleet.pools.values() for name in pool.types} <= set(catalogue)
+    if not known_types:
+        reason = "a type is not in the catalog, so its AMI is not known"
+        return [build_unknown_result("AMIs", reason, "use a type of the catalogue, as listed above")]
+    parameters = machine_images.list_parameters(fleet, catalogue)
+    return [_check_image(aws, fleet, parameter, group) for parameter, group in parameters.items()]
+
+
+def _check_image(aws: AwsSession, fleet: Fleet, parameter: str, group: Group) -> CheckResult:
+    from botocore.exceptions import ClientError
+
+    check_name = f"AMI {group.os}-{group.variant}-{group.arch}"
+    ssm = aws.client("ssm")
+    try:
+        image = ssm.get_parameter(Name=parameter)["Parameter"]["Value"]
+    except ClientError as error:
+        if session.get_error_code(error) != "ParameterNotFound":
+            raise
+        if not session.is_aws(ssm.meta.endpoint_url):
+            return build_unknown_result(check_name, f"{aws.describe_endpoint()} has none of AWS's AMIs")
+        return _build_missing_image_result(check_name, fleet, parameter, group)
+    return CheckResult(check_name, "pass", f"{parameter.split('/')[-2]} is {image}")
+
+
+def _build_missing_image_result(check_name: str, fleet: Fleet, parameter: str, group: Group) -> CheckResult:
+    key = ".".join(machine_images.find_release(fleet, group.orchestrator, group.os).key_path)
+    folder = parameter.rsplit("/", 2)[0]
+    list_releases = ("aws", "ssm", "get-parameters-by-path", "--recursive", "--path", folder)
+    query = ("--query", "Parameters[].Name", "--output", "text")
+    message = f"the region has no parameter {parameter}"
+    return CheckResult(check_name, "fail", message, f"another release in {key}; to list them", (*list_releases, *query))

@@ -1,0 +1,73 @@
+"""What a fleet costs an hour while it does nothing: control plane, system nodes, NAT gateways, endpoints, keys."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from llm_serving.catalog import eks, services
+from llm_serving.catalog.instances import Catalogue, Source
+from llm_serving.fleet import endpoints
+from llm_serving.fleet.model import Fleet, NewNetwork
+from llm_serving.fleet.system_group import build_system_group
+
+_REFERENCE_REGION = "us-east-1"
+"""Region whose prices stand in for those that are not known: AWS's cheapest."""
+
+
+@dataclass(frozen=True)
+class StandingItem:
+    """Some units of one thing that costs whether instances run or not."""
+
+    name: str
+    count: int
+    unit_usd_h: float
+    source: Source
+
+    known: bool
+    """Whether the price is the region's own, and not that of us-east-1."""
+
+    @property
+    def usd_h(self) -> float:
+        """US dollars an hour for all of them."""
+        return self.count * self.unit_usd_h
+
+
+def list_items(fleet: Fleet, catalogue: Catalogue, today: datetime.date | None = None) -> tuple[StandingItem, ...]:
+    """What the fleet pays for from the apply on. Load balancers come with what is deployed, and are left out.
+
+    Args:
+        today: tells whether the Kubernetes version is in extended support.
+    """
+    return tuple(item for item in _list_items(fleet, catalogue, today or datetime.date.today()) if item.count)
+
+
+def _list_items(fleet: Fleet, catalogue: Catalogue, today: datetime.date) -> Iterator[StandingItem]:
+    if "eks" in fleet.orchestrators:
+        is_extended = today >= eks.END_OF_STANDARD_SUPPORT[fleet.eks.version]
+        yield _price(fleet, "EKS control plane", 1, "eks-cluster-extended" if is_extended else "eks-cluster")
+        yield from _price_system_nodes(fleet, catalogue)
+    own_network = fleet.network if isinstance(fleet.network, NewNetwork) else None
+    nat_count = len(fleet.zones) if own_network and own_network.nat else 0
+    yield _price(fleet, "NAT gateways", nat_count, "nat-gateway")
+    yield _price(fleet, "public addresses", nat_count, "public-ipv4-address")
+    yield _price(fleet, "endpoints in zones", len(endpoints.list_own(fleet)) * len(fleet.zones), "interface-endpoint")
+    # One for buckets and images, one for flow logs, one for each cluster.
+    log_keys = 1 if own_network and own_network.flow_logs else 0
+    yield _price(fleet, "KMS keys", 1 + log_keys + len(fleet.orchestrators), "kms-key")
+
+
+def _price(fleet: Fleet, name: str, count: int, service_name: str) -> StandingItem:
+    service = services.load()[service_name]
+    return StandingItem(name, count, service.usd_h, service.source, service.is_known_in(fleet.region))
+
+
+def _price_system_nodes(fleet: Fleet, catalogue: Catalogue) -> Iterator[StandingItem]:
+    """None where not even the reference region has a price."""
+    group = build_system_group(fleet, catalogue)
+    prices = catalogue[group.types[0]].prices if group.types[0] in catalogue else {}
+    price = prices.get(fleet.region) or prices.get(_REFERENCE_REGION)
+    if price:
+        name = f"system nodes ({group.types[0]})"
+        yield StandingItem(name, group.min_size, price.usd_h, price.source, fleet.region in prices)

@@ -1,0 +1,54 @@
+"""The node group of an EKS cluster's own pods: CoreDNS, controllers and metrics."""
+
+from __future__ import annotations
+
+from llm_serving.catalog import eks
+from llm_serving.catalog.instances import Catalogue
+from llm_serving.fleet import interfaces
+from llm_serving.fleet.groups import SMALL_VOLUME, Group
+from llm_serving.fleet.model import Fleet
+
+_SYSTEM_TYPES = (("m8g.xlarge", "arm64"), ("m7i.xlarge", "x86_64"))
+"""For CoreDNS, controllers and metrics, in order of preference; the second is in every region."""
+
+
+def build_system_group(fleet: Fleet, catalogue: Catalogue) -> Group:
+    """The system's own group: one small node a zone, and never less than two."""
+    instance_type, arch, zones = _select_system_type(fleet, catalogue)
+    count = max(2, len(zones))
+    return Group(
+        name="system",
+        pool="system",
+        orchestrator="eks",
+        kind="node-group",
+        types=(instance_type,),
+        zones=zones,
+        purchase_option="on-demand",
+        reservation=None,
+        reserve=0,
+        choice=0,
+        min_size=count,
+        max_size=2 * count,
+        warm=0,
+        accelerators=0,
+        interfaces=(interfaces.Interface(0, 0, "interface"),),
+        efa=0,
+        placement_group=None,
+        labels={"fleet/pool": "system"},
+        taints=(),
+        images="plain",
+        snapshot=None,
+        volume=SMALL_VOLUME,
+        nvme=False,
+        os="al2023",
+        variant="standard",
+        arch=arch,
+        ami=None,
+    )
+
+
+def _select_system_type(fleet: Fleet, catalogue: Catalogue) -> tuple[str, eks.Arch, tuple[str, ...]]:
+    first, second = _SYSTEM_TYPES
+    offered = catalogue[first[0]].zones.get(fleet.region, ()) if first[0] in catalogue else ()
+    zones = tuple(zone for zone in fleet.zones if zone in offered)
+    return (first[0], "arm64", zones) if zones else (second[0], "x86_64", fleet.zones)

@@ -1,0 +1,70 @@
+"""Helm's post-renderer for fleets with an image cache: rendered manifests pull by the cache.
+
+    python -m llm_serving.operations.cached_images REGION HOST=PREFIX... < manifests > manifests
+
+ACCOUNT in a prefix is the number of the account that the AWS credentials belong to.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+
+from llm_serving.aws.preflight import identity
+from llm_serving.fleet import image_cache
+from llm_serving.fleet.model import Fleet
+from llm_serving.operations import context
+from llm_serving.settings.errors import BlueprintError, Unavailable
+
+ACCOUNT = "ACCOUNT"
+
+_IMAGE_LINE = re.compile(
+    r"^(?P<key>\s*(?:- )?image:\s*)(?P<quote>[\"']?)(?P<image>[^\s\"']+)(?P=quote)\s*$", re.MULTILINE
+)
+
+
+def build_helm_options(fleet: Fleet) -> list[str]:
+    """Options of `helm upgrade` that let its manifests pull by the fleet's cache; none without one."""
+    prefixes = image_cache.build_prefixes(fleet, image_cache.format_registry(ACCOUNT, fleet.region))
+    if not prefixes:
+        return []
+    arguments = ["-m", __name__, fleet.region, *(f"{host}={prefix}" for host, prefix in prefixes.items())]
+    return ["--post-renderer", sys.executable, *(f"--post-renderer-args={word}" for word in arguments)]
+
+
+def rewrite_manifests(text: str, prefixes: Mapping[str, str]) -> str:
+    """Manifests with every image of a cached registry named by the cache.
+
+    Beside `image:` these are the names with a registry's host in arguments and custom resources, for the images of pods
+    that operators make.
+    """
+
+    def rewrite_line(match: re.Match[str]) -> str:
+        image = image_cache.rewrite(match["image"], prefixes)
+        return f"{match['key']}{match['quote']}{image}{match['quote']}"
+
+    hosts = "|".join(map(re.escape, prefixes))
+    named = re.sub(rf"(?<![\w./-])({hosts})/(?=[a-z0-9])", lambda match: f"{prefixes[match[1]]}/", text)
+    return _IMAGE_LINE.sub(rewrite_line, named)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Rewrite standard input; returns the exit code."""
+    region, *pairs = arguments
+    prefixes = dict(pair.split("=", 1) for pair in pairs)
+    try:
+        if any(ACCOUNT in prefix for prefix in prefixes.values()):
+            account = identity.find_account(context.open_session(region))
+            if account is None:
+                raise Unavailable("no AWS credentials: the image cache's registry is the account's own")
+            prefixes = {host: prefix.replace(ACCOUNT, account) for host, prefix in prefixes.items()}
+        sys.stdout.write(rewrite_manifests(sys.stdin.read(), prefixes))
+    except BlueprintError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,68 @@
+"""Capacity providers that a plan deletes: no ECS service may still start tasks on one.
+
+ECS takes a provider off its cluster only when no task of the cluster runs on it, and Terraform would try for ten
+minutes and fail. A service moves with its deployment's next `blueprint deploy`, which reads the changed fleet file.
+
+Source: ECS API reference, PutClusterCapacityProviders and DeleteCapacityProvider, 2026-11.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from llm_serving.aws import session
+from llm_serving.fleet import groups, names
+from llm_serving.fleet.checks import join_words
+from llm_serving.operations.context import FleetContext
+from llm_serving.operations.plans import StackPlan
+from llm_serving.settings.errors import CheckFailed
+
+_KIND = "aws_ecs_capacity_provider."
+_SERVICES_A_CALL = 10
+"""Most services of one DescribeServices. Source: ECS API reference, 2026-11."""
+
+
+def require_unused(context: FleetContext, stack_plans: Sequence[StackPlan]) -> None:
+    """Requires that no service of the cluster uses a capacity provider that a plan deletes.
+
+    Raises:
+        CheckFailed: one does; the message names it with the fix.
+        Unavailable: AWS refuses, or does not answer.
+    """
+    deleted = {
+        groups.format_provider_name_of(context.fleet.name, address.removeprefix(_KIND))
+        for plan in stack_plans
+        for address, change in plan.plan.resources.items()
+        if address.startswith(_KIND) and "delete" in change.actions
+    }
+    if not deleted:
+        return
+    users = [
+        f"{service['serviceName']} uses {join_words(sorted(used))}"
+        for service in _list_services(context)
+        if (used := deleted & {item["capacityProvider"] for item in service.get("capacityProviderStrategy", [])})
+    ]
+    if users:
+        raise CheckFailed(
+            f"{context.document.path}: the plan deletes capacity providers that services on ECS still use: "
+            f"{join_words(users)}. Nothing was changed. Fix: run `blueprint deploy DIR --target ecs` with this fleet "
+            "file first, which moves the tasks; then run this again"
+        )
+
+
+def _list_services(context: FleetContext) -> Iterator[dict[str, Any]]:
+    from botocore.exceptions import ClientError
+
+    cluster, ecs = names.format_cluster_name(context.fleet), context.aws.client("ecs")
+    with session.translate_errors():
+        try:
+            pages = ecs.get_paginator("list_services").paginate(cluster=cluster)
+            arns = [arn for page in pages for arn in page["serviceArns"]]
+        except ClientError as error:
+            if session.get_error_code(error) != "ClusterNotFoundException":
+                raise
+            return
+        for start in range(0, len(arns), _SERVICES_A_CALL):
+            batch = arns[start : start + _SERVICES_A_CALL]
+            yield from ecs.describe_services(cluster=cluster, services=batch)["services"]

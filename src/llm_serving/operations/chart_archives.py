@@ -1,0 +1,108 @@
+"""Archives of the platform's charts: pulled with Helm, and checked against their digests before any is installed.
+
+The digest of a chart in a Helm repository is its archive's, as the repository's index has it; that of a chart in an OCI
+registry is its manifest's, which Helm prints and holds the archive against.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from llm_serving import console
+from llm_serving.fleet import add_ons
+from llm_serving.fleet.add_ons import AddOn
+from llm_serving.operations import image_pins
+from llm_serving.settings.errors import CheckFailed, Unavailable
+
+_TIMEOUT_S = 300
+_PRINTED_DIGEST = re.compile(r"^Digest: (sha256:[0-9a-f]{64})$", re.MULTILINE)
+"""Source: Helm v3.22.0 and v4, pkg/registry/client.go, Pull."""
+
+
+@dataclass(frozen=True)
+class ChartArchive:
+    """One chart's archive."""
+
+    reference: str
+    """NAME:VERSION, as in images.lock.yaml."""
+
+    file: Path
+    pull: Sequence[str]
+    """The command that brings it."""
+
+    is_oci: bool
+    digest: str | None
+    """What it must have; None where neither the table nor the lock file knows it."""
+
+    digest_file: Path
+    """The file that has the digest, or gets it."""
+
+    def describe_pin(self) -> str:
+        """How it is pinned, in one line."""
+        if self.digest:
+            return f"pinned by {self.digest}"
+        return f"pinned by version alone: its first digest goes to {console.shorten_path(self.digest_file)}"
+
+
+def plan(add_on: AddOn, folder: Path, fleet_file: Path) -> ChartArchive:
+    """The archive of a row's chart, to be pulled to `folder`; the table's digest comes before the lock file's.
+
+    Raises:
+        InputError: the lock file is damaged.
+    """
+    reference = f"{add_on.name}:{add_on.version}"
+    chart = str(add_on.chart)
+    repository_options = ["--repo", add_on.repository] if add_on.repository else []
+    pull = [
+        *("helm", "pull", chart, *repository_options, "--version", str(add_on.version)),
+        *("--destination", console.shorten_path(folder)),
+    ]
+    return ChartArchive(
+        reference=reference,
+        file=folder / f"{chart.rsplit('/', 1)[-1]}-{add_on.version}.tgz",
+        pull=pull,
+        is_oci=not add_on.repository,
+        digest=add_on.digest or image_pins.read_charts(fleet_file).get(reference),
+        digest_file=add_ons.FILE if add_on.digest else image_pins.locate(fleet_file),
+    )
+
+
+def fetch(archive: ChartArchive, log: Path) -> str:
+    """Pulls an archive, and returns its digest.
+
+    Raises:
+        CheckFailed: it has another digest than it must have; the archive is removed.
+        CommandFailed: the pull failed.
+        Unavailable: Helm wrote no archive of the expected name, or printed no digest.
+    """
+    archive.file.parent.mkdir(parents=True, exist_ok=True)
+    archive.file.unlink(missing_ok=True)  # what an earlier run left proves nothing
+    with console.step(f"Pull {archive.reference}") as step:
+        output = console.run(archive.pull, log=log, timeout_s=_TIMEOUT_S)
+        digest = _find_digest(archive, output)
+        if archive.digest and digest != archive.digest:
+            archive.file.unlink()
+            raise CheckFailed(
+                f"{archive.reference}: its archive has the digest {digest}, not {archive.digest} as "
+                f"{console.shorten_path(archive.digest_file)} says. No chart was installed. "
+                "Fix: ask the chart's maker what changed; to accept it, write the new digest to that file."
+            )
+        step.note = archive.describe_pin()
+    return digest
+
+
+def _find_digest(archive: ChartArchive, output: str) -> str:
+    try:
+        content = archive.file.read_bytes()
+    except FileNotFoundError:
+        raise Unavailable(f"{archive.reference}: Helm wrote no {console.shorten_path(archive.file)}.") from None
+    if not archive.is_oci:
+        return f"sha256:{hashlib.sha256(content).hexdigest()}"
+    match = _PRINTED_DIGEST.search(output)
+    if not match:
+        raise Unavailable(f"{archive.reference}: this Helm prints no digest. Fix: install Helm 3.18 or later.")
+    return match[1]

@@ -1,0 +1,190 @@
+"""Digests of images, asked of their registries and kept in images.lock.yaml beside the fleet file; charts' beside them.
+
+A tag of a registry may move; a digest is the image itself. Source of the requests: OCI distribution specification 1.1,
+"Pulling manifests", and the token authentication that Docker's registries use.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from email.message import Message
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from llm_serving.catalog import images
+from llm_serving.fleet import image_cache
+from llm_serving.loopback import is_loopback
+from llm_serving.settings.errors import InputError, Unavailable
+
+FILE = "images.lock.yaml"
+"""Beside the fleet file: digests by REPOSITORY:TAG; under `charts` those of the platform's charts by NAME:VERSION."""
+
+_CHARTS = "charts"
+
+_HEADER = (
+    "# Digests of images by their tags, from `blueprint images pin`, and of charts by their versions, from\n"
+    "# `blueprint platform install`. Keep this file under version control.\n"
+)
+
+_MANIFESTS = ", ".join(
+    (
+        "application/vnd.oci.image.index.v1+json",
+        "application/vnd.docker.distribution.manifest.list.v2+json",
+        "application/vnd.oci.image.manifest.v1+json",
+        "application/vnd.docker.distribution.manifest.v2+json",
+    )
+)
+"""Kinds of manifests, those of several platforms first."""
+
+_MAX_BYTES = 4 * 2**20
+"""Largest manifest that registries take. Source: OCI distribution specification 1.1, "Pushing manifests"."""
+
+_TIMEOUT_S = 30
+_CHALLENGE = re.compile(r'(\w+)="([^"]*)"')
+_DOCKER_HUB_API = "registry-1.docker.io"
+
+
+def list_unpinned() -> list[str]:
+    """The catalogue's images without a digest."""
+    return [reference for reference, row in images.load().items() if row.digest is None]
+
+
+def locate(fleet_file: Path) -> Path:
+    """The lock file of a fleet file."""
+    return fleet_file.resolve().parent / FILE
+
+
+def read(fleet_file: Path) -> dict[str, str]:
+    """The images' digests beside a fleet file; none without the lock file.
+
+    Raises:
+        InputError: it is not a mapping of images to digests.
+    """
+    return {reference: digest for reference, digest in _read_all(fleet_file).items() if reference != _CHARTS}
+
+
+def read_charts(fleet_file: Path) -> dict[str, str]:
+    """The charts' digests beside a fleet file, by NAME:VERSION; none without the lock file.
+
+    Raises:
+        InputError: as `read`.
+    """
+    charts: dict[str, str] = _read_all(fleet_file).get(_CHARTS, {})
+    return charts
+
+
+def write(fleet_file: Path, digests: Mapping[str, str]) -> Path:
+    """Add images' digests to those beside a fleet file; returns the file."""
+    return _write_all(fleet_file, {**_read_all(fleet_file), **digests})
+
+
+def write_charts(fleet_file: Path, digests: Mapping[str, str]) -> Path:
+    """Add charts' digests to those beside a fleet file; returns the file."""
+    return _write_all(fleet_file, {**_read_all(fleet_file), _CHARTS: {**read_charts(fleet_file), **digests}})
+
+
+def _read_all(fleet_file: Path) -> dict[str, Any]:
+    path = locate(fleet_file)
+    if not path.is_file():
+        return {}
+    try:
+        rows = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except yaml.YAMLError:
+        rows = None
+    charts = rows.pop(_CHARTS, {}) if isinstance(rows, dict) else {}
+    if not isinstance(rows, dict) or not all(map(_is_digest, rows.values())):
+        raise InputError(f"{path}: it does not map images to digests. Fix: delete it and run `blueprint images pin`.")
+    if not isinstance(charts, dict) or not all(map(_is_digest, charts.values())):
+        raise InputError(f"{path}: {_CHARTS}: it does not map charts to digests. Fix: delete that key.")
+    return {**rows, _CHARTS: charts} if charts else rows
+
+
+def _is_digest(value: Any) -> bool:
+    return bool(re.fullmatch("sha256:[0-9a-f]{64}", str(value)))
+
+
+def _write_all(fleet_file: Path, rows: Mapping[str, Any]) -> Path:
+    path = locate(fleet_file)
+    path.write_text(_HEADER + yaml.safe_dump(dict(rows), sort_keys=True, width=200), encoding="utf-8")
+    return path
+
+
+def fetch_digest(reference: str) -> str:
+    """Ask an image's registry for the digest of its tag, without a login.
+
+    Args:
+        reference: REPOSITORY:TAG, with the registry's host unless it is Docker Hub's.
+
+    Raises:
+        InputError: it has no tag, or the registry no such image.
+        Unavailable: the registry does not answer, asks for a login, or answers with something else.
+    """
+    repository, separator, tag = reference.rpartition(":")
+    if "@" in reference or not separator or "/" in tag:
+        raise InputError(f"{reference}: it is no image with a tag. Fix: REPOSITORY:TAG.")
+    host, name = image_cache.split_host(repository)
+    address = _DOCKER_HUB_API if host == image_cache.DOCKER_HUB else host
+    url = f"{_select_scheme(address)}://{address}/v2/{name}/manifests/{urllib.parse.quote(tag)}"
+    body, headers = _get_manifest(reference, url, name)
+    digest = f"sha256:{hashlib.sha256(body).hexdigest()}"
+    if headers.get("Docker-Content-Digest", digest) != digest:
+        raise Unavailable(f"{reference}: the manifest from {host} does not match its digest. Fix: try again.")
+    return digest
+
+
+def _get_manifest(reference: str, url: str, name: str) -> tuple[bytes, Message]:
+    headers = {"Accept": _MANIFESTS}
+    try:
+        return _get(url, headers)
+    except urllib.error.HTTPError as error:
+        if error.code != 401:
+            raise _translate(reference, error) from None
+        challenge = error.headers.get("WWW-Authenticate", "")
+    except (OSError, ValueError) as error:
+        raise _translate(reference, error) from None
+    try:
+        return _get(url, {**headers, "Authorization": f"Bearer {_fetch_token(reference, challenge, name)}"})
+    except (OSError, ValueError) as error:
+        raise _translate(reference, error) from None
+
+
+def _fetch_token(reference: str, challenge: str, name: str) -> str:
+    fields = dict(_CHALLENGE.findall(challenge))
+    realm = urllib.parse.urlsplit(fields.get("realm", ""))
+    if not challenge.startswith("Bearer ") or realm.scheme != _select_scheme(realm.netloc):
+        raise Unavailable(f"{reference}: its registry asks for a login. Fix: name the image with its digest.")
+    query = {"service": fields.get("service", ""), "scope": fields.get("scope", f"repository:{name}:pull")}
+    body, _ = _get(f"{realm.geturl()}?{urllib.parse.urlencode(query)}", {})
+    answer = json.loads(body)
+    return str(answer.get("token") or answer.get("access_token"))
+
+
+def _get(url: str, headers: Mapping[str, str]) -> tuple[bytes, Message]:
+    request = urllib.request.Request(url, headers=dict(headers))
+    with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
+        body = response.read(_MAX_BYTES + 1)
+        if len(body) > _MAX_BYTES:
+            raise ValueError("the manifest is too long")
+        return body, response.headers
+
+
+def _select_scheme(address: str) -> str:
+    """https, but http on this machine, where no registry has a certificate."""
+    return "http" if is_loopback(address) else "https"
+
+
+def _translate(reference: str, error: Exception) -> InputError | Unavailable:
+    if isinstance(error, urllib.error.HTTPError) and error.code == 404:
+        return InputError(f"{reference}: its registry has no such image. Fix: an existing tag.")
+    if isinstance(error, urllib.error.HTTPError) and error.code in (401, 403):
+        return Unavailable(f"{reference}: its registry asks for a login. Fix: name the image with its digest.")
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return Unavailable(f"{reference}: its registry does not answer ({reason}). Fix: check the network.")

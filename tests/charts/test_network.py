@@ -1,0 +1,169 @@
+"""What the chart's network policies let through once the cluster enforces them, as Kubernetes defines them and as AWS's
+controller and agent carry them out.
+
+Sources: kubernetes.io, "Network Policies"; aws/aws-network-policy-agent v1.4.1, pkg/fwruleprocessor (traffic from the
+pod's own node always passes: kubelet's probes do); aws/amazon-network-policy-controller-k8s, pkg/resolvers/endpoints.go
+(a Service's address is let out to where the peer's labels are among the Service's selector).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from llm_serving.targets.eks import load_job
+from tests.charts.conftest import PRESETS, Render
+from tests.charts.objects import list_pods
+from tests.charts.test_objects import Preset, filter_by_kind
+
+NAMES = sorted(file.stem for file in PRESETS.glob("*.yaml"))
+each_preset = pytest.mark.parametrize("name", NAMES)
+
+Labels = Mapping[str, str]
+PROMETHEUS = ({"kubernetes.io/metadata.name": "monitoring"}, {"app.kubernetes.io/name": "prometheus"})
+DNS = ({"kubernetes.io/metadata.name": "kube-system"}, {"k8s-app": "kube-dns"})
+STRANGER = ({"kubernetes.io/metadata.name": "other"}, {"app": "stranger"})
+SERVING = {"kubernetes.io/metadata.name": "serving"}
+IDENTITY_AGENT = "169.254.170.23"
+
+
+def matches(selector: Mapping[str, Any] | None, labels: Labels) -> bool:
+    return (selector or {}).get("matchLabels", {}).items() <= labels.items()
+
+
+def includes(peer: Mapping[str, Any], other: tuple[Labels, Labels] | str) -> bool:
+    """Whether a policy's peer is the other end: a namespace's and a pod's labels, or an address."""
+    if isinstance(other, str):
+        block = peer.get("ipBlock", {}).get("cidr", "255.255.255.255/32")
+        return ":" not in block and ipaddress.IPv4Address(other) in ipaddress.IPv4Network(block)
+    namespace, pod = other
+    in_namespace = (
+        matches(peer["namespaceSelector"], namespace) if "namespaceSelector" in peer else namespace == SERVING
+    )
+    return "ipBlock" not in peer and in_namespace and matches(peer.get("podSelector"), pod)
+
+
+def is_allowed(
+    policies: list[dict[str, Any]], direction: str, pod: Labels, other: tuple[Labels, Labels] | str, port: int
+) -> bool:
+    """Whether the policies that select the pod let it call the other end (egress), or be called by it (ingress)."""
+    rules = [
+        rule
+        for policy in policies
+        if matches(policy["spec"]["podSelector"], pod) and direction.capitalize() in policy["spec"]["policyTypes"]
+        for rule in policy["spec"].get(direction, ())
+    ]
+    ends = {"ingress": "from", "egress": "to"}[direction]
+    return any(
+        any(includes(peer, other) for peer in rule[ends])
+        and ("ports" not in rule or port in [item["port"] for item in rule["ports"]])
+        for rule in rules
+    )
+
+
+def list_labels(manifests: list[dict[str, Any]]) -> Iterator[tuple[str, Labels, int]]:
+    """Each pod's role, its labels, and the port of its metrics."""
+    for pod in list_pods(manifests):
+        ports = {
+            port["name"]: port["containerPort"]
+            for container in pod["spec"]["containers"]
+            for port in container.get("ports", ())
+        }
+        yield (
+            pod["metadata"]["labels"]["app.kubernetes.io/component"],
+            pod["metadata"]["labels"],
+            ports.get("metrics", ports.get("http", 0)),
+        )
+
+
+@each_preset
+def test_pods_of_a_release_reach_each_other_on_every_port(render_chart: Render, preset: Preset, name: str) -> None:
+    manifests = render_chart(preset(name))
+    policies = filter_by_kind(manifests, "NetworkPolicy")
+    pods = [labels for _, labels, _ in list_labels(manifests)]
+    for source in pods:
+        for target in pods:
+            # HTTP, NIXL's side channel, tensors' and LeaderWorkerSet's rendezvous, Ray.
+            for port in (8000, 5600, 29500, 6379):
+                assert is_allowed(policies, "egress", source, (SERVING, target), port)
+                assert is_allowed(policies, "ingress", target, (SERVING, source), port)
+
+
+@each_preset
+def test_pods_find_names_weights_and_their_role_and_nothing_else(
+    render_chart: Render, preset: Preset, name: str
+) -> None:
+    manifests = render_chart(preset(name))
+    policies = filter_by_kind(manifests, "NetworkPolicy")
+    for role, labels, _ in list_labels(manifests):
+        assert is_allowed(policies, "egress", labels, DNS, 53)
+        # Engines read weights from S3; a router asks the cluster's API alone, at a private address.
+        assert is_allowed(policies, "egress", labels, "52.218.0.1", 443) == (role != "router")
+        assert is_allowed(policies, "egress", labels, "172.20.0.1", 443)
+        assert is_allowed(policies, "egress", labels, IDENTITY_AGENT, 80) == (role != "router")
+        assert not is_allowed(policies, "egress", labels, "169.254.169.254", 80)
+        assert not is_allowed(policies, "egress", labels, STRANGER, 8000)
+
+
+def test_a_load_driver_calls_the_router_reads_metrics_and_sends_its_results(
+    render_chart: Render, preset: Preset
+) -> None:
+    manifests = render_chart(preset(NAMES[0]))
+    plan: Any = SimpleNamespace(
+        deployment=SimpleNamespace(
+            name=manifests[0]["metadata"]["labels"]["app.kubernetes.io/instance"],
+            environment=SimpleNamespace(namespace="serving", registry="r"),
+        )
+    )
+    template = load_job.build_job(plan, "load", 2, limit_s=60)["spec"]["template"]
+    # The Job's controller adds the job's name.
+    driver = {**template["metadata"]["labels"], "batch.kubernetes.io/job-name": "load"}
+    [own, _] = load_job.build_belongings(plan, "load", "uid", ["http://x"])
+    policies = filter_by_kind(manifests, "NetworkPolicy")
+    for _, labels, metrics in list_labels(manifests):
+        for port in filter(None, (8000, metrics)):
+            assert is_allowed(policies, "egress", driver, (SERVING, labels), port)
+            assert is_allowed(policies, "ingress", labels, (SERVING, driver), port)
+        assert not is_allowed(policies, "ingress", driver, (SERVING, STRANGER[1]), 8000)
+    assert is_allowed(policies, "egress", driver, DNS, 53)
+    assert is_allowed([*policies, own], "egress", driver, "52.218.0.1", 443)
+    assert not is_allowed(policies, "egress", driver, "52.218.0.1", 443), "the Job brings its way out to S3"
+    assert not is_allowed([*policies, own], "egress", driver, "169.254.169.254", 80)
+
+
+@each_preset
+def test_prometheus_reads_metrics_and_strangers_read_nothing(render_chart: Render, preset: Preset, name: str) -> None:
+    manifests = render_chart(preset(name))
+    policies = filter_by_kind(manifests, "NetworkPolicy")
+    for _, labels, metrics in list_labels(manifests):
+        if metrics:
+            assert is_allowed(policies, "ingress", labels, PROMETHEUS, metrics)
+        assert not is_allowed(policies, "ingress", labels, PROMETHEUS, 5600)
+        assert not is_allowed(policies, "ingress", labels, STRANGER, 8000)
+
+
+@each_preset
+def test_a_services_address_is_let_out_to_as_its_pods_are(render_chart: Render, preset: Preset, name: str) -> None:
+    manifests = render_chart(preset(name))
+    peers = [
+        peer
+        for policy in filter_by_kind(manifests, "NetworkPolicy")
+        for rule in policy["spec"].get("egress", ())
+        for peer in rule["to"]
+        if "podSelector" in peer and "namespaceSelector" not in peer
+    ]
+    services = [item for item in filter_by_kind(manifests, "Service") if item["spec"].get("clusterIP") != "None"]
+    assert services
+    for service in services:
+        assert any(matches(peer["podSelector"], service["spec"]["selector"]) for peer in peers)
+
+
+def test_without_the_policy_of_peers_a_router_would_reach_no_engine(render_chart: Render, preset: Preset) -> None:
+    manifests = render_chart(preset("qwen3-32b-g6e-12xlarge"))
+    labels = next(labels for _, labels, _ in list_labels(manifests))
+    others = [item for item in filter_by_kind(manifests, "NetworkPolicy") if item["metadata"]["name"] != "mine"]
+    assert not is_allowed(others, "egress", labels, (SERVING, labels), 8000)

@@ -1,0 +1,47 @@
+"""What the autoscaler's queries measure, evaluated by Prometheus' own promtool where it is on PATH."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.charts.conftest import Render
+from tests.charts.test_objects import build_engine, build_values, filter_by_kind
+
+LABELS = 'namespace="serving",app_kubernetes_io_instance="mine",app_kubernetes_io_component="worker"'
+
+
+@pytest.mark.skipif(not shutil.which("promtool"), reason="needs promtool, of Debian's package prometheus")
+@pytest.mark.parametrize(
+    ("metric", "name", "value", "expected"),
+    [
+        ("kv-usage", "vllm:kv_cache_usage_perc", "0.1", 0.2),
+        ("queue", "vllm:num_requests_waiting", "3", 48),
+    ],
+)
+def test_two_replicas_of_eight_ranks_count_as_two_caches_and_all_their_requests(
+    render_chart: Render, tmp_path: Path, metric: str, name: str, value: str, expected: float
+) -> None:
+    scaling = {"min": 1, "max": 4, "metric": metric, "threshold": 0.8}
+    manifests = render_chart(build_values(build_engine(autoscaling=scaling), monitoring={"podMonitors": True}))
+    query = filter_by_kind(manifests, "ScaledObject")[0]["spec"]["triggers"][0]["metadata"]["query"]
+    series = [
+        {"series": f'{name}{{{LABELS},pod="mine-worker-{pod}",engine="{rank}"}}', "values": f"{value}x9"}
+        for pod in range(2)
+        for rank in range(8)
+    ]
+    others = {"series": f'{name}{{namespace="serving",pod="other",engine="0"}}', "values": f"{value}x9"}
+    check = {"expr": query, "eval_time": "5m", "exp_samples": [{"labels": "{}", "value": expected}]}
+    none = {**check, "exp_samples": [{"labels": "{}", "value": 0}]}
+    tests = [
+        {"interval": "1m", "input_series": [*series, others], "promql_expr_test": [check]},
+        {"interval": "1m", "input_series": [others], "promql_expr_test": [none]},
+    ]
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump({"tests": tests}))
+    command = ["promtool", "test", "rules", str(tmp_path / "test.yaml")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr

@@ -1,0 +1,39 @@
+"""What engines on EKS may read: the fleet's own model bucket, and those that it names."""
+
+from __future__ import annotations
+
+import pytest
+
+from infra.constructs import model_reader
+from infra.constructs.account import Account
+from llm_serving.fleet.model import Fleet
+
+ACCOUNT = Account("123456789012", "caller", "aws", "amazonaws.com", "com.amazonaws", "us-west-2")
+KEY = "arn:aws:kms:us-west-2:210987654321:key/12345678-1234-1234-1234-123456789012"
+
+
+@pytest.mark.parametrize(
+    ("model_buckets", "further_arns", "keys"),
+    [
+        ([], [], []),
+        ([{"bucket": "ours"}], ["arn:aws:s3:::ours"], []),
+        ([{"bucket": "ours"}, {"bucket": "theirs", "key": KEY}], ["arn:aws:s3:::ours", "arn:aws:s3:::theirs"], [KEY]),
+    ],
+)
+def test_engines_read_the_buckets_that_the_fleet_names_and_no_other(
+    model_buckets: list[dict[str, str]], further_arns: list[str], keys: list[str]
+) -> None:
+    fleet = Fleet.model_validate(
+        {
+            "name": "demo",
+            "region": "us-west-2",
+            "zones": ["us-west-2a", "us-west-2b"],
+            "storage": {"model_buckets": model_buckets},
+            "pools": {"general": {"types": "g6e.2xlarge", "size": "0..2"}},
+        }
+    )
+    statements = model_reader.build_statements(fleet, ACCOUNT)
+    arns = ["arn:aws:s3:::demo-models-123456789012-us-west-2", *further_arns]
+    by_action = {statement["Action"][0]: statement["Resource"] for statement in statements[:2]}
+    assert by_action == {"s3:ListBucket": arns, "s3:GetObject": [f"{arn}/*" for arn in arns]}
+    assert [statement["Resource"] for statement in statements[3:]] == [keys] * bool(keys)

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llm_serving import processes
+from llm_serving.aws.session import AwsSession
+from llm_serving.catalog import images, instances
+from llm_serving.fleet import groups, network_test
+from llm_serving.fleet.model import Fleet
+from llm_serving.operations.cluster import ClusterContext
+from llm_serving.operations.network_test import kubernetes
+from llm_serving.settings.document import load
+from llm_serving.settings.errors import CheckFailed
+from tests.control_plane import machines
+from tests.control_plane.control_plane import ControlPlane
+
+PUBLISHED = Path(__file__).with_name("published") / "p5-2-nodes.txt"
+FLEET = """\
+name: demo
+region: us-east-1
+zones: [us-east-1a, us-east-1b]
+orchestrator: eks
+pools:
+  large: {types: p5.48xlarge, zones: us-east-1b, size: 2, efa: on}
+"""
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Fleet:
+    file = tmp_path / "fleet.yaml"
+    file.write_text(FLEET)
+    return load(file, Fleet).value
+
+
+@pytest.fixture
+def cluster(control_plane: ControlPlane, fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    for name, value in control_plane.environment.items():
+        monkeypatch.setenv(name, value)
+    return ClusterContext(fleet, tmp_path, AwsSession(fleet.region).with_kubeconfig(control_plane.kubeconfig))
+
+
+def _build(fleet: Fleet, limit_s: int = 60) -> list[dict[str, Any]]:
+    group = groups.resolve_pool(fleet, "large", instances.load())[0]
+    return network_test.build_manifests(group, image=images.pin(images.NCCL_TESTS), nodes=2, limit_s=limit_s)
+
+
+def test_the_job_runs_on_two_instances_and_leaves_nothing(
+    control_plane: ControlPlane, cluster: ClusterContext, fleet: Fleet
+) -> None:
+    nodes = machines.build_for_pool(fleet, "large", 2)
+    control_plane.pods_log.write_text(
+        "".join(f"2026-11-22T00:00:00.000000000Z stdout F {line}\n" for line in PUBLISHED.read_text().splitlines())
+    )
+    control_plane.check_output("apply", "--filename=-", objects=nodes)
+    try:
+        text = kubernetes.run(cluster, _build(fleet), limit_s=60)
+    finally:
+        control_plane.check_output("delete", "--filename=-", objects=nodes)
+    assert text.strip() == PUBLISHED.read_text().strip()
+    gone = control_plane.run_kubectl("get", "namespace", network_test.NAMESPACE)
+    assert "NotFound" in gone.stderr
+
+
+def test_without_instances_the_wait_ends_with_the_state_of_the_pods(
+    control_plane: ControlPlane, cluster: ClusterContext, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes, "_POLL_S", 0.2)
+    with pytest.raises(CheckFailed, match="did not finish within 0 minutes: 2 Pending"):
+        kubernetes.run(cluster, _build(fleet), limit_s=3)
+    processes.wait_until(
+        lambda: control_plane.run_kubectl("get", "namespace", network_test.NAMESPACE).returncode != 0, "namespace", 30
+    )

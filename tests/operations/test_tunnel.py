@@ -1,0 +1,138 @@
+"""The tunnel to a private cluster: real arguments, and stand-ins for aws and kubectl that forward nothing."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llm_serving import processes
+from llm_serving.aws.session import AwsSession
+from llm_serving.cli import main
+from llm_serving.operations import cluster, tunnel
+from llm_serving.operations.tunnel import Tunnel
+from llm_serving.settings.errors import Unavailable
+from tests.operations.conftest import Recorder
+from tests.operations.test_cluster import write_fleet
+
+ARN = "arn:aws:eks:us-west-2:123456789012:cluster/small"
+HOST = "0A1B2C.gr7.us-west-2.eks.amazonaws.com"
+
+_STAND_IN = """#!{python}
+import json, socket, sys, time
+parameters = json.loads(sys.argv[sys.argv.index("--parameters") + 1])
+listener = socket.create_server(("127.0.0.1", int(parameters["localPortNumber"][0])))
+time.sleep(60)
+"""
+
+
+class Client:
+    """EKS and EC2 with one cluster and its nodes."""
+
+    def __init__(self, instances: list[str]) -> None:
+        self.instances = instances
+        self.filters: list[dict[str, Any]] = []
+
+    def describe_cluster(self, *, name: str) -> dict[str, Any]:
+        return {"cluster": {"name": name, "arn": ARN, "endpoint": f"https://{HOST}"}}
+
+    def describe_instances(self, *, Filters: list[dict[str, Any]]) -> dict[str, Any]:  # noqa: N803
+        self.filters = Filters
+        return {"Reservations": [{"Instances": [{"InstanceId": name}]} for name in self.instances]}
+
+
+def connect_to(client: Client, monkeypatch: pytest.MonkeyPatch) -> AwsSession:
+    monkeypatch.setattr(AwsSession, "client", lambda self, service: client)  # noqa: ARG005
+    return AwsSession("us-west-2")
+
+
+def install_stand_in(recorder: Recorder, text: str = _STAND_IN) -> None:
+    """Puts an `aws` on PATH that listens on the port as Session Manager's plugin does, and forwards nothing."""
+    program = recorder.folder / "aws"
+    program.write_text(text.format(python=sys.executable))
+    program.chmod(0o755)
+
+
+def test_the_session_forwards_to_the_endpoint_through_a_running_system_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Client(["i-0b", "i-0a"])
+    route = tunnel.plan(connect_to(client, monkeypatch), write_fleet(tmp_path), 8443)
+    assert route == Tunnel(ARN, HOST, "i-0a", 8443)
+    assert {row["Name"]: row["Values"] for row in client.filters} == {
+        "tag:fleet": ["small"],
+        "tag:pool": ["system"],
+        "instance-state-name": ["running"],
+    }
+    command = tunnel.build_command(route, "us-west-2")
+    assert command[:5] == ("aws", "ssm", "start-session", "--target", "i-0a")
+    assert command[5:7] == ("--document-name", "AWS-StartPortForwardingSessionToRemoteHost")
+    assert json.loads(command[8]) == {"host": [HOST], "portNumber": ["443"], "localPortNumber": ["8443"]}
+
+
+def test_without_a_running_system_node_there_is_no_way_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Unavailable, match="no system node of the cluster small is running in us-west-2"):
+        tunnel.plan(connect_to(Client([]), monkeypatch), write_fleet(tmp_path), 8443)
+
+
+def test_while_it_is_open_kubectl_goes_through_the_tunnel_and_checks_the_endpoints_name(
+    recorder: Recorder, tmp_path: Path
+) -> None:
+    recorder.install("kubectl", "helm")
+    install_stand_in(recorder)
+    aws, fleet, data = AwsSession("us-west-2"), write_fleet(tmp_path), tmp_path / "data"
+    (port,) = _release(processes.claim_free_ports(1))
+    with tunnel.forward(Tunnel(ARN, HOST, "i-0a", port), aws, data):
+        assert tunnel.find_open(data) == Tunnel(ARN, HOST, "i-0a", port)
+        recorder.install("aws")
+        cluster.connect(aws, fleet, data)
+    assert recorder.calls[1:] == [
+        ["kubectl", "config", "set-cluster", ARN, f"--server=https://127.0.0.1:{port}", f"--tls-server-name={HOST}"],
+        ["kubectl", "get", "--raw", "/readyz", "--request-timeout=15s"],
+    ]
+    assert tunnel.find_open(data) is None
+    assert processes.is_free(port)
+
+
+def _release(ports: list[int]) -> list[int]:
+    for port in ports:
+        processes._claims.pop(port).close()
+    return ports
+
+
+def test_a_session_that_does_not_start_is_reported_with_its_reason(recorder: Recorder, tmp_path: Path) -> None:
+    install_stand_in(recorder, '#!{python}\nimport sys\nsys.exit("TargetNotConnected: i-0a is not connected")\n')
+    route = Tunnel(ARN, HOST, "i-0a", _release(processes.claim_free_ports(1))[0])
+    with (
+        pytest.raises(Unavailable, match="did not forward the port: TargetNotConnected: i-0a is not connected"),
+        tunnel.forward(route, AwsSession("us-west-2"), tmp_path / "data"),
+    ):
+        pass
+
+
+def test_a_taken_port_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        route = Tunnel(ARN, HOST, "i-0a", port)
+        with (
+            pytest.raises(Unavailable, match=f"port {port} of this machine is taken"),
+            tunnel.forward(route, AwsSession("us-west-2"), tmp_path / "data"),
+        ):
+            pass
+
+
+def test_the_command_line_shows_the_session_without_opening_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    connect_to(Client(["i-0a"]), monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    write_fleet(tmp_path)
+    assert main.run(["platform", "tunnel", "--plan", "--port", "9443"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert out.startswith("aws ssm start-session --target i-0a --document-name AWS-StartPortForwardingSession")
+    assert '"localPortNumber": ["9443"]' in out
+    assert not (tmp_path / ".blueprint").exists()
