@@ -15,13 +15,14 @@ import argparse
 import asyncio
 import bisect
 import contextlib
+import functools
 import json
 import signal
 import socket
 import sys
 import time
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -31,6 +32,8 @@ from llm_serving import processes
 Fault = Literal["hang", "http_500", "cut", "reset", "empty", "error_event", "slow"]
 """`hang` never answers, `cut` ends the stream half-way, `reset` drops the connection before the answer, `empty` sends
 no tokens, `error_event` sends an error inside the stream, `slow` takes ten times as long to the first token."""
+
+CACHE_BLOCK = 16
 
 CHAT_OVERHEAD = 7
 """Tokens of the chat template."""
@@ -88,6 +91,14 @@ class Behaviour:
     """Every how many streamed requests a fault occurs."""
     plain: bool = False
     """Refuse vLLM's own parameters and send no usage with each chunk, as other servers do."""
+    slots: int = 0
+    """Streamed requests answered at once, the others wait in turn: slots / (ttft_s + itl_s * (tokens - 1)) requests a
+    second are its capacity. 0 answers all at once."""
+    stall_s: float = 0.0
+    """How long the server sends nothing at the end of each `stall_interval_s`."""
+    stall_interval_s: float = 10.0
+    cache: bool = False
+    """Remember the beginnings of prompts, in blocks of CACHE_BLOCK words; the first token waits for the others."""
 
 
 @dataclass
@@ -98,12 +109,28 @@ class ServerRecord:
     itl_s: list[float] = field(default_factory=list)
     e2e_s: list[float] = field(default_factory=list)
     finished: Counter[str] = field(default_factory=Counter)
+    cached: set[int] = field(default_factory=set)
+    """Hashes of prompts' beginnings, of whole blocks each."""
+    cache_queries: int = 0
+    cache_hits: int = 0
+
+    def look_up(self, text: str, prompt_tokens: int) -> float:
+        """Return the share of a prompt's words that were in the cache, and put all of them there."""
+        words = text.split()
+        blocks = [hash(tuple(words[:end])) for end in range(CACHE_BLOCK, len(words) + 1, CACHE_BLOCK)]
+        share = sum(block in self.cached for block in blocks) * CACHE_BLOCK / max(1, len(words))
+        self.cached.update(blocks)
+        self.cache_queries += prompt_tokens
+        self.cache_hits += round(share * prompt_tokens)
+        return share
 
     def render_metrics(self) -> str:
         """Return Prometheus text with vLLM's names."""
         lines = []
         for reason in ("stop", "length", "abort"):
             lines.append(f'vllm:request_success_total{{finished_reason="{reason}"}} {self.finished[reason]}')
+        lines.append(f"vllm:prefix_cache_queries_total {self.cache_queries}")
+        lines.append(f"vllm:prefix_cache_hits_total {self.cache_hits}")
         for name, samples in zip(_BUCKETS, (self.ttft_s, self.itl_s, self.e2e_s), strict=True):
             counts = Counter(bisect.bisect_left(_BUCKETS[name], sample) for sample in samples)
             below = 0
@@ -124,11 +151,35 @@ def _join_text(content: str | list[dict[str, Any]]) -> str:
     return content if isinstance(content, str) else " ".join(str(part.get("text", "")) for part in content)
 
 
+class Slots:
+    """Streams that are answered at once; the others wait in turn."""
+
+    def __init__(self, count: int) -> None:
+        self._free = count or sys.maxsize
+        self._waiting: deque[Callable[[], None]] = deque()
+
+    def take(self, begin: Callable[[], None]) -> None:
+        """Call `begin` as soon as a slot is free."""
+        if self._free:
+            self._free -= 1
+            begin()
+        else:
+            self._waiting.append(begin)
+
+    def give_back(self) -> None:
+        """Free the slot of a stream that ended."""
+        if self._waiting:
+            self._waiting.popleft()()
+        else:
+            self._free += 1
+
+
 class ClientConnection(asyncio.Protocol):
     """One client's connection: sequential requests, each answered on a timer."""
 
-    def __init__(self, behaviour: Behaviour, record: ServerRecord, counter: Iterator[int]) -> None:
-        self._behaviour, self._record, self._counter = behaviour, record, counter
+    def __init__(self, behaviour: Behaviour, record: ServerRecord, counter: Iterator[int], slots: Slots) -> None:
+        self._behaviour, self._record, self._counter, self._slots = behaviour, record, counter, slots
+        self._holds_slot = False
         self._buffer = b""
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
@@ -143,6 +194,12 @@ class ClientConnection(asyncio.Protocol):
             self._timer.cancel()
         if self._streaming:
             self._record.finished["abort"] += 1
+        self._release_slot()
+
+    def _release_slot(self) -> None:
+        if self._holds_slot:
+            self._holds_slot = False
+            self._slots.give_back()
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
@@ -215,12 +272,26 @@ class ClientConnection(asyncio.Protocol):
         stream.usage = bool(body.get("stream_options", {}).get("include_usage"))
         stream.each_usage = bool(body.get("stream_options", {}).get("continuous_usage_stats"))
         first = behaviour.ttft_s * (10 if fault == "slow" else 1)
-        self._timer = self._loop.call_at(start + first, self._write_next, stream, start, start + first)
+        if behaviour.cache:
+            first *= 1 - self._record.look_up(text, prompt_tokens)
+        self._slots.take(functools.partial(self._begin, stream, start, first))
         return None
+
+    def _begin(self, stream: _Stream, start: float, first_s: float) -> None:
+        """Start to answer a request that came at `start` and has a slot now; the client may have left meanwhile."""
+        if self._transport.is_closing():
+            self._slots.give_back()
+            return
+        self._holds_slot = True
+        due = max(start, self._loop.time()) + first_s if self._behaviour.slots else start + first_s
+        self._timer = self._loop.call_at(due, self._write_next, stream, start, due)
 
     def _write_next(self, stream: _Stream, start: float, due: float) -> None:
         """Write the event that is due, and set the timer of the next one."""
         behaviour = self._behaviour
+        if resume := self._find_resume():
+            self._timer = self._loop.call_at(resume, self._write_next, stream, start, resume)
+            return None
         if stream.sent >= stream.count:
             return self._finish(stream, start)
         if stream.fault in ("cut", "error_event") and stream.sent * 2 >= stream.count:
@@ -247,11 +318,18 @@ class ClientConnection(asyncio.Protocol):
         self._timer = self._loop.call_at(due, self._write_next, stream, start, due)
         return None
 
+    def _find_resume(self) -> float | None:
+        """Return when a stall of the server that lasts now ends; None without one."""
+        behaviour, now = self._behaviour, self._loop.time()
+        remaining = behaviour.stall_interval_s - now % behaviour.stall_interval_s
+        return now + remaining if remaining < behaviour.stall_s else None
+
     def _finish(self, stream: _Stream, start: float) -> None:
         self._record.e2e_s.append(self._loop.time() - start)
         self._record.finished["length"] += 1
         self._streaming = False
         self._transport.write(_format_chunk(stream.build_closing()) + b"0\r\n\r\n")
+        self._release_slot()
 
 
 def _build_usage(prompt: int, completion: int) -> dict[str, int]:
@@ -297,15 +375,16 @@ class _Stream:
         content = {"delta": {"content": text}} if self.chat else {"text": text}
         choice = {"index": 0, **content, "finish_reason": reason}
         usage = {"usage": _build_usage(self.prompt_tokens, self.sent)} if self.each_usage else {}
-        return _format_event({"id": "known", "model": self.model, "choices": [choice], **usage})
+        kind = "chat.completion.chunk" if self.chat else "text_completion"
+        return _format_event({"id": "known", "object": kind, "model": self.model, "choices": [choice], **usage})
 
 
 async def serve(port: int, behaviour: Behaviour) -> None:
     """Serve on loopback until a signal."""
-    record, counter = ServerRecord(), iter(range(1, sys.maxsize))
+    record, counter, slots = ServerRecord(), iter(range(1, sys.maxsize)), Slots(behaviour.slots)
     loop = asyncio.get_running_loop()
     server = await loop.create_server(
-        lambda: ClientConnection(behaviour, record, counter), "127.0.0.1", port, backlog=4096
+        lambda: ClientConnection(behaviour, record, counter, slots), "127.0.0.1", port, backlog=4096
     )
     stopped = asyncio.Event()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
@@ -338,7 +417,10 @@ def build_command(port: int, behaviour: Behaviour) -> list[str]:
     """Return the server's command line."""
     arguments = [sys.executable, "-m", "scripts.benchmarks.known_server", "--port", str(port)]
     arguments += ["--ttft-ms", str(behaviour.ttft_s * 1000), "--itl-ms", str(behaviour.itl_s * 1000)]
-    arguments += ["--tokens-per-chunk", str(behaviour.tokens_per_chunk)]
+    arguments += ["--tokens-per-chunk", str(behaviour.tokens_per_chunk), "--slots", str(behaviour.slots)]
+    arguments += ["--stall-ms", str(behaviour.stall_s * 1000)]
+    arguments += ["--stall-interval-ms", str(behaviour.stall_interval_s * 1000)]
+    arguments += ["--cache"] if behaviour.cache else []
     arguments += ["--every", str(behaviour.fault_interval), "--faults", *behaviour.faults] if behaviour.faults else []
     return [*arguments, "--plain"] if behaviour.plain else arguments
 
@@ -349,12 +431,25 @@ def main() -> None:
     parser.add_argument("--ttft-ms", type=float, default=50.0, help="time to first token")
     parser.add_argument("--itl-ms", type=float, default=10.0, help="inter-token latency")
     parser.add_argument("--tokens-per-chunk", type=int, default=1, help="tokens in one event")
+    parser.add_argument("--slots", type=int, default=0, help="requests answered at once; 0 for all")
     parser.add_argument("--faults", nargs="*", default=[], choices=get_args(Fault), help="injected faults, in turn")
     parser.add_argument("--every", type=int, default=1, help="with each how many-th request")
+    parser.add_argument("--stall-ms", type=float, default=0.0, help="send nothing for this long")
+    parser.add_argument("--stall-interval-ms", type=float, default=10_000.0, help="at the end of each such interval")
+    parser.add_argument("--cache", action="store_true", help="remember the beginnings of prompts")
     parser.add_argument("--plain", action="store_true", help="refuse what only vLLM knows")
     args = parser.parse_args()
     behaviour = Behaviour(
-        args.ttft_ms / 1000, args.itl_ms / 1000, args.tokens_per_chunk, tuple(args.faults), args.every, args.plain
+        ttft_s=args.ttft_ms / 1000,
+        itl_s=args.itl_ms / 1000,
+        tokens_per_chunk=args.tokens_per_chunk,
+        faults=tuple(args.faults),
+        fault_interval=args.every,
+        plain=args.plain,
+        slots=args.slots,
+        stall_s=args.stall_ms / 1000,
+        stall_interval_s=args.stall_interval_ms / 1000,
+        cache=args.cache,
     )
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(serve(args.port, behaviour))

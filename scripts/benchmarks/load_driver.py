@@ -38,7 +38,7 @@ from rich.table import Table
 from llm_serving import console
 from llm_serving.hub import make_tiny
 from llm_serving.settings.errors import Unavailable
-from llm_serving.validation import driver_result, run, statistics
+from llm_serving.validation import driver_result, run, sample_statistics
 from llm_serving.validation.answer import Sample
 from llm_serving.validation.driver_result import DriverResult
 from llm_serving.validation.load_plan import LoadPlan
@@ -104,7 +104,7 @@ def measure(tool: Tool, load: LoadSpec, folder: Path) -> Measurement:
     if report.answered < load.requests * MIN_ANSWERED_SHARE:
         raise Unavailable(f"only {report.answered} of {load.requests} requests were answered")
     # Earlier requests are the tool's own probes and warm-up.
-    truth = statistics.summarize_latency([value * 1000 for value in server_facts["ttft_s"][-report.answered :]])
+    truth = sample_statistics.summarize_latency([value * 1000 for value in server_facts["ttft_s"][-report.answered :]])
     seconds = report.answered / report.per_s
     server_share = (server_facts["cpu_s"] - before) / seconds
     return Measurement(report, cpu_s, truth.p50 or 0.0, truth.p99 or 0.0, server_share)
@@ -140,11 +140,11 @@ def run_blueprint(url: str, load: LoadSpec, folder: Path) -> ToolReport:
     )  # fmt: skip
     driver_plan = LoadPlan(url=url, models=("tiny",), traffic=traffic, folder=str(folder))
     (folder / driver_result.PLAN_FILE).write_text(driver_plan.model_dump_json(), encoding="utf-8")
-    command = run.build_command(driver_plan, Path(run.__file__).with_name("locustfile.py"))
-    console.run(_pin_to_core(command), log=folder / "locust.log", timeout_s=LIMIT_S)
-    result = DriverResult.model_validate_json((folder / driver_result.RESULT_FILE).read_text())
+    command = run.build_commands(driver_plan, Path(run.__file__).with_name("locustfile.py"))[0]
+    console.run(_pin_to_core(command.arguments), log=command.log, timeout_s=LIMIT_S)
+    result = driver_result.read_result(folder, 0) or DriverResult()
     samples = [Sample.from_json(line) for line in (folder / driver_result.SAMPLES_FILE).read_text().splitlines()]
-    ttft = statistics.summarize_latency(
+    ttft = sample_statistics.summarize_latency(
         [sample.ttft_ms for sample in samples if sample.error is None and sample.ttft_ms]
     )
     return ToolReport(ttft.count, ttft.count / result.duration_s, ttft.p50 or 0.0, ttft.p99 or 0.0)

@@ -45,8 +45,8 @@ from llm_serving import console
 from llm_serving.catalog import instances, models
 from llm_serving.engines import vllm
 from llm_serving.settings.errors import BlueprintError
-from llm_serving.validation import statistics
-from llm_serving.validation.statistics import Latency
+from llm_serving.validation import sample_statistics
+from llm_serving.validation.sample_statistics import Latency
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCK = ROOT / "requirements" / "replay.txt"
@@ -179,8 +179,8 @@ def _summarize_replay(entry: Mapping[str, Any]) -> RouterResult:
     start = int(len(entry["ttft_ms"]) * WARM_UP)
     reused = sum(entry["reused_tokens"][start:]) / sum(entry["input_tokens"][start:])
     return RouterResult(
-        statistics.summarize_latency(entry["ttft_ms"][start:]),
-        statistics.summarize_latency(entry["e2e_ms"][start:]),
+        sample_statistics.summarize_latency(entry["ttft_ms"][start:]),
+        sample_statistics.summarize_latency(entry["e2e_ms"][start:]),
         reused,
     )
 

@@ -1,36 +1,55 @@
-"""Weights streamed from S3 into the engine, compared with weights downloaded first and then loaded.
+"""Weights streamed from S3 into the engine, compared with a download before the start, and with the S3 server's limit.
 
     python -m scripts.benchmarks.weights [--model mid] [--runs 3]
 
-Both sides start the engine of the aggregated blueprint, one replica, from the same bucket on the same S3 server:
+The engine is that of the aggregated blueprint, one replica. All sides read from the same bucket of the same S3 server:
 versitygw on loopback, since the embedded AWS serves only 10 MB/s. It is taken from PATH, or built once with Go into the
 user's cache directory.
 
 Method, on this process's clock unless noted:
 
-- S3 to memory: streamed, from the streamer's line in the engine's log; downloaded, the time of a download by boto3 with
-  the streamer's concurrency, plus the engine's line "Loading weights took".
+- plain requests: two connections ask for 8 MB at a time and keep nothing. What the server can deliver here.
+- streamer alone: the weight streamer with the engine's own settings, in a process that does nothing else.
+- S3 to memory: streamed by the engine, from the streamer's line in the engine's log; downloaded, the time of a download
+  by boto3 with its own settings, plus the engine's line "Loading weights took".
+- CPU: seconds of the server and of who reads, together.
 - to the first answer: from the start of the download or of the engine to the first completion.
 - on disk: size of the downloaded copy; streamed weights are never stored.
 
+On two cores of a machine that was busy with other work (2026-11-23, medians of 3): 984 MB/s by plain requests, 356 MB/s
+by the streamer, and 0.95 and 1.50 CPU-seconds a GB. Of the difference, most is the kernel's, which clears the memory
+that weights are written to (perf); plain requests use theirs again. So with two cores the streamer can reach 63% of the
+server's rate. Left at its own 8 clients, it needs about twice the CPU time.
+
 The server reads from the page cache, and downloaded files are loaded from it too: a fast disk for both sides. The sides
-run in turn, so that changes of the machine's speed affect both.
+run in turn, so that changes of the machine's speed affect all.
 """
 
 from __future__ import annotations
 
 import argparse
+import http.client
+import itertools
+import json
+import os
 import re
 import shutil
 import statistics
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
+import psutil
+from botocore.auth import S3SigV4QueryAuth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
 from rich.table import Table
 
 from llm_serving import console, go_programs, processes
@@ -46,26 +65,30 @@ from llm_serving.workloads.environment import Process
 from llm_serving.workloads.serving.deployment import Deployment
 
 ROOT = Path(__file__).resolve().parents[2]
-CONCURRENCY = 16
-"""The streamer's default concurrency (RUNAI_STREAMER_CONCURRENCY)."""
+STREAMER = Path(__file__).with_name("stream_weights.py")
+
+CONNECTIONS, PART_BYTES = 2, 8 * 2**20
+"""Of plain requests. More connections were no faster on two cores; the streamer asks for as much at a time."""
 
 LIMIT_S = 900.0
 
 
-class StartTimes(NamedTuple):
-    """Seconds of one start."""
+class Times(NamedTuple):
+    """One run of a side; None for what it does not do."""
 
     to_memory_s: float
-    to_answer_s: float
-    disk_bytes: int
+    cpu_s: float | None = None
+    to_answer_s: float | None = None
+    disk_bytes: int | None = None
 
 
 @dataclass(frozen=True)
 class Bench:
-    """Deployment and directory of both sides."""
+    """Deployment, directory and S3 server of all sides."""
 
     deployment: Deployment
     work: Path
+    server: psutil.Process
 
     @property
     def worker(self) -> Process:
@@ -75,8 +98,84 @@ class Bench:
     def log(self) -> Path:
         return self.work / "engine.log"
 
+    @property
+    def location(self) -> tuple[str, str]:
+        """Bucket and prefix of the weights."""
+        bucket, _, prefix = self.deployment.served_models[0].weights.uri.removeprefix("s3://").partition("/")
+        return bucket, prefix
 
-def measure_streamed(bench: Bench) -> StartTimes:
+    def read_server_cpu(self) -> float:
+        """CPU time of the S3 server so far, in seconds."""
+        times = self.server.cpu_times()
+        return times.user + times.system
+
+    def list_files(self) -> dict[str, int]:
+        """Bytes of each file of weights, by key."""
+        bucket, prefix = self.location
+        entries = self.create_client().list_objects_v2(Bucket=bucket, Prefix=prefix)["Contents"]
+        return {entry["Key"]: entry["Size"] for entry in entries if entry["Key"].endswith(".safetensors")}
+
+    def presign(self, key: str) -> str:
+        """URL by which an object is read without a signature of its own."""
+        environment, (bucket, _) = self.deployment.environment, self.location
+        request = AWSRequest("GET", f"{environment.s3_endpoint}/{bucket}/{key}")
+        credentials = Credentials(emulator.DUMMY_KEY, emulator.DUMMY_KEY)
+        S3SigV4QueryAuth(credentials, "s3", environment.region).add_auth(request)
+        return str(request.url)
+
+    def create_client(self) -> Any:
+        environment = self.deployment.environment
+        return emulator.create_client("s3", environment.s3_endpoint or "", environment.region)
+
+
+def measure_requests(bench: Bench) -> Times:
+    """Measure plain requests whose bytes are thrown away."""
+    parts = [
+        (bench.presign(key), start, min(start + PART_BYTES, size))
+        for key, size in bench.list_files().items()
+        for start in range(0, size, PART_BYTES)
+    ]
+    start, cpu_start = time.monotonic(), time.process_time() + bench.read_server_cpu()
+    with ThreadPoolExecutor(CONNECTIONS) as pool:
+        list(pool.map(_request_parts, [parts[number::CONNECTIONS] for number in range(CONNECTIONS)]))
+    return Times(time.monotonic() - start, time.process_time() + bench.read_server_cpu() - cpu_start)
+
+
+def _request_parts(parts: list[tuple[str, int, int]]) -> None:
+    """Request parts of objects, each by URL, first byte and the byte after its last, over one connection."""
+    buffer = memoryview(bytearray(2**20))
+    connection = http.client.HTTPConnection(urlsplit(parts[0][0]).netloc, timeout=LIMIT_S)
+    for url, start, end in parts:
+        address = urlsplit(url)
+        connection.request("GET", f"{address.path}?{address.query}", headers={"Range": f"bytes={start}-{end - 1}"})
+        response, read_bytes = connection.getresponse(), 0
+        while chunk := response.readinto(buffer):
+            read_bytes += chunk
+        if read_bytes != end - start:
+            raise CheckFailed(f"the S3 server answered {response.status} to a plain request")
+    connection.close()
+
+
+def measure_streamer(bench: Bench) -> Times:
+    """Measure the streamer without an engine."""
+    bucket, _ = bench.location
+    uris = [f"s3://{bucket}/{key}" for key in bench.list_files()]
+    cpu_start = bench.read_server_cpu()
+    result = subprocess.run(
+        [str(engine_env.find_executables() / "python"), str(STREAMER), *uris],
+        env={**os.environ, **bench.worker.env},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    if result.returncode:
+        raise CheckFailed(f"the streamer exited with {result.returncode}:\n{result.stderr[-2000:]}")
+    answer = json.loads(result.stdout.splitlines()[-1])
+    return Times(answer["seconds"], answer["cpu_s"] + bench.read_server_cpu() - cpu_start)
+
+
+def measure_streamed(bench: Bench) -> Times:
     """Measure an engine that streams from S3, as in a deployment."""
     start = time.monotonic()
     _run_until_answer(bench, bench.worker.command)
@@ -84,14 +183,14 @@ def measure_streamed(bench: Bench) -> StartTimes:
     loading = weight_loading.read(bench.deployment.served_models[0].weights, [bench.log])
     if loading.seconds is None:
         raise CheckFailed(f"the engine's log {bench.log} has no time of streaming")
-    return StartTimes(loading.seconds, answered_at - start, 0)
+    return Times(loading.seconds, to_answer_s=answered_at - start)
 
 
-def measure_downloaded(bench: Bench) -> StartTimes:
+def measure_downloaded(bench: Bench) -> Times:
     """Measure a download, and an engine that loads the files."""
     folder = bench.work / "download"
     start = time.monotonic()
-    _download(bench.deployment, folder)
+    _download(bench, folder)
     fetched_at = time.monotonic()
     uri, loader = bench.deployment.served_models[0].weights.uri, bench.deployment.served_models[0].weights.loader
     replacements = {uri: str(folder), loader: "safetensors"}
@@ -102,19 +201,14 @@ def measure_downloaded(bench: Bench) -> StartTimes:
         raise CheckFailed(f"the engine's log {bench.log} has no time of loading")
     size = sum(path.stat().st_size for path in folder.iterdir())
     shutil.rmtree(folder)
-    return StartTimes(fetched_at - start + float(matches[-1]), answered_at - start, size)
+    return Times(fetched_at - start + float(matches[-1]), None, answered_at - start, size)
 
 
-def _download(deployment: Deployment, folder: Path) -> None:
-    import boto3.s3.transfer
-
+def _download(bench: Bench, folder: Path) -> None:
     folder.mkdir()
-    environment = deployment.environment
-    bucket, _, prefix = deployment.served_models[0].weights.uri.removeprefix("s3://").partition("/")
-    client = emulator.create_client("s3", environment.s3_endpoint or "", environment.region)
-    transfer_config = boto3.s3.transfer.TransferConfig(max_concurrency=CONCURRENCY)
+    client, (bucket, prefix) = bench.create_client(), bench.location
     for entry in client.list_objects_v2(Bucket=bucket, Prefix=prefix)["Contents"]:
-        client.download_file(bucket, entry["Key"], str(folder / Path(entry["Key"]).name), Config=transfer_config)
+        client.download_file(bucket, entry["Key"], str(folder / Path(entry["Key"]).name))
 
 
 def _run_until_answer(bench: Bench, command: tuple[str, ...]) -> None:
@@ -134,7 +228,7 @@ def _run_until_answer(bench: Bench, command: tuple[str, ...]) -> None:
 
 
 @contextmanager
-def _start_s3(port: int, region: str, work: Path) -> Iterator[None]:
+def _start_s3(port: int, region: str, work: Path) -> Iterator[psutil.Process]:
     """Run the S3 server, with the keys of the embedded AWS's clients."""
     store = work / "s3"
     store.mkdir()
@@ -146,7 +240,7 @@ def _start_s3(port: int, region: str, work: Path) -> Iterator[None]:
         child = processes.spawn(command, environment=keys, output=sink)
     try:
         processes.wait_until(lambda: not processes.is_free(port), "the S3 server", 60)
-        yield
+        yield psutil.Process(child.pid)
     finally:
         processes.stop(child)
 
@@ -163,11 +257,10 @@ def _prepare_bench(model: str) -> Iterator[Bench]:
         blueprint.write_text(text.replace("replicas: 2", "replicas: 1"))
         plan = planning.plan(folder, ROOT / "fleet.yaml", root=work, target="local")
         plan.directory.create()
-        bench = Bench(plan.deployment, work)
         environment = plan.deployment.environment
-        with _start_s3(environment.ports["aws"], environment.region, work):
+        with _start_s3(environment.ports["aws"], environment.region, work) as server:
             _upload_model(plan.deployment, plan.directory)
-            yield bench
+            yield Bench(plan.deployment, work, server)
 
 
 def _upload_model(deployment: Deployment, directory: DeploymentDir) -> None:
@@ -184,24 +277,53 @@ def _upload_model(deployment: Deployment, directory: DeploymentDir) -> None:
         engine_env.copy_model_infos([directory.get_cache_path(process.name) for process in deployment.engine_processes])
 
 
-SIDES = {"streamed": measure_streamed, "downloaded, then loaded": measure_downloaded}
+SIDES = {
+    "plain requests": measure_requests,
+    "streamer alone": measure_streamer,
+    "streamed": measure_streamed,
+    "downloaded, then loaded": measure_downloaded,
+}
 
 
-def build_table(starts: Mapping[str, list[StartTimes]]) -> Table:
-    """Build a table of the medians of each side and their ratio."""
-    table = Table("median of the runs", "S3 to memory", "to the first answer", "on disk")
-    medians = {
-        side: StartTimes(*(statistics.median(values) for values in zip(*runs, strict=True)))
-        for side, runs in starts.items()
-    }
-    for side, median in medians.items():
+def build_table(runs: Mapping[str, list[Times]], weight_bytes: int) -> Table:
+    """Build a table of each side's medians."""
+    table = Table(
+        f"median, {format_bytes(weight_bytes)}", "S3 to memory", "rate", "CPU", "to the first answer", "on disk"
+    )
+    for side, times in runs.items():
+        median = compute_median(times)
         table.add_row(
-            side, f"{median.to_memory_s:.2f} s", f"{median.to_answer_s:.1f} s", format_bytes(int(median.disk_bytes))
+            side,
+            f"{median.to_memory_s:.2f} s",
+            f"{format_bytes(round(weight_bytes / median.to_memory_s))}/s",
+            f"{median.cpu_s:.2f} s" if median.cpu_s is not None else "",
+            f"{median.to_answer_s:.1f} s" if median.to_answer_s is not None else "",
+            format_bytes(median.disk_bytes) if median.disk_bytes is not None else "",
         )
-    first, last = medians.values()
-    ratios = (f"{last.to_memory_s / first.to_memory_s:.2f}", f"{last.to_answer_s / first.to_answer_s:.2f}")
-    table.add_row("downloaded : streamed", *ratios, "")
     return table
+
+
+def compute_median(times: list[Times]) -> Times:
+    """The median of each number, None where no run has it."""
+    columns = [[value for value in column if value is not None] for column in zip(*times, strict=True)]
+    medians = [statistics.median(column) if column else None for column in columns]
+    return Times(medians[0] or 0.0, medians[1], medians[2], round(medians[3]) if medians[3] is not None else None)
+
+
+def describe_limit(runs: Mapping[str, list[Times]], weight_bytes: int) -> str:
+    """The streamer's share of the server's rate, as measured and as CPU time alone would let it be.
+
+    Server and reader share the cores, so where these are the limit, rates are as the reciprocals of CPU time. The
+    measured share needs a quiet machine; CPU time hardly depends on other work.
+    """
+    plain, streamer = compute_median(runs["plain requests"]), compute_median(runs["streamer alone"])
+    assert plain.cpu_s and streamer.cpu_s, "both are measured"
+    costs = [f"{times.cpu_s / weight_bytes * 1e9:.2f}" for times in (streamer, plain) if times.cpu_s]
+    return (
+        f"The streamer reaches {plain.to_memory_s / streamer.to_memory_s:.0%} of the rate of plain requests. A GB "
+        f"takes {costs[0]} CPU-seconds, and {costs[1]} by plain requests, with the server: where the cores are the "
+        f"limit, {plain.cpu_s / streamer.cpu_s:.0%} is the most."
+    )
 
 
 def main() -> int:
@@ -210,20 +332,19 @@ def main() -> int:
     parser.add_argument("--model", choices=make_tiny.SIZES, default="mid")
     parser.add_argument("--runs", type=int, default=3)
     args = parser.parse_args()
-    starts: dict[str, list[StartTimes]] = {side: [] for side in SIDES}
+    runs: dict[str, list[Times]] = {side: [] for side in SIDES}
     try:
         engine_env.ensure()
         with processes.handle_interrupts(), _prepare_bench(args.model) as bench:
-            for number in range(args.runs):
-                for side, measure in SIDES.items():
-                    with console.step(f"Run {number + 1} of {args.runs}, {side}") as step:
-                        starts[side].append(times := measure(bench))
-                        step.note = (
-                            f"{times.to_memory_s:.2f} s to memory, {times.to_answer_s:.1f} s to the first answer"
-                        )
+            weight_bytes = sum(bench.list_files().values())
+            for number, (side, measure) in itertools.product(range(args.runs), SIDES.items()):
+                with console.step(f"Run {number + 1} of {args.runs}, {side}") as step:
+                    runs[side].append(times := measure(bench))
+                    step.note = f"{times.to_memory_s:.2f} s to memory"
     except BlueprintError as error:
         return console.print_error(error)
-    console.out.print(build_table(starts))
+    console.out.print(build_table(runs, weight_bytes))
+    console.out.print(describe_limit(runs, weight_bytes))
     return 0
 
 

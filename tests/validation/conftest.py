@@ -1,17 +1,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 import pytest
 
 from llm_serving.settings.units import Bounds
 from llm_serving.targets.local.conventions import CONVENTIONS
+from llm_serving.validation import run
+from llm_serving.validation.answer import Sample
+from llm_serving.validation.report import Report
 from llm_serving.workloads.environment import Environment, Process
 from llm_serving.workloads.serving.blueprint import Disruption
 from llm_serving.workloads.serving.deployment import Deployment, Role, ServedModel, Weights
 from llm_serving.workloads.serving.traffic import Slo, Traffic
+from scripts.benchmarks import known_server
+from scripts.benchmarks.known_server import Behaviour
 
 DeploymentFactory = Callable[..., Deployment]
 
@@ -19,10 +25,10 @@ DeploymentFactory = Callable[..., Deployment]
 @pytest.fixture(scope="session")
 def make_deployment() -> DeploymentFactory:
     """Makes the deployment whose one worker, router and address are the server at a URL."""
-    return _build_deployment
+    return build_deployment
 
 
-def _build_deployment(
+def build_deployment(
     url: str, traffic: dict[str, Any], slo: dict[str, Any] | None = None, *, random: bool = True
 ) -> Deployment:
     port = urlsplit(url).port or 0
@@ -42,6 +48,7 @@ def _build_deployment(
         ),
         url=url,
         disruption=Disruption(),
+        request_timeout_s=1800,
         traffic=Traffic.model_validate(traffic),
         slo=Slo.model_validate(slo or {}),
         environment=Environment(target="local", conventions=CONVENTIONS, region="us-west-2", bucket="models"),
@@ -58,6 +65,38 @@ def _build_role(kind: Literal["engine", "router"], name: str, port: int, serves:
         pool="general",
         replicas=Bounds(1, 1),
         kv_block=128 if kind == "engine" else 0,
+        metrics={"requests": "vllm_router_(pd_)?requests_total"} if kind == "router" else {},
         processes=(process,),
         instances=(process,),
     )
+
+
+class FinishedRun(NamedTuple):
+    """A validation that ended."""
+
+    report: Report
+    folder: Path
+
+    @property
+    def samples(self) -> list[Sample]:
+        return [Sample.from_json(line) for line in (self.folder / "requests.jsonl").read_text().splitlines()]
+
+
+ServerValidator = Callable[..., FinishedRun]
+
+
+@pytest.fixture(scope="module")
+def validate_server(
+    make_deployment: Callable[..., Deployment], tmp_path_factory: pytest.TempPathFactory
+) -> ServerValidator:
+    """Validates a server of a given behaviour."""
+
+    def _play(
+        behaviour: Behaviour, traffic: dict[str, Any], slo: dict[str, Any] | None = None, **options: Any
+    ) -> FinishedRun:
+        root = tmp_path_factory.mktemp("validation")
+        with known_server.run_server(behaviour) as url:
+            deployment = make_deployment(url, traffic, slo)
+            return FinishedRun(*run.validate(deployment, logs=root / "logs", runs=root / "runs", **options))
+
+    return _play

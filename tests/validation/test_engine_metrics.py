@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from llm_serving.catalog import engines
 from llm_serving.catalog.engines import FinishReasons
-from llm_serving.validation import engine_metrics, statistics
+from llm_serving.validation import engine_metrics, sample_statistics
 from llm_serving.validation.engine_metrics import EngineMetrics, Replica
-from llm_serving.validation.statistics import Metric
+from llm_serving.validation.sample_statistics import Metric
 from scripts.benchmarks.known_server import ServerRecord
 
 VLLM = engines.load_engines()["vllm"]
@@ -24,11 +24,11 @@ def _build_page(ttfts: list[float], *, itls: list[float] | None = None, aborted:
     return _parse(known_metrics.render_metrics())
 
 
-def _build_metrics(**ms: list[float]) -> dict[Metric, statistics.Latency]:
+def _build_metrics(**ms: list[float]) -> dict[Metric, sample_statistics.Latency]:
     return {
-        "ttft_ms": statistics.summarize_latency(ms.get("ttft_ms", [])),
-        "itl_ms": statistics.summarize_latency(ms.get("itl_ms", [])),
-        "e2e_ms": statistics.summarize_latency(ms.get("e2e_ms", [])),
+        "ttft_ms": sample_statistics.summarize_latency(ms.get("ttft_ms", [])),
+        "itl_ms": sample_statistics.summarize_latency(ms.get("itl_ms", [])),
+        "e2e_ms": sample_statistics.summarize_latency(ms.get("e2e_ms", [])),
     }
 
 
@@ -76,7 +76,7 @@ def test_labels_of_several_engines_in_a_page_are_added_up() -> None:
     )
     parsed = _parse("# HELP x\n" + text)
     assert sum(parsed.finished.values()) == 5
-    assert parsed.histograms["ttft_ms"].compute_mean_ms() == 60
+    assert parsed.histograms["ttft"].compute_mean_ms() == 60
 
 
 def test_client_and_engine_agree_within_a_tenth() -> None:
@@ -141,5 +141,37 @@ def test_another_engine_s_names_are_read_from_its_row() -> None:
     text = 'done_total{why="gone"} 1\ndone_total{why="ok"} 3\nfirst_seconds_sum 2\nfirst_seconds_count 4\n'
     parsed = engine_metrics.parse(text + "vllm:time_to_first_token_seconds_count 9\n", other)
     assert parsed.finished == {"gone": 1, "ok": 3}
-    assert parsed.histograms["ttft_ms"].compute_mean_ms() == 500
-    assert parsed.histograms["itl_ms"].count == 0
+    assert parsed.histograms["ttft"].compute_mean_ms() == 500
+    assert parsed.histograms["itl"].count == 0
+
+
+def _build_transfer_page(count: int, seconds: float, size: int, failed: int, **latencies: float) -> EngineMetrics:
+    """A page with as many transfers, and as many requests with these latencies in seconds."""
+    totals = {"vllm:nixl_xfer_time_seconds": seconds, "vllm:nixl_bytes_transferred": size}
+    names = {"ttft": "vllm:time_to_first_token_seconds", "e2e": "vllm:e2e_request_latency_seconds"}
+    totals |= {names[name]: value for name, value in latencies.items()}
+    lines = [f'vllm:nixl_num_failed_transfers_total{{engine="0"}} {failed}']
+    for name, value in totals.items():
+        lines += [f'{name}_count{{engine="0"}} {count}', f'{name}_sum{{engine="0"}} {value * count}']
+    return _parse("\n".join(lines) + "\n")
+
+
+def test_the_hand_over_is_what_the_engines_counted_during_the_load() -> None:
+    before = {
+        "prefill-0": _build_transfer_page(0, 0, 0, 0),
+        "decode-0": _build_transfer_page(10, 9.0, 1_000_000, 1, ttft=9.0, e2e=9.0),
+    }
+    after = {
+        "prefill-0": _build_transfer_page(20, 0, 0, 0, ttft=0.05, e2e=0.06),
+        "decode-0": _build_transfer_page(30, 3.02, 1_000_000, 3, ttft=3.04, e2e=4.0),
+    }
+    after["prefill-0"].histograms["transfer-time"].count = 0
+    transfers = engine_metrics.summarize_transfers(200.0, before, after, ["prefill-0"])
+    assert (transfers.count, transfers.failed, transfers.bytes) == (20, 2, 20_000_000)
+    assert (transfers.mean_ms, transfers.share_of_ttft) == (30.0, 0.15)
+    assert (transfers.prefill_ms, transfers.decode_ms, transfers.router_ms) == (60.0, 60.0, 80.0)
+
+
+def test_without_transfers_or_pages_the_hand_over_has_no_times() -> None:
+    none = engine_metrics.summarize_transfers(None, {}, {"decode-0": _parse("")}, ["prefill-0"])
+    assert (none.count, none.mean_ms, none.share_of_ttft, none.router_ms) == (0, None, None, None)

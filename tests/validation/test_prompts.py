@@ -1,11 +1,8 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from llm_serving.settings.errors import InputError
-from llm_serving.validation import prompts
+from llm_serving.validation import prompts, trace
 from llm_serving.validation.load_plan import RequestLength
 from scripts.benchmarks import known_server
 
@@ -35,23 +32,27 @@ def test_a_word_whose_cost_depends_on_its_neighbours_is_not_used() -> None:
 
 @pytest.mark.parametrize("tokens", [9, 16, 17, 64, 255, 4000])
 def test_a_prompt_has_exactly_the_requested_tokens(maker: prompts.PromptGenerator, tokens: int) -> None:
-    texts = [maker.generate(RequestLength(tokens, tokens // 2, group=0, output_tokens=1)) for _ in range(20)]
+    texts = [
+        maker.generate(RequestLength(tokens, tokens // 2, group=0, output_tokens=1), number) for number in range(20)
+    ]
     assert {_count_tokens(text) for text in texts} == {tokens}
 
 
 def test_a_prompt_is_exact_where_words_cost_several_tokens_each() -> None:
     costs = prompts.TokenCosts(3, {"the": 1, "of": 2, "and": 3})
-    text = prompts.PromptGenerator(costs, "seed").generate(RequestLength(50, 10, 0, 1))
+    text = prompts.PromptGenerator(costs, "seed").generate(RequestLength(50, 10, 0, 1), 0)
     assert costs.base + sum(costs.words[word] for word in text.split()[1:]) == 50
 
 
 def test_a_prompt_shorter_than_the_template_is_the_shortest_possible(maker: prompts.PromptGenerator) -> None:
-    assert maker.generate(RequestLength(1, 0, 0, 1)) == prompts.FIRST_WORD
+    assert maker.generate(RequestLength(1, 0, 0, 1), 0) == prompts.FIRST_WORD
 
 
 def test_prompts_of_a_group_begin_alike_and_end_differently(maker: prompts.PromptGenerator) -> None:
-    first, second = (maker.generate(RequestLength(200, 100, group=1, output_tokens=1)).split() for _ in range(2))
-    other = maker.generate(RequestLength(200, 100, group=2, output_tokens=1)).split()
+    first, second = (
+        maker.generate(RequestLength(200, 100, group=1, output_tokens=1), number).split() for number in (0, 1)
+    )
+    other = maker.generate(RequestLength(200, 100, group=2, output_tokens=1), 2).split()
     shared = 100 - known_server.CHAT_OVERHEAD
     assert first[:shared] == second[:shared]
     assert first[shared : shared + 20] != second[shared : shared + 20]
@@ -59,61 +60,44 @@ def test_prompts_of_a_group_begin_alike_and_end_differently(maker: prompts.Promp
 
 
 def test_without_a_shared_prefix_prompts_differ_from_the_start(maker: prompts.PromptGenerator) -> None:
-    first, second = (maker.generate(RequestLength(64, 0, group=0, output_tokens=1)).split() for _ in range(2))
+    first, second = (
+        maker.generate(RequestLength(64, 0, group=0, output_tokens=1), number).split() for number in (0, 1)
+    )
     assert first[1:12] != second[1:12]
 
 
 def test_the_same_seed_makes_the_same_prompts() -> None:
     costs = prompts.measure_costs(_count_tokens)
-    lengths = [RequestLength(40, 10, group % 2, 1) for group in range(6)]
-    first, second = ([prompts.PromptGenerator(costs, "a").generate(length) for length in lengths] for _ in range(2))
-    assert first == second
-    assert first != [prompts.PromptGenerator(costs, "b").generate(length) for length in lengths]
+
+    def generate(seed: str) -> list[str]:
+        generator = prompts.PromptGenerator(costs, seed)
+        return [generator.generate(RequestLength(40, 10, number % 2, 1), number) for number in range(6)]
+
+    assert generate("a") == generate("a")
+    assert generate("a") != generate("b")
 
 
-def test_rows_are_read_with_their_expected_answers(tmp_path: Path) -> None:
-    file = tmp_path / "data.jsonl"
-    file.write_text('{"prompt": "2 + 2 =", "expected": "4"}\n\n{"messages": [{"role": "user", "content": "Hi"}]}\n')
-    rows = prompts.read_rows(file, "chat")
-    assert rows[0].messages == ({"role": "user", "content": "2 + 2 ="},)
-    assert rows[0].expected == "4"
-    assert rows[1].messages[0]["content"] == "Hi"
-    assert rows[1].expected is None
+def test_prompts_of_a_trace_share_the_text_of_the_blocks_that_they_share(maker: prompts.PromptGenerator) -> None:
+    def generate(tokens: int, *blocks: int) -> list[str]:
+        prompt = maker.generate(RequestLength(tokens, 0, 0, 1, blocks), 0)
+        assert _count_tokens(prompt) == tokens
+        return prompt.split()
+
+    first, second, other = generate(1100, 1, 2, 3), generate(1300, 1, 2, 4), generate(1100, 5, 2, 3)
+    block = trace.BLOCK_TOKENS - known_server.CHAT_OVERHEAD  # words: long ones are two tokens
+    assert first[:block] == second[:block]
+    assert first[1:20] != other[1:20]
+    cut = generate(300, 1)
+    assert first[: len(cut) - 1] == cut[:-1]
 
 
-def test_all_invalid_lines_are_reported_together(tmp_path: Path) -> None:
-    file = tmp_path / "data.jsonl"
-    file.write_text(
-        '{"prompt": "ok"}\n{"prompt"\n[]\n{"prompt": "a", "messages": []}\n{"prompt": "a", "expected": 4}\n'
-    )
-    with pytest.raises(InputError) as error:
-        prompts.read_rows(file, "chat")
-    lines = str(error.value).splitlines()
-    assert [line.split(": ")[0] for line in lines] == [f"{file}:2:10", f"{file}:3:1", f"{file}:4:1", f"{file}:5:1"]
-    assert "it is not JSON" in lines[0]
-    assert "it is not a JSON object" in lines[1]
-    assert "exactly one of `prompt` and `messages`" in lines[2]
-    assert "expected: now" in lines[3]
+def test_the_tokens_of_recorded_answers_are_measured_by_one_request() -> None:
+    asked: list[str] = []
 
+    def count(text: str) -> int:
+        asked.append(text)
+        return 7 + len(text) // 4
 
-@pytest.mark.parametrize(
-    ("text", "api", "message"),
-    [
-        ("", "chat", "it has no prompts"),
-        ('{"messages": [{"role": "user", "content": "Hi"}]}', "completions", "takes a prompt"),
-        ('{"messages": "Hi"}', "chat", "not a list of chat messages"),
-        ('{"prompt": ""}', "chat", "is empty or not a string"),
-    ],
-)
-def test_unsendable_prompts_are_refused(tmp_path: Path, text: str, api: str, message: str) -> None:
-    file = tmp_path / "data.jsonl"
-    file.write_text(text)
-    with pytest.raises(InputError, match=message):
-        prompts.read_rows(file, api)
-
-
-def test_a_binary_file_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "data.jsonl"
-    file.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InputError, match="not UTF-8 text"):
-        prompts.read_rows(file, "chat")
+    rate = prompts.measure_tokens_per_character(count, ["word " * 100, "more " * 5000])
+    assert rate == pytest.approx(0.25, rel=0.01)
+    assert [len(text) <= prompts.MEASURED_CHARACTERS + 10 for text in asked] == [True, True]

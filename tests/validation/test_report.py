@@ -11,9 +11,11 @@ from xml.etree import ElementTree
 import jsonschema
 import pytest
 
-from llm_serving.validation import charts, html_report, report, statistics, time_series
+from llm_serving.validation import charts, html_report, report, sample_statistics, time_series
 from llm_serving.validation.answer import Gap, Sample
-from llm_serving.validation.driver_result import DriverResult
+from llm_serving.validation.base import LoadSource, MetricsPage
+from llm_serving.validation.driver_result import DriverResult, ProcessWatch
+from llm_serving.validation.engine_metrics import KvTransfers
 from llm_serving.validation.report import Report, WeightLoading
 from llm_serving.workloads.serving.deployment import Deployment
 from scripts.benchmarks.known_server import ServerRecord
@@ -39,36 +41,70 @@ def _build_page(count: int) -> str:
 
 @pytest.fixture
 def build_report(make_deployment: Callable[..., Deployment]) -> Any:
-    def _build(samples: list[Sample], slo: dict[str, Any] | None = None, **outcome: Any) -> Report:
+    def _build(
+        samples: list[Sample], slo: dict[str, Any] | None = None, source: LoadSource | None = None, **outcome: Any
+    ) -> Report:
         answered_count = sum(sample.error is None for sample in samples)
         defaults = {
             "started_at": "2026-01-02T03:04:05+00:00", "duration_s": 10.0, "planned": len(samples),
             "metrics_before": {"worker-0": _build_page(5)}, "metrics_after": {"worker-0": _build_page(5 + answered_count)},
             "versions": {"locust": "2"}, "kernel_times": True,
         }  # fmt: skip
-        deployment = make_deployment("http://127.0.0.1:1", {"users": 2}, slo)
+        deployment = make_deployment("http://127.0.0.1:1", {"arrivals": "10/s"}, slo)
         weights = WeightLoading(source="s3://models/tiny/", bytes=2_000_000, seconds=0.5, random=True)
-        return report.build(deployment, DriverResult(**{**defaults, **outcome}), samples, weights, {"vllm": "0.32.0"})
+        result = DriverResult(**{**defaults, **outcome})
+        return report.build(deployment, result, samples, weights, {"vllm": "0.32.0"}, source=source)
 
     return _build
 
 
+def test_a_load_through_a_tunnel_says_so(build_report: Any) -> None:
+    said = "The load came through one tunnel to one router."
+    samples = [_build_sample(number) for number in range(60)]
+    assert build_report(samples, source=LoadSource(said, is_limit=True)).remarks == [said]
+    assert said not in build_report(samples).remarks
+
+
+def test_replicas_and_routers_have_the_names_that_the_cluster_gave_them(build_report: Any) -> None:
+    routers = [f"vllm_router_requests_total {count}\n" for count in (10, 40)]
+    pages = tuple(
+        MetricsPage(name, role, "http://x")
+        for name, role in (("pod-a", "worker"), ("pod-b", "worker"), ("front", "router"))
+    )
+    built = build_report(
+        [_build_sample(number) for number in range(60)],
+        source=LoadSource("From pods.", pages=pages),
+        metrics_before={"pod-a": _build_page(5), "pod-b": _build_page(0), "front": routers[0]},
+        metrics_after={"pod-a": _build_page(45), "pod-b": _build_page(20), "front": routers[1]},
+    )
+    assert {replica.name: replica.requests for replica in built.replicas} == {"pod-a": 40, "pod-b": 20}
+    assert built.routers == {"front": 30}
+    assert built.method[0] == "From pods."
+    assert all(row.agrees for row in built.agreement if row.statistic == "mean")
+
+
 def test_the_report_has_every_key_of_the_contract(build_report: Any) -> None:
-    built = build_report([_build_sample(number) for number in range(50)], {"ttft_ms": {"p95": 60}})
+    built = build_report([_build_sample(number) for number in range(60)], {"ttft_ms": {"p95": 60}})
     data = json.loads(built.model_dump_json())
     assert data.keys() >= CONTRACT
     assert data["verdict"] == "pass"
     assert data["missed"] == []
-    assert data["requests"] == {"total": 50, "failed": 0, "by_error": {}, "planned": 50}
+    assert data["requests"] == {"total": 60, "failed": 0, "by_error": {}, "planned": 60}
     assert data["metrics"].keys() == {"ttft_ms", "itl_ms", "e2e_ms"}
     assert data["metrics"]["itl_ms"].keys() >= {"p50", "p90", "p95", "p99", "mean"}
-    assert data["metrics"]["itl_ms"]["count"] == 150
-    assert data["throughput"] == {"requests_per_s": 5.0, "output_tokens_per_s": 20.0}
+    assert data["metrics"]["itl_ms"]["count"] == 180
+    assert data["throughput"] == {"requests_per_s": 6.0, "output_tokens_per_s": 24.0, "inputs_per_s": None}
     assert data["replicas"][0]["name"] == "worker-0"
-    assert data["replicas"][0]["requests"] == 50
-    assert data["weights"] == {"source": "s3://models/tiny/", "bytes": 2_000_000, "seconds": 0.5, "random": True}
+    assert data["replicas"][0]["requests"] == 60
+    assert data["weights"] == {
+        "source": "s3://models/tiny/",
+        "bytes": 2_000_000,
+        "seconds": 0.5,
+        "random": True,
+        "commit": None,
+    }
     assert data["versions"] == {"locust": "2", "vllm": "0.32.0"}
-    assert data["settings"]["traffic"]["users"] == 2
+    assert data["settings"]["traffic"]["arrivals"] == 10
 
 
 @pytest.mark.parametrize(
@@ -155,7 +191,14 @@ def test_caches_without_a_hit_are_explained_if_prompts_share_text(
 def test_caveats_are_in_the_remarks(build_report: Any) -> None:
     samples = [_build_sample(number, late_ms=100.0, input_tokens=19) for number in range(10)]
     remarks = " ".join(
-        build_report(samples, planned=20, cpu_share=0.95, warm_up_sent=5, warm_up_failed=1, metrics_after={}).remarks
+        build_report(
+            samples,
+            planned=20,
+            processes=[ProcessWatch(cpu_share=0.95)],
+            warm_up_sent=5,
+            warm_up_failed=1,
+            metrics_after={},
+        ).remarks
     )
     assert "10 of 20 requests were sent" in remarks
     assert "95% of a core" in remarks
@@ -234,7 +277,7 @@ def _parse_page(text: str) -> _PageParser:
 
 @pytest.mark.parametrize(("limit", "verdict"), [(60, "PASS"), (40, "FAIL")])
 def test_the_page_shows_the_verdict_and_is_self_contained(build_report: Any, limit: float, verdict: str) -> None:
-    samples = [_build_sample(number) for number in range(40)]
+    samples = [_build_sample(number) for number in range(60)]
     parsed = _parse_page(text := html_report.render(build_report(samples, {"ttft_ms": {"p95": limit}}), samples))
     assert parsed.fetched == []
     assert not {"script", "link", "img", "iframe"} & set(parsed.tags)
@@ -262,13 +305,13 @@ def test_the_page_of_a_run_without_answers_renders(build_report: Any) -> None:
 
 def test_charts_are_well_formed_and_have_captions() -> None:
     values = [50.0] * 100 + [60.0, 5000.0]
-    latency = statistics.summarize_latency(values)
+    latency = sample_statistics.summarize_latency(values)
     svgs = [
         charts.render_distribution("a < b", values, latency, {"p95": 70.0, "p99": 100_000.0}),
         charts.render_dots("d", [(float(index), value) for index, value in enumerate(values)], [3.0], {"p95": 70.0}),
         charts.render_steps("s", [1.0, 2.0], 0.5, "tokens/s", "caption"),
-        charts.render_distribution("one", [5.0], statistics.summarize_latency([5.0]), {}),
-        charts.render_distribution("none", [], statistics.summarize_latency([]), {}),
+        charts.render_distribution("one", [5.0], sample_statistics.summarize_latency([5.0]), {}),
+        charts.render_distribution("none", [], sample_statistics.summarize_latency([]), {}),
     ]
     for svg in svgs:
         tree = ElementTree.fromstring(svg)
@@ -279,7 +322,7 @@ def test_charts_are_well_formed_and_have_captions() -> None:
 
 def test_a_limit_far_beyond_the_values_is_named_and_does_not_squeeze_them() -> None:
     svg = charts.render_distribution(
-        "d", [10.0, 11.0, 12.0] * 10, statistics.summarize_latency([11.0]), {"p95": 5000.0}
+        "d", [10.0, 11.0, 12.0] * 10, sample_statistics.summarize_latency([11.0]), {"p95": 5000.0}
     )
     assert "p95 limit 5,000 →" in svg
 
@@ -301,7 +344,20 @@ def test_tokens_and_requests_in_flight_are_spread_over_time() -> None:
 
 def test_no_label_of_an_axis_leaves_the_chart() -> None:
     values = [float(value) for value in range(0, 1_000_001, 10_000)]
-    svg = charts.render_distribution("d", values, statistics.summarize_latency(values), {})
+    svg = charts.render_distribution("d", values, sample_statistics.summarize_latency(values), {})
     labels = re.findall(r'<text x="([\d.]+)" y="[\d.]+" text-anchor="middle" class="">([^<]+)<', svg)
     assert labels[-1][1] == "1,000,000"
     assert all(float(x) + len(text) * charts.LETTER_WIDTH / 2 <= charts.WIDTH + 0.1 for x, text in labels)
+
+
+def test_the_page_shows_the_hand_over_of_prefill_and_decode_alone(build_report: Any) -> None:
+    samples = [_build_sample(0)]
+    built = build_report(samples)
+    assert built.kv_transfers is None
+    assert "Hand-over" not in html_report.render(built, samples)
+    transfers = KvTransfers(
+        count=2, failed=0, bytes=2 * 2**20, mean_ms=5.0, share_of_ttft=0.1, prefill_ms=20.0, decode_ms=18.0, router_ms=12.0
+    )  # fmt: skip
+    text = _parse_page(html_report.render(built.model_copy(update={"kv_transfers": transfers}), samples)).text
+    assert "5 ms for 1.0 MiB, 10% of the time to first token" in text
+    assert "20 ms in prefill, 18 ms in decode with the transfer, 12 ms in the router and between" in text

@@ -3,61 +3,33 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
+import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jsonschema
 import pytest
 
 from llm_serving.console import CommandFailed
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
-from llm_serving.validation import load_plan, report, run
-from llm_serving.validation.answer import Sample
+from llm_serving.validation import driver_result, load_plan, report, run, time_series
 from llm_serving.validation.driver_result import Progress
-from llm_serving.validation.report import Report
 from llm_serving.workloads.serving import measured_prompts
 from llm_serving.workloads.serving.deployment import Deployment
 from llm_serving.workloads.serving.traffic import Traffic
-from scripts.benchmarks import known_server
 from scripts.benchmarks.known_server import Behaviour
+from tests.validation.conftest import FinishedRun, ServerValidator
 
 pytestmark = pytest.mark.timeout(120)
 
+DATA = Path(__file__).with_name("data")
 TTFT_S, ITL_S, TOKENS = 0.1, 0.02, 16
 TRAFFIC = {"users": 8, "requests": 60, "output_tokens": TOKENS, "input_tokens": "20..40", "warm_up": 4}
-
-
-class FinishedRun(NamedTuple):
-    """A validation that ended."""
-
-    report: Report
-    folder: Path
-
-    @property
-    def samples(self) -> list[Sample]:
-        return [Sample.from_json(line) for line in (self.folder / "requests.jsonl").read_text().splitlines()]
-
-
-ServerValidator = Callable[..., FinishedRun]
-
-
-@pytest.fixture(scope="module")
-def validate_server(
-    make_deployment: Callable[..., Deployment], tmp_path_factory: pytest.TempPathFactory
-) -> ServerValidator:
-    """Validates a server of a given behaviour."""
-
-    def _play(
-        behaviour: Behaviour, traffic: dict[str, Any], slo: dict[str, Any] | None = None, **options: Any
-    ) -> FinishedRun:
-        root = tmp_path_factory.mktemp("validation")
-        with known_server.run_server(behaviour) as url:
-            deployment = make_deployment(url, traffic, slo)
-            return FinishedRun(*run.validate(deployment, logs=root / "logs", runs=root / "runs", **options))
-
-    return _play
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +94,11 @@ def test_the_run_folder_has_report_page_csv_and_requests(clean_run: FinishedRun)
     assert latest.resolve() == clean_run.folder.resolve()
 
 
+def test_only_the_user_can_read_prompts_and_answers(clean_run: FinishedRun) -> None:
+    assert stat.S_IMODE(clean_run.folder.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in clean_run.folder.iterdir()} == {0o600}
+
+
 def test_locusts_own_csv_has_the_same_count(clean_run: FinishedRun) -> None:
     with (clean_run.folder / "locust_stats.csv").open() as file:
         rows = {row["Type"]: row for row in csv.DictReader(file)}
@@ -150,7 +127,8 @@ def test_each_fault_is_counted_by_its_kind(faulty_run: FinishedRun) -> None:
     assert faulty_run.report.requests.by_error == {
         "deadline": 2, "http_500": 2, "truncated": 4, "empty": 2, "server_error": 2,
     }  # fmt: skip
-    assert [miss.metric for miss in faulty_run.report.missed] == ["errors"]
+    assert [miss.metric for miss in faulty_run.report.missed] == ["ttft_ms.p95", "errors"]
+    assert faulty_run.report.bounds["ttft_ms"]["p95"].infinite
 
 
 def test_a_request_never_answered_ends_at_its_deadline(faulty_run: FinishedRun) -> None:
@@ -184,17 +162,93 @@ def test_the_open_loop_sends_when_due_whatever_the_server_does(validate_server: 
     assert finished.report.metrics["ttft_ms"].p50 >= 1500
 
 
-def test_in_the_open_loop_waiting_for_a_client_counts_as_latency(
+def test_several_processes_send_one_load_by_one_clock(
     validate_server: ServerValidator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # One user for arrivals that come four times as fast as it can send: the wait is the requests', not omitted.
-    monkeypatch.setattr(load_plan, "count_users", lambda _: 1)
-    traffic = {"arrivals": "20/s", "process": "constant", "requests": 20, "output_tokens": 1, "input_tokens": 16}
-    finished = validate_server(Behaviour(0.2, 0.001), {**traffic, "warm_up": 0})
+    monkeypatch.setattr(load_plan, "count_processes", lambda *_, **__: 2)
+    traffic = {
+        "arrivals": "40/s", "process": "constant", "requests": 40, "output_tokens": 4, "input_tokens": 200,
+        "shared_prefix": "50%", "warm_up": 2,
+    }  # fmt: skip
+    finished = validate_server(Behaviour(0.5, 0.001), traffic)
+    samples = sorted(finished.samples, key=lambda sample: sample.number)
+    assert [sample.number for sample in samples] == list(range(40))
+    assert [sample.start_s for sample in samples] == pytest.approx([index / 40 for index in range(40)], abs=1e-6)
+    assert finished.report.requests.failed == 0
+    assert finished.report.tokens.input_exact == 1
+    # 39 of 40 prompts begin with what the first one of either process began with.
+    assert finished.report.shared.of == 40
+    assert finished.report.shared.prompts == pytest.approx(0.49, abs=0.08)
+    assert len(finished.report.driver) == 2
+    assert (finished.folder / "locust-1.log").is_file()
+    assert not list(finished.folder.glob("requests-*"))
+
+
+_BREAKS_IN_THE_SECOND = """
+from llm_serving.validation.user import OpenAIUser
+from locust import events
+
+class User(OpenAIUser):
+    pass
+
+@events.init.add_listener
+def break_second(environment, **_):
+    if environment.load.shard.index:
+        environment.load.prepare = None
+"""
+
+
+def test_a_process_that_fails_ends_the_load_with_its_reason(
+    validate_server: ServerValidator, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(load_plan, "count_processes", lambda *_, **__: 2)
+    file = tmp_path / "breaks.py"
+    file.write_text(_BREAKS_IN_THE_SECOND)
+    with pytest.raises(Unavailable, match="the load driver failed: TypeError"):
+        validate_server(Behaviour(), TRAFFIC, user_file=file)
+
+
+def test_a_stray_locust_conf_and_its_variables_change_nothing(
+    validate_server: ServerValidator, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "locust.conf").write_text("users = 3\nrun-time = 1s\nheadless = true\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LOCUST_SPAWN_RATE", "1")
+    # Without gevent's patches nothing would be sent while anything waits.
+    monkeypatch.setenv("LOCUST_SKIP_MONKEY_PATCH", "1")
+    parse = "from locust.argument_parser import parse_options as p; o = p([]); print(o.num_users, o.spawn_rate)"
+    own_command_line = subprocess.run([sys.executable, "-c", parse], capture_output=True, text=True, timeout=60)
+    assert own_command_line.stdout.endswith("3 1.0\n"), "Locust's own command line takes both"
+    traffic = {"arrivals": "10/s", "process": "constant", "requests": 20, "output_tokens": 2, "input_tokens": 16}
+    finished = validate_server(Behaviour(0.5, 0.001), {**traffic, "warm_up": 0})
+    assert finished.report.requests.total == 20
+    assert max(time_series.compute_in_flight(finished.samples, 0.1)) > 3
+
+
+def test_users_of_the_closed_loop_think_between_requests(validate_server: ServerValidator) -> None:
+    traffic = {"users": 2, "think_time": "0.2s", "requests": 20, "output_tokens": 1, "input_tokens": 16, "warm_up": 0}
+    finished = validate_server(Behaviour(0.01, 0.001), traffic)
+    # Nine pauses of each user on average, where answers alone would take a tenth of a second.
+    assert finished.report.duration_s > 0.8
+    assert any("a service that stops gets no more requests" in remark for remark in finished.report.remarks)
+
+
+def test_in_the_open_loop_waiting_for_a_client_counts_as_latency(
+    validate_server: ServerValidator,
+) -> None:
+    # One at once of arrivals that come four times as fast: the wait is the requests', not omitted.
+    traffic = {
+        "arrivals": "20/s", "process": "constant", "max_concurrency": 1,
+        "requests": 20, "output_tokens": 1, "input_tokens": 16,
+    }  # fmt: skip
+    finished = validate_server(Behaviour(0.2, 0.001), {**traffic, "warm_up": 0}, {"ttft_ms": {"p50": 10_000}})
     last_sample = max(finished.samples, key=lambda sample: sample.number)
-    assert last_sample.late_ms > 2000
-    assert last_sample.ttft_ms > last_sample.late_ms + 190
-    assert any("after they were due" in remark for remark in finished.report.remarks)
+    assert last_sample.waited_ms > 2000
+    assert last_sample.ttft_ms > last_sample.waited_ms + 190
+    assert any("for one of the 1 requests at once to end" in remark for remark in finished.report.remarks)
+    # Waiting for a place is the traffic's, not the driver's own delay.
+    assert last_sample.late_ms < 500
+    assert not any("starved" in reason for reason in finished.report.not_shown)
     engine = next(row for row in finished.report.agreement if (row.metric, row.statistic) == ("ttft_ms", "mean"))
     assert engine.engine_ms < 400
     assert not engine.agrees
@@ -224,6 +278,37 @@ def test_a_server_other_than_vllm_is_validated_with_the_users_prompts(
     assert shared.traffic == measured_prompts.compute_digest(Traffic.model_validate(traffic), tmp_path)
     html = (finished.folder / "report.html").read_text()
     assert f"{shared.prompts:.0%} of the text of 2 prompts is the beginning of an earlier one" in html
+
+
+def test_a_trace_is_played_at_its_times_with_its_lengths(validate_server: ServerValidator, tmp_path: Path) -> None:
+    (tmp_path / "azure.csv").write_bytes((DATA / "azure.csv").read_bytes())
+    traffic = {"trace": "azure.csv", "trace_speed": 10, "input_tokens": "1..500", "output_tokens": "1..60"}
+    finished = validate_server(Behaviour(0.01, 0.001), {**traffic, "warm_up": 0}, folder=tmp_path)
+    samples = sorted(finished.samples, key=lambda sample: sample.number)
+    assert [(sample.input_tokens, sample.output_tokens) for sample in samples][:3] == [(374, 44), (396, 60), (500, 55)]
+    assert [sample.start_s for sample in samples][:3] == pytest.approx([0, 0.4314579, 0.4541877], abs=1e-6)
+    assert finished.report.requests.planned == len(samples) == 6
+    assert any("lengths outside input_tokens 1..500" in remark for remark in finished.report.remarks)
+
+
+@pytest.mark.parametrize("loop", [{"arrivals": "30/s"}, {"users": 2}])
+def test_sessions_send_the_conversation_so_far_after_thinking(
+    validate_server: ServerValidator, loop: dict[str, Any]
+) -> None:
+    traffic = {"turns": 3, "think_time": "0.1s", "requests": 11, "input_tokens": 20, "output_tokens": 4, "warm_up": 0}
+    finished = validate_server(Behaviour(0.02, 0.001), {**traffic, **loop})
+    samples = sorted(finished.samples, key=lambda sample: sample.number)
+    assert [sample.number for sample in samples] == list(range(11))
+    assert [sample.turn for sample in samples] == [1, 2, 3] * 3 + [1, 2], "the last session is cut"
+    assert finished.report.requests.planned == 11
+    for first, second in itertools.pairwise(samples):
+        if second.turn > 1:
+            # The answer's four words and a message of twenty tokens are added, without another chat template.
+            assert second.input_tokens - first.input_tokens in range(15, 26)
+            assert second.start_s > first.start_s + first.e2e_ms / 1000, "never before the answer"
+    thought = [b.start_s - a.start_s - a.e2e_ms / 1000 for a, b in itertools.pairwise(samples) if b.turn > 1]
+    assert 0.02 < sum(thought) / len(thought) < 1
+    assert finished.report.shared.prompts > 0.2, "later turns begin with the earlier ones"
 
 
 def test_the_gap_of_chunks_with_several_tokens_is_the_tokens(validate_server: ServerValidator) -> None:
@@ -307,7 +392,7 @@ def test_a_second_validation_at_the_same_time_is_refused(
 def test_progress_is_one_line() -> None:
     progress = Progress(phase="load", total=300, sent=120, answered=110, failed=2, ttft_p95_ms=51.4, remaining_s=12.3)
     assert (
-        run.format_progress(progress)
+        driver_result.format_progress(progress)
         == "sent 120 of 300, answered 110, failed 2, TTFT p95 so far 51 ms, about 12 s left"
     )
-    assert run.format_progress(Progress(phase="warm-up")) == "warm-up: not counted"
+    assert driver_result.format_progress(Progress(phase="warm-up")) == "warm-up: not counted"

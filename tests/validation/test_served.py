@@ -17,7 +17,7 @@ from llm_serving.workloads.serving.traffic import Slo, Traffic
 pytestmark = pytest.mark.engine
 
 TRAFFIC = {
-    "users": 6, "requests": 60, "input_tokens": "24..48", "output_tokens": "4..12", "shared_prefix": "50%",
+    "users": 6, "requests": 60, "input_tokens": "80..120", "output_tokens": "4..12", "shared_prefix": "50%",
     "prefix_groups": 3, "deadline": "2min",
 }  # fmt: skip
 
@@ -36,7 +36,7 @@ def test_both_replicas_count_the_requests_that_they_answered(validation_report: 
     assert (validation_report.requests.total, validation_report.requests.failed) == (60, 0)
     assert all(replica.requests for replica in validation_report.replicas)
     assert sum(replica.requests or 0 for replica in validation_report.replicas) == 60
-    assert validation_report.remarks == []
+    assert [remark.split(" ")[0] for remark in validation_report.remarks] == ["Closed", "Prompts"]
 
 
 def test_prompts_and_answers_have_exactly_the_requested_tokens(validation_report: Report) -> None:
@@ -46,7 +46,7 @@ def test_prompts_and_answers_have_exactly_the_requested_tokens(validation_report
 
 def test_shared_text_and_cached_tokens_are_reported_apart(validation_report: Report) -> None:
     assert validation_report.shared.of == 60
-    # Half of each is shared, and hardly any is longer than two of the blocks that are counted whole.
+    # Half of each is shared, with one of three others; only whole blocks of text count.
     assert 0 < (validation_report.shared.prompts or 0) < 0.5
     # A block of the cache holds 128 tokens on CPU, more than any of these prompts has.
     assert validation_report.shared.cached == 0

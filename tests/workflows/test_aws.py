@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 FLEET = """\
 name: small
 region: us-west-2
-zones: us-west-2a
+zones: [us-west-2a, us-west-2b]
 orchestrator: ecs
 pools:
   general: {types: g6.xlarge, size: 0..1}

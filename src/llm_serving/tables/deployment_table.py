@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from llm_serving.catalog.models import RANDOM_NOTICE
+from llm_serving.workloads.serving import tasks
 from llm_serving.workloads.serving.deployment import Deployment
 
 
@@ -32,6 +34,9 @@ def render_usage(deployment: Deployment, folder: str) -> RenderableType:
 
 
 def format_request(deployment: Deployment) -> str:
-    """Format a curl command that sends a chat request."""
-    body = f'{{"model": "{deployment.served_models[0].name}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
-    return f"curl {deployment.url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}"
+    """Format a curl command that sends a request of the deployment's task."""
+    model, pooled = deployment.served_models[0].name, tasks.POOLED.get(deployment.task)
+    body = pooled.build(["Hello"]) if pooled else {"messages": [{"role": "user", "content": "Hello"}]}
+    path = pooled.path if pooled else "/v1/chat/completions"
+    text = json.dumps({"model": model, **body})
+    return f"curl {deployment.url}{path} -H 'Content-Type: application/json' -d {shlex.quote(text)}"

@@ -10,12 +10,15 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from llm_serving.catalog import models
+from llm_serving.catalog import engines, models
 from llm_serving.catalog.instances import Instance
 from llm_serving.catalog.models import Model
 from llm_serving.engines import base, memory
+from llm_serving.engines.base import MemoryModel
 from llm_serving.engines.memory import Fit
 from llm_serving.settings.units import format_bytes
+
+NOT_COMPUTED = "not computed"
 
 Fits = Mapping[str, Sequence[Fit]]
 """By instance type, one for each degree of tensor parallelism; empty without accelerators."""
@@ -25,11 +28,34 @@ def compute(model: Model, instances: Iterable[Instance], context: int, dtype: st
     """Compute the fit of each instance type at each useful degree of tensor parallelism."""
     return {
         instance.name: [
-            base.get_memory_model().compute_fit(model, instance, degree, context=context, dtype=dtype)
-            for degree in memory.list_tensor_sizes(model, instance)
+            _compute_fit(model, instance, degree, context, dtype) for degree in _list_degrees(model, instance)
         ]
         for instance in instances
     }
+
+
+def _compute_fit(model: Model, instance: Instance, degree: int, context: int, dtype: str) -> Fit:
+    memory_model = _select_memory_model(model)
+    if not model.is_known:
+        return memory.compute_unknown_fit(model, instance, degree, 1, memory_model.UTILIZATION, context)
+    return memory_model.compute_fit(model, instance, degree, context=context, dtype=dtype)
+
+
+def _select_platforms(model: Model) -> set[str]:
+    """Kinds of processors in pools that the model's engine runs on."""
+    platforms = engines.load_engines()[engines.find_reader(model.formats)].platforms
+    return {kind for kind, platform in platforms.items() if platform.on_pools}
+
+
+def _select_memory_model(model: Model) -> MemoryModel:
+    return base.get_memory_model(engines.find_reader(model.formats))
+
+
+def _list_degrees(model: Model, instance: Instance) -> tuple[int, ...]:
+    """Ways to split the model on a type: by accelerators, or whole on all of its CPUs."""
+    if instance.accelerators is None:
+        return (1,) if "cpu" in _select_platforms(model) else ()
+    return memory.list_tensor_sizes(model, instance) if instance.accelerators.kind in _select_platforms(model) else ()
 
 
 def build_payload(
@@ -39,17 +65,19 @@ def build_payload(
     return {
         "model": {
             "name": model.name,
-            "parameters": model.parameters,
-            "active_parameters": model.active_parameters,
+            "kind": model.kind,
+            "memory": "computed" if model.is_known else NOT_COMPUTED,
+            "parameters": model.parameters if model.is_known else None,
+            "active_parameters": model.active_parameters if model.is_known else None,
             "weight_bytes": model.weight_bytes,
             "max_context": model.max_context,
             "random": model.random,
             "source": model.source,
         },
-        "kv_bytes_per_token": memory.compute_kv_bytes_per_token(model, dtype=dtype),
+        "kv_bytes_per_token": memory.compute_kv_bytes_per_token(model, dtype=dtype) if model.is_known else None,
         "kv_cache_dtype": dtype,
         "context": context,
-        "utilization": base.get_memory_model().UTILIZATION,
+        "utilization": _select_memory_model(model).UTILIZATION,
         "instances": [
             {
                 "name": name,
@@ -68,12 +96,30 @@ def render(model: Model, instances: Mapping[str, Instance], fits: Fits, context:
         kind_instances = [
             instance for instance in instances.values() if instance.accelerators and instance.accelerators.kind == kind
         ]
-        if kind_instances:
+        if any(fits[instance.name] for instance in kind_instances):
             parts += [_render_table(model, kind_instances, fits, title), Text()]
-    no_accelerators = [name for name, instance in instances.items() if not instance.accelerators]
-    if no_accelerators:
-        parts.append(Text(f"No accelerators: {_format_names(no_accelerators)}", style="dim"))
+    no_accelerators = [instance for instance in instances.values() if not instance.accelerators]
+    cpu_instances = [instance for instance in no_accelerators if fits[instance.name]]
+    if cpu_instances:
+        parts += [_render_cpu_table(cpu_instances, fits), Text()]
+    elif no_accelerators:
+        parts.append(Text(f"No accelerators: {_format_names([row.name for row in no_accelerators])}", style="dim"))
     return Group(*parts, *_render_legend(model, fits))
+
+
+def _render_cpu_table(instances: Sequence[Instance], fits: Fits) -> Table:
+    """Types without accelerators that hold the model, each with the speed of one request."""
+    table = Table(title="On CPU, one replica a node", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("instance type", no_wrap=True)
+    for heading in ("memory GB/s", "requests", "tokens/s"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for instance in instances:
+        [fit] = fits[instance.name]
+        bandwidth = f"{instance.memory_gb_s:,.0f}" if instance.memory_gb_s else ""
+        speed = f"{fit.tokens_per_s:,.1f}" if fit.tokens_per_s else ""
+        cells = [f"{fit.requests:,.0f}", speed] if fit.fits else [Text("too small", style="red"), ""]
+        table.add_row(instance.name, bandwidth, *cells)
+    return table
 
 
 def explain(fits: Fits) -> list[str]:
@@ -86,13 +132,22 @@ def explain(fits: Fits) -> list[str]:
 def _format_fit(fit: Fit) -> str:
     if not fit.fits:
         return f"does not fit: {fit.why}"
+    if not fit.computed:
+        weights = f"weights and a tenth {format_bytes(fit.weight_bytes)} of {format_bytes(fit.budget_bytes)} on each"
+        return f"{weights}; the rest is {NOT_COMPUTED}"
     used = f"weights {format_bytes(fit.weight_bytes)}, reserve {format_bytes(fit.reserve_bytes)}"
     cache = f"cache {format_bytes(fit.cache_bytes)} of {format_bytes(fit.budget_bytes)}"
     capacity = f"{fit.cache_tokens:,} tokens, {fit.requests:,.1f} requests of {fit.context:,}"
-    return f"{used}, {cache} on each: {capacity}" if fit.cache_tokens else f"{used}, {cache} free on each"
+    speed = f"; at most {fit.tokens_per_s:,.1f} tokens/s of one request, estimated" if fit.tokens_per_s else ""
+    return f"{used}, {cache} on each: {capacity}{speed}" if fit.cache_tokens else f"{used}, {cache} free on each"
 
 
 def _render_header(model: Model, context: int, dtype: str) -> Iterator[Text]:
+    if not model.is_known:
+        yield Text.assemble((model.name, "bold"), f"  of the kind {model.kind}")
+        yield Text(f"weights   {format_bytes(model.weight_bytes)}, by its index or its files")
+        yield Text(f"KV cache  {NOT_COMPUTED}: its kind is not known here; deploys with memory: unchecked")
+        return
     active = f", {_format_count(model.active_parameters)} active" if model.experts else ""
     yield Text.assemble((model.name, "bold"), f"  {_format_count(model.parameters)} parameters{active}")
     yield Text(f"weights   {format_bytes(model.weight_bytes)} ({_describe_weights(model)})")
@@ -104,18 +159,25 @@ def _render_header(model: Model, context: int, dtype: str) -> Iterator[Text]:
             f"{_describe_attention(model)}"
         )
     yield Text(f"context   {context:,} tokens per request, max {model.max_context:,}")
+    if model.vision:
+        yield Text(f"pictures  up to {model.vision.image_tokens:,} tokens each, of the context")
     if model.random:
         yield Text(models.RANDOM_NOTICE, style="yellow")
 
 
 def _describe_weights(model: Model) -> str:
-    labels = {"none": model.dtype, "fp8": "FP8", "mxfp4": "experts in MXFP4", "nvfp4": "NVFP4"}
-    return labels[model.quantization]
+    if model.formats == ("gguf",):
+        return "GGUF"
+    labels = {"none": model.dtype, "mxfp4": "experts in MXFP4"}
+    return labels.get(model.quantization, model.quantization.upper())
 
 
 def _describe_attention(model: Model) -> str:
     if model.latent:
         return " (latent attention: the same on each accelerator)"
+    if model.linear_layers:
+        state = model.linear_layers * memory.compute_state_bytes(model)
+        return f", and {format_bytes(state)} per request for {model.linear_layers} of {model.layers} layers"
     if model.sliding_layers:
         return f" ({model.sliding_layers} of {model.layers} layers keep a window of {model.window} only)"
     return ""
@@ -124,7 +186,8 @@ def _describe_attention(model: Model) -> str:
 def _render_table(model: Model, instances: Sequence[Instance], fits: Fits, title: str) -> Table:
     columns = _select_columns(instances, fits)
     # 80 columns are enough: lists of names fold, names and numbers do not.
-    title = f"KV cache per replica in thousand tokens, by number of {title}"
+    shown = "KV cache per replica in thousand tokens" if model.is_known else "Whether the weights and a tenth fit"
+    title = f"{shown}, by number of {title}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("instance types", min_width=20)
     table.add_column("accelerators", max_width=17)
@@ -159,14 +222,17 @@ def _render_cell(model: Model, fit: Fit | None) -> Text:
     if fit is None:
         return Text("")
     if fit.fits:
-        return Text("fits" if model.encoder else f"{fit.cache_tokens / 1000:,.1f}", style="green")
-    if base.get_memory_model().describe_indivisible(model, fit.tensor_parallel):
+        return Text("fits" if model.encoder or not fit.computed else f"{fit.cache_tokens / 1000:,.1f}", style="green")
+    if fit.computed and base.get_memory_model().describe_indivisible(model, fit.tensor_parallel):
         return Text("no split", style="red")
     return Text(f"-{format_bytes(-fit.cache_bytes)}" if fit.cache_bytes < 0 else "< 1", style="red")
 
 
 def _render_legend(model: Model, fits: Fits) -> Iterator[Text]:
     all_fits = [fit for type_fits in fits.values() for fit in type_fits]
+    if not model.is_known:
+        yield Text("-24 GB    short by this much memory per accelerator", style="dim")
+        return
     divisible = [
         fit for fit in all_fits if not base.get_memory_model().describe_indivisible(model, fit.tensor_parallel)
     ]
@@ -181,10 +247,15 @@ def _render_legend(model: Model, fits: Fits) -> Iterator[Text]:
     ]
     if reasons:
         yield Text(f"no split  {reasons[0]}", style="dim")
-    share = f"{base.get_memory_model().UTILIZATION:.0%} of the memory is used, the engine's default"
+    if any(fit.tokens_per_s for fit in all_fits):
+        formula = "memory bandwidth / (weights that a token reads + half of its context's cache)"
+        yield Text(f"tokens/s  at most, of one request: {formula}", style="dim")
+    share = f"{_select_memory_model(model).UTILIZATION:.0%} of the memory is used, the engine's default"
     yield Text(f"Computed, not measured: {share}; --type NAME explains one instance type.", style="dim")
     if any(not fit.calibrated for fit in all_fits):
-        yield Text("Neuron: the reserve is estimated, not measured.", style="dim")
+        yield Text(
+            "Reserves were measured on H100, 16-bit or MXFP4, up to 4 ways; others are extrapolated.", style="dim"
+        )
 
 
 def _format_accelerators(instance: Instance) -> str:

@@ -38,6 +38,7 @@ def build_payload(context: FleetContext, stack_plans: Sequence[StackPlan], catal
         "account": context.account,
         "answered_by": context.cloud_name,
         "stacks": [plan.build_payload() for plan in stack_plans],
+        "standing_usd_h": costs.standing_usd_h,
         "least_usd_h": costs.min_usd_h,
         "most_usd_h": costs.max_usd_h,
         "price_unknown": list(costs.unknown),
@@ -102,7 +103,7 @@ def _render_affected(stack_plans: Sequence[StackPlan]) -> Iterator[RenderableTyp
 
 def _render_notes(fleet: Fleet, stack_plans: Sequence[StackPlan], catalogue: Catalogue) -> Iterator[Text]:
     yield Text.assemble("\n", ("cost  ", "bold"), describe_cost(fleet, catalogue))
-    yield Text("      Compute only; excludes NAT gateways, endpoints, load balancers, storage, traffic", "dim")
+    yield Text("      Excludes load balancers, storage, logs and traffic", "dim")
     if "eks" in fleet.orchestrators:
         yield Text.assemble(("EKS   ", "bold"), describe_support(fleet))
     for plan in stack_plans:
@@ -117,6 +118,7 @@ def describe_cost(fleet: Fleet, catalogue: Catalogue) -> str:
     dates = join_words(list(dict.fromkeys(source.date for source in costs.sources)))
     unknown = f"; no price for {join_words(costs.unknown)}" if costs.unknown else ""
     message = f"{costs.min_usd_h:,.2f} to {sign}{costs.max_usd_h:,.2f} USD/h on demand"
+    message += f" ({costs.standing_usd_h:,.2f} while no instance runs)"
     return f"{message}{f', prices of {dates}' if dates else ''}{unknown}"
 
 

@@ -16,6 +16,7 @@ from llm_serving.catalog.instances import Catalogue, Instance
 from llm_serving.fleet import cost
 from llm_serving.fleet.checks import join_words
 from llm_serving.fleet.model import Fleet, Pool, Reservation
+from llm_serving.fleet.standing_cost import StandingItem
 from llm_serving.settings.units import Bounds
 
 _COLOURS = ("cyan", "magenta", "blue", "yellow", "green", "red")
@@ -34,11 +35,23 @@ def build_payload(fleet: Fleet, catalogue: Catalogue) -> dict[str, Any]:
         "orchestrator": fleet.orchestrator,
         "spend_limit_usd_h": fleet.spend_limit,
         "pools": [_build_pool_payload(fleet, pool, catalogue) for pool in costs.pools],
+        "standing": [_build_standing_payload(item) for item in costs.standing],
+        "standing_usd_h": costs.standing_usd_h,
         "least_usd_h": costs.min_usd_h,
         "most_usd_h": costs.max_usd_h,
         "price_unknown": list(costs.unknown),
         "end_of_standard_support": find_support_end(fleet),
         "price_sources": [source.model_dump() for source in costs.sources],
+    }
+
+
+def _build_standing_payload(item: StandingItem) -> dict[str, Any]:
+    return {
+        "name": item.name,
+        "count": item.count,
+        "usd_h": item.usd_h,
+        "price_of_region": item.known,
+        "price_source": item.source.model_dump(),
     }
 
 
@@ -113,7 +126,7 @@ def _render_table(fleet: Fleet, costs: cost.Cost, catalogue: Catalogue, bar: str
     # Only the first column wraps: names have up to 32 characters, and numbers must not break.
     padding = (0, 0 if short else 1, 0, 0)  # the box itself puts a space between columns
     table = Table(box=box.HORIZONTALS, show_footer=True, show_edge=False, pad_edge=False, padding=padding)
-    table.add_column("zones of " + fleet.region, footer="all pools", overflow="fold")
+    table.add_column("zones of " + fleet.region, footer="in all", overflow="fold")
     for zone in fleet.zones:
         table.add_column(zone[-1], justify="center", no_wrap=True, min_width=len(bar))
     for title, word, footer in (
@@ -125,6 +138,8 @@ def _render_table(fleet: Fleet, costs: cost.Cost, catalogue: Catalogue, bar: str
         table.add_column(word if short else title, footer=footer, justify="right", no_wrap=True)
     for index, pool_cost in enumerate(costs.pools):
         _add_pool(table, fleet, pool_cost, catalogue, Text(bar, _COLOURS[index % len(_COLOURS)]))
+    standing_usd = _format_usd(costs.standing_usd_h)
+    table.add_row(Text("without instances", "dim bold"), *([""] * len(fleet.zones)), "", "", standing_usd, standing_usd)
     return table
 
 
@@ -231,6 +246,7 @@ def _render_legend(fleet: Fleet, costs: cost.Cost, catalogue: Catalogue) -> Iter
         )
     else:
         yield _render_note("? unknown: ", f"the catalog has no data for {fleet.region}")
+    yield from _render_standing(fleet, costs)
     for source in costs.sources:
         yield _render_note("on-demand prices: ", f"{source.name}, {source.date}")
     if reserved := sum(pool.reserved_usd_h for pool in costs.pools):
@@ -239,6 +255,8 @@ def _render_legend(fleet: Fleet, costs: cost.Cost, catalogue: Catalogue) -> Iter
         )
     if any("spot" in pool.buy for pool in fleet.pools.values()):
         yield _render_note("spot: ", "costs less than shown; prices change hourly")
+    if costs.unknown and fleet.spend_limit is not None:
+        yield Text(f"spend limit: blind for {join_words(costs.unknown)}, whose price is not known", "yellow")
     reasons = {kind: catalogue[kind].unpriced.get(fleet.region, "") for kind in costs.unknown if kind in catalogue}
     for kinds, reason in _group_by_text(reasons):
         yield _render_note(f"no price for {kinds}: ", reason)
@@ -248,6 +266,28 @@ def _render_legend(fleet: Fleet, costs: cost.Cost, catalogue: Catalogue) -> Iter
     efa_types = [kind for pool in fleet.pools.values() if pool.efa for kind in pool.types if kind in catalogue]
     for kinds, text in _group_by_text({kind: _describe_efa(catalogue[kind]) for kind in efa_types}):
         yield _render_note(f"EFA on {kinds}: ", text)
+    if any(pool.efa and fleet.get_orchestrator(pool) == "ecs" for pool in fleet.pools.values()):
+        yield Text(_UNSEEN_EFA, "yellow")
+
+
+_UNSEEN_EFA = (
+    "EFA on ECS: not yet seen on AWS. Interfaces and devices follow AWS's example for Batch on ECS; start with one "
+    "instance, and read `fi_info -p efa` in a task"
+)
+
+
+def _render_standing(fleet: Fleet, costs: cost.Cost) -> Iterator[Text]:
+    """List what costs while no instance of a pool runs, and whose prices those are."""
+    items = [
+        f"{item.name} {item.unit_usd_h:.4g}" if item.count == 1 else f"{item.name} {item.count} × {item.unit_usd_h:.4g}"
+        for item in sorted(costs.standing, key=lambda item: -item.usd_h)
+    ]
+    dates = join_words(sorted({item.source.date for item in costs.standing}))
+    yield _render_note("without instances: ", f"{join_words(items)} USD/h; prices of {dates}")
+    if foreign := [item.name for item in costs.standing if not item.known]:
+        yield _render_note(
+            "estimated: ", f"{join_words(foreign)}, at us-east-1's prices: those of {fleet.region} are not known here"
+        )
 
 
 def _describe_efa(instance: Instance) -> str:

@@ -39,8 +39,8 @@ class MatrixTable:
 
     def _render_table(self, headings: Sequence[str]) -> Table:
         table = Table("pattern", "target", *headings, box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-        for pattern in dict.fromkeys(cell.pattern for cell in self.cells):
-            cells = [cell for cell in self.cells if cell.pattern == pattern]
+        for pattern, engine in dict.fromkeys((cell.pattern, cell.engine) for cell in self.cells):
+            cells = [cell for cell in self.cells if (cell.pattern, cell.engine) == (pattern, engine)]
             targets = list(dict.fromkeys(cell.target for cell in cells))
             for label, target in itertools.zip_longest(_list_labels(cells[0]), targets, fillvalue=""):
                 row = [cell for cell in cells if cell.target == target]

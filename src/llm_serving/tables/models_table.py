@@ -13,16 +13,22 @@ from llm_serving.settings.units import format_bytes
 
 def render(models: Iterable[Model]) -> Table:
     """Render names, sizes and context lengths in 80 columns."""
-    table = Table("name", "task", box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    for heading in ("parameters", "weights", "KV bytes\nper token", "max\ncontext"):
-        table.add_column(heading, justify="right")
+    table = Table("name", box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    for heading in ("billion\nparam.", "weights", "KV B/\ntoken", "max\ncontext"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for model in models:
+        billions = model.parameters / 1e9
         table.add_row(
-            f"{model.name} (random weights)" if model.random else model.name,
-            model.task,
-            f"{model.parameters / 1e9:.3g} B",
+            _describe_name(model),
+            f"{billions:.3g}" if billions < 1000 else f"{billions:,.0f}",
             format_bytes(model.weight_bytes),
             f"{memory.compute_kv_bytes_per_token(model):,}",
             f"{model.max_context:,}",
         )
     return table
+
+
+def _describe_name(model: Model) -> str:
+    """The name, with what is not what most models are."""
+    remarks = [remark for remark in ("random weights" * model.random, model.task) if remark not in ("", "generate")]
+    return f"{model.name} ({', '.join(remarks)})" if remarks else model.name

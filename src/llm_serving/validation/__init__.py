@@ -3,6 +3,6 @@
 `run` is the entry point of the kind `serving` (`Workload.VALIDATOR`). Locust runs in a separate process, since its
 event loop replaces the standard library's sockets:
 
-    plan ----> locust [locustfile or the user's file: user, driver, load, stream] ----> samples, engine metrics
+    plan ----> locust_process, one or several [user, driver, load, stream] ----> samples, engine metrics
     samples -> statistics -> gate -> report.json, report.html (html_report, charts), beside Locust's own CSV
 """

@@ -50,23 +50,45 @@ class Sample:
     number: int
     start_s: float
     """When it was due or sent, in seconds from the start of the counted load."""
+    turn: int = 1
+    """Its place in its session."""
+    waited_ms: float = 0.0
+    """Wait in the open loop for one of the requests at once to end; included in the times below."""
     late_ms: float = 0.0
-    """The driver's delay between due and sent; included in the times below."""
+    """The driver's own delay before it was sent; included in the times below."""
     unread_ms: float = 0.0
     """Longest time between a chunk's arrival in the kernel and its read; not included in the times."""
     ttft_ms: float | None = None
+    """Time to first token, of reasoning too."""
+    ttfo_ms: float | None = None
+    """Time to first output: content or a tool call."""
     e2e_ms: float | None = None
     gaps: list[Gap] = field(default_factory=list)
     asked_input: int | None = None
     asked_output: int | None = None
     input_tokens: int | None = None
     output_tokens: int | None = None
+    inputs: int = 1
+    """Texts of the request."""
     error: str | None = None
     """A key of ERROR_KINDS, `http_STATUS`, or the user class's own name; None for an answered request."""
     detail: str = ""
     text: str = ""
     prompt: str = ""
     expected: str | None = None
+    score: float | None = None
+    """From 0 to 1, by the expected answer."""
+
+    def list_token_times(self) -> Iterator[tuple[float, int]]:
+        """Yield when tokens arrived, in seconds from the start of the counted load, and how many at once."""
+        if self.ttft_ms is None:
+            return
+        time_ms = self.ttft_ms
+        # What the later events do not have, the first had; a server without usage counts as one.
+        yield self.start_s + time_ms / 1000, max(1, (self.output_tokens or 1) - sum(gap.tokens for gap in self.gaps))
+        for gap in self.gaps:
+            time_ms += gap.ms * gap.tokens
+            yield self.start_s + time_ms / 1000, gap.tokens
 
     def compute_mean_gap_ms(self) -> float | None:
         """Return the mean inter-token latency of the answer."""
@@ -94,6 +116,8 @@ class Answer:
     """One for each event with tokens."""
     counts: list[int] = field(default_factory=list)
     """Tokens of each of those events."""
+    output_time: float | None = None
+    """Arrival of the first content or tool call."""
     text: str = ""
     input_tokens: int | None = None
     output_tokens: int | None = None
@@ -108,13 +132,16 @@ class Answer:
 
     def compute_gaps(self) -> list[Gap]:
         """Return the inter-token latencies, as defined above."""
-        share = 1.0
-        if self.output_tokens and sum(self.counts) == len(self.counts) < self.output_tokens:
-            share = self.output_tokens / len(self.counts)
-        gaps = []
-        for before, after, tokens in zip(self.times, self.times[1:], self.counts[1:], strict=False):
-            gaps.append(Gap((after - before) * 1000 / tokens / share, tokens))
-        return gaps
+        return [
+            Gap((after - before) * 1000 / tokens, tokens)
+            for before, after, tokens in zip(self.times, self.times[1:], self.counts[1:], strict=False)
+        ]
+
+    def spread_usage(self) -> None:
+        """Spread the tokens of the final usage evenly over the events, for a server that reports them no sooner."""
+        events, total = len(self.times), self.output_tokens or 0
+        if 0 < events < total:
+            self.counts = [(index + 1) * total // events - index * total // events for index in range(events)]
 
 
 def parse_stream(chunks: Sequence[tuple[float, bytes]]) -> Answer:
@@ -136,8 +163,11 @@ def parse_stream(chunks: Sequence[tuple[float, bytes]]) -> Answer:
         if event.get("error") or event.get("object") == "error":
             answer.failure = answer.failure or _extract_message(event)
             continue
-        content = _extract_content(event, answer)
+        reasoning, output = _extract_content(event, answer)
+        content = reasoning + output
         texts.append(content)
+        if output and answer.output_time is None:
+            answer.output_time = time
         usage = event.get("usage") or {}
         answer.input_tokens = usage.get("prompt_tokens", answer.input_tokens)
         answer.output_tokens = usage.get("completion_tokens", answer.output_tokens)
@@ -151,6 +181,8 @@ def parse_stream(chunks: Sequence[tuple[float, bytes]]) -> Answer:
             answer.times.append(time)
             answer.counts.append(tokens)
     answer.text = "".join(texts)
+    if not has_usage:
+        answer.spread_usage()
     return answer
 
 
@@ -166,20 +198,22 @@ def _split_events(chunks: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float
         yield time, buffer[5:].strip()
 
 
-def _extract_content(event: dict[str, Any], answer: Answer) -> str:
-    """Return an event's text: content, reasoning and tool calls of a chat's delta, or the text of a completion."""
-    parts = []
+def _extract_content(event: dict[str, Any], answer: Answer) -> tuple[str, str]:
+    """Return an event's reasoning, and its output: content and tool calls of a chat's delta, or a completion's text."""
+    reasoning, output = [], []
     for choice in event.get("choices") or ():
         answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
         delta = choice.get("delta")
         if delta is None:
-            parts.append(choice.get("text"))
+            output.append(choice.get("text"))
             continue
-        parts += [delta.get("content"), delta.get("reasoning_content"), delta.get("reasoning")]
+        # Two names of one thing, of which a server may send both.
+        reasoning.append(delta.get("reasoning_content") or delta.get("reasoning"))
+        output.append(delta.get("content"))
         for call in delta.get("tool_calls") or ():
             function = call.get("function") or {}
-            parts += [function.get("name"), function.get("arguments")]
-    return "".join(filter(None, parts))
+            output += [function.get("name"), function.get("arguments")]
+    return "".join(filter(None, reasoning)), "".join(filter(None, output))
 
 
 def _extract_message(event: dict[str, Any]) -> str:
@@ -187,11 +221,15 @@ def _extract_message(event: dict[str, Any]) -> str:
     return str(error.get("message", error)) if isinstance(error, dict) else str(error)
 
 
-def set_error(sample: Sample, answer: Answer) -> None:
-    """Set the error of a stream that ended, if it has one."""
+def set_error(sample: Sample, answer: Answer, *, has_tokens: bool = True) -> None:
+    """Set the error of an answer that ended, if it has one.
+
+    Args:
+        has_tokens: whether a good answer has some.
+    """
     if answer.failure:
         sample.error, sample.detail = SERVER_ERROR, answer.failure
     elif not answer.is_complete:
         sample.error, sample.detail = TRUNCATED, f"the stream ended after {sum(answer.counts)} tokens, incomplete"
-    elif not answer.times and not answer.output_tokens:
+    elif has_tokens and not answer.times and not answer.output_tokens:
         sample.error, sample.detail = EMPTY, "the server sent no tokens"

@@ -3,13 +3,47 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 from rich.console import RenderableType
 
 from llm_serving.settings.errors import InputError
 from llm_serving.workloads import base as workloads
+
+
+class MetricsPage(NamedTuple):
+    """The metrics of one replica, in the format of Prometheus."""
+
+    name: str
+    """Of the replica."""
+
+    role: str
+    url: str
+
+
+@dataclass(frozen=True)
+class LoadSource:
+    """From where a load is sent, if not from the machine that runs the deployment."""
+
+    described: str
+    """A sentence of the report."""
+
+    is_limit: bool = False
+    """Whether the way to the deployment may limit the load, so that the sentence is a remark."""
+
+    play: Callable[[Any, Path], None] | None = None
+    """Sends the plan's load for a Python file with the user, and leaves its files in the plan's folder; None sends it
+    from here.
+    """
+
+    pages: tuple[MetricsPage, ...] = ()
+    """What the load's first process reads before the load and after."""
+
+    max_processes: int = 1
+    """Processes that can send the load, where `play` does."""
 
 
 class Validator(Protocol):
@@ -25,6 +59,8 @@ class Validator(Protocol):
         url: str | None = None,
         requests: int | None = None,
         user_file: Path | None = None,
+        driver: str | None = None,
+        load_source: LoadSource | None = None,
     ) -> tuple[Any, Path]:
         """Run one validation; return the report and its folder, RUNS/NAME/TIME."""
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from llm_serving.validation.statistics import Latency, compute_percentile
+from llm_serving.validation.sample_statistics import Latency, compute_percentile
 
 WIDTH, HEIGHT = 520, 226
 LEFT, RIGHT, TOP, BOTTOM = 50, 10, 50, 34
@@ -152,6 +152,45 @@ def _thin_points(points: Sequence[tuple[float, float]], last: float) -> list[tup
         column.sort(key=lambda point: point[1])
         thinned += [column[0], column[len(column) // 2], column[-1]]
     return thinned
+
+
+def render_curves(
+    title: str,
+    unit_x: str,
+    unit_y: str,
+    curves: Mapping[str, Sequence[tuple[float, float]]],
+    limits: dict[str, float],
+    marks: Mapping[str, float],
+) -> str:
+    """Render quantities over another one as lines with a dot at each point, each line named at its end.
+
+    Args:
+        limits: horizontal lines, by name.
+        marks: vertical lines, by name.
+    """
+    points = [point for curve in curves.values() for point in curve]
+    if not points:
+        return _render_empty(title)
+    highest = max(value for _, value in points)
+    visible_limits = {name: limit for name, limit in limits.items() if limit <= 2 * highest}
+    x = Scale(0, max(position for position, _ in points) * 1.05 or 1, LEFT, WIDTH - RIGHT)
+    y = Scale(0, max([highest, *visible_limits.values()]) * 1.05 or 1, HEIGHT - BOTTOM, LOW_TOP)
+    body = [*_render_x_axis(x, unit_x), *_render_y_axis(y, unit_y)]
+    for name, limit in visible_limits.items():
+        body.append(f'<line class="limit" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(limit)}" y2="{y(limit)}"/>')
+        body.append(_render_text(LEFT + 6, y(limit) + 14, f"{name} limit {format_number(limit)}", "start", "limit"))
+    for name, position in marks.items():
+        body.append(
+            f'<line class="mark" x1="{x(position)}" x2="{x(position)}" y1="{LOW_TOP - 8}" y2="{HEIGHT - BOTTOM}"/>'
+        )
+        body.append(_render_text(x(position) + 4, LOW_TOP - 10, name, "start", "mark"))
+    for number, (name, curve) in enumerate(curves.items()):
+        path = "L".join(f"{x(position)},{y(value)}" for position, value in curve)
+        body.append(f'<path class="line curve-{number}" d="M{path}"/>')
+        body += [f'<circle class="dot" cx="{x(position)}" cy="{y(value)}" r="2.6"/>' for position, value in curve]
+        position, value = curve[-1]
+        body.append(_render_text(x(position), y(value) - 6, name, "end", "mark"))
+    return _render_svg(title, f"{len(points)} points of {len(curves)} curves.", body)
 
 
 def render_steps(title: str, values: Sequence[float], width_s: float, unit: str, caption: str) -> str:

@@ -1,6 +1,6 @@
 """Run the driver's phases: detect the server's dialect, warm it up, send the load, read metrics.
 
-Runs inside Locust as a separate greenlet; users and driver share Locust's environment.
+Runs inside Locust, in each process of the load; users and driver share Locust's environment.
 """
 
 from __future__ import annotations
@@ -11,11 +11,8 @@ import gc
 import http.client
 import json
 import platform
-import time
 import traceback
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,93 +20,133 @@ import gevent
 import locust
 from gevent.pool import Pool
 
-from llm_serving.validation import prompts
-from llm_serving.validation.driver_result import RESULT_FILE, DriverResult
+from llm_serving.validation import data_rows, driver_result, metrics_pages, prompts
+from llm_serving.validation.data_rows import DataRow
+from llm_serving.validation.driver_result import DriverResult
 from llm_serving.validation.load import Load, Prompt, cycle_prompts, generate_prompts
-from llm_serving.validation.load_plan import LoadPlan
+from llm_serving.validation.load_plan import WHOLE, LoadPlan, Shard
 from llm_serving.validation.prefix_overlap import PrefixOverlap
+from llm_serving.validation.process_watch import Watch
+from llm_serving.validation.rendezvous import LoadEnded, Rendezvous, Setup
 from llm_serving.validation.stream import Connection, HttpError
 
 SETTLE_S = 1.2
 """Wait after the last answer: the engine counts a request just after it sent it, and Locust writes CSV each second."""
 
 
-def read_plan(environment: Any) -> LoadPlan:
-    """Return the plan from Locust's command line; read once."""
-    if not hasattr(environment, "plan"):
-        environment.plan = LoadPlan.model_validate_json(
-            Path(environment.parsed_options.plan).read_text(encoding="utf-8")
-        )
-    plan: LoadPlan = environment.plan
-    return plan
-
-
-def get_load(environment: Any) -> Load:
-    """Return the load that all users share."""
-    if not hasattr(environment, "load"):
-        environment.load = Load(read_plan(environment))
-    load: Load = environment.load
-    return load
-
-
-def start(environment: Any, **_: Any) -> None:
-    """Start the driver; Locust stops after the load."""
-    gevent.spawn(_drive, environment)
-
-
 class DriverError(Exception):
     """The load cannot be sent; the message is the reason."""
 
 
-def _drive(environment: Any) -> None:
-    result = DriverResult(planned=read_plan(environment).traffic.requests)
+def drive(environment: Any) -> None:
+    """Play this process's share of the load, and write its result."""
+    load: Load = environment.load
+    meeting = Rendezvous(load.plan, load.shard)
+    result = DriverResult(planned=load.plan.traffic.requests)
     result.versions = {"locust": locust.__version__, "python": platform.python_version()}
     try:
-        _run_phases(environment, result)
+        if load.shard.index == 0:
+            _lead(environment, load, meeting, result)
+        else:
+            _follow(load, meeting, result)
     except DriverError as error:
         result.error = str(error)
+    except LoadEnded:
+        pass
     except Exception as error:  # noqa: BLE001  the parent process reports it
         traceback.print_exc()
         result.error = f"the load driver failed: {type(error).__name__}: {error}"
     finally:
-        (Path(read_plan(environment).folder) / RESULT_FILE).write_text(result.model_dump_json(), encoding="utf-8")
-        environment.runner.quit()
+        meeting.announce_result(result)
 
 
-def _run_phases(environment: Any, result: DriverResult) -> None:
-    load, plan = get_load(environment), read_plan(environment)
+def _lead(environment: Any, load: Load, meeting: Rendezvous, result: DriverResult) -> None:
+    """Prepare the server and the other processes, play, and read the engine's metrics before and after."""
+    plan = load.plan
     user = environment.user_classes[0](environment)
     result.kernel_times = user.connection.kernel_times
     load.vllm_dialect = result.vllm_dialect = _detect_vllm_dialect(user, load)
-    warm_up, counted, unique_count = _create_prompts(user, plan)
+    setup = _measure_server(user, load)
+    meeting.announce_setup(setup)
+    warm_up, _ = _create_prompts(plan, WHOLE, "warm-up", setup)
     result.warm_up_sent = load.warm_up(prompt for prompt, _ in zip(warm_up, range(plan.traffic.warm_up), strict=False))
     result.warm_up_failed = load.warm_up_failed
-    result.metrics_before = _fetch_metrics(plan)
-    # Objects that exist now stay: keep the garbage collector from scanning them while answers are timed.
+    overlap = _prepare(load, setup)
+    result.metrics_before = metrics_pages.fetch(plan.metrics_urls)
+    _freeze_memory()
+    result.started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    _play(load, meeting.set_start(), overlap, result)
+    meeting.wait_for_results()
+    gevent.sleep(SETTLE_S)
+    result.metrics_after = metrics_pages.fetch(plan.metrics_urls)
+
+
+def _follow(load: Load, meeting: Rendezvous, result: DriverResult) -> None:
+    """Play a share at the leader's word."""
+    setup = meeting.wait_for_setup()
+    load.vllm_dialect = setup.vllm_dialect
+    overlap = _prepare(load, setup)
+    _freeze_memory()
+    meeting.announce_ready()
+    _play(load, meeting.wait_for_start(), overlap, result)
+    gevent.sleep(SETTLE_S)
+
+
+def _prepare(load: Load, setup: Setup) -> PrefixOverlap:
+    """Begin to generate the counted prompts; return what measures the text that they share."""
+    overlap = PrefixOverlap()
+    counted, unique_count = _create_prompts(load.plan, load.shard, "load", setup)
+    load.overlap = overlap
+    load.prepare(overlap.observe(counted, unique_count))
+    return overlap
+
+
+def _freeze_memory() -> None:
+    """Keep the garbage collector from scanning, while answers are timed, the objects that exist now and stay."""
     gc.collect()
     gc.freeze()
-    result.started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    cpu_start = time.process_time()
-    overlap = PrefixOverlap()
-    load.play(overlap.observe(counted, unique_count))
-    result.shared_prompts, result.shared_prompt_count = overlap.share, overlap.prompts
+
+
+def _play(load: Load, start_time: float, overlap: PrefixOverlap, result: DriverResult) -> None:
+    watch = Watch()
+    load.play(start_time)
+    result.processes = [watch.finish()]
     result.duration_s = load.end_time - load.start_time
-    result.cpu_share = (time.process_time() - cpu_start) / max(result.duration_s, 0.001)
-    gevent.sleep(SETTLE_S)
-    result.metrics_after = _fetch_metrics(plan)
+    overlap.save(Path(load.plan.folder) / driver_result.name_part(driver_result.OVERLAP_FILE, load.shard.index))
 
 
-def _create_prompts(user: Any, plan: LoadPlan) -> tuple[Iterator[Prompt], Iterator[Prompt], int | None]:
-    """Return the prompts of the warm-up and of the counted load, and the number of unique ones if they repeat."""
+def _measure_server(user: Any, load: Load) -> Setup:
+    """Return what all processes need to know of the server: tokens of words, or of recorded answers."""
+    plan = load.plan
     if plan.data:
-        rows = prompts.read_rows(Path(plan.data), plan.traffic.api)
-        return cycle_prompts(plan, rows), cycle_prompts(plan, rows), len(rows) * len(plan.models)
+        rows = data_rows.read_rows(Path(plan.data), plan.traffic)
+        rates = _measure_recorded_answers(user, plan, rows)
+        return Setup(vllm_dialect=load.vllm_dialect, tokens_per_character=rates)
     map_concurrently = Pool(prompts.CONCURRENCY).imap
     costs = {
         model: prompts.measure_costs(functools.partial(_count_tokens, user, model), map_concurrently)
         for model in plan.models
     }
-    return generate_prompts(plan, "warm-up", costs), generate_prompts(plan, "load", costs), None
+    return Setup(vllm_dialect=load.vllm_dialect, costs=costs)
+
+
+def _create_prompts(plan: LoadPlan, shard: Shard, phase: str, setup: Setup) -> tuple[Iterator[Prompt], int | None]:
+    """Return a process's prompts of a phase, and the number of unique ones if they repeat."""
+    if plan.data:
+        rows = data_rows.read_rows(Path(plan.data), plan.traffic)
+        unique_count = shard.count_own(len(rows) * len(plan.models))
+        return cycle_prompts(plan, rows, setup.tokens_per_character, shard), unique_count
+    return generate_prompts(plan, phase, setup.costs, shard), None
+
+
+def _measure_recorded_answers(user: Any, plan: LoadPlan, rows: Sequence[DataRow]) -> dict[str, float]:
+    """Return the tokens of a character of recorded answers by model; empty without such answers."""
+    texts = [row.recorded_answer for row in rows if row.recorded_answer]
+    return {
+        model: prompts.measure_tokens_per_character(functools.partial(_count_tokens, user, model), texts)
+        for model in plan.models
+        if texts
+    }
 
 
 def _detect_vllm_dialect(user: Any, load: Load) -> bool:
@@ -130,7 +167,8 @@ def _detect_vllm_dialect(user: Any, load: Load) -> bool:
 def _count_tokens(user: Any, model: str, text: str) -> int:
     """Return the tokens of a prompt, from the server's usage."""
     body = user.body(Prompt(({"role": "user", "content": text},), max_tokens=1, model=model))
-    body = {key: value for key, value in body.items() if key != "stream_options"} | {"stream": False}
+    if user.plan.pooled is None:
+        body = {key: value for key, value in body.items() if key != "stream_options"} | {"stream": False}
     try:
         usage = json.loads(_send_request(user, body)).get("usage") or {}
     except HttpError as error:
@@ -153,15 +191,3 @@ def _send_request(user: Any, body: dict[str, Any]) -> bytes:
         raise DriverError(f"{user.plan.url} is unreachable: {error}") from None
     finally:
         connection.close()
-
-
-def _fetch_metrics(plan: LoadPlan) -> dict[str, str]:
-    """Return the engine's metrics by replica, without replicas that do not respond."""
-    pages = {}
-    for name, url in plan.metrics_urls.items():
-        try:
-            with urllib.request.urlopen(url, timeout=5) as response:
-                pages[name] = response.read().decode("utf-8", "replace")
-        except (urllib.error.URLError, OSError, http.client.HTTPException):
-            continue
-    return pages

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 PLAN_FILE = "plan.json"
-RESULT_FILE = "outcome.json"
 SAMPLES_FILE = "requests.jsonl"
 PROGRESS_FILE = "progress.json"
+OVERLAP_FILE = ".overlap"
+RESULT_FILE = ".result"
+"""Hidden files do not go into the run's folder."""
 CSV_PREFIX = "locust"
 """Prefix of Locust's own CSV files."""
 LOG_FILE = "locust.log"
 
 
+def name_part(name: str, index: int) -> str:
+    """Return the name of a process's own file: the first one's is the name itself."""
+    path = Path(name)
+    return f"{path.stem}-{index}{path.suffix}" if index else name
+
+
 class Progress(BaseModel):
-    """Progress of the load; the driver rewrites it twice a second."""
+    """Progress of the load; each process rewrites its own twice a second."""
 
     phase: str
     total: int = 0
@@ -25,8 +36,67 @@ class Progress(BaseModel):
     remaining_s: float | None = None
 
 
+def read_progress(folder: Path, index: int) -> Progress | None:
+    """Return the progress of a process; None before it has any."""
+    try:
+        return Progress.model_validate_json((folder / name_part(PROGRESS_FILE, index)).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValidationError):
+        return None
+
+
+def merge_progress(parts: Sequence[Progress], total: int) -> Progress:
+    """Return the progress of all processes; the first one's phase is the load's."""
+
+    def find_most(values: Iterable[float | None]) -> float | None:
+        return max((value for value in values if value is not None), default=None)
+
+    return Progress(
+        phase=parts[0].phase,
+        total=total,
+        sent=sum(part.sent for part in parts),
+        answered=sum(part.answered for part in parts),
+        failed=sum(part.failed for part in parts),
+        ttft_p95_ms=find_most(part.ttft_p95_ms for part in parts),
+        remaining_s=find_most(part.remaining_s for part in parts),
+    )
+
+
+def format_progress(progress: Progress) -> str:
+    """Format the progress in one line."""
+    if progress.phase != "load":
+        return f"{progress.phase}: not counted"
+    parts = [f"sent {progress.sent} of {progress.total}", f"answered {progress.answered}", f"failed {progress.failed}"]
+    if progress.ttft_p95_ms is not None:
+        parts.append(f"TTFT p95 so far {progress.ttft_p95_ms:.0f} ms")
+    if progress.remaining_s:
+        parts.append(f"about {progress.remaining_s:.0f} s left")
+    return ", ".join(parts)
+
+
+def publish(file: Path, content: str) -> None:
+    """Write a file whose readers never see a part of it."""
+    part = file.with_name(f"{file.name}.part")
+    part.write_text(content, encoding="utf-8")
+    part.replace(file)
+
+
+class ProcessWatch(BaseModel):
+    """What one process of the driver was kept from during the counted load."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    cpu_share: float = 0.0
+    """CPU time, as a share of one core."""
+
+    queue_share: float | None = None
+    """Share of the time in which it was ready and waited for a core; null where the kernel does not say."""
+
+    lag_p99_ms: float = 0.0
+    """99th percentile of the delay with which its own timer fires: how long it left other things undone."""
+
+
 class DriverResult(BaseModel):
-    """Result of the driver."""
+    """Result of the driver: of one process, or of all."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -57,8 +127,8 @@ class DriverResult(BaseModel):
     shared_prompt_count: int = 0
     """Number of prompts compared."""
 
-    cpu_share: float = 0.0
-    """CPU time of the driver during the counted load, as a share of one core."""
+    processes: list[ProcessWatch] = []
+    """One for each process."""
 
     metrics_before: dict[str, str] = {}
     """The engine's metrics by replica just before the counted load, without replicas that did not respond."""
@@ -66,3 +136,9 @@ class DriverResult(BaseModel):
     metrics_after: dict[str, str] = {}
 
     versions: dict[str, str] = {}
+
+
+def read_result(folder: Path, index: int) -> DriverResult | None:
+    """Return what a process found, or None before it ended."""
+    file = folder / name_part(RESULT_FILE, index)
+    return DriverResult.model_validate_json(file.read_text(encoding="utf-8")) if file.exists() else None

@@ -6,6 +6,7 @@ The catalog's row of the engine names the metrics. No input or output.
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,12 +16,14 @@ from prometheus_client.samples import Sample
 from pydantic import BaseModel, ConfigDict
 
 from llm_serving.catalog.engines import Engine, EngineMetric
-from llm_serving.validation.statistics import Latency, Metric
+from llm_serving.validation.sample_statistics import Latency, Metric
 
 TOLERANCE = 0.10
 """Largest difference at which client and engine agree."""
 
-HISTOGRAMS: dict[EngineMetric, Metric] = {"ttft": "ttft_ms", "itl": "itl_ms", "e2e": "e2e_ms"}
+LATENCIES: dict[Metric, EngineMetric] = {"ttft_ms": "ttft", "itl_ms": "itl", "e2e_ms": "e2e"}
+
+HISTOGRAMS: tuple[EngineMetric, ...] = (*LATENCIES.values(), "transfer-time", "transfer-bytes")
 
 
 @dataclass
@@ -55,7 +58,7 @@ class Histogram:
 class EngineMetrics:
     """One replica's metrics at one time; zero where its engine has no such metric."""
 
-    histograms: dict[Metric, Histogram]
+    histograms: dict[EngineMetric, Histogram]
     finished: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Requests by the reason for which they ended."""
 
@@ -64,6 +67,9 @@ class EngineMetrics:
 
     cache_hits: float = 0.0
     """Of them, those that were in it."""
+
+    failed_transfers: float = 0.0
+    """KV caches that did not arrive."""
 
     def subtract(self, before: EngineMetrics) -> EngineMetrics:
         """Return what was added after `before`; everything if the replica restarted in between."""
@@ -74,6 +80,7 @@ class EngineMetrics:
             {reason: count - before.finished.get(reason, 0.0) for reason, count in self.finished.items()},
             self.cache_queries - before.cache_queries,
             self.cache_hits - before.cache_hits,
+            self.failed_transfers - before.failed_transfers,
         )
 
     def has_restarted_since(self, before: EngineMetrics) -> bool:
@@ -85,7 +92,7 @@ class EngineMetrics:
 
 def create_empty() -> EngineMetrics:
     """Return the metrics of a replica that has served nothing."""
-    return EngineMetrics({name: Histogram() for name in HISTOGRAMS.values()})
+    return EngineMetrics({name: Histogram() for name in HISTOGRAMS})
 
 
 def parse(text: str, engine: Engine) -> EngineMetrics:
@@ -95,9 +102,7 @@ def parse(text: str, engine: Engine) -> EngineMetrics:
         ValueError: the page is not in that format.
     """
     metrics = create_empty()
-    histograms = {
-        engine.metrics[name]: metrics.histograms[HISTOGRAMS[name]] for name in HISTOGRAMS & engine.metrics.keys()
-    }
+    histograms = {engine.metrics[name]: metrics.histograms[name] for name in HISTOGRAMS if name in engine.metrics}
     concepts = {name: concept for concept, name in engine.metrics.items()}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -120,6 +125,16 @@ def parse_pages(pages: Mapping[str, str], engine: Engine) -> dict[str, EngineMet
     return parsed
 
 
+def count_requests(text: str, pattern: str) -> float:
+    """Add up the counters of a router's page whose names match a regular expression; 0 without a page."""
+    try:
+        families = list(text_string_to_metric_families(text))
+    except ValueError:
+        return 0.0
+    samples = (sample for family in families for sample in family.samples)
+    return sum(sample.value for sample in samples if re.fullmatch(pattern, sample.name))
+
+
 def _add_to_histogram(histogram: Histogram, part: str, sample: Sample) -> None:
     if part == "bucket":
         histogram.buckets[float(sample.labels["le"])] += sample.value
@@ -134,6 +149,8 @@ def _add_to_counter(metrics: EngineMetrics, concept: EngineMetric, sample: Sampl
         metrics.cache_queries += sample.value
     elif concept == "cache-hits":
         metrics.cache_hits += sample.value
+    elif concept == "failed-transfers":
+        metrics.failed_transfers += sample.value
     elif concept == "finished":
         metrics.finished[sample.labels.get(engine.finish_reasons.label, "")] += sample.value
 
@@ -188,6 +205,78 @@ def compute_cached_share(before: Mapping[str, EngineMetrics], after: Mapping[str
     return sum(metrics.cache_hits for metrics in added) / queries if queries > 0 else None
 
 
+class KvTransfers(BaseModel):
+    """The hand-over from prefill to decode, by the engines' own counters, and what else a first token waits for."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    count: int
+    """Transfers that arrived; each process of a split layer has its own."""
+
+    failed: int
+    """Transfers that did not arrive."""
+
+    bytes: int
+    """All that was sent."""
+
+    mean_ms: float | None
+    """Mean time of a transfer; null if none arrived."""
+
+    share_of_ttft: float | None
+    """That time as a share of the client's mean time to first token."""
+
+    prefill_ms: float | None
+    """Mean time of a request in prefill, its queue included."""
+
+    decode_ms: float | None
+    """Mean time from a request's arrival at decode to its first token there, with the transfer and its waits."""
+
+    router_ms: float | None
+    """The rest of the client's mean time to first token: the router, both its hops, and both engines' HTTP servers."""
+
+
+def summarize_transfers(
+    ttft_ms: float | None,
+    before: Mapping[str, EngineMetrics],
+    after: Mapping[str, EngineMetrics],
+    prefill_names: Iterable[str],
+) -> KvTransfers:
+    """Return the hand-over of a load.
+
+    Args:
+        ttft_ms: the client's mean.
+        prefill_names: replicas that prefill; the others decode.
+    """
+    prefills = set(prefill_names)
+    added = {name: metrics.subtract(before.get(name, create_empty())) for name, metrics in after.items()}
+    times = _sum_histograms(added.values(), "transfer-time")
+    prefill = _sum_histograms((added[name] for name in added if name in prefills), "e2e").compute_mean_ms()
+    decode = _sum_histograms((added[name] for name in added if name not in prefills), "ttft").compute_mean_ms()
+    mean = times.compute_mean_ms()
+    has_all = ttft_ms is not None and prefill is not None and decode is not None
+    return KvTransfers(
+        count=int(times.count),
+        failed=int(sum(metrics.failed_transfers for metrics in added.values())),
+        bytes=int(_sum_histograms(added.values(), "transfer-bytes").total),
+        mean_ms=_round(mean),
+        share_of_ttft=round(mean / ttft_ms, 4) if mean is not None and ttft_ms else None,
+        prefill_ms=_round(prefill),
+        decode_ms=_round(decode),
+        router_ms=_round((ttft_ms or 0) - (prefill or 0) - (decode or 0)) if has_all else None,
+    )
+
+
+def _round(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else round(milliseconds, 3)
+
+
+def _sum_histograms(parts: Iterable[EngineMetrics], name: EngineMetric) -> Histogram:
+    total = Histogram()
+    for metrics in parts:
+        total = total.add(metrics.histograms[name])
+    return total
+
+
 def _subtract_all(before: Mapping[str, EngineMetrics], after: Mapping[str, EngineMetrics]) -> list[EngineMetrics]:
     return [metrics.subtract(before.get(name, create_empty())) for name, metrics in after.items()]
 
@@ -229,9 +318,7 @@ def compare(
     rows = []
     added = _subtract_all(before, after)
     for metric, measured in latencies.items():
-        total = Histogram()
-        for metrics in added:
-            total = total.add(metrics.histograms[metric])
+        total = _sum_histograms(added, LATENCIES[metric])
         mean = total.compute_mean_ms()
         if mean is None or measured.mean is None or mean <= 0:
             continue

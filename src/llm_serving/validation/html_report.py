@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import jinja2
 from markupsafe import Markup
 
-from llm_serving.validation import charts, report, time_series
+from llm_serving.validation import charts, further_latencies, report, time_series
 from llm_serving.validation.answer import Sample
 from llm_serving.validation.engine_metrics import Agreement
+from llm_serving.validation.further_latencies import Definition
 from llm_serving.validation.report import Report
-from llm_serving.validation.statistics import PERCENTILES, Metric
+from llm_serving.validation.sample_statistics import PERCENTILES, Latency, Metric
 
 METRIC_NAMES: dict[Metric, str] = {
     "ttft_ms": "Time to first token",
@@ -25,25 +27,33 @@ METRIC_NAMES: dict[Metric, str] = {
 STATISTICS = (*PERCENTILES, "mean")
 
 
-def render(run_report: Report, samples: Sequence[Sample]) -> str:
-    """Return the page as HTML."""
-    templates = jinja2.Environment(
+def create_environment() -> jinja2.Environment:
+    """The templates of pages."""
+    return jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
+
+
+def render(run_report: Report, samples: Sequence[Sample]) -> str:
+    """Return the page as HTML."""
+    templates = create_environment()
+    templates.globals["infinity"] = math.inf
     templates.filters |= {"number": charts.format_number, "size": format_size, "plain": _format_setting}
     template = templates.get_template("report.html.j2")
     return template.render(
         report=run_report,
         started=datetime.datetime.fromisoformat(run_report.started_at).strftime("%d %B %Y, %H:%M:%S UTC"),
-        names=METRIC_NAMES,
+        names={metric: METRIC_NAMES[metric] for metric in run_report.metrics},
         statistics=STATISTICS,
         cells=build_cells(run_report),
         totals=list(_build_totals(run_report)),
         pictures=_render_charts(run_report, samples),
+        further=_list_further(run_report),
+        throughput=_describe_throughput(run_report),
         errors=report.list_error_kinds(run_report),
         shares=list(_compute_shares(run_report)),
         agreement=[(METRIC_NAMES[row.metric], row, _format_engine_value(row)) for row in run_report.agreement],
@@ -51,28 +61,56 @@ def render(run_report: Report, samples: Sequence[Sample]) -> str:
 
 
 class Cell(NamedTuple):
-    """A measured number and its limit, if any."""
+    """A statistic of the answered requests, and what holds of its limit, if it has one."""
 
     value: float | None
     limit: float | None
-    holds: bool
+    state: Literal["met", "missed", "not shown"]
+    upper: float | None
+    """Upper bound over all requests; None where there is none, and infinite where failed requests make it so."""
+
+
+def _build_cell(run_report: Report, metric: Metric, statistic: str, limit: float | None) -> Cell:
+    bound = run_report.bounds[metric][statistic]
+    upper = math.inf if bound.infinite else bound.upper
+    missed = any(objective.metric == f"{metric}.{statistic}" for objective in run_report.missed)
+    shown = limit is None or (upper is not None and upper <= limit)
+    state: Literal["met", "missed", "not shown"] = "missed" if missed else "met" if shown else "not shown"
+    return Cell(getattr(run_report.metrics[metric], statistic), limit, state, upper)
 
 
 def build_cells(run_report: Report) -> dict[Metric, dict[str, Cell]]:
     """Return the table of metrics by statistic."""
-    missed = {objective.metric for objective in run_report.missed}
     slo = run_report.settings["slo"]
     return {
         metric: {
-            statistic: Cell(
-                getattr(run_report.metrics[metric], statistic),
-                slo.get(metric, {}).get(statistic),
-                f"{metric}.{statistic}" not in missed,
-            )
+            statistic: _build_cell(run_report, metric, statistic, slo.get(metric, {}).get(statistic))
             for statistic in STATISTICS
         }
-        for metric in get_args(Metric)
+        for metric in run_report.metrics
     }
+
+
+def _list_further(run_report: Report) -> list[tuple[Definition, Latency]]:
+    """Latencies by other tools' definitions, all of which are of tokens."""
+    if is_pooled(run_report):
+        return []
+    return [(text, run_report.further[name]) for name, text in further_latencies.DEFINITIONS.items()]
+
+
+def is_pooled(run_report: Report) -> bool:
+    """Whether answers are for whole texts, without tokens."""
+    return run_report.throughput.inputs_per_s is not None
+
+
+def _describe_throughput(run_report: Report) -> tuple[str, float]:
+    """What answers consist of, and how many a second there were."""
+    inputs_per_s = run_report.throughput.inputs_per_s
+    return (
+        ("Output tokens/s", run_report.throughput.output_tokens_per_s)
+        if inputs_per_s is None
+        else ("Texts/s", inputs_per_s)
+    )
 
 
 class Total(NamedTuple):
@@ -85,7 +123,7 @@ class Total(NamedTuple):
 
 
 def _build_totals(run_report: Report) -> Iterator[Total]:
-    """Yield error rate and throughput with their limits."""
+    """Yield error rate, goodput, stall and throughput with their limits."""
     missed = {objective.metric for objective in run_report.missed}
     slo, requests = run_report.settings["slo"], run_report.requests
     share = requests.failed / requests.total if requests.total else 0.0
@@ -93,13 +131,33 @@ def _build_totals(run_report: Report) -> Iterator[Total]:
     yield Total(
         "Failed requests", f"{requests.failed} of {requests.total} ({share:.2%})", max_errors, "errors" not in missed
     )
+    goodput = run_report.goodput
+    if goodput.share is not None:
+        minimum = f"at least {slo['goodput'] * 100:g}%" if slo.get("goodput") else ""
+        value = f"{goodput.share:.2%}, {charts.format_number(goodput.requests_per_s)} requests/s"
+        yield Total("Goodput: every limit met at once", value, minimum, "goodput" not in missed)
+    if run_report.expected and run_report.expected.score is not None:
+        minimum = f"at least {slo['score'] * 100:g}%" if slo.get("score") else ""
+        name = f"Mean score of answers ({run_report.expected.score_by})"
+        yield Total(name, f"{run_report.expected.score:.2%}", minimum, "score" not in missed)
+    if run_report.requests.total:
+        most = f"at most {slo['stall']:g} s" if slo.get("stall") else ""
+        value = f"{charts.format_number(run_report.longest_stall_s)} s"
+        yield Total("Longest stall", value, most, "stall" not in missed)
     rates = run_report.throughput
     for key, name in (
         ("requests_per_s", "Requests/s"),
-        ("output_tokens_per_s", "Output tokens/s"),
+        ("inputs_per_s", "Texts/s") if is_pooled(run_report) else ("output_tokens_per_s", "Output tokens/s"),
     ):
         minimum = f"at least {slo[key]:g}" if slo.get(key) else ""
         yield Total(name, charts.format_number(getattr(rates, key)), minimum, key not in missed)
+    if steady := run_report.steady:
+        number = charts.format_number
+        answered = f"{number(steady.requests_per_s)} of {number(steady.offered_per_s)} offered requests/s"
+        span = f"{number(steady.from_s)} s to {number(steady.to_s)} s"
+        tokens = "" if is_pooled(run_report) else f", {number(steady.output_tokens_per_s)} tokens/s"
+        value = f"{answered}{tokens}, from {span}"
+        yield Total("Without ramp and drain", value, "", holds=True)
 
 
 def _render_charts(run_report: Report, samples: Sequence[Sample]) -> dict[str, Markup]:
@@ -112,14 +170,18 @@ def _render_charts(run_report: Report, samples: Sequence[Sample]) -> dict[str, M
     svgs: dict[str, str] = {
         metric: charts.render_distribution(METRIC_NAMES[metric], values, run_report.metrics[metric], limits[metric])
         for metric, values in report.collect_latencies(answered).items()
+        if metric in limits
     }
     for metric, points in time_series.collect_points(answered).items():
+        if metric not in limits:
+            continue
         svgs[f"{metric}_line"] = charts.render_dots(f"{METRIC_NAMES[metric]} over time", points, failed, limits[metric])
     width = time_series.choose_width(run_report.duration_s, charts.COLUMNS / 2)
-    rates = time_series.compute_token_rates(answered, width)
+    compute_rates = time_series.compute_input_rates if is_pooled(run_report) else time_series.compute_token_rates
+    (title, _), rates = _describe_throughput(run_report), compute_rates(answered, width)
     in_flight = time_series.compute_in_flight(answered, width)
     caption = f"Mean over each {width:g} s."
-    svgs["tokens_line"] = charts.render_steps("Output tokens/s", rates, width, "tokens/s", caption)
+    svgs["tokens_line"] = charts.render_steps(title, rates, width, title.split()[-1].lower(), caption)
     svgs["flight_line"] = charts.render_steps("Requests in flight", in_flight, width, "requests", caption)
     return {name: Markup(svg) for name, svg in svgs.items()}
 

@@ -4,18 +4,33 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import random
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gevent
 from gevent import queue
 
 from llm_serving.validation import driver_result, prompts
 from llm_serving.validation.answer import Sample
-from llm_serving.validation.load_plan import LoadPlan, draw_arrivals, draw_lengths
+from llm_serving.validation.data_rows import DataRow
+from llm_serving.validation.load_plan import (
+    WHOLE,
+    LoadPlan,
+    RequestLength,
+    Shard,
+    draw_arrivals,
+    draw_inputs,
+    draw_lengths,
+    draw_turns,
+    list_starts,
+)
+
+if TYPE_CHECKING:
+    from llm_serving.validation.prefix_overlap import PrefixOverlap
 
 QUEUE_SIZE = 1000
 """Prompts generated before the load starts; a longer load generates the others while it runs."""
@@ -39,11 +54,20 @@ class Prompt:
     expected: str | None = None
     model: str | None = None
     """Name of the model; None means the plan's first."""
+    follow_ups: tuple[Prompt, ...] = ()
+    """The session's next turns, each without what came before it."""
+    further_texts: tuple[str, ...] = ()
+    """Texts of the same request, for tasks that answer several at once."""
 
     @property
     def text(self) -> str:
         """The prompt for the completions API: the last message."""
         return str(self.messages[-1]["content"])
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All texts of a request, for tasks that answer several at once."""
+        return (self.text, *self.further_texts)
 
 
 @dataclass(frozen=True)
@@ -55,13 +79,15 @@ class Item:
     counted: bool
     due: float | None = None
     """When to send it, on perf_counter's clock; None: as soon as a user is idle."""
+    turn: int = 1
+    """Its place in its session."""
 
 
 class Load:
-    """Hands items to the users and collects their samples."""
+    """Hands items to the users of this process and collects their samples."""
 
-    def __init__(self, plan: LoadPlan) -> None:
-        self.plan = plan
+    def __init__(self, plan: LoadPlan, shard: Shard = WHOLE) -> None:
+        self.plan, self.shard = plan, shard
         self.start_time = 0.0
         """perf_counter at the start of the counted load."""
         self.end_time = 0.0
@@ -69,13 +95,33 @@ class Load:
         self.vllm_dialect = False
         """Whether the server accepts vLLM's own parameters."""
         self.warm_up_failed = 0
-        self._progress = driver_result.Progress(phase="start", total=plan.traffic.requests)
+        starts = list_starts(plan.traffic)
+        self._starts = list(shard.select(starts)) if plan.traffic.turns.max > 1 else shard.select(starts)
+        self._sessions = shard.count_own(len(starts))
+        self._progress = driver_result.Progress(phase="start", total=self._count_requests(starts))
+        self.overlap: PrefixOverlap | None = None
+        """Measures what later turns of sessions share."""
         # A channel holds nothing: an item leaves the load when a user takes it.
         self._ready = queue.Channel()
         self._busy = 0
         self._ttfts: list[float] = []
+        self._upcoming = queue.Queue(maxsize=QUEUE_SIZE)
+        self._producer: gevent.Greenlet | None = None
+        self._pauses = random.Random(f"{plan.traffic.seed}/pauses/{shard.index}")
         self._folder = Path(plan.folder)
-        self._samples = (self._folder / driver_result.SAMPLES_FILE).open("w", encoding="utf-8")
+        self._samples = self._locate(driver_result.SAMPLES_FILE).open("w", encoding="utf-8")
+
+    def _locate(self, name: str) -> Path:
+        """This process's own file of a name."""
+        return self._folder / driver_result.name_part(name, self.shard.index)
+
+    def _count_requests(self, starts: Sequence[int]) -> int:
+        """The counted requests of this process's sessions."""
+        requests = self.plan.traffic.requests
+        if self.plan.traffic.turns.max == 1:
+            return self._sessions
+        lengths = (end - start for start, end in itertools.pairwise([*starts, requests]))
+        return sum(self.shard.select(lengths))
 
     def take(self) -> Item:
         """Wait for the next item and return it."""
@@ -83,9 +129,33 @@ class Load:
         self._busy += 1
         return item
 
+    def release(self) -> None:
+        """End the session of an item that was taken."""
+        self._busy -= 1
+
+    def continue_session(self, item: Item, sample: Sample, answer: str) -> Item | None:
+        """Wait as a user thinks, and return the session's next item; None at its end.
+
+        A session ends with its last turn, with a failed request, and at the time limit.
+        """
+        end = self.start_time + self.plan.traffic.time_limit
+        prompt, number = item.prompt, item.number + 1
+        is_over = sample.error is not None or number >= self.plan.traffic.requests
+        if not item.counted or not prompt.follow_ups or is_over:
+            return None
+        self.pause()
+        if time.perf_counter() > end:
+            return None
+        following, *rest = prompt.follow_ups
+        history = (*prompt.messages, {"role": "assistant", "content": answer})
+        merged = replace(following, messages=(*history, *following.messages), follow_ups=tuple(rest))
+        if self.overlap is not None:
+            self.overlap.add(merged)
+        self._progress.sent += 1
+        return Item(number, merged, counted=True, turn=item.turn + 1)
+
     def finish(self, item: Item, sample: Sample) -> None:
         """Record the result of an item."""
-        self._busy -= 1
         if not item.counted:
             self.warm_up_failed += sample.error is not None
             return
@@ -107,42 +177,53 @@ class Load:
         self._drain()
         return count
 
-    def play(self, source: Iterator[Prompt]) -> None:
-        """Send the counted load until all is sent or the time limit is reached, and wait for requests in flight."""
-        traffic = self.plan.traffic
-        upcoming = queue.Queue(maxsize=QUEUE_SIZE)
-        producer = gevent.spawn(_fill, upcoming, itertools.islice(source, traffic.requests))
+    def prepare(self, source: Iterator[Prompt]) -> None:
+        """Begin to generate the counted prompts."""
+        self._producer = gevent.spawn(_fill, self._upcoming, itertools.islice(source, self._sessions))
         gevent.sleep(0)  # fill the queue before the clock starts
+
+    def play(self, start_time: float) -> None:
+        """Send the counted load until all is sent or the time limit is reached, and wait for requests in flight.
+
+        Args:
+            start_time: start of the load on perf_counter's clock.
+        """
+        gevent.sleep(max(0.0, start_time - time.perf_counter()))
         self._progress.phase = "load"
-        self.start_time = self.end_time = time.perf_counter()
+        self.start_time = self.end_time = start_time
         reporter = gevent.spawn(self._report)
-        due = draw_arrivals(traffic)
+        due = draw_arrivals(self.plan.traffic, self.plan.trace)
         try:
             if due is None:
-                self._play_closed(upcoming)
+                self._play_closed()
             else:
-                self._play_open(upcoming, due)
+                self._play_open(list(zip(self._starts, self.shard.select(due), strict=False)))
             self._drain()
         finally:
-            gevent.killall([producer, reporter])
+            gevent.killall([greenlet for greenlet in (self._producer, reporter) if greenlet])
             self._samples.close()
             self._write_progress()
 
-    def _play_closed(self, upcoming: queue.Queue) -> None:
+    def pause(self) -> None:
+        """Let a user think before its next request."""
+        if self.plan.traffic.think_time:
+            gevent.sleep(self._pauses.expovariate(1 / self.plan.traffic.think_time))
+
+    def _play_closed(self) -> None:
         """Hand out the next item as soon as a user is idle."""
         traffic = self.plan.traffic
-        for number in range(traffic.requests):
+        for number in self._starts:
             remaining = self.start_time + traffic.time_limit - time.perf_counter()
             try:
-                self._ready.put(Item(number, upcoming.get(), counted=True), timeout=max(remaining, 0.001))
+                self._ready.put(Item(number, self._upcoming.get(), counted=True), timeout=max(remaining, 0.001))
             except queue.Full:
                 return
             self._progress.sent += 1
 
-    def _play_open(self, upcoming: queue.Queue, due: Sequence[float]) -> None:
-        """Hand out each item when it is due, independent of earlier ones."""
-        for number, offset in enumerate(due):
-            prompt = upcoming.get()
+    def _play_open(self, due: Sequence[tuple[int, float]]) -> None:
+        """Hand out each item, a number and when it is due, independent of earlier ones."""
+        for number, offset in due:
+            prompt = self._upcoming.get()
             due_time = self.start_time + offset
             gevent.sleep(max(0.0, due_time - time.perf_counter()))
             self._ready.put(Item(number, prompt, counted=True, due=due_time))
@@ -163,9 +244,10 @@ class Load:
         progress.ttft_p95_ms = self._ttfts[round(0.95 * (len(self._ttfts) - 1))] if self._ttfts else None
         progress.remaining_s = self._estimate_remaining()
         # Replace the file at once: readers never see a part of it.
-        temp_file = self._folder / f".{driver_result.PROGRESS_FILE}"
+        file = self._locate(driver_result.PROGRESS_FILE)
+        temp_file = file.with_name(f".{file.name}")
         temp_file.write_text(progress.model_dump_json())
-        temp_file.replace(self._folder / driver_result.PROGRESS_FILE)
+        temp_file.replace(file)
 
     def _estimate_remaining(self) -> float | None:
         """Return the seconds until all are sent, at the rate so far."""
@@ -181,23 +263,72 @@ def _fill(upcoming: queue.Queue, source: Iterable[Prompt]) -> None:
         upcoming.put(prompt)
 
 
-def generate_prompts(plan: LoadPlan, phase: str, costs: Mapping[str, prompts.TokenCosts]) -> Iterator[Prompt]:
-    """Yield prompts of a phase's lengths, endlessly, for the plan's models in turn.
+def generate_prompts(
+    plan: LoadPlan, phase: str, costs: Mapping[str, prompts.TokenCosts], shard: Shard = WHOLE
+) -> Iterator[Prompt]:
+    """Yield a process's prompts of a phase's lengths, endlessly, for the plan's models in turn.
 
     Args:
         costs: tokens of each word, by model.
     """
-    generators = {model: prompts.PromptGenerator(costs[model], f"{plan.traffic.seed}/{phase}") for model in plan.models}
-    for model, length in zip(itertools.cycle(plan.models), draw_lengths(plan.traffic, phase), strict=False):
-        message = {"role": "user", "content": generators[model].generate(length)}
-        yield Prompt((message,), length.output_tokens, asked_input=length.input_tokens, model=model)
+    seed = f"{plan.traffic.seed}/{phase}/{plan.nonce}"
+    generators = {model: prompts.PromptGenerator(costs[model], seed) for model in plan.models}
+    lengths = draw_lengths(plan.traffic, phase, plan.trace)
+    # Lengths are drawn in groups: the turns of a session, or the texts of one request.
+    draw_counts, build = (draw_inputs, _build_texts) if plan.pooled else (draw_turns, _build_session)
+    sessions = ([*itertools.islice(lengths, count)] for count in draw_counts(plan.traffic, phase))
+    starts = itertools.accumulate(draw_counts(plan.traffic, phase), initial=0)
+    requests = zip(starts, itertools.cycle(plan.models), sessions, strict=False)
+    for start, model, group in shard.select(requests):
+        yield build(generators[model], group, start, model)
 
 
-def cycle_prompts(plan: LoadPlan, rows: Sequence[prompts.PromptRow]) -> Iterator[Prompt]:
-    """Yield the user's prompts in order, endlessly, each for all of the plan's models.
+def _build_session(
+    generator: prompts.PromptGenerator, lengths: Sequence[RequestLength], start: int, model: str
+) -> Prompt:
+    """Build the first request of a session, with the others behind it."""
+    first, *others = lengths
+    follow_ups = tuple(
+        _build_turn(generator, replace(length, shared_tokens=0), number, model)
+        for number, length in enumerate(others, start + 1)
+    )
+    return replace(_build_turn(generator, first, start, model), asked_input=first.input_tokens, follow_ups=follow_ups)
 
-    The model decides the length of an answer, up to the traffic's maximum.
+
+def _build_texts(
+    generator: prompts.PromptGenerator, lengths: Sequence[RequestLength], start: int, model: str
+) -> Prompt:
+    """Build a request of several texts, whose answer has no tokens."""
+    first, *others = (generator.generate(length, number) for number, length in enumerate(lengths, start))
+    return Prompt(
+        ({"role": "user", "content": first},),
+        max_tokens=0,
+        exact=False,
+        asked_input=sum(length.input_tokens for length in lengths),
+        model=model,
+        further_texts=tuple(others),
+    )
+
+
+def _build_turn(generator: prompts.PromptGenerator, length: RequestLength, number: int, model: str) -> Prompt:
+    """Build a request from its message alone; of a later turn, the server counts what came before too."""
+    message = {"role": "user", "content": generator.generate(length, number)}
+    return Prompt((message,), length.output_tokens, model=model)
+
+
+def cycle_prompts(
+    plan: LoadPlan, rows: Sequence[DataRow], tokens_per_character: Mapping[str, float], shard: Shard = WHOLE
+) -> Iterator[Prompt]:
+    """Yield a process's share of the user's prompts in order, endlessly, each for all of the plan's models.
+
+    A row's own length, or that of its recorded answer, is exact; otherwise the model decides, up to the traffic's most.
+
+    Args:
+        tokens_per_character: of recorded answers, by model.
     """
-    for row, model in itertools.cycle(itertools.product(rows, plan.models)):
-        max_tokens = plan.traffic.output_tokens.max
-        yield Prompt(row.messages, max_tokens, exact=False, expected=row.expected, model=model)
+    most = plan.traffic.output_tokens.max
+    for row, model in shard.select(itertools.cycle(itertools.product(rows, plan.models))):
+        length = row.output_tokens
+        if row.recorded_answer is not None:
+            length = max(1, min(most, round(len(row.recorded_answer) * tokens_per_character[model])))
+        yield Prompt(row.messages, length or most, exact=length is not None, expected=row.expected, model=model)

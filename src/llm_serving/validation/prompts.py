@@ -1,4 +1,4 @@
-"""Prompts of an exact number of tokens for any server that reports `usage`, and the user's own prompts from JSONL.
+"""Prompts of an exact number of tokens for any server that reports `usage`.
 
 Tokenizers split a text at its spaces first, so that a word has the same number of tokens everywhere. A few requests
 measure the tokens of each word of a small vocabulary on this server, and those of the chat template; a prompt is then
@@ -8,14 +8,12 @@ each prompt, and the report shows both.
 
 from __future__ import annotations
 
-import json
+import functools
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from llm_serving.settings.errors import InputError, Mistake
+from llm_serving.validation import trace
 from llm_serving.validation.load_plan import RequestLength
 
 FIRST_WORD = "Read"
@@ -60,25 +58,67 @@ def measure_costs(count: Callable[[str], int], map_function: Callable[..., Itera
     return TokenCosts(base, words or dict.fromkeys(VOCABULARY, 1))
 
 
+MEASURED_CHARACTERS = 4000
+"""Text of recorded answers that measures how many characters a token has."""
+
+
+def measure_tokens_per_character(count: Callable[[str], int], texts: Iterable[str]) -> float:
+    """Return the tokens of a character in texts like these, by one request to the server.
+
+    Args:
+        count: returns the prompt tokens of a text, from the server's usage.
+    """
+    text = "\n".join(texts)[:MEASURED_CHARACTERS]
+    return max(1, count(f"{FIRST_WORD} {text}") - count(FIRST_WORD)) / max(1, len(text))
+
+
 class PromptGenerator:
     """Generates prompts of exact length; the same seed gives the same prompts."""
 
     def __init__(self, costs: TokenCosts, seed: str) -> None:
         self._costs = costs
         self._seed = seed
-        self._rng = random.Random(f"{seed}/words")
         self._groups: dict[int, _WordSequence] = {}
+        self._generate_block = functools.lru_cache(maxsize=1024)(self._generate_uncached_block)
 
-    def generate(self, length: RequestLength) -> str:
-        """Return a prompt of `length.input_tokens` tokens, chat template included, or the shortest possible one."""
+    def generate(self, length: RequestLength, number: int) -> str:
+        """Return the prompt of a request: `length.input_tokens` tokens, chat template included, or the fewest possible.
+
+        Args:
+            number: of the request; its words follow from the seed and from it alone.
+        """
         budget = length.input_tokens - self._costs.base
+        own_sequence = _WordSequence(self._costs, random.Random(f"{self._seed}/words/{number}"))
+        if length.blocks:
+            words, used = self._generate_blocks(length.blocks, budget)
+            return " ".join([FIRST_WORD, *words, *own_sequence.take(max(0, budget - used))[0]])
         shared = min(budget, length.shared_tokens - self._costs.base)
         sequence = self._groups.setdefault(
             length.group, _WordSequence(self._costs, random.Random(f"{self._seed}/{length.group}"))
         )
         words, used = sequence.take(shared)
-        own_words, _ = _WordSequence(self._costs, self._rng).take(budget - used)
-        return " ".join([FIRST_WORD, *words, *own_words])
+        return " ".join([FIRST_WORD, *words, *own_sequence.take(budget - used)[0]])
+
+    def _generate_blocks(self, blocks: Sequence[int], budget: int) -> tuple[list[str], int]:
+        """Return the words of a trace's blocks within a number of tokens, and their tokens."""
+        words: list[str] = []
+        total = 0
+        for block in blocks:
+            # A block that is cut at the end of a prompt begins as the whole one does.
+            block_words, used = (
+                self._generate_block(block)
+                if budget - total >= trace.BLOCK_TOKENS
+                else self._create_block_sequence(block).take(max(0, budget - total))
+            )
+            words += block_words
+            total += used
+        return words, total
+
+    def _generate_uncached_block(self, block: int) -> tuple[list[str], int]:
+        return self._create_block_sequence(block).take(trace.BLOCK_TOKENS)
+
+    def _create_block_sequence(self, block: int) -> _WordSequence:
+        return _WordSequence(self._costs, random.Random(f"{self._seed}/block/{block}"))
 
 
 class _WordSequence:
@@ -108,78 +148,3 @@ class _WordSequence:
             used += self._costs[word]
         fill = max(0, tokens - used) // self._costs[self._smallest]
         return words + [self._smallest] * fill, used + fill * self._costs[self._smallest]
-
-
-@dataclass(frozen=True)
-class PromptRow:
-    """One line of the user's own data."""
-
-    messages: tuple[dict[str, Any], ...]
-    """Messages for the chat API; for completions the prompt is the only message's content."""
-
-    expected: str | None
-
-
-def read_rows(path: Path, api: str) -> list[PromptRow]:
-    """Read the user's prompts from JSONL: `{"prompt": ...}` or `{"messages": [...]}` per line, optionally with
-    `"expected"`.
-
-    Raises:
-        InputError: the file cannot be read, or every invalid line.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = (
-            "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else f"it cannot be read: {error.strerror}"
-        )
-        raise InputError([Mistake(path, 1, 1, "", "", reason, "a JSONL file with one JSON object per line")]) from None
-    rows, mistakes = [], []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            rows.append(_parse_row(line, api))
-        except json.JSONDecodeError as error:
-            mistakes.append(Mistake(path, number, error.colno, "", line[:60], f"it is not JSON: {error.msg}", _EXAMPLE))
-        except _RowError as error:
-            mistakes.append(Mistake(path, number, 1, error.field, line[:60], error.reason, error.fix))
-    if mistakes:
-        raise InputError(mistakes)
-    if not rows:
-        raise InputError([Mistake(path, 1, 1, "", "", "it has no prompts", _EXAMPLE)])
-    return rows
-
-
-_EXAMPLE = '{"prompt": "2 + 2 =", "expected": "4"}'
-
-
-class _RowError(Exception):
-    def __init__(self, field: str, reason: str, fix: str = _EXAMPLE) -> None:
-        super().__init__(reason)
-        self.field, self.reason, self.fix = field, reason, fix
-
-
-def _parse_row(line: str, api: str) -> PromptRow:
-    data = json.loads(line)
-    if not isinstance(data, dict):
-        raise _RowError("", "it is not a JSON object")
-    expected = data.get("expected")
-    if expected is not None and not isinstance(expected, str):
-        raise _RowError("expected", "it is not a string")
-    if ("prompt" in data) == ("messages" in data):
-        raise _RowError("", "exactly one of `prompt` and `messages` is required")
-    if "prompt" in data:
-        if not isinstance(data["prompt"], str) or not data["prompt"]:
-            raise _RowError("prompt", "it is empty or not a string")
-        return PromptRow(({"role": "user", "content": data["prompt"]},), expected)
-    if api != "chat":
-        raise _RowError(
-            "messages", "the blueprint's traffic uses `api: completions`, which takes a prompt", "prompt: TEXT"
-        )
-    messages = data["messages"]
-    if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) and "role" in m for m in messages):
-        raise _RowError(
-            "messages", "it is not a list of chat messages", '"messages": [{"role": "user", "content": "Hi"}]'
-        )
-    return PromptRow(tuple(messages), expected)

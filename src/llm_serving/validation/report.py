@@ -6,21 +6,40 @@ report.json is this model; its JSON Schema is published beside this file as repo
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Set as AbstractSet
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict
 
 from llm_serving.catalog import engines
 from llm_serving.catalog.engines import Engine
-from llm_serving.validation import answer, engine_metrics, gate, statistics
+from llm_serving.validation import (
+    answer,
+    distribution,
+    engine_metrics,
+    further_latencies,
+    gate,
+    sample_statistics,
+    scoring,
+    serving_cost,
+    soundness,
+    time_series,
+)
 from llm_serving.validation.answer import Sample
-from llm_serving.validation.driver_result import DriverResult
-from llm_serving.validation.engine_metrics import Agreement, EngineMetrics, Replica
+from llm_serving.validation.base import LoadSource
+from llm_serving.validation.distribution import Distribution, Estimate
+from llm_serving.validation.driver_result import DriverResult, ProcessWatch
+from llm_serving.validation.drivers.base import Driver
+from llm_serving.validation.engine_metrics import Agreement, EngineMetrics, KvTransfers, Replica
 from llm_serving.validation.gate import MissedObjective
-from llm_serving.validation.statistics import Latency, Metric
+from llm_serving.validation.sample_statistics import Latency, Metric
+from llm_serving.validation.serving_cost import Cost
+from llm_serving.workloads.serving import tasks
 from llm_serving.workloads.serving.deployment import Deployment
+from llm_serving.workloads.serving.traffic import Traffic
 
 BUSY_CPU_SHARE = 0.8
 """Share of a core above which the driver itself may limit the load."""
@@ -38,14 +57,25 @@ MAX_SHOWN = 200
 """Answers in a report; requests.jsonl has all of them."""
 
 METHOD = (
-    "Latencies are of answered requests; failed ones count in the error rate.",
-    "Time to first token ends at the first event with content or whose usage counts a token.",
+    "The table's latencies are of answered requests; the SLO is held against all of them, failed ones as infinite.",
+    "A limit is met where the upper bound of its statistic, at 95% confidence, is within it.",
+    "Goodput is the share of requests that meet every limit on a latency at once.",
+    "Time to first token ends at the first event with content, reasoning among it, or whose usage counts a token.",
     "Inter-token latency is the gap between two events with tokens, divided by the tokens of the later one.",
     "End-to-end latency ends at the last byte of the stream.",
     "Tokens are the server's own count, from its usage.",
     "Percentiles interpolate linearly between the two closest ranks (numpy's default).",
     "Throughput is of answered requests, from the start of the first counted request to the end of the last.",
 )
+
+
+POOLED_METHOD = (
+    *METHOD[:3],
+    "End-to-end latency ends at the last byte of the answer.",
+    "Tokens are the server's own count, from its usage; a text is one input, or one document of a query.",
+    *METHOD[-2:],
+)
+"""Where answers have no tokens."""
 
 
 class _Part(BaseModel):
@@ -77,6 +107,70 @@ class Throughput(_Part):
 
     output_tokens_per_s: float
     """Generated tokens per second, from the server's usage."""
+
+    inputs_per_s: float | None = None
+    """Answered texts per second, for tasks whose answers have no tokens; null for others."""
+
+
+class Steady(_Part):
+    """Rates between the first answer's end and the last request's start: without ramp and drain."""
+
+    from_s: float
+    """First answer's end, in seconds from the start of the load."""
+
+    to_s: float
+    """Last request's start."""
+
+    offered_per_s: float
+    """Requests sent per second."""
+
+    requests_per_s: float
+    """Answered requests per second; fewer than offered, a queue grows."""
+
+    output_tokens_per_s: float
+    """Generated tokens per second."""
+
+
+class InputLength(_Part):
+    """End-to-end latency of the requests within bounds of length."""
+
+    from_tokens: int
+    """Fewest input tokens of one of these requests, all of its texts together."""
+
+    to_tokens: int
+    """Most."""
+
+    requests: int
+    """How many these are."""
+
+    p50: float
+    """Median of their latencies, in milliseconds."""
+
+    p95: float
+    """95th percentile, in milliseconds."""
+
+
+class Goodput(_Part):
+    """Requests that meet every limit on a latency at once."""
+
+    share: float | None
+    """Their share of all requests; null without one."""
+
+    requests_per_s: float
+    """Their rate."""
+
+
+class Bound(_Part):
+    """A statistic over all requests in milliseconds, of which failed ones count as infinite."""
+
+    value: float | None
+    """The estimate; null without a sample or where it is infinite."""
+
+    upper: float | None
+    """Its upper bound; null where the load is too short for one or it is infinite."""
+
+    infinite: bool
+    """Whether failed requests make the estimate infinite."""
 
 
 class Tokens(_Part):
@@ -129,6 +223,9 @@ class WeightLoading(_Part):
     random: bool
     """Whether they are random numbers."""
 
+    commit: str | None = None
+    """Commit on the model hub that they are a copy of; null if they are of a folder, or of a copy that kept none."""
+
 
 class ShownAnswer(_Part):
     """One answer and the expected one."""
@@ -140,6 +237,9 @@ class ShownAnswer(_Part):
 
     same: bool | None
     """Whether they are equal except for white space; null if none was given."""
+
+    score: float | None = None
+    """From 0 to 1; null if none was given."""
 
     error: str | None
     """The kind of failure, if it failed."""
@@ -156,27 +256,60 @@ class ExpectedAnswers(_Part):
     same: int
     """Of them, those equal except for white space."""
 
+    score_by: str
+    """How they were scored."""
+
+    score: float | None
+    """Mean score from 0 to 1; each expected answer counts once, and failed requests score 0."""
+
 
 class Report(_Part):
     """One validation of a deployment against its SLO."""
 
-    verdict: Literal["pass", "fail"]
-    """`pass` if every objective of the SLO is met."""
+    verdict: Literal["pass", "fail", "not shown"]
+    """`pass` if every objective of the SLO is shown to be met, `fail` if one is missed, else `not shown`."""
 
     missed: list[MissedObjective]
     """Objectives that were missed."""
+
+    not_shown: list[str]
+    """Why the load shows neither, a sentence each, with what would."""
+
+    not_measured: dict[str, str] = {}
+    """Objectives that a drop-in driver does not measure, with what it has instead."""
+
+    goodput: Goodput
+    bounds: dict[Metric, dict[str, Bound]]
+    """Each statistic over all requests, failed ones as infinite, with its upper bound at 95% confidence."""
 
     requests: Requests
     metrics: dict[Metric, Latency]
     """Latencies of answered requests in milliseconds; inter-token latency of all their tokens but the first."""
 
+    further: dict[str, Latency]
+    """Latencies that other tools report, of answered requests in milliseconds: `ttfo_ms`, `icl_ms`, `tpot_ms`,
+    `normalized_ms`; docs in the page."""
+
     throughput: Throughput
+    by_input: list[InputLength] = []
+    """Latency by the length of the input, for tasks whose answers have no tokens: in up to four groups of as many
+    requests."""
+
+    steady: Steady | None
+    """The same without ramp and drain; null where nothing is left of the load."""
+
     replicas: list[Replica]
+    routers: dict[str, int] = {}
+    """Requests that each router counted during the load; empty where their metrics were not read."""
+
     weights: WeightLoading
     settings: dict[str, Any]
     """Deployment, load and SLO."""
 
     versions: dict[str, str]
+    images: dict[str, str] = {}
+    """Container image of each role, with the digest where one is known; empty where processes run without images."""
+
     emulated: list[str]
     """Parts that were emulated, a sentence each."""
 
@@ -189,8 +322,19 @@ class Report(_Part):
     duration_s: float
     """From the start of the first counted request to the end of the last."""
 
+    cost: Cost | None
+    """What the load cost; null on a target without prices."""
+
+    driver: list[ProcessWatch]
+    """Each process of the load driver."""
+
+    longest_stall_s: float
+    """Longest time without any token while requests were in flight."""
+
     tokens: Tokens
     shared: PromptOverlap
+    kv_transfers: KvTransfers | None
+    """The hand-over from prefill to decode; null where one engine does both, or has no counters of it."""
 
     agreement: list[Agreement]
     """The client's numbers, compared with the engine's own."""
@@ -225,46 +369,162 @@ def build(
     weights: WeightLoading,
     versions: Mapping[str, str],
     prompts_digest: str = "",
+    notes: Sequence[str] = (),
+    driver: Driver | None = None,
+    source: LoadSource | None = None,
 ) -> Report:
-    """Build the report from the driver's result; `prompts_digest` is of the settings that decide the prompts."""
+    """Build the report from the driver's result.
+
+    Args:
+        prompts_digest: of the settings that decide the prompts.
+        notes: further remarks, on the load as it was planned.
+        driver: drop-in driver that sent it; None for our own.
+        source: from where the load was sent; this machine if None.
+    """
     answered = [sample for sample in samples if sample.error is None]
-    metrics = {metric: statistics.summarize_latency(values) for metric, values in collect_latencies(answered).items()}
-    throughput = _compute_throughput(answered, result.duration_s)
-    missed = _find_missed(deployment, samples, metrics, throughput)
+    measured = list_metrics(deployment)
+    latencies = collect_latencies(answered)
+    metrics = {metric: sample_statistics.summarize_latency(latencies[metric]) for metric in measured}
+    throughput = _compute_throughput(answered, result.duration_s, pooled=deployment.is_pooled)
     engine = engines.load_engines()[deployment.engine]
     before, after = (engine_metrics.parse_pages(p, engine) for p in (result.metrics_before, result.metrics_after))
-    replicas = _count_replicas(deployment, engine, before, after) if result.metrics_after else []
+    roles = _list_replica_roles(deployment, source)
+    answering = {name for name, role in roles.items() if role in {role.name for role in deployment.answering_roles}}
+    unanswered = engine.finish_reasons.unanswered
+    counts_requests = bool(result.metrics_after) and "finished" in engine.metrics
+    replicas = engine_metrics.count_replica_requests(roles, before, after, unanswered) if counts_requests else []
     tokens = _count_tokens(answered)
     overlap = _measure_overlap(result, engine_metrics.compute_cached_share(before, after), prompts_digest)
+    stall_s = soundness.find_longest_stall(samples, deployment.traffic.deadline)
+    unmeasured = driver.unmeasured if driver else {}
+    metrics = {metric: _drop_unmeasured(metric, latency, unmeasured) for metric, latency in metrics.items()}
     return Report(
-        verdict="fail" if missed else "pass",
-        missed=missed,
+        **_judge(deployment, result, samples, throughput, overlap, stall_s, unmeasured),
+        not_measured=dict(unmeasured),
+        cost=serving_cost.estimate(deployment, answered, result.duration_s),
+        driver=result.processes,
+        longest_stall_s=round(stall_s, 3),
         requests=_count_requests(samples, result.planned),
         metrics=metrics,
+        further=_summarize_further(answered, unmeasured),
         throughput=throughput,
+        by_input=_group_by_input(answered) if deployment.is_pooled else [],
+        steady=_compute_steady(samples),
         replicas=replicas,
+        routers=_count_router_requests(deployment, result, source),
         weights=weights,
-        settings=_collect_settings(deployment),
+        settings=_collect_settings(deployment) | ({"driver": driver.name} if driver else {}),
         versions={**result.versions, **versions},
+        images={role.name: role.image for role in deployment.roles if role.image},
         emulated=list(deployment.emulated),
         name=deployment.name,
         started_at=result.started_at,
         duration_s=round(result.duration_s, 3),
         tokens=tokens,
         shared=overlap,
-        agreement=_compare_metrics(deployment, metrics, before, after),
-        expected=_compare_expected(answered),
+        kv_transfers=_summarize_transfers(deployment, engine, metrics, before, after, answering),
+        agreement=_compare_metrics(deployment, metrics, before, after, answering),
+        expected=_compare_expected(deployment.traffic, samples),
         answers=_select_shown(samples),
-        remarks=_build_remarks(deployment, result, samples, tokens, overlap, replicas),
-        method=[_describe_clock(deployment, result), *METHOD],
+        remarks=[
+            *([source.described] if source and source.is_limit else []),
+            *notes,
+            *(driver.notes if driver else ()),
+            *_build_remarks(deployment, result, samples, tokens, overlap, [r for r in replicas if r.name in answering]),
+        ],
+        method=[
+            *([source.described] if source and not source.is_limit else []),
+            _describe_clock(deployment, result, driver),
+            *(POOLED_METHOD if deployment.is_pooled else METHOD),
+        ],
     )
 
 
-def _find_missed(
-    deployment: Deployment, samples: Sequence[Sample], metrics: Mapping[Metric, Latency], throughput: Throughput
-) -> list[MissedObjective]:
+def _judge(
+    deployment: Deployment,
+    result: DriverResult,
+    samples: Sequence[Sample],
+    throughput: Throughput,
+    overlap: PromptOverlap,
+    stall_s: float,
+    unmeasured: Mapping[str, str],
+) -> dict[str, Any]:
+    """The report's verdict, and what it rests on.
+
+    A driver that was starved may have missed the SLO by itself: then only a latency counts that it cannot explain.
+    """
+    slo, distributions = deployment.slo, distribution.collect(samples)
+    goodput = gate.count_goodput(slo, samples, result.duration_s)
     failed = sum(sample.error is not None for sample in samples)
-    return gate.find_missed_objectives(deployment.slo, metrics, len(samples), failed, throughput.model_dump())
+    missed, unshown = gate.judge(
+        slo,
+        distributions,
+        len(samples),
+        failed,
+        throughput.model_dump(),
+        goodput,
+        stall_s=stall_s,
+        unmeasured=unmeasured,
+        score=scoring.compute_mean(samples),
+    )
+    driver_doubts = soundness.find_driver_doubts(slo, result, samples)
+    doubts = soundness.find_doubts(deployment.traffic, result, samples, shared=overlap.prompts, cached=overlap.cached)
+    not_shown = [*(doubt.reason for doubt in driver_doubts), *doubts, *unshown]
+    delay_ms = max((doubt.delay_ms for doubt in driver_doubts), default=0.0)
+    fails = any(not driver_doubts or _is_missed_without_driver(miss, delay_ms) for miss in missed)
+    return {
+        "verdict": "fail" if fails else "not shown" if missed or not_shown else "pass",
+        "missed": missed,
+        "not_shown": not_shown,
+        "goodput": Goodput(share=goodput.share, requests_per_s=goodput.requests_per_s),
+        "bounds": {
+            metric: _build_bounds(metric, distributions[metric], unmeasured) for metric in list_metrics(deployment)
+        },
+    }
+
+
+def _is_missed_without_driver(miss: MissedObjective, delay_ms: float) -> bool:
+    """Whether a latency is over its limit by more than the driver may have added to it."""
+    is_latency = miss.metric.partition(".")[0] in gate.LATENCIES
+    return is_latency and miss.value is not None and miss.value - delay_ms > miss.limit
+
+
+def _summarize_further(answered: Sequence[Sample], unmeasured: Mapping[str, str]) -> dict[str, Latency]:
+    """Latencies by other tools' definitions, without those that the driver does not measure."""
+    found = further_latencies.summarize(answered)
+    return {name: Latency(count=0) if name in unmeasured else latency for name, latency in found.items()}
+
+
+def _drop_unmeasured(metric: Metric, latency: Latency, unmeasured: Mapping[str, str]) -> Latency:
+    """A summary without the statistics that the driver does not measure."""
+    names = {name.partition(".")[2] for name in unmeasured if name.startswith(f"{metric}.")}
+    return latency.model_copy(update=dict.fromkeys([*names, *(("min", "max") if names else ())]))
+
+
+def _compute_steady(samples: Sequence[Sample]) -> Steady | None:
+    rates = time_series.compute_steady_rates(samples)
+    names = ("from_s", "to_s", "offered_per_s", "requests_per_s", "output_tokens_per_s")
+    return rates and Steady(**{name: round(value, 3) for name, value in zip(names, rates, strict=True)})
+
+
+def _build_bounds(metric: Metric, latencies: Distribution, unmeasured: Mapping[str, str]) -> dict[str, Bound]:
+    """Each statistic with its bound, without values for those that the driver does not measure."""
+
+    def round_finite(value: float | None) -> float | None:
+        return None if value is None or math.isinf(value) else round(value, 3)
+
+    estimates = {
+        name: Estimate(None, None) if f"{metric}.{name}" in unmeasured else latencies.estimate(name)
+        for name in (*sample_statistics.PERCENTILES, distribution.MEAN)
+    }
+    return {
+        name: Bound(
+            value=round_finite(estimate.value),
+            upper=round_finite(estimate.upper),
+            infinite=estimate.value is not None and math.isinf(estimate.value),
+        )
+        for name, estimate in estimates.items()
+    }
 
 
 def _count_requests(samples: Sequence[Sample], planned: int) -> Requests:
@@ -272,11 +532,25 @@ def _count_requests(samples: Sequence[Sample], planned: int) -> Requests:
     return Requests(total=len(samples), failed=by_error.total(), by_error=dict(by_error.most_common()), planned=planned)
 
 
-def _count_replicas(
-    deployment: Deployment, engine: Engine, before: Mapping[str, EngineMetrics], after: Mapping[str, EngineMetrics]
-) -> list[Replica]:
-    names = [process.name for process in deployment.engine_processes]
-    return engine_metrics.count_replica_requests(names, before, after, engine.finish_reasons.unanswered)
+def _list_replica_roles(deployment: Deployment, source: LoadSource | None) -> dict[str, str]:
+    """Role of each replica by its name: the target's own where it names them, else the process's."""
+    engine_roles = {role.name: role for role in deployment.engine_roles}
+    if source and source.pages:
+        return {page.name: page.role for page in source.pages if page.role in engine_roles}
+    return {process.name: name for name, role in engine_roles.items() for process in role.instances}
+
+
+def _count_router_requests(deployment: Deployment, result: DriverResult, source: LoadSource | None) -> dict[str, int]:
+    """Requests that each router counted between the two readings of its metrics."""
+    names = [page.name for page in source.pages if page.role == deployment.router.name] if source else []
+    pattern, counts = deployment.router.metrics.get("requests"), dict[str, int]()
+    if pattern is None:
+        return counts
+    for name in names:
+        pages = (result.metrics_after.get(name, ""), result.metrics_before.get(name, ""))
+        after, before = (engine_metrics.count_requests(page, pattern) for page in pages)
+        counts[name] = int(after if after < before else after - before)  # it restarted in between
+    return counts
 
 
 def _measure_overlap(result: DriverResult, cached_share: float | None, prompts_digest: str) -> PromptOverlap:
@@ -291,26 +565,35 @@ def _measure_overlap(result: DriverResult, cached_share: float | None, prompts_d
     )
 
 
+def _summarize_transfers(
+    deployment: Deployment,
+    engine: Engine,
+    metrics: Mapping[Metric, Latency],
+    before: Mapping[str, EngineMetrics],
+    after: Mapping[str, EngineMetrics],
+    answering: AbstractSet[str],
+) -> KvTransfers | None:
+    if deployment.answering_roles == deployment.engine_roles or "transfer-time" not in engine.metrics or not after:
+        return None
+    return engine_metrics.summarize_transfers(metrics["ttft_ms"].mean, before, after, after.keys() - answering)
+
+
 def _compare_metrics(
     deployment: Deployment,
     metrics: Mapping[Metric, Latency],
     before: Mapping[str, EngineMetrics],
     after: Mapping[str, EngineMetrics],
+    answering: AbstractSet[str],
 ) -> list[Agreement]:
     """Compare the client's numbers with those of the engines that answer it.
 
     With prefill and decode apart no engine sees a whole request: decode's own times begin after prefill.
     """
-    names = {process.name for role in deployment.answering_roles for process in role.instances}
+    if deployment.is_pooled and deployment.traffic.inputs.max > 1:
+        return []  # the engine's times are of single texts
     sees_all = deployment.answering_roles == deployment.engine_roles
     comparable: Mapping[Metric, Latency] = metrics if sees_all else {"itl_ms": metrics["itl_ms"]}
-    answering = {name: parsed for name, parsed in after.items() if name in names}
-    return engine_metrics.compare(comparable, before, answering)
-
-
-def _select_answering(deployment: Deployment, replicas: Sequence[Replica]) -> list[Replica]:
-    names = {process.name for role in deployment.answering_roles for process in role.instances}
-    return [replica for replica in replicas if replica.name in names]
+    return engine_metrics.compare(comparable, before, {name: after[name] for name in after.keys() & answering})
 
 
 def collect_latencies(answered: Sequence[Sample]) -> dict[Metric, list[float]]:
@@ -322,12 +605,49 @@ def collect_latencies(answered: Sequence[Sample]) -> dict[Metric, list[float]]:
     }
 
 
-def _compute_throughput(answered: Sequence[Sample], duration_s: float) -> Throughput:
-    if duration_s <= 0:
-        return Throughput(requests_per_s=0.0, output_tokens_per_s=0.0)
-    output_tokens = sum(sample.output_tokens or 0 for sample in answered)
+def list_metrics(deployment: Deployment) -> tuple[Metric, ...]:
+    """Return the latencies that the answers of a deployment have."""
+    return ("e2e_ms",) if deployment.is_pooled else get_args(Metric)
+
+
+def _compute_throughput(answered: Sequence[Sample], duration_s: float, *, pooled: bool) -> Throughput:
+    def compute_rate(count: int) -> float:
+        return round(count / duration_s, 3) if duration_s > 0 else 0.0
+
     return Throughput(
-        requests_per_s=round(len(answered) / duration_s, 3), output_tokens_per_s=round(output_tokens / duration_s, 3)
+        requests_per_s=compute_rate(len(answered)),
+        output_tokens_per_s=compute_rate(sum(sample.output_tokens or 0 for sample in answered)),
+        inputs_per_s=compute_rate(sum(sample.inputs for sample in answered)) if pooled else None,
+    )
+
+
+INPUT_GROUPS = 4
+"""Groups of as many requests by the length of their input."""
+
+
+def _group_by_input(answered: Sequence[Sample]) -> list[InputLength]:
+    """Latency by the length of the input; requests of one length stay together."""
+    measured = sorted(
+        (sample.input_tokens, sample.e2e_ms)
+        for sample in answered
+        if sample.input_tokens is not None and sample.e2e_ms is not None
+    )
+    groups: dict[int, list[tuple[int, float]]] = {}
+    first_places: dict[int, int] = {}
+    for place, (tokens, e2e_ms) in enumerate(measured):
+        first = first_places.setdefault(tokens, place)
+        groups.setdefault(first * INPUT_GROUPS // len(measured), []).append((tokens, e2e_ms))
+    return [_summarize_group(group) for group in groups.values()]
+
+
+def _summarize_group(group: Sequence[tuple[int, float]]) -> InputLength:
+    latency = sample_statistics.summarize_latency([e2e_ms for _, e2e_ms in group])
+    return InputLength(
+        from_tokens=group[0][0],
+        to_tokens=group[-1][0],
+        requests=len(group),
+        p50=latency.p50 or 0.0,
+        p95=latency.p95 or 0.0,
     )
 
 
@@ -355,22 +675,38 @@ def _collect_settings(deployment: Deployment) -> dict[str, Any]:
     )
     main_model = deployment.served_models[0]
     if deployment.traffic.arrivals is None:
-        settings["traffic"].pop("process")  # only arrivals have a process
+        for key in ("process", "burstiness"):  # only arrivals have them
+            settings["traffic"].pop(key)
+    if not deployment.traffic.replays_times:
+        settings["traffic"].pop("trace_speed")
+    if deployment.traffic.data is None:
+        settings["traffic"].pop("score_by")
+    if deployment.traffic.turns.max == 1:
+        settings["traffic"].pop("turns")
+    for key in ("output_tokens", "api") if deployment.is_pooled else ("inputs",):
+        settings["traffic"].pop(key)
     roles = {role.name: len(role.instances) for role in deployment.engine_roles}
     return {
         **settings,
+        **({"task": deployment.task} if deployment.is_pooled else {}),
         "model": main_model.model,
         "served_model": main_model.name,
         **({"models": list(deployment.model_names)} if len(deployment.model_names) > 1 else {}),
         "context": main_model.context,
         "replicas": len(deployment.engine_processes),
+        "accelerators": sum(role.accelerators * max(1, role.replicas.min) for role in deployment.engine_roles),
+        **({"tuning": tuning} if (tuning := deployment.tuning.model_dump(mode="json", exclude_defaults=True)) else {}),
         **({"roles": roles} if len(roles) > 1 else {}),
     }
 
 
-def _compare_expected(answered: Sequence[Sample]) -> ExpectedAnswers | None:
+def _compare_expected(traffic: Traffic, samples: Sequence[Sample]) -> ExpectedAnswers | None:
+    answered = [sample for sample in samples if sample.error is None]
     matches = [is_same for sample in answered if (is_same := _is_expected(sample)) is not None]
-    return ExpectedAnswers(compared=len(matches), same=sum(matches)) if matches else None
+    mean = scoring.compute_mean(samples)
+    if not matches and mean is None:
+        return None
+    return ExpectedAnswers(compared=len(matches), same=sum(matches), score_by=traffic.score_by, score=mean)
 
 
 def _is_expected(sample: Sample) -> bool | None:
@@ -393,6 +729,7 @@ def _select_shown(samples: Sequence[Sample]) -> list[ShownAnswer]:
                 actual=sample.text,
                 expected=sample.expected,
                 same=_is_expected(sample),
+                score=sample.score,
                 error=sample.error,
                 detail=sample.detail,
             )
@@ -400,8 +737,10 @@ def _select_shown(samples: Sequence[Sample]) -> list[ShownAnswer]:
     return shown
 
 
-def _describe_clock(deployment: Deployment, result: DriverResult) -> str:
-    start = "it was sent" if deployment.traffic.arrivals is None else "it was due (open loop)"
+def _describe_clock(deployment: Deployment, result: DriverResult, driver: Driver | None) -> str:
+    if driver:
+        return f"A request's times run from when {driver.clock}, to when it read the bytes, as {driver.title} says."
+    start = "it was due (open loop)" if deployment.traffic.is_open_loop else "it was sent"
     end = "the kernel received the bytes" if result.kernel_times else "the driver read the bytes"
     return f"A request's times run from when {start}, including connecting, to when {end}."
 
@@ -418,30 +757,61 @@ def _build_remarks(
     return [
         *_build_load_remarks(deployment, result, samples, tokens),
         *_build_cache_remarks(deployment, overlap, tokens),
-        *_build_replica_remarks(samples, _select_answering(deployment, replicas)),
+        *_build_replica_remarks(samples, replicas),
+        *build_memory_remarks(deployment),
+    ]
+
+
+def build_memory_remarks(deployment: Deployment) -> list[str]:
+    """Say of which models the memory is not computed."""
+    return [
+        f"Memory of {served_model.model}: not computed, for its kind is unknown here; its weights and a tenth had room."
+        for served_model in deployment.served_models
+        if not served_model.weights.memory_computed
     ]
 
 
 def _build_load_remarks(
     deployment: Deployment, result: DriverResult, samples: Sequence[Sample], tokens: Tokens
 ) -> list[str]:
-    remarks = []
+    traffic = deployment.traffic
+    remarks = [tasks.describe_unused(deployment.task, deployment.unused_keys)] if deployment.unused_keys else []
+    if traffic.users is not None:
+        remarks.append(
+            f"Closed loop of {traffic.users} users: a service that stops gets no more requests meanwhile, so that few "
+            "see it; arrivals in traffic shows what clients would."
+        )
     if len(samples) < result.planned:
-        limit = deployment.traffic.time_limit
-        remarks.append(f"{len(samples)} of {result.planned} requests were sent before the time limit of {limit:g} s.")
-    if result.cpu_share > BUSY_CPU_SHARE:
-        remarks.append(f"The load driver used {result.cpu_share:.0%} of a core: latencies may include its own delays.")
-    lateness = statistics.summarize_latency([sample.late_ms for sample in samples])
+        limit = traffic.time_limit
+        sessions = "; a session ends with a failed request" if traffic.turns.max > 1 else ""
+        sent = f"{len(samples)} of {result.planned} requests were sent before the time limit of {limit:g} s"
+        remarks.append(f"{sent}{sessions}.")
+    busiest = max((process.cpu_share for process in result.processes), default=0.0)
+    if busiest > BUSY_CPU_SHARE:
+        remarks.append(f"The load driver used {busiest:.0%} of a core: latencies may include its own delays.")
+    lateness = sample_statistics.summarize_latency([sample.late_ms for sample in samples])
     if lateness.p99 is not None and lateness.p99 > LATE_MS:
         remarks.append(
             f"Requests were sent up to {lateness.p99:.0f} ms (p99) after they were due; their times include that delay."
+        )
+    waits = sample_statistics.summarize_latency([sample.waited_ms for sample in samples])
+    if waits.p99 is not None and waits.p99 > LATE_MS:
+        remarks.append(
+            f"Requests waited up to {waits.p99:.0f} ms (p99) for one of the {traffic.max_concurrency} requests at once "
+            "to end; their times include that wait."
+        )
+    if traffic.data is not None and result.shared_prompt_count < len(samples):
+        remarks.append(
+            f"{traffic.data} has {result.shared_prompt_count} prompts, fewer than the {len(samples)} requests: they "
+            "were sent again, when engines may have had them in their caches."
         )
     if tokens.input_exact is not None and tokens.input_exact < 1:
         remarks.append(f"{1 - tokens.input_exact:.0%} of the prompts have another length than requested.")
     if tokens.output_exact is not None and tokens.output_exact < 1:
         remarks.append(f"{1 - tokens.output_exact:.0%} of the answers have another length than requested.")
     if any(sample.input_tokens is None for sample in samples if sample.error is None):
-        remarks.append("The server reports no usage: events are counted as output tokens.")
+        counted = "latencies are not shown by length" if deployment.is_pooled else "events are counted as output tokens"
+        remarks.append(f"The server reports no usage: {counted}.")
     if result.warm_up_failed:
         remarks.append(f"{result.warm_up_failed} of {result.warm_up_sent} warm-up requests failed (not counted).")
     return remarks
@@ -475,7 +845,7 @@ def _build_replica_remarks(samples: Sequence[Sample], replicas: Sequence[Replica
     ]
     remarks += [f"{replica.name} answered no request." for replica in replicas if replica.requests == 0]
     counted = sum(replica.requests or 0 for replica in replicas)
-    answered = sum(sample.error is None for sample in samples)
+    answered = sum(sample.inputs for sample in samples if sample.error is None)  # engines count texts
     if replicas and not remarks and counted != answered:
         remarks.append(f"The replicas count {counted} answered requests, the client counts {answered}.")
     return remarks

@@ -6,28 +6,50 @@ import contextlib
 import importlib.metadata
 import json
 import math
-import sys
+import os
+import secrets
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-
-from pydantic import ValidationError
+from typing import NamedTuple
 
 from llm_serving import console, processes
-from llm_serving.catalog import engines
+from llm_serving.aws import s3
+from llm_serving.console import Command
+from llm_serving.hub import source
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
-from llm_serving.validation import driver_result, load_plan, prompts, report, run_folder, weight_loading
+from llm_serving.settings.units import Bounds
+from llm_serving.validation import (
+    api_key,
+    data_rows,
+    driver_result,
+    load_plan,
+    prompts,
+    report,
+    run_folder,
+    scoring,
+    trace,
+    weight_loading,
+)
 from llm_serving.validation.answer import Sample
+from llm_serving.validation.base import LoadSource
 from llm_serving.validation.driver_result import DriverResult, Progress
+from llm_serving.validation.drivers import job, registry
 from llm_serving.validation.load_plan import LoadPlan
+from llm_serving.validation.prefix_overlap import PrefixOverlap
 from llm_serving.validation.report import Report, WeightLoading
 from llm_serving.validation.terminal_summary import render as render
+from llm_serving.validation.trace import TraceRow
 from llm_serving.workloads.serving import measured_prompts
 from llm_serving.workloads.serving.deployment import Deployment
+from llm_serving.workloads.serving.traffic import Traffic
 
-_LOCUSTFILE = Path(__file__).with_name("locustfile.py")
+LOCUSTFILE = Path(__file__).with_name("locustfile.py")
 MAX_PROBES = 3 + math.ceil(len(prompts.VOCABULARY) / prompts.CONCURRENCY)
 """Longest chain of requests to a model before the warm-up: two for its dialect, then the tokens of words."""
+
+_LEAST_REMOTE = 2
+"""Processes of a load from elsewhere, so that it does not come from one node alone."""
 
 _START_TIMEOUT_S = 60.0
 """Time limit of Locust's start and end together."""
@@ -42,6 +64,8 @@ def validate(
     url: str | None = None,
     requests: int | None = None,
     user_file: Path | None = None,
+    driver: str | None = None,
+    load_source: LoadSource | None = None,
 ) -> tuple[Report, Path]:
     """Send the deployment's traffic; return the report and its folder, RUNS/NAME/TIME.
 
@@ -54,23 +78,43 @@ def validate(
         url: another address of the deployment, such as a gateway's.
         requests: number of counted requests, instead of the blueprint's.
         user_file: a Python file with another Locust user than the default.
+        driver: name of a drop-in driver to send the load instead of Locust.
+        load_source: from where the load is sent; this machine if None.
 
     Raises:
-        InputError: the user file or the prompts are invalid.
+        InputError: the driver cannot send this load, the user file or the prompts are invalid, or an API key would be
+            sent without TLS.
         Unavailable: the deployment does not respond, the driver cannot run, or another validation is running.
     """
     deployment = _override(deployment, url, requests)
+    played = _read_trace(deployment.traffic, folder or Path.cwd())
+    if deployment.traffic.replays_times:
+        deployment = _override(deployment, None, len(played.rows))
+    api_key.build_headers(deployment.url)  # refuse before the driver starts
+    if deployment.traffic.judge is not None:
+        scoring.build_judge_headers(deployment.traffic.judge)
+    drop_in = registry.load_driver(driver) if driver else None
+    if drop_in and user_file:
+        raise InputError(f"--user: {drop_in.title} has no Locust users. Fix: either --user or --driver.")
     if user_file is not None and not user_file.is_file():
         raise InputError(f"--user: now {str(user_file)!r}: there is no such file. Fix: the path of a Python file.")
     work = logs.resolve() / "validation"
     with _lock_driver(work, deployment.name):
-        driver_plan = _write_plan(deployment, folder or Path.cwd(), work)
-        result = _run_locust(driver_plan, user_file or _LOCUSTFILE, work)
-        with (work / driver_result.SAMPLES_FILE).open(encoding="utf-8") as lines:
-            samples = [Sample.from_json(line) for line in lines]
+        driver_plan = _write_plan(deployment, folder or Path.cwd(), work, played.rows, load_source)
+        if drop_in:
+            job.check(drop_in, driver_plan)
+            result, samples = job.run(drop_in, driver_plan, work, driver_plan.timeout_s)
+        else:
+            play = (load_source and load_source.play) or run_locust
+            play(driver_plan, user_file or LOCUSTFILE)
+            result, samples = collect(driver_plan)
+        scoring.score(deployment.traffic, samples, work)
         loading = _read_weight_loading(deployment, logs)
         prompts_digest = measured_prompts.compute_digest(deployment.traffic, folder or Path.cwd())
-        run_report = report.build(deployment, result, samples, loading, _collect_versions(deployment), prompts_digest)
+        versions = _collect_versions(deployment)
+        run_report = report.build(
+            deployment, result, samples, loading, versions, prompts_digest, played.notes, drop_in, load_source
+        )
         return run_report, run_folder.save(run_report, samples, work, runs / deployment.name)
 
 
@@ -88,24 +132,36 @@ def _read_weight_loading(deployment: Deployment, logs: Path) -> WeightLoading:
     replicas = [
         process for role in deployment.engine_roles if role.served_model == main_model for process in role.instances
     ]
-    return weight_loading.read(main_model.weights, [logs / f"{process.name}.log" for process in replicas])
+    loading = weight_loading.read(main_model.weights, [logs / f"{process.name}.log" for process in replicas])
+    environment = deployment.environment
+
+    def open_bucket() -> s3.Bucket:
+        location = s3.parse_location(main_model.weights.uri)
+        return s3.Bucket(location, endpoint=environment.s3_endpoint, env=environment.env)
+
+    record = source.find(open_bucket)
+    return loading.model_copy(update={"commit": record.commit if record else None})
 
 
 def require_slo(run_report: Report) -> None:
     """Check the SLO.
 
     Raises:
-        CheckFailed: with each missed metric, its value and its limit.
+        CheckFailed: with each missed metric, its value and its limit; or with what the load does not show.
     """
     if run_report.missed:
         message = "\n".join(f"  {objective.metric}: {objective.why}" for objective in run_report.missed)
         raise CheckFailed(f"{run_report.name} misses its SLO:\n{message}")
+    if run_report.not_shown:
+        message = "\n".join(f"  {reason}" for reason in run_report.not_shown)
+        raise CheckFailed(f"this load does not show that {run_report.name} meets its SLO:\n{message}")
 
 
 @contextlib.contextmanager
 def _lock_driver(work: Path, name: str) -> Iterator[None]:
     """Lock and empty the driver's output directory: two loads at once would measure each other."""
     work.mkdir(parents=True, exist_ok=True)
+    work.chmod(0o700)  # prompts and answers
     with processes.lock_file(work / ".lock", f"another validation of {name} is running"):
         for path in work.iterdir():
             if path.name != ".lock":
@@ -113,24 +169,29 @@ def _lock_driver(work: Path, name: str) -> Iterator[None]:
         yield
 
 
-def _write_plan(deployment: Deployment, folder: Path, work: Path) -> LoadPlan:
+def _write_plan(
+    deployment: Deployment, folder: Path, work: Path, rows: Sequence[TraceRow], load_source: LoadSource | None
+) -> LoadPlan:
     """Write the driver's plan for Locust and return it."""
     traffic, data = deployment.traffic, None
     if traffic.data is not None:
         data = (folder / traffic.data).resolve()
-        prompts.read_rows(data, traffic.api)  # report mistakes before anything starts
-    metrics_urls = {}
-    if deployment.environment.conventions.shared_host:
-        path = engines.load_engines()[deployment.engine].metrics_path
-        metrics_urls = {
-            process.name: f"http://127.0.0.1:{process.port}{path}" for process in deployment.engine_processes
-        }
+        data_rows.read_rows(data, traffic)  # report mistakes before anything starts
+    metrics_urls = {page.name: page.url for page in load_source.pages} if load_source else deployment.metrics_urls
+    cores, least = os.cpu_count() or 1, 1
+    if load_source and load_source.play:
+        cores, least = load_source.max_processes, _LEAST_REMOTE
     driver_plan = LoadPlan(
         url=deployment.url,
         models=deployment.model_names,
         traffic=traffic,
+        nonce=secrets.token_hex(8),
+        task=deployment.task,
         data=str(data) if data else None,
+        trace=tuple(rows),
         metrics_urls=metrics_urls,
+        processes=load_plan.count_processes(traffic, cores, rows, least=least, pooled=deployment.is_pooled),
+        timeout_s=_compute_timeout(deployment, rows),
         folder=str(work),
     )
     (work / driver_result.PLAN_FILE).write_text(
@@ -139,72 +200,121 @@ def _write_plan(deployment: Deployment, folder: Path, work: Path) -> LoadPlan:
     return driver_plan
 
 
-def build_command(driver_plan: LoadPlan, user_file: Path) -> list[str]:
-    """Return Locust's command line for a plan."""
-    user_count = str(load_plan.count_users(driver_plan.traffic))
+class _PlayedTrace(NamedTuple):
+    """The counted requests of a trace, as they are played."""
+
+    rows: tuple[TraceRow, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def _read_trace(traffic: Traffic, folder: Path) -> _PlayedTrace:
+    """Read as many requests of the blueprint's trace as are counted, with their lengths within the bounds."""
+    if traffic.trace is None:
+        return _PlayedTrace()
+    rows = trace.read((folder / traffic.trace).resolve(), traffic.requests)
+    inputs, outputs = (Bounds(lengths.min, lengths.max) for lengths in (traffic.input_tokens, traffic.output_tokens))
+    played = tuple(trace.cut(row, inputs, outputs) for row in rows)
+    changed = sum(row != other for row, other in zip(rows, played, strict=True))
+    note = (
+        f"{changed} of the {len(rows)} requests of {traffic.trace} had lengths outside input_tokens {inputs} or "
+        f"output_tokens {outputs}, and were moved to the bounds."
+    )
+    return _PlayedTrace(played, (note,) if changed else ())
+
+
+def build_commands(driver_plan: LoadPlan, user_file: Path) -> list[Command]:
+    """Return the command of each process of a plan's load."""
     work = Path(driver_plan.folder)
+    shown_plan = driver_plan.model_copy(update={"folder": console.shorten_path(work)})
+    # A few of Locust's variables change even its library.
+    stray = {name: "" for name in os.environ if name.startswith("LOCUST_")}
     return [
-        sys.executable, "-m", "locust", "--headless", "--only-summary", "--exit-code-on-error", "0",
-        "--locustfile", console.shorten_path(user_file), "--users", user_count, "--spawn-rate", user_count,
-        "--csv", console.shorten_path(work / driver_result.CSV_PREFIX),
-        "--plan", console.shorten_path(work / driver_result.PLAN_FILE),
-    ]  # fmt: skip
+        Command(
+            load_plan.build_command(shown_plan, console.shorten_path(user_file), index),
+            log=work / driver_result.name_part(driver_result.LOG_FILE, index),
+            hidden_environment=stray,
+        )
+        for index in range(driver_plan.processes)
+    ]
 
 
-def _run_locust(driver_plan: LoadPlan, user_file: Path, work: Path) -> DriverResult:
-    """Run Locust and show its progress.
+def run_locust(driver_plan: LoadPlan, user_file: Path) -> None:
+    """Run Locust's processes on this machine and show their progress; leaves their files in the plan's folder.
 
     Raises:
-        Unavailable: the deployment does not respond.
         CommandFailed: Locust failed or timed out.
     """
     with console.step("Run the load test") as step:
 
         def watch() -> None:
-            if progress := _read_progress(work):
-                step.note = format_progress(progress)
+            if progress := _read_progress(driver_plan):
+                step.note = driver_result.format_progress(progress)
 
-        console.run(
-            build_command(driver_plan, user_file),
-            log=work / driver_result.LOG_FILE,
-            timeout_s=_compute_timeout(driver_plan),
-            on_poll=watch,
-        )
+        console.run_together(build_commands(driver_plan, user_file), timeout_s=driver_plan.timeout_s, on_poll=watch)
         watch()
-        if not (work / driver_result.RESULT_FILE).is_file():
-            raise Unavailable(
-                f"Locust ended before the load. Log: {console.shorten_path(work / driver_result.LOG_FILE)}"
-            )
-        result = DriverResult.model_validate_json((work / driver_result.RESULT_FILE).read_text(encoding="utf-8"))
-        if result.error:
-            raise Unavailable(result.error)
-        return result
 
 
-def _compute_timeout(driver_plan: LoadPlan) -> float:
+def collect(driver_plan: LoadPlan) -> tuple[DriverResult, list[Sample]]:
+    """Return what the load's processes found, and every request.
+
+    Raises:
+        Unavailable: the deployment does not respond, or a process ended early.
+    """
+    work = Path(driver_plan.folder)
+    results = [driver_result.read_result(work, index) for index in range(driver_plan.processes)]
+    finished = [result for result in results if result]
+    if errors := [result.error for result in finished if result.error]:
+        raise Unavailable(errors[0])
+    if len(finished) < driver_plan.processes:
+        raise Unavailable(f"Locust ended before the load. Log: {console.shorten_path(work / driver_result.LOG_FILE)}")
+    return merge_results(driver_plan, finished), _merge_samples(driver_plan)
+
+
+def merge_results(driver_plan: LoadPlan, results: Sequence[DriverResult]) -> DriverResult:
+    """Return one result of all processes; the first prepared the load and read the engine's metrics."""
+    overlap = PrefixOverlap()
+    for index in range(driver_plan.processes):
+        overlap.merge(PrefixOverlap.load(_locate_part(driver_plan, driver_result.OVERLAP_FILE, index)))
+    return results[0].model_copy(
+        update={
+            "duration_s": max(result.duration_s for result in results),
+            "processes": [process for result in results for process in result.processes],
+            "shared_prompts": overlap.share,
+            "shared_prompt_count": overlap.prompts,
+        }
+    )
+
+
+def _merge_samples(driver_plan: LoadPlan) -> list[Sample]:
+    """Return the samples of all processes, and leave one file of them."""
+    file, *parts = (
+        _locate_part(driver_plan, driver_result.SAMPLES_FILE, index) for index in range(driver_plan.processes)
+    )
+    with file.open("ab") as merged:
+        for part in parts:
+            merged.write(part.read_bytes())
+            part.unlink()
+    with file.open(encoding="utf-8") as lines:
+        return [Sample.from_json(line) for line in lines]
+
+
+def _locate_part(driver_plan: LoadPlan, name: str, index: int) -> Path:
+    return Path(driver_plan.folder) / driver_result.name_part(name, index)
+
+
+def _compute_timeout(deployment: Deployment, rows: Sequence[TraceRow]) -> float:
     """Return the time limit of the driver, in seconds, whatever the server does."""
-    traffic = driver_plan.traffic
-    probes = MAX_PROBES * len(driver_plan.models) + traffic.warm_up // load_plan.count_users(traffic) + 1
+    traffic = deployment.traffic
+    in_turn = traffic.warm_up // load_plan.count_users(traffic, rows)
+    probes = MAX_PROBES * len(deployment.model_names) + in_turn + 1
     return _START_TIMEOUT_S + probes * traffic.deadline + traffic.time_limit + traffic.deadline
 
 
-def _read_progress(work: Path) -> Progress | None:
-    try:
-        return Progress.model_validate_json((work / driver_result.PROGRESS_FILE).read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValidationError):
-        return None
-
-
-def format_progress(progress: Progress) -> str:
-    """Format the progress in one line."""
-    if progress.phase != "load":
-        return f"{progress.phase}: not counted"
-    parts = [f"sent {progress.sent} of {progress.total}", f"answered {progress.answered}", f"failed {progress.failed}"]
-    if progress.ttft_p95_ms is not None:
-        parts.append(f"TTFT p95 so far {progress.ttft_p95_ms:.0f} ms")
-    if progress.remaining_s:
-        parts.append(f"about {progress.remaining_s:.0f} s left")
-    return ", ".join(parts)
+def _read_progress(driver_plan: LoadPlan) -> Progress | None:
+    """Return the progress of all processes together; None before the first has any."""
+    found = (driver_result.read_progress(Path(driver_plan.folder), index) for index in range(driver_plan.processes))
+    parts = [part for part in found if part]
+    return driver_result.merge_progress(parts, driver_plan.traffic.requests) if parts else None
 
 
 def _collect_versions(deployment: Deployment) -> dict[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from llm_serving.validation import driver_result, html_report
@@ -24,23 +24,39 @@ LATEST = "latest"
 
 
 def save(run_report: Report, samples: Sequence[Sample], work: Path, runs: Path) -> Path:
-    """Write the run's folder, point `latest` to it, and return its path.
+    """Write the run's folder, for this user alone since it holds prompts; point `latest` to it, and return its path.
 
     Args:
         work: the driver's output directory.
         runs: folder of the deployment's runs.
     """
     started = datetime.datetime.fromisoformat(run_report.started_at)
+
+    def write(folder: Path) -> None:
+        (folder / REPORT_FILE).write_text(run_report.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        (folder / PAGE_FILE).write_text(html_report.render(run_report, samples), encoding="utf-8")
+        for path in sorted(work.iterdir()):
+            if not path.name.startswith(".") and not path.name.startswith(Path(driver_result.PROGRESS_FILE).stem):
+                shutil.copy(path, folder)
+
+    return publish(runs, started, write)
+
+
+def publish(runs: Path, started: datetime.datetime, write: Callable[[Path], None]) -> Path:
+    """Make a run's folder, for this user alone, with what `write` puts there; point `latest` to it; return its path.
+
+    Args:
+        runs: folder of the deployment's runs.
+    """
     name = started.strftime("%Y-%m-%dT%H-%M-%SZ")
     temp_folder = runs / f".{name}.{os.getpid()}"
     try:
-        temp_folder.mkdir(parents=True)
-        (temp_folder / REPORT_FILE).write_text(run_report.model_dump_json(indent=2) + "\n", encoding="utf-8")
-        (temp_folder / PAGE_FILE).write_text(html_report.render(run_report, samples), encoding="utf-8")
-        for path in sorted(work.iterdir()):
-            if path.name not in (".lock", driver_result.PROGRESS_FILE, driver_result.RESULT_FILE):
-                shutil.copy(path, temp_folder)
-        run_folder = _find_free_path(runs / name)
+        runs.mkdir(parents=True, exist_ok=True)
+        temp_folder.mkdir(mode=0o700)
+        write(temp_folder)
+        for path in temp_folder.iterdir():
+            path.chmod(0o600)
+        run_folder = find_free_path(runs / name)
         temp_folder.rename(run_folder)
     except BaseException:
         shutil.rmtree(temp_folder, ignore_errors=True)
@@ -49,7 +65,7 @@ def save(run_report: Report, samples: Sequence[Sample], work: Path, runs: Path) 
     return run_folder
 
 
-def _find_free_path(path: Path) -> Path:
+def find_free_path(path: Path) -> Path:
     """Return `path`, or with a run of the same second the next free name."""
     count = 2
     candidate = path

@@ -145,5 +145,8 @@ class Connection:
             self.unread_s = max(self.unread_s, now - stamp)
             yield stamp, chunk
         self._used = time.perf_counter()
+        # Python 3.11 does not notice the end of a body whose length the server stated, and would refuse another
+        # request on this connection.
+        response.close()
         if response.will_close:
             self.close()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Sequence
-from typing import get_args
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, get_args
 
 from llm_serving.validation.answer import Sample
-from llm_serving.validation.statistics import Metric
+from llm_serving.validation.sample_statistics import Metric
 
 STEP_WIDTHS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 """Possible intervals, in seconds."""
@@ -36,16 +35,45 @@ def compute_token_rates(answered: Sequence[Sample], width_s: float) -> list[floa
     """Return the output tokens per second of each interval of `width_s` seconds."""
     counts: dict[int, float] = {}
     for sample in answered:
-        if sample.ttft_ms is None:
-            continue
-        first = sample.start_s + sample.ttft_ms / 1000
-        gaps = sum(gap.tokens for gap in sample.gaps)
-        # The first event may have more than one token.
-        counts[int(first / width_s)] = counts.get(int(first / width_s), 0) + max(1, (sample.output_tokens or 1) - gaps)
-        for after, gap in zip(itertools.accumulate(g.ms * g.tokens for g in sample.gaps), sample.gaps, strict=True):
-            step = int((first + after / 1000) / width_s)
-            counts[step] = counts.get(step, 0) + gap.tokens
+        for time, tokens in sample.list_token_times():
+            counts[int(time / width_s)] = counts.get(int(time / width_s), 0) + tokens
     return [counts.get(index, 0) / width_s for index in range(max(counts, default=-1) + 1)]
+
+
+def compute_input_rates(answered: Sequence[Sample], width_s: float) -> list[float]:
+    """Return the answered texts per second of each interval of `width_s` seconds."""
+    counts: dict[int, int] = {}
+    for sample in answered:
+        index = int((sample.start_s + (sample.e2e_ms or 0.0) / 1000) / width_s)
+        counts[index] = counts.get(index, 0) + sample.inputs
+    return [counts.get(index, 0) / width_s for index in range(max(counts, default=-1) + 1)]
+
+
+class SteadyRates(NamedTuple):
+    """Rates a second between the first answer's end and the last request's start: without ramp and drain."""
+
+    from_s: float
+    to_s: float
+    offered_requests: float
+    answered_requests: float
+    output_tokens: float
+
+
+def compute_steady_rates(samples: Sequence[Sample]) -> SteadyRates | None:
+    """Return the rates of a load without its ramp and its drain; None where nothing is left."""
+    answered = [sample for sample in samples if sample.error is None and sample.e2e_ms is not None]
+    ends = [sample.start_s + (sample.e2e_ms or 0.0) / 1000 for sample in answered]
+    starts = [sample.start_s for sample in samples]
+    first, last = min(ends, default=0.0), max(starts, default=0.0)
+    if last <= first:
+        return None
+
+    def count_within(times: Iterable[float]) -> int:
+        return sum(first < time <= last for time in times)
+
+    tokens = sum(count for sample in answered for time, count in sample.list_token_times() if first < time <= last)
+    width = last - first
+    return SteadyRates(first, last, count_within(starts) / width, count_within(ends) / width, tokens / width)
 
 
 def compute_in_flight(answered: Sequence[Sample], width_s: float) -> list[float]:

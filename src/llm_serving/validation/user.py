@@ -19,33 +19,26 @@ answered; timing stays the same:
                 return "not_json"
 
 Locust's own features work: `weight` of several classes, `wait_time` between a user's requests in the closed loop,
-`on_start`. Locust's statistics have three entries for each answered request: POST (end to end), TTFT, and ITL (mean).
+`on_start`, listeners of `locust.events`. Locust's statistics have three entries for each answered request: POST (end to
+end), TTFT, and ITL (mean).
 """
 
 from __future__ import annotations
 
 import http.client
 import json
-import os
 import time
 from typing import Any
 
 import gevent
-from locust import User, constant, events, task
+from locust import User, constant, task
 
 from llm_serving.validation import answer as answers
-from llm_serving.validation import driver
+from llm_serving.validation import api_key, pooled_answer, request_body
 from llm_serving.validation.answer import Answer, Sample
 from llm_serving.validation.load import SHOWN_ANSWERS, Item, Load, Prompt
+from llm_serving.validation.load_plan import LoadPlan
 from llm_serving.validation.stream import Connection, HttpError
-
-
-def _add_options(parser: Any) -> None:
-    parser.add_argument("--plan", required=True, help="plan.json, written by `blueprint validate`")
-
-
-events.init_command_line_parser.add_listener(_add_options)
-events.test_start.add_listener(driver.start)
 
 
 class OpenAIUser(User):  # type: ignore[misc]
@@ -56,73 +49,89 @@ class OpenAIUser(User):  # type: ignore[misc]
 
     def __init__(self, environment: Any) -> None:
         super().__init__(environment)
-        self.plan = driver.read_plan(environment)
+        self.load: Load = environment.load
+        self.plan: LoadPlan = self.load.plan
         self.connection = Connection(self.plan.url, self.headers())
 
     def headers(self) -> dict[str, str]:
-        """Return the headers of every request, with the API key from OPENAI_API_KEY."""
-        key = os.environ.get("OPENAI_API_KEY")
-        return {"Authorization": f"Bearer {key}"} if key else {}
+        """Return the headers of every request, with the API key from BLUEPRINT_API_KEY."""
+        return api_key.build_headers(self.plan.url)
 
     def path(self) -> str:
         """Return the path of the API."""
+        pooled = self.plan.pooled
+        if pooled:
+            return pooled.path
         return "/v1/chat/completions" if self.plan.traffic.api == "chat" else "/v1/completions"
 
     def body(self, prompt: Prompt) -> dict[str, Any]:
         """Return the JSON body of a prompt."""
-        content = {"messages": prompt.messages} if self.plan.traffic.api == "chat" else {"prompt": prompt.text}
-        options = {"include_usage": True}
         model = prompt.model or self.plan.models[0]
-        body = {"model": model, **content, "max_tokens": prompt.max_tokens, "temperature": 0}
-        if self.load.vllm_dialect:
-            options["continuous_usage_stats"] = True
-            body |= {"ignore_eos": True, "min_tokens": prompt.max_tokens} if prompt.exact else {}
-        return {**body, "stream": True, "stream_options": options}
+        pooled = self.plan.pooled
+        if pooled:
+            return {"model": model, **pooled.build(prompt.texts)}
+        return request_body.build(prompt, model, self.plan.traffic.api, vllm_dialect=self.load.vllm_dialect)
 
     def check(self, prompt: Prompt, answer: Answer) -> str | None:  # noqa: ARG002
         """Return None for a good answer, or a name of its error; the report counts failures by this name."""
         return None
 
-    @property
-    def load(self) -> Load:
-        return driver.get_load(self.environment)
-
     @task  # type: ignore[untyped-decorator]
     def play_item(self) -> None:
-        """Send one item of the load."""
-        item = self.load.take()
-        sample = Sample(item.number, 0.0)
+        """Send one item of the load, and the other turns of its session."""
+        idle_since = time.perf_counter()
+        item: Item | None = self.load.take()
         try:
-            self._play(item, sample)
+            while item:
+                item = self._play_turn(item, idle_since)
+                idle_since = time.perf_counter()
+        finally:
+            self.load.release()
+        if not self.plan.traffic.is_open_loop:
+            self.load.pause()
+
+    def _play_turn(self, item: Item, idle_since: float) -> Item | None:
+        """Send one request; return its session's next, if it has one."""
+        sample, text = Sample(item.number, 0.0, turn=item.turn), ""
+        try:
+            text = self._play(item, sample, idle_since)
         finally:
             self.load.finish(item, sample)
         if item.counted:
             self._report_to_locust(sample)
+        return self.load.continue_session(item, sample, text)
 
-    def _play(self, item: Item, sample: Sample) -> None:
+    def _play(self, item: Item, sample: Sample, idle_since: float) -> str:
+        """Send an item, and describe what came in its sample; return the answer's text."""
         sent_at = time.perf_counter()
         start = sent_at if item.due is None else item.due
-        sample.start_s, sample.late_ms = start - self.load.start_time, (sent_at - start) * 1000
+        ready_at = max(start, idle_since)
+        sample.start_s = start - self.load.start_time
+        sample.waited_ms, sample.late_ms = (ready_at - start) * 1000, (sent_at - ready_at) * 1000
         sample.asked_input = item.prompt.asked_input
         sample.asked_output = item.prompt.max_tokens if item.prompt.exact else None
         chunks: list[tuple[float, bytes]] = []
         self._send(item, sample, start, chunks)
-        answer = answers.parse_stream(chunks)
+        pooled, sample.inputs = self.plan.pooled, len(item.prompt.texts)
+        answer = pooled_answer.parse(chunks, pooled, sample.inputs) if pooled else answers.parse_stream(chunks)
         sample.unread_ms = self.connection.unread_s * 1000
         sample.input_tokens = answer.input_tokens
-        sample.output_tokens = answer.output_tokens or sum(answer.counts)
+        sample.output_tokens = None if pooled else answer.output_tokens or sum(answer.counts)
         sample.gaps = answer.compute_gaps()
         if answer.times:
             sample.ttft_ms = (answer.times[0] - start) * 1000
+        if answer.output_time is not None:
+            sample.ttfo_ms = (answer.output_time - start) * 1000
         if sample.error == answers.TRUNCATED and (answer.done or answer.failure):
             sample.error, sample.detail = None, ""  # the connection broke after the answer was complete
         if sample.error is None:
-            answers.set_error(sample, answer)
+            answers.set_error(sample, answer, has_tokens=pooled is None)
         if sample.error is None:
             sample.e2e_ms = (chunks[-1][0] - start) * 1000
             self._run_check(item, sample, answer)
         if item.prompt.expected is not None or item.number < SHOWN_ANSWERS or sample.error:
             sample.prompt, sample.text, sample.expected = item.prompt.text, answer.text, item.prompt.expected
+        return answer.text
 
     def _send(self, item: Item, sample: Sample, start: float, chunks: list[tuple[float, bytes]]) -> None:
         """Send the request and collect the answer's chunks until the deadline."""
@@ -162,6 +171,7 @@ class OpenAIUser(User):  # type: ignore[misc]
             fire(request_type="POST", response_time=elapsed_ms, exception=RuntimeError(sample.error), **entry)
             return
         fire(request_type="POST", response_time=sample.e2e_ms, exception=None, **entry)
-        fire(request_type="TTFT", response_time=sample.ttft_ms, exception=None, **entry)
+        if sample.ttft_ms is not None:
+            fire(request_type="TTFT", response_time=sample.ttft_ms, exception=None, **entry)
         if (mean := sample.compute_mean_gap_ms()) is not None:
             fire(request_type="ITL", response_time=mean, exception=None, **entry)

@@ -331,10 +331,10 @@ def _upload_weights(request: WorkflowRequest, fleet_context: FleetContext, folde
         update={"env": aws.variables, "s3_endpoint": aws.find_endpoint("s3")}
     )
     deployment = deployment_plan.deployment.model_copy(update={"environment": upload_environment})
-    for served_model in deployment.served_models:
-        if not served_model.weights.random:
-            console.show_command(("blueprint", "model", "copy", served_model.model, "--to", served_model.weights.uri))
-    model_names = ", ".join(served_model.model for served_model in deployment.served_models)
+    for loaded_model in deployment.loaded_models:
+        if not loaded_model.weights.random:
+            console.show_command(("blueprint", "model", "copy", loaded_model.model, "--to", loaded_model.weights.uri))
+    model_names = ", ".join(loaded_model.model for loaded_model in deployment.loaded_models)
     with console.step(f"Upload {model_names} to s3://{upload_environment.bucket}") as step:
 
         def on_progress(done: int, total: int) -> None:
@@ -409,7 +409,8 @@ def _serve_blueprint(
 def _install_add_ons(fleet_context: FleetContext, checkpoint_file: Checkpoints, result: WorkflowResult) -> None:
     """Installs the charts in order, but for those that were installed with the same values before."""
     fleet = fleet_context.fleet
-    commands = add_ons.build_install_commands(fleet, instances.load(), _get_charts_folder(fleet))
+    fleet_file, folder = fleet_context.document.path, _get_charts_folder(fleet)
+    commands = add_ons.build_install_commands(fleet, instances.load(), folder, fleet_file)
     with console.step(f"Connect to the cluster {fleet.name}"):
         cluster_access = cluster.connect(fleet_context.aws, fleet, fleet_context.data)
         cluster_identity = cluster_access.fetch_uid()
@@ -430,9 +431,7 @@ def _install_add_ons(fleet_context: FleetContext, checkpoint_file: Checkpoints, 
     def record_chart(command: add_ons.Command) -> None:
         checkpoint_file.record(f"chart {command.selected.add_on.name}", keys[command.selected.add_on.name])
 
-    add_ons.run_commands(
-        pending, _get_charts_folder(fleet), environment=cluster_access.environment, on_done=record_chart
-    )
+    add_ons.install(pending, folder, fleet_file, environment=cluster_access.environment, on_done=record_chart)
 
 
 def undo(fleet: Path, commands: ServingCommands, confirm: Callable[[str], None], *, with_data: bool) -> None:

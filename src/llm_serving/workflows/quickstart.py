@@ -23,7 +23,8 @@ from llm_serving.settings.errors import Unavailable
 from llm_serving.tables import deployment_table
 from llm_serving.targets import planning
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.targets.local import deploy, engine_env, environment, supervisor
+from llm_serving.targets.local import deploy, engine_env, engine_setups, environment, supervisor
+from llm_serving.targets.local.engine_setups import EngineSetup as Programs
 from llm_serving.validation import run as validation
 from llm_serving.validation import terminal_summary
 from llm_serving.validation.report import Report
@@ -111,7 +112,8 @@ def _apply_stacks(plan: DeploymentPlan) -> str:
 class _EngineSetup:
     """The set-up of the engine's environment, in a process of its own while Terraform applies the stacks."""
 
-    def __init__(self, child: subprocess.Popen[bytes] | None, log: Path) -> None:
+    def __init__(self, programs: Programs, child: subprocess.Popen[bytes] | None, log: Path) -> None:
+        self._programs = programs
         self._child = child
         self._log = log
 
@@ -130,25 +132,27 @@ class _EngineSetup:
                 step.note = self._describe_progress()
             if self._child.returncode != 0:
                 raise Unavailable(self._log.read_text(errors="replace").strip())
-            step.note = engine_env.FOLDER
+            step.note = self._programs.executables.parent.name
 
     def _describe_progress(self) -> str:
-        install_log = engine_env.ROOT / f"{engine_env.FOLDER}.log"
+        install_log = self._programs.log
         return engine_env.describe_download(install_log.read_text(errors="replace")) if install_log.exists() else ""
 
 
 @contextlib.contextmanager
 def _start_engine_setup(plan: DeploymentPlan) -> Iterator[_EngineSetup]:
     log = plan.directory.data / "engine-set-up.log"
-    if engine_env.is_ready():
-        yield _EngineSetup(None, log)
+    engine = getattr(plan.deployment, "engine", "")
+    programs = engine_setups.find(engine)
+    if programs.is_ready():
+        yield _EngineSetup(programs, None, log)
         return
-    command = [sys.executable, "-m", "llm_serving.targets.local.engine_env"]
+    command = [sys.executable, "-m", "llm_serving.targets.local.engine_setups", engine]
     console.show_command(command, cwd=engine_env.ROOT)
     with log.open("wb") as sink:
         child = processes.spawn(command, cwd=engine_env.ROOT, output=sink)
     try:
-        yield _EngineSetup(child, log)
+        yield _EngineSetup(programs, child, log)
     finally:
         processes.stop(child)
 

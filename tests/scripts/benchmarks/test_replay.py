@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from llm_serving import console
-from llm_serving.validation import statistics
+from llm_serving.validation import sample_statistics
 from scripts.benchmarks import replay
 from scripts.benchmarks.replay import ReplayResult, RouterResult, TrafficMix
 
@@ -71,7 +71,9 @@ def test_requests_that_fill_the_caches_are_not_counted() -> None:
 
 def test_the_table_compares_routers_with_round_robin_and_the_notes_have_the_method() -> None:
     def build_found(ms: float) -> RouterResult:
-        return RouterResult(statistics.summarize_latency([ms / 10]), statistics.summarize_latency([ms]), 0.1)
+        return RouterResult(
+            sample_statistics.summarize_latency([ms / 10]), sample_statistics.summarize_latency([ms]), 0.1
+        )
 
     ms = {"round-robin": 10_000.0, "load": 9_000.0, "seen": 7_500.0, "kv-aware": 7_000.0}
     results = ReplayResult(

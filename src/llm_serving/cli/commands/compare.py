@@ -1,0 +1,141 @@
+"""`blueprint compare`: validations beside the first of them."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from llm_serving import console
+from llm_serving.cli.arguments import AsJson
+from llm_serving.settings.errors import CheckFailed, InputError
+from llm_serving.tables import comparison_table
+from llm_serving.validation import comparison, comparison_page, driver_result, run_folder, sweep
+from llm_serving.validation.answer import Sample
+from llm_serving.validation.comparison import Change, Comparison, ValidationRun
+from llm_serving.workloads import base as workloads
+from llm_serving.workloads import inputs
+from llm_serving.workloads.serving import measured_capacity, measured_prompts
+
+Runs = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="RUN...",
+        help="Folders of validations, or of blueprints for their newest; the first is the baseline. A blueprint alone "
+        "is compared with its validation before.",
+    ),
+]
+Margin = Annotated[float, typer.Option(min=0, max=100, metavar="PERCENT", help="Least change that counts.")]
+Page = Annotated[Path | None, typer.Option("--page", metavar="FILE.html", help="Write the comparison as a page.")]
+Gate = Annotated[bool, typer.Option("--gate", help="Exit 1 if a run is worse than the baseline.")]
+
+
+def compare(
+    runs: Runs,
+    margin: Margin = 100 * comparison.MARGIN,
+    page: Page = None,
+    gate: Gate = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compare validations with the first of them.
+
+    Better, worse, or no difference shown: each change comes with its interval.
+    """
+    baseline, *others = map(read_run, _find_runs(runs))
+    comparisons = [comparison.compare(baseline, run, margin / 100) for run in others]
+    if page:
+        page.write_text(comparison_page.render(baseline.title, comparisons, margin / 100), encoding="utf-8")
+    if as_json:
+        print(json.dumps(_build_payload(baseline, comparisons), indent=2))
+    else:
+        console.out.print(comparison_table.render(comparisons), soft_wrap=False)
+    worse = [entry.title for entry in comparisons if entry.verdict == "worse"]
+    if gate and worse:
+        raise CheckFailed(f"worse than {baseline.title}: {', '.join(worse)}")
+
+
+def _find_runs(given: list[Path]) -> list[Path]:
+    """The folders of the validations, the baseline first.
+
+    Raises:
+        InputError: there is only one, or a blueprint has none.
+    """
+    found = [run for folder in given for run in _find_newest(folder, 2 if len(given) == 1 else 1)]
+    if len(found) < 2:
+        raise InputError("RUN: now one: a comparison takes two or more. Fix: blueprint compare RUN RUN.")
+    return found
+
+
+def _find_newest(folder: Path, count: int) -> list[Path]:
+    """A validation itself, or the newest ones of a blueprint, the oldest of them first."""
+    if not (folder / workloads.FILE_NAME).is_file():
+        return [folder]
+    document = inputs.read_blueprint(folder)
+    name = workloads.resolve_name(document)
+    runs = Path(measured_prompts.RUNS) / name
+    found = sorted(report.parent for report in runs.glob(f"[0-9]*/{run_folder.REPORT_FILE}"))[-count:]
+    if len(found) < count:
+        have = "no validation" if not found else "one validation, and two are compared"
+        fix = f"blueprint validate {console.shorten_path(folder)}"
+        raise InputError(f"RUN: now {console.shorten_path(folder)}: {runs} has {have}. Fix: {fix}.")
+    return found
+
+
+def read_run(folder: Path) -> ValidationRun:
+    """Read a validation's folder.
+
+    Raises:
+        InputError: it is not one, a file in it is broken, or another version of this program wrote it.
+    """
+    if (folder / measured_capacity.SWEEP_FILE).is_file():
+        point = next(iter(sorted((folder / sweep.POINTS).glob("*"))), folder / sweep.POINTS)
+        raise InputError(f"RUN: now {folder}: it is a sweep. Fix: one of its loads, such as {point}.")
+    try:
+        report = json.loads((folder / run_folder.REPORT_FILE).read_text(encoding="utf-8"))
+        lines = (folder / driver_result.SAMPLES_FILE).read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        reason = f"{Path(error.filename or folder).name} cannot be read: {error.strerror}"
+        raise InputError(f"RUN: now {folder}: {reason}. Fix: a folder below runs/.") from None
+    except ValueError as error:
+        raise InputError(f"RUN: now {folder}: it is not a validation's folder: {error}. Fix: validate again.") from None
+    try:
+        title = f"{report['name']} {folder.resolve().name}"
+        run = ValidationRun(title, report, [Sample.from_json(line) for line in lines])
+        run.require_fields()
+    except (ValueError, KeyError, TypeError) as error:
+        field = f"it has no {error}" if isinstance(error, KeyError) else str(error).partition("\n")[0]
+        reason = f"another version of this program wrote it{_find_version(report)}: {field}"
+        raise InputError(f"RUN: now {folder}: {reason}. Fix: validate again.") from None
+    return run
+
+
+def _find_version(report: Any) -> str:
+    versions = report.get("versions", {}) if isinstance(report, dict) else {}
+    return f" ({versions['blueprint']})" if isinstance(versions, dict) and "blueprint" in versions else ""
+
+
+def _build_payload(baseline: ValidationRun, comparisons: list[Comparison]) -> dict[str, Any]:
+    return {
+        "baseline": baseline.title,
+        "runs": [
+            {
+                "name": entry.title,
+                "verdict": entry.verdict,
+                "changes": [_build_change(change) for change in entry.changes],
+                "notes": entry.notes,
+                "differences": entry.differences,
+            }
+            for entry in comparisons
+        ],
+    }
+
+
+def _build_change(change: Change) -> dict[str, Any]:
+    """The change as JSON, which has no infinity: null in its place."""
+    return {
+        name: value if isinstance(value, str) or math.isfinite(value) else None
+        for name, value in change._asdict().items()
+    }

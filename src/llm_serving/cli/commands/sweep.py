@@ -1,0 +1,99 @@
+"""`blueprint sweep`: the highest load that a running deployment keeps its SLO at."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from llm_serving import console, processes
+from llm_serving.cli import quantities
+from llm_serving.cli.arguments import FLEET, TARGET, AsJson, Fleet, Folder, Target
+from llm_serving.settings import diagnostics
+from llm_serving.settings.document import Document
+from llm_serving.settings.errors import InputError
+from llm_serving.settings.units import Duration
+from llm_serving.tables import sweep_table
+from llm_serving.targets import registry
+from llm_serving.validation import sweep as sweeps
+from llm_serving.validation.knee import Axis
+from llm_serving.validation.sweep import Options
+from llm_serving.workloads import inputs
+
+Precision = Annotated[
+    float,
+    typer.Option(min=0.5, max=100, metavar="PERCENT", help="How close a kept load and a missed one are in the end."),
+]
+
+
+def sweep(
+    folder: Folder,
+    fleet: Fleet = FLEET,
+    target: Target = TARGET,
+    url: Annotated[
+        str | None, typer.Option(metavar="URL", help="Another endpoint of the deployment, such as a gateway's.")
+    ] = None,
+    by: Annotated[
+        str | None, typer.Option(metavar="rate|users", help="What grows; by default what the blueprint's traffic has.")
+    ] = None,
+    from_: Annotated[
+        float | None, typer.Option("--from", min=0, metavar="LOAD", help="Lowest load: requests/s, or users.")
+    ] = None,
+    to: Annotated[float | None, typer.Option("--to", min=0, metavar="LOAD", help="Highest load.")] = None,
+    precision: Precision = 10,
+    point_time: Annotated[
+        str, typer.Option(metavar="TIME", help="Least time at one load; a longer one if that shows nothing.")
+    ] = "30s",
+    as_json: AsJson = False,
+) -> None:
+    """Find the highest load that keeps the SLO.
+
+    Sends one load after the other to a running deployment and saves its capacity, which `check` and `deploy` use.
+    """
+    document = inputs.read_blueprint(folder)
+    require_limits(document)
+    options = Options(
+        _read_axis(by),
+        *_read_bounds(from_, to),
+        precision / 100,
+        quantities.parse("--point-time", point_time, Duration),
+    )
+    selected_target = registry.load_target(target)
+    with processes.handle_interrupts(), selected_target.open_validation(folder, fleet, url) as opened:
+        arguments = opened.build_arguments(folder)
+        result, saved = sweeps.sweep(opened.deployment, options, runs=opened.reports, arguments=arguments)
+    if as_json:
+        print(result.model_dump_json(indent=2))
+    else:
+        console.print_result(sweep_table.render(result, saved))
+    sweeps.require_kept(result)
+
+
+def require_limits(document: Document[Any]) -> None:
+    """Check that a blueprint has limits that a load can miss.
+
+    Raises:
+        InputError: it has none, or it is of a kind without an SLO.
+    """
+    slo = getattr(document.value, "slo", None)
+    if slo is None:
+        raise InputError(f"kind: now {document.value.kind}: it has no SLO to keep. Fix: a blueprint of another kind.")
+    if not sweeps.has_limits(slo):
+        reason = "it has no limit on a latency that a higher load could miss"
+        fix = "ttft_ms: {p95: 800}, for example"
+        raise InputError([diagnostics.build_mistake(document.path, document.positions, ("slo",), "", reason, fix)])
+
+
+def _read_axis(by: str | None) -> Axis | None:
+    if by is None or by == "rate" or by == "users":
+        return by  # type: ignore[return-value]
+    raise InputError(f"--by: now {by!r}: there is no such load. Fix: rate or users.")
+
+
+def _read_bounds(lowest: float | None, highest: float | None) -> tuple[float | None, float | None]:
+    for option, value in (("--from", lowest), ("--to", highest)):
+        if value == 0:
+            raise InputError(f"{option}: now 0: that is no load. Fix: a number above 0.")
+    if lowest and highest and lowest >= highest:
+        raise InputError(f"--from: now {lowest:g}: it is not below --to, {highest:g}. Fix: {highest / 8:g}.")
+    return lowest, highest

@@ -1,0 +1,61 @@
+"""`blueprint tune`: configurations of a blueprint, tried one after the other."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from llm_serving import console, processes
+from llm_serving.cli import confirm, quantities
+from llm_serving.cli.arguments import FLEET, TARGET, AsJson, Fleet, Folder, Target, Yes
+from llm_serving.cli.commands.sweep import Precision, require_limits
+from llm_serving.settings import overrides
+from llm_serving.settings.errors import InputError
+from llm_serving.settings.units import Duration
+from llm_serving.tables import tune_table
+from llm_serving.validation.sweep import Options
+from llm_serving.workflows import tune as tuning_workflow
+from llm_serving.workflows.tune import Job, Limits
+from llm_serving.workloads import inputs
+
+
+def tune(
+    folder: Folder,
+    over: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE,VALUE", help="Values of a key of blueprint.yaml to try; repeatable."),
+    ] = None,
+    fleet: Fleet = FLEET,
+    target: Target = TARGET,
+    time_limit: Annotated[str, typer.Option(metavar="TIME", help="No load starts after this time.")] = "1h",
+    spend_limit: Annotated[
+        float | None, typer.Option(min=0.01, metavar="USD", help="No load starts after the engines cost this much.")
+    ] = None,
+    precision: Precision = 10,
+    point_time: Annotated[str, typer.Option(metavar="TIME", help="Least time at one load.")] = "20s",
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Try configurations and name the best one.
+
+    Deploys each combination under a name of its own and drops losers early. After an interruption, run it again.
+    """
+    if not over:
+        raise InputError("--over: now none: there is nothing to try. Fix: --over tuning.batch_tokens=2k,8k.")
+    require_limits(inputs.read_blueprint(folder))
+    options = Options(precision=precision / 100, point_s=quantities.parse("--point-time", point_time, Duration))
+    limits = Limits(quantities.parse("--time-limit", time_limit, Duration), spend_limit)
+    job = Job(folder, fleet, target, [overrides.parse("--over", text) for text in over], options, limits)
+
+    def ask(description: str) -> None:
+        console.err.print(description, markup=False)
+        confirm.ask("Try these?", yes)
+
+    with processes.handle_interrupts():
+        state, saved = tuning_workflow.tune(job, ask)
+    if as_json:
+        print(state.model_dump_json(indent=2))
+    else:
+        console.print_result(tune_table.render(state, saved))
+    tuning_workflow.require_best(state)

@@ -1,0 +1,68 @@
+"""Configurations compared, in the terminal: a row for each, then the best and where it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from llm_serving import console
+from llm_serving.validation import sweep, tuning
+from llm_serving.validation.knee import UNITS
+from llm_serving.validation.racing import Trial
+from llm_serving.validation.sweep_page import format_optional
+from llm_serving.validation.tuning import Tuning
+
+_STYLES = {"kept": "green", "dropped": "dim", "refused": "yellow", "failed": "red", "kept nothing": "red"}
+
+
+def render(state: Tuning, folder: Path) -> RenderableType:
+    """Render the result that was saved in `folder`."""
+    return Group(
+        _render_trials(state),
+        *(Text.assemble((f"{trial.number}: ", "bold"), trial.why) for trial in state.trials if trial.why),
+        *([Text.assemble(("• ", "yellow"), f"{state.stopped}; the same command goes on")] if state.stopped else []),
+        *_list_result(state, folder),
+        console.shorten_path(folder / tuning.PAGE_FILE),
+    )
+
+
+def _render_trials(state: Tuning) -> Table:
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    table.add_column("#", justify="right")
+    for key in state.trials[0].settings:
+        table.add_column(key.rpartition(".")[2])
+    priced = any(trial.usd_h is not None for trial in state.trials)
+    for heading in (UNITS[state.axis], *(("USD/h", "USD/1,000") if priced else ()), "TTFT p95", "ITL p95"):
+        table.add_column(heading, justify="right")
+    table.add_column("", no_wrap=True)
+    for trial in state.trials:
+        is_best = trial.number == state.best
+        word = Text("best", "bold green") if is_best else Text(trial.state, _STYLES.get(trial.state, ""))
+        table.add_row(str(trial.number), *trial.settings.values(), *_format_cells(trial, priced), word)
+    return table
+
+
+def _format_cells(trial: Trial, priced: bool) -> Iterator[str]:
+    kept = trial.kept
+    yield f"{kept.load:g}" if kept else "–"
+    if priced:
+        yield format_optional(trial.usd_h)
+        yield format_optional(kept.usd_per_thousand_requests if kept else None)
+    yield format_optional(kept.ttft_p95_ms if kept else None)
+    yield format_optional(kept.itl_p95_ms if kept else None)
+
+
+def _list_result(state: Tuning, folder: Path) -> Iterator[RenderableType]:
+    best = next((trial for trial in state.trials if trial.number == state.best), None)
+    if best is None or best.kept is None:
+        yield Text("NO CONFIGURATION KEEPS THE SLO", "bold red")
+        return
+    load = sweep.format_load(best.kept.load, state.axis)
+    cost = best.kept.usd_per_thousand_requests
+    price = "" if cost is None else f", {cost:.3f} USD per 1,000 requests"
+    yield Text.assemble((f"BEST {tuning.describe(best)}", "bold green"), f" keeps {load}{price}")
+    yield f"Its blueprint.yaml: {console.shorten_path(folder / tuning.BEST_FILE)}"

@@ -1,0 +1,55 @@
+"""The page of a comparison: each change with its interval, in light and dark and for print. No input or output."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from markupsafe import Markup
+
+from llm_serving.validation import charts, html_report
+from llm_serving.validation.comparison import Change, Comparison
+
+WIDTH, HEIGHT = 260, 26
+_LEAST_SPAN = 0.1
+"""Half of the picture's range at the least, as a share of the baseline."""
+
+
+def render(baseline: str, comparisons: Sequence[Comparison], margin: float) -> str:
+    """Return the page as HTML."""
+    templates = html_report.create_environment()
+    templates.filters |= {"value": format_value, "percent": format_percent, "picture": _render_interval}
+    template = templates.get_template("comparison.html.j2")
+    return template.render(baseline=baseline, comparisons=comparisons, margin=margin)
+
+
+def format_value(value: float) -> str:
+    """Format a measured number; infinite where failed requests make it so."""
+    if math.isnan(value):
+        return "–"
+    return "∞" if math.isinf(value) else charts.format_number(value)
+
+
+def format_percent(share: float) -> str:
+    """Format a change, with its sign."""
+    if math.isnan(share):
+        return "–"
+    return f"{'+' if share > 0 else '−'}∞" if math.isinf(share) else f"{share:+.1%}".replace("-", "−")
+
+
+def _render_interval(change: Change) -> Markup:
+    """A line from bound to bound, a dot at the estimate, and a rule at no change."""
+    finite = [abs(value) for value in (change.low, change.change, change.high) if math.isfinite(value)]
+    if math.isnan(change.change) or not finite:
+        return Markup("")
+    span = max(_LEAST_SPAN, *finite) * 1.1
+    scale = charts.Scale(-span, span, 4, WIDTH - 4)
+    low, high = (scale(min(max(value, -span), span)) for value in (change.low, change.high))
+    kind = change.verdict if change.verdict in ("better", "worse") else ""
+    middle = HEIGHT / 2
+    return Markup(
+        f'<svg class="interval" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{change.verdict}">'
+        f'<line class="zero" x1="{scale(0)}" x2="{scale(0)}" y1="2" y2="{HEIGHT - 2}"/>'
+        f'<line class="{kind}" x1="{low}" x2="{high}" y1="{middle}" y2="{middle}"/>'
+        f'<circle class="{kind}" cx="{scale(min(max(change.change, -span), span))}" cy="{middle}" r="4"/></svg>'
+    )

@@ -1,0 +1,104 @@
+"""AIPerf (0.13.0: aiperf/dataset/loader/models.py, `MooncakeTrace`, and its profile_export.jsonl).
+
+Each request is a payload of ours, sent as it is at the time that we drew.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from llm_serving.settings.document import Conflict
+from llm_serving.validation import request_body
+from llm_serving.validation.answer import Sample
+from llm_serving.validation.drivers.base import Driver, Job, build_failure, build_sample
+from llm_serving.workloads.serving.traffic import Traffic
+
+_EXPORT = "profile_export.jsonl"
+
+
+def _find_conflicts(traffic: Traffic) -> Iterator[Conflict]:
+    if traffic.max_concurrency:
+        yield Conflict(("max_concurrency",), "its fixed schedule has no cap", "no max_concurrency")
+
+
+def _build_command(job: Job, executables: Path) -> list[str]:
+    traffic = job.traffic
+    times = [{}] * len(job.prompts) if job.due is None else [{"timestamp": time * 1000} for time in job.due]
+    rows = [
+        {
+            **time,
+            "session_id": str(number),
+            "payload": request_body.build(prompt, job.model, traffic.api, vllm_dialect=job.vllm_dialect),
+        }
+        for number, (prompt, time) in enumerate(zip(job.prompts, times, strict=True))
+    ]
+    file = job.write_rows("requests.jsonl", rows)
+    loop = (
+        ["--fixed-schedule"]
+        if job.due is not None
+        else ["--no-fixed-schedule", "--concurrency", str(traffic.users), "--request-count", str(len(job.prompts))]
+    )
+    return [
+        str(executables / "aiperf"), "profile", "--model", job.model, "--url", job.url,
+        "--endpoint-type", "chat" if traffic.api == "chat" else "completions", "--streaming",
+        "--input-file", str(file), "--custom-dataset-type", "mooncake_trace", *loop,
+        "--tokenizer", str(job.tokenizer), "--use-server-token-count", "--random-seed", str(traffic.seed),
+        "--request-timeout-seconds", f"{traffic.deadline:g}", "--ui", "none", "--export-level", "records",
+        "--artifact-dir", str(job.folder), "--profile-export-prefix", job.result.stem,
+    ]  # fmt: skip
+
+
+def _read(job: Job) -> list[Sample]:
+    with job.result.with_suffix(".jsonl").open(encoding="utf-8") as lines:
+        rows = [json.loads(line) for line in lines]
+    rows = [row for row in rows if row["metadata"]["benchmark_phase"] == "profiling"]
+    numbers = [int(row["metadata"]["conversation_id"].rpartition("_")[2]) for row in rows]
+    issued = [row["metadata"]["credit_issued_ns"] / 1e9 for row in rows]
+    starts = [row["metadata"]["request_start_ns"] / 1e9 for row in rows]
+    if job.due is None:
+        return [_read_row(row, number, start, 0.0) for row, number, start in zip(rows, numbers, starts, strict=True)]
+    # The schedule's zero: no request is issued before it is due.
+    zero = min(time - job.due[number] for time, number in zip(issued, numbers, strict=True))
+    return [
+        _read_row(row, number, zero + job.due[number], start - zero - job.due[number])
+        for row, number, start in zip(rows, numbers, starts, strict=True)
+    ]
+
+
+def _read_row(row: dict[str, Any], number: int, due: float, late_s: float) -> Sample:
+    if row.get("error"):
+        error = row["error"]
+        status = error.get("code")
+        return build_failure(number, due, str(error.get("message")), status if status and status >= 400 else None)
+    metrics = {name: metric["value"] for name, metric in row["metrics"].items()}
+    gaps = metrics.get("inter_chunk_latency") or []
+    times = accumulate([late_s + metrics["time_to_first_token"] / 1000, *(gap / 1000 for gap in gaps)])
+    return build_sample(
+        number,
+        due,
+        times=list(times),
+        end=late_s + metrics["request_latency"] / 1000,
+        input_tokens=metrics.get("usage_prompt_tokens") or metrics.get("input_sequence_length"),
+        output_tokens=metrics.get("usage_completion_tokens") or metrics.get("output_sequence_length"),
+        late_s=late_s,
+    )
+
+
+DRIVER = Driver(
+    name="aiperf",
+    title="AIPerf",
+    package="aiperf",
+    executable="aiperf",
+    clock="it was due by our own draw, and in the closed loop when AIPerf sent it",
+    build_command=_build_command,
+    read=_read,
+    find_conflicts=_find_conflicts,
+    sends_messages=True,
+    # Sum of the wheels of requirements/drivers/aiperf.txt for CPython 3.11 on Linux, 2026-11-23.
+    download_mib=229,
+    notes=("AIPerf counts a chunk as one token; the tokens of an answer are spread evenly over its chunks.",),
+)

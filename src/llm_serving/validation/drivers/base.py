@@ -1,0 +1,153 @@
+"""What a drop-in driver is: how its command is built from a job, and how its results become samples."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from llm_serving import paths
+from llm_serving.settings.document import Conflict
+from llm_serving.validation import answer
+from llm_serving.validation.answer import Answer, Sample
+from llm_serving.workloads.serving.traffic import Traffic
+
+if TYPE_CHECKING:
+    from llm_serving.validation.load import Prompt
+
+
+LOCKS = paths.ROOT / "requirements" / "drivers"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A load for a driver to send."""
+
+    url: str
+    """Base URL of the deployment, without /v1."""
+    model: str
+    traffic: Traffic
+    prompts: Sequence[Prompt]
+    """Of the counted requests, in order."""
+    due: Sequence[float] | None
+    """When each is due by our own draw, in seconds from the start; None in the closed loop."""
+    vllm_dialect: bool
+    """Whether the server accepts vLLM's own parameters."""
+    folder: Path
+    """The driver's own files."""
+
+    @property
+    def tokenizer(self) -> Path:
+        """Folder of a tokenizer that counts words, for drivers that insist on one; tokens are the server's count."""
+        return self.folder / "tokenizer"
+
+    @property
+    def result(self) -> Path:
+        """File with the driver's results."""
+        return self.folder / "result.json"
+
+    @property
+    def path(self) -> str:
+        return "/v1/chat/completions" if self.traffic.api == "chat" else "/v1/completions"
+
+    def write_rows(self, name: str, rows: Sequence[Mapping[str, Any]]) -> Path:
+        """Write a JSONL file of the driver's input and return its path."""
+
+        file = self.folder / name
+        file.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+        return file
+
+
+ConflictFinder = Callable[[Traffic], Iterator[Conflict]]
+
+
+@dataclass(frozen=True)
+class Driver:
+    """One drop-in driver."""
+
+    name: str
+    """As in `--driver NAME`, and of its lock requirements/drivers/NAME.txt."""
+    title: str
+    """Its own name."""
+    package: str
+    """Distribution whose version the report names."""
+    executable: str
+    clock: str
+    """Where a request's times begin, in words."""
+    build_command: Callable[[Job, Path], list[str]]
+    """Writes the driver's input; takes the directory of its executables."""
+    read: Callable[[Job], list[Sample]]
+    """Reads the driver's results."""
+    find_conflicts: ConflictFinder = lambda _: iter(())
+    """Yields what of a traffic the driver cannot send."""
+    unmeasured: Mapping[str, str] = field(default_factory=dict)
+    """Objectives of an SLO that it does not measure, such as `itl_ms.p95` or `stall`, each with what it has instead."""
+    api: Literal["chat", "completions"] | None = None
+    """The only API that it sends lengths to; None for both."""
+    sends_messages: bool = False
+    """Whether it sends rows of several messages."""
+    notes: tuple[str, ...] = ()
+    """Remarks of every report."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables of its process."""
+    python: tuple[int, int] = (3, 11)
+    """Least version of Python that it runs on."""
+    download_mib: int = 0
+    """Wheels of its lock, in MiB; 0 if it comes with the engine."""
+
+    @property
+    def lock(self) -> Path:
+        return LOCKS / f"{self.name}.txt"
+
+
+PERCENTILES_OF_GAPS = tuple(f"itl_ms.{percentile}" for percentile in ("p50", "p90", "p95", "p99"))
+
+
+def build_sample(
+    number: int,
+    start_s: float,
+    *,
+    times: Sequence[float],
+    end: float,
+    input_tokens: int | None,
+    output_tokens: int | None,
+    late_s: float = 0.0,
+) -> Sample:
+    """Return the sample of an answered request from the times of its chunks.
+
+    Args:
+        start_s: when it was due, or sent, in seconds from the start of the load.
+        times: of its chunks with tokens, in seconds from `start_s`.
+        end: of its stream, likewise.
+        late_s: how long after `start_s` it was sent.
+    """
+    stream = Answer(times=list(times), counts=[1] * len(times), output_tokens=output_tokens)
+    return Sample(
+        number=number,
+        start_s=start_s,
+        late_ms=late_s * 1000,
+        ttft_ms=times[0] * 1000 if times else None,
+        e2e_ms=end * 1000,
+        gaps=stream.compute_gaps(),
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+    )
+
+
+_KINDS = (
+    (r"payload is not completed|disconnected|incomplete chunked|peer closed|reset by peer", answer.TRUNCATED),
+    (r"(?i)time(d )?\s?out", answer.DEADLINE),
+    (r"(?i)cannot connect|refused|all connection attempts failed", answer.CONNECT),
+)
+
+
+def build_failure(number: int, start_s: float, message: str, status: int | None = None) -> Sample:
+    """Return the sample of a failed request, with the kind of failure by the driver's message."""
+    kind = next((kind for pattern, kind in _KINDS if re.search(pattern, message)), answer.SERVER_ERROR)
+    match = re.search(r"(?:error|status|code)\D{0,12}\b([45]\d\d)\b", message, re.IGNORECASE)
+    status = status or (int(match[1]) if match and kind == answer.SERVER_ERROR else None)
+    error = f"http_{status}" if status else kind
+    return Sample(number=number, start_s=start_s, error=error, detail=message.strip()[-300:])

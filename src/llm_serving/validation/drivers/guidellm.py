@@ -1,0 +1,105 @@
+"""GuideLLM (0.8.1: guidellm/schemas/base/request_stats.py)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from llm_serving.settings.document import Conflict
+from llm_serving.validation.answer import Gap, Sample
+from llm_serving.validation.drivers.base import PERCENTILES_OF_GAPS, Driver, Job, build_failure
+from llm_serving.workloads.serving.traffic import Traffic
+
+_PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+
+
+def _find_conflicts(traffic: Traffic) -> Iterator[Conflict]:
+    if traffic.burstiness != 1:
+        yield Conflict(("burstiness",), "its arrivals are Poisson or constant", "no burstiness, or --driver aiperf")
+    if traffic.replays_times:
+        yield Conflict(("trace",), "it draws its own arrivals", "arrivals: 20/s with the trace, or --driver aiperf")
+
+
+def _build_command(job: Job, executables: Path) -> list[str]:
+    rows = job.write_rows(
+        "prompts.jsonl", [{"prompt": prompt.text, "output_tokens_count": prompt.max_tokens} for prompt in job.prompts]
+    )
+    traffic = job.traffic
+    if traffic.users:
+        profile = {"kind": "concurrent", "streams": traffic.users}
+    else:
+        profile = {"kind": traffic.process, "rate": traffic.arrivals}
+        if traffic.max_concurrency:
+            profile["max_concurrency"] = traffic.max_concurrency
+    backend = {
+        "kind": "openai_http", "target": job.url, "model": job.model, "request_format": job.path,
+        "timeout": traffic.deadline,
+    }  # fmt: skip
+    return [
+        str(executables / "guidellm"), "run", "--backend", json.dumps(backend), "--profile", json.dumps(profile),
+        "--constraint", json.dumps({"kind": "max_requests", "count": len(job.prompts)}),
+        "--constraint", json.dumps({"kind": "max_duration", "seconds": traffic.time_limit}),
+        "--data", json.dumps({"kind": "json_file", "path": str(rows)}),
+        "--tokenizer", json.dumps({"kind": "huggingface_auto", "model": str(job.tokenizer)}),
+        "--seed", json.dumps({"kind": "static", "value": traffic.seed}),
+        "--output", json.dumps({"kind": "json", "path": str(job.result)}), "--disable-console",
+    ]  # fmt: skip
+
+
+def _read(job: Job) -> list[Sample]:
+    requests = json.loads(job.result.read_text(encoding="utf-8"))["benchmarks"][0]["requests"]
+    answered = [_read_answered(row) for row in requests["successful"] or ()]
+    failed = [
+        build_failure(0, _read_start(row["info"]), str(row["info"].get("error") or "cut off by the end of the load"))
+        for row in [*(requests["errored"] or ()), *(requests["incomplete"] or ())]
+        if row["info"]["timings"]["request_start"] is not None
+    ]
+    samples = sorted([*answered, *failed], key=lambda sample: sample.start_s)
+    for number, sample in enumerate(samples):
+        sample.number = number
+    return samples
+
+
+def _read_start(info: dict[str, Any]) -> float:
+    """When a request was due by GuideLLM's schedule, or sent where it has none."""
+    timings = info["timings"]
+    start: float = timings["request_start"]
+    return min(timings["targeted_start"] or start, start)
+
+
+def _read_answered(row: dict[str, Any]) -> Sample:
+    due, sent = _read_start(row["info"]), row["request_start_time"]
+    late_ms = (sent - due) * 1000
+    first, gap, tokens = row["time_to_first_token_ms"], row["inter_token_latency_ms"], row["output_tokens"]
+    return Sample(
+        number=0,
+        start_s=due,
+        late_ms=late_ms,
+        ttft_ms=None if first is None else first + late_ms,
+        e2e_ms=(row["request_end_time"] - due) * 1000,
+        # The mean of the answer, once for each token after its first.
+        gaps=[Gap(gap, tokens - 1)] if gap is not None and tokens and tokens > 1 else [],
+        input_tokens=row["prompt_tokens"],
+        output_tokens=tokens,
+        text=row["output"] or "",
+    )
+
+
+_MEAN_ONLY = "GuideLLM keeps the mean of an answer, not the time of each token"
+
+DRIVER = Driver(
+    name="guidellm",
+    title="GuideLLM",
+    package="guidellm",
+    executable="guidellm",
+    clock="it was due by GuideLLM's own schedule",
+    build_command=_build_command,
+    read=_read,
+    find_conflicts=_find_conflicts,
+    unmeasured=dict.fromkeys((*PERCENTILES_OF_GAPS, "icl_ms", "stall"), _MEAN_ONLY),
+    environment={"HF_HUB_OFFLINE": "1", "GUIDELLM__LOGGING__DISABLED": "true"},
+    # Sum of the wheels of requirements/drivers/guidellm.txt for CPython 3.11 on Linux, 2026-11-23: mostly torch.
+    download_mib=2346,
+)

@@ -1,0 +1,131 @@
+"""inference-perf (0.7.0: inference_perf/config, datagen/dataset/hf_sharegpt_datagen.py, its per-request report).
+
+Its ShareGPT reader takes a file of conversations: our prompt, and an answer of as many words as tokens are asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from llm_serving.settings.document import Conflict
+from llm_serving.validation.answer import Sample
+from llm_serving.validation.drivers.base import Driver, Job, build_failure, build_sample
+from llm_serving.workloads.serving.traffic import Traffic
+
+_REPORTS = "reports"
+
+
+def _find_conflicts(traffic: Traffic) -> Iterator[Conflict]:
+    if traffic.burstiness != 1:
+        yield Conflict(("burstiness",), "its arrivals are Poisson or constant", "no burstiness, or --driver aiperf")
+    if traffic.replays_times:
+        yield Conflict(("trace",), "it draws its own arrivals", "arrivals: 20/s with the trace, or --driver aiperf")
+    if traffic.max_concurrency:
+        yield Conflict(("max_concurrency",), "its arrivals have no cap", "no max_concurrency")
+
+
+def _build_command(job: Job, executables: Path) -> list[str]:
+    # It skips the first conversation.
+    conversations = [("", 1), *((prompt.text, prompt.max_tokens) for prompt in job.prompts)]
+    data = job.folder / "conversations.json"
+    data.write_text(
+        json.dumps(
+            [
+                {"conversations": [{"from": "human", "value": text}, {"from": "gpt", "value": "w " * tokens}]}
+                for text, tokens in conversations
+            ]
+        )
+    )
+    config = job.folder / "config.yml"
+    config.write_text(yaml.safe_dump(_build_config(job, data)))
+    script = 'set -e; "$1" -c "$2"; mv reports/per_request_lifecycle_metrics.json "$3"'  # its reports' names are fixed
+    return ["sh", "-c", script, "sh", str(executables / "inference-perf"), str(config), str(job.result)]
+
+
+def _build_config(job: Job, data: Path) -> dict[str, Any]:
+    traffic = job.traffic
+    if traffic.users:
+        kind = "concurrent"
+        stage: dict[str, float] = {"concurrency_level": traffic.users, "num_requests": len(job.prompts)}
+        at_once = traffic.users
+    else:
+        rate = traffic.arrivals or 1.0
+        kind = traffic.process
+        stage = {"rate": rate, "duration": max(1, math.ceil(len(job.prompts) / rate))}
+        at_once = len(job.prompts) + math.ceil(rate) + 1
+    return {
+        "api": {"type": "completion", "streaming": True},
+        "data": {"type": "shareGPT", "path": str(data)},
+        "load": {
+            "type": kind,
+            "stages": [stage],
+            "num_workers": 1,
+            "worker_max_concurrency": at_once,
+            "worker_max_tcp_connections": at_once,
+            "base_seed": traffic.seed,
+            "request_timeout": traffic.deadline,
+        },
+        "server": {
+            "type": "vllm", "model_name": job.model, "base_url": job.url,
+            "ignore_eos": job.vllm_dialect and all(prompt.exact for prompt in job.prompts),
+        },
+        "tokenizer": {"pretrained_model_name_or_path": str(job.tokenizer)},
+        "report": {
+            "request_lifecycle": {
+                "per_request": True,
+                "use_server_output_tokens": True,
+                "per_request_fields": {"request": False, "response": False, "response_chunks": False},
+            },
+            "prometheus": None,
+        },
+        "storage": {"local_storage": {"path": str(job.folder / _REPORTS)}},
+    }  # fmt: skip
+
+
+def _read(job: Job) -> list[Sample]:
+    rows = json.loads(job.result.read_text(encoding="utf-8"))
+    return [_read_row(number, row) for number, row in enumerate(sorted(rows, key=lambda row: row["start_time"]))]
+
+
+def _read_row(number: int, row: dict[str, Any]) -> Sample:
+    start: float = row["start_time"]
+    if row.get("error"):
+        return build_failure(number, start, f"{row['error']['error_type']}: {row['error']['error_msg']}")
+    response = row["info"]["response_metrics"]
+    usage = response.get("server_usage") or {}
+    return build_sample(
+        number,
+        start,
+        times=[time - start for time in response["output_token_times"]],
+        end=row["end_time"] - start,
+        input_tokens=usage.get("prompt_tokens"),
+        output_tokens=usage.get("completion_tokens") or response["output_tokens"],
+    )
+
+
+DRIVER = Driver(
+    name="inference-perf",
+    title="inference-perf",
+    package="inference-perf",
+    executable="inference-perf",
+    clock="inference-perf sent it",
+    build_command=_build_command,
+    read=_read,
+    find_conflicts=_find_conflicts,
+    api="completions",
+    environment={"HF_HUB_OFFLINE": "1"},
+    python=(3, 12),
+    # Sum of the wheels of requirements/drivers/inference-perf.txt for CPython 3.12 on Linux, 2026-11-23.
+    download_mib=182,
+    notes=(
+        "inference-perf sends prompts to /v1/completions, without a chat template: its chats ask for no length.",
+        "inference-perf's arrivals last whole seconds, so that it may send a few requests more or fewer.",
+        "inference-perf counts a chunk as one token; the tokens of an answer are spread evenly over its chunks.",
+    ),
+)

@@ -1,0 +1,240 @@
+"""Run a drop-in driver: our prompts, lengths and times in, samples out."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import itertools
+import json
+import shutil
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from llm_serving import console
+from llm_serving.settings.document import Conflict
+from llm_serving.settings.errors import InputError, Unavailable
+from llm_serving.validation import (
+    api_key,
+    data_rows,
+    load_plan,
+    metrics_pages,
+    on_demand,
+    prompts,
+    request_body,
+)
+from llm_serving.validation.answer import Sample
+from llm_serving.validation.driver_result import DriverResult
+from llm_serving.validation.drivers.base import Driver, Job
+from llm_serving.validation.load import SHOWN_ANSWERS, Prompt, cycle_prompts, generate_prompts
+from llm_serving.validation.load_plan import LoadPlan
+from llm_serving.validation.prefix_overlap import PrefixOverlap
+
+START_LIMIT_S = 300.0
+"""Time for a driver to start and to write its results: GuideLLM imports for a minute on a busy machine."""
+
+SETTLE_S = 1.2
+"""Wait before the engine's metrics are read: it counts a request just after it sent it."""
+
+
+def check(driver: Driver, plan: LoadPlan) -> None:
+    """Check that the driver can send the plan.
+
+    Raises:
+        InputError: what it cannot send, one line each.
+    """
+    conflicts = [*_find_conflicts(plan), *driver.find_conflicts(plan.traffic)]
+    if conflicts:
+        lines = (
+            f"traffic.{'.'.join(map(str, path))}: {driver.title} cannot send it: {reason}. Fix: {fix}."
+            for path, reason, fix in conflicts
+        )
+        raise InputError("\n".join(lines))
+
+
+def _find_conflicts(plan: LoadPlan) -> Iterator[Conflict]:
+    """What no drop-in driver sends."""
+    if plan.pooled:
+        reason = f"it measures answers of text, and this deployment answers {plan.pooled.path}"
+        yield Conflict(("api",), reason, "blueprint validate without --driver")
+    if len(plan.models) > 1:
+        yield Conflict(("models",), "it sends to one model, and this deployment has more", "blueprint validate alone")
+    if plan.traffic.think_time:
+        yield Conflict(("think_time",), "its users send their next request at once", "no think_time, or no --driver")
+    if plan.traffic.turns.max > 1:
+        yield Conflict(("turns",), "each of its requests is a session", "no turns, or no --driver")
+    if api_key.build_headers(plan.url):
+        reason = f"{api_key.VARIABLE} would be in its command line and in its files"
+        yield Conflict(("url",), reason, f"unset {api_key.VARIABLE}, or blueprint validate without --driver")
+
+
+def run(driver: Driver, plan: LoadPlan, work: Path, timeout_s: float) -> tuple[DriverResult, list[Sample]]:
+    """Send the plan's load by the driver.
+
+    Args:
+        work: folder of the run's files; the driver's results are copied there.
+        timeout_s: time limit of the load.
+
+    Raises:
+        InputError: the driver cannot send this load.
+        Unavailable: the driver cannot be installed, or the deployment does not respond.
+        CommandFailed: the driver failed.
+    """
+    executables = (
+        on_demand.ensure(driver) if driver.download_mib else on_demand.find_engine(driver.title, driver.executable)
+    )
+    if driver.api:
+        plan = plan.model_copy(update={"traffic": plan.traffic.model_copy(update={"api": driver.api})})
+    folder = work.with_name(f"{work.name}-{driver.name}")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True, mode=0o700)
+    server = _Server(plan)
+    job, warm_up = _build_job(driver, plan, server, folder)
+    _write_tokenizer(job.tokenizer)
+    result = DriverResult(planned=len(job.prompts), vllm_dialect=job.vllm_dialect)
+    result.warm_up_sent, result.warm_up_failed = server.warm_up(warm_up)
+    overlap = PrefixOverlap()
+    for prompt in job.prompts:
+        overlap.add(prompt)
+    result.shared_prompts, result.shared_prompt_count = overlap.share, overlap.prompts
+    result.versions = {driver.name: on_demand.read_version(driver.package, executables)}
+    result.metrics_before = metrics_pages.fetch(plan.metrics_urls)
+    result.started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    log = work / f"{driver.name}.log"
+    with console.step(f"Run {driver.title} {result.versions[driver.name]}") as step:
+        console.run(
+            driver.build_command(job, executables),
+            log=log,
+            cwd=folder,
+            environment={"DO_NOT_TRACK": "1", **driver.environment},
+            timeout_s=START_LIMIT_S + timeout_s,
+        )
+        if not job.result.is_file():
+            raise Unavailable(f"{driver.title} left no results. Log: {console.shorten_path(log)}")
+        samples = _complete(job, driver.read(job))
+        step.note = f"{len(samples)} requests"
+    time.sleep(SETTLE_S)
+    result.metrics_after = metrics_pages.fetch(plan.metrics_urls)
+    ends = [sample.start_s + (sample.e2e_ms or 0.0) / 1000 for sample in samples]
+    result.duration_s = max(ends, default=0.0)
+    shutil.copy(job.result, work / f"{driver.name}{job.result.suffix}")
+    return result, samples
+
+
+def _complete(job: Job, samples: Sequence[Sample]) -> list[Sample]:
+    """Add what was asked for, and start the clock at the first request."""
+    start = min((sample.start_s for sample in samples), default=0.0)
+    for sample in samples:
+        sample.start_s -= start
+        if sample.number < len(job.prompts):
+            prompt = job.prompts[sample.number]
+            sample.asked_input, sample.asked_output = prompt.asked_input, prompt.max_tokens if prompt.exact else None
+            if sample.input_tokens is None and sample.error is None:
+                sample.input_tokens = prompt.asked_input
+            if sample.number < SHOWN_ANSWERS or prompt.expected is not None or sample.error:
+                sample.prompt, sample.expected = prompt.text, prompt.expected
+    return sorted(samples, key=lambda sample: sample.number)
+
+
+def _build_job(driver: Driver, plan: LoadPlan, server: _Server, folder: Path) -> tuple[Job, list[Prompt]]:
+    """Return the job, and the prompts of its warm-up."""
+    traffic = plan.traffic
+    due = load_plan.draw_arrivals(traffic, plan.trace)
+    count = traffic.requests if due is None else len(due)
+    with console.step("Make the prompts"):
+        dialect = server.detect_vllm_dialect()
+        warm_up, counted = _create_prompts(plan, server)
+        created = list(itertools.islice(counted, count))
+    if not driver.sends_messages:
+        long = next((prompt for prompt in created if len(prompt.messages) > 1), None)
+        if long is not None:
+            raise InputError(
+                f"{plan.data}: {driver.title} sends one message a request, and a row has {len(long.messages)}. "
+                "Fix: rows with a prompt, or blueprint validate without --driver."
+            )
+    job = Job(plan.url, plan.models[0], traffic, created, due, dialect, folder)
+    return job, list(itertools.islice(warm_up, traffic.warm_up))
+
+
+def _create_prompts(plan: LoadPlan, server: _Server) -> tuple[Iterator[Prompt], Iterator[Prompt]]:
+    """Return the prompts of the warm-up and of the counted load."""
+    model = plan.models[0]
+    if plan.data:
+        rows = data_rows.read_rows(Path(plan.data), plan.traffic)
+        texts = [row.recorded_answer for row in rows if row.recorded_answer]
+        rates = {model: prompts.measure_tokens_per_character(server.count_tokens, texts)} if texts else {}
+        return cycle_prompts(plan, rows, rates), cycle_prompts(plan, rows, rates)
+    with ThreadPoolExecutor(prompts.CONCURRENCY) as pool:
+        costs = prompts.measure_costs(server.count_tokens, functools.partial(pool.map, timeout=plan.traffic.deadline))
+    return generate_prompts(plan, "warm-up", {model: costs}), generate_prompts(plan, "load", {model: costs})
+
+
+def _write_tokenizer(folder: Path) -> None:
+    """Write a tokenizer of words in Hugging Face's form."""
+    folder.mkdir()
+    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]", "model_max_length": 10**9}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+class _Server:
+    """The deployment, asked by plain requests before the load."""
+
+    def __init__(self, plan: LoadPlan) -> None:
+        self._plan = plan
+        path = "chat/completions" if plan.traffic.api == "chat" else "completions"
+        self._url = f"{plan.url}/v1/{path}"
+
+    def detect_vllm_dialect(self) -> bool:
+        """Return whether the server accepts vLLM's own parameters.
+
+        Raises:
+            Unavailable: it does not respond.
+        """
+        prompt = Prompt(({"role": "user", "content": prompts.FIRST_WORD},), max_tokens=2)
+        try:
+            self._post(prompt, vllm_dialect=True)
+        except urllib.error.HTTPError as error:
+            if error.code in (400, 422):
+                return False
+            raise Unavailable(f"{self._url} returned {error.code} {error.reason}") from None
+        except OSError as error:
+            raise Unavailable(f"{self._plan.url} is unreachable: {getattr(error, 'reason', error)}") from None
+        return True
+
+    def count_tokens(self, text: str) -> int:
+        """Return the tokens of a prompt, from the server's usage; its words if the server reports none."""
+        body = self._build_body(Prompt(({"role": "user", "content": text},), max_tokens=1), vllm_dialect=False)
+        del body["stream_options"]
+        usage = json.loads(self._send({**body, "stream": False})).get("usage") or {}
+        return int(usage.get("prompt_tokens") or len(text.split()))
+
+    def warm_up(self, warm_up: Sequence[Prompt]) -> tuple[int, int]:
+        """Send prompts that are not counted, one after another; return how many were sent and how many failed."""
+        failed = 0
+        for prompt in warm_up:
+            try:
+                self._post(prompt, vllm_dialect=False)
+            except OSError:
+                failed += 1
+        return len(warm_up), failed
+
+    def _post(self, prompt: Prompt, *, vllm_dialect: bool) -> bytes:
+        return self._send(self._build_body(prompt, vllm_dialect=vllm_dialect))
+
+    def _build_body(self, prompt: Prompt, *, vllm_dialect: bool) -> dict[str, Any]:
+        return request_body.build(prompt, self._plan.models[0], self._plan.traffic.api, vllm_dialect=vllm_dialect)
+
+    def _send(self, body: dict[str, Any]) -> bytes:
+        request = urllib.request.Request(self._url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=self._plan.traffic.deadline) as response:
+            data: bytes = response.read()
+            return data

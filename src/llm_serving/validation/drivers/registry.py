@@ -1,0 +1,33 @@
+"""Find the drop-in drivers: every module of this package with an object `DRIVER`."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from pathlib import Path
+
+from llm_serving.settings.errors import InputError
+from llm_serving.validation.drivers.base import Driver
+
+_OWN = {"base", "job", "registry"}
+
+
+@functools.cache
+def load_drivers() -> dict[str, Driver]:
+    """Return the drivers by name."""
+    modules = [module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]) if module.name not in _OWN]
+    drivers = [importlib.import_module(f"{__package__}.{name}").DRIVER for name in sorted(modules)]
+    return {driver.name: driver for driver in drivers}
+
+
+def load_driver(name: str) -> Driver:
+    """Return the driver `name`.
+
+    Raises:
+        InputError: there is no such driver.
+    """
+    drivers = load_drivers()
+    if name not in drivers:
+        raise InputError(f"--driver: now {name!r}: there is no such driver. Fix: {' or '.join(drivers)}.")
+    return drivers[name]

@@ -1,0 +1,22 @@
+"""Read the engines' metrics pages."""
+
+from __future__ import annotations
+
+import http.client
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+
+LIMIT_S = 5.0
+
+
+def fetch(urls: Mapping[str, str]) -> dict[str, str]:
+    """Return the pages by replica, without replicas that do not respond."""
+    pages = {}
+    for name, url in urls.items():
+        try:
+            with urllib.request.urlopen(url, timeout=LIMIT_S) as response:
+                pages[name] = response.read().decode("utf-8", "replace")
+        except (urllib.error.URLError, OSError, http.client.HTTPException):
+            continue
+    return pages

@@ -1,0 +1,112 @@
+"""The objects of one load in the fleet's results bucket, and the presigned URLs that containers use them by."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from botocore.config import Config
+from botocore.exceptions import ClientError
+
+from llm_serving.aws import session
+from llm_serving.aws.session import AwsSession
+from llm_serving.settings.errors import Unavailable
+from llm_serving.validation.load_plan import LoadPlan
+from llm_serving.validation.remote.messages import DriverInput, DriverState
+
+URL_LIFE_S = 900
+"""How long a URL is valid; each is renewed long before."""
+
+
+class Mailbox:
+    """The objects of one load; `open_mailbox` opens one."""
+
+    def __init__(self, client: Any, bucket: str, prefix: str) -> None:
+        self._client, self._bucket, self._prefix = client, bucket, prefix
+
+    def post_inputs(self, plan: LoadPlan, files: Mapping[str, str]) -> None:
+        """Write every container's input, with new URLs."""
+        for shard in range(plan.processes):
+            peers = range(1, plan.processes) if shard == 0 else (0,)
+            driver_input = DriverInput(
+                plan=plan,
+                shard=shard,
+                files=dict(files),
+                input_url=self.sign_input(shard),
+                state_url=self._sign("put_object", f"state-{shard}.json"),
+                archive_url=self._sign("put_object", f"archive-{shard}.tar.gz"),
+                peer_urls={peer: self._sign("get_object", f"state-{peer}.json") for peer in peers},
+            )
+            self._client.put_object(
+                Bucket=self._bucket,
+                Key=self._name(f"input-{shard}.json"),
+                Body=driver_input.model_dump_json(exclude_none=True).encode(),
+            )
+
+    def sign_input(self, shard: int, life_s: int = URL_LIFE_S) -> str:
+        """Return a URL by which a container reads its input."""
+        return self._sign("get_object", f"input-{shard}.json", life_s)
+
+    def read_state(self, shard: int) -> DriverState | None:
+        """Return how far a container is; None before its first word."""
+        body = self._read(f"state-{shard}.json")
+        return None if body is None else DriverState.model_validate_json(body)
+
+    def read_archive(self, shard: int) -> bytes:
+        """Return the packed folder of a container that ended.
+
+        Raises:
+            Unavailable: it is not there.
+        """
+        body = self._read(f"archive-{shard}.tar.gz")
+        if body is None:
+            raise Unavailable(f"s3://{self._bucket}/{self._name(f'archive-{shard}.tar.gz')} is gone")
+        return body
+
+    def empty(self) -> None:
+        """Delete all objects, with their old versions."""
+        pages = self._client.get_paginator("list_object_versions").paginate(Bucket=self._bucket, Prefix=self._prefix)
+        for page in pages:
+            entries = [*page.get("Versions", ()), *page.get("DeleteMarkers", ())]
+            objects = [{"Key": entry["Key"], "VersionId": entry["VersionId"]} for entry in entries]
+            if objects:
+                self._client.delete_objects(Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True})
+
+    def _read(self, name: str) -> bytes | None:
+        try:
+            return bytes(self._client.get_object(Bucket=self._bucket, Key=self._name(name))["Body"].read())
+        except ClientError as error:
+            if session.get_error_code(error) in ("NoSuchKey", "404"):
+                return None
+            raise
+
+    def _sign(self, method: str, name: str, life_s: int = URL_LIFE_S) -> str:
+        parameters = {"Bucket": self._bucket, "Key": self._name(name)}
+        return str(self._client.generate_presigned_url(method, Params=parameters, ExpiresIn=life_s))
+
+    def _name(self, name: str) -> str:
+        return f"{self._prefix}{name}"
+
+
+@contextlib.contextmanager
+def open_mailbox(aws: AwsSession, bucket: str, prefix: str) -> Iterator[Mailbox]:
+    """Open the mailbox below s3://BUCKET/PREFIX, and delete all of it after the block.
+
+    Raises:
+        Unavailable: the bucket is missing, or the caller may not use it.
+    """
+    # S3 presigns with its old signature by default, which a bucket encrypted by KMS refuses.
+    client = aws.create_client("s3", Config(signature_version="s3v4"))
+    with session.translate_errors():
+        try:
+            client.head_bucket(Bucket=bucket)
+        except ClientError as error:
+            if session.get_error_code(error) in ("404", "NoSuchBucket"):
+                raise Unavailable(f"the results bucket {bucket} does not exist. Fix: blueprint fleet apply") from None
+            raise
+        mailbox = Mailbox(client, bucket, prefix)
+        try:
+            yield mailbox
+        finally:
+            mailbox.empty()

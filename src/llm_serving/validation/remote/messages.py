@@ -1,0 +1,53 @@
+"""What this machine and the containers of a load tell each other. No input or output."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+from llm_serving.validation.driver_result import Progress
+from llm_serving.validation.load_plan import LoadPlan
+
+USER_FILE = "user.py"
+"""Name, in the driver's folder, of the file with the Locust user."""
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class DriverInput(_Message):
+    """What one container needs; rewritten with new URLs before the old ones expire."""
+
+    plan: LoadPlan
+    """The whole load; its folder is of another machine, and its file of prompts has its name alone."""
+
+    shard: int
+    files: dict[str, str]
+    """Texts by name: USER_FILE, and the plan's file of prompts."""
+
+    input_url: str
+    """To read this object again."""
+
+    state_url: str
+    """To write DriverState."""
+
+    archive_url: str
+    """To write the driver's folder, a tar archive with gzip."""
+
+    peer_urls: dict[int, str]
+    """To read the states of the processes that it waits for: all others for the first one, the first one for others."""
+
+
+class DriverState(_Message):
+    """How far one container is."""
+
+    files: dict[str, str] = {}
+    """Those of the meeting's files that its process wrote, by name."""
+
+    progress: Progress | None = None
+
+    exit_code: int | None = None
+    """Of its process, once that has ended and the archive is written."""
+
+    log: str = ""
+    """Last lines of its process, once that has ended."""

@@ -1,0 +1,207 @@
+"""Run one process of a load in a container, and copy the files by which it meets the others.
+
+    python -m llm_serving.validation.remote.relay INPUT
+
+INPUT is the presigned URL of a `DriverInput`, or a file that holds it. Needs no AWS SDK and no rights.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import re
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import types
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from llm_serving.validation import driver_result, load_plan
+from llm_serving.validation.remote.messages import USER_FILE, DriverInput, DriverState
+
+T = TypeVar("T")
+
+POLL_S = 0.5
+RENEW_S = 60.0
+"""How often new URLs are read."""
+
+_MEETING_FILE = re.compile(r"\.(setup|ready|start|result)(-\d+)?")
+_TIMEOUT_S = 20.0
+_ATTEMPTS = 5
+_STOP_GRACE_S = 10.0
+_LAST_LINES = 20
+
+
+def main() -> None:
+    """Run one process of a load; exits with its code."""
+    source = sys.argv[1]
+    url = source if "://" in source else Path(source).read_text(encoding="utf-8").strip()
+    driver_input = _fetch_input(url)
+    with tempfile.TemporaryDirectory(prefix="load-") as folder:
+        sys.exit(_Relay(driver_input, Path(folder)).run())
+
+
+class _Relay:
+    """One process and its folder."""
+
+    def __init__(self, driver_input: DriverInput, folder: Path) -> None:
+        self._input, self._folder = driver_input, folder
+        self._renewed_at = time.monotonic()
+        self._received: set[str] = set()
+        """Names of files that other processes wrote."""
+        self._seen_peers: set[int] = set()
+        self._sent = DriverState()
+
+    def run(self) -> int:
+        """Run the process to its end; return its exit code."""
+        self._send(DriverState())
+        self._wait_for_peers()
+        command = self._prepare()
+        log = self._folder / driver_result.name_part(driver_result.LOG_FILE, self._input.shard)
+        with log.open("wb") as output:
+            child = subprocess.Popen(command, cwd=self._folder, stdout=output, stderr=subprocess.STDOUT)
+        _pass_on_stop(child)
+        try:
+            while child.poll() is None:
+                self._exchange()
+                time.sleep(POLL_S)
+            self._exchange()
+        finally:
+            child.kill()  # whoever started the load is gone: its URLs have expired
+        inputs = {driver_result.PLAN_FILE, *self._input.files, *self._received}
+        _put(self._input.archive_url, _archive(self._folder, inputs))
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
+        print("\n".join(lines), flush=True)
+        self._send(self._sent.model_copy(update={"exit_code": child.returncode, "log": "\n".join(lines)}))
+        return child.returncode
+
+    def _wait_for_peers(self) -> None:
+        """Start with the others: a process that waits for another has a time limit."""
+        deadline = time.monotonic() + self._input.plan.timeout_s
+        while self._seen_peers != self._input.peer_urls.keys():
+            if time.monotonic() > deadline:
+                sys.exit("not all drivers of the load started")
+            self._receive()
+            self._renew()
+            time.sleep(POLL_S)
+
+    def _prepare(self) -> list[str]:
+        """Write the plan and the user's files; return the process's command."""
+        for name, text in self._input.files.items():
+            (self._folder / name).write_text(text, encoding="utf-8")
+        plan = self._input.plan
+        data = str(self._folder / plan.data) if plan.data else None
+        plan = plan.model_copy(update={"folder": str(self._folder), "data": data})
+        (self._folder / driver_result.PLAN_FILE).write_text(plan.model_dump_json(), encoding="utf-8")
+        return load_plan.build_command(plan, str(self._folder / USER_FILE), self._input.shard)
+
+    def _exchange(self) -> None:
+        """Send what the process wrote, receive what others did, and renew the URLs in time."""
+        self._receive()
+        files = {
+            path.name: path.read_text(encoding="utf-8")
+            for path in sorted(self._folder.iterdir())
+            if _MEETING_FILE.fullmatch(path.name) and path.name not in self._received
+        }
+        state = DriverState(files=files, progress=driver_result.read_progress(self._folder, self._input.shard))
+        if state != self._sent:
+            self._send(state)
+        self._renew()
+
+    def _send(self, state: DriverState) -> None:
+        _put(self._input.state_url, state.model_dump_json().encode())
+        self._sent = state
+
+    def _receive(self) -> None:
+        for peer, url in self._input.peer_urls.items():
+            body = _get(url)
+            if body is None:
+                continue
+            self._seen_peers.add(peer)
+            for name, text in DriverState.model_validate_json(body).files.items():
+                if _MEETING_FILE.fullmatch(name) and name not in self._received:
+                    self._received.add(name)
+                    driver_result.publish(self._folder / name, text)
+
+    def _renew(self) -> None:
+        if time.monotonic() - self._renewed_at > RENEW_S:
+            self._input, self._renewed_at = _fetch_input(self._input.input_url), time.monotonic()
+
+
+def _pass_on_stop(child: subprocess.Popen[bytes]) -> None:
+    """End the process when the container is asked to end, which is never by itself."""
+
+    def stop(number: int, _: types.FrameType | None) -> None:
+        child.terminate()
+        try:
+            child.wait(_STOP_GRACE_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+        sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+
+
+def _archive(folder: Path, inputs: set[str]) -> bytes:
+    """Pack what the process wrote, with its hidden files, without its inputs."""
+    packed = io.BytesIO()
+    with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as zipped, tarfile.open(fileobj=zipped, mode="w") as archive:
+        for path in sorted(folder.iterdir()):
+            if path.is_file() and path.name not in inputs:
+                archive.add(path, arcname=path.name)
+    return packed.getvalue()
+
+
+def _fetch_input(url: str) -> DriverInput:
+    body = _get(url)
+    if body is None:
+        sys.exit("the load's input is gone: the load was cancelled, or its URL expired before this container started")
+    return DriverInput.model_validate_json(body)
+
+
+def _get(url: str) -> bytes | None:
+    """Return an object; None where there is none yet (S3 answers 403 to who may not list)."""
+
+    def read() -> bytes | None:
+        try:
+            with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response:
+                return bytes(response.read())
+        except urllib.error.HTTPError as error:
+            if error.code in (403, 404):
+                return None
+            raise
+
+    return _retry(read)
+
+
+def _put(url: str, body: bytes) -> None:
+    headers = {"Content-Type": "application/octet-stream"}
+
+    def write() -> None:
+        request = urllib.request.Request(url, data=body, method="PUT", headers=headers)
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S):
+            pass
+
+    _retry(write)
+
+
+def _retry(action: Callable[[], T]) -> T:
+    """Repeat what the network, or S3 for a moment, refuses."""
+    for attempt in range(1, _ATTEMPTS):
+        try:
+            return action()
+        except OSError:
+            time.sleep(attempt)
+    return action()
+
+
+if __name__ == "__main__":
+    main()

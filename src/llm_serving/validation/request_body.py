@@ -1,0 +1,24 @@
+"""The JSON body of a request, in the dialect of the server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from llm_serving.validation.load import Prompt
+
+
+def build(prompt: Prompt, model: str, api: str, *, vllm_dialect: bool) -> dict[str, Any]:
+    """Return the body of a streamed request.
+
+    Args:
+        api: `chat` or `completions`.
+        vllm_dialect: whether the server accepts vLLM's own parameters.
+    """
+    content = {"messages": prompt.messages} if api == "chat" else {"prompt": prompt.text}
+    options = {"include_usage": True}
+    body = {"model": model, **content, "max_tokens": prompt.max_tokens, "temperature": 0}
+    if vllm_dialect:
+        options["continuous_usage_stats"] = True
+        body |= {"ignore_eos": True, "min_tokens": prompt.max_tokens} if prompt.exact else {}
+    return {**body, "stream": True, "stream_options": options}

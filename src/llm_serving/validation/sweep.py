@@ -1,0 +1,338 @@
+"""Sweep the load of a running deployment: validations one after the other, up to the knee. Nothing is restarted.
+
+Each point is a whole validation, so that it has a steady state or does not count: one that is not shown is sent again,
+longer, and does not keep the SLO if that shows nothing either.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import math
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from llm_serving import console
+from llm_serving.settings.errors import CheckFailed
+from llm_serving.validation import knee, run, run_folder, sample_statistics, sweep_page
+from llm_serving.validation.gate import LATENCIES
+from llm_serving.validation.knee import Axis, Knee, Point, Search
+from llm_serving.validation.report import Report
+from llm_serving.validation.sample_statistics import PERCENTILES, Latency
+from llm_serving.workloads.environment import MeasuredCapacity
+from llm_serving.workloads.serving import measured_capacity
+from llm_serving.workloads.serving.deployment import Deployment
+from llm_serving.workloads.serving.traffic import Slo, Traffic
+
+PAGE_FILE = "sweep.html"
+POINTS = "points"
+"""Folder of the points' reports, beside sweep.json."""
+
+TURNS = 10
+"""Requests of each user in the closed loop, at the least: the first and the last are ramp and end."""
+
+LONGER = 3
+"""Times as long that a load is sent again if it showed nothing."""
+
+OVERLOAD = 0.8
+"""Share of the offered requests, without ramp and end, below which a load is more than the deployment does."""
+
+START = {"rate": 1.0, "users": 4.0}
+"""First load where the blueprint has none of this axis."""
+
+REACH = 64.0
+"""How far above and below the first load the search goes by itself."""
+
+
+_LEAST_RATES = ("requests_per_s", "output_tokens_per_s", "inputs_per_s")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to sweep."""
+
+    axis: Axis | None = None
+    """None for the blueprint's own loop."""
+
+    lowest: float | None = None
+    highest: float | None = None
+    precision: float = 0.1
+    point_s: float = 30.0
+    """Least time of sending at one load."""
+
+
+class Sweep(BaseModel):
+    """The result: sweep.json."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    name: str
+    target: str
+    axis: Axis
+    precision: float
+    started_at: str
+    """UTC, ISO 8601."""
+
+    seconds: float
+    kept: Point | None
+    """The highest load that kept the SLO."""
+
+    missed: Point | None
+    """The lowest load above it that did not; null where the highest one tried kept it."""
+
+    capacity: MeasuredCapacity | None
+    """What `check` and `deploy` go by; null where no load was kept, and where replicas come and go."""
+
+    per_replica: dict[str, float]
+    """The capacity for each replica of a role."""
+
+    points: list[Point]
+    """In the order of their load."""
+
+    settings: dict[str, Any]
+    """Deployment, load and SLO, as in the reports."""
+
+    notes: list[str]
+
+
+def has_limits(slo: Slo) -> bool:
+    """Whether an SLO has a limit that a higher load can miss."""
+    return bool(slo.goodput or slo.stall) or any(
+        getattr(slo, metric).model_dump(exclude_none=True) for metric in LATENCIES
+    )
+
+
+def sweep(deployment: Deployment, options: Options, *, runs: Path, arguments: Mapping[str, Any]) -> tuple[Sweep, Path]:
+    """Find the knee of a running deployment; return it and the folder with its page, RUNS/NAME/sweep-TIME.
+
+    Args:
+        arguments: of every validation: how the deployment is reached, as `run.validate` takes them.
+
+    Raises:
+        Unavailable: the deployment does not respond, or another validation is running.
+    """
+    started = datetime.datetime.now(datetime.UTC)
+    axis = choose_axis(deployment.traffic, options)
+    with _collect_folder(runs / deployment.name, started) as collected:
+        loader = Loader(deployment, axis, options.point_s, results=collected, arguments=arguments)
+        found, points = knee.find_knee(loader.measure, build_search(deployment.traffic, axis, options))
+        capacity = _build_capacity(deployment, found, axis, started)
+        result = Sweep(
+            name=deployment.name,
+            target=deployment.target,
+            axis=axis,
+            precision=options.precision,
+            started_at=started.isoformat(timespec="seconds"),
+            seconds=round((datetime.datetime.now(datetime.UTC) - started).total_seconds(), 1),
+            kept=found.kept,
+            missed=found.missed,
+            capacity=capacity,
+            per_replica=_divide_by_replicas(capacity),
+            points=knee.sort_points(points),
+            settings=loader.settings,
+            notes=_list_notes(deployment, found, axis),
+        )
+        (collected / measured_capacity.SWEEP_FILE).write_text(result.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        (collected / PAGE_FILE).write_text(sweep_page.render(result), encoding="utf-8")
+        destination = _choose_path(runs / deployment.name, started)
+        collected.rename(destination)
+        return result, destination
+
+
+def require_kept(result: Sweep) -> None:
+    """Check that some load keeps the SLO.
+
+    Raises:
+        CheckFailed: with what the lowest load missed.
+    """
+    if result.kept is None:
+        lowest = result.points[0]
+        load, reasons = format_load(lowest.load, result.axis), "\n".join(f"  {reason}" for reason in lowest.reasons)
+        raise CheckFailed(
+            f"{result.name} does not keep its SLO at the lowest load, {load}:\n{reasons}\n"
+            "Fix: a lower --from, or an SLO that it can keep without load."
+        )
+
+
+def format_load(load: float, axis: Axis) -> str:
+    """Return a load with its unit."""
+    return f"{load:g}/s" if axis == "rate" else f"{load:g} user{'s' * (load != 1)}"
+
+
+def choose_axis(traffic: Traffic, options: Options) -> Axis:
+    """Return what grows: by default users where the blueprint has users alone, else arrivals."""
+    return options.axis or ("users" if traffic.users and traffic.arrivals is None else "rate")
+
+
+def build_search(traffic: Traffic, axis: Axis, options: Options) -> Search:
+    """Return where to look: from the blueprint's own load on."""
+    start = (traffic.arrivals if axis == "rate" else traffic.users) or START[axis]
+    lowest = options.lowest or (1.0 if axis == "users" else start / REACH)
+    highest = options.highest or max(start * REACH, lowest)
+    return Search(float(start), lowest, highest, options.precision, whole=axis == "users")
+
+
+class Loader:
+    """Sends one load after the other to a deployment and keeps their reports."""
+
+    def __init__(
+        self, deployment: Deployment, axis: Axis, point_s: float, *, results: Path, arguments: Mapping[str, Any]
+    ) -> None:
+        # Least rates are objectives of one load: a lower load would miss them by itself.
+        slo = deployment.slo.model_copy(update=dict.fromkeys(_LEAST_RATES))
+        self.deployment = deployment.model_copy(update={"slo": slo})
+        self.settings: dict[str, Any] = {}
+        """The settings of the last report."""
+        self._axis, self._point_s, self._rate = axis, point_s, 0.0
+        self._results, self._arguments = results, arguments
+
+    def measure(self, load: float) -> Point:
+        """Send one load; a second time, longer, if the first shows nothing."""
+        with console.step(f"Load of {format_load(load, self._axis)}") as step:
+            point, report = self._measure_for(load, 1)
+            if point.verdict == "not shown" and not is_overloaded(report):
+                point, _ = self._measure_for(load, LONGER)
+            step.note = f"{point.verdict}, {point.requests_per_s:.3g} requests/s answered"
+            return point
+
+    def _measure_for(self, load: float, times: int) -> tuple[Point, Report]:
+        start = time.monotonic()
+        traffic = build_traffic(self.deployment, self._axis, load, self._point_s, self._rate, times)
+        deployment = self.deployment.model_copy(update={"traffic": traffic})
+        report, saved = run.validate(deployment, runs=self._results, **self._arguments)
+        self.settings, self._rate = report.settings, report.throughput.requests_per_s / load
+        kept_folder = self._results / POINTS / f"{load:g}{f'-{times}x' if times > 1 else ''}"
+        kept_folder.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(kept_folder, ignore_errors=True)  # of a run that was interrupted before it was written down
+        saved.rename(kept_folder)
+        _remove_empty(self._results, saved.parent)
+        point = build_point(report, load, time.monotonic() - start, str(kept_folder.relative_to(self._results)))
+        return point, report
+
+
+def build_traffic(deployment: Deployment, axis: Axis, load: float, point_s: float, rate: float, times: int) -> Traffic:
+    """Return the traffic of one load.
+
+    Args:
+        rate: answered requests a second for each unit of an earlier load; 0 before the first.
+        times: how many times as long as the least.
+    """
+    least = count_least_requests(deployment.slo)
+    if axis == "rate":
+        requests = times * max(least, math.ceil(load * point_s))
+        time_limit = 2 * requests / load + point_s
+        loop: dict[str, Any] = {"arrivals": load, "users": None, "think_time": None}
+    else:
+        requests = times * max(least, math.ceil(TURNS * load), math.ceil(rate * load * point_s))
+        time_limit = times * max(deployment.traffic.time_limit, point_s)
+        loop = {"users": int(load), "arrivals": None, "max_concurrency": None}
+    return deployment.traffic.model_copy(update={**loop, "requests": requests, "time_limit": time_limit})
+
+
+def count_least_requests(slo: Slo) -> int:
+    """Return the requests without which no bound of the SLO's percentiles exists."""
+    limited = {name for metric in LATENCIES for name in getattr(slo, metric).model_dump(exclude_none=True)}
+    shares = [PERCENTILES[name] for name in limited if name in PERCENTILES]
+    return max((sample_statistics.compute_min_samples(share) or 1 for share in shares), default=1)
+
+
+def is_overloaded(report: Report) -> bool:
+    """Return whether so many fewer requests were answered than offered that a longer load would show no more."""
+    steady = report.steady
+    return steady is not None and steady.requests_per_s < OVERLOAD * steady.offered_per_s
+
+
+def build_point(report: Report, load: float, seconds: float, folder: str) -> Point:
+    """Return what a report says of its load."""
+    metrics, cost = report.metrics, report.cost
+    ttft, itl = (metrics.get(metric, Latency(count=0)) for metric in ("ttft_ms", "itl_ms"))
+    return Point(
+        load=load,
+        verdict=report.verdict,
+        reasons=[*(f"{missed.metric}: {missed.why}" for missed in report.missed), *report.not_shown],
+        requests=report.requests.total,
+        failed=report.requests.failed,
+        requests_per_s=report.throughput.requests_per_s,
+        output_tokens_per_s=report.throughput.output_tokens_per_s,
+        goodput_share=report.goodput.share,
+        goodput_per_s=report.goodput.requests_per_s,
+        ttft_p50_ms=ttft.p50,
+        ttft_p95_ms=ttft.p95,
+        itl_p50_ms=itl.p50,
+        itl_p95_ms=itl.p95,
+        e2e_p50_ms=metrics["e2e_ms"].p50,
+        e2e_p95_ms=metrics["e2e_ms"].p95,
+        usd_per_thousand_requests=cost and cost.per_thousand_requests,
+        seconds=round(seconds, 1),
+        run=folder,
+    )
+
+
+def _build_capacity(
+    deployment: Deployment, found: Knee, axis: Axis, started: datetime.datetime
+) -> MeasuredCapacity | None:
+    """What the planner goes by; None where no load was kept, and where replicas may have come or gone meanwhile.
+
+    In the open loop it is the offered rate: the answered one has the ramp and the end of the load in it.
+    """
+    if found.kept is None or _list_scaled(deployment):
+        return None
+    return MeasuredCapacity(
+        key=measured_capacity.compute_key(deployment),
+        requests_per_s=found.kept.load if axis == "rate" else found.kept.requests_per_s,
+        replicas={role.name: role.replicas.min for role in deployment.engine_roles},
+        measured_at=started.isoformat(timespec="seconds"),
+        source=measured_capacity.SWEEP_FILE,
+    )
+
+
+def _divide_by_replicas(capacity: MeasuredCapacity | None) -> dict[str, float]:
+    if capacity is None:
+        return {}
+    return {name: round(capacity.requests_per_s / count, 3) for name, count in capacity.replicas.items()}
+
+
+def _list_scaled(deployment: Deployment) -> list[str]:
+    return [role.name for role in deployment.engine_roles if role.replicas.min != role.replicas.max]
+
+
+def _list_notes(deployment: Deployment, found: Knee, axis: Axis) -> list[str]:
+    notes = []
+    if found.kept and found.missed is None:
+        notes.append(f"The highest load, {format_load(found.kept.load, axis)}, is kept: the knee lies above it.")
+    if scaled := _list_scaled(deployment):
+        names = ", ".join(scaled)
+        notes.append(f"Replicas of {names} come and go by load: no capacity of one replica follows from it.")
+    least = [name for name in _LEAST_RATES if getattr(deployment.slo, name)]
+    if least:
+        notes.append(f"slo.{' and slo.'.join(least)} left out: a low load would miss them by itself.")
+    return notes
+
+
+@contextlib.contextmanager
+def _collect_folder(runs: Path, started: datetime.datetime) -> Iterator[Path]:
+    """A hidden folder, for this user alone, that is gone after the block unless it was renamed."""
+    folder = runs / f".{_choose_path(runs, started).name}.{os.getpid()}"
+    folder.mkdir(mode=0o700, parents=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _choose_path(runs: Path, started: datetime.datetime) -> Path:
+    return runs / f"{measured_capacity.SWEEP_FOLDER}{started.strftime('%Y-%m-%dT%H-%M-%SZ')}"
+
+
+def _remove_empty(results: Path, parent: Path) -> None:
+    """Remove what the validation made around its folder: the folder of the deployment and the link to the newest."""
+    with contextlib.suppress(OSError):
+        parent.rmdir()
+    (results / run_folder.LATEST).unlink(missing_ok=True)

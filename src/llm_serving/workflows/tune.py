@@ -1,0 +1,369 @@
+"""Try configurations of a blueprint, one deployment after the other, and find the one that carries the most.
+
+Nothing of the user's changes: the configurations run under a name of their own, from a copy of the blueprint's folder
+in RUNS/NAME/tune-TIME. The state there is written after each load: the same command goes on where it was interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import hashlib
+import itertools
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from llm_serving import console, processes
+from llm_serving.settings import overrides, yaml_source
+from llm_serving.settings.document import Document
+from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
+from llm_serving.settings.overrides import Override
+from llm_serving.targets import planning, registry
+from llm_serving.targets.base import Confirm
+from llm_serving.targets.deployment_dir import FOLDER as DEPLOYMENTS
+from llm_serving.validation import racing, run_folder, sweep, tune_page, tuning
+from llm_serving.validation.knee import Point
+from llm_serving.validation.racing import Trial
+from llm_serving.validation.sweep import Loader, Options
+from llm_serving.validation.tuning import Tuning, describe
+from llm_serving.workloads import base as workloads
+from llm_serving.workloads import inputs
+from llm_serving.workloads.serving import capacity_estimate
+from llm_serving.workloads.serving.deployment import Deployment
+from llm_serving.workloads.serving.measured_prompts import RUNS
+from llm_serving.workloads.serving.price import price_deployment
+
+RESERVED = ("kind", "name", "traffic", "slo")
+"""Keys that every configuration is held against, and no part of one."""
+
+MAX_TRIALS = 64
+
+_NOT_COPIED = ("__pycache__", RUNS, DEPLOYMENTS, "rendered", "cdktf.out", ".venv")
+"""What a working directory holds beside a blueprint that is in it."""
+
+NAME_SUFFIX, MAX_NAME = "-tune", 32
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What tuning may take."""
+
+    seconds: float
+    usd: float | None = None
+    """None for no limit of money."""
+
+
+class _LimitReachedError(Exception):
+    """The next load would exceed a limit."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to tune."""
+
+    folder: Path
+    fleet_file: Path
+    target: str
+    varied: Sequence[Override]
+    options: Options
+    limits: Limits
+
+
+def tune(job: Job, confirm: Confirm) -> tuple[Tuning, Path]:
+    """Try the configurations; return the result and its folder.
+
+    Raises:
+        CheckFailed: no configuration keeps the SLO.
+        InputError: a key or a value is wrong, or every configuration is refused.
+        Unavailable: the blueprint itself is up on this machine.
+    """
+    document, _ = inputs.read(job.folder, job.fleet_file)
+    name = workloads.resolve_name(document)
+    _require_keys(job.varied, document)
+    _require_machine(job, name)
+    runs = Path.cwd() / RUNS / name
+    text = document.path.read_text(encoding="utf-8")
+    state, folder = _open_state(job, document, text, name, runs)
+    try:
+        with _copy_blueprint(job.folder, folder, f"{name[: MAX_NAME - len(NAME_SUFFIX)]}{NAME_SUFFIX}") as work:
+            session = _Session(job, state, folder, work, text, document)
+            session.resolve()
+            confirm(_describe_job(state, job.limits))
+            session.run()
+    finally:
+        if not any(trial.points for trial in state.trials):
+            shutil.rmtree(folder, ignore_errors=True)
+    return state, folder
+
+
+def require_best(state: Tuning) -> None:
+    """Check that a configuration keeps the SLO.
+
+    Raises:
+        CheckFailed: none does; with what each one missed.
+    """
+    if state.best is None:
+        lines = [f"  {describe(trial)}: {trial.state}: {trial.why}" for trial in state.trials if trial.why]
+        title = f"no configuration of {state.name} was shown to keep its SLO"
+        raise CheckFailed("\n".join([title, *lines, *([f"  {state.stopped}"] if state.stopped else [])]))
+
+
+def _require_keys(varied: Sequence[Override], document: Document[Any]) -> None:
+    data = yaml_source.read(document.path).data
+    for override in varied:
+        overrides.require_key("--over", type(document.value), data, override.key, RESERVED)
+    keys = [override.key for override in varied]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise InputError(f"--over: now {key} more than once. Fix: --over {key}=VALUE,VALUE once.")
+    count = len(_list_settings(varied))
+    if count > MAX_TRIALS:
+        raise InputError(f"--over: now {count} configurations: at most {MAX_TRIALS} are tried. Fix: fewer values.")
+
+
+def _list_settings(varied: Sequence[Override]) -> list[dict[str, str]]:
+    """Every combination of the values, by key."""
+    keys = [override.key for override in varied]
+    return [dict(zip(keys, values, strict=True)) for values in itertools.product(*(entry.values for entry in varied))]
+
+
+def _require_machine(job: Job, name: str) -> None:
+    """Refuse to measure beside the user's own deployment on the same machine: they would share its cores."""
+    target = registry.load_target(job.target)
+    if not target.needs_aws and target.read_status(job.folder, job.fleet_file).rows:
+        fix = f"blueprint destroy {console.shorten_path(job.folder)}"
+        raise Unavailable(f"{name} is up on this machine and would share it with what is tried. Fix: {fix}.")
+
+
+def _open_state(job: Job, document: Document[Any], text: str, name: str, runs: Path) -> tuple[Tuning, Path]:
+    """The state of an unfinished run of the same job with its folder, or a new one."""
+    options = job.options
+    axis = sweep.choose_axis(document.value.traffic, options)
+    digest = _compute_digest(job, text)
+    for file in sorted(runs.glob(f"{tuning.TUNE_FOLDER}*/{tuning.STATE_FILE}"), reverse=True):
+        with contextlib.suppress(OSError, ValidationError):
+            state = Tuning.model_validate_json(file.read_text(encoding="utf-8"))
+            if state.digest == digest and not state.finished:
+                console.err.print(f"Going on with {console.shorten_path(file.parent)}", markup=False)
+                return state, file.parent
+    started = datetime.datetime.now(datetime.UTC)
+    folder = run_folder.find_free_path(runs / f"{tuning.TUNE_FOLDER}{started.strftime('%Y-%m-%dT%H-%M-%SZ')}")
+    folder.mkdir(mode=0o700, parents=True)
+    trials = [Trial(number=number, settings=settings) for number, settings in enumerate(_list_settings(job.varied), 1)]
+    state = Tuning(
+        name=name,
+        target=job.target,
+        digest=digest,
+        axis=axis,
+        precision=options.precision,
+        point_s=options.point_s,
+        started_at=started.isoformat(timespec="seconds"),
+        trials=trials,
+    )
+    return state, folder
+
+
+def _compute_digest(job: Job, text: str) -> str:
+    """A digest of both files, the keys and values, and how each load is sent; limits may differ."""
+    decisive = [
+        text, job.fleet_file.read_text(encoding="utf-8"), job.target, [list(entry) for entry in job.varied],
+        [job.options.axis, job.options.lowest, job.options.highest, job.options.precision, job.options.point_s],
+    ]  # fmt: skip
+    return hashlib.sha256(json.dumps(decisive).encode()).hexdigest()[:16]
+
+
+def _describe_job(state: Tuning, limits: Limits) -> str:
+    waiting = [trial for trial in state.trials if trial.state != "refused"]
+    prices = [trial.usd_h for trial in waiting if trial.usd_h is not None]
+    cost = f", at {min(prices):,.2f} to {max(prices):,.2f} USD/h each" if prices else ""
+    money = f" and {limits.usd:g} USD" if limits.usd is not None else ""
+    lines = [f"  {trial.number}. {describe(trial)}{f' ({trial.why})' if trial.why else ''}" for trial in state.trials]
+    return (
+        "\n".join(lines) + f"\n{len(waiting)} configurations, deployed on {state.target} one after the other as "
+        f"{state.name}{NAME_SUFFIX}{cost}; within {limits.seconds / 60:g} min{money}"
+    )
+
+
+@contextlib.contextmanager
+def _copy_blueprint(source: Path, folder: Path, name: str) -> Iterator[Path]:
+    """A copy of a blueprint's folder, named as its deployment, for the time of the block."""
+    work = folder / name
+    shutil.rmtree(work, ignore_errors=True)
+    shutil.copytree(source, work, ignore=shutil.ignore_patterns(*_NOT_COPIED))
+    try:
+        yield work
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+@dataclass
+class _Session:
+    """One run: what is deployed now, and since when."""
+
+    job: Job
+    state: Tuning
+    folder: Path
+    work: Path
+    text: str
+    document: Document[Any]
+    start: float = field(default_factory=lambda: time.monotonic())
+    deployed: Trial | None = None
+    deployed_at: float = 0.0
+    loader: Loader | None = None
+    opened: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+
+    def resolve(self) -> None:
+        """Find out of each configuration whether it can work, what it costs, and what it might carry.
+
+        Raises:
+            InputError: a value is wrong by itself, or no configuration can work.
+        """
+        refusals: list[InputError] = []
+        for trial in self.state.trials:
+            self._write_blueprint(trial)
+            self._require_values(trial)
+            try:
+                deployment = planning.resolve_offline(self.work, self.job.fleet_file, self.job.target)[2]
+            except InputError as error:
+                trial.state, trial.why = "refused", _describe_refusal(error)
+                refusals.append(error)
+                continue
+            assert isinstance(deployment, Deployment), "its blueprint has traffic and an SLO"
+            priced = price_deployment(deployment)
+            trial.usd_h = priced and priced[0]
+            trial.expected_per_s = capacity_estimate.estimate_requests_per_s(deployment)
+        if len(refusals) == len(self.state.trials):
+            raise InputError(f"--over: every configuration is refused. The first: {_describe_refusal(refusals[0])}")
+        if self.job.limits.usd is not None and all(trial.usd_h is None for trial in self.state.trials):
+            reason = f"the target {self.job.target} has no known prices to hold it against"
+            raise InputError(f"--spend-limit: now {self.job.limits.usd:g}: {reason}. Fix: --time-limit alone.")
+
+    def run(self) -> None:
+        """Race the configurations within the limits; end what is deployed, whatever happens."""
+        search = sweep.build_search(self.document.value.traffic, self.state.axis, self.job.options)
+        before_s = self.state.seconds
+        self.state.stopped = ""
+        try:
+            racing.race(racing.order(self.state.trials), self._measure, search)
+            self.state.finished = True
+        except _LimitReachedError as error:
+            self.state.stopped = str(error)
+        finally:
+            best = tuning.find_best(self.state.trials)
+            self.state.best = best.number if best else None
+            with processes.ignore_signals():  # a second one would leave what runs
+                self._end_trial()
+                self._destroy()
+            self.state.seconds = round(before_s + time.monotonic() - self.start, 1)
+            self._save()
+
+    def _measure(self, trial: Trial, load: float) -> Point:
+        """Send a load to a configuration, unless an earlier run did."""
+        known = next((point for point in trial.points if point.load == load), None)
+        if known:
+            return known
+        self._raise_if_exceeded()
+        if self.deployed is not trial:
+            self._end_trial()
+            self._deploy(trial)
+        assert self.loader, "deployed"
+        point = self.loader.measure(load)
+        trial.points.append(point.model_copy(update={"run": f"{trial.number}/{point.run}"}))
+        if point.kept and (trial.kept is None or load > trial.kept.load):
+            trial.state, trial.kept = "kept", trial.points[-1]
+        self._count_time()
+        self._save()
+        return trial.points[-1]
+
+    def _deploy(self, trial: Trial) -> None:
+        title = f"Configuration {trial.number} of {len(self.state.trials)}: {describe(trial)}"
+        console.err.print(f"[bold]{title}[/bold]", highlight=False)
+        self._write_blueprint(trial)
+        self.deployed, self.deployed_at = trial, time.monotonic()
+        target = registry.load_target(self.job.target)
+        plan = planning.plan(self.work, self.job.fleet_file, target=self.job.target)
+        target.deploy(plan, lambda _: None, force=True)
+        opened = self.opened.enter_context(target.open_validation(self.work, self.job.fleet_file, None))
+        self.loader = Loader(
+            opened.deployment,
+            self.state.axis,
+            self.job.options.point_s,
+            results=self.folder / str(trial.number),
+            arguments=opened.build_arguments(self.work),
+        )
+
+    def _end_trial(self) -> None:
+        """Leave the configuration that is deployed; the next one replaces it in place."""
+        self._count_time()
+        self.opened.close()
+        self.deployed = self.loader = None
+
+    def _count_time(self) -> None:
+        """Add the time since the last count to the configuration that is deployed."""
+        if self.deployed:
+            now = time.monotonic()
+            self.deployed.seconds = round(self.deployed.seconds + now - self.deployed_at, 1)
+            self.deployed_at = now
+        if any(trial.usd_h is not None for trial in self.state.trials):
+            self.state.usd = round(sum(trial.usd for trial in self.state.trials), 4)
+
+    def _destroy(self) -> None:
+        """Remove what is deployed, if anything is."""
+        target = registry.load_target(self.job.target)
+        with contextlib.suppress(InputError):  # its files never were complete
+            if target.needs_aws or target.read_status(self.work, self.job.fleet_file).rows:
+                target.destroy(self.work, self.job.fleet_file, lambda _: None)
+
+    def _raise_if_exceeded(self) -> None:
+        limits, used_s = self.job.limits, time.monotonic() - self.start
+        if used_s >= limits.seconds:
+            raise _LimitReachedError(f"the time limit of {limits.seconds / 60:g} min was reached")
+        self._count_time()
+        if limits.usd is not None and (self.state.usd or 0.0) >= limits.usd:
+            raise _LimitReachedError(f"the spend limit of {limits.usd:g} USD was reached")
+
+    def _write_blueprint(self, trial: Trial) -> None:
+        text = overrides.apply(self.text, {**trial.settings, "name": self.work.name})
+        (self.work / workloads.FILE_NAME).write_text(text, encoding="utf-8")
+
+    def _require_values(self, trial: Trial) -> None:
+        """Refuse values that are wrong by themselves, at the command line that has them."""
+        try:
+            inputs.read_blueprint(self.work)
+        except InputError as error:
+            for mistake in error.mistakes:
+                for key, value in trial.settings.items():
+                    if mistake.field == key or mistake.field.startswith(f"{key}."):
+                        text = f"--over {key}: now {value}: {mistake.reason}. Fix: {mistake.fix}."
+                        raise InputError(text) from None
+            raise
+
+    def _save(self) -> None:
+        """Write state, page and the best blueprint so far, each at once."""
+        best = tuning.find_best(self.state.trials)
+        if best:
+            _write(self.folder / tuning.BEST_FILE, overrides.apply(self.text, best.settings))
+        _write(self.folder / tuning.PAGE_FILE, tune_page.render(self.state, best))
+        _write(self.folder / tuning.STATE_FILE, self.state.model_dump_json(indent=2) + "\n")
+
+
+def _describe_refusal(error: InputError) -> str:
+    """The first reason, without the line of a file that is not the user's."""
+    if not error.mistakes:
+        return str(error)
+    mistake = error.mistakes[0]
+    return f"{mistake.field}: {mistake.reason}"
+
+
+def _write(file: Path, text: str) -> None:
+    temp_file = file.with_name(f".{file.name}.{os.getpid()}")
+    temp_file.write_text(text, encoding="utf-8")
+    temp_file.replace(file)

@@ -1,0 +1,97 @@
+"""`blueprint compare`: exit codes, JSON, and the page."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from llm_serving import paths
+from llm_serving.cli import main
+from tests.validation.test_comparison import _simulate
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two runs of a service, and one of a slower one."""
+    monkeypatch.chdir(tmp_path)
+    for name, seed, factor in (("first", 1, 1.0), ("second", 2, 1.0), ("slow", 3, 2.0)):
+        _write_run(Path(name), seed, factor)
+
+
+def _write_run(folder: Path, seed: int, factor: float = 1.0, name: str = "mine") -> None:
+    run = _simulate(seed, factor=factor)
+    folder.mkdir(parents=True)
+    (folder / "report.json").write_text(json.dumps({**run.report, "name": name}))
+    (folder / "requests.jsonl").write_text("".join(sample.to_json() + "\n" for sample in run.samples))
+
+
+@pytest.mark.usefixtures("runs")
+def test_runs_are_compared_with_the_first(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["compare", "first", "second", "slow", "--json", "--page", "page.html"]) == 0
+    payload = json.loads(capsys.readouterr().out)
+    assert payload["baseline"] == "mine first"
+    assert [(run["name"], run["verdict"]) for run in payload["runs"]] == [
+        ("mine second", "no difference shown"),
+        ("mine slow", "worse"),
+    ]
+    assert "mine slow" in Path("page.html").read_text()
+
+
+@pytest.mark.usefixtures("runs")
+def test_the_gate_exits_1_if_a_run_is_worse(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["compare", "first", "second", "--gate"]) == 0
+    assert "NO DIFFERENCE SHOWN mine second" in capsys.readouterr().out
+    assert main.run(["compare", "first", "slow", "--gate"]) == 1
+    assert capsys.readouterr().err == "worse than mine first: mine slow\n"
+
+
+@pytest.mark.usefixtures("runs")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["first"], "RUN: now one: a comparison takes two or more. Fix: blueprint compare RUN RUN."),
+        (["first", "none"], "RUN: now none: report.json cannot be read: No such file or directory."),
+        (["first", "broken"], "RUN: now broken: it is not a validation's folder:"),
+        (
+            ["first", "old"],
+            "RUN: now old: another version of this program wrote it (0.0.9): it has no 'duration_s'. Fix: validate again.",
+        ),
+        (["first", "swept"], "RUN: now swept: it is a sweep. Fix: one of its loads, such as swept/points/8."),
+        (["first", "mine"], "RUN: now mine: runs/mine has no validation. Fix: blueprint validate mine."),
+        (["mine"], "RUN: now mine: runs/mine has no validation. Fix: blueprint validate mine."),
+    ],
+)
+def test_what_is_no_run_is_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("broken").mkdir()
+    Path("broken/report.json").write_text("{")
+    _write_run(Path("old"), 4)
+    old = json.loads(Path("old/report.json").read_text())
+    del old["duration_s"]
+    Path("old/report.json").write_text(json.dumps({**old, "versions": {"blueprint": "0.0.9"}}))
+    Path("swept/points/8").mkdir(parents=True)
+    Path("swept/sweep.json").write_text("{}")
+    _write_blueprint("mine")
+    assert main.run(["compare", *arguments]) == 2
+    assert capsys.readouterr().err.startswith(message)
+
+
+def _write_blueprint(name: str) -> None:
+    shutil.copytree(paths.PATTERNS / "aggregated", name)
+
+
+@pytest.mark.usefixtures("runs")
+def test_a_blueprint_stands_for_its_newest_validation(capsys: pytest.CaptureFixture[str]) -> None:
+    _write_blueprint("mine")
+    _write_blueprint("mine-v2")
+    _write_run(Path("runs/mine/2026-11-22T10-00-00Z"), 1)
+    _write_run(Path("runs/mine/2026-11-23T10-00-00Z"), 2, 2.0)
+    _write_run(Path("runs/mine-v2/2026-11-23T11-00-00Z"), 3, 2.0, "mine-v2")
+    Path("runs/mine/sweep-2026-11-23T12-00-00Z").mkdir()
+    assert main.run(["compare", "mine", "mine-v2"]) == 0
+    assert "NO DIFFERENCE SHOWN mine-v2 2026-11-23T11-00-00Z" in capsys.readouterr().out
+    # Alone it is compared with its own validation before.
+    assert main.run(["compare", "mine", "--gate"]) == 1
+    assert capsys.readouterr().err == "worse than mine 2026-11-22T10-00-00Z: mine 2026-11-23T10-00-00Z\n"

@@ -1,0 +1,80 @@
+"""`blueprint sweep` against a server whose capacity is known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from llm_serving.cli import main
+from scripts.benchmarks import known_server
+from scripts.benchmarks.known_server import Behaviour
+from tests.cli.commands.test_validate import _write_blueprint, _write_deployment
+
+TTFT_S, ITL_S, TOKENS, SLOTS = 0.1, 0.01, 8, 2
+CAPACITY = SLOTS / (TTFT_S + ITL_S * (TOKENS - 1))
+"""Requests a second: 11.8."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the blueprint `mine`; its traffic is evenly spaced, so that chance decides nothing."""
+    monkeypatch.chdir(tmp_path)
+    _write_blueprint(tmp_path, 5000)
+    file = tmp_path / "mine" / "blueprint.yaml"
+    load = "arrivals: 8/s\n  process: constant\n  input_tokens: 16\n"
+    text = file.read_text().replace("  users: 4\n", f"  {load}")
+    file.write_text(text.replace("{p95: 5000}", "{p50: 400}"))
+    return tmp_path
+
+
+@pytest.mark.timeout(240)
+def test_the_knee_lies_at_the_servers_capacity(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with known_server.run_server(Behaviour(TTFT_S, ITL_S, slots=SLOTS)) as url:
+        _write_deployment(folder, url)
+        assert main.run(["sweep", "mine", "--json", "--precision", "100", "--point-time", "3s"]) == 0
+    payload = json.loads(capsys.readouterr().out)
+    assert payload["kept"]["load"] == 8 < CAPACITY < payload["missed"]["load"] == 16
+    assert [point["verdict"] for point in payload["points"]] == ["pass", "fail"]
+    assert payload["capacity"]["requests_per_s"] == payload["per_replica"]["worker"] == 8
+    assert payload["missed"]["reasons"][0].startswith("ttft_ms.p50: ")
+    (saved,) = Path("runs/mine").iterdir()
+    assert {path.name for path in saved.iterdir()} == {"sweep.json", "sweep.html", "points"}
+    assert json.loads((saved / "sweep.json").read_text()) == payload
+    assert all((saved / point["run"] / "report.html").is_file() for point in payload["points"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--by", "tokens"], "--by: now 'tokens': there is no such load. Fix: rate or users.\n"),
+        (["--from", "20", "--to", "10"], "--from: now 20: it is not below --to, 10. Fix: 1.25.\n"),
+        (["--to", "0"], "--to: now 0: that is no load. Fix: a number above 0.\n"),
+        (
+            ["--point-time", "30"],
+            "--point-time: now '30': it is not a length of time. Fix: a length of time such as 30s.\n",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("folder")
+def test_bad_options_are_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["sweep", "mine", *arguments]) == 2
+    assert capsys.readouterr().err == message
+
+
+def test_an_slo_without_limits_is_refused_at_its_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = folder / "mine" / "blueprint.yaml"
+    file.write_text(file.read_text().replace("ttft_ms: {p50: 400}", "errors: 1%"))
+    assert main.run(["sweep", "mine"]) == 2
+    line = file.read_text().splitlines().index("slo:") + 1
+    assert capsys.readouterr().err == (
+        f"mine/blueprint.yaml:{line}:1: slo: it has no limit on a latency that a higher load could miss. "
+        "Fix: ttft_ms: {p95: 800}, for example.\n"
+    )
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_deployment_that_is_not_up_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["sweep", "mine"]) == 3
+    assert capsys.readouterr().err == "mine: not deployed here. Fix: blueprint deploy mine\n"

@@ -1,0 +1,49 @@
+"""Processes that stand in for the containers of a load: the image's entry point, on the image's files alone."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from llm_serving import processes
+from llm_serving.catalog.own_image import LOAD_DRIVER
+
+
+def copy_package(folder: Path) -> Path:
+    """Copy what the image has of this package, and nothing else; return the folder for PYTHONPATH."""
+    for file in LOAD_DRIVER.list_files():
+        copy = folder / "llm_serving" / file.relative_to(LOAD_DRIVER.sources)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, copy)
+    return folder
+
+
+class ProcessContainers:
+    """Containers that are processes of this machine."""
+
+    def __init__(self, package: Path, log: Path) -> None:
+        self._package, self._log = package, log
+        self.started: list[subprocess.Popen[bytes]] = []
+
+    @contextlib.contextmanager
+    def launch(self, words: Sequence[str]) -> Iterator[ProcessContainers]:
+        """Start one for each argument of the entry point, and stop all of them after the block."""
+        environment = {"PYTHONPATH": str(self._package), "HOME": "/nonexistent"}
+        command = [sys.executable, "-m", "llm_serving.validation.remote.relay"]
+        with self._log.open("ab") as output:
+            self.started = [processes.spawn([*command, word], environment=environment, output=output) for word in words]
+        try:
+            yield self
+        finally:
+            processes.stop_all(self.started)
+
+    def describe(self) -> str:
+        return ", ".join(str(child.poll()) for child in self.started)
+
+    def find_failure(self) -> str | None:
+        failed = [child for child in self.started if child.poll()]
+        return self._log.read_text() if failed else None

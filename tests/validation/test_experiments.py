@@ -1,0 +1,131 @@
+"""Services that earlier verdicts passed, and drivers that they believed: each against a server whose truth is known.
+
+Of each, the number that the earlier verdict went by is the negative control.
+"""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from llm_serving.validation import run
+from llm_serving.workloads.serving.deployment import Deployment
+from scripts.benchmarks import known_server
+from scripts.benchmarks.known_server import Behaviour
+from tests.validation.conftest import DeploymentFactory, FinishedRun, ServerValidator
+
+pytestmark = pytest.mark.timeout(180)
+
+BASE = {"input_tokens": "20..40", "output_tokens": 8, "warm_up": 4}
+
+
+class TestAServerThatIsDeadForOneSecondInFour:
+    BEHAVIOUR: ClassVar = Behaviour(0.05, 0.002, stall_s=1.0, stall_interval_s=4.0)
+    SLO: ClassVar = {"ttft_ms": {"p95": 400}}
+
+    def test_the_closed_loop_passes_it_and_says_what_it_cannot_see(self, validate_server: ServerValidator) -> None:
+        """The negative control: in each second of death only four users wait."""
+        finished = validate_server(self.BEHAVIOUR, {**BASE, "users": 4, "requests": 300}, self.SLO)
+        assert finished.report.missed == []
+        assert any(remark.startswith("Closed loop of 4 users") for remark in finished.report.remarks)
+        assert finished.report.longest_stall_s > 0.8
+
+    def test_the_open_loop_fails_it(self, validate_server: ServerValidator) -> None:
+        slo = {**self.SLO, "stall": "0.5s"}
+        finished = validate_server(self.BEHAVIOUR, {**BASE, "arrivals": "40/s", "requests": 330}, slo)
+        assert finished.report.verdict == "fail"
+        assert [miss.metric for miss in finished.report.missed] == ["ttft_ms.p95", "stall"]
+
+
+def test_requests_that_hang_are_infinite_for_each_limit(validate_server: ServerValidator) -> None:
+    traffic = {**BASE, "arrivals": "50/s", "requests": 150, "deadline": "1.5s", "warm_up": 0}
+    slo = {"e2e_ms": {"p99": 1400}, "errors": "5%"}
+    behaviour = Behaviour(0.05, 0.002, faults=("hang",), fault_interval=37)
+    finished = validate_server(behaviour, traffic, slo)
+    assert finished.report.requests.by_error == {"deadline": 4}
+    # The negative control: few enough failed, and the answered ones are quick.
+    assert finished.report.requests.failed / finished.report.requests.total < 0.05
+    assert (finished.report.metrics["e2e_ms"].p99 or 0) < 1400
+    assert finished.report.verdict == "fail"
+    assert [miss.metric for miss in finished.report.missed] == ["e2e_ms.p99"]
+
+
+def test_a_queue_that_grows_for_a_short_load_shows_nothing(validate_server: ServerValidator) -> None:
+    """Twenty requests a second is what the server does, and 28 are offered."""
+    traffic = {**BASE, "arrivals": "28/s", "process": "constant", "requests": 150}
+    finished = validate_server(Behaviour(0.086, 0.002, slots=2), traffic, {"ttft_ms": {"p95": 10_000}})
+    # The negative control: the limit holds, with its bound.
+    bound = finished.report.bounds["ttft_ms"]["p95"]
+    assert bound.upper is not None
+    assert bound.upper < 10_000
+    assert finished.report.missed == []
+    assert finished.report.verdict == "not shown"
+    assert any(reason.startswith("the queue still grew when the load ended: ") for reason in finished.report.not_shown)
+
+
+class TestAServiceThatIsValidatedTwice:
+    TRAFFIC: ClassVar = {
+        "arrivals": "40/s",
+        "requests": 80,
+        "input_tokens": "160..200",
+        "output_tokens": 4,
+        "warm_up": 0,
+    }
+
+    @pytest.fixture
+    def validate_twice(self, make_deployment: DeploymentFactory, tmp_path: Path) -> Any:
+        def _validate(deployment: Deployment) -> FinishedRun:
+            return FinishedRun(*run.validate(deployment, logs=tmp_path / "logs", runs=tmp_path / "runs"))
+
+        def _validate_twice() -> tuple[FinishedRun, FinishedRun]:
+            with known_server.run_server(Behaviour(0.2, 0.001, cache=True)) as url:
+                deployment = make_deployment(url, self.TRAFFIC, {"ttft_ms": {"p95": 5000}})
+                return _validate(deployment), _validate(deployment)
+
+        return _validate_twice
+
+    def test_the_second_run_finds_nothing_in_the_caches(self, validate_twice: Any) -> None:
+        first, second = validate_twice()
+        assert (first.report.verdict, second.report.verdict) == ("pass", "pass")
+        assert second.report.shared.cached < 0.05
+        assert second.report.metrics["ttft_ms"].p50 >= 190
+
+    def test_with_prompts_of_the_seed_alone_it_finds_all_and_shows_nothing(
+        self, validate_twice: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The negative control: the same words in each run."""
+        monkeypatch.setattr(secrets, "token_hex", lambda _: "same")
+        first, second = validate_twice()
+        assert first.report.verdict == "pass"
+        assert second.report.metrics["ttft_ms"].p50 < first.report.metrics["ttft_ms"].p50 / 2
+        assert second.report.verdict == "not shown"
+        assert "of prompt tokens were found in caches, and the prompts share" in second.report.not_shown[0]
+
+
+_BUSY_DRIVER = """
+import time
+from llm_serving.validation.user import OpenAIUser
+
+class Busy(OpenAIUser):
+    def body(self, prompt):
+        end = time.perf_counter() + 0.08
+        while time.perf_counter() < end:
+            pass
+        return super().body(prompt)
+"""
+
+
+def test_a_starved_driver_has_no_verdict_on_the_server(validate_server: ServerValidator, tmp_path: Path) -> None:
+    file = tmp_path / "busy.py"
+    file.write_text(_BUSY_DRIVER)
+    traffic = {**BASE, "arrivals": "20/s", "requests": 80, "warm_up": 0}
+    finished = validate_server(Behaviour(0.05, 0.002), traffic, {"ttft_ms": {"p95": 300}}, user_file=file)
+    # The negative control: the number alone is over the limit, and the server's own is far within it.
+    ttft = next(row for row in finished.report.agreement if (row.metric, row.statistic) == ("ttft_ms", "mean"))
+    assert [miss.metric for miss in finished.report.missed] == ["ttft_ms.p95"]
+    assert (ttft.engine_ms or 0) < 300
+    assert finished.report.verdict == "not shown"
+    assert any(reason.startswith("the load driver was starved: ") for reason in finished.report.not_shown)

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from llm_serving.settings.errors import CheckFailed
+from llm_serving.settings.units import Bounds
+from llm_serving.validation import sweep, sweep_page
+from llm_serving.validation.knee import Knee
+from llm_serving.validation.report import Report, Steady
+from llm_serving.validation.sweep import Options, Sweep
+from llm_serving.workloads.serving.deployment import Deployment
+from llm_serving.workloads.serving.traffic import Slo
+from tests.validation.test_knee import build_point
+
+URL = "http://127.0.0.1:1"
+SLO = {"ttft_ms": {"p95": 800, "p50": 400}, "itl_ms": {"p95": 40}}
+
+
+@pytest.fixture
+def deployment(make_deployment: Callable[..., Deployment]) -> Deployment:
+    return make_deployment(URL, {"arrivals": 20, "requests": 300}, SLO)
+
+
+def build_sweep(knee: Knee, *points: float) -> Sweep:
+    """A sweep of these loads, with what the page shows."""
+    slo = {"ttft_ms": {"p95": 150, "p50": 100}, "itl_ms": {"p95": 20}}
+    settings = {"slo": slo, "served_model": "tiny", "replicas": 2, "engine": "vllm"}
+    shown = [build_point(load, "pass" if knee.kept and load <= knee.kept.load else "fail") for load in points]
+    return Sweep(
+        name="mine",
+        target="local",
+        axis="rate",
+        precision=0.1,
+        started_at="2026-11-23T06:00:00+00:00",
+        seconds=90,
+        kept=knee.kept,
+        missed=knee.missed,
+        capacity=None,
+        per_replica={"worker": 6.0} if knee.kept else {},
+        points=shown,
+        settings=settings,
+        notes=[],
+    )
+
+
+def test_a_rate_is_sent_for_the_least_time_with_the_requests_that_bounds_need(deployment: Deployment) -> None:
+    slow, fast = (sweep.build_traffic(deployment, "rate", load, 30, 0.0, 1) for load in (0.5, 40))
+    assert (slow.arrivals, slow.requests) == (0.5, 59), "95% of fewer than 59 requests have no upper bound"
+    assert (fast.arrivals, fast.requests) == (40, 1200)
+    assert slow.time_limit > 59 / 0.5
+    longer = sweep.build_traffic(deployment, "rate", 40, 30, 0.0, 3)
+    assert longer.requests == 3 * fast.requests
+
+
+def test_users_send_several_requests_each_and_for_the_least_time_once_the_rate_is_known(deployment: Deployment) -> None:
+    first = sweep.build_traffic(deployment, "users", 32, 30, 0.0, 1)
+    assert (first.users, first.arrivals, first.requests) == (32, None, 32 * sweep.TURNS)
+    assert sweep.build_traffic(deployment, "users", 32, 30, 2.5, 1).requests == math.ceil(2.5 * 32 * 30)
+
+
+def test_an_slo_without_a_limit_on_a_latency_has_nothing_to_sweep_for() -> None:
+    assert not sweep.has_limits(Slo.model_validate({"errors": 0.01, "requests_per_s": 5}))
+    assert sweep.has_limits(Slo.model_validate({"stall": 2}))
+    assert sweep.has_limits(Slo.model_validate(SLO))
+
+
+def test_the_search_starts_at_the_blueprints_own_load(deployment: Deployment) -> None:
+    assert sweep.build_search(deployment.traffic, "rate", Options()).start == 20
+    assert sweep.build_search(deployment.traffic, "users", Options()).start == sweep.START["users"]
+    bounded = sweep.build_search(deployment.traffic, "rate", Options(lowest=2, highest=30))
+    assert (bounded.lowest, bounded.highest) == (2, 30)
+
+
+def test_replicas_that_come_and_go_have_no_capacity(deployment: Deployment) -> None:
+    import datetime
+
+    now, found = datetime.datetime.now(datetime.UTC), Knee(build_point(24), build_point(26, "fail"))
+    capacity = sweep._build_capacity(deployment, found, "rate", now)
+    assert capacity and (capacity.requests_per_s, capacity.replicas) == (24, {"worker": 1})
+    engine, router = deployment.roles
+    scaled = deployment.model_copy(update={"roles": (engine.model_copy(update={"replicas": Bounds(1, 4)}), router)})
+    assert sweep._build_capacity(scaled, found, "rate", now) is None
+    assert "come and go" in sweep._list_notes(scaled, found, "rate")[0]
+
+
+def test_a_sweep_without_a_kept_load_names_what_the_lowest_missed() -> None:
+    result = build_sweep(Knee(None, build_point(1, "fail")), 1, 2)
+    with pytest.raises(CheckFailed) as error:
+        sweep.require_kept(result)
+    assert str(error.value) == (
+        "mine does not keep its SLO at the lowest load, 1/s:\n  ttft_ms.p95: 1 is too much\n"
+        "Fix: a lower --from, or an SLO that it can keep without load."
+    )
+
+
+def test_the_page_draws_each_quantity_over_the_load_with_its_limits() -> None:
+    page = sweep_page.render(build_sweep(Knee(build_point(12), build_point(13, "fail")), 6, 12, 13, 24))
+    assert page.count("<figure>") == 4
+    assert page.count('<line class="limit"') == 2 + 1
+    assert page.count('<line class="mark"') == 4, "the knee"
+    assert "keeps its SLO up to 12 requests/s" in page
+    assert "ttft_ms.p95: 13 is too much" in page
+    assert "<script" not in page
+
+
+@pytest.mark.parametrize(("answered", "overloaded"), [(19.5, False), (12.0, True)])
+def test_a_load_that_is_clearly_too_much_is_not_sent_again(answered: float, overloaded: bool) -> None:
+    steady = Steady(from_s=2, to_s=28, offered_per_s=20, requests_per_s=answered, output_tokens_per_s=100)
+    assert sweep.is_overloaded(cast(Report, SimpleNamespace(steady=steady))) is overloaded
+    assert not sweep.is_overloaded(cast(Report, SimpleNamespace(steady=None))), "too short to tell"

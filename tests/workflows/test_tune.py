@@ -1,0 +1,264 @@
+"""`blueprint tune` on a target that starts the server with known delays in place of engines."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from llm_serving import paths
+from llm_serving.cli import main
+from llm_serving.settings.errors import CheckFailed
+from llm_serving.targets import registry
+from llm_serving.targets.base import DeploymentStatus, ValidationInputs
+from llm_serving.targets.deployment_plan import DeploymentPlan
+from llm_serving.targets.local.target import LocalTarget
+from llm_serving.validation.knee import Point
+from llm_serving.workflows import tune
+from scripts.benchmarks import known_server
+from scripts.benchmarks.known_server import Behaviour
+from tests.validation.test_knee import build_point
+
+BLUEPRINT = """\
+# What I serve.
+pattern: aggregated
+model: tiny
+context: 1k
+roles:
+  worker: {pool: general, replicas: 1} # one is enough
+tuning:
+  sequences: 4 # by hand
+traffic: {arrivals: 8/s, process: constant, input_tokens: 16, output_tokens: 8, warm_up: 1}
+slo:
+  ttft_ms: {p50: 400}
+"""
+
+
+class KnownTarget(LocalTarget):
+    """This machine, with a server that answers as many requests at once as `tuning.sequences` says."""
+
+    def __init__(self) -> None:
+        self.deployed: list[int | None] = []
+        self.plan: DeploymentPlan | None = None
+        self.failing: set[int] = set()
+        self.others: list[dict[str, Any]] = []
+        """Processes of the user's own deployment."""
+
+    def deploy(self, plan: DeploymentPlan, *_: object, **__: object) -> DeploymentPlan:
+        assert plan.deployment.name == "mine-tune"
+        sequences = plan.deployment.tuning.sequences
+        self.deployed.append(sequences)
+        if sequences in self.failing:
+            raise CheckFailed("worker-0 ended at its start")
+        self.plan = plan
+        return plan
+
+    @contextlib.contextmanager
+    def open_validation(self, folder: Path, *_: object, **__: object) -> Iterator[ValidationInputs]:
+        assert self.plan
+        deployment = self.plan.deployment
+        with known_server.run_server(Behaviour(0.1, 0.01, slots=deployment.tuning.sequences or 0)) as url:
+            root = folder.parent
+            yield ValidationInputs(deployment.model_copy(update={"url": url}), root / "logs", root / "reports")
+
+    def read_status(self, folder: Path, *_: object) -> DeploymentStatus:
+        rows = self.others if folder.name == "mine" else [{"name": "worker-0"}] if self.plan else []
+        return DeploymentStatus(folder.name, None, "processes", rows, "")
+
+    def destroy(self, *_: object, **__: object) -> bool:
+        self.plan = None
+        return True
+
+
+@pytest.fixture
+def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KnownTarget:
+    """The target, and in the working directory the blueprint `mine`."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(paths.PATTERNS / "aggregated", tmp_path / "mine")
+    shutil.copy(paths.ROOT / "fleet.yaml", tmp_path)
+    Path("mine/blueprint.yaml").write_text(BLUEPRINT)
+    known = KnownTarget()
+    monkeypatch.setattr(registry, "load_target", lambda _: known)
+    return known
+
+
+class KnownLoader:
+    """Sends nothing: a configuration of N sequences keeps 6 N requests a second."""
+
+    sent: list[float]
+
+    def __init__(self, deployment: Any, *_: object, **__: object) -> None:
+        self.sequences = deployment.tuning.sequences
+
+    def measure(self, load: float) -> Point:
+        self.sent.append(load)
+        if len(self.sent) == getattr(KnownLoader, "interrupted_at", 0):
+            raise KeyboardInterrupt
+        return build_point(load, "pass" if load <= 6 * self.sequences else "fail")
+
+
+@pytest.fixture
+def loader(monkeypatch: pytest.MonkeyPatch) -> type[KnownLoader]:
+    """No load is sent."""
+    monkeypatch.setattr(KnownLoader, "sent", [], raising=False)
+    monkeypatch.setattr(KnownLoader, "interrupted_at", 0, raising=False)
+    monkeypatch.setattr(tune, "Loader", KnownLoader)
+    return KnownLoader
+
+
+def _tune(*arguments: str) -> int:
+    return main.run(["tune", "mine", "--yes", *arguments])
+
+
+@pytest.mark.timeout(240)
+def test_configurations_are_deployed_one_after_the_other_and_losers_dropped(
+    target: KnownTarget, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two requests at once are 11.8/s of the server, one is 5.9/s."""
+    arguments = ["--over", "tuning.sequences=2,1", "--precision", "100", "--point-time", "3s", "--json"]
+    assert _tune(*arguments) == 0
+    state = json.loads(capsys.readouterr().out)
+    assert state["best"] == 1 and state["finished"]
+    assert [trial["state"] for trial in state["trials"]] == ["kept", "dropped"]
+    assert state["trials"][0]["kept"]["load"] == 8
+    assert len(state["trials"][1]["points"]) == 1
+    assert target.deployed == [2, 1] and target.plan is None, "nothing is left"
+    (folder,) = Path("runs/mine").iterdir()
+    assert {path.name for path in folder.iterdir() if path.is_file()} == {"tune.json", "tune.html", "best.yaml"}
+    assert not (folder / "mine-tune").exists()
+    assert all((folder / point["run"] / "report.json").is_file() for point in state["trials"][0]["points"])
+
+
+def test_the_users_blueprint_stays_and_the_best_one_has_its_comments(
+    target: KnownTarget, loader: type[KnownLoader], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _tune("--over", "tuning.sequences=1,16,8", "--over", "context=1k,2k") == 0
+    assert Path("mine/blueprint.yaml").read_text() == BLUEPRINT
+    (folder,) = Path("runs/mine").iterdir()
+    expected = BLUEPRINT.replace("sequences: 4", "sequences: 16")
+    assert (folder / "best.yaml").read_text() == expected
+    out = capsys.readouterr().out
+    assert "BEST tuning.sequences=16, context=1k keeps" in out
+    assert max(map(len, out.splitlines())) <= 100
+    page = (folder / "tune.html").read_text()
+    assert page.count('class="loads"') == 6
+    assert "<script" not in page
+
+
+def test_an_interrupted_tuning_goes_on_without_sending_a_load_twice(
+    target: KnownTarget, loader: type[KnownLoader], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--over", "tuning.sequences=1,2,4"]
+    monkeypatch.setattr(loader, "interrupted_at", 6)
+    assert _tune(*arguments) == main.INTERRUPTED
+    assert target.plan is None, "it destroys what it deployed"
+    deployed, sent = len(target.deployed), len(loader.sent)
+    monkeypatch.setattr(loader, "interrupted_at", 0)
+    assert _tune(*arguments) == 0
+    assert "Going on with runs/mine/tune-" in capsys.readouterr().err
+    resumed = json.loads(next(Path("runs/mine").glob("tune-*/tune.json")).read_text())
+    assert len(list(Path("runs/mine").iterdir())) == 1
+    assert len(target.deployed) <= deployed + 2
+    # The interrupted load alone is sent again.
+    assert len(loader.sent) == sum(len(trial["points"]) for trial in resumed["trials"]) + 1
+    assert sent < len(loader.sent)
+    # Negative control: with other values it starts anew.
+    assert _tune("--over", "tuning.sequences=1,2") == 0
+    assert len(list(Path("runs/mine").iterdir())) == 2
+
+
+@pytest.mark.usefixtures("loader")
+def test_a_time_limit_ends_it_with_the_best_so_far(
+    target: KnownTarget, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter(range(0, 100_000, 60))  # a minute passes between any two looks at it
+    monkeypatch.setattr(tune, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    assert _tune("--over", "tuning.sequences=1,2,4,8,16", "--time-limit", "5min", "--json") == 0
+    state = json.loads(capsys.readouterr().out)
+    assert state["stopped"] == "the time limit of 5 min was reached"
+    assert not state["finished"] and state["best"]
+    assert state["trials"][-1]["state"] == "not tried"
+
+
+@pytest.mark.usefixtures("loader")
+def test_a_configuration_that_does_not_start_is_passed_over(
+    target: KnownTarget, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target.failing = {1}
+    assert _tune("--over", "tuning.sequences=1,2") == 0
+    assert "1: worker-0 ended at its start" in capsys.readouterr().out
+    target.failing = {1, 2}
+    assert _tune("--over", "tuning.sequences=2,1") == 1
+    assert capsys.readouterr().err.endswith(
+        "no configuration of mine was shown to keep its SLO\n"
+        "  tuning.sequences=2: failed: worker-0 ended at its start\n"
+        "  tuning.sequences=1: failed: worker-0 ended at its start\n"
+    )
+
+
+@pytest.mark.usefixtures("loader")
+def test_a_configuration_that_cannot_work_is_refused_before_anything_is_deployed(
+    target: KnownTarget, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _tune("--over", "roles.worker.replicas=1,5000", "--json") == 0
+    state = json.loads(capsys.readouterr().out)
+    assert [trial["state"] for trial in state["trials"]] == ["kept", "refused"]
+    assert state["trials"][1]["why"].startswith("roles.worker.replicas: ")
+
+
+@pytest.mark.usefixtures("loader")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--over: now none: there is nothing to try. Fix: --over tuning.batch_tokens=2k,8k."),
+        (["--over", "tuning.sequence=1,2"], "--over: now 'tuning.sequence': tuning has no key sequence to vary."),
+        (
+            ["--over", "traffic.arrivals=1/s,2/s"],
+            "--over: now 'traffic.arrivals': the file has no key traffic to vary.",
+        ),
+        (
+            ["--over", "tuning.sequences=1,many"],
+            "--over tuning.sequences: now many: it is a text. Fix: a whole number.",
+        ),
+        (
+            ["--over", "roles.worker.replicas=5000,6000"],
+            "--over: every configuration is refused. The first: roles.worker",
+        ),
+        (
+            ["--over", "tuning.sequences=1", "--over", "tuning.sequences=2"],
+            "--over: now tuning.sequences more than once.",
+        ),
+        (
+            ["--over", f"tuning.sequences={','.join(map(str, range(1, 80)))}"],
+            "--over: now 79 configurations: at most 64",
+        ),
+        (
+            ["--over", "tuning.sequences=1,2", "--spend-limit", "5"],
+            "--spend-limit: now 5: the target local has no known prices to hold it against. Fix: --time-limit alone.",
+        ),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_deployed(
+    target: KnownTarget, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _tune(*arguments) == 2
+    assert capsys.readouterr().err.startswith(message)
+    assert target.deployed == []
+    assert not list(Path().glob("runs/mine/*"))
+
+
+@pytest.mark.usefixtures("loader")
+def test_a_deployment_on_the_same_machine_is_not_measured_beside(
+    target: KnownTarget, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target.others = [{"name": "worker-0", "state": "ready"}]
+    assert _tune("--over", "tuning.sequences=1,2") == 3
+    assert capsys.readouterr().err == (
+        "mine is up on this machine and would share it with what is tried. Fix: blueprint destroy mine.\n"
+    )
