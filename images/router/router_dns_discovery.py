@@ -3,9 +3,9 @@
     router-dns-discovery --router URL [--worker NAME:PORT]... -- vllm-router ...
     router-dns-discovery --discovery HOST:PORT --prefill NAME:PORT... --decode NAME:PORT... -- vllm-router ...
 
-Replicas come and go behind a DNS name with an address for each: Cloud Map's MULTIVALUE on ECS, a headless Service on
-EKS. vllm-router takes addresses when it starts, or watches Kubernetes; how to register an engine later depends on its
-mode:
+Replicas come and go behind a DNS name with an address for each, as of a headless Service on EKS. On ECS the names are
+those of AWS Cloud Map, whose DNS answers 8 addresses at the most: with CLOUD_MAP_REGION set, its API is asked instead.
+vllm-router takes addresses when it starts, or watches Kubernetes; how to register an engine later depends on its mode:
 
 - Engines that do both halves of a request are added and removed through its HTTP API (`/workers`): with --enable-igw
   under every model that they list, so that LoRA adapters loaded at run time are routed too; without it once each, and
@@ -13,13 +13,16 @@ mode:
 - Prefill and decode register by ZeroMQ messages that hold for five seconds (--vllm-discovery-address). This program
   sends them from the same container: that socket is reachable from nowhere else.
 
-An engine is registered only while it answers `/v1/models`, whatever DNS returns.
+An engine is registered only while it answers `/v1/models`, whatever DNS returns. With ENGINE_PROBE set, {"path": PATH,
+"body": BODY}, it must first have answered that request once: whoever only listens gets no traffic.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import re
 import signal
 import socket
 import subprocess
@@ -29,21 +32,35 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from typing import Any
 
 INTERVAL_S = 2.0
-"""Between two rounds; less than half of the time that a ZeroMQ registration holds."""
+"""Between two rounds; with WAIT_S less than the time that a ZeroMQ registration holds."""
 
-TIMEOUT_S = 2.0
-"""Of one request to an engine."""
+WAIT_S = 1.0
+"""A round's wait for answers; a later one counts in its own round, so that a slow engine holds up no other."""
 
-MAX_MISSES = 2
+TIMEOUT_S = 10.0
+"""Of one request. A busy engine answers late, and a dead one refuses at once."""
+
+MAX_MISSES = 3
 """Failed requests in a row after which an engine is removed."""
+
+PROBES = ThreadPoolExecutor(max_workers=256, thread_name_prefix="probe")
+"""Requests to engines under way at once."""
 
 MAX_DNS_ANSWERS = 8
 """Addresses of one DNS answer, drawn at random if there are more. Source: AWS Cloud Map API reference, DnsConfig,
 RoutingPolicy, 2026-11."""
+
+MAX_INSTANCES = 1000
+"""Most instances of one answer of Cloud Map, and most tasks that register with one of its services. Source: AWS Cloud
+Map API reference, DiscoverInstances, MaxResults; ECS developer guide, "Service discovery", considerations; 2026-11."""
+
+PROBE_TIMEOUT_S = 60.0
+"""Of the first answer of an engine, which may compile for it."""
 
 ROLE_CODES = {"prefill": "P", "decode": "D"}
 """vllm-router's codes of the two halves of a request."""
@@ -58,39 +75,55 @@ class DnsName:
 
     host: str
     port: int
+    is_complete: bool = False
+    """Whether an answer holds all addresses, however many."""
+
     addresses: set[str] = field(default_factory=set)
     misses: dict[str, int] = field(default_factory=dict)
     answering: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Models by URL."""
+
+    probes: dict[str, Future[tuple[str, ...] | None]] = field(default_factory=dict)
+    """Requests under way, by address."""
 
     def refresh(
         self, resolve_host: Callable[[str], set[str] | None], fetch: Callable[[str], tuple[str, ...] | None]
     ) -> Engines:
         """Return the engines that answer now."""
         resolved = resolve_host(self.host)
-        if resolved is not None and len(resolved) < MAX_DNS_ANSWERS:
+        if resolved is not None and (self.is_complete or len(resolved) < MAX_DNS_ANSWERS):
             self.addresses = set(resolved)  # the whole answer
         elif resolved:
             self.addresses |= resolved  # a random part of it
         urls = {address: f"http://{address}:{self.port}" for address in sorted(self.addresses)}
-        with ThreadPoolExecutor(max_workers=32) as pool:
-            responses = dict(zip(urls, pool.map(fetch, urls.values()), strict=True))
-        for address, models in responses.items():
+        for address, models in self._collect_answers(urls, fetch).items():
             self.misses[address] = 0 if models else self.misses.get(address, 0) + 1
             if models:
                 self.answering[urls[address]] = models
-        live_urls = {urls[address] for address in urls if self.misses[address] < MAX_MISSES}
+        live_urls = {urls[address] for address in urls if self.misses.get(address, 0) < MAX_MISSES}
         self.answering = {url: models for url, models in self.answering.items() if url in live_urls}
         # A removed replica is missing from answers, but so are others: drop it once it stops responding.
         self.addresses = {
             known_address
             for known_address in self.addresses
-            if self.misses[known_address] < MAX_MISSES or (resolved and known_address in resolved)
+            if self.misses.get(known_address, 0) < MAX_MISSES or (resolved and known_address in resolved)
         }
         self.misses = {
             known_address: count for known_address, count in self.misses.items() if known_address in self.addresses
         }
         return dict(self.answering)
+
+    def _collect_answers(
+        self, urls: Mapping[str, str], fetch: Callable[[str], tuple[str, ...] | None]
+    ) -> dict[str, tuple[str, ...] | None]:
+        """Ask each address that is not asked already; return what those answer that are done, by address."""
+        for address, url in urls.items():
+            if address not in self.probes:
+                self.probes[address] = PROBES.submit(fetch, url)
+        wait(self.probes.values(), timeout=WAIT_S)
+        done = {address: probe for address, probe in self.probes.items() if probe.done()}
+        self.probes = {address: probe for address, probe in self.probes.items() if address not in done}
+        return {address: probe.result() for address, probe in done.items() if address in urls}
 
 
 def resolve(host: str) -> set[str] | None:
@@ -99,6 +132,56 @@ def resolve(host: str) -> set[str] | None:
         return {str(info[4][0]) for info in socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)}
     except socket.gaierror as error:
         return set() if error.errno in (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", None)) else None
+
+
+def build_cloud_map_resolver(region: str, endpoint: str | None = None) -> Callable[[str], set[str] | None]:
+    """Return what asks Cloud Map for the addresses of SERVICE.NAMESPACE, all of them; None if it does not answer.
+
+    Args:
+        endpoint: URL of another Cloud Map than AWS's, which has one host for all of its API.
+    """
+    import botocore.session
+    from botocore.config import Config
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    config = Config(inject_host_prefix=not endpoint, connect_timeout=5, read_timeout=TIMEOUT_S)
+    client = botocore.session.get_session().create_client(
+        "servicediscovery", region_name=region, endpoint_url=endpoint, config=config
+    )
+
+    def resolve_name(host: str) -> set[str] | None:
+        service, _, namespace = host.partition(".")
+        try:
+            answer = client.discover_instances(
+                NamespaceName=namespace, ServiceName=service, MaxResults=MAX_INSTANCES, HealthStatus="ALL"
+            )
+        except ClientError as error:
+            return set() if error.response["Error"]["Code"] in ("ServiceNotFound", "NamespaceNotFound") else None
+        except BotoCoreError:
+            return None
+        return {instance["Attributes"]["AWS_INSTANCE_IPV4"] for instance in answer["Instances"]}
+
+    return resolve_name
+
+
+def build_fetch(probe: Mapping[str, Any] | None) -> Callable[[str], tuple[str, ...] | None]:
+    """Return what lists an engine's models; with a probe, none until the engine has answered that once."""
+    if probe is None:
+        return fetch_models
+    answered: set[str] = set()
+
+    def fetch(url: str) -> tuple[str, ...] | None:
+        models = fetch_models(url)
+        if models and url not in answered:
+            try:
+                _send_request("POST", url + probe["path"], {**probe["body"], "model": models[0]}, PROBE_TIMEOUT_S)
+            except (OSError, ValueError) as error:
+                log(f"{url} lists models and answers no request: {error}")
+                return None
+            answered.add(url)
+        return models
+
+    return fetch
 
 
 def fetch_models(url: str) -> tuple[str, ...] | None:
@@ -125,7 +208,9 @@ class WorkerList:
     def sync(self, engines: Engines) -> None:
         """Make the router's list equal to `engines`; retry what it refuses in the next round."""
         try:
-            known_urls = {item["url"] for item in json.loads(_send_request("GET", f"{self.router}/workers"))["workers"]}
+            workers = json.loads(_send_request("GET", f"{self.router}/workers"))["workers"]
+            # With --intra-node-data-parallel-size the router lists URL@RANK for each rank of an engine.
+            known_urls = {re.sub(r"@\d+$", "", item["url"]) for item in workers}
         except (OSError, ValueError, KeyError):
             return  # not up yet
         self.registered = {url: sent_models for url, sent_models in self.registered.items() if url in known_urls}
@@ -195,12 +280,12 @@ def log(text: str) -> None:
     print(f"router-dns-discovery: {text}", flush=True)
 
 
-def _send_request(method: str, url: str, body: Mapping[str, str] | None = None) -> bytes:
+def _send_request(method: str, url: str, body: Mapping[str, Any] | None = None, timeout_s: float = TIMEOUT_S) -> bytes:
     data = json.dumps(body).encode() if body is not None else None
     request = urllib.request.Request(url, data=data, method=method, headers={"Content-Type": "application/json"})
     # No proxy: engines and router are in this network, whatever the environment says.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(request, timeout=TIMEOUT_S) as response:
+    with opener.open(request, timeout=timeout_s) as response:
         return bytes(response.read())
 
 
@@ -208,6 +293,11 @@ def main(arguments: Sequence[str]) -> int:
     """Run the router until it exits or a signal stops both; return its exit status."""
     options, command = _parse_arguments(arguments)
     names = {kind: [_parse_dns_name(text) for text in getattr(options, kind)] for kind in ("worker", *ROLE_CODES)}
+    region, probe = os.environ.get("CLOUD_MAP_REGION"), os.environ.get("ENGINE_PROBE")
+    resolve_host = build_cloud_map_resolver(region) if region else resolve
+    fetch = build_fetch(json.loads(probe) if probe else None)
+    for name in (name for group in names.values() for name in group):
+        name.is_complete = bool(region)
     router = subprocess.Popen(command)
     stopped = threading.Event()
 
@@ -221,7 +311,7 @@ def main(arguments: Sequence[str]) -> int:
     discovery = DiscoveryClient(options.discovery) if options.discovery else None
     while router.poll() is None and not stopped.is_set():
         engines = {
-            kind: {url: ids for name in names[kind] for url, ids in name.refresh(resolve, fetch_models).items()}
+            kind: {url: ids for name in names[kind] for url, ids in name.refresh(resolve_host, fetch).items()}
             for kind in names
         }
         if workers:

@@ -77,7 +77,9 @@ def test_its_memory_is_computed_like_the_default_engines() -> None:
 def test_an_unknown_engine_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(InputError) as error:
         resolving.resolve_files(tmp_path, _format_blueprint().replace("slim", "slum"), FLEET, "eks")
-    assert str(error.value).endswith("not one of the choices. Fix: slim; the choices are 'slim' or 'vllm'.")
+    assert str(error.value).endswith(
+        "not one of the choices. Fix: slim; the choices are 'llama.cpp', 'slim' or 'vllm'."
+    )
 
 
 @pytest.mark.parametrize(
@@ -102,12 +104,9 @@ def test_an_unknown_engine_is_refused_with_the_known_ones(tmp_path: Path) -> Non
             "Fix: pattern: aggregated, or pools of GPUs.",
         ),
         (
-            _format_blueprint(
-                "worker: {pool: gpus, accelerators: 16, pipeline: 2, executor: ray}", pattern="distributed"
-            ),
+            _format_blueprint("worker: {pool: gpus, accelerators: 16, pipeline: 2}", pattern="distributed"),
             "eks",
-            "6:65: roles.worker.executor: now 'ray': the engine slim has no option for it in the catalog. "
-            "Fix: executor: mp.",
+            "6:52: roles.worker.pipeline: now 2: the engine slim has no option for it in the catalog. Fix: pipeline: 1.",
         ),
         (
             _format_blueprint(extra="tuning: {kv_cache: fp8}\n"),

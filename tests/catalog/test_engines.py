@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
+import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 from typing import get_args
@@ -14,6 +17,7 @@ from llm_serving.catalog.engines import CommandPart
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import load
 from llm_serving.targets import matrix
+from llm_serving.targets.local import engine_env
 from llm_serving.targets.local.conventions import CONVENTIONS
 from llm_serving.workloads.environment import Environment
 from llm_serving.workloads.serving import resolve
@@ -27,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def _resolve_aggregated() -> Deployment:
-    names = ("aws", "worker-0", "worker-1", "router", "router-metrics")
+    names = ("aws", "worker-0", "worker-1", "router", "router-metrics", "router-admin")
     environment = Environment(
         target="local",
         conventions=CONVENTIONS,
@@ -93,11 +97,10 @@ def _format_disaggregated(pool: str) -> str:
 CASES = [
     *((_format_blueprint(SMALL, "pool: general", TUNED.replace("SPECULATIVE", method)), "eks") for method in SPECULATIVE),
     (_format_blueprint(SMALL, "pool: general", "tuning: {quantization: fp8}\n"), "eks"),
-    (_format_blueprint(SMALL, "pool: general, accelerators: 4, data: 2, adapters: {sql: 's3://mine/sql'}"), "eks"),
+    (_format_blueprint(SMALL, "pool: general, accelerators: 4, data: 2, adapters: {sql: 's3://demo-models-123456789012-us-west-2/sql'}"), "eks"),
     (_format_blueprint(SMALL, "pool: on-ecs"), "ecs"),
     *((_format_blueprint(EXPERTS, f"pool: p5en, accelerators: 16, {parallelism}", pattern="distributed"), "eks") for parallelism in (
         "pipeline: 2, expert: on",
-        "pipeline: 2, expert: on, executor: ray",
         "data: 16, expert: on",
     )),
     *((_format_disaggregated(pool), "eks") for pool in ("general", "p5en")),
@@ -109,8 +112,20 @@ CASES = [
     )),
     (_format_blueprint("tiny", "pool: general, accelerators: 2"), "local"),
     (_format_blueprint("tiny", "pool: general, accelerators: 2, data: 2"), "local"),
+    *((_format_blueprint(SMALL, f"pool: {pool}, accelerators: 2, data: 2").replace("}}", "}, router: {policy: cache-aware}}"), target) for pool, target in (
+        ("general", "eks"),
+        ("on-ecs", "ecs"),
+    )),
+    (_format_blueprint("Qwen/Qwen3-0.6B", "pool: general", "tuning: {priority: on}\n"), "eks"),
+    (_format_blueprint("meta-llama/Llama-3.3-70B-Instruct", "pool: p5en, accelerators: 8"), "eks"),
+    (_format_blueprint("Qwen/Qwen3-Reranker-0.6B", "pool: general", "task: rerank\n"), "eks"),
 ]  # fmt: skip
 """Blueprints that ask for every option of the engine between them, and the target of each."""
+
+
+def _list_serving_deployments() -> list[Deployment]:
+    """Every cell of the matrix that has engines behind a router."""
+    return [cell.deployment for cell in matrix.build_cells() if isinstance(cell.deployment, Deployment)]
 
 
 def _resolve(folder: Path, text: str, target: str) -> Deployment:
@@ -126,13 +141,16 @@ def _list_engine_arguments(deployments: Iterable[Deployment]) -> list[list[str]]
         for process in deployment.engine_processes
         if "serve" in process.command
     }
-    # Kubernetes fills in a follower's number before the engine sees it.
-    filled = ([word.replace("$(LWS_WORKER_INDEX)", "1") for word in command] for command in commands)
+    # Kubernetes fills in a follower's number before the engine sees it, and the templates lie in the engine's image.
+    filled = (
+        [re.sub(r"^/vllm-workspace/.*", __file__, word.replace("$(LWS_WORKER_INDEX)", "1")) for word in command]
+        for command in commands
+    )
     return sorted(command[command.index("serve") + 1 :] for command in filled)
 
 
 def _list_all_engine_arguments(folder: Path) -> list[list[str]]:
-    deployments = (cell.deployment for cell in matrix.build_cells())
+    deployments = (cell.deployment for cell in matrix.build_cells() if cell.engine == "vllm")
     return _list_engine_arguments(
         [*(deployment for deployment in deployments if deployment), *(_resolve(folder, *case) for case in CASES)]
     )
@@ -161,7 +179,7 @@ def test_the_engine_parses_every_command_line_and_refuses_an_unknown_flag(
 @pytest.mark.parametrize(
     ("target", "arguments"),
     [
-        ("local", "--worker=127.0.0.1:20002 --worker=127.0.0.1:20003"),
+        ("local", "--worker=127.0.0.1:20003 --worker=127.0.0.1:20004"),
         ("eks", "--worker=mine-one.serving:8000 --worker=mine-two.serving:8000"),
         ("ecs", "--worker=mine-one.demo.internal:8000 --worker=mine-two.demo.internal:8000"),
     ],
@@ -174,16 +192,32 @@ def test_router_dns_discovery_registers_the_engines_of_several_models(
     text = f"pattern: multi-model\nroles: {{models: {{one: {model}, two: {model}}}}}\n{TRAFFIC}"
     deployment = _resolve(tmp_path, text, target)
     command = " ".join(deployment.router.processes[0].command)
-    assert command.startswith(
-        f"router-dns-discovery --router=http://127.0.0.1:{deployment.router.processes[0].port} "
-        f"{arguments} -- vllm-router "
-    )
+    admin = f"127.0.0.1:{deployment.environment.ports.get('router-admin', 8081)}"
+    assert f"--router={admin} -- router-dns-discovery --router=http://{admin} {arguments} -- vllm-router " in command
     assert command.endswith(" --enable-igw")
     assert deployment.model_names == ("one", "two"), "what clients put in `model`"
     assert [flag[flag.index("--served-model-name") + 1] for flag in _list_engine_arguments([deployment])] == [
         "one",
         "two",
     ]
+
+
+@pytest.mark.parametrize("target", ["local", "eks", "ecs"])
+def test_clients_of_several_models_may_use_hub_ids(tmp_path: Path, target: str) -> None:
+    pool = "on-ecs" if target == "ecs" else "general"
+    text = (
+        "pattern: multi-model\nroles:\n  models:\n"
+        f"    one: {{model: tiny, pool: {pool}, served_name: acme/Tiny-0.1}}\n    two: {{model: tiny, pool: {pool}}}\n{TRAFFIC}"
+    )
+    deployment = _resolve(tmp_path, text, target)
+    assert deployment.model_names == ("acme/Tiny-0.1", "two")
+    arguments = _list_engine_arguments([deployment])
+    assert {line[line.index("--served-model-name") + 1] for line in arguments} == {"acme/Tiny-0.1", "two"}
+    assert [role.name for role in deployment.engine_roles] == ["one", "two"], "what services and files are named after"
+    assert {process.probe.body["model"] for process in deployment.engine_processes if process.probe} == {
+        "acme/Tiny-0.1",
+        "two",
+    }
 
 
 @pytest.mark.parametrize(
@@ -197,12 +231,12 @@ def test_a_kv_aware_router_discovers_replicas_and_subscribes_to_their_events(
         tmp_path, _format_blueprint(SMALL, f"pool: {pool}").replace("}}", "}, router: {policy: kv-aware}}"), target
     )
     command = deployment.router.processes[0].command
-    assert command[:4] == ("router-dns-discovery", "--router=http://127.0.0.1:8080", f"--worker={name}", "--")
+    assert command[4:8] == ("router-dns-discovery", "--router=http://127.0.0.1:8081", f"--worker={name}", "--")
     assert "--enable-igw" not in command, "with it vllm-router asks no engine for its events"
     registry = "123456789012.dkr.ecr.us-west-2.amazonaws.com/demo"
     assert (deployment.router.image, deployment.roles[0].image) == (
-        f"{registry}/router:0.1.17-dns",
-        f"{registry}/vllm:0.32.0-efa",
+        f"{registry}/router:0.1.17-2",
+        f"{registry}/vllm:0.32.0-efa.2",
     )
     [engine] = deployment.engine_processes
     assert '"endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"' in " ".join(engine.command)
@@ -217,9 +251,25 @@ def test_a_local_kv_aware_router_registers_replicas_once_they_answer(tmp_path: P
     deployment = _resolve(tmp_path, text, "local")
     command = deployment.router.processes[0].command
     workers = [f"--worker=127.0.0.1:{process.port}" for process in deployment.engine_processes]
-    separator = command.index("--")
+    separator = command.index("--", command.index("--") + 1)
     assert command[separator - len(workers) : separator] == tuple(workers)
     assert "--worker-urls" not in command
+
+
+def test_every_router_listens_on_loopback_behind_a_front_that_takes_its_port() -> None:
+    deployments = _list_serving_deployments()
+    assert {deployment.environment.target for deployment in deployments} == {"local", "eks", "ecs"}
+    for deployment in deployments:
+        [process] = deployment.router.processes
+        front, listen, router, separator, *_ = process.command
+        [arguments] = _list_router_arguments([deployment])
+        assert (front, separator) == ("router-front", "--")
+        host = deployment.environment.conventions.bind_host
+        assert listen == f"--listen={host}:{process.port}"
+        router_host, router_port = (arguments[arguments.index(name) + 1] for name in ("--host", "--port"))
+        assert router == f"--router={router_host}:{router_port}"
+        assert ipaddress.ip_address(router_host).is_loopback
+        assert router_port != str(process.port)
 
 
 def _list_router_arguments(deployments: Iterable[Deployment]) -> list[list[str]]:
@@ -236,15 +286,33 @@ def _list_router_arguments(deployments: Iterable[Deployment]) -> list[list[str]]
 def test_the_router_parses_every_command_line_and_refuses_an_unknown_policy(
     tmp_path: Path, engine_probe: EngineProbe
 ) -> None:
-    deployments = [cell.deployment for cell in matrix.build_cells() if cell.deployment]
+    deployments = _list_serving_deployments()
     lines = _list_router_arguments([*deployments, *(_resolve(tmp_path, *case) for case in CASES)])
-    command = list(_resolve_aggregated().router.processes[0].command[1:])
+    [command] = _list_router_arguments([_resolve_aggregated()])
     policy_index = command.index("--policy") + 1
     words = [*engines.load_routers()["vllm-router"].policies.values(), "no_such_policy"]
     answers = engine_probe(
         "vllm-router", [*lines, *([*command[:policy_index], word, *command[policy_index + 1 :]] for word in words)]
     )
     assert [line for line, answer in zip(lines, answers, strict=False) if "result" not in answer] == []
-    assert answers[len(lines) :] == [{"result": 20003}] * (len(words) - 1) + [{"refused": 2}]
+    assert answers[len(lines) :] == [{"result": 20005}] * (len(words) - 1) + [{"refused": 2}]
     used_flags = {word.partition("=")[0] for line in lines for word in line}
     assert {"--prefill", "--decode", "--enable-igw", "--selector", "--worker-urls"} <= used_flags
+
+
+LOAD_VOCABULARY = """
+from openai_harmony import HarmonyEncodingName, load_harmony_encoding
+print(load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS).name)
+"""
+
+
+@pytest.mark.engine
+def test_the_engine_brings_the_vocabulary_of_gpt_oss_and_downloads_none(tmp_path: Path) -> None:
+    """Chat with gpt-oss needs it; a file elsewhere is read where a variable names its folder, here an empty one."""
+    python = str(engine_env.find_executables() / "python")
+    environment = {"HTTPS_PROXY": "http://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9", "TMPDIR": str(tmp_path)}
+    for other, code in (({}, 0), ({"TIKTOKEN_ENCODINGS_BASE": str(tmp_path)}, 1)):
+        result = subprocess.run(
+            [python, "-c", LOAD_VOCABULARY], env=environment | other, capture_output=True, timeout=120, check=False
+        )
+        assert result.returncode == code, result.stderr

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from llm_serving.catalog import architecture, models
+from llm_serving.catalog.records import ModelRecord
 from llm_serving.settings.errors import InputError
 
 STATED = {
@@ -66,7 +67,13 @@ def test_each_row_names_its_source_and_date() -> None:
 
 
 def test_only_generated_models_are_random() -> None:
-    assert {model.name for model in models.load().values() if model.random} == {"tiny", "mid"}
+    assert {model.name for model in models.load().values() if model.random} == {
+        "tiny",
+        "mid",
+        "tiny-embed",
+        "tiny-rerank",
+        "tiny-classify",
+    }
     assert models.find("tiny").hub is None
     assert models.find("Qwen/Qwen3-32B").hub == "Qwen/Qwen3-32B"
 
@@ -115,13 +122,13 @@ def test_a_generated_folder_has_random_weights(tmp_path: Path) -> None:
 def test_the_hub_is_queried_only_for_models_missing_from_the_catalogue() -> None:
     requested = []
 
-    def get_config(name: str) -> dict[str, object]:
+    def fetch(name: str) -> ModelRecord:
         requested.append(name)
-        return {**models.read_config("tiny"), "random_weights": False}
+        return ModelRecord(source=name, commit="0123", config={**models.read_config("tiny"), "random_weights": False})
 
-    assert models.find("Qwen/Qwen3-32B", fetch_config=get_config).layers == 64
+    assert models.find("Qwen/Qwen3-32B", fetch=fetch).layers == 64
     assert requested == []
-    model = models.find("someone/something", fetch_config=get_config)
+    model = models.find("someone/something", fetch=fetch)
     assert requested == ["someone/something"]
     assert (model.hub, model.layers, model.random) == ("someone/something", 4, False)
 
@@ -152,8 +159,10 @@ def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_quantization_of_unknown_size_is_refused() -> None:
-    config = {**models.read_config("tiny"), "quantization_config": {"quant_method": "awq"}}
-    with pytest.raises(InputError, match=r"quant_method: now 'awq'"):
+    config = {**models.read_config("tiny"), "quantization_config": {"quant_method": "bitsandbytes"}}
+    with pytest.raises(
+        InputError, match=r"quant_method: now 'bitsandbytes': the size of its weights is not known here"
+    ):
         architecture.parse(config, "config.json")
 
 

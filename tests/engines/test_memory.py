@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llm_serving.catalog import architecture, engines, instances, models
+from llm_serving.catalog import architecture, engines, instances, models, quantizations
 from llm_serving.catalog.architecture import Architecture
 from llm_serving.catalog.instances import Accelerators, Instance
 from llm_serving.engines import memory, vllm
@@ -57,6 +58,34 @@ DEEPSEEK_V2_LITE = _build_config(
     first_k_dense_replace=1,
 )
 
+LLAMA_70B, MISTRAL_SMALL = (
+    models.find("meta-llama/Llama-3.3-70B-Instruct"),
+    models.find("mistralai/Mistral-Small-3.1-24B-Instruct-2503"),
+)
+
+
+def _build_compressed(form: str, kind: str, inputs: Any) -> Any:
+    weights = {"num_bits": 8, "type": kind, "strategy": "channel", "symmetric": True, "dynamic": False}
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+    }
+
+
+FP8_DYNAMIC = _build_compressed("float-quantized", "float", {"num_bits": 8, "type": "float", "dynamic": True})
+W8A8 = _build_compressed("int-quantized", "int", {"num_bits": 8, "type": "int", "dynamic": True})
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": True, "sym": True}
+
+
+def _quantize(model: Architecture, settings: Any) -> Architecture:
+    return model.model_copy(update={"scheme": quantizations.parse(settings)})
+
+
+MEASURED_BATCH = memory.Batch(tokens=8192, sequences=1024)
+
 # What vLLM 0.19.0 logged on H100: weights, then activations + libraries + CUDA graphs, then the cache, in GiB, and the
 # tokens of the cache at 8,192 tokens a request. Source: llm-d-planner, accuracy/results/v0.19.0/results_raw.csv, commit
 # 30ec05f, 2026-04.
@@ -74,6 +103,30 @@ MEASURED = [
     ("gpt-oss-20b", models.find("openai/gpt-oss-20b"), 1, 13.64, 2.87 + 0.25 + 1.84, 58.47, 1_277_184),
     ("DeepSeek-V2-Lite", DEEPSEEK_V2_LITE, 1, 29.43, 1.93 + 0.26 + 1.57, 43.61, 1_505_552),
     ("Mixtral-8x7B", MIXTRAL, 2, 43.51, 1.21 + 2.07 + 0.93, 28.44, 465_936),
+    ("gemma-3-4b", models.find("google/gemma-3-4b-it"), 1, 8.58, 3.89 + 0.25 + 0.67, 62.51, 468_144),
+    ("gemma-3-12b", models.find("google/gemma-3-12b-it"), 1, 23.31, 3.94 + 0.25 + 0.94, 47.72, 130_304),
+    ("gemma-3-27b", models.find("google/gemma-3-27b-it"), 1, 51.45, 3.99 + 0.26 + 1.14, 19.53, 36_560),
+    (
+        "granite-3.3-8b",
+        models.find("ibm-granite/granite-3.3-8b-instruct"),
+        1,
+        15.25,
+        0.85 + 0.46 + 0.98,
+        58.66,
+        384_432,
+    ),
+    ("phi-4", models.find("microsoft/phi-4"), 1, 27.39, 1.52 + 0.25 + 1.07, 46.08, 241_568),
+    ("Mistral-Small-3.1", MISTRAL_SMALL, 1, 44.76, 2.03 + 0.25 + 1.06, 28.19, 184_752),
+    # Quantized checkpoints: compressed-tensors in 8 bits of either type, and GPTQ.
+    ("Llama-3.3-70B-FP8", _quantize(LLAMA_70B, FP8_DYNAMIC), 2, 33.88, 1.96 + 2.1 + 1.79, 37.28, 244_304),
+    ("Llama-3.3-70B-FP8", _quantize(LLAMA_70B, FP8_DYNAMIC), 4, 16.96, 1.97 + 2.21 + 1.66, 54.09, 708_992),
+    ("Llama-3.3-70B-W8A8", _quantize(LLAMA_70B, W8A8), 2, 33.88, 1.96 + 2.11 + 1.85, 37.28, 244_304),
+    ("Qwen2.5-7B-FP8", _quantize(QWEN2_7B, FP8_DYNAMIC), 1, 8.14, 2.21 + 0.24 + 0.81, 64.64, 1_210_304),
+    ("Qwen2.5-7B-W8A8", _quantize(QWEN2_7B, W8A8), 1, 8.14, 2.21 + 0.25 + 0.88, 64.64, 1_210_272),
+    ("Llama-3.1-8B-W8A8", _quantize(LLAMA_8B, W8A8), 1, 8.49, 1.89 + 0.25 + 0.94, 64.60, 529_200),
+    ("Llama-3.1-8B-W4A16", _quantize(LLAMA_8B, GPTQ), 1, 5.38, 1.89 + 0.25 + 0.96, 67.71, 554_704),
+    ("Mistral-Small-3.1-W8A8", _quantize(MISTRAL_SMALL, W8A8), 1, 24.07, 2.18 + 0.26 + 1.22, 48.73, 319_344),
+    ("Mistral-Small-3.1-W8A8", _quantize(MISTRAL_SMALL, W8A8), 2, 12.11, 2.03 + 2.07 + 1.03, 59.02, 773_584),
 ]
 measured = pytest.mark.parametrize(
     ("model", "ways", "weights", "reserve", "cache", "tokens"),
@@ -130,8 +183,7 @@ def test_weights_match_vllms_measurements(
 def test_the_reserve_matches_vllms_measurement(
     model: Architecture, ways: int, weights: float, reserve: float, cache: float, tokens: int
 ) -> None:
-    batch = memory.Batch(tokens=8192, sequences=1024)
-    assert vllm.compute_reserve_bytes(model, batch, ways) / memory.GIB == pytest.approx(reserve, abs=0.52)
+    assert vllm.compute_reserve_bytes(model, MEASURED_BATCH, ways) / memory.GIB == pytest.approx(reserve, abs=0.52)
 
 
 @measured
@@ -141,6 +193,29 @@ def test_cache_tokens_match_vllms_report(
     # The log gives the cache in hundredths of a GiB, which is up to 0.16% of the smallest.
     computed = vllm.count_cache_tokens(model, int(cache * memory.GIB), context=8192, tensor_parallel=ways)
     assert computed == pytest.approx(tokens, rel=0.002)
+
+
+def test_the_page_on_models_shows_these_starts_and_no_others() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+    rows = [_format_start(*row) for row in MEASURED]
+    assert [line for line in page.splitlines() if line.startswith("| H100 ")] == rows
+
+
+def _format_start(
+    name: str, model: Architecture, ways: int, weights: float, reserve: float, cache: float, tokens: int
+) -> str:
+    computed_tokens = vllm.count_cache_tokens(model, int(cache * memory.GIB), context=8192, tensor_parallel=ways)
+    cells = (
+        f"H100 x {ways}",
+        name,
+        f"{weights:.2f}",
+        f"{vllm.compute_weight_bytes(model, ways) / memory.GIB:.2f}",
+        f"{reserve:.2f}",
+        f"{vllm.compute_reserve_bytes(model, MEASURED_BATCH, ways) / memory.GIB:.2f}",
+        f"{tokens:,}",
+        f"{computed_tokens:,}",
+    )
+    return f"| {' | '.join(cells)} |"
 
 
 def test_weights_split_over_four_gpus_match_vllms_load() -> None:
@@ -225,7 +300,7 @@ def test_235_billion_parameters_in_fp8_fit_no_single_h200() -> None:
 def test_a_cache_too_small_for_one_request_does_not_fit() -> None:
     fit = vllm.compute_fit(models.find("Qwen/Qwen3-32B"), instances.find("p5.48xlarge"), 1, context=40960)
     assert not fit.fits
-    assert fit.why == f"the cache holds 31392 tokens, {40960 - 31392} short of one request of 40960"
+    assert fit.why == f"the cache holds 31344 tokens, {40960 - 31344} short of one request of 40960"
 
 
 def test_a_request_beyond_the_models_context_does_not_fit() -> None:
@@ -247,6 +322,103 @@ def test_neuron_is_split_by_cores_and_marked_uncalibrated() -> None:
     fit = vllm.compute_fit(models.find("Qwen/Qwen3-8B"), instances.find("trn2.48xlarge"), 32, context=8192)
     assert fit.fits
     assert not fit.calibrated
+
+
+@pytest.mark.parametrize(
+    ("name", "ways", "changed", "calibrated"),
+    [
+        ("p5.48xlarge", 1, {}, True),
+        ("p5.48xlarge", 4, {}, True),
+        ("p5.48xlarge", 8, {}, False),
+        ("p5.48xlarge", 4, {"pipeline": 2}, False),
+        ("p5.48xlarge", 1, {"expert_ranks": 8}, False),
+        ("p5en.48xlarge", 1, {}, False),
+        ("g6e.12xlarge", 4, {}, False),
+        ("p5.48xlarge", 1, {"batch": memory.Batch(tokens=16384, sequences=1024)}, False),
+        ("p5.48xlarge", 1, {"dtype": "fp8"}, False),
+    ],
+)
+def test_a_reserve_is_calibrated_where_it_was_measured(
+    name: str, ways: int, changed: dict[str, Any], calibrated: bool
+) -> None:
+    fit = vllm.compute_fit(models.find("Qwen/Qwen3-30B-A3B"), instances.find(name), ways, context=8192, **changed)
+    assert fit.calibrated is calibrated
+
+
+@pytest.mark.parametrize(
+    ("model", "calibrated"),
+    [
+        ("openai/gpt-oss-20b", True),
+        ("Qwen/Qwen3-235B-A22B-FP8", False),
+        ("nvidia/Qwen3-235B-A22B-NVFP4", False),
+        ("BAAI/bge-reranker-v2-m3", False),
+    ],
+)
+def test_a_reserve_is_calibrated_for_weights_that_were_measured(model: str, calibrated: bool) -> None:
+    assert vllm.compute_fit(models.find(model), instances.find("p5.48xlarge"), 1, context=512).calibrated is calibrated
+
+
+def test_experts_over_data_parallel_ranks_need_buffers_for_the_batches_of_all() -> None:
+    model, batch = models.find("deepseek-ai/DeepSeek-V3"), memory.Batch(tokens=8192, sequences=1024)
+    alone = vllm.compute_reserve_bytes(model, batch)
+    spread = vllm.compute_reserve_bytes(model, batch, 1, 16)
+    gathered = 15 * 8192 * 7168 * 2
+    assert spread - alone == pytest.approx(2 * gathered + 1.95 * memory.GIB, abs=1)
+    split_too = vllm.compute_reserve_bytes(model, batch, 8, 8)
+    assert split_too == vllm.compute_reserve_bytes(model, batch, 8), "all accelerators have one batch"
+
+
+def _build_405b(**quantization: Any) -> Architecture:
+    extra = {"quantization_config": {"quant_method": "fbgemm_fp8", **quantization}}
+    return _build_config("llama", 126, 16384, 53248, 128, 8, 128256, **extra)
+
+
+PLAIN_MODULES = [
+    *(f"model.layers.{layer}.self_attn.{name}_proj" for layer in range(126) for name in "qkvo"),
+    *(f"model.layers.{layer}.mlp.{name}_proj" for layer in (0, 125) for name in ("gate", "up", "down")),
+    "lm_head",
+]
+"""Of meta-llama/Llama-3.1-405B-FP8: the attention of all layers, and the feed-forward part of the first and the last.
+
+The form of the names is that of its config.json, as public tests of other projects quote it.
+"""
+
+
+def test_modules_that_a_checkpoint_does_not_quantize_keep_their_size() -> None:
+    plain, quantized = _build_405b(modules_to_not_convert=PLAIN_MODULES), _build_405b()
+    assert _list_spared(plain) == {"query": 126, "key": 126, "value": 126, "attention output": 126, "feed-forward": 2}
+    assert plain.parameters == quantized.parameters
+    attention, feed_forward = 126 * 2 * (16384**2 + 1024 * 16384), 2 * 3 * 16384 * 53248
+    difference = vllm.compute_weight_bytes(plain, 8) - vllm.compute_weight_bytes(quantized, 8)
+    assert difference == pytest.approx((attention + feed_forward) / 8, rel=0.001)
+    assert difference == pytest.approx(9.64e9, rel=0.001), "on each of eight accelerators"
+
+
+def test_a_part_that_is_spared_without_a_layers_number_is_spared_in_all() -> None:
+    assert _list_spared(_build_405b(modules_to_not_convert=["self_attn", "lm_head"]))["query"] == 126
+    assert _list_spared(_build_405b(modules_to_not_convert=["lm_head"])) == {}
+
+
+@pytest.mark.parametrize(
+    ("rule", "spared"),
+    [
+        ("re:.*mlp.*", {"feed-forward": 126}),
+        ("re:.*mlp$", {}),
+        ("model.layers.1*", {}),  # a glob, whose end is the name's
+        ("model.layers.10*.mlp.*", {"feed-forward": 11}),
+        ("mlp.gate", {}),  # the router's name, which gate_proj's only begins with
+    ],
+)
+def test_spared_modules_are_named_by_pattern_too(rule: str, spared: dict[str, int]) -> None:
+    model = _build_405b(modules_to_not_convert=[rule])
+    if rule == "model.layers.1*":
+        assert set(_list_spared(model).values()) == {37}, "layers 1, 10 to 19 and 100 to 125"
+    else:
+        assert _list_spared(model) == spared
+
+
+def _list_spared(model: Architecture) -> dict[str, int]:
+    return {shape.name: shape.spared for shape in model.tensors if shape.spared}
 
 
 def test_the_cache_uses_at_most_three_tenths_of_a_neuroncores_24_gib() -> None:
@@ -337,3 +509,15 @@ def test_a_larger_cache_never_fits_fewer_tokens(name: str, size: int, more: int,
 def _get_device(instance: Instance) -> Accelerators:
     assert instance.accelerators
     return instance.accelerators
+
+
+def test_pictures_of_many_patches_need_memory_that_text_does_not() -> None:
+    batch = memory.Batch(tokens=8192, sequences=256)
+    model = models.find("Qwen/Qwen3-VL-8B-Instruct")
+    text = model.model_copy(update={"vision": None})
+    more = vllm.compute_reserve_bytes(model, batch) - vllm.compute_reserve_bytes(text, batch)
+    # 65,536 patches of 1,152 numbers, the feed-forward part of 4,304, and 16,384 tokens for the decoder and three of its
+    # layers, less what text takes in its place.
+    pictures = 65_536 * 2 * (2 * 4304 + 4 * 1152) + 16_384 * 4096 * 4 * 2
+    assert more == pictures - max(8192 * 2 * (3 * 12_288 + 4 * 4096), 256 * 151_936 * 16)
+    assert not vllm.compute_fit(model, instances.find("p5.48xlarge"), 1, context=8192).calibrated

@@ -14,7 +14,18 @@ from llm_serving.engines import memory, vllm
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from tests.engines_own import EngineProbe
 
-NAMES = ("openai/gpt-oss-20b", "openai/gpt-oss-120b", "deepseek-ai/DeepSeek-V3", "Qwen/Qwen3-32B", "mid")
+NAMES = (
+    "openai/gpt-oss-20b",
+    "openai/gpt-oss-120b",
+    "deepseek-ai/DeepSeek-V3",
+    "deepseek-ai/DeepSeek-V3.2",
+    "Qwen/Qwen3-32B",
+    "Qwen/Qwen3-Next-80B-A3B-Instruct",
+    "google/gemma-3-27b-it",
+    "meta-llama/Llama-4-Scout-17B-16E-Instruct",
+    "ibm-granite/granite-4.0-h-small",
+    "mid",
+)
 CONTEXTS = (2048, 8192, 10_000, 32_768)
 CACHE_BYTES = 20 * memory.GIB
 CPU_BLOCK = engines.load_engines()["vllm"].platforms["cpu"].kv_block
@@ -29,6 +40,10 @@ def _build_question(model: Model, context: int, block: int, tensor_parallel: int
         "heads": 1 if latent else -(-model.kv_heads // tensor_parallel),
         "size": latent.kv_rank + latent.rope_dim if latent else model.head_dim,
         "latent": bool(latent),
+        "index": model.index_bytes,
+        "chunked": model.chunked,
+        "linear": model.linear_layers,
+        "state": memory.compute_state_bytes(model, tensor_parallel) // 2,
         "context": context,
         "bytes": CACHE_BYTES,
         "batch": 8192,
@@ -82,3 +97,13 @@ def test_vllms_planner_counts_the_same_tokens_for_every_kind_of_attention(engine
     ]
     # vLLM divides in floating point, which may lose one token.
     assert [case for case, ours, theirs in zip(cases, computed, reported, strict=True) if abs(ours - theirs) > 1] == []
+
+
+@pytest.mark.engine
+def test_parameters_are_those_of_transformers_own_models(engine_probe: EngineProbe) -> None:
+    """For all of the catalog: no checkpoint is needed, and most of them publish no size that could be read here."""
+    # Models that embed are stored without the output layer that transformers makes.
+    names = [name for name, model in models.load().items() if model.task == "generate"]
+    answers = engine_probe("parameters", [dict(models.read_config(name)) for name in names])
+    counted = {name: answer.get("result") for name, answer in zip(names, answers, strict=True)}
+    assert counted == {name: models.find(name).parameters for name in names}

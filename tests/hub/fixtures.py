@@ -40,6 +40,9 @@ class Hub:
     status: int = 0
     """Answers everything with it where it is set."""
 
+    gated_status: int = 401
+    """Refuses a gated repository with it: 401 without a token, 403 to an account that has not accepted its terms."""
+
     requests: list[tuple[str, int]] = field(default_factory=list)
     """Each GET of a file, with the byte that it began at."""
 
@@ -91,7 +94,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(404, b"", {"X-Error-Code": "RepoNotFound"})
             return
         if hub.gated and (not hub.token or self.headers.get("Authorization") != f"Bearer {hub.token}"):
-            self._send(401, b"", {"X-Error-Code": "GatedRepo"})
+            self._send(hub.gated_status, b"", {"X-Error-Code": "GatedRepo"})
             return
         if path not in hub.files:
             self._send(404, b"", {"X-Error-Code": "EntryNotFound"})
@@ -118,7 +121,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
     """A running hub that the environment names; its files are those of a small model in two shards."""
     import huggingface_hub.constants
     import huggingface_hub.file_download
@@ -141,6 +144,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     monkeypatch.setenv("HF_ENDPOINT", fake_hub.url)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
     monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
     # The client writes in pieces of 10 MB, and waits a second before it continues.
     monkeypatch.setattr(huggingface_hub.constants, "DOWNLOAD_CHUNK_SIZE", 65536)
     monkeypatch.setattr(huggingface_hub.file_download.time, "sleep", lambda _: None)

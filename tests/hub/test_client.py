@@ -10,7 +10,7 @@ import pytest
 from llm_serving import processes
 from llm_serving.catalog import models
 from llm_serving.hub import client as hubs
-from llm_serving.hub import files
+from llm_serving.hub import files, read
 from llm_serving.settings.errors import InputError, Unavailable
 
 SHARD = "model-00001-of-00002.safetensors"
@@ -31,6 +31,28 @@ def _download(name: str, folder: Path, count: Any = lambda _: None) -> Path:
 def test_only_safetensors_settings_and_tokenizer_are_selected(hub: Any) -> None:
     names = {file.name for file in hubs.select_files(hubs.fetch_snapshot(hub.id))}
     assert names == {"config.json", "tokenizer.json", SHARD, "model-00002-of-00002.safetensors"}
+
+
+MISTRAL = ("config.json", "params.json", "tekken.json", "tokenizer.json", "consolidated.safetensors")
+"""Files of mistralai/Mistral-Small-3.2-24B-Instruct-2506 on the hub, 2026-11-22, but for the weights' other form."""
+
+
+@pytest.mark.parametrize(
+    ("weights", "left_out"),
+    [
+        (["model-00001-of-00002.safetensors", "model.safetensors.index.json"], {"consolidated.safetensors"}),
+        (["model.safetensors"], {"consolidated.safetensors"}),
+        ([], set()),
+        (["vision/model.safetensors"], set()),
+    ],
+)
+def test_mistrals_weights_are_copied_once(weights: list[str], left_out: set[str]) -> None:
+    names = [*MISTRAL, *weights]
+    assert set(names) - hubs.select_names(names, "mistral") == left_out
+    several = [*names, "consolidated-00001-of-00002.safetensors", "consolidated.safetensors.index.json"]
+    assert set(several) - hubs.select_names(several, "mistral") == (
+        left_out and {*left_out, "consolidated-00001-of-00002.safetensors", "consolidated.safetensors.index.json"}
+    )
 
 
 def test_all_files_are_selected_on_request(hub: Any) -> None:
@@ -120,7 +142,7 @@ def test_concurrent_copies_do_not_share_a_folder(tmp_path: Path) -> None:
 def test_an_unreachable_hub_is_one_line_with_its_url(monkeypatch: pytest.MonkeyPatch) -> None:
     port = processes.claim_free_ports(1)[0]
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{port}")
-    for ask in (hubs.fetch_snapshot, hubs.fetch_config):
+    for ask in (hubs.fetch_snapshot, lambda name: hubs.fetch_json(name, "config.json")):
         monkeypatch.setattr("time.sleep", lambda _: None)
         with pytest.raises(Unavailable, match=rf"no hub answers at http://127\.0\.0\.1:{port}") as error:
             ask("someone/some-model")
@@ -139,8 +161,8 @@ def test_a_missing_revision_is_one_line(hub: Any) -> None:
 
 def test_a_missing_file_is_one_line(hub: Any) -> None:
     del hub.files["config.json"]
-    with pytest.raises(InputError, match="has no such file of it"):
-        hubs.fetch_config(hub.id)
+    with pytest.raises(InputError, match=r"has no config\.json of it"):
+        hubs.fetch_json(hub.id, "config.json")
 
 
 def test_an_invalid_id_is_one_line(hub: Any) -> None:
@@ -183,9 +205,9 @@ def test_a_model_missing_from_the_catalogue_is_read_from_the_hub(hub: Any) -> No
     import json
 
     hub.files["config.json"] = json.dumps({**models.read_config("tiny"), "random_weights": False}).encode()
-    assert models.find(hub.id, fetch_config=hubs.fetch_config).layers == 4
+    assert models.find(hub.id, fetch=read.fetch_record).layers == 4
 
 
 def test_an_unknown_model_names_catalogue_and_hub(hub: Any) -> None:
     with pytest.raises(InputError, match=r"neither in the catalog .* Fix: Qwen/Qwen3-32B.*has no such model"):
-        models.find("Qwen/Qwen3-33B", fetch_config=hubs.fetch_config)
+        models.find("Qwen/Qwen3-33B", fetch=read.fetch_record)

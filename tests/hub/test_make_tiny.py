@@ -64,6 +64,19 @@ def test_the_catalogue_counts_the_generated_parameters(size: make_tiny.Size) -> 
     assert sum(tensor.bytes for tensor in make_tiny.list_tensors(size)) == models.find(size).weight_bytes
 
 
+@pytest.mark.parametrize("size", ["tiny-embed", "tiny-rerank", "tiny-classify"])
+def test_a_folder_of_another_task_says_so_and_is_made_once(tmp_path: Path, size: make_tiny.Size) -> None:
+    folder = make_tiny.make(size, tmp_path / size)
+    model, row = models.find(str(folder)), models.find(size)
+    assert (model.task, model.labels, model.list_tensors()) == (row.task, row.labels, row.list_tensors())
+    weight_map = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    assert "lm_head.weight" not in weight_map
+    assert ("score.weight" in weight_map) == bool(row.labels)
+    changed_at = (folder / make_tiny.MARKER).stat().st_mtime_ns
+    assert make_tiny.make(size, folder) == folder
+    assert (folder / make_tiny.MARKER).stat().st_mtime_ns == changed_at
+
+
 def test_mid_is_about_nine_tenths_of_a_gigabyte() -> None:
     assert models.find("mid").weight_bytes == pytest.approx(0.9e9, rel=0.02)
 

@@ -14,9 +14,11 @@ import pytest
 
 from llm_serving import processes
 from llm_serving.aws import s3
+from llm_serving.catalog import records
 from llm_serving.hub import client as hubs
-from llm_serving.hub import files, upload
+from llm_serving.hub import files, source, upload
 from llm_serving.settings.errors import InputError, Unavailable
+from tests.hub.fixtures import COMMIT
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -61,6 +63,40 @@ def test_a_folder_is_uploaded_completely_without_other_formats(bucket: s3.Bucket
     for name in bucket.list_sizes():
         assert _read_object(bucket, name) == (folder / name).read_bytes()
     assert (result.files, result.sent, result.bytes) == (3, result.bytes, sum(bucket.list_sizes().values()))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "sub/vocab.json"])
+def test_a_link_out_of_the_folder_is_not_uploaded(tmp_path: Path, folder: Path, name: str) -> None:
+    secret = tmp_path / "credentials"
+    secret.write_text("aws_secret_access_key = x")
+    link = folder / name
+    link.unlink(missing_ok=True)
+    link.symlink_to(secret)
+    with pytest.raises(InputError) as error:
+        upload.upload(folder, "s3://bucket/prefix", endpoint="http://127.0.0.1:9")
+    assert str(error.value) == (
+        f"{link}: it is a link to {secret}, outside {folder}, and would be uploaded as a file of the model. "
+        "Fix: remove the link, or put the file itself there."
+    )
+
+
+@pytest.mark.terraform
+def test_a_snapshot_of_the_hub_s_cache_is_uploaded_through_its_links(
+    bucket: s3.Bucket, folder: Path, tmp_path: Path
+) -> None:
+    repository = tmp_path / "models--someone--some-model"
+    snapshot, blobs = repository / "snapshots" / "0123abcd", repository / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (blobs / f"hash-of-{name}").write_bytes((folder / name).read_bytes())
+        (snapshot / name).symlink_to(f"../../blobs/hash-of-{name}")
+    upload.upload(snapshot, _format_uri(bucket))
+    assert _read_object(bucket, "model.safetensors") == (folder / "model.safetensors").read_bytes()
+    (snapshot / "tokenizer.json").symlink_to("../../../elsewhere")
+    (tmp_path / "elsewhere").write_text("{}")
+    with pytest.raises(InputError, match="outside"):
+        upload.upload(snapshot, _format_uri(bucket))
 
 
 @pytest.mark.terraform
@@ -159,9 +195,42 @@ def test_a_hub_model_is_copied_completely_and_leaves_no_staged_file(
     result = upload.copy_from_hub(hub.id, _format_uri(bucket), staging=tmp_path / "staging")
     assert result.files == 4
     assert result.received == result.sent == result.bytes == hub.sent_bytes
-    for name in bucket.list_sizes():
+    for name in set(bucket.list_sizes()) - {source.FILE}:
         assert _read_object(bucket, name) == hub.files[name]
     assert [path.name for path in (tmp_path / "staging").rglob("*") if path.is_file()] == [".lock"]
+
+
+@pytest.mark.terraform
+def test_a_copy_of_the_hub_names_its_commit_until_a_folder_replaces_it(
+    hub: Any, bucket: s3.Bucket, folder: Path, tmp_path: Path
+) -> None:
+    uri = _format_uri(bucket)
+    assert source.find(lambda: bucket) is None, "nothing is there"
+    result = upload.copy_from_hub(hub.id, uri, staging=tmp_path)
+    record = source.find(lambda: bucket)
+    assert record is not None and record.commit == result.commit == COMMIT
+    assert record.config == {"model_type": "qwen3"}
+    assert {name: (file.bytes, file.sha256) for name, file in record.files.items()} == {
+        name: (size, hashlib.sha256(hub.files[name]).hexdigest())
+        for name, size in bucket.list_sizes().items()
+        if name != source.FILE
+    }
+    assert record.weight_bytes == 1_000_000, "there is no index: by the files"
+    assert records.find(hub.id) == record, "here too, so that a check needs neither hub nor S3"
+    assert record.is_revision("main") and record.is_revision(COMMIT[:12])
+    assert not record.is_revision("v2") and not record.is_revision(COMMIT[:6])
+    records.save(record.model_copy(update={"commit": "of an earlier copy"}))
+    hub.status = 503
+    assert source.read(bucket) == record, "the copy says what it is of where no hub answers"
+    upload.upload(folder, uri)
+    replaced = source.find(lambda: bucket)
+    assert replaced is not None and replaced.commit is None
+
+
+@pytest.mark.terraform
+def test_a_copy_without_record_is_named(bucket: s3.Bucket) -> None:
+    with pytest.raises(InputError, match=r"there is no record of a model \(\.source\.json\)\. Fix: copy it with"):
+        source.read(bucket)
 
 
 @pytest.mark.terraform
@@ -196,7 +265,8 @@ def test_a_copy_interrupted_by_the_hub_is_resumed(
     result = upload.copy_from_hub(hub.id, _format_uri(bucket), staging=tmp_path)
     assert (name, partial_size) in hub.requests
     assert result.received <= result.bytes - partial_size
-    assert set(bucket.list_sizes()) == {"config.json", "tokenizer.json", name, "model-00002-of-00002.safetensors"}
+    expected = {"config.json", "tokenizer.json", name, "model-00002-of-00002.safetensors", source.FILE}
+    assert set(bucket.list_sizes()) == expected
 
 
 @pytest.mark.terraform
@@ -282,8 +352,8 @@ def test_an_invalid_s3_uri_is_refused(folder: Path, uri: str) -> None:
 
 @pytest.mark.terraform
 def test_a_folder_without_safetensors_is_refused(bucket: s3.Bucket, tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").write_bytes(b"x")
-    with pytest.raises(InputError, match=r"it has no safetensors, only \.gguf"):
+    (tmp_path / "model.pth").write_bytes(b"x")
+    with pytest.raises(InputError, match=r"it has no safetensors, only \.pth"):
         upload.upload(tmp_path, _format_uri(bucket))
 
 

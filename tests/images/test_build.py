@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
+import shutil
 import subprocess
+import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from llm_serving.catalog import engines
+from llm_serving.catalog import eks, engines, own_image
+from llm_serving.catalog.own_image import OwnImage
 from llm_serving.fleet.model import Storage
+from tests.validation.remote.containers import copy_package
 
 ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "images"
@@ -22,8 +28,9 @@ def _build(*words: str) -> subprocess.CompletedProcess[str]:
 
 def _list_image_versions() -> dict[str, str]:
     """Version by name of each image of the fleet's own registry, as the catalog has it."""
-    rows = [row.fleet_image for row in engines.load_engines().values()]
-    rows += [row.dns_discovery_image for row in engines.load_routers().values()]
+    rows = [image for row in engines.load_engines().values() for image in (row.fleet_image, row.image)]
+    rows += [row.image for row in engines.load_routers().values()]
+    rows += [image.format_image("{registry}") for image in own_image.IMAGES.values()]
     return dict(row.removeprefix("{registry}/").split(":", 1) for row in rows if row.startswith("{registry}/"))
 
 
@@ -36,7 +43,10 @@ def _read_label(name: str) -> str:
 def test_every_image_of_the_catalogues_has_a_build_of_the_same_version() -> None:
     versions = _list_image_versions()
     assert set(versions) <= set(IMAGE_NAMES)
-    assert versions == {name: _read_label(name) for name in versions}
+    # The tag of an image with code of ours has a digest of that code too.
+    assert {name: version.split("-")[0] for name, version in versions.items()} == {
+        name: _read_label(name).split("-")[0] for name in versions
+    }
 
 
 def test_a_default_fleet_has_a_repository_for_every_image() -> None:
@@ -64,6 +74,14 @@ def test_the_build_pushes_to_the_fleets_own_registry_by_the_name_that_deployment
     ]
 
 
+def test_the_router_is_built_for_the_x86_and_the_arm_nodes_that_run_it() -> None:
+    printed = _build("router", "--fleet", "infra/fleets/one-gpu.yaml", "--print")
+    assert printed.returncode == 0, printed.stderr
+    [platforms] = re.findall(r"--platform (\S+) ", printed.stderr)
+    architectures = {{"x86_64": "amd64", "arm64": "arm64"}[arch] for arch in get_args(eks.Arch)}
+    assert set(platforms.split(",")) == {f"linux/{architecture}" for architecture in architectures}
+
+
 def test_a_missing_image_is_refused_with_the_existing_ones() -> None:
     result = _build("vllmm", "--print")
     assert result.returncode == 2
@@ -73,7 +91,105 @@ def test_a_missing_image_is_refused_with_the_existing_ones() -> None:
 
 @pytest.mark.parametrize("name", IMAGE_NAMES)
 def test_every_file_that_a_dockerfile_copies_exists(name: str) -> None:
-    copied = re.findall(r"(?m)^COPY (?:--\S+ )*(.+) \S+$", (IMAGES / name / "Dockerfile").read_text())
+    dockerfile = (IMAGES / name / "Dockerfile").read_text().replace("\\\n", "")
+    copied = re.findall(r"(?m)^COPY ((?:--\S+ )*)(.+) \S+$", dockerfile)
     assert copied
-    missing = [file for line in copied for file in line.split() if not (IMAGES / name / file).is_file()]
-    assert missing == []
+    folders = {True: own_image.LOAD_DRIVER.sources, False: IMAGES / name}
+    sources = [folders["--from=package" in options] / file for options, files in copied for file in files.split()]
+    assert [str(source) for source in sources if not source.exists()] == []
+
+
+def test_the_load_driver_is_built_from_this_package_with_a_tag_of_its_own() -> None:
+    printed = _build("load-driver", "--fleet", "infra/fleets/one-gpu.yaml", "--print")
+    assert printed.returncode == 0, printed.stderr
+    image = own_image.LOAD_DRIVER.format_image("ACCOUNT.dkr.ecr.us-east-1.amazonaws.com/one-gpu")
+    assert printed.stderr.splitlines()[-1] == (
+        "  $ docker buildx build --platform linux/amd64,linux/arm64 --build-context package=src/llm_serving "
+        f"--tag {image} --push images/load-driver"
+    )
+
+
+_GATE = """
+import importlib, re, sys
+from importlib.metadata import packages_distributions
+
+KNOWN, LOCKED = packages_distributions(), sys.argv[1].split()
+
+class Gate:
+    def find_spec(self, name, path=None, target=None):
+        owners = {re.sub("[-_.]+", "-", owner).lower() for owner in KNOWN.get(name.partition(".")[0], ())}
+        if owners and not owners & {*LOCKED, "llm-serving-blueprints"}:
+            raise ModuleNotFoundError(f"{name} is of {owners}, which the image has not")
+
+sys.meta_path.insert(0, Gate())
+for module in sys.argv[2].split():
+    importlib.import_module(module)
+"""
+
+_DRIVER_MODULES = [f"llm_serving.validation.{name}" for name in ("remote.relay", "locust_process", "user")]
+_BATCH_MODULES = [
+    ".".join(file.relative_to(IMAGES / "batch-worker").with_suffix("").parts)
+    for file in (IMAGES / "batch-worker").rglob("*.py")
+    if file.name != "__init__.py"
+]
+
+
+def _copy_image(image: str, folder: Path) -> Path:
+    """What the image holds of ours, on the path of its programs."""
+    if image == own_image.LOAD_DRIVER.name:
+        return copy_package(folder)
+    for file in own_image.BATCH_WORKER.list_files():
+        target = folder / file.relative_to(own_image.BATCH_WORKER.sources)
+        target.parent.mkdir(exist_ok=True)
+        shutil.copyfile(file, target)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("image", "modules", "missing"),
+    [
+        ("load-driver", _DRIVER_MODULES, ""),
+        ("load-driver", _DRIVER_MODULES, "jsonschema"),
+        ("batch-worker", _BATCH_MODULES, ""),
+        ("batch-worker", _BATCH_MODULES, "zstandard"),
+    ],
+)
+def test_an_image_has_all_modules_and_packages_that_its_programs_import(
+    tmp_path: Path, image: str, modules: list[str], missing: str
+) -> None:
+    locked = re.findall(r"(?m)^([\w.-]+)==", (IMAGES / image / "requirements.txt").read_text())
+    names = [re.sub("[-_.]+", "-", name).lower() for name in locked if name != missing]
+    names.append("pydantic-core")  # which yarl takes where it is there
+    result = subprocess.run(
+        [sys.executable, "-c", _GATE, " ".join(names), " ".join(modules)],
+        env={"PYTHONPATH": str(_copy_image(image, tmp_path))},
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert (result.returncode == 0) == (not missing), result.stderr
+
+
+@pytest.mark.parametrize("image", own_image.IMAGES.values(), ids=list(own_image.IMAGES))
+def test_a_tag_follows_the_code_of_its_image(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, image: OwnImage) -> None:
+    before = image.tag
+    files = [*image.list_files()[1:], tmp_path / "changed.py"]
+    files[-1].write_text("changed = True\n")
+    monkeypatch.setattr(OwnImage, "list_files", lambda _: files)
+    assert dataclasses.replace(image).tag != before
+    assert re.fullmatch(r"\d+\.\d+\.\d+-[0-9a-f]{12}", before)
+
+
+def test_the_batch_worker_is_built_with_the_tag_that_deployments_pull() -> None:
+    printed = _build("batch-worker", "--fleet", "infra/fleets/one-gpu.yaml", "--print")
+    assert printed.returncode == 0, printed.stderr
+    image = own_image.BATCH_WORKER.format_image("ACCOUNT.dkr.ecr.us-east-1.amazonaws.com/one-gpu")
+    assert printed.stderr.splitlines()[-1] == (
+        f"  $ docker buildx build --platform linux/amd64,linux/arm64 --tag {image} --push images/batch-worker"
+    )
+    assert {"batch_api.py", "batch_worker.py", "worker.py"} <= {
+        file.name for file in own_image.BATCH_WORKER.list_files()
+    }
+
+
+def test_the_engines_image_leaves_nccls_transport_to_the_deployment() -> None:
+    """NCCL fails in an image that names EFA's plugin on a node without EFA."""
+    assert "NCCL_NET_PLUGIN" not in (IMAGES / "vllm" / "Dockerfile").read_text()

@@ -1,37 +1,31 @@
 """What a model's own `config.json` says about memory: its tensors and how each is split over accelerators.
 
-The field names of `config.json` are those of Hugging Face transformers. Supported are decoders with grouped-query
-attention (Llama, Qwen2, Qwen3, Mistral), their mixture-of-experts forms (Qwen3-MoE, gpt-oss), multi-head latent
-attention (DeepSeek-V2 and V3) and encoders of the BERT kind.
+The field names of `config.json` are those of Hugging Face transformers. families.yaml has a row for each kind of model,
+quantizations.py the ways in which checkpoints store matrices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
+from llm_serving.catalog import families, quantizations
+from llm_serving.catalog.families import Family, LayerKind, TensorShape, TensorSplit
+from llm_serving.catalog.quantizations import Quantization, Scheme, SparedModules, UnknownSchemeError
 from llm_serving.settings.errors import InputError
 
-ENCODERS = ("bert", "roberta", "xlm-roberta")
-DECODERS = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gpt_oss", "deepseek_v2", "deepseek_v3")
-
-Quantization = Literal["none", "fp8", "mxfp4", "nvfp4"]
-
-TensorSplit = Literal["even", "kv", "none"]
-"""How tensor parallelism divides a tensor: evenly; by key and value heads, so into no more parts; not at all."""
-
-_BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0}
-_FP8_SCALE_BYTES = 4
-"""DeepSeek's block-wise FP8 keeps one float32 scale (`weight_scale_inv`) for each block, 128 x 128 by default."""
-NVFP4_BYTES = 0.5 + 1 / 16
-"""A number of NVIDIA's NVFP4: 4 bits, and one 8-bit scale for each 16 numbers."""
-MXFP4_BYTES = 0.5 + 1 / 32
-"""A number of OCP Microscaling MXFP4: 4 bits, and one 8-bit scale for each 32 numbers."""
+GGUF = "gguf"
+"""The row of families.yaml for models that are no kind of transformers'."""
 
 EXPERTS = "experts"
 """Name of the group that holds the routed experts."""
+
+_BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0}
+
+_INDEX_SCALE_BYTES, _INDEX_BLOCK = 4, 128
+"""The indexer of sparse attention keeps 8-bit numbers, and a 32-bit scale for each 128 (vLLM 0.32.0, DeepseekV32)."""
 
 
 class TensorGroup(NamedTuple):
@@ -62,6 +56,33 @@ class LatentAttention(BaseModel):
     value_dim: int
 
 
+class State(BaseModel):
+    """What a layer without keys and values keeps of a request, in numbers, whatever its length."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    convolution: int
+    heads: int
+
+
+class Vision(BaseModel):
+    """What turns pictures into tokens."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tensors: tuple[TensorShape, ...]
+    image_tokens: int
+    """Most tokens that one picture takes in the context."""
+
+    patches: int
+    """Parts that the largest picture is cut into."""
+
+    hidden: int
+    intermediate: int
+    outputs: int
+    """Vectors of the decoder's width for each token of a picture."""
+
+
 class ModelError(InputError):
     """A model that cannot be used: its name is not known, or its config.json is wrong."""
 
@@ -71,6 +92,10 @@ class ModelError(InputError):
         self.fix = fix or "another model"
 
 
+class UnknownMemoryError(ModelError):
+    """A model whose config.json can be read, and whose memory is not known here."""
+
+
 class Architecture(BaseModel):
     """The numbers of `config.json` that memory follows from. Lengths are in numbers, not bytes."""
 
@@ -78,6 +103,12 @@ class Architecture(BaseModel):
 
     kind: str
     """transformers' `model_type`."""
+
+    is_known: bool = True
+    """Whether its memory is known here; if not, its numbers are what config.json happens to have."""
+
+    encoder: bool = False
+    """Encoders read a text once and keep no KV cache."""
 
     layers: int
     hidden: int
@@ -93,42 +124,88 @@ class Architecture(BaseModel):
     """Most tokens of a request that the model was made for."""
 
     dtype: str
-    quantization: Quantization = "none"
-    fp8_block: int = 128
-    """Side of the blocks that share a scale; 0 where a whole matrix does."""
+    scheme: Scheme | None = None
+    """How a quantized model's matrices are stored."""
 
-    attention_bias: bool = False
-    output_bias: bool = False
-    query_key_norm: bool = False
     experts: int = 0
     active_experts: int = 0
     shared_experts: int = 0
     expert_intermediate: int = 0
     dense_layers: int = 0
-    """Of a mixture of experts: the first layers, which have an ordinary feed-forward part."""
+    """Of a mixture of experts: the layers with an ordinary feed-forward part, mostly the first ones."""
+
+    sparse_step: int = 1
+    """Every so many layers behind these have experts."""
 
     prediction_layers: int = 0
     """Layers for multi-token prediction, stored behind the others."""
 
     latent: LatentAttention | None = None
+    index_bytes: int = 0
+    """Of a token in each layer's KV cache, for the indexer of sparse attention."""
+
     window: int | None = None
     """Tokens that a sliding layer looks back over."""
 
+    chunked: bool = False
+    """Whether sliding layers look at a chunk of that many tokens instead."""
+
     sliding_layers: int = 0
-    positions: int = 0
-    """Learned position embeddings (encoders)."""
+    linear_layers: int = 0
+    """Layers that keep a state in place of keys and values."""
+
+    rotary_numbers: int = 0
+    """Of the tables that turn positions into angles, which engines make as they load a model."""
 
     labels: int = 0
-    """Outputs of an encoder's classification head; 0 where it has none."""
+    """Outputs of a classification head; 0 where it has none."""
+
+    pooled: bool = False
+    """Whether it answers with numbers for a whole text, and has no output layer for tokens."""
+
+    state: State | None = None
+    tensors: tuple[TensorShape, ...] = ()
+    prediction_tensors: tuple[TensorShape, ...] = ()
+    vision: Vision | None = None
 
     @property
-    def encoder(self) -> bool:
-        """Encoders read a text once and keep no KV cache."""
-        return self.kind in ENCODERS
+    def quantization(self) -> Quantization:
+        """How the weights are stored."""
+        return self.scheme.label if self.scheme else "none"
+
+    @property
+    def fp8_block(self) -> int:
+        """Side of the blocks of 8-bit weights that share a scale; 0 where a row or a whole matrix does."""
+        return self.scheme.block_columns if self.scheme and self.scheme.label == "fp8" and self.scheme.block_rows else 0
 
     def list_tensors(self) -> tuple[TensorGroup, ...]:
         """All tensors of the checkpoint, in groups that are split and stored alike."""
-        return tuple(_list_encoder_tensors(self) if self.encoder else _list_decoder_tensors(self))
+        return (
+            *(_build_group(self, shape, self._count_layers(shape.layer_kind)) for shape in self.tensors),
+            *(
+                _build_group(self, shape, self.prediction_layers)._replace(loaded=False)
+                for shape in self.prediction_tensors
+            ),
+            *(_build_group(self, shape, 1)._replace(active_share=0.0) for shape in self._vision_tensors),
+        )
+
+    @property
+    def _vision_tensors(self) -> tuple[TensorShape, ...]:
+        return self.vision.tensors if self.vision else ()
+
+    def _count_layers(self, kind: LayerKind) -> int:
+        sparse_layers = self.layers - self.dense_layers if self.experts else 0
+        counts: dict[LayerKind, int] = {
+            "model": 1,
+            "embedding": 1,
+            "output": 0 if self.tied or self.pooled else 1,
+            "layers": self.layers,
+            "attention": self.layers - self.linear_layers,
+            "linear": self.linear_layers,
+            "dense": self.layers - sparse_layers,
+            "sparse": sparse_layers,
+        }
+        return counts[kind]
 
     @property
     def parameters(self) -> int:
@@ -141,252 +218,237 @@ class Architecture(BaseModel):
         return round(sum(group.parameters * group.active_share for group in self.list_tensors() if group.loaded))
 
 
+def _build_group(a: Architecture, shape: TensorShape, layers: int) -> TensorGroup:
+    """The tensors of one shape in so many layers, of which some may not be quantized."""
+    count = shape.times * shape.rows * shape.columns
+    plain_bytes = count * (shape.number_bytes or _BYTES.get(a.dtype, 2.0))
+    is_quantized = a.scheme and (shape.form == "expert" or (shape.form == "linear" and not a.scheme.experts_only))
+    matrix_bytes = shape.times * a.scheme.compute_bytes(shape.rows, shape.columns) if a.scheme and is_quantized else 0
+    spared = min(layers, shape.spared) if is_quantized else layers
+    active_share = a.active_experts / a.experts if shape.routed else 1.0
+    if shape.layer_kind == "embedding":
+        active_share = 1.0 if a.tied and not a.encoder and not a.pooled else 0.0
+    size = spared * plain_bytes + (layers - spared) * matrix_bytes
+    return TensorGroup(shape.name, layers * count, size, shape.split, active_share)
+
+
 def parse(config: Mapping[str, Any], source: str) -> Architecture:
-    """The architecture that a `config.json` describes; `where` names it in messages.
+    """The architecture that a `config.json` describes; `source` names it in messages.
 
     Raises:
         ModelError: its kind is not known here, or a number is missing.
     """
     kind = config.get("model_type")
-    if kind not in (*DECODERS, *ENCODERS):
-        supported = ", ".join(sorted((*DECODERS, *ENCODERS)))
-        raise ModelError(
+    family = families.load().get(kind) if isinstance(kind, str) and kind != GGUF else None
+    if family is None:
+        supported = ", ".join(sorted(name for name in families.load() if name != GGUF))
+        raise UnknownMemoryError(
             f"{source}: model_type: now {kind!r}: its memory is not known here", f"a model of one of {supported}"
         )
     try:
-        return _parse_architecture(kind, config, source)
+        return _Reader(str(kind), family, config).build()
+    except UnknownSchemeError as error:
+        raise UnknownMemoryError(
+            f"{source}: {error.key}: the size of its weights is not known here",
+            "a model in 16 bits, fp8, fbgemm_fp8, mxfp4, NVFP4, AWQ, GPTQ or one scheme of compressed-tensors",
+        ) from None
     except KeyError as error:
         raise ModelError(f"{source}: {error.args[0]}: it is missing, and memory follows from it") from None
     except (TypeError, ValueError, ZeroDivisionError) as error:
         raise ModelError(f"{source}: a number in it is of another kind: {error}") from None
 
 
-def _parse_architecture(kind: str, config: Mapping[str, Any], source: str) -> Architecture:
-    heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
-    quantization, block = _parse_quantization(config, source)
-    dense_layers = int(config.get("first_k_dense_replace", 0))
-    experts = int(config.get("n_routed_experts") or config.get("num_experts") or config.get("num_local_experts") or 0)
+def assume(config: Mapping[str, Any]) -> Architecture:
+    """What a `config.json` of any kind says, for a model whose memory is not computed.
+
+    Models of several parts keep the decoder's numbers in `text_config`. A number that is missing is 1, and the context
+    is then without a bound.
+    """
+    decoder = config.get("text_config") or config
+
+    def read(key: str, default: int = 1) -> int:
+        value = decoder.get(key)
+        return value if isinstance(value, int) and value > 0 else default
+
+    heads, hidden = read("num_attention_heads"), read("hidden_size")
     return Architecture(
-        kind=kind,
-        layers=int(config["num_hidden_layers"]),
+        kind=str(config.get("model_type", "")),
+        is_known=False,
+        layers=read("num_hidden_layers"),
         hidden=hidden,
-        intermediate=int(config["intermediate_size"]),
+        intermediate=read("intermediate_size"),
         heads=heads,
-        kv_heads=int(config.get("num_key_value_heads") or heads),
-        head_dim=int(config.get("head_dim") or hidden // heads),
-        vocabulary=int(config["vocab_size"]),
-        tied=bool(config.get("tie_word_embeddings", kind in ENCODERS)),
-        max_context=_parse_max_context(kind, config),
-        dtype=str(config.get("torch_dtype") or config.get("dtype") or "bfloat16"),
-        quantization=quantization,
-        fp8_block=block,
-        attention_bias=bool(config.get("attention_bias", kind == "qwen2")),
-        output_bias=kind == "gpt_oss",
-        query_key_norm=kind in ("qwen3", "qwen3_moe"),
-        experts=experts,
-        active_experts=int(config.get("num_experts_per_tok") or config.get("experts_per_token") or 0) if experts else 0,
-        shared_experts=int(config.get("n_shared_experts") or 0),
-        expert_intermediate=int(config.get("moe_intermediate_size") or config["intermediate_size"]) if experts else 0,
-        dense_layers=dense_layers if experts else 0,
-        prediction_layers=int(config.get("num_nextn_predict_layers", 0)),
-        latent=_parse_latent(config),
-        window=_parse_window(config),
-        sliding_layers=_count_sliding_layers(kind, config),
-        positions=int(config["max_position_embeddings"]) if kind in ENCODERS else 0,
-        labels=len(config.get("id2label") or "1") if _is_classifier(config) and kind in ENCODERS else 0,
+        kv_heads=read("num_key_value_heads", heads),
+        head_dim=read("head_dim", max(1, hidden // heads)),
+        vocabulary=read("vocab_size"),
+        tied=False,
+        max_context=read("max_position_embeddings", 2**31),
+        dtype=str(decoder.get("torch_dtype") or decoder.get("dtype") or "bfloat16"),
     )
+
+
+class _Reader:
+    """Reads one config.json by the row of its family."""
+
+    def __init__(self, kind: str, family: Family, config: Mapping[str, Any]) -> None:
+        decoder = config.get(family.decoder) or config
+        self.kind, self.family, self.whole = kind, family, config
+        self.config: dict[str, Any] = {**family.defaults, **decoder}
+        self.numbers = families.read_numbers(self.config)
+        self.settings = config.get("quantization_config") or decoder.get("quantization_config")
+
+    def build(self) -> Architecture:
+        """All numbers, in the order in which they follow from each other."""
+        self._read_common()
+        self._read_layers()
+        for name, formula in self.family.sizes.items():
+            if name not in self._counted:
+                self.numbers[name] = families.compute(formula, self.numbers)
+        scheme, spared = quantizations.parse(self.settings), SparedModules(self.settings)
+        numbers, config = self.numbers, self.config
+        tensors = families.build_shapes(self.family.tensors, numbers)
+        return Architecture(
+            kind=self.kind,
+            encoder=self.family.encoder,
+            **{name: numbers[name] for name in _COPIED},
+            tied=bool(self.whole.get("tie_word_embeddings", config.get("tie_word_embeddings", self.family.encoder))),
+            dtype=str(_find(self.whole, "torch_dtype", "dtype") or _find(config, "torch_dtype", "dtype") or "bfloat16"),
+            scheme=scheme,
+            window=numbers["window"] or None,
+            chunked=bool(numbers.get("chunked")),
+            rotary_numbers=self._count_rotary_numbers(),
+            index_bytes=_compute_index_bytes(numbers.get("index_head_dim", 0)),
+            latent=self._read_latent(),
+            state=self._read_state(),
+            tensors=tuple(self._count_spared(shape, spared) for shape in tensors),
+            prediction_tensors=families.build_shapes(self.family.prediction, numbers)
+            if numbers["prediction_layers"]
+            else (),
+            vision=self._read_vision(),
+        )
+
+    def _read_common(self) -> None:
+        config, numbers = self.config, self.numbers
+        heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
+        experts = int(_find(config, "n_routed_experts", "num_experts", "num_local_experts") or 0)
+        intermediate = int(config["intermediate_size"])
+        numbers |= {
+            "layers": int(config["num_hidden_layers"]),
+            "hidden": hidden,
+            "intermediate": intermediate,
+            "heads": heads,
+            "kv_heads": int(config.get("num_key_value_heads") or heads),
+            "head_dim": int(config.get("head_dim") or hidden // heads),
+            "vocabulary": int(config["vocab_size"]),
+            "positions": int(config["max_position_embeddings"]),
+            "max_context": int(config["max_position_embeddings"]),
+            "labels": count_labels(self.whole) if _is_classifier(self.whole) else 0,
+            "pooler": any(name.endswith("Model") for name in self.whole.get("architectures") or ()),
+            "experts": experts,
+            "active_experts": int(_find(config, "num_experts_per_tok", "experts_per_token") or 0) if experts else 0,
+            "shared_experts": int(config.get("n_shared_experts") or 0),
+            "expert_intermediate": int(config.get("moe_intermediate_size") or intermediate) if experts else 0,
+            "dense_layers": int(config.get("first_k_dense_replace") or 0) if experts else 0,
+            "sparse_step": 1,
+            "prediction_layers": int(config.get("num_nextn_predict_layers") or 0),
+        }
+
+    def _read_layers(self) -> None:
+        """How many layers look back over a window, or keep a state: as `layer_types` says, or by the family's row."""
+        # Qwen's configs carry a window that `use_sliding_window` switches off.
+        has_window = self.config.get("sliding_window") and self.config.get("use_sliding_window", True)
+        self.numbers["window"] = int(self.config["sliding_window"]) if has_window else 0
+        kinds = self.config.get("layer_types") or ()
+        self.numbers["sliding_layers"] = (
+            sum(kinds.count(name) for name in ("sliding_attention", "chunked_attention"))
+            if kinds
+            else self.numbers["layers"]
+        )
+        self.numbers["linear_layers"] = sum(kinds.count(name) for name in ("linear_attention", "mamba")) if kinds else 0
+        self._counted = {"sliding_layers", "linear_layers"} if kinds else set()
+        if not has_window and "window" not in self.family.sizes:
+            self.numbers["sliding_layers"] = 0
+            self._counted.add("sliding_layers")
+
+    def _count_rotary_numbers(self) -> int:
+        """A row for each position; stretched positions, where `rope_scaling` is linear, have a table of their own."""
+        config, numbers = self.config, self.numbers
+        if self.family.encoder:
+            return 0
+        width = int(
+            (config.get("qk_rope_head_dim") or numbers["head_dim"]) * (config.get("partial_rotary_factor") or 1)
+        )
+        scaling = config.get("rope_scaling") or {}
+        is_linear = "linear" in (scaling.get("rope_type"), scaling.get("type"))
+        stretch = (scaling["factor"] if is_linear else 1) + numbers.get("rotary_tables", 1) - 1
+        return int(numbers["positions"] * width * stretch)
+
+    def _read_latent(self) -> LatentAttention | None:
+        config = self.config
+        if not config.get("kv_lora_rank"):
+            return None
+        return LatentAttention(
+            query_rank=config.get("q_lora_rank"),
+            kv_rank=config["kv_lora_rank"],
+            rope_dim=config["qk_rope_head_dim"],
+            nope_dim=config["qk_nope_head_dim"],
+            value_dim=config["v_head_dim"],
+        )
+
+    def _read_state(self) -> State | None:
+        row = self.family.state
+        if row is None or not self.numbers["linear_layers"]:
+            return None
+        compute = families.compute
+        return State(convolution=compute(row.convolution, self.numbers), heads=compute(row.heads, self.numbers))
+
+    def _read_vision(self) -> Vision | None:
+        row = self.family.vision
+        if row is None:
+            return None
+        own = self.whole.get(row.config) or {}
+        numbers = {**row.defaults, **self._decoder_sizes, **families.read_numbers({**self.whole, **own})}
+        return Vision(
+            tensors=families.build_shapes(row.tensors, numbers),
+            image_tokens=families.compute(row.image_tokens, numbers),
+            patches=families.compute(row.patches, numbers),
+            hidden=numbers["hidden_size"],
+            intermediate=numbers["intermediate_size"],
+            outputs=families.compute(row.outputs, numbers),
+        )
+
+    @property
+    def _decoder_sizes(self) -> dict[str, int]:
+        return {"hidden": self.numbers["hidden"]}
+
+    def _count_spared(self, shape: TensorShape, spared: SparedModules) -> TensorShape:
+        layers, dense = range(self.numbers["layers"]), self.numbers["dense_layers"]
+        if dense and self.numbers["sparse_step"] == 1:
+            layers = {"dense": layers[:dense], "sparse": layers[dense:]}.get(shape.layer_kind, layers)
+        return shape.model_copy(update={"spared": spared.count(shape.module, layers)})
+
+
+_COPIED = (
+    "layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim", "vocabulary", "max_context", "experts",
+    "active_experts", "shared_experts", "expert_intermediate", "dense_layers", "sparse_step", "prediction_layers",
+    "sliding_layers", "linear_layers", "labels",
+)  # fmt: skip
+"""Fields of an architecture that are numbers of the same name."""
+
+
+def _find(config: Mapping[str, Any], *keys: str) -> Any:
+    """The value of the first key that has one."""
+    return next((config[key] for key in keys if config.get(key)), None)
+
+
+def count_labels(config: Mapping[str, Any]) -> int:
+    """Outputs of a classification head, one where the config says nothing."""
+    return len(config.get("id2label") or ()) or int(config.get("num_labels") or 1)
 
 
 def _is_classifier(config: Mapping[str, Any]) -> bool:
     return any("SequenceClassification" in name for name in config.get("architectures") or ())
 
 
-def _parse_max_context(kind: str, config: Mapping[str, Any]) -> int:
-    positions = int(config["max_position_embeddings"])
-    # RoBERTa's position numbers start behind the padding token's: 514 positions hold 512 tokens.
-    return positions - 2 if kind in ("roberta", "xlm-roberta") else positions
-
-
-def _parse_latent(config: Mapping[str, Any]) -> LatentAttention | None:
-    if not config.get("kv_lora_rank"):
-        return None
-    return LatentAttention(
-        query_rank=config.get("q_lora_rank"),
-        kv_rank=config["kv_lora_rank"],
-        rope_dim=config["qk_rope_head_dim"],
-        nope_dim=config["qk_nope_head_dim"],
-        value_dim=config["v_head_dim"],
-    )
-
-
-def _parse_window(config: Mapping[str, Any]) -> int | None:
-    # Qwen's configs carry a window that `use_sliding_window` switches off.
-    if not config.get("sliding_window") or not config.get("use_sliding_window", True):
-        return None
-    return int(config["sliding_window"])
-
-
-def _count_sliding_layers(kind: str, config: Mapping[str, Any]) -> int:
-    if _parse_window(config) is None:
-        return 0
-    layers, kinds = int(config["num_hidden_layers"]), config.get("layer_types")
-    if kinds:
-        return int(kinds.count("sliding_attention"))
-    if kind == "gpt_oss":  # every second layer, beginning with the first: transformers' default for this kind
-        return (layers + 1) // 2
-    # Qwen2 and Qwen3: the first `max_window_layers` look back over everything.
-    return layers - min(layers, int(config.get("max_window_layers", 0)))
-
-
-def _parse_quantization(config: Mapping[str, Any], source: str) -> tuple[Quantization, int]:
-    settings = config.get("quantization_config")
-    if not settings:
-        return "none", 128
-    method = settings.get("quant_method")
-    if method == "fp8":
-        return "fp8", int((settings.get("weight_block_size") or [128])[0])
-    if method == "mxfp4":
-        return "mxfp4", 128
-    if method == "modelopt" and settings.get("quant_algo") == "NVFP4":
-        return "nvfp4", 128
-    raise ModelError(
-        f"{source}: quantization_config.quant_method: now {method!r}: the size of its weights is not known here",
-        "a model in bfloat16, fp8, mxfp4 or NVFP4",
-    )
-
-
-def _compute_matrix(
-    a: Architecture, rows: int, columns: int, kind: Literal["plain", "linear", "expert"]
-) -> tuple[int, float]:
-    """Parameters and bytes of one matrix. Quantization spares embeddings, norms and routers (`plain`)."""
-    count = rows * columns
-    if kind == "expert" and a.quantization == "mxfp4":
-        return count, count * MXFP4_BYTES
-    if kind != "plain" and a.quantization == "nvfp4":
-        return count, count * NVFP4_BYTES
-    if kind != "plain" and a.quantization == "fp8":
-        return count, count + _FP8_SCALE_BYTES * _count_blocks(rows, a.fp8_block) * _count_blocks(columns, a.fp8_block)
-    return count, count * _find_dtype_bytes(a)
-
-
-def _find_dtype_bytes(a: Architecture) -> float:
-    return _BYTES.get(a.dtype, 2.0)
-
-
-def _count_blocks(length: int, block: int) -> int:
-    return -(-length // block) if block else 1
-
-
-def _build_group(
-    name: str, repeats: int, matrices: list[tuple[int, float]], split: TensorSplit, active_share: float = 1.0
-) -> TensorGroup:
-    """`times` layers (or experts in layers) of the same few matrices."""
-    count, size = sum(matrix[0] for matrix in matrices), sum(matrix[1] for matrix in matrices)
-    return TensorGroup(name, repeats * count, repeats * size, split, active_share)
-
-
-def _list_decoder_tensors(a: Architecture) -> Iterator[TensorGroup]:
-    sparse_layers = a.layers - a.dense_layers if a.experts else 0
-    dense_layers = a.layers - sparse_layers
-    embedding = _compute_matrix(a, a.vocabulary, a.hidden, "plain")
-    yield _build_group("embedding", 1, [embedding], "even", active_share=1.0 if a.tied else 0.0)
-    if not a.tied:
-        yield _build_group("output layer", 1, [embedding], "even")
-    yield _build_group("norms", 2 * a.layers + 1, [_compute_matrix(a, 1, a.hidden, "plain")], "none")
-    yield from _list_attention_tensors(a, a.layers)
-    if dense_layers:
-        matrices = [_compute_matrix(a, a.intermediate, a.hidden, "linear")] * 3
-        yield _build_group("feed-forward", dense_layers, matrices, "even")
-    if sparse_layers:
-        yield from _list_expert_tensors(a, sparse_layers)
-    if a.prediction_layers:
-        yield _build_prediction_tensors(a)
-
-
-def _list_attention_tensors(a: Architecture, layers: int) -> Iterator[TensorGroup]:
-    if a.latent:
-        yield from _list_latent_tensors(a, a.latent, layers)
-        return
-    width, kv_width = a.heads * a.head_dim, a.kv_heads * a.head_dim
-    yield _build_group("query", layers, [_compute_matrix(a, width, a.hidden, "linear")], "even")
-    yield _build_group("key and value", layers, [_compute_matrix(a, kv_width, a.hidden, "linear")] * 2, "kv")
-    yield _build_group("attention output", layers, [_compute_matrix(a, a.hidden, width, "linear")], "even")
-    if a.attention_bias:
-        yield _build_group("query bias", layers, [_compute_matrix(a, 1, width, "plain")], "even")
-        yield _build_group("key and value bias", layers, [_compute_matrix(a, 2, kv_width, "plain")], "kv")
-    if a.output_bias:
-        yield _build_group("attention output bias", layers, [_compute_matrix(a, 1, a.hidden, "plain")], "none")
-        yield _build_group("attention sinks", layers, [_compute_matrix(a, 1, a.heads, "plain")], "even")
-    if a.query_key_norm:
-        yield _build_group("query and key norms", layers, [_compute_matrix(a, 2, a.head_dim, "plain")], "none")
-
-
-def _list_latent_tensors(a: Architecture, latent: LatentAttention, layers: int) -> Iterator[TensorGroup]:
-    """Engines replicate the down-projections and split the up-projections by heads."""
-    query_width, up_width = latent.nope_dim + latent.rope_dim, latent.nope_dim + latent.value_dim
-    down_matrices = [_compute_matrix(a, latent.kv_rank + latent.rope_dim, a.hidden, "linear")]
-    norms = [_compute_matrix(a, 1, latent.kv_rank, "plain")]
-    if latent.query_rank:
-        down_matrices.append(_compute_matrix(a, latent.query_rank, a.hidden, "linear"))
-        norms.append(_compute_matrix(a, 1, latent.query_rank, "plain"))
-    up_matrices = [
-        _compute_matrix(a, a.heads * query_width, latent.query_rank or a.hidden, "linear"),
-        _compute_matrix(a, a.heads * up_width, latent.kv_rank, "linear"),
-    ]
-    yield _build_group("latent down-projections", layers, down_matrices, "none")
-    yield _build_group("latent up-projections", layers, up_matrices, "even")
-    yield _build_group(
-        "attention output", layers, [_compute_matrix(a, a.hidden, a.heads * latent.value_dim, "linear")], "even"
-    )
-    yield _build_group("latent norms", layers, norms, "none")
-
-
-def _list_expert_tensors(a: Architecture, layers: int) -> Iterator[TensorGroup]:
-    share = a.active_experts / a.experts
-    yield _build_group(
-        EXPERTS, layers * a.experts, [_compute_matrix(a, a.expert_intermediate, a.hidden, "expert")] * 3, "even", share
-    )
-    yield _build_group("expert router", layers, [_compute_matrix(a, a.experts, a.hidden, "plain")], "none")
-    if a.kind == "gpt_oss":
-        biases = _compute_matrix(a, a.experts, 2 * a.expert_intermediate + a.hidden, "plain")
-        yield _build_group("expert biases", layers, [biases], "even", share)
-        yield _build_group("expert router bias", layers, [_compute_matrix(a, 1, a.experts, "plain")], "none")
-    if a.kind == "deepseek_v3":
-        yield _build_group("expert router correction", layers, [(a.experts, 4.0 * a.experts)], "none")
-    if a.shared_experts:
-        shared = _compute_matrix(a, a.shared_experts * a.expert_intermediate, a.hidden, "linear")
-        yield _build_group("shared experts", layers, [shared] * 3, "even")
-
-
-def _build_prediction_tensors(a: Architecture) -> TensorGroup:
-    """DeepSeek-V3's multi-token prediction: a whole sparse layer with its own copies of embedding and output layer."""
-    layer_tensors = [*_list_attention_tensors(a, 1), *_list_expert_tensors(a, 1)]
-    other_parameters = 2 * a.vocabulary * a.hidden + 2 * a.hidden * a.hidden + 5 * a.hidden
-    count = a.prediction_layers * (sum(part.parameters for part in layer_tensors) + other_parameters)
-    size = a.prediction_layers * (sum(part.bytes for part in layer_tensors) + other_parameters * _find_dtype_bytes(a))
-    return TensorGroup("multi-token prediction", count, size, "none", loaded=False)
-
-
-def _list_encoder_tensors(a: Architecture) -> Iterator[TensorGroup]:
-    """BERT's kind: biases everywhere, two norms of two vectors a layer."""
-
-    def compute_plain_matrix(rows: int, columns: int) -> tuple[int, float]:
-        return _compute_matrix(a, rows, columns, "plain")
-
-    # One row of token types for RoBERTa's kind, two for BERT's; the norm behind them has two vectors.
-    kinds = 2 if a.kind == "bert" else 1
-    yield _build_group("embedding", 1, [compute_plain_matrix(a.vocabulary, a.hidden)], "even", active_share=0.0)
-    yield _build_group(
-        "positions", 1, [compute_plain_matrix(a.positions + kinds + 2, a.hidden)], "none", active_share=0.0
-    )
-    yield _build_group("attention", a.layers, [compute_plain_matrix(a.hidden, a.hidden)] * 4, "even")
-    yield _build_group("feed-forward", a.layers, [compute_plain_matrix(a.hidden, a.intermediate)] * 2, "even")
-    yield _build_group(
-        "biases and norms",
-        a.layers,
-        [compute_plain_matrix(9, a.hidden), compute_plain_matrix(1, a.intermediate)],
-        "none",
-    )
-    if a.labels:
-        head = [compute_plain_matrix(a.hidden + 1, a.hidden), compute_plain_matrix(a.labels, a.hidden + 1)]
-        yield _build_group("classification head", 1, head, "none")
+def _compute_index_bytes(width: int) -> int:
+    return width + -(-width // _INDEX_BLOCK) * _INDEX_SCALE_BYTES if width else 0

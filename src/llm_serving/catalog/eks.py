@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
-from typing import Literal
+from typing import Any, Literal
 
 END_OF_STANDARD_SUPPORT: Mapping[str, date] = {
     "1.34": date(2026, 12, 2),
@@ -52,6 +52,33 @@ BOTTLEROCKET = "1.64.0"
 Source: github.com/aws/eks-anywhere/releases/tag/v0.26.1, 2026-08-13.
 """
 
+_REGISTRY_ACCOUNT = "602401143452"
+_REGISTRY_ACCOUNTS: Mapping[str, str] = {
+    "af-south-1": "877085696533",
+    "ap-east-1": "800184023465",
+    "ap-south-2": "900889452093",
+    "ap-southeast-3": "296578399912",
+    "ap-southeast-4": "491585149902",
+    "ap-southeast-5": "151610086707",
+    "ca-west-1": "761377655185",
+    "eu-central-2": "900612956339",
+    "eu-south-1": "590381155156",
+    "eu-south-2": "455263428931",
+    "il-central-1": "066635153087",
+    "me-central-1": "759879836304",
+    "me-south-1": "558608220178",
+}
+
+
+def format_registry(region: str) -> str:
+    """Registry of EKS's own images in a region: its interface endpoints reach no other region's.
+
+    Source: EKS user guide, "View Amazon container image registries for Amazon EKS add-ons", 2026-11; the accounts as in
+    awslabs/amazon-eks-ami, nodeadm.
+    """
+    return f"{_REGISTRY_ACCOUNTS.get(region, _REGISTRY_ACCOUNT)}.dkr.ecr.{region}.amazonaws.com"
+
+
 Os = Literal["al2023", "bottlerocket"]
 Variant = Literal["nvidia", "neuron", "standard"]
 Arch = Literal["x86_64", "arm64"]
@@ -70,6 +97,17 @@ def format_image_parameter(*, os: Os, release: str, version: str, variant: Varia
     return f"/aws/service/eks/optimized-ami/{version}/amazon-linux-2023/{arch}/{variant}/{name}/image_id"
 
 
+CsiDriver = Literal["efs", "fsx", "s3"]
+"""Drivers of volumes that not every cluster has: each runs on every node and has a role of its own."""
+
+_SPREAD_OVER_ZONES = {
+    "maxSkew": 1,
+    "topologyKey": "topology.kubernetes.io/zone",
+    "whenUnsatisfiable": "ScheduleAnyway",
+    "labelSelector": {"matchLabels": {"k8s-app": "kube-dns"}},
+}
+
+
 @dataclass(frozen=True)
 class AddOn:
     """One EKS add-on."""
@@ -85,6 +123,12 @@ class AddOn:
     service_account: str | None = None
     """The one of its service accounts, in kube-system, that calls AWS."""
 
+    configuration: Mapping[str, Any] | None = None
+    """Values in place of the add-on's defaults. EKS refuses a key that the version's own schema does not have."""
+
+    csi_driver: CsiDriver | None = None
+    """Where a fleet asks for it, its name in `eks.csi_drivers`; None is in every cluster."""
+
 
 def _pin_all_versions(version: str) -> dict[str, str]:
     return dict.fromkeys(END_OF_STANDARD_SUPPORT, version)
@@ -92,8 +136,20 @@ def _pin_all_versions(version: str) -> dict[str, str]:
 
 ADD_ONS = (
     # zalando-incubator/kubernetes-on-aws#11667, 2026-07-15.
-    AddOn("vpc-cni", _pin_all_versions("v1.23.0-eksbuild.1"), before_nodes=True, service_account="aws-node"),
-    # Seen pinned in public clusters of 1.34 and 1.35 from 2026-07 on, and of 1.36 from 2026-10 on.
+    AddOn(
+        "vpc-cni",
+        _pin_all_versions("v1.23.0-eksbuild.1"),
+        before_nodes=True,
+        service_account="aws-node",
+        configuration={
+            # Off by default, and then Kubernetes accepts every NetworkPolicy and nothing obeys it.
+            "enableNetworkPolicy": "true",
+            # A /28 at a time: pods start without waiting for EC2, and a node's cards take as many pods as its kubelet.
+            "env": {"ENABLE_PREFIX_DELEGATION": "true", "WARM_PREFIX_TARGET": "1"},
+        },
+    ),
+    # Pinned in public clusters of each version: 1.34 with the CoreDNS below, as `describe-addon-versions` gave them on
+    # 2026-09-20; 1.35 beside vpc-cni v1.23.0 and the CoreDNS below.
     AddOn(
         "kube-proxy",
         {"1.34": "v1.34.6-eksbuild.29", "1.35": "v1.35.3-eksbuild.21", "1.36": "v1.36.0-eksbuild.25"},
@@ -101,19 +157,48 @@ ADD_ONS = (
     ),
     # Seen pinned in public clusters of every version from 2026-04 on.
     AddOn("eks-pod-identity-agent", _pin_all_versions("v1.3.10-eksbuild.3"), before_nodes=True),
-    # As kube-proxy.
-    AddOn("coredns", {"1.34": "v1.12.4-eksbuild.38", "1.35": "v1.14.3-eksbuild.3", "1.36": "v1.14.6-eksbuild.4"}),
+    # As kube-proxy; that of 1.36 beside kube-proxy v1.36.0-eksbuild.25, 2026-10.
+    AddOn(
+        "coredns",
+        {"1.34": "v1.12.4-eksbuild.38", "1.35": "v1.14.3-eksbuild.14", "1.36": "v1.14.6-eksbuild.4"},
+        # One replica a zone: a zone that is lost does not take the names along.
+        configuration={"topologySpreadConstraints": [_SPREAD_OVER_ZONES]},
+    ),
     # Seen pinned in public clusters of 1.34 and 1.35, 2026-07.
     AddOn("aws-ebs-csi-driver", _pin_all_versions("v1.63.1-eksbuild.1"), service_account="ebs-csi-controller-sa"),
-    # ministryofjustice/modernisation-platform-environments#17347, 2026-06-24.
-    AddOn("aws-efs-csi-driver", _pin_all_versions("v3.3.0-eksbuild.1"), service_account="efs-csi-controller-sa"),
-    # Not confirmed by a source, 2026-11-21: `aws eks describe-addon-versions` tells.
-    AddOn("aws-fsx-csi-driver", _pin_all_versions("v1.8.0-eksbuild.1"), service_account="fsx-csi-controller-sa"),
-    # Seen as the latest of 1.35 in a public scan's report, 2026-07.
-    AddOn("aws-mountpoint-s3-csi-driver", _pin_all_versions("v2.6.0-eksbuild.1"), service_account="s3-csi-driver-sa"),
-    # Seen pinned in public clusters of 1.34 and 1.35, 2026-08.
+    # zalando-incubator/kubernetes-on-aws#11666, 2026-07-15.
+    AddOn(
+        "aws-efs-csi-driver",
+        _pin_all_versions("v3.3.0-eksbuild.1"),
+        service_account="efs-csi-controller-sa",
+        csi_driver="efs",
+    ),
+    # Pinned in a public cluster of 1.35 in us-east-2, 2026. v1.7.0-eksbuild.1 is the least that AWS names for 2026:
+    # awsdocs/amazon-eks-user-guide#1215.
+    AddOn(
+        "aws-fsx-csi-driver",
+        _pin_all_versions("v1.9.0-eksbuild.1"),
+        service_account="fsx-csi-controller-sa",
+        csi_driver="fsx",
+    ),
+    # Pinned in three public configurations, beside eks-pod-identity-agent v1.3.10-eksbuild.3 and kube-proxy 1.34, 2026.
+    # Of v2.6.0 no add-on was seen anywhere.
+    AddOn(
+        "aws-mountpoint-s3-csi-driver",
+        _pin_all_versions("v2.5.0-eksbuild.1"),
+        service_account="s3-csi-driver-sa",
+        csi_driver="s3",
+    ),
+    # The default of 1.35 as a public cluster's notes have it, and pinned in others of 1.34 and 1.35, 2026-08.
     AddOn("metrics-server", _pin_all_versions("v0.9.0-eksbuild.7")),
     # zalando-incubator/kubernetes-on-aws#11470, 2026-06-22. It tells EKS which nodes to repair.
-    AddOn("eks-node-monitoring-agent", _pin_all_versions("v1.6.6-eksbuild.1")),
+    AddOn(
+        "eks-node-monitoring-agent",
+        _pin_all_versions("v1.6.6-eksbuild.1"),
+        # The agent tolerates every taint by itself, its DCGM server none. On a tainted GPU node without DCGM the agent
+        # reports a broken GPU, and EKS replaces a healthy node. Source: aws/containers-roadmap#2567.
+        configuration={"dcgmAgent": {"tolerations": [{"operator": "Exists"}]}},
+    ),
 )
-"""In the order to make them in. Where a source names no Kubernetes version, EKS offers the add-on to all of these."""
+"""In the order to make them in. Public sources show where a version was seen; what EKS offers for a Kubernetes version
+in a region, preflight asks (`llm_serving.aws.preflight.pins`)."""

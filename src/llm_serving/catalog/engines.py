@@ -17,6 +17,8 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
+from llm_serving.catalog.models import WeightsFormat
+
 FOLDER = Path(__file__).with_name("engines")
 """A file for each engine, named after it."""
 
@@ -27,14 +29,17 @@ FIELD_NAMES = frozenset(
     {
         "weights",  # s3://BUCKET/PREFIX/, or the folder that they were copied to
         "served_model",  # the name that clients use
+        "stream_clients",  # of S3, of one reader
+        "stream_bytes",  # memory for weights on their way from S3 to an accelerator
         "host",  # the address to listen on
         "port",
+        "router_host",  # the loopback address that a router listens on, behind its front
+        "router_port",
         "metrics_port",  # of a router that has its own
         "nixl_side_channel_port",  # where prefill and decode agree on a transfer
         "kv_events_endpoint",  # where KV cache events are published, as ZeroMQ writes addresses
         "kv_replay_endpoint",  # where earlier events are asked for
         "master_port",  # where the nodes of a replica meet
-        "ray_port",  # where Ray's nodes meet
         "data_port",  # where its data-parallel ranks meet
         "discovery_port",  # where a router gets the addresses of prefill and decode
         "context",  # most tokens of a request
@@ -44,22 +49,33 @@ FIELD_NAMES = frozenset(
         "tensor",  # ways that a layer is split
         "pipeline",  # stages of layers
         "data",  # data-parallel ranks
+        "ranks",  # of each replica, between which a router chooses
         "nodes",  # of one replica
         "rank",  # of this node among them
         "leader_address",  # address of rank 0
         "batch_tokens",  # most tokens of a step
         "sequences",  # most requests of a step
+        "slots_context",  # most tokens of all requests of a step together
         "offload_gib",  # memory for cached prompts, GiB
         "speculative",  # the engine's settings for speculative decoding, JSON
         "adapters",  # NAME=LOCATION of each LoRA adapter
         "max_adapters",  # adapters loaded at once
+        "memory_share",  # share of an accelerator's memory that the engine uses, 0 to 1
+        "spare_experts",  # copies of busy experts
+        "tools",  # the engine's parser of calls of tools
+        "reasoning",  # the engine's parser of reasoning
+        "chat_template",  # a file, or the template itself
+        "model_config",  # what the model's config.json is to say instead, JSON
         "drain_s",  # for requests under way when a replica is to end
+        "start_limit_s",  # longest start
         "cache",  # the process's own folder
+        "compile_cache",  # the folder that compiled programs outlive the container in
         "module_folder",  # the folder of the modules in images/ that the engine loads
         "socket_folder",  # a folder with a short path
         "policy",  # in the router's own words
+        "decode_policy",  # the same for decode
         "imbalance",  # requests that one replica may have under way more than another
-        "deadline_s",  # of a request
+        "request_timeout_s",  # of a request in the router, up to its last token
         "namespace",  # of the engines' pods
         "engine_port",  # where every engine listens
         "workers",  # URLs, labels or NAME:PORT of engines that do both prefill and decode
@@ -106,6 +122,19 @@ class WeightStreaming(CommandPart):
     """The engine's own name of this loader."""
 
 
+class WideExperts(CommandPart):
+    """Whole experts over the accelerators of several nodes."""
+
+    memory_share: float
+    """Share of an accelerator's memory that the engine uses, 0 to 1."""
+
+    balancing: CommandPart
+    """Copies of busy experts, which move to where they are needed."""
+
+    balanced_architectures: tuple[str, ...]
+    """Models whose experts the engine copies, by transformers' `model_type`."""
+
+
 class EngineLimits(_Row):
     """What the engine runs on one kind of accelerator, where its programs are compiled for fixed shapes."""
 
@@ -134,14 +163,42 @@ class EngineLimits(_Row):
         return max((size for size in self.segments if size <= max_tokens and size < context), default=self.segments[0])
 
 
+class LocalSetup(_Row):
+    """How the local target gets the engine's programs and the router's, into an environment of the engine's own."""
+
+    folder: str
+    """Folder of the environment below the repository's root."""
+
+    lock: str
+    """Python packages with hashes, below the repository's root."""
+
+    packages: str = ""
+    """Script below the repository's root that unpacks programs which are no Python packages; empty for none."""
+
+    launcher: str = ""
+    """Script below the repository's root that starts the program: `python SCRIPT PROGRAM ARGUMENTS...`."""
+
+    environment: Mapping[str, str] = {}
+    """Variables of the program here, where it shares the machine with others."""
+
+    program: str = ""
+    """Program of the user's own on PATH that takes their place where they cannot be had."""
+
+
 class Platform(CommandPart):
     """The engine on one kind of processor: `cpu`, or a kind of accelerator."""
+
+    on_pools: bool = True
+    """Whether pools of the fleet have this processor; if not, it takes an accelerator's place on the local target."""
 
     image: str = ""
     """Container image; empty where the engine's own serves this platform too."""
 
     streams: bool = True
     """Whether the engine streams weights from S3; if not, they are copied to the node's disk before it starts."""
+
+    nvidia_driver: int = 0
+    """Oldest branch of NVIDIA's driver that runs its image, such as 580; 0 where it needs none."""
 
     start_s: float = 600
     """Longest start, without the time to load weights."""
@@ -174,6 +231,8 @@ EngineMetric = Literal[
     "kv-usage",  # share of the KV cache in use
     "preemptions",  # requests whose KV cache was dropped
     "failed-transfers",  # of KV caches between prefill and decode
+    "transfer-time",  # histogram of their times, in seconds
+    "transfer-bytes",  # histogram of their sizes
     "finished",  # requests, by `finish_reasons.label`
     "cache-queries",  # prompt tokens that were looked up in the prefix cache
     "cache-hits",  # and those that were in it
@@ -192,16 +251,6 @@ class FinishReasons(_Row):
     """Values of the label that mean: without an answer."""
 
 
-class RayCommands(_Row):
-    """The commands of a replica's nodes where Ray joins them."""
-
-    leader: tuple[Template, ...]
-    """Prefix of the engine's command on rank 0."""
-
-    worker: tuple[Template, ...]
-    """The whole command on the other ranks."""
-
-
 class _NamedChoice(_Row):
     """A row that a blueprint names."""
 
@@ -211,11 +260,49 @@ class _NamedChoice(_Row):
     """Whether it is the one of blueprints that name none."""
 
 
+class AnswerParsers(_Row):
+    """How the engine reads the answers of some models, in its own names."""
+
+    models: tuple[str, ...] = ()
+    """Patterns of the last part of their names on the hub, in lower case."""
+
+    architectures: tuple[str, ...] = ()
+    """Their `model_type`, for models that no pattern matches."""
+
+    tools: tuple[str, ...] = ()
+    """Parsers of calls of tools: the one that is used, then others that read the same models."""
+
+    reasoning: tuple[str, ...] = ()
+    """Parsers of what a model thinks before it answers: likewise."""
+
+    chat_template: str = ""
+    """A template in the engine's image that formats tools, or a query and its document, better than the model's own;
+    empty where its own is used."""
+
+    model_config_json: str = ""
+    """What the model's config.json is to say instead, JSON, for a ranking model that is stored as one that chats."""
+
+
+class RefusedArguments(_Row):
+    """Options of the engine that `engine_arguments` cannot set, and why."""
+
+    names: tuple[str, ...]
+    reason: str
+    secret: bool = False
+    """Whether their values are, so that no message repeats one."""
+
+
 class Engine(_NamedChoice):
     """What runs a model. A blueprint that needs an optional part that is missing here is refused."""
 
     command: tuple[Template, ...]
     environment: Mapping[str, Template] = {}
+    weights_format: WeightsFormat = "safetensors"
+    """The form of the weights that it loads."""
+
+    local: LocalSetup | None = None
+    """Its programs on the local target; None where they are those of the default engine's environment."""
+
     image: str
     """Container image, where the platform names none."""
 
@@ -228,17 +315,29 @@ class Engine(_NamedChoice):
     options: Mapping[str, CommandPart] = {}
     """What a setting of the blueprint adds, by the option's name (`processes.list_options`)."""
 
-    ray: RayCommands | None = None
-    """Ray in place of the engine's own processes; None where the engine cannot use it."""
-
     transfers: Mapping[str, CommandPart] = {}
     """How prefill hands its KV cache to decode, by what lies between them; empty where the engine cannot."""
 
     streaming: WeightStreaming | None = None
     """Streaming weights from S3; None where weights are copied to the node before the engine starts."""
 
+    wide_experts: WideExperts | None = None
+    """Experts over several nodes; None where the engine has nothing to set for them."""
+
     other_s3: CommandPart = CommandPart()
     """For an S3 other than AWS's own."""
+
+    reckoned_arguments: Mapping[str, Literal["sequences", "batch_tokens", "utilization"]] = {}
+    """Options in `engine_arguments` that the memory arithmetic takes, and as what."""
+
+    argument_keys: Mapping[str, str] = {}
+    """Keys of blueprint.yaml that stand for an option of the engine."""
+
+    answer_parsers: tuple[AnswerParsers, ...] = ()
+    """The first row that matches a model is its row."""
+
+    refused_arguments: tuple[RefusedArguments, ...] = ()
+    """Options that `engine_arguments` cannot set although no key stands for them."""
 
     platforms: Mapping[str, Platform]
     """By kind of processor: `gpu`, `neuron`, `cpu`; those that are missing are refused."""
@@ -253,6 +352,18 @@ class Engine(_NamedChoice):
     """Prometheus names of those that it has."""
 
     finish_reasons: FinishReasons = FinishReasons()
+
+    @functools.cached_property
+    def written_arguments(self) -> frozenset[str]:
+        """Options that some deployment writes by itself, on whatever platform, with _ for -."""
+        own = [self, *self.options.values(), *self.transfers.values(), self.other_s3]
+        parts = [*own, *([self.streaming] if self.streaming else []), *self._list_wide_parts()]
+        words = [word for part in parts for word in (*getattr(part, "arguments", ()), *getattr(part, "command", ()))]
+        words += [word for row in self.platforms.values() for part in row.options.values() for word in part.arguments]
+        return frozenset(list_option_names(words)) - self.reckoned_arguments.keys()
+
+    def _list_wide_parts(self) -> list[CommandPart]:
+        return [self.wide_experts, self.wide_experts.balancing] if self.wide_experts else []
 
     def streams_on(self, platform: Platform) -> bool:
         """Whether the engine streams weights from S3 on a platform."""
@@ -275,8 +386,9 @@ class Discovery(_Row):
     disaggregated: DiscoveryMode | None = None
     """Prefill engines and decode engines; None where the router cannot split requests."""
 
-    kv_events: DiscoveryMode | None = None
-    """Engines whose KV cache events the router reads, where that differs from `aggregated`."""
+    engine_details: DiscoveryMode | None = None
+    """Engines whose KV cache events the router reads, or whose ranks it chooses between, where that differs from
+    `aggregated`."""
 
 
 class Router(_Row):
@@ -285,13 +397,16 @@ class Router(_Row):
     source: str
     read_on: str
     image: str
-    """Container image."""
+    """Container image; {registry} is the fleet's own registry."""
 
-    dns_discovery_image: str = ""
-    """The same with the program that looks DNS names up for it, in the fleet's own registry, {registry}."""
+    front: tuple[Template, ...] = ()
+    """Put before all of its command: what listens in its place and lets clients reach the inference API alone."""
 
     command: tuple[Template, ...]
     environment: Mapping[str, Template] = {}
+    rank_routing: CommandPart | None = None
+    """Choosing a data-parallel rank of a replica; None where the engine chooses."""
+
     discovery: Mapping[Literal["addresses", "labels", "names"], Discovery]
     policies: Mapping[str, str]
     """The router's own name for each of a blueprint's policies."""
@@ -341,6 +456,19 @@ def load_frameworks() -> Mapping[str, Framework]:
 def get_default(rows: Mapping[str, Engine] | Mapping[str, Framework]) -> str:
     """The name of the row that blueprints get which name none: the one with `default`, else the first."""
     return next((name for name, row in rows.items() if row.default), next(iter(rows)))
+
+
+def list_option_names(words: Iterable[str]) -> list[str]:
+    """The options among the words of a command line, as `engine_arguments` names them."""
+    options = [word.partition("=")[0].removeprefix("--") for word in words if word.startswith("--")]
+    return [option.removeprefix("no-").replace("-", "_") for option in options]
+
+
+def find_reader(formats: Iterable[WeightsFormat]) -> str:
+    """The name of the engine that loads weights of one of these forms: the default one where it does."""
+    rows = load_engines()
+    names = [get_default(rows), *rows]
+    return next(name for name in names if rows[name].weights_format in formats)
 
 
 def fill_arguments(templates: Iterable[str], values: Values) -> tuple[str, ...]:

@@ -29,6 +29,9 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 Kind = Literal["gpu", "neuron"]
 PurchaseClass = Literal["on-demand", "spot", "capacity-block"]
 
+DEVICES: Mapping[Kind, str] = MappingProxyType({"gpu": "nvidia.com/gpu", "neuron": "aws.amazon.com/neuron"})
+"""What the device plugins call accelerators on Kubernetes; their nodes' taints have the same keys."""
+
 
 class Row(BaseModel):
     """Base of catalog data: frozen, rejects unknown fields."""
@@ -71,9 +74,28 @@ class Accelerators(Row):
     """
 
     @property
+    def device(self) -> str:
+        """Their Kubernetes resource."""
+        return DEVICES[self.kind]
+
+    @property
     def ranks(self) -> int:
         """Processes that compute on one accelerator: one on a GPU, one on each NeuronCore that software sees."""
         return self.logical_cores or self.cores or 1
+
+
+class Processor(Row):
+    """The CPU of an instance's host, of which the instance has a share."""
+
+    name: str
+    vcpus: int
+    """Of one socket."""
+
+    threads_per_core: int
+    """vCPUs of one core."""
+
+    bandwidth_gb_s: float
+    """Memory bandwidth of one socket at its peak, in 10^9 bytes a second."""
 
 
 class NetworkCard(Row):
@@ -109,6 +131,9 @@ class Instance(Row):
 
     accelerators: Accelerators | None
     """None if the instance has none."""
+
+    processor: Processor | None = None
+    """None where no source says."""
 
     efa_interfaces: int
     """Most EFA interfaces of the instance; also its `vpc.amazonaws.com/efa` count. 0 where it has no EFA."""
@@ -156,6 +181,16 @@ class Instance(Row):
     def family(self) -> str:
         """The type without its size: `g6e` of `g6e.12xlarge`."""
         return self.name.split(".")[0]
+
+    @property
+    def threads_per_core(self) -> int:
+        """vCPUs of one core: Graviton has one, and Intel's and AMD's processors two where nothing else is known."""
+        return self.processor.threads_per_core if self.processor else {"arm64": 1, "x86_64": 2}[self.arch]
+
+    @property
+    def memory_gb_s(self) -> float | None:
+        """Memory bandwidth in 10^9 bytes a second: of its host's sockets the share of its vCPUs. None if not known."""
+        return self.processor.bandwidth_gb_s * self.vcpus / self.processor.vcpus if self.processor else None
 
     def get_price_usd_h(self, region: str) -> float | None:
         """US dollars an hour on demand, or None where no price is known."""
@@ -226,6 +261,9 @@ def _build_instance(
         sources |= {"accelerators": source} if source else {}
     rdma = _find_overlay_row(name, overlay["gpudirect_rdma"])
     layout = _find_overlay_row(name, overlay["layout"])
+    processor = next((entry for entry in overlay["processors"] if name.split(".")[0] in entry["families"]), None)
+    if processor:
+        sources["processor"] = _parse_source(processor)
     if rdma:
         sources["gpudirect_rdma"] = _parse_source(rdma)
     if layout:
@@ -235,12 +273,18 @@ def _build_instance(
             **fields,
             "name": name,
             "accelerators": accelerators,
+            "processor": processor and {key: processor[key] for key in Processor.model_fields},
             # Zones are kept as letters: g6e in us-west-2 is "abcd".
             "zones": {region: tuple(region + letter for letter in letters) for region, letters in row["zones"].items()},
             "gpudirect_rdma": rdma["value"] if rdma else None,
             "layout_note": layout["note"] if layout else "",
             "prices": _merge_prices(name, listed_prices, region_facts, overlay["prices"]),
-            "unpriced": {entry["region"]: entry["why"] for entry in overlay["unpriced"] if name in entry["types"]},
+            "unpriced": {
+                region: entry["why"]
+                for entry in overlay["unpriced"]
+                if name in entry["types"]
+                for region in entry["regions"]
+            },
             "sources": sources,
         }
     )
@@ -277,9 +321,9 @@ def _merge_prices(
 ) -> dict[str, Price]:
     """Prices by region: AWS's own list where a refresh has read it, else what the overlay holds."""
     overlay_prices = {
-        block["region"]: Price(usd_h=block["usd_per_hour"][name], source=_parse_source(block))
+        region: Price(usd_h=usd_h, source=_parse_source(block))
         for block in price_blocks
-        if name in block["usd_per_hour"]
+        for region, usd_h in block["usd_per_hour"].get(name, {}).items()
     }
     aws_prices = {
         region: Price(usd_h=usd_h, source=Source(name="AWS Price List", date=region_facts[region]["prices"]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -13,11 +13,22 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict
 
-from llm_serving.catalog import architecture
-from llm_serving.catalog.architecture import Architecture, ModelError
+from llm_serving.catalog import architecture, families, gguf, records
+from llm_serving.catalog.architecture import Architecture, ModelError, UnknownMemoryError
+from llm_serving.catalog.records import ModelRecord
+from llm_serving.settings.choices import Task
 from llm_serving.settings.errors import BlueprintError
 
 FILE = Path(__file__).with_name("models.yaml")
+REPOSITORIES_FILE = Path(__file__).with_name("gguf_repositories.yaml")
+
+CONFIG_FILE = "config.json"
+
+QUANTIZATION_FILE = "hf_quant_config.json"
+"""NVIDIA's, of checkpoints whose config.json does not say how they are quantized."""
+
+INDEX_FILE = "model.safetensors.index.json"
+"""Of a checkpoint in several files: which of them holds which tensor, and the size of all."""
 
 RANDOM_KEY = "random_weights"
 """Key in the config.json of a model with random weights, whose output has no meaning."""
@@ -25,14 +36,37 @@ RANDOM_KEY = "random_weights"
 RANDOM_NOTICE = "The weights are random numbers from a fixed seed: the text has no meaning, its timing is real."
 
 
+MODULES_FILE = "modules.json"
+"""By which sentence-transformers marks a model that embeds: a decoder that was trained to looks like any other."""
+
+
 class _Row(BaseModel):
     """One row of models.yaml."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    task: Literal["generate", "embed", "rerank"]
+    task: Task
     config: dict[str, Any]
     weight_bytes: int | None = None
+    source: str
+    read: str
+
+
+WeightsFormat = Literal["safetensors", "gguf"]
+"""Forms of weights: Hugging Face's files, or llama.cpp's one file with tokenizer and chat template."""
+
+
+class Repository(BaseModel):
+    """One row of gguf_repositories.yaml: files of one model, each with other types of numbers."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    of: str
+    """The model in the catalog that they were made from."""
+
+    weight_bytes: Mapping[str, int]
+    """By llama.cpp's name of the quantization, such as Q8_0."""
+
     source: str
     read: str
 
@@ -46,12 +80,15 @@ class Model(Architecture):
     hub: str | None
     """Its id on the hub; None for one that is generated or in a folder."""
 
-    task: Literal["generate", "embed", "rerank"]
+    task: Task
     weight_bytes: int
     """Size of the checkpoint's safetensors."""
 
     random: bool
     """Whether the weights are random numbers: every output is shown with RANDOM_NOTICE."""
+
+    formats: tuple[WeightsFormat, ...] = ("safetensors",)
+    """Forms in which its weights can be had."""
 
     source: str
     """Where the numbers come from."""
@@ -60,11 +97,12 @@ class Model(Architecture):
     """The day they were read at the source."""
 
 
-def find(name: str, *, fetch_config: Callable[[str], Mapping[str, Any]] | None = None) -> Model:
+def find(name: str, *, fetch: Callable[[str], ModelRecord] | None = None, unchecked: bool = False) -> Model:
     """A model by its name in the catalog, the folder that holds its config.json, or its id on the hub.
 
     Args:
-        fetch_config: reads the config.json of a hub id; where left out, no hub is asked.
+        fetch: reads the record of a hub id; where left out, the record that was kept is read, and no hub is asked.
+        unchecked: takes a kind whose memory is not known, with the size of its weights alone.
 
     Raises:
         ModelError: there is no such model; names the nearest ones.
@@ -74,14 +112,56 @@ def find(name: str, *, fetch_config: Callable[[str], Mapping[str, Any]] | None =
         return models[name]
     folder = _find_folder(name)
     if folder:
-        return read_folder(folder)
+        return read_folder(folder, unchecked=unchecked)
+    repository, _, quantization = name.partition(":")
+    if quantization and repository in load_repositories():
+        return build_quantized(repository, quantization)
     hub_error = ""
-    if fetch_config is not None and "/" in name:
+    record = records.find(name) if fetch is None else None
+    if fetch is not None and "/" in name:
         try:
-            return parse_config(name, fetch_config(name), source=f"config.json of {name} on the hub", hub_id=name)
+            record = fetch(name)
         except BlueprintError as error:
-            hub_error = str(error)
+            record, hub_error = records.find(name), str(error)
+    if record and record.config:
+        return _build_recorded(name, record, unchecked=unchecked)
     raise _build_unknown_error(name, models, hub_error)
+
+
+def _build_recorded(name: str, record: ModelRecord, *, unchecked: bool) -> Model:
+    source = f"{CONFIG_FILE} of {name} at {(record.commit or '')[:12]}"
+    embeds = MODULES_FILE in record.files
+    return _build_checked(name, record.config, source, name, record.weight_bytes, embeds=embeds, unchecked=unchecked)
+
+
+def _build_checked(
+    name: str,
+    config: Mapping[str, Any],
+    source: str,
+    hub_id: str | None,
+    weight_bytes: int,
+    *,
+    embeds: bool,
+    unchecked: bool,
+) -> Model:
+    """The model of a config.json; where its kind is not known and `unchecked`, by the size of its weights alone.
+
+    Args:
+        embeds: whether MODULES_FILE lies beside it.
+    """
+    task = _detect_task(config, embeds=embeds)
+    try:
+        arch = architecture.parse(config, source)
+        return _build_model(name, arch, task, config, source, "", hub_id, weight_bytes or None)
+    except UnknownMemoryError:
+        if not unchecked:
+            raise
+    if not weight_bytes:
+        raise ModelError(
+            f"{name}: the size of its weights is not known: it holds neither safetensors nor {INDEX_FILE}",
+            f"{INDEX_FILE} from the model's repository beside config.json",
+        )
+    return _build_model(name, architecture.assume(config), task, config, source, "", hub_id, weight_bytes)
 
 
 def _find_folder(name: str) -> Path | None:
@@ -98,7 +178,10 @@ def _build_unknown_error(name: str, models: Mapping[str, Model], hub_error: str)
     by_short_name = {model_name.lower().split("/")[-1]: model_name for model_name in models}
     close_words = difflib.get_close_matches(name.lower(), [*by_lower_name, *by_short_name], n=3, cutoff=0.5)
     suggestions = list(dict.fromkeys({**by_short_name, **by_lower_name}[word] for word in close_words)) or list(models)
-    fix = f"{' or '.join(suggestions[:3])}, or the path of a folder; `blueprint model list` names all"
+    ways = "the path of a folder"
+    if "/" in name and not name.startswith((".", "/", "~")) and not hub_error:
+        ways += f", or `blueprint model fit {name}`, which asks the hub once"
+    fix = f"{' or '.join(suggestions[:3])}, or {ways}; `blueprint model list` names all"
     return ModelError(
         "neither in the catalog nor a folder that holds config.json",
         fix,
@@ -121,13 +204,19 @@ def read_config(name: str) -> Mapping[str, Any]:
     return MappingProxyType(rows[name]["config"])
 
 
-def read_folder(folder: Path) -> Model:
-    """The model in `folder`; its size is that of its safetensors.
+def read_folder(folder: Path, *, unchecked: bool = False) -> Model:
+    """The model in `folder`; its size is that of its safetensors, or what their index says.
+
+    Args:
+        unchecked: takes a kind whose memory is not known.
 
     Raises:
         ModelError: config.json is missing, broken, or of a kind whose memory is not known.
     """
     path = folder / "config.json"
+    gguf_files = sorted(folder.glob(f"*{gguf.SUFFIX}"))
+    if gguf_files and not path.exists():
+        return _read_gguf(folder, gguf_files)
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -136,8 +225,102 @@ def read_folder(folder: Path) -> Model:
         raise ModelError(f"{path}: it cannot be read as JSON: {error}") from None
     if not isinstance(config, dict):
         raise ModelError(f"{path}: it is not a mapping of keys to values", "the folder of a model")
-    stored_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    return parse_config(str(folder), config, source=str(path), weight_bytes=stored_bytes or None)
+    config = merge_quantization(config, _read_json(folder / QUANTIZATION_FILE))
+    stored_bytes = sum(
+        file.stat().st_size for file in folder.glob("*.safetensors") if not file.name.startswith("consolidated")
+    )
+    indexed_bytes = read_index_bytes(_read_json(folder / INDEX_FILE))
+    weight_bytes, embeds = stored_bytes or indexed_bytes, (folder / MODULES_FILE).exists()
+    return _build_checked(str(folder), config, str(path), None, weight_bytes, embeds=embeds, unchecked=unchecked)
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+def read_index_bytes(index: Any) -> int:
+    """The bytes of all weights, by the index of a checkpoint in several files; 0 where it does not say."""
+    try:
+        return int(index["metadata"]["total_size"])
+    except (ValueError, KeyError, TypeError):
+        return 0
+
+
+def merge_quantization(config: Mapping[str, Any], quantization: Any) -> Mapping[str, Any]:
+    """A config.json with what NVIDIA's hf_quant_config.json says, where it says nothing of quantization itself."""
+    settings = quantization.get("quantization") if isinstance(quantization, dict) else None
+    if config.get("quantization_config") or not settings:
+        return config
+    return {**config, "quantization_config": {"quant_method": "modelopt", **settings}}
+
+
+def _read_gguf(folder: Path, files: Sequence[Path]) -> Model:
+    """The model in a folder of one GGUF file, by the file's own header.
+
+    Raises:
+        ModelError: there are several, or the file cannot be used.
+    """
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files[:4])
+        raise ModelError(f"{folder}: it holds {len(files)} GGUF files, {names}", "a folder with one of them")
+    header = gguf.read_file(files[0])
+    gguf.check_known(header, str(files[0]))
+    return Model(
+        **dict(gguf.build_architecture(header, str(files[0]))),
+        name=str(folder),
+        hub=None,
+        task=header.task,
+        weight_bytes=header.weight_bytes,
+        random=False,
+        formats=("gguf",),
+        source=str(files[0]),
+        read_on="",
+    )
+
+
+@functools.cache
+def load_repositories() -> Mapping[str, Repository]:
+    """Repositories of GGUF files, by their id on the hub."""
+    rows = yaml.safe_load(REPOSITORIES_FILE.read_text(encoding="utf-8"))
+    return MappingProxyType({name: Repository.model_validate(row) for name, row in rows.items()})
+
+
+def list_copies(model: Model, weights_format: WeightsFormat) -> list[str]:
+    """Names of the catalog by which the same model can be had in another form, the smallest first."""
+    if weights_format == "safetensors":
+        return [row.of for name, row in load_repositories().items() if name == model.hub]
+    repositories = {name: row for name, row in load_repositories().items() if row.of == model.name}
+    return [
+        f"{name}:{quantization}"
+        for name, row in repositories.items()
+        for quantization, _ in sorted(row.weight_bytes.items(), key=lambda item: item[1])
+    ]
+
+
+def build_quantized(repository: str, quantization: str) -> Model:
+    """The model of one file of a repository of GGUF files.
+
+    Raises:
+        ModelError: there is no such quantization.
+    """
+    row = load_repositories()[repository]
+    if quantization not in row.weight_bytes:
+        known = " or ".join(f"{repository}:{name}" for name in row.weight_bytes)
+        raise ModelError(f"{repository}: the catalog has no file of the type {quantization}", known)
+    base = load()[row.of]
+    return base.model_copy(
+        update={
+            "name": f"{repository}:{quantization}",
+            "hub": repository,
+            "weight_bytes": row.weight_bytes[quantization],
+            "formats": ("gguf",),
+            "source": row.source,
+            "read_on": row.read,
+        }
+    )
 
 
 def parse_config(
@@ -162,29 +345,34 @@ def _build_from_row(name: str, row: _Row) -> Model:
 def _build_model(
     name: str,
     arch: Architecture,
-    task: Literal["generate", "embed", "rerank"],
+    task: Task,
     config: Mapping[str, Any],
     source: str,
     read_on: str,
     hub_id: str | None,
     weight_bytes: int | None,
 ) -> Model:
-    computed_bytes = round(sum(group.bytes for group in arch.list_tensors()))
+    arch = arch.model_copy(update={"pooled": task != "generate"})
+    is_made = config.get(RANDOM_KEY) and hub_id is None and read_on
+    computed_bytes = round(sum(group.bytes for group in arch.list_tensors())) if arch.is_known else 0
     return Model(
-        **arch.model_dump(),
+        **dict(arch),
         name=name,
         hub=hub_id,
         task=task,
         weight_bytes=weight_bytes or computed_bytes,
         random=bool(config.get(RANDOM_KEY, False)),
+        # A model that is made here and writes text is made in either form.
+        formats=("safetensors", "gguf") if is_made and task == "generate" else ("safetensors",),
         source=source,
         read_on=read_on,
     )
 
 
-def _detect_task(config: Mapping[str, Any]) -> Literal["generate", "embed", "rerank"]:
-    """What a checkpoint's head is for. A decoder that was trained to embed or rerank looks like any other decoder."""
+def _detect_task(config: Mapping[str, Any], *, embeds: bool = False) -> Task:
+    """What a checkpoint's head is for: one score ranks, several classify."""
     head_names = " ".join(config.get("architectures") or ())
     if "SequenceClassification" in head_names:
-        return "rerank"
-    return "embed" if config.get("model_type") in architecture.ENCODERS else "generate"
+        return "rerank" if architecture.count_labels(config) == 1 else "classify"
+    family = families.load().get(str(config.get("model_type")))
+    return "embed" if embeds or (family and family.encoder) else "generate"

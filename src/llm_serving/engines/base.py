@@ -7,6 +7,8 @@ its memory arithmetic is its own; the others share that of the default engine.
 from __future__ import annotations
 
 import importlib
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -26,8 +28,25 @@ class MemoryModel(Protocol):
     BLOCK_TOKENS: int
     """Tokens in a block of the KV cache on GPUs."""
 
-    def select_batch(self, device: Accelerators) -> Batch:
-        """The largest step that the engine chooses by itself."""
+    def select_batch(self, device: Accelerators | None) -> Batch:
+        """The largest step that the engine chooses by itself; None is a CPU."""
+
+    def compute_cpu_cache_bytes(
+        self,
+        model: Architecture,
+        *,
+        context: int,
+        lengths: Sequence[int],
+        block: int,
+        tensor_parallel: int,
+        sequences: int,
+    ) -> int:
+        """Memory of one rank on CPU that depends on requests: their KV cache, and what it needs besides.
+
+        Args:
+            context: most tokens of a request.
+            lengths: of all requests under way at once.
+        """
 
     def compute_fit(
         self,
@@ -37,6 +56,7 @@ class MemoryModel(Protocol):
         *,
         pipeline: int = 1,
         expert_ranks: int = 0,
+        spare_experts: int = 0,
         context: int | None = None,
         utilization: float = ...,
         dtype: str = "auto",
@@ -51,6 +71,6 @@ class MemoryModel(Protocol):
 def get_memory_model(engine: str = "") -> MemoryModel:
     """The memory arithmetic of an engine; of the default one where left out."""
     default = engines.get_default(engines.load_engines())
-    name = (engine or default).replace("-", "_")
-    module = name if Path(__file__).with_name(f"{name}.py").exists() else default.replace("-", "_")
+    modules = [re.sub(r"\W", "_", name) for name in (engine or default, default)]
+    module = next(name for name in modules if Path(__file__).with_name(f"{name}.py").exists())
     return cast(MemoryModel, importlib.import_module(f"{__package__}.{module}"))

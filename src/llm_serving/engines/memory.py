@@ -6,8 +6,13 @@ from pydantic import BaseModel, ConfigDict
 
 from llm_serving.catalog.architecture import Architecture
 from llm_serving.catalog.instances import Accelerators, Instance
+from llm_serving.catalog.models import Model
+from llm_serving.settings.units import format_bytes
 
 GIB = 2**30
+
+UNKNOWN_SHARE = 1.1
+"""Memory of a model whose arithmetic is not known, for each byte of its weights: they and a tenth."""
 
 CACHE_BYTES = {"auto": 2, "bfloat16": 2, "float16": 2, "fp8": 1}
 """Bytes of a number in the KV cache, by its type; `auto` is the model's own: 16 bits."""
@@ -52,12 +57,47 @@ class Fit(BaseModel):
 
     context: int
     calibrated: bool
-    """Whether the reserve is based on measurements: on GPUs, not on Neuron."""
+    """Whether the reserve was measured for such weights, settings and accelerators, split this way; else it is
+    extrapolated."""
+
+    computed: bool = True
+    """Whether more than the weights is computed: reserve, cache and tokens are 0 otherwise."""
+
+    tokens_per_s: float | None = None
+    """Most output tokens a second of one request on CPU, an estimate by memory bandwidth; None where there is none."""
 
     @property
     def requests(self) -> float:
         """Requests of the full context that the cache holds at once."""
         return self.cache_tokens / self.context
+
+
+def compute_unknown_fit(
+    model: Model, instance: Instance, tensor_parallel: int, pipeline: int, utilization: float, context: int
+) -> Fit:
+    """Whether the weights of a model that is not known, and a tenth more, have room; nothing else is computed."""
+    device = instance.accelerators
+    budget = int((compute_rank_bytes(device) if device else instance.memory_mib * 2**20) * utilization)
+    weights = int(UNKNOWN_SHARE * model.weight_bytes / (tensor_parallel * pipeline))
+    reason = (
+        f"weights {format_bytes(weights)}, with a tenth for what is not computed, are more than the "
+        f"{format_bytes(budget)} of one accelerator"
+    )
+    return Fit(
+        instance=instance.name,
+        tensor_parallel=tensor_parallel,
+        pipeline=pipeline,
+        fits=weights <= budget,
+        why=reason if weights > budget else "",
+        budget_bytes=budget,
+        weight_bytes=weights,
+        reserve_bytes=0,
+        cache_bytes=budget - weights,
+        cache_tokens=0,
+        context=context,
+        calibrated=False,
+        computed=False,
+    )
 
 
 def compute_kv_bytes_per_token(model: Architecture, tensor_parallel: int = 1, dtype: str = "auto") -> int:
@@ -66,7 +106,7 @@ def compute_kv_bytes_per_token(model: Architecture, tensor_parallel: int = 1, dt
     Heads are split over accelerators until each holds one; multi-head latent attention has one vector for all heads,
     which every accelerator keeps whole. An engine's own arithmetic counts what layers with a sliding window drop.
     """
-    return model.layers * compute_kv_layer_bytes(model, tensor_parallel, dtype)
+    return (model.layers - model.linear_layers) * compute_kv_layer_bytes(model, tensor_parallel, dtype)
 
 
 def compute_kv_layer_bytes(model: Architecture, tensor_parallel: int, dtype: str) -> int:
@@ -75,8 +115,14 @@ def compute_kv_layer_bytes(model: Architecture, tensor_parallel: int, dtype: str
         return 0
     number_bytes = CACHE_BYTES[dtype]
     if model.latent:
-        return (model.latent.kv_rank + model.latent.rope_dim) * number_bytes
+        return (model.latent.kv_rank + model.latent.rope_dim) * number_bytes + model.index_bytes
     return 2 * divide_up(model.kv_heads, tensor_parallel) * model.head_dim * number_bytes
+
+
+def compute_state_bytes(model: Architecture, tensor_parallel: int = 1) -> int:
+    """Bytes that a request takes in one layer without keys and values, in 16 bits; heads are split."""
+    state = model.state
+    return 2 * divide_up(state.convolution + state.heads, tensor_parallel) if state else 0
 
 
 def select_stage(model: Architecture, pipeline: int) -> Architecture:
@@ -91,7 +137,8 @@ def select_stage(model: Architecture, pipeline: int) -> Architecture:
     smaller = {
         "layers": layers,
         "sliding_layers": min(layers, divide_up(model.sliding_layers, pipeline)),
-        "dense_layers": 0,
+        "linear_layers": layers * model.linear_layers // model.layers,
+        "dense_layers": layers - divide_up(layers, model.sparse_step) if model.experts else 0,
         "prediction_layers": 0,
         "tied": True,
     }

@@ -8,17 +8,21 @@ published.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from llm_serving.catalog.architecture import EXPERTS, MXFP4_BYTES, Architecture, TensorGroup
+from llm_serving.catalog.architecture import EXPERTS, Architecture, TensorGroup
 from llm_serving.catalog.instances import Accelerators, Instance
 from llm_serving.catalog.models import Model
+from llm_serving.catalog.quantizations import MXFP4
 from llm_serving.engines.memory import (
     GIB,
     Batch,
     Fit,
+    compute_kv_bytes_per_token,
     compute_kv_layer_bytes,
     compute_rank_bytes,
+    compute_state_bytes,
     count_ranks,
     divide_up,
     select_stage,
@@ -45,6 +49,17 @@ _COMMUNICATION_BYTES = int(1.95 * GIB)
 _GRAPH_BYTES, _GRAPH_BYTES_PER_LAYER = int(0.3 * GIB), int(0.02 * GIB)
 """CUDA graphs: 0.9 GiB at 32 layers, 1.8 at 80. Taken off the cache since vLLM 0.21."""
 
+_MEASURED_DEVICE, _MEASURED_WAYS = "H100", 4
+"""Where the reserve was measured: up to so many accelerators, each layer split over all of them."""
+
+_MEASURED_BATCH, _MEASURED_QUANTIZATIONS = Batch(tokens=8192, sequences=1024), ("none", "mxfp4")
+"""The largest batch, the engine's own there, and the weights with which it was measured; the cache was in 16 bits."""
+
+_STATE_BLOCKS = 2
+"""Of a request in a layer that keeps a state, with cached beginnings of prompts: vLLM 0.32.0, MambaSpec, `align`."""
+
+_MIN_CPU_CACHE_BYTES = 64 * 2**20
+
 # vLLM's plugin for Neuron gives the cache no more than a share, for what else a compiled program holds is not known
 # beforehand, and ends where it is less than a least: AWS Neuron 2.32, vllm-neuron/docs/design/vllm/
 # determine_available_memory_design.md, VLLM_NEURON_KV_GMU_BUDGET_CAP_FRACTION and VLLM_NEURON_MIN_KV_BUDGET_GIB.
@@ -70,28 +85,72 @@ def count_cache_tokens(
     """
     if model.encoder:
         return 0
-    full_layers, sliding_layers = model.layers - model.sliding_layers, model.sliding_layers
-    # Layers of one kind share a block table; vLLM makes groups of as many layers as the smaller kind has.
-    group = min(full_layers, sliding_layers) if full_layers and sliding_layers else model.layers
-    blocks = max(0, cache_bytes) // (block * group * compute_kv_layer_bytes(model, tensor_parallel, dtype))
-    window = min((model.window or 0) - 1 + 2 * batch_tokens, context)
-    request_blocks = divide_up(full_layers, group) * divide_up(context, block) + divide_up(sliding_layers, group) * (
-        divide_up(window, block) + 1
+    token_bytes = compute_kv_layer_bytes(model, tensor_parallel, dtype)
+    block = max(block, _compute_state_block(model, block * token_bytes, block, tensor_parallel))
+    window_blocks = _count_window_blocks(model, context, block, batch_tokens)
+    # Of each kind of layers, how many there are and the blocks that a request takes in one of them.
+    kinds = (
+        (model.layers - model.sliding_layers - model.linear_layers, divide_up(context, block)),
+        (model.sliding_layers, window_blocks),
+        (model.linear_layers, _STATE_BLOCKS),
     )
-    return blocks * context // request_blocks
+    group = _compute_group_size([layers for layers, _ in kinds if layers])
+    request_blocks = sum(divide_up(layers, group) * blocks for layers, blocks in kinds)
+    return max(0, cache_bytes) // (block * group * token_bytes) * context // request_blocks
+
+
+def _compute_group_size(kinds: Sequence[int]) -> int:
+    """Layers that share a block table: as many as the smallest kind has, or the largest where they are nearly as many.
+
+    Source: vLLM 0.32.0, v1/core/kv_cache_utils.py, _get_kv_cache_groups_uniform_page_size.
+    """
+    return max(kinds) if max(kinds) < 1.5 * min(kinds) else min(kinds)
+
+
+def _count_window_blocks(model: Architecture, context: int, block: int, batch_tokens: int) -> int:
+    """Blocks of one request in a sliding layer, while two batches are under way."""
+    if model.chunked:
+        return divide_up(min((model.window or 0) + 2 * batch_tokens, context), block)
+    return divide_up(min((model.window or 0) - 1 + 2 * batch_tokens, context), block) + 1
+
+
+def _compute_state_block(model: Architecture, block_bytes: int, block: int, tensor_parallel: int) -> int:
+    """Tokens of a block in which a layer's state has room: vLLM makes blocks of all layers as large.
+
+    Source: vLLM 0.32.0, platforms/interface.py, _align_hybrid_block_size; 16-bit states.
+    """
+    if model.state is None:
+        return 0
+    return block * divide_up(compute_state_bytes(model, tensor_parallel), block_bytes)
+
+
+def compute_cpu_cache_bytes(
+    model: Architecture,
+    *,
+    context: int,
+    lengths: Sequence[int],
+    block: int,
+    tensor_parallel: int,
+    sequences: int,  # noqa: ARG001 - all requests under way share one cache
+) -> int:
+    """KV cache of one rank on CPU: one request of the full context and all requests under way at once."""
+    blocks = sum(divide_up(length, block) for length in (context, *lengths))
+    # The engine keeps one block to itself.
+    return max(_MIN_CPU_CACHE_BYTES, (blocks + 1) * block * compute_kv_bytes_per_token(model, tensor_parallel))
 
 
 def compute_weight_bytes(
-    model: Architecture, tensor_parallel: int = 1, *, pipeline: int = 1, expert_ranks: int = 0
+    model: Architecture, tensor_parallel: int = 1, *, pipeline: int = 1, expert_ranks: int = 0, spare_experts: int = 0
 ) -> int:
     """Bytes of weights on the fullest accelerator of a replica, as the engine holds them.
 
     Args:
         expert_ranks: accelerators over which whole experts are spread (expert parallelism); 0 splits each of them.
+        spare_experts: copies of experts beside these, spread with them.
     """
     model = select_stage(model, pipeline)
     total_bytes = sum(
-        _compute_group_bytes(model, group, tensor_parallel, expert_ranks)
+        _compute_group_bytes(model, group, tensor_parallel, expert_ranks, spare_experts)
         for group in model.list_tensors()
         if group.loaded
     )
@@ -99,11 +158,13 @@ def compute_weight_bytes(
         # vLLM keeps the keys' and values' up-projection twice: as loaded, and in 16 bits as decode multiplies it.
         width = model.latent.nope_dim + model.latent.value_dim
         total_bytes += 2 * model.layers * model.latent.kv_rank * model.heads * width / tensor_parallel
-    return round(total_bytes)
+    return round(total_bytes) + 2 * model.rotary_numbers
 
 
-def select_batch(device: Accelerators) -> Batch:
+def select_batch(device: Accelerators | None) -> Batch:
     """The largest batch that vLLM chooses for its server by itself (vLLM 0.32.0, `EngineArgs.get_batch_defaults`)."""
+    if device is None:
+        return Batch(tokens=2048, sequences=128)
     device_bytes = compute_rank_bytes(device)
     if device_bytes >= 160 * GIB:
         return Batch(tokens=16384, sequences=1024)
@@ -112,18 +173,41 @@ def select_batch(device: Accelerators) -> Batch:
     return Batch(tokens=2048, sequences=256)
 
 
-def compute_reserve_bytes(model: Architecture, batch: Batch, tensor_parallel: int = 1) -> int:
-    """Memory of one accelerator beside weights and cache: the largest batch, the libraries, the CUDA graphs."""
+def compute_reserve_bytes(model: Architecture, batch: Batch, tensor_parallel: int = 1, expert_ranks: int = 0) -> int:
+    """Memory of one accelerator beside weights and cache: the largest batch, the libraries, the CUDA graphs.
+
+    Args:
+        expert_ranks: accelerators over which whole experts are spread. Where they are more than split a layer, each
+            gathers the batches of all and sends as much back (vLLM 0.32.0, distributed/device_communicators/
+            all2all.py, AgRsAll2AllManager): computed from the code, not measured.
+    """
     activation_bytes = 2  # activations are in 16 bits
     feed_forward = model.intermediate if not model.experts else 0
     layers = batch.tokens * activation_bytes * (3 * divide_up(feed_forward, tensor_parallel) + 4 * model.hidden)
-    sampler = 0 if model.encoder else batch.sequences * model.vocabulary * _SAMPLER_BYTES
+    sampler = 0 if model.encoder or model.pooled else batch.sequences * model.vocabulary * _SAMPLER_BYTES
     # Each token visits several experts, and their workspace stays allocated beside the sampler's.
     visit_bytes = batch.tokens * model.active_experts * activation_bytes
     experts = visit_bytes * (3 * divide_up(model.expert_intermediate, tensor_parallel) + model.hidden)
-    libraries = _LIBRARY_BYTES + (_COMMUNICATION_BYTES if tensor_parallel > 1 else 0)
+    other_batches = max(0, expert_ranks // tensor_parallel - 1)
+    experts += 2 * other_batches * batch.tokens * model.hidden * activation_bytes
+    libraries = _LIBRARY_BYTES + (_COMMUNICATION_BYTES if max(tensor_parallel, expert_ranks) > 1 else 0)
     graphs = 0 if model.encoder else _GRAPH_BYTES + _GRAPH_BYTES_PER_LAYER * model.layers
-    return max(layers, sampler) + experts + libraries + graphs
+    pictures = _compute_picture_bytes(model, batch, tensor_parallel)
+    return max(layers, sampler, pictures) + experts + libraries + graphs
+
+
+def _compute_picture_bytes(model: Architecture, batch: Batch, tensor_parallel: int) -> int:
+    """Memory in which the largest step's pictures become tokens: as many as have room in it, or one.
+
+    Computed from the code (vLLM 0.32.0, v1/worker/gpu_model_runner.py, profile_run). In the starts that were measured,
+    of Gemma 3 and Mistral Small 3.1, the sampler took more.
+    """
+    vision, activation_bytes = model.vision, 2
+    if vision is None:
+        return 0
+    patches = max(1, batch.tokens // vision.image_tokens) * vision.patches
+    tower = patches * activation_bytes * (2 * divide_up(vision.intermediate, tensor_parallel) + 4 * vision.hidden)
+    return tower + max(batch.tokens, vision.image_tokens) * model.hidden * vision.outputs * activation_bytes
 
 
 def compute_fit(
@@ -133,6 +217,7 @@ def compute_fit(
     *,
     pipeline: int = 1,
     expert_ranks: int = 0,
+    spare_experts: int = 0,
     context: int | None = None,
     utilization: float = UTILIZATION,
     dtype: str = "auto",
@@ -144,6 +229,7 @@ def compute_fit(
         tensor_parallel: accelerators that each layer is split over, in one instance.
         pipeline: stages of layers, each on another such instance.
         expert_ranks: accelerators over which whole experts are spread; 0 splits each expert.
+        spare_experts: copies of experts beside these, spread with them.
         context: the longest request, prompt and answer; default: the model's maximum.
         utilization: share of each accelerator's memory that the engine may use.
         dtype: of the KV cache: `auto` or `fp8`.
@@ -155,9 +241,25 @@ def compute_fit(
     device = _require_accelerators(instance)
     context = context or model.max_context
     batch = batch or select_batch(device)
-    memory = _divide_memory(model, device, batch, tensor_parallel, pipeline, expert_ranks, utilization, context, dtype)
+    weights = compute_weight_bytes(
+        model, tensor_parallel, pipeline=pipeline, expert_ranks=expert_ranks, spare_experts=spare_experts
+    )
+    memory = _divide_memory(
+        model, device, batch, tensor_parallel, pipeline, expert_ranks, weights, utilization, context, dtype
+    )
     reason = _describe_problem(model, device, memory, tensor_parallel, context, whole_experts=bool(expert_ranks))
-    return _build_fit(instance.name, device, tensor_parallel, pipeline, context, memory, reason)
+    is_measured_split = tensor_parallel <= _MEASURED_WAYS and pipeline == 1 and not expert_ranks
+    calibrated = device.name == _MEASURED_DEVICE and is_measured_split and _is_measured_engine(model, batch, dtype)
+    return _build_fit(instance.name, tensor_parallel, pipeline, context, memory, reason, calibrated=calibrated)
+
+
+def _is_measured_engine(model: Model, batch: Batch, dtype: str) -> bool:
+    """Whether the reserve was measured with such a model and such settings."""
+    is_plain = not (model.encoder or model.pooled or model.linear_layers)
+    is_measured_model = is_plain and model.quantization in _MEASURED_QUANTIZATIONS
+    if model.vision and model.vision.image_tokens > batch.tokens:
+        return False
+    return is_measured_model and batch == _MEASURED_BATCH and dtype == "auto"
 
 
 def _require_accelerators(instance: Instance) -> Accelerators:
@@ -183,14 +285,14 @@ def _divide_memory(
     tensor_parallel: int,
     pipeline: int,
     expert_ranks: int,
+    weights: int,
     utilization: float,
     context: int,
     dtype: str,
 ) -> _Memory:
     largest_stage = select_stage(model, pipeline)
     budget = int(compute_rank_bytes(device) * _VISIBLE_SHARE * utilization)
-    weights = compute_weight_bytes(model, tensor_parallel, pipeline=pipeline, expert_ranks=expert_ranks)
-    reserve = compute_reserve_bytes(largest_stage, batch, tensor_parallel)
+    reserve = compute_reserve_bytes(largest_stage, batch, tensor_parallel, expert_ranks)
     cache = budget - weights - reserve
     if device.kind == "neuron":
         cache = min(cache, int(budget * _NEURON_CACHE_SHARE))
@@ -202,12 +304,13 @@ def _divide_memory(
 
 def _build_fit(
     instance: str,
-    device: Accelerators,
     tensor_parallel: int,
     pipeline: int,
     context: int,
     memory: _Memory,
     reason: str,
+    *,
+    calibrated: bool,
 ) -> Fit:
     return Fit(
         instance=instance,
@@ -221,7 +324,7 @@ def _build_fit(
         cache_bytes=memory.cache,
         cache_tokens=0 if reason else memory.tokens,
         context=context,
-        calibrated=device.kind == "gpu",
+        calibrated=calibrated,
     )
 
 
@@ -300,17 +403,19 @@ def _describe_cache_shortage(model: Model, device: Accelerators, cache: int) -> 
     return f"{format_bytes(cache)} are left for the cache of a NeuronCore, and the engine ends below 1 GiB"
 
 
-def _compute_group_bytes(model: Architecture, group: TensorGroup, tensor_parallel: int, expert_ranks: int) -> float:
+def _compute_group_bytes(
+    model: Architecture, group: TensorGroup, tensor_parallel: int, expert_ranks: int, spare_experts: int
+) -> float:
     """Bytes of a group on one accelerator."""
     if group.name == EXPERTS and expert_ranks:
-        return group.bytes * divide_up(model.experts, expert_ranks) / model.experts
+        return group.bytes * divide_up(model.experts + spare_experts, expert_ranks) / model.experts
     if group.name == EXPERTS and model.quantization == "mxfp4":
         # vLLM's kernels take widths in steps: the hidden one of 256, the expert's of 128 after the split (vLLM 0.32.0,
         # fused_moe/oracle/mxfp4.py, Marlin and TensorRT-LLM). gpt-oss-20b then takes 13.7 GiB, not 12.8.
         width = divide_up(divide_up(model.expert_intermediate, tensor_parallel), 128) * 128
         hidden = divide_up(model.hidden, 256) * 256
         count = group.parameters // (model.expert_intermediate * model.hidden)
-        return count * width * hidden * MXFP4_BYTES
+        return count * MXFP4.compute_bytes(hidden, width)
     if group.split == "even":
         return group.bytes / tensor_parallel
     if group.split == "kv":

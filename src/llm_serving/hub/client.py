@@ -12,7 +12,8 @@ import io
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -94,6 +95,36 @@ def select_files(snapshot: Snapshot, *, all_files: bool = False) -> tuple[RepoFi
     return tuple(file for file in snapshot.files if file.name in names)
 
 
+def select_gguf(snapshot: Snapshot, quantization: str) -> RepoFile:
+    """Return the one GGUF file of a quantization, which its name ends with: NAME-Q4_K_M.gguf.
+
+    Raises:
+        InputError: there is none, or it is split into parts.
+    """
+    found = {file.name: file for file in snapshot.files if file.name.lower().endswith(".gguf")}
+    ends = tuple(f"{sign}{quantization}.gguf".lower() for sign in "-._")
+    matches = [file for name, file in found.items() if name.lower().endswith(ends) or f"/{name}".lower().endswith(ends)]
+    if len(matches) == 1:
+        return matches[0]
+    if any(
+        re.search(rf"[-._]{re.escape(quantization)}-\d{{5}}-of-\d{{5}}\.gguf$", name, re.IGNORECASE) for name in found
+    ):
+        raise InputError(
+            f"{snapshot.id}: {quantization} is split into parts, and llama.cpp is given one file. Fix: another "
+            "quantization, or a folder with the file that `llama-gguf-split --merge FIRST-PART model.gguf` makes."
+        )
+    if not found:
+        raise InputError(
+            f"{snapshot.id}: it has no GGUF file. Fix: a repository that has, usually ORGANIZATION/MODEL-GGUF."
+        )
+    types = sorted(
+        {match[1] for name in found if (match := re.search(r"[-._]([A-Z]+\d*(?:_\w+)?)\.gguf$", name, re.IGNORECASE))}
+    )
+    raise InputError(
+        f"{snapshot.id}: it has {len(matches) or 'no'} GGUF files of {quantization}. Fix: {' or '.join(types)}."
+    )
+
+
 def select_names(names: Sequence[str], source: str) -> set[str]:
     """Return the names of files for serving.
 
@@ -111,29 +142,40 @@ def select_names(names: Sequence[str], source: str) -> set[str]:
         )
         alternatives = f", only {' and '.join(other_suffixes)}" if other_suffixes else ""
         raise InputError(f"{source}: it has no safetensors{alternatives}. Fix: another model, or --all-files.")
-    return serving_names
+    return serving_names - _find_second_checkpoint(serving_names)
 
 
-def fetch_config(name: str) -> Mapping[str, Any]:
-    """Return the config.json of a repository.
+def _find_second_checkpoint(names: Set[str]) -> set[str]:
+    """Mistral's own form of a checkpoint, where the same weights are there in the form of all other models too.
+
+    Its repositories have both; engines take one of them, and a weight streamer would read both. vLLM takes a repository
+    with `consolidated*` for one in Mistral's form. Source: vLLM 0.32.0, vllm/transformers_utils/repo_utils.py.
+    """
+    consolidated = {name for name in names if name.startswith("consolidated")}
+    others = {name for name in names - consolidated if name.endswith(".safetensors") and "/" not in name}
+    return consolidated if others and "config.json" in names else set()
+
+
+def fetch_json(name: str, file: str, revision: str = "main") -> Mapping[str, Any]:
+    """Return a JSON file of a repository, such as its config.json.
 
     Raises:
-        InputError: the repository does not exist, or has no config.json.
+        InputError: the repository does not exist, or has no such file.
         Unavailable: the hub is unreachable, or requires a token.
     """
     from huggingface_hub import hf_hub_url
     from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
-    with _translate_errors(name, "main"):
-        url = hf_hub_url(name, "config.json", endpoint=resolve_endpoint())
+    with _translate_errors(name, revision, file):
+        url = hf_hub_url(name, file, revision=revision, endpoint=resolve_endpoint())
         response = get_session().get(url, headers=build_hf_headers(), timeout=_TIMEOUT_S, follow_redirects=True)
         hf_raise_for_status(response)
     try:
         payload = json.loads(response.content)
     except ValueError:
-        raise InputError(f"{name}: its config.json is not JSON. Fix: another model.") from None
+        raise InputError(f"{name}: its {file} is not JSON. Fix: another model.") from None
     if not isinstance(payload, dict):
-        raise InputError(f"{name}: its config.json is not a mapping of keys to values. Fix: another model.")
+        raise InputError(f"{name}: its {file} is not a mapping of keys to values. Fix: another model.")
     return payload
 
 
@@ -230,7 +272,7 @@ def _is_intact(path: Path, file: RepoFile) -> bool:
 
 
 @contextmanager
-def _translate_errors(name: str, revision: str) -> Iterator[None]:
+def _translate_errors(name: str, revision: str, file: str = "") -> Iterator[None]:
     """Turn the client's errors into one line each. Their own messages have URLs that may contain signatures."""
     import httpx2
     from huggingface_hub import errors
@@ -253,7 +295,9 @@ def _translate_errors(name: str, revision: str) -> Iterator[None]:
             f"{name}: {resolve_endpoint()} has no such model, or it is private. Fix: an existing id, or set HF_TOKEN."
         ) from None
     except errors.RemoteEntryNotFoundError:
-        raise InputError(f"{name}: {resolve_endpoint()} has no such file of it. Fix: a model in safetensors.") from None
+        raise InputError(
+            f"{name}: {resolve_endpoint()} has no {file or 'such file'} of it. Fix: a model in safetensors."
+        ) from None
     except errors.OfflineModeIsEnabled:
         raise Unavailable(f"{name}: HF_HUB_OFFLINE disables the hub. Fix: unset it.") from None
     except errors.HfHubHTTPError as error:
@@ -278,7 +322,10 @@ def _raise_http_error(name: str, error: Any) -> NoReturn:
         raise Unavailable(
             f"{name}: {resolve_endpoint()} refuses the token (HTTP {status}). Fix: set HF_TOKEN to a valid one."
         ) from None
-    raise Unavailable(f"{name}: {resolve_endpoint()} returned HTTP {status}. Fix: try again later.") from None
+    fix = "try again later"
+    if status == 429:
+        fix = "try again in some minutes; set HF_TOKEN, for the hub allows more with a token"
+    raise Unavailable(f"{name}: {resolve_endpoint()} returned HTTP {status}. Fix: {fix}.") from None
 
 
 def _format_reason(error: Exception) -> str:

@@ -5,16 +5,21 @@
 
 from __future__ import annotations
 
+import json
 import os
+import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from llm_serving.aws import s3
-from llm_serving.hub import client, files
+from llm_serving.catalog import gguf, records
+from llm_serving.catalog.records import ModelRecord, RecordedFile
+from llm_serving.hub import client, files, read
+from llm_serving.hub import source as source_record
 from llm_serving.hub.files import OnProgress
 from llm_serving.settings.errors import InputError
 
@@ -22,6 +27,8 @@ MAX_PARALLEL = 4
 """Concurrent files: more do not help, given the parts in memory and one machine's network."""
 
 _LAST_FILE = "config.json"
+
+_MAX_JSON_BYTES = 100_000_000
 
 
 class UploadResult(NamedTuple):
@@ -35,6 +42,9 @@ class UploadResult(NamedTuple):
 
     received: int
     """Bytes downloaded from the hub now; 0 for a folder."""
+
+    commit: str | None = None
+    """Commit on the hub; None for a folder."""
 
 
 class _UploadCancelled(Exception):
@@ -108,12 +118,19 @@ def upload(
         all_files: include files that serving does not need.
 
     Raises:
-        InputError: it has no safetensors, or `uri` is not an S3 URI.
+        InputError: it has no safetensors, a link leads out of it, or `uri` is not an S3 URI.
         Unavailable: S3 is unreachable, has no such bucket, or denies access.
     """
-    bucket = s3.Bucket(s3.parse_location(uri), endpoint=endpoint, env=env)
+    location = s3.parse_location(uri)
     paths = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
-    names = set(paths) if all_files else client.select_names(list(paths), str(folder))
+    if is_gguf_folder(folder) and not all_files:
+        names = {gguf.FILE}
+        paths = {gguf.FILE: find_gguf(folder)}
+    else:
+        names = set(paths) if all_files else client.select_names(list(paths), str(folder))
+    for name in sorted(names):
+        _require_inside(paths[name], folder)
+    bucket = s3.Bucket(location, endpoint=endpoint, env=env)
     sizes = {name: paths[name].stat().st_size for name in names}
     counter = _TransferCounter(sum(sizes.values()), on_progress)
 
@@ -124,7 +141,45 @@ def upload(
         counter.finish_file(name, sizes[name])
 
     _transfer_all(transfer, names, counter)
+    if source_record.FILE in bucket.list_sizes():  # of a copy from a hub, which this one replaces
+        with tempfile.TemporaryDirectory() as staging:
+            source_record.write(bucket, Path(staging), ModelRecord(source=folder.name))
     return UploadResult(str(bucket.location), len(names), sum(sizes.values()), counter.sent, counter.received)
+
+
+def is_gguf_folder(folder: Path) -> bool:
+    """Whether a folder holds a model as a GGUF file, and not as safetensors too."""
+    return any(folder.glob(f"*{gguf.SUFFIX}")) and not any(folder.glob("*.safetensors"))
+
+
+def find_gguf(folder: Path) -> Path:
+    """The one GGUF file of a folder.
+
+    Raises:
+        InputError: there are several, or the file is not all of a model that llama.cpp runs.
+    """
+    found = sorted(folder.glob(f"*{gguf.SUFFIX}"))
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found[:4])
+        raise InputError(f"{folder}: it holds {len(found)} GGUF files, {names}. Fix: a folder with one of them.")
+    gguf.check_known(gguf.read_file(found[0]), str(found[0]))
+    return found[0]
+
+
+def _require_inside(path: Path, folder: Path) -> None:
+    """Check that the content of a file is the folder's own, or of the same model in a cache of the hub.
+
+    Raises:
+        InputError: a link leads elsewhere, so that a private file of this machine could be uploaded under another name.
+    """
+    content, root = path.resolve(), folder.resolve()
+    # The hub's cache: models--ORG--NAME/snapshots/COMMIT/FILE is a link to models--ORG--NAME/blobs/HASH.
+    is_cached = root.parent.name == "snapshots" and content.parent == root.parents[1] / "blobs"
+    if not (content.is_relative_to(root) or is_cached):
+        raise InputError(
+            f"{path}: it is a link to {content}, outside {folder}, and would be uploaded as a file of the model. "
+            "Fix: remove the link, or put the file itself there."
+        )
 
 
 def copy_from_hub(
@@ -149,33 +204,84 @@ def copy_from_hub(
         Unavailable: the hub or S3 is unreachable or denies access, the disk is full, or a file is damaged.
     """
     bucket = s3.Bucket(s3.parse_location(uri), endpoint=endpoint, env=env)
-    snapshot = client.fetch_snapshot(name, revision)
-    repo_files = {file.name: file for file in client.select_files(snapshot, all_files=all_files)}
-    folder = (staging or find_staging_folder()) / name.replace("/", "--") / snapshot.commit
+    repository, _, quantization = name.partition(":")
+    snapshot = client.fetch_snapshot(repository, revision)
+    if quantization:
+        repo_files = {gguf.FILE: client.select_gguf(snapshot, quantization)}
+    else:
+        repo_files = {file.name: file for file in client.select_files(snapshot, all_files=all_files)}
+    folder = (staging or find_staging_folder()) / repository.replace("/", "--") / snapshot.commit
     sizes = sorted((file.size for file in repo_files.values()), reverse=True)
     fix = "use --staging FOLDER on another disk"
     files.check_disk_space(folder, sum(sizes[:MAX_PARALLEL]), purpose="staging", fix=fix)
     counter = _TransferCounter(sum(sizes), on_progress, moves_per_file=2)
 
+    hashes: dict[str, str] = {}
+
     def transfer(path: str) -> None:
-        _copy_file(snapshot, repo_files[path], bucket, folder, counter)
+        hashes[repo_files[path].name] = _copy_file(snapshot, repo_files[path], path, bucket, folder, counter)
 
     with client.lock_folder(folder):
         _transfer_all(transfer, repo_files, counter)
-    return UploadResult(str(bucket.location), len(repo_files), sum(sizes), counter.sent, counter.received)
+        record = _build_record(name, snapshot, revision, repo_files, hashes, bucket)
+        source_record.write(bucket, folder, record)
+    records.save(record)
+    return UploadResult(
+        str(bucket.location), len(repo_files), sum(sizes), counter.sent, counter.received, snapshot.commit
+    )
 
 
 def _copy_file(
-    snapshot: client.Snapshot, file: client.RepoFile, bucket: s3.Bucket, folder: Path, counter: _TransferCounter
-) -> None:
-    """Copy a file to S3 unless it is there. The hub has no SHA-256 of small files: download them to compute it."""
-    if not (file.sha256 and bucket.has_object(file.name, file.size, file.sha256)):
-        local_path = client.download(snapshot, file, folder, partial(counter.add_received, file.name))
+    snapshot: client.Snapshot,
+    file: client.RepoFile,
+    key: str,
+    bucket: s3.Bucket,
+    folder: Path,
+    counter: _TransferCounter,
+) -> str:
+    """Copy a file to S3 unless it is there, and return its SHA-256, which the hub has of large files alone.
+
+    Args:
+        key: its name in the bucket.
+    """
+    sha256 = file.sha256 or ""
+    if not (file.sha256 and bucket.has_object(key, file.size, file.sha256)):
+        local_path = client.download(snapshot, file, folder, partial(counter.add_received, key))
         sha256 = file.sha256 or files.compute_sha256(local_path)
-        if not bucket.has_object(file.name, file.size, sha256):
-            bucket.upload(local_path, file.name, sha256, partial(counter.add_sent, file.name))
+        if local_path.suffix == gguf.SUFFIX:
+            gguf.check_known(gguf.read_file(local_path), f"{snapshot.id}: {file.name}")
+        if not bucket.has_object(key, file.size, sha256):
+            bucket.upload(local_path, key, sha256, partial(counter.add_sent, key))
         local_path.unlink()
-    counter.finish_file(file.name, file.size)
+    counter.finish_file(key, file.size)
+    return sha256
+
+
+def _build_record(
+    name: str,
+    snapshot: client.Snapshot,
+    revision: str,
+    repo_files: Mapping[str, client.RepoFile],
+    hashes: Mapping[str, str],
+    bucket: s3.Bucket,
+) -> ModelRecord:
+    """The record of a copy, from what lies there; a GGUF file has all that it needs in its own header."""
+    if gguf.FILE in repo_files:
+        [file] = repo_files.values()
+        recorded_file = RecordedFile(bytes=file.size, sha256=hashes[file.name])
+        return ModelRecord(
+            source=name,
+            revision=revision,
+            commit=snapshot.commit,
+            weight_bytes=file.size,
+            files={gguf.FILE: recorded_file},
+        )
+
+    def read_json(file: str) -> Mapping[str, Any]:
+        content = json.loads(bucket.read(file, 0, _MAX_JSON_BYTES))
+        return content if isinstance(content, dict) else {}
+
+    return read.build_record(snapshot, revision, repo_files.values(), hashes, read_json)
 
 
 def find_staging_folder() -> Path:
@@ -192,7 +298,10 @@ def resolve_source_name(source: str) -> str:
     if is_folder(source):
         return Path(source).expanduser().resolve().name
     if source.count("/") != 1 or source.startswith((".", "/", "~")):
-        raise InputError(f"{source}: it is neither a folder nor an id on the hub. Fix: a folder or ORGANIZATION/MODEL.")
+        raise InputError(
+            f"{source}: it is neither a folder nor an id on the hub. "
+            "Fix: a folder, ORGANIZATION/MODEL, or ORGANIZATION/MODEL-GGUF:QUANTIZATION."
+        )
     return source
 
 

@@ -1,0 +1,90 @@
+"""Record the options that vLLM's own parser takes, as catalog/engines/vllm.options.json holds them.
+
+Runs in the engine's Python, and prints JSON:
+
+    .venv-engine/bin/python scripts/record_vllm_options.py > src/llm_serving/catalog/engines/vllm.options.json
+
+An option's type is found by asking the parser's own converter, so `human_readable_int` and its like need no list here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import vllm
+from vllm import envs
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.reasoning import ReasoningParserManager
+from vllm.tool_parsers import ToolParserManager
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+HELP = "help"
+
+
+def record() -> dict[str, Any]:
+    """Return the parser's options by name, without dashes; parsers by kind; and the engine's environment variables."""
+    parser = make_arg_parser(FlexibleArgumentParser())
+    options = {
+        name.removeprefix("--").replace("-", "_"): describe(action)
+        for action in parser._actions
+        for name in action.option_strings[:1]
+        if name.startswith("--") and action.dest != HELP
+    }
+    return {
+        "source": f"vLLM {vllm.__version__.partition('+')[0]}, its own parser, by scripts/record_vllm_options.py",
+        "read_on": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "options": dict(sorted(options.items())),
+        "parsers": {
+            "tools": sorted({*ToolParserManager.tool_parsers, *ToolParserManager.lazy_parsers}),
+            "reasoning": sorted({*ReasoningParserManager.reasoning_parsers, *ReasoningParserManager.lazy_parsers}),
+        },
+        "variables": sorted(envs.environment_variables),
+    }
+
+
+def describe(action: argparse.Action) -> dict[str, Any]:
+    """Return an option's type, and its choices where it has some."""
+    if isinstance(action, argparse.BooleanOptionalAction):
+        return {"type": "switch"}
+    if action.nargs == 0:
+        return {"type": "flag"}
+    choices = [choice for choice in action.choices or () if choice is not None]
+    return {
+        "type": find_type(action.type),
+        **({"list": "words"} if action.nargs in ("+", "*") else {}),
+        **({"list": "repeat"} if isinstance(action, argparse._AppendAction) else {}),
+        **({"choices": choices} if choices else {}),
+    }
+
+
+def find_type(convert: Any) -> str:
+    """Return `int`, `number`, `json` or `text`, by what a converter takes."""
+    if convert is None or convert is str:
+        return "text"
+    if accepts(convert, "7") and not accepts(convert, "word") and not accepts(convert, "{}"):
+        return "number" if accepts(convert, "0.5") else "int"
+    return "json" if accepts(convert, "{}") and (not accepts(convert, "word") or takes_mapping(convert)) else "text"
+
+
+def takes_mapping(convert: Callable[[str], Any]) -> bool:
+    """Whether a converter that takes any text reads a mapping from JSON."""
+    return isinstance(convert('{"key": 1}'), dict)
+
+
+def accepts(convert: Callable[[str], Any], text: str) -> bool:
+    """Whether a converter of the parser takes a text."""
+    with contextlib.suppress(Exception):
+        convert(text)
+        return True
+    return False
+
+
+if __name__ == "__main__":
+    json.dump(record(), sys.stdout, indent=1)
+    print()

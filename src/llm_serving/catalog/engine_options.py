@@ -1,0 +1,115 @@
+"""What an engine's own parser takes: options with their types and choices, parsers of answers, environment variables.
+
+engines/NAME.options.json holds it for the version of the engine's row, written by the engine's own code
+(scripts/record_vllm_options.py for vLLM). An engine without such a file takes no `engine_arguments`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, JsonValue
+
+FOLDER = Path(__file__).with_name("engines")
+
+
+class EngineOption(BaseModel):
+    """One option of the command line."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    type: Literal["switch", "flag", "int", "number", "text", "json"]
+    """A switch has a form with `--no-`, and a flag has none."""
+
+    list: Literal["", "words", "repeat"] = ""
+    """Whether it takes several values: as words after it, or as the option once for each."""
+
+    choices: tuple[str | int, ...] = ()
+
+    def describe_mismatch(self, value: JsonValue) -> str:
+        """What the option takes, where that is not `value`; empty where it is."""
+        items = value if self.list and isinstance(value, list) else [value]
+        if all(self._accepts(item) for item in items):
+            return ""
+        if self.choices:
+            return f"one of {', '.join(map(str, self.choices))}"
+        names = {
+            "switch": "true or false",
+            "flag": "true, or to be left out",
+            "int": "a whole number",
+            "number": "a number",
+            "text": "a text",
+            "json": "a mapping or a list",
+        }
+        return names[self.type] + (", or a list of such" if self.list else "")
+
+    def _accepts(self, value: JsonValue) -> bool:
+        if self.choices:
+            return value in self.choices
+        if isinstance(value, bool):
+            return self.type == "switch" or (self.type == "flag" and value)
+        accepted: dict[str, tuple[type, ...]] = {
+            "int": (int,),
+            "number": (int, float),
+            "text": (str, int, float),
+            "json": (dict, list, str),
+        }
+        return isinstance(value, accepted.get(self.type, ()))
+
+    def format_words(self, name: str, value: JsonValue) -> tuple[str, ...]:
+        """The words of the command line for a value that the option takes."""
+        word = f"--{name.replace('_', '-')}"
+        if isinstance(value, bool):
+            return (word if value else f"--no-{word.removeprefix('--')}",)
+        if self.list and isinstance(value, list):
+            texts = [str(item) for item in value]
+            return (word, *texts) if self.list == "words" else tuple(part for text in texts for part in (word, text))
+        return (word, json.dumps(value) if isinstance(value, dict | list) else str(value))
+
+
+class EngineOptions(BaseModel):
+    """All that the parser of one engine takes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    source: str
+    read_on: str
+    options: Mapping[str, EngineOption]
+    """By name, with _ for -, and without dashes before it."""
+
+    parsers: Mapping[Literal["tools", "reasoning"], tuple[str, ...]]
+    """The engine's names of its parsers for calls of tools and for reasoning."""
+
+    variables: tuple[str, ...]
+    """Environment variables that the engine reads."""
+
+    def suggest_option(self, name: str) -> str:
+        """The option that a misspelt name was meant for; empty where none is near."""
+        return find_nearest(name.lstrip("-").replace("-", "_"), self.options)
+
+    def suggest_variable(self, name: str) -> str:
+        """The variable that a misspelt name was meant for; empty where none is near."""
+        return find_nearest(name, self.variables)
+
+
+def find_nearest(name: str, names: Iterable[str]) -> str:
+    """The name that a misspelt one was meant for; empty where none is near."""
+    return next(iter(difflib.get_close_matches(name, list(names), n=1)), "")
+
+
+@functools.cache
+def load(engine: str) -> EngineOptions | None:
+    """The options of an engine; None where none are recorded."""
+    file = FOLDER / f"{engine}.options.json"
+    return EngineOptions.model_validate_json(file.read_text(encoding="utf-8")) if file.exists() else None
+
+
+def get_options(engine: str) -> Mapping[str, EngineOption]:
+    """The options of an engine by name; none where none are recorded."""
+    recorded = load(engine)
+    return recorded.options if recorded else {}

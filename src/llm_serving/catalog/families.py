@@ -1,0 +1,213 @@
+"""The families of models in families.yaml: which tensors a model has, as formulas of its own config.json."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+FILE = Path(__file__).with_name("families.yaml")
+
+Formula = str | int
+
+TensorSplit = Literal["even", "kv", "none"]
+"""How tensor parallelism divides a tensor: evenly; by key and value heads, so into no more parts; not at all."""
+
+TensorForm = Literal["plain", "linear", "expert"]
+"""What quantization makes smaller: matrices and experts, and nothing else."""
+
+LayerKind = Literal["model", "embedding", "output", "layers", "attention", "linear", "dense", "sparse"]
+"""How often a tensor is there: once in the model, or in each layer of a kind."""
+
+
+class TensorRow(BaseModel):
+    """One tensor, or several of one shape, of a family."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    name: str
+    layer_kind: LayerKind = Field("model", alias="in")
+    times: Formula = 1
+    rows: Formula = 1
+    columns: Formula = 1
+    form: TensorForm = "plain"
+    module: str = ""
+    """Its name in a layer, as checkpoints list what they do not quantize."""
+
+    split: TensorSplit = "none"
+    routed: bool = False
+    """Whether a token passes only through the share of it that belongs to its experts."""
+
+    number_bytes: float | None = None
+    """Where it is stored in another type than the model's."""
+
+
+class VisionRow(BaseModel):
+    """What turns a picture into tokens."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    config: str
+    tensors: tuple[TensorRow, ...]
+    defaults: Mapping[str, int] = {}
+    image_tokens: Formula
+    """Most tokens that one picture takes in the context."""
+
+    patches: Formula
+    """Parts that the largest picture is cut into."""
+
+    outputs: Formula = 1
+    """Vectors of the decoder's width for each token of a picture."""
+
+    _flatten = field_validator("tensors", mode="before")(lambda tensors: tuple(_flatten(tensors)))
+
+
+class StateRow(BaseModel):
+    """What a layer without keys and values keeps of a request: numbers, whatever its length."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    convolution: Formula
+    heads: Formula
+
+
+class Family(BaseModel):
+    """One row of families.yaml."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    source: str
+    encoder: bool = False
+    decoder: str = ""
+    defaults: Mapping[str, Any] = {}
+    sizes: Mapping[str, Formula] = {}
+    tensors: tuple[TensorRow, ...]
+    prediction: tuple[TensorRow, ...] = ()
+    """Of one layer for multi-token prediction, stored behind the others."""
+
+    state: StateRow | None = None
+    vision: VisionRow | None = None
+
+    _flatten = field_validator("tensors", "prediction", mode="before")(lambda tensors: tuple(_flatten(tensors)))
+
+
+class TensorShape(BaseModel):
+    """Tensors of one shape, with the numbers of a model."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    layer_kind: LayerKind
+    times: int
+    rows: int
+    columns: int
+    form: TensorForm
+    module: str
+    split: TensorSplit
+    routed: bool
+    number_bytes: float | None
+    spared: int = 0
+    """Layers of a quantized model in which it is not."""
+
+
+def _flatten(parts: Any) -> Iterator[Any]:
+    """Parts of families.yaml that stand for several tensors, as one list."""
+    for part in parts:
+        if isinstance(part, list):
+            yield from _flatten(part)
+        else:
+            yield part
+
+
+@functools.cache
+def load() -> Mapping[str, Family]:
+    """All families, by `model_type`."""
+    rows = yaml.load(FILE.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return MappingProxyType(
+        {name: Family.model_validate(row) for name, row in rows.items() if not name.startswith("_")}
+    )
+
+
+def build_shapes(rows: tuple[TensorRow, ...], numbers: Mapping[str, int]) -> tuple[TensorShape, ...]:
+    """The tensors of a model, without those that it has none of.
+
+    Raises:
+        KeyError: a number is missing; its name.
+    """
+    shapes = (
+        TensorShape(
+            name=row.name,
+            layer_kind=row.layer_kind,
+            times=compute(row.times, numbers),
+            rows=compute(row.rows, numbers),
+            columns=compute(row.columns, numbers),
+            form=row.form,
+            module=row.module,
+            split=row.split,
+            routed=row.routed,
+            number_bytes=row.number_bytes,
+        )
+        for row in rows
+        if row.layer_kind != "sparse" or numbers.get("experts")
+    )
+    return tuple(shape for shape in shapes if shape.times * shape.rows * shape.columns)
+
+
+def read_numbers(config: Mapping[str, Any]) -> dict[str, int]:
+    """Whole numbers of a config.json: yes is 1, null is 0, and a list is its length."""
+    numbers = {}
+    for key, value in config.items():
+        if value is None or isinstance(value, bool | int):
+            numbers[key] = int(value or 0)
+        elif isinstance(value, list):
+            numbers[key] = len(value)
+    return numbers
+
+
+def compute(formula: Formula, numbers: Mapping[str, int]) -> int:
+    """The value of a formula.
+
+    Raises:
+        KeyError: it names a number that is missing.
+    """
+    if isinstance(formula, int):
+        return formula
+    return _compute_node(_parse(formula), numbers)
+
+
+@functools.cache
+def _parse(formula: str) -> ast.expr:
+    return ast.parse(formula, mode="eval").body
+
+
+_OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+}
+
+
+def _compute_node(node: ast.expr, numbers: Mapping[str, int]) -> int:
+    match node:
+        case ast.Constant(value=int(value)):
+            return value
+        case ast.Name(id=name):
+            return numbers[name]
+        case ast.BinOp(left=left, op=op, right=right):
+            return _OPERATORS[type(op)](_compute_node(left, numbers), _compute_node(right, numbers))
+        case ast.BoolOp(op=ast.Or(), values=[first, second]):
+            return _compute_node(first, numbers) or _compute_node(second, numbers)
+        case ast.Compare(left=left, ops=[ast.Gt()], comparators=[right]):
+            return int(_compute_node(left, numbers) > _compute_node(right, numbers))
+        case ast.Call(func=ast.Name(id="min"), args=[first, second]):
+            return min(_compute_node(first, numbers), _compute_node(second, numbers))
+        case _:
+            raise ValueError(f"no formula of families.yaml: {ast.unparse(node)}")

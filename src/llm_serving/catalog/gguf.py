@@ -1,0 +1,326 @@
+"""What the header of a GGUF file says: the model's numbers, its tensors with their sizes, and where the file must end.
+
+GGUF is llama.cpp's form of a model: one file with weights, tokenizer and chat template. Source of the layout:
+docs/gguf.md of github.com/ggml-org/ggml, version 3; sizes of the types: `GGML_QUANT_SIZES` of the package gguf 0.19.0,
+which the tests compare with this table.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import io
+import math
+import struct
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from pydantic import BaseModel, ConfigDict
+
+from llm_serving.catalog import families
+from llm_serving.catalog.architecture import GGUF, Architecture, ModelError
+from llm_serving.settings.choices import Task
+
+ARCHITECTURES_FILE = Path(__file__).with_name("gguf_architectures.txt")
+SUFFIX = ".gguf"
+FILE = "model.gguf"
+"""Name of a model's one file in its bucket, whatever its name was before."""
+
+_MAGIC, _VERSIONS, _ALIGNMENT = b"GGUF", (2, 3), 32
+_STRING, _ARRAY = 8, 9
+_SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+"""Formats of `struct` by GGUF's kinds of values."""
+
+_MAX_TEXT, _MAX_COUNT = 2**24, 2**28
+"""Longest text, and most entries of anything: a damaged file must not take all memory."""
+
+MAX_HEADER_BYTES = 64_000_000
+"""Largest header; a vocabulary of 262,144 tokens with its merges takes 12 MB."""
+
+TYPES: dict[int, tuple[str, int, int]] = {
+    0: ("F32", 1, 4),
+    1: ("F16", 1, 2),
+    2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24),
+    8: ("Q8_0", 32, 34),
+    10: ("Q2_K", 256, 84),
+    11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210),
+    15: ("Q8_K", 256, 292),
+    16: ("IQ2_XXS", 256, 66),
+    17: ("IQ2_XS", 256, 74),
+    18: ("IQ3_XXS", 256, 98),
+    19: ("IQ1_S", 256, 50),
+    20: ("IQ4_NL", 32, 18),
+    21: ("IQ3_S", 256, 110),
+    22: ("IQ2_S", 256, 82),
+    23: ("IQ4_XS", 256, 136),
+    24: ("I8", 1, 1),
+    25: ("I16", 1, 2),
+    26: ("I32", 1, 4),
+    27: ("I64", 1, 8),
+    28: ("F64", 1, 8),
+    29: ("IQ1_M", 256, 56),
+    30: ("BF16", 1, 2),
+    34: ("TQ1_0", 256, 54),
+    35: ("TQ2_0", 256, 66),
+    39: ("MXFP4", 32, 17),
+}
+"""Name, numbers of a block and bytes of a block, by the number that a file has for a tensor's type."""
+
+
+class Tensor(BaseModel):
+    """One tensor of a file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    shape: tuple[int, ...]
+    type: str
+    bytes: int
+    offset: int
+    """From the start of the tensors' data."""
+
+
+_RANKS = 4
+
+
+class Header(BaseModel):
+    """The header of one file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    architecture: str
+    """llama.cpp's name of it, such as qwen3."""
+
+    values: dict[str, Any]
+    """Metadata; of an array only the first numbers, and its length under KEY.length."""
+
+    tensors: tuple[Tensor, ...]
+    file_bytes: int
+    """Size that the file must have."""
+
+    parts: int
+    """Files that the model was split into; 1 for a whole one."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Size of all tensors."""
+        return sum(tensor.bytes for tensor in self.tensors)
+
+    @property
+    def task(self) -> Task:
+        """What the model is for, by how llama.cpp pools what it computes of a text (`LLAMA_POOLING_TYPE`)."""
+        pooling = self.get_number("pooling_type", 0)
+        return "generate" if pooling == 0 else "rerank" if pooling == _RANKS else "embed"
+
+    def get_number(self, key: str, default: int | None = None) -> int:
+        """A number of the architecture's own metadata, of an array its largest.
+
+        Raises:
+            KeyError: it is missing, and there is no default.
+        """
+        value = self.values.get(f"{self.architecture}.{key}", default)
+        if value is None:
+            raise KeyError(f"{self.architecture}.{key}")
+        return int(max(value)) if isinstance(value, tuple) else int(value)
+
+
+def read_file(path: Path) -> Header:
+    """The header of the file at `path`.
+
+    Raises:
+        ModelError: it is no GGUF file, is cut short, is one part of several, or has something that is not known here.
+    """
+    try:
+        with path.open("rb") as stream:
+            header = parse(stream, str(path))
+        size = path.stat().st_size
+    except OSError as error:
+        raise ModelError(f"{path}: it cannot be read: {error.strerror}") from None
+    check_whole(header, size, str(path))
+    return header
+
+
+def check_whole(header: Header, size: int, source: str) -> None:
+    """Check that a file of `size` bytes is all of a model.
+
+    Raises:
+        ModelError: it ends too early, or is one part of several.
+    """
+    if header.parts > 1:
+        reason = f"{source}: it is one of {header.parts} parts, and llama.cpp is given one file"
+        raise ModelError(reason, "the file that `llama-gguf-split --merge FIRST-PART model.gguf` makes of all parts")
+    if size < header.file_bytes:
+        reason = f"{source}: it is cut short: {size} bytes, {header.file_bytes} by its header"
+        raise ModelError(reason, "copy or download it again")
+
+
+def check_known(header: Header, source: str) -> None:
+    """Check that llama.cpp of the catalog's version runs the architecture.
+
+    Raises:
+        ModelError: it does not.
+    """
+    if header.architecture not in load_architectures():
+        close = difflib.get_close_matches(header.architecture, load_architectures(), n=3, cutoff=0.4)
+        raise ModelError(
+            f"{source}: general.architecture: now {header.architecture!r}: llama.cpp's version here runs no such model",
+            f"a model of {' or '.join(close) or 'another architecture'}",
+        )
+
+
+@functools.cache
+def load_architectures() -> tuple[str, ...]:
+    """The architectures that llama.cpp of the catalog's version knows."""
+    return tuple(ARCHITECTURES_FILE.read_text(encoding="utf-8").split("\n\n", 1)[1].split())
+
+
+def parse(stream: BinaryIO, source: str) -> Header:
+    """The header at the start of `stream`; `source` names it in messages.
+
+    Raises:
+        ModelError: it is no GGUF file, or has something that is not known here.
+    """
+    try:
+        return _Parser(stream).parse()
+    except EOFError:
+        raise ModelError(f"{source}: it is cut short within its header", "copy or download it again") from None
+    except (ValueError, KeyError, OverflowError, struct.error) as error:
+        raise ModelError(f"{source}: it is no GGUF file that can be read: {error}", "a GGUF file") from None
+
+
+def parse_bytes(content: bytes, source: str) -> Header:
+    """The same of a file's first bytes."""
+    return parse(io.BytesIO(content), source)
+
+
+class _Parser:
+    """Reads one header; every number is little-endian."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._position = 0
+
+    def parse(self) -> Header:
+        if self._read(4) != _MAGIC:
+            raise ValueError("it does not begin with GGUF")
+        version = self._read_scalar("<I")
+        if version not in _VERSIONS:
+            raise ValueError(f"version {version}")
+        tensor_count, value_count = self._read_count(), self._read_count()
+        values: dict[str, Any] = {}
+        for _ in range(value_count):
+            self._read_pair(values)
+        tensors = tuple(self._read_tensor() for _ in range(tensor_count))
+        alignment = int(values.get("general.alignment", _ALIGNMENT))
+        data_start = -(-self._position // alignment) * alignment
+        return Header(
+            architecture=str(values["general.architecture"]),
+            values=values,
+            tensors=tensors,
+            file_bytes=data_start + max((tensor.offset + tensor.bytes for tensor in tensors), default=0),
+            parts=int(values.get("split.count", 1)) or 1,
+        )
+
+    def _read(self, count: int) -> bytes:
+        content = self._stream.read(count)
+        self._position += len(content)
+        if len(content) < count:
+            raise EOFError
+        return content
+
+    def _read_scalar(self, form: str) -> Any:
+        return struct.unpack(form, self._read(struct.calcsize(form)))[0]
+
+    def _read_count(self) -> int:
+        count = int(self._read_scalar("<Q"))
+        if count > _MAX_COUNT:
+            raise ValueError(f"{count} entries")
+        return count
+
+    def _read_text(self) -> str:
+        length = self._read_count()
+        if length > _MAX_TEXT:
+            raise ValueError(f"a text of {length} bytes")
+        return self._read(length).decode("utf-8", errors="replace")
+
+    def _read_pair(self, values: dict[str, Any]) -> None:
+        key, kind = self._read_text(), self._read_scalar("<I")
+        if kind == _ARRAY:
+            numbers, length = self._read_array()
+            values[key], values[f"{key}.length"] = numbers, length
+        else:
+            values[key] = self._read_value(kind)
+
+    def _read_value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self._read_text()
+        if kind not in _SCALARS:
+            raise ValueError(f"a value of kind {kind}")
+        return self._read_scalar(_SCALARS[kind])
+
+    def _read_array(self) -> tuple[tuple[Any, ...], int]:
+        """Numbers of an array, none of texts, and its length."""
+        kind, length = self._read_scalar("<I"), self._read_count()
+        if kind == _STRING:
+            for _ in range(length):
+                self._read_text()
+            return (), length
+        if kind not in _SCALARS:
+            raise ValueError(f"an array of kind {kind}")
+        size = struct.calcsize(_SCALARS[kind])
+        content = self._read(size * length)
+        return struct.unpack(f"<{length}{_SCALARS[kind][1]}", content) if length <= 10_000 else (), length
+
+    def _read_tensor(self) -> Tensor:
+        name = self._read_text()
+        shape = tuple(self._read_count() for _ in range(self._read_scalar("<I")))
+        number, offset = self._read_scalar("<I"), self._read_scalar("<Q")
+        if number not in TYPES:
+            raise ValueError(f"{name} has a type of number {number}")
+        type_name, block, block_bytes = TYPES[number]
+        return Tensor(
+            name=name, shape=shape, type=type_name, bytes=math.prod(shape) // block * block_bytes, offset=offset
+        )
+
+
+def build_architecture(header: Header, source: str) -> Architecture:
+    """The numbers that memory follows from.
+
+    Raises:
+        ModelError: one of them is missing.
+    """
+    try:
+        heads, hidden = header.get_number("attention.head_count"), header.get_number("embedding_length")
+        head_dim = header.get_number("attention.key_length", hidden // heads)
+        names = {tensor.name for tensor in header.tensors}
+        vocabulary = header.values.get("tokenizer.ggml.tokens.length") or header.get_number("vocab_size")
+        numbers = {
+            "labels": 0,
+            "layers": header.get_number("block_count"),
+            "hidden": hidden,
+            "intermediate": header.get_number("feed_forward_length", 0),
+            "heads": heads,
+            "kv_heads": header.get_number("attention.head_count_kv", heads),
+            "head_dim": head_dim,
+            "vocabulary": int(vocabulary),
+            "experts": header.get_number("expert_count", 0),
+            "active_experts": header.get_number("expert_used_count", 0),
+            "expert_intermediate": header.get_number("expert_feed_forward_length", 0),
+        }
+        norms = {"query_key_norm": int("blk.0.attn_q_norm.weight" in names)}
+        return Architecture(
+            kind=header.architecture,
+            **numbers,
+            tied="output.weight" not in names,
+            max_context=header.get_number("context_length"),
+            dtype="float16",
+            tensors=families.build_shapes(families.load()[GGUF].tensors, numbers | norms),
+        )
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise ModelError(f"{source}: {error}: it is missing, and memory follows from it") from None

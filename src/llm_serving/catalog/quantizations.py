@@ -1,0 +1,224 @@
+"""How quantized checkpoints store matrices: the bytes of each, and which of a model's they spare."""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+Quantization = Literal["none", "fp8", "mxfp4", "nvfp4", "int4", "int8"]
+
+_SPARED_KEYS = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules")
+"""Keys of `quantization_config` that name what stays as it is, one for each tool that makes checkpoints."""
+
+_PREFIXES = ("model.layers", "language_model.model.layers", "model.language_model.layers")
+"""What stands before a layer's number, in models of one part and of several."""
+
+
+class Scheme(BaseModel):
+    """How one matrix of (rows, columns) numbers is stored; columns are what it multiplies."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    label: Quantization
+    bits: float
+    """Of a number."""
+
+    block_rows: int = 0
+    block_columns: int = 0
+    """Numbers that share a scale: of so many rows and columns; 0 for all."""
+
+    scale_bytes: float = 0
+    zero_bits: float = 0
+    """Of each block's zero point."""
+
+    column_bytes: float = 0
+    """Of each column: the group that it belongs to."""
+
+    matrix_bytes: float = 0
+    """Of each matrix: scales of its own, or its shape."""
+
+    experts_only: bool = False
+
+    def compute_bytes(self, rows: int, columns: int) -> float:
+        """Bytes of a matrix."""
+        blocks = _count_blocks(rows, self.block_rows) * _count_blocks(columns, self.block_columns)
+        numbers = rows * columns * self.bits / 8
+        return (
+            numbers + blocks * (self.scale_bytes + self.zero_bits / 8) + columns * self.column_bytes + self.matrix_bytes
+        )
+
+
+FP8_TENSOR = Scheme(label="fp8", bits=8, scale_bytes=4)
+"""What vLLM makes of 16 bits as it loads them: one scale a matrix."""
+
+NVFP4 = Scheme(label="nvfp4", bits=4, block_rows=1, block_columns=16, scale_bytes=1, matrix_bytes=8)
+"""NVIDIA's: an 8-bit scale for each 16 numbers, and for each matrix one of weights and one of inputs, in 32 bits."""
+
+MXFP4 = Scheme(label="mxfp4", bits=4, block_rows=1, block_columns=32, scale_bytes=1, experts_only=True)
+"""OCP Microscaling, as gpt-oss has its experts: an 8-bit scale for each 32 numbers."""
+
+
+class UnknownSchemeError(Exception):
+    """A way to store weights whose size is not known here; `key` is the key of config.json with its value."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(key)
+        self.key = key
+
+
+def parse(settings: Mapping[str, Any] | None) -> Scheme | None:
+    """The scheme of a config.json's `quantization_config`; None where weights are as the model was trained.
+
+    Raises:
+        UnknownSchemeError: the size of such weights is not known here.
+    """
+    if not settings:
+        return None
+    method = settings.get("quant_method")
+    if method not in _READERS:
+        raise UnknownSchemeError(f"quantization_config.quant_method: now {method!r}")
+    return _READERS[method](settings)
+
+
+def _read_fp8(settings: Mapping[str, Any]) -> Scheme:
+    # DeepSeek's and Qwen's: `weight_scale_inv` for each block. In float32; Qwen's may be half of that.
+    if settings.get("weight_block_size"):
+        rows, columns = settings["weight_block_size"]
+        return Scheme(label="fp8", bits=8, block_rows=rows, block_columns=columns, scale_bytes=4)
+    is_static = settings.get("activation_scheme") == "static"
+    return FP8_TENSOR.model_copy(update={"matrix_bytes": 4 if is_static else 0})
+
+
+def _read_fbgemm(_: Mapping[str, Any]) -> Scheme:
+    # transformers 5.19.0, integrations/fbgemm_fp8.py: `weight_scale` of (rows, 1) in float32.
+    return Scheme(label="fp8", bits=8, block_rows=1, scale_bytes=4)
+
+
+def _read_modelopt(settings: Mapping[str, Any]) -> Scheme:
+    algorithm = settings.get("quant_algo")
+    if algorithm == "NVFP4":
+        return NVFP4
+    if algorithm == "FP8":
+        return FP8_TENSOR.model_copy(update={"matrix_bytes": 4})
+    raise UnknownSchemeError(f"quantization_config.quant_algo: now {algorithm!r}")
+
+
+def _read_awq(settings: Mapping[str, Any]) -> Scheme:
+    # vLLM 0.32.0, quantization/awq.py: qweight and qzeros packed in int32, scales in 16 bits, one group of inputs each.
+    bits = settings.get("bits") or settings.get("w_bit") or 4
+    return Scheme(
+        label="int4" if bits == 4 else "int8",
+        bits=bits,
+        block_rows=1,
+        block_columns=max(0, settings.get("group_size") or settings.get("q_group_size") or 128),
+        scale_bytes=2,
+        zero_bits=bits if settings.get("zero_point", True) else 0,
+    )
+
+
+def _read_gptq(settings: Mapping[str, Any]) -> Scheme:
+    # As AWQ's, with `g_idx`: the group of each input, in int32.
+    bits = settings.get("bits") or 4
+    if bits not in (4, 8):
+        raise UnknownSchemeError(f"quantization_config.bits: now {bits!r}")
+    return Scheme(
+        label="int4" if bits == 4 else "int8",
+        bits=bits,
+        block_rows=1,
+        block_columns=max(0, settings.get("group_size", 128)),
+        scale_bytes=2,
+        zero_bits=bits,
+        column_bytes=4,
+    )
+
+
+def _read_compressed(settings: Mapping[str, Any]) -> Scheme:
+    """vLLM's and Neural Magic's compressed-tensors: one scheme for all matrices."""
+    groups = list((settings.get("config_groups") or {}).values())
+    weights = [group.get("weights") or {} for group in groups]
+    if len(groups) != 1 or settings.get("sparsity_config"):
+        raise UnknownSchemeError(f"quantization_config.config_groups: now {len(groups)} of them, or sparse")
+    scheme, inputs, form = weights[0], groups[0].get("input_activations") or {}, str(settings.get("format"))
+    bits, kind = scheme.get("num_bits"), scheme.get("type")
+    if "nvfp4" in form:
+        return NVFP4.model_copy(update={"matrix_bytes": 8 if inputs else 4})
+    if (bits, kind) not in ((4, "int"), (8, "int"), (8, "float")):
+        raise UnknownSchemeError(f"quantization_config.config_groups: now {bits} bits of type {kind!r}")
+    return Scheme(
+        label="fp8" if kind == "float" else "int4" if bits == 4 else "int8",
+        bits=bits,
+        **_read_blocks(scheme),
+        # In the model's 16 bits; a symmetric scheme has no zero points.
+        scale_bytes=2,
+        zero_bits=0 if scheme.get("symmetric", True) else bits,
+        column_bytes=4 if scheme.get("actorder") == "group" else 0,
+        # A packed matrix brings its own shape, two int64; inputs with a fixed scale bring that.
+        matrix_bytes=(16 if "pack" in form else 0) + (2 if inputs and not inputs.get("dynamic", True) else 0),
+    )
+
+
+def _read_blocks(scheme: Mapping[str, Any]) -> dict[str, int]:
+    strategy = scheme.get("strategy") or ("group" if scheme.get("group_size") else "tensor")
+    if strategy == "tensor":
+        return {}
+    if strategy == "block":
+        rows, columns = scheme["block_structure"]
+        return {"block_rows": rows, "block_columns": columns}
+    return {"block_rows": 1, "block_columns": max(0, scheme.get("group_size") or 0) if strategy == "group" else 0}
+
+
+_READERS: Mapping[Any, Callable[[Mapping[str, Any]], Scheme]] = {
+    "fp8": _read_fp8,
+    "fbgemm_fp8": _read_fbgemm,
+    "mxfp4": lambda _: MXFP4,
+    "modelopt": _read_modelopt,
+    "awq": _read_awq,
+    "gptq": _read_gptq,
+    "compressed-tensors": _read_compressed,
+}
+"""By `quant_method`."""
+
+
+class SparedModules:
+    """Which modules of which layers a checkpoint keeps as they were."""
+
+    def __init__(self, settings: Mapping[str, Any] | None) -> None:
+        rules = [str(rule) for key in _SPARED_KEYS for rule in (settings or {}).get(key) or ()]
+        self._names = {rule for rule in rules if not rule.startswith("re:") and "*" not in rule}
+        self._patterns = [
+            re.compile(rule.removeprefix("re:") if rule.startswith("re:") else fnmatch.translate(rule))
+            for rule in rules
+            if rule not in self._names
+        ]
+
+    def count(self, module: str, layers: Iterable[int]) -> int:
+        """Of these layers, those that keep the module."""
+        if not module or not (self._names or self._patterns):
+            return 0
+        return sum(any(self._has(f"{prefix}.{layer}.{module}") for prefix in _PREFIXES) for layer in layers)
+
+    def _has(self, name: str) -> bool:
+        if any(pattern.match(name) for pattern in self._patterns):
+            return True
+        return bool(self._names) and not self._names.isdisjoint(_list_parts(name))
+
+
+@functools.lru_cache(maxsize=4096)
+def _list_parts(name: str) -> Sequence[str]:
+    """All runs of a dotted name's words: a rule names a module by its end, its beginning or the part in between."""
+    return tuple(_generate_parts(name.split(".")))
+
+
+def _generate_parts(words: list[str]) -> Iterator[str]:
+    for start in range(len(words)):
+        for end in range(start + 1, len(words) + 1):
+            yield ".".join(words[start:end])
+
+
+def _count_blocks(length: int, block: int) -> int:
+    return -(-length // block) if block else 1

