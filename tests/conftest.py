@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+import botocore.session
 import pytest
 from hypothesis import HealthCheck, settings
 
+from llm_serving.aws import session
 from llm_serving.rehearsal import emulator
 from llm_serving.targets import planning
 from llm_serving.targets.deployment_plan import DeploymentPlan
@@ -27,6 +29,9 @@ pytest_plugins = ["tests.control_plane.fixtures", "tests.guardian", "tests.hub.f
 # A shell lets background processes ignore Ctrl-C. All that tests start would inherit that, and never end by an interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Tests open hundreds of sessions, of moto and of Lambda handlers too. Each would read the services' descriptions anew.
+botocore.session.create_loader = session.create_data_loader
 
 # A busy machine is no failure. With CI set, Hypothesis' own profile does the same, with the same examples each time.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])

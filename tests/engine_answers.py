@@ -4,7 +4,10 @@ Reads one JSON request a line from standard input: a handler and its argument. P
 
 - `vllm` and `vllm-router` parse a command line: the port, or the exit status of a refusal.
 - `planner`, vLLM's own, computes the tokens of a cache as vLLM would log them: `layers` (of them `sliding` with a
-  `window`), `heads`, `size` of a head, `latent`, `context`, `bytes`, `batch`, `block`.
+  `window`, or `chunked` instead, and `linear` with `state` numbers), `heads`, `size` of a head, `latent`, `index` bytes,
+  `context`, `bytes`, `batch`, `block`.
+- `parameters` are those of transformers' own model of a config.json, built without memory for them.
+- `options` are those that scripts/record_vllm_options.py records.
 - `processes` counts, with or without engine_plugins, the objects that garbage collection skips in a replica's further
   process: 0 unless it is a fork of the first.
 """
@@ -14,17 +17,26 @@ from __future__ import annotations
 import gc
 import json
 import os
+import runpy
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import engine_plugins
 import torch
+import transformers
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.utils import system_utils
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.core import kv_cache_utils
-from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+)
 from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm_router.launch_router import parse_router_args
 
@@ -52,6 +64,7 @@ def build_config(question: dict[str, Any]) -> Any:
             block_size=question["block"],
             num_gpu_blocks_override=None,
             enable_prefix_caching=True,
+            mamba_cache_mode="align",
             prefix_cache_retention_interval=None,
             get_resolved_kv_cache_layout=lambda: KVCacheLayout.LBNHC,
         ),
@@ -72,7 +85,18 @@ def build_layer(question: dict[str, Any], number: int) -> Any:
     }
     if question["latent"]:
         return MLAAttentionSpec(**common)
-    if number < 2 * question["sliding"] and number % 2 == 0:
+    if number < question["linear"]:
+        page = FullAttentionSpec(**common).page_size_bytes
+        return MambaSpec(
+            shapes=((question["state"],),),
+            dtypes=(torch.bfloat16,),
+            block_size=question["block"],
+            page_size_padded=page,
+            mamba_cache_mode="align",
+        )
+    if number < question["linear"] + question["sliding"]:
+        if question["chunked"]:
+            return ChunkedLocalAttentionSpec(**common, attention_chunk_size=question["window"])
         return SlidingWindowSpec(**common, sliding_window=question["window"], dcp_sharded=False)
     return FullAttentionSpec(**common)
 
@@ -80,10 +104,33 @@ def build_layer(question: dict[str, Any], number: int) -> Any:
 def count_cache_tokens(question: dict[str, Any]) -> int:
     """Tokens of the cache."""
     settings = build_config(question)
+    if question["state"]:
+        token_bytes = 4 * question["heads"] * question["size"]
+        question["block"] *= -(-2 * question["state"] // (question["block"] * token_bytes))
+        settings = build_config(question)
     layers = {f"layer{number}": build_layer(question, number) for number in range(question["layers"])}
+    if question["index"]:
+        spec = MLAAttentionSpec(
+            block_size=question["block"], num_kv_heads=1, head_size=question["index"], dtype=torch.uint8
+        )
+        layers |= {f"index{number}": spec for number in range(question["layers"])}
     groups = kv_cache_utils.get_kv_cache_groups(settings, layers)
     plan = kv_cache_utils.get_kv_cache_config_from_groups(settings, groups, question["bytes"])
     return int(kv_cache_utils.get_kv_cache_capacity(settings, plan)[0])
+
+
+def count_parameters(config: dict[str, Any]) -> int:
+    """Parameters of the model, those that are tied once."""
+    numbers = {key: value for key, value in config.items() if key not in ("model_type", "quantization_config")}
+    # Kimi's own code is DeepSeek's, as its config.json says.
+    kind = {"kimi_k2": "deepseek_v3"}.get(config["model_type"], config["model_type"])
+    settings = transformers.AutoConfig.for_model(kind, **numbers)
+    with torch.device("meta"):
+        model = getattr(transformers, config["architectures"][0])(settings)
+    stored = dict(model.named_parameters()) | {
+        name: buffer for name, buffer in model.named_buffers() if name in model.state_dict()
+    }
+    return sum(tensor.numel() for tensor in stored.values())
 
 
 WITHOUT_PLUGINS = system_utils._maybe_force_spawn
@@ -100,21 +147,31 @@ def count_frozen_objects(with_plugins: bool) -> int:
     return gc.get_freeze_count() if system_utils.get_mp_context().get_start_method() == "fork" else 0
 
 
+def record_options(_: None) -> dict[str, Any]:
+    """The record, without the day on which it is made."""
+    script = runpy.run_path(str(Path(__file__).parents[1] / "scripts" / "record_vllm_options.py"))
+    return {**script["record"](), "read_on": ""}
+
+
 HANDLERS = {
+    "options": record_options,
     "vllm": parse_engine_port,
     "vllm-router": parse_router_port,
     "planner": count_cache_tokens,
+    "parameters": count_parameters,
     "processes": count_frozen_objects,
 }
 
 
-def answer(line: str) -> dict[str, int]:
-    """Return the handler's result, or the exit status of a refusal."""
+def answer(line: str) -> dict[str, Any]:
+    """Return the handler's result, or the exit status or message of a refusal."""
     handler, argument = json.loads(line)
     try:
         return {"result": HANDLERS[handler](argument)}
     except SystemExit as end:
         return {"refused": int(end.code or 0)}
+    except (OSError, TypeError, ValueError) as error:
+        return {"refused": str(error)}
 
 
 # Any other output goes to standard error.

@@ -12,7 +12,7 @@ from typing import Any
 
 from llm_serving.targets.local import engine_env
 
-EngineProbe = Callable[[str, Sequence[Any]], list[dict[str, int]]]
+EngineProbe = Callable[[str, Sequence[Any]], list[dict[str, Any]]]
 """Takes a handler's name and questions, returns an answer to each; engine_answers.py has the handlers."""
 
 
@@ -22,7 +22,7 @@ def run() -> Iterator[EngineProbe]:
     with ExitStack() as exit_stack:
         engine_processes: list[subprocess.Popen[str]] = []
 
-        def ask(handler: str, questions: Sequence[Any]) -> list[dict[str, int]]:
+        def ask(handler: str, questions: Sequence[Any]) -> list[dict[str, Any]]:
             if not engine_processes:
                 engine_processes.append(exit_stack.enter_context(_start()))
             return [_ask(engine_processes[0], [handler, question]) for question in questions]
@@ -51,7 +51,7 @@ def _start() -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def _ask(process: subprocess.Popen[str], question: list[Any]) -> dict[str, int]:
+def _ask(process: subprocess.Popen[str], question: list[Any]) -> dict[str, Any]:
     assert process.stdin and process.stdout
     print(json.dumps(question), file=process.stdin, flush=True)
     line = process.stdout.readline()

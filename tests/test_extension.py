@@ -1,4 +1,4 @@
-"""An engine, a framework, a pattern, a kind, a stack and a target are one folder or one row each, in a copy of the tree."""
+"""An engine, a framework, a family, a pattern, a kind, a stack and a target: one folder or one row each, in a copy."""
 
 from __future__ import annotations
 
@@ -45,11 +45,17 @@ flock:
   router: vllm-router
 """
 
+FAMILY = """
+zebra:
+  source: this test
+  tensors: [*ends, *norms, *heads, {name: stripes, in: layers, rows: stripes, columns: hidden}, *feed_forward]
+"""
+
 KIND = '''\
 """The kind `diary`: one process that writes the time into its log."""
 
 from llm_serving.settings.document import load
-from llm_serving.workloads.base import BaseBlueprint, BaseDeployment, Workload
+from llm_serving.workloads.base import BaseBlueprint, BaseDeployment, Workload, resolve_name
 from llm_serving.workloads.environment import Process
 
 
@@ -77,13 +83,10 @@ class DiaryWorkload(Workload):
     def read(self, folder):
         return load(folder / "blueprint.yaml", Diary)
 
-    def resolve_name(self, blueprint):
-        return blueprint.value.name or blueprint.path.parent.name
-
     def resolve(self, blueprint, fleet, environment):
         return DiaryDeployment(
             kind="diary",
-            name=self.resolve_name(blueprint),
+            name=resolve_name(blueprint),
             target=environment.target,
             fleet=fleet.value.name,
             environment=environment,
@@ -259,6 +262,26 @@ def test_one_row_adds_a_framework(tree: Copy, folder: Path) -> None:
     tree.run("render", "mine", "--target", "eks", cwd=folder)
     values = yaml.safe_load((folder / "rendered" / "mine" / "eks" / "eks.yaml").read_text())
     assert values["framework"] == "flock"
+    assert tree.touched == {file}
+
+
+def test_one_row_adds_a_family_of_models(tree: Copy, folder: Path) -> None:
+    file = "src/llm_serving/catalog/families.yaml"
+    tree.write(file, (tree.root / file).read_text() + FAMILY)
+    numbers = {
+        "model_type": "zebra",
+        "num_hidden_layers": 4,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_attention_heads": 2,
+        "vocab_size": 1000,
+        "max_position_embeddings": 512,
+        "stripes": 7,
+    }
+    (folder / "config.json").write_text(json.dumps(numbers))
+    fit = json.loads(tree.run("model", "fit", str(folder), "--type", "g6e.xlarge", "--json", cwd=folder))
+    layer = 2 * 64 + 4 * 64 * 64 + 7 * 64 + 3 * 64 * 128
+    assert fit["model"]["parameters"] == 2 * 1000 * 64 + 64 + 4 * layer
     assert tree.touched == {file}
 
 

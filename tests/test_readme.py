@@ -31,7 +31,8 @@ def _run(script: str, cwd: Path, limit_s: float, environment: Mapping[str, str] 
         timeout=limit_s,
         check=False,
     )
-    assert result.returncode == 0, result.stdout
+    # The end says what went wrong; a runner may keep only so much of a message.
+    assert result.returncode == 0, result.stdout[-4000:]
     return result.stdout
 
 

@@ -9,6 +9,7 @@ import functools
 import itertools
 import os
 import random
+import resource
 import signal
 import socket
 import subprocess
@@ -55,6 +56,12 @@ def spawn(
         start_new_session=True,
         preexec_fn=functools.partial(end_with_parent, orphan_signal),
     )
+
+
+def allow_many_files() -> None:
+    """Raise this process's limit of open files, and that of its children, to the most that it may have."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def stop(child: subprocess.Popen[Any], grace_s: float = 20.0) -> None:

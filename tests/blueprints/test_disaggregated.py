@@ -216,8 +216,8 @@ def test_a_process_killed_under_load_restarts_alone(disaggregated_plan: Deployme
     ) == _complete_aggregated(disaggregated_plan, prompt)
 
 
-KINDS = {"decode": {"500", "503", "cut"}, "prefill": {"500", "503", "cut"}, "router": {"refused", "cut"}}
-"""What a client may see: the answer broken off where it was under way, then a clear refusal at once."""
+KINDS = {"decode": {"500", "503", "cut"}, "prefill": {"500", "503", "cut"}, "router": {"refused", "502", "cut"}}
+"""What a client may see: the answer broken off where it was under way, then a clear refusal at once; 502 is nginx's."""
 
 DISCONNECTS = ("stream was cut", "IncompleteRead", "RemoteDisconnected", "reset by peer")
 

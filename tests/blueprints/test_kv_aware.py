@@ -123,9 +123,9 @@ def test_a_restarted_router_relearns_every_cache_even_of_an_engine_that_was_unre
                 process.kill()
         processes.wait_until(lambda: supervisord.read_state("router").pid not in (0, before), "the router", 60)
         readiness.wait(supervisord, kv_aware_plan.deployment.router.processes)
-        assert serving.get_url(replica) not in _list_workers(kv_aware_plan.deployment.url)
+        assert serving.get_url(replica) not in _list_workers(_get_router_url(kv_aware_plan))
     processes.wait_until(
-        lambda: serving.get_url(replica) in _list_workers(kv_aware_plan.deployment.url), replica.name, 60
+        lambda: serving.get_url(replica) in _list_workers(_get_router_url(kv_aware_plan)), replica.name, 60
     )
     serving.complete(serving.get_url(replica), prompt=_make_prompts(4, groups=1, per_group=1)[0], max_tokens=2)
     time.sleep(EVENT_DELAY_S)
@@ -196,8 +196,15 @@ def test_the_router_subscribes_to_engines_as_they_join_and_leave(kv_aware_plan: 
         )
 
 
-def _list_workers(router: str) -> set[str]:
+def _list_workers(router_url: str) -> set[str]:
+    """The engines that the router has; `router_url` is its own, not that of nginx before it."""
     return {
         worker["url"]
-        for worker in json.loads(dns_discovery.fetch_page(f"{router}/workers") or b"{}").get("workers", ())
+        for worker in json.loads(dns_discovery.fetch_page(f"{router_url}/workers") or b"{}").get("workers", ())
     }
+
+
+def _get_router_url(plan: DeploymentPlan) -> str:
+    """The router's own address, which only this machine reaches."""
+    words = plan.deployment.router.processes[0].command
+    return next(f"http://{word.partition('=')[2]}" for word in words if word.startswith("--router="))

@@ -45,6 +45,7 @@ _CONTROLLERS = (
     "disruption-controller",
     "endpointslice-controller",
     "garbage-collector-controller",
+    "job-controller",
     "namespace-controller",
     "replicaset-controller",
     "serviceaccount-controller",

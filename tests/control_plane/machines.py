@@ -9,9 +9,8 @@ from llm_serving.catalog import instances
 from llm_serving.catalog.instances import Instance
 from llm_serving.fleet import node_config
 from llm_serving.fleet.groups import resolve_all
+from llm_serving.fleet.interfaces import EFA_HUGE_PAGES
 from llm_serving.fleet.model import Fleet
-from llm_serving.workloads.serving.deployment import EFA_HUGE_PAGES
-from llm_serving.workloads.serving.placement import DEVICES
 
 _VM_OVERHEAD = 0.075
 """Share of an instance type's memory that its node lacks, as Karpenter assumes (vmMemoryOverheadPercent)."""
@@ -62,7 +61,7 @@ def build_for_type(row: Instance, count: int, name: str, **labels: str) -> list[
     allocatable = compute_allocatable(
         row, efa=row.efa_interfaces > 0, disk=f"{row.nvme_gb}G" if row.nvme_gb else "500Gi"
     )
-    taints = [{"key": DEVICES[row.accelerators.kind], "effect": "NoSchedule"}] if row.accelerators else []
+    taints = [{"key": row.accelerators.device, "effect": "NoSchedule"}] if row.accelerators else []
     all_labels = {**_build_labels(row, "us-east-1a"), **labels}
     return [build(f"{name}-{number}", all_labels, allocatable, taints=taints) for number in range(count)]
 
@@ -82,7 +81,7 @@ def compute_allocatable(row: Instance, *, efa: bool, disk: str) -> dict[str, str
     if efa:
         resources |= {"vpc.amazonaws.com/efa": str(row.efa_interfaces), "hugepages-2Mi": f"{huge_mib}Mi"}
     if row.accelerators:
-        resources[DEVICES[row.accelerators.kind]] = str(row.accelerators.count)
+        resources[row.accelerators.device] = str(row.accelerators.count)
     return resources
 
 

@@ -15,19 +15,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from llm_serving.cli.commands.schema import SchemaFile, render_schema
 from llm_serving.fleet.model import Fleet
-from llm_serving.settings import schema, yaml_source
+from llm_serving.settings import yaml_source
 from llm_serving.settings.document import FILE_CONTEXT, Settings
+from llm_serving.workloads.batch.blueprint import Blueprint as BatchBlueprint
 from llm_serving.workloads.serving.blueprint import Blueprint
 
 ROOT = Path(__file__).parents[2]
 SCHEMA_FILES: dict[type[Settings], Path] = {
     Fleet: ROOT / "infra/fleet.schema.json",
     Blueprint: ROOT / "blueprints/blueprint.schema.json",
+    BatchBlueprint: ROOT / "blueprints/blueprint.schema.json",  # one file: its key `kind` chooses
 }
 SCHEMAS = {kind: json.loads(path.read_text()) for kind, path in SCHEMA_FILES.items()}
 CHECKS = {kind: jsonschema.Draft7Validator(schema_document) for kind, schema_document in SCHEMAS.items()}
-KINDS = pytest.mark.parametrize("kind", SCHEMA_FILES, ids=lambda kind: kind.__name__)
+KINDS = pytest.mark.parametrize("kind", SCHEMA_FILES, ids=["fleet", "serving", "batch"])
 
 EVERY_FLEET_KEY = """\
 name: ads
@@ -41,7 +44,7 @@ network: {cidr: 10.0.0.0/16, nat: on, flow_logs: 30d}
 storage: {results_kept: 30d, old_versions_kept: 7d, repositories: [vllm, router]}
 pools:
   p5: {types: p5.48xlarge, zones: us-west-2a, buy: {capacity-block: cr-0123456789abcdef0}, size: 2, efa: true,
-       efa_layout: ip-bandwidth, placement_group: none, orchestrator: eks, by: node-groups, os: bottlerocket,
+       efa_layout: save-addresses, placement_group: none, orchestrator: eks, by: node-groups, os: bottlerocket,
        ami: ami-0123456789abcdef0, images: {snapshot: snap-0123456789abcdef0}, disk: gp3, labels: {team: ads},
        taints: [team=ads:NoSchedule]}
   mixed: {types: [g6e.2xlarge, g6e.4xlarge], buy: [spot, on-demand], size: 1..4, orchestrator: ecs, images: cached,
@@ -86,13 +89,30 @@ roles: {worker: {pool: general}}
 traffic: {users: 8}
 slo: {}
 """
+EVERY_BATCH_KEY = """\
+kind: batch
+name: mine
+pattern: offline-batch
+endpoint: {model: tiny, pool: general, replicas: 2, accelerators: 1, context: 2k}
+teams: {default: {weight: 50}, ads: {weight: 20, priority: low, tokens_per_day: 50000000}}
+workers: {count: 2, concurrency: 16..128}
+limits: {deadline: 24h, bad_rows: refuse, long_inputs: truncate-tail, attempts: 5, request_timeout: 10min, chunk: 16Mi,
+         failed_chunks: 1%, takeover: 10s}
+results: {parquet: on, cache: {url: "rediss://cache.example.com:6379", ttl: 7d}}
+sample: {team: ads, rows: 300, bad_rows: 6, input_tokens: 16..64, output_tokens: 8..16, model: tiny}
+slo: {deadline: 10min, failed_rows: 0%, endpoint_use: 30%}
+"""
 EXAMPLES: list[tuple[type[Settings], str]] = [
     (Fleet, EVERY_FLEET_KEY),
     (Fleet, ANOTHER_NETWORK),
     (Blueprint, EVERY_BLUEPRINT_KEY),
     (Blueprint, MINIMAL_BLUEPRINT),
+    (BatchBlueprint, EVERY_BATCH_KEY),
     *((Fleet, path.read_text()) for path in sorted({ROOT / "fleet.yaml", *ROOT.glob("infra/fleets/*.yaml")})),
-    *((Blueprint, path.read_text()) for path in sorted(ROOT.glob("blueprints/*/blueprint.yaml"))),
+    *(
+        (BatchBlueprint if "\nkind: batch\n" in path.read_text() else Blueprint, path.read_text())
+        for path in sorted(ROOT.glob("blueprints/*/blueprint.yaml"))
+    ),
 ]
 
 
@@ -107,7 +127,7 @@ def parse(text: str, folder: Path) -> Any:
 def test_the_published_schema_matches_the_model(kind: type[Settings]) -> None:
     name = SCHEMA_FILES[kind].name.partition(".")[0]
     published_text = SCHEMA_FILES[kind].read_text()
-    assert published_text == schema.render(kind, f"{name}.yaml"), f"blueprint schema {name} > {SCHEMA_FILES[kind]}"
+    assert published_text == render_schema(SchemaFile(name)), f"blueprint schema {name} > {SCHEMA_FILES[kind]}"
 
 
 @KINDS
@@ -122,7 +142,8 @@ def walk_fields(node: Any, key_path: str = "") -> Iterator[tuple[str, dict[str, 
     for name, field in [*node.get("properties", {}).items(), *node.get("patternProperties", {}).items()]:
         yield f"{key_path}.{name}", field
         yield from walk_fields(field, f"{key_path}.{name}")
-    for branch in [*node.get("anyOf", []), *node.get("oneOf", []), *([node["items"]] if "items" in node else [])]:
+    single = [node[key] for key in ("items", "then", "else") if key in node]
+    for branch in [*node.get("anyOf", []), *node.get("oneOf", []), *single]:
         yield from walk_fields(branch, key_path)
 
 
@@ -184,10 +205,19 @@ def test_an_editor_that_reads_yaml_1_1_agrees(kind: type[Settings], text: str) -
         (Blueprint, "p95: 40", "p95: -40"),
         (Blueprint, "errors: 0.1%", "errors: 0.1"),
         (Blueprint, "seed: 1", "seed: 4294967296"),
+        (BatchBlueprint, "kind: batch", "kind: serving"),
+        (BatchBlueprint, "kind: batch", "kind: other"),
+        (BatchBlueprint, "model: tiny", "url: ftp://host"),
+        (BatchBlueprint, "model: tiny", "model: tiny, url: http://127.0.0.1:8000"),
+        (BatchBlueprint, "weight: 50", "weight: 0"),
+        (BatchBlueprint, "priority: low", "priority: urgent"),
+        (BatchBlueprint, "concurrency: 16..128", "concurrency: 0"),
+        (BatchBlueprint, "failed_rows: 0%", "failed_rows: 0"),
+        (BatchBlueprint, "rediss://cache", "rediss://user:secret@cache"),
     ],
 )
 def test_schema_and_model_refuse_every_mistake(kind: type[Settings], good: str, wrong: str, tmp_path: Path) -> None:
-    text = EVERY_FLEET_KEY if kind is Fleet else EVERY_BLUEPRINT_KEY
+    text = {Fleet: EVERY_FLEET_KEY, Blueprint: EVERY_BLUEPRINT_KEY, BatchBlueprint: EVERY_BATCH_KEY}[kind]
     assert good in text
     data = parse(text.replace(good, wrong), tmp_path)
     assert not CHECKS[kind].is_valid(data)

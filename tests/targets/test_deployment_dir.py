@@ -104,3 +104,36 @@ def test_sockets_in_tmp_are_removed_with_their_deployment(tmp_path: Path, system
     DeploymentDir("next", root).create()
     assert not removed.sockets.exists()
     assert remaining.sockets.exists()
+
+
+@pytest.mark.parametrize("level", ["parent", "sockets"])
+@pytest.mark.parametrize("planted", ["link", "open", "another user's"])
+def test_a_directory_for_sockets_that_others_can_change_is_refused(
+    system_tmp: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: str, planted: str
+) -> None:
+    run = DeploymentDir("mine", tmp_path / ("deep" * 20))
+    folder = run.sockets if level == "sockets" else run.sockets.parent
+    assert folder.is_relative_to(system_tmp)
+    run.sockets.parent.mkdir(mode=0o700)
+    if folder == run.sockets.parent:
+        folder.rmdir()
+    if planted == "link":
+        (tmp_path / "theirs").mkdir(mode=0o700)
+        folder.symlink_to(tmp_path / "theirs")
+        reason = "is no directory"
+    elif planted == "open":
+        folder.mkdir()
+        folder.chmod(0o1777)
+        reason = "has the mode 1777, so that other users can enter it"
+    else:
+        folder.mkdir(mode=0o700)
+        own, lstat = os.getuid(), Path.lstat
+        stranger = os.stat_result((0o40700, 0, 0, 2, own + 1, 0, 0, 0, 0, 0))
+        monkeypatch.setattr(Path, "lstat", lambda path: stranger if path == folder else lstat(path))
+        reason = "belongs to another user"
+    with pytest.raises(Unavailable) as error:
+        run.create()
+    assert str(error.value) == (
+        f"{folder} {reason}; a deployment's sockets need a directory of your own. Fix: remove it, or set TMPDIR to a "
+        "directory of your own with a short path."
+    )

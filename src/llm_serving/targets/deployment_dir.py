@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import socket
+import stat
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -86,17 +87,23 @@ class DeploymentDir:
         """Create the directories, for this user alone, and remove sockets that others left in /tmp.
 
         Raises:
-            Unavailable: the directory for sockets belongs to another user.
+            Unavailable: the data belongs to another user, or others can change the directory for sockets.
         """
         _remove_stale_sockets()
-        for folder in (self.data, self.logs, self.sockets.parent, self.sockets):
+        for folder in (self.data, self.logs):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for folder in (self.data, self.sockets):
-            if folder.stat().st_uid != os.getuid():
-                raise Unavailable(f"{folder} belongs to another user. Fix: remove it, or work in another directory.")
-            folder.chmod(0o700)
-        if not self.sockets.is_relative_to(self.data):
-            (self.sockets / _OWNER).write_bytes(os.fsencode(self.data))
+        if self.data.stat().st_uid != os.getuid():
+            raise Unavailable(f"{self.data} belongs to another user. Fix: remove it, or work in another directory.")
+        self.data.chmod(0o700)
+        if self.sockets.is_relative_to(self.data):
+            self.sockets.mkdir(mode=0o700, exist_ok=True)
+            return
+        # Anybody may create these names in /tmp, and who owns the upper directory can swap the lower one.
+        for folder in (self.sockets.parent, self.sockets):
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir(mode=0o700)
+            _require_private(folder)
+        (self.sockets / _OWNER).write_bytes(os.fsencode(self.data))
 
     def remove_sockets(self) -> None:
         """Remove the sockets and temporary files; call it when no process uses them."""
@@ -161,9 +168,34 @@ def _list_socket_roots() -> list[Path]:
     return [Path(root) / f"blueprint-{os.getuid()}" for root in dict.fromkeys((tempfile.gettempdir(), "/tmp"))]
 
 
+def _require_private(folder: Path) -> None:
+    """Check that only this user can list and change a directory.
+
+    Raises:
+        Unavailable: it is a link, another user's, or open to others; says which.
+    """
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode):
+        reason = "is no directory"
+    elif status.st_uid != os.getuid():
+        reason = "belongs to another user"
+    elif status.st_mode & 0o077:
+        reason = f"has the mode {stat.S_IMODE(status.st_mode):04o}, so that other users can enter it"
+    else:
+        return
+    raise Unavailable(
+        f"{folder} {reason}; a deployment's sockets need a directory of your own. Fix: remove it, or set TMPDIR to a "
+        "directory of your own with a short path."
+    )
+
+
 def _remove_stale_sockets() -> None:
     """Remove sockets in /tmp whose deployment was killed or removed without `destroy`."""
     for root in _list_socket_roots():
+        try:
+            _require_private(root)
+        except (OSError, Unavailable):
+            continue
         for owner in root.glob(f"*/{_OWNER}"):
             with contextlib.suppress(OSError):
                 if not Path(os.fsdecode(owner.read_bytes())).exists() and not _is_in_use(owner.parent):

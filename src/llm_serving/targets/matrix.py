@@ -1,4 +1,4 @@
-"""Every pattern on every target with every example fleet: what renders, and why the rest does not."""
+"""Every pattern with every engine on every target with every example fleet: what renders, and why the rest does not."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_serving import paths
-from llm_serving.catalog import instances
+from llm_serving.catalog import engines, instances
 from llm_serving.fleet.loading import load_fleet as read_fleet
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import Document, load
@@ -27,7 +27,7 @@ CORES = 2
 
 @dataclass(frozen=True)
 class Cell:
-    """One pattern on one target with one fleet."""
+    """One pattern with one engine on one target with one fleet."""
 
     pattern: str
     kind: str
@@ -68,14 +68,25 @@ class Cell:
 
 
 def build_cells() -> Iterator[Cell]:
-    """Build all cells: by pattern, by target, by fleet."""
+    """Build all cells: by pattern, by engine, by target, by fleet."""
     targets = sorted(registry.list_targets(), key=lambda name: registry.load_target(name).needs_aws)
     fleets = [read_fleet(file) for file in sorted(paths.EXAMPLE_FLEETS.glob("*.yaml"))]
     for folder in paths.list_patterns():
         document = inputs.read_blueprint(folder)
-        for target in targets:
-            for fleet in fleets:
-                yield _build_cell(document, target, fleet)
+        for engine in _list_engines(document):
+            for target in targets:
+                for fleet in fleets:
+                    yield _build_cell(_set_engine(document, engine), target, fleet)
+
+
+def _list_engines(document: Document[Any]) -> list[str]:
+    """The engines that a pattern is tried with, its own first; none for a kind without engines."""
+    own = getattr(document.value, "engine", None)
+    return [""] if own is None else [own, *(name for name in engines.load_engines() if name != own)]
+
+
+def _set_engine(document: Document[Any], engine: str) -> Document[Any]:
+    return replace(document, value=document.value.model_copy(update={"engine": engine})) if engine else document
 
 
 def _build_cell(document: Document[Any], target: str, fleet: Document[Fleet]) -> Cell:
@@ -93,6 +104,7 @@ def _build_cell(document: Document[Any], target: str, fleet: Document[Fleet]) ->
     for pool in fleet.value.pools:
         preset = _select_preset(folder, target, fleet.value, pool)
         candidate = load(folder / "presets" / f"{preset}.yaml", workload.SETTINGS) if preset else document
+        candidate = _set_engine(candidate, engine)
         try:
             deployment = workload.resolve(workload.move_to_pool(candidate, pool), fleet, environment)
         except InputError as error:

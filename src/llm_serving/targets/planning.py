@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
 from llm_serving import console
 from llm_serving.aws.preflight import identity
 from llm_serving.aws.session import AwsSession
-from llm_serving.operations import context
+from llm_serving.fleet.model import Fleet
+from llm_serving.operations import context, image_pins
+from llm_serving.settings.document import Document
 from llm_serving.targets import registry
 from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.targets.deployment_plan import DeploymentPlan, build_plan
 from llm_serving.workloads import base as workloads
 from llm_serving.workloads import inputs, render
+from llm_serving.workloads.base import BaseDeployment
 
 
 def plan(
@@ -42,18 +47,48 @@ def plan(
     workload = workloads.of(blueprint)
     selected_target.check_kind(workload.KIND)
     render.find_template(folder, target)
-    directory = DeploymentDir(workload.resolve_name(blueprint), (root or Path.cwd()).resolve())
+    directory = DeploymentDir(workloads.resolve_name(blueprint), (root or Path.cwd()).resolve())
     aws = aws or context.open_session(fleet.value.region)
     if selected_target.needs_aws and account is None:
         account = identity.find_account(aws)
     environment = selected_target.resolve_environment(
         directory, blueprint.value, fleet.value, account=account, port=port
     )
+    environment = environment.model_copy(update={"image_digests": image_pins.read(fleet_file)})
     environment = workload.read_measurements(blueprint, environment, directory.root)
     resolved_plan = build_plan(folder, blueprint, fleet, directory, environment, aws)
     if environment.ports:
         directory.save_ports(environment.ports)
     return resolved_plan
+
+
+def resolve_offline(
+    folder: Path, fleet_file: Path, target: str
+) -> tuple[Document[Any], Document[Fleet], BaseDeployment]:
+    """Read both files, and resolve and render the deployment in an assumed environment; asks and keeps nothing.
+
+    Raises:
+        InputError: with everything that cannot work.
+    """
+    offline = plan_offline(folder, fleet_file, target)
+    return offline.blueprint, offline.fleet, offline.deployment
+
+
+def plan_offline(folder: Path, fleet_file: Path, target: str) -> DeploymentPlan:
+    """Return the plan in an assumed environment, as `resolve_offline` does.
+
+    Raises:
+        InputError: with everything that cannot work.
+    """
+    selected_target = registry.load_target(target)
+    blueprint, fleet = inputs.read(folder, fleet_file)
+    workload = workloads.of(blueprint)
+    selected_target.check_kind(workload.KIND)
+    render.find_template(folder, target)
+    environment = selected_target.assume_environment(blueprint.value, fleet.value, cores=len(os.sched_getaffinity(0)))
+    environment = workload.read_measurements(blueprint, environment, Path.cwd())
+    directory = DeploymentDir(workloads.resolve_name(blueprint), Path.cwd())
+    return build_plan(folder, blueprint, fleet, directory, environment)
 
 
 def write_rendered(plan: DeploymentPlan, *, force: bool = False) -> Path:

@@ -41,6 +41,9 @@ class ResourceChange:
     digest: str = ""
     """SHA-256 of the values before and after. Values may be secret, so a plan keeps this instead."""
 
+    is_import: bool = False
+    """Whether it exists, and this plan takes it into the state."""
+
     @property
     def verb(self) -> str:
         """The change as the end of `will be ...`."""
@@ -141,7 +144,12 @@ def _parse_resources(payload: Mapping[str, Any]) -> Iterator[ResourceChange]:
         if entry["mode"] == "managed" and actions not in ((NO_OP,), (_READ,)):
             # A deposed object has the address of the one that took its place.
             deposed = f" (deposed {entry['deposed']})" if entry.get("deposed") else ""
-            yield ResourceChange(f"{entry['address']}{deposed}", actions, _compute_digest(entry["change"]))
+            yield ResourceChange(
+                f"{entry['address']}{deposed}",
+                actions,
+                _compute_digest(entry["change"]),
+                is_import=bool(entry["change"].get("importing")),
+            )
 
 
 def _compute_digest(change: Mapping[str, Any]) -> str:

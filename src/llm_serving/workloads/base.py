@@ -15,7 +15,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-from llm_serving.fleet.model import Fleet
+from pydantic import TypeAdapter, ValidationError
+
+from llm_serving.fleet.model import Fleet, Name
 from llm_serving.settings.document import Document, Settings
 from llm_serving.settings.errors import InputError
 from llm_serving.workloads.environment import Conventions, Environment, Process, ResolvedData
@@ -33,7 +35,7 @@ class BaseBlueprint(Settings):
     kind: str = DEFAULT_KIND
     """What sort of work this is."""
 
-    name: str | None = None
+    name: Name | None = None
     """Name of the deployment; the folder's name where left out."""
 
 
@@ -71,8 +73,31 @@ class BaseDeployment(ResolvedData):
 
     @property
     def served_models(self) -> tuple[Any, ...]:
+        """The models that clients can name; none where there is no inference API."""
+        return ()
+
+    @property
+    def loaded_models(self) -> tuple[Any, ...]:
         """The models whose weights the bucket must hold before the workers start."""
         return ()
+
+
+def resolve_name(blueprint: Document[Any]) -> str:
+    """The deployment's name: as written, or the folder's.
+
+    Raises:
+        InputError: the folder's name is not a valid name.
+    """
+    if blueprint.value.name:
+        name: str = blueprint.value.name
+        return name
+    folder = blueprint.path.resolve().parent.name
+    try:
+        return TypeAdapter(Name).validate_python(folder)
+    except ValidationError:
+        reason = "the folder's name is used, and is not a valid name"
+        fix = "name: NAME, 2 to 32 of a-z, 0-9 and -"
+        raise InputError([blueprint.build_mistake(["name"], folder, reason, fix)]) from None
 
 
 B = TypeVar("B", bound=BaseBlueprint)
@@ -102,14 +127,6 @@ class Workload(ABC, Generic[B, D]):
 
         Raises:
             InputError: with every mistake of its file.
-        """
-
-    @abstractmethod
-    def resolve_name(self, blueprint: Document[B]) -> str:
-        """The deployment's name: as written, or the folder's.
-
-        Raises:
-            InputError: the folder's name is not a valid name.
         """
 
     def list_port_names(self, blueprint: B) -> list[str]:

@@ -6,7 +6,7 @@ A target provides its `Conventions` as data, so that no workload and no engine a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -27,7 +27,10 @@ class Probe(ResolvedData):
     """How to know that a process answers: a real request, never a health page alone."""
 
     path: str
-    body: dict[str, str | int]
+    body: dict[str, Any]
+
+    health: str = ""
+    """Path that tells whether the process is alive, however many requests wait; empty where it has none."""
 
     deadline_s: float
     """Longest start, in seconds: a process that has not answered by then has failed."""
@@ -59,6 +62,9 @@ class Process(ResolvedData):
     stateful: bool = False
     """Its data is lost when it ends, so the supervisor must not restart it."""
 
+    start_s: int = 60
+    """A process that ends sooner has not started; the supervisor gives it up after a few attempts."""
+
     memory_bytes: int = 0
     """Its share of the machine's memory, where processes share one machine."""
 
@@ -71,6 +77,25 @@ class MeasuredPrefix(ResolvedData):
 
     measured_at: str
     """When, UTC, ISO 8601."""
+
+
+class MeasuredCapacity(ResolvedData):
+    """The load that a deployment carried within its SLO, as `sweep` found it."""
+
+    key: str
+    """Digest of what decides it, replicas left out; a deployment with the same carries as much a replica."""
+
+    requests_per_s: float
+    """Answered requests a second of the whole deployment."""
+
+    replicas: dict[str, int]
+    """Replicas of each engine role while it was measured."""
+
+    measured_at: str
+    """When, UTC, ISO 8601."""
+
+    source: str
+    """The sweep's file."""
 
 
 class Conventions(ResolvedData):
@@ -100,8 +125,24 @@ class Conventions(ResolvedData):
     starts_groups: bool = True
     """The target starts a replica's nodes together and numbers them; if not, each node is an instance by itself."""
 
+    max_replicas: int = 0
+    """Most replicas of a role that clients and routers can find; 0 where there is no such limit."""
+
+    workflows: bool = False
+    """Queues and a state machine can stand between processes, as batches need."""
+
     task_interfaces: bool = False
     """Each container takes its own network interface on the node's first network card."""
+
+    claims: bool = False
+    """A container can mount a PersistentVolumeClaim by name."""
+
+    node_disk: str = ""
+    """Folder of a node where its NVMe disks are mounted, and which is on the root volume of a node without; empty where
+    processes have no node of their own."""
+
+    gateways: bool = False
+    """A Service that is not the deployment's can stand between its load balancer and its routers."""
 
     bind_host: str = "0.0.0.0"
     """The address that processes listen on."""
@@ -151,6 +192,9 @@ class Environment(ResolvedData):
     bucket: str
     """The model bucket of the storage stack."""
 
+    results_bucket: str = ""
+    """The results bucket of the storage stack; empty where `bucket` holds results too."""
+
     s3_endpoint: str | None = None
     """URL of an S3 other than AWS's own; None means AWS."""
 
@@ -169,8 +213,15 @@ class Environment(ResolvedData):
     launcher: tuple[str, ...] = ()
     """Prefix of every command: ends all that a process started when the process ends."""
 
-    router_discovery: tuple[str, ...] = ()
-    """What runs images/router's program; empty where the image's PATH has it."""
+    fetcher: tuple[str, ...] = ()
+    """Prefix of the command of an engine that reads its weights from a folder: copies each of FOLDER URI ... from S3,
+    then becomes the command behind `--`; empty where containers are given what was copied beforehand."""
+
+    image_programs: Mapping[str, tuple[str, ...]] = {}
+    """What runs a program of images/, by its name; empty where the image's PATH has them."""
+
+    router_host: str = LOOPBACK
+    """The loopback address that a router listens on, behind its front."""
 
     module_folder: str = ""
     """Folder of the modules of images/ that an engine loads; empty where its image has them."""
@@ -184,6 +235,12 @@ class Environment(ResolvedData):
     registry: str = ""
     """Repository prefix of the fleet's own images: ACCOUNT.dkr.ecr.REGION.amazonaws.com/FLEET."""
 
+    image_digests: dict[str, str] = {}
+    """Digests of images by REPOSITORY:TAG, from images.lock.yaml beside the fleet file."""
+
+    image_prefixes: dict[str, str] = {}
+    """Prefixes of the fleet's image cache, by the host of a public registry."""
+
     namespace: str = ""
     """Namespace of the deployments on EKS; private DNS namespace of their peers on ECS."""
 
@@ -192,6 +249,9 @@ class Environment(ResolvedData):
 
     measured: MeasuredPrefix | None = None
     """What earlier reports measured of the blueprint's traffic as it is now; None where there are none."""
+
+    capacities: tuple[MeasuredCapacity, ...] = ()
+    """What sweeps of the deployment measured, the newest first."""
 
     cores: int = 0
     """Cores of the machine, where processes share one."""

@@ -12,13 +12,16 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
 from llm_serving import paths
 from llm_serving.settings.errors import InputError, Mistake
 from llm_serving.workloads.serving.deployment import Deployment
+
+if TYPE_CHECKING:
+    from llm_serving.workloads.template_sandbox import Failure
 
 MANIFEST = ".rendered.json"
 SUFFIX = ".j2"
@@ -46,15 +49,25 @@ def list_targets(folder: Path) -> list[str]:
     return sorted({path.name.split(".")[0] for path in folder.glob(f"*.*{SUFFIX}")})
 
 
+def find_own_templates(folder: Path, target: str) -> list[Path]:
+    """The templates that a deploy of `folder` can use and that are not copies of this repository's."""
+    known = {path.read_bytes() for path in paths.PATTERNS.rglob(f"*{SUFFIX}")}
+    # Those of this repository include others from templates/ alone, where the folder's own come first.
+    used = [find_template(folder, target), *sorted((folder / "templates").rglob(f"*{SUFFIX}"))]
+    return [path for path in used if path.read_bytes() not in known]
+
+
 def render_text(deployment: Deployment, source: Path) -> str:
-    """The text that the template `source` renders for `deployment`.
+    """The text that the template `source` renders for `deployment`, in a sandbox.
 
     Raises:
-        InputError: the template is wrong; names its file and line.
+        InputError: the template is wrong, exceeds a limit, or uses what the sandbox refuses; names its file and line.
     """
     import jinja2  # takes longer to import than most commands take to run
 
-    jinja_env = jinja2.Environment(
+    from llm_serving.workloads import template_sandbox
+
+    jinja_env = template_sandbox.Environment(
         loader=jinja2.FileSystemLoader([source.parent, paths.PATTERNS]),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -70,14 +83,15 @@ def render_text(deployment: Deployment, source: Path) -> str:
         "mebibytes": count_mebibytes,
     }
     try:
-        return jinja_env.get_template(source.name).render(deployment=deployment)
-    except jinja2.TemplateSyntaxError as error:
-        path = Path(error.filename) if error.filename else source
-        raise _build_error(path, error.lineno, error.message or "it cannot be read") from None
-    except jinja2.TemplateNotFound as error:
-        raise _build_error(*_find_position(error.__traceback__, source), f"there is no template {error.name}") from None
-    except Exception as error:  # noqa: BLE001 - a template can raise anything; each is a mistake of the template
-        raise _build_error(*_find_position(error.__traceback__, source), str(error)) from None
+        result = template_sandbox.run(
+            lambda: jinja_env.get_template(source.name).generate(deployment=deployment),
+            lambda error: _describe_failure(error, source),
+        )
+    except template_sandbox.LimitExceeded as error:
+        raise _build_error(source, 1, str(error)) from None
+    if isinstance(result, str):
+        return result
+    raise _build_error(Path(result.path), result.line, result.reason)
 
 
 def render(deployment: Deployment, folder: Path, out: Path, *, force: bool = False) -> Path:
@@ -113,6 +127,18 @@ def _is_edited(file: Path) -> bool:
 
 def _compute_digest(content: str) -> str:
     return hashlib.sha256(content.encode()).hexdigest()
+
+
+def _describe_failure(error: Exception, source: Path) -> Failure:
+    import jinja2
+
+    from llm_serving.workloads.template_sandbox import Failure
+
+    if isinstance(error, jinja2.TemplateSyntaxError):
+        return Failure(error.filename or str(source), error.lineno, error.message or "it cannot be read")
+    path, line = _find_position(error.__traceback__, source)
+    reason = f"there is no template {error.name}" if isinstance(error, jinja2.TemplateNotFound) else str(error)
+    return Failure(str(path), line, reason)
 
 
 def _build_error(path: Path, line: int, reason: str) -> InputError:

@@ -62,7 +62,7 @@ def test_a_refresh_lists_changes_and_keeps_other_regions(tmp_path: Path) -> None
     assert "g6e.xlarge: zones in us-west-2 a -> abcd" in result.stdout.splitlines()
     assert '"us-east-2": "z"' in file.read_text()
     repeated = _refresh("--endpoint", "embedded", "--region", "us-west-2", "--out", str(file))
-    assert repeated.stdout == f"{file}: 57 types in 30 regions, none changed\n"
+    assert repeated.stdout == f"{file}: 111 types in 30 regions, none changed\n"
 
 
 def test_without_credentials_one_line_shows_the_fix_and_the_file_is_unchanged(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from llm_serving.cli import main
 from llm_serving.settings.document import load
+from llm_serving.workloads import inputs
 from llm_serving.workloads.serving.blueprint import Blueprint
 
 PATTERNS = Path(__file__).resolve().parents[3] / "blueprints"
@@ -45,7 +46,7 @@ def test_a_preset_replaces_the_patterns_blueprint(run_cli: Command, pattern: str
     assert copied_text.splitlines()[5:] == original.splitlines()[5:]
     schema = copied_text.split("$schema=")[1].split()[0]
     assert (Path("mine") / schema).resolve() == PATTERNS / "blueprint.schema.json"
-    assert load(Path("mine/blueprint.yaml"), Blueprint).value.pattern == pattern
+    assert inputs.read_blueprint(Path("mine")).value.pattern == pattern
     assert not Path("mine/presets").exists()
 
 
@@ -58,7 +59,7 @@ def test_a_preset_replaces_the_patterns_blueprint(run_cli: Command, pattern: str
         ),
         (
             ("aggregated", "--preset", "12x1+1x4"),
-            "--preset: now '12x1+1x4': aggregated has no such preset. Fix: long-context or trainium2.\n",
+            "--preset: now '12x1+1x4': aggregated has no such preset. Fix: embed or long-context or quick or trainium2.\n",
         ),
     ],
 )
@@ -92,7 +93,7 @@ FP8, FP4 = "Qwen/Qwen3-235B-A22B-FP8", "nvidia/Qwen3-235B-A22B-NVFP4"
             "p5en.48xlarge",
             "us-west-2a",
             FP4,
-            "weights 134 GB and reserve 6.26 GB are 2.48 GB more than the 138 GB of one accelerator. "
+            "weights 134 GB and reserve 6.26 GB are 2.49 GB more than the 138 GB of one accelerator. "
             "Fix: accelerators: 1 on p6-b200.48xlarge or accelerators: 2 on p4de.24xlarge, or a smaller model.",
         ),
         ("p6-b300.48xlarge", "us-west-2b", FP8, None),
@@ -153,7 +154,7 @@ def test_a_baseline_copies_templates_and_prompts_and_has_its_own_readme(run_cli:
     assert code == 0
     assert out == (
         "mine-baseline: the accelerators of mine as aggregated replicas\n"
-        "Next: blueprint validate mine, then mine-baseline, and compare the reports\n"
+        "Next: validate both, then blueprint compare mine-baseline mine\n"
     )
     assert Path("mine-baseline/local.conf.j2").read_text() == Path("mine/local.conf.j2").read_text()
     assert Path("mine-baseline/prompts.jsonl").is_file()

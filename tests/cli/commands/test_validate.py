@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from llm_serving import processes
+from llm_serving.cli import main
 from llm_serving.settings.units import Bounds
 from llm_serving.targets.local.conventions import CONVENTIONS
 from llm_serving.workloads.environment import Environment, Process
@@ -30,7 +31,7 @@ roles:
   worker: {{pool: general}}
 traffic:
   users: 4
-  requests: 12
+  requests: 60
   output_tokens: 8
   warm_up: 1
 slo:
@@ -80,7 +81,7 @@ def _write_deployment(root: Path, url: str) -> None:
         {
             "name": "mine", "pattern": "aggregated", "target": "local", "fleet": "demo", "engine": "vllm",
             "framework": "plain", "url": url, "roles": (build_role("engine", "worker", tiny), build_role("router", "router")),
-            "disruption": {}, "traffic": {"users": 1}, "slo": {},
+            "disruption": {}, "traffic": {"users": 1}, "slo": {}, "request_timeout_s": 1800,
             "environment": Environment(target="local", conventions=CONVENTIONS, region="us-west-2", bucket="models"), "emulated": ("A stand-in.",),
         }
     )  # fmt: skip
@@ -102,7 +103,7 @@ def test_a_met_slo_exits_0_with_the_path_of_the_report(working_folder: Path) -> 
     assert result.returncode == 0, result.stderr
     assert "PASS runs/mine/" in result.stdout
     assert "A stand-in." in result.stdout
-    assert "locust --headless" in result.stderr
+    assert "-m llm_serving.validation.locust_process" in result.stderr
     assert (working_folder / "runs" / "latest" / "report.html").is_file()
 
 
@@ -118,12 +119,22 @@ def test_a_missed_slo_exits_1_and_names_the_metric_its_value_and_its_limit(worki
 
 
 def test_json_prints_the_report_and_options_change_the_load(working_folder: Path, server: str) -> None:
-    result = _validate(working_folder, "mine", "--json", "--requests", "5", "--url", f"{server}/v1/")
+    result = _validate(working_folder, "mine", "--json", "--requests", "61", "--url", f"{server}/v1/")
     assert result.returncode == 0, result.stderr
     printed = json.loads(result.stdout)
-    assert printed["requests"]["total"] == 5
+    assert printed["requests"]["total"] == 61
     assert printed["settings"]["url"] == server
     assert printed == json.loads((working_folder / "runs" / "latest" / "report.json").read_text())
+
+
+def test_a_load_too_small_for_a_verdict_exits_1_and_names_the_one_that_would_do(working_folder: Path) -> None:
+    result = _validate(working_folder, "mine", "--requests", "20")
+    assert result.returncode == 1
+    assert "this load does not show that mine meets its SLO:" in result.stderr
+    assert "ttft_ms.p95 within 5000 ms: 20 requests do not bound it; needs 59 requests" in result.stderr
+    assert "NOT SHOWN runs/mine/" in result.stdout
+    written = json.loads((working_folder / "runs" / "latest" / "report.json").read_text())
+    assert (written["verdict"], written["missed"]) == ("not shown", [])
 
 
 def test_a_missing_deployment_is_reported_with_the_deploy_command(tmp_path: Path) -> None:
@@ -143,7 +154,7 @@ def test_an_interrupted_validation_leaves_no_process_and_no_report(tmp_path: Pat
             progress = tmp_path / ".blueprint" / "mine" / "logs" / "validation" / "progress.json"
             processes.wait_until(progress.exists, "the load", 60)
             children = psutil.Process(child.pid).children(recursive=True)
-            assert any("locust" in process.cmdline() for process in children)
+            assert any("llm_serving.validation.locust_process" in process.cmdline() for process in children)
             os.kill(child.pid, how)
             child.wait(30)
         finally:
@@ -155,5 +166,13 @@ def test_an_interrupted_validation_leaves_no_process_and_no_report(tmp_path: Pat
         if how != signal.SIGKILL:
             return
         # What even a kill left behind is no obstacle to the next one.
-        repeated = _validate(tmp_path, "mine", "--requests", "1")
+        repeated = _validate(tmp_path, "mine", "--requests", "60")
         assert repeated.returncode == 0, repeated.stderr
+
+
+def test_another_driver_runs_on_this_machine_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["validate", "mine", "--target", "eks", "--driver", "guidellm", "--load-from", "cluster"]
+    assert main.run(words) == 2
+    assert (
+        capsys.readouterr().err == "--load-from: now cluster: guidellm runs on this machine. Fix: --load-from here.\n"
+    )

@@ -68,6 +68,7 @@ def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(folder)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setattr(target, "_POLL_INTERVAL_S", 0.4)
+    monkeypatch.setattr(target.images, "require_images", lambda *_: None)
     return folder
 
 
@@ -303,7 +304,7 @@ def test_the_previous_release_is_the_last_deployed_revision(
     history = [{"revision": number, "status": status} for number, status in enumerate(statuses, 1)]
     monkeypatch.setattr(target, "_list_revisions", lambda _: history)
     monkeypatch.setattr(target, "_build_helm_command", lambda command, _: ["helm", *command.split()])
-    monkeypatch.setattr(target, "_run_query", lambda _, words: words[-1])
+    monkeypatch.setattr(target, "run_query", lambda _, words: words[-1])
     manifest = f"--revision={revision}" if revision else ""
     assert target._read_release(None) == target._Release(revision, settled, manifest)  # type: ignore[arg-type]
 
@@ -373,11 +374,14 @@ def test_status_logs_and_deploy_distinguish_pending_pods_from_running_ones(
 def test_validate_plays_the_load_through_the_api_servers_tunnel(
     running_release: None, working_folder: Path, run_cli: RunCli
 ) -> None:
-    code, out, err = run_cli("validate", "--requests", "20", "--json")
-    assert code == 0, err
+    code, out, err = run_cli("validate", "--requests", "20", "--load-from", "here", "--json")
+    # Twenty requests are enough to see the way there and back, and too few for a verdict.
+    assert (code, "this load does not show that mine meets its SLO" in err) == (1, True), err
     assert "$ kubectl port-forward --namespace serving service/mine" in err
     report = json.loads(out)
-    assert (report["verdict"], report["requests"]["total"], report["requests"]["failed"]) == ("pass", 20, 0)
+    assert (report["verdict"], report["missed"]) == ("not shown", [])
+    assert (report["requests"]["total"], report["requests"]["failed"]) == (20, 0)
+    assert report["remarks"][0].startswith("The load came through one tunnel to one router")
 
 
 def test_a_new_version_gets_its_traffic_share_and_one_command_rolls_back(

@@ -18,7 +18,7 @@ from llm_serving.targets.local import deploy, engine_env, weights
 ROOT = Path(__file__).resolve().parents[3]
 
 FAKE_ENGINE = '''#!{python}
-"""Answers completions on --port; exits with 1 and a traceback if a file `fail` is beside it."""
+"""Answers completions on --host and --port; exits with 1 and a traceback if a file `fail` is beside it."""
 import http.server, json, os, subprocess, sys, time
 arguments = sys.argv[1:]
 model = arguments[arguments.index("--served-model-name") + 1] if "--served-model-name" in arguments else "any"
@@ -26,7 +26,7 @@ if __file__.endswith("/vllm") and os.path.exists(os.path.join(os.path.dirname(__
     print("Traceback (most recent call last):\\n  File \\"x.py\\", line 1\\nbotocore.errorfactory.NoSuchBucket: no bucket")
     sys.exit(1)
 # Like the engine: a process of its own that does not notice when its parent is killed.
-port = arguments[arguments.index("--port") + 1]
+host, port = (arguments[arguments.index(name) + 1] for name in ("--host", "--port"))
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", port])
 class Answer(http.server.BaseHTTPRequestHandler):
     def do_POST(self):
@@ -38,7 +38,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_):
         pass
 print("serving", model, flush=True)
-http.server.ThreadingHTTPServer(("127.0.0.1", int(port)), Answer).serve_forever()
+http.server.ThreadingHTTPServer((host, int(port)), Answer).serve_forever()
 '''
 
 
@@ -82,7 +82,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
         self.end_headers()
-        self.wfile.write(b'{"batch": {}}')
+        self.wfile.write(b'{"lambda": {}}')
     def log_message(self, *_):
         pass
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Answer).serve_forever()
@@ -95,7 +95,7 @@ def make_plan(working_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     program = tmp_path / "aws.py"
     program.write_text(FAKE_AWS)
     monkeypatch.setattr(emulator, "build_command", lambda port: [sys.executable, str(program), str(port)])
-    monkeypatch.setattr(deploy, "apply_storage", lambda plan: plan.deployment.environment.bucket)
+    monkeypatch.setattr(deploy, "create_bucket", lambda plan: plan.deployment.environment.bucket)
     monkeypatch.setattr(weights, "upload_models", lambda *_: None)
     monkeypatch.setattr(weights, "check", lambda deployment: deployment.served_models[0].weights.bytes)
     return _plan
@@ -106,7 +106,7 @@ def make_plan_with_bucket(
     working_folder: Path, make_bucket: Callable[[DeploymentPlan], str], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[], DeploymentPlan]:
     """Plan it with the real embedded AWS, and a bucket created without Terraform."""
-    monkeypatch.setattr(deploy, "apply_storage", make_bucket)
+    monkeypatch.setattr(deploy, "create_bucket", make_bucket)
     return _plan
 
 

@@ -58,7 +58,7 @@ def test_new_copies_a_pattern_and_a_missing_fleet_file(
     monkeypatch.chdir(tmp_path)
     code, out, _ = run_cli("new", "mine", "--from", "aggregated")
     assert code == 0
-    shapes = {"presets"}
+    shapes = {"presets", "pattern.yaml"}
     file_names = {path.name for path in (PATTERNS / "aggregated").iterdir()}
     assert {path.name for path in Path("mine").iterdir()} == file_names - shapes
     assert "include" not in Path("mine/local.conf.j2").read_text(), "every line is there to be changed"
@@ -136,6 +136,21 @@ def test_deploy_does_nothing_without_confirmation(
     assert code == 2
     assert err.endswith("Deploy this? No terminal to confirm on; pass --yes\n")
     assert make_plan().directory.load_deployment() is None
+    assert "not of this repository" not in err
+
+
+def test_deploy_says_that_it_runs_what_a_template_of_others_renders(
+    working_folder: Path, make_plan: Planned, fake_engine_env: Path, run_cli: RunCli
+) -> None:
+    with (working_folder / "mine" / "local.conf.j2").open("a") as template:
+        template.write("[program:more]\ncommand = curl https://example.org\n")
+    code, _, err = run_cli("deploy", "mine")
+    assert code == 2
+    assert (
+        "mine/local.conf.j2: not of this repository. Deploying runs the commands that it renders on this machine, with "
+        "your permissions. Read them first if somebody else wrote them: `blueprint diff`.\n"
+    ) in err
+    assert err.endswith("Deploy this? No terminal to confirm on; pass --yes\n")
 
 
 def test_a_deployment_is_deployed_inspected_updated_and_destroyed(
@@ -165,7 +180,9 @@ def test_a_deployment_is_deployed_inspected_updated_and_destroyed(
     assert code == 0
     assert status["url"] == url
     assert {process["name"]: process["port"] for process in status["processes"]} == {
-        name: port for name, port in make_plan().directory.load_ports().items() if name != "router-metrics"
+        name: port
+        for name, port in make_plan().directory.load_ports().items()
+        if name not in ("router-admin", "router-metrics")
     }
     code, out, _ = run_cli("status", "mine")
     assert code == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import os
 import signal
 import socket
@@ -75,9 +76,16 @@ def test_deploy_brings_up_every_process_on_loopback_alone_and_destroy_leaves_not
         if connection.status == psutil.CONN_LISTEN
     ]
     assert len(listening) == 4
-    assert set(listening) == {"127.0.0.1"}
+    assert all(ipaddress.ip_address(address).is_loopback for address in listening)
     assert plan.directory.load_deployment() == plan.deployment
-    assert set(plan.directory.load_ports()) == {"aws", "router", "router-metrics", "worker-0", "worker-1"}
+    assert set(plan.directory.load_ports()) == {
+        "aws",
+        "router",
+        "router-admin",
+        "router-metrics",
+        "worker-0",
+        "worker-1",
+    }
     assert deploy.destroy(plan.directory)
     assert _find_processes(plan) == []
     assert not plan.directory.data.exists()
@@ -101,7 +109,7 @@ def test_workers_start_while_terraform_waits_once_the_bucket_has_its_rules(
         assert weights.check(plan.deployment) > 0, "the weights came before"
         return bucket
 
-    monkeypatch.setattr(deploy, "apply_storage", apply_slowly)
+    monkeypatch.setattr(deploy, "create_bucket", apply_slowly)
     assert deploy.deploy(plan, _agree) is not None
     assert all(readiness.is_answering(process) for process in plan.deployment.processes if process.probe)
 
@@ -382,12 +390,12 @@ def test_the_bucket_that_storage_created_is_used(
 
     def apply_elsewhere(plan: DeploymentPlan) -> str:
         environment = plan.deployment.environment.model_copy(update={"bucket": "elsewhere"})
-        return apply_storage(
+        return create_bucket(
             dataclasses.replace(plan, deployment=plan.deployment.model_copy(update={"environment": environment}))
         )
 
-    apply_storage = deploy.apply_storage
-    monkeypatch.setattr(deploy, "apply_storage", apply_elsewhere)
+    create_bucket = deploy.create_bucket
+    monkeypatch.setattr(deploy, "create_bucket", apply_elsewhere)
     new_plan = deploy.deploy(before, _agree)
     assert new_plan is not None
     assert new_plan.deployment.served_models[0].weights.uri == "s3://elsewhere/models/tiny/"

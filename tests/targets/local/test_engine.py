@@ -17,7 +17,7 @@ from llm_serving.catalog import models
 from llm_serving.rehearsal import emulator
 from llm_serving.targets import planning
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.targets.local import deploy, readiness, supervisor, weights
+from llm_serving.targets.local import deploy, engine_env, readiness, supervisor, weights
 from llm_serving.targets.local.readiness import RoleFailed
 from llm_serving.targets.local.supervisor import Supervisor
 from llm_serving.workloads import render
@@ -158,7 +158,7 @@ def test_a_replica_that_cannot_read_its_weights_names_the_cause_in_one_line(
         make_bucket(plan)
         weights.upload_models(plan.directory, plan.deployment)
         _break_weights(plan, "cut", "demo-denied")
-        deploy.engine_env.copy_model_infos(
+        engine_env.copy_model_infos(
             plan.directory.get_cache_path(process.name) for process in plan.deployment.engine_processes
         )
         failures = {worker.name: _get_failure(supervisord, worker) for worker in plan.deployment.engine_processes}

@@ -35,7 +35,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     uv = tmp_path / "uv"
     uv.write_text(UV)
     uv.chmod(uv.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setattr(engine_env, "_find_uv", lambda: str(uv))
+    monkeypatch.setattr(engine_env, "find_uv", lambda: str(uv))
     monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
     return tmp_path
 

@@ -12,12 +12,14 @@ import pytest
 
 from llm_serving import processes
 from llm_serving.catalog import models
+from llm_serving.catalog.records import ModelRecord
+from llm_serving.hub import source
 from llm_serving.rehearsal import emulator
 from llm_serving.settings.errors import Unavailable
 from llm_serving.targets import planning
 from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.targets.local import weights
-from llm_serving.workloads.serving.deployment import Deployment
+from llm_serving.workloads.serving.deployment import Deployment, Role
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -108,6 +110,44 @@ def test_a_model_without_weights_is_refused(deployment: Deployment, client: Any)
     client.put_object(Bucket=deployment.environment.bucket, Key="models/tiny/config.json", Body=b"{}")
     with pytest.raises(Unavailable, match="no model: safetensors is missing"):
         weights.check(deployment)
+
+
+def test_a_model_without_tokenizer_is_refused(
+    deployment: Deployment, deployment_dir: DeploymentDir, client: Any
+) -> None:
+    weights.upload_models(deployment_dir, deployment)
+    assert weights.check(deployment)
+    client.delete_object(Bucket=deployment.environment.bucket, Key="models/tiny/tokenizer.json")
+    with pytest.raises(Unavailable, match=r"models/tiny/: no tokenizer: none of tokenizer\.json, .* is there"):
+        weights.check(deployment)
+
+
+def test_weights_of_another_revision_are_refused(
+    deployment: Deployment, deployment_dir: DeploymentDir, client: Any
+) -> None:
+    weights.upload_models(deployment_dir, deployment)
+    pinned = _set_revision(deployment, "v2")
+    with pytest.raises(Unavailable, match="revision: now 'v2': no recorded copy is there"):
+        weights.check(pinned)
+    record = ModelRecord(source="someone/some-model", revision="main", commit="0123456789abcdef")
+    key = f"models/tiny/{source.FILE}"
+    client.put_object(Bucket=deployment.environment.bucket, Key=key, Body=record.model_dump_json().encode())
+    with pytest.raises(Unavailable, match="a copy of someone/some-model at commit 0123456789ab is there"):
+        weights.check(pinned)
+    assert weights.check(_set_revision(deployment, "main"))
+    assert weights.check(_set_revision(deployment, "0123456"))
+
+
+def _set_revision(deployment: Deployment, revision: str) -> Deployment:
+    def pin(role: Role) -> Role:
+        assert role.served_model
+        pinned_weights = role.served_model.weights.model_copy(update={"revision": revision})
+        return role.model_copy(
+            update={"served_model": role.served_model.model_copy(update={"weights": pinned_weights})}
+        )
+
+    roles = tuple(pin(role) if role.served_model else role for role in deployment.roles)
+    return deployment.model_copy(update={"roles": roles})
 
 
 @pytest.mark.parametrize("size", [0, 4, 200, 1_000_000])

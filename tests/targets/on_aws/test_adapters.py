@@ -38,7 +38,8 @@ def upload_adapter(
 
 def make_plan(folder: Path, location: str, target: str = "eks") -> DeploymentPlan:
     (folder / "fleet.yaml").write_text(
-        "name: demo\nregion: us-west-2\nzones: [us-west-2a]\norchestrator: both\n"
+        "name: demo\nregion: us-west-2\nzones: [us-west-2a, us-west-2b]\norchestrator: both\n"
+        f"storage: {{model_buckets: {{bucket: {s3.parse_location(location).bucket}}}}}\n"
         "pools:\n  eks: {types: g6e.2xlarge, size: 0..4}\n  ecs: {types: g6e.2xlarge, size: 0..4, orchestrator: ecs}\n"
     )
     blueprint_folder = folder / "mine"

@@ -30,6 +30,7 @@ name: demo
 region: us-west-2
 zones: [us-west-2a, us-west-2b, us-west-2c]
 orchestrator: both
+storage: {model_buckets: {bucket: my-adapters}}
 pools:
   eks: {types: g6e.2xlarge, size: 0..4}
   ecs: {types: g6e.2xlarge, size: 0..4, orchestrator: ecs}

@@ -166,7 +166,7 @@ def _check_ports(deployment: Deployment) -> None:
     environment_ports = set(deployment.environment.ports.values())
     router = deployment.router.processes[0]
     listening = [_find_ports(process, environment_ports) for process in deployment.engine_processes]
-    listening.append({deployment.environment.ports["router"], deployment.environment.ports["router-metrics"]})
+    listening.append({deployment.environment.ports[name] for name in ("router", "router-admin", "router-metrics")})
     assert not [pair for pair in itertools.combinations(listening, 2) if pair[0] & pair[1]]
     assert all(
         process.port in ports for process, ports in zip((*deployment.engine_processes, router), listening, strict=True)
@@ -174,9 +174,10 @@ def _check_ports(deployment: Deployment) -> None:
 
 
 def _check_decode_parallelism(deployment: Deployment) -> None:
-    """A cache is handed on to as many ways or more."""
+    """One of prefill and decode splits a layer a multiple of the ways of the other."""
     tensor_parallel = {role.name: role.parallelism.tensor for role in deployment.engine_roles}
-    assert tensor_parallel.get("decode", 1) >= tensor_parallel.get("prefill", 1)
+    prefill, decode = tensor_parallel.get("prefill", 1), tensor_parallel.get("decode", 1)
+    assert max(prefill, decode) % min(prefill, decode) == 0
 
 
 def _check_deployment(case: Case, blueprint: Document[Blueprint], deployment: Deployment) -> None:

@@ -14,6 +14,7 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import load
 from llm_serving.settings.errors import InputError
 from llm_serving.targets.local.conventions import CONVENTIONS
+from llm_serving.workloads import base as workloads
 from llm_serving.workloads.environment import Environment
 from llm_serving.workloads.serving import resolve
 from llm_serving.workloads.serving.blueprint import Blueprint
@@ -30,7 +31,9 @@ pools:
 """
 
 WORKERS = [f"worker-{number}" for number in range(16)]
-PORTS = {name: 20000 + number for number, name in enumerate(["aws", "router", "router-metrics", *WORKERS])}
+PORTS = {
+    name: 20000 + number for number, name in enumerate(["aws", "router", "router-metrics", *WORKERS, "router-admin"])
+}
 
 
 def _build_environment(**fields: Any) -> Environment:
@@ -186,8 +189,10 @@ def test_a_load_aware_router_of_a_single_replica_uses_round_robin(
     assert _get_router_flag(two, "--policy") == "power_of_two"
 
 
-def test_the_router_knows_every_replica_and_the_requests_deadline(tmp_path: Path) -> None:
-    deployment = _resolve(tmp_path, traffic="{users: 8, deadline: 2.5s, input_tokens: 8, output_tokens: 8}")
+def test_the_router_knows_every_replica_and_the_longest_request(tmp_path: Path) -> None:
+    traffic = "{users: 8, deadline: 2s, input_tokens: 8, output_tokens: 8}"
+    assert _get_router_flag(_resolve(tmp_path, traffic=traffic), "--request-timeout-secs") == "1800"
+    deployment = _resolve(tmp_path, traffic=traffic, router="{request_timeout: 2.5s}")
     urls = tuple(f"http://127.0.0.1:{process.port}" for process in deployment.engine_processes)
     assert deployment.router.processes[0].command[-2:] == urls
     assert _get_router_flag(deployment, "--request-timeout-secs") == "3"
@@ -264,12 +269,12 @@ REFUSED = [
     (
         {"model": "tinyy"},
         "blueprint.yaml:2:8: model: now 'tinyy': neither in the catalog nor a folder that holds config.json. "
-        "Fix: tiny, or the path of a folder; `blueprint model list` names all.",
+        "Fix: tiny or tiny-classify, or the path of a folder; `blueprint model list` names all.",
     ),
     (
         {"model": "Qwen/Qwen3-Embedding-0.6B"},
-        "blueprint.yaml:2:8: model: now 'Qwen/Qwen3-Embedding-0.6B': its task is to embed, and this pattern serves chat "
-        "and completions. Fix: a model that generates text.",
+        "blueprint.yaml:2:8: model: now 'Qwen/Qwen3-Embedding-0.6B': the model is made to embed, and the task here is "
+        "generate. Fix: task: embed, or a model such as Qwen/Qwen3-0.6B.",
     ),
     (
         {"context": "100k"},
@@ -325,7 +330,7 @@ def test_a_folder_with_an_invalid_name_needs_an_explicit_name(tmp_path: Path) ->
         "pattern: aggregated\nmodel: tiny\nroles: {worker: {pool: small}}\ntraffic: {users: 8}\nslo: {}\n"
     )
     with pytest.raises(InputError) as error:
-        resolve.resolve_name(load(folder / "blueprint.yaml", Blueprint))
+        workloads.resolve_name(load(folder / "blueprint.yaml", Blueprint))
     assert str(error.value) == (
         f"{folder}/blueprint.yaml:1:1: name: now 'My Model': the folder's name is used, and is not a valid name. "
         "Fix: name: NAME, 2 to 32 of a-z, 0-9 and -."

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -16,10 +14,8 @@ from llm_serving.cli import arguments
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import InputError
-from llm_serving.targets import deployment_plan, registry
-from llm_serving.targets.deployment_dir import DeploymentDir
+from llm_serving.targets import planning
 from llm_serving.workloads import base as workloads
-from llm_serving.workloads import inputs, render
 from llm_serving.workloads.base import BaseDeployment
 
 
@@ -34,7 +30,7 @@ def check(
     Prints every mistake with its line and fix, or what the two files resolve to.
     """
     try:
-        blueprint, fleet_document, deployment = _resolve_files(folder, fleet, target)
+        blueprint, fleet_document, deployment = planning.resolve_offline(folder, fleet, target)
     except InputError as error:
         if not as_json:
             raise
@@ -44,26 +40,6 @@ def check(
         print(json.dumps({"ok": True, "mistakes": [], "deployment": _build_payload(blueprint, deployment)}, indent=2))
     else:
         _print_summary(blueprint, fleet_document, deployment)
-
-
-def _resolve_files(
-    folder: Path, fleet_file: Path, target: str
-) -> tuple[Document[Any], Document[Fleet], BaseDeployment]:
-    """Read both files, and resolve and render the deployment without keeping it.
-
-    Raises:
-        InputError: with everything that cannot work.
-    """
-    selected_target = registry.load_target(target)
-    blueprint, fleet = inputs.read(folder, fleet_file)
-    workload = workloads.of(blueprint)
-    selected_target.check_kind(workload.KIND)
-    render.find_template(folder, target)
-    environment = selected_target.assume_environment(blueprint.value, fleet.value, cores=len(os.sched_getaffinity(0)))
-    environment = workload.read_measurements(blueprint, environment, Path.cwd())
-    directory = DeploymentDir(workload.resolve_name(blueprint), Path.cwd())
-    plan = deployment_plan.build_plan(folder, blueprint, fleet, directory, environment)
-    return blueprint, fleet, plan.deployment
 
 
 def _build_payload(blueprint: Document[Any], deployment: BaseDeployment) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from llm_serving.cli.arguments import FLEET, TARGET, Fleet, Folder, Target, Yes
 from llm_serving.cli.commands.render import Force
 from llm_serving.tables import deployment_table
 from llm_serving.targets import planning, registry
+from llm_serving.targets.deployment_plan import DeploymentPlan
+from llm_serving.workloads import render
 
 
 def deploy(
@@ -48,6 +50,7 @@ def deploy_blueprint(
     with processes.handle_interrupts():
         plan = planning.plan(folder, fleet, target=target, aws=aws, port=port)
         planning.print_notes(plan)
+        _print_own_templates(plan)
         deployed = selected_target.deploy(plan, lambda changes: _confirm_changes(changes, yes), force=force)
     deployment = (deployed or plan).deployment
     if deployed is None:
@@ -71,6 +74,18 @@ def destroy_blueprint(
 ) -> None:
     """Remove a deployment with a session; with the user's own environment if None."""
     registry.load_target(target).destroy(folder, fleet, lambda question: confirm.ask(question, yes), aws=aws)
+
+
+def _print_own_templates(plan: DeploymentPlan) -> None:
+    """Say which templates decide what runs, other than this repository's."""
+    if own := render.find_own_templates(plan.folder, plan.deployment.target):
+        names = ", ".join(console.shorten_path(path) for path in own)
+        title = plan.deployment.environment.conventions.title
+        console.err.print(
+            f"{names}: not of this repository. Deploying runs the commands that it renders on {title}, with your "
+            "permissions. Read them first if somebody else wrote them: `blueprint diff`.",
+            markup=False,
+        )
 
 
 def _confirm_changes(changes: str, yes: bool) -> None:

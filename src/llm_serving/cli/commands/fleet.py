@@ -16,6 +16,7 @@ from llm_serving.catalog import instances
 from llm_serving.cli import confirm
 from llm_serving.cli.arguments import FLEET, OUT, AsJson, Fleet, Out, Yes
 from llm_serving.cli.commands.fleet_show import show
+from llm_serving.cli.commands.network_test import test_network
 from llm_serving.fleet import model
 from llm_serving.operations import apply as stack_apply
 from llm_serving.operations import context, plans
@@ -29,6 +30,7 @@ from llm_serving.workloads import inputs
 
 app = typer.Typer(help="Show, plan, apply and destroy the fleet.", no_args_is_help=True)
 app.command()(show)
+app.command()(test_network)
 
 Stacks = Annotated[list[str] | None, typer.Argument(metavar="STACK", help="Stacks; all if left out.")]
 WithData = Annotated[

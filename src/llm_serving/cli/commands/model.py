@@ -5,27 +5,32 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 from pydantic import TypeAdapter, ValidationError
 
 from llm_serving import console
+from llm_serving.aws import s3
 from llm_serving.aws.preflight import identity
 from llm_serving.aws.session import AwsSession
-from llm_serving.catalog import instances, models
+from llm_serving.catalog import instances, models, records
+from llm_serving.catalog.records import ModelRecord
 from llm_serving.cli import completions
 from llm_serving.cli.arguments import FLEET, AsJson
 from llm_serving.engines import memory
 from llm_serving.fleet import aws_limits
 from llm_serving.fleet.model import Fleet
-from llm_serving.hub import client, upload
+from llm_serving.hub import make_gguf, read, upload
 from llm_serving.hub import make_tiny as tiny_model
+from llm_serving.hub import source as source_record
 from llm_serving.settings.document import load
 from llm_serving.settings.errors import InputError
 from llm_serving.settings.units import Tokens, format_bytes
 from llm_serving.tables import fit_table, models_table
 from llm_serving.workloads.serving import resolve
+
+_FORMATS = get_args(models.WeightsFormat)
 
 app = typer.Typer(help="List, size, create and upload models.", no_args_is_help=True)
 
@@ -33,7 +38,15 @@ app = typer.Typer(help="List, size, create and upload models.", no_args_is_help=
 @app.command("make-tiny")
 def make_tiny(
     to: Annotated[Path, typer.Option(metavar="FOLDER", help="The folder to create it in.")],
-    size: Annotated[str, typer.Option(help="tiny (a few MB) or mid (0.9 GB, to measure weight streaming).")] = "tiny",
+    size: Annotated[
+        str,
+        typer.Option(
+            help="tiny (a few MB), mid (0.9 GB, to measure weight streaming), tiny-embed, tiny-rerank or tiny-classify."
+        ),
+    ] = "tiny",
+    format_: Annotated[
+        str, typer.Option("--format", help="safetensors, or gguf: one file for llama.cpp.")
+    ] = "safetensors",
     adapter: Annotated[
         bool, typer.Option("--adapter", help="Create a LoRA adapter of tiny instead of the model.")
     ] = False,
@@ -45,11 +58,18 @@ def make_tiny(
     size_name = next((candidate for candidate in tiny_model.SIZES if candidate == size), None)
     if size_name is None:
         raise InputError(f"--size: now {size!r}: there is no such size. Fix: {' or '.join(tiny_model.SIZES)}.")
+    if format_ not in _FORMATS:
+        raise InputError(f"--format: now {format_!r}: there is no such format. Fix: {' or '.join(_FORMATS)}.")
+    if format_ not in models.find(size_name).formats:
+        raise InputError(f"--format: now {format_!r}: {size} is made as safetensors alone. Fix: no --format.")
+    if adapter and format_ != _FORMATS[0]:
+        raise InputError(f"--format: now {format_!r}: adapters are safetensors. Fix: no --format.")
     if adapter:
         console.out.print(str(tiny_model.make_adapter(to)), markup=False)
         return
     with console.step(f"Create model {size} in {to}") as step:
-        folder = tiny_model.make(size_name, to, _build_progress(step))
+        make = make_gguf.make_default if format_ == make_gguf.FORMAT else tiny_model.make
+        folder = make(size_name, to, _build_progress(step))
         step.note = f"{models.find(size).parameters / 1e6:.0f} million parameters"
     console.err.print(f"[yellow]{models.RANDOM_NOTICE}[/yellow]")
     console.out.print(str(folder), markup=False)
@@ -81,7 +101,7 @@ def fit(
     model: Annotated[
         str,
         typer.Argument(
-            help="A catalog name, a folder with config.json, or a Hugging Face id.",
+            help="A catalog name, a folder with config.json, a Hugging Face id, or the s3://BUCKET/PREFIX of a copy.",
             autocompletion=completions.complete_models,
         ),
     ],
@@ -100,7 +120,9 @@ def fit(
     """Show which instance types a model fits on, and the tokens of KV cache."""
     if kv_cache_dtype not in ("auto", "fp8"):
         raise InputError(f"--kv-cache-dtype: now {kv_cache_dtype!r}: there is no such type. Fix: auto or fp8.")
-    model_row = models.find(model, fetch_config=client.fetch_config)
+    if model.startswith("s3://"):
+        model = _keep_record(source_record.read(s3.Bucket(s3.parse_location(model)))).source
+    model_row = models.find(model, fetch=_fetch_record, unchecked=True)
     context_tokens = min(_parse_tokens(context), model_row.max_context)
     rows = {name: instances.find(name) for name in type_} if type_ else dict(instances.load())
     fits = fit_table.compute(model_row, rows.values(), context_tokens, kv_cache_dtype)
@@ -114,7 +136,12 @@ def fit(
 
 @app.command()
 def copy(
-    source: Annotated[str, typer.Argument(help="A Hugging Face id, ORGANIZATION/MODEL, or a folder.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A Hugging Face id, ORGANIZATION/MODEL; with :QUANTIZATION, such as :Q4_K_M, a GGUF file; or a folder."
+        ),
+    ],
     to: Annotated[
         str | None,
         typer.Option(metavar="s3://BUCKET/PREFIX", help="The destination; the fleet's model bucket if left out."),
@@ -132,7 +159,7 @@ def copy(
     Verifies checksums, copies several files at a time, and resumes an interrupted upload.
     """
     name = upload.resolve_source_name(source)
-    uri = to or _resolve_fleet_uri(fleet, name)
+    uri = to or _resolve_fleet_uri(fleet, name, _detect_format(source))
     with console.step(f"Copy {source} to {uri}") as step:
         if upload.is_folder(source):
             folder = Path(source).expanduser()
@@ -143,6 +170,8 @@ def copy(
             )
         sent_summary = f"{format_bytes(upload_result.sent)} uploaded" if upload_result.sent else "up to date"
         step.note = f"{upload_result.files} files, {format_bytes(upload_result.bytes)}, {sent_summary}"
+        if upload_result.commit:
+            step.note += f", commit {upload_result.commit[:12]}"
     if as_json:
         payload = upload_result._asdict()
         print(json.dumps({"to": payload.pop("uri"), **payload}))
@@ -150,12 +179,29 @@ def copy(
         console.out.print(upload_result.uri, markup=False)
 
 
-def _resolve_fleet_uri(fleet_file: Path, name: str) -> str:
+def _fetch_record(name: str) -> ModelRecord:
+    """Read what the hub says of a model, and keep it: checking a blueprint then needs no hub."""
+    return _keep_record(read.fetch_record(name))
+
+
+def _keep_record(record: ModelRecord) -> ModelRecord:
+    records.save(record)
+    return record
+
+
+def _detect_format(source: str) -> models.WeightsFormat:
+    """The form of the weights that are copied: that of a folder's files, or of a repository by its quantization."""
+    if upload.is_folder(source):
+        return "gguf" if upload.is_gguf_folder(Path(source).expanduser()) else "safetensors"
+    return "gguf" if ":" in source else "safetensors"
+
+
+def _resolve_fleet_uri(fleet_file: Path, name: str, weights_format: models.WeightsFormat) -> str:
     """Return the S3 URI that a blueprint of this fleet with `weights: s3` loads the model from."""
     fleet = load(fleet_file, Fleet).value
     account = identity.fetch_identity(AwsSession.from_environment(fleet.region)).account
     bucket = aws_limits.build_bucket_name(fleet.name, "models", account, fleet.region)
-    return f"s3://{bucket}/{resolve.build_bucket_prefix(name)}"
+    return f"s3://{bucket}/{resolve.build_bucket_prefix(name, weights_format)}"
 
 
 def _parse_tokens(text: str) -> int:

@@ -109,7 +109,7 @@ def baseline(
     shutil.copy(PATTERNS / pattern / "README.md", destination)
     _inline_includes(destination)
     console.out.print(f"{destination}: the accelerators of {folder} as {pattern} replicas", markup=False)
-    console.out.print(f"Next: blueprint validate {folder}, then {destination}, and compare the reports", markup=False)
+    console.out.print(f"Next: validate both, then blueprint compare {destination} {folder}", markup=False)
 
 
 def _require_new_folder(folder: Path, argument: str) -> Path:

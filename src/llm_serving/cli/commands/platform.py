@@ -1,4 +1,4 @@
-"""`blueprint platform`: install and remove the pinned charts of a fleet's cluster."""
+"""`blueprint platform`: install and remove the pinned charts of a fleet's cluster, and the tunnel to it."""
 
 from __future__ import annotations
 
@@ -14,24 +14,30 @@ from llm_serving.catalog import instances
 from llm_serving.cli import confirm
 from llm_serving.cli.arguments import FLEET, AsJson, Fleet, Yes
 from llm_serving.fleet import model
-from llm_serving.operations import add_ons
+from llm_serving.operations import add_ons, cluster, context
+from llm_serving.operations import tunnel as forwarding
 from llm_serving.operations.add_ons import Command
 from llm_serving.settings.document import load
 from llm_serving.settings.errors import InputError
 
 app = typer.Typer(help="Install and remove the platform charts of an EKS cluster.", no_args_is_help=True)
 
+Port = Annotated[int, typer.Option("--port", min=1024, max=65535, help="Port of this machine to forward.")]
 PlanOnly = Annotated[bool, typer.Option("--plan", help="Show the commands without running them.")]
 
 
 @app.command()
 def install(fleet: Fleet = FLEET, plan: PlanOnly = False, as_json: AsJson = False) -> None:
-    """Install the platform charts with Helm, in order, in kubectl's current cluster."""
+    """Install the platform charts with Helm, in order, in kubectl's current cluster.
+
+    Every chart is pulled first and checked against its digest. A chart whose digest charts/platform.yaml does not have
+    is installed by version, and its digest kept in images.lock.yaml beside the fleet file for the next time.
+    """
     fleet_settings, folder = _load_fleet(fleet)
-    commands = add_ons.build_install_commands(fleet_settings, instances.load(), folder)
+    commands = add_ons.build_install_commands(fleet_settings, instances.load(), folder, fleet)
     _print_commands(commands, plan, as_json)
     if not plan:
-        add_ons.run_commands(commands, folder)
+        add_ons.install(commands, folder, fleet)
 
 
 @app.command()
@@ -44,6 +50,25 @@ def remove(fleet: Fleet = FLEET, plan: PlanOnly = False, as_json: AsJson = False
         add_ons.require_tools()
         confirm.ask(f"Remove {', '.join(command.selected.add_on.name for command in commands)}?", yes)
         add_ons.run_commands(commands, folder, verb="Remove")
+
+
+@app.command()
+def tunnel(fleet: Fleet = FLEET, port: Port = forwarding.DEFAULT_PORT, plan: PlanOnly = False) -> None:
+    """Reach a private cluster from outside its VPC, through Session Manager and a system node, until Ctrl+C.
+
+    Other commands on the same fleet in this directory go through the tunnel while it is open.
+    """
+    fleet_settings, _ = _load_fleet(fleet)
+    aws, data = context.open_session(fleet_settings.region), context.build_data_path(fleet_settings)
+    route = forwarding.plan(aws, fleet_settings, port)
+    if plan:
+        console.out.print(console.quote_command(forwarding.build_command(route, aws.region)), markup=False)
+        return
+    add_ons.require_tools(forwarding.TOOLS)
+    with forwarding.forward(route, aws, data) as process:
+        cluster.connect(aws, fleet_settings, data)
+        console.out.print(forwarding.describe_use(route, data / "kubeconfig"), markup=False, soft_wrap=True)
+        process.wait()
 
 
 def _load_fleet(file: Path) -> tuple[model.Fleet, Path]:
@@ -64,6 +89,8 @@ def _print_commands(commands: Sequence[Command], plan: bool, as_json: bool) -> N
                 "name": command.selected.add_on.name,
                 "why": command.selected.add_on.why,
                 "command": list(command.arguments),
+                "pull": list(command.archive.pull) if command.archive else [],
+                "digest": command.archive.digest if command.archive else None,
             }
             for command in commands
         ]
@@ -71,4 +98,7 @@ def _print_commands(commands: Sequence[Command], plan: bool, as_json: bool) -> N
     elif plan:
         for command in commands:
             console.out.print(f"[bold]{command.selected.add_on.name}[/bold]: {command.selected.add_on.why}")
+            if command.archive:
+                console.out.print(f"  {command.archive.describe_pin()}", markup=False)
+                console.out.print(f"  {console.quote_command(command.archive.pull)}", markup=False)
             console.out.print(f"  {console.quote_command(command.arguments)}", markup=False)

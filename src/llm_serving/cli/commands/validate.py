@@ -10,7 +10,9 @@ import typer
 from llm_serving import console, processes
 from llm_serving.aws.session import AwsSession
 from llm_serving.cli.arguments import FLEET, TARGET, AsJson, Fleet, Folder, Target
+from llm_serving.settings.errors import InputError
 from llm_serving.targets import registry
+from llm_serving.targets.base import LoadOrigin
 from llm_serving.validation import base
 
 
@@ -19,7 +21,12 @@ def validate(
     fleet: Fleet = FLEET,
     target: Target = TARGET,
     url: Annotated[
-        str | None, typer.Option(metavar="URL", help="Another endpoint of the deployment, such as a gateway's.")
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Another endpoint of the deployment, such as a gateway's. BLUEPRINT_API_KEY is its bearer token, sent "
+            "by https or on this machine alone.",
+        ),
     ] = None,
     requests: Annotated[
         int | None, typer.Option(min=1, help="Number of measured requests, instead of the blueprint's.")
@@ -28,13 +35,52 @@ def validate(
         Path | None,
         typer.Option(metavar="FILE.py", help="Your own Locust user; start from src/llm_serving/validation/user.py."),
     ] = None,
+    driver: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Another load driver, which sends the same prompts: aiperf, guidellm, inference-perf or vllm-bench. "
+            "Installed on demand.",
+        ),
+    ] = None,
+    origin: Annotated[
+        LoadOrigin | None,
+        typer.Option(
+            "--load-from",
+            help="From where the load is sent on AWS: from inside the fleet's network, the default where its registry "
+            "has the image load-driver, or from here through a tunnel to one router.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Load-test a deployment against its SLO.
 
     Sends the blueprint's traffic and writes a report to runs/NAME/; exits 1 and names each objective that is missed.
     """
-    validate_blueprint(folder, fleet, target, url=url, requests=requests, user=user, as_json=as_json)
+    validate_blueprint(
+        folder,
+        fleet,
+        target,
+        url=url,
+        requests=requests,
+        user=user,
+        driver=driver,
+        origin=_choose_origin(origin, driver),
+        as_json=as_json,
+    )
+
+
+def _choose_origin(origin: LoadOrigin | None, driver: str | None) -> LoadOrigin | None:
+    """Return from where the load is sent; other drivers run on this machine.
+
+    Raises:
+        InputError: another driver is to run elsewhere.
+    """
+    if driver is None:
+        return origin
+    if origin is LoadOrigin.CLUSTER:
+        raise InputError(f"--load-from: now cluster: {driver} runs on this machine. Fix: --load-from here.")
+    return LoadOrigin.HERE
 
 
 def validate_blueprint(
@@ -46,11 +92,14 @@ def validate_blueprint(
     url: str | None = None,
     requests: int | None = None,
     user: Path | None = None,
+    driver: str | None = None,
+    origin: LoadOrigin | None = None,
     as_json: bool = False,
 ) -> None:
     """Load-test a deployment with a session; with the user's own environment if None."""
     selected_target = registry.load_target(target)
-    with processes.handle_interrupts(), selected_target.open_validation(folder, fleet, url, aws=aws) as inputs:
+    inputs_context = selected_target.open_validation(folder, fleet, url, aws=aws, origin=origin)
+    with processes.handle_interrupts(), inputs_context as inputs:
         validator = base.load_validator(inputs.deployment.kind)
         report, report_dir = validator.validate(
             inputs.deployment,
@@ -60,6 +109,8 @@ def validate_blueprint(
             url=inputs.url,
             requests=requests,
             user_file=user,
+            driver=driver,
+            load_source=inputs.load_source,
         )
     if as_json:
         print(report.model_dump_json(indent=2))

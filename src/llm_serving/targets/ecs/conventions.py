@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from llm_serving.targets.ecs.manifest import MAX_TASKS
 from llm_serving.workloads.environment import Conventions
 
 CONVENTIONS = Conventions(
@@ -9,7 +10,11 @@ CONVENTIONS = Conventions(
     orchestrator="ecs",
     # A service is made of like tasks, so each node of a replica is a service by itself.
     starts_groups=False,
+    max_replicas=MAX_TASKS,
     task_interfaces=True,
+    # Where fleet/ecs_node_config.py mounts them.
+    node_disk="/mnt/instance-store",
     discovery="names",
+    workflows=True,
     url="http://{deployment}-router.{namespace}:{port}",
 )

@@ -1,20 +1,22 @@
-"""The file `rendered/NAME/ecs/ecs.yaml`: typed data from which the stack serving-NAME is synthesized."""
+"""The file `rendered/NAME/ecs/ecs.yaml`: typed data from which the stack KIND-NAME is synthesized."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
 
 from llm_serving.catalog import instances
 from llm_serving.fleet import groups, names
+from llm_serving.fleet.interfaces import EFA_DEVICE
 from llm_serving.fleet.model import Fleet, Name
 from llm_serving.settings.document import AllowSingleItem, Conflict, Document, Settings, load
 from llm_serving.settings.errors import InputError, Mistake
-from llm_serving.settings.units import TextFormat
+from llm_serving.settings.units import Switch, TextFormat
 
 T = TypeVar("T")
 
@@ -38,6 +40,13 @@ MAX_STOP_S = 120
 Source: ECS API reference, ContainerDefinition, stopTimeout, 2026-11.
 """
 
+MAX_TASKS = 1000
+"""Most tasks that register with one discovery service, which a role's choices share.
+
+Source: ECS developer guide, "Use service discovery to connect Amazon ECS services with DNS names", considerations,
+2026-11.
+"""
+
 ALARM_METRICS = {"engine": ("queue",), "router": ("requests", "errors")}
 """Metrics that alarms use, by kind of service."""
 
@@ -45,7 +54,7 @@ ALARM_METRICS = {"engine": ("queue",), "router": ("requests", "errors")}
 class Autoscaling(Settings):
     """Rules for scaling the number of tasks."""
 
-    most: Annotated[int, Field(ge=1, le=5000)]
+    most: Annotated[int, Field(ge=1, le=MAX_TASKS)]
     metric: Literal["queue", "kv-usage"]
     target: Annotated[float, Field(gt=0, le=10_000, strict=False)]
     """Target for one task: queued requests, or the used share of its KV cache."""
@@ -68,27 +77,65 @@ class Probe(Settings):
     body: str
     """JSON."""
 
+    health: str = "/health"
+    """Path that tells whether the process is alive, however many requests wait."""
+
     deadline_s: Annotated[int, Field(ge=1)]
     """Seconds after which a start without a response has failed."""
 
 
-class Service(Settings):
-    """The tasks of one role: an ECS service, or one for each choice of its pool."""
+class CompileCache(Settings):
+    """Where compiled programs outlive a task."""
+
+    path: Annotated[str, Field(pattern="^/")]
+    """In the container."""
+
+    node_path: Annotated[str, Field(pattern="^/")]
+    """On the instance, which creates it."""
+
+
+class TaskService(Settings):
+    """The tasks of one role of any kind of deployment."""
 
     name: Name
     role: Name
-    kind: Literal["engine", "router"]
     pool: Name | None = None
     """The fleet's pool; empty for Fargate, which has no accelerators."""
 
+    count: Annotated[int, Field(ge=0, le=MAX_TASKS)] = 1
+    """Number of tasks, or the minimum where they scale; 0 scales to zero without requests."""
+
+    member: ReplicaNode | None = None
+    image: str
+    command: ZeroOrMore[str]
+    environment: dict[str, str] = Field(default_factory=dict)
+    cpus: Annotated[int, Field(ge=1, le=512)]
+    memory_mib: Annotated[int, Field(ge=128)]
+    probe: Probe | None = None
+    """None if another process of the replica has the endpoint, or there is none."""
+
+    stop_s: Annotated[int, Field(ge=2, le=86_400)]
+    """Seconds from the stop signal until it is killed."""
+
+    @property
+    def initial_count(self) -> int:
+        """Number of tasks that it starts with, and that a deploy waits for."""
+        return max(1, self.count)
+
+    def _check_stop(self) -> Iterator[Conflict]:
+        if self.pool is None and self.stop_s > MAX_STOP_S:
+            reason = f"without a pool the task runs on Fargate, which waits at most {MAX_STOP_S} s"
+            yield Conflict(("stop_s",), reason, f"{MAX_STOP_S} or less")
+
+
+class Service(TaskService):
+    """The tasks of one role of serving: an ECS service, or one for each choice of its pool."""
+
+    kind: Literal["engine", "router"]
     types: ZeroOrMore[str] = ()
     """Instance types that hold a task."""
 
     zones: ZeroOrMore[str] = ()
-    count: Annotated[int, Field(ge=0, le=5000)] = 1
-    """Number of tasks, or the minimum where they scale; 0 scales to zero without requests."""
-
-    member: ReplicaNode | None = None
     scale: Autoscaling | None = None
     unavailable: Annotated[int, Field(ge=0, le=1000)] = 1
     """Tasks that a rollout may stop at once."""
@@ -104,33 +151,24 @@ class Service(Settings):
     events_ports: ZeroOrMore[Port] = ()
     """Port of its KV cache events, which routers subscribe to."""
 
-    image: str
-    command: ZeroOrMore[str]
-    environment: dict[str, str] = Field(default_factory=dict)
     own_address: ZeroOrMore[str] = ()
     """Variables that must hold the task's own address."""
 
     gpus: Annotated[int, Field(ge=0, le=16)] = 0
-    cpus: Annotated[int, Field(ge=1, le=512)]
-    memory_mib: Annotated[int, Field(ge=128)]
     shared_memory_mib: Annotated[int, Field(ge=0)] = 0
     devices: ZeroOrMore[Device] = ()
     """Devices of the instance that the task can use; with any of them it may lock memory."""
 
-    probe: Probe | None = None
-    """None if another process of the replica has the endpoint, or there is none."""
-
     fetches: dict[str, S3Location] = Field(default_factory=dict)
     """What is copied to /scratch/fetched/NAME before the engine starts: LoRA adapters, and weights if needed."""
 
+    compile_cache: CompileCache | None = None
     fetch_s: Annotated[int, Field(ge=0, le=86_400)] = 0
     """Longest copy of one of those, in seconds."""
 
-    stop_s: Annotated[int, Field(ge=2, le=86_400)]
-    """Seconds from the stop signal until it is killed."""
-
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
         return (
+            self._check_stop(),
             self._check_fargate(),
             self._check_scaling(),
             self._check_scale_to_zero(),
@@ -143,15 +181,7 @@ class Service(Settings):
         """Whether it scales to zero."""
         return self.count == 0
 
-    @property
-    def initial_count(self) -> int:
-        """Number of tasks that it starts with, and that a deploy waits for."""
-        return max(1, self.count)
-
     def _check_fargate(self) -> Iterator[Conflict]:
-        if self.pool is None and self.stop_s > MAX_STOP_S:
-            reason = f"without a pool the task runs on Fargate, which waits at most {MAX_STOP_S} s"
-            yield Conflict(("stop_s",), reason, f"{MAX_STOP_S} or less")
         if self.pool is None and self.devices:
             yield Conflict(("devices",), "without a pool the task runs on Fargate, which has none", "devices: []")
 
@@ -180,17 +210,67 @@ class Service(Settings):
             yield Conflict(("metrics",), f"alarms and scaling read {name}", f"the Prometheus name of {name}")
 
 
-class EcsDeployment(Settings):
-    """One deployment."""
+class LoadBalancer(Settings):
+    """The internal load balancer with TLS before the routers."""
 
+    certificate: str
+    """ARN of the ACM certificate."""
+
+    web_acl: str = ""
+    """ARN of the AWS WAF web ACL; empty without one."""
+
+    idle_timeout_s: Annotated[int, Field(ge=1, le=4000)]
+    """Longest silence on a connection."""
+
+    drain_s: Annotated[int, Field(ge=0, le=3600)]
+    """How long requests of a stopped router may finish."""
+
+
+class EcsManifest(Settings):
+    """A deployment of any kind."""
+
+    kind: str
     name: Name
     fleet: Name
+    services: tuple[TaskService, ...]
+
+    @property
+    @abstractmethod
+    def entry(self) -> Service | BatchService:
+        """The service that clients call."""
+
+    @property
+    @abstractmethod
+    def start_s(self) -> int:
+        """Longest start of a task, in seconds, after its instance has."""
+
+    @property
+    def scale_to_zero_services(self) -> tuple[TaskService, ...]:
+        """Services that scale to zero."""
+        return ()
+
+    def _check_unique_names(self) -> Iterator[Conflict]:
+        for index, service in enumerate(self.services):
+            if service.name in [other.name for other in self.services[:index]]:
+                yield Conflict(("services", index, "name"), "another service has it", "a unique name")
+
+
+class EcsDeployment(EcsManifest):
+    """A deployment that serves."""
+
+    kind: Literal["serving"] = "serving"
     served: str
     """The value of `model` in requests; of several models, the first."""
 
     reads: ZeroOrMore[S3Location]
     errors: Annotated[float, Field(ge=0, le=1, strict=False)] = 0.0
     """Allowed share of failed requests."""
+
+    request_timeout_s: Annotated[int, Field(ge=1, le=86400)] = 1800
+    """Longest request, seconds: nothing on a client's side of the router may end one earlier."""
+
+    load_balancer: LoadBalancer | None = None
+    """What has TLS before the routers; None where clients call them."""
 
     services: Annotated[tuple[Service, ...], AllowSingleItem(), Field(min_length=2)]
 
@@ -202,10 +282,15 @@ class EcsDeployment(Settings):
         if count != 1:
             yield Conflict(("services",), f"{count} of them are routers", "exactly one of kind: router")
 
-    def _check_unique_names(self) -> Iterator[Conflict]:
-        for index, service in enumerate(self.services):
-            if service.name in [other.name for other in self.services[:index]]:
-                yield Conflict(("services", index, "name"), "another service has it", "a unique name")
+    @property
+    def entry(self) -> Service:
+        """The router."""
+        return self.router
+
+    @property
+    def start_s(self) -> int:
+        """Of the slowest engine, with what is copied before."""
+        return max(engine.fetch_s + engine.probe.deadline_s for engine in self.engines if engine.probe)
 
     @property
     def router(self) -> Service:
@@ -223,16 +308,95 @@ class EcsDeployment(Settings):
         return tuple(service for service in self.engines if service.scales_to_zero)
 
 
-def read(path: Path, fleet: Document[Fleet]) -> Document[EcsDeployment]:
-    """Read the deployment of the file `path` for a fleet.
+class BatchService(TaskService):
+    """The tasks of the Batch API, or of the workers, on Fargate."""
+
+    spot: Annotated[bool, Switch()] = False
+    """Whether they run on Fargate Spot; otherwise on Fargate."""
+
+    port: Port | None = None
+    """Port of the Batch API; none of workers."""
+
+    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
+        return (self._check_stop(),)
+
+
+class EcsSchedule(Settings):
+    """A file that becomes a job again and again."""
+
+    at: str
+    file: str
+    team: Name
+    priority: str
+
+
+class EcsBatch(EcsManifest):
+    """A deployment that runs batches."""
+
+    kind: Literal["batch"]
+    workflow: Annotated[str, Field(pattern=r"^[a-z0-9-]{3,80}$")]
+    """The state machine."""
+
+    bucket: str
+    prefix: str
+    inputs: ZeroOrMore[S3Location] = ()
+    """Further places in S3 that jobs may be of."""
+
+    takeover_s: Annotated[int, Field(ge=1, le=43_200)]
+    """How long after a worker's last sign of life others get its messages."""
+
+    control_queue: str
+    inbox_queue: str
+    run_queues: Annotated[tuple[str, ...], AllowSingleItem(), Field(min_length=1)]
+    endpoint_port: Port
+    """Port of what answers the rows."""
+
+    endpoint_in_network: Annotated[bool, Switch()]
+    """Whether that is in the fleet's network; otherwise it may be anywhere."""
+
+    schedules: dict[Name, EcsSchedule] = Field(default_factory=dict)
+    services: Annotated[tuple[BatchService, ...], AllowSingleItem(), Field(min_length=2)]
+
+    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
+        return (self._check_unique_names(), self._check_single_api())
+
+    @property
+    def entry(self) -> BatchService:
+        """The Batch API."""
+        return next(service for service in self.services if service.port)
+
+    @property
+    def start_s(self) -> int:
+        """Of the Batch API."""
+        return self.entry.probe.deadline_s if self.entry.probe else 0
+
+    def _check_single_api(self) -> Iterator[Conflict]:
+        count = sum(service.port is not None for service in self.services)
+        if count != 1:
+            yield Conflict(("services",), f"{count} of them have a port", "exactly one, the Batch API")
+
+
+MANIFESTS: Mapping[str, type[EcsDeployment | EcsBatch]] = {"serving": EcsDeployment, "batch": EcsBatch}
+"""By kind."""
+
+
+def read(path: Path, fleet: Document[Fleet]) -> Document[Any]:
+    """Read the deployment of the file `path` for a fleet, as its kind has it.
 
     Raises:
         InputError: with every mistake of the file: of its form, then of what the fleet does not have.
     """
-    document = load(path, EcsDeployment)
+    document = load(path, MANIFESTS[read_kind(path)])
     if mistakes := list(_find_mistakes(document, fleet)):
         raise InputError(mistakes)
     return document
+
+
+def read_kind(path: Path) -> str:
+    """Read the kind of a rendered deployment; of one without, as of a file that is not there, the default."""
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    kinds = [line.removeprefix("kind: ") for line in text.splitlines() if line.startswith("kind: ")]
+    return next((kind for kind in kinds if kind in MANIFESTS), next(iter(MANIFESTS)))
 
 
 @dataclass(frozen=True)
@@ -246,7 +410,7 @@ class PlacementChoice:
     """Capacity providers; empty on Fargate."""
 
 
-def list_choices(fleet: Fleet, service: Service) -> list[PlacementChoice]:
+def list_choices(fleet: Fleet, service: TaskService) -> list[PlacementChoice]:
     """List the service's choices; only the first for a node of a replica, which must be next to the others."""
     if service.pool is None:
         return [PlacementChoice(0, ())]
@@ -260,18 +424,28 @@ def list_choices(fleet: Fleet, service: Service) -> list[PlacementChoice]:
     ]
 
 
-def format_service_name(deployment: EcsDeployment, service: Service, choice: PlacementChoice) -> str:
+def format_service_name(deployment: EcsManifest, service: TaskService, choice: PlacementChoice) -> str:
     """Format the name of the ECS service of a choice."""
     suffix = f"-{choice.number}" if choice.number else ""
     return f"{deployment.name}-{service.name}{suffix}"
 
 
-def format_log_group(fleet: Fleet, deployment: str) -> str:
+def format_log_group(fleet: Fleet, deployment: str, kind: str = "serving") -> str:
     """Format the log group of a deployment's tasks; the streams begin with the role."""
-    return f"/aws/ecs/{names.format_cluster_name(fleet)}/serving/{deployment}"
+    return f"/aws/ecs/{names.format_cluster_name(fleet)}/{kind}/{deployment}"
 
 
-def _find_mistakes(document: Document[EcsDeployment], fleet: Document[Fleet]) -> Iterator[Mistake]:
+def format_stack_name(kind: str, deployment: str) -> str:
+    """Format the name of a deployment's stack."""
+    return f"{kind}-{deployment}"
+
+
+def format_driver_group_name(fleet: Fleet, deployment: str) -> str:
+    """Format the name of the security group of a deployment's load drivers."""
+    return f"{fleet.name}-{deployment}-driver"
+
+
+def _find_mistakes(document: Document[Any], fleet: Document[Fleet]) -> Iterator[Mistake]:
     deployment, fleet_settings, rows = document.value, fleet.value, instances.load()
     if deployment.fleet != fleet_settings.name:
         yield document.build_mistake(
@@ -279,7 +453,7 @@ def _find_mistakes(document: Document[EcsDeployment], fleet: Document[Fleet]) ->
         )
         return
     for index, service in enumerate(deployment.services):
-        if service.pool is None:
+        if service.pool is None or not isinstance(service, Service):
             continue
         key_path: list[str | int] = ["services", index]
         pool_groups = (
@@ -307,6 +481,6 @@ def _find_mistakes(document: Document[EcsDeployment], fleet: Document[Fleet]) ->
             reason = f"an instance of the pool {service.pool} has {max_gpus} at the most"
             yield document.build_mistake([*key_path, "gpus"], service.gpus, reason, f"{max_gpus} or less")
         max_efa = max(group.efa for group in pool_groups)
-        if sum(device.startswith("/dev/infiniband/uverbs") for device in service.devices) > max_efa:
+        if sum(device.startswith(EFA_DEVICE) for device in service.devices) > max_efa:
             reason = f"an instance of the pool {service.pool} has {max_efa} EFA interfaces"
             yield document.build_mistake([*key_path, "devices"], len(service.devices), reason, f"{max_efa} of them")

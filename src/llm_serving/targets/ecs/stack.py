@@ -1,11 +1,13 @@
-"""The Terraform stack serving-NAME of a deployment on ECS, and the readiness of its services.
+"""The Terraform stack KIND-NAME of a deployment on ECS, and the readiness of its services.
 
-An engine's container is healthy once it has answered a completion, so a service that is steady has answered; at the end
-a task in the VPC asks the router as a client would. What fails is rolled back by ECS to what ran before.
+An engine's container is healthy once its server answers, which vLLM starts with the engine behind it ready; at the end
+a task in the VPC asks for a completion, or whether the Batch API serves, as a client would. ECS rolls back what
+fails to what ran before.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -18,7 +20,7 @@ from llm_serving.aws import session as clients
 from llm_serving.aws.session import AwsSession
 from llm_serving.fleet import names
 from llm_serving.operations import add_ons as addons
-from llm_serving.operations import apply, context
+from llm_serving.operations import apply, context, ecs_tasks
 from llm_serving.operations import plans as fleet_plans
 from llm_serving.operations.context import FleetContext
 from llm_serving.operations.plans import StackPlan
@@ -27,10 +29,12 @@ from llm_serving.targets import planning, tunnel
 from llm_serving.targets.base import READY
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.ecs import manifest
-from llm_serving.targets.ecs.manifest import EcsDeployment, Service
+from llm_serving.targets.ecs.manifest import EcsManifest, Service, TaskService
+from llm_serving.targets.on_aws import images, metrics_pages
 from llm_serving.targets.on_aws.limits import MACHINE_START_S
 from llm_serving.targets.on_aws.replica_status import ReplicaStatus
 from llm_serving.terraform import runner, stack_folder, synthesis
+from llm_serving.validation.base import MetricsPage
 
 FILE = "ecs.yaml"
 """The rendered file."""
@@ -47,6 +51,9 @@ _SESSION_TOOLS = {
 
 OnProgress = Callable[[str], None]
 
+_VARIABLES = "blueprint.auto.tfvars.json"
+"""Values of the stack's variables, in its folder; `infra.constructs.task_service` says what they do."""
+
 _TEST_TIMEOUT_S = 300
 _POLL_INTERVAL_S = 10.0
 _LAST_LINES = 20
@@ -57,15 +64,15 @@ class _EcsDeployment:
     """A deployment as rendered, and the ECS services of its roles."""
 
     fleet: Any
-    manifest: EcsDeployment
+    manifest: EcsManifest
 
     @property
-    def services(self) -> Iterator[tuple[Service, str]]:
+    def services(self) -> Iterator[tuple[TaskService, str]]:
         """Each ECS service with its name."""
         for service in self.manifest.services:
             yield from ((service, name) for name in self.list_service_names(service))
 
-    def list_service_names(self, service: Service) -> list[str]:
+    def list_service_names(self, service: TaskService) -> list[str]:
         """List the ECS services of a role: one for each choice of its pool."""
         choices = manifest.list_choices(self.fleet, service)
         return [manifest.format_service_name(self.manifest, service, choice) for choice in choices]
@@ -83,8 +90,7 @@ def diff(plan: DeploymentPlan) -> str:
     with _lock_deployment(plan) as data:
         stack_context = _build_stack_context(plan, file, data)
         try:
-            [stack] = fleet_plans.create(stack_context)
-            return _describe_changes(stack)
+            return _describe_changes(_plan(stack_context))
         finally:
             apply.delete_plans(stack_context)
 
@@ -104,13 +110,13 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
     file = planning.write_rendered(plan, force=force)
     with _lock_deployment(plan) as data:
         stack_context = _build_stack_context(plan, file, data)
-        [stack] = fleet_plans.create(stack_context)
+        stack = _plan(stack_context)
         changes = _describe_changes(stack)
         if not changes:
             apply.delete_plans(stack_context)
             return False
         if not stack_context.endpoint:
-            _require_images(plan)
+            images.require_images(plan, (service.image for service in _read_deployed(plan).manifest.services))
         confirm(changes)
         apply.apply(stack_context, [stack])
         if stack_context.endpoint:
@@ -119,9 +125,7 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
         deployed, aws = _read_deployed(plan), plan.aws
         outputs = context.read_states(stack_context)[stack.name].outputs
         _scale_from_zero(aws, deployed)
-        timeout_s = _MACHINES_TIMEOUT_S + max(
-            engine.fetch_s + engine.probe.deadline_s for engine in deployed.manifest.engines if engine.probe
-        )
+        timeout_s = _MACHINES_TIMEOUT_S + deployed.manifest.start_s
         with console.step(f"Wait until {plan.deployment.name} is ready (up to {timeout_s / 60:.0f} min)") as step:
             _wait_until_steady(
                 aws, deployed, outputs["definitions"], timeout_s, lambda text: setattr(step, "note", text)
@@ -166,32 +170,49 @@ def show_logs(plan: DeploymentPlan, role: str | None, *, lines: int, follow: boo
                 console.out.print(_format_line(event["logStreamName"], event["message"]), markup=False)
 
 
-def open_tunnel(plan: DeploymentPlan) -> AbstractContextManager[str]:
-    """Forward a port of this machine to a router's task; suits trials, not thousands of requests per second.
+def list_metrics_pages(plan: DeploymentPlan) -> list[MetricsPage]:
+    """List the metrics pages of the deployment's tasks, by their addresses in the VPC.
 
     Raises:
-        Unavailable: the AWS command line or its session plugin is missing, or no router's task runs.
+        Unavailable: AWS refuses, or does not answer.
+    """
+    deployed, ecs = _read_deployed(plan), plan.aws.client("ecs")
+    with clients.translate_errors():
+        addresses = [
+            (_shorten_arn(task["taskArn"]), service.role, ecs_tasks.get_address(task))
+            for service, name in deployed.services
+            if isinstance(service, Service) and not (service.member and service.member.rank)
+            for task in _list_tasks(ecs, deployed, name, "RUNNING")
+        ]
+    return metrics_pages.build(plan.deployment, [entry for entry in addresses if entry[-1]])
+
+
+def open_tunnel(plan: DeploymentPlan) -> AbstractContextManager[str]:
+    """Forward a port of this machine to a task that clients call; suits trials, not thousands of requests per second.
+
+    Raises:
+        Unavailable: the AWS command line or its session plugin is missing, or no such task runs.
     """
     addons.require_tools(_SESSION_TOOLS)
     deployed, aws = _read_deployed(plan), plan.aws
     cluster = names.format_cluster_name(deployed.fleet)
-    services = [name for service, name in deployed.services if service.role == plan.deployment.router.name]
+    entry = deployed.manifest.entry
+    services = [name for service, name in deployed.services if service.role == entry.role]
     with clients.translate_errors():
         tasks = [task for name in services for task in _list_tasks(aws.client("ecs"), deployed, name, "RUNNING")]
-    router_containers = [
+    containers = [
         (_shorten_arn(task["taskArn"]), container["runtimeId"])
         for task in tasks
         for container in task["containers"]
-        if container["name"] == plan.deployment.router.name and container.get("runtimeId")
+        if container["name"] == entry.role and container.get("runtimeId")
     ]
-    if not router_containers:
-        raise Unavailable(f"{plan.deployment.name}: no router task is running")
-    task, container = router_containers[0]
-    port = plan.deployment.router.processes[0].port
+    if not containers:
+        raise Unavailable(f"{plan.deployment.name}: no {entry.role} task is running")
+    task, container = containers[0]
     command = ["aws", "ssm", "start-session", "--region", aws.region, "--target", f"ecs:{cluster}_{task}_{container}"]
     command += ["--document-name", "AWS-StartPortForwardingSession", "--parameters"]
     return tunnel.open_tunnel(
-        lambda local_port: [*command, f"portNumber={port},localPortNumber={local_port}"],
+        lambda local_port: [*command, f"portNumber={entry.port},localPortNumber={local_port}"],
         plan.directory.logs / "tunnel.log",
         plan.aws.child_env,
     )
@@ -223,7 +244,7 @@ def _lock_deployment(plan: DeploymentPlan) -> Iterator[Path]:
     Raises:
         Unavailable: another command is running on it.
     """
-    data = context.build_data_path(plan.fleet.value) / f"serving-{plan.deployment.name}"
+    data = context.build_data_path(plan.fleet.value) / _format_stack_name(plan)
     data.mkdir(mode=0o700, parents=True, exist_ok=True)
     with processes.lock_file(data / ".busy", f"another command is running on {plan.deployment.name}"):
         yield data
@@ -233,10 +254,10 @@ def _build_stack_context(plan: DeploymentPlan, file: Path, data: Path) -> FleetC
     """Synthesize and initialize the deployment's stack."""
     from llm_serving.aws.preflight import identity
 
-    account = identity.fetch_identity(plan.aws).account
+    account = identity.require_account(plan.fleet, plan.aws).account
     out = data / "cdktf.out" if plan.aws.is_emulated else plan.directory.root / "cdktf.out"
     with console.step(f"Synthesize the stack of {console.shorten_path(file)}") as step:
-        name = f"serving-{plan.deployment.name}"
+        name = _format_stack_name(plan)
         folders = synthesis.synthesize(plan.fleet, out, deployments=[file], stack_names=[name])
         step.note = ", ".join(console.shorten_path(folder / "cdk.tf.json") for folder in folders.values())
     program = stack_folder.find_terraform(folders, data, plan.aws)
@@ -245,32 +266,22 @@ def _build_stack_context(plan: DeploymentPlan, file: Path, data: Path) -> FleetC
     return stack_context
 
 
-def _require_images(plan: DeploymentPlan) -> None:
-    """Check that the fleet's registry has the deployment's images.
+def _format_stack_name(plan: DeploymentPlan) -> str:
+    return manifest.format_stack_name(plan.deployment.kind, plan.deployment.name)
 
-    Raises:
-        CheckFailed: an image is missing; its task would wait until ECS gives up.
-    """
-    from botocore.exceptions import ClientError
 
-    registry_prefix = f"{plan.deployment.environment.registry}/"
-    ecr = plan.aws.client("ecr")
-    for image in dict.fromkeys(service.image for service in _read_deployed(plan).manifest.services):
-        if not image.startswith(registry_prefix):
-            continue
-        name, _, tag = image.removeprefix(registry_prefix).partition(":")
-        with clients.translate_errors():
-            try:
-                repository = f"{plan.fleet.value.name}/{name}"
-                ecr.describe_images(repositoryName=repository, imageIds=[{"imageTag": tag}])
-            except ClientError as error:
-                if clients.get_error_code(error) not in ("ImageNotFoundException", "RepositoryNotFoundException"):
-                    raise
-                raise CheckFailed(
-                    f"{image} is not in the fleet's registry. Nothing was changed. Fix: add {name} to "
-                    f"storage.repositories of {plan.fleet.path}, apply the stack storage, and run "
-                    f"images/build {name} --fleet {plan.fleet.path}"
-                ) from None
+def _plan(stack_context: FleetContext) -> StackPlan:
+    """Plan the stack; where services would be replaced, as for other capacity providers, move their tasks instead."""
+    [folder] = stack_context.folders.values()
+    for force in (False, True):
+        (folder / _VARIABLES).write_text(json.dumps({"force_new_deployment": force}), encoding="utf-8")
+        [stack] = fleet_plans.create(stack_context)
+        if not any(
+            address.startswith("aws_ecs_service.") and change.verb == "replaced"
+            for address, change in stack.plan.resources.items()
+        ):
+            break
+    return stack
 
 
 def _read_deployed(plan: DeploymentPlan) -> _EcsDeployment:
@@ -337,7 +348,7 @@ def _wait_until_steady(
         time.sleep(_POLL_INTERVAL_S)
 
 
-def _find_rollback_reason(ecs: Any, deployed: _EcsDeployment, service: Service, definition: str) -> str:
+def _find_rollback_reason(ecs: Any, deployed: _EcsDeployment, service: TaskService, definition: str) -> str:
     """Return why ECS gave up a service's deployment; empty if it did not."""
     described = ecs.describe_services(
         cluster=names.format_cluster_name(deployed.fleet), services=deployed.list_service_names(service)
@@ -351,14 +362,16 @@ def _find_rollback_reason(ecs: Any, deployed: _EcsDeployment, service: Service, 
     return ""
 
 
-def _count_ready_tasks(ecs: Any, deployed: _EcsDeployment, service: Service, definition: str) -> int:
+def _count_ready_tasks(ecs: Any, deployed: _EcsDeployment, service: TaskService, definition: str) -> int:
     tasks = [
         task for name in deployed.list_service_names(service) for task in _list_tasks(ecs, deployed, name, "RUNNING")
     ]
     return sum(_is_ready(service, task) for task in tasks if task["taskDefinitionArn"] == definition)
 
 
-def _describe_failure(aws: AwsSession, deployed: _EcsDeployment, service: Service, reason: str, outcome: str) -> str:
+def _describe_failure(
+    aws: AwsSession, deployed: _EcsDeployment, service: TaskService, reason: str, outcome: str
+) -> str:
     """Describe a service that is not ready: why its last tasks stopped, and their log."""
     lines = [f"{service.name} is not ready: {reason}; {outcome}"]
     try:
@@ -420,7 +433,7 @@ def _list_tasks(ecs: Any, deployed: _EcsDeployment, name: str, status: str) -> l
     return [task for batch in batches for task in ecs.describe_tasks(cluster=cluster, tasks=batch)["tasks"]]
 
 
-def _build_replica_status(service: Service, task: dict[str, Any]) -> ReplicaStatus:
+def _build_replica_status(service: TaskService, task: dict[str, Any]) -> ReplicaStatus:
     pending_reason = "not healthy yet" if task["lastStatus"] == "RUNNING" else task["lastStatus"].lower()
     return ReplicaStatus(
         name=_shorten_arn(task["taskArn"]),
@@ -431,7 +444,7 @@ def _build_replica_status(service: Service, task: dict[str, Any]) -> ReplicaStat
     )
 
 
-def _is_ready(service: Service, task: dict[str, Any]) -> bool:
+def _is_ready(service: TaskService, task: dict[str, Any]) -> bool:
     """Whether a task runs, and is healthy if it has a probe."""
     healthy = task.get("healthStatus") == "HEALTHY" or service.probe is None
     return bool(task["lastStatus"] == "RUNNING" and healthy)
@@ -441,7 +454,7 @@ def _read_last_lines(client: Any, deployed: _EcsDeployment, role: str | None, li
     """Read the last lines of the newest log streams."""
     from botocore.exceptions import ClientError
 
-    group = manifest.format_log_group(deployed.fleet, deployed.manifest.name)
+    group = manifest.format_log_group(deployed.fleet, deployed.manifest.name, deployed.manifest.kind)
     try:
         streams = client.describe_log_streams(logGroupName=group, orderBy="LastEventTime", descending=True)
     except ClientError as error:
@@ -455,7 +468,7 @@ def _read_last_lines(client: Any, deployed: _EcsDeployment, role: str | None, li
 
 
 def _list_events(client: Any, deployed: _EcsDeployment, role: str | None, since: int) -> Iterator[dict[str, Any]]:
-    group = manifest.format_log_group(deployed.fleet, deployed.manifest.name)
+    group = manifest.format_log_group(deployed.fleet, deployed.manifest.name, deployed.manifest.kind)
     prefix = {"logStreamNamePrefix": f"{role}/"} if role else {}
     for page in client.get_paginator("filter_log_events").paginate(logGroupName=group, startTime=since, **prefix):
         yield from page["events"]

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
 from llm_serving.targets.base import Confirm, Target
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.targets.ecs import stack
+from llm_serving.targets.ecs import load_tasks, stack
 from llm_serving.targets.ecs.conventions import CONVENTIONS
 from llm_serving.targets.on_aws import environment
 from llm_serving.targets.on_aws.aws_target import AwsTarget
 from llm_serving.targets.on_aws.replica_status import ReplicaStatus
+from llm_serving.validation.base import MetricsPage
+from llm_serving.validation.remote.play import Containers
 from llm_serving.workloads.environment import Environment
 
 
@@ -48,6 +51,19 @@ class EcsTarget(AwsTarget):
     def open_tunnel(self, plan: DeploymentPlan) -> AbstractContextManager[str]:
         """Forward a port of this machine to a router's task with Session Manager."""
         return stack.open_tunnel(plan)
+
+    def launch_drivers(
+        self,
+        plan: DeploymentPlan,
+        urls: Sequence[str],
+        limit_s: int,  # noqa: ARG002 - renewed URLs end them
+    ) -> AbstractContextManager[Containers]:
+        """Run Fargate tasks."""
+        return load_tasks.run(plan, urls)
+
+    def list_metrics_pages(self, plan: DeploymentPlan) -> list[MetricsPage]:
+        """List those of the tasks."""
+        return stack.list_metrics_pages(plan)
 
     def remove(self, plan: DeploymentPlan) -> bool:
         """Destroy the stack and wait until its tasks are gone."""

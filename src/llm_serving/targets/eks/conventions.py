@@ -7,6 +7,10 @@ from llm_serving.workloads.environment import Conventions
 CONVENTIONS = Conventions(
     title="EKS",
     orchestrator="eks",
+    gateways=True,
+    claims=True,
+    # Source: awslabs/amazon-eks-ami, templates/shared/runtime/bin/setup-local-disks, `raid0`.
+    node_disk="/mnt/k8s-disks/0",
     discovery="labels",
     # The labels that charts/inference puts on its pods.
     selector_labels={"app.kubernetes.io/instance": "{deployment}", "app.kubernetes.io/component": "{role}"},

@@ -28,8 +28,10 @@ from llm_serving.settings.errors import CheckFailed, Unavailable
 from llm_serving.targets import planning, tunnel
 from llm_serving.targets.base import READY
 from llm_serving.targets.deployment_plan import DeploymentPlan
+from llm_serving.targets.on_aws import images, metrics_pages
 from llm_serving.targets.on_aws.limits import MACHINE_START_S
 from llm_serving.targets.on_aws.replica_status import ReplicaStatus
+from llm_serving.validation.base import MetricsPage
 
 CHART = paths.CHARTS / "inference"
 
@@ -75,7 +77,7 @@ def diff(plan: DeploymentPlan) -> str:
         Unavailable: helm is missing, or the cluster does not answer.
         CommandFailed: the chart refuses the values.
     """
-    _require_tools("helm")
+    require_tools("helm")
     return _diff_release(plan, _read_release(plan))
 
 
@@ -89,15 +91,20 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
     Raises:
         Unavailable: helm or kubectl is missing, or the cluster does not answer.
         CommandFailed: the cluster refuses an object.
-        CheckFailed: it did not become ready; says why, and what runs now.
+        CheckFailed: an image is missing, or it did not become ready; says why, and what runs now.
     """
-    _require_tools("helm", "kubectl")
+    from llm_serving.aws.preflight import identity
+
+    require_tools("helm", "kubectl")
+    if plan.fleet.value.account:
+        identity.require_account(plan.fleet, plan.aws)
     values_file = planning.write_rendered(plan, force=force)
     release = _read_release(plan)
     changes = _diff_release(plan, release)
     if not changes and release.is_latest:
         _wait_until_ready(plan)
         return False
+    images.require_images(plan, (role.image for role in plan.deployment.roles))
     confirm(changes)
     log = _prepare_log(plan)
     with console.step("Apply namespace and service account"):
@@ -126,11 +133,11 @@ def list_replicas(plan: DeploymentPlan) -> list[ReplicaStatus]:
     Raises:
         Unavailable: kubectl is missing, or the cluster does not answer.
     """
-    _require_tools("kubectl")
-    response = _run_query(
-        plan, [*_build_kubectl_command("get", plan), "pods", "-l", _build_pod_selector(plan), "-o", "json"]
+    require_tools("kubectl")
+    response = run_query(
+        plan, [*build_kubectl_command("get", plan), "pods", "-l", _build_pod_selector(plan), "-o", "json"]
     )
-    return sorted(map(_parse_pod, json.loads(response)["items"]), key=lambda pod: (pod.role, pod.name))
+    return sorted(map(parse_pod, json.loads(response)["items"]), key=lambda pod: (pod.role, pod.name))
 
 
 def show_logs(plan: DeploymentPlan, role: str | None, *, lines: int, follow: bool) -> None:
@@ -139,10 +146,10 @@ def show_logs(plan: DeploymentPlan, role: str | None, *, lines: int, follow: boo
     Raises:
         Unavailable: kubectl is missing, or the cluster does not answer.
     """
-    _require_tools("kubectl")
+    require_tools("kubectl")
     # Pending pods have no log; their error must not hide the others' logs.
     command = [
-        *_build_kubectl_command("logs", plan),
+        *build_kubectl_command("logs", plan),
         "-l",
         _build_pod_selector(plan, role),
         "--prefix",
@@ -157,15 +164,31 @@ def show_logs(plan: DeploymentPlan, role: str | None, *, lines: int, follow: boo
         )
 
 
+def list_metrics_pages(plan: DeploymentPlan) -> list[MetricsPage]:
+    """List the metrics pages of the release's pods, by their addresses in the cluster.
+
+    Raises:
+        Unavailable: kubectl is missing, or the cluster does not answer.
+    """
+    selector = f"{_build_pod_selector(plan)},inference/listens=true"
+    response = run_query(plan, [*build_kubectl_command("get", plan), "pods", "-l", selector, "-o", "json"])
+    addresses = [
+        (pod["metadata"]["name"], pod["metadata"]["labels"]["app.kubernetes.io/component"], pod["status"]["podIP"])
+        for pod in json.loads(response)["items"]
+        if pod.get("status", {}).get("podIP")
+    ]
+    return metrics_pages.build(plan.deployment, addresses)
+
+
 def open_tunnel(plan: DeploymentPlan) -> AbstractContextManager[str]:
     """Forward a port of this machine to the router; suits trials, not thousands of requests per second.
 
     Raises:
         Unavailable: kubectl is missing, or the cluster does not answer.
     """
-    _require_tools("kubectl")
+    require_tools("kubectl")
     port = plan.deployment.router.processes[0].port
-    command = [*_build_kubectl_command("port-forward", plan), f"service/{plan.deployment.name}"]
+    command = [*build_kubectl_command("port-forward", plan), f"service/{plan.deployment.name}"]
     return tunnel.open_tunnel(
         lambda local_port: [*command, f"{local_port}:{port}"], plan.directory.logs / "tunnel.log", plan.aws.child_env
     )
@@ -177,7 +200,7 @@ def destroy(plan: DeploymentPlan) -> bool:
     Raises:
         Unavailable: helm or kubectl is missing, or the cluster does not answer.
     """
-    _require_tools("helm", "kubectl")
+    require_tools("helm", "kubectl")
     if not _list_revisions(plan):
         return False
     with console.step(f"Remove {plan.deployment.name}"):
@@ -192,10 +215,10 @@ def _uninstall(plan: DeploymentPlan) -> None:
     console.run(command, log=_prepare_log(plan), environment=plan.aws.child_env, timeout_s=timeout_s + 60)
     # Helm keeps the pod of a failed test for its log.
     command = [
-        *_build_kubectl_command("delete", plan),
+        *build_kubectl_command("delete", plan),
         "pods",
         "-l",
-        _build_selector(plan),
+        build_selector(plan),
         "--ignore-not-found",
         f"--timeout={_QUERY_TIMEOUT_S}s",
     ]
@@ -207,11 +230,12 @@ def _build_helm_command(command: str, plan: DeploymentPlan) -> list[str]:
     return ["helm", *command.split(), plan.deployment.name, "--namespace", plan.deployment.environment.namespace]
 
 
-def _build_kubectl_command(command: str, plan: DeploymentPlan) -> list[str]:
+def build_kubectl_command(command: str, plan: DeploymentPlan) -> list[str]:
+    """Build a kubectl command in the release's namespace."""
     return ["kubectl", command, "--namespace", plan.deployment.environment.namespace]
 
 
-def _build_selector(plan: DeploymentPlan) -> str:
+def build_selector(plan: DeploymentPlan) -> str:
     """Build a label selector of the release's objects."""
     return f"app.kubernetes.io/instance={plan.deployment.name}"
 
@@ -219,7 +243,7 @@ def _build_selector(plan: DeploymentPlan) -> str:
 def _build_pod_selector(plan: DeploymentPlan, role: str | None = None) -> str:
     """Build a label selector of one role's pods, or of all; excludes the pods of helm tests."""
     return ",".join(
-        [_build_selector(plan), "inference/kind", *([f"app.kubernetes.io/component={role}"] if role else [])]
+        [build_selector(plan), "inference/kind", *([f"app.kubernetes.io/component={role}"] if role else [])]
     )
 
 
@@ -268,7 +292,7 @@ def _run_chart_test(plan: DeploymentPlan) -> None:
                 timeout_s=_TEST_TIMEOUT_S + 30,
             )
         except CommandFailed as error:
-            raise CheckFailed(f"{error}\n{_read_pod_log(plan, f'{plan.deployment.name}-test')}") from None
+            raise CheckFailed(f"{error}\n{read_pod_log(plan, f'{plan.deployment.name}-test')}") from None
 
 
 def _list_pending_roles(plan: DeploymentPlan) -> Iterator[str]:
@@ -277,8 +301,8 @@ def _list_pending_roles(plan: DeploymentPlan) -> Iterator[str]:
     if any(role.nodes > 1 for role in plan.deployment.roles):
         kinds.append("leaderworkersets.leaderworkerset.x-k8s.io")
     try:
-        response = _run_query(
-            plan, [*_build_kubectl_command("get", plan), ",".join(kinds), "-l", _build_selector(plan), "-o", "json"]
+        response = run_query(
+            plan, [*build_kubectl_command("get", plan), ",".join(kinds), "-l", build_selector(plan), "-o", "json"]
         )
     except Unavailable as error:  # the cluster may answer the next time
         yield str(error)
@@ -338,7 +362,14 @@ def _write_namespace(plan: DeploymentPlan) -> Path:
         {
             "apiVersion": "v1",
             "kind": "Namespace",
-            "metadata": {"name": names.SERVING_NAMESPACE, "labels": {"app.kubernetes.io/managed-by": "blueprint"}},
+            "metadata": {
+                "name": names.SERVING_NAMESPACE,
+                "labels": {
+                    "app.kubernetes.io/managed-by": "blueprint",
+                    # A rollout waits until the load balancer has found the new routers healthy.
+                    "elbv2.k8s.aws/pod-readiness-gate-inject": "enabled",
+                },
+            },
         },
         {
             "apiVersion": "v1",
@@ -368,7 +399,7 @@ def _read_release(plan: DeploymentPlan) -> _Release:
     if not installed:
         return _Release(None, False, "")
     _, latest = installed[-1]
-    manifest = _run_query(plan, [*_build_helm_command("get manifest", plan), f"--revision={latest}"])
+    manifest = run_query(plan, [*_build_helm_command("get manifest", plan), f"--revision={latest}"])
     return _Release(latest, latest == revisions[-1]["revision"], manifest)
 
 
@@ -376,7 +407,7 @@ def _list_revisions(plan: DeploymentPlan) -> list[dict[str, Any]]:
     """List the release's revisions, oldest first; empty if there is no release."""
     try:
         revisions: list[dict[str, Any]] = json.loads(
-            _run_query(plan, [*_build_helm_command("history", plan), "--output=json"])
+            run_query(plan, [*_build_helm_command("history", plan), "--output=json"])
         )
     except Unavailable as error:
         if "release: not found" in str(error):
@@ -386,7 +417,7 @@ def _list_revisions(plan: DeploymentPlan) -> list[dict[str, Any]]:
 
 
 def _diff_release(plan: DeploymentPlan, release: _Release) -> str:
-    rendered = _run_query(plan, [*_build_helm_command("template", plan), str(CHART), "--values", "-"], stdin=plan.text)
+    rendered = run_query(plan, [*_build_helm_command("template", plan), str(CHART), "--values", "-"], stdin=plan.text)
     if not release.manifest:
         return "\n".join(
             f"+ {resource['kind']} {resource['metadata']['name']}" for resource in _parse_objects(rendered)
@@ -425,18 +456,19 @@ def _describe_failures(plan: DeploymentPlan) -> list[str]:
         for pod in unready
     ]
     scheduled = sorted((pod for pod in unready if pod.machine), key=lambda pod: -pod.restarts)
-    return [*lines, *(_read_pod_log(plan, pod.name) for pod in scheduled[:1])]
+    return [*lines, *(read_pod_log(plan, pod.name) for pod in scheduled[:1])]
 
 
-def _read_pod_log(plan: DeploymentPlan, pod: str) -> str:
+def read_pod_log(plan: DeploymentPlan, pod: str) -> str:
     """Read the last lines of a pod's log."""
     try:
-        return _run_query(plan, [*_build_kubectl_command("logs", plan), pod, f"--tail={_LAST_LINES}"]).rstrip()
+        return run_query(plan, [*build_kubectl_command("logs", plan), pod, f"--tail={_LAST_LINES}"]).rstrip()
     except Unavailable as error:
         return f"log cannot be read: {error}"
 
 
-def _parse_pod(pod: dict[str, Any]) -> ReplicaStatus:
+def parse_pod(pod: dict[str, Any]) -> ReplicaStatus:
+    """Return the state of one of the release's pods."""
     status = pod.get("status", {})
     containers = status.get("containerStatuses", [])
     conditions = {entry["type"]: entry for entry in status.get("conditions", [])}
@@ -453,11 +485,16 @@ def _parse_pod(pod: dict[str, Any]) -> ReplicaStatus:
     )
 
 
-def _require_tools(*tools: str) -> None:
+def require_tools(*tools: str) -> None:
+    """Check that programs are on PATH.
+
+    Raises:
+        Unavailable: one is missing.
+    """
     addons.require_tools({name: addons.TOOLS[name] for name in tools})
 
 
-def _run_query(plan: DeploymentPlan, command: Sequence[str], stdin: str = "") -> str:
+def run_query(plan: DeploymentPlan, command: Sequence[str], stdin: str = "") -> str:
     """Run a command and return its output.
 
     Raises:

@@ -13,11 +13,13 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.operations import cluster
 from llm_serving.targets.base import Confirm, Target
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.targets.eks import release
+from llm_serving.targets.eks import load_job, release
 from llm_serving.targets.eks.conventions import CONVENTIONS
 from llm_serving.targets.on_aws import environment
 from llm_serving.targets.on_aws.aws_target import AwsTarget
 from llm_serving.targets.on_aws.replica_status import ReplicaStatus
+from llm_serving.validation.base import MetricsPage
+from llm_serving.validation.remote.play import Containers
 from llm_serving.workloads.environment import Environment
 
 
@@ -75,6 +77,19 @@ class EksTarget(AwsTarget):
     def open_tunnel(self, plan: DeploymentPlan) -> AbstractContextManager[str]:
         """Forward a port of this machine to the router with kubectl."""
         return release.open_tunnel(plan)
+
+    def launch_drivers(
+        self,
+        plan: DeploymentPlan,
+        urls: Sequence[str],
+        limit_s: int,
+    ) -> AbstractContextManager[Containers]:
+        """Run the pods of a Job."""
+        return load_job.run(plan, urls, limit_s=limit_s)
+
+    def list_metrics_pages(self, plan: DeploymentPlan) -> list[MetricsPage]:
+        """List those of the pods."""
+        return release.list_metrics_pages(plan)
 
     def remove(self, plan: DeploymentPlan) -> bool:
         """Uninstall the release and wait until its pods are gone."""

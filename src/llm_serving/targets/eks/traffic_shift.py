@@ -59,7 +59,9 @@ def shift(route: str, weights: Mapping[str, int], *, gateway: str, folder: Path,
     backends = [
         {"release": release, "port": processes.ROUTER_PORT, "weight": weight} for release, weight in weights.items()
     ]
-    values = {"route": {"gateway": {"name": name, "namespace": namespace, "section": ""}, "backends": backends}}
+    gateway_values = {"name": name, "namespace": namespace, "section": ""}
+    # Each release's router ends a request by its own timeout, and these may differ.
+    values = {"route": {"gateway": gateway_values, "timeoutSeconds": 0, "backends": backends}}
     file = folder / f"{route}.yaml"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(yaml.safe_dump(values, sort_keys=False))

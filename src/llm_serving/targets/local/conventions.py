@@ -17,6 +17,7 @@ CONVENTIONS = Conventions(
     # The loopback address in IPv6's notation: by its colons an engine knows to listen and not to connect.
     zmq_bind_host=f"[::ffff:{LOOPBACK}]",
     discovery="addresses",
+    workflows=True,
     url=f"http://{LOOPBACK}:{{port}}",
     kv_transfer="loopback",
 )

@@ -1,8 +1,8 @@
 """Deploys a blueprint on this machine, in steps that callers can overlap.
 
-plan -> check_machine -> [supervisor] -> start_emulator -> apply_storage -> upload_weights -> start_roles
+plan -> check_machine -> [supervisor] -> start_emulator -> create_bucket -> upload_weights -> start_roles
 
-The last two start early, while Terraform waits for AWS (early_start.py).
+Where Terraform applies stacks in place of create_bucket, the last two start while it waits (early_start.py).
 """
 
 from __future__ import annotations
@@ -22,16 +22,20 @@ from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.local import (
     early_start,
-    engine_env,
+    engine_setups,
     environment,
     readiness,
     resource_check,
     supervisor,
     weights,
 )
+from llm_serving.targets.local.engine_setups import EngineSetup
 from llm_serving.targets.local.readiness import RoleFailed
 from llm_serving.targets.local.supervisor import Supervisor
 from llm_serving.workloads.environment import Process
+
+_S3_HOME = "us-east-1"
+"""The region whose buckets are created without naming it."""
 
 EMULATOR_TIMEOUT_S = 120.0
 """Longest start of the embedded AWS, in seconds."""
@@ -87,23 +91,26 @@ def start_emulator(plan: DeploymentPlan, supervisord: Supervisor) -> None:
                 ) from None
 
 
-def apply_storage(plan: DeploymentPlan) -> str:
-    """Apply the storage stack to the embedded AWS with Terraform; return the name of the model bucket.
+def create_bucket(plan: DeploymentPlan) -> str:
+    """Create the model bucket in the embedded AWS unless it is there, and return its name.
+
+    It is all of the fleet that a deployment here uses. `./install.sh` and `blueprint rehearse` apply whole stacks with
+    Terraform, whose provider waits for most of a minute for a bucket's lifecycle rules.
 
     Raises:
-        Unavailable: Terraform or its provider is missing.
-        CommandFailed: Terraform failed.
+        Unavailable: the embedded AWS refuses.
     """
-    from llm_serving.rehearsal import stacks
+    from botocore.exceptions import BotoCoreError, ClientError
 
-    outputs = stacks.apply(
-        plan.fleet,
-        out=plan.directory.root / "cdktf.out",
-        data=plan.directory.data / "terraform",
-        endpoint=plan.deployment.environment.s3_endpoint or "",
-        stacks=["storage"],
-    )
-    return str(outputs["storage"]["model_bucket"])
+    target = plan.deployment.environment
+    s3 = emulator.create_client("s3", target.s3_endpoint or "", target.region)
+    region = {} if target.region == _S3_HOME else {"CreateBucketConfiguration": {"LocationConstraint": target.region}}
+    try:
+        if target.bucket not in {bucket["Name"] for bucket in s3.list_buckets()["Buckets"]}:
+            s3.create_bucket(Bucket=target.bucket, **region)
+    except (BotoCoreError, ClientError) as error:
+        raise Unavailable(f"the embedded AWS creates no bucket {target.bucket}: {error}") from None
+    return target.bucket
 
 
 def upload_weights(plan: DeploymentPlan, on_progress: Callable[[str], None] = lambda _: None) -> int:
@@ -136,17 +143,21 @@ def start_roles(
     plan.directory.save_deployment(plan.deployment)
 
 
+def _find_setup(plan: DeploymentPlan) -> EngineSetup:
+    return engine_setups.find(getattr(plan.deployment, "engine", ""))
+
+
 def _start_workers(plan: DeploymentPlan, supervisord: Supervisor) -> None:
     """Start those that do not run yet; the others already read the files that this would copy."""
     starting = [process for process in plan.deployment.worker_processes if not supervisord.read_state(process.name).pid]
-    if plan.deployment.served_models:
-        engine_env.copy_model_infos(plan.directory.get_cache_path(process.name) for process in starting)
+    if plan.deployment.loaded_models:
+        _find_setup(plan).prepare(plan.directory.get_cache_path(process.name) for process in starting)
     for process in starting:
         supervisord.start(process.name)
 
 
 def bring_up(
-    plan: DeploymentPlan, supervisord: Supervisor, create_storage: Callable[[DeploymentPlan], str] = apply_storage
+    plan: DeploymentPlan, supervisord: Supervisor, create_storage: Callable[[DeploymentPlan], str] = create_bucket
 ) -> DeploymentPlan:
     """Start everything in order, with progress; return the plan with the bucket that was created.
 
@@ -182,7 +193,7 @@ def _start_early(plan: DeploymentPlan, supervisord: Supervisor) -> AbstractConte
             s3.get_bucket_lifecycle_configuration(Bucket=environment.bucket)
         except (BotoCoreError, ClientError):
             return False
-        return not plan.deployment.served_models or engine_env.is_ready()  # its set-up may still run in parallel
+        return not plan.deployment.loaded_models or _find_setup(plan).is_ready()  # it may still run in parallel
 
     return early_start.run_in_background(
         is_bucket_ready,
@@ -192,7 +203,7 @@ def _start_early(plan: DeploymentPlan, supervisord: Supervisor) -> AbstractConte
 
 
 def update(
-    plan: DeploymentPlan, supervisord: Supervisor, create_storage: Callable[[DeploymentPlan], str] = apply_storage
+    plan: DeploymentPlan, supervisord: Supervisor, create_storage: Callable[[DeploymentPlan], str] = create_bucket
 ) -> DeploymentPlan:
     """Update a running deployment to `plan`; processes that do not change keep running.
 
@@ -202,7 +213,7 @@ def update(
     deployed = plan.directory.load_deployment()
     if deployed is None or deployed.environment.bucket != plan.deployment.environment.bucket:
         plan = plan.replace_bucket(create_storage(plan))
-    if deployed is None or deployed.served_models != plan.deployment.served_models:
+    if deployed is None or deployed.loaded_models != plan.deployment.loaded_models:
         _upload_with_progress(plan)
     else:
         weights.check(plan.deployment)
@@ -214,10 +225,10 @@ def update(
 
 
 def _upload_with_progress(plan: DeploymentPlan) -> None:
-    if not plan.deployment.served_models:
+    if not plan.deployment.loaded_models:
         return
-    model_names = " and ".join(served_model.model for served_model in plan.deployment.served_models)
-    uris = ", ".join(served_model.weights.uri for served_model in plan.deployment.served_models)
+    model_names = " and ".join(loaded_model.model for loaded_model in plan.deployment.loaded_models)
+    uris = ", ".join(loaded_model.weights.uri for loaded_model in plan.deployment.loaded_models)
     with console.step(f"Upload model {model_names} to S3") as step:
         weight_bytes = upload_weights(plan, lambda text: setattr(step, "note", text))
         step.note = f"{format_bytes(weight_bytes)} at {uris}"
@@ -300,9 +311,9 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
         planning.write_rendered(plan, force=force)
         with stop_on_failure(plan.directory):
             if supervisord is not None:
-                return update(plan, supervisord, apply_storage)
+                return update(plan, supervisord, create_bucket)
             prepare_start(plan)
-            return bring_up(plan, supervisor.start_detached(plan.directory), apply_storage)
+            return bring_up(plan, supervisor.start_detached(plan.directory), create_bucket)
 
 
 def prepare_start(plan: DeploymentPlan) -> None:

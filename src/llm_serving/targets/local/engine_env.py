@@ -99,7 +99,7 @@ def _build(root: Path, on_progress: Callable[[str], None]) -> None:
     if folder.is_symlink():  # to another clone's, which stays
         folder.unlink()
     shutil.rmtree(folder, ignore_errors=True)
-    uv = _find_uv()
+    uv = find_uv()
     python = folder / "bin" / "python"
     on_progress("creating the environment")
     console.run([uv, "venv", "--quiet", "--python", sys.executable, str(folder)], log=log)
@@ -135,7 +135,12 @@ def _compute_stamp(root: Path) -> str:
     return f"{root / FOLDER} {BUILD_RECIPE_VERSION} {digest.hexdigest()}\n"
 
 
-def _find_uv() -> str:
+def find_uv() -> str:
+    """Return the path of uv.
+
+    Raises:
+        Unavailable: it is missing.
+    """
     sibling = Path(sys.executable).with_name("uv")
     path = str(sibling) if sibling.exists() else shutil.which("uv")
     if path is None:

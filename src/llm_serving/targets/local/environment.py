@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 
@@ -11,14 +12,22 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.rehearsal import emulator
 from llm_serving.settings.errors import Unavailable
 from llm_serving.targets.deployment_dir import DeploymentDir
-from llm_serving.targets.local import engine_env, subreaper
+from llm_serving.targets.local import engine_setups, subreaper
 from llm_serving.targets.local.conventions import CONVENTIONS
 from llm_serving.workloads import base as workloads
 from llm_serving.workloads.environment import Environment, Process
 from llm_serving.workloads.serving.blueprint import Blueprint
 
-ROUTER_DNS_DISCOVERY = paths.IMAGES / "router" / "router_dns_discovery.py"
-"""Registers engines with a router of many models, as on ECS."""
+IMAGE_PROGRAMS = {
+    "router-front": "router/router_front.py",
+    "router-dns-discovery": "router/router_dns_discovery.py",
+    "batch-worker": "batch-worker/batch_worker.py",
+    "batch-api": "batch-worker/batch_api.py",
+}
+"""Programs of images/ by name, which run here as they do in their images."""
+
+FETCHER = (sys.executable, "-m", "llm_serving.targets.local.fetch_weights")
+"""Copies weights for engines that read them from a folder."""
 
 NAME = "local"
 AWS = "aws"
@@ -62,11 +71,15 @@ def resolve_environment(
             **emulator.build_client_env(endpoint, fleet.region),
             **({} if has_shortcuts else {SHORTCUTS_VARIABLE: "off"}),
         },
-        engine_folder=str(engine_env.ROOT / engine_env.FOLDER / "bin"),
+        engine_folder=str(engine_setups.find(getattr(blueprint, "engine", "")).executables),
         data_folder=str(directory.data),
         socket_folder=str(directory.sockets),
         launcher=(sys.executable, subreaper.__file__),
-        router_discovery=(sys.executable, str(ROUTER_DNS_DISCOVERY)),
+        fetcher=FETCHER,
+        image_programs={
+            name: (sys.executable, str(paths.IMAGES / location)) for name, location in IMAGE_PROGRAMS.items()
+        },
+        router_host=_choose_router_host(directory),
         module_folder=str(paths.IMAGES / "vllm"),
         services=(_build_emulator_process(directory, ports[AWS]),),
         ports=ports,
@@ -86,6 +99,15 @@ def _build_emulator_process(directory: DeploymentDir, port: int) -> Process:
         stateful=True,
         memory_bytes=EMULATOR_BYTES,
     )
+
+
+def _choose_router_host(directory: DeploymentDir) -> str:
+    """Choose the loopback address of the router's administration: the same at each deploy.
+
+    A web page in the user's browser can send requests to any port of 127.0.0.1; it does not know this address.
+    """
+    digest = hashlib.sha256(str(directory.data.resolve()).encode()).digest()
+    return f"127.{digest[0]}.{digest[1]}.{1 + digest[2] % 254}"
 
 
 def _choose_ports(directory: DeploymentDir, names: list[str], own_ports: bool, port: int | None) -> dict[str, int]:

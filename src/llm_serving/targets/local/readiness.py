@@ -70,7 +70,8 @@ def is_answering(process: Process, timeout_s: float = _RESPONSE_TIMEOUT_S) -> bo
     if process.probe is None or not is_listening(process.port):
         return False
     url = f"http://127.0.0.1:{process.port}{process.probe.path}"
-    return not probe.request_answer(url, json.dumps(process.probe.body), timeout_s)
+    body = json.dumps(process.probe.body) if process.probe.body else ""  # then a page is asked for
+    return not probe.request_answer(url, body, timeout_s)
 
 
 def raise_if_failed(directory: DeploymentDir, state: ProcessState, restarts: int) -> None:

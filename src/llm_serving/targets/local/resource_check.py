@@ -56,7 +56,7 @@ def _check_memory(deployment: Deployment, starting: Sequence[Process]) -> None:
 
 
 def _sum_weight_bytes(deployment: Deployment) -> int:
-    return sum(served_model.weights.bytes for served_model in deployment.served_models)
+    return sum(loaded_model.weights.bytes for loaded_model in deployment.loaded_models)
 
 
 def _check_disk(directory: DeploymentDir, deployment: Deployment) -> None:

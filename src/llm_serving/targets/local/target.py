@@ -11,10 +11,10 @@ from llm_serving import console, processes
 from llm_serving.aws.session import AwsSession
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.errors import InputError, Unavailable
-from llm_serving.targets.base import Confirm, DeploymentStatus, Target, ValidationInputs, require_kind
+from llm_serving.targets.base import Confirm, DeploymentStatus, LoadOrigin, Target, ValidationInputs, require_kind
 from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.targets.local import deploy, engine_env, environment, logs, status, supervisor
+from llm_serving.targets.local import deploy, engine_setups, environment, logs, status, supervisor
 from llm_serving.targets.local.conventions import CONVENTIONS
 from llm_serving.workloads import base as workloads
 from llm_serving.workloads import inputs, render
@@ -60,6 +60,7 @@ class LocalTarget:
             conventions=self.conventions,
             region=fleet.region,
             bucket="models",
+            fetcher=environment.FETCHER,
             ports=ports,
             cores=cores,
         )
@@ -71,9 +72,10 @@ class LocalTarget:
     def deploy(self, plan: DeploymentPlan, confirm: Confirm, *, force: bool = False) -> DeploymentPlan | None:
         """Set up the engine if models are served, then bring up the plan and wait until every process answers."""
         with processes.handle_interrupts():
-            if plan.deployment.served_models and not engine_env.is_ready():
+            engine = engine_setups.find(getattr(plan.deployment, "engine", ""))
+            if plan.deployment.loaded_models and not engine.is_ready():
                 with console.step("Set up the engine's environment") as step:
-                    engine_env.ensure(on_progress=lambda text: setattr(step, "note", text))
+                    engine.ensure(on_progress=lambda text: setattr(step, "note", text))
             return deploy.deploy(plan, confirm, force=force)
 
     def read_status(self, folder: Path, fleet_file: Path) -> DeploymentStatus:  # noqa: ARG002 - no fleet is asked
@@ -105,12 +107,16 @@ class LocalTarget:
         url: str | None,
         *,
         aws: AwsSession | None = None,  # noqa: ARG002
+        origin: LoadOrigin | None = None,
     ) -> Iterator[ValidationInputs]:
         """Return the deployment with those settings of the blueprint as it is now that need no new deploy.
 
         Raises:
+            InputError: the load is to come from a cluster.
             Unavailable: the blueprint is not deployed from here, or its embedded AWS has stopped.
         """
+        if origin is LoadOrigin.CLUSTER:
+            raise InputError("--load-from: now cluster: the target local is this machine. Fix: --target eks or ecs.")
         blueprint = inputs.read_blueprint(folder).value
         directory = self.find_directory(folder)
         deployment = self.require_deployment(folder)
@@ -165,7 +171,7 @@ class LocalTarget:
                 return fallback
             raise
         render.find_template(folder, self.name)
-        return DeploymentDir(workloads.of(document).resolve_name(document), Path.cwd())
+        return DeploymentDir(workloads.resolve_name(document), Path.cwd())
 
 
 TARGET: Target = LocalTarget()

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
+from llm_serving.catalog import gguf
+from llm_serving.catalog.architecture import ModelError
 from llm_serving.settings.errors import Unavailable
 from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.workloads.environment import Environment
 from llm_serving.workloads.serving import resolve
-from llm_serving.workloads.serving.deployment import Deployment, ServedModel
+from llm_serving.workloads.serving.deployment import Deployment, LoadedModel, Weights
 
 if TYPE_CHECKING:
     from llm_serving.aws import s3
@@ -28,6 +30,9 @@ class _S3Access(TypedDict):
 _HEADER_LENGTH_BYTES = 8
 """Bytes of the header's length, with which a safetensors file begins; the header has the end of each tensor."""
 
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json", "tiktoken.model", "vocab.txt")
+"""Each is a tokenizer, alone or with others: of the fast ones, SentencePiece, Mistral, BPE, Kimi and BERT."""
+
 _MAX_HEADER_BYTES = 100_000_000
 """Longest header that the format allows, in bytes."""
 
@@ -43,26 +48,29 @@ def upload_models(
         Unavailable: S3 or the hub does not answer or refuses, or the disk is full.
         InputError: the hub has no such model.
     """
-    for served_model in deployment.served_models:
-        _upload_model(directory, deployment.environment, served_model, on_progress)
+    for loaded_model in deployment.loaded_models:
+        _upload_model(directory, deployment.environment, loaded_model, on_progress)
 
 
 def _upload_model(
-    directory: DeploymentDir, environment: Environment, served_model: ServedModel, on_progress: OnProgress
+    directory: DeploymentDir, environment: Environment, loaded_model: LoadedModel, on_progress: OnProgress
 ) -> None:
     from llm_serving.hub import make_tiny, upload
 
-    name, uri = served_model.model, served_model.weights.uri
-    if uri != f"s3://{environment.bucket}/{resolve.build_bucket_prefix(name)}/":
+    name, uri = loaded_model.model, loaded_model.weights.uri
+    weights_format = loaded_model.weights.format
+    if uri != f"s3://{environment.bucket}/{resolve.build_bucket_prefix(name, weights_format)}/":
         return
     if name in make_tiny.SIZES:
-        folder = make_tiny.make(name, directory.data / "model" / name, on_progress)
+        folder = _MAKERS[weights_format](name, directory.data / "model" / name, on_progress)
         _upload_folder(folder, environment, uri, on_progress)
     elif upload.is_folder(name):
         _upload_folder(Path(name).expanduser(), environment, uri, on_progress)
     else:
         access: _S3Access = {"endpoint": environment.s3_endpoint, "env": environment.env}
-        upload.copy_from_hub(name, uri, **access, staging=directory.data / "download", on_progress=on_progress)
+        revision = loaded_model.weights.revision or "main"
+        staging = directory.data / "download"
+        upload.copy_from_hub(name, uri, **access, revision=revision, staging=staging, on_progress=on_progress)
 
 
 def _upload_folder(folder: Path, environment: Environment, uri: str, on_progress: OnProgress) -> None:
@@ -72,24 +80,90 @@ def _upload_folder(folder: Path, environment: Environment, uri: str, on_progress
     upload.upload(folder, uri, **access, on_progress=on_progress)
 
 
+def _make_safetensors(name: Any, folder: Path, on_progress: OnProgress) -> Path:
+    from llm_serving.hub import make_tiny
+
+    return make_tiny.make(name, folder, on_progress)
+
+
+def _make_gguf(name: Any, folder: Path, on_progress: OnProgress) -> Path:
+    from llm_serving.hub import make_gguf
+
+    return make_gguf.make(name, folder.with_suffix(gguf.SUFFIX), on_progress=on_progress)
+
+
+_MAKERS = {"safetensors": _make_safetensors, "gguf": _make_gguf}
+"""What makes a model here, by the form of its weights."""
+
+
 def check(deployment: Deployment) -> int:
-    """Check that each model's URI has config.json and complete safetensors files; return the bytes of the latter.
+    """Check that each model's URI has all of its files, complete; return the bytes of their weights.
 
     The engine fails without them too, but half a minute later and with a message about its internals.
 
     Raises:
         Unavailable: they are missing, incomplete, or not readable.
     """
+    read_text = {served_model.weights.uri for served_model in deployment.served_models}
     return sum(
-        _check_model(deployment.environment, served_model.weights.uri) for served_model in deployment.served_models
+        _check_model(deployment.environment, loaded_model.weights, reads_text=loaded_model.weights.uri in read_text)
+        for loaded_model in deployment.loaded_models
     )
 
 
-def _check_model(environment: Environment, uri: str) -> int:
+def _check_model(environment: Environment, weights: Weights, *, reads_text: bool) -> int:
     from llm_serving.aws import s3
 
-    bucket = s3.Bucket(s3.parse_location(uri), endpoint=environment.s3_endpoint, env=environment.env)
+    bucket = s3.Bucket(s3.parse_location(weights.uri), endpoint=environment.s3_endpoint, env=environment.env)
+    checks = {"safetensors": _check_safetensors, "gguf": _check_gguf}
+    _check_revision(bucket, weights)
     sizes = bucket.list_sizes()
+    weight_bytes = checks[weights.format](bucket, weights.uri, sizes)
+    if reads_text and weights.format == "safetensors":
+        _check_tokenizer(weights.uri, sizes)
+    return weight_bytes
+
+
+def _check_tokenizer(uri: str, sizes: Mapping[str, int]) -> None:
+    """A model that clients talk to needs one; one that guesses tokens for it takes that model's."""
+    if not any(name in sizes for name in _TOKENIZER_FILES):
+        raise Unavailable(
+            f"{uri}: no tokenizer: none of {', '.join(_TOKENIZER_FILES)} is there, and the engine cannot read text. "
+            "Fix: put the tokenizer's files into the model's folder, and copy it again."
+        )
+
+
+def _check_revision(bucket: s3.Bucket, weights: Weights) -> None:
+    """The weights must be a copy of the revision that the blueprint names, if it names one."""
+    from llm_serving.hub import source
+
+    if not weights.revision:
+        return
+    record = source.find(lambda: bucket)
+    if record is None or not record.is_revision(weights.revision):
+        found = (
+            f"a copy of {record.source} at commit {(record.commit or 'none')[:12]}" if record else "no recorded copy"
+        )
+        raise Unavailable(
+            f"{weights.uri}: revision: now {weights.revision!r}: {found} is there. "
+            f"Fix: `blueprint model copy MODEL --to {weights.uri} --revision {weights.revision}`."
+        )
+
+
+def _check_gguf(bucket: s3.Bucket, uri: str, sizes: Mapping[str, int]) -> int:
+    """The one file of a model must be whole, and of an architecture that llama.cpp runs."""
+    if gguf.FILE not in sizes:
+        raise Unavailable(f"{uri}: no model: {gguf.FILE} is missing. Fix: upload it with `blueprint model copy`.")
+    try:
+        header = gguf.parse_bytes(bucket.read(gguf.FILE, 0, gguf.MAX_HEADER_BYTES), f"{uri}{gguf.FILE}")
+        gguf.check_whole(header, sizes[gguf.FILE], f"{uri}{gguf.FILE}")
+        gguf.check_known(header, f"{uri}{gguf.FILE}")
+    except ModelError as error:
+        raise Unavailable(str(error)) from None
+    return sizes[gguf.FILE]
+
+
+def _check_safetensors(bucket: s3.Bucket, uri: str, sizes: Mapping[str, int]) -> int:
     files = {name: size for name, size in sizes.items() if name.endswith(".safetensors")}
     if "config.json" not in sizes or not files:
         missing = "safetensors" if "config.json" in sizes else "config.json"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -16,11 +17,13 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.rehearsal import emulator
 from llm_serving.settings.errors import InputError
 from llm_serving.targets import planning, registry
-from llm_serving.targets.base import Confirm, DeploymentStatus, ValidationInputs, require_kind
+from llm_serving.targets.base import Confirm, DeploymentStatus, LoadOrigin, ValidationInputs, require_kind
 from llm_serving.targets.deployment_dir import DeploymentDir
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.targets.on_aws import adapters
+from llm_serving.targets.on_aws import adapters, load_drivers
 from llm_serving.targets.on_aws.replica_status import ReplicaStatus
+from llm_serving.validation.base import MetricsPage
+from llm_serving.validation.remote.play import Containers
 from llm_serving.workloads.environment import Conventions, Environment
 from llm_serving.workloads.serving.blueprint import Blueprint
 
@@ -91,7 +94,8 @@ class AwsTarget(abc.ABC):
         Raises:
             InputError: an adapter does not match its role's model; nothing was changed.
         """
-        adapters.check_adapters(plan)
+        if plan.deployment.served_models:
+            adapters.check_adapters(plan)
         return plan if self.apply(plan, confirm, force=force) else None
 
     @abc.abstractmethod
@@ -120,13 +124,48 @@ class AwsTarget(abc.ABC):
 
     @contextlib.contextmanager
     def open_validation(
-        self, folder: Path, fleet_file: Path, url: str | None, *, aws: AwsSession | None = None
+        self,
+        folder: Path,
+        fleet_file: Path,
+        url: str | None,
+        *,
+        aws: AwsSession | None = None,
+        origin: LoadOrigin | None = None,
     ) -> Iterator[ValidationInputs]:
-        """Open a tunnel to the router, unless `url` names an endpoint that can be reached from here."""
+        """Send the load from inside the fleet's network where its registry has the image of load drivers.
+
+        From here a load goes through a tunnel to one router, unless `url` names an endpoint that can be reached.
+        """
         plan = self._plan(folder, fleet_file, aws)
-        endpoint = contextlib.nullcontext(url) if url else self.open_tunnel(plan)
-        with endpoint as endpoint_url:
-            yield ValidationInputs(plan.deployment, plan.directory.logs, plan.directory.reports, endpoint_url)
+        deployment, directory = plan.deployment, plan.directory
+        inputs = functools.partial(ValidationInputs, deployment, directory.logs, directory.reports)
+        if not deployment.served_models:  # no load is sent: what runs there makes its own
+            if origin is LoadOrigin.CLUSTER:
+                raise InputError("--load-from: now cluster: no load is sent to it. Fix: leave it out.")
+            with contextlib.nullcontext(url) if url else self.open_tunnel(plan) as its_url:
+                yield inputs(its_url)
+        elif load_drivers.choose_origin(plan, origin, url) is LoadOrigin.CLUSTER:
+            launch = functools.partial(self.launch_drivers, plan)
+            yield inputs(url, load_drivers.build_source(plan, launch, self.list_metrics_pages(plan)))
+        elif url:
+            yield inputs(url)
+        else:
+            with self.open_tunnel(plan) as tunnel_url:
+                yield inputs(tunnel_url, load_drivers.TUNNEL)
+
+    @abc.abstractmethod
+    def launch_drivers(
+        self, plan: DeploymentPlan, urls: Sequence[str], limit_s: int
+    ) -> AbstractContextManager[Containers]:
+        """Run a load driver in the fleet's network for each input's URL, and remove them after the block.
+
+        Args:
+            limit_s: seconds after which they end by themselves.
+        """
+
+    @abc.abstractmethod
+    def list_metrics_pages(self, plan: DeploymentPlan) -> list[MetricsPage]:
+        """List the metrics pages of the replicas that run, by their addresses in the fleet's network."""
 
     @abc.abstractmethod
     def open_tunnel(self, plan: DeploymentPlan) -> AbstractContextManager[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llm_serving.fleet import aws_limits
+from llm_serving.fleet import aws_limits, image_cache
 from llm_serving.fleet.model import Fleet
 from llm_serving.rehearsal import emulator
 from llm_serving.workloads.environment import Conventions, Environment
@@ -30,15 +30,18 @@ def resolve_environment(
         account: the account's number; the embedded AWS's if None, where there are no credentials.
     """
     account_id = account or emulator.ACCOUNT
+    registry = image_cache.format_registry(account_id, fleet.region)
     return Environment(
         target=target,
         conventions=conventions,
         region=fleet.region,
         bucket=aws_limits.build_bucket_name(fleet.name, "models", account_id, fleet.region),
+        results_bucket=aws_limits.build_bucket_name(fleet.name, "results", account_id, fleet.region),
         env={"AWS_REGION": fleet.region},
         data_folder=SCRATCH,
         socket_folder="/tmp",
-        registry=f"{account_id}.dkr.ecr.{fleet.region}.amazonaws.com/{fleet.name}",
+        registry=f"{registry}/{fleet.name}",
+        image_prefixes=image_cache.build_prefixes(fleet, registry),
         namespace=namespace,
         service_account=service_account,
         emulated=() if account else (NO_ACCOUNT,),

@@ -12,18 +12,29 @@ from pydantic import Field
 
 from llm_serving import paths
 from llm_serving.catalog import engines
-from llm_serving.fleet.model import Name
-from llm_serving.settings.choices import OneOf
+from llm_serving.settings.choices import OneOf, Task
 from llm_serving.settings.document import Conflict, Document, Settings, load, parse_default
 from llm_serving.settings.errors import InputError, Mistake
 from llm_serving.settings.units import Duration, Memory, Switch, TextFormat, Tokens
 from llm_serving.workloads import base
 from llm_serving.workloads.base import BaseBlueprint
-from llm_serving.workloads.serving import patterns
-from llm_serving.workloads.serving.roles import EngineRole, ModelName, ModelRole, Roles, WeightsUri
-from llm_serving.workloads.serving.traffic import Slo, Traffic
+from llm_serving.workloads.serving import patterns, tasks
+from llm_serving.workloads.serving.load_balancer import MIN_ROUTERS, LoadBalancer
+from llm_serving.workloads.serving.roles import (
+    EngineArguments,
+    EngineRole,
+    ModelName,
+    ModelRole,
+    ModelSettings,
+    Roles,
+    Variables,
+)
+from llm_serving.workloads.serving.traffic import Percentiles, Slo, Traffic
 
 FILE_NAME = base.FILE_NAME
+
+TOKEN_LIMITS = ("ttft_ms", "itl_ms", "output_tokens_per_s")
+"""Fields of the SLO that hold tokens, which not every task's answers have."""
 
 
 def _list_engines() -> list[str]:
@@ -46,6 +57,16 @@ Image = Annotated[
 ]
 
 
+CompileCache = Annotated[
+    str,
+    TextFormat(
+        r"node|claim:[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?",
+        "a place for compiled programs: node, or claim: and a PersistentVolumeClaim's name",
+        "node",
+    ),
+]
+
+
 class Speculative(Settings):
     """Tokens guessed ahead and checked at once."""
 
@@ -56,7 +77,8 @@ class Speculative(Settings):
     """Tokens guessed at a time."""
 
     model: ModelName | None = None
-    """The model that guesses; for eagle, eagle3 and draft_model."""
+    """The model that guesses; for eagle, eagle3 and draft_model. It is read from the fleet's model bucket, where
+    `blueprint model copy` puts it."""
 
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
         return (self._check_model(),)
@@ -97,6 +119,14 @@ class Tuning(Settings):
     speculative: Speculative | None = None
     """Tokens guessed ahead."""
 
+    compile_cache: CompileCache | None = None
+    """Keeps compiled programs for later starts: `node` on the node's disk, NVMe where it has any; `claim:NAME` on EKS
+    in a PersistentVolumeClaim. Each image, model and accelerator has its own. Engines run what lies there as code:
+    nobody else may write to it. Off where left out."""
+
+    priority: Annotated[bool, Switch()] = False
+    """Takes `priority` in the body of a request, a whole number: the lowest goes first, 0 where a request has none."""
+
     kv_transfer: Literal["auto", "rdma", "host"] = "auto"
     """How prefill sends its cache to decode: between accelerators by EFA, through the nodes' memory, or the best."""
 
@@ -111,20 +141,21 @@ class Disruption(Settings):
     """How long a replica that is stopped may finish its requests."""
 
 
-class Blueprint(BaseBlueprint):
+class Blueprint(BaseBlueprint, ModelSettings):
     """A user's copy of a pattern that serves models."""
 
     kind: Literal["serving"] = "serving"
     """What sort of work this is."""
-
-    name: Name | None = None
-    """Name of the deployment; the folder's name where left out."""
 
     pattern: Annotated[str, OneOf(patterns.list_names)]
     """The folder under blueprints/ that this is a copy of."""
 
     model: ModelName | None = None
     """A model of the catalog, a hub id such as Qwen/Qwen3-0.6B, or a folder that holds config.json."""
+
+    task: Task = tasks.GENERATE
+    """What the model is for: `generate` writes text; `embed` answers POST /v1/embeddings, `rerank` /v1/rerank and
+    /v1/score, `classify` /classify."""
 
     engine: Annotated[str, OneOf(_list_engines)] = engines.get_default(engines.load_engines())
     """What runs the model."""
@@ -135,26 +166,53 @@ class Blueprint(BaseBlueprint):
     image: Image | None = None
     """The engine's image on EKS and ECS, with its tag or digest; the pinned one where left out."""
 
-    weights: WeightsUri = "s3"
-    """Where the weights are streamed from: `s3` is the fleet's model bucket, or s3://BUCKET/PREFIX."""
-
-    context: Tokens = 4096
-    """Most tokens of a request, prompt and answer together."""
-
     roles: Annotated[Roles, Field(examples=[{"worker": {"pool": "general"}}])]
     """What runs, and on which pool."""
 
     tuning: Tuning = Tuning()
     """Settings of the engine."""
 
+    engine_arguments: EngineArguments = Field(default_factory=dict)
+    """The engine's own options without the dashes before them, such as `max_num_seqs: 64`, for what has no key here.
+    Checked by what the engine's parser takes."""
+
+    environment: Variables = Field(default_factory=dict)
+    """Environment variables of the engine, such as `NCCL_DEBUG: WARN`. No secrets: they could be read here."""
+
     disruption: Disruption = Disruption()
     """How much an upgrade may take down at once."""
 
-    traffic: Annotated[Traffic, Field(examples=[{"users": 8}])]
+    load_balancer: LoadBalancer | None = None
+    """A load balancer with TLS before the routers, on EKS and ECS; without one, clients in the VPC call the routers."""
+
+    traffic: Annotated[Traffic, Field(examples=[{"arrivals": "20/s"}])]
     """The load it is made for."""
 
     slo: Annotated[Slo, Field(examples=[{"ttft_ms": {"p95": 800}}])]
     """What the answers must be like."""
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether an answer is numbers for whole texts, without tokens."""
+        return tasks.is_pooled(self.task)
+
+    @property
+    def max_sequence_tokens(self) -> int:
+        """Most tokens that the engine computes of one request together: prompt and answer, or one text."""
+        return self.traffic.input_tokens.max if self.is_pooled else self.traffic.max_request_tokens
+
+    @property
+    def held_slo(self) -> Slo:
+        """The SLO without limits that the answers of the task cannot have."""
+        update = {name: Slo.model_fields[name].get_default() for name in TOKEN_LIMITS}
+        return self.slo.model_copy(update=update) if self.is_pooled else self.slo
+
+    @property
+    def unused_keys(self) -> tuple[str, ...]:
+        """Written settings of tokens that the task leaves out."""
+        limits = [f"slo.{name}" for name in TOKEN_LIMITS if name in self.slo.model_fields_set]
+        lengths = ["traffic.output_tokens"] if "output_tokens" in self.traffic.model_fields_set else []
+        return (*limits, *lengths) if self.is_pooled else ()
 
     @property
     def is_disaggregated(self) -> bool:
@@ -164,6 +222,20 @@ class Blueprint(BaseBlueprint):
     def find_key_path(self, name: str) -> tuple[str, ...]:
         """The key path of the engine role `name`."""
         return ("roles", "models", name) if name in self.roles.models else ("roles", name)
+
+    def merge_arguments(self, role: EngineRole) -> EngineArguments:
+        """The engine's own options of a role: the blueprint's, and the role's over them."""
+        return {**self.engine_arguments, **role.engine_arguments}
+
+    def merge_environment(self, role: EngineRole) -> Variables:
+        """The environment variables of a role: the blueprint's, and the role's over them."""
+        return {**self.environment, **role.environment}
+
+    def find_reckoned_argument(self, role: EngineRole, setting: str) -> float | None:
+        """What the engine's own options of a role say of a number that the memory arithmetic takes."""
+        arguments, row = self.merge_arguments(role), engines.load_engines()[self.engine]
+        values = [arguments.get(name) for name, meaning in row.reckoned_arguments.items() if meaning == setting]
+        return next((value for value in values if isinstance(value, int | float)), None)
 
     def select_model_settings(self, role: EngineRole) -> Blueprint | ModelRole:
         """What holds a role's model, weights and context: the role itself, or the blueprint for all roles."""
@@ -178,9 +250,83 @@ class Blueprint(BaseBlueprint):
             self._check_pattern_roles(),
             self._check_model(),
             self._check_context(),
-            self._check_decode_split(),
             self._check_pipeline(),
+            self._check_deadline(),
+            self._check_score(),
+            self._check_routers(),
+            self._check_served_names(),
+            self._check_task(),
+            self._check_token_settings(),
         )
+
+    def _check_task(self) -> Iterator[Conflict]:
+        pattern_tasks = patterns.load_patterns()[self.pattern].tasks
+        if self.task not in pattern_tasks:
+            others = [row.name for row in patterns.load_patterns().values() if self.task in row.tasks]
+            reason = f"the pattern {self.pattern} is made for {' and '.join(pattern_tasks)}"
+            yield Conflict(("task",), reason, f"pattern: {' or '.join(others)}, or no task")
+
+    def _check_token_settings(self) -> Iterator[Conflict]:
+        """Settings that have no meaning by what an answer is, and whose user expects one."""
+        if not self.is_pooled:
+            yield from self._check_text_settings()
+            return
+        reason = f"an answer of the task {self.task} has no tokens"
+        worker, speculative = self.roles.worker, self.tuning.speculative
+        refused: dict[tuple[str, ...], object] = {
+            ("tools",): self.tools not in ("auto", "off"),
+            ("reasoning",): self.reasoning not in ("auto", "off"),
+            ("tuning", "speculative"): speculative,
+            ("roles", "worker", "adapters"): worker and worker.adapters,
+            ("roles", "worker", "scale", "kv_usage"): worker and worker.scale and worker.scale.kv_usage,
+            ("roles", "router", "policy"): self.roles.router.policy == "kv-aware",
+            ("traffic", "api"): "api" in self.traffic.model_fields_set,
+            ("traffic", "turns"): self.traffic.turns.max > 1,
+            ("slo", "score"): self.slo.score is not None and self.task != "classify",
+        }
+        fixes = {"kv_usage": "queue: 4", "policy": "policy: load-aware"}
+        for key_path in [key_path for key_path, is_written in refused.items() if is_written]:
+            yield Conflict(key_path, reason, fixes.get(key_path[-1], f"no {key_path[-1]}"))
+        if self.traffic.data is not None and self.task == "rerank":
+            yield Conflict(("traffic", "data"), "a prompt is a query or a document, and not both", "no data")
+        if self.traffic.data is not None and self.traffic.inputs.max > 1:
+            yield Conflict(("traffic", "inputs"), "a row of data is a request with one text", "no inputs")
+        yield from self._check_remaining_limits(reason)
+
+    def _check_text_settings(self) -> Iterator[Conflict]:
+        for key_path, is_written in {
+            ("traffic", "inputs"): self.traffic.inputs.max > 1,
+            ("slo", "inputs_per_s"): self.slo.inputs_per_s is not None,
+        }.items():
+            if is_written:
+                reason = "a request of the task generate has one prompt"
+                yield Conflict(key_path, reason, f"task: {' or '.join(tasks.POOLED)}, or no {key_path[-1]}")
+
+    def _check_remaining_limits(self, reason: str) -> Iterator[Conflict]:
+        """Limits on tokens alone: without them nothing would be left to hold."""
+        written = [name for name in TOKEN_LIMITS if name in self.slo.model_fields_set]
+        latencies = [name for name in written if name in ("ttft_ms", "itl_ms")]
+        if latencies and self.slo.e2e_ms == Percentiles():
+            limits = getattr(self.slo, latencies[0]).model_dump(exclude_none=True)
+            name, limit = next(iter(limits.items()), ("p95", 1000.0))
+            yield Conflict(("slo", latencies[0]), reason, f"e2e_ms: {{{name}: {limit:g}}} in its place")
+
+    def _check_served_names(self) -> Iterator[Conflict]:
+        """Names that clients put in `model` and that two models or adapters have: the router would mix them."""
+        owners: dict[str, str] = {}
+        for role_name, role in self.roles.models.items():
+            own = ("served_name",) if role.served_name else ()
+            names: list[tuple[tuple[str, ...], str]] = [(own, role.served_name or role_name)]
+            for key, name in names + [(("adapters", adapter), adapter) for adapter in role.adapters]:
+                if name in owners:
+                    reason = f"clients put {name} in `model`, and it is in roles.models.{owners[name]} too"
+                    yield Conflict(("roles", "models", role_name, *key), reason, "a name of its own")
+                owners.setdefault(name, role_name)
+
+    def _check_routers(self) -> Iterator[Conflict]:
+        if self.load_balancer and self.roles.router.replicas < MIN_ROUTERS:
+            reason = "one router is in one zone, and the load balancer is for the loss of it"
+            yield Conflict(("roles", "router", "replicas"), reason, f"replicas: {MIN_ROUTERS} or more")
 
     def _check_pattern_roles(self) -> Iterator[Conflict]:
         pattern_roles = patterns.load_patterns()[self.pattern].roles
@@ -201,24 +347,19 @@ class Blueprint(BaseBlueprint):
             yield Conflict(("model",), "required field is missing", "model: Qwen/Qwen3-0.6B")
 
     def _check_context(self) -> Iterator[Conflict]:
-        max_tokens = self.traffic.input_tokens.max + self.traffic.output_tokens.max
+        max_tokens = self.max_sequence_tokens
         contexts = [role.context for role in self.roles.models.values()] or [self.context]
         if max_tokens > max(contexts):
+            sequence, shorter = "a request", "input_tokens and output_tokens"
+            together = "input and output together, "
+            if self.is_pooled:
+                sequence, together, shorter = "a text", "", "input_tokens"
             yield Conflict(
                 ("context",) if "context" in self.model_fields_set else ("traffic", "input_tokens"),
-                f"a request of this traffic takes up to {max_tokens} tokens, input and output together, "
-                f"and the context is {max(contexts)}",
-                f"context: {max_tokens} or more, or shorter input_tokens and output_tokens",
+                f"{sequence} of this traffic takes up to {max_tokens} tokens, {together}and the context is "
+                f"{max(contexts)}",
+                f"context: {max_tokens} or more, or shorter {shorter}",
             )
-
-    def _check_decode_split(self) -> Iterator[Conflict]:
-        prefill, decode = self.roles.prefill, self.roles.decode
-        if prefill and decode and decode.tensor < prefill.tensor:
-            reason = (
-                f"decode splits a layer {decode.tensor} ways and prefill {prefill.tensor}: the KV transfer sends a "
-                "cache to as many ways or more, never to fewer"
-            )
-            yield Conflict(("roles", "decode"), reason, f"accelerators: {prefill.tensor} or more for decode")
 
     def _check_pipeline(self) -> Iterator[Conflict]:
         for name in ("prefill", "decode"):
@@ -226,6 +367,18 @@ class Blueprint(BaseBlueprint):
             if role and role.pipeline > 1:
                 reason = "the KV transfer sends the cache of one pipeline stage"
                 yield Conflict(("roles", name, "pipeline"), reason, "pipeline: 1")
+
+    def _check_score(self) -> Iterator[Conflict]:
+        if self.slo.score is not None and self.traffic.data is None:
+            reason = "no answer is expected: traffic has no data"
+            yield Conflict(("slo", "score"), reason, "data: FILE with expected answers in traffic, or no score")
+
+    def _check_deadline(self) -> Iterator[Conflict]:
+        timeout, deadline = self.roles.router.request_timeout, self.traffic.deadline
+        if deadline > timeout:
+            reason = f"the router cuts a request off after {timeout:g} s, roles.router.request_timeout"
+            fix = f"deadline: {timeout:g}s or less, or request_timeout: {deadline:g}s or more for the router"
+            yield Conflict(("traffic", "deadline"), reason, fix)
 
 
 def _format_example_role(name: str) -> str:
@@ -249,17 +402,27 @@ def read(folder: Path) -> Document[Blueprint]:
             [Mistake(folder, 1, 1, "", "", reason, "the folder of a blueprint; `blueprint new` creates one")]
         )
     document = load(folder / FILE_NAME, Blueprint)
-    prompts = document.value.traffic.data
-    if prompts is not None and not (folder / prompts).is_file():
-        reason = f"there is no such file in {folder}"
-        raise InputError(
-            [
-                document.build_mistake(
-                    ("traffic", "data"), prompts, reason, "the name of a JSONL file beside the blueprint"
-                )
-            ]
-        )
+    missing_files = [
+        document.build_mistake(key_path, file, f"there is no such file in {folder}", f"the name of a {what}")
+        for key_path, file, what in _list_files(document.value)
+        if not (folder / file).is_file()
+    ]
+    if missing_files:
+        raise InputError(missing_files)
     return document
+
+
+def _list_files(settings: Blueprint) -> Iterator[tuple[tuple[str, ...], str, str]]:
+    """Files that the blueprint names: key path, name, and what it is."""
+    traffic = settings.traffic
+    for key, file, kind in (("data", traffic.data, "JSONL"), ("trace", traffic.trace, "trace")):
+        if file is not None:
+            yield ("traffic", key), file, f"{kind} file beside the blueprint"
+    for name, role in settings.roles.engine_roles.items():
+        model_settings = settings.select_model_settings(role)
+        if model_settings.chat_template:
+            key_path = settings.find_model_key_path(settings.find_key_path(name), role, "chat_template")
+            yield key_path, model_settings.chat_template, "Jinja file beside the blueprint"
 
 
 def _suggest_folder(folder: Path) -> str:

@@ -6,10 +6,16 @@ from typing import Literal
 
 from pydantic import Field
 
+from llm_serving.catalog import engines
+from llm_serving.catalog.instances import DEVICES
+from llm_serving.catalog.models import WeightsFormat
+from llm_serving.fleet import interfaces
+from llm_serving.settings.choices import Task
 from llm_serving.settings.units import Bounds
 from llm_serving.workloads.base import BaseDeployment
-from llm_serving.workloads.environment import Process, ResolvedData
-from llm_serving.workloads.serving.blueprint import Disruption
+from llm_serving.workloads.environment import LOOPBACK, Process, ResolvedData
+from llm_serving.workloads.serving import tasks
+from llm_serving.workloads.serving.blueprint import Disruption, Tuning
 from llm_serving.workloads.serving.roles import Scale
 from llm_serving.workloads.serving.traffic import Slo, Traffic
 
@@ -23,6 +29,9 @@ class Weights(ResolvedData):
     uri: str
     """s3://BUCKET/PREFIX/"""
 
+    format: WeightsFormat = "safetensors"
+    """Their form."""
+
     loader: str
     """The engine's own name of the way they are loaded."""
 
@@ -31,6 +40,22 @@ class Weights(ResolvedData):
 
     random: bool
     """Whether they are random numbers from a seed: every report of their output says so."""
+
+    memory_computed: bool = True
+    """Whether the memory of the model is computed: of a kind that is not known, the size of the weights is all there
+    is."""
+
+    revision: str = ""
+    """The branch, tag or commit on the hub that they must be a copy of; any where empty."""
+
+
+class LoadedModel(ResolvedData):
+    """A model's files in S3."""
+
+    model: str
+    """As the blueprint names it: in the catalog, on the hub, or a folder."""
+
+    weights: Weights
 
 
 class ServedModel(ResolvedData):
@@ -49,6 +74,9 @@ class ServedModel(ResolvedData):
     adapters: dict[str, str] = Field(default_factory=dict)
     """Location of each LoRA adapter, by the name that clients put in `model`."""
 
+    draft: LoadedModel | None = None
+    """The model that guesses tokens ahead; None where none does."""
+
 
 class Parallelism(ResolvedData):
     """How one replica is spread over accelerators."""
@@ -64,11 +92,6 @@ class Parallelism(ResolvedData):
 
     expert: bool = False
     """Whether whole experts are spread over the accelerators."""
-
-
-EFA_HUGE_PAGES = 5128
-"""Of 2 MiB, that a node with EFA's driver has. Source: EKS User Guide, "Run machine learning training on Amazon EKS
-with Elastic Fabric Adapter", 2026-11."""
 
 
 class Resources(ResolvedData):
@@ -94,27 +117,30 @@ class Resources(ResolvedData):
     @property
     def gpus(self) -> int:
         """NVIDIA GPUs among the accelerators."""
-        return self.accelerators if self.device == "nvidia.com/gpu" else 0
+        return self.accelerators if self.device == DEVICES["gpu"] else 0
 
     @property
     def device_files(self) -> tuple[str, ...]:
         """Devices that a container sees where nobody hands them out, as on ECS: the whole instance's EFA interfaces,
         of which the engine takes those next to its GPUs, and the Neuron devices.
         """
-        neuron_devices = self.accelerators if self.device == "aws.amazon.com/neuron" else 0
+        neuron_devices = self.accelerators if self.device == DEVICES["neuron"] else 0
         return (
-            *(f"/dev/infiniband/uverbs{number}" for number in range(self.node_efa)),
+            *interfaces.list_device_files(self.node_efa),
             *(f"/dev/neuron{number}" for number in range(neuron_devices)),
         )
 
     @property
     def huge_page_bytes(self) -> int:
         """In pages of 2 MiB, for libfabric's buffers: the share, by interfaces, of what EFA's driver sets aside."""
-        return EFA_HUGE_PAGES * self.efa // self.node_efa * 2**21 if self.efa else 0
+        return interfaces.EFA_HUGE_PAGES * self.efa // self.node_efa * 2**21 if self.efa else 0
 
 
 class Prefetch(ResolvedData):
     """Files of S3 that are copied to the node before the engine starts."""
+
+    image: str
+    """Image with the AWS CLI."""
 
     uris: dict[str, str]
     """s3://BUCKET/PREFIX by the name of its folder in /scratch/fetched."""
@@ -126,12 +152,47 @@ class Prefetch(ResolvedData):
     """Of the node's disk: for all of them, and for the engine's caches."""
 
 
+class ResolvedLoadBalancer(ResolvedData):
+    """The load balancer before the routers."""
+
+    certificate: str
+    public: bool
+    web_acl: str
+    """ARN; empty without one."""
+
+    gateway: str
+    """NAME:PORT of the Service that it calls in place of the router's; empty without one."""
+
+    idle_timeout_s: int
+    drain_s: int
+    """How long it lets requests of a stopped router finish."""
+
+    ranges: tuple[str, ...]
+    """Address ranges from which it calls the routers."""
+
+
 class Toleration(ResolvedData):
     """A taint of the pool's nodes that the role's pods tolerate, in Kubernetes' words."""
 
     key: str
     value: str
     effect: str
+
+
+class CompileCache(ResolvedData):
+    """Where a role's compiled programs outlive its containers."""
+
+    path: str
+    """In the container."""
+
+    key: str
+    """Folder below the claim: of this image, model and accelerator alone."""
+
+    node_path: str = ""
+    """Folder of the node, the key's; empty with a claim."""
+
+    claim: str = ""
+    """PersistentVolumeClaim; empty on a node."""
 
 
 class Role(ResolvedData):
@@ -161,6 +222,9 @@ class Role(ResolvedData):
 
     prefetch: Prefetch | None = None
     """None where nothing of S3 is copied to the node."""
+
+    compile_cache: CompileCache | None = None
+    """None where programs are compiled at each start."""
 
     nodes: int = 1
     """Of one replica: more than one start together, in one zone."""
@@ -193,17 +257,36 @@ class Deployment(BaseDeployment):
 
     kind: str = "serving"
     pattern: str
+    task: Task = tasks.GENERATE
+    """What the models are for."""
+
     engine: str
     framework: str
+    tuning: Tuning = Tuning()
     roles: tuple[Role, ...]
     """Engines in the order in which requests meet them, and the router last."""
 
     url: str
     """Base URL for clients, without /v1."""
 
+    request_timeout_s: int = 1800
+    """Longest request, up to its last token: the router cuts it off then, and nothing before the router may earlier."""
+
+    load_balancer: ResolvedLoadBalancer | None = None
+    """What has TLS before the routers; None where clients call them."""
+
     disruption: Disruption
     traffic: Traffic
     slo: Slo
+    """Limits that answers of the task can have."""
+
+    unused_keys: tuple[str, ...] = ()
+    """Settings of tokens that the blueprint has and the task leaves out."""
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether an answer is numbers for whole texts, without tokens."""
+        return tasks.is_pooled(self.task)
 
     @property
     def engine_roles(self) -> tuple[Role, ...]:
@@ -221,6 +304,14 @@ class Deployment(BaseDeployment):
         return tuple(process for role in self.engine_roles for process in role.instances)
 
     @property
+    def metrics_urls(self) -> dict[str, str]:
+        """Pages with the engines' metrics by process, where all processes run on this machine; empty elsewhere."""
+        if not self.environment.conventions.shared_host:
+            return {}
+        path = engines.load_engines()[self.engine].metrics_path
+        return {process.name: f"http://{LOOPBACK}:{process.port}{path}" for process in self.engine_processes}
+
+    @property
     def answering_roles(self) -> tuple[Role, ...]:
         """The engines' roles whose answers reach a client: prefill only hands its cache on."""
         return tuple(role for role in self.engine_roles if role.name != PREFILL)
@@ -231,6 +322,17 @@ class Deployment(BaseDeployment):
         return tuple(
             {role.served_model.name: role.served_model for role in self.engine_roles if role.served_model}.values()
         )
+
+    @property
+    def loaded_models(self) -> tuple[LoadedModel, ...]:
+        """The models that the engines load, those that guess tokens among them, each once."""
+        loaded = [
+            loaded_model
+            for model in self.served_models
+            for loaded_model in (LoadedModel(model=model.model, weights=model.weights), model.draft)
+            if loaded_model
+        ]
+        return tuple({loaded_model.weights.uri: loaded_model for loaded_model in loaded}.values())
 
     @property
     def model_names(self) -> tuple[str, ...]:

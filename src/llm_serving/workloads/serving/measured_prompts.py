@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from llm_serving.settings.document import Document
+from llm_serving.workloads import base as workloads
 from llm_serving.workloads.environment import MeasuredPrefix
-from llm_serving.workloads.serving import resolve
 from llm_serving.workloads.serving.blueprint import Blueprint
 from llm_serving.workloads.serving.traffic import Traffic
 
@@ -29,7 +29,7 @@ def find_measured(blueprint: Document[Blueprint], root: Path) -> MeasuredPrefix 
     if value.roles.router.policy or value.traffic.has_shared_prefix:
         return None
     digest = compute_digest(value.traffic, blueprint.path.parent)
-    reports = sorted((root / RUNS / resolve.resolve_name(blueprint)).glob(f"[0-9]*/{REPORT}"), reverse=True)
+    reports = sorted((root / RUNS / workloads.resolve_name(blueprint)).glob(f"[0-9]*/{REPORT}"), reverse=True)
     results = (_read_measured(report, digest) for report in reports[:MAX_REPORTS])
     return next((result for result in results if result), None)
 
@@ -37,13 +37,15 @@ def find_measured(blueprint: Document[Blueprint], root: Path) -> MeasuredPrefix 
 def compute_digest(traffic: Traffic, folder: Path) -> str:
     """A digest of all that decides which prompts are sent, the content of their file among it."""
     digest_input: dict[str, Any] = {"api": traffic.api}
-    if traffic.data is not None:
-        file = folder / traffic.data
+    if traffic.prompt_file is not None:
+        file = folder / traffic.prompt_file
         digest_input["data"] = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
-    else:
+    if traffic.data is None:
         digest_input |= traffic.model_dump(
             mode="json", include={"input_tokens", "shared_prefix", "prefix_groups", "seed"}
         )
+        if traffic.turns.max > 1:
+            digest_input["turns"] = str(traffic.turns)
     return hashlib.sha256(json.dumps(digest_input, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -12,8 +12,10 @@ from types import MappingProxyType
 from typing import Annotated
 
 import yaml
+from pydantic import Field
 
 from llm_serving import paths
+from llm_serving.settings.choices import Task
 from llm_serving.settings.document import Settings, load
 from llm_serving.settings.units import Switch
 from llm_serving.workloads import base
@@ -29,6 +31,9 @@ class PatternFacts(Settings):
 
     spans_nodes: Annotated[bool, Switch()] = False
     """Whether a replica can span several nodes."""
+
+    tasks: list[Task] = Field(default_factory=lambda: list[Task](("generate",)))
+    """Tasks of models that it serves."""
 
     baseline: str | None = None
     """The pattern that `blueprint baseline` measures this one against, with as many accelerators."""

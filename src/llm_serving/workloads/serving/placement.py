@@ -9,8 +9,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llm_serving.catalog import engines, instances
-from llm_serving.catalog.engines import Platform
+from llm_serving.catalog import engines, instances, quantizations
+from llm_serving.catalog.engines import Platform, WideExperts
 from llm_serving.catalog.instances import Accelerators, Instance
 from llm_serving.catalog.models import Model
 from llm_serving.engines import base, memory
@@ -25,14 +25,18 @@ from llm_serving.workloads.serving.blueprint import Blueprint, Tuning
 from llm_serving.workloads.serving.deployment import Parallelism, Resources, Toleration
 from llm_serving.workloads.serving.roles import EngineRole
 
-DEVICES = {"gpu": "nvidia.com/gpu", "neuron": "aws.amazon.com/neuron"}
-"""What the device plugins call accelerators on Kubernetes."""
-
 HEADROOM = 0.85
 """Share of a node's CPUs and memory that replicas may request; the rest is for the system and its agents."""
 
 SHARED_MEMORY_BYTES = 4 * 2**30
 """Of /dev/shm for each accelerator: NCCL's and the engine's message queues stay below it."""
+
+CPU_SHARED_MEMORY_BYTES = 64 * 2**20
+"""Of /dev/shm where a replica has no accelerator: what containers have by default."""
+
+OFFLOAD_ROOM = 1.2
+"""Of /dev/shm for each byte of offloaded cache: the engine maps the whole of it there, and refuses to start where less
+is free (vLLM 0.32.0, v1/kv_offload/cpu/shared_offload_region.py)."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,12 @@ class Placement:
 
     batch: memory.Batch
     """The largest step."""
+
+    wide_experts: WideExperts | None
+    """What the engine sets for experts over several nodes; None where they are on one."""
+
+    spare_experts: int
+    """Copies of experts beside the model's own; 0 where the engine makes none."""
 
     labels: dict[str, str]
     tolerations: tuple[Toleration, ...]
@@ -88,7 +98,7 @@ class PlacementError(Exception):
 def apply_quantization(model: Model, tuning: Tuning) -> Model:
     """The model as the engine holds it in memory."""
     if tuning.quantization == "fp8":
-        return model.model_copy(update={"quantization": "fp8", "fp8_block": 0})
+        return model.model_copy(update={"scheme": quantizations.FP8_TENSOR})
     return model
 
 
@@ -150,7 +160,6 @@ class _PlacementSearch:
         available_types = self._select_by_pool_size(pool, fitting_types)
         nodes = self._count_nodes(available_types[0])
         device = available_types[0].accelerators
-        assert device, "each of them has enough"
         return Placement(
             role=self.key_path[-1],
             model=self.model,
@@ -162,6 +171,8 @@ class _PlacementSearch:
             resources=self._compute_resources(pool, available_types, nodes),
             platform=self._select_platform(device),
             batch=self._select_batch(device),
+            wide_experts=self._wide_experts,
+            spare_experts=self._spare_experts,
             labels={"fleet/pool": self.role.pool},
             tolerations=self._list_tolerations(),
             fit=self._compute_fit(available_types[0]),
@@ -184,11 +195,39 @@ class _PlacementSearch:
     def _expert_ranks(self) -> int:
         return self.role.tensor * self.role.data if self.role.expert else 0
 
-    def _select_platform(self, device: Accelerators) -> Platform:
-        platforms = engines.load_engines()[self.blueprint.value.engine].platforms
-        return platforms.get(device.kind) or platforms["cpu"]
+    @property
+    def _wide_experts(self) -> WideExperts | None:
+        is_wide = self.role.expert and self.role.data > 1 and self._spans_nodes
+        return engines.load_engines()[self.blueprint.value.engine].wide_experts if is_wide else None
 
-    def _select_batch(self, device: Accelerators) -> memory.Batch:
+    @property
+    def _spans_nodes(self) -> bool:
+        pool = self.fleet.value.pools[self.role.pool]
+        counts = [count_accelerators(instances.load()[name]) for name in pool.types if name in instances.load()]
+        return self.role.accelerators > max(counts, default=0)
+
+    @property
+    def _spare_experts(self) -> int:
+        """One or less for each accelerator, so that all hold as many."""
+        wide_experts, ranks = self._wide_experts, self._expert_ranks
+        is_balanced = wide_experts and self.model.kind in wide_experts.balanced_architectures
+        return ranks - self.model.experts % ranks if is_balanced else 0
+
+    def _select_platform(self, device: Accelerators | None) -> Platform:
+        platforms = engines.load_engines()[self.blueprint.value.engine].platforms
+        return (platforms.get(device.kind) if device else None) or platforms["cpu"]
+
+    @property
+    def _runs_on_cpu_pools(self) -> bool:
+        """Whether a replica may have all CPUs of a node in place of an accelerator."""
+        platform = engines.load_engines()[self.blueprint.value.engine].platforms.get("cpu")
+        return platform is not None and platform.on_pools
+
+    def _count_units(self, instance: Instance) -> int:
+        """Ways that a node's replicas divide it: its accelerators, or one where a replica has all of its CPUs."""
+        return count_units(instance) if self._runs_on_cpu_pools else count_accelerators(instance)
+
+    def _select_batch(self, device: Accelerators | None) -> memory.Batch:
         """The largest step: of the blueprint, else the engine's choice."""
         tuning, limits = self.blueprint.value.tuning, self._select_platform(device).limits
         engine_batch = self._memory_model.select_batch(device)
@@ -197,19 +236,32 @@ class _PlacementSearch:
                 tokens=limits.select_segment(engine_batch.tokens, self.context), sequences=limits.sequences
             )
         return memory.Batch(
-            tokens=tuning.batch_tokens or engine_batch.tokens, sequences=tuning.sequences or engine_batch.sequences
+            tokens=tuning.batch_tokens or int(self._find_reckoned("batch_tokens", engine_batch.tokens)),
+            sequences=tuning.sequences or int(self._find_reckoned("sequences", engine_batch.sequences)),
         )
 
+    @property
+    def _utilization(self) -> float:
+        """Share of an accelerator's memory that the engine uses."""
+        if self._wide_experts:
+            return self._wide_experts.memory_share
+        return self._find_reckoned("utilization", self._memory_model.UTILIZATION)
+
+    def _find_reckoned(self, setting: str, default: float) -> float:
+        """A number of the engine's own options in the blueprint, else the default."""
+        value = self.blueprint.value.find_reckoned_argument(self.role, setting)
+        return default if value is None else value
+
     def _count_nodes(self, instance: Instance) -> int:
-        return max(1, -(-self.role.accelerators // (count_accelerators(instance) or 1)))
+        return max(1, -(-self.role.accelerators // (count_units(instance))))
 
     def _select_by_accelerators(self, pool: Pool, known_types: Sequence[Instance]) -> list[Instance]:
         accelerators = self.role.accelerators
-        large_types = [instance for instance in known_types if count_accelerators(instance) >= accelerators]
+        large_types = [instance for instance in known_types if self._count_units(instance) >= accelerators]
         if large_types:
             return large_types
-        max_accelerators = max(map(count_accelerators, known_types))
-        counts = ", ".join(f"{instance.name} has {count_accelerators(instance) or 'none'}" for instance in known_types)
+        max_accelerators = max(map(self._count_units, known_types))
+        counts = ", ".join(f"{instance.name} has {self._count_units(instance) or 'none'}" for instance in known_types)
         pattern = patterns.load_patterns()[self.blueprint.value.pattern]
         if not max_accelerators:
             reason = f"the pool {self.role.pool} has no accelerators: {counts}"
@@ -223,7 +275,7 @@ class _PlacementSearch:
             raise self._build_error("accelerators", accelerators, reason, fix)
         return self._select_multi_node(
             pool,
-            [instance for instance in known_types if count_accelerators(instance) == max_accelerators],
+            [instance for instance in known_types if self._count_units(instance) == max_accelerators],
             max_accelerators,
         )
 
@@ -243,6 +295,8 @@ class _PlacementSearch:
         return types[:1]  # one type: the slowest node sets the pace of all
 
     def _check_divisible(self, instance: Instance) -> None:
+        if not self.model.is_known:
+            return
         role = self.role
         if role.expert and not self.model.experts:
             reason = f"{self.model.name} has no experts to spread"
@@ -271,15 +325,21 @@ class _PlacementSearch:
             raise self._build_error("accelerators", role.accelerators, misfit, fix)
 
     def _compute_fit(self, instance: Instance) -> memory.Fit | None:
-        if instance.accelerators is None:
+        if instance.accelerators is None and not self._runs_on_cpu_pools:
             return None
         tuning = self.blueprint.value.tuning
+        if not self.model.is_known:
+            return memory.compute_unknown_fit(
+                self.model, instance, self.role.tensor, self.role.pipeline, self._utilization, self.context
+            )
         return self._memory_model.compute_fit(
             apply_quantization(self.model, tuning),
             instance,
             self.role.tensor,
             pipeline=self.role.pipeline,
             expert_ranks=self._expert_ranks,
+            spare_experts=self._spare_experts,
+            utilization=self._utilization,
             context=min(self.context, self.model.max_context),
             dtype=tuning.kv_cache,
             batch=self._select_batch(instance.accelerators),
@@ -293,7 +353,8 @@ class _PlacementSearch:
         types_by_reason = {fit.why: [name for name in fits if fits[name].why == fit.why] for fit in fits.values()}
         misfits = "; ".join(f"on {' and '.join(names)} {misfit}" for misfit, names in types_by_reason.items())
         unit = "accelerator" if self.role.accelerators == 1 else "accelerators"
-        reason = f"it does not fit into {self.role.accelerators} {unit} of the pool {self.role.pool}: {misfits}"
+        place = "a node" if self._runs_on_cpu_pools else f"{self.role.accelerators} {unit}"
+        reason = f"it does not fit into {place} of the pool {self.role.pool}: {misfits}"
         key_path = self.blueprint.value.find_model_key_path(self.key_path, self.role, "model")
         raise PlacementError(
             self.blueprint.build_mistake(key_path, self.model.name, reason, self._describe_alternatives())
@@ -301,6 +362,10 @@ class _PlacementSearch:
 
     def _describe_alternatives(self) -> str:
         """The smallest way to hold the model: more accelerators, or types with more memory."""
+        if self._runs_on_cpu_pools:
+            return self._describe_larger_nodes()
+        if not self.model.is_known:
+            return "more accelerators, types with more memory, or a smaller model"
         model = apply_quantization(self.model, self.blueprint.value.tuning)
         context = min(self.context, model.max_context)
         candidates = [
@@ -325,6 +390,16 @@ class _PlacementSearch:
         ]
         return f"{' or '.join(suggestions)}, or a smaller model"
 
+    def _describe_larger_nodes(self) -> str:
+        """The smallest type without accelerators whose memory holds the model."""
+        fits = [
+            (instance.memory_mib, instance.vcpus, instance.name)
+            for instance in instances.load().values()
+            if instance.accelerators is None and (fit := self._compute_fit(instance)) and fit.fits
+        ]
+        smaller = "a smaller or more strongly quantized model, a shorter context, or fewer tuning.sequences"
+        return f"a pool of {min(fits)[2]} or larger, {smaller}" if fits else smaller
+
     def _select_by_pool_size(self, pool: Pool, fitting_types: Sequence[Instance]) -> list[Instance]:
         """Types of which the pool, at its maximum, has nodes for all replicas."""
         available_types = [
@@ -340,8 +415,8 @@ class _PlacementSearch:
         raise self._build_error("replicas", format_bounds(self.role.replicas), reason, fix)
 
     def _count_max_replicas(self, pool: Pool, instance: Instance) -> int:
-        if count_accelerators(instance) >= self.role.accelerators:
-            return count_accelerators(instance) // self.role.accelerators * pool.size.max
+        if count_units(instance) >= self.role.accelerators:
+            return count_units(instance) // self.role.accelerators * pool.size.max
         return pool.size.max // self._count_nodes(instance)
 
     def _select_zones(self, pool: Pool, types: Sequence[Instance]) -> tuple[str, ...]:
@@ -353,30 +428,36 @@ class _PlacementSearch:
     def _compute_resources(self, pool: Pool, types: Sequence[Instance], nodes: int) -> Resources:
         """The replica's share of each node, by accelerators: what all of the types can give."""
         per_node = self.role.accelerators // nodes
-        shares = [(instance, per_node / count_accelerators(instance)) for instance in types]
+        shares = [(instance, per_node / count_units(instance)) for instance in types]
         memory_bytes = int(min(instance.memory_mib * share for instance, share in shares) * 2**20 * HEADROOM)
-        self._check_offload(memory_bytes)
-        kind, ranks = next(
-            (instance.accelerators.kind, instance.accelerators.ranks) for instance in types if instance.accelerators
-        )
-        devices = -(-per_node // ranks)
+        device = types[0].accelerators
+        devices = -(-per_node // device.ranks) if device else 0
+        queue_bytes = min(SHARED_MEMORY_BYTES * devices or CPU_SHARED_MEMORY_BYTES, memory_bytes // 2)
+        self._check_offload(memory_bytes, memory_bytes // 2 - queue_bytes)
         return Resources(
-            device=DEVICES[kind],
+            device=device.device if device else "",
             accelerators=devices,
             efa=min(int(instance.efa_interfaces * share) for instance, share in shares) if pool.efa else 0,
             node_efa=min(instance.efa_interfaces for instance in types) if pool.efa else 0,
             cpus=max(1, math.floor(min(instance.vcpus * share for instance, share in shares) * HEADROOM)),
             memory_bytes=memory_bytes,
-            shared_memory_bytes=min(SHARED_MEMORY_BYTES * devices, memory_bytes // 2),
+            shared_memory_bytes=queue_bytes + math.ceil(OFFLOAD_ROOM * (self.blueprint.value.tuning.kv_offload or 0)),
         )
 
-    def _check_offload(self, memory_bytes: int) -> None:
+    def _check_offload(self, memory_bytes: int, room_bytes: int) -> None:
+        """Refuses more cache than fits into `room_bytes` of /dev/shm, which is part of the replica's memory."""
         offload = self.blueprint.value.tuning.kv_offload
-        if offload and offload > memory_bytes // 2:
-            share_text = f"{memory_bytes / 2**30:.0f} GiB"
-            reason = f"a replica's share of its node is {share_text}, of which half may hold cache"
-            value, fix = f"{offload / 2**30:g}Gi", f"kv_offload: {memory_bytes // 2**31}Gi or less"
-            raise PlacementError(self.blueprint.build_mistake(["tuning", "kv_offload"], value, reason, fix))
+        if offload and OFFLOAD_ROOM * offload > room_bytes:
+            max_gib = int(room_bytes / OFFLOAD_ROOM / 2**30)
+            reason = (
+                f"a replica's share of its node is {memory_bytes / 2**30:.0f} GiB, of which half may be shared memory, "
+                f"where the engine keeps this cache: {room_bytes / 2**30:.0f} GiB are free there, and it takes "
+                f"{OFFLOAD_ROOM:g} times its size"
+            )
+            fix = f"kv_offload: {max_gib}Gi or less" if max_gib else "no kv_offload, or a pool of larger types"
+            raise PlacementError(
+                self.blueprint.build_mistake(["tuning", "kv_offload"], f"{offload / 2**30:g}Gi", reason, fix)
+            )
 
     def _list_tolerations(self) -> tuple[Toleration, ...]:
         try:
@@ -397,10 +478,15 @@ def count_accelerators(instance: Instance) -> int:
     return memory.count_ranks(instance.accelerators) if instance.accelerators else 0
 
 
+def count_units(instance: Instance) -> int:
+    """Replicas of one accelerator that a node carries; one where it has none and a replica takes all of its CPUs."""
+    return max(1, count_accelerators(instance))
+
+
 def count_nodes(instance: Instance, accelerators: int, replicas: int) -> int:
     """Nodes for `replicas` of `accelerators` each."""
-    per_node = count_accelerators(instance) // accelerators
-    return -(-replicas // per_node) if per_node else replicas * -(-accelerators // count_accelerators(instance))
+    per_node = count_units(instance) // accelerators
+    return -(-replicas // per_node) if per_node else replicas * -(-accelerators // count_units(instance))
 
 
 def check_pool_sizes(
@@ -431,7 +517,7 @@ def _count_shared_nodes(pool_roles: Sequence[PlacedRole]) -> int:
     free_accelerators: list[int] = []
     node_count = 0
     for _, role, placement in sorted(pool_roles, key=lambda entry: -entry[1].accelerators):
-        per_node = count_accelerators(placement.instance)
+        per_node = count_units(placement.instance)
         for _ in range(role.replicas.max):
             if role.accelerators > per_node:
                 node_count += placement.nodes

@@ -5,15 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, JsonValue
 
 from llm_serving.fleet.model import Name
 from llm_serving.settings.document import Conflict, Settings, parse_default
-from llm_serving.settings.units import Bounds, Duration, Replicas, Share, Switch, TextFormat, Tokens
+from llm_serving.settings.units import Bounds, Duration, Replicas, Share, Switch, TextFormat, TextOrOff, Tokens
 
 ModelName = Annotated[
     str, TextFormat(r"[^\s-].{0,254}", "a model: a name of the catalog, a hub id or a folder", "Qwen/Qwen3-0.6B")
 ]
+ServedName = Annotated[
+    str,
+    TextFormat(
+        # No space and no quote: it is part of command lines and of supervisord's configuration.
+        "[A-Za-z0-9][A-Za-z0-9._:-]{0,95}(?:/[A-Za-z0-9][A-Za-z0-9._:-]{0,95}){0,3}",
+        "a model's name for clients: letters, digits and . _ : - in up to four parts with / between",
+        "Qwen/Qwen3-0.6B",
+    ),
+]
+Revision = Annotated[str, TextFormat(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,99}", "a branch, tag or commit on the hub", "main")]
 WeightsUri = Annotated[
     str,
     TextFormat(
@@ -31,6 +41,21 @@ AdapterLocation = Annotated[
     ),
 ]
 
+EngineArguments = dict[Annotated[str, Field(max_length=100)], JsonValue]
+"""The engine's own options by name, without dashes before it."""
+
+Variables = dict[
+    Annotated[str, TextFormat("[A-Za-z_][A-Za-z0-9_]{0,99}", "the name of an environment variable", "NCCL_DEBUG")],
+    Annotated[str, TextFormat(r"[^\n\0]{0,4096}", "a text of one line", "WARN")],
+]
+
+ParserName = Annotated[
+    str, TextOrOff("[a-z0-9][a-z0-9_-]{0,63}", "auto, off, or the engine's name of a parser", "hermes")
+]
+TemplateFile = Annotated[
+    str, TextFormat(r"[^\s/~-].{0,250}\.jinja", "a Jinja file in the blueprint's folder", "chat.jinja")
+]
+
 RouterPolicy = Literal["cache-aware", "kv-aware", "load-aware", "round-robin", "random", "consistent-hash"]
 
 
@@ -43,7 +68,7 @@ class Scale(Settings):
     """Waiting requests that one replica may have; more of them bring another replica."""
 
     kv_usage: Share | None = None
-    """Share of the KV cache in use; above it another replica comes."""
+    """Share of the KV cache in use, on average over data-parallel ranks; above it another replica comes."""
 
     cool_down: Duration = parse_default("5min")
     """How long a replica is kept when it is no longer needed."""
@@ -78,8 +103,8 @@ class EngineRole(Settings):
     expert: Annotated[bool, Switch()] = False
     """Whole experts spread over the accelerators, instead of each expert split (expert parallelism)."""
 
-    executor: Literal["mp", "ray"] = "mp"
-    """What connects the nodes of a replica: the engine's own processes, or Ray."""
+    executor: Annotated[Literal["mp", "ray"], Field(json_schema_extra={"enum": ["mp"]})] = "mp"
+    """What connects the nodes of a replica: the engine's own processes."""
 
     scale: Scale | None = None
     """When replicas come and go; by the queue where left out, by the KV cache for decode."""
@@ -87,8 +112,14 @@ class EngineRole(Settings):
     adapters: dict[Name, AdapterLocation] = Field(default_factory=dict)
     """LoRA adapters by the name that clients put in `model`."""
 
+    engine_arguments: EngineArguments = Field(default_factory=dict)
+    """The engine's own options for this role, over those of the blueprint."""
+
+    environment: Variables = Field(default_factory=dict)
+    """Environment variables of this role, over those of the blueprint."""
+
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        return (self._check_even_split(), self._check_scale_range())
+        return (self._check_even_split(), self._check_scale_range(), self._check_executor())
 
     @property
     def tensor(self) -> int:
@@ -108,18 +139,48 @@ class EngineRole(Settings):
             reason = f"the replicas are always {self.replicas.max}"
             yield Conflict(("scale",), reason, f"replicas: 1..{self.replicas.max + 1}, or no scale")
 
+    def _check_executor(self) -> Iterator[Conflict]:
+        if self.executor == "ray":
+            reason = "the engine's image has no Ray, and the engine connects the nodes of a replica by itself"
+            yield Conflict(("executor",), reason, "no executor")
 
-class ModelRole(EngineRole):
-    """One of many models behind one endpoint: clients put the name of its role in `model`."""
 
-    model: ModelName
-    """A model of the catalog, a hub id such as Qwen/Qwen3-0.6B, or a folder that holds config.json."""
+class ModelSettings(Settings):
+    """How a model is loaded and its answers are read: of a blueprint for all roles, or of a role for itself."""
 
     weights: WeightsUri = "s3"
     """Where the weights are streamed from: `s3` is the fleet's model bucket, or s3://BUCKET/PREFIX."""
 
     context: Tokens = 4096
     """Most tokens of a request, prompt and answer together."""
+
+    revision: Revision | None = None
+    """The branch, tag or commit on the hub that the weights must be a copy of; any where left out."""
+
+    memory: Literal["checked", "unchecked"] = "checked"
+    """Whether the model's memory must be known before it is deployed. `unchecked` takes a model of any kind: its
+    weights and a tenth must have room, and nothing else is computed."""
+
+    tools: ParserName = "auto"
+    """How calls of tools are read from answers: `auto` as the catalog has it for the model, `off`, or the engine's name
+    of a parser."""
+
+    reasoning: ParserName = "auto"
+    """How reasoning is told from answers: `auto` as the catalog has it for the model, `off`, or the engine's name of a
+    parser."""
+
+    chat_template: TemplateFile | None = None
+    """A Jinja file beside blueprint.yaml that formats chats, in place of the model's own or the catalog's."""
+
+
+class ModelRole(EngineRole, ModelSettings):
+    """One of many models behind one endpoint: clients put the name of its role, or its `served_name`, in `model`."""
+
+    model: ModelName
+    """A model of the catalog, a hub id such as Qwen/Qwen3-0.6B, or a folder that holds config.json."""
+
+    served_name: ServedName | None = None
+    """What clients put in `model`, such as a hub id; the name of the role by default."""
 
 
 class RouterRole(Settings):
@@ -130,6 +191,9 @@ class RouterRole(Settings):
 
     replicas: Annotated[int, Field(ge=1, le=100)] = 1
     """How many copies run."""
+
+    request_timeout: Annotated[Duration, Field(ge=1, le=86400)] = parse_default("30min")
+    """Longest request, up to its last token; the router cuts it off then."""
 
 
 class Roles(Settings):
@@ -145,7 +209,7 @@ class Roles(Settings):
     """Replicas that write answers (disaggregated)."""
 
     models: dict[Name, ModelRole] = Field(default_factory=dict)
-    """Models behind one endpoint by the name that clients put in `model` (multi-model)."""
+    """Models behind one endpoint, by the names of their roles (multi-model)."""
 
     router: RouterRole = RouterRole()
     """One endpoint before them all."""

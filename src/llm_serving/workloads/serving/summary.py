@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from llm_serving.settings.document import Document
-from llm_serving.workloads.serving import resolve
+from llm_serving.workloads.serving import measured_capacity, resolve, tasks
 from llm_serving.workloads.serving.blueprint import Blueprint
 from llm_serving.workloads.serving.deployment import Deployment, Role, ServedModel
-from llm_serving.workloads.serving.traffic import Slo
+from llm_serving.workloads.serving.traffic import Slo, Traffic
 
 
 def build_payload(deployment: Deployment) -> dict[str, Any]:
@@ -16,7 +16,12 @@ def build_payload(deployment: Deployment) -> dict[str, Any]:
     return {
         "pattern": deployment.pattern,
         "models": [
-            {"model": served_model.model, "context": served_model.context, "weight_bytes": served_model.weights.bytes}
+            {
+                "model": served_model.model,
+                "context": served_model.context,
+                "weight_bytes": served_model.weights.bytes,
+                "memory": "computed" if served_model.weights.memory_computed else "not computed",
+            }
             for served_model in deployment.served_models
         ],
         "roles": [
@@ -30,13 +35,14 @@ def build_payload(deployment: Deployment) -> dict[str, Any]:
             }
             for role in deployment.engine_roles
         ],
+        "capacity": measured_capacity.build_payload(deployment),
     }
 
 
 def describe(document: Document[Blueprint], deployment: Deployment) -> list[tuple[str, str]]:
     """A label and a line for the blueprint, its models, its roles, its traffic and its SLO."""
     blueprint, traffic = document.value, deployment.traffic
-    load = f"{traffic.users} users" if traffic.users else f"{traffic.arrivals:g} requests/s ({traffic.process})"
+    load = f"{_describe_load(traffic)}{_describe_sessions(traffic)}"
     return [
         ("blueprint", f"{deployment.name} ({document.path}): {blueprint.pattern} for the target {deployment.target}"),
         *(("model", _describe_model(blueprint, served_model)) for served_model in deployment.served_models),
@@ -44,10 +50,33 @@ def describe(document: Document[Blueprint], deployment: Deployment) -> list[tupl
         ("router", resolve.resolve_policy(blueprint, deployment.environment)),
         (
             "traffic",
-            f"{load}, {traffic.input_tokens} tokens in, {traffic.output_tokens} out, {traffic.requests} requests",
+            f"{load}, {_describe_lengths(deployment)}, {traffic.requests} requests",
         ),
         ("slo", _describe_slo(deployment.slo)),
+        *(("capacity", text) for text in measured_capacity.describe(deployment)),
     ]
+
+
+def _describe_lengths(deployment: Deployment) -> str:
+    traffic = deployment.traffic
+    if not deployment.is_pooled:
+        return f"{traffic.input_tokens} tokens in, {traffic.output_tokens} out"
+    return f"{traffic.inputs} x {traffic.input_tokens} tokens for {tasks.POOLED[deployment.task].path}"
+
+
+def _describe_sessions(traffic: Traffic) -> str:
+    return f" in sessions of {traffic.turns} turns" if traffic.turns.max > 1 else ""
+
+
+def _describe_load(traffic: Traffic) -> str:
+    if traffic.users is not None:
+        return f"{traffic.users} users" + (f" that think for {traffic.think_time:g} s" if traffic.think_time else "")
+    cap = f", at most {traffic.max_concurrency} at once" if traffic.max_concurrency else ""
+    if traffic.replays_times:
+        speed = f" at {traffic.trace_speed:g}x" if traffic.trace_speed != 1 else ""
+        return f"the times of {traffic.trace}{speed}{cap}"
+    burstiness = f", burstiness {traffic.burstiness:g}" if traffic.burstiness != 1 else ""
+    return f"{traffic.arrivals:g} requests/s ({traffic.process}{burstiness}{cap})"
 
 
 def _describe_slo(slo: Slo) -> str:
@@ -59,16 +88,23 @@ def _describe_slo(slo: Slo) -> str:
     ]
     minimums = [
         f"at least {value:g} {unit}"
-        for value, unit in ((slo.output_tokens_per_s, "output tokens/s"), (slo.requests_per_s, "requests/s"))
+        for value, unit in (
+            (slo.output_tokens_per_s, "output tokens/s"),
+            (slo.requests_per_s, "requests/s"),
+            (slo.inputs_per_s, "texts/s"),
+        )
         if value is not None
     ]
+    if slo.score is not None:
+        minimums.append(f"score at least {slo.score * 100:g}%")
     return ", ".join([*limits, *minimums, f"errors at most {slo.errors * 100:g}%"])
 
 
 def _describe_model(blueprint: Blueprint, served_model: ServedModel) -> str:
     size = served_model.weights.bytes / 1e9
     gigabytes = f"{size:.{3 if size < 1 else 1}f} GB"
-    return f"{served_model.model} on {blueprint.engine}, context {served_model.context}, {gigabytes} of weights"
+    weights = f"{gigabytes} of weights{'' if served_model.weights.memory_computed else ', memory not computed'}"
+    return f"{served_model.model} on {blueprint.engine}, context {served_model.context}, {weights}"
 
 
 def _describe_role(role: Role) -> str:

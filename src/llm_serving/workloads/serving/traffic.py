@@ -9,26 +9,85 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from llm_serving.settings.document import Conflict, Settings, parse_default
-from llm_serving.settings.units import Duration, Rate, Share, TextFormat, TokenRange
+from llm_serving.settings.units import Bounds, Duration, Inputs, Rate, Share, TextFormat, Turns
+from llm_serving.workloads.serving.token_lengths import TokenLengths
 
 PromptFile = Annotated[
-    str, TextFormat(r"[^\s/~-].{0,250}\.jsonl", "a JSONL file in the blueprint's folder", "prompts.jsonl")
+    str,
+    TextFormat(
+        r"[^\s/~-].{0,250}\.jsonl?", "a JSONL file, or ShareGPT's JSON, in the blueprint's folder", "prompts.jsonl"
+    ),
 ]
+TraceFile = Annotated[
+    str,
+    TextFormat(
+        r"[^\s/~-].{0,250}\.(?:csv|jsonl)",
+        "a trace in the blueprint's folder: CSV or JSONL",
+        "AzureLLMInferenceTrace_conv.csv",
+    ),
+]
+
+
+JudgeUrl = Annotated[
+    str,
+    TextFormat(r"https?://[^\s/@?#]+(?:/[^\s?#@]*)?", "a URL of an OpenAI-compatible server", "https://judge.example"),
+]
+
+
+_LOOPS = {
+    "process": ("open", "it spaces the arrivals of the open loop, and users is the closed loop"),
+    "max_concurrency": ("open", "it bounds the open loop, and users is the closed loop, which has no more at once"),
+    "think_time": ("closed", "it is the pause of a user of the closed loop, and this is the open loop"),
+}
+"""Settings of one loop: which one, and why the other takes no such setting."""
+
+
+class Judge(Settings):
+    """A model that scores answers."""
+
+    url: JudgeUrl
+    """OpenAI-compatible server. BLUEPRINT_JUDGE_API_KEY is its bearer token."""
+
+    model: Annotated[str, Field(min_length=1, max_length=200)]
+    """Value of a request's `model`."""
 
 
 class Traffic(Settings):
     """The load that the deployment is made for; `validate` plays it."""
 
-    model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": ["users"]}, {"required": ["arrivals"]}]})
-
-    users: Annotated[int, Field(ge=1, le=100_000)] | None = None
-    """Closed loop: this many users, each sending its next request when the last is answered."""
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [{"required": ["users"]}, {"required": ["arrivals"]}, {"required": ["trace"]}],
+            "not": {"required": ["users", "arrivals"]},
+        }
+    )
 
     arrivals: Rate | None = None
-    """Open loop: requests a second, whatever the server does."""
+    """Open loop: requests a second, whatever the server does, as from many clients that know nothing of each other."""
 
     process: Literal["poisson", "constant"] = "poisson"
     """How arrivals are spaced in the open loop."""
+
+    burstiness: Annotated[float, Field(gt=0, le=1000)] = 1.0
+    """Shape of the gamma distribution that spaces `poisson` arrivals, as in `vllm bench serve`: 1 is Poisson itself,
+    less comes in bursts, more is more even."""
+
+    max_concurrency: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    """Most requests at once in the open loop. Further ones wait until one ends, and their times count from when they
+    were due."""
+
+    users: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    """Closed loop: this many users, each sending its next request when the last is answered. A service that stops gets
+    no more requests meanwhile, so that few of them see it."""
+
+    think_time: Duration | None = None
+    """Mean pause of a user between an answer and its next request, in the closed loop and in sessions of several turns;
+    each is drawn from an exponential distribution."""
+
+    turns: Turns = parse_default("1")
+    """Requests of a session, drawn evenly from the range: each after the first is sent `think_time` after the answer,
+    with the conversation so far. `input_tokens` is then the length of each message, and `arrivals` counts all requests:
+    sessions begin as many times less often as they have turns."""
 
     requests: Annotated[int, Field(ge=1, le=10_000_000)] = 300
     """How many requests are counted."""
@@ -45,11 +104,15 @@ class Traffic(Settings):
     api: Literal["chat", "completions"] = "chat"
     """The OpenAI endpoint that is called."""
 
-    input_tokens: TokenRange = parse_default("256")
-    """Length of a prompt, drawn evenly from the range."""
+    input_tokens: TokenLengths = parse_default("256")
+    """Length of a prompt: drawn evenly from a range, or from a distribution. Of a trace: the bounds of its lengths."""
 
-    output_tokens: TokenRange = parse_default("64")
-    """Length of an answer, drawn evenly from the range."""
+    output_tokens: TokenLengths = parse_default("64")
+    """Length of an answer, as `input_tokens`. Of `data`: the most tokens of an answer."""
+
+    inputs: Inputs = parse_default("1")
+    """Texts of a request, each of `input_tokens`, for the tasks embed, rerank and classify; of rerank the documents of
+    a query."""
 
     shared_prefix: Share = parse_default("0%")
     """Share of each prompt that it has in common with the other prompts of its group. Where it is left out, a router
@@ -59,28 +122,134 @@ class Traffic(Settings):
     """How many groups of prompts with a common prefix there are."""
 
     data: PromptFile | None = None
-    """A JSONL file beside the blueprint with prompts (and expected answers) to send instead of made ones."""
+    """A JSONL file beside the blueprint with prompts (and expected answers, and lengths of answers) to send instead of
+    made ones; or the first prompts of ShareGPT's conversations, with answers as long as theirs."""
+
+    score_by: Literal["exact", "contains", "json_schema", "similarity", "judge"] = "exact"
+    """How answers are scored by the expected ones of `data`: equal except for white space, containing them, JSON that
+    fits the expected JSON Schema, similar in meaning by an embedding model, or as a judge says."""
+
+    judge: Judge | None = None
+    """The model that scores answers by `score_by: judge`."""
+
+    trace: TraceFile | None = None
+    """A trace beside the blueprint: Azure LLM inference, Mooncake or BurstGPT, as published. Its requests come at its
+    times and have its lengths; with `users` or `arrivals`, its lengths alone."""
+
+    trace_speed: Annotated[float, Field(gt=0, le=1000)] = 1.0
+    """How fast a trace is played: at 2, its requests come in half the time."""
 
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    """Seed of lengths, prompts and arrivals."""
+    """Seed of lengths and arrivals. The words of prompts differ from run to run, so that no cache has them already."""
+
+    @property
+    def prompt_file(self) -> str | None:
+        """File beside the blueprint that decides what prompts share, if there is one."""
+        return self.data or self.trace
 
     @property
     def has_shared_prefix(self) -> bool:
         """Whether `shared_prefix` was written, 0% or more."""
         return "shared_prefix" in self.model_fields_set
 
+    @property
+    def max_request_tokens(self) -> int:
+        """Most tokens of a request, prompt and answer together: the last of a session holds all before it."""
+        return self.turns.max * (self.input_tokens.max + self.output_tokens.max)
+
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        return (self._check_one_loop(), self._check_process(), self._check_prefix_groups())
+        return (
+            self._check_one_loop(),
+            self._check_turns(),
+            *map(self._check_loop_of, _LOOPS),
+            self._check_burstiness(),
+            self._check_scoring(),
+            self._check_trace(),
+            self._check_trace_bounds(),
+            self._check_trace_speed(),
+            self._check_prefix_groups(),
+        )
+
+    @property
+    def replays_times(self) -> bool:
+        """Whether requests come at the times of a trace."""
+        return self.trace is not None and self.users is None and self.arrivals is None
+
+    @property
+    def is_open_loop(self) -> bool:
+        """Whether requests come whatever the server does."""
+        return self.users is None
+
+    def _check_burstiness(self) -> Iterator[Conflict]:
+        if self.burstiness == 1:
+            return
+        if self.arrivals is None:
+            yield Conflict(
+                ("burstiness",), "it spaces arrivals, and there are none", "arrivals: 20/s, or no burstiness"
+            )
+        elif self.process == "constant":
+            yield Conflict(("burstiness",), "constant arrivals have none", "process: poisson, or no burstiness")
+
+    def _check_turns(self) -> Iterator[Conflict]:
+        if self.turns.max == 1:
+            return
+        for key, file in (("data", self.data), ("trace", self.trace)):
+            if file is not None:
+                yield Conflict(("turns",), f"{key} has single requests", f"turns without {key}, or {key} without turns")
+        if self.max_concurrency is not None:
+            reason = "a session holds its place while its user thinks"
+            yield Conflict(("max_concurrency",), reason, "no max_concurrency with turns")
+        if self.api != "chat":
+            yield Conflict(("turns",), "completions have no conversation", "api: chat, or no turns")
+
+    def _check_scoring(self) -> Iterator[Conflict]:
+        if self.score_by != "exact" and self.data is None:
+            reason = "it scores the answers to data, and there is none"
+            yield Conflict(("score_by",), reason, "data: FILE with expected answers, or no score_by")
+        if (self.judge is not None) != (self.score_by == "judge"):
+            key, fix = ("score_by", "judge: {url: URL, model: NAME}") if self.judge is None else ("judge", "no judge")
+            reason = "it goes with judge, which is missing" if self.judge is None else "score_by is not judge"
+            yield Conflict((key,), reason, f"{fix}, or another score_by" if self.judge is None else "score_by: judge")
+
+    def _check_trace(self) -> Iterator[Conflict]:
+        if self.trace is None:
+            return
+        if self.data is not None:
+            yield Conflict(("trace",), "data says what is sent, and so does a trace", "either data or trace")
+        if self.shared_prefix > 0:
+            reason = "a trace says itself what its prompts share"
+            yield Conflict(("shared_prefix",), reason, "no shared_prefix")
+
+    def _check_trace_bounds(self) -> Iterator[Conflict]:
+        """The lengths of a trace are bounded by the blueprint, which decides memory and context by them."""
+        for name, example in (("input_tokens", "1..8k"), ("output_tokens", "1..1k")) if self.trace else ():
+            lengths = getattr(self, name)
+            if name not in self.model_fields_set:
+                reason = "it bounds the lengths of a trace, and is missing"
+                yield Conflict((name,), reason, f"{name}: {example}")
+            elif not isinstance(lengths, Bounds):
+                reason = "a trace has its own lengths, and this bounds them"
+                yield Conflict((name,), reason, f"a range such as {example}")
+
+    def _check_trace_speed(self) -> Iterator[Conflict]:
+        if self.trace_speed != 1 and not self.replays_times:
+            reason = "it is for the times of a trace, which are not used here"
+            yield Conflict(("trace_speed",), reason, "trace: FILE without users and arrivals, or no trace_speed")
 
     def _check_one_loop(self) -> Iterator[Conflict]:
+        if self.users is None and self.arrivals is None and self.trace is not None:
+            return
         if (self.users is None) == (self.arrivals is None):
             key_path = () if self.users is None else ("arrivals",)
-            yield Conflict(key_path, "it must have exactly one of users and arrivals", "users: 8, or arrivals: 20/s")
+            yield Conflict(key_path, "it must have exactly one of users and arrivals", "arrivals: 20/s, or users: 8")
 
-    def _check_process(self) -> Iterator[Conflict]:
-        if self.users is not None and self.process == "constant":
-            reason = "it spaces the arrivals of the open loop, and users is the closed loop"
-            yield Conflict(("process",), reason, "arrivals: 20/s in place of users, or no process")
+    def _check_loop_of(self, name: str) -> Iterator[Conflict]:
+        loop, reason = _LOOPS[name]
+        if name == "think_time" and self.turns.max > 1:
+            return  # between the turns of a session, in either loop
+        if self.is_open_loop != (loop == "open") and getattr(self, name) != type(self).model_fields[name].default:
+            other = "users: 8 in place of arrivals" if self.is_open_loop else "arrivals: 20/s in place of users"
+            yield Conflict((name,), reason, f"{other}, or no {name}")
 
     def _check_prefix_groups(self) -> Iterator[Conflict]:
         if self.prefix_groups > 1 and self.shared_prefix == 0:
@@ -133,8 +302,21 @@ class Slo(Settings):
     errors: Share = parse_default("0%")
     """Most failed requests, as a share of all."""
 
+    goodput: Share | None = None
+    """Least share of requests that meet every limit on a latency at once. A request's own limit is that of the highest
+    percentile; its inter-token latency is the mean of its answer."""
+
+    score: Share | None = None
+    """Least mean score of the answers that the data expects; failed requests score 0."""
+
+    stall: Duration | None = None
+    """Longest time without any token while requests are in flight, such as `2s`."""
+
     output_tokens_per_s: Annotated[float, Field(gt=0)] | None = None
     """Least throughput of generated tokens."""
 
     requests_per_s: Annotated[float, Field(gt=0)] | None = None
     """Least throughput of answered requests."""
+
+    inputs_per_s: Annotated[float, Field(gt=0)] | None = None
+    """Least throughput of answered texts, for the tasks embed, rerank and classify."""

@@ -9,10 +9,10 @@ from typing import Any
 
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import Document
-from llm_serving.workloads.base import Workload
+from llm_serving.workloads.base import Workload, resolve_name
 from llm_serving.workloads.environment import Environment
 from llm_serving.workloads.serving import blueprint as blueprints
-from llm_serving.workloads.serving import measured_prompts, resolve, summary
+from llm_serving.workloads.serving import measured_capacity, measured_prompts, resolve, summary
 from llm_serving.workloads.serving.blueprint import Blueprint
 from llm_serving.workloads.serving.deployment import Deployment
 
@@ -28,20 +28,20 @@ class ServingWorkload(Workload[Blueprint, Deployment]):
     def read(self, folder: Path) -> Document[Blueprint]:
         return blueprints.read(folder)
 
-    def resolve_name(self, blueprint: Document[Blueprint]) -> str:
-        return resolve.resolve_name(blueprint)
-
     def list_port_names(self, blueprint: Blueprint) -> list[str]:
         return resolve.list_port_names(blueprint)
 
     def read_measurements(self, blueprint: Document[Blueprint], environment: Environment, root: Path) -> Environment:
-        return environment.model_copy(update={"measured": measured_prompts.find_measured(blueprint, root)})
+        measured = measured_prompts.find_measured(blueprint, root)
+        capacities = measured_capacity.read_all(root / measured_prompts.RUNS / resolve_name(blueprint))
+        return environment.model_copy(update={"measured": measured, "capacities": capacities})
 
     def resolve(self, blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment) -> Deployment:
         return resolve.resolve(blueprint, fleet, environment)
 
     def refresh(self, deployment: Deployment, blueprint: Blueprint) -> Deployment:
-        return deployment.model_copy(update={"traffic": blueprint.traffic, "slo": blueprint.slo})
+        settings = {"traffic": blueprint.traffic, "slo": blueprint.held_slo, "unused_keys": blueprint.unused_keys}
+        return deployment.model_copy(update=settings)
 
     def move_to_pool(self, blueprint: Document[Blueprint], pool: str) -> Document[Blueprint]:
         roles = blueprint.value.roles

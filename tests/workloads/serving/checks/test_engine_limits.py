@@ -128,6 +128,11 @@ REFUSED = [
         "no kv_offload.",
     ),
     (
+        format_blueprint(extra="task: embed\n", model="Qwen/Qwen3-Embedding-8B"),
+        f"7:7: task: now 'embed': this row is for what {PLUGIN} writes: its recipes are of models that chat. "
+        "Fix: task: generate, or engine: vllm.",
+    ),
+    (
         format_blueprint(extra="tuning: {speculative: {method: ngram}}\n"),
         f"7:23: tuning.speculative: now 'ngram': {PLUGIN} supports EAGLE3 draft models alone, which this "
         "repository does not deploy. Fix: no speculative.",

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from llm_serving.catalog import engines, instances
+from llm_serving.catalog import drivers, engines, instances
 from llm_serving.catalog.engines import Engine, EngineLimits, Platform
 from llm_serving.catalog.instances import Instance
 from llm_serving.catalog.models import Model
 from llm_serving.engines import base, memory
 from llm_serving.engines.base import MemoryModel
+from llm_serving.fleet import machine_images
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import Mistake
@@ -18,7 +19,7 @@ from llm_serving.workloads.environment import Environment
 from llm_serving.workloads.serving import patterns
 from llm_serving.workloads.serving.blueprint import Blueprint, Tuning
 from llm_serving.workloads.serving.placement import PlacedRole, Placement, count_accelerators
-from llm_serving.workloads.serving.roles import EngineRole
+from llm_serving.workloads.serving.roles import EngineRole, resolve_scale
 
 KeyPath = tuple[str, ...]
 
@@ -32,7 +33,7 @@ def check_engine(blueprint: Document[Blueprint], environment: Environment) -> It
         yield blueprint.build_mistake(
             ["engine"], settings.engine, reason, "a target with accelerators: --target TARGET"
         )
-    if not environment.conventions.containers and engine.streaming is None:
+    if not environment.conventions.containers and engine.streaming is None and not environment.fetcher:
         reason = f"the engine does not stream weights from S3, and the target {target} copies none to disk"
         yield blueprint.build_mistake(["engine"], settings.engine, reason, "a target with containers: --target TARGET")
     if framework.targets and target not in framework.targets:
@@ -51,7 +52,7 @@ def check_pool(
         device = instance.accelerators
         if device and device.kind not in platforms:
             reason = f"{instance.name} has {device.name}, on which the engine {blueprint.value.engine} does not run"
-            fix = f"a pool of types with {' or '.join(kind for kind in platforms if kind != 'cpu')}, or another engine"
+            fix = f"a pool of {_describe_processors(platforms)}, or another engine"
             yield blueprint.build_mistake([*key_path, "pool"], role.pool, reason, fix)
             return
         limits = platforms[device.kind].limits if device else None
@@ -60,6 +61,32 @@ def check_pool(
             fix = f"a pool of {' or '.join(limits.families)}, or one of GPUs"
             yield blueprint.build_mistake([*key_path, "pool"], role.pool, reason, fix)
             return
+
+
+def _describe_processors(platforms: Mapping[str, Platform]) -> str:
+    """The types of instances that an engine runs on."""
+    kinds = [kind for kind in platforms if kind != "cpu"]
+    return f"types with {' or '.join(kinds)}" if kinds else "types without accelerators, such as m8g or c8i"
+
+
+def check_drivers(
+    blueprint: Document[Blueprint], fleet: Document[Fleet], placed_roles: Sequence[PlacedRole]
+) -> Iterator[Mistake]:
+    """AMIs whose driver is older than the engine's image needs. Of the user's own images and AMIs nothing is known."""
+    if blueprint.value.image:
+        return
+    settings, mistakes = fleet.value, []
+    for _, _, role_placement in placed_roles:
+        pool, branch = role_placement.pool, role_placement.platform.nvidia_driver
+        if pool.ami or not branch:
+            continue
+        release = machine_images.find_release(settings, settings.get_orchestrator(pool), pool.os)
+        if drivers.find_branch(release.ami, release.name) < branch:
+            engine = blueprint.value.engine
+            reason = f"its NVIDIA driver is older than branch {branch}, which the image of {engine} needs"
+            fix = f"{release.key_path[-1]}: {drivers.find_first_release(release.ami, branch)} or later"
+            mistakes.append(fleet.build_mistake(release.key_path, release.name, reason, fix))
+    yield from dict.fromkeys(mistakes)
 
 
 def check_settings(
@@ -75,6 +102,7 @@ def check_settings(
             mistakes += _check_model(blueprint, key_path, role, role_placement, platform.limits)
             mistakes += _check_segments(blueprint, key_path, role, platform.limits)
             mistakes += _check_whole_node(blueprint, key_path, role, role_placement, platform.limits)
+        mistakes += _check_scale(blueprint, key_path, role)
     # A setting of all roles is reported once.
     yield from dict.fromkeys(mistakes)
 
@@ -95,14 +123,11 @@ def _check_options(
     """Options that the blueprint needs and that the engine's row, or its platform, does not have."""
     engine = _get_engine(blueprint.value)
     options = {
+        "pooled": (blueprint.value.is_pooled, ("task",), blueprint.value.task, "task: generate, or engine: vllm"),
         **_list_role_options(blueprint.value, key_path, role, role_placement),
         **_list_tuning_options(blueprint.value.tuning),
     }
     present = {*engine.options, *platform.options, *(("transfer",) if engine.transfers else ())}
-    if engine.ray is None:
-        present.discard("ray")
-    elif role.executor == "ray":
-        present.add("nodes")
     suffix = "" if is_real else " in a copy to try here"
     for option, (is_requested, option_path, value, fix) in options.items():
         reason = platform.unsupported_options.get(option, "")
@@ -127,7 +152,6 @@ def _list_role_options(
         "kv-events": (policy == "kv-aware", ("roles", "router", "policy"), policy, "policy: cache-aware"),
         "transfer": (settings.is_disaggregated, ("pattern",), settings.pattern, transfer_fix),
         "nodes": (spans_nodes, accelerators_path, role.accelerators, whole_node),
-        "ray": (spans_nodes and role.executor == "ray", (*key_path, "executor"), role.executor, "executor: mp"),
         "tensor": (role.tensor > 1, accelerators_path, role.accelerators, "accelerators: 1"),
         "pipeline": (role.pipeline > 1, (*key_path, "pipeline"), role.pipeline, "pipeline: 1"),
         "data": (role.data > 1, (*key_path, "data"), role.data, "data: 1"),
@@ -147,11 +171,24 @@ def _list_tuning_options(tuning: Tuning) -> RequestedOptions:
         "sequences": (tuning.sequences is not None, "sequences", tuning.sequences, "no sequences"),
         "kv-offload": (offload is not None, "kv_offload", f"{(offload or 0) / 2**30:g}Gi", "no kv_offload"),
         "speculative": (speculative is not None, "speculative", speculative and speculative.method, "no speculative"),
+        "priority": (tuning.priority, "priority", True, "priority: off"),
     }
     return {
         option: (is_requested, ("tuning", key), value, fix)
         for option, (is_requested, key, value, fix) in options.items()
     }
+
+
+def _check_scale(blueprint: Document[Blueprint], key_path: KeyPath, role: EngineRole) -> Iterator[Mistake]:
+    """Scaling by a measure that the engine does not have."""
+    scale, engine = resolve_scale(key_path[-1], role), blueprint.value.engine
+    if scale is None:
+        return
+    key, metric, value = ("queue", "queue", scale.queue) if scale.queue else ("kv_usage", "kv-usage", scale.kv_usage)
+    if metric not in _get_engine(blueprint.value).metrics:
+        others = {"queue": "scale: {kv_usage: 80%}", "kv_usage": "scale: {queue: 4}"}
+        reason = f"the engine {engine} has no metric of it"
+        yield blueprint.build_mistake([*key_path, "scale", key], value, reason, others[key])
 
 
 def _check_model(

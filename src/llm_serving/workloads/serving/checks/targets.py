@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from llm_serving.fleet import interfaces
-from llm_serving.fleet.model import Fleet
+from llm_serving.fleet.aws_limits import build_bucket_name
+from llm_serving.fleet.model import Fleet, parse_arn_region
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import Mistake
-from llm_serving.workloads.environment import Environment
+from llm_serving.workloads.environment import Conventions, Environment
 from llm_serving.workloads.serving import patterns
 from llm_serving.workloads.serving.blueprint import Blueprint
 from llm_serving.workloads.serving.checks import engine_limits
+from llm_serving.workloads.serving.load_balancer import MIN_ZONES
 from llm_serving.workloads.serving.placement import PlacedRole, Placement, count_accelerators, format_bounds
 from llm_serving.workloads.serving.roles import compute_fixed_replicas
 
@@ -25,18 +28,58 @@ def check(
     """All of them, in no order."""
     conventions = environment.conventions
     yield from _check_offload(blueprint)
+    if conventions.containers:
+        yield from _check_compile_cache(blueprint, conventions)
     yield from _check_transfer(blueprint, placed_roles)
+    yield from _check_transfer_split(blueprint, placed_roles)
     yield from _check_kv_events(blueprint, placed_roles)
     yield from engine_limits.check_settings(blueprint, environment, placed_roles)
+    if conventions.real_accelerators:
+        yield from engine_limits.check_drivers(blueprint, fleet, placed_roles)
     if conventions.shared_host:
         yield from _check_one_machine(blueprint, placed_roles)
         yield from _check_cores(blueprint, environment, placed_roles)
     if conventions.orchestrator:
         yield from _check_orchestrator(blueprint, fleet, conventions.orchestrator, placed_roles)
+        yield from _check_buckets(blueprint, fleet, environment, placed_roles)
+    if conventions.containers:
+        yield from _check_load_balancer(blueprint, fleet.value, environment)
     if conventions.scales and not conventions.starts_groups:
         yield from _check_group_scaling(blueprint, conventions.title, placed_roles)
+    if conventions.max_replicas:
+        yield from _check_max_replicas(blueprint, conventions, placed_roles)
     if conventions.task_interfaces:
         yield from _check_task_interfaces(blueprint, conventions.title, placed_roles)
+
+
+def _check_load_balancer(blueprint: Document[Blueprint], fleet: Fleet, environment: Environment) -> Iterator[Mistake]:
+    row = blueprint.value.load_balancer
+    if row is None:
+        return
+    key = "load_balancer"
+    for field, arn in (("certificate", row.certificate), ("web_acl", row.web_acl)):
+        if arn and parse_arn_region(arn) != fleet.region:
+            reason = f"a load balancer takes those of its own region, {fleet.region}"
+            yield blueprint.build_mistake([key, field], arn, reason, f"one in {fleet.region}")
+    if len(fleet.zones) < MIN_ZONES:
+        reason = (
+            f"an Application Load Balancer takes subnets in {MIN_ZONES} zones, and the fleet has {len(fleet.zones)}"
+        )
+        yield blueprint.build_mistake([key], row.certificate, reason, "a fleet of two zones, or no load_balancer")
+    if row.public and fleet.is_closed:
+        reason = "the fleet's network has no way to the internet"
+        yield blueprint.build_mistake([key, "public"], True, reason, "public: off, or network: {nat: on} in the fleet")
+    if row.gateway and not environment.conventions.gateways:
+        reason = f"on {environment.conventions.title} the load balancer calls the routers alone"
+        fix = "no gateway, an internal load balancer, and a public gateway of your own that calls it"
+        yield blueprint.build_mistake([key, "gateway"], row.gateway, reason, fix)
+
+
+def _check_compile_cache(blueprint: Document[Blueprint], conventions: Conventions) -> Iterator[Mistake]:
+    place = blueprint.value.tuning.compile_cache
+    if place and place != "node" and not conventions.claims:
+        reason = f"{conventions.title} has no PersistentVolumeClaims"
+        yield blueprint.build_mistake(["tuning", "compile_cache"], place, reason, "compile_cache: node")
 
 
 def _check_offload(blueprint: Document[Blueprint]) -> Iterator[Mistake]:
@@ -128,6 +171,54 @@ def _check_orchestrator(
             yield blueprint.build_mistake([*key_path, "pool"], role.pool, reason, fix)
 
 
+def _check_buckets(
+    blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment, placed_roles: Sequence[PlacedRole]
+) -> Iterator[Mistake]:
+    """Weights and adapters in a bucket that the engines may not read: they would start, and be denied."""
+    # Whatever account is signed in where this is checked.
+    own = re.compile(build_bucket_name(fleet.value.name, "models", "[0-9]{12}", fleet.value.region))
+    readable = {environment.bucket, *(row.bucket for row in fleet.value.storage.model_buckets)}
+    locations: dict[tuple[str, ...], str] = {}
+    for key_path, role, _ in placed_roles:
+        weights_path = blueprint.value.find_model_key_path(key_path, role, "weights")
+        locations[weights_path] = blueprint.value.select_model_settings(role).weights
+        locations |= {(*key_path, "adapters", name): location for name, location in role.adapters.items()}
+    for location_path, location in locations.items():
+        bucket = location.removeprefix("s3://").partition("/")[0]
+        if location.startswith("s3://") and bucket not in readable and not own.fullmatch(bucket):
+            reason = f"the fleet lets its engines read no bucket {bucket}"
+            fix = (
+                f"storage: {{model_buckets: {{bucket: {bucket}}}}} in {fleet.path}, with `key: ARN` for a bucket with "
+                "a KMS key, and apply the fleet"
+            )
+            yield blueprint.build_mistake(location_path, location, reason, fix)
+
+
+def _check_transfer_split(blueprint: Document[Blueprint], placed_roles: Sequence[PlacedRole]) -> Iterator[Mistake]:
+    """Layers that prefill and decode split in ways between which the engine hands no cache on.
+
+    Source: vLLM 0.32.0, kv_connector/utils.py, `tp_ratio` and `is_kv_replicated`, and kv_connector/v1/nixl/
+    base_worker.py, `_validate_remote_agent_handshake`.
+    """
+    if not blueprint.value.is_disaggregated:
+        return
+    (_, prefill, prefill_placement), (key_path, decode, _) = placed_roles[0], placed_roles[-1]
+    model, subject = prefill_placement.model, f"prefill splits a layer {prefill.tensor} ways and decode {decode.tensor}"
+    few, many = sorted((prefill.tensor, decode.tensor))
+    reason, fix = "", ""
+    if many % few:
+        reason = f"{subject}: the KV transfer needs one to be a multiple of the other"
+        fix = f"accelerators: {prefill.tensor} or {2 * prefill.tensor} for decode"
+    elif prefill.tensor > decode.tensor and prefill.tensor > model.kv_heads and not model.latent:
+        reason = (
+            f"{subject}: the {model.kv_heads} key and value heads lie on several of prefill's accelerators each, and "
+            "the KV transfer then reads them into as many ways or more"
+        )
+        fix = f"accelerators: {prefill.tensor} for decode, or {model.kv_heads} or fewer for prefill"
+    if reason:
+        yield blueprint.build_mistake([*key_path, "accelerators"], decode.accelerators, reason, fix)
+
+
 def _check_kv_events(blueprint: Document[Blueprint], placed_roles: Sequence[PlacedRole]) -> Iterator[Mistake]:
     """Routing by KV cache events, where the router does not get them."""
     settings = blueprint.value
@@ -135,11 +226,19 @@ def _check_kv_events(blueprint: Document[Blueprint], placed_roles: Sequence[Plac
         return
     reason = ""
     if settings.is_disaggregated:
-        reason = "a router that reads prefill's cache events apart from decode's is not tested yet"
+        # --pd-kv-events of vllm-router 0.1.17.
+        reason = (
+            "the router reads the cache events of prefill engines whose addresses it is given when it starts, and of "
+            "no others"
+        )
     if settings.roles.models:
         reason = "the router reads the cache events of one model"
     if any(role.data > 1 for _, role, _ in placed_roles):
-        reason = "each data-parallel rank publishes its own cache's events, and the router reads one of each replica"
+        # vllm/distributed/kv_events.py of 0.32.0 adds the rank to the port of events, and to that of earlier ones.
+        reason = (
+            "each data-parallel rank publishes its cache's events on a port of its own; cache-aware chooses between "
+            "ranks as well"
+        )
     if reason:
         yield blueprint.build_mistake(["roles", "router", "policy"], "kv-aware", reason, "policy: cache-aware")
 
@@ -154,6 +253,16 @@ def _check_group_scaling(
             )
             replicas = format_bounds(role.replicas)
             yield blueprint.build_mistake([*key_path, "replicas"], replicas, reason, f"replicas: {role.replicas.max}")
+
+
+def _check_max_replicas(
+    blueprint: Document[Blueprint], conventions: Conventions, placed_roles: Sequence[PlacedRole]
+) -> Iterator[Mistake]:
+    for key_path, role, _ in placed_roles:
+        if role.replicas.max > conventions.max_replicas:
+            reason = f"{conventions.title} lists at most {conventions.max_replicas} replicas of a role to the router"
+            fix = f"{conventions.max_replicas} or fewer, and a second deployment for the rest"
+            yield blueprint.build_mistake([*key_path, "replicas"], format_bounds(role.replicas), reason, fix)
 
 
 def _check_task_interfaces(
@@ -184,7 +293,7 @@ def _count_free_interfaces(role_placement: Placement) -> int:
     pool, instance = role_placement.pool, role_placement.instance
     used_interfaces = [
         interface
-        for interface in interfaces.list_requested(instance, efa=pool.efa, layout=pool.efa_layout)
+        for interface in interfaces.list_requested(instance, efa=pool.efa, layout=pool.efa_layout, task_interfaces=True)
         if interface.card == instance.cards[0].index
     ]
     return instance.cards[0].interfaces - len(used_interfaces)

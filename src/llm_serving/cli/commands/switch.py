@@ -1,0 +1,39 @@
+"""`blueprint switch`: another engine or framework for a blueprint."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from llm_serving import console
+from llm_serving.cli.arguments import FLEET, TARGET, Fleet, Folder, Target
+from llm_serving.settings.errors import InputError
+from llm_serving.targets import switch as switches
+
+
+def switch(
+    folder: Folder,
+    fleet: Fleet = FLEET,
+    target: Target = TARGET,
+    engine: Annotated[str | None, typer.Option(metavar="NAME", help="What runs the model.")] = None,
+    framework: Annotated[str | None, typer.Option(metavar="NAME", help="What keeps replicas running.")] = None,
+) -> None:
+    """Change a blueprint's engine or framework.
+
+    Rewrites the line in blueprint.yaml, keeps its comments, and shows what of the rendered file changes. Refuses what
+    cannot work, with every reason; nothing is changed then, and nothing is deployed.
+    """
+    values = {key: value for key, value in (("engine", engine), ("framework", framework)) if value is not None}
+    if not values:
+        raise InputError("nothing to switch. Fix: --engine NAME, or --framework NAME.")
+    change = switches.plan(folder, fleet, target, values)
+    file = console.shorten_path(change.file)
+    if not change.lines:
+        console.out.print(f"{file}: no change", markup=False)
+        return
+    rendered = change.rendered or ("What is rendered stays the same.",)
+    console.out.print("\n".join([*rendered, file, *change.lines]), markup=False, highlight=False)
+    change.write()
+    shown = console.shorten_path(folder)
+    console.err.print(f"Next: blueprint deploy {shown} --fleet {console.shorten_path(fleet)} --target {target}")

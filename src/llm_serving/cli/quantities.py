@@ -1,0 +1,23 @@
+"""Quantities with a unit on the command line, read as the settings files read them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from llm_serving.settings.errors import InputError
+
+
+def parse(option: str, text: str, kind: Any) -> float:
+    """Return the value of a quantity such as `30s`, in the unit of its type.
+
+    Raises:
+        InputError: it is none; says what it may be.
+    """
+    try:
+        value: float = TypeAdapter(kind).validate_python(text)
+    except ValidationError as error:
+        reason = error.errors(include_url=False)[0]["msg"]
+        raise InputError(f"{option}: now {text!r}: {reason}.") from None
+    return value

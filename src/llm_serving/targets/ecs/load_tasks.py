@@ -1,0 +1,141 @@
+"""The load drivers of a validation on ECS: a Fargate task for each process, apart from the engines' instances.
+
+The task definition is registered for one load and deleted after it, since its image is that of this very code. A task
+has no role of its own. The serving stack has its security group, which routers and engines let in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from llm_serving import console
+from llm_serving.aws import session
+from llm_serving.aws.preflight import identity
+from llm_serving.catalog import own_image
+from llm_serving.fleet import names
+from llm_serving.operations import ecs_tasks
+from llm_serving.settings.errors import Unavailable
+from llm_serving.targets.deployment_plan import DeploymentPlan
+from llm_serving.targets.ecs import manifest
+
+NAME = "load-driver"
+
+_CPU, _MEMORY_MIB = 1024, 2048
+"""A core of its own: a driver that waits for one measures itself."""
+
+_STOP_S = 30
+_BATCH = 100
+"""Most tasks of one DescribeTasks."""
+
+
+@contextlib.contextmanager
+def run(plan: DeploymentPlan, urls: Sequence[str]) -> Iterator[LoadTasks]:
+    """Run a task for each input's URL, and stop them and delete their definition after the block.
+
+    Raises:
+        CheckFailed: ECS starts no task; with its reason.
+        Unavailable: AWS refuses, or the deployment has no security group for load drivers.
+    """
+    client, started = plan.aws.client("ecs"), list[str]()
+    cluster = names.format_cluster_name(plan.fleet.value)
+    with session.translate_errors():
+        network = _find_network(plan)
+        definition = client.register_task_definition(**build_definition(plan))["taskDefinition"]["taskDefinitionArn"]
+        try:
+            for url in urls:
+                overrides = {"containerOverrides": [{"name": NAME, "command": [url]}]}
+                request = {"taskDefinition": definition, "launchType": "FARGATE", "networkConfiguration": network}
+                started.append(ecs_tasks.start(client, cluster=cluster, overrides=overrides, **request))
+            yield LoadTasks(client, cluster, started)
+        finally:
+            _remove(client, cluster, started, definition)
+
+
+def _remove(client: Any, cluster: str, tasks: Sequence[str], definition: str) -> None:
+    try:
+        for task in tasks:
+            client.stop_task(cluster=cluster, task=task, reason="the load ended")
+        client.deregister_task_definition(taskDefinition=definition)
+        client.delete_task_definitions(taskDefinitions=[definition])
+    except session.get_error_types() as error:
+        console.err.print(f"[yellow]{definition} and its tasks were not all removed[/yellow]: {error}", markup=True)
+
+
+class LoadTasks:
+    """Tasks that were started."""
+
+    def __init__(self, client: Any, cluster: str, tasks: Sequence[str]) -> None:
+        self._client, self._cluster, self._tasks = client, cluster, tasks
+
+    def describe(self) -> str:
+        """Say how far the tasks are, in ECS' words."""
+        states = Counter(task["lastStatus"].lower() for task in self._list_tasks())
+        return ", ".join(f"{count} {state}" for state, count in states.items()) or "no tasks yet"
+
+    def find_failure(self) -> str | None:
+        """Return why a task stopped that should not have; None if none did."""
+        for task in self._list_tasks():
+            codes = [container.get("exitCode") for container in task.get("containers", ())]
+            if task["lastStatus"] == "STOPPED" and codes != [0]:
+                reasons = [container.get("reason", "") for container in task.get("containers", ())]
+                words = " ".join(filter(None, (task.get("stoppedReason", "no reason"), *reasons)))
+                return f"{task['taskArn'].rpartition('/')[2]}: {words}"
+        return None
+
+    def _list_tasks(self) -> list[dict[str, Any]]:
+        batches = [self._tasks[start : start + _BATCH] for start in range(0, len(self._tasks), _BATCH)]
+        describe = self._client.describe_tasks
+        return [task for batch in batches for task in describe(cluster=self._cluster, tasks=batch)["tasks"]]
+
+
+def build_definition(plan: DeploymentPlan) -> dict[str, Any]:
+    """Build RegisterTaskDefinition's parameters."""
+    fleet, deployment = plan.fleet.value, plan.deployment
+    caller = identity.fetch_identity(plan.aws)
+    purpose = names.format_deployment_purpose(deployment.name, "start")
+    role = names.format_role_name(fleet.name, fleet.region, purpose)
+    log_options = {
+        "awslogs-group": manifest.format_log_group(fleet, deployment.name),
+        "awslogs-region": fleet.region,
+        "awslogs-stream-prefix": NAME,
+    }
+    container = {
+        "name": NAME,
+        "image": own_image.LOAD_DRIVER.format_image(deployment.environment.registry),
+        "essential": True,
+        "cpu": _CPU,
+        "memory": _MEMORY_MIB,
+        "environment": [{"name": "HOME", "value": "/tmp"}],
+        "linuxParameters": {"initProcessEnabled": True, "capabilities": {"drop": ["ALL"]}},
+        "stopTimeout": _STOP_S,
+        "logConfiguration": {"logDriver": "awslogs", "options": log_options},
+    }
+    return {
+        "family": f"{fleet.name}-{deployment.name}-load",
+        "networkMode": "awsvpc",
+        "requiresCompatibilities": ["FARGATE"],
+        "cpu": str(_CPU),
+        "memory": str(_MEMORY_MIB),
+        "runtimePlatform": {"operatingSystemFamily": "LINUX", "cpuArchitecture": "X86_64"},
+        "executionRoleArn": f"arn:{caller.arn.split(':')[1]}:iam::{caller.account}:role/{role}",
+        "containerDefinitions": [container],
+        "tags": [{"key": "fleet", "value": fleet.name}],
+    }
+
+
+def _find_network(plan: DeploymentPlan) -> dict[str, Any]:
+    """The fleet's private subnets, and the serving stack's security group of load drivers."""
+    fleet, ec2 = plan.fleet.value, plan.aws.client("ec2")
+    name = manifest.format_driver_group_name(fleet, plan.deployment.name)
+    security_group = ecs_tasks.find_security_group(ec2, name)
+    if security_group is None:
+        raise Unavailable(
+            f"the security group {name} does not exist: the deployment is older than load drivers on ECS, or gone. "
+            "Fix: blueprint deploy, or --load-from here"
+        )
+    subnets = ecs_tasks.find_private_subnets(ec2, fleet, fleet.zones)
+    settings = {"subnets": subnets, "securityGroups": [security_group], "assignPublicIp": "DISABLED"}
+    return {"awsvpcConfiguration": settings}

@@ -1,0 +1,223 @@
+"""The load drivers of a validation on EKS: an indexed Job in the release's namespace, with a pod for each process.
+
+The pods carry the release's labels, as the pod of its `helm test` does: so its network policies let them reach routers
+and engines, and removing the release removes them too. They have no service account's token and no role of AWS. The Job
+owns what else is made for it, so that all of it goes with the Job: deleted after the load or, if this machine is gone,
+by Kubernetes' own time limits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import yaml
+
+from llm_serving import console
+from llm_serving.catalog import own_image
+from llm_serving.settings.errors import Unavailable
+from llm_serving.targets.deployment_plan import DeploymentPlan
+from llm_serving.targets.eks import release
+from llm_serving.targets.eks.release import build_kubectl_command, run_query
+
+COMPONENT = "load-driver"
+
+_INPUTS = "/etc/load-driver"
+_USER = 65532
+_KEPT_S = 300
+"""How long a Job that ended stays when this machine is gone."""
+
+Manifest = dict[str, Any]
+
+
+@contextlib.contextmanager
+def run(plan: DeploymentPlan, urls: Sequence[str], *, limit_s: int) -> Iterator[LoadJob]:
+    """Run a pod for each input's URL, and delete the Job with all that belongs to it after the block.
+
+    Args:
+        limit_s: seconds after which Kubernetes ends the Job by itself.
+
+    Raises:
+        Unavailable: kubectl is missing, or the cluster does not answer or refuses an object.
+    """
+    release.require_tools("kubectl")
+    name = f"{plan.deployment.name}-load-{secrets.token_hex(4)}"
+    create = [*build_kubectl_command("create", plan), "--filename=-", "--output=jsonpath={.metadata.uid}"]
+    job = build_job(plan, name, len(urls), limit_s=limit_s)
+    try:
+        uid = run_query(plan, create, stdin=yaml.safe_dump(job))
+        # The pods wait for the Secret, so the network policy is there before them.
+        for manifest in build_belongings(plan, name, uid, urls):
+            run_query(plan, create, stdin=yaml.safe_dump(manifest))
+        yield LoadJob(plan, name)
+    finally:
+        delete = [*build_kubectl_command("delete", plan), "job", name, "--ignore-not-found", "--cascade=foreground"]
+        try:
+            run_query(plan, [*delete, "--timeout=50s"])
+        except Unavailable as error:
+            console.err.print(f"[yellow]Job {name} was not deleted[/yellow]; it ends by itself: {error}")
+
+
+class LoadJob:
+    """A Job that was created."""
+
+    def __init__(self, plan: DeploymentPlan, name: str) -> None:
+        self._plan, self._selector = plan, f"batch.kubernetes.io/job-name={name}"
+
+    def describe(self) -> str:
+        """Say how far the pods are, with the scheduler's or the kubelet's reason where they do not run."""
+        states = Counter(self._describe_pod(pod) for pod in self._list_pods())
+        return ", ".join(f"{count} {state}" for state, count in states.items()) or "no pods yet"
+
+    def find_failure(self) -> str | None:
+        """Return a failed pod with the end of its log; None if none failed."""
+        for pod in self._list_pods():
+            if pod.get("status", {}).get("phase") == "Failed":
+                name, reason = pod["metadata"]["name"], pod["status"].get("reason", "it failed")
+                return f"{name}: {reason}\n{release.read_pod_log(self._plan, name)}"
+        return None
+
+    def _describe_pod(self, pod: Manifest) -> str:
+        phase = str(pod.get("status", {}).get("phase", "Unknown"))
+        return release.parse_pod(pod).state if phase == "Pending" else phase.lower()
+
+    def _list_pods(self) -> list[Manifest]:
+        command = [*build_kubectl_command("get", self._plan), "pods", "-l", self._selector, "-o", "json"]
+        try:
+            pods: list[Manifest] = json.loads(run_query(self._plan, command))["items"]
+        except Unavailable:  # the cluster may answer the next time, and the load goes on without
+            return []
+        return pods
+
+
+def build_job(plan: DeploymentPlan, name: str, count: int, *, limit_s: int) -> Manifest:
+    """Build the Job: a pod for each process, away from one another and from the engines."""
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": _build_metadata(plan, name),
+        "spec": {
+            "completions": count,
+            "parallelism": count,
+            "completionMode": "Indexed",
+            "backoffLimit": 0,
+            "activeDeadlineSeconds": limit_s,
+            "ttlSecondsAfterFinished": _KEPT_S,
+            "template": {
+                "metadata": {
+                    "labels": _build_labels(plan),
+                    # Moving a driver to another node would end the load.
+                    "annotations": {"karpenter.sh/do-not-disrupt": "true"},
+                },
+                "spec": _build_pod(plan, name),
+            },
+        },
+    }
+
+
+def _build_pod(plan: DeploymentPlan, name: str) -> Manifest:
+    return {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": _USER,
+            "runAsGroup": _USER,
+            "fsGroup": _USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "affinity": {
+            "podAntiAffinity": {
+                "preferredDuringSchedulingIgnoredDuringExecution": [
+                    # Nodes without this deployment's engines, whose CPU the load would take; and one for each pod.
+                    _avoid({"app.kubernetes.io/instance": plan.deployment.name, "inference/kind": "engine"}),
+                    _avoid({"batch.kubernetes.io/job-name": name}),
+                ]
+            }
+        },
+        "topologySpreadConstraints": [
+            _spread(name, key) for key in ("kubernetes.io/hostname", "topology.kubernetes.io/zone")
+        ],
+        "containers": [_build_container(plan)],
+        "volumes": [
+            {"name": "inputs", "secret": {"secretName": name, "defaultMode": 0o440}},
+            {"name": "tmp", "emptyDir": {"sizeLimit": "5Gi"}},
+        ],
+    }
+
+
+def _build_container(plan: DeploymentPlan) -> Manifest:
+    return {
+        "name": COMPONENT,
+        "image": own_image.LOAD_DRIVER.format_image(plan.deployment.environment.registry),
+        "args": [f"{_INPUTS}/$(JOB_COMPLETION_INDEX)"],
+        "env": [{"name": "HOME", "value": "/tmp"}],
+        # A core of its own: a driver that waits for one measures itself.
+        "resources": {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "2Gi"}},
+        "securityContext": {
+            "readOnlyRootFilesystem": True,
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": [
+            {"name": "inputs", "mountPath": _INPUTS, "readOnly": True},
+            {"name": "tmp", "mountPath": "/tmp"},
+        ],
+    }
+
+
+def _avoid(labels: Manifest) -> Manifest:
+    """Prefer nodes without pods of these labels."""
+    term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": labels}}
+    return {"weight": 100, "podAffinityTerm": term}
+
+
+def _spread(name: str, key: str) -> Manifest:
+    labels = {"batch.kubernetes.io/job-name": name}
+    return {
+        "maxSkew": 1,
+        "topologyKey": key,
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": labels},
+    }
+
+
+def build_belongings(plan: DeploymentPlan, name: str, uid: str, urls: Sequence[str]) -> list[Manifest]:
+    """Build what the Job owns: its way out to S3, and a Secret with each pod's input by index."""
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": uid, "blockOwnerDeletion": False}
+    metadata = {**_build_metadata(plan, name), "ownerReferences": [owner]}
+    # The release's own policies let its pods ask for names and reach one another.
+    egress = [{"to": [{"ipBlock": {"cidr": "0.0.0.0/0"}}], "ports": [{"protocol": "TCP", "port": 443}]}]
+    selector = {"matchLabels": {"batch.kubernetes.io/job-name": name}}
+    return [
+        {
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "NetworkPolicy",
+            "metadata": metadata,
+            "spec": {"podSelector": selector, "policyTypes": ["Egress"], "egress": egress},
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": metadata,
+            "stringData": {str(index): url for index, url in enumerate(urls)},
+        },
+    ]
+
+
+def _build_metadata(plan: DeploymentPlan, name: str) -> Manifest:
+    return {"name": name, "namespace": plan.deployment.environment.namespace, "labels": _build_labels(plan)}
+
+
+def _build_labels(plan: DeploymentPlan) -> dict[str, str]:
+    """The release's own, by which its network policies select its pods."""
+    return {
+        "app.kubernetes.io/name": release.CHART.name,
+        "app.kubernetes.io/instance": plan.deployment.name,
+        "app.kubernetes.io/component": COMPONENT,
+    }

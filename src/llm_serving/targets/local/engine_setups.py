@@ -1,0 +1,184 @@
+"""The programs of each engine on this machine: found, and set up if they are missing.
+
+The default engine's are in `engine_env`. Another engine's row of the catalog says what its own environment holds:
+Python packages by a lock with hashes, the router among them, and programs that a script of images/ unpacks.
+
+`python -m llm_serving.targets.local.engine_setups ENGINE` sets one up by hand.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Protocol
+
+from llm_serving import console, processes
+from llm_serving.catalog import engines
+from llm_serving.catalog.engines import LocalSetup
+from llm_serving.settings.errors import BlueprintError, Unavailable
+from llm_serving.targets.local import engine_env
+
+_STAMP = ".set-up"
+_UNPACKED = "programs"
+"""Folder in an environment with the programs that are no Python packages."""
+
+_PIP_FOLDER = "bin"
+
+
+class EngineSetup(Protocol):
+    """One engine's programs on this machine."""
+
+    @property
+    def executables(self) -> Path:
+        """Folder of the engine's and the router's programs, whether it is set up or not."""
+
+    @property
+    def log(self) -> Path:
+        """Log of the set-up."""
+
+    def is_ready(self) -> bool:
+        """Whether it is set up, complete and of the current pins."""
+
+    def ensure(self, on_progress: Callable[[str], None] = lambda _: None) -> Path:
+        """Set it up if it is not ready, and return `executables`.
+
+        Raises:
+            Unavailable: the programs cannot be had.
+        """
+
+    def prepare(self, caches: Iterable[Path]) -> None:
+        """Fill the caches of processes that are about to start."""
+
+
+def find(engine: str = "") -> EngineSetup:
+    """The set-up of an engine; of the default one where left out, as for a kind of workload without engines."""
+    row = engines.load_engines().get(engine)
+    return _PackagedSetup(row.local) if row and row.local else _DefaultSetup()
+
+
+class _DefaultSetup:
+    """The default engine's: `engine_env`."""
+
+    @property
+    def executables(self) -> Path:
+        return engine_env.ROOT / engine_env.FOLDER / _PIP_FOLDER
+
+    @property
+    def log(self) -> Path:
+        return engine_env.ROOT / f"{engine_env.FOLDER}.log"
+
+    def is_ready(self) -> bool:
+        return engine_env.is_ready()
+
+    def ensure(self, on_progress: Callable[[str], None] = lambda _: None) -> Path:
+        return engine_env.ensure(on_progress=on_progress)
+
+    def prepare(self, caches: Iterable[Path]) -> None:
+        engine_env.copy_model_infos(caches)
+
+
+class _PackagedSetup:
+    """An engine whose row says what its environment holds."""
+
+    def __init__(self, row: LocalSetup, root: Path | None = None) -> None:
+        self._row, self._root = row, root or engine_env.ROOT
+        self._folder = self._root / row.folder
+
+    @property
+    def executables(self) -> Path:
+        return self._folder / _PIP_FOLDER
+
+    @property
+    def log(self) -> Path:
+        return self._root / f"{self._row.folder}.log"
+
+    def is_ready(self) -> bool:
+        stamp, program = self._folder / _STAMP, self.executables / self._row.program
+        return stamp.is_file() and stamp.read_text() == self._compute_stamp() and program.exists()
+
+    def ensure(self, on_progress: Callable[[str], None] = lambda _: None) -> Path:
+        with processes.lock_file(self._root / self._row.lock):
+            if not self.is_ready():
+                self._build(on_progress)
+        return self.executables
+
+    def prepare(self, caches: Iterable[Path]) -> None:
+        """Nothing: the engine keeps no cache between starts."""
+
+    def _build(self, on_progress: Callable[[str], None]) -> None:
+        self.log.unlink(missing_ok=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        uv = engine_env.find_uv()
+        try:
+            on_progress("installing the router")
+            console.run([uv, "venv", "--quiet", "--python", sys.executable, str(self._folder)], log=self.log)
+            requirements = ["--no-deps", "--require-hashes", "-r", str(self._root / self._row.lock)]
+            python = str(self.executables / "python")
+            console.run([uv, "pip", "install", "--python", python, *requirements], log=self.log)
+        except console.CommandFailed as error:
+            raise Unavailable(
+                f"the engine's environment could not be set up: {error}\n{engine_env.NETWORK_HINT}"
+            ) from None
+        self._add_program(on_progress)
+        (self._folder / _STAMP).write_text(self._compute_stamp())
+
+    def _add_program(self, on_progress: Callable[[str], None]) -> None:
+        """Unpack the pinned packages; where they cannot be had, take the user's own program."""
+        unpacked, name = self._folder / _UNPACKED, self._row.program
+        on_progress(f"unpacking {name}")
+        try:
+            console.run([sys.executable, str(self._root / self._row.packages), str(unpacked)], log=self.log)
+            program = unpacked / name
+        except console.CommandFailed:
+            own = shutil.which(name)
+            if own is None:
+                cause = self.log.read_text(errors="replace").strip().splitlines()[-1]
+                raise Unavailable(
+                    f"{name} is neither to be had as a package nor on PATH. "
+                    f"{cause.rstrip('.')}, or install {name} yourself."
+                ) from None
+            program = Path(own)
+        self._install(program)
+
+    def _install(self, program: Path) -> None:
+        """Put the program beside the router, behind its launcher where it has one."""
+        installed = self.executables / self._row.program
+        if not self._row.launcher:
+            installed.symlink_to(program)
+            return
+        variables = [f"{name}={value}" for name, value in self._row.environment.items()]
+        words = ("env", *variables, self.executables / "python", self._root / self._row.launcher, program)
+        installed.write_text(f'#!/bin/sh\nexec {shlex.join(map(str, words))} "$@"\n', encoding="utf-8")
+        installed.chmod(0o755)
+
+    def _compute_stamp(self) -> str:
+        """The environment's path, since its scripts hold it, and a digest of all that pins its content."""
+        digest = hashlib.sha256(f"{self._row.launcher} {self._row.environment}".encode())
+        packages = self._root / self._row.packages
+        for file in (self._root / self._row.lock, packages, packages.with_name("packages.json")):
+            digest.update(file.read_bytes())
+        return f"{self._folder} {digest.hexdigest()}\n"
+
+
+def main(engine: str) -> int:
+    """Set an engine's programs up, with progress; return 3 if that fails."""
+    setup = find(engine)
+    if setup.is_ready():
+        return 0
+    try:
+        with console.step(f"Set up the engine {engine}") as step:
+            setup.ensure(on_progress=lambda text: setattr(step, "note", text))
+            step.note = str(setup.executables)
+    except BlueprintError as error:
+        return console.print_error(error)
+    return 0
+
+
+if __name__ == "__main__":
+    os.chdir(engine_env.ROOT)
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,76 @@
+"""From where the load of a validation comes on AWS: load drivers in the fleet's network, or a tunnel to one router."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from llm_serving import console
+from llm_serving.catalog import own_image
+from llm_serving.fleet import aws_limits
+from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
+from llm_serving.targets.base import LoadOrigin
+from llm_serving.targets.deployment_plan import DeploymentPlan
+from llm_serving.targets.on_aws import images
+from llm_serving.targets.on_aws.limits import MACHINE_START_S
+from llm_serving.validation import api_key
+from llm_serving.validation.base import LoadSource, MetricsPage
+from llm_serving.validation.load_plan import LoadPlan
+from llm_serving.validation.remote.play import Containers, RemoteDrivers
+
+MAX_DRIVERS = 64
+"""Containers of one load; each sends hundreds of streams."""
+
+TUNNEL = LoadSource(
+    "The load came through one tunnel to one router: the tunnel adds its own delay, and may limit the load.",
+    is_limit=True,
+)
+
+LaunchDrivers = Callable[[Sequence[str], int], AbstractContextManager[Containers]]
+
+
+def choose_origin(plan: DeploymentPlan, wish: LoadOrigin | None, url: str | None) -> LoadOrigin:
+    """Return from where a load is sent: from inside where the fleet's registry has the image, if nobody says.
+
+    Raises:
+        CheckFailed: it is to come from inside, and the image is not there; with the command that pushes it.
+        InputError: it is to come from inside, with an API key.
+    """
+    if wish is LoadOrigin.HERE or (wish is None and url):
+        return LoadOrigin.HERE
+    image = own_image.LOAD_DRIVER.format_image(plan.deployment.environment.registry)
+    try:
+        images.require_images(plan, [image])
+    except (CheckFailed, Unavailable) as error:
+        if wish is LoadOrigin.CLUSTER:
+            raise
+        console.err.print(f"The load goes through a tunnel, which suits trials: {error}", markup=False)
+        return LoadOrigin.HERE
+    if url and api_key.build_headers(url):
+        raise InputError(
+            f"--load-from: now cluster: {api_key.VARIABLE} is set, and the key stays on this machine. "
+            f"Fix: --load-from here, or unset {api_key.VARIABLE}."
+        )
+    return LoadOrigin.CLUSTER
+
+
+def build_source(plan: DeploymentPlan, launch: LaunchDrivers, pages: Sequence[MetricsPage]) -> LoadSource:
+    """Return the drivers in the fleet's network as the source of a load."""
+    environment = plan.deployment.environment
+    account = environment.registry.partition(".")[0]
+    bucket = aws_limits.build_bucket_name(plan.fleet.value.name, "results", account, plan.fleet.value.region)
+
+    def play(load_plan: LoadPlan, user_file: Path) -> None:
+        # Time for machines to start, for the load, and to send its results.
+        limit_s = int(2 * MACHINE_START_S + load_plan.timeout_s)
+        drivers = RemoteDrivers(plan.aws, bucket, lambda urls: launch(urls, limit_s), MACHINE_START_S)
+        drivers.play(load_plan, user_file)
+
+    return LoadSource(
+        "The load came from drivers in the fleet's network, each on a core of its own, apart from the engines where "
+        "nodes allow it; they start at one moment of clocks that the Amazon Time Sync Service keeps.",
+        play=play,
+        pages=tuple(pages),
+        max_processes=MAX_DRIVERS,
+    )

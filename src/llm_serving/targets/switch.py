@@ -1,0 +1,99 @@
+"""Another engine or framework for a blueprint: what would be rendered, before its file changes."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from llm_serving.settings import yaml_edit
+from llm_serving.settings.errors import InputError, Mistake
+from llm_serving.targets import planning
+from llm_serving.workloads import base, inputs
+
+_ANCHOR = "model"
+"""Key of `blueprint.yaml` below which a key is added."""
+
+
+@dataclass(frozen=True)
+class Switch:
+    """A blueprint's file with other values, which can be rendered."""
+
+    file: Path
+    text: str
+    """The whole file."""
+
+    lines: tuple[str, ...]
+    """Its changed lines, as a unified diff without context; empty where it has the values already."""
+
+    rendered: tuple[str, ...]
+    """What changes of the rendered file, as a unified diff."""
+
+    def write(self) -> None:
+        """Write the file in one step."""
+        part = self.file.with_name(f".{self.file.name}.{os.getpid()}")
+        part.write_bytes(self.text.encode("utf-8"))
+        shutil.copymode(self.file, part)
+        part.replace(self.file)
+
+
+def plan(folder: Path, fleet_file: Path, target: str, values: Mapping[str, str]) -> Switch:
+    """Plan other values for top-level keys of a blueprint; writes nothing.
+
+    Args:
+        values: by key: `engine`, `framework`.
+
+    Raises:
+        InputError: the blueprint cannot work with them on the target; with every reason, by line of its file.
+    """
+    file = folder / base.FILE_NAME
+    if not file.is_file():
+        inputs.read_blueprint(folder)  # which says so
+    with tempfile.TemporaryDirectory() as scratch:
+        # A deployment without a name has its folder's.
+        copy = Path(scratch) / folder.resolve().name
+        shutil.copytree(folder, copy, ignore=shutil.ignore_patterns(".*", "rendered", "runs"))
+        try:
+            for key, value in values.items():
+                text = yaml_edit.set_value(copy / base.FILE_NAME, key, value, after=_ANCHOR)
+                (copy / base.FILE_NAME).write_bytes(text.encode("utf-8"))
+            new = _render(copy, fleet_file, target)
+        except InputError as error:
+            raise InputError(_translate(error, copy, folder)) from None
+        text = (copy / base.FILE_NAME).read_bytes().decode("utf-8")
+    old = _render_now(folder, fleet_file, target)
+    words = ", ".join(f"{key}: {value}" for key, value in values.items())
+    rendered = difflib.unified_diff(old, new, "rendered now", f"rendered with {words}", lineterm="")
+    before = file.read_bytes().decode("utf-8")
+    lines = difflib.unified_diff(before.splitlines(), text.splitlines(), lineterm="", n=0)
+    changed = tuple(line for line in lines if not line.startswith(("---", "+++", "@@")))
+    return Switch(file, text, changed, tuple(rendered))
+
+
+def _render(folder: Path, fleet_file: Path, target: str) -> list[str]:
+    return planning.plan_offline(folder, fleet_file, target).text.splitlines()
+
+
+def _render_now(folder: Path, fleet_file: Path, target: str) -> list[str]:
+    """What the blueprint renders as it is; nothing where it cannot work yet."""
+    try:
+        return _render(folder, fleet_file, target)
+    except InputError:
+        return []
+
+
+def _translate(error: InputError, copy: Path, folder: Path) -> list[Mistake | str]:
+    """The mistakes with the files that the user has."""
+    return [
+        dataclasses.replace(part, file=folder / part.file.relative_to(copy))
+        if isinstance(part, Mistake) and part.file.is_relative_to(copy)
+        else part
+        if isinstance(part, Mistake)
+        else part.replace(str(copy), str(folder))
+        for part in error.parts
+    ]

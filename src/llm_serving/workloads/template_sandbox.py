@@ -1,0 +1,121 @@
+"""Renders a template that somebody else may have written: without access to Python, and within limits.
+
+Jinja's sandbox keeps a template from Python's internals and from changing what it is given. A forked process ends one
+that does not finish, and its memory is limited; it has the deployment already, and costs a few milliseconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import select
+import signal
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import psutil
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from pydantic import BaseModel
+
+TIME_LIMIT_S = 10.0
+"""Longest rendering; those of this repository take some milliseconds."""
+
+OUTPUT_LIMIT_BYTES = 16 * 2**20
+"""Longest rendered file; those of this repository have some kilobytes for each role."""
+
+MEMORY_LIMIT_BYTES = 2**30
+"""Most memory of a rendering, besides what the process has already."""
+
+
+class Environment(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox; of pydantic models templates see the fields and properties of their own."""
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Whether a template may use an attribute: nothing of pydantic's, whose parse_file reads files and pickles."""
+        return super().is_safe_attribute(obj, attr, value) and not (
+            isinstance(obj, BaseModel) and hasattr(BaseModel, attr)
+        )
+
+
+class LimitExceeded(Exception):
+    """A template needs more time, memory or output than it may have; says which."""
+
+
+class Failure(NamedTuple):
+    """Why a template cannot be rendered."""
+
+    path: str
+    line: int
+    reason: str
+
+
+def run(generate: Callable[[], Iterable[str]], describe: Callable[[Exception], Failure]) -> str | Failure:
+    """Join what `generate` yields, in a process of its own.
+
+    Args:
+        generate: renders the template piece by piece.
+        describe: turns what it raises into a failure.
+
+    Raises:
+        LimitExceeded: it took too long, or too much memory, or wrote too much.
+    """
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(read_end)
+        _answer(write_end, generate, describe)
+    os.close(write_end)
+    try:
+        content = _read(read_end)
+    finally:
+        os.close(read_end)
+        os.kill(child, signal.SIGKILL)  # it has ended, or is to end
+        os.waitpid(child, 0)
+    if not content:
+        raise LimitExceeded(f"it needs more than {MEMORY_LIMIT_BYTES // 2**20} MiB of memory")
+    kind, value = json.loads(content)
+    if kind == "limit":
+        raise LimitExceeded(value)
+    return Failure(*value) if kind == "failure" else str(value)
+
+
+def _answer(write_end: int, generate: Callable[[], Iterable[str]], describe: Callable[[Exception], Failure]) -> None:
+    """Write the result into the pipe and end the process, without anything that its parent would do at its end."""
+    try:
+        limit = psutil.Process().memory_info().vms + MEMORY_LIMIT_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        with os.fdopen(write_end, "wb") as pipe:
+            pipe.write(json.dumps(_collect(generate, describe)).encode())
+    finally:
+        os._exit(0)
+
+
+def _collect(generate: Callable[[], Iterable[str]], describe: Callable[[Exception], Failure]) -> tuple[str, Any]:
+    pieces, size = [], 0
+    try:
+        for piece in generate():
+            pieces.append(piece)
+            size += len(piece.encode())
+            if size > OUTPUT_LIMIT_BYTES:
+                return "limit", f"it writes more than {OUTPUT_LIMIT_BYTES // 2**20} MiB"
+        return "text", "".join(pieces)
+    except MemoryError:
+        return "limit", f"it needs more than {MEMORY_LIMIT_BYTES // 2**20} MiB of memory"
+    except Exception as error:  # noqa: BLE001 - a template can raise anything; each is a mistake of the template
+        return "failure", describe(error)
+
+
+def _read(read_end: int) -> bytes:
+    """Read until the other end is closed."""
+    chunks: list[bytes] = []
+    deadline = time.monotonic() + TIME_LIMIT_S
+    while True:
+        ready, _, _ = select.select([read_end], [], [], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            raise LimitExceeded(f"it does not finish within {TIME_LIMIT_S:.0f} s")
+        chunk = os.read(read_end, 2**16)
+        if not chunk:
+            return b"".join(chunks)
+        chunks.append(chunk)

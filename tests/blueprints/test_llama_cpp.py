@@ -1,0 +1,146 @@
+"""A copy of the aggregated pattern on llama.cpp: deployed, answered, validated and destroyed, with nothing else changed."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import threading
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from llm_serving import processes
+from llm_serving.catalog import gguf
+from llm_serving.rehearsal import emulator
+from llm_serving.settings.errors import Unavailable
+from llm_serving.targets import planning
+from llm_serving.targets.deployment_plan import DeploymentPlan
+from llm_serving.targets.local import deploy, engine_setups, readiness, supervisor, weights
+from llm_serving.validation import run as validation
+from tests import serving
+
+ROOT = Path(__file__).parents[2]
+START_LIMIT_S = 60
+STREAMS = 3
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeploymentPlan]:
+    root = tmp_path_factory.mktemp("gguf")
+    shutil.copytree(ROOT / "blueprints" / "aggregated", root / "mine")
+    settings = root / "mine" / "blueprint.yaml"
+    settings.write_text(f"engine: llama.cpp\n{settings.read_text()}")
+    engine_setups.find("llama.cpp").ensure()
+    planned = planning.plan(root / "mine", ROOT / "fleet.yaml", root=root, target="local")
+    try:
+        deployed = deploy.deploy(planned, lambda _: None)
+        assert deployed
+        yield deployed
+    finally:
+        deploy.destroy(planned.directory)
+
+
+def test_the_router_answers_chat_streams_usage_and_spreads_requests(plan: DeploymentPlan) -> None:
+    url = plan.deployment.url
+    answer = json.loads(
+        serving.post(
+            url, "/v1/chat/completions", model="tiny", messages=[{"role": "user", "content": "Hi"}], max_tokens=4
+        )
+    )
+    assert answer["usage"]["completion_tokens"] == 4
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    stream = serving.request_completion(url, max_tokens=5, **options)
+    chunks = [json.loads(line.removeprefix("data: ")) for line in stream.splitlines() if line.startswith("data: {")]
+    assert [chunk["usage"]["completion_tokens"] for chunk in chunks if chunk.get("usage")] == [5]
+    assert stream.rstrip().endswith("data: [DONE]")
+
+
+def test_the_patterns_load_is_answered_and_reported(plan: DeploymentPlan) -> None:
+    report, folder = validation.validate(
+        plan.deployment, logs=plan.directory.logs, runs=plan.directory.reports, folder=plan.folder
+    )
+    assert (report.requests.total, report.requests.failed) == (300, 0)
+    assert report.throughput.output_tokens_per_s > 0
+    assert not [remark for remark in report.remarks if "answered no request" in remark]
+    assert (folder / "report.html").is_file()
+
+
+def test_a_killed_replica_comes_back_with_the_weights_that_were_copied(plan: DeploymentPlan) -> None:
+    process = plan.deployment.engine_processes[0]
+    [server] = [
+        child
+        for child in psutil.Process(_get_pid(plan, process.name)).children(recursive=True)
+        if "--library-path" in child.cmdline()  # the packages' own; its launcher stays
+    ]
+    server.send_signal(signal.SIGKILL)
+    processes.wait_until(lambda: not server.is_running(), "the end", START_LIMIT_S)
+    processes.wait_until(lambda: readiness.is_answering(process), "the replica", START_LIMIT_S)
+    log = plan.directory.get_log_path(process.name).read_text()
+    assert log.count("copying s3://") <= 1, "the second start finds the file"
+
+
+def _get_pid(plan: DeploymentPlan, name: str) -> int:
+    running = supervisor.find_running(plan.directory)
+    assert running
+    return running.read_state(name).pid
+
+
+def test_a_replica_that_is_stopped_finishes_the_requests_that_it_has(plan: DeploymentPlan) -> None:
+    running = supervisor.find_running(plan.directory)
+    assert running
+    begun = threading.Barrier(STREAMS + 1, timeout=START_LIMIT_S)
+    with ThreadPoolExecutor(STREAMS) as users:
+        streams = [users.submit(_stream, plan.deployment.url, number, begun) for number in range(STREAMS)]
+        begun.wait()
+        victim = next(
+            process
+            for process in plan.deployment.engine_processes
+            if serving.read_counter(process, "llamacpp:requests_processing")
+        )
+        running.stop(victim.name)
+        assert not readiness.is_answering(victim)
+        assert [stream.result(START_LIMIT_S).rstrip()[-12:] for stream in streams] == ["data: [DONE]"] * STREAMS
+    log = plan.directory.get_log_path(victim.name).read_text()
+    assert re.search(r"^drain: [1-9]\d* requests in flight", log, re.MULTILINE), "it was stopped amid requests"
+    running.start(victim.name)
+    readiness.wait(running, [victim])
+
+
+def _stream(url: str, number: int, begun: threading.Barrier) -> str:
+    """Read an answer to its end, and wait at its first line for the others."""
+    body = {
+        "model": "tiny",
+        "prompt": f"{number} {serving.PROMPT}",
+        "max_tokens": 1200,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    request = urllib.request.Request(
+        f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=START_LIMIT_S) as response:
+        first = response.readline()
+        begun.wait()
+        return str((first + response.read()).decode())
+
+
+def test_a_copy_that_was_cut_short_in_s3_is_refused_before_an_engine_starts(plan: DeploymentPlan) -> None:
+    environment, model = plan.deployment.environment, plan.deployment.loaded_models[0]
+    client = emulator.create_client("s3", environment.s3_endpoint or "", environment.region)
+    key = model.weights.uri.removeprefix(f"s3://{environment.bucket}/") + gguf.FILE
+    whole = client.get_object(Bucket=environment.bucket, Key=key)["Body"].read()
+    client.put_object(Bucket=environment.bucket, Key=key, Body=whole[:-100])
+    try:
+        with pytest.raises(Unavailable, match=rf"cut short: {len(whole) - 100} bytes, {len(whole)} by its header"):
+            weights.check(plan.deployment)
+    finally:
+        client.put_object(Bucket=environment.bucket, Key=key, Body=whole)
+    assert weights.check(plan.deployment) == len(whole)

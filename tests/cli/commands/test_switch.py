@@ -1,0 +1,103 @@
+"""`blueprint switch` with a second engine, the smallest row that works."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from llm_serving import paths
+from llm_serving.cli import main
+from tests.catalog.test_another_engine import slim_engine  # noqa: F401 - a fixture of every test here
+
+FLEET = """\
+name: demo
+region: us-west-2
+zones: [us-west-2a, us-west-2b]
+pools:
+  gpus: {types: g6e.2xlarge, size: 0..8}
+"""
+BLUEPRINT = """\
+pattern: aggregated # one kind of replica
+model: Qwen/Qwen3-0.6B
+engine: vllm # until slim is faster
+roles:
+  worker: {pool: gpus}
+traffic: {users: 2}
+slo: {}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    copy = tmp_path / "work" / "mine"
+    shutil.copytree(paths.PATTERNS / "aggregated", copy)
+    monkeypatch.chdir(tmp_path / "work")
+    (copy / "blueprint.yaml").write_text(BLUEPRINT)
+    Path("fleet.yaml").write_text(FLEET)
+    return copy
+
+
+def test_the_line_is_rewritten_and_what_follows_is_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["switch", "mine", "--engine", "slim", "--target", "eks"]) == 0
+    captured = capsys.readouterr()
+    lines = captured.out.splitlines()
+    assert {"--- rendered now", "+++ rendered with engine: slim", '+image: "example/slim:1.0"'} <= set(lines)
+    assert lines[-3:] == [
+        "mine/blueprint.yaml",
+        "-engine: vllm # until slim is faster",
+        "+engine: slim # until slim is faster",
+    ]
+    assert (folder / "blueprint.yaml").read_text() == BLUEPRINT.replace("engine: vllm", "engine: slim")
+    assert captured.err == "Next: blueprint deploy mine --fleet fleet.yaml --target eks\n"
+
+
+def test_switching_back_restores_the_file_and_once_more_changes_nothing(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for engine in ("slim", "vllm"):
+        assert main.run(["switch", "mine", "--engine", engine, "--target", "eks"]) == 0
+    assert (folder / "blueprint.yaml").read_text() == BLUEPRINT
+    capsys.readouterr()
+    assert main.run(["switch", "mine", "--engine", "vllm", "--target", "eks"]) == 0
+    assert capsys.readouterr().out == "mine/blueprint.yaml: no change\n"
+
+
+def test_what_the_engine_lacks_is_refused_by_the_users_own_line_and_nothing_changes(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = BLUEPRINT.replace("worker: {pool: gpus}", "worker: {pool: gpus}\n  router: {policy: kv-aware}")
+    (folder / "blueprint.yaml").write_text(text)
+    assert main.run(["switch", "mine", "--engine", "slim", "--target", "eks"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("mine/blueprint.yaml:6:"), error
+    assert "slim" in error and "Fix: " in error and "/tmp" not in error
+    assert (folder / "blueprint.yaml").read_text() == text
+    assert sorted(path.name for path in folder.iterdir() if path.name.startswith(".")) == []
+
+
+def test_an_unknown_engine_is_refused_with_those_that_there_are(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run(["switch", "mine", "--engine", "slimm", "--target", "eks"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("mine/blueprint.yaml:3:9: engine: now 'slimm'") and "slim" in error.partition("Fix: ")[2]
+    assert (folder / "blueprint.yaml").read_text() == BLUEPRINT
+
+
+def test_a_framework_is_switched_by_the_same_code(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["switch", "mine", "--framework", "plain", "--target", "eks"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "What is rendered stays the same.",
+        "mine/blueprint.yaml",
+        "+framework: plain",
+    ]
+    assert "model: Qwen/Qwen3-0.6B\nframework: plain\nengine: vllm" in (folder / "blueprint.yaml").read_text()
+
+
+def test_nothing_to_switch_and_no_blueprint_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["switch", "mine"]) == 2
+    assert capsys.readouterr().err == "nothing to switch. Fix: --engine NAME, or --framework NAME.\n"
+    assert main.run(["switch", "none", "--engine", "slim"]) == 2
+    assert "none" in capsys.readouterr().err

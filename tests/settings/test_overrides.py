@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llm_serving import paths
+from llm_serving.settings import overrides, yaml_source
+from llm_serving.settings.errors import InputError
+from llm_serving.workloads.serving.blueprint import Blueprint
+
+TEXT = """\
+# What to serve.
+pattern: aggregated # the folder
+model: "tiny"
+roles:
+  # One of two may fail.
+  worker: {pool: general, replicas: 2} # as few as can be
+
+traffic: {arrivals: 20/s}
+"""
+
+
+def test_values_are_written_with_comments_order_and_layout_as_they_were() -> None:
+    assert overrides.apply(TEXT, {"roles.worker.replicas": "4", "tuning.batch_tokens": "2k"}) == (
+        TEXT.replace("replicas: 2", "replicas: 4") + "tuning:\n  batch_tokens: 2k\n"
+    )
+
+
+@pytest.mark.parametrize("file", sorted(paths.PATTERNS.glob("*/**/*.yaml")), ids=lambda file: "/".join(file.parts[-3:]))
+def test_every_blueprint_of_this_repository_comes_back_as_it_is(file: Path) -> None:
+    text = file.read_text()
+    assert overrides.apply(text, {}) == text
+
+
+def test_commas_within_braces_belong_to_a_value() -> None:
+    parsed = overrides.parse("--over", "tuning.speculative={method: ngram, tokens: 3}, {method: ngram, tokens: 5}")
+    assert parsed.values == ("{method: ngram, tokens: 3}", "{method: ngram, tokens: 5}")
+    assert overrides.parse("--over", "tuning.batch_tokens=2k,8k") == ("tuning.batch_tokens", ("2k", "8k"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("tuning", "--over: now 'tuning': it is not KEY=VALUE,VALUE. Fix: tuning.batch_tokens=2k,8k."),
+        ("a=1,,2", "--over: now 'a=1,,2': it is not KEY=VALUE,VALUE. Fix: tuning.batch_tokens=2k,8k."),
+        ("a=1,1", "--over: now 'a=1,1': a value is there twice. Fix: each value once."),
+        ("a={b", "--over: now 'a={b': {b is no YAML. Fix: a value as in blueprint.yaml."),
+    ],
+)
+def test_what_is_no_override_is_refused(text: str, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        overrides.parse("--over", text)
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ("key", "fix"),
+    [
+        ("tuning.batch_token", "tuning.batch_tokens"),
+        ("tunning.batch_tokens", "tuning"),
+        ("roles.worker.replica", "roles.worker.replicas"),
+        ("roles.worker.replicas.min", "roles.worker.replicas itself"),
+        ("roles.models.chat.replicas", "roles.models itself"),
+    ],
+)
+def test_a_key_that_does_not_exist_is_refused_with_the_nearest(key: str, fix: str, tmp_path: Path) -> None:
+    file = tmp_path / "blueprint.yaml"
+    file.write_text(TEXT)
+    with pytest.raises(InputError) as error:
+        overrides.require_key("--over", Blueprint, yaml_source.read(file).data, key)
+    assert str(error.value).endswith(f" to vary. Fix: {fix}.")
+
+
+def test_reserved_keys_are_refused_and_others_of_the_model_are_taken(tmp_path: Path) -> None:
+    file = tmp_path / "blueprint.yaml"
+    file.write_text(TEXT)
+    data = yaml_source.read(file).data
+    for key in ("tuning.batch_tokens", "roles.worker.accelerators", "engine", "tuning.speculative.tokens"):
+        overrides.require_key("--over", Blueprint, data, key, reserved=["traffic"])
+    with pytest.raises(InputError, match="the file has no key traffic to vary"):
+        overrides.require_key("--over", Blueprint, data, "traffic.arrivals", reserved=["traffic"])

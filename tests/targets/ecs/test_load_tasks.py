@@ -1,0 +1,211 @@
+"""A load from inside the VPC: moto's ECS takes the task definition and the tasks, and what they would run runs.
+
+moto runs no containers. So the entry point of the image, with each task's own arguments as ECS has them, is run as a
+process on the image's own files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from botocore.stub import Stubber
+
+from llm_serving.aws.session import AwsSession
+from llm_serving.catalog import own_image
+from llm_serving.fleet import names
+from llm_serving.rehearsal import emulator
+from llm_serving.settings.errors import CheckFailed, Unavailable
+from llm_serving.targets import planning
+from llm_serving.targets.deployment_plan import DeploymentPlan
+from llm_serving.targets.ecs import load_tasks, stack
+from llm_serving.targets.ecs.load_tasks import LoadTasks
+from llm_serving.validation import run
+from llm_serving.validation.base import LoadSource
+from llm_serving.validation.remote import play as remote_play
+from llm_serving.validation.remote.play import RemoteDrivers
+from scripts.benchmarks import known_server
+from tests.infra.serving.conftest import FLEET, write_blueprint
+from tests.validation.conftest import build_deployment
+from tests.validation.remote import containers
+from tests.validation.remote.containers import ProcessContainers
+
+pytestmark = pytest.mark.timeout(120)
+
+BUCKET = "fabric-results"
+
+
+@pytest.fixture(scope="module")
+def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AwsSession]:
+    """The VPC and the cluster of the fleet, without a deployment."""
+    with emulator.start(tmp_path_factory.mktemp("aws"), bare=True) as endpoint:
+        session = emulator.open_session(endpoint, "us-west-2")
+        ec2 = session.client("ec2")
+        vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
+        ec2.modify_vpc_attribute(VpcId=vpc, EnableDnsHostnames={"Value": True})
+        for number, zone in enumerate(("us-west-2a", "us-west-2b")):
+            subnet = ec2.create_subnet(VpcId=vpc, CidrBlock=f"10.0.{number}.0/24", AvailabilityZone=zone)["Subnet"]
+            tags = [{"Key": "fleet", "Value": "fabric"}, {"Key": "Name", "Value": f"fabric-private-{zone}"}]
+            ec2.create_tags(Resources=[subnet["SubnetId"]], Tags=tags)
+        group = ec2.create_security_group(GroupName="fabric-aggregated-driver", Description="Drivers", VpcId=vpc)
+        session.client("ecs").create_cluster(clusterName="fabric")
+        location = {"LocationConstraint": "us-west-2"}
+        session.client("s3").create_bucket(Bucket=BUCKET, CreateBucketConfiguration=location)
+        session.group = group["GroupId"]  # type: ignore[attr-defined]
+        yield session
+
+
+@pytest.fixture
+def plan(aws: AwsSession, tmp_path: Path) -> DeploymentPlan:
+    fleet = tmp_path / "fleet.yaml"
+    fleet.write_text(FLEET)
+    folder = write_blueprint(tmp_path, "aggregated")
+    return planning.plan(folder, fleet, target="ecs", root=tmp_path, aws=aws, account=emulator.ACCOUNT)
+
+
+def describe_tasks(aws: AwsSession) -> list[dict[str, Any]]:
+    ecs = aws.client("ecs")
+    arns = [arn for status in ("RUNNING", "STOPPED") for arn in ecs.list_tasks(cluster="fabric", desiredStatus=status)["taskArns"]]  # fmt: skip
+    return list(ecs.describe_tasks(cluster="fabric", tasks=arns)["tasks"]) if arns else []
+
+
+def test_the_tasks_send_one_load_and_are_stopped(
+    aws: AwsSession, plan: DeploymentPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_play, "POLL_S", 0.2)
+    standing_in = ProcessContainers(containers.copy_package(tmp_path / "image"), tmp_path / "containers.log")
+    definitions: list[dict[str, Any]] = []
+
+    @contextlib.contextmanager
+    def launch(urls: Sequence[str]) -> Iterator[ProcessContainers]:
+        with load_tasks.run(plan, urls):
+            tasks = describe_tasks(aws)
+            definition = aws.client("ecs").describe_task_definition(taskDefinition=tasks[0]["taskDefinitionArn"])
+            definitions.append(definition["taskDefinition"])
+            arguments = [word for task in tasks for word in task["overrides"]["containerOverrides"][0]["command"]]
+            assert {task["launchType"] for task in tasks} == {"FARGATE"} and len(arguments) == 2
+            with standing_in.launch(arguments) as started:
+                yield started
+
+    drivers = RemoteDrivers(aws, BUCKET, launch, 60)
+    source = LoadSource("From tasks.", play=drivers.play, max_processes=4)
+    with known_server.run_server() as url:
+        traffic = {"arrivals": "20/s", "requests": 40, "input_tokens": 20, "output_tokens": 4}
+        deployment = build_deployment(url, traffic, {"ttft_ms": {"p50": 1000}})
+        report, _ = run.validate(deployment, logs=tmp_path / "logs", runs=tmp_path / "runs", load_source=source)
+    assert report.requests.model_dump() == {"total": 40, "failed": 0, "by_error": {}, "planned": 40}
+    assert report.verdict == "pass", report.not_shown
+    assert {task["lastStatus"] for task in describe_tasks(aws)} == {"STOPPED"}
+    [definition] = definitions
+    listed = aws.client("ecs").list_task_definitions(familyPrefix=definition["family"], status="ACTIVE")
+    assert listed["taskDefinitionArns"] == []
+
+
+def test_the_definition_has_this_codes_image_no_role_and_the_deployments_log(plan: DeploymentPlan) -> None:
+    definition = load_tasks.build_definition(plan)
+    [container] = definition["containerDefinitions"]
+    assert container["image"] == own_image.LOAD_DRIVER.format_image(
+        "123456789012.dkr.ecr.us-west-2.amazonaws.com/fabric"
+    )
+    assert "taskRoleArn" not in definition
+    purpose = names.format_deployment_purpose("aggregated", "start")
+    assert definition["executionRoleArn"] == f"arn:aws:iam::123456789012:role/fabric-us-west-2-{purpose}"
+    assert container["logConfiguration"]["options"]["awslogs-group"] == "/aws/ecs/fabric/serving/aggregated"
+    assert container["linuxParameters"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_tasks_run_in_the_private_subnets_with_the_drivers_security_group(
+    aws: AwsSession, plan: DeploymentPlan
+) -> None:
+    settings = load_tasks._find_network(plan)["awsvpcConfiguration"]
+    assert settings["securityGroups"] == [aws.group]  # type: ignore[attr-defined]
+    assert len(settings["subnets"]) == 2
+    assert settings["assignPublicIp"] == "DISABLED"
+
+
+def test_a_deployment_without_the_security_group_is_refused_with_the_fix(plan: DeploymentPlan) -> None:
+    other = SimpleNamespace(
+        fleet=plan.fleet, aws=plan.aws, deployment=plan.deployment.model_copy(update={"name": "older"})
+    )
+    with pytest.raises(Unavailable) as error, load_tasks.run(other, ["http://x"]):  # type: ignore[arg-type]
+        raise AssertionError("nothing is to start")
+    assert str(error.value) == (
+        "the security group fabric-older-driver does not exist: the deployment is older than load drivers on ECS, or "
+        "gone. Fix: blueprint deploy, or --load-from here"
+    )
+
+
+@pytest.fixture
+def scripted() -> Iterator[tuple[Any, Stubber]]:
+    """ECS with a script of answers, held against botocore's model of the API."""
+    session = AwsSession("us-east-1", {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing"})
+    client = session.client("ecs")
+    with Stubber(client) as stub:
+        yield client, stub
+
+
+def test_tasks_and_their_definition_are_removed(scripted: tuple[Any, Stubber]) -> None:
+    client, stub = scripted
+    for task in ("a", "b"):
+        stub.add_response("stop_task", {}, {"cluster": "fabric", "task": task, "reason": "the load ended"})
+    stub.add_response("deregister_task_definition", {}, {"taskDefinition": "load:1"})
+    stub.add_response("delete_task_definitions", {}, {"taskDefinitions": ["load:1"]})
+    load_tasks._remove(client, "fabric", ["a", "b"], "load:1")
+    stub.assert_no_pending_responses()
+
+
+def test_a_task_that_stopped_early_is_named_with_ecs_reasons(scripted: tuple[Any, Stubber]) -> None:
+    client, stub = scripted
+    states: list[dict[str, Any]] = [
+        {"taskArn": "arn/task/a", "lastStatus": "STOPPED", "containers": [{"exitCode": 0}]},
+        {
+            "taskArn": "arn/task/b",
+            "lastStatus": "STOPPED",
+            "stoppedReason": "Task failed to start",
+            "containers": [{"reason": "CannotPullContainerError: not found"}],
+        },
+    ]
+    tasks = LoadTasks(client, "fabric", ["a", "b"])
+    for count in (1, 2, 2):
+        stub.add_response("describe_tasks", {"tasks": states[:count]})
+    assert tasks.find_failure() is None, "a driver that ended well"
+    assert tasks.find_failure() == "b: Task failed to start CannotPullContainerError: not found"
+    assert tasks.describe() == "2 stopped"
+
+
+def test_a_task_that_ecs_does_not_start_is_reported_and_the_others_stop(
+    aws: AwsSession, plan: DeploymentPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = load_tasks.ecs_tasks.start
+    before = {task["taskArn"] for task in describe_tasks(aws)}
+
+    def start_one(client: Any, **request: Any) -> str:
+        if request["overrides"]["containerOverrides"][0]["command"] == ["http://x/1"]:
+            raise CheckFailed("ECS started no task of load:1: RESOURCE:FARGATE")
+        return start(client, **request)
+
+    monkeypatch.setattr(load_tasks.ecs_tasks, "start", start_one)
+    with pytest.raises(CheckFailed, match="RESOURCE:FARGATE"), load_tasks.run(plan, ["http://x/0", "http://x/1"]):
+        raise AssertionError("not all drivers run")
+    [task] = [task for task in describe_tasks(aws) if task["taskArn"] not in before]
+    assert task["lastStatus"] == "STOPPED"
+
+
+def test_metrics_pages_are_those_of_running_tasks_by_their_addresses(
+    plan: DeploymentPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def list_tasks(_: Any, __: Any, name: str, status: str) -> list[dict[str, Any]]:
+        assert status == "RUNNING"
+        details = [{"name": "privateIPv4Address", "value": "10.0.0.7"}]
+        attachments = [{"type": "ElasticNetworkInterface", "details": details}]
+        return [{"taskArn": f"arn/{name}-t", "attachments": attachments}, {"taskArn": "arn/new", "attachments": []}]
+
+    monkeypatch.setattr(stack, "_list_tasks", list_tasks)
+    pages = {(page.name, page.role, page.url) for page in stack.list_metrics_pages(plan)}
+    assert ("aggregated-router-t", "router", "http://10.0.0.7:9090/metrics") in pages
+    assert ("aggregated-worker-t", "worker", "http://10.0.0.7:8000/metrics") in pages
+    assert not {name for name, _, _ in pages} & {"new"}

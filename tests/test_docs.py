@@ -1,0 +1,63 @@
+"""Commands of the pages in docs/ parse, and the files that they name exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from llm_serving.cli import main
+from llm_serving.fleet import loading
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+FLEET_PAGES = [page for page in PAGES if "infra/fleets/" in page.read_text("utf-8")]
+COMMANDS = [
+    (page.name, line)
+    for page in PAGES
+    for block in re.findall(r"^```sh\n(.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    for line in block.splitlines()
+    if line.startswith("blueprint ")
+]
+
+
+def _parse(line: str) -> int:
+    """The exit code of a command whose options are parsed, and that then shows its help instead of running."""
+    return main.run([*shlex.split(line)[1:], "--help"])
+
+
+@pytest.mark.parametrize(("page", "line"), COMMANDS)
+def test_every_command_of_a_page_parses(page: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _parse(line) == 0, (page, capsys.readouterr().err)
+
+
+def test_an_unknown_option_or_command_would_be_noticed(capsys: pytest.CaptureFixture[str]) -> None:
+    codes = [_parse("blueprint preflight --flet fleet.yaml"), _parse("blueprint fleet aply")]
+    assert codes == [2, 2], capsys.readouterr().err
+
+
+@pytest.mark.parametrize("page", FLEET_PAGES, ids=lambda page: page.name)
+def test_every_fleet_that_a_page_names_is_an_example(page: Path) -> None:
+    names = set(re.findall(r"infra/fleets/[\w.-]+\.yaml", page.read_text("utf-8")))
+    assert names
+    assert [name for name in sorted(names) if not (ROOT / name).is_file()] == []
+
+
+@pytest.mark.parametrize("page", FLEET_PAGES, ids=lambda page: page.name)
+def test_every_fleet_on_a_page_can_be_rented(page: Path, tmp_path: Path) -> None:
+    blocks = re.findall(r"^```yaml\n(name: .*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    assert blocks
+    for block in blocks:
+        (tmp_path / "fleet.yaml").write_text(block)
+        loading.load_fleet(tmp_path / "fleet.yaml")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_within_a_page_leads_to_a_heading(page: Path) -> None:
+    text = page.read_text("utf-8")
+    headings = {
+        re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in re.findall(r"^#+ (.*)", text, re.M)
+    }
+    assert [link for link in re.findall(r"\]\(#([\w-]+)\)", text) if link not in headings] == []
