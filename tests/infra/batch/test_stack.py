@@ -14,6 +14,7 @@ from llm_serving import paths
 from llm_serving.fleet import loading
 from llm_serving.targets.ecs import manifest
 from llm_serving.workloads.batch.resolve import STATE_MACHINE_FILE
+from tests.asl_validator.fixtures import FindErrors
 from tests.infra.aws_calls import find_actions
 from tests.infra.batch.conftest import SHAPES
 
@@ -121,6 +122,13 @@ def test_the_definition_is_the_one_file_with_the_queue_and_the_name_filled_in(ba
     assert machine["definition"] == filled.replace("${deployment}", "cotton-catalogue")
     assert "${" not in filled.replace("${aws_sqs_queue.queue-control.url}", "").replace("${deployment}", "")
     json.loads(machine["definition"])
+
+
+def test_the_definition_as_the_stack_writes_it_passes_asl_validator(
+    batch_stacks: Stacks, find_asl_errors: FindErrors
+) -> None:
+    machines = {shape: stack["resource"]["aws_sfn_state_machine"]["workflow"] for shape, stack in batch_stacks.items()}
+    assert find_asl_errors({shape: machine["definition"] for shape, machine in machines.items()}) == {}
 
 
 def test_the_programs_find_the_queues_by_the_names_that_the_stack_gives(

@@ -1,79 +1,66 @@
-"""The state machine's definition against the schemas of asl-validator, and each step's message against its worker.
+"""The state machine's definition against asl-validator, and each step's message against its worker.
 
 Step Functions itself ran nowhere here. The embedded AWS interprets the definition in tests/images/batch_worker and
-tests/targets/ecs; what it leaves out (tolerated failures, jitter, redrive) is held by these schemas alone.
+tests/targets/ecs; what it leaves out (tolerated failures, jitter, redrive) is held by that linter alone.
 """
 
 from __future__ import annotations
 
-import copy
 import json
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-import jsonschema
 import pytest
-from referencing import Registry, Resource
 
 from llm_serving import paths
 from llm_serving.workloads.batch.resolve import STATE_MACHINE_FILE
-
-SCHEMAS = json.loads(Path(__file__).with_name("asl_schemas.json").read_text())["schemas"]
-"""Of npm's asl-validator 4.0.0; its source and date stand in the file."""
+from tests.asl_validator.fixtures import FindErrors
 
 DEFINITION = json.loads(STATE_MACHINE_FILE.read_text())
 
 IMAGE = paths.IMAGES / "batch-worker"
 
 
-def find_errors(definition: Mapping[str, Any]) -> list[str]:
-    registry: Registry[Any] = Registry().with_resources(
-        (schema["$id"].rstrip("#"), Resource.from_contents(schema)) for schema in SCHEMAS
+def write_with_change(*keys: str, value: Any) -> str:
+    """The definition with one value changed."""
+    definition = json.loads(STATE_MACHINE_FILE.read_text())
+    *parents, last = keys
+    node = definition
+    for key in parents:
+        node = node[key]
+    node[last] = value
+    return json.dumps(definition)
+
+
+MISTAKES = {
+    "no such type": (write_with_change("States", "Plan", "Type", value="Job"), "/States/Plan/Type is invalid"),
+    "a key misspelled": (write_with_change("States", "Plan", "Nxt", value="Scan"), "/States/Plan is invalid"),
+    "no such state": (write_with_change("States", "Plan", "Next", value="Scann"), "State Scan is not reachable"),
+    "no path": (write_with_change("States", "Plan", "ResultPath", value="plan"), "ResultPath is invalid"),
+    "no number": (write_with_change("States", "Plan", "TimeoutSeconds", value="a day"), "must be integer"),
+    "over the limit": (write_with_change("States", "Run", "ToleratedFailurePercentage", value=200), "must be <= 100"),
+    "deep inside": (
+        write_with_change("States", "Run", "ItemProcessor", "ProcessorConfig", "Mode", value="EVERYWHERE"),
+        "/States/Run/ItemProcessor/ProcessorConfig/Mode is invalid",
+    ),
+}
+"""Definitions with a mistake, and what asl-validator says of it."""
+
+
+def test_the_definition_of_this_machine_passes_asl_validator_and_one_with_a_mistake_does_not(
+    find_asl_errors: FindErrors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stack's own is linted in tests/infra/batch."""
+    monkeypatch.syspath_prepend(IMAGE)
+    from batch import emulated
+
+    rendered = emulated.render_definition(
+        STATE_MACHINE_FILE.read_text(), build_settings(), "http://127.0.0.1:1/control"
     )
-    [root] = [schema for schema in SCHEMAS if schema["$id"].endswith("/state-machine.json#")]
-    validator = jsonschema.Draft7Validator(root, registry=registry)
-    return [error.message for error in validator.iter_errors(name_query_language(definition))]
-
-
-def name_query_language(node: Any) -> Any:
-    """The definition with the language that states have where they name none, as asl-validator completes it."""
-    if isinstance(node, list):
-        return [name_query_language(item) for item in node]
-    if not isinstance(node, Mapping):
-        return node
-    language = {"QueryLanguage": "JSONPath"} if isinstance(node.get("Type"), str) else {}
-    return {**language, **{key: name_query_language(value) for key, value in node.items()}}
-
-
-def test_the_definition_follows_the_published_schemas() -> None:
-    assert find_errors(DEFINITION) == []
-
-
-def set_value(*keys: str, value: Any) -> Callable[[dict[str, Any]], None]:
-    def change(definition: dict[str, Any]) -> None:
-        node: Any = definition
-        for key in keys[:-1]:
-            node = node[key]
-        node[keys[-1]] = value
-
-    return change
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        set_value("States", "Plan", "Type", value="Job"),
-        set_value("States", "Plan", "TimeoutSeconds", value="a day"),
-        set_value("States", "Run", "ToleratedFailurePercentage", value=200),
-        set_value("States", "Run", "ItemProcessor", "ProcessorConfig", "Mode", value="EVERYWHERE"),
-        set_value("States", "Plan", "Retry", value={"ErrorEquals": ["Transient"]}),
-    ],
-)
-def test_a_mistake_in_the_definition_is_found(change: Callable[[dict[str, Any]], None]) -> None:
-    broken = copy.deepcopy(DEFINITION)
-    change(broken)
-    assert find_errors(broken)
+    assert "${" not in rendered
+    errors = find_asl_errors({"rendered": rendered, **{name: text for name, (text, _) in MISTAKES.items()}})
+    assert set(errors) == set(MISTAKES), errors
+    assert [name for name, (_, message) in MISTAKES.items() if message not in errors[name]] == [], errors
 
 
 def list_messages(states: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -82,6 +69,28 @@ def list_messages(states: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         if "MessageBody" in state.get("Parameters", {}):
             yield state["Parameters"]["MessageBody"]
         yield from list_messages(state.get("ItemProcessor", {}).get("States", {}))
+
+
+def build_settings() -> Any:
+    """What the programs of a batch are told."""
+    from batch import settings
+
+    return settings.read(
+        {
+            "BATCH_NAME": "mine",
+            "BATCH_BUCKET": "rows",
+            "BATCH_PREFIX": "batch/mine",
+            "BATCH_TEAMS": "search:1:normal:0",
+            "BATCH_WORKERS": "1",
+            "BATCH_DEADLINE_S": "60",
+            "BATCH_BAD_ROWS": "skip",
+            "BATCH_CHUNK_BYTES": "1048576",
+            "BATCH_FAILED_CHUNKS": "0.01",
+            "BATCH_TAKEOVER_S": "30",
+            "BATCH_ENDPOINT": "http://chat:8080",
+            "AWS_REGION": "us-west-2",
+        }
+    )
 
 
 def test_every_steps_message_has_what_its_worker_reads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,25 +109,9 @@ def test_every_steps_message_has_what_its_worker_reads(monkeypatch: pytest.Monke
 def test_an_executions_input_has_every_path_that_the_states_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(IMAGE)
     from batch import layout
-    from batch import settings as batch_settings
     from batch.resources import Queues, build_execution_input
 
-    settings = batch_settings.read(
-        {
-            "BATCH_NAME": "mine",
-            "BATCH_BUCKET": "rows",
-            "BATCH_PREFIX": "batch/mine",
-            "BATCH_TEAMS": "search:1:normal:0",
-            "BATCH_WORKERS": "1",
-            "BATCH_DEADLINE_S": "60",
-            "BATCH_BAD_ROWS": "skip",
-            "BATCH_CHUNK_BYTES": "1048576",
-            "BATCH_FAILED_CHUNKS": "0.01",
-            "BATCH_TAKEOVER_S": "30",
-            "BATCH_ENDPOINT": "http://chat:8080",
-            "AWS_REGION": "us-west-2",
-        }
-    )
+    settings = build_settings()
     source = {"bucket": "rows", "key": "in.jsonl", "file": None, "bytes": 1, "etag": "e"}
     job = layout.build_job(
         "batch_1", name="mine", team="search", priority="high", source=source, now=0.0, deadline_s=60.0
