@@ -24,7 +24,12 @@ from tests import engines_own
 
 ROOT = Path(__file__).resolve().parents[1]
 
-pytest_plugins = ["tests.asl_validator.fixtures", "tests.control_plane.fixtures", "tests.guardian", "tests.hub.fixtures"]
+pytest_plugins = [
+    "tests.asl_validator.fixtures",
+    "tests.control_plane.fixtures",
+    "tests.guardian",
+    "tests.hub.fixtures",
+]
 
 # A shell lets background processes ignore Ctrl-C. All that tests start would inherit that, and never end by an interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
