@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from infra.bindings import aws
 from infra.bindings.cdktf import ITerraformDependable, TerraformStack
-from infra.constructs import model_reader, task, task_network, task_roles
+from infra.constructs import model_reader, secrets, task, task_network, task_roles
 from infra.constructs.policy import Statement
 from infra.constructs.role import add_role, list_policies
 from infra.constructs.security_group import add_security_group
@@ -33,6 +33,8 @@ class TaskContext:
 
     subnets: Sequence[str]
     logs: task.LogDestination
+    secret_arns: Mapping[str, str]
+    """By what services call them."""
 
 
 def add_task_roles(
@@ -41,7 +43,14 @@ def add_task_roles(
     """Add the roles of workers and of the Batch API, by service."""
     workflow = context.workflow
     batch, fleet, account = workflow.batch, workflow.fleet, workflow.account
-    execution = task_roles.add_execution_role(stack, fleet, batch, account=account, log_group=log_group)
+    execution = task_roles.add_execution_role(
+        stack,
+        fleet,
+        batch,
+        account=account,
+        log_group=log_group,
+        statements=secrets.build_statements(batch.services, context.secret_arns),
+    )
     start_policies = list_policies(stack, names.format_deployment_purpose(batch.name, "start"))
     roles = {}
     for service in batch.services:
@@ -169,6 +178,10 @@ def add_security_groups(
         task_network.add_rule(
             stack, f"{name}-https", group, "out", "HTTPS to AWS and to registries", _HTTPS, cidr="0.0.0.0/0"
         )
+        if batch.cache_port and name != batch.entry.name:
+            task_network.add_rule(
+                stack, f"{name}-to-cache", group, "out", "Answers for servers", batch.cache_port, cidr=vpc_cidr
+            )
         if endpoint != _HTTPS or batch.endpoint_in_network:
             task_network.add_rule(
                 stack,
@@ -209,7 +222,7 @@ def add_service(
         memory=str(service.memory_mib),
         execution_role_arn=roles.execution.arn,
         task_role_arn=roles.task.arn,
-        container_definitions=json.dumps([build_container(service, context.logs, variables)]),
+        container_definitions=json.dumps([build_container(service, context, variables)]),
         runtime_platform=aws.ecs_task_definition.EcsTaskDefinitionRuntimePlatform(
             operating_system_family="LINUX", cpu_architecture="X86_64"
         ),
@@ -241,9 +254,7 @@ def add_service(
     return definition, ecs_service
 
 
-def build_container(
-    service: BatchService, logs: task.LogDestination, variables: Mapping[str, str]
-) -> dict[str, object]:
+def build_container(service: BatchService, context: TaskContext, variables: Mapping[str, str]) -> dict[str, object]:
     """The container definition."""
     environment = {**service.environment, **variables}
     container: dict[str, object] = {
@@ -258,8 +269,10 @@ def build_container(
         # The init process ends what ECS Exec leaves behind. Exec writes to the container's root, so it is no read-only.
         "linuxParameters": {"initProcessEnabled": True, "capabilities": {"drop": ["ALL"]}},
         "stopTimeout": service.stop_s,
-        "logConfiguration": logs.build_configuration(service.role),
+        "logConfiguration": context.logs.build_configuration(service.role),
     }
+    if service.secrets:
+        container["secrets"] = secrets.build_container_secrets(service, context.secret_arns)
     if service.port and service.probe:
         container["portMappings"] = [
             {"name": "http", "containerPort": service.port, "protocol": "tcp", "appProtocol": "http"}

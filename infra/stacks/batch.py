@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.bindings import aws, cdktf
-from infra.constructs import batch_tasks, network, task, task_network, task_watch, workflow
+from infra.constructs import batch_tasks, network, secrets, task, task_network, task_watch, workflow
 from infra.constructs.account import Account, read_account
 from infra.constructs.key import add_key, build_log_group_grant
 from infra.constructs.workflow import WorkflowContext
@@ -81,6 +81,7 @@ def _add_resources(stack: cdktf.TerraformStack, fleet: Fleet, batch: EcsBatch) -
         cluster_key=keys["ecs"],
         subnets=list(fleet_network.private_subnets.values()),
         logs=task.LogDestination(log_group.name, fleet.region),
+        secret_arns=secrets.find_arns(stack, batch.services),
     )
     roles = batch_tasks.add_task_roles(stack, context, log_group)
     groups = batch_tasks.add_security_groups(stack, context, vpc_id=fleet_network.vpc_id, vpc_cidr=vpc.cidr_block)

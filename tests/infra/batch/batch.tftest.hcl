@@ -70,4 +70,22 @@ run "outside" {
     condition     = length(aws_ecs_service.batch-worker-0.capacity_provider_strategy) == 1 && one(aws_ecs_service.batch-worker-0.capacity_provider_strategy).capacity_provider == "FARGATE"
     error_message = "without spot all workers run on Fargate"
   }
+
+  assert {
+    condition = (
+      jsondecode(aws_ecs_task_definition.batch-api-task.container_definitions)[0].secrets == [
+        { name = "BLUEPRINT_API_KEY", valueFrom = "arn:aws:secretsmanager:us-west-2:123456789012:secret:mocked-AbCdEf:batch::" }
+      ] &&
+      contains(jsondecode(aws_iam_role_policy.outside-start-role-policy.policy).Statement, {
+        Sid    = "Secrets"
+        Effect = "Allow"
+        Action = ["secretsmanager:GetSecretValue"]
+        Resource = [
+          "arn:aws:secretsmanager:us-west-2:123456789012:secret:mocked-AbCdEf",
+          "arn:aws:secretsmanager:us-west-2:210987654321:secret:cache/login-AbCdEf"
+        ]
+      })
+    )
+    error_message = "tasks get the key by its secret's ARN, and who starts them may read the two secrets alone"
+  }
 }

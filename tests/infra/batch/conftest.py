@@ -51,8 +51,16 @@ sample: {model: chat}
     "outside": """\
 kind: batch
 pattern: offline-batch
-endpoint: {url: https://llm.example.com/v1}
+endpoint:
+  url: https://llm.example.com/v1
+  api_key: {secret: llm/keys, field: batch}
 workers: {spot: off}
+results:
+  cache:
+    url: rediss://cache.example.com
+    login:
+      secret: arn:aws:secretsmanager:us-west-2:210987654321:secret:cache/login-AbCdEf
+      key: arn:aws:kms:us-west-2:210987654321:key/87654321-4321-4321-4321-210987654321
 sample: {model: chat}
 """,
 }

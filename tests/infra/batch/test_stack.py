@@ -39,6 +39,10 @@ EXEC = {
 BESIDE_CALLS = {"kms:Decrypt", "kms:GenerateDataKey"}
 """What S3 asks for where a bucket is encrypted with a key of KMS."""
 
+PROGRAMS = ("batch-api", "batch-worker")
+
+CACHE_RULE = "Answers for servers"
+
 NEVER_CALLED: dict[str, set[str]] = {"work": {"s3:DeleteObject"}, "api": set()}
 """By role, what the program's modules have for the other program."""
 
@@ -70,6 +74,14 @@ def list_statements(stack: Stack, part: str) -> list[dict[str, Any]]:
 
 def list_allowed(stack: Stack, part: str) -> set[str]:
     return {action for statement in list_statements(stack, part) for action in statement["Action"]}
+
+
+def read_containers(stack: Stack, program: str) -> list[dict[str, Any]]:
+    return list(json.loads(stack["resource"]["aws_ecs_task_definition"][f"{program}-task"]["container_definitions"]))
+
+
+def list_login(arn: str) -> dict[str, str]:
+    return {f"BATCH_CACHE_{field.upper()}": f"{arn}:{field}::" for field in ("username", "password")}
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -202,10 +214,7 @@ def test_workers_run_on_spot_capacity_after_the_first(batch_stacks: Stacks) -> N
 
 
 def test_a_stopped_worker_has_time_to_hand_back_its_rows(batch_stacks: Stacks) -> None:
-    text = batch_stacks["catalogue"]["resource"]["aws_ecs_task_definition"]["batch-worker-task"][
-        "container_definitions"
-    ]
-    [container] = json.loads(text)
+    [container] = read_containers(batch_stacks["catalogue"], "batch-worker")
     environment = {row["name"]: row["value"] for row in container["environment"]}
     # A spot task has two minutes, as long as Fargate waits at most. Source: ECS developer guide, "Amazon ECS clusters for
     # Fargate", termination notices, 2026-11.
@@ -216,10 +225,77 @@ def test_a_stopped_worker_has_time_to_hand_back_its_rows(batch_stacks: Stacks) -
 
 def test_workers_reach_the_endpoint_and_nobody_reaches_them(batch_stacks: Stacks) -> None:
     rules = batch_stacks["catalogue"]["resource"]["aws_vpc_security_group_egress_rule"]
-    for program in ("batch-worker", "batch-api"):  # which counts tokens before a job starts
+    for program in PROGRAMS:  # the Batch API counts tokens before a job starts
         endpoint = rules[f"{program}-to-endpoint"]
         assert (endpoint["cidr_ipv4"], endpoint["from_port"]) == ("${data.aws_vpc.range.cidr_block}", 8080)
     assert "batch-worker-to-endpoint" not in batch_stacks["outside"]["resource"]["aws_vpc_security_group_egress_rule"]
     for stack in batch_stacks.values():
         ingress = stack["resource"]["aws_vpc_security_group_ingress_rule"]
         assert {rule["security_group_id"] for rule in ingress.values()} == {"${aws_security_group.batch-api-group.id}"}
+
+
+def test_secrets_are_named_and_only_who_starts_tasks_reads_them(batch_stacks: Stacks) -> None:
+    stack = batch_stacks["outside"]
+    named = stack["data"]["aws_secretsmanager_secret"]["secret-0"]
+    assert named["name"] == "llm/keys"
+    arn = "arn:aws:secretsmanager:us-west-2:210987654321:secret:cache/login-AbCdEf"
+    api_key = {"BLUEPRINT_API_KEY": "${data.aws_secretsmanager_secret.secret-0.arn}:batch::"}
+    handed = {"batch-api": api_key, "batch-worker": {**api_key, **list_login(arn)}}
+    for program, expected in handed.items():
+        [container] = read_containers(stack, program)
+        assert {row["name"]: row["valueFrom"] for row in container["secrets"]} == expected
+        assert set(expected).isdisjoint(row["name"] for row in container["environment"])
+    by_sid = {statement.get("Sid"): statement for statement in list_statements(stack, "start")}
+    assert by_sid["Secrets"] == {
+        "Sid": "Secrets",
+        "Effect": "Allow",
+        "Action": ["secretsmanager:GetSecretValue"],
+        "Resource": ["${data.aws_secretsmanager_secret.secret-0.arn}", arn],
+    }
+    assert by_sid["SecretKeys"]["Resource"] == [
+        "arn:aws:kms:us-west-2:210987654321:key/87654321-4321-4321-4321-210987654321"
+    ]
+    for part in ("work", "api", "flow"):
+        assert not [action for action in list_allowed(stack, part) if action.startswith("secretsmanager:")]
+    # A lookup of a secret's value would put it into the state.
+    assert set(stack["data"]).isdisjoint({"aws_secretsmanager_secret_version", "aws_secretsmanager_random_password"})
+
+
+def test_a_batch_without_secrets_may_read_none(batch_stacks: Stacks) -> None:
+    stack = batch_stacks["catalogue"]
+    assert "aws_secretsmanager_secret" not in stack["data"]
+    assert {statement.get("Sid") for statement in list_statements(stack, "start")} == {"Login", "Pull", "Log"}
+    assert ["secrets" in container for program in PROGRAMS for container in read_containers(stack, program)] == [
+        False,
+        False,
+    ]
+
+
+def test_the_programs_read_the_variables_that_secrets_become(
+    batch_manifests: dict[str, Path], batch_fleet: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(IMAGE)
+    from batch import settings
+
+    value = manifest.read(batch_manifests["outside"], loading.load_fleet(batch_fleet)).value
+    worker = next(service for service in value.services if service.port is None)
+    environment = {**worker.environment, **{name: f"value of {name}" for name in worker.secrets}}
+    assert settings.read(environment).api_key == "value of BLUEPRINT_API_KEY"
+    cache = settings.read_worker(environment).cache
+    assert cache is not None
+    assert (cache.username, cache.password) == ("value of BATCH_CACHE_USERNAME", "value of BATCH_CACHE_PASSWORD")
+    assert cache.url == "rediss://cache.example.com"
+    assert set(value.entry.secrets) == {"BLUEPRINT_API_KEY"}
+
+
+def test_workers_alone_reach_the_cache_and_in_the_network_alone(batch_stacks: Stacks) -> None:
+    def list_cache_rules(shape: str) -> dict[str, tuple[str, int]]:
+        rules = batch_stacks[shape]["resource"]["aws_vpc_security_group_egress_rule"]
+        return {
+            name: (rule["cidr_ipv4"], rule["to_port"])
+            for name, rule in rules.items()
+            if rule["description"] == CACHE_RULE
+        }
+
+    assert list_cache_rules("outside") == {"batch-worker-to-cache": ("${data.aws_vpc.range.cidr_block}", 6379)}
+    assert list_cache_rules("catalogue") == {}

@@ -160,13 +160,14 @@ def test_on_ecs_it_feeds_a_deployment_by_its_name_in_the_network(tmp_path: Path)
         (
             MINIMAL.replace("url: http://127.0.0.1:8000", "model: tiny, pool: general"),
             "mine/blueprint.yaml:3:19: endpoint.model: now 'tiny': on ECS a batch starts no replicas: it feeds a serving "
-            "deployment, or a URL. Fix: endpoint: {deployment: NAME} of a serving blueprint that is up there.",
+            "deployment, or a URL. Fix: blueprint deploy NAME --target ecs of a serving blueprint with this model, then "
+            "endpoint: {deployment: NAME}.",
         ),
         (
             f"{MINIMAL.replace('url: http://127.0.0.1:8000', 'deployment: chat')}"
-            "results: {cache: {url: rediss://cache.internal:6379}}\n",
-            "mine/blueprint.yaml:5:24: results.cache.url: now 'rediss://cache.internal:6379': workers on ECS have no way to "
-            "it, and no password. Fix: no cache; the results are in S3.",
+            "results: {cache: {url: rediss://localhost:6379}}\n",
+            "mine/blueprint.yaml:5:24: results.cache.url: now 'rediss://localhost:6379': workers on ECS do not reach this "
+            "machine. Fix: an address in the fleet's network.",
         ),
     ],
 )
@@ -174,6 +175,86 @@ def test_what_aws_would_refuse_is_refused_at_its_line(tmp_path: Path, text: str,
     with pytest.raises(InputError) as refusal:
         resolve_on_ecs(tmp_path / "mine", text)
     assert str(refusal.value) == f"{tmp_path}/{message}"
+
+
+KEYED = """\
+kind: batch
+pattern: offline-batch
+endpoint: {url: https://llm.example.com, api_key: {secret: llm/key}}
+sample: {model: m}
+results:
+  cache:
+    url: rediss://cache.example.com:6380
+    login: {secret: cache/login}
+"""
+
+
+def test_on_ecs_secrets_are_named_for_the_programs_that_use_them(tmp_path: Path) -> None:
+    deployment = resolve_on_ecs(tmp_path / "mine", KEYED)
+    assert deployment.cloud is not None
+    assert set(deployment.cloud.api_secrets) == {"BLUEPRINT_API_KEY"}
+    assert {name: (value.secret, value.field) for name, value in deployment.cloud.worker_secrets.items()} == {
+        "BLUEPRINT_API_KEY": ("llm/key", ""),
+        "BATCH_CACHE_USERNAME": ("cache/login", "username"),
+        "BATCH_CACHE_PASSWORD": ("cache/login", "password"),
+    }
+    assert deployment.cloud.cache_port == 6380
+    assert base.load_deployment(deployment.model_dump_json()) == deployment
+
+
+def test_on_this_machine_the_environment_takes_the_place_of_secrets(tmp_path: Path) -> None:
+    [note] = resolve(tmp_path / "mine", KEYED).notes
+    assert note == (
+        "The embedded AWS has no secrets of yours: here environment variables take the place of endpoint.api_key and "
+        "results.cache.login."
+    )
+
+
+def test_where_containers_are_handed_no_secrets_they_are_refused_at_their_lines(tmp_path: Path) -> None:
+    (tmp_path / "blueprint.yaml").write_text(f"name: mine\n{KEYED}")
+    (tmp_path / "fleet.yaml").write_text(ECS_FLEET)
+    document, fleet = base.get("batch").read(tmp_path), load_fleet(tmp_path / "fleet.yaml")
+    environment = registry.load_target("ecs").assume_environment(document.value, fleet.value, cores=2)
+    bare = environment.model_copy(
+        update={"conventions": environment.conventions.model_copy(update={"secrets": False, "title": "EKS"})}
+    )
+    with pytest.raises(InputError) as refusal:
+        base.get("batch").resolve(document, fleet, bare)
+    assert str(refusal.value) == (
+        f"{tmp_path}/blueprint.yaml:4:51: endpoint.api_key: now 'llm/key': containers on EKS are handed no secrets. "
+        "Fix: no api_key.\n"
+        f"{tmp_path}/blueprint.yaml:9:12: results.cache.login: now 'cache/login': containers on EKS are handed no secrets. "
+        "Fix: no login."
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("rediss:", "redis:", "blueprint.yaml:8:12: results.cache.login"),
+        (
+            "rediss:",
+            "redis:",
+            "without TLS the password could be read on its way. Fix: url: rediss://cache.example.com:6380",
+        ),
+        (
+            "{url: https://llm.example.com,",
+            "{deployment: chat,",
+            "only the endpoint of a `url` takes one. Fix: no api_key",
+        ),
+        ("cache/login}", "'my password!'}", "the name of a Secrets Manager secret, or its whole ARN"),
+        (
+            "cache/login}",
+            "arn:aws:secretsmanager:us-west-2:123456789012:secret:cache/login}",
+            "the name of a Secrets Manager secret, or its whole ARN, which ends in a dash and six characters",
+        ),
+    ],
+)
+def test_a_secret_that_cannot_be_is_refused_at_its_line(tmp_path: Path, old: str, new: str, message: str) -> None:
+    assert old in KEYED
+    with pytest.raises(InputError) as refusal:
+        resolve_on_ecs(tmp_path / "mine", KEYED.replace(old, new))
+    assert message in str(refusal.value)
 
 
 def test_names_of_queues_that_sqs_refuses_are_refused_at_their_team(tmp_path: Path) -> None:

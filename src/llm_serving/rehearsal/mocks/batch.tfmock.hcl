@@ -1,3 +1,9 @@
+mock_data "aws_secretsmanager_secret" {
+  defaults = {
+    arn = "arn:aws:secretsmanager:us-west-2:123456789012:secret:mocked-AbCdEf"
+  }
+}
+
 mock_resource "aws_sns_topic" {
   defaults = {
     arn = "arn:aws:sns:us-west-2:123456789012:mocked"

@@ -16,5 +16,6 @@ CONVENTIONS = Conventions(
     node_disk="/mnt/instance-store",
     discovery="names",
     workflows=True,
+    secrets=True,
     url="http://{deployment}-router.{namespace}:{port}",
 )

@@ -308,6 +308,19 @@ class EcsDeployment(EcsManifest):
         return tuple(service for service in self.engines if service.scales_to_zero)
 
 
+class SecretSource(Settings):
+    """Where the value of a variable is."""
+
+    secret: str
+    """Name or ARN of a Secrets Manager secret."""
+
+    field: str = ""
+    """Field of its JSON; empty for the whole text."""
+
+    key: str = ""
+    """ARN of the KMS key that encrypts it; empty for the one that AWS manages."""
+
+
 class BatchService(TaskService):
     """The tasks of the Batch API, or of the workers, on Fargate."""
 
@@ -316,6 +329,9 @@ class BatchService(TaskService):
 
     port: Port | None = None
     """Port of the Batch API; none of workers."""
+
+    secrets: dict[str, SecretSource] = Field(default_factory=dict)
+    """Variables whose values ECS reads from Secrets Manager when it starts a task."""
 
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
         return (self._check_stop(),)
@@ -353,6 +369,9 @@ class EcsBatch(EcsManifest):
 
     endpoint_in_network: Annotated[bool, Switch()]
     """Whether that is in the fleet's network; otherwise it may be anywhere."""
+
+    cache_port: Port | None = None
+    """Port of the cache in the fleet's network, which workers write answers to."""
 
     schedules: dict[Name, EcsSchedule] = Field(default_factory=dict)
     services: Annotated[tuple[BatchService, ...], AllowSingleItem(), Field(min_length=2)]

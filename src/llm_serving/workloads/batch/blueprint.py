@@ -13,6 +13,7 @@ from llm_serving.settings.document import AllowSingleItem, Conflict, Document, S
 from llm_serving.settings.units import Bounds, Duration, Memory, Range, Share, Switch, TextFormat, TokenRange, Tokens
 from llm_serving.workloads import base
 from llm_serving.workloads.base import BaseBlueprint
+from llm_serving.workloads.batch.secrets import ApiKey, Secret
 from llm_serving.workloads.serving.roles import ModelName
 
 Url = Annotated[
@@ -93,7 +94,11 @@ class Endpoint(Settings):
     """A serving deployment that is up, by its name."""
 
     url: Url | None = None
-    """Any OpenAI-compatible endpoint, without /v1. BLUEPRINT_API_KEY is its bearer token."""
+    """Any OpenAI-compatible endpoint, without /v1. BLUEPRINT_API_KEY in the environment is its bearer token, on AWS the
+    secret `api_key`."""
+
+    api_key: ApiKey | None = None
+    """Secret of AWS Secrets Manager with the bearer token of the endpoint at `url`; on AWS alone."""
 
     priority: Annotated[bool, Switch()] = False
     """Whether the endpoint at `url` schedules by `priority`, as vLLM does with `--scheduling-policy priority`: rows go
@@ -104,7 +109,7 @@ class Endpoint(Settings):
     alone. Where there are none, they adapt by answers alone."""
 
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        return (self._check_one(), self._check_pool(), self._check_metrics())
+        return (self._check_one(), self._check_pool(), self._check_metrics(), self._check_api_key())
 
     def _check_one(self) -> Iterator[Conflict]:
         written = [name for name in ("model", "deployment", "url") if getattr(self, name) is not None]
@@ -126,6 +131,10 @@ class Endpoint(Settings):
             yield Conflict(("priority",), "only the endpoint of a `url` cannot say it itself", "no priority")
         if self.metrics and not self.url:
             yield Conflict(("metrics",), "the metrics of its own replicas are known", "no metrics")
+
+    def _check_api_key(self) -> Iterator[Conflict]:
+        if self.api_key and not self.url:
+            yield Conflict(("api_key",), "only the endpoint of a `url` takes one", "no api_key")
 
 
 class Team(Settings):
@@ -205,10 +214,23 @@ class Cache(Settings):
 
     url: CacheUrl
     """Its address; `rediss` with TLS. BATCH_CACHE_USERNAME and BATCH_CACHE_PASSWORD in the workers' environment log in,
-    and BATCH_CACHE_CA_FILE names certificates to trust in place of the system's."""
+    on AWS `login`, and BATCH_CACHE_CA_FILE names certificates to trust in place of the system's."""
+
+    login: Secret | None = None
+    """Secret of AWS Secrets Manager that workers log in with, JSON with `username` and `password`; on AWS alone. Where
+    the cache has a password alone, the user is `default`."""
 
     ttl: Annotated[Duration, Field(ge=1)] = parse_default("7d")
     """How long it keeps an answer."""
+
+    def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
+        return (self._check_login(),)
+
+    def _check_login(self) -> Iterator[Conflict]:
+        if self.login and not self.url.startswith("rediss://"):
+            yield Conflict(
+                ("login",), "without TLS the password could be read on its way", f"url: rediss{self.url[5:]}"
+            )
 
 
 class Results(Settings):

@@ -11,6 +11,7 @@ from llm_serving.catalog import own_image
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import InputError, Mistake
+from llm_serving.workloads.batch import secrets
 from llm_serving.workloads.batch.blueprint import Blueprint, Priority, Schedule
 from llm_serving.workloads.environment import Environment, ResolvedData
 
@@ -30,7 +31,7 @@ STOP_S, DRAIN_S = 120, 90
 """From the stop signal until a container is killed: Fargate's most, and a spot instance's notice. Until DRAIN_S rows in
 flight may finish; then what is finished is saved, and the rest handed back."""
 
-API_PORT = 8080
+API_PORT, CACHE_PORT = 8080, 6379
 
 
 class CloudParts(ResolvedData):
@@ -60,6 +61,13 @@ class CloudParts(ResolvedData):
     endpoint_in_network: bool
     """Whether what answers the rows is in the fleet's network; otherwise it may be anywhere."""
 
+    cache_port: int | None
+    """Port of the cache in the fleet's network; None where there is none."""
+
+    worker_secrets: dict[str, secrets.SecretValue]
+    api_secrets: dict[str, secrets.SecretValue]
+    """Where values of variables of the workers and of the Batch API are."""
+
     schedules: dict[str, Schedule]
     """With team and priority."""
 
@@ -80,7 +88,8 @@ def resolve(
         *_find_unreachable(blueprint, environment),
     ]:
         raise InputError(mistakes)
-    endpoint = urlsplit(endpoint_url)
+    endpoint, cache = urlsplit(endpoint_url), settings.results.cache
+    api_secrets = secrets.resolve_api_key(settings.endpoint.api_key)
     return CloudParts(
         workflow=workflow,
         control_queue=f"{workflow}-control",
@@ -94,30 +103,46 @@ def resolve(
         inputs=settings.inputs,
         endpoint_port=endpoint.port or (443 if endpoint.scheme == "https" else 80),
         endpoint_in_network=settings.endpoint.deployment is not None,
+        cache_port=(urlsplit(cache.url).port or CACHE_PORT) if cache else None,
+        worker_secrets={**api_secrets, **secrets.resolve_login(cache.login if cache else None)},
+        api_secrets=dict(api_secrets),
         schedules={key: _complete_schedule(settings, schedule) for key, schedule in settings.schedules.items()},
     )
 
 
 def require_support(blueprint: Document[Blueprint], environment: Environment) -> None:
-    """Refuse what a batch has on this machine alone: replicas of its own, and a cache.
+    """Refuse what the target lacks: a batch has replicas of its own on this machine alone.
 
     Raises:
         InputError: it has some; with each reason.
     """
-    if mistakes := list(_find_unsupported(blueprint, environment.conventions.title)):
+    if mistakes := list(_find_unsupported(blueprint, environment)):
         raise InputError(mistakes)
 
 
-def _find_unsupported(blueprint: Document[Blueprint], title: str) -> Iterator[Mistake]:
-    settings = blueprint.value
+def _find_unsupported(blueprint: Document[Blueprint], environment: Environment) -> Iterator[Mistake]:
+    settings, title = blueprint.value, environment.conventions.title
     if settings.endpoint.model is not None:
         reason = f"on {title} a batch starts no replicas: it feeds a serving deployment, or a URL"
-        fix = "endpoint: {deployment: NAME} of a serving blueprint that is up there"
+        fix = (
+            f"blueprint deploy NAME --target {environment.target} of a serving blueprint with this model, then "
+            "endpoint: {deployment: NAME}"
+        )
         yield blueprint.build_mistake(("endpoint", "model"), settings.endpoint.model, reason, fix)
-    if settings.results.cache is not None:
-        reason = f"workers on {title} have no way to it, and no password"
-        fix = "no cache; the results are in S3"
-        yield blueprint.build_mistake(("results", "cache", "url"), settings.results.cache.url, reason, fix)
+    for key_path, secret in list_secrets(settings):
+        if not environment.conventions.secrets:
+            reason = f"containers on {title} are handed no secrets"
+            yield blueprint.build_mistake(key_path, secret.secret, reason, f"no {key_path[-1]}")
+
+
+def list_secrets(settings: Blueprint) -> list[tuple[tuple[str, ...], secrets.Secret]]:
+    """Its secrets, each after its key in the file."""
+    cache = settings.results.cache
+    written = (
+        (("endpoint", "api_key"), settings.endpoint.api_key),
+        (("results", "cache", "login"), cache and cache.login),
+    )
+    return [(key_path, secret) for key_path, secret in written if secret]
 
 
 def _complete_schedule(settings: Blueprint, schedule: Schedule) -> Schedule:
@@ -145,12 +170,16 @@ def _find_long_names(blueprint: Document[Blueprint], run_queues: Mapping[str, st
 
 
 def _find_unreachable(blueprint: Document[Blueprint], environment: Environment) -> Iterator[Mistake]:
-    url = blueprint.value.endpoint.url
-    host = urlsplit(url or "").hostname or ""
+    cache = blueprint.value.results.cache
+    urls = ((("endpoint", "url"), blueprint.value.endpoint.url), (("results", "cache", "url"), cache and cache.url))
+    for key_path, url in urls:
+        if _is_loopback(urlsplit(url or "").hostname or ""):
+            reason = f"workers on {environment.conventions.title} do not reach this machine"
+            yield blueprint.build_mistake(key_path, url, reason, "an address in the fleet's network")
+
+
+def _is_loopback(host: str) -> bool:
     try:
-        is_loopback = ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        is_loopback = host == "localhost"
-    if is_loopback:
-        reason = f"workers on {environment.conventions.title} do not reach this machine"
-        yield blueprint.build_mistake(("endpoint", "url"), url, reason, "an address in the fleet's network")
+        return host == "localhost"

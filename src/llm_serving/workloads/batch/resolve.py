@@ -152,6 +152,10 @@ def _format_url(environment: Environment, name: str, port: int) -> str:
 def _list_notes(settings: Blueprint, environment: Environment) -> Iterator[str]:
     if settings.schedules and not environment.conventions.containers:
         yield f"The embedded AWS fires no schedules: no jobs here by {', '.join(settings.schedules)}."
+    secrets = cloud_parts.list_secrets(settings)
+    if secrets and not environment.conventions.containers:
+        keys = " and ".join(".".join(key_path) for key_path, _ in secrets)
+        yield f"The embedded AWS has no secrets of yours: here environment variables take the place of {keys}."
 
 
 def _build_worker(
