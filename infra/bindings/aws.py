@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     import cdktf_cdktf_provider_aws.eks_node_group as eks_node_group
     import cdktf_cdktf_provider_aws.eks_pod_identity_association as eks_pod_identity_association
     import cdktf_cdktf_provider_aws.flow_log as flow_log
+    import cdktf_cdktf_provider_aws.glue_catalog_database as glue_catalog_database
+    import cdktf_cdktf_provider_aws.glue_catalog_table as glue_catalog_table
     import cdktf_cdktf_provider_aws.iam_instance_profile as iam_instance_profile
     import cdktf_cdktf_provider_aws.iam_role as iam_role
     import cdktf_cdktf_provider_aws.iam_role_policy as iam_role_policy

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.bindings import aws, cdktf
-from infra.constructs import batch_tasks, network, secrets, task, task_network, task_watch, workflow
+from infra.constructs import batch_tasks, network, results_table, secrets, task, task_network, task_watch, workflow
 from infra.constructs.account import Account, read_account
 from infra.constructs.key import add_key, build_log_group_grant
 from infra.constructs.workflow import WorkflowContext
@@ -102,6 +102,8 @@ def _add_resources(stack: cdktf.TerraformStack, fleet: Fleet, batch: EcsBatch) -
         )
         definitions[service.name] = definition.arn
         task_watch.add_running_alarm(stack, fleet, batch, service, [ecs_service.name])
+    if batch.results_table:
+        results_table.add_results_table(stack, fleet, batch, batch.results_table)
     _add_outputs(stack, fleet, batch, definitions, added_workflow)
     _add_test_request(stack, context, roles[batch.entry.name], groups[batch.entry.name])
 

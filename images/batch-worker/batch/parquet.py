@@ -16,6 +16,7 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -34,21 +35,16 @@ GROUP_ROWS, FILE_ROWS = 4096, 262_144
 
 _NAME = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")
 
+_TYPES = {"string": pa.string(), "bigint": pa.int64()}
+"""By Athena's names. Source: Athena user guide, "Data types in Amazon Athena", 2026-11."""
+
 SCHEMA = pa.schema(
     [
-        ("custom_id", pa.string()),
-        ("answer", pa.string()),
-        ("model", pa.string()),
-        ("input_tokens", pa.int64()),
-        ("output_tokens", pa.int64()),
-        ("error_code", pa.string()),
-        ("error_message", pa.string()),
-        ("line", pa.int64()),
-        ("response", pa.string()),
+        (column["name"], _TYPES[column["type"]])
+        for column in json.loads(Path(__file__).with_name("result_columns.json").read_text(encoding="utf-8"))
     ]
 )
-"""Of results. `answer` is the text, or the embedding as JSON; `response` the whole body as JSON; `line` is that of the
-input, of rows that failed."""
+"""Of results; the stack `batch` makes its table of the same file."""
 
 
 class Template:
@@ -175,7 +171,7 @@ def get_result_prefix(prefix: str, team: str, job_id: str, created_at: float) ->
     return f"{prefix}/results/team={team}/date={date}/batch={job_id}/"
 
 
-def write_results(lines: Iterable[bytes], open_sink: Callable[[int], Any]) -> int:
+def write_results(job_id: str, lines: Iterable[bytes], open_sink: Callable[[int], Any]) -> int:
     """Write result lines of both kinds as Parquet files; returns how many files.
 
     Args:
@@ -189,7 +185,7 @@ def write_results(lines: Iterable[bytes], open_sink: Callable[[int], Any]) -> in
             sink, rows = open_sink(files), 0
             writer = pq.ParquetWriter(_Sink(sink), SCHEMA, compression="zstd")
             files += 1
-        writer.write_table(pa.Table.from_pylist([_flatten(line) for line in group], SCHEMA))
+        writer.write_table(pa.Table.from_pylist([_flatten(job_id, line) for line in group], SCHEMA))
         rows += len(group)
         if rows >= FILE_ROWS:
             writer.close()
@@ -231,13 +227,14 @@ def _group(lines: Iterable[bytes], count: int) -> Iterator[list[bytes]]:
         yield group
 
 
-def _flatten(line: bytes) -> dict[str, Any]:
+def _flatten(job_id: str, line: bytes) -> dict[str, Any]:
     """A result line as a record of SCHEMA."""
     result = json.loads(line)
     response, error = result["response"] or {}, result["error"] or {}
     body = response.get("body") or {}
     usage = body.get("usage") or {} if isinstance(body, dict) else {}
     return {
+        "job": job_id,
         "custom_id": result["custom_id"],
         "answer": None if error else read_answer(body),
         "model": body.get("model") if isinstance(body, dict) else None,

@@ -247,7 +247,9 @@ class Steps:
         parts = [part[kind] for kind in ("output", "errors") for head in heads for part in head["parts"] if part[kind]]
         lines = (line for key in parts for line in self._store.read(key).splitlines())
         prefix = parquet.get_result_prefix(self._settings.prefix, job["team"], job["id"], job["created_at"])
-        parquet.write_results(lines, lambda number: self._store.open_writer(f"{prefix}part-{number:05d}.parquet"))
+        parquet.write_results(
+            job["id"], lines, lambda number: self._store.open_writer(f"{prefix}part-{number:05d}.parquet")
+        )
 
     def note_error(self, job_id: str, error: dict[str, Any]) -> None:
         """Put the reason why the job is about to fail before its other errors."""

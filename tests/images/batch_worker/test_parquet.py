@@ -124,6 +124,7 @@ def test_a_parquet_job_runs_and_its_results_are_a_table(store: Store, write_inpu
     table = pq.read_table(io.BytesIO(store.read(entry["key"])))
     assert table.schema.names == parquet.SCHEMA.names
     assert sorted(int(name) for name in table["custom_id"].to_pylist()) == list(range(30))
+    assert set(table["job"].to_pylist()) == {job["id"]}
     assert table["error_code"].to_pylist().count("batch_cancelled") == 2
     assert json.loads(table["response"].to_pylist()[0]) == {"ok": True}
 
@@ -136,7 +137,10 @@ def test_results_lie_in_partitions_that_readers_know(tmp_path: Any) -> None:
     for team in ("ads", "search"):
         folder = tmp_path / parquet.get_result_prefix("p", team, "batch_1", 0.0)
         folder.mkdir(parents=True)
-        assert parquet.write_results(lines, lambda number, folder=folder: (folder / f"{number}").open("wb")) == 1
+        assert (
+            parquet.write_results("batch_1", lines, lambda number, folder=folder: (folder / f"{number}").open("wb"))
+            == 1
+        )
     found = pyarrow.dataset.dataset(tmp_path / "p/results", partitioning="hive").to_table().to_pylist()
     assert sorted((row["team"], row["answer"], row["output_tokens"]) for row in found) == [
         ("ads", "[0.5, 1.0]", None), ("ads", "yes", 2), ("search", "[0.5, 1.0]", None), ("search", "yes", 2),
@@ -155,7 +159,7 @@ def test_many_results_are_several_files(monkeypatch: Any) -> None:
         return sink
 
     lines = [rows.format_output(str(number), 200, b"{}") for number in range(45)]
-    assert parquet.write_results(iter(lines), open_sink) == 3
+    assert parquet.write_results("batch_1", iter(lines), open_sink) == 3
     tables = [pq.read_table(io.BytesIO(sink.getvalue())) for sink in sinks]
     assert [table.num_rows for table in tables] == [20, 20, 5]
 

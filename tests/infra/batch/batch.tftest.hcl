@@ -59,6 +59,17 @@ run "catalogue" {
     )
     error_message = "clients find the Batch API by its name, and it finds the state machine"
   }
+
+  assert {
+    condition = (
+      aws_glue_catalog_table.results-table.database_name == "cotton_catalogue" &&
+      aws_glue_catalog_table.results-table.storage_descriptor[0].location == "s3://cotton-results-123456789012-us-west-2/batch/catalogue/results/" &&
+      aws_glue_catalog_table.results-table.storage_descriptor[0].columns[0].type == "string" &&
+      aws_glue_catalog_table.results-table.partition_keys[1].name == "date" &&
+      aws_glue_catalog_table.results-table.parameters["projection.enabled"] == "true"
+    )
+    error_message = "the table shows the Parquet results, in partitions that nobody registers"
+  }
 }
 
 run "outside" {

@@ -46,6 +46,7 @@ schedules:
     at: cron(0 2 * * ? *)
     file: all/products.jsonl
     team: ads
+results: {parquet: on}
 sample: {model: chat}
 """,
     "outside": """\

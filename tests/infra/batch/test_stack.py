@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import datetime
 import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from infra import stack_rules
@@ -299,3 +301,46 @@ def test_workers_alone_reach_the_cache_and_in_the_network_alone(batch_stacks: St
 
     assert list_cache_rules("outside") == {"batch-worker-to-cache": ("${data.aws_vpc.range.cidr_block}", 6379)}
     assert list_cache_rules("catalogue") == {}
+
+
+PARQUET_TYPES = {"string": ("BYTE_ARRAY", "STRING"), "bigint": ("INT64", "NONE")}
+"""Physical and logical type by Athena's names for them. Source: Athena user guide, "Data types in Amazon Athena"; Apache
+Parquet, "Types" and "Logical types"; 2026-11."""
+
+
+def test_the_table_has_the_columns_and_the_places_of_what_the_worker_writes(
+    batch_stacks: Stacks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(IMAGE)
+    from batch import parquet, rows
+
+    table = batch_stacks["catalogue"]["resource"]["aws_glue_catalog_table"]["results-table"]
+    storage, properties = table["storage_descriptor"], table["parameters"]
+    lines = [rows.format_output("a", 200, b"{}")]
+    assert parquet.write_results("batch_1", lines, lambda _: (tmp_path / "part").open("wb")) == 1
+    written = pq.ParquetFile(tmp_path / "part").schema
+    columns = [(column["name"], *PARQUET_TYPES[column["type"]]) for column in storage["columns"]]
+    assert columns == [
+        (column.name, column.physical_type, column.logical_type.type)
+        for column in map(written.column, range(len(columns)))
+    ]
+    assert len(columns) == len(written)
+    key = parquet.get_result_prefix("batch/catalogue", "ads", "batch_1", 86400.0)
+    location = storage["location"].removeprefix("s3://cotton-results-123456789012-us-west-2/")
+    assert key.startswith(location)
+    folders = [folder.partition("=") for folder in key.removeprefix(location).rstrip("/").split("/")]
+    assert [name for name, _, _ in folders] == [*(row["name"] for row in table["partition_keys"]), "batch"]
+    values = {name: value for name, _, value in folders}
+    assert values["team"] in properties["projection.team.values"].split(",")
+    assert properties["projection.date.format"] == "yyyy-MM-dd"
+    assert datetime.date.fromisoformat(values["date"]) == datetime.date(1970, 1, 2)
+
+
+def test_the_table_is_that_of_all_teams_as_long_as_results_are_kept(batch_stacks: Stacks) -> None:
+    resources = batch_stacks["catalogue"]["resource"]
+    assert resources["aws_glue_catalog_database"]["results-database"]["name"] == "cotton_catalogue"
+    properties = resources["aws_glue_catalog_table"]["results-table"]["parameters"]
+    assert properties["projection.team.values"] == "search,ads"
+    assert properties["projection.date.range"] == "NOW-92DAYS,NOW", "the fleet keeps results for 90 days"
+    assert "aws_glue_catalog_table" not in batch_stacks["outside"]["resource"], "without Parquet"
+    assert not [kind for kind in resources if "crawler" in kind]

@@ -33,6 +33,7 @@ def test_terraform_plans_and_applies_every_resource_as_expected(workspace: Works
 BROKEN = (
     ('"include_execution_data": false', '"include_execution_data": true', "the state machine logs its failures"),
     ('"rollback": true', '"rollback": false', "a deployment that fails is taken back"),
+    ('"projection.enabled": "true"', '"projection.enabled": "false"', "the table shows the Parquet results"),
     ('"sqs_managed_sse_enabled": true', '"sqs_managed_sse_enabled": false', "queues are encrypted"),
 )
 """What the stack says, what is written for it, and the assertion that then fails."""

@@ -4,11 +4,13 @@ the real programs run a job through the state machine and the queues that Terraf
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from llm_serving import paths, processes
@@ -60,6 +62,7 @@ def test_a_batch_is_created_runs_a_job_and_is_destroyed(
     assert stack.deploy(plan, messages.append) is True
     assert "created: aws_sfn_state_machine.workflow" in messages[0]
     _run_jobs(endpoint, plan.rendered / stack.FILE, document, tmp_path)
+    _check_table(endpoint)
     assert stack.deploy(plan, messages.append) is False, f"a plan after the apply is empty: {messages[-1]}"
     assert stack.destroy(plan) is True
     for service, call, key in (
@@ -67,6 +70,7 @@ def test_a_batch_is_created_runs_a_job_and_is_destroyed(
         ("stepfunctions", "list_state_machines", "stateMachines"),
         ("scheduler", "list_schedules", "Schedules"),
         ("sns", "list_topics", "Topics"),
+        ("glue", "get_databases", "DatabaseList"),
     ):
         client = emulator.create_client(service, endpoint, REGION)
         assert not getattr(client, call)().get(key), service
@@ -124,6 +128,21 @@ def _run_jobs(endpoint: str, file: Path, document: Document[Fleet], folder: Path
         assert jobs["search"]["id"] == submitted["id"]
     finally:
         processes.stop_all(running, grace_s=5)
+
+
+def _check_table(endpoint: str) -> None:
+    """The jobs' Parquet files lie where the table's location and partitions say, with its columns."""
+    glue, s3 = (emulator.create_client(service, endpoint, REGION) for service in ("glue", "s3"))
+    table = glue.get_table(DatabaseName="cotton_catalogue", Name="results")["Table"]
+    storage = table["StorageDescriptor"]
+    prefix = storage["Location"].removeprefix(f"s3://{BUCKET}/")
+    keys = [entry["Key"] for entry in s3.list_objects_v2(Bucket=BUCKET, Prefix=prefix)["Contents"]]
+    assert {key.removeprefix(prefix).split("/")[0] for key in keys} == {"team=ads", "team=search"}
+    for key in keys:
+        written = pq.read_table(io.BytesIO(s3.get_object(Bucket=BUCKET, Key=key)["Body"].read()))
+        assert [column["Name"] for column in storage["Columns"]] == written.schema.names
+        assert f"batch={written['job'][0]}" in key
+        assert sorted(written["custom_id"].to_pylist()) == sorted(ROWS)
 
 
 def _enable_interpreter(endpoint: str) -> None:

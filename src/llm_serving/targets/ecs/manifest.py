@@ -346,6 +346,14 @@ class EcsSchedule(Settings):
     priority: str
 
 
+class ResultsTable(Settings):
+    """The table over Parquet results in the Glue Data Catalog."""
+
+    database: Annotated[str, Field(pattern=r"^[a-z0-9_]{1,255}$")]
+    teams: Annotated[tuple[Name, ...], AllowSingleItem(), Field(min_length=1)]
+    """Whose results it shows."""
+
+
 class EcsBatch(EcsManifest):
     """A deployment that runs batches."""
 
@@ -372,6 +380,9 @@ class EcsBatch(EcsManifest):
 
     cache_port: Port | None = None
     """Port of the cache in the fleet's network, which workers write answers to."""
+
+    results_table: ResultsTable | None = None
+    """None where results are no Parquet."""
 
     schedules: dict[Name, EcsSchedule] = Field(default_factory=dict)
     services: Annotated[tuple[BatchService, ...], AllowSingleItem(), Field(min_length=2)]

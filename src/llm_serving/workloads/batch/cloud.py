@@ -68,6 +68,9 @@ class CloudParts(ResolvedData):
     api_secrets: dict[str, secrets.SecretValue]
     """Where values of variables of the workers and of the Batch API are."""
 
+    results_database: str
+    """Database of the table over Parquet results; empty where there are none."""
+
     schedules: dict[str, Schedule]
     """With team and priority."""
 
@@ -106,6 +109,8 @@ def resolve(
         cache_port=(urlsplit(cache.url).port or CACHE_PORT) if cache else None,
         worker_secrets={**api_secrets, **secrets.resolve_login(cache.login if cache else None)},
         api_secrets=dict(api_secrets),
+        # Athena takes no dash. Source: Athena user guide, "Name databases, tables, and columns", 2026-11.
+        results_database=workflow.replace("-", "_") if settings.results.parquet else "",
         schedules={key: _complete_schedule(settings, schedule) for key, schedule in settings.schedules.items()},
     )
 
