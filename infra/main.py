@@ -3,8 +3,8 @@
 `cdktf` runs this (see cdktf.json), and so does the command line. Settings come as environment variables:
 
 BLUEPRINT_FLEET        the fleet file; ./fleet.yaml if unset
-BLUEPRINT_DEPLOYMENTS  deployments rendered for ECS, as a list of files like PATH; if unset, those of this fleet in
-                       ./rendered/NAME/ecs/ecs.yaml
+BLUEPRINT_DEPLOYMENTS  deployments rendered for ECS, and batches for EKS, as a list of files like PATH; if unset, those
+                       of this fleet in ./rendered/NAME/{ecs,eks}/
 BLUEPRINT_STACKS       the only stacks to write, separated by commas; if unset, all
 CDKTF_OUTDIR           the output directory; ./cdktf.out if unset
 """
@@ -39,7 +39,7 @@ def synthesize(
     """Write the fleet's stacks below `out`; return the directory of each, in the order to apply them in.
 
     Args:
-        manifest_files: deployments that are rendered for ECS; each becomes a stack serving-NAME.
+        manifest_files: rendered deployments; each becomes a stack serving-NAME or batch-NAME.
         stack_names: the only stacks to write; all if empty.
 
     Raises:
@@ -78,9 +78,14 @@ def _require_names(stack_names: Sequence[str], existing_names: Sequence[str]) ->
 
 
 def find_rendered(fleet: Fleet, root: Path) -> list[Path]:
-    """Return the deployments of that fleet that are rendered for ECS below `root`."""
-    files = sorted(root.glob("rendered/*/ecs/ecs.yaml"))
-    return [file for file in files if f"\nfleet: {fleet.name}\n" in file.read_text(encoding="utf-8")]
+    """Return the deployments of that fleet below `root` that have a stack: those for ECS, and batches for EKS."""
+    files = sorted([*root.glob("rendered/*/ecs/ecs.yaml"), *root.glob("rendered/*/eks/eks.yaml")])
+    return [file for file in files if _has_stack(file, fleet)]
+
+
+def _has_stack(file: Path, fleet: Fleet) -> bool:
+    text = file.read_text(encoding="utf-8")
+    return f"\nfleet: {fleet.name}\n" in text and (file.name == "ecs.yaml" or "\nkind: batch\n" in text)
 
 
 def run(environment: Mapping[str, str]) -> dict[str, Path]:

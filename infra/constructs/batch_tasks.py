@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from infra.bindings import aws
 from infra.bindings.cdktf import ITerraformDependable, TerraformStack
-from infra.constructs import model_reader, secrets, task, task_network, task_roles
-from infra.constructs.policy import Statement
-from infra.constructs.role import add_role, list_policies
+from infra.constructs import batch_roles, secrets, task, task_network, task_roles
+from infra.constructs.role import list_policies
 from infra.constructs.security_group import add_security_group
 from infra.constructs.workflow import WorkflowContext
 from llm_serving.fleet import names
-from llm_serving.targets.ecs.manifest import BatchService
-
-STATE_MACHINE_VARIABLE = "BATCH_STATE_MACHINE"
-"""Tells the Batch API the ARN of the state machine."""
+from llm_serving.targets.ecs.manifest import BatchService, EcsBatch
 
 _HTTPS = 443
 
@@ -27,6 +23,7 @@ class TaskContext:
     """What all tasks of a batch share."""
 
     workflow: WorkflowContext
+    batch: EcsBatch
     cluster_arn: str
     cluster_key: str
     """ARN of the key by which the cluster encrypts ECS Exec."""
@@ -41,8 +38,8 @@ def add_task_roles(
     stack: TerraformStack, context: TaskContext, log_group: aws.cloudwatch_log_group.CloudwatchLogGroup
 ) -> dict[str, task.TaskRoles]:
     """Add the roles of workers and of the Batch API, by service."""
-    workflow = context.workflow
-    batch, fleet, account = workflow.batch, workflow.fleet, workflow.account
+    workflow, batch = context.workflow, context.batch
+    fleet, account = workflow.fleet, workflow.account
     execution = task_roles.add_execution_role(
         stack,
         fleet,
@@ -54,111 +51,22 @@ def add_task_roles(
     start_policies = list_policies(stack, names.format_deployment_purpose(batch.name, "start"))
     roles = {}
     for service in batch.services:
-        is_api = service == batch.entry
-        purpose = names.format_deployment_purpose(batch.name, "api" if is_api else "work")
-        statements = build_api_statements(workflow) if is_api else build_worker_statements(workflow)
-        role = add_role(
+        role, policies = batch_roles.add_program_role(
             stack,
-            purpose,
-            fleet=fleet.name,
-            account=account,
-            description=f"{service.name} of {batch.name}",
+            workflow,
+            service,
             trust=task_roles.build_trust_policy(account),
-            statements=(*statements, *task_roles.build_exec_statements(fleet, account, context.cluster_key)),
+            statements=task_roles.build_exec_statements(fleet, account, context.cluster_key),
         )
-        roles[service.name] = task.TaskRoles(execution, role, (*start_policies, *list_policies(stack, purpose)))
+        roles[service.name] = task.TaskRoles(execution, role, (*start_policies, *policies))
     return roles
-
-
-def build_worker_statements(context: WorkflowContext) -> Iterator[Statement]:
-    """Take steps from the queues, read inputs, write results, and tell the state machine."""
-    yield from _build_storage_statements(context)
-    yield {
-        "Sid": "TakeSteps",
-        "Effect": "Allow",
-        "Action": ["sqs:ChangeMessageVisibility", "sqs:DeleteMessage", "sqs:GetQueueUrl", "sqs:ReceiveMessage"],
-        "Resource": context.build_queue_arns(context.step_queues),
-    }
-    yield {
-        "Sid": "Answer",
-        "Effect": "Allow",
-        "Action": ["states:SendTaskFailure", "states:SendTaskSuccess"],
-        "Resource": context.state_machine_arn,
-    }
-
-
-def build_api_statements(context: WorkflowContext) -> Iterator[Statement]:
-    """Take files and submissions, start executions, and hand out results."""
-    yield from _build_storage_statements(context)
-    yield {
-        "Sid": "Delete",
-        "Effect": "Allow",
-        "Action": ["s3:DeleteObject"],
-        "Resource": f"{context.bucket_arn}/{context.batch.prefix}/files/*",
-    }
-    yield {
-        "Sid": "FindQueues",
-        "Effect": "Allow",
-        "Action": ["sqs:GetQueueUrl"],
-        "Resource": context.build_queue_arns([*context.step_queues, context.batch.inbox_queue]),
-    }
-    yield {
-        "Sid": "TakeFiles",
-        "Effect": "Allow",
-        "Action": ["sqs:DeleteMessage", "sqs:ReceiveMessage"],
-        "Resource": context.build_queue_arns([context.batch.inbox_queue]),
-    }
-    yield {
-        "Sid": "Start",
-        "Effect": "Allow",
-        "Action": ["states:StartExecution"],
-        "Resource": context.state_machine_arn,
-    }
-    yield {
-        "Sid": "Follow",
-        "Effect": "Allow",
-        "Action": ["states:DescribeExecution"],
-        "Resource": context.execution_arn,
-    }
-
-
-def _build_storage_statements(context: WorkflowContext) -> Iterator[Statement]:
-    """Read and write the batch's own objects, and read further inputs."""
-    batch, account = context.batch, context.account
-    own = f"{context.bucket_arn}/{batch.prefix}/*"
-    inputs = [location.removeprefix("s3://").partition("/") for location in batch.inputs]
-    buckets = {bucket: f"arn:{account.partition}:s3:::{bucket}" for bucket, _, _ in inputs}
-    objects = [f"{buckets[bucket]}/{prefix.rstrip('/')}/*" for bucket, _, prefix in inputs]
-    yield {"Sid": "Read", "Effect": "Allow", "Action": ["s3:GetObject"], "Resource": [own, *objects]}
-    yield {
-        "Sid": "Write",
-        "Effect": "Allow",
-        "Action": ["s3:AbortMultipartUpload", "s3:PutObject"],
-        "Resource": own,
-    }
-    # Of the whole bucket: that an object is not there, S3 tells those alone who may list. Others get 403, and a
-    # condition on the prefix does that to every reader. Source: S3 API reference, GetObject, permissions, 2026-11.
-    yield {
-        "Sid": "List",
-        "Effect": "Allow",
-        "Action": ["s3:ListBucket"],
-        "Resource": [context.bucket_arn, *sorted(buckets.values())],
-    }
-    yield {
-        "Sid": "Encrypt",
-        "Effect": "Allow",
-        "Action": ["kms:Decrypt", "kms:GenerateDataKey"],
-        "Resource": context.storage_key,
-    }
-    if batch.inputs:
-        yield from model_reader.build_key_statements(context.fleet)
 
 
 def add_security_groups(
     stack: TerraformStack, context: TaskContext, *, vpc_id: str, vpc_cidr: str
 ) -> dict[str, aws.security_group.SecurityGroup]:
     """Add the security groups, by service: the VPC reaches the Batch API, and nobody the workers."""
-    batch = context.workflow.batch
+    batch = context.batch
     groups = {
         service.name: add_security_group(
             stack,
@@ -182,7 +90,7 @@ def add_security_groups(
             task_network.add_rule(
                 stack, f"{name}-to-cache", group, "out", "Answers for servers", batch.cache_port, cidr=vpc_cidr
             )
-        if endpoint != _HTTPS or batch.endpoint_in_network:
+        if endpoint != _HTTPS or batch.endpoint_deployment:
             task_network.add_rule(
                 stack,
                 f"{name}-to-endpoint",
@@ -190,7 +98,7 @@ def add_security_groups(
                 "out",
                 "Rows, and counts of their tokens",
                 endpoint,
-                cidr=vpc_cidr if batch.endpoint_in_network else "0.0.0.0/0",
+                cidr=vpc_cidr if batch.endpoint_deployment else "0.0.0.0/0",
             )
     return groups
 
@@ -203,15 +111,10 @@ def add_service(
     roles: task.TaskRoles,
     security_group: aws.security_group.SecurityGroup,
     registry: aws.service_discovery_service.ServiceDiscoveryService | None,
-    variables: Mapping[str, str],
     dependencies: Sequence[ITerraformDependable],
 ) -> tuple[aws.ecs_task_definition.EcsTaskDefinition, aws.ecs_service.EcsService]:
-    """Add a service with its task definition.
-
-    Args:
-        variables: what the stack alone knows, for the container's environment.
-    """
-    batch = context.workflow.batch
+    """Add a service with its task definition."""
+    batch = context.batch
     definition = aws.ecs_task_definition.EcsTaskDefinition(
         stack,
         f"{service.name}-task",
@@ -222,7 +125,7 @@ def add_service(
         memory=str(service.memory_mib),
         execution_role_arn=roles.execution.arn,
         task_role_arn=roles.task.arn,
-        container_definitions=json.dumps([build_container(service, context, variables)]),
+        container_definitions=json.dumps([build_container(service, context)]),
         runtime_platform=aws.ecs_task_definition.EcsTaskDefinitionRuntimePlatform(
             operating_system_family="LINUX", cpu_architecture="X86_64"
         ),
@@ -254,9 +157,8 @@ def add_service(
     return definition, ecs_service
 
 
-def build_container(service: BatchService, context: TaskContext, variables: Mapping[str, str]) -> dict[str, object]:
+def build_container(service: BatchService, context: TaskContext) -> dict[str, object]:
     """The container definition."""
-    environment = {**service.environment, **variables}
     container: dict[str, object] = {
         "name": service.role,
         "image": service.image,
@@ -265,7 +167,7 @@ def build_container(service: BatchService, context: TaskContext, variables: Mapp
         "memory": service.memory_mib,
         "entryPoint": [service.command[0]],
         "command": list(service.command[1:]),
-        "environment": [{"name": name, "value": value} for name, value in sorted(environment.items())],
+        "environment": [{"name": name, "value": value} for name, value in sorted(service.environment.items())],
         # The init process ends what ECS Exec leaves behind. Exec writes to the container's root, so it is no read-only.
         "linuxParameters": {"initProcessEnabled": True, "capabilities": {"drop": ["ALL"]}},
         "stopTimeout": service.stop_s,

@@ -67,7 +67,12 @@ def _add_controller_role(
         statements=statements,
     )
     pod_identity.add_association(
-        stack, name, cluster=cluster, namespace=NAMESPACE, service_account=service_account, role=controller_role
+        stack,
+        name,
+        cluster_name=cluster.name,
+        namespace=NAMESPACE,
+        service_account=service_account,
+        role=controller_role,
     )
 
 

@@ -62,7 +62,12 @@ def add_karpenter(
         statements=_build_statements(fleet, account, queue.arn, kms_key.arn, node_iam_role.arn),
     )
     pod_identity.add_association(
-        stack, "karpenter", cluster=cluster, namespace=NAMESPACE, service_account=SERVICE_ACCOUNT, role=controller_role
+        stack,
+        "karpenter",
+        cluster_name=cluster.name,
+        namespace=NAMESPACE,
+        service_account=SERVICE_ACCOUNT,
+        role=controller_role,
     )
 
 

@@ -59,7 +59,7 @@ def add_engine_role(
     pod_identity.add_association(
         stack,
         "engines",
-        cluster=cluster,
+        cluster_name=cluster.name,
         namespace=names.SERVING_NAMESPACE,
         service_account=names.ENGINE_SERVICE_ACCOUNT,
         role=engine_role,

@@ -31,16 +31,20 @@ def add_association(
     stack: TerraformStack,
     name: str,
     *,
-    cluster: aws.eks_cluster.EksCluster,
+    cluster_name: str,
     namespace: str,
     service_account: str,
     role: aws.iam_role.IamRole,
 ) -> None:
-    """Add the link from a service account to its role; the service account may come later."""
+    """Add the link from a service account to its role; the service account may come later.
+
+    Args:
+        cluster_name: of the cluster's resource where the stack has it, so that the link comes after the cluster.
+    """
     aws.eks_pod_identity_association.EksPodIdentityAssociation(
         stack,
         f"{name}-identity",
-        cluster_name=cluster.name,
+        cluster_name=cluster_name,
         namespace=namespace,
         service_account=service_account,
         role_arn=role.arn,

@@ -13,7 +13,7 @@ from infra.bindings.cdktf import TerraformStack
 from llm_serving import paths
 from llm_serving.fleet.aws_limits import convert_to_days
 from llm_serving.fleet.model import Fleet
-from llm_serving.targets.ecs.manifest import EcsBatch, ResultsTable
+from llm_serving.targets.on_aws.rendered import BatchManifest, ResultsTable
 
 COLUMNS_FILE = paths.IMAGES / "batch-worker" / "batch" / "result_columns.json"
 """The columns that a worker writes, which reads them from this file too."""
@@ -24,7 +24,7 @@ _FORMAT = "org.apache.hadoop.hive.ql.io.parquet"
 """Hive's classes for Parquet. Source: Athena user guide, "Parquet SerDe", 2026-11."""
 
 
-def add_results_table(stack: TerraformStack, fleet: Fleet, batch: EcsBatch, table: ResultsTable) -> None:
+def add_results_table(stack: TerraformStack, fleet: Fleet, batch: BatchManifest, table: ResultsTable) -> None:
     """Add the database of the batch, and its table."""
     database = aws.glue_catalog_database.GlueCatalogDatabase(
         stack, "results-database", name=table.database, description=f"Results of {batch.name}"

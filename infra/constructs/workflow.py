@@ -18,7 +18,7 @@ from infra.constructs.policy import Statement
 from infra.constructs.role import add_role, list_policies
 from llm_serving.fleet import names
 from llm_serving.fleet.model import Fleet
-from llm_serving.targets.ecs.manifest import EcsBatch
+from llm_serving.targets.on_aws.rendered import BatchManifest
 from llm_serving.workloads.batch.resolve import STATE_MACHINE_FILE
 
 MESSAGE_RETENTION_S = 14 * 86400
@@ -38,7 +38,7 @@ _LOG_RETENTION_DAYS = 90
 
 @dataclass(frozen=True)
 class Workflow:
-    """What tasks need of it."""
+    """What others need of it."""
 
     state_machine: aws.sfn_state_machine.SfnStateMachine
     topic: aws.sns_topic.SnsTopic
@@ -49,7 +49,7 @@ class WorkflowContext:
     """Where it is added."""
 
     fleet: Fleet
-    batch: EcsBatch
+    batch: BatchManifest
     account: Account
     key: aws.kms_key.KmsKey
     """Encrypts logs, topic and schedules; its policy has `build_key_grants`."""
@@ -98,7 +98,7 @@ def build_key_grants() -> tuple[Statement, ...]:
     )
 
 
-def format_log_group(batch: EcsBatch) -> str:
+def format_log_group(batch: BatchManifest) -> str:
     """Log group of the state machine; with this prefix CloudWatch needs no policy for each group.
 
     Source: Step Functions developer guide, "Logging using CloudWatch Logs", 2026-11.
@@ -106,7 +106,7 @@ def format_log_group(batch: EcsBatch) -> str:
     return f"/aws/vendedlogs/states/{batch.workflow}"
 
 
-def format_undelivered_queue(batch: EcsBatch) -> str:
+def format_undelivered_queue(batch: BatchManifest) -> str:
     """Queue of the messages of which no job could be made."""
     return f"{batch.workflow}-undelivered"
 

@@ -30,6 +30,7 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import Document
 from llm_serving.targets.ecs import manifest
 from llm_serving.targets.ecs.manifest import EcsDeployment, Service, format_log_group, format_service_name, list_choices
+from llm_serving.targets.eks import manifest as eks_manifest
 
 _LOG_RETENTION_DAYS = 90
 
@@ -40,7 +41,7 @@ def list_stacks(document: Document[Fleet], manifest_files: Sequence[Path]) -> li
     Raises:
         InputError: a rendered file is wrong.
     """
-    values = [manifest.read(file, document).value for file in manifest_files]
+    values = [manifest.read(file, document).value for file in manifest_files if file.name != eks_manifest.FILE]
     return [ServingStack(value) for value in values if isinstance(value, EcsDeployment)]
 
 
@@ -99,8 +100,7 @@ def _add_resources(stack: cdktf.TerraformStack, fleet: Fleet, serving: EcsDeploy
         )
         for service in serving.services
     }
-    _add_outputs(stack, fleet, serving, services)
-    _add_test_request(stack, context, security_groups.router, roles["router"])
+    _add_outputs(stack, context, services, security_groups.router, roles["router"])
 
 
 def _add_load_balancer(
@@ -184,32 +184,18 @@ def _build_log_destination(fleet: Fleet, serving: EcsDeployment) -> task.LogDest
     return task.LogDestination(format_log_group(fleet, serving.name), fleet.region)
 
 
-def _add_outputs(
-    stack: cdktf.TerraformStack, fleet: Fleet, serving: EcsDeployment, services: Mapping[str, tuple[str, list[str]]]
-) -> None:
-    definitions: dict[str, str] = {}
-    service_names: dict[str, list[str]] = {}
-    for service in serving.services:
-        definitions[service.name], ecs_names = services[service.name]
-        service_names.setdefault(service.role, []).extend(ecs_names)
-    log_group = format_log_group(fleet, serving.name)
-    base.add_output(stack, "log_group", log_group, "Log group of all tasks; streams begin with the role")
-    base.add_output(stack, "services", service_names, "Names of the ECS services, by role, in order of preference")
-    base.add_output(stack, "definitions", definitions, "Task definitions, by service: what runs unless ECS rolled back")
-    base.add_output(stack, "url", _format_url(fleet, serving), "Base URL for clients in the VPC")
-
-
 def _format_url(fleet: Fleet, serving: EcsDeployment) -> str:
     return f"http://{serving.name}-{serving.router.name}.{names.format_namespace(fleet)}:{serving.router.port}"
 
 
-def _add_test_request(
+def _add_outputs(
     stack: cdktf.TerraformStack,
     context: task_service.ServiceContext,
+    services: Mapping[str, tuple[str, list[str]]],
     security_group: aws.security_group.SecurityGroup,
     roles: task.TaskRoles,
 ) -> None:
-    """Add the task definition of the test request, and the output with all that runs it."""
+    """Add the task definition of the test request, and the outputs with all that runs it."""
     fleet, serving = context.fleet, context.serving
     test_request = task.add_test_request_definition(
         stack,
@@ -219,12 +205,21 @@ def _add_test_request(
         roles=roles,
         logs=_build_log_destination(fleet, serving),
     )
-    request = {
-        "task_definition": test_request.arn,
-        "subnets": list(context.subnets.values()),
-        "group": security_group.id,
-    }
-    base.add_output(stack, "ask", request, "Task that sends a test request")
+    service_names: dict[str, list[str]] = {}
+    for service in serving.services:
+        service_names.setdefault(service.role, []).extend(services[service.name][1])
+    base.add_task_outputs(
+        stack,
+        base.TaskOutputs(
+            log_group=format_log_group(fleet, serving.name),
+            services=service_names,
+            definitions={name: definition for name, (definition, _) in services.items()},
+            url=_format_url(fleet, serving),
+            test_request=test_request.arn,
+            subnets=list(context.subnets.values()),
+            security_group=security_group.id,
+        ),
+    )
 
 
 def _add_logs(

@@ -12,6 +12,12 @@ def format_cluster_name(fleet: Fleet) -> str:
     return fleet.name
 
 
+def find_partition(region: str) -> str:
+    """AWS's partition of a region. Source: AWS general reference, "Amazon Resource Names", 2026-11."""
+    prefixes = {"cn-": "aws-cn", "us-gov-": "aws-us-gov"}
+    return next((partition for prefix, partition in prefixes.items() if region.startswith(prefix)), "aws")
+
+
 def build_vpc_tags(fleet: Fleet) -> dict[str, str]:
     """Tags that one VPC of the account and region carries."""
     return {"fleet": fleet.name, "Name": fleet.name}

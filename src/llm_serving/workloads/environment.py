@@ -128,6 +128,9 @@ class Conventions(ResolvedData):
     max_replicas: int = 0
     """Most replicas of a role that clients and routers can find; 0 where there is no such limit."""
 
+    fargate: bool = False
+    """Containers without accelerators run on Fargate, which has no nodes."""
+
     workflows: bool = False
     """Queues and a state machine can stand between processes, as batches need."""
 
@@ -191,6 +194,9 @@ class Environment(ResolvedData):
 
     region: str
     """AWS region."""
+
+    account: str = ""
+    """Number of the AWS account; empty on this machine."""
 
     bucket: str
     """The model bucket of the storage stack."""

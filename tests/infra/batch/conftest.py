@@ -1,37 +1,31 @@
-"""Batches on ECS of two shapes, rendered and synthesized once."""
+"""Batches of two shapes on ECS and on EKS, rendered and synthesized once."""
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from llm_serving.fleet import loading
-from llm_serving.targets import planning
-
-Stack = dict[str, Any]
-
-ROOT = Path(__file__).parents[3]
+from tests.infra import deployments
+from tests.infra.deployments import Stack
 
 FLEET = """\
 name: cotton
 region: us-west-2
 zones: [us-west-2a, us-west-2b]
-orchestrator: ecs
+orchestrator: both
 alarms_to: arn:aws:sns:us-west-2:123456789012:on-call
 storage:
   model_buckets:
     bucket: my-catalogue
     key: arn:aws:kms:us-west-2:210987654321:key/12345678-1234-1234-1234-123456789012
 pools:
-  general: {types: g6e.2xlarge, size: 0..8, buy: [spot, on-demand]}
+  general: {types: g6e.2xlarge, size: 0..8, buy: [spot, on-demand], orchestrator: ecs}
+  cores: {types: [m7i.xlarge, m7i.2xlarge], size: 0..8, buy: [spot, on-demand], taints: [team=ads:NoSchedule], orchestrator: eks}
+add_ons: {schedulers: on}
 """
 
-SHAPES = {
-    "catalogue": """\
+_CATALOGUE = """\
 kind: batch
 pattern: offline-batch
 endpoint: {deployment: chat}
@@ -48,8 +42,9 @@ schedules:
     team: ads
 results: {parquet: on}
 sample: {model: chat}
-""",
-    "outside": """\
+"""
+
+_OUTSIDE = """\
 kind: batch
 pattern: offline-batch
 endpoint:
@@ -63,17 +58,27 @@ results:
       secret: arn:aws:secretsmanager:us-west-2:210987654321:secret:cache/login-AbCdEf
       key: arn:aws:kms:us-west-2:210987654321:key/87654321-4321-4321-4321-210987654321
 sample: {model: chat}
+"""
+
+ON_ECS = {"catalogue": _CATALOGUE, "outside": _OUTSIDE}
+ON_EKS = {
+    "pods": _CATALOGUE.replace("{count: 6}", "{count: 6, pool: cores}"),
+    "pods-outside": """\
+kind: batch
+pattern: offline-batch
+endpoint: {url: https://llm.example.com/v1}
+workers: {spot: off}
+results: {cache: {url: rediss://cache.example.com}}
+sample: {model: chat}
 """,
 }
+SHAPES = {**ON_ECS, **ON_EKS}
 """blueprint.yaml by the deployment's name."""
 
 
 def write_blueprint(folder: Path, shape: str) -> Path:
     """The folder of a blueprint of that shape, with the pattern's own templates."""
-    blueprint_folder = folder / shape
-    shutil.copytree(ROOT / "blueprints" / "offline-batch", blueprint_folder)
-    (blueprint_folder / "blueprint.yaml").write_text(SHAPES[shape])
-    return blueprint_folder
+    return deployments.write_blueprint(folder, shape, SHAPES[shape])
 
 
 @pytest.fixture(scope="session")
@@ -88,10 +93,8 @@ def batch_manifests(batch_fleet: Path, tmp_path_factory: pytest.TempPathFactory)
     """What each shape is rendered to."""
     folder = tmp_path_factory.mktemp("batch")
     return {
-        shape: planning.write_rendered(
-            planning.plan(
-                write_blueprint(folder, shape), batch_fleet, target="ecs", root=folder, account="123456789012"
-            )
+        shape: deployments.render(
+            folder, write_blueprint(folder, shape), batch_fleet, "ecs" if shape in ON_ECS else "eks"
         )
         for shape in SHAPES
     }
@@ -100,15 +103,11 @@ def batch_manifests(batch_fleet: Path, tmp_path_factory: pytest.TempPathFactory)
 @pytest.fixture(scope="session")
 def batch_folder(batch_manifests: dict[str, Path], batch_fleet: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with stacks/batch-SHAPE/cdk.tf.json."""
-    from infra import main
-
-    out = tmp_path_factory.mktemp("synthesized")
-    names = [f"batch-{shape}" for shape in SHAPES]
-    main.synthesize(loading.load_fleet(batch_fleet), out, list(batch_manifests.values()), stack_names=names)
-    return out
+    files = {f"batch-{shape}": file for shape, file in batch_manifests.items()}
+    return deployments.synthesize(tmp_path_factory.mktemp("synthesized"), batch_fleet, files)
 
 
 @pytest.fixture(scope="session")
 def batch_stacks(batch_folder: Path) -> dict[str, Stack]:
     """Each synthesized stack by the deployment's name."""
-    return {shape: json.loads((batch_folder / f"stacks/batch-{shape}/cdk.tf.json").read_text()) for shape in SHAPES}
+    return {shape: deployments.read_stack(batch_folder, f"batch-{shape}") for shape in SHAPES}

@@ -11,14 +11,16 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from infra import stack_rules
+from infra import main, stack_rules
 from llm_serving import paths
 from llm_serving.fleet import loading
+from llm_serving.settings.errors import InputError
 from llm_serving.targets.ecs import manifest
+from llm_serving.targets.eks import manifest as eks_manifest
 from llm_serving.workloads.batch.resolve import STATE_MACHINE_FILE
 from tests.asl_validator.fixtures import FindErrors
 from tests.infra.aws_calls import find_actions
-from tests.infra.batch.conftest import SHAPES
+from tests.infra.batch.conftest import ON_ECS, SHAPES
 
 Stack = dict[str, Any]
 Stacks = dict[str, Stack]
@@ -92,14 +94,87 @@ def test_the_stack_follows_the_rules_of_all_stacks(batch_stacks: Stacks, batch_f
     assert list(stack_rules.find_violations(fleet, {shape: batch_stacks[shape]})) == []
 
 
+@pytest.mark.parametrize(("shape", "beside"), [("catalogue", EXEC), ("pods", set())])
 @pytest.mark.parametrize(("part", "program"), [("work", "batch_worker"), ("api", "batch_api")])
-def test_a_role_allows_what_its_program_calls_and_nothing_else(batch_stacks: Stacks, part: str, program: str) -> None:
+def test_a_role_allows_what_its_program_calls_and_nothing_else(
+    batch_stacks: Stacks, shape: str, beside: set[str], part: str, program: str
+) -> None:
     called = find_actions(*list_modules(program))
     assert NEVER_CALLED[part] <= called
     called -= NEVER_CALLED[part]
-    allowed = list_allowed(batch_stacks["catalogue"], part)
+    allowed = list_allowed(batch_stacks[shape], part)
     assert called - allowed == set(), "not allowed"
-    assert allowed - called - EXEC - BESIDE_CALLS == set(), "allowed, and never called"
+    assert allowed - called - beside - BESIDE_CALLS == set(), "allowed, and never called"
+
+
+def test_pods_have_the_rights_of_tasks_on_what_is_theirs(batch_stacks: Stacks) -> None:
+    for part in ("work", "api", "flow", "time"):
+        task = json.dumps([row for row in list_statements(batch_stacks["catalogue"], part) if not _is_exec(row)])
+        assert json.dumps(list_statements(batch_stacks["pods"], part)) == task.replace("catalogue", "pods").replace(
+            "my-pods", "my-catalogue"
+        )
+
+
+def _is_exec(statement: dict[str, Any]) -> bool:
+    return statement.get("Sid", "").startswith("Exec")
+
+
+def test_each_service_account_of_the_chart_has_the_role_of_its_program(
+    batch_stacks: Stacks, batch_manifests: dict[str, Path]
+) -> None:
+    resources = batch_stacks["pods"]["resource"]
+    associations = {
+        row["service_account"]: (row["cluster_name"], row["namespace"], row["role_arn"])
+        for row in resources["aws_eks_pod_identity_association"].values()
+    }
+    assert associations == {
+        "pods-batch-worker": ("cotton", "serving", "${aws_iam_role.pods-work-role.arn}"),
+        "pods-batch-api": ("cotton", "serving", "${aws_iam_role.pods-api-role.arn}"),
+    }
+    trust = json.loads(resources["aws_iam_role"]["pods-work-role"]["assume_role_policy"])["Statement"][0]
+    assert trust["Principal"] == {"Service": "pods.eks.amazonaws.com"}
+    assert trust["Condition"]["ArnEquals"]["aws:SourceArn"].endswith(":cluster/cotton"), "pods of this cluster alone"
+
+
+def test_on_eks_the_stack_has_the_workflow_and_no_tasks(batch_stacks: Stacks) -> None:
+    task, pods = (
+        {(kind, name) for kind, rows in batch_stacks[shape]["resource"].items() for name in rows}
+        for shape in ("catalogue", "pods")
+    )
+    own = {kind for kind, _ in pods - task} - {"aws_iam_role", "aws_iam_role_policy"}
+    assert own == {"aws_eks_pod_identity_association"}
+    assert {kind for kind, _ in task - pods} - {"aws_iam_role", "aws_iam_role_policy"} == {
+        "aws_cloudwatch_log_group",
+        "aws_cloudwatch_metric_alarm",
+        "aws_ecs_service",
+        "aws_ecs_task_definition",
+        "aws_security_group",
+        "aws_service_discovery_service",
+        "aws_vpc_security_group_egress_rule",
+        "aws_vpc_security_group_ingress_rule",
+    }
+    assert {"state_machine", "topic"} == set(batch_stacks["pods"]["output"])
+
+
+def test_a_batch_that_is_rendered_for_both_targets_is_refused(
+    batch_manifests: dict[str, Path], batch_fleet: Path, tmp_path: Path
+) -> None:
+    document = loading.load_fleet(batch_fleet)
+    files = [tmp_path / "rendered" / "mine" / target / f"{target}.yaml" for target in ("ecs", "eks")]
+    for file, shape in zip(files, ("catalogue", "pods"), strict=True):
+        file.parent.mkdir(parents=True)
+        file.write_text(batch_manifests[shape].read_text().replace(f"name: {shape}\n", "name: mine\n"))
+    serving = tmp_path / "rendered" / "chat" / "eks" / "eks.yaml"
+    serving.parent.mkdir(parents=True)
+    serving.write_text("# chat on EKS: values of charts/inference.\nfleet: cotton\n")
+    found = main.find_rendered(document.value, tmp_path)
+    assert found == files, "a chart's values alone are no stack"
+    with pytest.raises(InputError) as refusal:
+        main.synthesize(document, tmp_path / "out", found)
+    assert str(refusal.value) == (
+        f"{files[1]}: mine is rendered for another target too, and both have the stack batch-mine. Fix: delete the folder "
+        "of the one that does not run, or give it another name."
+    )
 
 
 def test_a_call_that_is_not_allowed_is_reported(batch_stacks: Stacks) -> None:
@@ -145,27 +220,43 @@ def test_the_definition_as_the_stack_writes_it_passes_asl_validator(
     assert find_asl_errors({shape: machine["definition"] for shape, machine in machines.items()}) == {}
 
 
-def test_the_programs_find_the_queues_by_the_names_that_the_stack_gives(
-    batch_stacks: Stacks, batch_manifests: dict[str, Path], batch_fleet: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("shape", "reader", "endpoint"),
+    [
+        ("catalogue", manifest, "http://chat-router.cotton.internal:8080"),
+        ("pods", eks_manifest, "http://chat.serving.svc:8080"),
+    ],
+)
+def test_the_programs_find_what_the_stack_makes_by_its_names(
+    batch_stacks: Stacks,
+    batch_manifests: dict[str, Path],
+    batch_fleet: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    shape: str,
+    reader: Any,
+    endpoint: str,
 ) -> None:
     monkeypatch.syspath_prepend(IMAGE)
     from batch import layout, settings
 
-    value = manifest.read(batch_manifests["catalogue"], loading.load_fleet(batch_fleet)).value
+    value = reader.read(batch_manifests[shape], loading.load_fleet(batch_fleet)).value
     told = settings.read(value.entry.environment)
     looked_for = {
         layout.get_control_queue_name(told.name),
         layout.get_inbox_queue_name(told.name),
         *layout.get_queue_names(told.name, list(told.teams)).values(),
     }
-    queues = {queue["name"]: queue for queue in batch_stacks["catalogue"]["resource"]["aws_sqs_queue"].values()}
-    assert set(queues) == {*looked_for, "cotton-catalogue-undelivered"}
+    queues = {queue["name"]: queue for queue in batch_stacks[shape]["resource"]["aws_sqs_queue"].values()}
+    assert set(queues) == {*looked_for, f"cotton-{shape}-undelivered"}
     assert {queue["visibility_timeout_seconds"] for queue in queues.values()} == {45}
+    [machine] = batch_stacks[shape]["resource"]["aws_sfn_state_machine"].values()
+    arn = f"arn:aws:states:us-west-2:123456789012:stateMachine:{machine['name']}"
+    assert value.entry.environment["BATCH_STATE_MACHINE"] == arn
     worker = next(service for service in value.services if service.port is None)
     own = settings.read_worker(worker.environment)
-    assert own.worker, "the host's name, of which each task has its own"
+    assert own.worker, "the host's name, of which each container has its own"
     for environment in (worker.environment, value.entry.environment):
-        assert settings.read(environment).endpoint == "http://chat-router.cotton.internal:8080"
+        assert settings.read(environment).endpoint == endpoint
 
 
 def test_files_reach_the_inbox_by_events_of_their_prefix(batch_stacks: Stacks, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +322,7 @@ def test_workers_reach_the_endpoint_and_nobody_reaches_them(batch_stacks: Stacks
         endpoint = rules[f"{program}-to-endpoint"]
         assert (endpoint["cidr_ipv4"], endpoint["from_port"]) == ("${data.aws_vpc.range.cidr_block}", 8080)
     assert "batch-worker-to-endpoint" not in batch_stacks["outside"]["resource"]["aws_vpc_security_group_egress_rule"]
-    for stack in batch_stacks.values():
+    for stack in (batch_stacks[shape] for shape in ON_ECS):
         ingress = stack["resource"]["aws_vpc_security_group_ingress_rule"]
         assert {rule["security_group_id"] for rule in ingress.values()} == {"${aws_security_group.batch-api-group.id}"}
 

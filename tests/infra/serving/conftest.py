@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from llm_serving.fleet import loading
-from llm_serving.targets import planning
-
-Stack = dict[str, Any]
-
-ROOT = Path(__file__).parents[3]
+from tests.infra import deployments
+from tests.infra.deployments import Stack
 
 CERTIFICATE = "arn:aws:acm:us-west-2:123456789012:certificate/12345678-1234-1234-1234-123456789012"
 WEB_ACL = "arn:aws:wafv2:us-west-2:123456789012:regional/webacl/api/12345678-1234-1234-1234-123456789012"
@@ -80,12 +73,7 @@ SHAPES = {
 
 def write_blueprint(folder: Path, shape: str, text: str | None = None) -> Path:
     """The folder of a blueprint of that shape, with the pattern's own templates."""
-    blueprint_folder = folder / shape
-    blueprint_text = text or SHAPES[shape]
-    pattern = blueprint_text.split("\n")[0].removeprefix("pattern: ")
-    shutil.copytree(ROOT / "blueprints" / pattern, blueprint_folder)
-    (blueprint_folder / "blueprint.yaml").write_text(blueprint_text + _TRAFFIC)
-    return blueprint_folder
+    return deployments.write_blueprint(folder, shape, (text or SHAPES[shape]) + _TRAFFIC)
 
 
 @pytest.fixture(scope="session")
@@ -99,27 +87,17 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def manifests(fleet: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """What each shape is rendered to."""
     folder = tmp_path_factory.mktemp("serving")
-    return {
-        shape: planning.write_rendered(
-            planning.plan(write_blueprint(folder, shape), fleet, target="ecs", root=folder, account="123456789012")
-        )
-        for shape in SHAPES
-    }
+    return {shape: deployments.render(folder, write_blueprint(folder, shape), fleet, "ecs") for shape in SHAPES}
 
 
 @pytest.fixture(scope="session")
 def synth_folder(manifests: dict[str, Path], fleet: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with stacks/serving-SHAPE/cdk.tf.json."""
-    from infra import main
-
-    out = tmp_path_factory.mktemp("synthesized")
-    document = loading.load_fleet(fleet)
-    for shape, file in manifests.items():
-        main.synthesize(document, out, [file], stack_names=[f"serving-{shape}"])
-    return out
+    files = {f"serving-{shape}": file for shape, file in manifests.items()}
+    return deployments.synthesize(tmp_path_factory.mktemp("synthesized"), fleet, files)
 
 
 @pytest.fixture(scope="session")
 def stacks(synth_folder: Path) -> dict[str, Stack]:
     """Each synthesized stack by the deployment's name."""
-    return {shape: json.loads((synth_folder / f"stacks/serving-{shape}/cdk.tf.json").read_text()) for shape in SHAPES}
+    return {shape: deployments.read_stack(synth_folder, f"serving-{shape}") for shape in SHAPES}

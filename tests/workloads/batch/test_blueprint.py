@@ -106,11 +106,11 @@ def test_the_sample_needs_a_model_and_a_team_that_are_there(tmp_path: Path) -> N
         resolve(tmp_path / "mine", MINIMAL.replace("{model: m}", "{model: m, team: nobody}"))
 
 
-def test_a_target_without_its_stack_refuses_it() -> None:
-    with pytest.raises(InputError, match="its queues, state machine and workers have no stack there yet"):
-        registry.load_target("eks").check_kind("batch")
-    for target in ("local", "ecs"):
+def test_a_target_without_a_workflow_refuses_it() -> None:
+    for target in registry.list_targets():
         registry.load_target(target).check_kind("batch")
+    conventions = registry.load_target("eks").conventions.model_copy(update={"workflows": False})
+    assert base.get("batch").find_refusal(conventions) == "it has no queues and no state machine for them"
 
 
 ECS_FLEET = """\

@@ -15,6 +15,7 @@ CONVENTIONS = Conventions(
     # Where fleet/ecs_node_config.py mounts them.
     node_disk="/mnt/instance-store",
     discovery="names",
+    fargate=True,
     workflows=True,
     secrets=True,
     url="http://{deployment}-router.{namespace}:{port}",

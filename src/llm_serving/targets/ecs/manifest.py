@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -16,20 +16,12 @@ from llm_serving.fleet.interfaces import EFA_DEVICE
 from llm_serving.fleet.model import Fleet, Name
 from llm_serving.settings.document import AllowSingleItem, Conflict, Document, Settings, load
 from llm_serving.settings.errors import InputError, Mistake
-from llm_serving.settings.units import Switch, TextFormat
+from llm_serving.settings.units import TextFormat
+from llm_serving.targets.on_aws.rendered import BatchManifest, BatchProgram, Container, Port, S3Location, ZeroOrMore
 
-T = TypeVar("T")
+FILE = "ecs.yaml"
+"""The rendered file."""
 
-ZeroOrMore = Annotated[tuple[T, ...], AllowSingleItem()]
-Port = Annotated[int, Field(ge=1, le=65535)]
-S3Location = Annotated[
-    str,
-    TextFormat(
-        r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]/[A-Za-z0-9._/=+@-]+",
-        "an S3 location: s3://BUCKET/PREFIX",
-        "s3://my-models/qwen3-32b/",
-    ),
-]
 Device = Annotated[
     str, TextFormat(r"/dev/[A-Za-z0-9/_-]+", "a device of the machine: /dev/NAME", "/dev/infiniband/uverbs0")
 ]
@@ -70,20 +62,6 @@ class ReplicaNode(Settings):
     rank: Annotated[int, Field(ge=0)]
 
 
-class Probe(Settings):
-    """A request that proves readiness."""
-
-    path: str
-    body: str
-    """JSON."""
-
-    health: str = "/health"
-    """Path that tells whether the process is alive, however many requests wait."""
-
-    deadline_s: Annotated[int, Field(ge=1)]
-    """Seconds after which a start without a response has failed."""
-
-
 class CompileCache(Settings):
     """Where compiled programs outlive a task."""
 
@@ -94,28 +72,13 @@ class CompileCache(Settings):
     """On the instance, which creates it."""
 
 
-class TaskService(Settings):
+class TaskService(Container):
     """The tasks of one role of any kind of deployment."""
 
-    name: Name
-    role: Name
     pool: Name | None = None
     """The fleet's pool; empty for Fargate, which has no accelerators."""
 
-    count: Annotated[int, Field(ge=0, le=MAX_TASKS)] = 1
-    """Number of tasks, or the minimum where they scale; 0 scales to zero without requests."""
-
     member: ReplicaNode | None = None
-    image: str
-    command: ZeroOrMore[str]
-    environment: dict[str, str] = Field(default_factory=dict)
-    cpus: Annotated[int, Field(ge=1, le=512)]
-    memory_mib: Annotated[int, Field(ge=128)]
-    probe: Probe | None = None
-    """None if another process of the replica has the endpoint, or there is none."""
-
-    stop_s: Annotated[int, Field(ge=2, le=86_400)]
-    """Seconds from the stop signal until it is killed."""
 
     @property
     def initial_count(self) -> int:
@@ -321,14 +284,8 @@ class SecretSource(Settings):
     """ARN of the KMS key that encrypts it; empty for the one that AWS manages."""
 
 
-class BatchService(TaskService):
-    """The tasks of the Batch API, or of the workers, on Fargate."""
-
-    spot: Annotated[bool, Switch()] = False
-    """Whether they run on Fargate Spot; otherwise on Fargate."""
-
-    port: Port | None = None
-    """Port of the Batch API; none of workers."""
+class BatchService(BatchProgram, TaskService):
+    """The tasks of the Batch API, or of the workers, on Fargate or Fargate Spot."""
 
     secrets: dict[str, SecretSource] = Field(default_factory=dict)
     """Variables whose values ECS reads from Secrets Manager when it starts a task."""
@@ -337,54 +294,12 @@ class BatchService(TaskService):
         return (self._check_stop(),)
 
 
-class EcsSchedule(Settings):
-    """A file that becomes a job again and again."""
-
-    at: str
-    file: str
-    team: Name
-    priority: str
-
-
-class ResultsTable(Settings):
-    """The table over Parquet results in the Glue Data Catalog."""
-
-    database: Annotated[str, Field(pattern=r"^[a-z0-9_]{1,255}$")]
-    teams: Annotated[tuple[Name, ...], AllowSingleItem(), Field(min_length=1)]
-    """Whose results it shows."""
-
-
-class EcsBatch(EcsManifest):
+class EcsBatch(BatchManifest, EcsManifest):
     """A deployment that runs batches."""
 
+    ORCHESTRATOR = "ecs"
+
     kind: Literal["batch"]
-    workflow: Annotated[str, Field(pattern=r"^[a-z0-9-]{3,80}$")]
-    """The state machine."""
-
-    bucket: str
-    prefix: str
-    inputs: ZeroOrMore[S3Location] = ()
-    """Further places in S3 that jobs may be of."""
-
-    takeover_s: Annotated[int, Field(ge=1, le=43_200)]
-    """How long after a worker's last sign of life others get its messages."""
-
-    control_queue: str
-    inbox_queue: str
-    run_queues: Annotated[tuple[str, ...], AllowSingleItem(), Field(min_length=1)]
-    endpoint_port: Port
-    """Port of what answers the rows."""
-
-    endpoint_in_network: Annotated[bool, Switch()]
-    """Whether that is in the fleet's network; otherwise it may be anywhere."""
-
-    cache_port: Port | None = None
-    """Port of the cache in the fleet's network, which workers write answers to."""
-
-    results_table: ResultsTable | None = None
-    """None where results are no Parquet."""
-
-    schedules: dict[Name, EcsSchedule] = Field(default_factory=dict)
     services: Annotated[tuple[BatchService, ...], AllowSingleItem(), Field(min_length=2)]
 
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
@@ -399,11 +314,6 @@ class EcsBatch(EcsManifest):
     def start_s(self) -> int:
         """Of the Batch API."""
         return self.entry.probe.deadline_s if self.entry.probe else 0
-
-    def _check_single_api(self) -> Iterator[Conflict]:
-        count = sum(service.port is not None for service in self.services)
-        if count != 1:
-            yield Conflict(("services",), f"{count} of them have a port", "exactly one, the Batch API")
 
 
 MANIFESTS: Mapping[str, type[EcsDeployment | EcsBatch]] = {"serving": EcsDeployment, "batch": EcsBatch}

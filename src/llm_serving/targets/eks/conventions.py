@@ -9,6 +9,7 @@ CONVENTIONS = Conventions(
     orchestrator="eks",
     gateways=True,
     claims=True,
+    workflows=True,
     # Source: awslabs/amazon-eks-ami, templates/shared/runtime/bin/setup-local-disks, `raid0`.
     node_disk="/mnt/k8s-disks/0",
     discovery="labels",

@@ -35,6 +35,7 @@ def resolve_environment(
         target=target,
         conventions=conventions,
         region=fleet.region,
+        account=account_id,
         bucket=aws_limits.build_bucket_name(fleet.name, "models", account_id, fleet.region),
         results_bucket=aws_limits.build_bucket_name(fleet.name, "results", account_id, fleet.region),
         env={"AWS_REGION": fleet.region},

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from llm_serving import console
 from llm_serving.catalog import own_image
-from llm_serving.fleet import aws_limits
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
 from llm_serving.targets.base import LoadOrigin
 from llm_serving.targets.deployment_plan import DeploymentPlan
@@ -57,9 +56,7 @@ def choose_origin(plan: DeploymentPlan, wish: LoadOrigin | None, url: str | None
 
 def build_source(plan: DeploymentPlan, launch: LaunchDrivers, pages: Sequence[MetricsPage]) -> LoadSource:
     """Return the drivers in the fleet's network as the source of a load."""
-    environment = plan.deployment.environment
-    account = environment.registry.partition(".")[0]
-    bucket = aws_limits.build_bucket_name(plan.fleet.value.name, "results", account, plan.fleet.value.region)
+    bucket = plan.deployment.environment.results_bucket
 
     def play(load_plan: LoadPlan, user_file: Path) -> None:
         # Time for machines to start, for the load, and to send its results.

@@ -162,6 +162,9 @@ class Workers(Settings):
     spot: Annotated[bool, Switch()] = True
     """Whether they run on spot capacity on AWS, which ends them with two minutes' notice: they hand back their rows."""
 
+    pool: Name | None = None
+    """The fleet's pool that they run on, on EKS; nodes without taints where left out. A pool of CPUs is enough."""
+
 
 class Schedule(Settings):
     """A file that becomes a job again and again; on AWS alone."""

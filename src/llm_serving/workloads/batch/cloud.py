@@ -7,13 +7,17 @@ from collections.abc import Iterator, Mapping
 from typing import get_args
 from urllib.parse import urlsplit
 
-from llm_serving.catalog import own_image
+from pydantic import Field
+
+from llm_serving.catalog import instances, own_image
+from llm_serving.fleet import groups, names
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import InputError, Mistake
 from llm_serving.workloads.batch import secrets
 from llm_serving.workloads.batch.blueprint import Blueprint, Priority, Schedule
 from llm_serving.workloads.environment import Environment, ResolvedData
+from llm_serving.workloads.serving.deployment import Toleration
 
 MAX_QUEUE_NAME = 80
 """Most characters of a queue's name, as of a state machine's. Sources: SQS API reference, CreateQueue; Step Functions
@@ -34,11 +38,23 @@ flight may finish; then what is finished is saved, and the rest handed back."""
 API_PORT, CACHE_PORT = 8080, 6379
 
 
+class WorkerNodes(ResolvedData):
+    """Where workers run on EKS; empty elsewhere."""
+
+    labels: dict[str, str] = Field(default_factory=dict)
+    tolerations: tuple[Toleration, ...] = ()
+    queue: str = ""
+    """Kueue's LocalQueue of the pool; empty where the fleet has no Kueue."""
+
+
 class CloudParts(ResolvedData):
     """Resources of a batch on AWS, and what its containers need of them."""
 
     workflow: str
     """FLEET-NAME: the state machine, and how the names of queues begin."""
+
+    state_machine: str
+    """ARN of the state machine, which the Batch API starts executions of."""
 
     control_queue: str
     inbox_queue: str
@@ -58,8 +74,8 @@ class CloudParts(ResolvedData):
     """Further places in S3 that are read."""
 
     endpoint_port: int
-    endpoint_in_network: bool
-    """Whether what answers the rows is in the fleet's network; otherwise it may be anywhere."""
+    endpoint_deployment: str
+    """The deployment that answers the rows, in the fleet's network; empty where what does may be anywhere."""
 
     cache_port: int | None
     """Port of the cache in the fleet's network; None where there is none."""
@@ -73,6 +89,8 @@ class CloudParts(ResolvedData):
 
     schedules: dict[str, Schedule]
     """With team and priority."""
+
+    nodes: WorkerNodes
 
 
 def resolve(
@@ -89,12 +107,14 @@ def resolve(
         *_find_long_names(blueprint, run_queues),
         *_find_long_rules(blueprint, workflow, name),
         *_find_unreachable(blueprint, environment),
+        *_find_unfit_pool(blueprint, fleet, environment),
     ]:
         raise InputError(mistakes)
     endpoint, cache = urlsplit(endpoint_url), settings.results.cache
     api_secrets = secrets.resolve_api_key(settings.endpoint.api_key)
     return CloudParts(
         workflow=workflow,
+        state_machine=_format_state_machine(environment, workflow),
         control_queue=f"{workflow}-control",
         inbox_queue=f"{workflow}-inbox",
         run_queues=tuple(run_queues),
@@ -105,13 +125,14 @@ def resolve(
         spot=settings.workers.spot,
         inputs=settings.inputs,
         endpoint_port=endpoint.port or (443 if endpoint.scheme == "https" else 80),
-        endpoint_in_network=settings.endpoint.deployment is not None,
+        endpoint_deployment=settings.endpoint.deployment or "",
         cache_port=(urlsplit(cache.url).port or CACHE_PORT) if cache else None,
         worker_secrets={**api_secrets, **secrets.resolve_login(cache.login if cache else None)},
         api_secrets=dict(api_secrets),
         # Athena takes no dash. Source: Athena user guide, "Name databases, tables, and columns", 2026-11.
         results_database=workflow.replace("-", "_") if settings.results.parquet else "",
         schedules={key: _complete_schedule(settings, schedule) for key, schedule in settings.schedules.items()},
+        nodes=_find_nodes(fleet.value, settings.workers.pool),
     )
 
 
@@ -148,6 +169,45 @@ def list_secrets(settings: Blueprint) -> list[tuple[tuple[str, ...], secrets.Sec
         (("results", "cache", "login"), cache and cache.login),
     )
     return [(key_path, secret) for key_path, secret in written if secret]
+
+
+def _format_state_machine(environment: Environment, workflow: str) -> str:
+    """Source: Step Functions developer guide, "Resource types defined by AWS Step Functions", 2026-11."""
+    region = environment.region
+    return f"arn:{names.find_partition(region)}:states:{region}:{environment.account}:stateMachine:{workflow}"
+
+
+def _find_nodes(fleet: Fleet, pool: str | None) -> WorkerNodes:
+    """The nodes of a pool of EKS; without one, any node without taints."""
+    if pool is None:
+        return WorkerNodes()
+    pool_groups = groups.resolve_pool(fleet, pool, instances.load())
+    taints = dict.fromkeys(taint for group in pool_groups for taint in group.taints)
+    return WorkerNodes(
+        labels={"fleet/pool": pool},
+        tolerations=tuple(Toleration(key=taint.key, value=taint.value, effect=taint.effect) for taint in taints),
+        queue=pool if fleet.add_ons.schedulers else "",
+    )
+
+
+def _find_unfit_pool(
+    blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment
+) -> Iterator[Mistake]:
+    pool, key_path = blueprint.value.workers.pool, ("workers", "pool")
+    if pool is None:
+        return
+    if environment.conventions.fargate:
+        reason = f"workers on {environment.conventions.title} run on Fargate, which has no pools"
+        yield blueprint.build_mistake(key_path, pool, reason, "no pool")
+        return
+    fitting = [
+        name
+        for name, other in fleet.value.pools.items()
+        if fleet.value.get_orchestrator(other) == environment.conventions.orchestrator
+    ]
+    if pool not in fitting:
+        reason = f"{fleet.path} has no such pool on {environment.conventions.title}"
+        yield blueprint.build_mistake(key_path, pool, reason, f"one of {', '.join(fitting)}, or no pool")
 
 
 def _complete_schedule(settings: Blueprint, schedule: Schedule) -> Schedule:

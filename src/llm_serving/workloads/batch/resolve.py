@@ -126,8 +126,11 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
                 "BATCH_USD_PER_HOUR": f"{price[0]:g}" if price else "",
                 "BATCH_API_HOST": environment.conventions.bind_host,
                 "BATCH_API_PORT": str(port),
-                # Elsewhere the stack creates it, and tells its ARN.
-                **({} if cloud else {"BATCH_STATE_MACHINE_FILE": str(STATE_MACHINE_FILE)}),
+                **(
+                    {"BATCH_STATE_MACHINE": cloud.state_machine}
+                    if cloud
+                    else {"BATCH_STATE_MACHINE_FILE": str(STATE_MACHINE_FILE)}
+                ),
             },
             port=port,
             probe=Probe(path="/health", body={}, deadline_s=API_DEADLINE_S),

@@ -28,7 +28,7 @@ class BatchWorkload(Workload[Blueprint, BatchDeployment]):
     VALIDATOR = "llm_serving.validation.batch"
 
     def find_refusal(self, conventions: Conventions) -> str:
-        return "" if conventions.workflows else "its queues, state machine and workers have no stack there yet"
+        return "" if conventions.workflows else "it has no queues and no state machine for them"
 
     def read(self, folder: Path) -> Document[Blueprint]:
         return blueprints.read(folder)

@@ -1,0 +1,127 @@
+"""Whom the programs of a batch act as: workers and the Batch API have a role each, for what their code calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from infra.bindings import aws
+from infra.bindings.cdktf import ITerraformDependable, TerraformStack
+from infra.constructs import model_reader
+from infra.constructs.policy import Statement
+from infra.constructs.role import add_role, list_policies
+from infra.constructs.workflow import WorkflowContext
+from llm_serving.fleet import names
+from llm_serving.targets.on_aws.rendered import BatchProgram
+
+
+def add_program_role(
+    stack: TerraformStack,
+    context: WorkflowContext,
+    program: BatchProgram,
+    *,
+    trust: str,
+    statements: Iterable[Statement] = (),
+) -> tuple[aws.iam_role.IamRole, list[ITerraformDependable]]:
+    """Add the role of workers or of the Batch API; returns its policies too.
+
+    Args:
+        trust: who may hand it out.
+        statements: what the orchestrator wants beside.
+    """
+    is_api = program == context.batch.entry
+    purpose = names.format_deployment_purpose(context.batch.name, "api" if is_api else "work")
+    own = build_api_statements(context) if is_api else build_worker_statements(context)
+    role = add_role(
+        stack,
+        purpose,
+        fleet=context.fleet.name,
+        account=context.account,
+        description=f"{program.name} of {context.batch.name}",
+        trust=trust,
+        statements=(*own, *statements),
+    )
+    return role, list_policies(stack, purpose)
+
+
+def build_worker_statements(context: WorkflowContext) -> Iterator[Statement]:
+    """Take steps from the queues, read inputs, write results, and tell the state machine."""
+    yield from _build_storage_statements(context)
+    yield {
+        "Sid": "TakeSteps",
+        "Effect": "Allow",
+        "Action": ["sqs:ChangeMessageVisibility", "sqs:DeleteMessage", "sqs:GetQueueUrl", "sqs:ReceiveMessage"],
+        "Resource": context.build_queue_arns(context.step_queues),
+    }
+    yield {
+        "Sid": "Answer",
+        "Effect": "Allow",
+        "Action": ["states:SendTaskFailure", "states:SendTaskSuccess"],
+        "Resource": context.state_machine_arn,
+    }
+
+
+def build_api_statements(context: WorkflowContext) -> Iterator[Statement]:
+    """Take files and submissions, start executions, and hand out results."""
+    yield from _build_storage_statements(context)
+    yield {
+        "Sid": "Delete",
+        "Effect": "Allow",
+        "Action": ["s3:DeleteObject"],
+        "Resource": f"{context.bucket_arn}/{context.batch.prefix}/files/*",
+    }
+    yield {
+        "Sid": "FindQueues",
+        "Effect": "Allow",
+        "Action": ["sqs:GetQueueUrl"],
+        "Resource": context.build_queue_arns([*context.step_queues, context.batch.inbox_queue]),
+    }
+    yield {
+        "Sid": "TakeFiles",
+        "Effect": "Allow",
+        "Action": ["sqs:DeleteMessage", "sqs:ReceiveMessage"],
+        "Resource": context.build_queue_arns([context.batch.inbox_queue]),
+    }
+    yield {
+        "Sid": "Start",
+        "Effect": "Allow",
+        "Action": ["states:StartExecution"],
+        "Resource": context.state_machine_arn,
+    }
+    yield {
+        "Sid": "Follow",
+        "Effect": "Allow",
+        "Action": ["states:DescribeExecution"],
+        "Resource": context.execution_arn,
+    }
+
+
+def _build_storage_statements(context: WorkflowContext) -> Iterator[Statement]:
+    """Read and write the batch's own objects, and read further inputs."""
+    batch, account = context.batch, context.account
+    own = f"{context.bucket_arn}/{batch.prefix}/*"
+    inputs = [location.removeprefix("s3://").partition("/") for location in batch.inputs]
+    buckets = {bucket: f"arn:{account.partition}:s3:::{bucket}" for bucket, _, _ in inputs}
+    objects = [f"{buckets[bucket]}/{prefix.rstrip('/')}/*" for bucket, _, prefix in inputs]
+    yield {"Sid": "Read", "Effect": "Allow", "Action": ["s3:GetObject"], "Resource": [own, *objects]}
+    yield {
+        "Sid": "Write",
+        "Effect": "Allow",
+        "Action": ["s3:AbortMultipartUpload", "s3:PutObject"],
+        "Resource": own,
+    }
+    # Of the whole bucket: that an object is not there, S3 tells those alone who may list. Others get 403, and a
+    # condition on the prefix does that to every reader. Source: S3 API reference, GetObject, permissions, 2026-11.
+    yield {
+        "Sid": "List",
+        "Effect": "Allow",
+        "Action": ["s3:ListBucket"],
+        "Resource": [context.bucket_arn, *sorted(buckets.values())],
+    }
+    yield {
+        "Sid": "Encrypt",
+        "Effect": "Allow",
+        "Action": ["kms:Decrypt", "kms:GenerateDataKey"],
+        "Resource": context.storage_key,
+    }
+    if batch.inputs:
+        yield from model_reader.build_key_statements(context.fleet)
