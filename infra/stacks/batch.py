@@ -33,7 +33,7 @@ from llm_serving.targets.ecs import manifest as ecs_manifest
 from llm_serving.targets.ecs.manifest import EcsBatch
 from llm_serving.targets.eks import manifest as eks_manifest
 from llm_serving.targets.eks.manifest import EksBatch
-from llm_serving.targets.on_aws.rendered import BatchManifest
+from llm_serving.targets.on_aws.rendered import BatchManifest, format_stack_name
 
 _LOG_RETENTION_DAYS = 90
 
@@ -63,7 +63,7 @@ class BatchStack:
     """The stack of one batch."""
 
     def __init__(self, batch: BatchManifest) -> None:
-        self.NAME = ecs_manifest.format_stack_name(batch.kind, batch.name)
+        self.NAME = format_stack_name(batch.kind, batch.name)
         self.NEEDS = (batch.ORCHESTRATOR, "storage")
         self._batch = batch
 

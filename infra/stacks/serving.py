@@ -31,6 +31,7 @@ from llm_serving.settings.document import Document
 from llm_serving.targets.ecs import manifest
 from llm_serving.targets.ecs.manifest import EcsDeployment, Service, format_log_group, format_service_name, list_choices
 from llm_serving.targets.eks import manifest as eks_manifest
+from llm_serving.targets.on_aws.rendered import format_stack_name
 
 _LOG_RETENTION_DAYS = 90
 
@@ -51,7 +52,7 @@ class ServingStack:
     NEEDS = ("ecs", "storage")
 
     def __init__(self, deployment: EcsDeployment) -> None:
-        self.NAME = manifest.format_stack_name(deployment.kind, deployment.name)
+        self.NAME = format_stack_name(deployment.kind, deployment.name)
         self._deployment = deployment
 
     def is_enabled(self, fleet: Fleet) -> bool:

@@ -61,7 +61,7 @@ def test_a_batch_is_created_runs_a_job_and_is_destroyed(
     _enable_interpreter(endpoint)
     assert stack.deploy(plan, messages.append) is True
     assert "created: aws_sfn_state_machine.workflow" in messages[0]
-    _run_jobs(endpoint, plan.rendered / stack.FILE, document, tmp_path)
+    _run_jobs(endpoint, plan.rendered / manifest.FILE, document, tmp_path)
     _check_table(endpoint)
     assert stack.deploy(plan, messages.append) is False, f"a plan after the apply is empty: {messages[-1]}"
     assert stack.destroy(plan) is True

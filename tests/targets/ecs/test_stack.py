@@ -131,7 +131,7 @@ def terraform_calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str
         "ask": {"task_definition": "arn:ask", "subnets": ["subnet-1"], "group": "sg-1"},
         "definitions": {"worker": "arn/worker:2", "router": "arn/router:2"},
     }
-    monkeypatch.setattr(stack, "_build_stack_context", lambda *_: fleet_context)
+    monkeypatch.setattr(stack.deployment_stack, "build_context", lambda *_: fleet_context)
     monkeypatch.setattr(fleet_plans, "create", lambda _: [StackPlan(name, 40, Plan({} if calls else changes))])
     monkeypatch.setattr(apply, "apply", lambda *_: calls.append("apply"))
     monkeypatch.setattr(context, "read_states", lambda *_: {name: StackState(outputs, ("x.y",))})

@@ -375,11 +375,6 @@ def format_log_group(fleet: Fleet, deployment: str, kind: str = "serving") -> st
     return f"/aws/ecs/{names.format_cluster_name(fleet)}/{kind}/{deployment}"
 
 
-def format_stack_name(kind: str, deployment: str) -> str:
-    """Format the name of a deployment's stack."""
-    return f"{kind}-{deployment}"
-
-
 def format_driver_group_name(fleet: Fleet, deployment: str) -> str:
     """Format the name of the security group of a deployment's load drivers."""
     return f"{fleet.name}-{deployment}-driver"

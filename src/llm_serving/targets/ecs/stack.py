@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llm_serving import console, processes
+from llm_serving import console
 from llm_serving.aws import session as clients
 from llm_serving.aws.session import AwsSession
 from llm_serving.fleet import names
@@ -30,14 +30,10 @@ from llm_serving.targets.base import READY
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.ecs import manifest
 from llm_serving.targets.ecs.manifest import EcsManifest, Service, TaskService
-from llm_serving.targets.on_aws import images, metrics_pages
+from llm_serving.targets.on_aws import deployment_stack, images, metrics_pages
 from llm_serving.targets.on_aws.limits import MACHINE_START_S
 from llm_serving.targets.on_aws.replica_status import ReplicaStatus
-from llm_serving.terraform import runner, stack_folder, synthesis
 from llm_serving.validation.base import MetricsPage
-
-FILE = "ecs.yaml"
-"""The rendered file."""
 
 EMULATED = "the embedded AWS stores task definitions and services but runs no tasks: the endpoint does not respond"
 
@@ -87,10 +83,10 @@ def diff(plan: DeploymentPlan) -> str:
         CommandFailed: Terraform failed.
     """
     file = planning.write_rendered(plan)
-    with _lock_deployment(plan) as data:
-        stack_context = _build_stack_context(plan, file, data)
+    with deployment_stack.lock(plan) as data:
+        stack_context = deployment_stack.build_context(plan, file, data)
         try:
-            return _describe_changes(_plan(stack_context))
+            return deployment_stack.describe_changes(_plan(stack_context))
         finally:
             apply.delete_plans(stack_context)
 
@@ -108,10 +104,10 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
         CommandFailed: Terraform failed; run the command again to resume.
     """
     file = planning.write_rendered(plan, force=force)
-    with _lock_deployment(plan) as data:
-        stack_context = _build_stack_context(plan, file, data)
+    with deployment_stack.lock(plan) as data:
+        stack_context = deployment_stack.build_context(plan, file, data)
         stack = _plan(stack_context)
-        changes = _describe_changes(stack)
+        changes = deployment_stack.describe_changes(stack)
         if not changes:
             apply.delete_plans(stack_context)
             return False
@@ -225,49 +221,9 @@ def destroy(plan: DeploymentPlan) -> bool:
         Unavailable: Terraform is missing, or AWS cannot be asked.
         CommandFailed: Terraform failed; run the command again to resume.
     """
-    with _lock_deployment(plan) as data:
-        stack_context = _build_stack_context(plan, _ensure_rendered(plan), data)
-        if not any(state.resources for state in context.read_states(stack_context).values()):
-            return False
-        with console.step(f"Remove {plan.deployment.name} from {stack_context.cloud_name}"):
-            arguments = ("destroy", "-auto-approve", "-input=false")
-            runner.run(
-                stack_context.program, stack_context.folders, arguments, timeout_s=apply.LIMIT_S, grace_s=apply.GRACE_S
-            )
-    return True
-
-
-@contextmanager
-def _lock_deployment(plan: DeploymentPlan) -> Iterator[Path]:
-    """Lock the deployment for this command and return its data directory.
-
-    Raises:
-        Unavailable: another command is running on it.
-    """
-    data = context.build_data_path(plan.fleet.value) / _format_stack_name(plan)
-    data.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with processes.lock_file(data / ".busy", f"another command is running on {plan.deployment.name}"):
-        yield data
-
-
-def _build_stack_context(plan: DeploymentPlan, file: Path, data: Path) -> FleetContext:
-    """Synthesize and initialize the deployment's stack."""
-    from llm_serving.aws.preflight import identity
-
-    account = identity.require_account(plan.fleet, plan.aws).account
-    out = data / "cdktf.out" if plan.aws.is_emulated else plan.directory.root / "cdktf.out"
-    with console.step(f"Synthesize the stack of {console.shorten_path(file)}") as step:
-        name = _format_stack_name(plan)
-        folders = synthesis.synthesize(plan.fleet, out, deployments=[file], stack_names=[name])
-        step.note = ", ".join(console.shorten_path(folder / "cdk.tf.json") for folder in folders.values())
-    program = stack_folder.find_terraform(folders, data, plan.aws)
-    stack_context = FleetContext(plan.fleet, data, folders, program, plan.aws, account)
-    context.initialize_stacks(stack_context)
-    return stack_context
-
-
-def _format_stack_name(plan: DeploymentPlan) -> str:
-    return manifest.format_stack_name(plan.deployment.kind, plan.deployment.name)
+    with deployment_stack.lock(plan) as data:
+        stack_context = deployment_stack.build_context(plan, _ensure_rendered(plan), data)
+        return deployment_stack.destroy(plan, stack_context)
 
 
 def _plan(stack_context: FleetContext) -> StackPlan:
@@ -290,16 +246,8 @@ def _read_deployed(plan: DeploymentPlan) -> _EcsDeployment:
 
 def _ensure_rendered(plan: DeploymentPlan) -> Path:
     """Return the rendered file; render it if it is missing."""
-    file = plan.rendered / FILE
+    file = plan.rendered / manifest.FILE
     return file if file.is_file() else planning.write_rendered(plan)
-
-
-def _describe_changes(stack: StackPlan) -> str:
-    """Describe Terraform's plan, one line for each resource."""
-    if stack.is_empty:
-        return ""
-    lines = [f"  {change.verb}: {address}" for address, change in stack.plan.resources.items()]
-    return "\n".join([f"{stack.name}: {fleet_plans.summarize(stack)}", *lines])
 
 
 def _scale_from_zero(aws: AwsSession, deployed: _EcsDeployment) -> None:

@@ -26,6 +26,11 @@ S3Location = Annotated[
 ]
 
 
+def format_stack_name(kind: str, deployment: str) -> str:
+    """Format the name of a deployment's stack."""
+    return f"{kind}-{deployment}"
+
+
 class Probe(Settings):
     """A request that proves readiness."""
 

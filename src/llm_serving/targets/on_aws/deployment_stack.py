@@ -1,0 +1,78 @@
+"""The Terraform stack KIND-NAME of one deployment: synthesized from its rendered file, planned and destroyed alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from llm_serving import console, processes
+from llm_serving.operations import apply, context
+from llm_serving.operations import plans as fleet_plans
+from llm_serving.operations.context import FleetContext
+from llm_serving.operations.plans import StackPlan
+from llm_serving.targets.deployment_plan import DeploymentPlan
+from llm_serving.targets.on_aws.rendered import format_stack_name
+from llm_serving.terraform import runner, stack_folder, synthesis
+
+
+@contextmanager
+def lock(plan: DeploymentPlan) -> Iterator[Path]:
+    """Lock the deployment for this command and return its data directory.
+
+    Raises:
+        Unavailable: another command is running on it.
+    """
+    data = context.build_data_path(plan.fleet.value) / _format_name(plan)
+    data.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with processes.lock_file(data / ".busy", f"another command is running on {plan.deployment.name}"):
+        yield data
+
+
+def build_context(plan: DeploymentPlan, file: Path, data: Path) -> FleetContext:
+    """Synthesize and initialize the stack of the rendered `file`.
+
+    Raises:
+        InputError: the file is wrong.
+        Unavailable: Terraform is missing, or AWS cannot be asked.
+        CommandFailed: Terraform failed.
+    """
+    from llm_serving.aws.preflight import identity
+
+    account = identity.require_account(plan.fleet, plan.aws).account
+    out = data / "cdktf.out" if plan.aws.is_emulated else plan.directory.root / "cdktf.out"
+    with console.step(f"Synthesize the stack of {console.shorten_path(file)}") as step:
+        folders = synthesis.synthesize(plan.fleet, out, deployments=[file], stack_names=[_format_name(plan)])
+        step.note = ", ".join(console.shorten_path(folder / "cdk.tf.json") for folder in folders.values())
+    program = stack_folder.find_terraform(folders, data, plan.aws)
+    stack_context = FleetContext(plan.fleet, data, folders, program, plan.aws, account)
+    context.initialize_stacks(stack_context)
+    return stack_context
+
+
+def describe_changes(stack: StackPlan) -> str:
+    """Describe Terraform's plan, one line for each resource; empty where nothing changes."""
+    if stack.is_empty:
+        return ""
+    lines = [f"  {change.verb}: {address}" for address, change in stack.plan.resources.items()]
+    return "\n".join([f"{stack.name}: {fleet_plans.summarize(stack)}", *lines])
+
+
+def destroy(plan: DeploymentPlan, stack_context: FleetContext) -> bool:
+    """Destroy the stack; returns whether there was one.
+
+    Raises:
+        CommandFailed: Terraform failed; run the command again to resume.
+    """
+    if not any(state.resources for state in context.read_states(stack_context).values()):
+        return False
+    with console.step(f"Remove {plan.deployment.name} from {stack_context.cloud_name}"):
+        arguments = ("destroy", "-auto-approve", "-input=false")
+        runner.run(
+            stack_context.program, stack_context.folders, arguments, timeout_s=apply.LIMIT_S, grace_s=apply.GRACE_S
+        )
+    return True
+
+
+def _format_name(plan: DeploymentPlan) -> str:
+    return format_stack_name(plan.deployment.kind, plan.deployment.name)
