@@ -103,6 +103,12 @@ def write_rendered(plan: DeploymentPlan, *, force: bool = False) -> Path:
     return render.render(plan.deployment, plan.folder, plan.rendered, force=force)
 
 
+def ensure_rendered(plan: DeploymentPlan, name: str) -> Path:
+    """Return the rendered file `name`; render it if it is missing."""
+    file = plan.rendered / name
+    return file if file.is_file() else write_rendered(plan)
+
+
 def print_notes(plan: DeploymentPlan) -> None:
     """Print what the user should know of the plan's decisions, to standard error."""
     for note in (*plan.deployment.notes, *plan.deployment.emulated):

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from llm_serving import console
@@ -222,7 +221,7 @@ def destroy(plan: DeploymentPlan) -> bool:
         CommandFailed: Terraform failed; run the command again to resume.
     """
     with deployment_stack.lock(plan) as data:
-        stack_context = deployment_stack.build_context(plan, _ensure_rendered(plan), data)
+        stack_context = deployment_stack.build_context(plan, planning.ensure_rendered(plan, manifest.FILE), data)
         return deployment_stack.destroy(plan, stack_context)
 
 
@@ -241,13 +240,9 @@ def _plan(stack_context: FleetContext) -> StackPlan:
 
 
 def _read_deployed(plan: DeploymentPlan) -> _EcsDeployment:
-    return _EcsDeployment(plan.fleet.value, manifest.read(_ensure_rendered(plan), plan.fleet).value)
-
-
-def _ensure_rendered(plan: DeploymentPlan) -> Path:
-    """Return the rendered file; render it if it is missing."""
-    file = plan.rendered / manifest.FILE
-    return file if file.is_file() else planning.write_rendered(plan)
+    return _EcsDeployment(
+        plan.fleet.value, manifest.read(planning.ensure_rendered(plan, manifest.FILE), plan.fleet).value
+    )
 
 
 def _scale_from_zero(aws: AwsSession, deployed: _EcsDeployment) -> None:

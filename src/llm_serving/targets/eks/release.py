@@ -1,4 +1,4 @@
-"""A Helm release of the chart `inference` with the rendered values, through the user's own helm and kubectl.
+"""A Helm release of a deployment's chart with the rendered values, through the user's own helm and kubectl.
 
 Readiness is the chart's: a pod that has not answered a completion is not ready. Waiting for it is done here, for helm's
 own wait is content with fewer pods (a rollout may have some unavailable), knows no LeaderWorkerSet, and takes the pods
@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from llm_serving import console, paths
+from llm_serving import console
 from llm_serving.console import CommandFailed
 from llm_serving.fleet import names
 from llm_serving.operations import add_ons as addons
@@ -28,12 +28,11 @@ from llm_serving.settings.errors import CheckFailed, Unavailable
 from llm_serving.targets import planning, tunnel
 from llm_serving.targets.base import READY
 from llm_serving.targets.deployment_plan import DeploymentPlan
+from llm_serving.targets.eks import charts
 from llm_serving.targets.on_aws import images, metrics_pages
 from llm_serving.targets.on_aws.limits import MACHINE_START_S
 from llm_serving.targets.on_aws.replica_status import ReplicaStatus
 from llm_serving.validation.base import MetricsPage
-
-CHART = paths.CHARTS / "inference"
 
 _QUERY_TIMEOUT_S = 60
 """Longest query of helm or kubectl; after that the cluster counts as unreachable."""
@@ -42,7 +41,7 @@ _INSTALL_TIMEOUT_S = 120
 """Longest time until helm has submitted all objects."""
 
 _TEST_TIMEOUT_S = 180
-"""Longest run of the chart's test: one completion through the router."""
+"""Longest run of the chart's test: one request to the release's Service."""
 
 _LAST_LINES = 20
 
@@ -104,7 +103,7 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
     if not changes and release.is_latest:
         _wait_until_ready(plan)
         return False
-    images.require_images(plan, (role.image for role in plan.deployment.roles))
+    require_images(plan)
     confirm(changes)
     log = _prepare_log(plan)
     with console.step("Apply namespace and service account"):
@@ -116,7 +115,13 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
         )
     try:
         with console.step(f"Upgrade release {plan.deployment.name}"):
-            command = [*_build_helm_command("upgrade", plan), str(CHART), "--install", "--values", str(values_file)]
+            command = [
+                *_build_helm_command("upgrade", plan),
+                str(charts.describe(plan.deployment).chart),
+                "--install",
+                "--values",
+                str(values_file),
+            ]
             console.run(command, log=log, environment=plan.aws.child_env, timeout_s=_INSTALL_TIMEOUT_S)
         _wait_until_ready(plan)
         _run_chart_test(plan)
@@ -125,6 +130,16 @@ def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool 
             raise CheckFailed(_describe_remedy(plan, release)) from None
         raise CheckFailed(f"{error}\n{_roll_back(plan, release)}") from None
     return True
+
+
+def require_images(plan: DeploymentPlan) -> None:
+    """Check that the fleet's registry has the release's images that are its own.
+
+    Raises:
+        CheckFailed: an image is missing.
+        Unavailable: AWS cannot be asked.
+    """
+    images.require_images(plan, charts.describe(plan.deployment).images)
 
 
 def list_replicas(plan: DeploymentPlan) -> list[ReplicaStatus]:
@@ -181,16 +196,18 @@ def list_metrics_pages(plan: DeploymentPlan) -> list[MetricsPage]:
 
 
 def open_tunnel(plan: DeploymentPlan) -> AbstractContextManager[str]:
-    """Forward a port of this machine to the router; suits trials, not thousands of requests per second.
+    """Forward a port of this machine to what clients call; suits trials, not thousands of requests per second.
 
     Raises:
         Unavailable: kubectl is missing, or the cluster does not answer.
     """
     require_tools("kubectl")
-    port = plan.deployment.router.processes[0].port
-    command = [*build_kubectl_command("port-forward", plan), f"service/{plan.deployment.name}"]
+    installation = charts.describe(plan.deployment)
+    command = [*build_kubectl_command("port-forward", plan), f"service/{installation.service}"]
     return tunnel.open_tunnel(
-        lambda local_port: [*command, f"{local_port}:{port}"], plan.directory.logs / "tunnel.log", plan.aws.child_env
+        lambda local_port: [*command, f"{local_port}:{installation.port}"],
+        plan.directory.logs / "tunnel.log",
+        plan.aws.child_env,
     )
 
 
@@ -209,7 +226,7 @@ def destroy(plan: DeploymentPlan) -> bool:
 
 
 def _uninstall(plan: DeploymentPlan) -> None:
-    timeout_s = int(plan.deployment.disruption.drain) + 300
+    timeout_s = charts.describe(plan.deployment).drain_s + 300
     # Foreground deletion: controllers go after their pods.
     command = [*_build_helm_command("uninstall", plan), "--cascade=foreground", "--wait", f"--timeout={timeout_s}s"]
     console.run(command, log=_prepare_log(plan), environment=plan.aws.child_env, timeout_s=timeout_s + 60)
@@ -249,13 +266,7 @@ def _build_pod_selector(plan: DeploymentPlan, role: str | None = None) -> str:
 
 def _compute_start_timeout(plan: DeploymentPlan) -> int:
     """Compute the longest start of a replica in seconds, with its node's start."""
-    timeouts = [
-        process.probe.deadline_s + (role.prefetch.timeout_s if role.prefetch else 0)
-        for role in plan.deployment.engine_roles
-        for process in role.processes
-        if process.probe
-    ]
-    return int(max(timeouts)) + MACHINE_START_S
+    return charts.describe(plan.deployment).start_s + MACHINE_START_S
 
 
 def _wait_until_ready(plan: DeploymentPlan) -> None:
@@ -278,7 +289,7 @@ def _wait_until_ready(plan: DeploymentPlan) -> None:
 
 
 def _run_chart_test(plan: DeploymentPlan) -> None:
-    """Run the chart's test: a pod sends the router a completion request.
+    """Run the chart's test: a pod calls the release's Service as a client would.
 
     Raises:
         CheckFailed: the request failed; with the pod's log.
@@ -298,7 +309,7 @@ def _run_chart_test(plan: DeploymentPlan) -> None:
 def _list_pending_roles(plan: DeploymentPlan) -> Iterator[str]:
     """Yield the roles whose pods are not all ready, with the cluster's reasons."""
     kinds = ["deployments.apps"]
-    if any(role.nodes > 1 for role in plan.deployment.roles):
+    if charts.describe(plan.deployment).has_groups:
         kinds.append("leaderworkersets.leaderworkerset.x-k8s.io")
     try:
         response = run_query(
@@ -404,7 +415,11 @@ def _read_release(plan: DeploymentPlan) -> _Release:
 
 
 def _list_revisions(plan: DeploymentPlan) -> list[dict[str, Any]]:
-    """List the release's revisions, oldest first; empty if there is no release."""
+    """List the release's revisions, oldest first; empty if there is no release.
+
+    Raises:
+        CheckFailed: a release of another chart has the name, as where a serving deployment is called like a batch.
+    """
     try:
         revisions: list[dict[str, Any]] = json.loads(
             run_query(plan, [*_build_helm_command("history", plan), "--output=json"])
@@ -413,11 +428,21 @@ def _list_revisions(plan: DeploymentPlan) -> list[dict[str, Any]]:
         if "release: not found" in str(error):
             return []
         raise
+    chart, name = charts.describe(plan.deployment).chart.name, plan.deployment.name
+    if others := {entry["chart"].rpartition("-")[0] for entry in revisions} - {chart}:
+        raise CheckFailed(
+            f"{name}: a release of the chart {', '.join(sorted(others))} has this name. Nothing was changed. "
+            f"Fix: another `name` in {plan.blueprint.path}"
+        )
     return revisions
 
 
 def _diff_release(plan: DeploymentPlan, release: _Release) -> str:
-    rendered = run_query(plan, [*_build_helm_command("template", plan), str(CHART), "--values", "-"], stdin=plan.text)
+    rendered = run_query(
+        plan,
+        [*_build_helm_command("template", plan), str(charts.describe(plan.deployment).chart), "--values", "-"],
+        stdin=plan.text,
+    )
     if not release.manifest:
         return "\n".join(
             f"+ {resource['kind']} {resource['metadata']['name']}" for resource in _parse_objects(rendered)

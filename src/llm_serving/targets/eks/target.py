@@ -1,4 +1,4 @@
-"""The target eks: the chart `inference` in the fleet's cluster, through the user's own helm and kubectl."""
+"""The target eks: charts in the fleet's cluster, through the user's own helm and kubectl."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.operations import cluster
 from llm_serving.targets.base import Confirm, Target
 from llm_serving.targets.deployment_plan import DeploymentPlan
-from llm_serving.targets.eks import load_job, release
+from llm_serving.targets.eks import batch, load_job, release
 from llm_serving.targets.eks.conventions import CONVENTIONS
 from llm_serving.targets.on_aws import environment
 from llm_serving.targets.on_aws.aws_target import AwsTarget
@@ -59,12 +59,13 @@ class EksTarget(AwsTarget):
         return [cluster.build_kubeconfig_command(fleet), install]
 
     def diff(self, plan: DeploymentPlan) -> str:
-        """Return what a deploy would change in the cluster."""
-        return release.diff(plan)
+        """Return what a deploy would change in the cluster, and in AWS where the deployment has a stack."""
+        return batch.diff(plan) if batch.has_stack(plan) else release.diff(plan)
 
     def apply(self, plan: DeploymentPlan, confirm: Confirm, *, force: bool) -> bool:
         """Upgrade the release and wait until all pods are ready; returns whether anything changed."""
-        return release.deploy(plan, confirm, force=force)
+        deploy = batch.deploy if batch.has_stack(plan) else release.deploy
+        return deploy(plan, confirm, force=force)
 
     def list_replicas(self, plan: DeploymentPlan) -> list[ReplicaStatus]:
         """List the release's pods."""
@@ -93,7 +94,7 @@ class EksTarget(AwsTarget):
 
     def remove(self, plan: DeploymentPlan) -> bool:
         """Uninstall the release and wait until its pods are gone."""
-        return release.destroy(plan)
+        return batch.destroy(plan) if batch.has_stack(plan) else release.destroy(plan)
 
 
 TARGET: Target = EksTarget()

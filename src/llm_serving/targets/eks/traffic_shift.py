@@ -14,7 +14,7 @@ from llm_serving import console
 from llm_serving.fleet import names
 from llm_serving.operations import add_ons as addons
 from llm_serving.settings.errors import InputError
-from llm_serving.targets.eks.release import CHART
+from llm_serving.targets.eks import charts
 from llm_serving.workloads.serving import processes
 
 _HELM_TIMEOUT_S = 120
@@ -65,7 +65,7 @@ def shift(route: str, weights: Mapping[str, int], *, gateway: str, folder: Path,
     file = folder / f"{route}.yaml"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(yaml.safe_dump(values, sort_keys=False))
-    command = ["helm", "upgrade", "--install", route, str(CHART), "--namespace", names.SERVING_NAMESPACE]
+    command = ["helm", "upgrade", "--install", route, str(charts.INFERENCE), "--namespace", names.SERVING_NAMESPACE]
     console.run([*command, "--values", str(file)], log=log, timeout_s=_HELM_TIMEOUT_S)
 
 

@@ -1,0 +1,49 @@
+{{/* Selector of a release's objects. */}}
+{{- define "batch.selector" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{/* Selector of a program's pods. (dict "root" $ "service" SERVICE) */}}
+{{- define "batch.serviceSelector" -}}
+{{ include "batch.selector" .root }}
+app.kubernetes.io/component: {{ .service.name }}
+{{- end -}}
+
+{{/* `metadata` of an object. (dict "root" $), optionally with "service" SERVICE, "queue" NAME, "name" SUFFIX. */}}
+{{- define "batch.metadata" -}}
+{{- $suffix := .name | default (.service | default dict).name -}}
+name: {{ .root.Release.Name }}{{ with $suffix }}-{{ . }}{{ end }}
+namespace: {{ .root.Release.Namespace }}
+labels:
+  {{- include "batch.selector" .root | nindent 2 }}
+  {{- with .service }}
+  app.kubernetes.io/component: {{ .name }}
+  {{- end }}
+  app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+  app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+  helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
+  {{- with .queue }}
+  kueue.x-k8s.io/queue-name: {{ . }}
+  {{- end }}
+{{- end -}}
+
+{{/* What every pod here runs as: nobody, with nothing. */}}
+{{- define "batch.podSecurity" -}}
+automountServiceAccountToken: false
+enableServiceLinks: false
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 65532
+  runAsGroup: 65532
+  # By which it reads the token of EKS Pod Identity.
+  fsGroup: 65532
+  seccompProfile: {type: RuntimeDefault}
+{{- end -}}
+
+{{- define "batch.containerSecurity" -}}
+securityContext:
+  readOnlyRootFilesystem: true
+  allowPrivilegeEscalation: false
+  capabilities: {drop: [ALL]}
+{{- end -}}

@@ -1,0 +1,95 @@
+"""A batch on EKS: its Terraform stack, and the release of charts/batch.
+
+The stack comes first, for EKS Pod Identity gives a pod its role as it starts. On the way back the release goes first,
+for its pods use what the stack has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from llm_serving.operations import apply
+from llm_serving.operations import plans as fleet_plans
+from llm_serving.settings.errors import CheckFailed
+from llm_serving.targets import planning
+from llm_serving.targets.deployment_plan import DeploymentPlan
+from llm_serving.targets.eks import release
+from llm_serving.targets.eks.manifest import FILE
+from llm_serving.targets.on_aws import deployment_stack
+
+
+def has_stack(plan: DeploymentPlan) -> bool:
+    """Whether the deployment is a batch, and not a release alone."""
+    return plan.deployment.kind == "batch"
+
+
+def diff(plan: DeploymentPlan) -> str:
+    """Return what a deploy would change, in AWS and then in the cluster; empty if nothing.
+
+    Raises:
+        InputError: the rendered file was edited by hand.
+        Unavailable: a program is missing, or AWS or the cluster does not answer.
+        CommandFailed: Terraform failed, or the chart refuses the values.
+    """
+    file = planning.write_rendered(plan)
+    with deployment_stack.lock(plan) as data:
+        stack_context = deployment_stack.build_context(plan, file, data)
+        try:
+            [stack] = fleet_plans.create(stack_context)
+            return _join(deployment_stack.describe_changes(stack), release.diff(plan))
+        finally:
+            apply.delete_plans(stack_context)
+
+
+def deploy(plan: DeploymentPlan, confirm: Callable[[str], None], *, force: bool = False) -> bool:
+    """Apply the stack, upgrade the release and wait until it is ready; returns whether anything changed.
+
+    Args:
+        confirm: shows the changes of both; raises if the user declines.
+        force: overwrite a rendered file that was edited by hand.
+
+    Raises:
+        Unavailable: a program is missing, or AWS or the cluster does not answer.
+        CheckFailed: an image is missing, or the release did not become ready and was rolled back.
+        CommandFailed: Terraform failed; run the command again to resume.
+    """
+    release.require_tools("helm", "kubectl")
+    file = planning.write_rendered(plan, force=force)
+    with deployment_stack.lock(plan) as data:
+        stack_context = deployment_stack.build_context(plan, file, data)
+        try:
+            [stack] = fleet_plans.create(stack_context)
+            if changes := _join(deployment_stack.describe_changes(stack), release.diff(plan)):
+                release.require_images(plan)
+                confirm(changes)
+            if not stack.is_empty:
+                apply.apply(stack_context, [stack])
+        finally:
+            apply.delete_plans(stack_context)
+        try:
+            is_upgraded = release.deploy(plan, _accept, force=force)
+        except CheckFailed as error:
+            name = plan.deployment.name
+            raise CheckFailed(f"{error}\nthe stack {stack.name} stays: deploy {name} again, or destroy it") from None
+    return is_upgraded or not stack.is_empty
+
+
+def destroy(plan: DeploymentPlan) -> bool:
+    """Uninstall the release, then destroy the stack; returns whether there was any of it.
+
+    Raises:
+        Unavailable: a program is missing, or AWS or the cluster does not answer.
+        CommandFailed: helm or Terraform failed; run the command again to resume.
+    """
+    with deployment_stack.lock(plan) as data:
+        was_released = release.destroy(plan)
+        stack_context = deployment_stack.build_context(plan, planning.ensure_rendered(plan, FILE), data)
+        return deployment_stack.destroy(plan, stack_context) or was_released
+
+
+def _join(*changes: str) -> str:
+    return "\n".join(filter(None, changes))
+
+
+def _accept(changes: str) -> None:
+    """The user has seen the release's changes with the stack's."""
