@@ -87,7 +87,7 @@ def _add_resources(stack: cdktf.TerraformStack, fleet: Fleet, batch: BatchManife
     if batch.results_table:
         results_table.add_results_table(stack, fleet, batch, batch.results_table)
     if isinstance(batch, EcsBatch):
-        _add_tasks(stack, context, batch)
+        _add_tasks(stack, context, batch, added_workflow)
     elif isinstance(batch, EksBatch):
         batch_pods.add_roles(stack, context, batch)
     base.add_output(stack, "state_machine", added_workflow.state_machine.arn, "The state machine of the jobs")
@@ -119,7 +119,9 @@ def _add_key(stack: cdktf.TerraformStack, fleet: Fleet, batch: BatchManifest, ac
     )
 
 
-def _add_tasks(stack: cdktf.TerraformStack, parts: WorkflowContext, batch: EcsBatch) -> None:
+def _add_tasks(
+    stack: cdktf.TerraformStack, parts: WorkflowContext, batch: EcsBatch, added_workflow: workflow.Workflow
+) -> None:
     """Add workers and the Batch API as ECS services, with their outputs."""
     fleet, account = parts.fleet, parts.account
     fleet_network = network.find_network(stack, fleet)
@@ -155,7 +157,7 @@ def _add_tasks(stack: cdktf.TerraformStack, parts: WorkflowContext, batch: EcsBa
             roles=roles[service.name],
             security_group=groups[service.name],
             registry=registry if service == batch.entry else None,
-            dependencies=[log_group],
+            dependencies=[log_group, added_workflow.state_machine],
         )
         definitions[service.name] = definition.arn
         task_watch.add_running_alarm(stack, fleet, batch, service, [ecs_service.name])

@@ -55,7 +55,7 @@ run "catalogue" {
     condition = (
       aws_service_discovery_service.batch-api-name.name == "catalogue-batch-api" &&
       output.url == "http://catalogue-batch-api.cotton.internal:8080" &&
-      one([for row in jsondecode(aws_ecs_task_definition.batch-api-task.container_definitions)[0].environment : row.value if row.name == "BATCH_STATE_MACHINE"]) == aws_sfn_state_machine.workflow.arn
+      one([for row in jsondecode(aws_ecs_task_definition.batch-api-task.container_definitions)[0].environment : row.value if row.name == "BATCH_STATE_MACHINE"]) == "arn:aws:states:us-west-2:123456789012:stateMachine:${aws_sfn_state_machine.workflow.name}"
     )
     error_message = "clients find the Batch API by its name, and it finds the state machine"
   }
@@ -98,5 +98,29 @@ run "outside" {
       })
     )
     error_message = "tasks get the key by its secret's ARN, and who starts them may read the two secrets alone"
+  }
+}
+
+run "pods" {
+  module {
+    source = "./stacks/batch-pods"
+  }
+
+  assert {
+    condition = alltrue([for name, one in { worker = aws_eks_pod_identity_association.batch-worker-identity, api = aws_eks_pod_identity_association.batch-api-identity } :
+      one.cluster_name == "cotton" && one.namespace == "serving" && one.service_account == "pods-batch-${name}"
+    ])
+    error_message = "the service accounts of charts/batch have their roles in the fleet's cluster"
+  }
+
+  assert {
+    condition     = aws_sfn_state_machine.workflow.name == "cotton-pods" && aws_cloudwatch_log_group.workflow-logs.kms_key_id == aws_kms_key.batch-key.arn
+    error_message = "the workflow is that of ECS, with a key of its own"
+  }
+}
+
+run "pods-outside" {
+  module {
+    source = "./stacks/batch-pods-outside"
   }
 }
