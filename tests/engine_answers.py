@@ -8,13 +8,17 @@ Reads one JSON request a line from standard input: a handler and its argument. P
   `context`, `bytes`, `batch`, `block`.
 - `parameters` are those of transformers' own model of a config.json, built without memory for them.
 - `options` are those that scripts/record_vllm_options.py records.
+- `picture` decodes a PNG file in base64, `png`, and counts its tokens as Qwen's processor with `factor`, `min_pixels` and
+  `max_pixels`: its size, and the tokens.
 - `processes` counts, with or without engine_plugins, the objects that garbage collection skips in a replica's further
   process: 0 unless it is a fork of the first.
 """
 
 from __future__ import annotations
 
+import base64
 import gc
+import io
 import json
 import os
 import runpy
@@ -26,6 +30,8 @@ from typing import Any
 import engine_plugins
 import torch
 import transformers
+from PIL import Image
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.utils import system_utils
 from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -133,6 +139,15 @@ def count_parameters(config: dict[str, Any]) -> int:
     return sum(tensor.numel() for tensor in stored.values())
 
 
+def describe_picture(question: dict[str, Any]) -> dict[str, Any]:
+    """Size of a picture as Pillow decodes it, and its tokens."""
+    with Image.open(io.BytesIO(base64.b64decode(question.pop("png")))) as picture:
+        picture.load()
+        width, height = picture.size
+    rows, columns = smart_resize(height, width, **question)
+    return {"size": [width, height], "tokens": rows * columns // question["factor"] ** 2}
+
+
 WITHOUT_PLUGINS = system_utils._maybe_force_spawn
 """Taken before a question of another kind has the engine load them."""
 
@@ -159,6 +174,7 @@ HANDLERS = {
     "vllm-router": parse_router_port,
     "planner": count_cache_tokens,
     "parameters": count_parameters,
+    "picture": describe_picture,
     "processes": count_frozen_objects,
 }
 

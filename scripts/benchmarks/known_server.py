@@ -6,19 +6,23 @@ client's measurements. One process, standard library only:
 
     python -m scripts.benchmarks.known_server --port 8000 --ttft-ms 50 --itl-ms 10
 
-A word of up to five letters is one token, a longer one two; a chat adds CHAT_OVERHEAD tokens.
+A word of up to five letters is one token, a longer one two; a chat adds CHAT_OVERHEAD tokens. A picture is a PNG file
+in a data URL, and PICTURE_TOKENS tokens; `GET /known` lists each by its digest and size.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
 import bisect
 import contextlib
 import functools
+import hashlib
 import json
 import signal
 import socket
+import struct
 import sys
 import time
 from collections import Counter, deque
@@ -37,6 +41,10 @@ CACHE_BLOCK = 16
 
 CHAT_OVERHEAD = 7
 """Tokens of the chat template."""
+
+PICTURE_TOKENS = 64
+
+_DATA_URL = "data:image/png;base64,"
 
 _BUCKETS = {
     "vllm:time_to_first_token_seconds": (
@@ -111,6 +119,8 @@ class ServerRecord:
     finished: Counter[str] = field(default_factory=Counter)
     cached: set[int] = field(default_factory=set)
     """Hashes of prompts' beginnings, of whole blocks each."""
+    pictures: list[tuple[str, int, int]] = field(default_factory=list)
+    """Digest, width and height of each picture that came in a streamed request."""
     cache_queries: int = 0
     cache_hits: int = 0
 
@@ -149,6 +159,19 @@ def count_tokens(text: str) -> int:
 def _join_text(content: str | list[dict[str, Any]]) -> str:
     """Return a message's text, which may be a list of parts."""
     return content if isinstance(content, str) else " ".join(str(part.get("text", "")) for part in content)
+
+
+def _find_pictures(messages: list[dict[str, Any]]) -> list[bytes]:
+    """Return the pictures of messages."""
+    parts = [part for message in messages if isinstance(message["content"], list) for part in message["content"]]
+    urls = [part["image_url"]["url"] for part in parts if part["type"] == "image_url"]
+    return [base64.b64decode(url.removeprefix(_DATA_URL), validate=True) for url in urls]
+
+
+def _describe_picture(png: bytes) -> tuple[str, int, int]:
+    """Return a picture's digest, width and height."""
+    width, height = struct.unpack(">II", png[16:24])
+    return hashlib.sha256(png).hexdigest(), width, height
 
 
 class Slots:
@@ -224,7 +247,8 @@ class ClientConnection(asyncio.Protocol):
             self._send_response(200, self._record.render_metrics().encode(), "text/plain; version=0.0.4")
         elif path == "/known":
             times = {"ttft_s": self._record.ttft_s, "itl_s": self._record.itl_s, "e2e_s": self._record.e2e_s}
-            self._send_json(200, {**times, "cpu_s": time.process_time()})
+            page = {**times, "pictures": self._record.pictures, "cpu_s": time.process_time()}
+            self._send_json(200, page)
         elif path == "/version":
             self._send_json(200, {"version": "known"})
         elif path == "/v1/models":
@@ -248,7 +272,8 @@ class ClientConnection(asyncio.Protocol):
         if behaviour.plain and ("ignore_eos" in body or "continuous_usage_stats" in body.get("stream_options", {})):
             return self._send_json(400, {"error": {"message": "unrecognized request argument supplied: ignore_eos"}})
         text = " ".join(_join_text(message["content"]) for message in body["messages"]) if chat else str(body["prompt"])
-        prompt_tokens = count_tokens(text) + (CHAT_OVERHEAD if chat else 0)
+        pngs = _find_pictures(body["messages"]) if chat else []
+        prompt_tokens = count_tokens(text) + (CHAT_OVERHEAD if chat else 0) + PICTURE_TOKENS * len(pngs)
         count = int(body.get("max_completion_tokens") or body.get("max_tokens") or 16)
         if not body.get("stream"):
             content = {"message": {"role": "assistant", "content": "token " * count}} if chat else {"text": "token"}
@@ -256,6 +281,7 @@ class ClientConnection(asyncio.Protocol):
             return self._send_json(
                 200, {"model": body["model"], "choices": [choice], "usage": _build_usage(prompt_tokens, count)}
             )
+        self._record.pictures += map(_describe_picture, pngs)
         strikes, remainder = divmod(next(self._counter), behaviour.fault_interval)
         fault = behaviour.faults[(strikes - 1) % len(behaviour.faults)] if behaviour.faults and remainder == 0 else None
         if fault == "hang":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from itertools import product
 from typing import Any
@@ -12,6 +13,7 @@ from llm_serving.catalog import engines, models
 from llm_serving.catalog.models import Model
 from llm_serving.engines import memory, vllm
 from llm_serving.targets.deployment_plan import DeploymentPlan
+from llm_serving.validation import pictures
 from tests.engines_own import EngineProbe
 
 NAMES = (
@@ -107,3 +109,25 @@ def test_parameters_are_those_of_transformers_own_models(engine_probe: EnginePro
     answers = engine_probe("parameters", [dict(models.read_config(name)) for name in names])
     counted = {name: answer.get("result") for name, answer in zip(names, answers, strict=True)}
     assert counted == {name: models.find(name).parameters for name in names}
+
+
+QWEN_PIXELS = {
+    "Qwen/Qwen2.5-VL-7B-Instruct": {"factor": 28, "min_pixels": 3136, "max_pixels": 12_845_056},
+    "Qwen/Qwen3-VL-8B-Instruct": {"factor": 32, "min_pixels": 65_536, "max_pixels": 16_777_216},
+}
+SIZES = ((64, 48), (16, 900), (640, 480), (1000, 1000), (1920, 1080), (4096, 4096))
+
+
+@pytest.mark.engine
+def test_made_pictures_are_decoded_and_have_at_most_the_tokens_that_are_counted(engine_probe: EngineProbe) -> None:
+    for name, pixels in QWEN_PIXELS.items():
+        vision = models.find(name).vision
+        assert vision
+        pngs = [base64.b64encode(pictures.make_png(*size, "seed")).decode() for size in SIZES]
+        answers = [answer["result"] for answer in engine_probe("picture", [{"png": png, **pixels} for png in pngs])]
+        assert [tuple(answer["size"]) for answer in answers] == list(SIZES)
+        for (width, height), answer in zip(SIZES, answers, strict=True):
+            most = vision.count_tokens(width, height)
+            # The engine rounds to the nearest row and column, and here both are rounded up.
+            rows, columns = width / vision.token_side, height / vision.token_side
+            assert answer["tokens"] <= most <= answer["tokens"] + rows + columns + 1

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -76,6 +78,8 @@ class FinishedRun(NamedTuple):
 
     report: Report
     folder: Path
+    known: dict[str, Any]
+    """What the server says of it."""
 
     @property
     def samples(self) -> list[Sample]:
@@ -97,6 +101,8 @@ def validate_server(
         root = tmp_path_factory.mktemp("validation")
         with known_server.run_server(behaviour) as url:
             deployment = make_deployment(url, traffic, slo)
-            return FinishedRun(*run.validate(deployment, logs=root / "logs", runs=root / "runs", **options))
+            finished = run.validate(deployment, logs=root / "logs", runs=root / "runs", **options)
+            with urllib.request.urlopen(f"{url}/known", timeout=10) as page:
+                return FinishedRun(*finished, json.load(page))
 
     return _play

@@ -22,6 +22,7 @@ from llm_serving.validation.driver_result import Progress
 from llm_serving.workloads.serving import measured_prompts
 from llm_serving.workloads.serving.deployment import Deployment
 from llm_serving.workloads.serving.traffic import Traffic
+from scripts.benchmarks import known_server
 from scripts.benchmarks.known_server import Behaviour
 from tests.validation.conftest import FinishedRun, ServerValidator
 
@@ -168,7 +169,7 @@ def test_several_processes_send_one_load_by_one_clock(
     monkeypatch.setattr(load_plan, "count_processes", lambda *_, **__: 2)
     traffic = {
         "arrivals": "40/s", "process": "constant", "requests": 40, "output_tokens": 4, "input_tokens": 200,
-        "shared_prefix": "50%", "warm_up": 2,
+        "shared_prefix": "50%", "warm_up": 2, "images": {"count": "1..2", "width": 64, "height": 48},
     }  # fmt: skip
     finished = validate_server(Behaviour(0.5, 0.001), traffic)
     samples = sorted(finished.samples, key=lambda sample: sample.number)
@@ -176,6 +177,13 @@ def test_several_processes_send_one_load_by_one_clock(
     assert [sample.start_s for sample in samples] == pytest.approx([index / 40 for index in range(40)], abs=1e-6)
     assert finished.report.requests.failed == 0
     assert finished.report.tokens.input_exact == 1
+    pictures = [sample.input_tokens - 200 for sample in samples]
+    assert set(pictures) == {known_server.PICTURE_TOKENS, 2 * known_server.PICTURE_TOKENS}
+    assert "A picture of 64 x 48 is 64 of the input tokens, by the server's usage." in finished.report.remarks
+    # The probe for vLLM's dialect has none; no two requests have the same, those of the warm-up included.
+    digests, widths, heights = zip(*finished.known["pictures"], strict=True)
+    assert (set(widths), set(heights)) == ({64}, {48})
+    assert len(set(digests)) == len(digests) >= (sum(pictures) + 2) // known_server.PICTURE_TOKENS
     # 39 of 40 prompts begin with what the first one of either process began with.
     assert finished.report.shared.of == 40
     assert finished.report.shared.prompts == pytest.approx(0.49, abs=0.08)

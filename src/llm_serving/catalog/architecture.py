@@ -6,6 +6,7 @@ quantizations.py the ways in which checkpoints store matrices.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -74,6 +75,15 @@ class Vision(BaseModel):
     image_tokens: int
     """Most tokens that one picture takes in the context."""
 
+    token_side: int
+    """Pixels across and down that become one token; 0 where every picture takes the most."""
+
+    row_ends: int
+    """Tokens that end a row of a picture's tokens."""
+
+    min_image_tokens: int
+    """Tokens up to which a smaller picture is enlarged."""
+
     patches: int
     """Parts that the largest picture is cut into."""
 
@@ -81,6 +91,14 @@ class Vision(BaseModel):
     intermediate: int
     outputs: int
     """Vectors of the decoder's width for each token of a picture."""
+
+    def count_tokens(self, width: int, height: int) -> int:
+        """Most tokens of a picture of that many pixels; one row and one column fewer where the engine rounds down."""
+        if not self.token_side:
+            return self.image_tokens
+        scale = max(1.0, math.sqrt(self.min_image_tokens * self.token_side**2 / (width * height)))
+        rows, columns = (math.ceil(pixels * scale / self.token_side) for pixels in (height, width))
+        return min(self.image_tokens, rows * (columns + self.row_ends))
 
 
 class ModelError(InputError):
@@ -411,6 +429,9 @@ class _Reader:
         return Vision(
             tensors=families.build_shapes(row.tensors, numbers),
             image_tokens=families.compute(row.image_tokens, numbers),
+            token_side=families.compute(row.token_side, numbers),
+            row_ends=families.compute(row.row_ends, numbers),
+            min_image_tokens=families.compute(row.min_image_tokens, numbers),
             patches=families.compute(row.patches, numbers),
             hidden=numbers["hidden_size"],
             intermediate=numbers["intermediate_size"],

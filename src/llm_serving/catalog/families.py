@@ -60,6 +60,15 @@ class VisionRow(BaseModel):
     image_tokens: Formula
     """Most tokens that one picture takes in the context."""
 
+    token_side: Formula = 0
+    """Pixels across and down that become one token, where the size of a picture decides its tokens; else 0."""
+
+    row_ends: Formula = 0
+    """Tokens that end a row of a picture's tokens."""
+
+    min_image_tokens: Formula = 1
+    """Tokens up to which a smaller picture is enlarged."""
+
     patches: Formula
     """Parts that the largest picture is cut into."""
 

@@ -295,6 +295,9 @@ Turns = Annotated[Bounds, Range("a number of turns", "2..6", 1, 1000), _as_text]
 Inputs = Annotated[Bounds, Range("a number of texts", "1..8", 1, 10_000), _as_text]
 """`4` or `1..8`: a least and a most, both included."""
 
+ImageCount = Annotated[Bounds, Range("a number of pictures", "1..4", 0, 100), _as_text]
+"""`1` or `0..4`: a least and a most, both included."""
+
 TokenRange = Annotated[Bounds, Range("a number of tokens", "2k..4k", 1, 10_000_000), _as_text]
 """`200` or `2k..4k`: a least and a most, both included."""
 

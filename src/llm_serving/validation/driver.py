@@ -68,6 +68,8 @@ def _lead(environment: Any, load: Load, meeting: Rendezvous, result: DriverResul
     load.vllm_dialect = result.vllm_dialect = _detect_vllm_dialect(user, load)
     setup = _measure_server(user, load)
     meeting.announce_setup(setup)
+    if plan.traffic.images:
+        result.picture_tokens = max(cost.picture for cost in setup.costs.values())
     warm_up, _ = _create_prompts(plan, WHOLE, "warm-up", setup)
     result.warm_up_sent = load.warm_up(prompt for prompt, _ in zip(warm_up, range(plan.traffic.warm_up), strict=False))
     result.warm_up_failed = load.warm_up_failed
@@ -124,7 +126,9 @@ def _measure_server(user: Any, load: Load) -> Setup:
         return Setup(vllm_dialect=load.vllm_dialect, tokens_per_character=rates)
     map_concurrently = Pool(prompts.CONCURRENCY).imap
     costs = {
-        model: prompts.measure_costs(functools.partial(_count_tokens, user, model), map_concurrently)
+        model: prompts.measure_costs(
+            functools.partial(_count_tokens, user, model), map_concurrently, plan.traffic.images, plan.nonce
+        )
         for model in plan.models
     }
     return Setup(vllm_dialect=load.vllm_dialect, costs=costs)
@@ -164,9 +168,10 @@ def _detect_vllm_dialect(user: Any, load: Load) -> bool:
     raise AssertionError("unreachable: the second try returns or raises")
 
 
-def _count_tokens(user: Any, model: str, text: str) -> int:
+def _count_tokens(user: Any, model: str, content: Any) -> int:
     """Return the tokens of a prompt, from the server's usage."""
-    body = user.body(Prompt(({"role": "user", "content": text},), max_tokens=1, model=model))
+    prompt = Prompt(({"role": "user", "content": content},), max_tokens=1, model=model)
+    body = user.body(prompt)
     if user.plan.pooled is None:
         body = {key: value for key, value in body.items() if key != "stream_options"} | {"stream": False}
     try:
@@ -174,7 +179,7 @@ def _count_tokens(user: Any, model: str, text: str) -> int:
     except HttpError as error:
         raise DriverError(f"{user.plan.url}{user.path()} returned {error}") from None
     # Assume a token per word if the server reports no usage; the report then shows no input tokens.
-    return int(usage.get("prompt_tokens") or len(text.split()))
+    return int(usage.get("prompt_tokens") or len(prompt.text.split()))
 
 
 def _send_request(user: Any, body: dict[str, Any]) -> bytes:

@@ -127,6 +127,9 @@ class DriverResult(BaseModel):
     shared_prompt_count: int = 0
     """Number of prompts compared."""
 
+    picture_tokens: int | None = None
+    """Tokens of a picture of the load by the server's usage, the most of any model; None without pictures."""
+
     processes: list[ProcessWatch] = []
     """One for each process."""
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import gevent
 from gevent import queue
 
-from llm_serving.validation import driver_result, prompts
+from llm_serving.validation import driver_result, pictures, prompts
 from llm_serving.validation.answer import Sample
 from llm_serving.validation.data_rows import DataRow
 from llm_serving.validation.load_plan import (
@@ -28,12 +28,14 @@ from llm_serving.validation.load_plan import (
     draw_turns,
     list_starts,
 )
+from llm_serving.workloads.serving.traffic import Traffic
 
 if TYPE_CHECKING:
     from llm_serving.validation.prefix_overlap import PrefixOverlap
 
-QUEUE_SIZE = 1000
-"""Prompts generated before the load starts; a longer load generates the others while it runs."""
+QUEUE_SIZE, QUEUE_BYTES = 1000, 256 * 2**20
+"""Prompts generated before the load starts, and the most memory of their pictures; a longer load generates the others
+while it runs."""
 
 SHOWN_ANSWERS = 5
 """Answers whose text the report shows if the prompts have no expected answers."""
@@ -61,8 +63,13 @@ class Prompt:
 
     @property
     def text(self) -> str:
-        """The prompt for the completions API: the last message."""
-        return str(self.messages[-1]["content"])
+        """The prompt for the completions API: the text of the last message."""
+        return pictures.get_text(self.messages[-1]["content"])
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is one message of text."""
+        return len(self.messages) == 1 and isinstance(self.messages[0]["content"], str)
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -105,7 +112,7 @@ class Load:
         self._ready = queue.Channel()
         self._busy = 0
         self._ttfts: list[float] = []
-        self._upcoming = queue.Queue(maxsize=QUEUE_SIZE)
+        self._upcoming = queue.Queue(maxsize=_compute_queue_size(plan.traffic))
         self._producer: gevent.Greenlet | None = None
         self._pauses = random.Random(f"{plan.traffic.seed}/pauses/{shard.index}")
         self._folder = Path(plan.folder)
@@ -258,6 +265,10 @@ class Load:
         return max(0.0, min((progress.total - progress.sent) * elapsed / progress.sent, traffic.time_limit - elapsed))
 
 
+def _compute_queue_size(traffic: Traffic) -> int:
+    return max(1, min(QUEUE_SIZE, QUEUE_BYTES // max(1, pictures.estimate_bytes(traffic))))
+
+
 def _fill(upcoming: queue.Queue, source: Iterable[Prompt]) -> None:
     for prompt in source:
         upcoming.put(prompt)
@@ -272,7 +283,8 @@ def generate_prompts(
         costs: tokens of each word, by model.
     """
     seed = f"{plan.traffic.seed}/{phase}/{plan.nonce}"
-    generators = {model: prompts.PromptGenerator(costs[model], seed) for model in plan.models}
+    images = plan.traffic.images
+    generators = {model: prompts.PromptGenerator(costs[model], seed, images) for model in plan.models}
     lengths = draw_lengths(plan.traffic, phase, plan.trace)
     # Lengths are drawn in groups: the turns of a session, or the texts of one request.
     draw_counts, build = (draw_inputs, _build_texts) if plan.pooled else (draw_turns, _build_session)
@@ -292,7 +304,8 @@ def _build_session(
         _build_turn(generator, replace(length, shared_tokens=0), number, model)
         for number, length in enumerate(others, start + 1)
     )
-    return replace(_build_turn(generator, first, start, model), asked_input=first.input_tokens, follow_ups=follow_ups)
+    asked_input = generator.count_tokens(first)
+    return replace(_build_turn(generator, first, start, model), asked_input=asked_input, follow_ups=follow_ups)
 
 
 def _build_texts(
@@ -312,7 +325,7 @@ def _build_texts(
 
 def _build_turn(generator: prompts.PromptGenerator, length: RequestLength, number: int, model: str) -> Prompt:
     """Build a request from its message alone; of a later turn, the server counts what came before too."""
-    message = {"role": "user", "content": generator.generate(length, number)}
+    message = {"role": "user", "content": generator.generate_content(length, number)}
     return Prompt((message,), length.output_tokens, model=model)
 
 

@@ -107,19 +107,30 @@ class RequestLength:
     output_tokens: int
     blocks: tuple[int, ...] = ()
     """Names of the blocks of a trace's prompt; prompts with the same first ones begin with the same text."""
+    images: int = 0
+    """Pictures beside the text."""
 
 
 def draw_lengths(traffic: Traffic, phase: str, rows: Sequence[TraceRow] = ()) -> Iterator[RequestLength]:
     """Yield the lengths of a phase's requests, endlessly; each phase draws its own, or takes those of a trace."""
+    images = _draw_images(traffic, phase)
     if rows:
         for row in itertools.cycle(rows):
-            yield RequestLength(row.input_tokens, 0, 0, row.output_tokens, row.blocks)
+            yield RequestLength(row.input_tokens, 0, 0, row.output_tokens, row.blocks, next(images))
     rng = random.Random(f"{traffic.seed}/{phase}/lengths")
     while True:
         input_tokens = _draw_length(traffic.input_tokens, rng)
         output_tokens = _draw_length(traffic.output_tokens, rng)
         group = rng.randrange(traffic.prefix_groups)
-        yield RequestLength(input_tokens, round(traffic.shared_prefix * input_tokens), group, output_tokens)
+        shared_tokens = round(traffic.shared_prefix * input_tokens)
+        yield RequestLength(input_tokens, shared_tokens, group, output_tokens, images=next(images))
+
+
+def _draw_images(traffic: Traffic, phase: str) -> Iterator[int]:
+    """Yield the pictures of each request, endlessly; drawn apart, so that lengths are the same with and without."""
+    rng = random.Random(f"{traffic.seed}/{phase}/images")
+    while True:
+        yield rng.randint(*traffic.images.count) if traffic.images else 0
 
 
 MAX_DRAWS = 1000
@@ -247,6 +258,11 @@ ANSWERS_PER_PROCESS = 1000
 tokens. Measured over loopback against a server that computes nothing, 2026-11-23."""
 
 
+PIXELS_PER_PROCESS = 25_000_000
+"""Pixels of made pictures a second of one process: a third of what a core does, 3.6 CPU-milliseconds to make and send one
+of 640 x 480. Measured over loopback against a server that computes nothing, 2026-11-23."""
+
+
 def count_processes(
     traffic: Traffic, cores: int, rows: Sequence[TraceRow] = (), *, least: int = 1, pooled: bool = False
 ) -> int:
@@ -265,7 +281,13 @@ def count_processes(
         rate = traffic.arrivals or len(rows) / max(1.0, rows[-1].at_s / traffic.trace_speed)
         tokens_each = _compute_mean_output(traffic, rows)
         needed = rate / ANSWERS_PER_PROCESS if pooled else rate * tokens_each / TOKENS_PER_PROCESS
+        needed += rate * _compute_mean_pixels(traffic) / PIXELS_PER_PROCESS
     return max(1, min(max(math.ceil(needed), least), cores, most))
+
+
+def _compute_mean_pixels(traffic: Traffic) -> float:
+    images = traffic.images
+    return fmean(images.count) * images.width * images.height if images else 0.0
 
 
 def _compute_mean_output(traffic: Traffic, rows: Sequence[TraceRow]) -> float:

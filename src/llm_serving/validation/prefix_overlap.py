@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llm_serving.validation import pictures
+
 if TYPE_CHECKING:
     from llm_serving.validation.load import Prompt  # it needs gevent, which only the driver's processes have
 
@@ -54,8 +56,8 @@ class PrefixOverlap:
             yield prompt
 
     def add(self, prompt: Prompt) -> None:
-        """Measure the next prompt."""
-        text = json.dumps(prompt.messages, ensure_ascii=False)
+        """Measure the next prompt; a picture counts as a short text that only the same picture has."""
+        text = json.dumps(pictures.replace_by_digests(prompt.messages), ensure_ascii=False)
         hasher = hashlib.blake2b(f"{prompt.model}\n".encode(), digest_size=DIGEST_BYTES)
         for start in range(0, len(text) - BLOCK + 1, BLOCK):
             hasher.update(text[start : start + BLOCK].encode("utf-8", "surrogatepass"))

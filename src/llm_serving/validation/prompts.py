@@ -12,9 +12,11 @@ import functools
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from llm_serving.validation import trace
+from llm_serving.validation import pictures, trace
 from llm_serving.validation.load_plan import RequestLength
+from llm_serving.workloads.serving.traffic import Images
 
 FIRST_WORD = "Read"
 """First word of each generated prompt: it may have other tokens than the same word after a space."""
@@ -34,20 +36,28 @@ CONCURRENCY = 8
 
 @dataclass(frozen=True)
 class TokenCosts:
-    """Tokens of a prompt of FIRST_WORD alone, and of each further word."""
+    """Tokens of a prompt of FIRST_WORD alone, of each further word, and of each picture."""
 
     base: int
     words: Mapping[str, int]
+    picture: int = 0
 
 
-def measure_costs(count: Callable[[str], int], map_function: Callable[..., Iterable[int]] = map) -> TokenCosts:
-    """Measure the tokens of words on a server.
+def measure_costs(
+    count: Callable[[Any], int],
+    map_function: Callable[..., Iterable[int]] = map,
+    images: Images | None = None,
+    nonce: str = "",
+) -> TokenCosts:
+    """Measure the tokens of words on a server, and of a picture if the load has any.
 
     Args:
-        count: returns the prompt tokens of a text, from the server's usage.
+        count: returns the prompt tokens of a message's content, from the server's usage.
         map_function: a `map` that may run concurrently.
+        nonce: of this run alone, for a picture that no server has seen.
     """
     base = count(FIRST_WORD)
+    picture = count(pictures.build_content(FIRST_WORD, images, 1, f"{nonce}/measure")) - base if images else 0
     totals = map_function(count, [" ".join([FIRST_WORD, *[word] * REPETITIONS]) for word in VOCABULARY])
     words = {}
     for word, total in zip(VOCABULARY, totals, strict=True):
@@ -55,7 +65,7 @@ def measure_costs(count: Callable[[str], int], map_function: Callable[..., Itera
         # Skip words whose tokens depend on their neighbours.
         if remainder == 0 and cost > 0:
             words[word] = cost
-    return TokenCosts(base, words or dict.fromkeys(VOCABULARY, 1))
+    return TokenCosts(base, words or dict.fromkeys(VOCABULARY, 1), max(0, picture))
 
 
 MEASURED_CHARACTERS = 4000
@@ -75,9 +85,10 @@ def measure_tokens_per_character(count: Callable[[str], int], texts: Iterable[st
 class PromptGenerator:
     """Generates prompts of exact length; the same seed gives the same prompts."""
 
-    def __init__(self, costs: TokenCosts, seed: str) -> None:
+    def __init__(self, costs: TokenCosts, seed: str, images: Images | None = None) -> None:
         self._costs = costs
         self._seed = seed
+        self._images = images
         self._groups: dict[int, _WordSequence] = {}
         self._generate_block = functools.lru_cache(maxsize=1024)(self._generate_uncached_block)
 
@@ -98,6 +109,15 @@ class PromptGenerator:
         )
         words, used = sequence.take(shared)
         return " ".join([FIRST_WORD, *words, *own_sequence.take(budget - used)[0]])
+
+    def generate_content(self, length: RequestLength, number: int) -> str | list[dict[str, Any]]:
+        """Return the prompt of a request with its pictures."""
+        text = self.generate(length, number)
+        return pictures.build_content(text, self._images, length.images, f"{self._seed}/pictures/{number}")
+
+    def count_tokens(self, length: RequestLength) -> int:
+        """Return the tokens of a request's prompt, those of its pictures included."""
+        return length.input_tokens + length.images * self._costs.picture
 
     def _generate_blocks(self, blocks: Sequence[int], budget: int) -> tuple[list[str], int]:
         """Return the words of a trace's blocks within a number of tokens, and their tokens."""

@@ -805,6 +805,9 @@ def _build_load_remarks(
             f"{traffic.data} has {result.shared_prompt_count} prompts, fewer than the {len(samples)} requests: they "
             "were sent again, when engines may have had them in their caches."
         )
+    if traffic.images and result.picture_tokens:
+        size = f"{traffic.images.width} x {traffic.images.height}"
+        remarks.append(f"A picture of {size} is {result.picture_tokens} of the input tokens, by the server's usage.")
     if tokens.input_exact is not None and tokens.input_exact < 1:
         remarks.append(f"{1 - tokens.input_exact:.0%} of the prompts have another length than requested.")
     if tokens.output_exact is not None and tokens.output_exact < 1:

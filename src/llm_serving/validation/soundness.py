@@ -63,6 +63,7 @@ def find_doubts(
         *_check_duration(result, samples),
         *(_check_growth(samples) if traffic.is_open_loop else ()),
         *_check_caches(traffic, result, shared, cached),
+        *_check_pictures(result),
     ]
 
 
@@ -186,6 +187,11 @@ def _check_caches(traffic: Traffic, result: DriverResult, shared: float | None, 
         f"{cached:.0%} of prompt tokens were found in caches, and the prompts share {explained:.0%}: {reason}; "
         "needs prompts that the caches do not have, or shared_prefix in traffic"
     )
+
+
+def _check_pictures(result: DriverResult) -> Iterator[str]:
+    if result.picture_tokens == 0:
+        yield "a picture has no tokens in the server's usage: the model may not see it; needs a server that counts them"
 
 
 def find_longest_stall(samples: Sequence[Sample], deadline_s: float) -> float:

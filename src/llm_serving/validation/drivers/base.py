@@ -88,7 +88,7 @@ class Driver:
     api: Literal["chat", "completions"] | None = None
     """The only API that it sends lengths to; None for both."""
     sends_messages: bool = False
-    """Whether it sends rows of several messages."""
+    """Whether it sends our messages as they are: several of them, and pictures."""
     notes: tuple[str, ...] = ()
     """Remarks of every report."""
     environment: Mapping[str, str] = field(default_factory=dict)

@@ -50,6 +50,9 @@ def check(driver: Driver, plan: LoadPlan) -> None:
         InputError: what it cannot send, one line each.
     """
     conflicts = [*_find_conflicts(plan), *driver.find_conflicts(plan.traffic)]
+    if plan.traffic.images and not driver.sends_messages:
+        reason = "its requests have text alone"
+        conflicts.append(Conflict(("images",), reason, "no images, --driver aiperf, or no --driver"))
     if conflicts:
         lines = (
             f"traffic.{'.'.join(map(str, path))}: {driver.title} cannot send it: {reason}. Fix: {fix}."
@@ -152,10 +155,12 @@ def _build_job(driver: Driver, plan: LoadPlan, server: _Server, folder: Path) ->
         warm_up, counted = _create_prompts(plan, server)
         created = list(itertools.islice(counted, count))
     if not driver.sends_messages:
-        long = next((prompt for prompt in created if len(prompt.messages) > 1), None)
-        if long is not None:
+        other = next((prompt for prompt in created if not prompt.is_plain), None)
+        if other is not None:
+            count = len(other.messages)
             raise InputError(
-                f"{plan.data}: {driver.title} sends one message a request, and a row has {len(long.messages)}. "
+                f"{plan.data}: {driver.title} sends one message of text a request, and a row has "
+                f"{f'{count} messages' if count > 1 else 'one with other parts'}. "
                 "Fix: rows with a prompt, or blueprint validate without --driver."
             )
     job = Job(plan.url, plan.models[0], traffic, created, due, dialect, folder)
@@ -171,7 +176,8 @@ def _create_prompts(plan: LoadPlan, server: _Server) -> tuple[Iterator[Prompt], 
         rates = {model: prompts.measure_tokens_per_character(server.count_tokens, texts)} if texts else {}
         return cycle_prompts(plan, rows, rates), cycle_prompts(plan, rows, rates)
     with ThreadPoolExecutor(prompts.CONCURRENCY) as pool:
-        costs = prompts.measure_costs(server.count_tokens, functools.partial(pool.map, timeout=plan.traffic.deadline))
+        map_concurrently = functools.partial(pool.map, timeout=plan.traffic.deadline)
+        costs = prompts.measure_costs(server.count_tokens, map_concurrently, plan.traffic.images, plan.nonce)
     return generate_prompts(plan, "warm-up", {model: costs}), generate_prompts(plan, "load", {model: costs})
 
 
@@ -210,12 +216,13 @@ class _Server:
             raise Unavailable(f"{self._plan.url} is unreachable: {getattr(error, 'reason', error)}") from None
         return True
 
-    def count_tokens(self, text: str) -> int:
+    def count_tokens(self, content: Any) -> int:
         """Return the tokens of a prompt, from the server's usage; its words if the server reports none."""
-        body = self._build_body(Prompt(({"role": "user", "content": text},), max_tokens=1), vllm_dialect=False)
+        prompt = Prompt(({"role": "user", "content": content},), max_tokens=1)
+        body = self._build_body(prompt, vllm_dialect=False)
         del body["stream_options"]
         usage = json.loads(self._send({**body, "stream": False})).get("usage") or {}
-        return int(usage.get("prompt_tokens") or len(text.split()))
+        return int(usage.get("prompt_tokens") or len(prompt.text.split()))
 
     def warm_up(self, warm_up: Sequence[Prompt]) -> tuple[int, int]:
         """Send prompts that are not counted, one after another; return how many were sent and how many failed."""

@@ -287,6 +287,8 @@ class Blueprint(BaseBlueprint, ModelSettings):
         fixes = {"kv_usage": "queue: 4", "policy": "policy: load-aware"}
         for key_path in [key_path for key_path, is_written in refused.items() if is_written]:
             yield Conflict(key_path, reason, fixes.get(key_path[-1], f"no {key_path[-1]}"))
+        if self.traffic.images is not None:
+            yield Conflict(("traffic", "images"), f"a request of the task {self.task} has texts alone", "no images")
         if self.traffic.data is not None and self.task == "rerank":
             yield Conflict(("traffic", "data"), "a prompt is a query or a document, and not both", "no data")
         if self.traffic.data is not None and self.traffic.inputs.max > 1:

@@ -8,6 +8,7 @@ Source: S. Williams et al., "Roofline: an insightful visual performance model", 
 
 from __future__ import annotations
 
+from statistics import fmean
 from typing import NamedTuple
 
 from llm_serving.catalog import instances, models
@@ -16,6 +17,7 @@ from llm_serving.catalog.instances import Accelerators, Instance
 from llm_serving.catalog.models import Model
 from llm_serving.engines import base, memory
 from llm_serving.settings.errors import InputError
+from llm_serving.workloads.serving.checks import pictures
 from llm_serving.workloads.serving.deployment import DECODE, PREFILL, Deployment, Role
 from llm_serving.workloads.serving.placement import apply_quantization
 
@@ -77,7 +79,20 @@ def _compute_lengths(deployment: Deployment) -> _Lengths:
 
     if deployment.is_pooled:
         return _Lengths(compute_mean(traffic.input_tokens) * compute_mean(traffic.inputs), 0.0)
-    return _Lengths(compute_mean(traffic.input_tokens), compute_mean(traffic.output_tokens))
+    input_tokens = compute_mean(traffic.input_tokens) + _count_picture_tokens(deployment)
+    return _Lengths(input_tokens, compute_mean(traffic.output_tokens))
+
+
+def _count_picture_tokens(deployment: Deployment) -> float:
+    """Mean tokens of a request's pictures, by the first model."""
+    images = deployment.traffic.images
+    if images is None:
+        return 0.0
+    try:
+        model = models.find(deployment.served_models[0].model)
+    except ModelError:
+        return 0.0
+    return fmean(images.count) * pictures.count_tokens(model, images)
 
 
 def _compute_prefill_s(model: Model, device: Accelerators, role: Role, lengths: _Lengths) -> float:

@@ -44,6 +44,8 @@ def compute_digest(traffic: Traffic, folder: Path) -> str:
         digest_input |= traffic.model_dump(
             mode="json", include={"input_tokens", "shared_prefix", "prefix_groups", "seed"}
         )
+        if traffic.images:
+            digest_input["images"] = traffic.images.model_dump(mode="json")
         if traffic.turns.max > 1:
             digest_input["turns"] = str(traffic.turns)
     return hashlib.sha256(json.dumps(digest_input, sort_keys=True).encode()).hexdigest()[:16]

@@ -34,7 +34,7 @@ from llm_serving.workloads.serving import (
     tasks,
 )
 from llm_serving.workloads.serving.blueprint import Blueprint
-from llm_serving.workloads.serving.checks import engine_arguments, engine_limits, targets
+from llm_serving.workloads.serving.checks import engine_arguments, engine_limits, pictures, targets
 from llm_serving.workloads.serving.deployment import (
     CompileCache,
     Deployment,
@@ -130,6 +130,7 @@ def _place_checked_roles(
         mistakes = [
             *placement.check_pool_sizes(blueprint, fleet, placed_roles),
             *targets.check(blueprint, fleet, environment, placed_roles),
+            *pictures.check(blueprint, placed_roles),
             *(
                 mistake
                 for key_path, role, role_placement in placed_roles
@@ -502,7 +503,7 @@ def _list_notes(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterato
             )
     for key_path, role, role_placement in placed_roles:
         if role_placement.model.vision:
-            yield _describe_pictures(role_placement.model, context.blueprint.select_model_settings(role).context)
+            yield pictures.describe(context.blueprint, role, role_placement.model)
         device = role_placement.instance.accelerators
         if device and not context.conventions.real_accelerators:
             yield (
@@ -525,14 +526,6 @@ def _list_notes(context: Context, placed_roles: Sequence[PlacedRole]) -> Iterato
             f"KV caches go from prefill to decode through the nodes' memory and TCP, {reason}: measure it against "
             "`blueprint baseline` before you pay for it."
         )
-
-
-def _describe_pictures(model: Model, context: int) -> str:
-    assert model.vision
-    return (
-        f"A picture takes up to {model.vision.image_tokens} of a request's {context} tokens with {model.name}; "
-        "engine_arguments: {limit_mm_per_prompt: {image: 1}} limits how many a request may have."
-    )
 
 
 def _list_image_notes(context: Context, roles: Sequence[Role]) -> Iterator[str]:

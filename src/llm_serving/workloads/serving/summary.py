@@ -60,7 +60,9 @@ def describe(document: Document[Blueprint], deployment: Deployment) -> list[tupl
 def _describe_lengths(deployment: Deployment) -> str:
     traffic = deployment.traffic
     if not deployment.is_pooled:
-        return f"{traffic.input_tokens} tokens in, {traffic.output_tokens} out"
+        images = traffic.images
+        pictures = f" and {images.count} pictures of {images.width} x {images.height}" if images else ""
+        return f"{traffic.input_tokens} tokens{pictures} in, {traffic.output_tokens} out"
     return f"{traffic.inputs} x {traffic.input_tokens} tokens for {tasks.POOLED[deployment.task].path}"
 
 

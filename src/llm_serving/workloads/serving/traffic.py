@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from llm_serving.settings.document import Conflict, Settings, parse_default
-from llm_serving.settings.units import Bounds, Duration, Inputs, Rate, Share, TextFormat, Turns
+from llm_serving.settings.units import Bounds, Duration, ImageCount, Inputs, Rate, Share, TextFormat, Turns
 from llm_serving.workloads.serving.token_lengths import TokenLengths
 
 PromptFile = Annotated[
@@ -34,6 +34,9 @@ JudgeUrl = Annotated[
 ]
 
 
+Pixels = Annotated[int, Field(ge=16, le=4096)]
+
+
 _LOOPS = {
     "process": ("open", "it spaces the arrivals of the open loop, and users is the closed loop"),
     "max_concurrency": ("open", "it bounds the open loop, and users is the closed loop, which has no more at once"),
@@ -50,6 +53,19 @@ class Judge(Settings):
 
     model: Annotated[str, Field(min_length=1, max_length=200)]
     """Value of a request's `model`."""
+
+
+class Images(Settings):
+    """Made pictures of a request, PNG files of random colors: no two requests have the same."""
+
+    count: ImageCount = parse_default("1")
+    """Pictures of a request, drawn evenly from the range; in a session, of each turn."""
+
+    width: Pixels
+    """Pixels across."""
+
+    height: Pixels
+    """Pixels down."""
 
 
 class Traffic(Settings):
@@ -114,6 +130,9 @@ class Traffic(Settings):
     """Texts of a request, each of `input_tokens`, for the tasks embed, rerank and classify; of rerank the documents of
     a query."""
 
+    images: Images | None = None
+    """Pictures sent with each prompt, for a model that sees. Their tokens come on top of `input_tokens`."""
+
     shared_prefix: Share = parse_default("0%")
     """Share of each prompt that it has in common with the other prompts of its group. Where it is left out, a router
     without a policy goes by what `validate` measured of the same prompts."""
@@ -153,8 +172,14 @@ class Traffic(Settings):
         return "shared_prefix" in self.model_fields_set
 
     @property
+    def max_images(self) -> int:
+        """Most pictures of a request: the last of a session holds all before it."""
+        return self.turns.max * self.images.count.max if self.images else 0
+
+    @property
     def max_request_tokens(self) -> int:
-        """Most tokens of a request, prompt and answer together: the last of a session holds all before it."""
+        """Most tokens of a request, prompt and answer together, without pictures: the last of a session holds all
+        before it."""
         return self.turns.max * (self.input_tokens.max + self.output_tokens.max)
 
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
@@ -168,6 +193,7 @@ class Traffic(Settings):
             self._check_trace_bounds(),
             self._check_trace_speed(),
             self._check_prefix_groups(),
+            self._check_images(),
         )
 
     @property
@@ -250,6 +276,15 @@ class Traffic(Settings):
         if self.is_open_loop != (loop == "open") and getattr(self, name) != type(self).model_fields[name].default:
             other = "users: 8 in place of arrivals" if self.is_open_loop else "arrivals: 20/s in place of users"
             yield Conflict((name,), reason, f"{other}, or no {name}")
+
+    def _check_images(self) -> Iterator[Conflict]:
+        if self.images is None:
+            return
+        if self.api != "chat":
+            yield Conflict(("images",), "completions have text alone", "api: chat, or no images")
+        if self.data is not None:
+            reason = "data says what is sent, and its messages may have pictures of their own"
+            yield Conflict(("images",), reason, "either data or images")
 
     def _check_prefix_groups(self) -> Iterator[Conflict]:
         if self.prefix_groups > 1 and self.shared_prefix == 0:
