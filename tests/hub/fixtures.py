@@ -43,6 +43,9 @@ class Hub:
     gated_status: int = 401
     """Refuses a gated repository with it: 401 without a token, 403 to an account that has not accepted its terms."""
 
+    sends_ranges: bool = True
+    """Whether it sends the part of a file that was asked for; else the whole of it."""
+
     requests: list[tuple[str, int]] = field(default_factory=list)
     """Each GET of a file, with the byte that it began at."""
 
@@ -56,7 +59,7 @@ class Hub:
         for name, content in self.files.items():
             git = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
             row: dict[str, Any] = {"rfilename": name, "size": len(content), "blobId": git}
-            if name.endswith(".safetensors"):
+            if name.endswith((".safetensors", ".gguf")):
                 row["lfs"] = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}
             siblings.append(row)
         return {"id": self.id, "sha": COMMIT, "siblings": siblings}
@@ -102,13 +105,15 @@ class _Handler(BaseHTTPRequestHandler):
         content = hub.files[path]
         if path in hub.damaged:
             content = content[:-1] + bytes([content[-1] ^ 1])
-        start = int(match[1]) if (match := re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))) else 0
+        match = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")) if hub.sends_ranges else None
+        start = int(match[1]) if match else 0
+        last = min(len(content), int(match[2]) + 1) if match and match[2] else len(content)
         hub.requests.append((path, start))
-        end = hub.broken_at.pop(path, len(content))
-        status = 206 if start else 200
-        self._send(status, content[start:end], {"X-Repo-Commit": COMMIT}, length=len(content) - start)
+        end = hub.broken_at.pop(path, last)
+        status = 206 if match else 200
+        self._send(status, content[start:end], {"X-Repo-Commit": COMMIT}, length=last - start)
         hub.sent_bytes += max(0, end - start)
-        if end < len(content):
+        if end < last:
             self.close_connection = True
 
     def _send(self, status: int, body: bytes, headers: dict[str, str], length: int | None = None) -> None:

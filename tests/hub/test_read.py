@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from llm_serving.catalog import models, records
-from llm_serving.hub import client, read
+from llm_serving.catalog import gguf, models, records
+from llm_serving.hub import client, make_gguf, read
 from llm_serving.settings.errors import BlueprintError, InputError, Unavailable
 from tests.hub.fixtures import COMMIT
 
@@ -92,3 +92,73 @@ def test_a_config_that_breaks_off_is_one_message(hub: Any) -> None:
         client.fetch_json(hub.id, "config.json")
     assert str(error.value).startswith(f"{hub.id}: ")
     assert "\n" not in str(error.value)
+
+
+@pytest.fixture(scope="module")
+def made_gguf(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A GGUF file of `tiny`."""
+    return (make_gguf.make("tiny", tmp_path_factory.mktemp("gguf") / "tiny") / gguf.FILE).read_bytes()
+
+
+@pytest.fixture
+def gguf_hub(hub: Any, made_gguf: bytes) -> Any:
+    """The hub with a repository of two GGUF files."""
+    hub.id = "someone/some-model-GGUF"
+    hub.files = {"some-model-Q8_0.gguf": made_gguf, "some-model-Q4_K_M.gguf": b"GGUF\3\0\0\0 and no more"}
+    return hub
+
+
+def test_a_gguf_file_of_any_repository_is_known_by_its_header_alone(gguf_hub: Any, made_gguf: bytes) -> None:
+    name, row = f"{gguf_hub.id}:Q8_0", models.find("tiny")
+    with pytest.raises(InputError, match=rf"or `blueprint model fit {name}`, which asks the hub once"):
+        models.find(name)
+    records.save(read.fetch_record(name))
+    assert {file for file, _ in gguf_hub.requests} == {"some-model-Q8_0.gguf"}
+    assert gguf_hub.sent_bytes < len(made_gguf), "not the whole file"
+    model = models.find(name)
+    assert (model.name, model.hub, model.formats) == (name, gguf_hub.id, ("gguf",))
+    assert model.weight_bytes == gguf.parse_bytes(made_gguf, "made").weight_bytes
+    for field in ("layers", "hidden", "heads", "kv_heads", "head_dim", "vocabulary", "max_context"):
+        assert getattr(model, field) == getattr(row, field), field
+
+
+def test_a_header_of_several_pieces_is_read_a_piece_at_a_time(
+    gguf_hub: Any, made_gguf: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "_RANGE_BYTES", 10_000)
+    record = read.fetch_record(f"{gguf_hub.id}:Q8_0")
+    assert record.gguf == gguf.parse_bytes(made_gguf, "made")
+    starts = [start for _, start in gguf_hub.requests]
+    assert starts == list(range(0, 10_000 * len(starts), 10_000)) and len(starts) > 2
+
+
+def test_a_gguf_file_that_cannot_be_served_is_refused_before_it_is_copied(gguf_hub: Any, made_gguf: bytes) -> None:
+    name = f"{gguf_hub.id}:Q4_K_M"
+    for content, message in {
+        made_gguf[:-1]: f"it is cut short: {len(made_gguf) - 1} bytes, {len(made_gguf)} by its header",
+        made_gguf[:5000]: "it is cut short within its header. Fix: copy or download it again",
+        made_gguf.replace(b"qwen3", b"qwenn"): "now 'qwenn': llama.cpp's version here runs no such model",
+        b"PK an archive": "it is no GGUF file that can be read: it does not begin with GGUF",
+    }.items():
+        gguf_hub.files["some-model-Q4_K_M.gguf"] = content
+        with pytest.raises(InputError) as error:
+            read.fetch_record(name)
+        assert str(error.value).startswith(f"{gguf_hub.id}: some-model-Q4_K_M.gguf: ")
+        assert message in str(error.value)
+    with pytest.raises(InputError, match=r"it has no GGUF files of Q5_K_M\. Fix: Q4_K_M or Q8_0"):
+        read.fetch_record(f"{gguf_hub.id}:Q5_K_M")
+
+
+def test_a_hub_that_sends_whole_files_alone_is_asked_for_none(gguf_hub: Any) -> None:
+    gguf_hub.sends_ranges = False
+    with pytest.raises(Unavailable, match=r"sends some-model-Q8_0\.gguf whole alone, and its header is at its start"):
+        read.fetch_record(f"{gguf_hub.id}:Q8_0")
+
+
+def test_a_repository_of_gguf_files_alone_names_the_way_to_one(gguf_hub: Any) -> None:
+    with pytest.raises(InputError) as error:
+        read.fetch_record(gguf_hub.id)
+    assert str(error.value) == (
+        f"{gguf_hub.id}: it has no safetensors, only .gguf. Fix: {gguf_hub.id}:Q4_K_M or {gguf_hub.id}:Q8_0, one file "
+        "for llama.cpp, or another model."
+    )

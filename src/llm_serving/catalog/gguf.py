@@ -127,7 +127,7 @@ class Header(BaseModel):
         value = self.values.get(f"{self.architecture}.{key}", default)
         if value is None:
             raise KeyError(f"{self.architecture}.{key}")
-        return int(max(value)) if isinstance(value, tuple) else int(value)
+        return int(max(value)) if isinstance(value, tuple | list) else int(value)
 
 
 def read_file(path: Path) -> Header:

@@ -114,24 +114,31 @@ def find(name: str, *, fetch: Callable[[str], ModelRecord] | None = None, unchec
     if folder:
         return read_folder(folder, unchecked=unchecked)
     repository, _, quantization = name.partition(":")
-    if quantization and repository in load_repositories():
+    row = load_repositories().get(repository)
+    if row and quantization in row.weight_bytes:
         return build_quantized(repository, quantization)
     hub_error = ""
-    record = records.find(name) if fetch is None else None
-    if fetch is not None and "/" in name:
+    record = records.find(name) if fetch is None or name.startswith(records.S3_SCHEME) else None
+    if record is None and fetch is not None and "/" in name and not name.startswith(records.S3_SCHEME):
         try:
             record = fetch(name)
         except BlueprintError as error:
             record, hub_error = records.find(name), str(error)
-    if record and record.config:
+    if record and (record.config or record.gguf):
         return _build_recorded(name, record, unchecked=unchecked)
+    if row and quantization and not hub_error:
+        return build_quantized(repository, quantization)  # refuses it, with those that there are
     raise _build_unknown_error(name, models, hub_error)
 
 
 def _build_recorded(name: str, record: ModelRecord, *, unchecked: bool) -> Model:
-    source = f"{CONFIG_FILE} of {name} at {(record.commit or '')[:12]}"
-    embeds = MODULES_FILE in record.files
-    return _build_checked(name, record.config, source, name, record.weight_bytes, embeds=embeds, unchecked=unchecked)
+    place = f"{name} at {record.commit[:12]}" if record.commit else name
+    hub_id = record.source.partition(":")[0] if record.commit else None
+    if record.gguf:
+        return _build_gguf(record.gguf, name, f"header of {place}", hub_id)
+    embeds, config = MODULES_FILE in record.files, record.config
+    source = f"{CONFIG_FILE} of {place}"
+    return _build_checked(name, config, source, hub_id, record.weight_bytes, embeds=embeds, unchecked=unchecked)
 
 
 def _build_checked(
@@ -179,6 +186,12 @@ def _build_unknown_error(name: str, models: Mapping[str, Model], hub_error: str)
     close_words = difflib.get_close_matches(name.lower(), [*by_lower_name, *by_short_name], n=3, cutoff=0.5)
     suggestions = list(dict.fromkeys({**by_short_name, **by_lower_name}[word] for word in close_words)) or list(models)
     ways = "the path of a folder"
+    if name.startswith(records.S3_SCHEME):
+        return ModelError(
+            "what lies there was not read yet",
+            f"`blueprint model fit {name}`, which reads it once",
+            subject=f"model: now {name!r}: ",
+        )
     if "/" in name and not name.startswith((".", "/", "~")) and not hub_error:
         ways += f", or `blueprint model fit {name}`, which asks the hub once"
     fix = f"{' or '.join(suggestions[:3])}, or {ways}; `blueprint model list` names all"
@@ -266,17 +279,25 @@ def _read_gguf(folder: Path, files: Sequence[Path]) -> Model:
     if len(files) > 1:
         names = ", ".join(file.name for file in files[:4])
         raise ModelError(f"{folder}: it holds {len(files)} GGUF files, {names}", "a folder with one of them")
-    header = gguf.read_file(files[0])
-    gguf.check_known(header, str(files[0]))
+    return _build_gguf(gguf.read_file(files[0]), str(folder), str(files[0]), None)
+
+
+def _build_gguf(header: gguf.Header, name: str, source: str, hub_id: str | None) -> Model:
+    """The model of a GGUF file.
+
+    Raises:
+        ModelError: llama.cpp does not run it, or a number that memory follows from is missing.
+    """
+    gguf.check_known(header, source)
     return Model(
-        **dict(gguf.build_architecture(header, str(files[0]))),
-        name=str(folder),
-        hub=None,
+        **dict(gguf.build_architecture(header, source)),
+        name=name,
+        hub=hub_id,
         task=header.task,
         weight_bytes=header.weight_bytes,
         random=False,
         formats=("gguf",),
-        source=str(files[0]),
+        source=source,
         read_on="",
     )
 

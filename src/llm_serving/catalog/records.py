@@ -1,11 +1,12 @@
 """What is known of models that the catalog has no row for: a record of each, by its id on the hub, in the user's cache.
 
 `blueprint model fit` and `blueprint model copy` write it; a copy in S3 has the same record beside its objects. Checking
-a blueprint then needs neither a hub nor S3.
+a blueprint then needs neither a hub nor S3. A model that lies in S3 otherwise is recorded by its s3://BUCKET/PREFIX.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Mapping
@@ -13,6 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+
+from llm_serving.catalog.gguf import Header
+
+S3_SCHEME = "s3://"
 
 _NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
 """Of a model on the hub, with the quantization of one of its GGUF files."""
@@ -34,7 +39,7 @@ class ModelRecord(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     source: str
-    """Id on the hub, or name of a folder."""
+    """Id on the hub, name of a folder, or s3://BUCKET/PREFIX."""
 
     revision: str | None = None
     """The branch, tag or commit that was asked for; None for a folder."""
@@ -44,6 +49,9 @@ class ModelRecord(BaseModel):
 
     config: Mapping[str, Any] = {}
     """Its config.json; empty for a GGUF file."""
+
+    gguf: Header | None = None
+    """Header of its GGUF file."""
 
     weight_bytes: int = 0
     """Of all tensors, by the index of its safetensors or the sizes of the files."""
@@ -72,10 +80,14 @@ def find(name: str) -> ModelRecord | None:
         return None
 
 
-def save(record: ModelRecord) -> None:
-    """Keep a record in place of an earlier one of the same model; models in folders have none."""
-    path = _find_path(record.source)
-    if path is None or record.commit is None:
+def save(record: ModelRecord, name: str = "") -> None:
+    """Keep a record in place of an earlier one of the same model; models in folders have none.
+
+    Args:
+        name: by which it is found again; the record's source if empty.
+    """
+    path = _find_path(name or record.source)
+    if path is None or (record.commit is None and not name):
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(f".{os.getpid()}")
@@ -84,4 +96,6 @@ def save(record: ModelRecord) -> None:
 
 
 def _find_path(name: str) -> Path | None:
+    if name.startswith(S3_SCHEME):
+        return find_folder() / f"s3-{hashlib.sha256(name.rstrip('/').encode()).hexdigest()[:32]}.json"
     return find_folder() / f"{name.replace('/', '--')}.json" if _NAME.fullmatch(name) else None

@@ -8,15 +8,16 @@ downloads after a restart, and verifies hashes.
 from __future__ import annotations
 
 import fnmatch
+import http.client
 import io
 import json
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, NoReturn
 
 from llm_serving import processes
 from llm_serving.hub import files
@@ -32,6 +33,9 @@ _SERVING_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.t
 _EXCLUDED_FOLDERS = ("original/", "onnx/", "openvino/", "metal/", ".")
 
 _TIMEOUT_S = 10.0
+
+_RANGE_BYTES = 4 * 2**20
+"""Of one request for a part of a file."""
 
 
 class RepoFile(NamedTuple):
@@ -117,12 +121,16 @@ def select_gguf(snapshot: Snapshot, quantization: str) -> RepoFile:
         raise InputError(
             f"{snapshot.id}: it has no GGUF file. Fix: a repository that has, usually ORGANIZATION/MODEL-GGUF."
         )
-    types = sorted(
-        {match[1] for name in found if (match := re.search(r"[-._]([A-Z]+\d*(?:_\w+)?)\.gguf$", name, re.IGNORECASE))}
-    )
+    types = _list_quantizations(found)
     raise InputError(
         f"{snapshot.id}: it has {len(matches) or 'no'} GGUF files of {quantization}. Fix: {' or '.join(types)}."
     )
+
+
+def _list_quantizations(names: Iterable[str]) -> list[str]:
+    """Types of numbers that names of GGUF files end with."""
+    pattern = re.compile(r"[-._]([A-Z]+\d*(?:_\w+)?)\.gguf$", re.IGNORECASE)
+    return sorted({match[1] for name in names if (match := pattern.search(name))})
 
 
 def select_names(names: Sequence[str], source: str) -> set[str]:
@@ -141,6 +149,12 @@ def select_names(names: Sequence[str], source: str) -> set[str]:
             {Path(name).suffix for name in names} & {".bin", ".pt", ".pth", ".gguf", ".h5", ".onnx"}
         )
         alternatives = f", only {' and '.join(other_suffixes)}" if other_suffixes else ""
+        if other_suffixes == [".gguf"] and "/" in source:
+            files = " or ".join(f"{source}:{quantization}" for quantization in _list_quantizations(names))
+            raise InputError(
+                f"{source}: it has no safetensors{alternatives}. Fix: {files}, one file "
+                "for llama.cpp, or another model."
+            )
         raise InputError(f"{source}: it has no safetensors{alternatives}. Fix: another model, or --all-files.")
     return serving_names - _find_second_checkpoint(serving_names)
 
@@ -177,6 +191,59 @@ def fetch_json(name: str, file: str, revision: str = "main") -> Mapping[str, Any
     if not isinstance(payload, dict):
         raise InputError(f"{name}: its {file} is not a mapping of keys to values. Fix: another model.")
     return payload
+
+
+def open_file(snapshot: Snapshot, file: RepoFile, max_bytes: int) -> BinaryIO:
+    """Open a file of a repository for reading from its start, a few megabytes at a time.
+
+    Args:
+        max_bytes: that are read at most; the file ends there for its reader.
+    """
+    return io.BufferedReader(_RangedFile(snapshot, file, max_bytes), _RANGE_BYTES)
+
+
+class _RangedFile(io.RawIOBase):
+    """A file on the hub, read by ranges."""
+
+    def __init__(self, snapshot: Snapshot, file: RepoFile, max_bytes: int) -> None:
+        self._snapshot, self._file = snapshot, file
+        self._position, self._end = 0, min(file.size, max_bytes)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count = min(len(buffer), self._end - self._position)
+        if count <= 0:
+            return 0
+        content = self._fetch(self._position, count)
+        buffer[: len(content)] = content
+        self._position += len(content)
+        return len(content)
+
+    def _fetch(self, start: int, count: int) -> bytes:
+        """Return `count` bytes of the file from the byte `start` on.
+
+        Raises:
+            Unavailable: the hub is unreachable, requires a token, or would send the whole file.
+        """
+        from huggingface_hub import hf_hub_url
+        from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+
+        name, file = self._snapshot.id, self._file.name
+        with _translate_errors(name, self._snapshot.commit, file):
+            url = hf_hub_url(name, file, revision=self._snapshot.commit, endpoint=resolve_endpoint())
+            headers = {**build_hf_headers(), "Range": f"bytes={start}-{start + count - 1}"}
+            with get_session().stream(
+                "GET", url, headers=headers, timeout=_TIMEOUT_S, follow_redirects=True
+            ) as response:
+                hf_raise_for_status(response)
+                if response.status_code == http.client.PARTIAL_CONTENT:
+                    return bytes(response.read())
+        raise Unavailable(
+            f"{name}: {resolve_endpoint()} sends {file} whole alone, and its header is at its start. Fix: a hub that "
+            "sends ranges, or `blueprint model copy`."
+        )
 
 
 def download(snapshot: Snapshot, file: RepoFile, folder: Path, on_bytes: OnBytes) -> Path:

@@ -2,30 +2,99 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Container, Iterable, Mapping
+from functools import partial
 from typing import Any
 
-from llm_serving.catalog import models
+from llm_serving.aws import s3
+from llm_serving.catalog import gguf, models
 from llm_serving.catalog.records import ModelRecord, RecordedFile
 from llm_serving.hub import client
+from llm_serving.settings.errors import InputError
 
 ReadJson = Callable[[str], Mapping[str, Any]]
 """Reads one of a model's JSON files by its name."""
 
 
+MAX_JSON_BYTES = 100_000_000
+
+
 def fetch_record(name: str, revision: str = "main") -> ModelRecord:
-    """The record of a model on the hub.
+    """The record of a model on the hub: ORGANIZATION/MODEL, or with :QUANTIZATION one of its GGUF files.
 
     Raises:
-        InputError: there is no such model or revision, or it has no safetensors or config.json.
+        InputError: there is no such model or revision, or it has no safetensors or config.json; or the GGUF file is not
+            all of a model that llama.cpp runs.
         Unavailable: the hub is unreachable, or requires a token.
     """
-    snapshot = client.fetch_snapshot(name, revision)
+    repository, _, quantization = name.partition(":")
+    snapshot = client.fetch_snapshot(repository, revision)
+    if quantization:
+        return fetch_gguf_record(snapshot, revision, name, client.select_gguf(snapshot, quantization))
 
     def read_json(file: str) -> Mapping[str, Any]:
         return client.fetch_json(name, file, snapshot.commit)
 
     return build_record(snapshot, revision, client.select_files(snapshot), {}, read_json)
+
+
+def fetch_gguf_record(snapshot: client.Snapshot, revision: str, name: str, file: client.RepoFile) -> ModelRecord:
+    """The record of one GGUF file of a repository, by its header alone, which is read a piece at a time.
+
+    Raises:
+        InputError: it is cut short, one of several parts, or of an architecture that llama.cpp does not run.
+        Unavailable: the hub is unreachable, requires a token, or sends whole files alone.
+    """
+    source = f"{snapshot.id}: {file.name}"
+    header = gguf.parse(client.open_file(snapshot, file, gguf.MAX_HEADER_BYTES), source)
+    gguf.check_whole(header, file.size, source)
+    gguf.check_known(header, source)
+    return ModelRecord(
+        source=name,
+        revision=revision,
+        commit=snapshot.commit,
+        gguf=header,
+        weight_bytes=header.weight_bytes,
+        files={gguf.FILE: RecordedFile(bytes=file.size, sha256=file.sha256)},
+    )
+
+
+def read_s3_record(bucket: s3.Bucket) -> ModelRecord:
+    """The record of a model at a place in S3 that says nothing of where it came from: by what lies there.
+
+    Raises:
+        InputError: no model lies there.
+        Unavailable: S3 is unreachable or denies access.
+    """
+    uri, sizes = str(bucket.location), bucket.list_sizes()
+    if gguf.FILE in sizes:
+        header = gguf.parse_bytes(bucket.read(gguf.FILE, 0, gguf.MAX_HEADER_BYTES), f"{uri}{gguf.FILE}")
+        gguf.check_whole(header, sizes[gguf.FILE], f"{uri}{gguf.FILE}")
+        files = {gguf.FILE: RecordedFile(bytes=sizes[gguf.FILE])}
+        return ModelRecord(source=uri, gguf=header, weight_bytes=header.weight_bytes, files=files)
+    if models.CONFIG_FILE not in sizes or not any(name.endswith(".safetensors") for name in sizes):
+        missing = "no safetensors" if models.CONFIG_FILE in sizes else f"no {models.CONFIG_FILE}"
+        raise InputError(
+            f"{uri}: {missing} is there. Fix: the prefix of a model's folder, with config.json; "
+            f"a GGUF file is named {gguf.FILE}."
+        )
+    snapshot = client.Snapshot(uri, "", tuple(client.RepoFile(name, size, None, "") for name, size in sizes.items()))
+    record = build_record(snapshot, "", client.select_files(snapshot), {}, partial(read_s3_json, bucket))
+    return record.model_copy(update={"revision": None, "commit": None})
+
+
+def read_s3_json(bucket: s3.Bucket, name: str) -> Mapping[str, Any]:
+    """A JSON file of a model in S3; nothing where it is no mapping.
+
+    Raises:
+        InputError: it is not JSON.
+    """
+    try:
+        content = json.loads(bucket.read(name, 0, MAX_JSON_BYTES))
+    except ValueError:
+        raise InputError(f"{bucket.location}{name}: it is not JSON. Fix: copy the model again.") from None
+    return content if isinstance(content, dict) else {}
 
 
 def build_record(

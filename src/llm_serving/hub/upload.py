@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 import threading
@@ -13,11 +12,11 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from llm_serving.aws import s3
 from llm_serving.catalog import gguf, records
-from llm_serving.catalog.records import ModelRecord, RecordedFile
+from llm_serving.catalog.records import ModelRecord
 from llm_serving.hub import client, files, read
 from llm_serving.hub import source as source_record
 from llm_serving.hub.files import OnProgress
@@ -27,8 +26,6 @@ MAX_PARALLEL = 4
 """Concurrent files: more do not help, given the parts in memory and one machine's network."""
 
 _LAST_FILE = "config.json"
-
-_MAX_JSON_BYTES = 100_000_000
 
 
 class UploadResult(NamedTuple):
@@ -206,8 +203,10 @@ def copy_from_hub(
     bucket = s3.Bucket(s3.parse_location(uri), endpoint=endpoint, env=env)
     repository, _, quantization = name.partition(":")
     snapshot = client.fetch_snapshot(repository, revision)
+    gguf_record = None
     if quantization:
-        repo_files = {gguf.FILE: client.select_gguf(snapshot, quantization)}
+        file = client.select_gguf(snapshot, quantization)
+        gguf_record, repo_files = read.fetch_gguf_record(snapshot, revision, name, file), {gguf.FILE: file}
     else:
         repo_files = {file.name: file for file in client.select_files(snapshot, all_files=all_files)}
     folder = (staging or find_staging_folder()) / repository.replace("/", "--") / snapshot.commit
@@ -223,7 +222,8 @@ def copy_from_hub(
 
     with client.lock_folder(folder):
         _transfer_all(transfer, repo_files, counter)
-        record = _build_record(name, snapshot, revision, repo_files, hashes, bucket)
+        read_json = partial(read.read_s3_json, bucket)
+        record = gguf_record or read.build_record(snapshot, revision, repo_files.values(), hashes, read_json)
         source_record.write(bucket, folder, record)
     records.save(record)
     return UploadResult(
@@ -248,40 +248,11 @@ def _copy_file(
     if not (file.sha256 and bucket.has_object(key, file.size, file.sha256)):
         local_path = client.download(snapshot, file, folder, partial(counter.add_received, key))
         sha256 = file.sha256 or files.compute_sha256(local_path)
-        if local_path.suffix == gguf.SUFFIX:
-            gguf.check_known(gguf.read_file(local_path), f"{snapshot.id}: {file.name}")
         if not bucket.has_object(key, file.size, sha256):
             bucket.upload(local_path, key, sha256, partial(counter.add_sent, key))
         local_path.unlink()
     counter.finish_file(key, file.size)
     return sha256
-
-
-def _build_record(
-    name: str,
-    snapshot: client.Snapshot,
-    revision: str,
-    repo_files: Mapping[str, client.RepoFile],
-    hashes: Mapping[str, str],
-    bucket: s3.Bucket,
-) -> ModelRecord:
-    """The record of a copy, from what lies there; a GGUF file has all that it needs in its own header."""
-    if gguf.FILE in repo_files:
-        [file] = repo_files.values()
-        recorded_file = RecordedFile(bytes=file.size, sha256=hashes[file.name])
-        return ModelRecord(
-            source=name,
-            revision=revision,
-            commit=snapshot.commit,
-            weight_bytes=file.size,
-            files={gguf.FILE: recorded_file},
-        )
-
-    def read_json(file: str) -> Mapping[str, Any]:
-        content = json.loads(bucket.read(file, 0, _MAX_JSON_BYTES))
-        return content if isinstance(content, dict) else {}
-
-    return read.build_record(snapshot, revision, repo_files.values(), hashes, read_json)
 
 
 def find_staging_folder() -> Path:

@@ -12,6 +12,7 @@ import pytest
 from llm_serving import console, processes
 from llm_serving.catalog import models
 from llm_serving.cli import main
+from llm_serving.hub import upload
 from llm_serving.rehearsal import emulator
 
 
@@ -193,3 +194,20 @@ def test_copy_to_a_fleet_uploads_to_its_model_bucket(
     listing = client.list_objects_v2(Bucket=name, Prefix=f"models/{hub.id}/")
     # The model's four files, and where they came from.
     assert listing["KeyCount"] == 5
+
+
+@pytest.mark.terraform
+def test_a_model_in_s3_without_record_is_read_from_its_config_and_sizes(
+    bucket: Any, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    uri = str(bucket.location)
+    assert _run_cli("fit", uri) == 2
+    assert f"{uri}: no config.json is there. Fix: the prefix of a model's folder" in capsys.readouterr().err
+    (folder / "config.json").write_text(json.dumps(dict(models.read_config("tiny"))))
+    upload.upload(folder, uri)
+    assert not [name for name in bucket.list_sizes() if name.startswith(".")]
+    assert _run_cli("fit", uri, "--type", "g6e.xlarge") == 0
+    model, row = models.find(uri.rstrip("/")), models.find("tiny")
+    assert (model.layers, model.vocabulary, model.hub) == (row.layers, row.vocabulary, None)
+    assert model.weight_bytes == (folder / "model.safetensors").stat().st_size

@@ -13,7 +13,7 @@ from llm_serving.settings.errors import InputError
 from llm_serving.validation import report
 from llm_serving.workloads.serving import summary
 from llm_serving.workloads.serving.deployment import Deployment
-from tests.workloads.serving.checks.test_engine_arguments import _resolve
+from tests.workloads.serving.checks.test_engine_arguments import FLEET, _resolve
 
 GB = 10**9
 
@@ -114,3 +114,30 @@ def test_a_revision_other_than_the_one_that_was_copied_is_refused_at_its_line(
     )
     with pytest.raises(InputError, match=r"revision: now 'v2': tiny is not from a hub\. Fix: remove"):
         _resolve(tmp_path, "revision: v2\n", model="tiny")
+
+
+def test_a_model_in_s3_that_nothing_recorded_is_deployed_from_there_once_it_was_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = "s3://bring-your-own/models/zebra-7b"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(InputError) as refusal:
+        _resolve(tmp_path, "", model=uri)
+    assert str(refusal.value) == (
+        f"{tmp_path}/blueprint.yaml:3:8: model: now '{uri}': what lies there was not read yet. "
+        f"Fix: `blueprint model fit {uri}`, which reads it once."
+    )
+    config = {"model_type": "zebra", "text_config": {"num_hidden_layers": 4, "hidden_size": 64, "vocab_size": 100}}
+    records.save(ModelRecord(source=uri, config=config, weight_bytes=8 * GB), name=f"{uri}/")
+    with pytest.raises(InputError, match=r"its memory is not known here\. Fix: memory: unchecked"):
+        _resolve(tmp_path, "", model=uri)
+    with pytest.raises(
+        InputError, match=r":3:8: model: now .+ the fleet lets its engines read no bucket bring-your-own"
+    ):
+        _resolve(tmp_path, "memory: unchecked\n", model=uri)
+    fleet = FLEET.replace("pools:", "storage: {model_buckets: {bucket: bring-your-own}}\npools:")
+    monkeypatch.setattr("tests.workloads.serving.checks.test_engine_arguments.FLEET", fleet)
+    [served] = _resolve(tmp_path, "memory: unchecked\n", model=uri).served_models
+    assert (served.name, served.weights.uri, served.weights.bytes) == ("zebra-7b", f"{uri}/", 8 * GB)
+    with pytest.raises(InputError, match=r"revision: now 'main': s3://\S+ is not from a hub"):
+        _resolve(tmp_path, "memory: unchecked\nrevision: main\n", model=uri)

@@ -101,7 +101,8 @@ def fit(
     model: Annotated[
         str,
         typer.Argument(
-            help="A catalog name, a folder with config.json, a Hugging Face id, or the s3://BUCKET/PREFIX of a copy.",
+            help="A catalog name, a folder with config.json, a Hugging Face id, with :QUANTIZATION a GGUF file, or the "
+            "s3://BUCKET/PREFIX of a model.",
             autocompletion=completions.complete_models,
         ),
     ],
@@ -121,7 +122,7 @@ def fit(
     if kv_cache_dtype not in ("auto", "fp8"):
         raise InputError(f"--kv-cache-dtype: now {kv_cache_dtype!r}: there is no such type. Fix: auto or fp8.")
     if model.startswith("s3://"):
-        model = _keep_record(source_record.read(s3.Bucket(s3.parse_location(model)))).source
+        model = _record_s3_model(model)
     model_row = models.find(model, fetch=_fetch_record, unchecked=True)
     context_tokens = min(_parse_tokens(context), model_row.max_context)
     rows = {name: instances.find(name) for name in type_} if type_ else dict(instances.load())
@@ -187,6 +188,14 @@ def _fetch_record(name: str) -> ModelRecord:
 def _keep_record(record: ModelRecord) -> ModelRecord:
     records.save(record)
     return record
+
+
+def _record_s3_model(uri: str) -> str:
+    """Read what lies at a place in S3, and keep it by that place and by what it is a copy of; return its name."""
+    bucket = s3.Bucket(s3.parse_location(uri))
+    record = source_record.find(lambda: bucket) or read.read_s3_record(bucket)
+    records.save(record, name=uri)
+    return _keep_record(record).source if record.commit else uri
 
 
 def _detect_format(source: str) -> models.WeightsFormat:

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from llm_serving import paths
-from llm_serving.catalog import engines
+from llm_serving.catalog import engines, records
 from llm_serving.settings.choices import OneOf, Task
 from llm_serving.settings.document import Conflict, Document, Settings, load, parse_default
 from llm_serving.settings.errors import InputError, Mistake
@@ -151,7 +151,7 @@ class Blueprint(BaseBlueprint, ModelSettings):
     """The folder under blueprints/ that this is a copy of."""
 
     model: ModelName | None = None
-    """A model of the catalog, a hub id such as Qwen/Qwen3-0.6B, or a folder that holds config.json."""
+    """A model of the catalog, a hub id such as Qwen/Qwen3-0.6B, a folder that holds config.json, or its s3://BUCKET/PREFIX."""
 
     task: Task = tasks.GENERATE
     """What the model is for: `generate` writes text; `embed` answers POST /v1/embeddings, `rerank` /v1/rerank and
@@ -240,6 +240,13 @@ class Blueprint(BaseBlueprint, ModelSettings):
     def select_model_settings(self, role: EngineRole) -> Blueprint | ModelRole:
         """What holds a role's model, weights and context: the role itself, or the blueprint for all roles."""
         return role if isinstance(role, ModelRole) else self
+
+    def locate_weights(self, role: EngineRole) -> tuple[str, str]:
+        """The key that says where a role's weights lie, and what it says: `s3`, or s3://BUCKET/PREFIX."""
+        settings = self.select_model_settings(role)
+        model = settings.model or ""
+        is_in_s3 = settings.weights == "s3" and model.startswith(records.S3_SCHEME)
+        return ("model", model) if is_in_s3 else ("weights", settings.weights)
 
     def find_model_key_path(self, key_path: Sequence[str], role: EngineRole, key: str) -> tuple[str, ...]:
         """The key path of a model setting `key` for the role at `key_path`."""

@@ -156,7 +156,9 @@ def list_port_names(blueprint: Blueprint) -> list[str]:
 
 
 def resolve_served_name(model: str) -> str:
-    """What clients put in `model`: the name in the catalog or on the hub, or the folder's own."""
+    """What clients put in `model`: the name in the catalog or on the hub, or the last part of a folder or S3 prefix."""
+    if model.startswith(records.S3_SCHEME):
+        return model.rstrip("/").rpartition("/")[2]
     return Path(model).expanduser().name if Path(model).expanduser().is_dir() else model
 
 
@@ -397,7 +399,8 @@ def _build_served_model(
     settings, model = context.blueprint, role_placement.model
     model_settings = settings.select_model_settings(role)
     model_name = model_settings.model or ""
-    uri = _build_bucket_uri(context, model_name) if model_settings.weights == "s3" else model_settings.weights
+    _, location = settings.locate_weights(role)
+    uri = _build_bucket_uri(context, model_name) if location == "s3" else location
     folder = blueprint.path.resolve().parent
     return ServedModel(
         model=model_name,

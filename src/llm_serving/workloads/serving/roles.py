@@ -177,7 +177,7 @@ class ModelRole(EngineRole, ModelSettings):
     """One of many models behind one endpoint: clients put the name of its role, or its `served_name`, in `model`."""
 
     model: ModelName
-    """A model of the catalog, a hub id such as Qwen/Qwen3-0.6B, or a folder that holds config.json."""
+    """A model of the catalog, a hub id such as Qwen/Qwen3-0.6B, a folder that holds config.json, or its s3://BUCKET/PREFIX."""
 
     served_name: ServedName | None = None
     """What clients put in `model`, such as a hub id; the name of the role by default."""

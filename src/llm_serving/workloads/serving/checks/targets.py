@@ -180,8 +180,8 @@ def _check_buckets(
     readable = {environment.bucket, *(row.bucket for row in fleet.value.storage.model_buckets)}
     locations: dict[tuple[str, ...], str] = {}
     for key_path, role, _ in placed_roles:
-        weights_path = blueprint.value.find_model_key_path(key_path, role, "weights")
-        locations[weights_path] = blueprint.value.select_model_settings(role).weights
+        key, location = blueprint.value.locate_weights(role)
+        locations[blueprint.value.find_model_key_path(key_path, role, key)] = location
         locations |= {(*key_path, "adapters", name): location for name, location in role.adapters.items()}
     for location_path, location in locations.items():
         bucket = location.removeprefix("s3://").partition("/")[0]
