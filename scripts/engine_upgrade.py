@@ -238,15 +238,16 @@ def _describe(before: EngineOption | None, after: EngineOption | None) -> str:
 
 
 def _compare_names(old: EngineOptions, new: EngineOptions, row: Mapping[str, Any]) -> Iterator[Change]:
-    """Parsers of answers, and environment variables: names without a type."""
+    """Parsers of answers, environment variables and architectures that were dropped: names without a type."""
     kinds = {
         "parser of tools": (old.parsers["tools"], new.parsers["tools"]),
         "parser of reasoning": (old.parsers["reasoning"], new.parsers["reasoning"]),
         "variable": (old.variables, new.variables),
+        "dropped architecture": (tuple(old.dropped_architectures), tuple(new.dropped_architectures)),
     }
     for kind, (before, after) in kinds.items():
         for name in sorted({*before} ^ {*after}):
-            part = row.get("answer_parsers", ()) if kind != "variable" else row
+            part = row.get("answer_parsers", ()) if kind.startswith("parser") else row
             yield Change(kind, name, "removed" if name in before else "added", find_places(part, name))
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import vllm
 from vllm import envs
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.model_executor.models import registry
 from vllm.reasoning import ReasoningParserManager
 from vllm.tool_parsers import ToolParserManager
 from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -28,7 +29,7 @@ HELP = "help"
 
 
 def record() -> dict[str, Any]:
-    """Return the parser's options by name, without dashes; parsers by kind; and the engine's environment variables."""
+    """Return the parser's options by name, without dashes; parsers by kind; variables; and architectures it dropped."""
     parser = make_arg_parser(FlexibleArgumentParser())
     options = {
         name.removeprefix("--").replace("-", "_"): describe(action)
@@ -45,6 +46,7 @@ def record() -> dict[str, Any]:
             "reasoning": sorted({*ReasoningParserManager.reasoning_parsers, *ReasoningParserManager.lazy_parsers}),
         },
         "variables": sorted(envs.environment_variables),
+        "dropped_architectures": dict(sorted(registry._PREVIOUSLY_SUPPORTED_MODELS.items())),
     }
 
 

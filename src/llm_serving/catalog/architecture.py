@@ -113,6 +113,10 @@ class ModelError(InputError):
 class UnknownMemoryError(ModelError):
     """A model whose config.json can be read, and whose memory is not known here."""
 
+    def __init__(self, reason: str, fix: str, architectures: tuple[str, ...]) -> None:
+        super().__init__(reason, fix)
+        self.architectures = architectures
+
 
 class Architecture(BaseModel):
     """The numbers of `config.json` that memory follows from. Lengths are in numbers, not bytes."""
@@ -261,7 +265,9 @@ def parse(config: Mapping[str, Any], source: str) -> Architecture:
     if family is None:
         supported = ", ".join(sorted(name for name in families.load() if name != GGUF))
         raise UnknownMemoryError(
-            f"{source}: model_type: now {kind!r}: its memory is not known here", f"a model of one of {supported}"
+            f"{source}: model_type: now {kind!r}: its memory is not known here",
+            f"a model of one of {supported}",
+            read_names(config),
         )
     try:
         return _Reader(str(kind), family, config).build()
@@ -269,6 +275,7 @@ def parse(config: Mapping[str, Any], source: str) -> Architecture:
         raise UnknownMemoryError(
             f"{source}: {error.key}: the size of its weights is not known here",
             "a model in 16 bits, fp8, fbgemm_fp8, mxfp4, NVFP4, AWQ, GPTQ or one scheme of compressed-tensors",
+            read_names(config),
         ) from None
     except KeyError as error:
         raise ModelError(f"{source}: {error.args[0]}: it is missing, and memory follows from it") from None
@@ -460,6 +467,11 @@ _COPIED = (
 def _find(config: Mapping[str, Any], *keys: str) -> Any:
     """The value of the first key that has one."""
     return next((config[key] for key in keys if config.get(key)), None)
+
+
+def read_names(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of a model's classes, by which engines choose their own code."""
+    return tuple(map(str, config.get("architectures") or ()))
 
 
 def count_labels(config: Mapping[str, Any]) -> int:

@@ -1,4 +1,5 @@
-"""What an engine's own parser takes: options with their types and choices, parsers of answers, environment variables.
+"""What an engine's own code says that it takes: options, parsers of answers, environment variables, and architectures
+that it takes no more.
 
 engines/NAME.options.json holds it for the version of the engine's row, written by the engine's own code
 (scripts/record_vllm_options.py for vLLM). An engine without such a file takes no `engine_arguments`.
@@ -87,6 +88,9 @@ class EngineOptions(BaseModel):
 
     variables: tuple[str, ...]
     """Environment variables that the engine reads."""
+
+    dropped_architectures: Mapping[str, str] = {}
+    """Architectures of a config.json that it ran before, and its last version that did."""
 
     def suggest_option(self, name: str) -> str:
         """The option that a misspelt name was meant for; empty where none is near."""

@@ -87,6 +87,9 @@ class Model(Architecture):
     random: bool
     """Whether the weights are random numbers: every output is shown with RANDOM_NOTICE."""
 
+    architectures: tuple[str, ...] = ()
+    """Names of its classes in its config.json, by which engines choose their own code."""
+
     formats: tuple[WeightsFormat, ...] = ("safetensors",)
     """Forms in which its weights can be had."""
 
@@ -383,6 +386,7 @@ def _build_model(
         task=task,
         weight_bytes=weight_bytes or computed_bytes,
         random=bool(config.get(RANDOM_KEY, False)),
+        architectures=architecture.read_names(config),
         # A model that is made here and writes text is made in either form.
         formats=("safetensors", "gguf") if is_made and task == "generate" else ("safetensors",),
         source=source,

@@ -141,3 +141,16 @@ def test_a_model_in_s3_that_nothing_recorded_is_deployed_from_there_once_it_was_
     assert (served.name, served.weights.uri, served.weights.bytes) == ("zebra-7b", f"{uri}/", 8 * GB)
     with pytest.raises(InputError, match=r"revision: now 'main': s3://\S+ is not from a hub"):
         _resolve(tmp_path, "memory: unchecked\nrevision: main\n", model=uri)
+
+
+@pytest.mark.parametrize("memory", ["", "memory: unchecked\n"])
+def test_a_model_that_the_engine_dropped_is_refused_with_its_last_version(tmp_path: Path, memory: str) -> None:
+    model = _make_folder(tmp_path, 8 * GB)
+    config = {"model_type": "mllama", "architectures": ["MllamaForConditionalGeneration"], "text_config": {}}
+    (model / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError) as refusal:
+        _resolve(tmp_path, memory, model=str(model))
+    assert str(refusal.value).startswith(f"{tmp_path}/blueprint.yaml:3:8: model: now '")
+    assert str(refusal.value).endswith(
+        "': vLLM 0.32.0 has no MllamaForConditionalGeneration: 0.10.2 was the last that ran it. Fix: another model."
+    )

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from llm_serving.catalog import engines, images, models, records
+from llm_serving.catalog import engine_options, engines, images, models, records
 from llm_serving.catalog.architecture import ModelError, UnknownMemoryError
 from llm_serving.catalog.models import Model, WeightsFormat
 from llm_serving.fleet import image_cache
@@ -242,11 +242,17 @@ def _resolve_model(
     try:
         model = models.find(name, unchecked=unchecked)
     except UnknownMemoryError as error:
+        dropped = _describe_dropped(blueprint.value.engine, error.architectures)
+        if dropped:
+            return None, [blueprint.build_mistake(key_path, name, *dropped)]
         fix = f"memory: unchecked, which counts its weights alone, or {error.fix}"
         return None, [blueprint.build_mistake(key_path, name, error.reason, fix)]
     except ModelError as error:
         return None, [blueprint.build_mistake(key_path, name, error.reason, error.fix)]
     weights_format = engines.load_engines()[blueprint.value.engine].weights_format
+    dropped = _describe_dropped(blueprint.value.engine, model.architectures)
+    if dropped:
+        return model, [blueprint.build_mistake(key_path, name, *dropped)]
     if weights_format not in model.formats:
         return model, [blueprint.build_mistake(key_path, name, *_describe_format(blueprint.value.engine, model))]
     if model.is_known and model.task != blueprint.value.task:
@@ -275,6 +281,17 @@ def _check_revision(
     reason = f"what is known here is {record.source} at {record.revision}, commit {commit}"
     fix = f"revision: {commit}, or `blueprint model copy {record.source} --revision {settings.revision}`"
     return [blueprint.build_mistake(path, settings.revision, reason, fix)]
+
+
+def _describe_dropped(engine: str, architectures: Sequence[str]) -> tuple[str, str] | None:
+    """Why the engine's version runs the model no more, and the fix; None where that is not known."""
+    recorded = engine_options.load(engine)
+    for architecture in architectures:
+        if recorded and architecture in recorded.dropped_architectures:
+            version = recorded.dropped_architectures[architecture]
+            reason = f"{recorded.source.partition(',')[0]} has no {architecture}: {version} was the last that ran it"
+            return reason, "another model"
+    return None
 
 
 def _describe_task(settings: Blueprint, model: Model) -> tuple[str, str]:
