@@ -23,7 +23,10 @@ import pytest
 from llm_serving import processes
 from llm_serving.catalog import models
 from llm_serving.hub import make_tiny
+from llm_serving.settings.units import Bounds
 from llm_serving.targets.deployment_plan import DeploymentPlan
+from llm_serving.validation import pictures
+from llm_serving.workloads.serving.traffic import Images
 
 pytestmark = pytest.mark.engine
 
@@ -137,6 +140,12 @@ def test_a_schema_shapes_the_answer_and_the_stream_ends_with_its_usage(client: o
     text = "".join((delta.content or "") + (getattr(delta, "reasoning", None) or "") for delta in deltas)
     assert isinstance(json.loads(text)["warm"], bool)
     assert chunks[-1].usage.completion_tokens > 0
+
+
+def test_a_picture_for_a_text_model_is_refused_in_the_engines_words(client: openai.OpenAI) -> None:
+    parts = pictures.build_content("What is it?", Images(count=Bounds(1, 1), width=64, height=48), 1, "seed")
+    with pytest.raises(openai.BadRequestError, match="is not a multimodal model"):
+        _ask(client, messages=[{"role": "user", "content": parts}])
 
 
 def test_urgent_requests_overtake_those_that_wait(client: openai.OpenAI, plan: DeploymentPlan) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
 from llm_serving.catalog import architecture, models
+from llm_serving.catalog.architecture import ModelError
 from llm_serving.catalog.records import ModelRecord
+from llm_serving.hub import make_tiny
 from llm_serving.settings.errors import InputError
 
 STATED = {
@@ -173,3 +177,61 @@ def test_a_disabled_sliding_window_gives_no_sliding_layers() -> None:
     assert (
         architecture.parse({**config, "layer_types": ["sliding_attention", "full_attention"]}, "x").sliding_layers == 1
     )
+
+
+@pytest.fixture
+def whole_folder(tmp_path: Path) -> Path:
+    """A folder with all of a model."""
+    return make_tiny.make("tiny", tmp_path / "whole")
+
+
+def _cut(path: Path, size: int) -> None:
+    os.truncate(path, size)
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a shard is missing": (
+        lambda folder: (folder / "model-00002-of-00004.safetensors").unlink(),
+        "model.safetensors.index.json names files that are not there, model-00002-of-00004.safetensors first. "
+        "Fix: all files of the checkpoint.",
+    ),
+    "a shard is cut": (
+        lambda folder: _cut(folder / "model-00002-of-00004.safetensors", 100_000),
+        "incomplete or damaged: 100000 bytes, expected ",
+    ),
+    "a header is cut": (
+        lambda folder: _cut(folder / "model-00002-of-00004.safetensors", 100),
+        "incomplete or damaged: 100 bytes, expected a safetensors header. Fix: copy or download it again.",
+    ),
+    "no tokenizer": (
+        lambda folder: (folder / "tokenizer.json").unlink(),
+        "it holds no tokenizer, none of tokenizer.json, tokenizer.model, tekken.json, vocab.json, tiktoken.model, vocab.txt. "
+        "Fix: the tokenizer's files beside the weights.",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_folder_whose_checkpoint_is_not_whole_is_refused(whole_folder: Path, damage: str) -> None:
+    models.check_folder(str(whole_folder))
+    break_folder, message = DAMAGES[damage]
+    break_folder(whole_folder)
+    with pytest.raises(ModelError) as error:
+        models.check_folder(str(whole_folder))
+    assert message in str(error.value)
+
+
+def test_a_folder_of_settings_alone_is_taken(whole_folder: Path) -> None:
+    """Its weights may lie in S3."""
+    for file in whole_folder.iterdir():
+        if file.name != "config.json":
+            file.unlink()
+    models.check_folder(str(whole_folder))
+    models.check_folder("tiny")
+
+
+@pytest.mark.parametrize("value", [3, "Qwen3ForCausalLM", {"a": 1}, None])
+def test_architectures_of_a_wrong_type_are_none(tmp_path: Path, value: object) -> None:
+    config = {**models.read_config("tiny"), "architectures": value, "id2label": 3, "num_labels": "x"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert models.find(str(tmp_path)).architectures == ()

@@ -368,7 +368,7 @@ class _Reader:
             "positions": int(config["max_position_embeddings"]),
             "max_context": int(config["max_position_embeddings"]),
             "labels": count_labels(self.whole) if _is_classifier(self.whole) else 0,
-            "pooler": any(name.endswith("Model") for name in self.whole.get("architectures") or ()),
+            "pooler": any(name.endswith("Model") for name in read_names(self.whole)),
             "experts": experts,
             "active_experts": int(_find(config, "num_experts_per_tok", "experts_per_token") or 0) if experts else 0,
             "shared_experts": int(config.get("n_shared_experts") or 0),
@@ -471,16 +471,18 @@ def _find(config: Mapping[str, Any], *keys: str) -> Any:
 
 def read_names(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Names of a model's classes, by which engines choose their own code."""
-    return tuple(map(str, config.get("architectures") or ()))
+    names = config.get("architectures")
+    return tuple(map(str, names)) if isinstance(names, list) else ()
 
 
 def count_labels(config: Mapping[str, Any]) -> int:
     """Outputs of a classification head, one where the config says nothing."""
-    return len(config.get("id2label") or ()) or int(config.get("num_labels") or 1)
+    labels, number = config.get("id2label"), config.get("num_labels")
+    return (len(labels) if isinstance(labels, dict) else 0) or (number if isinstance(number, int) else 0) or 1
 
 
 def _is_classifier(config: Mapping[str, Any]) -> bool:
-    return any("SequenceClassification" in name for name in config.get("architectures") or ())
+    return any("SequenceClassification" in name for name in read_names(config))
 
 
 def _compute_index_bytes(width: int) -> int:

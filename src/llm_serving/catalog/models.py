@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -13,7 +14,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict
 
-from llm_serving.catalog import architecture, families, gguf, records
+from llm_serving.catalog import architecture, families, gguf, records, safetensors
 from llm_serving.catalog.architecture import Architecture, ModelError, UnknownMemoryError
 from llm_serving.catalog.records import ModelRecord
 from llm_serving.settings.choices import Task
@@ -250,6 +251,40 @@ def read_folder(folder: Path, *, unchecked: bool = False) -> Model:
     return _build_checked(str(folder), config, str(path), None, weight_bytes, embeds=embeds, unchecked=unchecked)
 
 
+def check_folder(name: str) -> None:
+    """Check that the checkpoint in a folder is whole, where `name` is one that holds weights.
+
+    Raises:
+        ModelError: a file is missing or cut short.
+    """
+    folder = _find_folder(name)
+    files = sorted(folder.glob(f"*{safetensors.SUFFIX}")) if folder else []
+    if not folder or not files:
+        return
+    names = {path.name for path in folder.iterdir()}
+    missing = safetensors.list_missing(_read_json(folder / INDEX_FILE), names)
+    if missing:
+        reason = f"{folder}: {INDEX_FILE} names files that are not there, {missing[0]} first"
+        raise ModelError(reason, "all files of the checkpoint")
+    for file in files:
+        size, expected = file.stat().st_size, _compute_file_bytes(file)
+        if size != expected:
+            damage = safetensors.describe_damage(size, expected)
+            raise ModelError(f"{file}: {damage}", "copy or download it again")
+    if not safetensors.has_tokenizer(names):
+        tokenizers = ", ".join(safetensors.TOKENIZER_FILES)
+        raise ModelError(
+            f"{folder}: it holds no tokenizer, none of {tokenizers}", "the tokenizer's files beside the weights"
+        )
+
+
+def _compute_file_bytes(path: Path) -> int | None:
+    with path.open("rb") as content:
+        return safetensors.compute_file_bytes(
+            lambda offset, length: os.pread(content.fileno(), length, offset), path.stat().st_size
+        )
+
+
 def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -396,7 +431,7 @@ def _build_model(
 
 def _detect_task(config: Mapping[str, Any], *, embeds: bool = False) -> Task:
     """What a checkpoint's head is for: one score ranks, several classify."""
-    head_names = " ".join(config.get("architectures") or ())
+    head_names = " ".join(architecture.read_names(config))
     if "SequenceClassification" in head_names:
         return "rerank" if architecture.count_labels(config) == 1 else "classify"
     family = families.load().get(str(config.get("model_type")))

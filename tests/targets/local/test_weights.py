@@ -112,13 +112,19 @@ def test_a_model_without_weights_is_refused(deployment: Deployment, client: Any)
         weights.check(deployment)
 
 
-def test_a_model_without_tokenizer_is_refused(
+def test_a_model_without_tokenizer_or_a_shard_is_refused(
     deployment: Deployment, deployment_dir: DeploymentDir, client: Any
 ) -> None:
     weights.upload_models(deployment_dir, deployment)
     assert weights.check(deployment)
     client.delete_object(Bucket=deployment.environment.bucket, Key="models/tiny/tokenizer.json")
     with pytest.raises(Unavailable, match=r"models/tiny/: no tokenizer: none of tokenizer\.json, .* is there"):
+        weights.check(deployment)
+    name = "model-00003-of-00004.safetensors"
+    client.delete_object(Bucket=deployment.environment.bucket, Key=f"models/tiny/{name}")
+    with pytest.raises(
+        Unavailable, match=rf"/tiny/: model\.safetensors\.index\.json names .+ not there, {name} first\. Fix"
+    ):
         weights.check(deployment)
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from llm_serving.catalog import gguf
+from llm_serving.catalog import gguf, models, safetensors
 from llm_serving.catalog.architecture import ModelError
 from llm_serving.settings.errors import Unavailable
 from llm_serving.targets.deployment_dir import DeploymentDir
@@ -25,16 +26,6 @@ OnProgress = Callable[[int, int], None]
 class _S3Access(TypedDict):
     endpoint: str | None
     env: Mapping[str, str]
-
-
-_HEADER_LENGTH_BYTES = 8
-"""Bytes of the header's length, with which a safetensors file begins; the header has the end of each tensor."""
-
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json", "tiktoken.model", "vocab.txt")
-"""Each is a tokenizer, alone or with others: of the fast ones, SentencePiece, Mistral, BPE, Kimi and BERT."""
-
-_MAX_HEADER_BYTES = 100_000_000
-"""Longest header that the format allows, in bytes."""
 
 
 def upload_models(
@@ -126,10 +117,10 @@ def _check_model(environment: Environment, weights: Weights, *, reads_text: bool
 
 def _check_tokenizer(uri: str, sizes: Mapping[str, int]) -> None:
     """A model that clients talk to needs one; one that guesses tokens for it takes that model's."""
-    if not any(name in sizes for name in _TOKENIZER_FILES):
+    if not safetensors.has_tokenizer(sizes):
         raise Unavailable(
-            f"{uri}: no tokenizer: none of {', '.join(_TOKENIZER_FILES)} is there, and the engine cannot read text. "
-            "Fix: put the tokenizer's files into the model's folder, and copy it again."
+            f"{uri}: no tokenizer: none of {', '.join(safetensors.TOKENIZER_FILES)} is there, and the engine cannot "
+            "read text. Fix: put the tokenizer's files into the model's folder, and copy it again."
         )
 
 
@@ -164,29 +155,30 @@ def _check_gguf(bucket: s3.Bucket, uri: str, sizes: Mapping[str, int]) -> int:
 
 
 def _check_safetensors(bucket: s3.Bucket, uri: str, sizes: Mapping[str, int]) -> int:
-    files = {name: size for name, size in sizes.items() if name.endswith(".safetensors")}
+    files = {name: size for name, size in sizes.items() if name.endswith(safetensors.SUFFIX)}
     if "config.json" not in sizes or not files:
         missing = "safetensors" if "config.json" in sizes else "config.json"
         raise Unavailable(f"{uri}: no model: {missing} is missing. Fix: upload it with `blueprint model copy`.")
     for name, size in files.items():
-        expected_size = _read_expected_size(bucket, name, size)
-        if size != expected_size:
-            expected = "a safetensors header" if expected_size is None else f"{expected_size} by its header"
-            raise Unavailable(
-                f"{uri}{name}: incomplete or damaged: {size} bytes, expected {expected}. "
-                "Fix: upload it again with `blueprint model copy`."
-            )
+        expected = safetensors.compute_file_bytes(partial(bucket.read, name), size)
+        if size != expected:
+            damage = safetensors.describe_damage(size, expected)
+            raise Unavailable(f"{uri}{name}: {damage}. Fix: upload it again with `blueprint model copy`.")
+    _check_index(bucket, uri, sizes)
     return sum(files.values())
 
 
-def _read_expected_size(bucket: s3.Bucket, name: str, size: int) -> int | None:
-    """Read the size of a safetensors file from its header, in bytes; None if that cannot be read."""
-    length = int.from_bytes(bucket.read(name, 0, _HEADER_LENGTH_BYTES), "little") if size > _HEADER_LENGTH_BYTES else 0
-    if not 0 < length <= min(_MAX_HEADER_BYTES, size):
-        return None
+def _check_index(bucket: s3.Bucket, uri: str, sizes: Mapping[str, int]) -> None:
+    """All files that the checkpoint's index names must be there."""
+    if models.INDEX_FILE not in sizes:
+        return
     try:
-        header = json.loads(bucket.read(name, _HEADER_LENGTH_BYTES, length))
+        index = json.loads(bucket.read(models.INDEX_FILE, 0, sizes[models.INDEX_FILE]))
     except ValueError:
-        return None
-    end_offsets = [entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"]
-    return _HEADER_LENGTH_BYTES + length + max(end_offsets, default=0)
+        raise Unavailable(f"{uri}{models.INDEX_FILE}: it is not JSON. Fix: upload the model again.") from None
+    missing = safetensors.list_missing(index, sizes)
+    if missing:
+        raise Unavailable(
+            f"{uri}: {models.INDEX_FILE} names files that are not there, {missing[0]} first. "
+            "Fix: upload the model again with `blueprint model copy`."
+        )

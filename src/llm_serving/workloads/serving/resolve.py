@@ -241,6 +241,7 @@ def _resolve_model(
 ) -> tuple[Model | None, list[Mistake]]:
     try:
         model = models.find(name, unchecked=unchecked)
+        models.check_folder(name)
     except UnknownMemoryError as error:
         dropped = _describe_dropped(blueprint.value.engine, error.architectures)
         if dropped:
