@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from llm_serving import processes
-from llm_serving.catalog import gguf, instances, models
+from llm_serving.catalog import engines, gguf, instances, models
 from llm_serving.engines import base, llama_cpp
 from llm_serving.hub import make_gguf
 from llm_serving.tables import fit_table
@@ -19,12 +19,13 @@ MIB = 2**20
 SERVER_LIMIT_S = 60
 
 
-def _read_start(model: Path, slots: int, context: int) -> str:
+def _read_start(model: Path, slots: int, context: int, *options: str) -> str:
     """The log of a start, up to where it listens."""
     [port] = processes.claim_free_ports(1)
     command = [str(engine_setups.find("llama.cpp").executables / "llama-server"), "--model", str(model)]
     command += ["--host", "127.0.0.1", "--port", str(port), "--parallel", str(slots), "--no-kv-unified", "--offline"]
     command += ["--ctx-size", str(slots * context), "--threads", "1", "--cache-ram", "0", "--log-verbosity", "4"]
+    command += options
     log = model.with_name("server.log")
     with log.open("wb") as output:
         server = processes.spawn(command, cwd=model.parent, output=output)
@@ -57,6 +58,20 @@ def test_weights_cache_and_buffers_are_what_the_server_logs(
     buffer_bytes = llama_cpp.compute_buffer_bytes(model, context)
     assert _parse_mib(log, "compute") == pytest.approx([buffer_bytes / MIB], rel=0.01)
     assert cache_bytes != llama_cpp.compute_cache_bytes(model, slots + 1, context)
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("context", [512, 4096])
+def test_a_text_to_embed_is_one_step_whose_buffers_are_what_the_server_logs(context: int, tmp_path: Path) -> None:
+    folder = make_gguf.make("tiny-embed", tmp_path / "tiny-embed")
+    row = engines.load_engines()["llama.cpp"].options["pooled"]
+    options = [word.replace("{context}", str(context)) for word in row.arguments]
+    log, model = _read_start(folder / gguf.FILE, 2, context, *options), models.find(str(folder))
+    buffer_bytes = llama_cpp.compute_buffer_bytes(model, context)
+    assert _parse_mib(log, "compute") == pytest.approx([buffer_bytes / MIB], rel=0.01)
+    text = model.model_copy(update={"pooled": False})
+    assert (llama_cpp.compute_buffer_bytes(text, context) < buffer_bytes) == (context > llama_cpp.STEP_TOKENS)
 
 
 def test_a_model_fits_where_weights_slots_and_buffers_do() -> None:

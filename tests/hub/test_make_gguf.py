@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors import deserialize
 
+from llm_serving.catalog import models
 from llm_serving.hub import make_gguf, make_tiny
 from llm_serving.settings.errors import InputError
 
@@ -37,6 +38,13 @@ def test_the_file_has_the_numbers_and_the_tokenizer_of_the_safetensors(source: P
     vocabulary = json.loads((source / "tokenizer.json").read_text())["model"]["vocab"]
     assert all(words[number] == word for word, number in vocabulary.items())
     assert words[made.fields["tokenizer.ggml.eos_token_id"].contents()] == settings["eos_token"]
+
+
+def test_a_file_that_embeds_says_how_its_vectors_are_pooled(tmp_path: Path) -> None:
+    folder = make_gguf.make("tiny-embed", tmp_path / "made")
+    assert gguf.GGUFReader(folder / "model.gguf").fields["qwen3.pooling_type"].contents() == gguf.PoolingType.LAST
+    model = models.find(str(folder))
+    assert (model.task, model.pooled) == ("embed", True)
 
 
 def test_a_made_file_stays_and_other_content_is_not_touched(tmp_path: Path) -> None:

@@ -328,7 +328,7 @@ def _build_gguf(header: gguf.Header, name: str, source: str, hub_id: str | None)
     """
     gguf.check_known(header, source)
     return Model(
-        **dict(gguf.build_architecture(header, source)),
+        **{**dict(gguf.build_architecture(header, source)), "pooled": header.task != "generate"},
         name=name,
         hub=hub_id,
         task=header.task,
@@ -422,8 +422,8 @@ def _build_model(
         weight_bytes=weight_bytes or computed_bytes,
         random=bool(config.get(RANDOM_KEY, False)),
         architectures=architecture.read_names(config),
-        # A model that is made here and writes text is made in either form.
-        formats=("safetensors", "gguf") if is_made and task == "generate" else ("safetensors",),
+        # What is made here is made in either form; llama.cpp has no head that ranks or classifies with Qwen3.
+        formats=("safetensors", "gguf") if is_made and task in ("generate", "embed") else ("safetensors",),
         source=source,
         read_on=read_on,
     )

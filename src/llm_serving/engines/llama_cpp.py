@@ -26,7 +26,7 @@ BATCH = Batch(tokens=2048, sequences=4)
 """llama-server's own --batch-size, and the slots that it takes by itself (b11669)."""
 
 STEP_TOKENS = 512
-"""Tokens that are computed at once: --ubatch-size, llama-server's own (b11669)."""
+"""Tokens that are computed at once: --ubatch-size, llama-server's own (b11669). A text to embed is one step."""
 
 PROGRAM_BYTES = 100_000_000
 """Program and libraries, with room: 58 MB beside weights, cache and buffers. Measured with b11669, 2026-11-23."""
@@ -53,8 +53,9 @@ def _pad(context: int) -> int:
 def compute_buffer_bytes(model: Architecture, context: int) -> int:
     """Buffers of the largest step: `CPU compute buffer size` in llama-server's log."""
     width = max(model.intermediate, model.expert_intermediate * max(1, model.active_experts))
-    activations = 3 * STEP_TOKENS * (width + model.hidden) * _NUMBER_BYTES
-    mask = STEP_TOKENS * _pad(context) * 2 + STEP_TOKENS * _NUMBER_BYTES * 520
+    step = max(STEP_TOKENS, context) if model.pooled else STEP_TOKENS
+    activations = 3 * step * (width + model.hidden) * _NUMBER_BYTES
+    mask = step * _pad(context) * 2 + step * _NUMBER_BYTES * 520
     return activations + mask
 
 

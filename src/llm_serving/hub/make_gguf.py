@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from llm_serving.catalog import models
 from llm_serving.catalog.gguf import FILE
 from llm_serving.hub import files, make_tiny
 from llm_serving.hub.files import OnProgress
@@ -78,6 +79,8 @@ def convert(size: make_tiny.Size, source: Path, path: Path, quantization: Quanti
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH.QWEN3])
     _add_architecture(writer, size, config, quantization)
+    if models.find(size).task == "embed":
+        writer.add_pooling_type(gguf.PoolingType.LAST)  # as 1_Pooling/config.json of the safetensors says
     _add_tokenizer(writer, source)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, config["num_hidden_layers"])
     for shard in sorted(source.glob("*.safetensors")):

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import gguf as gguf_package
 import pytest
 
+from llm_serving.catalog import gguf, records
+from llm_serving.catalog.records import ModelRecord
+from llm_serving.hub import make_gguf
 from llm_serving.settings.errors import InputError
 from tests.workloads.serving import resolving
 
@@ -77,3 +81,26 @@ def test_disaggregation_is_refused_and_each_reason_is_llama_cpps_own(tmp_path: P
     with pytest.raises(InputError) as error:
         resolving.resolve_files(tmp_path, text, FLEET, "eks")
     assert "pattern: now 'disaggregated': llama.cpp hands no KV cache from one server to another" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("pooling", "task"), [(gguf_package.PoolingType.LAST, "embed"), (gguf_package.PoolingType.RANK, "rerank")]
+)
+def test_a_file_that_embeds_is_served_and_one_that_ranks_is_refused(
+    pooling: int, task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    name, made = "someone/some-model-GGUF:Q8_0", make_gguf.make("tiny", tmp_path / "tiny")
+    header = gguf.read_file(made / gguf.FILE)
+    header = header.model_copy(update={"values": {**header.values, "qwen3.pooling_type": pooling}})
+    records.save(ModelRecord(source=name, commit="c" * 40, gguf=header))
+    text = _format("pool: graviton", f"task: {task}\n", model=name).replace("slo: {}", "slo: {e2e_ms: {p95: 900}}")
+    if task == "rerank":
+        with pytest.raises(
+            InputError, match=r"task: now 'rerank': few GGUF files hold a head .+ Fix: task: embed, or engine"
+        ):
+            resolving.resolve_files(tmp_path, text, FLEET, "eks")
+        return
+    command = resolving.resolve_files(tmp_path, text, FLEET, "eks").engine_processes[0].command
+    assert command[command.index("--ubatch-size") + 1] == command[command.index("--batch-size") + 1] == "4096"
+    assert "--embeddings" in command

@@ -169,8 +169,8 @@ REFUSED = [
     ),
     # where it does not run
     (
-        change("task: embed", "task: embed\nengine: llama.cpp"),
-        "3: model: now 'tiny-embed': the engine llama.cpp reads one GGUF file, and this model is safetensors. "
+        change("tiny-embed\ntask: embed", "tiny-rerank\ntask: rerank\nengine: llama.cpp"),
+        "3: model: now 'tiny-rerank': the engine llama.cpp reads one GGUF file, and this model is safetensors. "
         "Fix: engine: vllm.",
     ),
     # settings of tokens

@@ -13,6 +13,9 @@ from llm_serving.settings.choices import Task
 
 GENERATE: Task = "generate"
 
+RANKED: tuple[Task, ...] = ("rerank", "classify")
+"""Tasks whose answers a head of the model computes."""
+
 QUERY = "Read"
 """Query of a request to rerank: the first word of every made text, so that its tokens are the same everywhere."""
 

@@ -16,7 +16,7 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import Mistake
 from llm_serving.workloads.environment import Environment
-from llm_serving.workloads.serving import patterns
+from llm_serving.workloads.serving import patterns, tasks
 from llm_serving.workloads.serving.blueprint import Blueprint, Tuning
 from llm_serving.workloads.serving.placement import PlacedRole, Placement, count_accelerators
 from llm_serving.workloads.serving.roles import EngineRole, resolve_scale
@@ -124,6 +124,12 @@ def _check_options(
     engine = _get_engine(blueprint.value)
     options = {
         "pooled": (blueprint.value.is_pooled, ("task",), blueprint.value.task, "task: generate, or engine: vllm"),
+        "ranked": (
+            blueprint.value.task in tasks.RANKED,
+            ("task",),
+            blueprint.value.task,
+            "task: embed, or engine: vllm",
+        ),
         **_list_role_options(blueprint.value, key_path, role, role_placement),
         **_list_tuning_options(blueprint.value.tuning),
     }
