@@ -12,7 +12,7 @@ from llm_serving.fleet.model import Fleet
 from llm_serving.rehearsal import emulator
 from llm_serving.settings.errors import Unavailable
 from llm_serving.targets.deployment_dir import DeploymentDir
-from llm_serving.targets.local import engine_setups, subreaper
+from llm_serving.targets.local import engine_setups, subreaper, vision
 from llm_serving.targets.local.conventions import CONVENTIONS
 from llm_serving.workloads import base as workloads
 from llm_serving.workloads.environment import Environment, Process
@@ -59,7 +59,9 @@ def resolve_environment(
     """
     ports = _choose_ports(directory, [AWS, *workloads.get(blueprint.kind).list_port_names(blueprint)], own_ports, port)
     endpoint = f"http://127.0.0.1:{ports[AWS]}"
-    has_shortcuts = os.environ.get(SHORTCUTS_VARIABLE) != "off"
+    # vLLM prepares a picture in several threads before its further processes start: a fork would wait for them forever.
+    has_pictures = isinstance(blueprint, Blueprint) and vision.sees(vision.list_models(blueprint))
+    has_shortcuts = os.environ.get(SHORTCUTS_VARIABLE) != "off" and not has_pictures
     return Environment(
         target=NAME,
         conventions=CONVENTIONS,
