@@ -9,6 +9,7 @@ import typer
 
 from llm_serving.cli import completions
 from llm_serving.targets import registry
+from llm_serving.targets.base import LoadOrigin
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The blueprint's folder.")]
 Fleet = Annotated[Path, typer.Option("--fleet", metavar="FILE", help="The fleet file.")]
@@ -19,6 +20,14 @@ Target = Annotated[
         metavar="TARGET",
         help=f"Where to run: {', '.join(registry.list_targets())}.",
         autocompletion=completions.complete_targets,
+    ),
+]
+Origin = Annotated[
+    LoadOrigin | None,
+    typer.Option(
+        "--load-from",
+        help="From where the load is sent on AWS: from inside the fleet's network, the default where its registry "
+        "has the image load-driver, or from here through a tunnel to one router.",
     ),
 ]
 Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Directory of the synthesized stacks.")]

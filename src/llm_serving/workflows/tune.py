@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,10 @@ from pydantic import ValidationError
 from llm_serving import console, processes
 from llm_serving.settings import overrides, yaml_source
 from llm_serving.settings.document import Document
-from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
+from llm_serving.settings.errors import BlueprintError, CheckFailed, InputError, Unavailable
 from llm_serving.settings.overrides import Override
 from llm_serving.targets import planning, registry
-from llm_serving.targets.base import Confirm
+from llm_serving.targets.base import Confirm, LoadOrigin
 from llm_serving.targets.deployment_dir import FOLDER as DEPLOYMENTS
 from llm_serving.validation import racing, run_folder, sweep, tune_page, tuning
 from llm_serving.validation.knee import Point
@@ -75,6 +75,8 @@ class Job:
     varied: Sequence[Override]
     options: Options
     limits: Limits
+    origin: LoadOrigin | None = None
+    """From where loads are sent; None for the target's choice."""
 
 
 def tune(job: Job, confirm: Confirm) -> tuple[Tuning, Path]:
@@ -92,15 +94,18 @@ def tune(job: Job, confirm: Confirm) -> tuple[Tuning, Path]:
     runs = Path.cwd() / RUNS / name
     text = document.path.read_text(encoding="utf-8")
     state, folder = _open_state(job, document, text, name, runs)
+    work = folder / f"{name[: MAX_NAME - len(NAME_SUFFIX)]}{NAME_SUFFIX}"
+    session = _Session(job, state, folder, work, text, document)
     try:
-        with _copy_blueprint(job.folder, folder, f"{name[: MAX_NAME - len(NAME_SUFFIX)]}{NAME_SUFFIX}") as work:
-            session = _Session(job, state, folder, work, text, document)
-            session.resolve()
-            confirm(_describe_job(state, job.limits))
-            session.run()
+        _copy_blueprint(job.folder, work)
+        session.resolve()
+        confirm(_describe_job(state, job.limits))
+        session.run()
     finally:
-        if not any(trial.points for trial in state.trials):
-            shutil.rmtree(folder, ignore_errors=True)
+        if not session.is_left:
+            shutil.rmtree(work, ignore_errors=True)
+            if not any(trial.points for trial in state.trials):
+                shutil.rmtree(folder, ignore_errors=True)
     return state, folder
 
 
@@ -176,6 +181,7 @@ def _compute_digest(job: Job, text: str) -> str:
     decisive = [
         text, job.fleet_file.read_text(encoding="utf-8"), job.target, [list(entry) for entry in job.varied],
         [job.options.axis, job.options.lowest, job.options.highest, job.options.precision, job.options.point_s],
+        job.origin,
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(decisive).encode()).hexdigest()[:16]
 
@@ -192,16 +198,10 @@ def _describe_job(state: Tuning, limits: Limits) -> str:
     )
 
 
-@contextlib.contextmanager
-def _copy_blueprint(source: Path, folder: Path, name: str) -> Iterator[Path]:
-    """A copy of a blueprint's folder, named as its deployment, for the time of the block."""
-    work = folder / name
+def _copy_blueprint(source: Path, work: Path) -> None:
+    """Copy a blueprint's folder, anew, to one that is named as its deployment."""
     shutil.rmtree(work, ignore_errors=True)
     shutil.copytree(source, work, ignore=shutil.ignore_patterns(*_NOT_COPIED))
-    try:
-        yield work
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
 
 
 @dataclass
@@ -218,6 +218,9 @@ class _Session:
     deployed: Trial | None = None
     deployed_at: float = 0.0
     loader: Loader | None = None
+    is_left: bool = False
+    """Whether what was deployed could not be removed."""
+
     opened: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def resolve(self) -> None:
@@ -259,11 +262,13 @@ class _Session:
         finally:
             best = tuning.find_best(self.state.trials)
             self.state.best = best.number if best else None
-            with processes.ignore_signals():  # a second one would leave what runs
-                self._end_trial()
-                self._destroy()
-            self.state.seconds = round(before_s + time.monotonic() - self.start, 1)
-            self._save()
+            try:
+                with processes.ignore_signals():  # a second one would leave what runs
+                    self._end_trial()
+                    self._destroy()
+            finally:
+                self.state.seconds = round(before_s + time.monotonic() - self.start, 1)
+                self._save()
 
     def _measure(self, trial: Trial, load: float) -> Point:
         """Send a load to a configuration, unless an earlier run did."""
@@ -291,7 +296,9 @@ class _Session:
         target = registry.load_target(self.job.target)
         plan = planning.plan(self.work, self.job.fleet_file, target=self.job.target)
         target.deploy(plan, lambda _: None, force=True)
-        opened = self.opened.enter_context(target.open_validation(self.work, self.job.fleet_file, None))
+        opened = self.opened.enter_context(
+            target.open_validation(self.work, self.job.fleet_file, None, origin=self.job.origin)
+        )
         self.loader = Loader(
             opened.deployment,
             self.state.axis,
@@ -316,11 +323,22 @@ class _Session:
             self.state.usd = round(sum(trial.usd for trial in self.state.trials), 4)
 
     def _destroy(self) -> None:
-        """Remove what is deployed, if anything is."""
+        """Remove what is deployed, if anything is.
+
+        Raises:
+            CheckFailed: it may still run; with the command that removes it.
+        """
         target = registry.load_target(self.job.target)
-        with contextlib.suppress(InputError):  # its files never were complete
+        try:
             if target.needs_aws or target.read_status(self.work, self.job.fleet_file).rows:
                 target.destroy(self.work, self.job.fleet_file, lambda _: None)
+        except InputError:
+            return  # its files never were complete
+        except BlueprintError as error:
+            self.is_left = True
+            command = ["blueprint", "destroy", console.shorten_path(self.work), "--target", self.job.target]
+            fix = console.quote_command([*command, "--fleet", console.shorten_path(self.job.fleet_file)])
+            raise CheckFailed(f"{self.work.name} may still run, and cost: {error}\nFix: {fix}") from None
 
     def _raise_if_exceeded(self) -> None:
         limits, used_s = self.job.limits, time.monotonic() - self.start

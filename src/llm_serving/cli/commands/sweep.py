@@ -8,7 +8,7 @@ import typer
 
 from llm_serving import console, processes
 from llm_serving.cli import quantities
-from llm_serving.cli.arguments import FLEET, TARGET, AsJson, Fleet, Folder, Target
+from llm_serving.cli.arguments import FLEET, TARGET, AsJson, Fleet, Folder, Origin, Target
 from llm_serving.settings import diagnostics
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import InputError
@@ -44,6 +44,7 @@ def sweep(
     point_time: Annotated[
         str, typer.Option(metavar="TIME", help="Least time at one load; a longer one if that shows nothing.")
     ] = "30s",
+    origin: Origin = None,
     as_json: AsJson = False,
 ) -> None:
     """Find the highest load that keeps the SLO.
@@ -59,7 +60,7 @@ def sweep(
         quantities.parse("--point-time", point_time, Duration),
     )
     selected_target = registry.load_target(target)
-    with processes.handle_interrupts(), selected_target.open_validation(folder, fleet, url) as opened:
+    with processes.handle_interrupts(), selected_target.open_validation(folder, fleet, url, origin=origin) as opened:
         arguments = opened.build_arguments(folder)
         result, saved = sweeps.sweep(opened.deployment, options, runs=opened.reports, arguments=arguments)
     if as_json:

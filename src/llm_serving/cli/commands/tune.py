@@ -8,7 +8,7 @@ import typer
 
 from llm_serving import console, processes
 from llm_serving.cli import confirm, quantities
-from llm_serving.cli.arguments import FLEET, TARGET, AsJson, Fleet, Folder, Target, Yes
+from llm_serving.cli.arguments import FLEET, TARGET, AsJson, Fleet, Folder, Origin, Target, Yes
 from llm_serving.cli.commands.sweep import Precision, require_limits
 from llm_serving.settings import overrides
 from llm_serving.settings.errors import InputError
@@ -34,6 +34,7 @@ def tune(
     ] = None,
     precision: Precision = 10,
     point_time: Annotated[str, typer.Option(metavar="TIME", help="Least time at one load.")] = "20s",
+    origin: Origin = None,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
@@ -46,7 +47,7 @@ def tune(
     require_limits(inputs.read_blueprint(folder))
     options = Options(precision=precision / 100, point_s=quantities.parse("--point-time", point_time, Duration))
     limits = Limits(quantities.parse("--time-limit", time_limit, Duration), spend_limit)
-    job = Job(folder, fleet, target, [overrides.parse("--over", text) for text in over], options, limits)
+    job = Job(folder, fleet, target, [overrides.parse("--over", text) for text in over], options, limits, origin)
 
     def ask(description: str) -> None:
         console.err.print(description, markup=False)

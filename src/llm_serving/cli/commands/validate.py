@@ -9,7 +9,7 @@ import typer
 
 from llm_serving import console, processes
 from llm_serving.aws.session import AwsSession
-from llm_serving.cli.arguments import FLEET, TARGET, AsJson, Fleet, Folder, Target
+from llm_serving.cli.arguments import FLEET, TARGET, AsJson, Fleet, Folder, Origin, Target
 from llm_serving.settings.errors import InputError
 from llm_serving.targets import registry
 from llm_serving.targets.base import LoadOrigin
@@ -43,14 +43,7 @@ def validate(
             "Installed on demand.",
         ),
     ] = None,
-    origin: Annotated[
-        LoadOrigin | None,
-        typer.Option(
-            "--load-from",
-            help="From where the load is sent on AWS: from inside the fleet's network, the default where its registry "
-            "has the image load-driver, or from here through a tunnel to one router.",
-        ),
-    ] = None,
+    origin: Origin = None,
     as_json: AsJson = False,
 ) -> None:
     """Load-test a deployment against its SLO.
