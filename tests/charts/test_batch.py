@@ -1,0 +1,122 @@
+"""What charts/batch makes of a rendered batch: whom its pods reach, as what they run, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from llm_serving import paths
+from llm_serving.targets.eks import manifest
+from tests.charts.conftest import Helm, Render
+from tests.charts.objects import list_pods
+from tests.charts.test_network import DNS, IDENTITY_AGENT, SERVING, STRANGER, is_allowed
+from tests.charts.test_objects import Preset, filter_by_kind
+from tests.infra import deployments
+from tests.infra.batch.conftest import FLEET, ON_EKS
+
+CHART = paths.CHARTS / "batch"
+
+Values = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def values(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Values]:
+    """What each shape is rendered to as the batch `mine`."""
+    rendered = {}
+    for shape, text in ON_EKS.items():
+        folder = tmp_path_factory.mktemp(shape)
+        (folder / "fleet.yaml").write_text(FLEET)
+        blueprint_folder = deployments.write_blueprint(folder, "mine", text)
+        file = deployments.render(folder, blueprint_folder, folder / "fleet.yaml", "eks")
+        rendered[shape] = yaml.safe_load(file.read_text())
+    return rendered
+
+
+def find_labels(manifests: list[dict[str, Any]], service: str) -> dict[str, str]:
+    labels = [pod["metadata"]["labels"] for pod in list_pods(manifests)]
+    [found] = [entry for entry in labels if entry["app.kubernetes.io/component"] == service]
+    return dict(found)
+
+
+def test_programs_reach_the_endpoint_and_aws_and_nobody_reaches_the_workers(
+    render_chart: Render, values: dict[str, Values], preset: Preset
+) -> None:
+    manifests, outside = (render_chart(values[shape], CHART) for shape in ("pods", "pods-outside"))
+    policies = filter_by_kind(manifests, "NetworkPolicy")
+    worker, api = (find_labels(manifests, name) for name in ("batch-worker", "batch-api"))
+    serving = render_chart(preset("qwen3-0.6b-g6e"))
+    serving_policies = filter_by_kind(serving, "NetworkPolicy")
+    router, engine = (
+        {**pod["metadata"]["labels"], "app.kubernetes.io/instance": "chat"}
+        for kind in ("router", "engine")
+        for pod in list_pods(serving)
+        if pod["metadata"]["labels"]["inference/kind"] == kind
+    )
+    for labels in (worker, api):
+        assert is_allowed(policies, "egress", labels, (SERVING, router), 8080)
+        for port, other in ((53, DNS), (443, "52.218.0.1"), (80, IDENTITY_AGENT)):
+            assert is_allowed(policies, "egress", labels, other, port)
+        assert not is_allowed(policies, "egress", labels, "169.254.169.254", 80), "the node's own role"
+        assert not is_allowed(policies, "egress", labels, STRANGER, 8080)
+    assert is_allowed(policies, "ingress", api, (SERVING, engine), 8080), "clients are the namespace's pods"
+    assert not is_allowed(policies, "ingress", api, STRANGER, 8080)
+    assert not is_allowed(policies, "ingress", worker, (SERVING, api), 8080)
+    # The page says so: workers see no metrics of engines, whose release lets in its own pods and Prometheus.
+    engine["app.kubernetes.io/instance"] = router["app.kubernetes.io/instance"] = "mine"
+    client = (SERVING, {**worker, "app.kubernetes.io/instance": "batch"})
+    assert is_allowed(serving_policies, "ingress", router, client, 8000)
+    assert not is_allowed(serving_policies, "ingress", engine, client, 8000)
+    assert is_allowed(filter_by_kind(outside, "NetworkPolicy"), "egress", worker, "203.0.113.9", 6379), "the cache"
+    assert not is_allowed(filter_by_kind(outside, "NetworkPolicy"), "egress", api, "203.0.113.9", 6379)
+
+
+def test_pods_run_as_nobody_with_a_service_account_that_the_stack_gives_a_role(
+    render_chart: Render, values: dict[str, Values]
+) -> None:
+    manifests = render_chart(values["pods"], CHART)
+    accounts = {account["metadata"]["name"] for account in filter_by_kind(manifests, "ServiceAccount")}
+    services = [service["name"] for service in values["pods"]["services"]]
+    assert accounts == {manifest.format_service_account("mine", service) for service in services}
+    for pod in list_pods(manifests):
+        spec = pod["spec"]
+        [container] = spec["containers"]
+        assert spec["serviceAccountName"] == f"mine-{pod['metadata']['labels']['app.kubernetes.io/component']}"
+        assert spec["automountServiceAccountToken"] is False
+        assert (spec["securityContext"]["runAsNonRoot"], spec["securityContext"]["runAsUser"]) == (True, 65532)
+        assert container["securityContext"] == {
+            "readOnlyRootFilesystem": True,
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+        }
+    assert "USER 65532:65532" in (paths.IMAGES / "batch-worker" / "Dockerfile").read_text()
+
+
+def test_a_stopped_worker_has_time_to_hand_back_its_rows_before_a_spot_node_goes(
+    render_chart: Render, values: dict[str, Values]
+) -> None:
+    manifests = render_chart(values["pods"], CHART)
+    [worker] = [pod["spec"] for pod in list_pods(manifests) if pod["metadata"]["labels"]["inference/kind"] == "worker"]
+    variables = {entry["name"]: entry["value"] for entry in worker["containers"][0]["env"]}
+    # Source: EC2 user guide, "Spot Instance interruption notices", 2026-11: two minutes.
+    assert int(variables["BATCH_DRAIN_S"]) + 20 < worker["terminationGracePeriodSeconds"] <= 120
+
+
+def test_workers_wait_in_the_queue_of_their_pool(render_chart: Render, values: dict[str, Values]) -> None:
+    queued = {}
+    for deployment in filter_by_kind(render_chart(values["pods"], CHART), "Deployment"):
+        labels = [deployment["metadata"]["labels"], deployment["spec"]["template"]["metadata"]["labels"]]
+        queued[deployment["metadata"]["name"]] = [entry.get("kueue.x-k8s.io/queue-name") for entry in labels]
+    assert queued == {"mine-batch-worker": ["cores", "cores"], "mine-batch-api": [None, None]}
+
+
+def test_a_release_of_another_name_is_refused(helm: Helm, values: dict[str, Values], tmp_path: Path) -> None:
+    file = tmp_path / "values.yaml"
+    file.write_text(yaml.safe_dump(values["pods"]))
+    assert helm("template", "mine", str(CHART), "--values", str(file)).returncode == 0
+    refused = helm("template", "other", str(CHART), "--values", str(file))
+    assert "name: now mine: the stack batch-mine gives its roles to service accounts of that name" in refused.stderr
+    empty = helm("template", "mine", str(CHART))
+    assert "services: now empty: nothing would run. Fix: -f rendered/NAME/eks/eks.yaml" in empty.stderr
