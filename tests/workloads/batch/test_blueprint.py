@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from llm_serving import paths
+from llm_serving.fleet import names
 from llm_serving.fleet.loading import load_fleet
 from llm_serving.settings.errors import InputError
 from llm_serving.targets import registry
@@ -122,12 +123,28 @@ pools: {general: {types: g6e.2xlarge, size: 0..8}}
 """
 
 
+EKS_FLEET = """\
+name: cotton
+region: us-west-2
+zones: [us-west-2a, us-west-2b]
+pools:
+  cores: {types: m7i.xlarge, size: 0..8, buy: [spot, on-demand], taints: [team=ads:NoSchedule]}
+  general: {types: g6e.2xlarge, size: 0..8}
+add_ons: {schedulers: on}
+"""
+
+
 def resolve_on_ecs(folder: Path, text: str, fleet_name: str = "cotton") -> BatchDeployment:
+    return resolve_on("ecs", folder, text, fleet_name)
+
+
+def resolve_on(target: str, folder: Path, text: str, fleet_name: str = "cotton") -> BatchDeployment:
     folder.mkdir(exist_ok=True)
     (folder / "blueprint.yaml").write_text(text)
-    (folder / "fleet.yaml").write_text(ECS_FLEET.replace("cotton", fleet_name))
+    fleet_text = {"ecs": ECS_FLEET, "eks": EKS_FLEET}[target]
+    (folder / "fleet.yaml").write_text(fleet_text.replace("cotton", fleet_name))
     document, fleet = base.get("batch").read(folder), load_fleet(folder / "fleet.yaml")
-    environment = registry.load_target("ecs").assume_environment(document.value, fleet.value, cores=2)
+    environment = registry.load_target(target).assume_environment(document.value, fleet.value, cores=2)
     deployment: BatchDeployment = base.get("batch").resolve(document, fleet, environment)
     return deployment
 
@@ -175,6 +192,43 @@ def test_what_aws_would_refuse_is_refused_at_its_line(tmp_path: Path, text: str,
     with pytest.raises(InputError) as refusal:
         resolve_on_ecs(tmp_path / "mine", text)
     assert str(refusal.value) == f"{tmp_path}/{message}"
+
+
+@pytest.mark.parametrize(
+    ("target", "pool", "message"),
+    [
+        ("ecs", "general", "workers on ECS run on Fargate, which has no pools. Fix: no pool."),
+        ("eks", "nodes", "{fleet} has no such pool on EKS. Fix: one of cores, general, or no pool."),
+    ],
+)
+def test_a_pool_that_workers_cannot_run_on_is_refused(tmp_path: Path, target: str, pool: str, message: str) -> None:
+    text = MINIMAL.replace("url: http://127.0.0.1:8000", "deployment: chat") + f"workers: {{pool: {pool}}}\n"
+    with pytest.raises(InputError) as refusal:
+        resolve_on(target, tmp_path / "mine", text)
+    fleet = tmp_path / "mine" / "fleet.yaml"
+    assert str(refusal.value) == (
+        f"{tmp_path}/mine/blueprint.yaml:5:17: workers.pool: now '{pool}': {message.format(fleet=fleet)}"
+    )
+
+
+def test_on_eks_workers_bear_the_taints_of_their_pool_and_wait_in_its_queue(tmp_path: Path) -> None:
+    text = MINIMAL.replace("url: http://127.0.0.1:8000", "deployment: chat")
+    cloud = resolve_on("eks", tmp_path / "mine", text).cloud
+    assert cloud is not None
+    assert (cloud.nodes.labels, cloud.nodes.tolerations, cloud.nodes.queue) == ({}, (), "")
+    cloud = resolve_on("eks", tmp_path / "mine", f"{text}workers: {{pool: cores}}\n").cloud
+    assert cloud is not None
+    assert (cloud.nodes.labels, cloud.nodes.queue) == ({"fleet/pool": "cores"}, "cores")
+    assert [(taint.key, taint.value, taint.effect) for taint in cloud.nodes.tolerations] == [
+        ("team", "ads", "NoSchedule")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("region", "partition"), [("us-west-2", "aws"), ("us-gov-west-1", "aws-us-gov"), ("cn-north-1", "aws-cn")]
+)
+def test_the_batch_api_is_told_the_state_machine_of_the_regions_partition(region: str, partition: str) -> None:
+    assert names.find_partition(region) == partition
 
 
 KEYED = """\
