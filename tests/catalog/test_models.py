@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -179,10 +180,15 @@ def test_a_disabled_sliding_window_gives_no_sliding_layers() -> None:
     )
 
 
+@pytest.fixture(scope="module")
+def made_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny.make("tiny", tmp_path_factory.mktemp("made") / "tiny")
+
+
 @pytest.fixture
-def whole_folder(tmp_path: Path) -> Path:
+def whole_folder(made_folder: Path, tmp_path: Path) -> Path:
     """A folder with all of a model."""
-    return make_tiny.make("tiny", tmp_path / "whole")
+    return shutil.copytree(made_folder, tmp_path / "whole")
 
 
 def _cut(path: Path, size: int) -> None:

@@ -83,15 +83,20 @@ def test_disaggregation_is_refused_and_each_reason_is_llama_cpps_own(tmp_path: P
     assert "pattern: now 'disaggregated': llama.cpp hands no KV cache from one server to another" in str(error.value)
 
 
+@pytest.fixture(scope="module")
+def tiny_header(tmp_path_factory: pytest.TempPathFactory) -> gguf.Header:
+    """The header of a made GGUF file."""
+    return gguf.read_file(make_gguf.make("tiny", tmp_path_factory.mktemp("gguf") / "tiny") / gguf.FILE)
+
+
 @pytest.mark.parametrize(
     ("pooling", "task"), [(gguf_package.PoolingType.LAST, "embed"), (gguf_package.PoolingType.RANK, "rerank")]
 )
 def test_a_file_that_embeds_is_served_and_one_that_ranks_is_refused(
-    pooling: int, task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pooling: int, task: str, tiny_header: gguf.Header, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    name, made = "someone/some-model-GGUF:Q8_0", make_gguf.make("tiny", tmp_path / "tiny")
-    header = gguf.read_file(made / gguf.FILE)
+    name, header = "someone/some-model-GGUF:Q8_0", tiny_header
     header = header.model_copy(update={"values": {**header.values, "qwen3.pooling_type": pooling}})
     records.save(ModelRecord(source=name, commit="c" * 40, gguf=header))
     text = _format("pool: graviton", f"task: {task}\n", model=name).replace("slo: {}", "slo: {e2e_ms: {p95: 900}}")
