@@ -6,7 +6,10 @@ def list_services(orchestrator: str) -> set[str]:
 
 
 def test_a_closed_network_has_the_endpoints_that_others_reach_by_the_internet() -> None:
-    for orchestrator, services in (("eks", {"sqs", "states"}), ("ecs", {"kms", "data-servicediscovery", "sqs", "states"})):
+    for orchestrator, services in (
+        ("eks", {"sqs", "states"}),
+        ("ecs", {"kms", "data-servicediscovery", "sqs", "states"}),
+    ):
         closed = {row.service for row in endpoints.list_required(orchestrator, closed=True)}  # type: ignore[arg-type]
         assert closed - list_services(orchestrator) == services
 
