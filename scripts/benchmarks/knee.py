@@ -1,7 +1,7 @@
 """What `sweep` and `compare` find on a deployment that runs, beside an exhaustive search and beside themselves.
 
     blueprint deploy mine --yes
-    python -m scripts.benchmarks.knee mine --point-time 20s --pairs 10
+    python -m scripts.benchmarks.knee mine --point-time 15s --pairs 10
 
 One sweep; then every load of a grid around its knee, once, with the same least time; then validations of the same
 deployment at half the knee, each compared with the one before: what differs there is chance, or the machine.
@@ -31,7 +31,7 @@ from llm_serving.validation.comparison import ValidationRun
 from llm_serving.validation.knee import Point
 from llm_serving.validation.sweep import Loader, Options
 
-GRID = tuple(1.1**exponent for exponent in range(-6, 7))
+GRID = tuple(1.1**exponent for exponent in range(-4, 5))
 """Loads of the grid as multiples of the knee: as close to each other as the sweep's precision."""
 
 LIGHT = 0.5
@@ -93,7 +93,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="a blueprint that is deployed")
     parser.add_argument("--target", default=registry.DEFAULT)
     parser.add_argument("--fleet", type=Path, default=Path("fleet.yaml"))
-    parser.add_argument("--point-time", default="20s", help="least time at one load")
+    parser.add_argument("--point-time", default="15s", help="least time at one load")
     parser.add_argument("--pairs", type=int, default=10, help="comparisons of the deployment with itself")
     args = parser.parse_args()
     point_s = quantities.parse("--point-time", args.point_time, Duration)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 from typing import Any
@@ -138,3 +139,10 @@ def test_what_is_compared_is_named_apart_from_loads_that_differ() -> None:
         "tuning: {'batch_tokens': 8192} instead of None",
     ]
     assert "engine: sglang instead of vllm" in comparison_page.render("run 1", [compared], comparison.MARGIN)
+
+
+def test_what_a_report_says_against_its_own_load_is_noted() -> None:
+    run = _simulate(2)
+    assert comparison.compare(_simulate(1), run).notes == []
+    starved = dataclasses.replace(run, report={**run.report, "not_shown": ["the load driver was starved"]})
+    assert comparison.compare(_simulate(1), starved).notes == ["run 2: the load driver was starved"]

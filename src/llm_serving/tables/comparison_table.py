@@ -12,6 +12,8 @@ from llm_serving.validation.comparison import Comparison
 from llm_serving.validation.comparison_page import format_percent, format_value
 
 _STYLES = {"better": "green", "worse": "red", "no difference shown": "dim"}
+_WORDS = {"no difference shown": "not shown"}
+"""Verdicts in a column that is headed `difference`, for terminals of 80 columns."""
 
 
 def render(comparisons: Sequence[Comparison]) -> RenderableType:
@@ -21,10 +23,10 @@ def render(comparisons: Sequence[Comparison]) -> RenderableType:
 
 def _render_parts(comparison: Comparison) -> Iterator[RenderableType]:
     table = Table(box=None, header_style="dim", pad_edge=False)
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for heading in ("baseline", "run", "change", "interval"):
         table.add_column(heading, justify="right")
-    table.add_column("verdict")
+    table.add_column("difference")
     for change in comparison.changes:
         table.add_row(
             change.metric,
@@ -32,7 +34,7 @@ def _render_parts(comparison: Comparison) -> Iterator[RenderableType]:
             format_value(change.value),
             format_percent(change.change),
             f"{format_percent(change.low)} to {format_percent(change.high)}",
-            Text(change.verdict, _STYLES[change.verdict]),
+            Text(_WORDS.get(change.verdict, change.verdict), _STYLES[change.verdict]),
         )
     yield table
     yield from comparison.differences

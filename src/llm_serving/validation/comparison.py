@@ -94,7 +94,7 @@ class Comparison(NamedTuple):
 
     changes: list[Change]
     notes: list[str]
-    """Differences between the two loads, a sentence each."""
+    """What speaks against comparing the two loads, a sentence each."""
 
     differences: list[str]
     """What else is not the same, a sentence each: the engine, its settings, replicas, accelerators, versions."""
@@ -244,11 +244,12 @@ def _build_infinite_change(name: str, before: Interval, after: Interval) -> Chan
 
 
 def _list_notes(baseline: ValidationRun, run: ValidationRun) -> list[str]:
-    """Settings of the two loads that differ, so that their numbers do not compare by themselves."""
+    """What speaks against a comparison: settings that differ, and what each report says against its own load."""
     notes = [f"{run.title}: another {text}" for text in _compare_settings(baseline, run, LOAD_SETTINGS)]
     for entry in (baseline, run):
         if len(entry.samples) < MIN_REQUESTS:
             notes.append(f"{entry.title}: {len(entry.samples)} requests; a comparison takes {MIN_REQUESTS}")
+        notes += [f"{entry.title}: {reason}" for reason in entry.report.get("not_shown", ())]
     return notes
 
 
