@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import cast
@@ -9,7 +10,7 @@ import pytest
 
 from llm_serving.settings.errors import CheckFailed
 from llm_serving.settings.units import Bounds
-from llm_serving.validation import sweep, sweep_page
+from llm_serving.validation import charts, sweep, sweep_page
 from llm_serving.validation.knee import Knee
 from llm_serving.validation.report import Report, Steady
 from llm_serving.validation.sweep import Options, Sweep
@@ -113,3 +114,14 @@ def test_a_load_that_is_clearly_too_much_is_not_sent_again(answered: float, over
     steady = Steady(from_s=2, to_s=28, offered_per_s=20, requests_per_s=answered, output_tokens_per_s=100)
     assert sweep.is_overloaded(cast(Report, SimpleNamespace(steady=steady))) is overloaded
     assert not sweep.is_overloaded(cast(Report, SimpleNamespace(steady=None))), "too short to tell"
+
+
+def test_the_name_of_the_highest_load_stays_within_the_picture() -> None:
+    curve = {"p50": [(1.0, 5.0), (32.0, 9.0)]}
+    anchors = [
+        re.search(
+            r'text-anchor="(\w+)" class="mark">kept', charts.render_curves("t", "x", "y", curve, {}, {"kept up to": at})
+        )
+        for at in (4.0, 32.0)
+    ]
+    assert [anchor and anchor[1] for anchor in anchors] == ["start", "end"]

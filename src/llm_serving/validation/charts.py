@@ -183,7 +183,9 @@ def render_curves(
         body.append(
             f'<line class="mark" x1="{x(position)}" x2="{x(position)}" y1="{LOW_TOP - 8}" y2="{HEIGHT - BOTTOM}"/>'
         )
-        body.append(_render_text(x(position) + 4, LOW_TOP - 10, name, "start", "mark"))
+        is_left = x(position) + 4 + len(name) * LETTER_WIDTH > WIDTH
+        shift, anchor = (-4, "end") if is_left else (4, "start")
+        body.append(_render_text(x(position) + shift, LOW_TOP - 10, name, anchor, "mark"))
     for number, (name, curve) in enumerate(curves.items()):
         path = "L".join(f"{x(position)},{y(value)}" for position, value in curve)
         body.append(f'<path class="line curve-{number}" d="M{path}"/>')
