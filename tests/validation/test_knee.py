@@ -62,3 +62,16 @@ def test_a_load_that_shows_nothing_does_not_keep_the_slo() -> None:
         lambda load: build_point(load, "pass" if load < 10 else "not shown"), Search(8, 1, 100, 0.5)
     )
     assert found.kept and found.kept.load < 10
+
+
+@pytest.mark.parametrize(("loads", "kept", "missed"), [(1, 4, None), (3, 8, 16), (4, 11.3, 16)])
+def test_a_search_that_is_over_ends_with_what_is_known(loads: int, kept: float, missed: float | None) -> None:
+    sent: list[float] = []
+
+    def measure(load: float) -> Point:
+        sent.append(load)
+        return build_point(load, "pass" if load <= 13 else "fail")
+
+    found, points = knee.find_knee(measure, Search(4, 1, 64, 0.1), lambda: len(sent) >= loads)
+    assert len(points) == loads
+    assert found.kept and (found.kept.load, found.missed and found.missed.load) == (kept, missed)

@@ -94,22 +94,28 @@ class Knee(NamedTuple):
 Measure = Callable[[float], Point]
 
 
-def find_knee(measure: Measure, search: Search) -> tuple[Knee, list[Point]]:
-    """Search the knee; return it and every point in the order of measuring."""
+def find_knee(
+    measure: Measure, search: Search, is_over: Callable[[], bool] = lambda: False
+) -> tuple[Knee, list[Point]]:
+    """Search the knee; return it and every point in the order of measuring.
+
+    Args:
+        is_over: asked before each load but the first; ends the search with what is known.
+    """
     points: list[Point] = []
 
     def try_load(load: float) -> Point:
         points.append(measure(load))
         return points[-1]
 
-    kept, missed = _bracket(try_load, search)
-    while kept and missed and (middle := _choose_middle(kept.load, missed.load, search)):
+    kept, missed = _bracket(try_load, search, is_over)
+    while kept and missed and not is_over() and (middle := _choose_middle(kept.load, missed.load, search)):
         point = try_load(middle)
         kept, missed = (point, missed) if point.kept else (kept, point)
     return Knee(kept, missed), points
 
 
-def _bracket(measure: Measure, search: Search) -> Knee:
+def _bracket(measure: Measure, search: Search, is_over: Callable[[], bool]) -> Knee:
     """Move up from a load that is kept, down from one that is not, until the other is found or a bound reached."""
     kept: Point | None = None
     missed: Point | None = None
@@ -118,6 +124,8 @@ def _bracket(measure: Measure, search: Search) -> Knee:
         point = measure(load)
         kept, missed = (point, missed) if point.kept else (kept, point)
         if (point.kept and load >= search.highest) or (not point.kept and load <= search.lowest):
+            break
+        if not (kept and missed) and is_over():
             break
         load = load * FACTOR if point.kept else load / FACTOR
         load = min(max(round_load(load, search.whole), search.lowest), search.highest)

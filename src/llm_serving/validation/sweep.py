@@ -67,6 +67,9 @@ class Options:
     point_s: float = 30.0
     """Least time of sending at one load."""
 
+    limit_s: float | None = None
+    """No load but the first starts after this time; None for no limit."""
+
 
 class Sweep(BaseModel):
     """The result: sweep.json."""
@@ -122,7 +125,9 @@ def sweep(deployment: Deployment, options: Options, *, runs: Path, arguments: Ma
     axis = choose_axis(deployment.traffic, options)
     with _collect_folder(runs / deployment.name, started) as collected:
         loader = Loader(deployment, axis, options.point_s, results=collected, arguments=arguments)
-        found, points = knee.find_knee(loader.measure, build_search(deployment.traffic, axis, options))
+        deadline = time.monotonic() + (math.inf if options.limit_s is None else options.limit_s)
+        search = build_search(deployment.traffic, axis, options)
+        found, points = knee.find_knee(loader.measure, search, lambda: time.monotonic() >= deadline)
         capacity = _build_capacity(deployment, found, axis, started)
         result = Sweep(
             name=deployment.name,
@@ -137,7 +142,7 @@ def sweep(deployment: Deployment, options: Options, *, runs: Path, arguments: Ma
             per_replica=_divide_by_replicas(capacity),
             points=knee.sort_points(points),
             settings=loader.settings,
-            notes=_list_notes(deployment, found, axis),
+            notes=[*_list_notes(deployment, found, axis), *_describe_limit(options, time.monotonic() >= deadline)],
         )
         (collected / measured_capacity.SWEEP_FILE).write_text(result.model_dump_json(indent=2) + "\n", encoding="utf-8")
         (collected / PAGE_FILE).write_text(sweep_page.render(result), encoding="utf-8")
@@ -314,6 +319,12 @@ def _list_notes(deployment: Deployment, found: Knee, axis: Axis) -> list[str]:
     if least:
         notes.append(f"slo.{' and slo.'.join(least)} left out: a low load would miss them by itself.")
     return notes
+
+
+def _describe_limit(options: Options, is_reached: bool) -> list[str]:
+    if not is_reached or options.limit_s is None:
+        return []
+    return [f"The time limit of {options.limit_s / 60:g} min was reached: the loads may lie further apart than asked."]
 
 
 @contextlib.contextmanager

@@ -44,6 +44,7 @@ def sweep(
     point_time: Annotated[
         str, typer.Option(metavar="TIME", help="Least time at one load; a longer one if that shows nothing.")
     ] = "30s",
+    time_limit: Annotated[str, typer.Option(metavar="TIME", help="No further load starts after this time.")] = "1h",
     origin: Origin = None,
     as_json: AsJson = False,
 ) -> None:
@@ -58,6 +59,7 @@ def sweep(
         *_read_bounds(from_, to),
         precision / 100,
         quantities.parse("--point-time", point_time, Duration),
+        quantities.parse("--time-limit", time_limit, Duration),
     )
     selected_target = registry.load_target(target)
     with processes.handle_interrupts(), selected_target.open_validation(folder, fleet, url, origin=origin) as opened:
