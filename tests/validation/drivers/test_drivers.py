@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from llm_serving import paths
-from llm_serving.settings.errors import InputError, Unavailable
+from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
 from llm_serving.validation import on_demand, run
 from llm_serving.validation.answer import Sample
 from llm_serving.validation.drivers import job, registry
@@ -61,6 +61,16 @@ def test_recorded_failures_are_named(name: str, tmp_path: Path) -> None:
     kinds = {sample.error for sample in _read(name, tmp_path) if sample.error}
     # vllm bench serve keeps the reason of a status, not its number.
     assert kinds == {"truncated", "server_error" if name == "vllm-bench" else "http_500"}
+
+
+def test_a_run_of_guidellm_without_a_schedule_is_refused(tmp_path: Path) -> None:
+    recorded = json.loads((DATA / "guidellm.json").read_text())
+    rows = recorded["benchmarks"][0]["requests"]["successful"]
+    rows[0]["info"]["timings"]["targeted_start"] = -0.9
+    made = _build_job(tmp_path)
+    made.result.with_suffix(".json").write_text(json.dumps(recorded))
+    with pytest.raises(CheckFailed, match="GuideLLM sent all requests at once: .* Fix: run it again"):
+        registry.load_driver("guidellm").read(made)
 
 
 def test_aiperf_sends_our_own_requests_at_our_own_times(tmp_path: Path) -> None:

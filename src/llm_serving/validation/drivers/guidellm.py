@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from llm_serving.settings.document import Conflict
+from llm_serving.settings.errors import CheckFailed
 from llm_serving.validation.answer import Gap, Sample
 from llm_serving.validation.drivers.base import PERCENTILES_OF_GAPS, Driver, Job, build_failure
 from llm_serving.workloads.serving.traffic import Traffic
@@ -48,8 +49,13 @@ def _build_command(job: Job, executables: Path) -> list[str]:
     ]  # fmt: skip
 
 
+_CLOCK_S = 1e9
+"""A time of the clock, in seconds, is above this (2001-09-09)."""
+
+
 def _read(job: Job) -> list[Sample]:
     requests = json.loads(job.result.read_text(encoding="utf-8"))["benchmarks"][0]["requests"]
+    _require_schedule(row["info"]["timings"] for rows in requests.values() for row in rows or ())
     answered = [_read_answered(row) for row in requests["successful"] or ()]
     failed = [
         build_failure(0, _read_start(row["info"]), str(row["info"].get("error") or "cut off by the end of the load"))
@@ -60,6 +66,17 @@ def _read(job: Job) -> list[Sample]:
     for number, sample in enumerate(samples):
         sample.number = number
     return samples
+
+
+def _require_schedule(timings: Iterable[dict[str, Any]]) -> None:
+    """Refuse a run whose times to send at count from 0 instead of from its start, as seen of 0.8.1 on 2026-11-23.
+
+    All of them are past by then, so that every request was sent at once: another load than the blueprint's.
+    """
+    if any((row["targeted_start"] or _CLOCK_S) < _CLOCK_S for row in timings):
+        raise CheckFailed(
+            "GuideLLM sent all requests at once: its schedule had no start. Fix: run it again, or --driver aiperf."
+        )
 
 
 def _read_start(info: dict[str, Any]) -> float:
