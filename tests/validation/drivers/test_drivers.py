@@ -69,7 +69,7 @@ def test_a_run_of_guidellm_without_a_schedule_is_refused(tmp_path: Path) -> None
     rows[0]["info"]["timings"]["targeted_start"] = -0.9
     made = _build_job(tmp_path)
     made.result.with_suffix(".json").write_text(json.dumps(recorded))
-    with pytest.raises(CheckFailed, match="GuideLLM sent all requests at once: .* Fix: run it again"):
+    with pytest.raises(CheckFailed, match=r"GuideLLM sent all requests at once: .* Fix: run it again"):
         registry.load_driver("guidellm").read(made)
 
 
