@@ -183,7 +183,7 @@ def validate(
         client = BatchClient((url or deployment.url).removesuffix("/v1"))
         rows = build_rows(deployment, requests or deployment.sample.rows, secrets.token_hex(4))
         (work / "input.jsonl").write_bytes(b"".join(line for _, line in rows))
-        job, moments, seconds = _run_job(deployment, client, work)
+        job, moments, seconds = run_job(deployment, client, work)
         output, errors = _download(client, job, work)
         teams = client.list_teams()
         references = _measure_references(deployment, rows) if deployment.slo.endpoint_use else ()
@@ -256,7 +256,7 @@ def _damage(line: bytes, number: int) -> bytes:
     return kinds[number % len(kinds)]
 
 
-def _run_job(
+def run_job(
     deployment: BatchDeployment, client: BatchClient, work: Path
 ) -> tuple[dict[str, Any], list[Moment], float]:
     """Submit the sample, and watch it to its end."""

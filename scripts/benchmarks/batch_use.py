@@ -1,0 +1,105 @@
+"""How much of its endpoint a batch uses: output tokens a second beside `vllm bench serve` on the same engines.
+
+    blueprint new mine --from offline-batch
+    blueprint deploy mine --yes
+    python -m scripts.benchmarks.batch_use mine
+
+In each round `vllm bench serve` sends prompts of the sample's lengths with each of several numbers of requests in
+flight, and then a job of the same lengths runs. The job's rate is that between its first row and its last; the number
+in flight is the workers' own to find. Engines, router, client, workers and the embedded AWS share this machine's cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import statistics
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from llm_serving import console
+from llm_serving.settings.errors import CheckFailed
+from llm_serving.settings.units import Bounds
+from llm_serving.targets import registry
+from llm_serving.validation import batch, run
+from llm_serving.workloads.batch.client import BatchClient
+from llm_serving.workloads.batch.deployment import BatchDeployment
+from llm_serving.workloads.serving.traffic import Traffic
+
+DRIVER = "vllm-bench"
+
+
+def measure_driver(deployment: BatchDeployment, in_flight: int, folder: Path) -> float:
+    """Output tokens a second of the driver's answers, with so many requests in flight."""
+    assert deployment.serving
+    sample = deployment.sample
+    traffic = Traffic.model_validate(
+        {
+            "users": in_flight,
+            "requests": sample.rows,
+            "input_tokens": "{}..{}".format(*sample.input_tokens),
+            "output_tokens": "{}..{}".format(*sample.output_tokens),
+            "warm_up": in_flight,
+        }
+    )
+    serving = deployment.serving.model_copy(update={"traffic": traffic})
+    report, _ = run.validate(serving, logs=folder / "logs", runs=folder / "runs", driver=DRIVER)
+    return report.throughput.output_tokens_per_s
+
+
+def measure_job(deployment: BatchDeployment, folder: Path) -> tuple[float, int]:
+    """Output tokens a second of a job, and the most requests in flight that its workers had."""
+    client = BatchClient(deployment.url)
+    rows = batch.build_rows(deployment, deployment.sample.rows, secrets.token_hex(4))
+    (folder / "input.jsonl").write_bytes(b"".join(line for _, line in rows))
+    job, moments, _ = batch.run_job(deployment, client, folder)
+    if job["request_counts"]["completed"] != deployment.sample.rows:
+        raise CheckFailed(f"{job['id']}: {job['request_counts']}: not every row has an answer. Fix: blueprint logs")
+    return batch.compute_rate(moments), max(moment.in_flight for moment in moments)
+
+
+def measure(deployment: BatchDeployment, in_flight: Sequence[int], rounds: int, folder: Path) -> dict[str, Any]:
+    """Measure driver and job in turn; the use is the median job's share of the best median of the driver."""
+    driver_rates: dict[int, list[float]] = {number: [] for number in in_flight}
+    jobs = []
+    for _ in range(rounds):
+        for number, rates in driver_rates.items():
+            rates.append(round(measure_driver(deployment, number, folder), 1))
+        jobs.append(measure_job(deployment, folder))
+    best = max(statistics.median(rates) for rates in driver_rates.values())
+    job_rates = [round(rate, 1) for rate, _ in jobs]
+    return {
+        "rows": deployment.sample.rows,
+        "driver": driver_rates,
+        "jobs": job_rates,
+        "most in flight": [most for _, most in jobs],
+        "use": round(statistics.median(job_rates) / best, 3),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder", type=Path, help="a batch with a model of its own that is deployed on this machine")
+    parser.add_argument("--fleet", type=Path, default=Path("fleet.yaml"))
+    parser.add_argument("--rows", type=int, default=1500)
+    parser.add_argument("--output-tokens", type=int, default=16)
+    parser.add_argument("--in-flight", type=int, nargs="+", default=[16, 32, 64, 128])
+    parser.add_argument("--rounds", type=int, default=2)
+    args = parser.parse_args()
+    with (
+        registry.load_target(registry.DEFAULT).open_validation(args.folder, args.fleet, None) as inputs,
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        deployment: Any = inputs.deployment
+        if not isinstance(deployment, BatchDeployment) or deployment.serving is None:
+            raise SystemExit(f"{args.folder}: no batch with a model of its own. Fix: --from offline-batch")
+        lengths = Bounds(args.output_tokens, args.output_tokens)
+        sample = deployment.sample.model_copy(update={"rows": args.rows, "bad_rows": 0, "output_tokens": lengths})
+        deployment = deployment.model_copy(update={"sample": sample})
+        console.out.print_json(data=measure(deployment, args.in_flight, args.rounds, Path(folder)))
+
+
+if __name__ == "__main__":
+    main()
