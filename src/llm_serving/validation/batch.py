@@ -256,9 +256,7 @@ def _damage(line: bytes, number: int) -> bytes:
     return kinds[number % len(kinds)]
 
 
-def run_job(
-    deployment: BatchDeployment, client: BatchClient, work: Path
-) -> tuple[dict[str, Any], list[Moment], float]:
+def run_job(deployment: BatchDeployment, client: BatchClient, work: Path) -> tuple[dict[str, Any], list[Moment], float]:
     """Submit the sample, and watch it to its end."""
     limit_s = deployment.slo.deadline + _GRACE_S
     team = deployment.sample.team or next(iter(deployment.teams))

@@ -14,7 +14,7 @@ DEPLOYMENT = cast(Any, SimpleNamespace(sample=SimpleNamespace(rows=100)))
 
 def test_the_use_is_the_median_jobs_share_of_the_drivers_best(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     jobs = iter([(1200.0, 40), (1460.0, 90)])
-    monkeypatch.setattr(batch_use, "measure_driver", lambda _, in_flight, folder: next(RATES[in_flight]))
+    monkeypatch.setattr(batch_use, "measure_driver", lambda _, in_flight, __: next(RATES[in_flight]))
     monkeypatch.setattr(batch_use, "measure_job", lambda *_: next(jobs))
     assert batch_use.measure(DEPLOYMENT, [16, 64], 2, tmp_path) == {
         "rows": 100,
