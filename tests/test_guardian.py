@@ -52,13 +52,13 @@ def test_a_service_ends_with_an_interrupted_pytest(tmp_path: Path, how: signal.S
     assert not _has_ended(service)
     session.send_signal(how)
     assert session.wait(60) != 0
-    processes.wait_until(lambda: _has_ended(service), "the service's end", 30)
+    processes.wait_until(lambda: _has_ended(service), "the service's end", 90)
 
 
 def test_a_leaked_service_ends_when_pytest_finishes(tmp_path: Path) -> None:
     session, service = _start_pytest(tmp_path, 0)
     assert session.wait(60) == 0
-    processes.wait_until(lambda: _has_ended(service), "the service's end", 30)
+    processes.wait_until(lambda: _has_ended(service), "the service's end", 90)
 
 
 def test_every_process_of_these_tests_has_their_session_id() -> None:

@@ -26,12 +26,12 @@ def _has_ended(pid: int) -> bool:
 
 def test_stop_ends_a_child_and_its_children(tmp_path: Path) -> None:
     child = processes.spawn(["sh", "-c", f"sleep 300 & echo $! > {tmp_path}/pid; wait"])
-    processes.wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "", "the pid", 10)
+    processes.wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "", "the pid", 90)
     grandchild = int((tmp_path / "pid").read_text())
     assert not _has_ended(grandchild)
     processes.stop(child)
     assert child.returncode is not None
-    processes.wait_until(lambda: _has_ended(grandchild), "the grandchild's end", 10)
+    processes.wait_until(lambda: _has_ended(grandchild), "the grandchild's end", 90)
 
 
 def test_stop_kills_a_child_that_ignores_the_request() -> None:
@@ -59,7 +59,7 @@ def test_a_child_ends_when_its_parent_is_killed(ignored: str, orphaned: str) -> 
     assert not _has_ended(child)
     parent.kill()
     parent.wait()
-    processes.wait_until(lambda: _has_ended(child), "the child's end", 10)
+    processes.wait_until(lambda: _has_ended(child), "the child's end", 90)
 
 
 def test_a_wait_that_times_out_names_its_subject() -> None:

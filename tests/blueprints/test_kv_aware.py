@@ -163,7 +163,7 @@ def test_the_router_subscribes_to_engines_as_they_join_and_leave(kv_aware_plan: 
         def set_present(*present: str) -> None:
             dns_discovery.write_dns(tmp_path, **{name: ["127.0.0.1"] for name in present})
             expected = {serving.get_url(names[name]) for name in present}
-            processes.wait_until(lambda: _list_workers(router) == expected, f"{present} and no other", 30)
+            processes.wait_until(lambda: _list_workers(router) == expected, f"{present} and no other", 90)
 
         def count_requests(prompts: list[list[int]], process: Process) -> float:
             before = serving.read_counter(process, "vllm:request_success_total")

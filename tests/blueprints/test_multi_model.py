@@ -93,7 +93,7 @@ def test_an_adapter_is_loaded_and_unloaded_at_run_time_and_the_router_follows(
 ) -> None:
     folder = make_tiny.make_adapter(tmp_path / "late")
     adapters.load(multi_model_plan.deployment, "long", "late", folder)
-    processes.wait_until(lambda: "late" in _list_routed_names(multi_model_plan), "the new name at the router", 30)
+    processes.wait_until(lambda: "late" in _list_routed_names(multi_model_plan), "the new name at the router", 90)
     texts = {
         name: serving.complete(multi_model_plan.deployment.url, model=name, max_tokens=16)
         for name in ("long", "tone", "late")
@@ -103,7 +103,7 @@ def test_an_adapter_is_loaded_and_unloaded_at_run_time_and_the_router_follows(
     with pytest.raises(urllib.error.HTTPError):
         serving.request_completion(serving.get_url(_find_engine(multi_model_plan, "long")), model="late")
     processes.wait_until(
-        lambda: _list_routed_names(multi_model_plan) == {"small", "long", "tone"}, "the name gone from the router", 30
+        lambda: _list_routed_names(multi_model_plan) == {"small", "long", "tone"}, "the name gone from the router", 90
     )
     assert serving.complete(multi_model_plan.deployment.url, model="tone", max_tokens=16) == texts["tone"]
 

@@ -65,7 +65,7 @@ def _ask(url: str, stream: bool) -> str:
 def _send_two(url: str, users: ThreadPoolExecutor) -> list[Future[str]]:
     """A stream and another request for the one slot; one of them runs, and the other waits."""
     requests = [users.submit(_ask, url, stream) for stream in (True, False)]
-    processes.wait_until(lambda: _count_requests(url) == 2, "both", 20, 0.02)
+    processes.wait_until(lambda: _count_requests(url) == 2, "both", 90, 0.02)
     return requests
 
 

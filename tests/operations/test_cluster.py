@@ -97,7 +97,7 @@ def test_a_real_cluster_loses_only_nodes_and_load_balancers(
     ]
     control_plane.check_output("create", "--filename=-", objects=[definition, claims, gateways, *objects])
     processes.wait_until(
-        lambda: control_plane.run_kubectl("get", "nodepools,nodeclaims,gateways").returncode == 0, "all kinds", 30
+        lambda: control_plane.run_kubectl("get", "nodepools,nodeclaims,gateways").returncode == 0, "all kinds", 90
     )
     custom_objects = [
         build_manifest("karpenter.sh/v1", "NodePool", "general", namespace=None),

@@ -180,7 +180,7 @@ def test_it_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     [server] = psutil.Process(parent.pid).children()
     parent.kill()
     parent.wait(10)
-    processes.wait_until(lambda: not server.is_running() or server.status() == "zombie", "the end of the server", 10)
+    processes.wait_until(lambda: not server.is_running() or server.status() == "zombie", "the end of the server", 90)
     assert not emulator.is_reachable(endpoint)
 
 

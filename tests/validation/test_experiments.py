@@ -78,7 +78,7 @@ class TestAServiceThatIsValidatedTwice:
     @pytest.fixture
     def validate_twice(self, make_deployment: DeploymentFactory, tmp_path: Path) -> Any:
         def _validate(deployment: Deployment) -> FinishedRun:
-            return FinishedRun(*run.validate(deployment, logs=tmp_path / "logs", runs=tmp_path / "runs"))
+            return FinishedRun(*run.validate(deployment, logs=tmp_path / "logs", runs=tmp_path / "runs"), known={})
 
         def _validate_twice() -> tuple[FinishedRun, FinishedRun]:
             with known_server.run_server(Behaviour(0.2, 0.001, cache=True)) as url:

@@ -16,7 +16,7 @@ from typing import Any
 import redis
 
 from batch import layout
-from batch.cache_reader import build_key, connect
+from batch.cache_reader import Client, build_key
 from batch.layout import Job
 from batch.settings import CacheSettings, Settings
 from batch.store import Store
@@ -32,7 +32,7 @@ class ResultCache:
     def __init__(self, store: Store, settings: Settings, own: CacheSettings) -> None:
         self._store, self._name, self._own = store, settings.name, own
         self._keys = layout.Layout(settings.prefix)
-        self._valkey = connect(own.url, own.username, own.password, own.ca_file)
+        self._client = Client(own.url, own.username, own.password, own.ca_file, cluster=own.cluster)
 
     def publish(self, job: Job, index: int) -> None:
         """Write the answers of a chunk that is done, or note that they are to be written."""
@@ -68,14 +68,14 @@ class ResultCache:
     def _write(self, job: Job, results: list[dict[str, Any]]) -> None:
         """Write answers, but for keys that a later job has written."""
         keys = [build_key(self._name, job["team"], result["custom_id"]) for result in results]
-        with self._valkey.pipeline(transaction=False) as pipe:
-            for key in keys:
-                pipe.get(key)
-            present = pipe.execute()
-            for key, result, other in zip(keys, results, present, strict=True):
-                if other is None or json.loads(other)["at"] <= job["created_at"]:
-                    pipe.set(key, build_value(job, result), ex=round(self._own.ttl_s))
-            pipe.execute()
+        present = self._client.run([("GET", key) for key in keys])
+        self._client.run(
+            [
+                ("SET", key, build_value(job, result), "EX", round(self._own.ttl_s))
+                for key, result, other in zip(keys, results, present, strict=True)
+                if other is None or json.loads(other)["at"] <= job["created_at"]
+            ]
+        )
 
 
 def build_value(job: Job, result: dict[str, Any]) -> bytes:

@@ -8,7 +8,7 @@ results = reader.get_many(["sku-1", "sku-2"])
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +47,7 @@ class ResultReader:
         username: str = "",
         password: str = "",
         ca_file: str = "",
+        cluster: bool = False,
         model: str | None = None,
         prompt_version: str | None = None,
     ) -> None:
@@ -55,9 +56,10 @@ class ResultReader:
         Args:
             url: redis://HOST:PORT, or with TLS rediss://HOST:PORT.
             ca_file: certificates to trust in place of the system's.
+            cluster: whether the cache is in cluster mode, as ElastiCache Serverless always is.
             model: what alone counts; any if None, as with `prompt_version`.
         """
-        self._valkey = connect(url, username, password, ca_file)
+        self._client = Client(url, username, password, ca_file, cluster=cluster)
         self._deployment, self._team = deployment, team
         self._model, self._prompt_version = model, prompt_version
 
@@ -70,16 +72,14 @@ class ResultReader:
         return self.get_many([custom_id]).get(custom_id)
 
     def get_many(self, custom_ids: Iterable[str]) -> dict[str, Result]:
-        """Read answers in one round trip; those that are not there are left out.
+        """Read answers in one round trip to each node; those that are not there are left out.
 
         Raises:
             redis.RedisError: the cache is away.
         """
         names = list(custom_ids)
-        with self._valkey.pipeline(transaction=False) as pipe:
-            for name in names:
-                pipe.get(build_key(self._deployment, self._team, name))
-            found = zip(names, pipe.execute(), strict=True)
+        values = self._client.run([("GET", build_key(self._deployment, self._team, name)) for name in names])
+        found = zip(names, values, strict=True)
         results = {name: Result(**json.loads(value)) for name, value in found if value is not None}
         return {name: result for name, result in results.items() if self._counts(result)}
 
@@ -92,15 +92,36 @@ def build_key(deployment: str, team: str, custom_id: str) -> str:
     return f"{deployment}:{team}:{custom_id}"
 
 
-def connect(url: str, username: str, password: str, ca_file: str) -> redis.Redis:
-    """Open a client that gives up after seconds, and checks the server's certificate where there is TLS."""
-    options: dict[str, Any] = {"ssl_ca_certs": ca_file} if ca_file else {}
-    return redis.Redis.from_url(
-        url,
-        username=username or None,
-        password=password or None,
-        socket_timeout=TIMEOUT_S,
-        socket_connect_timeout=TIMEOUT_S,
-        retry=Retry(ExponentialBackoff(cap=1.0, base=0.1), 2),
-        **options,
-    )
+class Client:
+    """A client that gives up after seconds, and checks the server's certificate where there is TLS.
+
+    It connects when it is first asked: a cache that is away then is asked again the next time.
+    """
+
+    def __init__(self, url: str, username: str, password: str, ca_file: str, *, cluster: bool) -> None:
+        self._url, self._cluster = url, cluster
+        self._options: dict[str, Any] = {
+            "username": username or None,
+            "password": password or None,
+            "socket_timeout": TIMEOUT_S,
+            "socket_connect_timeout": TIMEOUT_S,
+            "retry": Retry(ExponentialBackoff(cap=1.0, base=0.1), 2),
+            **({"ssl_ca_certs": ca_file} if ca_file else {}),
+        }
+        self._open: redis.Redis | redis.RedisCluster | None = None
+
+    def run(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Send commands on one key each, and return their answers in this order.
+
+        Raises:
+            redis.RedisError: the cache is away.
+        """
+        try:
+            if self._open is None:
+                self._open = (redis.RedisCluster if self._cluster else redis.Redis).from_url(self._url, **self._options)
+            with self._open.pipeline(transaction=False) as pipe:
+                for command in commands:
+                    pipe.execute_command(*command)
+                return list(pipe.execute())
+        except redis.exceptions.RedisClusterException as error:  # of the package's errors the one that is no RedisError
+            raise redis.ConnectionError(str(error)) from error

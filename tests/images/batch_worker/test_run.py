@@ -176,5 +176,5 @@ def test_the_end_of_a_job_is_told_to_eventbridge(run: BatchRun, jobs: Any, submi
         received.extend(json.loads(message["Body"])["detail"] for message in messages)
         return bool(received)
 
-    processes.wait_until(has_event, "the event", 30)
+    processes.wait_until(has_event, "the event", 90)
     assert received[0] == {"deployment": "mine", "job": job["id"], "team": "default", "state": "completed"}

@@ -71,5 +71,5 @@ def test_without_instances_the_wait_ends_with_the_state_of_the_pods(
     with pytest.raises(CheckFailed, match="did not finish within 0 minutes: 2 Pending"):
         kubernetes.run(cluster, _build(fleet), limit_s=3)
     processes.wait_until(
-        lambda: control_plane.run_kubectl("get", "namespace", network_test.NAMESPACE).returncode != 0, "namespace", 30
+        lambda: control_plane.run_kubectl("get", "namespace", network_test.NAMESPACE).returncode != 0, "namespace", 90
     )

@@ -133,7 +133,7 @@ def test_a_batch_runs_on_spot_nodes_first_and_leaves_nothing_behind(
     assert "mine: no change" in run("deploy", "--yes")
 
     cluster.check_output("scale", "deployment/mine-batch-worker", "--replicas=8", *NAMESPACE)
-    processes.wait_until(lambda: count_workers(cluster).total() == 8 and not count_workers(cluster)[""], "workers", 30)
+    processes.wait_until(lambda: count_workers(cluster).total() == 8 and not count_workers(cluster)[""], "workers", 90)
     counts = count_workers(cluster)
     assert (counts["spot-0"], counts["spot-1"]) == (3, 3)
     assert counts["on-demand-0"] + counts["on-demand-1"] == 2, "no spot node has room, and a job goes on"
@@ -141,7 +141,7 @@ def test_a_batch_runs_on_spot_nodes_first_and_leaves_nothing_behind(
     _edit(working_folder, "count: 6", "count: 4, spot: off")
     assert {"-  replicas: 6", "+  replicas: 4"} <= set(run("diff").splitlines())
     run("deploy", "--yes")
-    processes.wait_until(lambda: count_workers(cluster).total() == 4, "the former workers", 30)
+    processes.wait_until(lambda: count_workers(cluster).total() == 4, "the former workers", 90)
     assert {node.rpartition("-")[0] for node in count_workers(cluster)} == {"on-demand"}
 
     run("destroy", "--yes")
@@ -154,7 +154,7 @@ def _check_budget_and_service(cluster: ControlPlane, api: dict[str, Any]) -> Non
     def is_counted() -> bool:
         return read_own(cluster, "pdb", "mine-batch-worker").get("status", {}).get("currentHealthy") == 6
 
-    processes.wait_until(is_counted, "the disruption budget", 30)
+    processes.wait_until(is_counted, "the disruption budget", 90)
     budget = read_own(cluster, "pdb", "mine-batch-worker")["status"]
     assert (budget["disruptionsAllowed"], budget["desiredHealthy"]) == (2, 4), "a quarter of six, rounded up"
     [endpoints] = cluster.read("endpointslices", *NAMESPACE, "--selector=kubernetes.io/service-name=mine-batch-api")

@@ -73,10 +73,10 @@ def cluster(control_plane: ControlPlane) -> Iterator[ControlPlane]:
     nodes = [machines.build_plain(f"plain-{number}") for number in range(3)]
     control_plane.check_output("apply", "--filename=-", objects=[*nodes, namespace])
     processes.wait_until(
-        lambda: control_plane.run_kubectl("get", "serviceaccount", "default", *NAMESPACE).returncode == 0, "account", 30
+        lambda: control_plane.run_kubectl("get", "serviceaccount", "default", *NAMESPACE).returncode == 0, "account", 90
     )
     control_plane.check_output("apply", "--filename=-", objects=engine)
-    processes.wait_until(lambda: all(is_ready(control_plane, node) for node in nodes), "the nodes", 30)
+    processes.wait_until(lambda: all(is_ready(control_plane, node) for node in nodes), "the nodes", 90)
     yield control_plane
     control_plane.check_output("delete", "pod", "mine-worker", *NAMESPACE, "--now")
     control_plane.check_output("delete", "nodes", *[node["metadata"]["name"] for node in nodes])
@@ -101,7 +101,7 @@ def wait_for_nodes(cluster: ControlPlane, count: int) -> list[dict[str, Any]]:
         pods = list_pods(cluster)
         return len(pods) == count and all("nodeName" in pod["spec"] for pod in pods)
 
-    processes.wait_until(is_scheduled, "the scheduler", 30)
+    processes.wait_until(is_scheduled, "the scheduler", 90)
     return list_pods(cluster)
 
 
@@ -134,7 +134,7 @@ def run_pods(
     standing_in = ProcessContainers(package, folder / "containers.log")
     with load_job.run(plan, urls, limit_s=600):
         pods = wait_for_nodes(cluster, len(urls))
-        processes.wait_until(lambda: "secret/" in list_belongings(cluster), "the Secret", 10)
+        processes.wait_until(lambda: "secret/" in list_belongings(cluster), "the Secret", 90)
         with standing_in.launch([read_argument(cluster, pod, folder) for pod in pods]) as started:
             yield started
 
@@ -156,7 +156,7 @@ def test_the_jobs_pods_send_one_load_and_leave_nothing(
         report, _ = run.validate(deployment, logs=tmp_path / "logs", runs=tmp_path / "runs", load_source=source)
     assert report.requests.model_dump() == {"total": 40, "failed": 0, "by_error": {}, "planned": 40}
     assert report.verdict == "pass", report.not_shown
-    processes.wait_until(lambda: list_belongings(cluster) == "", "the end of the Job and all that it owns", 30)
+    processes.wait_until(lambda: list_belongings(cluster) == "", "the end of the Job and all that it owns", 90)
 
 
 def test_the_api_server_takes_every_object_without_a_warning(cluster: ControlPlane, plan: DeploymentPlan) -> None:
@@ -188,7 +188,7 @@ def test_a_pod_without_a_node_is_described_by_the_scheduler(control_plane: Contr
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "serving"}}
     control_plane.check_output("apply", "--filename=-", objects=namespace)
     with load_job.run(plan, ["http://x"], limit_s=600) as job:
-        processes.wait_until(lambda: "no nodes available" in job.describe(), "the scheduler's reason", 30)
+        processes.wait_until(lambda: "no nodes available" in job.describe(), "the scheduler's reason", 90)
         assert job.find_failure() is None
 
 
@@ -206,7 +206,7 @@ def test_a_failed_pod_is_named_with_the_end_of_its_log(
     cluster.pods_log.write_text("2026-11-23T00:00:00.000000000Z stdout F the load's input is gone\n")
     with load_job.run(plan, ["http://x"], limit_s=600) as job:
         wait: LoadJob = job
-        processes.wait_until(lambda: wait.find_failure() is not None, "the failure", 30)
+        processes.wait_until(lambda: wait.find_failure() is not None, "the failure", 90)
         assert re.fullmatch(r"mine-load-\w+-0-\w+: it failed\nthe load's input is gone", wait.find_failure() or "")
 
 
@@ -217,5 +217,5 @@ def test_a_job_whose_creator_was_killed_takes_everything_with_it(cluster: Contro
         assert job["spec"]["ttlSecondsAfterFinished"] == 300
         # What the controller of finished Jobs does then.
         cluster.check_output("delete", "job", job["metadata"]["name"], *NAMESPACE, "--cascade=background")
-        processes.wait_until(lambda: list_belongings(cluster) == "", "all that the Job owns", 30)
+        processes.wait_until(lambda: list_belongings(cluster) == "", "all that the Job owns", 90)
         raise subprocess.TimeoutExpired("kubectl", 0)

@@ -277,7 +277,7 @@ def test_after_a_killed_helm_nothing_is_rolled_back_and_the_fix_is_shown(
         "--selector=owner=helm,name=mine,status=pending-upgrade",
         "--output=name",
     )
-    processes.wait_until(lambda: bool(connected_cluster.check_output(*pending)), "helm's work", 30)
+    processes.wait_until(lambda: bool(connected_cluster.check_output(*pending)), "helm's work", 90)
     upgrade.kill()
     upgrade.wait()
     code, _, err = run_cli("deploy", "--yes")

@@ -151,7 +151,7 @@ def test_each_load_of_a_sweep_is_a_job_of_its_own(
     result = json.loads(captured.out)
     assert (result["kept"]["load"], result["missed"]["load"]) == (4, 8), "one request at once is 5.9/s"
     assert len({pod.rpartition("-load-")[2][:8] for pod in launched}) == len(result["points"])
-    processes.wait_until(lambda: jobs.list_belongings(cluster) == "", "the end of all Jobs", 30)
+    processes.wait_until(lambda: jobs.list_belongings(cluster) == "", "the end of all Jobs", 90)
 
 
 class PodLoader:

@@ -255,7 +255,7 @@ def _kill(plan: DeploymentPlan, name: str) -> None:
     assert supervisord is not None
     psutil.Process(supervisord.read_state(name).pid).children()[0].kill()
     port = plan.directory.load_ports()[name]
-    processes.wait_until(lambda: processes.is_free(port), f"the end of {name}", 20)
+    processes.wait_until(lambda: processes.is_free(port), f"the end of {name}", 90)
 
 
 def test_status_exits_1_after_a_worker_was_killed_until_it_answers_again(
@@ -270,7 +270,7 @@ def test_status_exits_1_after_a_worker_was_killed_until_it_answers_again(
     states = {process["name"]: process["state"] for process in json.loads(out)["processes"]}
     assert states.pop("worker-0") in ("starting", "failed")
     assert set(states.values()) == {"ready"}
-    processes.wait_until(lambda: run_cli("status", "mine")[0] == 0, "the worker's return", 30)
+    processes.wait_until(lambda: run_cli("status", "mine")[0] == 0, "the worker's return", 90)
 
 
 def test_validate_refuses_a_deployment_whose_embedded_aws_was_killed(

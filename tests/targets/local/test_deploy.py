@@ -208,7 +208,7 @@ def test_a_killed_replica_restarts_and_leaves_no_process(make_plan: PlanFactory)
     _, alive = psutil.wait_procs([parent, *before], timeout=20)
     assert alive == []
     worker = plan.deployment.engine_processes[0]
-    processes.wait_until(lambda: readiness.is_answering(worker), "the replica's return", 30)
+    processes.wait_until(lambda: readiness.is_answering(worker), "the replica's return", 90)
     assert _list_states(plan)["worker-0"].restarts == 1
     assert _list_states(plan)["worker-1"].restarts == 0
 
@@ -217,7 +217,7 @@ def test_the_embedded_aws_is_not_restarted_without_its_data(make_plan_with_bucke
     plan = make_plan_with_bucket()
     deploy.deploy(plan, _agree)
     psutil.Process(_list_states(plan)["aws"].pid).children()[0].kill()
-    processes.wait_until(lambda: _list_states(plan)["aws"].failed, "its end", 20)
+    processes.wait_until(lambda: _list_states(plan)["aws"].failed, "its end", 90)
     time.sleep(2)
     assert _list_states(plan)["aws"].failed
     # The next deploy starts over, with the bucket.
@@ -250,7 +250,7 @@ def test_kill_9_of_the_parent_of_an_attached_supervisor_leaves_no_process(
     assert _find_processes(plan)
     parent.kill()
     parent.wait()
-    processes.wait_until(lambda: _find_processes(plan) == [], "the end of all processes", 30)
+    processes.wait_until(lambda: _find_processes(plan) == [], "the end of all processes", 90)
 
 
 def test_kill_9_of_the_supervisor_leaves_no_process_and_deploy_starts_over(make_plan: PlanFactory) -> None:
@@ -260,7 +260,7 @@ def test_kill_9_of_the_supervisor_leaves_no_process_and_deploy_starts_over(make_
     assert supervisord is not None
     assert supervisord.pid is not None
     psutil.Process(supervisord.pid).kill()
-    processes.wait_until(lambda: _find_processes(plan) == [], "the end of all processes", 30)
+    processes.wait_until(lambda: _find_processes(plan) == [], "the end of all processes", 90)
     validated = plan.directory.logs / "validation" / "requests.jsonl"
     validated.parent.mkdir()
     validated.touch()

@@ -25,7 +25,7 @@ def test_steps_run_in_order_beside_the_block_once_they_can_start() -> None:
         assert checked.wait(10)
         assert steps == []
         ready.set()
-        processes.wait_until(lambda: steps == ["weights", "workers"], "both steps", 10)
+        processes.wait_until(lambda: steps == ["weights", "workers"], "both steps", 90)
 
 
 def test_steps_that_cannot_start_before_the_block_ends_do_not_run() -> None:

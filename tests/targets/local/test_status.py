@@ -46,11 +46,11 @@ def test_every_process_is_ready_after_deploy(plan: DeploymentPlan) -> None:
 
 def test_a_killed_worker_is_not_ready_until_it_answers_again(plan: DeploymentPlan) -> None:
     _get_process(plan, "worker-0").children()[0].kill()
-    processes.wait_until(lambda: not readiness.is_answering(plan.deployment.engine_processes[0]), "its end", 10)
+    processes.wait_until(lambda: not readiness.is_answering(plan.deployment.engine_processes[0]), "its end", 90)
     states = _list_states(plan)
     assert states.pop("worker-0") in ("starting", "failed")
     assert set(states.values()) == {"ready"}
-    processes.wait_until(lambda: _list_states(plan)["worker-0"] == "ready", "its return", 30)
+    processes.wait_until(lambda: _list_states(plan)["worker-0"] == "ready", "its return", 90)
 
 
 def test_a_process_that_hangs_is_not_ready(plan: DeploymentPlan, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +83,7 @@ def test_a_killed_embedded_aws_ends_a_validation_before_it_starts(plan: Deployme
     status.require_services(plan.directory, plan.deployment)
     _get_process(plan, "aws").children()[0].kill()
     port = plan.deployment.environment.ports["aws"]
-    processes.wait_until(lambda: processes.is_free(port), "its end", 20)
+    processes.wait_until(lambda: processes.is_free(port), "its end", 90)
     with pytest.raises(
         Unavailable, match=r"^mine: aws does not run: .* Fix: `blueprint deploy` starts it again"
     ) as error:

@@ -32,7 +32,7 @@ def _start_family(tmp_path: Path, *, with_subreaper: bool) -> tuple[subprocess.P
     pid_file = tmp_path / "pids"
     family = [sys.executable, "-c", FAMILY, str(pid_file)]
     child = _start([sys.executable, subreaper.__file__, *family] if with_subreaper else family)
-    processes.wait_until(lambda: pid_file.exists() and pid_file.read_text().endswith("\n"), "the family", 20)
+    processes.wait_until(lambda: pid_file.exists() and pid_file.read_text().endswith("\n"), "the family", 90)
     return child, [int(pid) for pid in pid_file.read_text().split()]
 
 
@@ -71,7 +71,7 @@ def test_a_killed_subreaper_ends_its_command(tmp_path: Path) -> None:
     try:
         process.kill()
         process.wait(20)
-        processes.wait_until(lambda: _find_alive(pids[:1]) == [], "the command's end", 20)
+        processes.wait_until(lambda: _find_alive(pids[:1]) == [], "the command's end", 90)
     finally:
         for pid in _find_alive(pids):
             psutil.Process(pid).kill()

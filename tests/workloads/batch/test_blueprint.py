@@ -377,6 +377,9 @@ def test_results_go_where_the_blueprint_says(tmp_path: Path) -> None:
     env = deployment.workers[0].env
     assert (env["BATCH_PARQUET"], env["BATCH_CACHE_URL"]) == ("1", "rediss://cache.example.com:6379")
     assert env["BATCH_CACHE_TTL_S"] == "3600"
+    assert "BATCH_CACHE_CLUSTER" not in env
+    cluster = resolve(tmp_path / "cluster", MINIMAL + results.replace("ttl: 1h", "cluster: on"))
+    assert cluster.workers[0].env["BATCH_CACHE_CLUSTER"] == "1"
     assert "cache.example.com" not in json.dumps(deployment.api.env)
 
 

@@ -127,7 +127,7 @@ def test_the_router_prefers_a_busier_engines_prefix_only_above_the_resolvers_sha
         blocked = threading.Thread(target=_send, args=(url, shared, 2, HELD_MAX_TOKENS))
         blocked.start()
         processes.wait_until(
-            lambda: any(2 in engine.received for engine in engine_pair), "the request that is held", 30
+            lambda: any(2 in engine.received for engine in engine_pair), "the request that is held", 90
         )
         _send(url, shared, 3)
         for engine in engine_pair:

@@ -223,11 +223,20 @@ class Cache(Settings):
     """Secret of AWS Secrets Manager that workers log in with, JSON with `username` and `password`; on AWS alone. Where
     the cache has a password alone, the user is `default`."""
 
+    cluster: Annotated[bool, Switch()] = False
+    """Whether it is in cluster mode, as ElastiCache Serverless always is; `url` is then its configuration endpoint."""
+
     ttl: Annotated[Duration, Field(ge=1)] = parse_default("7d")
     """How long it keeps an answer."""
 
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        return (self._check_login(),)
+        return (self._check_login(), self._check_cluster())
+
+    def _check_cluster(self) -> Iterator[Conflict]:
+        address, _, database = self.url.partition("://")[2].partition("/")
+        if self.cluster and database not in ("", "0"):
+            fix = f"url: {self.url.partition('://')[0]}://{address}"
+            yield Conflict(("url",), "a cache in cluster mode has database 0 alone", fix)
 
     def _check_login(self) -> Iterator[Conflict]:
         if self.login and not self.url.startswith("rediss://"):

@@ -194,7 +194,10 @@ def _build_worker(
 
 
 def _build_cache_variables(cache: Cache | None) -> dict[str, str]:
-    return {"BATCH_CACHE_URL": cache.url, "BATCH_CACHE_TTL_S": f"{cache.ttl:g}"} if cache else {}
+    if cache is None:
+        return {}
+    mode = {"BATCH_CACHE_CLUSTER": "1"} if cache.cluster else {}
+    return {"BATCH_CACHE_URL": cache.url, "BATCH_CACHE_TTL_S": f"{cache.ttl:g}", **mode}
 
 
 def _build_command(environment: Environment, program: str) -> tuple[str, ...]:
