@@ -32,7 +32,7 @@ class ResultCache:
     def __init__(self, store: Store, settings: Settings, own: CacheSettings) -> None:
         self._store, self._name, self._own = store, settings.name, own
         self._keys = layout.Layout(settings.prefix)
-        self._client = Client(own.url, own.username, own.password, own.ca_file, cluster=own.cluster)
+        self._redis = Client(own.url, own.username, own.password, own.ca_file, cluster=own.cluster)
 
     def publish(self, job: Job, index: int) -> None:
         """Write the answers of a chunk that is done, or note that they are to be written."""
@@ -68,8 +68,8 @@ class ResultCache:
     def _write(self, job: Job, results: list[dict[str, Any]]) -> None:
         """Write answers, but for keys that a later job has written."""
         keys = [build_key(self._name, job["team"], result["custom_id"]) for result in results]
-        present = self._client.run([("GET", key) for key in keys])
-        self._client.run(
+        present = self._redis.run([("GET", key) for key in keys])
+        self._redis.run(
             [
                 ("SET", key, build_value(job, result), "EX", round(self._own.ttl_s))
                 for key, result, other in zip(keys, results, present, strict=True)

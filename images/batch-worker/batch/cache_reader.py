@@ -59,7 +59,7 @@ class ResultReader:
             cluster: whether the cache is in cluster mode, as ElastiCache Serverless always is.
             model: what alone counts; any if None, as with `prompt_version`.
         """
-        self._client = Client(url, username, password, ca_file, cluster=cluster)
+        self._redis = Client(url, username, password, ca_file, cluster=cluster)
         self._deployment, self._team = deployment, team
         self._model, self._prompt_version = model, prompt_version
 
@@ -78,7 +78,7 @@ class ResultReader:
             redis.RedisError: the cache is away.
         """
         names = list(custom_ids)
-        values = self._client.run([("GET", build_key(self._deployment, self._team, name)) for name in names])
+        values = self._redis.run([("GET", build_key(self._deployment, self._team, name)) for name in names])
         found = zip(names, values, strict=True)
         results = {name: Result(**json.loads(value)) for name, value in found if value is not None}
         return {name: result for name, result in results.items() if self._counts(result)}
