@@ -7,6 +7,7 @@ import logging
 import sys
 
 from batch import settings
+from batch.secrets import Unreadable
 from batch.worker import Worker
 
 
@@ -19,11 +20,12 @@ def main() -> int:
     except (KeyError, ValueError) as error:
         print(f"batch-worker: environment: {error}. Fix: `blueprint render` shows all variables.", file=sys.stderr)
         return 2
-
-    async def work() -> None:
-        await Worker(shared, own).run()
-
-    asyncio.run(work())
+    try:
+        worker = Worker(shared, own)
+    except Unreadable as error:
+        print(f"batch-worker: {error}", file=sys.stderr)
+        return 3
+    asyncio.run(worker.run())
     return 0
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from infra.bindings import aws
 from infra.bindings.cdktf import ITerraformDependable, TerraformStack
-from infra.constructs import model_reader
+from infra.constructs import model_reader, secrets
 from infra.constructs.policy import Statement
 from infra.constructs.role import add_role, list_policies
 from infra.constructs.workflow import WorkflowContext
@@ -38,7 +38,11 @@ def add_program_role(
         account=context.account,
         description=f"{program.name} of {context.batch.name}",
         trust=trust,
-        statements=(*own, *statements),
+        statements=(
+            *own,
+            *secrets.build_statements(program, context.secret_arns, context.fleet.region),
+            *statements,
+        ),
     )
     return role, list_policies(stack, purpose)
 

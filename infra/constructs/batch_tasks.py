@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from infra.bindings import aws
 from infra.bindings.cdktf import ITerraformDependable, TerraformStack
-from infra.constructs import batch_roles, secrets, task, task_network, task_roles
+from infra.constructs import batch_roles, task, task_network, task_roles
 from infra.constructs.role import list_policies
 from infra.constructs.security_group import add_security_group
 from infra.constructs.workflow import WorkflowContext
@@ -30,8 +30,6 @@ class TaskContext:
 
     subnets: Sequence[str]
     logs: task.LogDestination
-    secret_arns: Mapping[str, str]
-    """By what services call them."""
 
 
 def add_task_roles(
@@ -40,14 +38,7 @@ def add_task_roles(
     """Add the roles of workers and of the Batch API, by service."""
     workflow, batch = context.workflow, context.batch
     fleet, account = workflow.fleet, workflow.account
-    execution = task_roles.add_execution_role(
-        stack,
-        fleet,
-        batch,
-        account=account,
-        log_group=log_group,
-        statements=secrets.build_statements(batch.services, context.secret_arns),
-    )
+    execution = task_roles.add_execution_role(stack, fleet, batch, account=account, log_group=log_group)
     start_policies = list_policies(stack, names.format_deployment_purpose(batch.name, "start"))
     roles = {}
     for service in batch.services:
@@ -173,8 +164,6 @@ def build_container(service: BatchService, context: TaskContext) -> dict[str, ob
         "stopTimeout": service.stop_s,
         "logConfiguration": context.logs.build_configuration(service.role),
     }
-    if service.secrets:
-        container["secrets"] = secrets.build_container_secrets(service, context.secret_arns)
     if service.port and service.probe:
         container["portMappings"] = [
             {"name": "http", "containerPort": service.port, "protocol": "tcp", "appProtocol": "http"}

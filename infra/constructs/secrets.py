@@ -1,4 +1,4 @@
-"""Secrets that ECS hands to tasks when it starts them: Terraform learns where each is, and never what it says."""
+"""Secrets that programs of a batch read: Terraform learns where each is, and never what it says."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from infra.bindings import aws
 from infra.bindings.cdktf import TerraformStack
 from infra.constructs.policy import Statement
-from llm_serving.targets.ecs.manifest import BatchService, SecretSource
+from llm_serving.targets.on_aws.rendered import BatchProgram
 
 
-def find_arns(stack: TerraformStack, services: Iterable[BatchService]) -> dict[str, str]:
-    """Add the lookups of secrets that have only a name; returns the ARN of each, by what its service calls it."""
-    secrets = dict.fromkeys(source.secret for source in _list_sources(services))
+def find_arns(stack: TerraformStack, programs: Iterable[BatchProgram]) -> dict[str, str]:
+    """Add the lookups of secrets that have only a name; returns the ARN of each, by what its program calls it."""
+    secrets = dict.fromkeys(row.secret for program in programs for row in program.secrets)
     arns = {}
     for secret in secrets:
         if secret.startswith("arn:"):
@@ -23,27 +23,20 @@ def find_arns(stack: TerraformStack, services: Iterable[BatchService]) -> dict[s
     return arns
 
 
-def build_statements(services: Iterable[BatchService], arns: Mapping[str, str]) -> Iterator[Statement]:
-    """Let who starts the tasks read their secrets, and decrypt them where a key of the account's own encrypts them.
+def build_statements(program: BatchProgram, arns: Mapping[str, str], region: str) -> Iterator[Statement]:
+    """Let a program read its secrets, and have them decrypted where a key of the account's own encrypts them.
 
-    Source: ECS developer guide, "Pass Secrets Manager secrets through Amazon ECS environment variables", 2026-11.
+    Source: Secrets Manager user guide, "Secret encryption and decryption in AWS Secrets Manager", 2026-11.
     """
-    sources = list(_list_sources(services))
-    if sources:
-        resources = list(dict.fromkeys(arns[source.secret] for source in sources))
+    if program.secrets:
+        resources = list(dict.fromkeys(arns[row.secret] for row in program.secrets))
         yield {"Sid": "Secrets", "Effect": "Allow", "Action": ["secretsmanager:GetSecretValue"], "Resource": resources}
-    if keys := list(dict.fromkeys(source.key for source in sources if source.key)):
-        yield {"Sid": "SecretKeys", "Effect": "Allow", "Action": ["kms:Decrypt"], "Resource": keys}
-
-
-def build_container_secrets(service: BatchService, arns: Mapping[str, str]) -> list[dict[str, str]]:
-    """Build `secrets` of its container definition."""
-    return [
-        {"name": variable, "valueFrom": arns[source.secret] + (f":{source.field}::" if source.field else "")}
-        for variable, source in sorted(service.secrets.items())
-    ]
-
-
-def _list_sources(services: Iterable[BatchService]) -> Iterator[SecretSource]:
-    for service in services:
-        yield from service.secrets.values()
+    if keys := list(dict.fromkeys(row.key for row in program.secrets if row.key)):
+        yield {
+            "Sid": "SecretKeys",
+            "Effect": "Allow",
+            "Action": ["kms:Decrypt"],
+            "Resource": keys,
+            # In China the name ends in .cn.
+            "Condition": {"StringLike": {"kms:ViaService": f"secretsmanager.{region}.amazonaws.com*"}},
+        }

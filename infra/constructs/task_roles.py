@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from infra.bindings import aws
 from infra.bindings.cdktf import TerraformStack
@@ -32,12 +32,8 @@ def add_execution_role(
     *,
     account: Account,
     log_group: aws.cloudwatch_log_group.CloudwatchLogGroup,
-    statements: Iterable[Statement] = (),
 ) -> aws.iam_role.IamRole:
     """Add the role by which ECS pulls images and ships logs.
-
-    Args:
-        statements: what else starts a task, such as its secrets.
 
     Source: ECS developer guide, "Amazon ECS task execution IAM role", 2026-11; narrower than AWS's own policy.
     """
@@ -51,7 +47,6 @@ def add_execution_role(
         statements=(
             *build_start_statements(fleet, account, log_group),
             *image_cache.build_statements(fleet, account),
-            *statements,
         ),
     )
 

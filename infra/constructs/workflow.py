@@ -57,6 +57,9 @@ class WorkflowContext:
     storage_key: str
     """ARN of the results bucket's key."""
 
+    secret_arns: Mapping[str, str]
+    """Of the secrets that programs read, by what these call them."""
+
     @property
     def state_machine_arn(self) -> str:
         """By its name: its own role names it before it is there."""

@@ -82,7 +82,8 @@ class BatchStack:
 def _add_resources(stack: cdktf.TerraformStack, fleet: Fleet, batch: BatchManifest) -> None:
     account = read_account(stack, fleet)
     key = _add_key(stack, fleet, batch, account)
-    context = WorkflowContext(fleet, batch, account, key, _find_key(stack, fleet, "storage"))
+    secret_arns = secrets.find_arns(stack, batch.services)
+    context = WorkflowContext(fleet, batch, account, key, _find_key(stack, fleet, "storage"), secret_arns)
     added_workflow = workflow.add_workflow(stack, context)
     if batch.results_table:
         results_table.add_results_table(stack, fleet, batch, batch.results_table)
@@ -143,7 +144,6 @@ def _add_tasks(
         cluster_key=_find_key(stack, fleet, "ecs"),
         subnets=list(fleet_network.private_subnets.values()),
         logs=task.LogDestination(log_group.name, fleet.region),
-        secret_arns=secrets.find_arns(stack, batch.services),
     )
     roles = batch_tasks.add_task_roles(stack, context, log_group)
     groups = batch_tasks.add_security_groups(stack, context, vpc_id=fleet_network.vpc_id, vpc_cidr=vpc.cidr_block)

@@ -94,6 +94,24 @@ def test_pods_run_as_nobody_with_a_service_account_that_the_stack_gives_a_role(
     assert "USER 65532:65532" in (paths.IMAGES / "batch-worker" / "Dockerfile").read_text()
 
 
+def test_pods_are_told_where_secrets_are_and_no_object_has_their_values(
+    render_chart: Render, values: dict[str, Values]
+) -> None:
+    manifests = render_chart(values["pods-outside"], CHART)
+    assert not {"Secret", "ConfigMap"} & {manifest["kind"] for manifest in manifests}
+    told = {}
+    for pod in list_pods(manifests):
+        [container] = pod["spec"]["containers"]
+        assert "envFrom" not in container
+        variables = {entry["name"]: entry["value"] for entry in container["env"]}  # none is of a Secret
+        told[container["name"]] = {
+            name: value for name, value in variables.items() if "_KEY" in name or "LOGIN" in name
+        }
+    api_key = {"BATCH_API_KEY_SECRET": "llm/keys", "BATCH_API_KEY_FIELD": "batch"}
+    login = "arn:aws:secretsmanager:us-west-2:210987654321:secret:cache/login-AbCdEf"
+    assert told == {"batch-api": api_key, "batch-worker": {**api_key, "BATCH_CACHE_LOGIN_SECRET": login}}
+
+
 def test_a_stopped_worker_has_time_to_hand_back_its_rows_before_a_spot_node_goes(
     render_chart: Render, values: dict[str, Values]
 ) -> None:

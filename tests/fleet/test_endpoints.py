@@ -7,8 +7,8 @@ def list_services(orchestrator: str) -> set[str]:
 
 def test_a_closed_network_has_the_endpoints_that_others_reach_by_the_internet() -> None:
     for orchestrator, services in (
-        ("eks", {"sqs", "states"}),
-        ("ecs", {"kms", "data-servicediscovery", "sqs", "states"}),
+        ("eks", {"secretsmanager", "sqs", "states"}),
+        ("ecs", {"kms", "data-servicediscovery", "secretsmanager", "sqs", "states"}),
     ):
         closed = {row.service for row in endpoints.list_required(orchestrator, closed=True)}  # type: ignore[arg-type]
         assert closed - list_services(orchestrator) == services
@@ -25,7 +25,7 @@ def test_eks_needs_its_own_endpoints_and_none_of_ecs() -> None:
 
 
 def test_ecs_needs_its_own_endpoints_and_none_of_eks() -> None:
-    assert {"ecs", "ecs-agent", "ecs-telemetry", "secretsmanager"} == list_services("ecs") - list_services("eks")
+    assert {"ecs", "ecs-agent", "ecs-telemetry"} == list_services("ecs") - list_services("eks")
 
 
 def test_a_fleet_with_both_orchestrators_needs_both_sets_of_endpoints() -> None:

@@ -29,6 +29,7 @@ from batch.inbox import Inbox
 from batch.jobs import BadSubmission, Jobs
 from batch.layout import Job, Layout
 from batch.resources import find_queues
+from batch.secrets import ApiKey, Unreadable
 from batch.settings import Settings
 from batch.store import Store, create_client
 
@@ -54,8 +55,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class BatchApi:
     """The handlers."""
 
-    def __init__(self, settings: Settings, store: Store, jobs: Jobs, inbox: Inbox) -> None:
+    def __init__(self, settings: Settings, api_key: ApiKey, store: Store, jobs: Jobs, inbox: Inbox) -> None:
         self._settings, self._store, self._jobs, self._inbox = settings, store, jobs, inbox
+        self._api_key = api_key
         self._files = Files(store, Layout(settings.prefix))
 
     def build_app(self) -> web.Application:
@@ -226,7 +228,7 @@ class BatchApi:
             sample = await asyncio.to_thread(count.read_sample, store, source["key"], body)
         except (reader.CorruptFile, reader.BadTemplate) as error:
             raise BadSubmission("input", str(error)) from None
-        endpoint = Endpoint(self._settings.endpoint, self._settings.api_key, _COUNT_TIMEOUT_S, ())
+        endpoint = Endpoint(self._settings.endpoint, self._api_key, _COUNT_TIMEOUT_S, ())
         try:
             return web.json_response(await count.estimate(sample, endpoint, str(body.get("model") or "")))
         finally:
@@ -401,7 +403,12 @@ def _paginate(entries: list[dict[str, Any]], request: web.Request) -> dict[str, 
 
 
 def open_api(settings: Settings) -> BatchApi:
-    """Open the deployment; the embedded AWS gets its queues and state machine first."""
+    """Open the deployment; the embedded AWS gets its queues and state machine first.
+
+    Raises:
+        Unreadable: a secret that it logs in with cannot be read.
+    """
+    api_key = ApiKey(settings)
     sqs, stepfunctions = create_client("sqs"), create_client("stepfunctions")
     store = Store(settings.bucket)
     if file := os.environ.get("BATCH_STATE_MACHINE_FILE"):
@@ -416,7 +423,7 @@ def open_api(settings: Settings) -> BatchApi:
     if queues is None:
         raise RuntimeError(f"the queues of {settings.name} are not there")
     jobs = Jobs(store, settings, stepfunctions, state_machine, queues)
-    return BatchApi(settings, store, jobs, Inbox(sqs, settings, jobs))
+    return BatchApi(settings, api_key, store, jobs, Inbox(sqs, settings, jobs))
 
 
 def main() -> int:
@@ -428,7 +435,11 @@ def main() -> int:
     except (KeyError, ValueError) as error:
         print(f"batch-api: environment: {error}. Fix: `blueprint render` shows all variables.", file=sys.stderr)
         return 2
+    try:
+        app = open_api(settings).build_app()
+    except Unreadable as error:
+        print(f"batch-api: {error}", file=sys.stderr)
+        return 3
     host = os.environ.get("BATCH_API_HOST", "127.0.0.1")
-    app = open_api(settings).build_app()
     web.run_app(app, host=host, port=int(os.environ["BATCH_API_PORT"]), print=None, access_log=None)
     return 0

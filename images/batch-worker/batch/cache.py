@@ -16,8 +16,9 @@ from typing import Any
 import redis
 
 from batch import layout
-from batch.cache_reader import Client, build_key
+from batch.cache_reader import Client, build_key, build_login
 from batch.layout import Job
+from batch.secrets import Secret, Unreadable
 from batch.settings import CacheSettings, Settings
 from batch.store import Store
 
@@ -26,13 +27,37 @@ log = logging.getLogger("batch-cache")
 PIPELINE_ROWS = 500
 
 
+class _SecretLogin(redis.CredentialProvider):
+    """User and password of a secret, read for each new connection: a new password is taken without a restart."""
+
+    def __init__(self, secret: str) -> None:
+        self._secret = Secret(secret)
+        self._read()
+
+    def _read(self) -> tuple[str, str]:
+        username, password = self._secret.read_fields("username", "password")
+        return username, password
+
+    def get_credentials(self) -> tuple[str, str]:
+        try:
+            return self._read()
+        except Unreadable as error:
+            raise redis.AuthenticationError(str(error)) from None
+
+
 class ResultCache:
     """The cache of one deployment. Every call blocks."""
 
     def __init__(self, store: Store, settings: Settings, own: CacheSettings) -> None:
+        """Open the cache; only its secret is asked for yet.
+
+        Raises:
+            Unreadable: the secret cannot be read.
+        """
         self._store, self._name, self._own = store, settings.name, own
         self._keys = layout.Layout(settings.prefix)
-        self._redis = Client(own.url, own.username, own.password, own.ca_file, cluster=own.cluster)
+        login = _SecretLogin(own.login_secret) if own.login_secret else build_login(own.username, own.password)
+        self._redis = Client(own.url, login, own.ca_file, cluster=own.cluster)
 
     def publish(self, job: Job, index: int) -> None:
         """Write the answers of a chunk that is done, or note that they are to be written."""

@@ -59,7 +59,7 @@ class ResultReader:
             cluster: whether the cache is in cluster mode, as ElastiCache Serverless always is.
             model: what alone counts; any if None, as with `prompt_version`.
         """
-        self._redis = Client(url, username, password, ca_file, cluster=cluster)
+        self._redis = Client(url, build_login(username, password), ca_file, cluster=cluster)
         self._deployment, self._team = deployment, team
         self._model, self._prompt_version = model, prompt_version
 
@@ -92,17 +92,21 @@ def build_key(deployment: str, team: str, custom_id: str) -> str:
     return f"{deployment}:{team}:{custom_id}"
 
 
+def build_login(username: str, password: str) -> redis.CredentialProvider | None:
+    """What logs in; nothing where both are empty."""
+    return redis.UsernamePasswordCredentialProvider(username, password) if username or password else None
+
+
 class Client:
     """A client that gives up after seconds, and checks the server's certificate where there is TLS.
 
     It connects when it is first asked: a cache that is away then is asked again the next time.
     """
 
-    def __init__(self, url: str, username: str, password: str, ca_file: str, *, cluster: bool) -> None:
+    def __init__(self, url: str, login: redis.CredentialProvider | None, ca_file: str, *, cluster: bool) -> None:
         self._url, self._cluster = url, cluster
         self._options: dict[str, Any] = {
-            "username": username or None,
-            "password": password or None,
+            "credential_provider": login,
             "socket_timeout": TIMEOUT_S,
             "socket_connect_timeout": TIMEOUT_S,
             "retry": Retry(ExponentialBackoff(cap=1.0, base=0.1), 2),

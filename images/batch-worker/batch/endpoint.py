@@ -12,6 +12,10 @@ from typing import Any
 import aiohttp
 
 from batch.concurrency import EngineLoad
+from batch.secrets import ApiKey
+
+UNAUTHORIZED = 401
+"""The endpoint does not take the key."""
 
 BUSY_STATUSES = (429, 503)
 """The endpoint is there and takes no more: the row waits, and its attempt does not count."""
@@ -64,27 +68,43 @@ class NoAnswer(Exception):
 class Endpoint:
     """One base URL."""
 
-    def __init__(self, base: str, api_key: str, timeout_s: float, metrics: Sequence[str]) -> None:
-        self._base = base
+    def __init__(self, base: str, api_key: ApiKey, timeout_s: float, metrics: Sequence[str]) -> None:
+        self._base, self._api_key = base, api_key
         self._metrics = metrics
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=10),
             timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=10),
-            headers=headers,
         )
+        self._set_header()
+
+    def _set_header(self) -> None:
+        if self._api_key.value:
+            self._session.headers["Authorization"] = f"Bearer {self._api_key.value}"
 
     async def close(self) -> None:
         """Close all connections."""
         await self._session.close()
 
     async def send(self, path: str, body: Mapping[str, Any]) -> Answer:
-        """Send a request.
+        """Send a request; once more where the key was refused, and there is another one by now.
 
         Raises:
             EndpointAway: nothing was sent.
             NoAnswer: it was sent, and there is no complete answer.
         """
+        key = self._api_key.value
+        answer = await self._post(path, body)
+        if answer.status == UNAUTHORIZED and await self._renew_key(key):
+            answer = await self._post(path, body)
+        return answer
+
+    async def _renew_key(self, refused: str) -> bool:
+        """Look for another key than the one that was refused; returns whether there is one."""
+        is_renewed = await asyncio.to_thread(self._api_key.renew, refused)
+        self._set_header()
+        return is_renewed
+
+    async def _post(self, path: str, body: Mapping[str, Any]) -> Answer:
         try:
             async with self._session.post(self._base + path, json=body) as response:
                 raw = await response.content.read(_MAX_ANSWER_BYTES)
@@ -111,11 +131,13 @@ class Endpoint:
         return count if isinstance(count, int) else None
 
     async def is_up(self) -> bool:
-        """Whether it lists its models: it is there, and so is an engine."""
-        timeout = aiohttp.ClientTimeout(total=_PROBE_TIMEOUT_S)
+        """Whether it lists its models: it is there, takes the key, and has an engine."""
+        key, timeout = self._api_key.value, aiohttp.ClientTimeout(total=_PROBE_TIMEOUT_S)
         try:
             async with self._session.get(f"{self._base}/v1/models", timeout=timeout) as response:
                 await response.read()
+                if response.status == UNAUTHORIZED:
+                    await self._renew_key(key)
                 return response.status == 200
         except (TimeoutError, aiohttp.ClientError, OSError):
             return False

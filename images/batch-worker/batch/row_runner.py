@@ -10,7 +10,7 @@ from typing import Any
 
 from batch import long_inputs, rows
 from batch.chunk import PendingRow
-from batch.endpoint import BUSY_STATUSES, Answer, Endpoint, EndpointAway, NoAnswer
+from batch.endpoint import BUSY_STATUSES, UNAUTHORIZED, Answer, Endpoint, EndpointAway, NoAnswer
 from batch.layout import Job
 from batch.settings import WorkerSettings
 
@@ -68,7 +68,7 @@ class RowRunner:
         """Answers 429 and 503 since the worker started."""
 
         self.is_suspect = False
-        """Whether the endpoint was away, or broke: nothing more should be sent before it is seen to answer."""
+        """Whether the endpoint was away, broke or refused the key: nothing more should be sent before it answers."""
 
     async def run(self, pending: PendingRow, job: Job) -> Outcome:
         """Send a row as often as it may be sent; returns its result."""
@@ -177,6 +177,10 @@ class RowRunner:
         elif answer.status >= 500:
             self.is_suspect = True
             return _RowFailed("server_error", _describe_answer(answer), answer)
+        elif answer.status == UNAUTHORIZED:
+            # The key is no fault of the row: with the next one it may be answered.
+            self.is_suspect = True
+            return _RowFailed("request_refused", _describe_answer(answer), answer)
         elif answer.status == 200 and not isinstance(answer.body, dict):
             return _RowFailed("invalid_answer", _describe_answer(answer), answer)
         return None

@@ -48,6 +48,14 @@ class Settings:
     """Base URL of what answers the rows, without /v1."""
 
     api_key: str
+    """Its bearer token; empty where a secret has it, or there is none."""
+
+    api_key_secret: str
+    """Name or ARN of the secret with the bearer token; empty where there is none."""
+
+    api_key_field: str
+    """Of the secret's JSON; empty where its whole text is the token."""
+
     has_parquet: bool
     """Whether results are written as Parquet too."""
 
@@ -67,6 +75,9 @@ class CacheSettings:
     ttl_s: float
     username: str
     password: str
+    login_secret: str
+    """Name or ARN of the secret with both in its JSON; empty where there is none."""
+
     ca_file: str
     """Certificates to trust in place of the system's; empty for these."""
 
@@ -119,6 +130,8 @@ def read(env: Mapping[str, str] = os.environ) -> Settings:
         takeover_s=float(env["BATCH_TAKEOVER_S"]),
         endpoint=env["BATCH_ENDPOINT"].rstrip("/"),
         api_key=env.get("BLUEPRINT_API_KEY", ""),
+        api_key_secret=env.get("BATCH_API_KEY_SECRET", ""),
+        api_key_field=env.get("BATCH_API_KEY_FIELD", ""),
         has_parquet=bool(env.get("BATCH_PARQUET")),
         usd_h=float(env["BATCH_USD_PER_HOUR"]) if env.get("BATCH_USD_PER_HOUR") else None,
         region=env["AWS_REGION"],
@@ -165,6 +178,7 @@ def read_cache(env: Mapping[str, str]) -> CacheSettings | None:
         ttl_s=float(env["BATCH_CACHE_TTL_S"]),
         username=env.get("BATCH_CACHE_USERNAME", ""),
         password=env.get("BATCH_CACHE_PASSWORD", ""),
+        login_secret=env.get("BATCH_CACHE_LOGIN_SECRET", ""),
         ca_file=env.get("BATCH_CACHE_CA_FILE", ""),
         cluster=env.get("BATCH_CACHE_CLUSTER") == "1",
     )

@@ -31,6 +31,7 @@ from batch.layout import Job
 from batch.queue import Mailbox, Message
 from batch.resources import Queues, find_queues
 from batch.row_runner import EXPIRED, Outcome, RowRunner
+from batch.secrets import ApiKey
 from batch.settings import Settings, WorkerSettings
 from batch.steps import Permanent, Steps
 from batch.store import Conflict, Store, create_client
@@ -96,6 +97,11 @@ class Worker:
     """One worker process."""
 
     def __init__(self, settings: Settings, own: WorkerSettings, clock: Callable[[], float] = time.time) -> None:
+        """Open what it works with.
+
+        Raises:
+            Unreadable: a secret that it logs in with cannot be read.
+        """
         self._settings, self._own, self._clock = settings, own, clock
         self._keys = layout.Layout(settings.prefix)
         self._store = Store(settings.bucket)
@@ -106,6 +112,7 @@ class Worker:
         self._share = FairShare({name: team.weight for name, team in settings.teams.items()})
         quotas = {name: team.tokens_per_day for name, team in settings.teams.items()}
         self._usage = Usage(self._store, self._keys, own.worker, quotas, clock)
+        self._api_key = ApiKey(settings)
         self._cache = _open_cache(self._store, settings, own)
         self._chunks: list[OpenChunk] = []
         self._held: set[Message] = set()
@@ -126,7 +133,7 @@ class Worker:
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self._stop)
         self._endpoint = Endpoint(
-            self._settings.endpoint, self._settings.api_key, self._own.request_timeout_s, self._own.metrics
+            self._settings.endpoint, self._api_key, self._own.request_timeout_s, self._own.metrics
         )
         self._runner = RowRunner(self._endpoint, self._own, self._clock)
         queues = await self._wait_for_queues()
@@ -404,8 +411,10 @@ class Worker:
 
     async def _wait_for_endpoint(self) -> None:
         """Send nothing until the endpoint answers again."""
-        while not self._stopping.is_set() and not await self._endpoint.is_up():
-            await asyncio.sleep(1)
+        if not await self._endpoint.is_up():
+            log.warning("rows wait: %s is away, or refuses the key", self._settings.endpoint)
+            while not self._stopping.is_set() and not await self._endpoint.is_up():
+                await asyncio.sleep(1)
         self._runner.is_suspect = False
 
     def _share_time(self) -> None:

@@ -53,9 +53,9 @@ ENDPOINTS = (
     Endpoint("ecs", _ECS, "the agent registers its node with the cluster"),
     Endpoint("ecs-agent", _ECS, "the agent takes its orders"),
     Endpoint("ecs-telemetry", _ECS, "the agent reports health and metrics"),
-    Endpoint("secretsmanager", _ECS, "the agent fetches the secrets that a task definition names"),
     Endpoint("sqs", _BOTH, "Karpenter reads what EC2 announces, batch workers their steps", closed_only=True),
     Endpoint("states", _BOTH, "batch workers tell Step Functions which steps are done", closed_only=True),
+    Endpoint("secretsmanager", _BOTH, "batch programs read keys and passwords that they log in with", closed_only=True),
     Endpoint("kms", _ECS, "ECS Exec encrypts its sessions with the cluster's key", closed_only=True),
     Endpoint("data-servicediscovery", _ECS, "routers ask Cloud Map for the addresses of engines", closed_only=True),
 )

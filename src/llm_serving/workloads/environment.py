@@ -134,9 +134,6 @@ class Conventions(ResolvedData):
     workflows: bool = False
     """Queues and a state machine can stand between processes, as batches need."""
 
-    secrets: bool = False
-    """Containers are handed values of AWS Secrets Manager as environment variables."""
-
     task_interfaces: bool = False
     """Each container takes its own network interface on the node's first network card."""
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 
 from llm_serving import paths
@@ -27,6 +28,14 @@ def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         client = emulator.create_client("s3", endpoint, REGION)
         client.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
         yield endpoint
+
+
+@pytest.fixture
+def embedded_client_env(aws: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the programs' own clients call the embedded AWS."""
+    for name, value in emulator.build_client_env(aws, REGION).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
 
 
 @pytest.fixture
@@ -75,6 +84,8 @@ def batch_settings() -> Any:
         takeover_s=3.0,
         endpoint="http://127.0.0.1:1",
         api_key="",
+        api_key_secret="",
+        api_key_field="",
         has_parquet=False,
         usd_h=None,
         region=REGION,

@@ -23,6 +23,8 @@ from batch.steps import Steps
 from batch.store import Store
 
 from llm_serving import processes
+from llm_serving.rehearsal import emulator
+from tests.images.batch_worker.conftest import REGION
 from tests.images.batch_worker.test_chunk import KEYS, build_rows, prepare
 
 PASSWORD = "not a secret"
@@ -92,6 +94,7 @@ def open_cache(store: Store, settings: Any, port: int, **changes: Any) -> Result
             "ttl_s": 60,
             "username": "",
             "password": PASSWORD,
+            "login_secret": "",
             "ca_file": "",
             "cluster": False,
             **changes,
@@ -145,6 +148,37 @@ def test_what_a_cache_missed_while_it_was_away_is_repaired_and_no_newer_answer_i
     assert list(store.list_objects(KEYS.uncached_prefix)) == []
     found = read(port).get_many(["row-0", "row-1"])
     assert (found["row-0"].answer, found["row-1"].answer) == ("newer", "row-1 at 1.0")
+
+
+def test_a_password_that_changes_in_its_secret_is_taken_by_the_next_connection(
+    store: Store, batch_settings: Any, port: int, finish_job: Any, aws: str, embedded_client_env: None
+) -> None:
+    server = redis.Redis(port=port, password=PASSWORD)
+    secretsmanager = emulator.create_client("secretsmanager", aws, REGION)
+
+    def set_password(password: str) -> None:
+        server.execute_command("ACL", "SETUSER", "writer", "reset", "on", f">{password}", "~*", "+@all")
+        server.execute_command("CLIENT", "KILL", "USER", "writer")
+
+    def format_login(password: str) -> str:
+        return json.dumps({"username": "writer", "password": password})
+
+    set_password("first")
+    secretsmanager.create_secret(Name="cache/login", SecretString=format_login("first"))
+    cache = open_cache(store, batch_settings, port, password="", login_secret="cache/login")
+    cache.publish(finish_job(at=4.0), 0)
+    assert list(store.list_objects(KEYS.uncached_prefix)) == []
+    set_password("second")
+    job = finish_job(at=5.0)
+    cache.publish(job, 0)
+    assert [entry["key"] for entry in store.list_objects(KEYS.uncached_prefix)] == [KEYS.get_uncached_key(job["id"], 0)]
+    secretsmanager.update_secret(SecretId="cache/login", SecretString="no JSON")
+    assert cache.repair() == 0
+    secretsmanager.update_secret(SecretId="cache/login", SecretString=format_login("second"))
+    assert cache.repair() == 1
+    result = read(port).get("row-1")
+    assert result is not None
+    assert result.answer == "row-1 at 5.0"
 
 
 @pytest.fixture(scope="module")

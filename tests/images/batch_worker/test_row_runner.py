@@ -154,6 +154,15 @@ def test_attempts_count_what_broke_and_nothing_that_was_refused_for_a_while() ->
     assert json.loads(outcome.line)["error"] == {"code": "server_error", "message": "broken", "line": 7}
 
 
+def test_a_refused_key_is_tried_again_and_nothing_more_is_sent_meanwhile() -> None:
+    refusal = build_answer(401, {"error": "Unauthorized"})
+    answers = [refusal]
+    outcome, endpoint, runner = run(lambda body: answers.pop() if answers else answer_with_its_ends(body), attempts=3)
+    assert (outcome.failure, len(endpoint.bodies), runner.is_suspect) == ("", 2, True)
+    outcome, endpoint, _ = run(lambda _: refusal, attempts=3)
+    assert (outcome.failure, len(endpoint.bodies)) == ("request_refused", 3)
+
+
 @pytest.mark.parametrize("error", [EndpointAway("gone"), NoAnswer("half a stream")])
 def test_a_row_whose_time_is_over_while_the_endpoint_is_away_expires(error: Exception) -> None:
     def fail(_: dict[str, Any]) -> Answer:

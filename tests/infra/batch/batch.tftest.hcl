@@ -84,10 +84,8 @@ run "outside" {
 
   assert {
     condition = (
-      jsondecode(aws_ecs_task_definition.batch-api-task.container_definitions)[0].secrets == [
-        { name = "BLUEPRINT_API_KEY", valueFrom = "arn:aws:secretsmanager:us-west-2:123456789012:secret:mocked-AbCdEf:batch::" }
-      ] &&
-      contains(jsondecode(aws_iam_role_policy.outside-start-role-policy.policy).Statement, {
+      !can(jsondecode(aws_ecs_task_definition.batch-worker-task.container_definitions)[0].secrets) &&
+      contains(jsondecode(aws_iam_role_policy.outside-work-role-policy.policy).Statement, {
         Sid    = "Secrets"
         Effect = "Allow"
         Action = ["secretsmanager:GetSecretValue"]
@@ -97,7 +95,7 @@ run "outside" {
         ]
       })
     )
-    error_message = "tasks get the key by its secret's ARN, and who starts them may read the two secrets alone"
+    error_message = "workers read the two secrets that they are told of, and no others"
   }
 }
 
@@ -122,5 +120,15 @@ run "pods" {
 run "pods-outside" {
   module {
     source = "./stacks/batch-pods-outside"
+  }
+
+  assert {
+    condition = contains(jsondecode(aws_iam_role_policy.pods-outside-api-role-policy.policy).Statement, {
+      Sid      = "Secrets"
+      Effect   = "Allow"
+      Action   = ["secretsmanager:GetSecretValue"]
+      Resource = ["arn:aws:secretsmanager:us-west-2:123456789012:secret:mocked-AbCdEf"]
+    })
+    error_message = "the Batch API's pods read the endpoint's key, and not the cache's login"
   }
 }

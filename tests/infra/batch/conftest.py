@@ -63,14 +63,7 @@ sample: {model: chat}
 ON_ECS = {"catalogue": _CATALOGUE, "outside": _OUTSIDE}
 ON_EKS = {
     "pods": _CATALOGUE.replace("{count: 6}", "{count: 6, pool: cores}"),
-    "pods-outside": """\
-kind: batch
-pattern: offline-batch
-endpoint: {url: https://llm.example.com/v1}
-workers: {spot: off}
-results: {cache: {url: rediss://cache.example.com}}
-sample: {model: chat}
-""",
+    "pods-outside": _OUTSIDE,
 }
 SHAPES = {**ON_ECS, **ON_EKS}
 """blueprint.yaml by the deployment's name."""

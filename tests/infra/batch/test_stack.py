@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from infra import main, stack_rules
 from llm_serving import paths
@@ -50,6 +51,11 @@ CACHE_RULE = "Answers for servers"
 NEVER_CALLED: dict[str, set[str]] = {"work": {"s3:DeleteObject"}, "api": set()}
 """By role, what the program's modules have for the other program."""
 
+READ_SECRET = {"secretsmanager:GetSecretValue"}
+"""What a program calls where the blueprint names a secret."""
+
+LOGIN = "arn:aws:secretsmanager:us-west-2:210987654321:secret:cache/login-AbCdEf"
+
 
 def list_modules(program: str) -> list[str]:
     """The code of a program's modules on AWS, found by its imports."""
@@ -84,24 +90,29 @@ def read_containers(stack: Stack, program: str) -> list[dict[str, Any]]:
     return list(json.loads(stack["resource"]["aws_ecs_task_definition"][f"{program}-task"]["container_definitions"]))
 
 
-def list_login(arn: str) -> dict[str, str]:
-    return {f"BATCH_CACHE_{field.upper()}": f"{arn}:{field}::" for field in ("username", "password")}
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_stack_follows_the_rules_of_all_stacks(batch_stacks: Stacks, batch_fleet: Path, shape: str) -> None:
     fleet = loading.load_fleet(batch_fleet).value
     assert list(stack_rules.find_violations(fleet, {shape: batch_stacks[shape]})) == []
 
 
-@pytest.mark.parametrize(("shape", "beside"), [("catalogue", EXEC), ("pods", set())])
+@pytest.mark.parametrize(
+    ("shape", "beside", "not_called"),
+    [
+        ("catalogue", EXEC, READ_SECRET),
+        ("pods", set(), READ_SECRET),
+        ("outside", EXEC, set()),
+        ("pods-outside", set(), set()),
+    ],
+)
 @pytest.mark.parametrize(("part", "program"), [("work", "batch_worker"), ("api", "batch_api")])
 def test_a_role_allows_what_its_program_calls_and_nothing_else(
-    batch_stacks: Stacks, shape: str, beside: set[str], part: str, program: str
+    batch_stacks: Stacks, shape: str, beside: set[str], not_called: set[str], part: str, program: str
 ) -> None:
     called = find_actions(*list_modules(program))
-    assert NEVER_CALLED[part] <= called
-    called -= NEVER_CALLED[part]
+    not_called = NEVER_CALLED[part] | not_called
+    assert not_called <= called
+    called -= not_called
     allowed = list_allowed(batch_stacks[shape], part)
     assert called - allowed == set(), "not allowed"
     assert allowed - called - beside - BESIDE_CALLS == set(), "allowed, and never called"
@@ -179,7 +190,7 @@ def test_a_batch_that_is_rendered_for_both_targets_is_refused(
 
 def test_a_call_that_is_not_allowed_is_reported(batch_stacks: Stacks) -> None:
     called = find_actions(*list_modules("batch_worker"), "def drop(sqs):\n    sqs.delete_queue(QueueUrl='q')\n")
-    assert called - list_allowed(batch_stacks["catalogue"], "work") - NEVER_CALLED["work"] == {"sqs:DeleteQueue"}
+    assert called - list_allowed(batch_stacks["outside"], "work") - NEVER_CALLED["work"] == {"sqs:DeleteQueue"}
 
 
 def test_what_creates_an_emulated_batch_is_in_no_program_on_aws() -> None:
@@ -327,58 +338,53 @@ def test_workers_reach_the_endpoint_and_nobody_reaches_them(batch_stacks: Stacks
         assert {rule["security_group_id"] for rule in ingress.values()} == {"${aws_security_group.batch-api-group.id}"}
 
 
-def test_secrets_are_named_and_only_who_starts_tasks_reads_them(batch_stacks: Stacks) -> None:
-    stack = batch_stacks["outside"]
-    named = stack["data"]["aws_secretsmanager_secret"]["secret-0"]
-    assert named["name"] == "llm/keys"
-    arn = "arn:aws:secretsmanager:us-west-2:210987654321:secret:cache/login-AbCdEf"
-    api_key = {"BLUEPRINT_API_KEY": "${data.aws_secretsmanager_secret.secret-0.arn}:batch::"}
-    handed = {"batch-api": api_key, "batch-worker": {**api_key, **list_login(arn)}}
-    for program, expected in handed.items():
-        [container] = read_containers(stack, program)
-        assert {row["name"]: row["valueFrom"] for row in container["secrets"]} == expected
-        assert set(expected).isdisjoint(row["name"] for row in container["environment"])
-    by_sid = {statement.get("Sid"): statement for statement in list_statements(stack, "start")}
-    assert by_sid["Secrets"] == {
-        "Sid": "Secrets",
-        "Effect": "Allow",
-        "Action": ["secretsmanager:GetSecretValue"],
-        "Resource": ["${data.aws_secretsmanager_secret.secret-0.arn}", arn],
-    }
-    assert by_sid["SecretKeys"]["Resource"] == [
-        "arn:aws:kms:us-west-2:210987654321:key/87654321-4321-4321-4321-210987654321"
-    ]
-    for part in ("work", "api", "flow"):
-        assert not [action for action in list_allowed(stack, part) if action.startswith("secretsmanager:")]
-    # A lookup of a secret's value would put it into the state.
-    assert set(stack["data"]).isdisjoint({"aws_secretsmanager_secret_version", "aws_secretsmanager_random_password"})
-
-
-def test_a_batch_without_secrets_may_read_none(batch_stacks: Stacks) -> None:
-    stack = batch_stacks["catalogue"]
-    assert "aws_secretsmanager_secret" not in stack["data"]
-    assert {statement.get("Sid") for statement in list_statements(stack, "start")} == {"Login", "Pull", "Log"}
-    assert ["secrets" in container for program in PROGRAMS for container in read_containers(stack, program)] == [
-        False,
-        False,
-    ]
-
-
-def test_the_programs_read_the_variables_that_secrets_become(
-    batch_manifests: dict[str, Path], batch_fleet: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("shape", ["outside", "pods-outside"])
+def test_each_program_may_read_the_secrets_that_it_is_told_of(
+    batch_stacks: Stacks, batch_manifests: dict[str, Path], monkeypatch: pytest.MonkeyPatch, shape: str
 ) -> None:
     monkeypatch.syspath_prepend(IMAGE)
     from batch import settings
 
-    value = manifest.read(batch_manifests["outside"], loading.load_fleet(batch_fleet)).value
-    worker = next(service for service in value.services if service.port is None)
-    environment = {**worker.environment, **{name: f"value of {name}" for name in worker.secrets}}
-    assert settings.read(environment).api_key == "value of BLUEPRINT_API_KEY"
-    cache = settings.read_worker(environment).cache
+    stack = batch_stacks[shape]
+    named = {"llm/keys": "${data.aws_secretsmanager_secret.secret-0.arn}", LOGIN: LOGIN}
+    assert stack["data"]["aws_secretsmanager_secret"]["secret-0"]["name"] == "llm/keys"
+    told = {
+        service["name"]: service["environment"]
+        for service in yaml.safe_load(batch_manifests[shape].read_text())["services"]
+    }
+    worker, api = (settings.read(told[program]) for program in ("batch-worker", "batch-api"))
+    cache = settings.read_worker(told["batch-worker"]).cache
     assert cache is not None
-    assert (cache.username, cache.password) == ("value of BATCH_CACHE_USERNAME", "value of BATCH_CACHE_PASSWORD")
-    assert cache.url == "rediss://cache.example.com"
-    assert set(value.entry.secrets) == {"BLUEPRINT_API_KEY"}
+    assert (worker.api_key_secret, worker.api_key_field, api.api_key_secret) == ("llm/keys", "batch", "llm/keys")
+    for part, secrets in (("work", [worker.api_key_secret, cache.login_secret]), ("api", [api.api_key_secret])):
+        by_sid = {statement.get("Sid"): statement for statement in list_statements(stack, part)}
+        assert by_sid["Secrets"]["Action"] == ["secretsmanager:GetSecretValue"]
+        assert by_sid["Secrets"]["Resource"] == [named[secret] for secret in secrets]
+        if part == "work":
+            assert by_sid["SecretKeys"] == {
+                "Sid": "SecretKeys",
+                "Effect": "Allow",
+                "Action": ["kms:Decrypt"],
+                "Resource": ["arn:aws:kms:us-west-2:210987654321:key/87654321-4321-4321-4321-210987654321"],
+                "Condition": {"StringLike": {"kms:ViaService": "secretsmanager.us-west-2.amazonaws.com*"}},
+            }
+        else:
+            assert "SecretKeys" not in by_sid, "AWS's own key encrypts the one that the Batch API reads"
+
+
+def test_nobody_else_reads_secrets_and_no_value_gets_into_the_state(batch_stacks: Stacks) -> None:
+    for shape, stack in batch_stacks.items():
+        readers = [
+            name
+            for name, policy in stack["resource"]["aws_iam_role_policy"].items()
+            if "secretsmanager:" in policy["policy"]
+        ]
+        programs = [f"{shape}-{part}-role-policy" for part in ("work", "api")]
+        assert sorted(readers) == (sorted(programs) if shape.endswith("outside") else [])
+        assert set(stack["data"]).isdisjoint(
+            {"aws_secretsmanager_secret_version", "aws_secretsmanager_random_password"}
+        )
+    assert "aws_secretsmanager_secret" not in batch_stacks["catalogue"]["data"]
 
 
 def test_workers_alone_reach_the_cache_and_in_the_network_alone(batch_stacks: Stacks) -> None:

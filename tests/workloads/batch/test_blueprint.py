@@ -18,7 +18,7 @@ from llm_serving.targets.local.conventions import CONVENTIONS
 from llm_serving.workloads import base
 from llm_serving.workloads.batch.deployment import BatchDeployment
 from llm_serving.workloads.batch.resolve import STATE_MACHINE_FILE
-from llm_serving.workloads.environment import Environment
+from llm_serving.workloads.environment import Environment, Process
 
 MINIMAL = "kind: batch\npattern: offline-batch\nendpoint: {url: http://127.0.0.1:8000}\nsample: {model: m}\n"
 
@@ -243,42 +243,29 @@ results:
 """
 
 
-def test_on_ecs_secrets_are_named_for_the_programs_that_use_them(tmp_path: Path) -> None:
+def test_on_aws_programs_are_told_of_the_secrets_that_they_read(tmp_path: Path) -> None:
     deployment = resolve_on_ecs(tmp_path / "mine", KEYED)
     assert deployment.cloud is not None
-    assert set(deployment.cloud.api_secrets) == {"BLUEPRINT_API_KEY"}
-    assert {name: (value.secret, value.field) for name, value in deployment.cloud.worker_secrets.items()} == {
-        "BLUEPRINT_API_KEY": ("llm/key", ""),
-        "BATCH_CACHE_USERNAME": ("cache/login", "username"),
-        "BATCH_CACHE_PASSWORD": ("cache/login", "password"),
-    }
+    assert [row.secret for row in deployment.cloud.api_secrets] == ["llm/key"]
+    assert [row.secret for row in deployment.cloud.worker_secrets] == ["llm/key", "cache/login"]
+    api_key = {"BATCH_API_KEY_SECRET": "llm/key", "BATCH_API_KEY_FIELD": ""}
+    assert list_secret_variables(deployment.api) == api_key
+    assert list_secret_variables(deployment.workers[0]) == {**api_key, "BATCH_CACHE_LOGIN_SECRET": "cache/login"}
     assert deployment.cloud.cache_port == 6380
     assert base.load_deployment(deployment.model_dump_json()) == deployment
 
 
+def list_secret_variables(process: Process) -> dict[str, str]:
+    return {name: value for name, value in process.env.items() if "API_KEY" in name or "LOGIN" in name}
+
+
 def test_on_this_machine_the_environment_takes_the_place_of_secrets(tmp_path: Path) -> None:
-    [note] = resolve(tmp_path / "mine", KEYED).notes
+    deployment = resolve(tmp_path / "mine", KEYED)
+    assert list_secret_variables(deployment.api) == list_secret_variables(deployment.workers[0]) == {}
+    [note] = deployment.notes
     assert note == (
         "The embedded AWS has no secrets of yours: here environment variables take the place of endpoint.api_key and "
         "results.cache.login."
-    )
-
-
-def test_where_containers_are_handed_no_secrets_they_are_refused_at_their_lines(tmp_path: Path) -> None:
-    (tmp_path / "blueprint.yaml").write_text(f"name: mine\n{KEYED}")
-    (tmp_path / "fleet.yaml").write_text(ECS_FLEET)
-    document, fleet = base.get("batch").read(tmp_path), load_fleet(tmp_path / "fleet.yaml")
-    environment = registry.load_target("ecs").assume_environment(document.value, fleet.value, cores=2)
-    bare = environment.model_copy(
-        update={"conventions": environment.conventions.model_copy(update={"secrets": False, "title": "EKS"})}
-    )
-    with pytest.raises(InputError) as refusal:
-        base.get("batch").resolve(document, fleet, bare)
-    assert str(refusal.value) == (
-        f"{tmp_path}/blueprint.yaml:4:51: endpoint.api_key: now 'llm/key': containers on EKS are handed no secrets. "
-        "Fix: no api_key.\n"
-        f"{tmp_path}/blueprint.yaml:9:12: results.cache.login: now 'cache/login': containers on EKS are handed no secrets. "
-        "Fix: no login."
     )
 
 
@@ -301,6 +288,11 @@ def test_where_containers_are_handed_no_secrets_they_are_refused_at_their_lines(
             "cache/login}",
             "arn:aws:secretsmanager:us-west-2:123456789012:secret:cache/login}",
             "the name of a Secrets Manager secret, or its whole ARN, which ends in a dash and six characters",
+        ),
+        (
+            "cache/login}",
+            "arn:aws:secretsmanager:eu-west-1:123456789012:secret:cache/login-AbCdEf}",
+            "a batch on ECS reads secrets of its own region, us-west-2. Fix: a secret of us-west-2, such as a replica of this one",
         ),
     ],
 )

@@ -17,6 +17,5 @@ CONVENTIONS = Conventions(
     discovery="names",
     fargate=True,
     workflows=True,
-    secrets=True,
     url="http://{deployment}-router.{namespace}:{port}",
 )

@@ -271,24 +271,8 @@ class EcsDeployment(EcsManifest):
         return tuple(service for service in self.engines if service.scales_to_zero)
 
 
-class SecretSource(Settings):
-    """Where the value of a variable is."""
-
-    secret: str
-    """Name or ARN of a Secrets Manager secret."""
-
-    field: str = ""
-    """Field of its JSON; empty for the whole text."""
-
-    key: str = ""
-    """ARN of the KMS key that encrypts it; empty for the one that AWS manages."""
-
-
 class BatchService(BatchProgram, TaskService):
     """The tasks of the Batch API, or of the workers, on Fargate or Fargate Spot."""
-
-    secrets: dict[str, SecretSource] = Field(default_factory=dict)
-    """Variables whose values ECS reads from Secrets Manager when it starts a task."""
 
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
         return (self._check_stop(),)

@@ -65,6 +65,16 @@ class Container(Settings):
     """Seconds from the stop signal until it is killed."""
 
 
+class ReadSecret(Settings):
+    """A secret of AWS Secrets Manager that a program reads; its environment says what for."""
+
+    secret: str
+    """Name or ARN."""
+
+    key: str = ""
+    """ARN of the KMS key that encrypts it; empty for the one that AWS manages."""
+
+
 class BatchProgram(Container):
     """Containers of the Batch API, or of the workers."""
 
@@ -73,6 +83,8 @@ class BatchProgram(Container):
 
     port: Port | None = None
     """Port of the Batch API; none of workers."""
+
+    secrets: ZeroOrMore[ReadSecret] = ()
 
 
 class BatchSchedule(Settings):

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from llm_serving.catalog import instances, own_image
 from llm_serving.fleet import groups, names
-from llm_serving.fleet.model import Fleet
+from llm_serving.fleet.model import Fleet, parse_arn_region
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import InputError, Mistake
 from llm_serving.workloads.batch import secrets
@@ -80,9 +80,9 @@ class CloudParts(ResolvedData):
     cache_port: int | None
     """Port of the cache in the fleet's network; None where there is none."""
 
-    worker_secrets: dict[str, secrets.SecretValue]
-    api_secrets: dict[str, secrets.SecretValue]
-    """Where values of variables of the workers and of the Batch API are."""
+    worker_secrets: tuple[secrets.ReadSecret, ...]
+    api_secrets: tuple[secrets.ReadSecret, ...]
+    """What workers and the Batch API may read of AWS Secrets Manager."""
 
     results_database: str
     """Database of the table over Parquet results; empty where there are none."""
@@ -108,10 +108,11 @@ def resolve(
         *_find_long_rules(blueprint, workflow, name),
         *_find_unreachable(blueprint, environment),
         *_find_unfit_pool(blueprint, fleet, environment),
+        *_find_foreign_secrets(blueprint, environment),
     ]:
         raise InputError(mistakes)
     endpoint, cache = urlsplit(endpoint_url), settings.results.cache
-    api_secrets = secrets.resolve_api_key(settings.endpoint.api_key)
+    api_key, login = settings.endpoint.api_key, cache.login if cache else None
     return CloudParts(
         workflow=workflow,
         state_machine=_format_state_machine(environment, workflow),
@@ -127,8 +128,8 @@ def resolve(
         endpoint_port=endpoint.port or (443 if endpoint.scheme == "https" else 80),
         endpoint_deployment=settings.endpoint.deployment or "",
         cache_port=(urlsplit(cache.url).port or CACHE_PORT) if cache else None,
-        worker_secrets={**api_secrets, **secrets.resolve_login(cache.login if cache else None)},
-        api_secrets=dict(api_secrets),
+        worker_secrets=secrets.list_read(api_key, login),
+        api_secrets=secrets.list_read(api_key),
         # Athena takes no dash. Source: Athena user guide, "Name databases, tables, and columns", 2026-11.
         results_database=workflow.replace("-", "_") if settings.results.parquet else "",
         schedules={key: _complete_schedule(settings, schedule) for key, schedule in settings.schedules.items()},
@@ -155,10 +156,6 @@ def _find_unsupported(blueprint: Document[Blueprint], environment: Environment) 
             "endpoint: {deployment: NAME}"
         )
         yield blueprint.build_mistake(("endpoint", "model"), settings.endpoint.model, reason, fix)
-    for key_path, secret in list_secrets(settings):
-        if not environment.conventions.secrets:
-            reason = f"containers on {title} are handed no secrets"
-            yield blueprint.build_mistake(key_path, secret.secret, reason, f"no {key_path[-1]}")
 
 
 def list_secrets(settings: Blueprint) -> list[tuple[tuple[str, ...], secrets.Secret]]:
@@ -241,6 +238,15 @@ def _find_unreachable(blueprint: Document[Blueprint], environment: Environment) 
         if _is_loopback(urlsplit(url or "").hostname or ""):
             reason = f"workers on {environment.conventions.title} do not reach this machine"
             yield blueprint.build_mistake(key_path, url, reason, "an address in the fleet's network")
+
+
+def _find_foreign_secrets(blueprint: Document[Blueprint], environment: Environment) -> Iterator[Mistake]:
+    """Secrets Manager's endpoint of a region has that region's secrets alone."""
+    for key_path, secret in list_secrets(blueprint.value):
+        if secret.secret.startswith("arn:") and parse_arn_region(secret.secret) != environment.region:
+            reason = f"a batch on {environment.conventions.title} reads secrets of its own region, {environment.region}"
+            fix = f"a secret of {environment.region}, such as a replica of this one"
+            yield blueprint.build_mistake((*key_path, "secret"), secret.secret, reason, fix)
 
 
 def _is_loopback(host: str) -> bool:

@@ -15,6 +15,7 @@ from llm_serving.settings.errors import InputError, Mistake
 from llm_serving.settings.units import Bounds
 from llm_serving.workloads import base as workloads
 from llm_serving.workloads.batch import cloud as cloud_parts
+from llm_serving.workloads.batch import secrets
 from llm_serving.workloads.batch.blueprint import Blueprint, Cache, Endpoint
 from llm_serving.workloads.batch.deployment import BatchDeployment
 from llm_serving.workloads.environment import Environment, Probe, Process
@@ -94,6 +95,7 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         "BATCH_TAKEOVER_S": f"{settings.limits.takeover:g}",
         "BATCH_ENDPOINT": answering.url,
         "BATCH_PARQUET": "1" if settings.results.parquet else "",
+        **(secrets.build_key_variables(settings.endpoint.api_key) if cloud else {}),
     }
     port = environment.ports.get(API, cloud_parts.API_PORT)
     return BatchDeployment(
@@ -155,9 +157,9 @@ def _format_url(environment: Environment, name: str, port: int) -> str:
 def _list_notes(settings: Blueprint, environment: Environment) -> Iterator[str]:
     if settings.schedules and not environment.conventions.containers:
         yield f"The embedded AWS fires no schedules: no jobs here by {', '.join(settings.schedules)}."
-    secrets = cloud_parts.list_secrets(settings)
-    if secrets and not environment.conventions.containers:
-        keys = " and ".join(".".join(key_path) for key_path, _ in secrets)
+    named = cloud_parts.list_secrets(settings)
+    if named and not environment.conventions.containers:
+        keys = " and ".join(".".join(key_path) for key_path, _ in named)
         yield f"The embedded AWS has no secrets of yours: here environment variables take the place of {keys}."
 
 
@@ -182,7 +184,7 @@ def _build_worker(
             "BATCH_ENGINE_PRIORITIES": ENGINE_PRIORITIES if answering.has_priority else "",
             "BATCH_CONCURRENCY": f"{concurrency.min}..{concurrency.max}",
             "BATCH_LONG_INPUTS": limits.long_inputs,
-            **_build_cache_variables(settings.results.cache),
+            **_build_cache_variables(settings.results.cache, environment),
             "BATCH_ATTEMPTS": str(limits.attempts),
             "BATCH_REQUEST_TIMEOUT_S": f"{limits.request_timeout:g}",
         },
@@ -193,11 +195,12 @@ def _build_worker(
     )
 
 
-def _build_cache_variables(cache: Cache | None) -> dict[str, str]:
+def _build_cache_variables(cache: Cache | None, environment: Environment) -> dict[str, str]:
     if cache is None:
         return {}
     mode = {"BATCH_CACHE_CLUSTER": "1"} if cache.cluster else {}
-    return {"BATCH_CACHE_URL": cache.url, "BATCH_CACHE_TTL_S": f"{cache.ttl:g}", **mode}
+    login = secrets.build_login_variables(cache.login) if environment.conventions.containers else {}
+    return {"BATCH_CACHE_URL": cache.url, "BATCH_CACHE_TTL_S": f"{cache.ttl:g}", **mode, **login}
 
 
 def _build_command(environment: Environment, program: str) -> tuple[str, ...]:

@@ -1,11 +1,10 @@
-"""What a batch on AWS logs in with: the blueprint names secrets of AWS Secrets Manager, and never says their values.
+"""What a batch on AWS logs in with: the blueprint names secrets of AWS Secrets Manager, which its programs read.
 
 On this machine the same values are environment variables of the deploy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 from llm_serving.fleet.model import KeyArn
@@ -13,16 +12,10 @@ from llm_serving.settings.document import Settings
 from llm_serving.settings.units import TextFormat
 from llm_serving.workloads.environment import ResolvedData
 
-API_KEY = "BLUEPRINT_API_KEY"
-"""The endpoint's bearer token, as both programs read it."""
-
-LOGIN = {"BATCH_CACHE_USERNAME": "username", "BATCH_CACHE_PASSWORD": "password"}
-"""What logs in to the cache: variables of the worker, and the fields of the secret's JSON that they are."""
-
 SecretName = Annotated[
     str,
     TextFormat(
-        # ECS takes whole ARNs alone. Source: ECS API reference, Secret, valueFrom, 2026-11.
+        # Roles name whole ARNs. Source: Secrets Manager API reference, GetSecretValue, SecretId, 2026-11.
         r"arn:aws(?:-[a-z]+)*:secretsmanager:[a-z0-9-]{1,32}:[0-9]{12}:secret:[A-Za-z0-9/_+=.@-]{1,512}-[A-Za-z0-9]{6}"
         r"|[A-Za-z0-9/_+=.@-]{1,512}",
         "the name of a Secrets Manager secret, or its whole ARN, which ends in a dash and six characters",
@@ -48,28 +41,26 @@ class ApiKey(Secret):
     """Field of its JSON; the whole text is the key where left out."""
 
 
-class SecretValue(ResolvedData):
-    """Where the value of a variable is."""
+class ReadSecret(ResolvedData):
+    """A secret that a program may read."""
 
     secret: str
     """Name or ARN."""
-
-    field: str
-    """Of its JSON; empty for the whole text."""
 
     key: str
     """ARN of the KMS key that encrypts it; empty for the one that AWS manages."""
 
 
-def resolve_api_key(api_key: ApiKey | None) -> Mapping[str, SecretValue]:
-    """What workers and the Batch API are given, by variable."""
-    return {API_KEY: _resolve(api_key, api_key.field or "")} if api_key else {}
+def list_read(*named: Secret | None) -> tuple[ReadSecret, ...]:
+    """What a program may read, of what the blueprint names."""
+    return tuple(ReadSecret(secret=row.secret, key=row.key or "") for row in named if row)
 
 
-def resolve_login(login: Secret | None) -> Mapping[str, SecretValue]:
-    """What workers alone are given, by variable."""
-    return {variable: _resolve(login, field) for variable, field in LOGIN.items()} if login else {}
+def build_key_variables(api_key: ApiKey | None) -> dict[str, str]:
+    """Tell workers and the Batch API where the endpoint's key is."""
+    return {"BATCH_API_KEY_SECRET": api_key.secret, "BATCH_API_KEY_FIELD": api_key.field or ""} if api_key else {}
 
 
-def _resolve(secret: Secret, field: str) -> SecretValue:
-    return SecretValue(secret=secret.secret, field=field, key=secret.key or "")
+def build_login_variables(login: Secret | None) -> dict[str, str]:
+    """Tell workers where user and password of the cache are."""
+    return {"BATCH_CACHE_LOGIN_SECRET": login.secret} if login else {}
