@@ -17,6 +17,9 @@ from llm_serving.targets.ecs.manifest import BatchService, EcsBatch
 
 _HTTPS = 443
 
+_READY_S = 120
+"""Longest start of a worker, in seconds, before ECS counts it as failed."""
+
 
 @dataclass(frozen=True)
 class TaskContext:
@@ -170,6 +173,9 @@ def build_container(service: BatchService, context: TaskContext) -> dict[str, ob
         ]
         url = f"http://127.0.0.1:{service.port}{service.probe.health}"
         container["healthCheck"] = task.build_health_check([url, ""], service.probe.deadline_s)
+    if service.ready_file:
+        check = {"interval": 10, "timeout": 5, "retries": 3, "startPeriod": _READY_S}
+        container["healthCheck"] = {"command": ["CMD", "test", "-e", service.ready_file], **check}
     return container
 
 

@@ -122,6 +122,17 @@ def test_a_stopped_worker_has_time_to_hand_back_its_rows_before_a_spot_node_goes
     assert int(variables["BATCH_DRAIN_S"]) + 20 < worker["terminationGracePeriodSeconds"] <= 120
 
 
+def test_a_rollout_waits_until_each_worker_takes_steps(render_chart: Render, values: dict[str, Values]) -> None:
+    pods = list_pods(render_chart(values["pods"], CHART))
+    [worker] = [pod["spec"] for pod in pods if pod["metadata"]["labels"]["inference/kind"] == "worker"]
+    [container] = worker["containers"]
+    variables = {entry["name"]: entry["value"] for entry in container["env"]}
+    assert container["readinessProbe"]["exec"]["command"] == ["test", "-e", variables["BATCH_READY_FILE"]]
+    assert "livenessProbe" not in container, "a worker is busy for minutes at its end"
+    folders = [mount["mountPath"] for mount in container["volumeMounts"]]
+    assert variables["BATCH_READY_FILE"].rpartition("/")[0] in folders, "the root is read-only"
+
+
 def test_workers_wait_in_the_queue_of_their_pool(render_chart: Render, values: dict[str, Values]) -> None:
     queued = {}
     for deployment in filter_by_kind(render_chart(values["pods"], CHART), "Deployment"):

@@ -92,6 +92,9 @@ class WorkerSettings:
     worker: str
     """Its name among all workers: the host's where none is given, which each container has of its own."""
 
+    ready_file: str
+    """File that is there while it takes steps; empty where nobody looks for one."""
+
     metrics: tuple[str, ...]
     """Pages with vLLM's metrics."""
 
@@ -148,6 +151,7 @@ def read_worker(env: Mapping[str, str] = os.environ) -> WorkerSettings:
     least, _, most = env["BATCH_CONCURRENCY"].partition("..")
     return WorkerSettings(
         worker=env.get("BATCH_WORKER") or socket.gethostname(),
+        ready_file=env.get("BATCH_READY_FILE", ""),
         metrics=tuple(url for url in env.get("BATCH_METRICS", "").split(",") if url),
         is_shared=bool(env.get("BATCH_SHARED")),
         min_concurrency=int(least),

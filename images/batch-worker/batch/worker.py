@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
@@ -103,6 +104,8 @@ class Worker:
             Unreadable: a secret that it logs in with cannot be read.
         """
         self._settings, self._own, self._clock = settings, own, clock
+        if own.ready_file:
+            Path(own.ready_file).unlink(missing_ok=True)  # of a process before this one
         self._keys = layout.Layout(settings.prefix)
         self._store = Store(settings.bucket)
         self._steps = Steps(self._store, settings, clock)
@@ -153,6 +156,8 @@ class Worker:
         endless: list[Callable[[], Any]] = [self._dispatch, functools.partial(self._poll_control, queues.control)]
         endless += [functools.partial(self._poll_runs, key, url) for key, url in queues.runs.items()]
         tasks += [asyncio.create_task(self._repeat(work, POLL_INTERVAL_S)) for work in endless]
+        if self._own.ready_file:
+            Path(self._own.ready_file).touch()
         log.info("ready: %d queues, endpoint %s", 1 + len(queues.runs), self._settings.endpoint)
         await self._stopping.wait()
         await self._shut_down(tasks)

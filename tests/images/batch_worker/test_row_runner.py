@@ -64,7 +64,7 @@ def run(
     row = {"custom_id": "a", "method": "POST", "url": url, "body": {"model": "m", **body}}
     settings = WorkerSettings(
         **{
-            "worker": "w", "metrics": (), "min_concurrency": 1, "max_concurrency": 1,
+            "worker": "w", "ready_file": "", "metrics": (), "min_concurrency": 1, "max_concurrency": 1,
             "long_inputs": "reject", "engine_priorities": {}, "attempts": 3, "request_timeout_s": 1.0, "cache": None, "is_shared": False, **own,
         }
     )  # fmt: skip

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import batch_worker
@@ -116,15 +117,19 @@ def test_a_program_ends_with_one_line_where_a_secret_is_missing(
     embedded_client_env: None,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
     program: str,
     variable: str,
 ) -> None:
-    for name, value in {**ENVIRONMENT, variable: "llm/nobody-made-it"}.items():
+    ready = tmp_path / "ready"
+    ready.touch()
+    for name, value in {**ENVIRONMENT, "BATCH_READY_FILE": str(ready), variable: "llm/nobody-made-it"}.items():
         monkeypatch.setenv(name, value)
     assert {"batch-worker": batch_worker.main, "batch-api": api.main}[program]() == 3
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(f"{program}: secret llm/nobody-made-it: An error occurred (ResourceNotFoundException)")
     assert line.endswith("Fix: create it in the region of the fleet, and deploy again.")
+    assert ready.exists() == (program == "batch-api"), "a worker before this one was ready"
 
 
 ENVIRONMENT = {

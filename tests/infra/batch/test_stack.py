@@ -327,6 +327,13 @@ def test_a_stopped_worker_has_time_to_hand_back_its_rows(batch_stacks: Stacks) -
     assert "BATCH_WORKER" not in environment
 
 
+def test_a_worker_is_healthy_once_it_takes_steps(batch_stacks: Stacks) -> None:
+    """Without a check, one that ends at its start would count as running, and replace the former workers."""
+    [container] = read_containers(batch_stacks["catalogue"], "batch-worker")
+    environment = {row["name"]: row["value"] for row in container["environment"]}
+    assert container["healthCheck"]["command"] == ["CMD", "test", "-e", environment["BATCH_READY_FILE"]]
+
+
 def test_workers_reach_the_endpoint_and_nobody_reaches_them(batch_stacks: Stacks) -> None:
     rules = batch_stacks["catalogue"]["resource"]["aws_vpc_security_group_egress_rule"]
     for program in PROGRAMS:  # the Batch API counts tokens before a job starts

@@ -93,7 +93,7 @@ def _run_jobs(endpoint: str, file: Path, document: Document[Fleet], folder: Path
         "endpoint": ([sys.executable, "-m", "scripts.benchmarks.batch_endpoint", "--port", str(model_port)], {}),
         "batch-worker": (
             [sys.executable, str(IMAGE / "batch_worker.py")],
-            {**worker.environment, "BATCH_ENDPOINT": model},
+            {**worker.environment, "BATCH_ENDPOINT": model, "BATCH_READY_FILE": str(folder / "ready")},
         ),
         "batch-api": (
             [sys.executable, str(IMAGE / "batch_api.py")],
@@ -126,6 +126,7 @@ def _run_jobs(endpoint: str, file: Path, document: Document[Fleet], folder: Path
             "ads": ("completed", len(ROWS)),
         }
         assert jobs["search"]["id"] == submitted["id"]
+        assert (folder / "ready").exists(), "the container's health check finds it"
     finally:
         processes.stop_all(running, grace_s=5)
 

@@ -388,8 +388,8 @@ def _build_replica_status(service: TaskService, task: dict[str, Any]) -> Replica
 
 
 def _is_ready(service: TaskService, task: dict[str, Any]) -> bool:
-    """Whether a task runs, and is healthy if it has a probe."""
-    healthy = task.get("healthStatus") == "HEALTHY" or service.probe is None
+    """Whether a task runs, and is healthy if it is checked."""
+    healthy = task.get("healthStatus") == "HEALTHY" or not service.is_checked
     return bool(task["lastStatus"] == "RUNNING" and healthy)
 
 

@@ -64,6 +64,11 @@ class Container(Settings):
     stop_s: Annotated[int, Field(ge=2, le=86_400)]
     """Seconds from the stop signal until it is killed."""
 
+    @property
+    def is_checked(self) -> bool:
+        """Whether something asks it if it works."""
+        return self.probe is not None
+
 
 class ReadSecret(Settings):
     """A secret of AWS Secrets Manager that a program reads; its environment says what for."""
@@ -84,7 +89,14 @@ class BatchProgram(Container):
     port: Port | None = None
     """Port of the Batch API; none of workers."""
 
+    ready_file: str = ""
+    """File of its container that is there once it works; empty where a request proves that."""
+
     secrets: ZeroOrMore[ReadSecret] = ()
+
+    @property
+    def is_checked(self) -> bool:
+        return bool(self.ready_file) or super().is_checked
 
 
 class BatchSchedule(Settings):

@@ -37,6 +37,9 @@ flight may finish; then what is finished is saved, and the rest handed back."""
 
 API_PORT, CACHE_PORT = 8080, 6379
 
+READY_FILE = "/tmp/batch-worker.ready"
+"""A worker has it once it takes steps: until then a rollout leaves the former workers alone."""
+
 
 class WorkerNodes(ResolvedData):
     """Where workers run on EKS; empty elsewhere."""

@@ -178,7 +178,7 @@ def _build_worker(
         command=_build_command(environment, WORKER),
         env={
             **variables,
-            **({"BATCH_DRAIN_S": str(cloud_parts.DRAIN_S)} if index is None else {"BATCH_WORKER": name}),
+            **(_CONTAINER_VARIABLES if index is None else {"BATCH_WORKER": name}),
             "BATCH_METRICS": ",".join(answering.metrics_urls),
             "BATCH_SHARED": "1" if answering.is_shared else "",
             "BATCH_ENGINE_PRIORITIES": ENGINE_PRIORITIES if answering.has_priority else "",
@@ -193,6 +193,10 @@ def _build_worker(
         start_s=RESTART_S,
         memory_bytes=WORKER_BYTES,
     )
+
+
+_CONTAINER_VARIABLES = {"BATCH_DRAIN_S": str(cloud_parts.DRAIN_S), "BATCH_READY_FILE": cloud_parts.READY_FILE}
+"""Of a worker that is alone in its container."""
 
 
 def _build_cache_variables(cache: Cache | None, environment: Environment) -> dict[str, str]:
