@@ -121,14 +121,4 @@ run "pods-outside" {
   module {
     source = "./stacks/batch-pods-outside"
   }
-
-  assert {
-    condition = contains(jsondecode(aws_iam_role_policy.pods-outside-api-role-policy.policy).Statement, {
-      Sid      = "Secrets"
-      Effect   = "Allow"
-      Action   = ["secretsmanager:GetSecretValue"]
-      Resource = ["arn:aws:secretsmanager:us-west-2:123456789012:secret:mocked-AbCdEf"]
-    })
-    error_message = "the Batch API's pods read the endpoint's key, and not the cache's login"
-  }
 }
