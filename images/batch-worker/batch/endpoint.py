@@ -75,11 +75,12 @@ class Endpoint:
             connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=10),
             timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=10),
         )
-        self._set_header()
+        self._set_key()
 
-    def _set_header(self) -> None:
-        if self._api_key.value:
-            self._session.headers["Authorization"] = f"Bearer {self._api_key.value}"
+    def _set_key(self) -> None:
+        self._key = self._api_key.value
+        if self._key:
+            self._session.headers["Authorization"] = f"Bearer {self._key}"
 
     async def close(self) -> None:
         """Close all connections."""
@@ -92,7 +93,7 @@ class Endpoint:
             EndpointAway: nothing was sent.
             NoAnswer: it was sent, and there is no complete answer.
         """
-        key = self._api_key.value
+        key = self._key
         answer = await self._post(path, body)
         if answer.status == UNAUTHORIZED and await self._renew_key(key):
             answer = await self._post(path, body)
@@ -101,7 +102,7 @@ class Endpoint:
     async def _renew_key(self, refused: str) -> bool:
         """Look for another key than the one that was refused; returns whether there is one."""
         is_renewed = await asyncio.to_thread(self._api_key.renew, refused)
-        self._set_header()
+        self._set_key()
         return is_renewed
 
     async def _post(self, path: str, body: Mapping[str, Any]) -> Answer:
@@ -132,7 +133,7 @@ class Endpoint:
 
     async def is_up(self) -> bool:
         """Whether it lists its models: it is there, takes the key, and has an engine."""
-        key, timeout = self._api_key.value, aiohttp.ClientTimeout(total=_PROBE_TIMEOUT_S)
+        key, timeout = self._key, aiohttp.ClientTimeout(total=_PROBE_TIMEOUT_S)
         try:
             async with self._session.get(f"{self._base}/v1/models", timeout=timeout) as response:
                 await response.read()

@@ -166,6 +166,7 @@ def test_a_key_that_the_endpoint_refuses_is_read_again(
         async def send() -> int:
             return (await endpoint.send("/v1/embeddings", {})).status
 
+        other = Endpoint(f"http://127.0.0.1:{runner.addresses[0][1]}", key, 5, ())
         assert (await send(), await endpoint.is_up()) == (200, True)
         taken[0] = "second"
         save_secret('{"batch": "second"}')
@@ -173,6 +174,7 @@ def test_a_key_that_the_endpoint_refuses_is_read_again(
         monkeypatch.setattr(secrets, "RENEW_INTERVAL_S", 0.0)
         assert await send() == 200
         assert asked[-2:] == ["Bearer first", "Bearer second"], "the same request once more"
+        assert (await other.send("/v1/embeddings", {})).status == 200, "whoever shares the key has the new one"
         taken[0] = "third"
         assert await send() == 401, "the secret says no other key yet"
         save_secret('{"batch": "third"}')
@@ -183,6 +185,7 @@ def test_a_key_that_the_endpoint_refuses_is_read_again(
         taken[0] = "fourth"
         assert await send() == 401, "a secret that cannot be read ends nothing"
         await endpoint.close()
+        await other.close()
         await runner.cleanup()
 
     asyncio.run(run())
