@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from llm_serving import paths
+from llm_serving import paths, program
 from llm_serving.catalog import instances
 from llm_serving.settings.errors import InputError
 from llm_serving.targets import planning
@@ -151,4 +151,4 @@ def _estimate_replica(
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(program.run(main))

@@ -10,16 +10,15 @@ import argparse
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
-from llm_serving import console
+from llm_serving import console, program
 from llm_serving.catalog.engine_options import EngineOption, EngineOptions
-from llm_serving.settings.errors import BlueprintError, CheckFailed, InputError, Unavailable
+from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
 from llm_serving.targets.local import engine_env
 
 ROOT = engine_env.ROOT
@@ -72,10 +71,7 @@ class Change(NamedTuple):
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/engine-upgrade", description="Take another version of vLLM.")
     parser.add_argument("version", help="a release with a build for CPU, such as 0.32.0")
-    try:
-        return upgrade(parser.parse_args().version)
-    except BlueprintError as error:
-        return console.print_error(error)
+    return upgrade(parser.parse_args().version)
 
 
 def upgrade(version: str, root: Path = ROOT) -> int:
@@ -335,4 +331,4 @@ def print_mentions(earlier: set[str], root: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(program.run(main))

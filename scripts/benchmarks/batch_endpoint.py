@@ -18,6 +18,8 @@ from typing import Any
 
 from aiohttp import web
 
+from llm_serving import program
+
 OUTPUT_TOKENS = 8
 
 
@@ -116,4 +118,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(program.run(main))

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llm_serving import console, paths, processes
+from llm_serving import console, paths, processes, program
 from llm_serving.rehearsal import emulator
 from llm_serving.settings.errors import CheckFailed, Unavailable
 from llm_serving.workloads.batch.resolve import STATE_MACHINE_FILE
@@ -280,4 +280,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(program.run(main))

@@ -27,7 +27,7 @@ from typing import Any
 
 import psutil
 
-from llm_serving import processes
+from llm_serving import processes, program
 from llm_serving.settings.errors import Unavailable
 from scripts.benchmarks import batch_kills
 from scripts.benchmarks.batch_kills import BUCKET, FINAL_STATES, IMAGE, BatchRun
@@ -331,4 +331,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(program.run(main))

@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from llm_serving import console
-from llm_serving.settings.errors import CheckFailed
+from llm_serving import console, program
+from llm_serving.settings.errors import CheckFailed, InputError
 from llm_serving.settings.units import Bounds
 from llm_serving.targets import registry
 from llm_serving.validation import batch, run
@@ -94,7 +94,7 @@ def main() -> None:
     ):
         deployment: Any = inputs.deployment
         if not isinstance(deployment, BatchDeployment) or deployment.serving is None:
-            raise SystemExit(f"{args.folder}: no batch with a model of its own. Fix: --from offline-batch")
+            raise InputError(f"{args.folder}: no batch with a model of its own. Fix: --from offline-batch.")
         lengths = Bounds(args.output_tokens, args.output_tokens)
         sample = deployment.sample.model_copy(update={"rows": args.rows, "bad_rows": 0, "output_tokens": lengths})
         deployment = deployment.model_copy(update={"sample": sample})
@@ -102,4 +102,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(program.run(main))

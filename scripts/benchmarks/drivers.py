@@ -42,8 +42,7 @@ from urllib.parse import urlsplit
 import psutil
 from rich.table import Table
 
-from llm_serving import console
-from llm_serving.settings.errors import BlueprintError
+from llm_serving import console, program
 from llm_serving.settings.units import Bounds
 from llm_serving.targets.local.conventions import CONVENTIONS
 from llm_serving.validation import run, sample_statistics
@@ -232,7 +231,7 @@ def _measure_streams_per_cpu_s(name: str, requests: int, root: Path) -> float:
     return (LONG - 1) * requests / max(0.001, long.cpu_s - short.cpu_s)
 
 
-def main() -> int:
+def main() -> None:
     """Run the benchmark."""
     names = [OWN, *registry.load_drivers()]
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -243,14 +242,11 @@ def main() -> int:
     table = Table(title="Load drivers on servers with known delays and faults", title_justify="left")
     for title in ("driver", *COLUMNS):
         table.add_column(title, justify="left" if title == "driver" else "right")
-    try:
-        with tempfile.TemporaryDirectory(prefix="drivers-") as work:
-            for name in args.drivers:
-                row = measure_driver(name, args.requests, args.loads, Path(work) / name)
-                console.out.print(" | ".join(row), markup=False)
-                table.add_row(*row)
-    except BlueprintError as error:
-        return console.print_error(error)
+    with tempfile.TemporaryDirectory(prefix="drivers-") as work:
+        for name in args.drivers:
+            row = measure_driver(name, args.requests, args.loads, Path(work) / name)
+            console.out.print(" | ".join(row), markup=False)
+            table.add_row(*row)
     console.out.print(table)
     console.out.print(
         "p50, p99 (ms) and goodput (percentage points): error under faults. stall, overload: p99 (ms) and verdict. "
@@ -258,8 +254,7 @@ def main() -> int:
     )
     load = f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores at the end"
     console.out.print(f"{args.requests} requests a load; {load}. Method: scripts/benchmarks/drivers.py.", markup=False)
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(program.run(main))

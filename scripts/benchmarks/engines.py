@@ -31,9 +31,10 @@ from typing import Any, NamedTuple
 import psutil
 from rich.table import Table
 
-from llm_serving import console, processes
+from llm_serving import console, processes, program
 from llm_serving.catalog import engines, gguf
 from llm_serving.hub import make_gguf, make_tiny
+from llm_serving.settings.errors import CheckFailed
 from llm_serving.targets.local import engine_setups
 
 USERS, PROMPTS, ANSWER_TOKENS = (1, 8), 8, 16
@@ -146,7 +147,7 @@ def _complete(port: int, prompt: str) -> Any:
 
 def _answers(port: int, exit_code: int | None) -> bool:
     if exit_code is not None:
-        raise SystemExit(f"the engine ended with {exit_code}")
+        raise CheckFailed(f"the engine ended with {exit_code} before it answered. Fix: run its command by hand.")
     try:
         return bool(_complete(port, "ready?"))
     except (OSError, urllib.error.URLError):
@@ -192,4 +193,4 @@ def _compute_medians(rows: Sequence[Result]) -> Result:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(program.run(main))

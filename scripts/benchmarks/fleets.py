@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from llm_serving import program
 from llm_serving.settings.errors import CheckFailed
 
 FLEETS = Path(__file__).parents[2] / "infra" / "fleets"
@@ -85,4 +86,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(program.run(main))

@@ -47,9 +47,9 @@ from typing import NamedTuple
 
 from rich.table import Table
 
-from llm_serving import console, processes
+from llm_serving import console, processes, program
 from llm_serving.rehearsal import emulator
-from llm_serving.settings.errors import BlueprintError, CheckFailed
+from llm_serving.settings.errors import CheckFailed
 from llm_serving.targets import planning
 from llm_serving.targets.deployment_plan import DeploymentPlan
 from llm_serving.targets.local import deploy, engine_env, supervisor
@@ -159,7 +159,7 @@ def build_table(measured: Mapping[tuple[str, int], list[FirstToken]]) -> Table:
     return table
 
 
-def main() -> int:
+def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--users", type=int, nargs="+", default=[1, 4])
@@ -167,20 +167,16 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=1)
     args = parser.parse_args()
     measured: dict[tuple[str, int], list[FirstToken]] = {}
-    try:
-        engine_env.ensure()
-        with processes.handle_interrupts(), _make_folders() as folders:
-            for number, (side, folder) in itertools.product(range(args.rounds), folders.items()):
-                work = folder.parent / f"{number}-{len(measured)}"
-                with _set_shortcuts(are_on="polls" not in side):
-                    parts = list(measure_side(folder, work, args.users, args.requests))
-                for users, part in zip(args.users, parts, strict=True):
-                    measured.setdefault((side, users), []).append(part)
-    except BlueprintError as error:
-        return console.print_error(error)
+    engine_env.ensure()
+    with processes.handle_interrupts(), _make_folders() as folders:
+        for number, (side, folder) in itertools.product(range(args.rounds), folders.items()):
+            work = folder.parent / f"{number}-{len(measured)}"
+            with _set_shortcuts(are_on="polls" not in side):
+                parts = list(measure_side(folder, work, args.users, args.requests))
+            for users, part in zip(args.users, parts, strict=True):
+                measured.setdefault((side, users), []).append(part)
     console.out.print(build_table(measured))
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(program.run(main))

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from llm_serving import console
+from llm_serving import console, program
 from llm_serving.cli import quantities
 from llm_serving.settings.units import Duration
 from llm_serving.targets import registry
@@ -111,4 +111,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(program.run(main))

@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from llm_serving import processes
+from llm_serving import processes, program
 
 Fault = Literal["hang", "http_500", "cut", "reset", "empty", "error_event", "slow"]
 """`hang` never answers, `cut` ends the stream half-way, `reset` drops the connection before the answer, `empty` sends
@@ -482,4 +482,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(program.run(main))

@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
-from llm_serving import console
+from llm_serving import console, program
 from llm_serving.hub import make_tiny
 from llm_serving.settings.errors import Unavailable
 from llm_serving.validation import driver_result, run, sample_statistics
@@ -245,4 +245,4 @@ def _print_table(rows: dict[str, tuple[Measurement, Measurement, Measurement]]) 
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(program.run(main))

@@ -16,7 +16,7 @@ import tempfile
 import urllib.request
 from pathlib import Path
 
-from llm_serving import console, processes
+from llm_serving import console, processes, program
 from llm_serving.validation import driver_result, load_plan, run, sample_statistics, time_series
 from llm_serving.validation.answer import Sample
 from llm_serving.validation.driver_result import DriverResult
@@ -87,4 +87,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(program.run(main))

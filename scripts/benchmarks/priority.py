@@ -21,7 +21,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from llm_serving import console, processes
+from llm_serving import console, processes, program
 from llm_serving.catalog import engines
 from llm_serving.hub import make_tiny
 from llm_serving.targets.local import engine_setups
@@ -112,4 +112,4 @@ def render(seconds: dict[int, list[float]]) -> Table:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(program.run(main))

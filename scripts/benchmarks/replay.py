@@ -41,10 +41,9 @@ from typing import Any, NamedTuple
 from rich import box
 from rich.table import Table
 
-from llm_serving import console
+from llm_serving import console, program
 from llm_serving.catalog import instances, models
 from llm_serving.engines import vllm
-from llm_serving.settings.errors import BlueprintError
 from llm_serving.validation import sample_statistics
 from llm_serving.validation.sample_statistics import Latency
 
@@ -237,23 +236,19 @@ def format_notes(result: ReplayResult, arrivals: float) -> str:
     )
 
 
-def main() -> int:
+def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--shares", nargs="+", type=float, default=[0, 25, 50, 80], help="percent of a prompt")
     parser.add_argument("--arrivals", type=float, default=6.0, help="requests per second")
     parser.add_argument("--requests", type=int, default=1000, help="of each kind of traffic")
     args = parser.parse_args()
-    try:
-        with tempfile.TemporaryDirectory(prefix="replay-") as work:
-            mixes = build_mixes([share / 100 for share in args.shares])
-            result = replay(mixes, args.requests, args.arrivals, Path(work))
-    except BlueprintError as error:
-        return console.print_error(error)
+    with tempfile.TemporaryDirectory(prefix="replay-") as work:
+        mixes = build_mixes([share / 100 for share in args.shares])
+        result = replay(mixes, args.requests, args.arrivals, Path(work))
     console.out.print(build_table(result.results))
     console.out.print(format_notes(result, args.arrivals), markup=False)
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(program.run(main))

@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from llm_serving import program
 from llm_serving.settings.errors import CheckFailed
 
 FLEET = Path(__file__).parents[2] / "fleet.yaml"
@@ -133,4 +134,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(program.run(main))

@@ -52,10 +52,10 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from rich.table import Table
 
-from llm_serving import console, go_programs, processes
+from llm_serving import console, go_programs, processes, program
 from llm_serving.hub import make_tiny, upload
 from llm_serving.rehearsal import emulator
-from llm_serving.settings.errors import BlueprintError, CheckFailed
+from llm_serving.settings.errors import CheckFailed
 from llm_serving.settings.units import format_bytes
 from llm_serving.targets import planning
 from llm_serving.targets.deployment_dir import DeploymentDir
@@ -326,27 +326,23 @@ def describe_limit(runs: Mapping[str, list[Times]], weight_bytes: int) -> str:
     )
 
 
-def main() -> int:
+def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=make_tiny.SIZES, default="mid")
     parser.add_argument("--runs", type=int, default=3)
     args = parser.parse_args()
     runs: dict[str, list[Times]] = {side: [] for side in SIDES}
-    try:
-        engine_env.ensure()
-        with processes.handle_interrupts(), _prepare_bench(args.model) as bench:
-            weight_bytes = sum(bench.list_files().values())
-            for number, (side, measure) in itertools.product(range(args.runs), SIDES.items()):
-                with console.step(f"Run {number + 1} of {args.runs}, {side}") as step:
-                    runs[side].append(times := measure(bench))
-                    step.note = f"{times.to_memory_s:.2f} s to memory"
-    except BlueprintError as error:
-        return console.print_error(error)
+    engine_env.ensure()
+    with processes.handle_interrupts(), _prepare_bench(args.model) as bench:
+        weight_bytes = sum(bench.list_files().values())
+        for number, (side, measure) in itertools.product(range(args.runs), SIDES.items()):
+            with console.step(f"Run {number + 1} of {args.runs}, {side}") as step:
+                runs[side].append(times := measure(bench))
+                step.note = f"{times.to_memory_s:.2f} s to memory"
     console.out.print(build_table(runs, weight_bytes))
     console.out.print(describe_limit(runs, weight_bytes))
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(program.run(main))

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from llm_serving import program
 from llm_serving.cli import main
 from llm_serving.cli.commands import schema
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
@@ -69,7 +70,7 @@ def test_help_exits_0(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.fixture
 def make_schema_raise(monkeypatch: pytest.MonkeyPatch) -> object:
     """A function that makes `blueprint schema fleet` raise a given exception."""
-    monkeypatch.delenv(main.DEBUG, raising=False)
+    monkeypatch.delenv(program.DEBUG, raising=False)
 
     def set_error(error: BaseException) -> list[str]:
         def raise_error(*_: object) -> str:
@@ -87,11 +88,11 @@ def make_schema_raise(monkeypatch: pytest.MonkeyPatch) -> object:
         (CheckFailed("ttft_ms p95 is 900, the limit 800"), 1, "ttft_ms p95 is 900, the limit 800"),
         (InputError("no such thing"), 2, "no such thing"),
         (Unavailable("terraform is not here"), 3, "terraform is not here"),
-        (OSError(errno.ENOSPC, "No space left on device", "/x/y"), 3, "/x/y: no space left on device (--debug shows the traceback)"),
-        (PermissionError(errno.EACCES, "Permission denied", "/x"), 3, "/x: permission denied (--debug shows the traceback)"),
-        (MemoryError(), 3, "out of memory (--debug shows the traceback)"),
-        (KeyError("pool"), 70, "Internal error: KeyError: 'pool' (--debug shows the traceback)"),
-        (RecursionError("maximum\n depth"), 70, "Internal error: RecursionError: maximum depth (--debug shows the traceback)"),
+        (OSError(errno.ENOSPC, "No space left on device", "/x/y"), 3, "/x/y: no space left on device (BLUEPRINT_DEBUG=1 shows the traceback)"),
+        (PermissionError(errno.EACCES, "Permission denied", "/x"), 3, "/x: permission denied (BLUEPRINT_DEBUG=1 shows the traceback)"),
+        (MemoryError(), 3, "out of memory (BLUEPRINT_DEBUG=1 shows the traceback)"),
+        (KeyError("pool"), 70, "Internal error: KeyError: 'pool' (BLUEPRINT_DEBUG=1 shows the traceback)"),
+        (RecursionError("maximum\n depth"), 70, "Internal error: RecursionError: maximum depth (BLUEPRINT_DEBUG=1 shows the traceback)"),
         (KeyboardInterrupt(), 130, "interrupted"),
         (typer.Abort(), 130, "interrupted"),
     ],
@@ -116,7 +117,7 @@ def test_a_confirmation_without_a_terminal_names_yes(
 @pytest.mark.parametrize("position", ["before", "after", "environment"])
 def test_debug_shows_the_traceback(position: str, monkeypatch: pytest.MonkeyPatch, make_schema_raise: object) -> None:
     arguments = make_schema_raise(KeyError("pool"))  # type: ignore[operator]
-    monkeypatch.setenv(main.DEBUG, "1" if position == "environment" else "")
+    monkeypatch.setenv(program.DEBUG, "1" if position == "environment" else "")
     words = {"before": ["--debug", *arguments], "after": [*arguments, "--debug"], "environment": arguments}
     with pytest.raises(KeyError):
         main.run(words[position])
@@ -124,7 +125,7 @@ def test_debug_shows_the_traceback(position: str, monkeypatch: pytest.MonkeyPatc
 
 def test_debug_0_is_off(monkeypatch: pytest.MonkeyPatch, make_schema_raise: object) -> None:
     arguments = make_schema_raise(KeyError("pool"))  # type: ignore[operator]
-    monkeypatch.setenv(main.DEBUG, "0")
+    monkeypatch.setenv(program.DEBUG, "0")
     assert main.run(arguments) == 70
 
 
@@ -140,7 +141,10 @@ def test_a_closed_pipe_ends_the_program_without_a_message() -> None:
 
 def test_a_full_disk_exits_3_with_one_line() -> None:
     result = run_shell("blueprint schema fleet > /dev/full")
-    assert (result.returncode, result.stderr) == (3, "no space left on device (--debug shows the traceback)\n")
+    assert (result.returncode, result.stderr) == (
+        3,
+        "no space left on device (BLUEPRINT_DEBUG=1 shows the traceback)\n",
+    )
 
 
 def test_the_installed_command_never_prints_a_traceback() -> None:

@@ -55,7 +55,7 @@ def test_what_was_read_before_serves_where_the_hub_is_away(hub: Any) -> None:
     records.save(read.fetch_record(hub.id))
     hub.status = 503
     assert models.find(hub.id, fetch=read.fetch_record).layers == 4
-    with pytest.raises(InputError, match="returned HTTP 503"):
+    with pytest.raises(Unavailable, match="returned HTTP 503"):
         models.find("someone/other-model", fetch=read.fetch_record)
 
 
@@ -84,6 +84,7 @@ def test_a_hub_that_refuses_is_one_message(
     with pytest.raises(BlueprintError, match=message) as error:
         read.fetch_record(hub.id)
     assert "\n" not in str(error.value)
+    assert str(error.value).count("Fix:") == 1
 
 
 def test_a_config_that_breaks_off_is_one_message(hub: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from llm_serving import paths
+from llm_serving import paths, program
 from llm_serving.cli import main
 from llm_serving.settings.errors import CheckFailed
 from llm_serving.targets import registry
@@ -156,7 +156,7 @@ def test_an_interrupted_tuning_goes_on_without_sending_a_load_twice(
 ) -> None:
     arguments = ["--over", "tuning.sequences=1,2,4"]
     monkeypatch.setattr(loader, "interrupted_at", 6)
-    assert _tune(*arguments) == main.INTERRUPTED
+    assert _tune(*arguments) == program.INTERRUPTED
     assert target.plan is None, "it destroys what it deployed"
     deployed, sent = len(target.deployed), len(loader.sent)
     monkeypatch.setattr(loader, "interrupted_at", 0)

@@ -104,10 +104,10 @@ class Vision(BaseModel):
 class ModelError(InputError):
     """A model that cannot be used: its name is not known, or its config.json is wrong."""
 
-    def __init__(self, reason: str, fix: str = "", *, subject: str = "", detail: str = "") -> None:
-        super().__init__(f"{subject}{reason}.{f' Fix: {fix}.' if fix else ''}{detail}")
+    def __init__(self, reason: str, fix: str = "another model", *, subject: str = "") -> None:
+        super().__init__(f"{subject}{reason}. Fix: {fix}.")
         self.reason = reason
-        self.fix = fix or "another model"
+        self.fix = fix
 
 
 class UnknownMemoryError(ModelError):

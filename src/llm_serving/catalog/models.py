@@ -18,7 +18,7 @@ from llm_serving.catalog import architecture, families, gguf, records, safetenso
 from llm_serving.catalog.architecture import Architecture, ModelError, UnknownMemoryError
 from llm_serving.catalog.records import ModelRecord
 from llm_serving.settings.choices import Task
-from llm_serving.settings.errors import BlueprintError
+from llm_serving.settings.errors import BlueprintError, InputError, Unavailable
 
 FILE = Path(__file__).with_name("models.yaml")
 REPOSITORIES_FILE = Path(__file__).with_name("gguf_repositories.yaml")
@@ -110,6 +110,7 @@ def find(name: str, *, fetch: Callable[[str], ModelRecord] | None = None, unchec
 
     Raises:
         ModelError: there is no such model; names the nearest ones.
+        BlueprintError: what `fetch` raises, where no record was kept.
     """
     models = load()
     if name in models:
@@ -121,18 +122,20 @@ def find(name: str, *, fetch: Callable[[str], ModelRecord] | None = None, unchec
     row = load_repositories().get(repository)
     if row and quantization in row.weight_bytes:
         return build_quantized(repository, quantization)
-    hub_error = ""
+    hub_error = None
     record = records.find(name) if fetch is None or name.startswith(records.S3_SCHEME) else None
-    if record is None and fetch is not None and "/" in name and not name.startswith(records.S3_SCHEME):
+    if record is None and fetch is not None and _may_be_on_hub(name):
         try:
             record = fetch(name)
         except BlueprintError as error:
-            record, hub_error = records.find(name), str(error)
+            record, hub_error = records.find(name), error
     if record and (record.config or record.gguf):
         return _build_recorded(name, record, unchecked=unchecked)
-    if row and quantization and not hub_error:
+    if hub_error:
+        raise _add_near_names(hub_error, name)
+    if row and quantization:
         return build_quantized(repository, quantization)  # refuses it, with those that there are
-    raise _build_unknown_error(name, models, hub_error)
+    raise _build_unknown_error(name)
 
 
 def _build_recorded(name: str, record: ModelRecord, *, unchecked: bool) -> Model:
@@ -184,27 +187,38 @@ def _find_folder(name: str) -> Path | None:
         return None
 
 
-def _build_unknown_error(name: str, models: Mapping[str, Model], hub_error: str) -> ModelError:
-    by_lower_name = {model_name.lower(): model_name for model_name in models}
-    by_short_name = {model_name.lower().split("/")[-1]: model_name for model_name in models}
+def _may_be_on_hub(name: str) -> bool:
+    return "/" in name and not name.startswith((".", "/", "~", records.S3_SCHEME))
+
+
+def _add_near_names(error: BlueprintError, name: str) -> BlueprintError:
+    """The hub's refusal, whose fix offers names of the catalog too where there are similar ones."""
+    near_names = _find_near_names(name)
+    if not near_names:
+        return error
+    kind = Unavailable if isinstance(error, Unavailable) else InputError
+    return kind(f"{str(error).removesuffix('.')}; or {' or '.join(near_names)}, which the catalog has.")
+
+
+def _find_near_names(name: str) -> list[str]:
+    """Models of the catalog whose names are similar, the nearest first; three at most."""
+    by_lower_name = {model_name.lower(): model_name for model_name in load()}
+    by_short_name = {model_name.lower().split("/")[-1]: model_name for model_name in load()}
     close_words = difflib.get_close_matches(name.lower(), [*by_lower_name, *by_short_name], n=3, cutoff=0.5)
-    suggestions = list(dict.fromkeys({**by_short_name, **by_lower_name}[word] for word in close_words)) or list(models)
-    ways = "the path of a folder"
+    return list(dict.fromkeys({**by_short_name, **by_lower_name}[word] for word in close_words))
+
+
+def _build_unknown_error(name: str) -> ModelError:
+    subject = f"model: now {name!r}: "
     if name.startswith(records.S3_SCHEME):
-        return ModelError(
-            "what lies there was not read yet",
-            f"`blueprint model fit {name}`, which reads it once",
-            subject=f"model: now {name!r}: ",
-        )
-    if "/" in name and not name.startswith((".", "/", "~")) and not hub_error:
+        fix = f"`blueprint model fit {name}`, which reads it once"
+        return ModelError("what lies there was not read yet", fix, subject=subject)
+    ways = "the path of a folder"
+    if _may_be_on_hub(name):
         ways += f", or `blueprint model fit {name}`, which asks the hub once"
-    fix = f"{' or '.join(suggestions[:3])}, or {ways}; `blueprint model list` names all"
-    return ModelError(
-        "neither in the catalog nor a folder that holds config.json",
-        fix,
-        subject=f"model: now {name!r}: ",
-        detail=f" The hub: {hub_error}" if hub_error else "",
-    )
+    suggestions = _find_near_names(name) or list(load())[:3]
+    fix = f"{' or '.join(suggestions)}, or {ways}; `blueprint model list` names all"
+    return ModelError("neither in the catalog nor a folder that holds config.json", fix, subject=subject)
 
 
 @functools.cache
@@ -239,7 +253,7 @@ def read_folder(folder: Path, *, unchecked: bool = False) -> Model:
     except FileNotFoundError:
         raise ModelError(f"{folder}: it holds no config.json", "the folder of a model") from None
     except (OSError, ValueError) as error:
-        raise ModelError(f"{path}: it cannot be read as JSON: {error}") from None
+        raise ModelError(f"{path}: it cannot be read as JSON: {error}", "copy or download it again") from None
     if not isinstance(config, dict):
         raise ModelError(f"{path}: it is not a mapping of keys to values", "the folder of a model")
     config = merge_quantization(config, _read_json(folder / QUANTIZATION_FILE))

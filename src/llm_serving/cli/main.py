@@ -12,17 +12,9 @@ import typer
 import typer.main
 from typer.core import TyperCommand, TyperGroup
 
-from llm_serving import console
-from llm_serving.settings.errors import BlueprintError, InputError, Unavailable
-
-DEBUG = "BLUEPRINT_DEBUG"
-"""Environment variable that has the effect of --debug."""
-
-INTERRUPTED, PIPE_CLOSED = 128 + 2, 128 + 13
-"""Exit codes that shells give a program ended by Ctrl-C or a closed pipe."""
-
-INTERNAL_ERROR = 70
-"""Exit code of a fault of this program (EX_SOFTWARE of sysexits.h); 1 would read as a failed check."""
+from llm_serving import program
+from llm_serving.program import DEBUG
+from llm_serving.settings.errors import InputError
 
 EXIT_CODES = "Exit codes: 0 success; 1 check failed; 2 invalid input; 3 environment problem."
 
@@ -81,7 +73,7 @@ COMMANDS = (
 )  # fmt: skip
 
 
-class _OutputClosedError(Exception):
+class _OutputClosedError(BrokenPipeError):
     """The reader of standard output has closed the pipe."""
 
 
@@ -154,34 +146,23 @@ def run(arguments: list[str]) -> int:
     if "--debug" in own_arguments:
         os.environ[DEBUG] = "1"
         arguments = [word for word in own_arguments if word != "--debug"] + arguments[len(own_arguments) :]
+    return program.run(lambda: _run_app(arguments))
+
+
+def _run_app(arguments: list[str]) -> int:
+    """Run one command line; returns its exit code, or that of a mistake in it."""
     try:
         code = app(arguments, prog_name="blueprint", standalone_mode=False)
-        sys.stdout.flush()
-        # Typer turns a Ctrl-C in a command into this code, without a message.
-        if code == INTERRUPTED:
-            return _print_error("interrupted", INTERRUPTED)
-        return code if isinstance(code, int) else 0
-    except KeyboardInterrupt:
-        return _print_error("interrupted", INTERRUPTED)
     except typer.Abort as error:
         if isinstance(error.__cause__ or error.__context__, EOFError):
-            return _print_error("No terminal to confirm on; pass --yes", InputError.exit_code)
-        return _print_error("interrupted", INTERRUPTED)
-    except (BrokenPipeError, _OutputClosedError):
-        # Python flushes standard output at exit, which the closed pipe would refuse again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return PIPE_CLOSED
+            return program.print_error("No terminal to confirm on; pass --yes", InputError.exit_code)
+        raise KeyboardInterrupt from None
     except typer.TyperException as error:
         return _report_usage_error(error)
-    except Exception as error:
-        if os.environ.get(DEBUG, "").lower() in ("1", "true", "yes", "on"):
-            raise
-        return _report_failure(error)
-
-
-def _print_error(text: str, code: int) -> int:
-    print(text, file=sys.stderr)
-    return code
+    # Typer turns a Ctrl-C in a command into this code, without a message.
+    if code == program.INTERRUPTED:
+        raise KeyboardInterrupt
+    return code if isinstance(code, int) else 0
 
 
 def _report_usage_error(error: typer.TyperException) -> int:
@@ -191,16 +172,5 @@ def _report_usage_error(error: typer.TyperException) -> int:
     text = " ".join(error.format_message().split()).replace("Value error, ", "")
     if not text:  # no argument at all: the help is printed already
         return InputError.exit_code
-    return _print_error(f"{command}: {text[0].lower()}{text[1:]} ({command} --help shows more)", InputError.exit_code)
-
-
-def _report_failure(error: Exception) -> int:
-    """Print an error without its traceback."""
-    if isinstance(error, BlueprintError):
-        return console.print_error(error)
-    if isinstance(error, OSError | MemoryError):
-        text = (error.strerror if isinstance(error, OSError) else None) or str(error) or "out of memory"
-        prefix = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
-        return _print_error(f"{prefix}{text.lower()} (--debug shows the traceback)", Unavailable.exit_code)
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    return _print_error(f"Internal error: {text[:500]} (--debug shows the traceback)", INTERNAL_ERROR)
+    hint = f"({command} --help shows more)"
+    return program.print_error(f"{command}: {text[0].lower()}{text[1:]} {hint}", InputError.exit_code)

@@ -282,7 +282,8 @@ def lock_folder(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / ".lock").touch()
     except OSError as error:
-        raise Unavailable(f"{folder}: cannot be written: {error.strerror or error}.") from None
+        reason = error.strerror or error
+        raise Unavailable(f"{folder}: cannot be written: {reason}. Fix: --staging with another folder.") from None
     with processes.lock_file(folder / ".lock", f"{folder}: another copy of this model is running"):
         yield
 
@@ -376,7 +377,8 @@ def _translate_errors(name: str, revision: str, file: str = "") -> Iterator[None
         ) from None
     except OSError as error:
         if error.errno is not None:
-            raise Unavailable(f"{error.filename or 'the staging folder'}: {error.strerror}.") from None
+            place = error.filename or "the staging folder"
+            raise Unavailable(f"{place}: {error.strerror}. Fix: make it writable, or free disk space.") from None
         # From the client's own check of sizes.
         raise Unavailable(
             f"{name}: a download from {resolve_endpoint()} ended early. Fix: run the same command again."

@@ -140,11 +140,26 @@ def test_invalid_arguments_are_refused_in_one_line(
     assert last_line.startswith(message)
 
 
-def test_a_model_missing_from_the_catalogue_is_refused_without_a_hub(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _run_cli("fit", "someone/some-model") == 2
+def test_a_model_that_no_hub_can_be_asked_for_is_one_message_with_similar_names(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert _run_cli("fit", "someone/zebra") == 3
+    fix = "Fix: check the network, or set HF_ENDPOINT to a mirror"
+    pattern = r"someone/zebra: no hub answers at http://127\.0\.0\.1:\d+ \([^)]+\)\. "
+    assert re.fullmatch(f"{pattern}{fix}\\.\n", capsys.readouterr().err)
+    assert _run_cli("fit", "Qwen/Qwen3-33B") == 3
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.count("Fix:") == 1
+    assert f"{fix}; or Qwen/Qwen3-32B or " in line and line.endswith(", which the catalog has.")
+
+
+def test_a_path_that_leads_nowhere_is_not_asked_for_at_the_hub(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run_cli("fit", "./models/zebra") == 2
     text = capsys.readouterr().err
-    assert "neither in the catalog" in text
-    assert "no hub answers at http://127.0.0.1:" in text
+    assert text.startswith(
+        "model: now './models/zebra': neither in the catalog nor a folder that holds config.json. Fix: "
+    )
+    assert text.count("Fix:") == 1 and "hub" not in text
 
 
 def test_list_names_every_model_and_marks_the_random_ones(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from llm_serving import processes
+from llm_serving import processes, program
 from llm_serving.cli import main
 from llm_serving.fleet import aws_limits
 from llm_serving.fleet.loading import load_fleet
@@ -177,7 +177,7 @@ def test_configurations_replace_one_another_in_the_cluster_and_an_interruption_l
     monkeypatch.setattr(tune, "Loader", loader)
     command = ["tune", "mine", "--target", "eks", "--over", "roles.worker.replicas=2,1", "--yes", "--json"]
     loader.interrupted = True
-    assert main.run(command) == main.INTERRUPTED
+    assert main.run(command) == program.INTERRUPTED
     assert loader.seen == [2] and list_engines(cluster, "mine-tune") == []
     loader.interrupted = False
     assert main.run(command) == 0, capsys.readouterr().err

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from llm_serving import console, paths, processes
-from llm_serving.settings.errors import BlueprintError, Unavailable
+from llm_serving import console, paths, processes, program
+from llm_serving.settings.errors import Unavailable
 
 ROOT = paths.ROOT
 FOLDER = ".venv-engine"
@@ -190,19 +190,15 @@ def _lock_environment(root: Path) -> AbstractContextManager[None]:
     return processes.lock_file(root / LOCK)
 
 
-def main() -> int:
-    """Set the environment up, with progress; return 3 if that fails."""
+def main() -> None:
+    """Set the environment up, with progress."""
     if is_ready():
-        return 0
-    try:
-        with console.step("Set up the engine's environment") as step:
-            ensure(on_progress=lambda text: setattr(step, "note", text))
-            step.note = f"{FOLDER}, from {LOCK}"
-    except BlueprintError as error:
-        return console.print_error(error)
-    return 0
+        return
+    with console.step("Set up the engine's environment") as step:
+        ensure(on_progress=lambda text: setattr(step, "note", text))
+        step.note = f"{FOLDER}, from {LOCK}"
 
 
 if __name__ == "__main__":
     os.chdir(ROOT)
-    sys.exit(main())
+    sys.exit(program.run(main))

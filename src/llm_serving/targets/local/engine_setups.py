@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
-from llm_serving import console, processes
+from llm_serving import console, processes, program
 from llm_serving.catalog import engines
 from llm_serving.catalog.engines import LocalSetup
-from llm_serving.settings.errors import BlueprintError, Unavailable
+from llm_serving.settings.errors import Unavailable
 from llm_serving.targets.local import engine_env
 
 _STAMP = ".set-up"
@@ -165,20 +165,16 @@ class _PackagedSetup:
         return f"{self._folder} {digest.hexdigest()}\n"
 
 
-def main(engine: str) -> int:
-    """Set an engine's programs up, with progress; return 3 if that fails."""
+def main(engine: str) -> None:
+    """Set an engine's programs up, with progress."""
     setup = find(engine)
     if setup.is_ready():
-        return 0
-    try:
-        with console.step(f"Set up the engine {engine}") as step:
-            setup.ensure(on_progress=lambda text: setattr(step, "note", text))
-            step.note = str(setup.executables)
-    except BlueprintError as error:
-        return console.print_error(error)
-    return 0
+        return
+    with console.step(f"Set up the engine {engine}") as step:
+        setup.ensure(on_progress=lambda text: setattr(step, "note", text))
+        step.note = str(setup.executables)
 
 
 if __name__ == "__main__":
     os.chdir(engine_env.ROOT)
-    sys.exit(main(sys.argv[1]))
+    sys.exit(program.run(lambda: main(sys.argv[1])))

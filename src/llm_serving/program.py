@@ -1,0 +1,56 @@
+"""How every program of ours ends: with an exit code, and an error as its message alone, without a traceback."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+
+from llm_serving import console
+from llm_serving.settings.errors import BlueprintError, Unavailable
+
+DEBUG = "BLUEPRINT_DEBUG"
+"""Environment variable that has the effect of --debug."""
+
+INTERRUPTED, PIPE_CLOSED = 128 + 2, 128 + 13
+"""Exit codes that shells give a program ended by Ctrl-C or a closed pipe."""
+
+INTERNAL_ERROR = 70
+"""Exit code of a fault of this program (EX_SOFTWARE of sysexits.h); 1 would read as a failed check."""
+
+
+def run(main: Callable[[], int | None]) -> int:
+    """Run a program's `main`, print its error if there is one, and return the exit code."""
+    try:
+        code = main()
+        sys.stdout.flush()
+        return code or 0
+    except KeyboardInterrupt:
+        return print_error("interrupted", INTERRUPTED)
+    except BrokenPipeError:
+        # Python flushes standard output at exit, which the closed pipe would refuse again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+    except Exception as error:
+        if os.environ.get(DEBUG, "").lower() in ("1", "true", "yes", "on"):
+            raise
+        return _report_failure(error)
+
+
+def print_error(text: str, code: int) -> int:
+    """Print a message on standard error, and return the exit code."""
+    print(text, file=sys.stderr)
+    return code
+
+
+def _report_failure(error: Exception) -> int:
+    """Print an error without its traceback."""
+    if isinstance(error, BlueprintError):
+        return console.print_error(error)
+    hint = f"({DEBUG}=1 shows the traceback)"
+    if isinstance(error, OSError | MemoryError):
+        text = (error.strerror if isinstance(error, OSError) else None) or str(error) or "out of memory"
+        prefix = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
+        return print_error(f"{prefix}{text.lower()} {hint}", Unavailable.exit_code)
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return print_error(f"Internal error: {text[:500]} {hint}", INTERNAL_ERROR)
