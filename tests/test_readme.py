@@ -86,7 +86,9 @@ def test_the_second_command_runs_this_test_suite() -> None:
 @pytest.mark.timeout(900)
 def test_a_copy_outside_the_repository_is_edited_deployed_validated_and_destroyed(tmp_path: Path) -> None:
     script = COPY.replace("source .venv", f"source {shlex.quote(str(ROOT / '.venv'))}", 1)
-    assert script != COPY
+    # The first command proves vLLM; these commands are the same with the engine that starts in a second.
+    script = script.replace("--from aggregated\n", "--from aggregated --preset quick\n", 1)
+    assert script.count(str(ROOT)) == script.count("--preset quick") == 1
     try:
         output = _run(script, tmp_path, 850)
     finally:
@@ -95,7 +97,8 @@ def test_a_copy_outside_the_repository_is_edited_deployed_validated_and_destroye
     assert "aggregated" in output
     report = json.loads((tmp_path / "runs" / "latest" / "report.json").read_text())
     assert report["verdict"] == "pass"
-    assert [replica["name"] for replica in report["replicas"]] == ["worker-0"]
+    assert report["requests"]["total"] > 0 == report["requests"]["failed"]
+    assert "worker-0" in output and "worker-1" not in output
     assert not (tmp_path / ".blueprint").exists()
     assert not _find_leftovers(tmp_path)
 

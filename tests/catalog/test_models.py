@@ -209,6 +209,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: _cut(folder / "model-00002-of-00004.safetensors", 100),
         "incomplete or damaged: 100 bytes, expected a safetensors header. Fix: copy or download it again.",
     ),
+    "no index": (
+        lambda folder: (folder / "model.safetensors.index.json").unlink(),
+        "it holds 4 files of weights and no model.safetensors.index.json. Fix: the index beside them.",
+    ),
     "no tokenizer": (
         lambda folder: (folder / "tokenizer.json").unlink(),
         "it holds no tokenizer, none of tokenizer.json, tokenizer.model, tekken.json, vocab.json, tiktoken.model, vocab.txt. "

@@ -276,6 +276,10 @@ def check_folder(name: str) -> None:
     if not folder or not files:
         return
     names = {path.name for path in folder.iterdir()}
+    if len(files) > 1 and INDEX_FILE not in names and files[0].name.startswith("model-00001-of-"):
+        raise ModelError(
+            f"{folder}: it holds {len(files)} files of weights and no {INDEX_FILE}", "the index beside them"
+        )
     missing = safetensors.list_missing(_read_json(folder / INDEX_FILE), names)
     if missing:
         reason = f"{folder}: {INDEX_FILE} names files that are not there, {missing[0]} first"

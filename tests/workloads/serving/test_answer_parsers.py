@@ -61,6 +61,8 @@ def test_a_parser_of_another_family_is_refused_and_a_misspelt_one_named(tmp_path
         InputError, match=r"tools: now 'mistral': it does not read the answers of Qwen/Qwen3-8B. Fix: hermes, or off"
     ):
         _resolve(tmp_path, "tools: mistral\n")
+    with pytest.raises(InputError, match=r"it does not read the answers of tiny. Fix: hermes, or off"):
+        _resolve(tmp_path, "tools: mistral\n", "local", model="tiny")
     with pytest.raises(InputError, match=r"reasoning: now 'qwen': vllm has no such parser. Fix: qwen3, or off"):
         _resolve(tmp_path, "reasoning: qwen\n")
 

@@ -25,8 +25,10 @@ _RPC_TIMEOUT_S = 60.0
 """Longest that supervisord takes to answer, in seconds: a process has 20 s to stop."""
 
 _ACTIONS = {
+    "getAllConfigInfo": "avail",
     "getAllProcessInfo": "status",
     "startProcess": "start",
+    "stopAllProcesses": "stop",
     "stopProcess": "stop",
     "stopProcessGroup": "stop",
     "addProcessGroup": "add",
@@ -124,12 +126,18 @@ class Supervisor:
         return [*changed, *added]
 
     def shut_down(self) -> None:
-        """Stop all processes, the last started first, and supervisord itself; returns when they have ended."""
+        """Stop the router, then all other processes and supervisord itself; returns when they have ended."""
         pid = self.pid
         if pid is None:
             return
 
         def request_shutdown() -> None:
+            # A shutdown alone stops them one by one, and looks only once a second whether it is the next one's turn.
+            with contextlib.suppress(Unavailable):
+                priorities = {info["group"]: info["group_prio"] for info in self._call("getAllConfigInfo")}
+                for name in (name for name, priority in priorities.items() if priority == max(priorities.values())):
+                    self._call("stopProcessGroup", name, True)
+                self._call("stopAllProcesses", True)
             with contextlib.suppress(Unavailable):
                 self._call("shutdown")
 

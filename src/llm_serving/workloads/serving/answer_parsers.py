@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from llm_serving.catalog import engine_options, engines
+from llm_serving.catalog import engine_options, engines, models
 from llm_serving.catalog.engines import AnswerParsers
 from llm_serving.catalog.models import Model
 from llm_serving.settings.document import Document
@@ -72,6 +72,6 @@ def check(
             nearest = engine_options.find_nearest(written, names)
             reason = f"{settings.engine} has no such parser"
             yield blueprint.build_mistake(path, written, reason, f"{nearest or AUTO}, or {OFF}")
-        elif row.models and written not in known:
+        elif (row.models or model.name in models.load()) and written not in known:
             reason = f"it does not read the answers of {model.name}"
             yield blueprint.build_mistake(path, written, reason, f"{' or '.join(known) or AUTO}, or {OFF}")

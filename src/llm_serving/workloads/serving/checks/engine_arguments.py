@@ -50,7 +50,7 @@ def _check_arguments(
     recorded = engine_options.load(name)
     if arguments and recorded is None:
         reason = f"the catalog has no list of what the parser of {name} takes"
-        yield blueprint.build_mistake(key_path, "", reason, "no engine_arguments, or another engine")
+        yield blueprint.build_mistake(key_path, dict(arguments), reason, "no engine_arguments, or another engine")
         return
     for option, value in arguments.items():
         assert recorded, "there are arguments"
