@@ -232,10 +232,12 @@ def _translate_errors(subject: str, endpoint_name: str, action: str) -> Iterator
     except (exceptions.NoCredentialsError, exceptions.PartialCredentialsError):
         raise Unavailable(
             f"{subject}: there are no AWS credentials here. "
-            "Run `aws configure`, or set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
+            "Fix: `aws configure`, or set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
         ) from None
     except (exceptions.BotoCoreError, ValueError) as error:  # ValueError: an endpoint that is no URL
-        raise Unavailable(f"{subject}: {endpoint_name} does not answer: {str(error).rstrip('.')}.") from None
+        reason = str(error).rstrip(".")
+        fix = "check the network, the region, and AWS_ENDPOINT_URL where it is set"
+        raise Unavailable(f"{subject}: {endpoint_name} does not answer: {reason}. Fix: {fix}.") from None
 
 
 def _raise_client_error(error: Any, subject: str, endpoint_name: str, action: str) -> NoReturn:

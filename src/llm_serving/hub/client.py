@@ -359,9 +359,7 @@ def _translate_errors(name: str, revision: str, file: str = "") -> Iterator[None
             f"{name}: {resolve_endpoint()} has no revision {revision!r} of it. Fix: main or a commit."
         ) from None
     except errors.RepositoryNotFoundError:
-        raise InputError(
-            f"{name}: {resolve_endpoint()} has no such model, or it is private. Fix: an existing id, or set HF_TOKEN."
-        ) from None
+        raise _build_absence_error(name) from None
     except errors.RemoteEntryNotFoundError:
         raise InputError(
             f"{name}: {resolve_endpoint()} has no {file or 'such file'} of it. Fix: a model in safetensors."
@@ -370,6 +368,8 @@ def _translate_errors(name: str, revision: str, file: str = "") -> Iterator[None
         raise Unavailable(f"{name}: HF_HUB_OFFLINE disables the hub. Fix: unset it.") from None
     except errors.HfHubHTTPError as error:
         _raise_http_error(name, error)
+    except httpx2.RemoteProtocolError:
+        raise Unavailable(f"{name}: {resolve_endpoint()} stopped half-way. Fix: run the same command again.") from None
     except httpx2.HTTPError as error:
         raise Unavailable(
             f"{name}: no hub answers at {resolve_endpoint()} ({_format_reason(error)}). "
@@ -385,8 +385,15 @@ def _translate_errors(name: str, revision: str, file: str = "") -> Iterator[None
         ) from None
 
 
+def _build_absence_error(name: str) -> InputError:
+    reason = f"{resolve_endpoint()} has no such model, or it is private"
+    return InputError(f"{name}: {reason}. Fix: an existing id, or set HF_TOKEN.")
+
+
 def _raise_http_error(name: str, error: Any) -> NoReturn:
     status = error.response.status_code
+    if status == http.client.NOT_FOUND:  # a mirror that does not say what it lacks
+        raise _build_absence_error(name) from None
     if status in (401, 403):
         raise Unavailable(
             f"{name}: {resolve_endpoint()} refuses the token (HTTP {status}). Fix: set HF_TOKEN to a valid one."
