@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llm_serving.catalog import architecture, engines, instances, models, quantizations
+from llm_serving.catalog import architecture, engines, families, instances, models, quantizations
 from llm_serving.catalog.architecture import Architecture
 from llm_serving.catalog.instances import Accelerators, Instance
 from llm_serving.engines import memory, vllm
@@ -199,6 +200,13 @@ def test_the_page_on_models_shows_these_starts_and_no_others() -> None:
     page = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
     rows = [_format_start(*row) for row in MEASURED]
     assert [line for line in page.splitlines() if line.startswith("| H100 ")] == rows
+
+
+def test_the_page_on_models_says_of_every_other_family_that_no_start_was_found() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+    notes = [line for line in page.splitlines() if line.startswith("| none found |")]
+    without_start = set(families.load()) - {model.kind for _, model, *_ in MEASURED} - {"gguf"}
+    assert {name for note in notes for name in re.findall(r"`(\w+[-\w]*)`", note)} == without_start
 
 
 def _format_start(

@@ -37,7 +37,7 @@ BLOCK_TOKENS = 16
 
 # These constants were fitted to starts of vLLM 0.19.0 on H100, published as logs and a table by llm-d-planner
 # (accuracy/results/v0.19.0/results_raw.csv, commit 30ec05f, 2026-04): models of 7 to 72 billion parameters, dense and
-# mixture of experts, over 1 to 4 GPUs. The reserve is within 0.5 GiB of each of the 13 that the tests compare.
+# mixture of experts, over 1 to 4 GPUs. The reserve is within 0.52 GiB of each of the 28 that the tests compare.
 _VISIBLE_SHARE = 0.9899
 """Share of the nominal memory that a process sees: 79.19 of 80 GiB on H100. L40S, H200 and B200 show 0.991 to 0.996."""
 _SAMPLER_BYTES = 16
