@@ -44,6 +44,7 @@ def test_a_replica_has_a_node_for_itself_and_a_thread_for_each_core(
     command = role.processes[0].command
     assert (role.resources.device, role.resources.accelerators, role.resources.cpus) == ("", 0, cpus)
     assert command[command.index("--threads") + 1] == threads
+    assert int(command[command.index("--threads-http") + 1]) >= 128, "idle connections keep no request waiting"
     assert command[:3] == ("llama-server", "--model", "/scratch/fetched/weights/model.gguf")
     assert role.prefetch
     assert role.prefetch.uris["weights"].endswith("/gguf/bartowski/Qwen_Qwen3-4B-GGUF/Q4_K_M/")
