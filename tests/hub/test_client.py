@@ -11,8 +11,10 @@ from llm_serving import processes
 from llm_serving.catalog import models
 from llm_serving.hub import client as hubs
 from llm_serving.hub import files, read
+from llm_serving.rehearsal import emulator
 from llm_serving.settings.errors import InputError, Unavailable
 
+REGION = "us-west-2"
 SHARD = "model-00001-of-00002.safetensors"
 
 
@@ -188,6 +190,32 @@ def test_the_token_opens_a_gated_model_and_is_never_shown(
         _download(SHARD, tmp_path)
     output = "".join(capfd.readouterr()) + str(error.value)
     assert "hf_" not in output
+
+
+@pytest.mark.terraform
+def test_the_token_can_come_from_a_secret_that_the_environment_names(
+    hub: Any, aws: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.gated, hub.token = True, "hf_secretsecretsecret"
+    secrets = emulator.create_client("secretsmanager", aws, REGION)
+    arn = secrets.create_secret(Name="hub-token", SecretString=f"{hub.token}\n")["ARN"]
+    for name in ("hub-token", arn):
+        monkeypatch.setenv("HF_TOKEN_SECRET", name)
+        assert _download(SHARD, tmp_path / name[:9]).read_bytes() == hub.files[SHARD]
+    monkeypatch.setenv("HF_TOKEN_SECRET", "no-such-secret")
+    with pytest.raises(
+        Unavailable, match=rf"HF_TOKEN_SECRET: now 'no-such-secret' in {REGION}: .* Fix: a secret"
+    ) as error:
+        _download(SHARD, tmp_path / "none")
+    assert "hf_" not in str(error.value) and str(error.value).count("Fix:") == 1
+
+
+def test_a_secret_without_a_region_is_refused(hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_TOKEN_SECRET", "hub-token-elsewhere")
+    with pytest.raises(InputError, match=r"its region is not known\. Fix: its ARN, or set AWS_REGION"):
+        hubs.fetch_snapshot(hub.id)
 
 
 def test_a_hub_that_fails_is_one_line(hub: Any) -> None:

@@ -1,6 +1,6 @@
 """The model hub: list a repository's files, download them with resumption, and verify their hashes.
 
-The hub is Hugging Face's, or the one in HF_ENDPOINT; its own client reads the token (HF_TOKEN), which is never shown.
+The hub is Hugging Face's, or the one in HF_ENDPOINT; the token (`access_token.py`) is never shown.
 Listing, URLs, headers and transfers are that client's. This module adds what it lacks: it resumes interrupted
 downloads after a restart, and verifies hashes.
 """
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, NoReturn
 
 from llm_serving import processes
-from llm_serving.hub import files
+from llm_serving.hub import access_token, files
 from llm_serving.settings.errors import InputError, Unavailable
 
 if TYPE_CHECKING:
@@ -63,6 +63,12 @@ def resolve_endpoint() -> str:
     return os.environ.get("HF_ENDPOINT", PUBLIC_ENDPOINT).rstrip("/")
 
 
+def _build_headers() -> dict[str, str]:
+    from huggingface_hub.utils import build_hf_headers
+
+    return dict(build_hf_headers(token=access_token.find()))
+
+
 def fetch_snapshot(name: str, revision: str = "main") -> Snapshot:
     """List all files of the repository `name`, with their sizes and hashes.
 
@@ -73,7 +79,7 @@ def fetch_snapshot(name: str, revision: str = "main") -> Snapshot:
     from huggingface_hub import HfApi
 
     with _translate_errors(name, revision):
-        api = HfApi(endpoint=resolve_endpoint())
+        api = HfApi(endpoint=resolve_endpoint(), token=access_token.find())
         info = api.model_info(name, revision=revision, files_metadata=True, timeout=_TIMEOUT_S)
     files = tuple(
         RepoFile(
@@ -178,11 +184,11 @@ def fetch_json(name: str, file: str, revision: str = "main") -> Mapping[str, Any
         Unavailable: the hub is unreachable, or requires a token.
     """
     from huggingface_hub import hf_hub_url
-    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+    from huggingface_hub.utils import get_session, hf_raise_for_status
 
     with _translate_errors(name, revision, file):
         url = hf_hub_url(name, file, revision=revision, endpoint=resolve_endpoint())
-        response = get_session().get(url, headers=build_hf_headers(), timeout=_TIMEOUT_S, follow_redirects=True)
+        response = get_session().get(url, headers=_build_headers(), timeout=_TIMEOUT_S, follow_redirects=True)
         hf_raise_for_status(response)
     try:
         payload = json.loads(response.content)
@@ -228,12 +234,12 @@ class _RangedFile(io.RawIOBase):
             Unavailable: the hub is unreachable, requires a token, or would send the whole file.
         """
         from huggingface_hub import hf_hub_url
-        from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+        from huggingface_hub.utils import get_session, hf_raise_for_status
 
         name, file = self._snapshot.id, self._file.name
         with _translate_errors(name, self._snapshot.commit, file):
             url = hf_hub_url(name, file, revision=self._snapshot.commit, endpoint=resolve_endpoint())
-            headers = {**build_hf_headers(), "Range": f"bytes={start}-{start + count - 1}"}
+            headers = {**_build_headers(), "Range": f"bytes={start}-{start + count - 1}"}
             with get_session().stream(
                 "GET", url, headers=headers, timeout=_TIMEOUT_S, follow_redirects=True
             ) as response:
@@ -292,7 +298,7 @@ def _download_rest(snapshot: Snapshot, file: RepoFile, part: Path, on_bytes: OnB
     """Append the missing bytes of `file` to `part`."""
     from huggingface_hub import hf_hub_url
     from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils import build_hf_headers, disable_progress_bars
+    from huggingface_hub.utils import disable_progress_bars
 
     disable_progress_bars()
     # The client logs each retry with a long URL; only the final error matters.
@@ -306,7 +312,13 @@ def _download_rest(snapshot: Snapshot, file: RepoFile, part: Path, on_bytes: OnB
     with _translate_errors(snapshot.id, snapshot.commit), part.open("ab") as output:
         url = hf_hub_url(snapshot.id, file.name, revision=snapshot.commit, endpoint=resolve_endpoint())
         counting_file: Any = _CountingFile(output, on_bytes)
-        http_get(url, counting_file, resume_size=resume_size, headers=build_hf_headers(), expected_size=file.size)
+        http_get(
+            url,
+            counting_file,
+            resume_size=resume_size,
+            headers=_build_headers(),
+            expected_size=file.size,
+        )
 
 
 class _CountingFile:
@@ -352,7 +364,8 @@ def _translate_errors(name: str, revision: str, file: str = "") -> Iterator[None
     except errors.GatedRepoError:
         raise Unavailable(
             f"{name}: {resolve_endpoint()} requires accepting its terms. "
-            f"Fix: accept them at {resolve_endpoint()}/{name}, then set HF_TOKEN to a token of that account."
+            f"Fix: accept them at {resolve_endpoint()}/{name}, then set HF_TOKEN to a token of that account, or "
+            "HF_TOKEN_SECRET to the AWS secret that holds it."
         ) from None
     except errors.RevisionNotFoundError:
         raise InputError(
