@@ -31,7 +31,7 @@ from llm_serving.validation.comparison import ValidationRun
 from llm_serving.validation.knee import Point
 from llm_serving.validation.sweep import Loader, Options
 
-GRID = tuple(1.1**exponent for exponent in range(-4, 5))
+GRID = tuple(1.1**exponent for exponent in range(-6, 7))
 """Loads of the grid as multiples of the knee: as close to each other as the sweep's precision."""
 
 LIGHT = 0.5

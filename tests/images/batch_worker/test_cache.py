@@ -28,6 +28,8 @@ from tests.images.batch_worker.conftest import REGION
 from tests.images.batch_worker.test_chunk import KEYS, build_rows, prepare
 
 PASSWORD = "not a secret"
+BUS_OFFSET = 10_000
+"""From a node's port to the one where the other nodes reach it: Redis 6.2 has no option for it."""
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +45,7 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
         client = redis.Redis(port=port, password=PASSWORD)
 
         def answers() -> bool:
+            assert running[-1].poll() is None, "the cache ended at its start"
             with contextlib.suppress(redis.RedisError):
                 return bool(client.ping())
             return False
@@ -184,7 +187,7 @@ def test_a_password_that_changes_in_its_secret_is_taken_by_the_next_connection(
 @pytest.fixture(scope="module")
 def cluster_ports(start_server: Callable[..., Any]) -> list[int]:
     """Three nodes that share the slots."""
-    ports = processes.claim_free_ports(3)
+    ports = [port for port in processes.claim_free_ports(30) if processes.claim(port + BUS_OFFSET)][:3]
     nodes = []
     for number, port in enumerate(ports):
         start_server(port, "--cluster-enabled", "yes")
@@ -196,7 +199,7 @@ def cluster_ports(start_server: Callable[..., Any]) -> list[int]:
         return all(node.cluster("INFO")["cluster_state"] == "ok" for node in nodes)
 
     processes.wait_until(is_whole, "the cluster", 90, 0.1)
-    return list(ports)
+    return ports
 
 
 def test_a_cache_in_cluster_mode_has_answers_on_all_nodes(
