@@ -29,13 +29,13 @@ def test_the_grid_covers_the_knee_in_steps_as_fine_as_the_sweeps() -> None:
     grid = _measure_grid(KnownLoader(20), found=20)
     assert grid["kept"] == 20
     loads = [load for load, *_ in grid["loads"]]
-    assert min(loads) < 14 and max(loads) > 29
+    assert min(loads) < 12 and max(loads) > 34
     assert all(after / before == pytest.approx(1.1, rel=0.01) for before, after in itertools.pairwise(loads))
 
 
 def test_a_sweep_that_found_too_much_or_too_little_differs_from_the_grid() -> None:
-    assert _measure_grid(KnownLoader(20), found=26)["kept"] < 20.1
-    assert _measure_grid(KnownLoader(20), found=15)["kept"] > 18
+    assert _measure_grid(KnownLoader(20), found=30)["kept"] < 20.1
+    assert _measure_grid(KnownLoader(20), found=14)["kept"] > 18
     assert _measure_grid(KnownLoader(20, unlucky=20 / 1.1**3), found=20)["kept"] < 20 / 1.1**3, (
         "a load missed by chance"
     )

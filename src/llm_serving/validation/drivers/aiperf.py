@@ -48,6 +48,8 @@ def _build_command(job: Job, executables: Path) -> list[str]:
         "--input-file", str(file), "--custom-dataset-type", "mooncake_trace", *loop,
         "--tokenizer", str(job.tokenizer), "--use-server-token-count", "--random-seed", str(traffic.seed),
         "--request-timeout-seconds", f"{traffic.deadline:g}", "--ui", "none", "--export-level", "records",
+        # The report reads the engines' pages itself; a collector that misses a heartbeat ends AIPerf with an error.
+        "--no-server-metrics",
         "--artifact-dir", str(job.folder), "--profile-export-prefix", job.result.stem,
     ]  # fmt: skip
 
