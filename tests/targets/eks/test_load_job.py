@@ -167,7 +167,30 @@ def test_the_api_server_takes_every_object_without_a_warning(cluster: ControlPla
     assert cluster.find_errors([job]), "the check can fail"
 
 
+def wait_until_scheduler_knows(cluster: ControlPlane, nodes: Sequence[str]) -> None:
+    """A preference counts among the nodes that the scheduler has seen ready, which may be later than the API server."""
+    probes = [
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": f"probe-{node}", "namespace": "serving"},
+            "spec": {
+                "nodeSelector": {"kubernetes.io/hostname": node},
+                "containers": [{"name": "probe", "image": "probe:0"}],
+            },
+        }
+        for node in nodes
+    ]
+    cluster.check_output("apply", "--filename=-", objects=probes)
+    names = [f"probe-{node}" for node in nodes]
+    processes.wait_until(
+        lambda: all("nodeName" in cluster.read("pod", name, *NAMESPACE)["spec"] for name in names), "the probes", 90
+    )
+    cluster.check_output("delete", "pods", *names, *NAMESPACE, "--now")
+
+
 def test_pods_go_to_different_nodes_apart_from_the_engines(cluster: ControlPlane, plan: DeploymentPlan) -> None:
+    wait_until_scheduler_knows(cluster, ["plain-1", "plain-2"])
     with load_job.run(plan, ["http://x/0", "http://x/1"], limit_s=600):
         pods = wait_for_nodes(cluster, 2)
     assert {pod["spec"]["nodeName"] for pod in pods} == {"plain-1", "plain-2"}

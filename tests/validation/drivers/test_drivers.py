@@ -187,4 +187,6 @@ def test_vllm_bench_serve_sends_our_plan_and_our_report_judges_it(
     assert "vllm-bench" in report.versions
     assert {"vllm-bench.json", "vllm-bench.log", "report.json"} <= {path.name for path in folder.iterdir()}
     server = next(row for row in report.agreement if (row.metric, row.statistic) == ("ttft_ms", "mean"))
-    assert server.client_ms == pytest.approx(server.engine_ms, rel=0.5), "the server counts the warm-up apart"
+    assert 50 <= server.engine_ms <= server.client_ms, (
+        "the server's clock runs within the client's, however busy the machine"
+    )
