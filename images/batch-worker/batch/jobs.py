@@ -17,7 +17,7 @@ from botocore.exceptions import ClientError
 from batch import layout, usage
 from batch.chunk import read_chunk_lines
 from batch.files import Upload
-from batch.layout import Chunk, Head, Job, Layout, Priority
+from batch.layout import Chunk, Job, Layout, Priority
 from batch.resources import Queues, build_execution_input
 from batch.settings import Settings
 from batch.store import Conflict, Store
@@ -57,7 +57,9 @@ class Jobs:
         self._state_machine = state_machine
         self._queues = queues
         self.now = now
-        self._heads: dict[str, dict[str, tuple[str, Head]]] = {}
+        self._counts: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {}
+        """Of jobs that have not ended: by the key of each chunk's head its ETag, and what it counts."""
+
         self._ended: set[str] = set()
         """Jobs that `reconcile` saw at their end."""
 
@@ -174,20 +176,17 @@ class Jobs:
     def count(self, job: Job) -> Job:
         """The job with the rows and tokens counted so far; only heads that changed since the last call are read."""
         if job["state"] in layout.FINAL_STATES:
-            self._heads.pop(job["id"], None)
+            self._counts.pop(job["id"], None)
             return job
-        known = self._heads.setdefault(job["id"], {})
-        listed = {
-            entry["key"]: entry["etag"]
-            for entry in self._store.list_objects(self._keys.get_chunks_prefix(job["id"]))
-            if entry["key"].endswith("/head.json")
-        }
+        known = self._counts.setdefault(job["id"], {})
+        heads = self._store.list_objects(self._keys.get_heads_prefix(job["id"]))
+        listed = {entry["key"]: entry["etag"] for entry in heads}
         changed = [key for key, etag in listed.items() if key not in known or known[key][0] != etag]
         with ThreadPoolExecutor(_READERS) as pool:
             for key, stored in zip(changed, pool.map(self._store.read_json, changed), strict=True):
                 if stored:
-                    known[key] = (stored.etag, stored.value)
-        counted = layout.count_rows([head for _, head in known.values()])
+                    known[key] = (stored.etag, layout.count_rows([stored.value]))
+        counted = layout.add_counts(counts for _, counts in known.values())
         counts = {**job["request_counts"], "completed": counted["completed"], "failed": counted["failed"]}
         tokens = {"input": counted["input_tokens"], "output": counted["output_tokens"]}
         return cast(Job, {**job, "request_counts": counts, "tokens": tokens, "endpoint_s": counted["endpoint_s"]})

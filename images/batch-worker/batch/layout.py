@@ -9,7 +9,7 @@
     PREFIX/jobs/JOB/chunks/CHUNK/scan.json    what is in the chunk: rows, and those that cannot run
     PREFIX/jobs/JOB/chunks/CHUNK/ids.bin      digests of its custom_ids, sorted
     PREFIX/jobs/JOB/chunks/CHUNK/rows.json    its first line, and rows that do not run; after all chunks were scanned
-    PREFIX/jobs/JOB/chunks/CHUNK/head.json    who works on it, and which parts count; by conditional writes alone
+    PREFIX/jobs/JOB/heads/CHUNK.json          who works on it, and which parts count; by conditional writes alone
     PREFIX/jobs/JOB/chunks/CHUNK/parts/...    results since the part before; no part counts that the head does not name
     PREFIX/jobs/JOB/output.jsonl, errors.jsonl   the results
     PREFIX/results/team=T/date=D/batch=JOB/   the results as Parquet, where asked
@@ -149,7 +149,7 @@ class Job(TypedDict, total=False):
 
 
 class Head(TypedDict):
-    """head.json of a chunk."""
+    """Head of a chunk."""
 
     epoch: int
     """Raised by each worker that takes the chunk."""
@@ -203,13 +203,9 @@ class Layout:
         """Key of a chunk of a compressed input."""
         return f"{self.get_job_prefix(job_id)}input/{index:05d}.jsonl"
 
-    def get_chunks_prefix(self, job_id: str) -> str:
-        """Prefix of all chunks."""
-        return f"{self.get_job_prefix(job_id)}chunks/"
-
     def get_chunk_prefix(self, job_id: str, index: int) -> str:
         """Prefix of all that a chunk has."""
-        return f"{self.get_chunks_prefix(job_id)}{index:05d}/"
+        return f"{self.get_job_prefix(job_id)}chunks/{index:05d}/"
 
     def get_scan_key(self, job_id: str, index: int) -> str:
         """Key of scan.json."""
@@ -223,9 +219,13 @@ class Layout:
         """Key of rows.json."""
         return f"{self.get_chunk_prefix(job_id, index)}rows.json"
 
+    def get_heads_prefix(self, job_id: str) -> str:
+        """Prefix of the heads of all chunks, and of nothing else: who counts rows lists it again and again."""
+        return f"{self.get_job_prefix(job_id)}heads/"
+
     def get_head_key(self, job_id: str, index: int) -> str:
-        """Key of head.json."""
-        return f"{self.get_chunk_prefix(job_id, index)}head.json"
+        """Key of a chunk's head."""
+        return f"{self.get_heads_prefix(job_id)}{index:05d}.json"
 
     def get_part_key(self, job_id: str, index: int, epoch: int, number: int, kind: str) -> str:
         """Key of a part: `kind` is output or errors."""
@@ -344,7 +344,16 @@ def advance(job: Job, new_state: str, now: float) -> Job | None:
 
 def count_rows(heads: Iterable[Head]) -> dict[str, Any]:
     """COUNTS of all parts that count."""
-    return {name: sum(part.get(name, 0) for head in heads for part in head["parts"]) for name in COUNTS}
+    return add_counts(part for head in heads for part in head["parts"])
+
+
+def add_counts(counts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Sums of COUNTS; a part of an earlier version lacks some."""
+    total: dict[str, Any] = dict.fromkeys(COUNTS, 0)
+    for each in counts:
+        for name in COUNTS:
+            total[name] += each.get(name, 0)
+    return total
 
 
 def get_queue_names(name: str, teams: list[str]) -> dict[tuple[str, str], str]:
