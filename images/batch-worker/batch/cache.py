@@ -8,6 +8,7 @@ cache is away, the chunk is noted below PREFIX/uncached/ in S3, and a worker fil
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 from collections.abc import Iterator
@@ -87,7 +88,7 @@ class ResultCache:
         head = self._store.read_json(self._keys.get_head_key(job["id"], index))
         for part in head.value["parts"] if head else ():
             if part["output"]:
-                for lines in _group(self._store.read(part["output"]).splitlines()):
+                for lines in _group(self._store.read_lines(part["output"])):
                     self._write(job, [json.loads(line) for line in lines])
 
     def _write(self, job: Job, results: list[dict[str, Any]]) -> None:
@@ -120,6 +121,6 @@ def build_value(job: Job, result: dict[str, Any]) -> bytes:
     return json.dumps(value, ensure_ascii=False).encode()
 
 
-def _group(lines: list[bytes]) -> Iterator[list[bytes]]:
-    for start in range(0, len(lines), PIPELINE_ROWS):
-        yield lines[start : start + PIPELINE_ROWS]
+def _group(lines: Iterator[bytes]) -> Iterator[list[bytes]]:
+    while group := list(itertools.islice(lines, PIPELINE_ROWS)):
+        yield group

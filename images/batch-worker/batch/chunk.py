@@ -18,7 +18,7 @@ from batch.layout import COUNTS, Chunk, Head, Job, Layout
 from batch.store import Conflict, Store
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class PendingRow:
     """A row that is to run."""
 
@@ -166,11 +166,10 @@ class ChunkState:
                 part[size] = sum(entry[size] for entry in parts)
                 if part[size]:
                     part[kind] = self._get_part_key(len(parts), kind)
-                    writer = self._store.open_writer(part[kind])
-                    for entry in parts:
-                        if entry[kind]:
-                            writer.append_object(entry[kind], entry[size])
-                    writer.close()
+                    with self._store.open_writer(part[kind]) as writer:
+                        for entry in parts:
+                            if entry[kind]:
+                                writer.append_object(entry[kind], entry[size])
             joined = [part]
         self._write_head(Head(**{**self.head, "parts": joined, "done": True}))
 
@@ -225,7 +224,7 @@ class ChunkState:
         for part in self.head["parts"]:
             for kind in ("output", "errors"):
                 if part[kind] and not part["faults"]:
-                    for line in self._store.read(part[kind]).splitlines():
+                    for line in self._store.read_lines(part[kind]):
                         yield json.loads(line)["custom_id"]
 
 

@@ -66,9 +66,8 @@ class Upload:
         file_id = layout.build_file_id(self._digest.hexdigest())
         key = self._keys.get_file_key(file_id)
         if self._store.read_head(key) is None:
-            writer = self._store.open_writer(key)
-            writer.append_object(self._temporary, self.bytes)
-            writer.close()
+            with self._store.open_writer(key) as writer:
+                writer.append_object(self._temporary, self.bytes)
         entry = {"id": file_id, "filename": name, "bytes": self.bytes, "created_at": int(now), "purpose": PURPOSE}
         self._store.write_json(f"{key}.json", entry)
         self._store.delete(self._temporary)

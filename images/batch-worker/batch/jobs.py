@@ -252,7 +252,7 @@ class Jobs:
             json.loads(line)["error"]["line"]
             for part in parts
             if part["errors"]
-            for line in self._store.read(part["errors"]).splitlines()
+            for line in self._store.read_lines(part["errors"])
         }
         first_line = plan["first_line"]
         failed -= {fault["line"] for fault in plan["faults"]}

@@ -6,10 +6,12 @@ A step's message names the job; what it decides is in S3, and its answer to the 
 from __future__ import annotations
 
 import heapq
+import itertools
 import json
 import struct
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from batch import layout, reader, rows
@@ -26,8 +28,15 @@ MAX_ERRORS = 1000
 _ID_RECORD = struct.Struct("<16sQ")
 """A digest and the line of its row in the chunk, as ids.bin holds them, sorted."""
 
-_MERGE_BYTES = 64 * 2**20
+_MERGE_BYTES = 32 * 2**20
 """Memory for the digests of all chunks while they are compared."""
+
+MAX_FAULTS, MAX_REPEATS = 50_000, 200_000
+"""Rows of a chunk that cannot run, and rows of a job with a doubled id, that a process notes: a job with more fails
+before they fill the memory."""
+
+_READERS, _GROUP = 8, 64
+"""Objects of a job's chunks that are read at a time, and how many are held."""
 
 
 class Permanent(Exception):
@@ -110,11 +119,11 @@ class Steps:
         try:
             for index, blocks in enumerate(reader.split_blocks(unpacked, lambda index: _grow_chunk(usual, index))):
                 unpacked_key = self._keys.get_unpacked_key(job_id, index)
-                writer, length = self._store.open_writer(unpacked_key), 0
-                for block in blocks:
-                    writer.write(block)
-                    length += len(block)
-                writer.close()
+                length = 0
+                with self._store.open_writer(unpacked_key) as writer:
+                    for block in blocks:
+                        writer.write(block)
+                        length += len(block)
                 chunks.append(Chunk(index=index, key=unpacked_key, start=0, end=length))
         except CorruptFile as error:
             raise Permanent("corrupt_file", str(error)) from None
@@ -148,6 +157,12 @@ class Steps:
                         message=error.message,
                     )
                 )
+                if len(faults) > MAX_FAULTS:
+                    raise Permanent(
+                        "too_many_bad_rows",
+                        f"more than {MAX_FAULTS:,} rows of {chunk['key']}, bytes {chunk['start']} to {chunk['end']}, "
+                        f"cannot run; the last: {error.message}",
+                    ) from None
             else:
                 records.append(_ID_RECORD.pack(rows.digest_id(row.custom_id), line.number))
         records.sort()
@@ -164,30 +179,21 @@ class Steps:
         """
         job = self._read_job(job_id)
         chunks = self._read_chunks(job_id)
-        summaries = [self._read_existing(self._keys.get_scan_key(job_id, chunk["index"])) for chunk in chunks]
-        first_lines, total_lines = [], 0
-        for summary in summaries:
-            first_lines.append(total_lines)
-            total_lines += summary["lines"]
-        doubled = self._find_doubled(job_id, chunks, first_lines)
-        total = sum(summary["rows"] for summary in summaries)
-        errors: list[dict[str, Any]] = []
-        fault_count = 0
-        for chunk, summary, first in zip(chunks, summaries, first_lines, strict=True):
-            faults = [{**fault, "line": first + fault["line"]} for fault in summary["faults"]]
-            repeats = doubled.get(chunk["index"], {})
-            self._store.write_json(
-                self._keys.get_rows_key(job_id, chunk["index"]),
-                {"first_line": first, "rows": summary["rows"], "faults": faults, "repeats": repeats},
-            )
-            fault_count += len(faults) + len(repeats)
-            errors += [{key: fault[key] for key in ("code", "message", "line")} for fault in faults]
-            errors += [
-                {"code": rows.REPEATED, "message": rows.describe_repeat(first_line), "line": first + int(line)}
-                for line, first_line in repeats.items()
-            ]
-        errors.sort(key=lambda error: error["line"])
-        self._change_job(job_id, lambda job: {**job, "errors": errors[:MAX_ERRORS]})
+        with ThreadPoolExecutor(_READERS) as pool:
+            sizes = list(pool.map(lambda chunk: self._read_counts(job_id, chunk["index"]), chunks))
+            first_lines = list(itertools.accumulate((lines for lines, _ in sizes), initial=0))[:-1]
+            doubled = self._find_doubled(job_id, chunks, first_lines)
+            total = sum(count for _, count in sizes)
+            errors: list[dict[str, Any]] = []
+            fault_count = 0
+
+            def write(chunk: Chunk, first_line: int) -> tuple[int, list[dict[str, Any]]]:
+                return self._write_plan(job_id, chunk["index"], first_line, doubled.get(chunk["index"], {}))
+
+            for count, found in pool.map(write, chunks, first_lines):
+                fault_count += count
+                errors += found[: MAX_ERRORS - len(errors)]
+        self._change_job(job_id, lambda job: {**job, "errors": errors})
         if total == 0:
             raise Permanent("empty_file", "the input has no row")
         if fault_count and job["bad_rows"] == "refuse":
@@ -201,31 +207,50 @@ class Steps:
         )
         return {"rows": total, "faults": fault_count}
 
+    def _read_counts(self, job_id: str, index: int) -> tuple[int, int]:
+        """Lines and rows of a chunk, as its scan found them."""
+        summary = self._read_existing(self._keys.get_scan_key(job_id, index))
+        return summary["lines"], summary["rows"]
+
+    def _write_plan(
+        self, job_id: str, index: int, first_line: int, repeats: dict[str, int]
+    ) -> tuple[int, list[dict[str, Any]]]:
+        """Write rows.json of a chunk; returns how many of its rows cannot run, and the first of them in order."""
+        summary = self._read_existing(self._keys.get_scan_key(job_id, index))
+        faults = [{**fault, "line": first_line + fault["line"]} for fault in summary["faults"]]
+        self._store.write_json(
+            self._keys.get_rows_key(job_id, index),
+            {"first_line": first_line, "rows": summary["rows"], "faults": faults, "repeats": repeats},
+        )
+        errors = [{key: fault[key] for key in ("code", "message", "line")} for fault in faults]
+        errors += [
+            {"code": rows.REPEATED, "message": rows.describe_repeat(earlier_line), "line": first_line + int(line)}
+            for line, earlier_line in repeats.items()
+        ]
+        errors.sort(key=lambda error: error["line"])
+        return len(errors), errors[:MAX_ERRORS]
+
     def merge(self, job_id: str) -> dict[str, Any]:
         """Join the results of all chunks; the job gets its last state."""
         job = self._read_job(job_id)
         if job["state"] in layout.FINAL_STATES:
             return {"state": job["state"]}
         job = self._change_job(job_id, lambda job: layout.advance(job, layout.FINALIZING, self._now()))
-        outputs = self._store.open_writer(self._keys.get_output_key(job_id))
-        errors = self._store.open_writer(self._keys.get_error_key(job_id))
-        heads: list[Head] = []
-        for chunk in self._read_chunks(job_id):
-            stored = self._store.read_json(self._keys.get_head_key(job_id, chunk["index"]))
-            head: Head | None = stored.value if stored else None
-            if head is None or not head["done"]:
-                head = self._give_up(job, chunk)
-            heads.append(head)
-            for part in head["parts"]:
-                if part["output"]:
-                    outputs.append_object(part["output"], part["output_bytes"])
-                if part["errors"]:
-                    errors.append_object(part["errors"], part["error_bytes"])
-        outputs.close()
-        errors.close()
+        counted = layout.add_counts(())
+        keys: list[str] = []
+        with (
+            self._store.open_writer(self._keys.get_output_key(job_id)) as outputs,
+            self._store.open_writer(self._keys.get_error_key(job_id)) as errors,
+        ):
+            for head in self._read_heads(job):
+                counted = layout.add_counts((counted, layout.count_rows([head])))
+                for part in head["parts"]:
+                    for kind, size, writer in (("output", "output_bytes", outputs), ("errors", "error_bytes", errors)):
+                        if part[kind]:
+                            writer.append_object(part[kind], part[size])
+                            keys.append(part[kind])
         if self._settings.has_parquet:
-            self._write_parquet(job, heads)
-        counted = layout.count_rows(heads)
+            self._write_parquet(job, keys)
         result: dict[str, Any] = {
             "request_counts": {
                 "total": counted["completed"] + counted["failed"],
@@ -240,12 +265,21 @@ class Steps:
         job = self._change_job(job_id, lambda job: self._finish(job, result, counted["expired"] > 0))
         return {"state": job["state"], **result["request_counts"]}
 
-    def _write_parquet(self, job: Job, heads: list[Head]) -> None:
+    def _read_heads(self, job: Job) -> Iterator[Head]:
+        """The heads of all chunks, in order; chunks without results that count are given up."""
+        chunks = self._read_chunks(job["id"])
+        with ThreadPoolExecutor(_READERS) as pool:
+            for start in range(0, len(chunks), _GROUP):
+                group = chunks[start : start + _GROUP]
+                keys = [self._keys.get_head_key(job["id"], chunk["index"]) for chunk in group]
+                for chunk, stored in zip(group, pool.map(self._store.read_json, keys), strict=True):
+                    yield stored.value if stored and stored.value["done"] else self._give_up(job, chunk)
+
+    def _write_parquet(self, job: Job, keys: list[str]) -> None:
         """Write the results as Parquet files too, a few thousand rows at a time."""
         from batch import parquet  # pyarrow takes seconds to import, and memory
 
-        parts = [part[kind] for kind in ("output", "errors") for head in heads for part in head["parts"] if part[kind]]
-        lines = (line for key in parts for line in self._store.read(key).splitlines())
+        lines = (line for key in keys for line in self._store.read_lines(key))
         prefix = parquet.get_result_prefix(self._settings.prefix, job["team"], job["id"], job["created_at"])
         parquet.write_results(
             job["id"], lines, lambda number: self._store.open_writer(f"{prefix}part-{number:05d}.parquet")
@@ -299,12 +333,16 @@ class Steps:
             for chunk, first in zip(chunks, first_lines, strict=True)
         ]
         doubled: dict[int, dict[str, int]] = {}
-        digest, first_line = b"", 0
+        digest, first_line, count = b"", 0, 0
         for record in heapq.merge(*streams):
             if record[0] != digest:
                 digest, first_line = record[0], record[1]
                 continue
             doubled.setdefault(record[2], {})[str(record[3])] = first_line
+            count += 1
+            if count > MAX_REPEATS:
+                text = f"more than {MAX_REPEATS:,} rows have the custom_id of an earlier row; one is line {record[1]}"
+                raise Permanent("too_many_bad_rows", text)
         return doubled
 
     def _read_records(self, key: str, index: int, first: int, step: int) -> Iterator[tuple[bytes, int, int, int]]:

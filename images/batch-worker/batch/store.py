@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import boto3
 import botocore.config
-from botocore.exceptions import ClientError
+from botocore.exceptions import BotoCoreError, ClientError
 
 MIN_PART_BYTES = 5 * 2**20
 """Smallest part of an object that S3 joins, but for the last (AWS, S3 multipart upload limits, 2026-11)."""
 
 _READ_BYTES = 2**20
+
+_COPIES = 8
+"""Parts that S3 copies at a time: one by one, an object of 50 GB would wait for thousands of answers in turn."""
+
+_MAX_COPY_BYTES = 512 * 2**20
+"""Of a part that is copied: S3 copies 5 GiB at most (AWS, S3 multipart upload limits, 2026-11), and smaller ones beside
+each other sooner."""
 
 
 class Conflict(Exception):
@@ -124,6 +134,10 @@ class Store:
         """Read a whole object."""
         return bytes(self.client.get_object(Bucket=self.bucket, Key=key)["Body"].read())
 
+    def read_lines(self, key: str) -> Iterator[bytes]:
+        """Read the lines of an object, in flat memory."""
+        yield from self.client.get_object(Bucket=self.bucket, Key=key)["Body"].iter_lines(_READ_BYTES)
+
     def read_head(self, key: str) -> dict[str, Any] | None:
         """Read size and ETag of an object; None where there is none."""
         try:
@@ -158,14 +172,29 @@ class Store:
 
 
 class Writer:
-    """An object that is written piece by piece, in flat memory; it appears when it is closed."""
+    """An object that is written piece by piece, in flat memory; it appears when it is closed.
+
+    A `with` block closes it at its end, or drops what was written when an error ends it.
+    """
 
     def __init__(self, store: Store, key: str) -> None:
         self._store = store
         self._key = key
         self._buffer = bytearray()
         self._upload = ""
-        self._parts: list[dict[str, Any]] = []
+        self._etags: list[str | Future[str]] = []
+        """Of the parts, in order; of a part that is being copied, what will have it."""
+
+        self._copiers = ThreadPoolExecutor(_COPIES, thread_name_prefix="copy")
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
 
     def write(self, block: bytes) -> None:
         """Append bytes."""
@@ -188,52 +217,73 @@ class Writer:
             for block in self._store.read_range(key, 0, lacking):
                 self._buffer += block
             self._flush()
-            self._copy_part(key, lacking, size)
+            self._copy(key, lacking, size)
             return
-        self._copy_part(key, 0, size)
+        self._copy(key, 0, size)
 
     def close(self) -> None:
-        """Write the rest; from then on readers see the object."""
-        if not self._upload:
-            self._store.write(self._key, bytes(self._buffer))
-            return
-        if self._buffer:
-            self._flush()
-        self._store.client.complete_multipart_upload(
-            Bucket=self._store.bucket, Key=self._key, UploadId=self._upload, MultipartUpload={"Parts": self._parts}
-        )
+        """Write the rest; from then on readers see the object. After an error nothing is left."""
+        try:
+            if not self._upload:
+                self._store.write(self._key, bytes(self._buffer))
+                return
+            if self._buffer:
+                self._flush()
+            etags = [etag.result() if isinstance(etag, Future) else etag for etag in self._etags]
+            parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(etags, 1)]
+            self._store.client.complete_multipart_upload(
+                Bucket=self._store.bucket, Key=self._key, UploadId=self._upload, MultipartUpload={"Parts": parts}
+            )
+            self._upload = ""
+        finally:
+            self.abort()  # drops nothing once the object is there
 
     def abort(self) -> None:
-        """Drop what was written."""
-        if self._upload:
-            self._store.client.abort_multipart_upload(Bucket=self._store.bucket, Key=self._key, UploadId=self._upload)
+        """Drop what was written and did not appear yet."""
+        self._copiers.shutdown(cancel_futures=True)
+        upload, self._upload = self._upload, ""
+        if upload:
+            # The error that led here is what counts; the bucket deletes what is left of uploads after some days.
+            with contextlib.suppress(BotoCoreError, ClientError):
+                self._store.client.abort_multipart_upload(Bucket=self._store.bucket, Key=self._key, UploadId=upload)
 
     def _flush(self) -> None:
         number = self._begin_part()
         response = self._store.client.upload_part(
             Bucket=self._store.bucket, Key=self._key, UploadId=self._upload, PartNumber=number, Body=bytes(self._buffer)
         )
-        self._parts.append({"PartNumber": number, "ETag": response["ETag"]})
+        self._etags.append(response["ETag"])
         self._buffer.clear()
+
+    def _copy(self, key: str, start: int, end: int) -> None:
+        """Have bytes [start, end) of an object copied, in parts of about the same size."""
+        count = -(-(end - start) // _MAX_COPY_BYTES)
+        bounds = [start + (end - start) * index // count for index in range(count + 1)]
+        for first, last in itertools.pairwise(bounds):
+            self._copy_part(key, first, last)
 
     def _copy_part(self, key: str, start: int, end: int) -> None:
         number = self._begin_part()
-        response = self._store.client.upload_part_copy(
-            Bucket=self._store.bucket,
-            Key=self._key,
-            UploadId=self._upload,
-            PartNumber=number,
-            CopySource={"Bucket": self._store.bucket, "Key": key},
-            CopySourceRange=f"bytes={start}-{end - 1}",
-        )
-        self._parts.append({"PartNumber": number, "ETag": response["CopyPartResult"]["ETag"]})
+
+        def copy() -> str:
+            response = self._store.client.upload_part_copy(
+                Bucket=self._store.bucket,
+                Key=self._key,
+                UploadId=self._upload,
+                PartNumber=number,
+                CopySource={"Bucket": self._store.bucket, "Key": key},
+                CopySourceRange=f"bytes={start}-{end - 1}",
+            )
+            return str(response["CopyPartResult"]["ETag"])
+
+        self._etags.append(self._copiers.submit(copy))
 
     def _begin_part(self) -> int:
         if not self._upload:
             self._upload = str(
                 self._store.client.create_multipart_upload(Bucket=self._store.bucket, Key=self._key)["UploadId"]
             )
-        return len(self._parts) + 1
+        return len(self._etags) + 1
 
 
 def _get_code(error: ClientError) -> str:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from batch import layout, rows
+from batch import steps as steps_module
+from batch import store as store_module
 from batch.chunk import ChunkState
 from batch.steps import Permanent, Steps
 from batch.store import MIN_PART_BYTES, Conflict, Store
+from botocore.exceptions import ClientError
 
 KEYS = layout.Layout("batch/mine")
 
@@ -91,6 +95,73 @@ def test_objects_are_joined_whatever_their_sizes(store: Store, sizes: list[int])
         expected += body
     writer.close()
     assert store.read("joined") == expected
+
+
+def test_parts_that_are_copied_late_keep_their_place(store: Store, monkeypatch: Any) -> None:
+    monkeypatch.setattr(store_module, "_MAX_COPY_BYTES", 2 * MIN_PART_BYTES)
+    body = b"".join(bytes([65 + number]) * MIN_PART_BYTES for number in range(5)) + b"end"
+    store.write("large", body)
+    copy, numbers = store.client.upload_part_copy, []
+
+    def copy_late(**arguments: Any) -> Any:
+        time.sleep(0.3 / arguments["PartNumber"])
+        numbers.append(arguments["PartNumber"])
+        return copy(**arguments)
+
+    monkeypatch.setattr(store.client, "upload_part_copy", copy_late)
+    with store.open_writer("joined") as writer:
+        writer.append_object("large", len(body))
+        writer.write(b"tail")
+    assert numbers == [3, 2, 1]
+    assert store.read("joined") == body + b"tail"
+
+
+@pytest.mark.parametrize("moment", ["copy", "block"])
+def test_an_object_that_cannot_be_joined_leaves_nothing(store: Store, moment: str) -> None:
+    key = f"unjoined-{moment}"
+
+    def join() -> None:
+        with store.open_writer(key) as writer:
+            writer.write(b"x" * 2 * MIN_PART_BYTES)
+            assert list_uploads(store) == [key]
+            if moment == "block":
+                raise RuntimeError("the reader went away")
+            writer.append_object("nowhere", MIN_PART_BYTES)
+
+    error: type[Exception] = ClientError if moment == "copy" else RuntimeError
+    with pytest.raises(error, match="UploadPartCopy" if moment == "copy" else "went away"):
+        join()
+    assert list_uploads(store) == []
+    assert store.read_head(key) is None
+
+
+def list_uploads(store: Store) -> list[str]:
+    """Keys of objects that somebody began to write in parts."""
+    return [entry["Key"] for entry in store.client.list_multipart_uploads(Bucket=store.bucket).get("Uploads", ())]
+
+
+def test_a_merge_that_fails_leaves_nothing_and_can_be_repeated(store: Store, steps: Steps, write_input: Any) -> None:
+    job = write_input(b"\n".join(row + b" " * 20_000 for row in build_rows(20)))
+    chunks = prepare(steps, job)
+    for chunk in chunks:
+        state = ChunkState.open(store, KEYS, job, chunk, "worker")
+        answer(state)
+        state.commit(state.collect())
+        state.finish()
+    key = KEYS.get_head_key(job["id"], 0)
+    stored = store.read_json(key)
+    assert stored is not None
+    (part,) = stored.value["parts"]
+    lost = {**part, "output": "nowhere", "output_bytes": MIN_PART_BYTES}
+    store.write_json(key, {**stored.value, "parts": [lost]})
+    with pytest.raises(ClientError):
+        steps.merge(job["id"])
+    assert list_uploads(store) == []
+    assert store.read_head(KEYS.get_output_key(job["id"])) is None
+    store.write_json(key, stored.value)
+    assert steps.merge(job["id"]) == {"state": layout.COMPLETED, "total": 20, "completed": 20, "failed": 0}
+    output, _ = read_results(store, job["id"])
+    assert [line["custom_id"] for line in output] == [f"row-{number}" for number in range(20)]
 
 
 def test_a_worker_that_lost_its_chunk_can_add_nothing(store: Store, steps: Steps, write_input: Any) -> None:
@@ -218,6 +289,19 @@ def test_a_job_that_refuses_bad_rows_fails(steps: Steps, write_input: Any) -> No
     with pytest.raises(Permanent, match="1 of 4 rows cannot run"):
         prepare(steps, job)
     assert steps._read_job(job["id"])["errors"][0]["line"] == 4
+
+
+def test_a_job_fails_before_its_bad_rows_fill_the_memory(steps: Steps, write_input: Any, monkeypatch: Any) -> None:
+    (row,) = build_rows(1)
+    for limit, bad, message in (
+        ("MAX_FAULTS", b"{broken", r"more than 2 rows of inputs/\S+, bytes 0 to \d+, cannot run; the last: .*JSON"),
+        ("MAX_REPEATS", row, "more than 2 rows have the custom_id of an earlier row; one is line 4"),
+    ):
+        monkeypatch.setattr(steps_module, limit, 2)
+        prepare(steps, write_input(b"\n".join([row, bad, bad])))
+        with pytest.raises(Permanent, match=message) as failure:
+            prepare(steps, write_input(b"\n".join([row, bad, bad, bad])))
+        assert failure.value.code == "too_many_bad_rows"
 
 
 def test_an_input_that_was_overwritten_is_refused(store: Store, steps: Steps, write_input: Any) -> None:
