@@ -6,13 +6,14 @@ import asyncio
 import logging
 import sys
 
-from batch import settings
+from batch import memory, settings
 from batch.secrets import Unreadable
 from batch.worker import Worker
 
 
 def main() -> int:
     """Work until SIGTERM; returns the exit code."""
+    memory.limit_arenas()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stdout)
     logging.getLogger("botocore").setLevel(logging.WARNING)
     try:

@@ -21,7 +21,7 @@ from typing import Any
 from aiohttp import BodyPartReader, web
 from botocore.exceptions import BotoCoreError, ClientError
 
-from batch import count, reader
+from batch import count, memory, reader
 from batch import settings as batch_settings
 from batch.endpoint import Endpoint
 from batch.files import PURPOSE, Files, Upload
@@ -428,6 +428,7 @@ def open_api(settings: Settings) -> BatchApi:
 
 def main() -> int:
     """Serve until SIGTERM; returns the exit code."""
+    memory.limit_arenas()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stdout)
     logging.getLogger("botocore").setLevel(logging.WARNING)
     try:
