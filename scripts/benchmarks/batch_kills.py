@@ -43,6 +43,9 @@ class BatchRun:
 
     folder: Path
     aws: str
+    s3_url: str
+    """Of S3, where another server than the embedded AWS has it."""
+
     endpoint: str
     env: dict[str, str]
     commands: dict[str, tuple[Sequence[str], Mapping[str, str]]]
@@ -50,8 +53,8 @@ class BatchRun:
 
     @property
     def s3(self) -> Any:
-        """A client of the embedded S3."""
-        return emulator.create_client("s3", self.aws, REGION)
+        """A client of S3."""
+        return emulator.create_client("s3", self.s3_url, REGION)
 
     @property
     def stepfunctions(self) -> Any:
@@ -110,7 +113,14 @@ class BatchRun:
 
 @contextlib.contextmanager
 def start_run(
-    folder: Path, *, workers: int = 2, delay_ms: float = 100, slots: int = 32, takeover_s: float = 3, **variables: str
+    folder: Path,
+    *,
+    workers: int = 2,
+    delay_ms: float = 100,
+    slots: int = 32,
+    takeover_s: float = 3,
+    s3_url: str = "",
+    **variables: str,
 ) -> Iterator[BatchRun]:
     """Start everything; ends it after the block.
 
@@ -118,6 +128,7 @@ def start_run(
         delay_ms: of the endpoint's answers, mean.
         slots: requests that the endpoint serves at a time.
         takeover_s: how long after a worker's end another one takes its chunks.
+        s3_url: of an S3 server that is up; the embedded AWS's own where left out.
         variables: further settings of workers and Batch API.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -126,6 +137,7 @@ def start_run(
     with emulator.start(folder, bare=True) as aws:
         env = {
             **emulator.build_client_env(aws, REGION),
+            "AWS_ENDPOINT_URL_S3": s3_url or aws,
             "BATCH_NAME": NAME,
             "BATCH_BUCKET": BUCKET,
             "BATCH_PREFIX": f"batch/{NAME}",
@@ -147,20 +159,31 @@ def start_run(
             **variables,
         }
         server = [sys.executable, "-m", "scripts.benchmarks.batch_endpoint", "--port", str(endpoint_port)]
-        worker = [sys.executable, str(IMAGE / "batch_worker.py")]
+        python_path = {"PYTHONPATH": str(paths.ROOT)}
+        is_changed = s3_url or "BATCH_INSTANT" in variables
+
+        def build_program(name: str) -> tuple[Sequence[str], Mapping[str, str]]:
+            if is_changed:
+                return [sys.executable, "-m", "scripts.benchmarks.batch_programs", name], python_path
+            return [sys.executable, str(IMAGE / f"{name}.py")], {}
+
+        worker, worker_env = build_program("batch_worker")
         commands: dict[str, tuple[Sequence[str], Mapping[str, str]]] = {
             "endpoint": (
                 [*server, "--delay-ms", f"{delay_ms:g}", "--slots", str(slots)],
-                {"PYTHONPATH": str(paths.ROOT)},
+                python_path,
             ),
-            "batch-api": ([sys.executable, str(IMAGE / "batch_api.py")], {}),
+            "batch-api": build_program("batch_api"),
             **{
-                f"batch-worker-{index}": (worker, {"BATCH_WORKER": f"batch-worker-{index}"}) for index in range(workers)
+                f"batch-worker-{index}": (worker, {**worker_env, "BATCH_WORKER": f"batch-worker-{index}"})
+                for index in range(workers)
             },
         }
-        run = BatchRun(folder, aws, endpoint, env, commands)
+        run = BatchRun(folder, aws, s3_url or aws, endpoint, env, commands)
         location = {"LocationConstraint": REGION}
-        run.s3.create_bucket(Bucket=BUCKET, CreateBucketConfiguration=location)
+        for url in {aws, run.s3_url}:
+            s3 = emulator.create_client("s3", url, REGION)
+            s3.create_bucket(Bucket=BUCKET, CreateBucketConfiguration=location)
         try:
             for name in commands:
                 run.start(name)

@@ -1,14 +1,22 @@
 """What the batch worker takes and how it behaves, on a mock endpoint with set delays; one JSON object a measurement.
 
-    python -m scripts.benchmarks.batch_load worker --rows 10000     rows a second of CPU time, memory
+    python -m scripts.benchmarks.batch_load worker --rows 10000     rows a second of CPU time, memory of all steps
     python -m scripts.benchmarks.batch_load checkpoint              what saving results costs
     python -m scripts.benchmarks.batch_load split --gigabytes 50    plan of a large file, scan of some chunks
+    python -m scripts.benchmarks.batch_load merge --gigabytes 1     joins the results of a job
     python -m scripts.benchmarks.batch_load change                  how fast the concurrency follows the endpoint
     python -m scripts.benchmarks.batch_load share                   teams of 50/30/20 and an urgent job
     python -m scripts.benchmarks.batch_load clients                 aiohttp against httpx
 
 CPU time is that of the worker's process alone, so that other work on the machine changes it little. S3, SQS and Step
-Functions are the embedded AWS; its own time is not measured.
+Functions are the embedded AWS; its own time is not measured. It holds all objects in memory: for more than some hundred
+thousand rows start another S3 server, and name it:
+
+    versitygw --port 127.0.0.1:7070 --region us-west-2 --access rehearsal --secret rehearsal posix FOLDER
+    python -m scripts.benchmarks.batch_load worker --rows 1000000 --s3 http://127.0.0.1:7070
+    python -m scripts.benchmarks.batch_load worker --rows 10000000 --s3 http://127.0.0.1:7070 --instant 1
+
+With `--instant 1` the answers come from within the worker's process (batch_programs.py), at once.
 """
 
 from __future__ import annotations
@@ -21,7 +29,8 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +38,7 @@ import psutil
 
 from llm_serving import processes, program
 from llm_serving.settings.errors import Unavailable
+from llm_serving.workloads.batch.client import BatchClient
 from scripts.benchmarks import batch_kills
 from scripts.benchmarks.batch_kills import BUCKET, FINAL_STATES, IMAGE, BatchRun
 
@@ -37,6 +47,7 @@ if str(IMAGE) not in sys.path:
 
 LIMIT_S = 590.0
 SAMPLE_S = 0.25
+SETTLE_S = 3.0
 
 
 def format_row(number: int, words: int = 20) -> bytes:
@@ -53,44 +64,103 @@ def submit(run: BatchRun, jobs: Any, name: str, rows: int, **options: Any) -> An
     return jobs.submit(name, **{"team": "default", **options})
 
 
-def watch(jobs: Any, job: Any, look: Callable[[], None]) -> Any:
-    """Look every now and then until a job ends; returns it.
-
-    Raises:
-        Unavailable: it does not end.
-    """
-    deadline = time.monotonic() + LIMIT_S
-    while job["state"] not in FINAL_STATES:
-        if time.monotonic() > deadline:
-            raise Unavailable(f"the job did not end within {LIMIT_S:.0f} s")
-        look()
-        time.sleep(SAMPLE_S)
-        job = jobs.read(job["id"])
-    return job
-
-
 def measure_worker(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Rows a second of CPU time, and memory, of one worker on an endpoint that is never the limit."""
-    settings: dict[str, Any] = {"BATCH_CONCURRENCY": "256..1024", "BATCH_CHUNK_BYTES": str(arguments.chunk * 2**20)}
+    """Rows a second of CPU time, and memory of each step, of one worker on an endpoint that is never the limit."""
+    settings: dict[str, Any] = {
+        "BATCH_CONCURRENCY": arguments.concurrency,
+        "BATCH_CHUNK_BYTES": str(arguments.chunk * 2**20),
+        "s3_url": arguments.s3,
+        "takeover_s": 30,
+    }
+    if arguments.instant:
+        settings |= {"BATCH_INSTANT": "1", "BATCH_METRICS": ""}
     with batch_kills.start_run(folder, workers=1, delay_ms=20, slots=4096, **settings) as run:
-        jobs = run.open_jobs()
-        process = psutil.Process(run.running["batch-worker-0"].pid)
-        idle_bytes = process.memory_info().rss
-        before = process.cpu_times()
-        memory = [idle_bytes]
-        start = time.monotonic()
-        job = watch(jobs, submit(run, jobs, "rows", arguments.rows), lambda: memory.append(process.memory_info().rss))
-        seconds, after = time.monotonic() - start, process.cpu_times()
+        run.open_jobs()
+        client = BatchClient(f"http://127.0.0.1:{run.env['BATCH_API_PORT']}")
+        worker, api = (psutil.Process(run.running[name].pid) for name in ("batch-worker-0", "batch-api"))
+        time.sleep(SETTLE_S)
+        idle = {"worker": worker.memory_info().rss, "api": api.memory_info().rss}
+        peaks: dict[str, dict[str, int]] = {}
+
+        def sample(step: str) -> None:
+            peak = peaks.setdefault(step, dict.fromkeys(idle, 0))
+            for name, process in (("worker", worker), ("api", api)):
+                peak[name] = max(peak[name], process.memory_info().rss)
+
+        file = folder / "rows.jsonl"
+        with file.open("wb") as sink:
+            sink.writelines(format_row(number) for number in range(arguments.rows))
+        file_id = client.upload(file, lambda _done, _all: sample("upload"))
+        before, start = worker.cpu_times(), time.monotonic()
+        job = client.create(file_id=file_id)
+        while job["status"] not in FINAL_STATES:
+            if time.monotonic() > start + arguments.limit:
+                raise Unavailable(f"the job did not end within {arguments.limit} s: {job['request_counts']}")
+            time.sleep(SAMPLE_S)
+            job = client.read(job["id"])
+            sample(job["status"])
+        seconds, after = time.monotonic() - start, worker.cpu_times()
+        client.download(job["output_file_id"], folder / "output.jsonl", lambda _done, _all: sample("download"))
     cpu_s = after.user + after.system - before.user - before.system
     return {
         "rows": arguments.rows,
+        "input_mb": round(file.stat().st_size / 1e6),
+        "output_mb": round((folder / "output.jsonl").stat().st_size / 1e6),
         "chunk_mib": arguments.chunk,
         "completed": job["request_counts"]["completed"],
         "seconds": round(seconds, 1),
         "worker_cpu_s": round(cpu_s, 1),
         "rows_per_cpu_s": round(arguments.rows / cpu_s),
-        "idle_mb": round(idle_bytes / 1e6),
-        "peak_mb": round(max(memory) / 1e6),
+        "idle_mb": _format_memory(idle),
+        "peak_mb": {step: _format_memory(peak) for step, peak in peaks.items()},
+    }
+
+
+def _format_memory(memory: Mapping[str, int]) -> dict[str, int]:
+    return {name: round(count / 1e6) for name, count in memory.items()}
+
+
+def measure_merge(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Time and memory of a process that joins the results of chunks that are done; all are the same object."""
+    with batch_kills.start_run(folder, workers=0, s3_url=arguments.s3) as run:
+        from batch import layout, settings
+        from batch.steps import Steps
+        from batch.store import Store
+
+        store, keys = Store(BUCKET, run.s3), layout.Layout(run.env["BATCH_PREFIX"])
+        line = format_row(0, 100)
+        part = line * (arguments.part * 10**6 // len(line))
+        count = round(arguments.gigabytes * 1e9 / len(part))
+        store.write("part", part)
+        counts = dict.fromkeys(layout.COUNTS, 0) | {"completed": len(part) // len(line)}
+        entry = {"output": "part", "errors": "", "output_bytes": len(part), "error_bytes": 0, "faults": False, **counts}
+        source = {"bucket": BUCKET, "key": "part", "bytes": 0, "etag": ""}
+        job = layout.build_job(
+            "batch_0", name="mine", team="default", priority="normal", source=source, now=time.time(), deadline_s=1e6
+        )
+        store.write_json(keys.get_job_key("batch_0"), {**job, "state": layout.IN_PROGRESS})
+        chunks = [layout.Chunk(index=index, key="part", start=0, end=0) for index in range(count)]
+        store.write_json(keys.get_chunks_key("batch_0"), chunks)
+        head = layout.Head(epoch=1, worker="w", parts=[entry], done=True, fruitless=0)
+        for index in range(count):
+            store.write_json(keys.get_head_key("batch_0", index), head)
+        process, memory = psutil.Process(), list[int]()
+        before, cpu, start = process.memory_info().rss, process.cpu_times(), time.monotonic()
+        with ThreadPoolExecutor(1) as pool:
+            merge = pool.submit(Steps(store, settings.read(run.env)).merge, "batch_0")
+            while not merge.done():
+                memory.append(process.memory_info().rss)
+                time.sleep(0.02)
+        merge.result()
+        seconds, after = time.monotonic() - start, process.cpu_times()
+        stored = store.read_head(keys.get_output_key("batch_0"))
+    return {
+        "chunks": count,
+        "part_mb": arguments.part,
+        "output_bytes": stored and stored["bytes"],
+        "seconds": round(seconds, 1),
+        "cpu_s": round(after.user + after.system - cpu.user - cpu.system, 1),
+        "memory_mb": round((max(memory) - before) / 1e6, 1),
     }
 
 
@@ -311,9 +381,13 @@ def main() -> None:
     """Run one measurement."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     measurements: dict[str, tuple[Callable[[Any, Path], dict[str, Any]], dict[str, Any]]] = {
-        "worker": (measure_worker, {"rows": 10_000, "chunk": 16}),
+        "worker": (
+            measure_worker,
+            {"rows": 10_000, "chunk": 16, "concurrency": "256..1024", "s3": "", "instant": 0, "limit": 590},
+        ),
         "checkpoint": (measure_checkpoint, {"rows": 500, "repeats": 40}),
         "split": (measure_split, {"gigabytes": 50.0, "chunks": 32}),
+        "merge": (measure_merge, {"gigabytes": 1.0, "part": 16, "s3": ""}),
         "change": (measure_change, {"rows": 30_000}),
         "share": (measure_share, {"rows": 6000}),
         "clients": (measure_clients, {"rows": 4000}),
