@@ -61,6 +61,24 @@ def test_pictures_that_cannot_be_sent_are_refused_at_their_line(tmp_path: Path, 
     assert message in str(refusal.value)
 
 
+@pytest.mark.parametrize("role", ["", "worker"])
+def test_a_limit_of_pictures_for_a_text_model_is_refused(tmp_path: Path, role: str) -> None:
+    limit = "engine_arguments: {limit_mm_per_prompt: {image: 1}}"
+    keys = (
+        f"roles: {{worker: {{pool: small, {limit}}}}}\n" if role else f"roles: {{worker: {{pool: small}}}}\n{limit}\n"
+    )
+    blueprint = (
+        f"name: mine\npattern: aggregated\nmodel: {{}}\ncontext: 2k\n{keys}"
+        "traffic: {users: 2, input_tokens: 32, output_tokens: 8}\nslo: {}\n"
+    )
+    resolving.resolve_files(tmp_path, blueprint.replace("{}", VISION, 1), FLEET, "eks")
+    with pytest.raises(InputError) as refusal:
+        resolving.resolve_files(tmp_path, blueprint.replace("{}", "Qwen/Qwen3-8B", 1), FLEET, "eks")
+    reason = "now {image: 1}}: Qwen/Qwen3-8B reads text alone. Fix: no limit_mm_per_prompt, or a model that sees."
+    key = "roles.worker.engine_arguments" if role else "engine_arguments"
+    assert f"{key}.limit_mm_per_prompt: {reason}" in str(refusal.value)
+
+
 def test_pictures_that_fit_are_counted_in_the_note_and_in_the_estimate(tmp_path: Path) -> None:
     deployment = _resolve(tmp_path, "{width: 640, height: 480}")
     assert f"A picture of 640 x 480 takes up to 418 of 2000 tokens with {VISION}." in deployment.notes

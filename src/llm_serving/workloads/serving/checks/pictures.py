@@ -24,8 +24,18 @@ def check(blueprint: Document[Blueprint], placed_roles: Sequence[PlacedRole]) ->
     settings = blueprint.value
     images = settings.traffic.images
     # Several roles serve one model, and each mistake is one.
-    models = {placed.model.name: (role, placed.model) for _, role, placed in placed_roles if placed.model.is_known}
-    for role, model in models.values() if images else ():
+    models = {
+        placed.model.name: (key_path, role, placed.model)
+        for key_path, role, placed in placed_roles
+        if placed.model.is_known
+    }
+    for key_path, role, model in models.values():
+        limits = settings.merge_arguments(role).get(_LIMIT)
+        if model.vision is None and limits is not None:
+            path = (*key_path, "engine_arguments") if _LIMIT in role.engine_arguments else ("engine_arguments",)
+            reason = f"{model.name} reads text alone"
+            yield blueprint.build_mistake((*path, _LIMIT), limits, reason, f"no {_LIMIT}, or a model that sees")
+    for _, role, model in models.values() if images else ():
         assert images
         shown = f"{images.width} x {images.height}"
         if model.vision is None:
