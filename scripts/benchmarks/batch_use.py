@@ -2,16 +2,18 @@
 
     blueprint new mine --from offline-batch
     blueprint deploy mine --yes
-    python -m scripts.benchmarks.batch_use mine
+    python -m scripts.benchmarks.batch_use mine --apart
 
 In each round `vllm bench serve` sends prompts of the sample's lengths with each of several numbers of requests in
 flight, and then a job of the same lengths runs. The job's rate is that between its first row and its last; the number
-in flight is the workers' own to find. Engines, router, client, workers and the embedded AWS share this machine's cores.
+in flight is the workers' own to find. With --apart the engines have the first half of this machine's cores to
+themselves, as on a machine of their own; router, client, workers and the embedded AWS share the rest.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import secrets
 import statistics
 import tempfile
@@ -19,16 +21,41 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from llm_serving import console, program
 from llm_serving.settings.errors import CheckFailed, InputError
 from llm_serving.settings.units import Bounds
 from llm_serving.targets import registry
+from llm_serving.targets.local import supervisor
+from llm_serving.targets.local.target import LocalTarget
 from llm_serving.validation import batch, run
 from llm_serving.workloads.batch.client import BatchClient
 from llm_serving.workloads.batch.deployment import BatchDeployment
 from llm_serving.workloads.serving.traffic import Traffic
 
 DRIVER = "vllm-bench"
+
+
+def set_engines_apart(folder: Path, deployment: BatchDeployment) -> None:
+    """Give the engines the first half of this machine's cores, and all else the rest; what this starts inherits it.
+
+    Raises:
+        InputError: one core cannot be divided.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        raise InputError("--apart: now one core. Fix: a machine with two or more.")
+    first, rest = cores[: len(cores) // 2], cores[len(cores) // 2 :]
+    supervisord = supervisor.find_running(LocalTarget().find_directory(folder))
+    assert supervisord and supervisord.pid
+    engines = {process.name for process in deployment.engine_processes}
+    engine_pids = [state.pid for state in supervisord.list_states() if state.name in engines]
+    for pid, own in [(os.getpid(), rest), (supervisord.pid, rest), *[(pid, first) for pid in engine_pids]]:
+        process = psutil.Process(pid)
+        for member in (process, *process.children(recursive=True)):
+            for thread in member.threads():
+                os.sched_setaffinity(thread.id, own)
 
 
 def measure_driver(deployment: BatchDeployment, in_flight: int, folder: Path) -> float:
@@ -87,6 +114,7 @@ def main() -> None:
     parser.add_argument("--output-tokens", type=int, default=16)
     parser.add_argument("--in-flight", type=int, nargs="+", default=[16, 32, 64, 128])
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--apart", action="store_true", help="the engines have cores of their own")
     args = parser.parse_args()
     with (
         registry.load_target(registry.DEFAULT).open_validation(args.folder, args.fleet, None) as inputs,
@@ -98,6 +126,8 @@ def main() -> None:
         lengths = Bounds(args.output_tokens, args.output_tokens)
         sample = deployment.sample.model_copy(update={"rows": args.rows, "bad_rows": 0, "output_tokens": lengths})
         deployment = deployment.model_copy(update={"sample": sample})
+        if args.apart:
+            set_engines_apart(args.folder, deployment)
         console.out.print_json(data=measure(deployment, args.in_flight, args.rounds, Path(folder)))
 
 
