@@ -74,7 +74,7 @@ def test_a_limit_of_pictures_for_a_text_model_is_refused(tmp_path: Path, role: s
     resolving.resolve_files(tmp_path, blueprint.replace("{}", VISION, 1), FLEET, "eks")
     with pytest.raises(InputError) as refusal:
         resolving.resolve_files(tmp_path, blueprint.replace("{}", "Qwen/Qwen3-8B", 1), FLEET, "eks")
-    reason = "now {image: 1}}: Qwen/Qwen3-8B reads text alone. Fix: no limit_mm_per_prompt, or a model that sees."
+    reason = "now {image: 1}: Qwen/Qwen3-8B reads text alone. Fix: no limit_mm_per_prompt, or a model that sees."
     key = "roles.worker.engine_arguments" if role else "engine_arguments"
     assert f"{key}.limit_mm_per_prompt: {reason}" in str(refusal.value)
 
