@@ -13,9 +13,10 @@ from llm_serving.settings.errors import InputError
 from llm_serving.validation import load, load_plan, pictures, prompts, soundness
 from llm_serving.validation.driver_result import DriverResult
 from llm_serving.validation.drivers import job, registry
-from llm_serving.validation.load import Prompt, generate_prompts
+from llm_serving.validation.load import generate_prompts
 from llm_serving.validation.load_plan import LoadPlan, Shard
 from llm_serving.validation.prefix_overlap import PrefixOverlap
+from llm_serving.validation.prompt import Prompt
 from llm_serving.workloads.serving.traffic import Traffic
 
 COSTS = {"tiny": prompts.TokenCosts(2, {"the": 1, "of": 1}, picture=50)}

@@ -29,8 +29,9 @@ from llm_serving.validation import (
 from llm_serving.validation.answer import Sample
 from llm_serving.validation.driver_result import DriverResult
 from llm_serving.validation.drivers import job, registry
-from llm_serving.validation.load import Prompt, generate_prompts
+from llm_serving.validation.load import generate_prompts
 from llm_serving.validation.load_plan import LoadPlan
+from llm_serving.validation.prompt import Prompt
 from llm_serving.validation.report import Report, WeightLoading
 from llm_serving.validation.stream import Connection
 from llm_serving.workloads.serving import tasks

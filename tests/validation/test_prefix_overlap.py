@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from llm_serving.validation import prefix_overlap
-from llm_serving.validation.load import Prompt
 from llm_serving.validation.prefix_overlap import PrefixOverlap
+from llm_serving.validation.prompt import Prompt
 
 
 def _build_prompt(text: str, model: str = "one") -> Prompt:

@@ -13,7 +13,8 @@ from llm_serving.settings.units import Bounds
 from llm_serving.validation import charts, sweep, sweep_page
 from llm_serving.validation.knee import Knee
 from llm_serving.validation.report import Report, Steady
-from llm_serving.validation.sweep import Options, Sweep
+from llm_serving.validation.sweep import Options
+from llm_serving.validation.sweep_result import Sweep
 from llm_serving.workloads.serving.deployment import Deployment
 from llm_serving.workloads.serving.traffic import Slo
 from tests.validation.test_knee import build_point

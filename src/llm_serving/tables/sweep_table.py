@@ -12,8 +12,8 @@ from rich.text import Text
 from llm_serving import console
 from llm_serving.validation import sweep
 from llm_serving.validation.knee import UNITS, Point
-from llm_serving.validation.sweep import Sweep
 from llm_serving.validation.sweep_page import format_optional
+from llm_serving.validation.sweep_result import Sweep
 
 WORDS = {"pass": ("kept", "green"), "fail": ("missed", "red"), "not shown": ("not shown", "yellow")}
 """What a verdict says of one load, and its style."""

@@ -23,10 +23,11 @@ from gevent.pool import Pool
 from llm_serving.validation import data_rows, driver_result, metrics_pages, prompts
 from llm_serving.validation.data_rows import DataRow
 from llm_serving.validation.driver_result import DriverResult
-from llm_serving.validation.load import Load, Prompt, cycle_prompts, generate_prompts
+from llm_serving.validation.load import Load, cycle_prompts, generate_prompts
 from llm_serving.validation.load_plan import WHOLE, LoadPlan, Shard
 from llm_serving.validation.prefix_overlap import PrefixOverlap
 from llm_serving.validation.process_watch import Watch
+from llm_serving.validation.prompt import Prompt
 from llm_serving.validation.rendezvous import LoadEnded, Rendezvous, Setup
 from llm_serving.validation.stream import Connection, HttpError
 

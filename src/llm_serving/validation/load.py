@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import gevent
 from gevent import queue
@@ -28,10 +27,9 @@ from llm_serving.validation.load_plan import (
     draw_turns,
     list_starts,
 )
+from llm_serving.validation.prefix_overlap import PrefixOverlap
+from llm_serving.validation.prompt import Prompt
 from llm_serving.workloads.serving.traffic import Traffic
-
-if TYPE_CHECKING:
-    from llm_serving.validation.prefix_overlap import PrefixOverlap
 
 QUEUE_SIZE, QUEUE_BYTES = 1000, 256 * 2**20
 """Prompts generated before the load starts, and the most memory of their pictures; a longer load generates the others
@@ -42,39 +40,6 @@ SHOWN_ANSWERS = 5
 
 PROGRESS_INTERVAL_S = 0.5
 """Interval of progress updates."""
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """The prompt of one request."""
-
-    messages: tuple[dict[str, Any], ...]
-    max_tokens: int
-    exact: bool = True
-    """Whether the answer should have exactly `max_tokens` tokens."""
-    asked_input: int | None = None
-    expected: str | None = None
-    model: str | None = None
-    """Name of the model; None means the plan's first."""
-    follow_ups: tuple[Prompt, ...] = ()
-    """The session's next turns, each without what came before it."""
-    further_texts: tuple[str, ...] = ()
-    """Texts of the same request, for tasks that answer several at once."""
-
-    @property
-    def text(self) -> str:
-        """The prompt for the completions API: the text of the last message."""
-        return pictures.get_text(self.messages[-1]["content"])
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether it is one message of text."""
-        return len(self.messages) == 1 and isinstance(self.messages[0]["content"], str)
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        """All texts of a request, for tasks that answer several at once."""
-        return (self.text, *self.further_texts)
 
 
 @dataclass(frozen=True)

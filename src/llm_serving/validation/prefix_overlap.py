@@ -9,12 +9,9 @@ import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from llm_serving.validation import pictures
-
-if TYPE_CHECKING:
-    from llm_serving.validation.load import Prompt  # it needs gevent, which only the driver's processes have
+from llm_serving.validation.prompt import Prompt
 
 DIGEST_BYTES = 8
 

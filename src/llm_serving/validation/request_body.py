@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from llm_serving.validation.load import Prompt
+from llm_serving.validation.prompt import Prompt
 
 
 def build(prompt: Prompt, model: str, api: str, *, vllm_dialect: bool) -> dict[str, Any]:

@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
 from llm_serving import console
 from llm_serving.settings.errors import CheckFailed
 from llm_serving.validation import knee, run, run_folder, sample_statistics, sweep_page
@@ -26,6 +24,7 @@ from llm_serving.validation.gate import LATENCIES
 from llm_serving.validation.knee import Axis, Knee, Point, Search
 from llm_serving.validation.report import Report
 from llm_serving.validation.sample_statistics import PERCENTILES, Latency
+from llm_serving.validation.sweep_result import Sweep
 from llm_serving.workloads.environment import MeasuredCapacity
 from llm_serving.workloads.serving import measured_capacity
 from llm_serving.workloads.serving.deployment import Deployment
@@ -69,40 +68,6 @@ class Options:
 
     limit_s: float | None = None
     """No load but the first starts after this time; None for no limit."""
-
-
-class Sweep(BaseModel):
-    """The result: sweep.json."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-    name: str
-    target: str
-    axis: Axis
-    precision: float
-    started_at: str
-    """UTC, ISO 8601."""
-
-    seconds: float
-    kept: Point | None
-    """The highest load that kept the SLO."""
-
-    missed: Point | None
-    """The lowest load above it that did not; null where the highest one tried kept it."""
-
-    capacity: MeasuredCapacity | None
-    """What `check` and `deploy` go by; null where no load was kept, and where replicas come and go."""
-
-    per_replica: dict[str, float]
-    """The capacity for each replica of a role."""
-
-    points: list[Point]
-    """In the order of their load."""
-
-    settings: dict[str, Any]
-    """Deployment, load and SLO, as in the reports."""
-
-    notes: list[str]
 
 
 def has_limits(slo: Slo) -> bool:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import datetime
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
 from llm_serving.validation import charts, html_report
 from llm_serving.validation.knee import UNITS, Point
-
-if TYPE_CHECKING:
-    from llm_serving.validation.sweep import Sweep
+from llm_serving.validation.sweep_result import Sweep
 
 
 def render(result: Sweep) -> str:

@@ -36,8 +36,9 @@ from locust import User, constant, task
 from llm_serving.validation import answer as answers
 from llm_serving.validation import api_key, pooled_answer, request_body
 from llm_serving.validation.answer import Answer, Sample
-from llm_serving.validation.load import SHOWN_ANSWERS, Item, Load, Prompt
+from llm_serving.validation.load import SHOWN_ANSWERS, Item, Load
 from llm_serving.validation.load_plan import LoadPlan
+from llm_serving.validation.prompt import Prompt
 from llm_serving.validation.stream import Connection, HttpError
 
 

@@ -14,8 +14,8 @@ from llm_serving.validation import on_demand, run
 from llm_serving.validation.answer import Sample
 from llm_serving.validation.drivers import job, registry
 from llm_serving.validation.drivers.base import LOCKS, Job
-from llm_serving.validation.load import Prompt
 from llm_serving.validation.load_plan import LoadPlan
+from llm_serving.validation.prompt import Prompt
 from llm_serving.workloads.serving.deployment import Deployment
 from llm_serving.workloads.serving.traffic import Traffic
 from scripts.benchmarks import known_server

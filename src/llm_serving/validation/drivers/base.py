@@ -7,17 +7,14 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from llm_serving import paths
 from llm_serving.settings.document import Conflict
 from llm_serving.validation import answer
 from llm_serving.validation.answer import Answer, Sample
+from llm_serving.validation.prompt import Prompt
 from llm_serving.workloads.serving.traffic import Traffic
-
-if TYPE_CHECKING:
-    from llm_serving.validation.load import Prompt
-
 
 LOCKS = paths.ROOT / "requirements" / "drivers"
 

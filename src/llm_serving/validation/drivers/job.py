@@ -32,9 +32,10 @@ from llm_serving.validation import (
 from llm_serving.validation.answer import Sample
 from llm_serving.validation.driver_result import DriverResult
 from llm_serving.validation.drivers.base import Driver, Job
-from llm_serving.validation.load import SHOWN_ANSWERS, Prompt, cycle_prompts, generate_prompts
+from llm_serving.validation.load import SHOWN_ANSWERS, cycle_prompts, generate_prompts
 from llm_serving.validation.load_plan import LoadPlan
 from llm_serving.validation.prefix_overlap import PrefixOverlap
+from llm_serving.validation.prompt import Prompt
 
 START_LIMIT_S = 300.0
 """Time for a driver to start and to write its results: GuideLLM imports for a minute on a busy machine."""
