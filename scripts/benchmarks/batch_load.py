@@ -238,7 +238,10 @@ def measure_split(arguments: argparse.Namespace, _: Path) -> dict[str, Any]:
 
 def measure_change(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Seconds until the requests that run at the endpoint are as many as it takes, after it takes more, and less."""
-    with batch_kills.start_run(folder, workers=1, delay_ms=300, slots=16, BATCH_CONCURRENCY="4..256") as run:
+    settings: dict[str, Any] = {"BATCH_CONCURRENCY": "4..256"}
+    if arguments.metrics == "off":
+        settings["BATCH_METRICS"] = ""
+    with batch_kills.start_run(folder, workers=1, delay_ms=300, slots=16, **settings) as run:
         jobs = run.open_jobs()
         submit(run, jobs, "change", arguments.rows)
         first = _await_running(run, 16)
@@ -246,7 +249,7 @@ def measure_change(arguments: argparse.Namespace, folder: Path) -> dict[str, Any
         more = _await_running(run, 96)
         _resize(run, 24)
         less = _await_short_queue(run, 24)
-    return {"to_16_s": first, "from_16_to_96_s": more, "from_96_to_24_s": less}
+    return {"metrics": arguments.metrics, "to_16_s": first, "from_16_to_96_s": more, "from_96_to_24_s": less}
 
 
 def _resize(run: BatchRun, slots: int) -> None:
@@ -388,7 +391,7 @@ def main() -> None:
         "checkpoint": (measure_checkpoint, {"rows": 500, "repeats": 40}),
         "split": (measure_split, {"gigabytes": 50.0, "chunks": 32}),
         "merge": (measure_merge, {"gigabytes": 1.0, "part": 16, "s3": ""}),
-        "change": (measure_change, {"rows": 30_000}),
+        "change": (measure_change, {"rows": 30_000, "metrics": "on"}),
         "share": (measure_share, {"rows": 6000}),
         "clients": (measure_clients, {"rows": 4000}),
     }

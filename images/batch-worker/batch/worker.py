@@ -124,7 +124,7 @@ class Worker:
         self._row_tokens = FIRST_TOKENS
         self._wake = asyncio.Event()
         self._stopping = asyncio.Event()
-        self._last_tokens = self._last_refusals = 0
+        self._last_answers = self._last_tokens = self._last_refusals = 0
         self._last_preemptions, self._last_time = -1.0, time.monotonic()
         self._shared_at = time.monotonic()
         self._is_busy, self._busy_workers = True, 1  # the first report says that it is there
@@ -471,14 +471,18 @@ class Worker:
         now, counters = time.monotonic(), self._counters
         seconds = max(1e-3, now - self._last_time)
         preemptions = load.preemptions - self._last_preemptions if load and self._last_preemptions >= 0 else 0.0
+        answers, tokens = counters.completed + counters.failed, counters.input_tokens + counters.output_tokens
         window = Window(
-            tokens_per_s=(counters.output_tokens - self._last_tokens) / seconds,
+            seconds=seconds,
+            answers=answers - self._last_answers,
+            tokens=tokens - self._last_tokens,
             is_full=len(self._requests) >= 0.9 * self._limit.value,
             refusals=self._runner.refusals - self._last_refusals,
             load=load,
             preemptions=max(0.0, preemptions),
         )
-        self._last_tokens, self._last_refusals, self._last_time = counters.output_tokens, self._runner.refusals, now
+        self._last_answers, self._last_tokens = answers, tokens
+        self._last_refusals, self._last_time = self._runner.refusals, now
         self._last_preemptions = load.preemptions if load else -1.0
         self._limit.observe(window)
         self._wake.set()

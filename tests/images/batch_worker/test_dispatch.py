@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from batch import long_inputs
@@ -55,47 +56,78 @@ def test_there_is_nobody_next_without_rows() -> None:
 
 
 class Engine:
-    """A simulated engine: so many requests run at once, the rest wait."""
+    """A simulated engine, second by second: so many requests run at once, the rest wait in line."""
 
-    def __init__(self, slots: int) -> None:
-        self.slots = slots
+    def __init__(self, slots: int, answer_s: int = 1) -> None:
+        self.slots, self.answer_s = slots, answer_s
+        self.second, self.waiting = 0, 0
+        self.ends: list[int] = []
 
-    def observe(self, limit: ConcurrencyLimit, *, metrics: bool) -> None:
-        running = min(limit.value, self.slots)
-        load = EngineLoad(running, limit.value - running, 0.5, 0.0) if metrics else None
-        limit.observe(Window(tokens_per_s=10.0 * running, is_full=True, refusals=0, load=load))
+    def run(self, limit: ConcurrencyLimit, seconds: int, *, metrics: bool) -> list[int]:
+        """Let a worker keep as many in flight as it may; returns the numbers over time."""
+        values = []
+        for _ in range(seconds):
+            self.waiting += max(0, limit.value - len(self.ends) - self.waiting)
+            started = max(0, min(self.waiting, self.slots - len(self.ends)))
+            self.waiting -= started
+            self.ends += [self.second + self.answer_s] * started
+            load = EngineLoad(len(self.ends), self.waiting, 0.5, 0.0) if metrics else None
+            self.second += 1
+            answers = sum(end <= self.second for end in self.ends)
+            self.ends = [end for end in self.ends if end > self.second]
+            limit.observe(Window(seconds=1, answers=answers, tokens=8.0 * answers, is_full=True, refusals=0, load=load))
+            values.append(limit.value)
+        return values
 
 
-@pytest.mark.parametrize("metrics", [True, False])
-def test_the_number_in_flight_finds_what_the_engine_can_use_and_follows_it(metrics: bool) -> None:
-    limit, engine = ConcurrencyLimit(2, 500), Engine(slots=64)
-    values = []
-    for step in range(120):
-        if step == 60:
-            engine.slots = 20
-        engine.observe(limit, metrics=metrics)
-        values.append(limit.value)
-    assert 58 <= sum(values[40:60]) / 20 <= 110
-    assert 18 <= sum(values[100:]) / 20 <= 40
+@pytest.mark.parametrize(
+    ("metrics", "answer_s", "rise_s", "fall_s"),
+    [(True, 1, 8, 6), (False, 1, 16, 16), (True, 20, 8, 30), (False, 20, 400, 400)],
+)
+def test_the_number_in_flight_finds_what_the_engine_can_use_and_follows_it(
+    metrics: bool, answer_s: int, rise_s: int, fall_s: int
+) -> None:
+    limit, engine = ConcurrencyLimit(2, 500), Engine(16, answer_s)
+    engine.run(limit, 600, metrics=metrics)
+    engine.slots = 96
+    rise = engine.run(limit, 1200, metrics=metrics)
+    engine.slots = 24
+    fall = engine.run(limit, 1200, metrics=metrics)
+    assert min(index for index, value in enumerate(rise) if value >= 86) < rise_s
+    assert min(index for index, value in enumerate(fall) if value <= 48) < fall_s
+    assert 92 <= sum(rise[600:]) / 600 <= 190
+    assert 23 <= sum(fall[600:]) / 600 <= 60
+
+
+def build_window(load: EngineLoad | None = None, **changes: Any) -> Window:
+    return Window(**{"seconds": 1.0, "answers": 0, "tokens": 0.0, "is_full": True, "refusals": 0, "load": load, **changes})
 
 
 def test_refusals_and_preemptions_lower_it_to_the_least() -> None:
     limit = ConcurrencyLimit(4, 100)
     load = EngineLoad(10, 0, 0.5, 0)
     for _ in range(20):
-        limit.observe(Window(0.0, is_full=True, refusals=0, load=load))
+        limit.observe(build_window(load))
     assert limit.value == 100
-    limit.observe(Window(0.0, is_full=True, refusals=0, load=load, preemptions=2))
+    limit.observe(build_window(load, preemptions=2))
     assert limit.value == 90
     for _ in range(20):
-        limit.observe(Window(0.0, is_full=True, refusals=3, load=load))
+        limit.observe(build_window(load, refusals=3))
     assert limit.value == 4
+
+
+def test_embeddings_count_by_the_tokens_of_their_prompts_and_rows_without_counts_by_themselves() -> None:
+    for tokens in (100.0, 0.0):
+        limit = ConcurrencyLimit(4, 64)
+        for _ in range(40):
+            limit.observe(build_window(answers=4 * limit.value, tokens=tokens * limit.value))
+        assert limit.value == 64
 
 
 def test_it_does_not_grow_while_rows_are_the_limit() -> None:
     limit = ConcurrencyLimit(4, 100)
     for _ in range(20):
-        limit.observe(Window(0.0, is_full=False, refusals=0, load=EngineLoad(1, 0, 0.1, 0)))
+        limit.observe(build_window(EngineLoad(1, 0, 0.1, 0), is_full=False))
     assert limit.value == 4
 
 
@@ -107,7 +139,7 @@ def test_rows_leave_no_queue_at_engines_that_answer_people_too() -> None:
             people = 20 if step >= 30 else 0
             waiting = max(0, limit.value + people - 32)
             load = EngineLoad(running=min(32, limit.value + people), waiting=waiting, kv_usage=0.5, preemptions=0.0)
-            limit.observe(Window(tokens_per_s=1.0, is_full=True, refusals=0, load=load))
+            limit.observe(build_window(load))
             values.append(limit.value)
         return values
 
