@@ -100,7 +100,9 @@ def test_the_number_in_flight_finds_what_the_engine_can_use_and_follows_it(
 
 
 def build_window(load: EngineLoad | None = None, **changes: Any) -> Window:
-    return Window(**{"seconds": 1.0, "answers": 0, "tokens": 0.0, "is_full": True, "refusals": 0, "load": load, **changes})
+    return Window(
+        **{"seconds": 1.0, "answers": 0, "tokens": 0.0, "is_full": True, "refusals": 0, "load": load, **changes}
+    )
 
 
 def test_refusals_and_preemptions_lower_it_to_the_least() -> None:
