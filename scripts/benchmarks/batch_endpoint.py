@@ -2,7 +2,8 @@
 
 What it answers follows from the row's text: `refuse` in it gets 400, `break` 500, each time; any other row is answered
 after `--delay-ms`, and its answer repeats its text. It counts how often each text came (`GET /known`), and shows its
-load under vLLM's metric names (`GET /metrics`). `POST /slots` with a number changes how many it serves at a time.
+load under vLLM's metric names (`GET /metrics`). `POST /slots` with a number changes how many it serves at a time;
+`POST /crowd` with one makes more than so many slow each other down, as a larger batch does an engine's steps.
 
     python -m scripts.benchmarks.batch_endpoint --port 8000 --delay-ms 200 --slots 16
 """
@@ -11,7 +12,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import bisect
+import math
 import random
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +26,10 @@ from llm_serving import program
 
 OUTPUT_TOKENS = 8
 
+TTFT = "vllm:time_to_first_token_seconds"
+TTFT_BOUNDS_S = (0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, math.inf)
+"""As in vLLM 0.32, v1/metrics/buckets.py; some of them. An answer comes at once, so its first token takes as long."""
+
 
 @dataclass
 class Engine:
@@ -31,11 +39,18 @@ class Engine:
     slots: int
     running: int = 0
     waiting: int = 0
+    crowd: int = 0
+    """More than so many running requests take longer in proportion; 0 for none."""
+
+    first_tokens: list[int] = field(default_factory=lambda: [0] * len(TTFT_BOUNDS_S))
+    """Answers by how long they took: above the bound before, at or below this one."""
+
     seen: Counter[str] = field(default_factory=Counter)
     _room: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def serve(self, text: str) -> None:
         """Take a slot for the time of a request."""
+        start = time.monotonic()
         self.seen[text] += 1
         self.waiting += 1
         try:
@@ -45,7 +60,9 @@ class Engine:
         finally:
             self.waiting -= 1
         try:
-            await asyncio.sleep(self.delay_s * random.uniform(0.5, 1.5))
+            crowding = max(1.0, self.running / self.crowd) if self.crowd else 1.0
+            await asyncio.sleep(self.delay_s * random.uniform(0.5, 1.5) * crowding)
+            self.first_tokens[bisect.bisect_left(TTFT_BOUNDS_S, time.monotonic() - start)] += 1
         finally:
             self.running -= 1
             async with self._room:
@@ -73,7 +90,11 @@ def build_app(engine: Engine) -> web.Application:
 
     async def show_metrics(_: web.Request) -> web.Response:
         gauges = {"num_requests_running": engine.running, "num_requests_waiting": engine.waiting}
-        return web.Response(text="".join(f'vllm:{name}{{engine="0"}} {value}\n' for name, value in gauges.items()))
+        lines = [f'vllm:{name}{{engine="0"}} {value}' for name, value in gauges.items()]
+        for index, bound in enumerate(TTFT_BOUNDS_S):
+            label = "+Inf" if bound == math.inf else f"{bound:g}"
+            lines.append(f'{TTFT}_bucket{{engine="0",le="{label}"}} {sum(engine.first_tokens[: index + 1])}')
+        return web.Response(text="\n".join(lines) + "\n")
 
     async def show_known(_: web.Request) -> web.Response:
         return web.json_response(engine.seen)
@@ -85,12 +106,17 @@ def build_app(engine: Engine) -> web.Application:
         await engine.resize(int(await request.text()))
         return web.Response()
 
+    async def set_crowd(request: web.Request) -> web.Response:
+        engine.crowd = int(await request.text())
+        return web.Response()
+
     app = web.Application()
     app.router.add_post("/v1/chat/completions", complete)
     app.router.add_get("/v1/models", list_models)
     app.router.add_get("/metrics", show_metrics)
     app.router.add_get("/known", show_known)
     app.router.add_post("/slots", resize)
+    app.router.add_post("/crowd", set_crowd)
     return app
 
 

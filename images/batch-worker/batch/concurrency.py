@@ -2,12 +2,15 @@
 
 With the engines' metrics: a short queue at the engine is what is wanted, since a batch that is full takes the next row
 without a pause; a long one brings nothing, and preemptions cost work that was done. Without metrics: more requests as
-long as that brings more tokens a second (`_Climb`).
+long as that brings more tokens a second (`_Climb`). Where the engines answer people too, nothing waits there, and
+their SLO comes first.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from batch.burn import Burn
 
 GROW, DOUBLE = 1.3, 2.0
 """Factors of a step up: no waiting row, and plenty of room."""
@@ -36,6 +39,9 @@ LOST = 0.6
 
 RETURN = 0.95
 """Factor of a step back from a number that brought nothing more."""
+
+SPARE_BUDGET = 0.5
+"""Burn of the last minute above which there are no more requests: the rest of what the SLO allows is people's own."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,9 @@ class Window:
     preemptions: float = 0.0
     """Within the window."""
 
+    burn: Burn = field(default_factory=Burn)
+    """Of the deployment's SLO that the engines are shared with."""
+
 
 class ConcurrencyLimit:
     """A number of requests in flight that follows the endpoint."""
@@ -90,7 +99,7 @@ class ConcurrencyLimit:
 
     def observe(self, window: Window) -> None:
         """Adapt to what happened."""
-        if window.refusals:
+        if window.refusals or window.burn.recent > 1:
             self._change(BACK_OFF)
             self._climb = _Climb(self._least, self._most)
         elif window.load is not None:
@@ -108,7 +117,7 @@ class ConcurrencyLimit:
         elif load.waiting > long:
             surplus = (load.running + long) / (load.running + load.waiting)
             self._change(BACK_OFF if self._is_shared else max(BACK_OFF, surplus))
-        elif window.is_full and load.waiting < short:
+        elif window.is_full and load.waiting < short and window.burn.budget < SPARE_BUDGET:
             is_roomy = not load.waiting and load.kv_usage < ROOMY_CACHE and not self._is_shared
             self._change(DOUBLE if is_roomy else GROW)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,18 +143,10 @@ class Endpoint:
         except (TimeoutError, aiohttp.ClientError, OSError):
             return False
 
-    async def read_load(self) -> EngineLoad | None:
-        """Read the load of all engines; None where none can be read."""
-        pages = [page for page in await asyncio.gather(*(self._read_page(url) for url in self._metrics)) if page]
-        if not pages:
-            return None
-        samples = [parse_load(page) for page in pages]
-        return EngineLoad(
-            running=sum(sample.running for sample in samples),
-            waiting=sum(sample.waiting for sample in samples),
-            kv_usage=max(sample.kv_usage for sample in samples),
-            preemptions=sum(sample.preemptions for sample in samples),
-        )
+    async def read_metrics(self) -> dict[str, str]:
+        """Read the engines' metrics pages, by URL; those that answer."""
+        pages = await asyncio.gather(*(self._read_page(url) for url in self._metrics))
+        return {url: page for url, page in zip(self._metrics, pages, strict=True) if page}
 
     async def _read_page(self, url: str) -> str:
         try:
@@ -162,6 +154,19 @@ class Endpoint:
                 return await response.text() if response.status == 200 else ""
         except (TimeoutError, aiohttp.ClientError, OSError):
             return ""
+
+
+def sum_load(pages: Iterable[str]) -> EngineLoad | None:
+    """Add up the load of engines by their metrics pages; None without any."""
+    loads = [parse_load(page) for page in pages]
+    if not loads:
+        return None
+    return EngineLoad(
+        running=sum(load.running for load in loads),
+        waiting=sum(load.waiting for load in loads),
+        kv_usage=max(load.kv_usage for load in loads),
+        preemptions=sum(load.preemptions for load in loads),
+    )
 
 
 def parse_load(page: str) -> EngineLoad:

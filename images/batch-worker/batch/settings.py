@@ -7,6 +7,8 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from batch.burn import Objective
+
 
 @dataclass(frozen=True)
 class TeamSettings:
@@ -101,6 +103,9 @@ class WorkerSettings:
     is_shared: bool
     """Whether the engines answer others too: then no row may wait at them."""
 
+    objectives: tuple[Objective, ...]
+    """Of the deployment's SLO that the engines are shared with: rows give way where it is missed."""
+
     min_concurrency: int
     max_concurrency: int
     long_inputs: str
@@ -154,6 +159,7 @@ def read_worker(env: Mapping[str, str] = os.environ) -> WorkerSettings:
         ready_file=env.get("BATCH_READY_FILE", ""),
         metrics=tuple(url for url in env.get("BATCH_METRICS", "").split(",") if url),
         is_shared=bool(env.get("BATCH_SHARED")),
+        objectives=parse_objectives(env.get("BATCH_SLO", "")),
         min_concurrency=int(least),
         max_concurrency=int(most or least),
         long_inputs=env["BATCH_LONG_INPUTS"],
@@ -191,3 +197,13 @@ def read_cache(env: Mapping[str, str]) -> CacheSettings | None:
 def parse_priorities(text: str) -> dict[str, int]:
     """Parse NAME:NUMBER, by commas; empty for none."""
     return {name: int(number) for name, number in (entry.split(":") for entry in text.split(",") if entry)}
+
+
+def parse_objectives(text: str) -> tuple[Objective, ...]:
+    """Parse METRIC=LIMIT_S:ALLOWED, by commas; empty for none."""
+    objectives = []
+    for entry in filter(None, text.split(",")):
+        metric, _, limit = entry.partition("=")
+        limit_s, allowed = limit.split(":")
+        objectives.append(Objective(metric, float(limit_s), float(allowed)))
+    return tuple(objectives)

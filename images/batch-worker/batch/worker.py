@@ -24,10 +24,11 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from batch import layout
+from batch.burn import Burn, BurnMeter, parse_histograms
 from batch.chunk import ChunkState, PendingRow, Results
 from batch.concurrency import ConcurrencyLimit, Window
 from batch.dispatch import Candidate, FairShare
-from batch.endpoint import Endpoint
+from batch.endpoint import Endpoint, sum_load
 from batch.layout import Job
 from batch.queue import Mailbox, Message
 from batch.resources import Queues, find_queues
@@ -112,6 +113,7 @@ class Worker:
         self._sqs, self._stepfunctions = create_client("sqs"), create_client("stepfunctions")
         self._mailbox = Mailbox(self._sqs, self._stepfunctions, settings.takeover_s)
         self._limit = ConcurrencyLimit(own.min_concurrency, own.max_concurrency, is_shared=own.is_shared)
+        self._burn_meter, self._burn = BurnMeter(own.objectives), Burn()
         self._share = FairShare({name: team.weight for name, team in settings.teams.items()})
         quotas = {name: team.tokens_per_day for name, team in settings.teams.items()}
         self._usage = Usage(self._store, self._keys, own.worker, quotas, clock)
@@ -467,9 +469,13 @@ class Worker:
 
     async def _adapt(self) -> None:
         """Take one step of the concurrency limit."""
-        load = await self._endpoint.read_load() if self._own.metrics else None
+        pages = await self._endpoint.read_metrics()
+        load = sum_load(pages.values())
         now, counters = time.monotonic(), self._counters
         seconds = max(1e-3, now - self._last_time)
+        names = self._burn_meter.metrics
+        scrape = {url: parse_histograms(page, names) for url, page in pages.items()}
+        self._burn = self._burn_meter.observe(scrape, now)
         preemptions = load.preemptions - self._last_preemptions if load and self._last_preemptions >= 0 else 0.0
         answers, tokens = counters.completed + counters.failed, counters.input_tokens + counters.output_tokens
         window = Window(
@@ -480,6 +486,7 @@ class Worker:
             refusals=self._runner.refusals - self._last_refusals,
             load=load,
             preemptions=max(0.0, preemptions),
+            burn=self._burn,
         )
         self._last_answers, self._last_tokens = answers, tokens
         self._last_refusals, self._last_time = self._runner.refusals, now
@@ -498,6 +505,7 @@ class Worker:
             "at": self._clock(),
             "pid": os.getpid(),
             "concurrency": self._limit.value,
+            "burn": round(self._burn.budget, 2),
             "in_flight": len(self._requests),
             "chunks": len(self._chunks),
             "completed": counters.completed,

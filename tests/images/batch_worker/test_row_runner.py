@@ -65,7 +65,7 @@ def run(
     settings = WorkerSettings(
         **{
             "worker": "w", "ready_file": "", "metrics": (), "min_concurrency": 1, "max_concurrency": 1,
-            "long_inputs": "reject", "engine_priorities": {}, "attempts": 3, "request_timeout_s": 1.0, "cache": None, "is_shared": False, **own,
+            "long_inputs": "reject", "engine_priorities": {}, "attempts": 3, "request_timeout_s": 1.0, "cache": None, "is_shared": False, "objectives": (), **own,
         }
     )  # fmt: skip
     endpoint = FakeEndpoint(respond)

@@ -19,6 +19,7 @@ from llm_serving.workloads import base
 from llm_serving.workloads.batch.deployment import BatchDeployment
 from llm_serving.workloads.batch.resolve import STATE_MACHINE_FILE
 from llm_serving.workloads.environment import Environment, Process
+from llm_serving.workloads.serving.traffic import Slo
 
 MINIMAL = "kind: batch\npattern: offline-batch\nendpoint: {url: http://127.0.0.1:8000}\nsample: {model: m}\n"
 
@@ -74,12 +75,44 @@ def test_a_deployment_that_is_up_can_be_fed(tmp_path: Path) -> None:
     deployment = resolve(tmp_path / "mine", text, data_folder=str(tmp_path / ".blueprint" / "mine"))
     assert deployment.endpoint_url == serving.url
     assert len(deployment.metrics_urls) == 1
+    assert deployment.workers[0].env["BATCH_SLO"] == ""
+    assert "Rows give way to a queue at talk alone: its metrics show no percentile of its SLO." in deployment.notes
     with pytest.raises(InputError) as refusal:
         resolve(tmp_path / "mine", text.replace("talk", "gone"), data_folder=str(tmp_path / ".blueprint" / "mine"))
     assert str(refusal.value) == (
         f"{tmp_path}/mine/blueprint.yaml:3:24: endpoint.deployment: now 'gone': no serving deployment of this name is up "
         "here. Fix: blueprint deploy gone first, from this directory."
     )
+
+
+@pytest.mark.parametrize(
+    ("role", "objectives", "note"),
+    [
+        (
+            "worker",
+            "vllm:time_to_first_token_seconds=0.8:0.05,vllm:inter_token_latency_seconds=0.04:0.01",
+            "Rows give way where talk misses ttft p95 < 800 ms, itl p99 < 40 ms.",
+        ),
+        # Apart from decode: no engine sees all of the time to a first token.
+        ("prefill", "vllm:inter_token_latency_seconds=0.04:0.01", "Rows give way where talk misses itl p99 < 40 ms."),
+    ],
+)
+def test_rows_give_way_to_the_slo_of_the_deployment_that_they_feed(
+    tmp_path: Path, role: str, objectives: str, note: str
+) -> None:
+    pattern = (paths.PATTERNS / "offline-batch" / "blueprint.yaml").read_text()
+    serving = resolve(tmp_path / "other", pattern).serving
+    assert serving is not None
+    slo = Slo.model_validate({"ttft_ms": {"p95": 800, "mean": 300}, "itl_ms": {"p99": 40}, "e2e_ms": {"p95": 9000}})
+    roles = (serving.roles[0].model_copy(update={"name": role}), *serving.roles[1:])
+    folder = tmp_path / ".blueprint" / "talk"
+    folder.mkdir(parents=True)
+    fed = serving.model_copy(update={"slo": slo, "roles": roles})
+    (folder / "deployment.json").write_text(fed.model_dump_json())
+    text = MINIMAL.replace("url: http://127.0.0.1:8000", "deployment: talk")
+    deployment = resolve(tmp_path / "mine", text, data_folder=str(tmp_path / ".blueprint" / "mine"))
+    assert {worker.env["BATCH_SLO"] for worker in deployment.workers} == {objectives}
+    assert note in deployment.notes
 
 
 @pytest.mark.parametrize(

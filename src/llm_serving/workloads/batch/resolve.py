@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
+from llm_serving.catalog import engines
+from llm_serving.catalog.engines import EngineMetric
 from llm_serving.fleet.model import Fleet
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import InputError, Mistake
@@ -25,7 +27,7 @@ from llm_serving.workloads.serving.deployment import Deployment
 from llm_serving.workloads.serving.price import price_deployment
 from llm_serving.workloads.serving.processes import ROUTER_PORT
 from llm_serving.workloads.serving.roles import EngineRole, Roles
-from llm_serving.workloads.serving.traffic import Slo, Traffic
+from llm_serving.workloads.serving.traffic import Percentiles, Slo, Traffic
 
 API = "batch-api"
 WORKER = "batch-worker"
@@ -140,7 +142,7 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
             memory_bytes=API_BYTES,
         ),
         cloud=cloud,
-        notes=(*(own_serving.notes if own_serving else ()), *_list_notes(settings, environment)),
+        notes=(*(own_serving.notes if own_serving else ()), *_list_notes(settings, environment, answering)),
         emulated=own_serving.emulated if own_serving else environment.emulated,
     )
 
@@ -154,13 +156,27 @@ def _format_url(environment: Environment, name: str, port: int) -> str:
     )
 
 
-def _list_notes(settings: Blueprint, environment: Environment) -> Iterator[str]:
+def _list_notes(settings: Blueprint, environment: Environment, answering: _Answering) -> Iterator[str]:
+    if settings.endpoint.deployment:
+        yield from _describe_back_off(settings.endpoint.deployment, environment, answering)
     if settings.schedules and not environment.conventions.containers:
         yield f"The embedded AWS fires no schedules: no jobs here by {', '.join(settings.schedules)}."
     named = cloud_parts.list_secrets(settings)
     if named and not environment.conventions.containers:
         keys = " and ".join(".".join(key_path) for key_path, _ in named)
         yield f"The embedded AWS has no secrets of yours: here environment variables take the place of {keys}."
+
+
+def _describe_back_off(fed: str, environment: Environment, answering: _Answering) -> Iterator[str]:
+    """What makes rows give way to the requests of the deployment that is fed."""
+    if environment.conventions.containers:
+        title = environment.conventions.title
+        yield f"On {title} workers see no metrics of {fed}: rows give way to its answers 429 and 503, not to its SLO."
+    elif answering.limits:
+        limits = ", ".join(f"{limit.name} < {limit.ms:g} ms" for limit in answering.limits)
+        yield f"Rows give way where {fed} misses {limits}."
+    elif answering.metrics_urls:
+        yield f"Rows give way to a queue at {fed} alone: its metrics show no percentile of its SLO."
 
 
 def _build_worker(
@@ -181,6 +197,9 @@ def _build_worker(
             **(_CONTAINER_VARIABLES if index is None else {"BATCH_WORKER": name}),
             "BATCH_METRICS": ",".join(answering.metrics_urls),
             "BATCH_SHARED": "1" if answering.is_shared else "",
+            "BATCH_SLO": ",".join(
+                f"{limit.metric}={limit.ms / 1000:g}:{limit.allowed:g}" for limit in answering.limits
+            ),
             "BATCH_ENGINE_PRIORITIES": ENGINE_PRIORITIES if answering.has_priority else "",
             "BATCH_CONCURRENCY": f"{concurrency.min}..{concurrency.max}",
             "BATCH_LONG_INPUTS": limits.long_inputs,
@@ -211,6 +230,20 @@ def _build_command(environment: Environment, program: str) -> tuple[str, ...]:
     return environment.image_programs.get(program, (program,))
 
 
+class _Limit(NamedTuple):
+    """A limit of the SLO of the deployment that is fed."""
+
+    name: str
+    """Such as `ttft p95`."""
+
+    metric: str
+    """Its histogram in the engines' metrics."""
+
+    ms: float
+    allowed: float
+    """Share that may be above: what the percentile leaves, 0 to 1."""
+
+
 class _Answering(NamedTuple):
     """What answers the rows."""
 
@@ -221,6 +254,9 @@ class _Answering(NamedTuple):
 
     has_priority: bool
     """Whether it schedules by `priority` of a request."""
+
+    limits: tuple[_Limit, ...] = ()
+    """Of its SLO: rows give way where these are missed."""
 
 
 def _find_endpoint(
@@ -257,8 +293,29 @@ def _find_endpoint(
             [blueprint.build_mistake(("endpoint", "deployment"), endpoint.deployment, reason, fix)]
         ) from None
     return _Answering(
-        deployment.url, tuple(deployment.metrics_urls.values()), is_shared=True, has_priority=deployment.tuning.priority
+        deployment.url,
+        tuple(deployment.metrics_urls.values()),
+        is_shared=True,
+        has_priority=deployment.tuning.priority,
+        limits=tuple(_list_limits(deployment)),
     )
+
+
+def _list_limits(deployment: Deployment) -> Iterator[_Limit]:
+    """The limits by percentile on latencies that its engines' metrics show.
+
+    With prefill and decode apart no engine sees all of the time to a first token. End-to-end latency is left out: a row
+    takes as long as its answer is, and people's answers are no slower for that.
+    """
+    metrics = engines.load_engines()[deployment.engine].metrics
+    sees_all = deployment.answering_roles == deployment.engine_roles
+    latencies: dict[EngineMetric, Percentiles] = {"itl": deployment.slo.itl_ms}
+    if sees_all:
+        latencies = {"ttft": deployment.slo.ttft_ms, **latencies}
+    for latency, limits in latencies.items():
+        for name, ms in limits:
+            if latency in metrics and ms is not None and name != "mean":
+                yield _Limit(f"{latency} {name}", metrics[latency], ms, allowed=1 - int(name.removeprefix("p")) / 100)
 
 
 def _resolve_serving(

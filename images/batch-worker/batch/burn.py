@@ -1,0 +1,117 @@
+"""How fast a deployment's answers use up what its SLO allows, by its engines' histograms. Pure.
+
+Burn is the share of samples above a limit, divided by the share that the limit's percentile leaves: at 1 the SLO is
+just kept. Two windows, as in "Alerting on SLOs" of Google's SRE workbook: a short one says that something is late now,
+a long one how much was.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+RECENT_S, BUDGET_S = 5.0, 60.0
+"""Lengths of the two windows."""
+
+_BOUND = re.compile(r'le="([^"]+)"')
+
+Histogram = Mapping[float, float]
+"""Samples since the engine started, at or below each bound in seconds; the last bound is infinite."""
+
+Scrape = Mapping[str, Mapping[str, Histogram]]
+"""Histograms at one time: by metrics page, then by name."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A limit of the SLO."""
+
+    metric: str
+    """Name of the histogram, in seconds."""
+
+    limit_s: float
+    allowed: float
+    """Share of samples that may be above, 0 to 1: what the percentile leaves."""
+
+
+@dataclass(frozen=True)
+class Burn:
+    """The largest burn of all objectives in each window; 0 where nothing was answered."""
+
+    recent: float = 0.0
+    budget: float = 0.0
+
+
+class BurnMeter:
+    """Measures burn from scrapes, one after the other."""
+
+    def __init__(self, objectives: Iterable[Objective]) -> None:
+        self._objectives = tuple(objectives)
+        self._scrapes: deque[tuple[float, Scrape]] = deque()
+        self._recent_from = -math.inf
+
+    @property
+    def metrics(self) -> frozenset[str]:
+        """Names of the histograms that a scrape must have."""
+        return frozenset(objective.metric for objective in self._objectives)
+
+    def observe(self, scrape: Scrape, now: float) -> Burn:
+        """Add a scrape and measure. A recent burn above 1 is told once: what was late counts for one step back."""
+        self._scrapes.append((now, scrape))
+        while now - self._scrapes[0][0] > BUDGET_S:
+            self._scrapes.popleft()
+        start = max(now - RECENT_S, self._recent_from)
+        recent = next(earlier for at, earlier in self._scrapes if at >= start)
+        burn = Burn(
+            recent=compute_burn(self._objectives, recent, scrape),
+            budget=compute_burn(self._objectives, self._scrapes[0][1], scrape),
+        )
+        if burn.recent > 1:
+            self._recent_from = now
+        return burn
+
+
+def compute_burn(objectives: Iterable[Objective], before: Scrape, after: Scrape) -> float:
+    """The largest burn of all objectives between two scrapes; 0 where nothing was answered."""
+    burns = (compute_late_share(objective, before, after) / objective.allowed for objective in objectives)
+    return max(burns, default=0.0)
+
+
+def compute_late_share(objective: Objective, before: Scrape, after: Scrape) -> float:
+    """Share of the samples between two scrapes that are above an objective's limit.
+
+    A page that either scrape lacks counts nothing, nor does an engine that restarted in between.
+    """
+    count = late = 0.0
+    for page, histograms in after.items():
+        now, then = histograms.get(objective.metric), before.get(page, {}).get(objective.metric)
+        if not now or not then:
+            continue
+        added = {bound: samples - then.get(bound, 0.0) for bound, samples in now.items()}
+        if min(added.values()) >= 0:
+            count += added[math.inf]
+            late += added[math.inf] - estimate_in_time(added, objective.limit_s)
+    return late / count if count else 0.0
+
+
+def estimate_in_time(histogram: Histogram, limit_s: float) -> float:
+    """Samples at or below a limit; between two bounds in proportion, as Prometheus' histogram_quantile has it."""
+    low = below = 0.0
+    for bound in sorted(histogram):
+        if bound > limit_s:
+            return below + (histogram[bound] - below) * (limit_s - low) / (bound - low)
+        low, below = bound, histogram[bound]
+    return below
+
+
+def parse_histograms(page: str, names: Collection[str]) -> dict[str, Histogram]:
+    """Parse the named histograms of a page in Prometheus' text format, adding up the series of each."""
+    histograms: dict[str, dict[float, float]] = {}
+    for line in page.splitlines():
+        name, is_bucket, rest = line.partition("_bucket{")
+        if is_bucket and name in names and (bound := _BOUND.search(rest)):
+            histograms.setdefault(name, defaultdict(float))[float(bound[1])] += float(line.rsplit(" ", 1)[1])
+    return dict(histograms)
