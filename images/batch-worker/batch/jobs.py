@@ -99,11 +99,7 @@ class Jobs:
         if endpoint and endpoint not in layout.ENDPOINTS:
             raise BadSubmission("endpoint", f"{endpoint} is none of {', '.join(layout.ENDPOINTS)}")
         bucket = bucket or self._settings.bucket
-        head = Store(bucket, self._store.client).read_head(key)
-        if head is None:
-            raise BadSubmission("input", f"there is no s3://{bucket}/{key}")
-        if head["bytes"] == 0:
-            raise BadSubmission("input", f"s3://{bucket}/{key} is empty")
+        head = self._read_input_head(bucket, key)
         template = template or self._read_template_beside(bucket, key)
         options = {"endpoint": endpoint, "model": model, "again": again}
         options |= {"template": template} if template else {}
@@ -128,6 +124,25 @@ class Jobs:
             job = self.read(job_id) or job
         self.ensure_execution(job)
         return job
+
+    def _read_input_head(self, bucket: str, key: str) -> dict[str, Any]:
+        """Size and ETag of an input.
+
+        Raises:
+            BadSubmission: there is none, it is empty, or the Batch API may not read it.
+        """
+        try:
+            head = Store(bucket, self._store.client).read_head(key)
+        except ClientError as error:
+            if error.response.get("Error", {}).get("Code") in ("403", "AccessDenied"):
+                text = f"s3://{bucket}/{key} may not be read; the blueprint's `inputs` names further places in S3"
+                raise BadSubmission("input", text) from None
+            raise
+        if head is None:
+            raise BadSubmission("input", f"there is no s3://{bucket}/{key}")
+        if head["bytes"] == 0:
+            raise BadSubmission("input", f"s3://{bucket}/{key} is empty")
+        return head
 
     def _read_template_beside(self, bucket: str, key: str) -> str:
         """The template of the folder that a Parquet file lies in, as an inbox; empty where there is none."""

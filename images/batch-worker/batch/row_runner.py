@@ -154,7 +154,7 @@ class RowRunner:
             failure: _RowFailed | None = None
             try:
                 answer = await self._endpoint.send(request.url, body)
-                failure = self._judge(answer)
+                failure = self._judge(answer, request.url)
                 if failure is None and answer.status not in BUSY_STATUSES:
                     return answer
             except EndpointAway:
@@ -170,7 +170,7 @@ class RowRunner:
             waits += 1
             await asyncio.sleep(_compute_backoff(waits, answer))
 
-    def _judge(self, answer: Answer) -> _RowFailed | None:
+    def _judge(self, answer: Answer, url: str) -> _RowFailed | None:
         """What is wrong with an answer that may be right the next time; None for any other answer."""
         if answer.status in BUSY_STATUSES:
             self.refusals += 1
@@ -181,9 +181,15 @@ class RowRunner:
             # The key is no fault of the row: with the next one it may be answered.
             self.is_suspect = True
             return _RowFailed("request_refused", _describe_answer(answer), answer)
-        elif answer.status == 200 and not isinstance(answer.body, dict):
+        elif answer.status == 200 and not _is_whole(answer.body, url):
             return _RowFailed("invalid_answer", _describe_answer(answer), answer)
         return None
+
+
+def _is_whole(body: Any, url: str) -> bool:
+    """Whether an answer has what was asked for: a proxy may answer 200 with a page or a message of its own."""
+    content = "data" if url.endswith("/embeddings") else "choices"
+    return isinstance(body, dict) and isinstance(body.get(content), list)
 
 
 def _compute_backoff(waits: int, answer: Answer | None) -> float:

@@ -58,8 +58,8 @@ MAX_FRUITLESS = 10
 DRAIN_S = float(os.environ.get("BATCH_DRAIN_S", "12"))
 """How long rows in flight may finish after SIGTERM."""
 
-DENIED_CODES = ("AccessDenied", "AllAccessDisabled", "InvalidBucketName", "NoSuchBucket", "KMS.DisabledException")
-"""Of S3: no repetition helps."""
+DENIED_CODES = ("AccessDenied", "403", "AllAccessDisabled", "InvalidBucketName", "NoSuchBucket")
+"""Of S3, as those of KMS: no repetition helps. A request of headers alone has the status in place of a code."""
 
 FIRST_TOKENS = 256.0
 """Tokens that a row is taken for until answers say what rows take."""
@@ -98,25 +98,25 @@ class Counters:
 class Worker:
     """One worker process."""
 
-    def __init__(self, settings: Settings, own: WorkerSettings, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, settings: Settings, own: WorkerSettings, clock: Callable[[], float] | None = None) -> None:
         """Open what it works with.
 
         Raises:
             Unreadable: a secret that it logs in with cannot be read.
         """
-        self._settings, self._own, self._clock = settings, own, clock
+        self._settings, self._own, self._clock = settings, own, clock or start_clock()
         if own.ready_file:
             Path(own.ready_file).unlink(missing_ok=True)  # of a process before this one
         self._keys = layout.Layout(settings.prefix)
         self._store = Store(settings.bucket)
-        self._steps = Steps(self._store, settings, clock)
+        self._steps = Steps(self._store, settings, self._clock)
         self._sqs, self._stepfunctions = create_client("sqs"), create_client("stepfunctions")
         self._mailbox = Mailbox(self._sqs, self._stepfunctions, settings.takeover_s)
         self._limit = ConcurrencyLimit(own.min_concurrency, own.max_concurrency, is_shared=own.is_shared)
         self._burn_meter, self._burn = BurnMeter(own.objectives), Burn()
         self._share = FairShare({name: team.weight for name, team in settings.teams.items()})
         quotas = {name: team.tokens_per_day for name, team in settings.teams.items()}
-        self._usage = Usage(self._store, self._keys, own.worker, quotas, clock)
+        self._usage = Usage(self._store, self._keys, own.worker, quotas, self._clock)
         self._api_key = ApiKey(settings)
         self._cache = _open_cache(self._store, settings, own)
         self._chunks: list[OpenChunk] = []
@@ -283,10 +283,13 @@ class Worker:
         """Tell the state machine that a step failed, and whether to repeat it."""
         code, text, is_final = _classify(error)
         log.warning("%s of %s: %s: %s", message.task, message.body.get("job"), code, text)
-        try:
-            cause = {"code": code, "message": text}
-            if is_final:
+        cause = {"code": code, "message": text}
+        if is_final:
+            try:
                 await self._call(self._steps.note_error, str(message.body.get("job")), cause)
+            except (BotoCoreError, ClientError, Conflict, KeyError) as failure:  # the bucket may be what is denied
+                log.warning("job.json: %s", failure)
+        try:
             await self._call(self._mailbox.fail, message, code if is_final else "Transient", cause)
         except (BotoCoreError, ClientError) as failure:
             log.warning("answer: %s", failure)  # the message comes back by itself
@@ -523,6 +526,12 @@ class Worker:
         own = written.get(self._keys.get_worker_key(self._own.worker))
         busy = [key for key, moment in written.items() if own is not None and own - moment <= 3 * REPORT_INTERVAL_S]
         return max(1, len(busy))
+
+
+def start_clock() -> Callable[[], float]:
+    """Seconds since 1970 by the time of now: deadlines and days do not move where the machine's clock jumps later."""
+    began = time.time() - time.monotonic()
+    return lambda: began + time.monotonic()
 
 
 def _open_cache(store: Store, settings: Settings, own: WorkerSettings) -> Any:

@@ -111,6 +111,12 @@ def test_a_batch_that_cannot_be_is_refused(client: openai.OpenAI, options: Any, 
         client.batches.create(**arguments)
 
 
+def test_an_empty_file_is_refused(client: openai.OpenAI) -> None:
+    file = client.files.create(file=("rows.jsonl", b""), purpose="batch")
+    with pytest.raises(openai.BadRequestError, match="is empty"):
+        client.batches.create(input_file_id=file.id, endpoint=ENDPOINT, completion_window="24h")
+
+
 def test_what_is_not_there_is_not_found(client: openai.OpenAI) -> None:
     for ask in (
         lambda: client.batches.retrieve("batch_0"),
@@ -245,3 +251,7 @@ def test_the_command_lines_client_uploads_and_downloads_in_blocks(url: str, tmp_
         client.create(file_id=file_id, metadata={"team": "nobody"})
     with pytest.raises(InputError, match="no such file or directory"):
         client.upload(tmp_path / "missing.jsonl")
+    (tmp_path / ".full.jsonl.part").symlink_to("/dev/full")  # every write: no space left
+    with pytest.raises(InputError, match="full.jsonl: no space left on device. Fix: --to a folder with room"):
+        client.download(file_id, tmp_path / "full.jsonl")
+    assert not list(tmp_path.glob("*full*")) and not list(tmp_path.glob(".*"))

@@ -163,6 +163,63 @@ def test_a_refused_key_is_tried_again_and_nothing_more_is_sent_meanwhile() -> No
     assert (outcome.failure, len(endpoint.bodies)) == ("request_refused", 3)
 
 
+def test_429_for_an_hour_is_waited_out_and_costs_no_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    hour, now = 3600.0, [0.0]
+
+    async def pass_time(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(row_runner, "MAX_BACKOFF_S", 30.0)
+    monkeypatch.setattr(row_runner.asyncio, "sleep", pass_time)
+    monkeypatch.setitem(JOB, "deadline_at", 2 * hour)
+    respond = lambda body: build_answer(429, {}) if now[0] < hour else answer_with_its_ends(body)  # noqa: E731
+    outcome, endpoint, runner = run(respond, clock=lambda: now[0], attempts=1)
+    assert outcome.failure == ""
+    assert 150 < len(endpoint.bodies) < 500  # every 15 s in the mean
+    assert runner.refusals == len(endpoint.bodies) - 1
+    assert not runner.is_suspect  # who answers 429 is there: other rows go on
+
+
+def test_a_wait_is_as_long_as_the_endpoint_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+
+    async def note(seconds: float) -> None:
+        waits.append(seconds)
+
+    monkeypatch.setattr(row_runner.asyncio, "sleep", note)
+    answers = [build_answer(503, {}, retry_after_s=45.0)]
+    run(lambda body: answers.pop() if answers else answer_with_its_ends(body))
+    assert waits == [45.0]
+
+
+# vLLM 0.32: openai/models/serving.py, multimodal/registry.py and renderers/online_renderer.py; the second is what a real
+# engine answers in tests/blueprints/test_answers.py.
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        (404, "The model `other` does not exist."),
+        (400, "tiny is not a multimodal model"),
+        (400, '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'),
+    ],
+    ids=["unknown model", "picture", "tool"],
+)
+def test_a_row_that_the_model_cannot_take_fails_at_once_in_the_engines_words(status: int, message: str) -> None:
+    body = {"error": {"message": message, "type": "BadRequestError", "code": status}}
+    outcome, endpoint, runner = run(lambda _: build_answer(status, body))
+    line = json.loads(outcome.line)
+    assert (outcome.failure, len(endpoint.bodies), runner.is_suspect) == ("request_refused", 1, False)
+    assert line["error"] == {"code": "request_refused", "message": message, "line": 7}
+    assert (line["response"]["status_code"], line["response"]["body"]) == (status, body)
+
+
+@pytest.mark.parametrize(
+    ("url", "body"), [(CHAT, {"status": "ok"}), (CHAT, {"choices": None}), (CHAT, []), (EMBEDDINGS, {"choices": []})]
+)
+def test_200_without_an_answer_is_none(url: str, body: Any) -> None:
+    outcome, endpoint, _ = run(lambda _: build_answer(200, body), url=url, attempts=2)
+    assert (outcome.failure, len(endpoint.bodies)) == ("invalid_answer", 2)
+
+
 @pytest.mark.parametrize("error", [EndpointAway("gone"), NoAnswer("half a stream")])
 def test_a_row_whose_time_is_over_while_the_endpoint_is_away_expires(error: Exception) -> None:
     def fail(_: dict[str, Any]) -> Answer:

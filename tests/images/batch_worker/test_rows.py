@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -57,8 +59,16 @@ def test_byte_order_mark_and_carriage_returns_are_no_part_of_a_row() -> None:
 
 
 def test_a_line_that_is_too_long_is_reported_and_not_held() -> None:
-    blocks = (b"x" * 2**20 for _ in range(200))
-    lines = list(rows.read_lines([build_row() + b"\n", *blocks, b"\n" + build_row(custom_id="b")], max_bytes=2**20))
+    def read() -> Iterator[bytes]:
+        yield build_row() + b"\n"
+        yield from (b"x" * 2**20 for _ in range(200))
+        yield b"\n" + build_row(custom_id="b")
+
+    tracemalloc.start()
+    lines = list(rows.read_lines(read(), max_bytes=2**20))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 5 * 2**20
     assert [line.content is None for line in lines] == [False, True, False]
     with pytest.raises(rows.RowError) as refusal:
         rows.parse(lines[1].content)

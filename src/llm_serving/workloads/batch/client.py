@@ -111,8 +111,25 @@ class BatchClient:
         return self._post(f"/v1/batches/{urllib.parse.quote(batch_id, safe='')}/retry", {"again": again})
 
     def download(self, file_id: str, file: Path, on_progress: OnProgress = lambda _done, _all: None) -> None:
-        """Download a file, block by block; it appears when it is complete."""
+        """Download a file, block by block; it appears when it is complete.
+
+        Raises:
+            InputError: it cannot be written, as on a full disk.
+            Unavailable: the API does not answer, or not whole.
+        """
         partial = file.with_name(f".{file.name}.part")
+        try:
+            self._download(file_id, partial, on_progress)
+            partial.replace(file)
+        except (ConnectionError, TimeoutError) as error:
+            raise Unavailable(f"{self._url}: the download of {file_id} ended early: {error}. Fix: again.") from None
+        except OSError as error:
+            text = f"{file}: {(error.strerror or str(error)).lower()}. Fix: --to a folder with room."
+            raise InputError(text) from None
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def _download(self, file_id: str, partial: Path, on_progress: OnProgress) -> None:
         with self._open(urllib.request.Request(f"{self._url}/v1/files/{file_id}/content")) as response:
             size, done = int(response.headers["Content-Length"]), 0
             with partial.open("wb") as sink:
@@ -122,7 +139,6 @@ class BatchClient:
                     on_progress(done, size)
         if done != size:
             raise Unavailable(f"{self._url}: the download of {file_id} ended at {done} of {size} bytes")
-        partial.replace(file)
 
     def _get(self, path: str) -> dict[str, Any]:
         return self._read(urllib.request.Request(f"{self._url}{path}"))

@@ -1,0 +1,83 @@
+"""What becomes of a request whose endpoint hangs, breaks off, or answers what is no answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from batch import endpoint as endpoint_module
+from batch.endpoint import Answer, Endpoint, EndpointAway, NoAnswer
+from batch.secrets import ApiKey
+
+from llm_serving import processes
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+
+
+def send(answer: bytes | None, settings: Any, *, timeout_s: float = 5.0) -> Answer:
+    """Send a request to a server that answers so many bytes and closes; None keeps it waiting."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        if answer is None:
+            await asyncio.sleep(30)
+        else:
+            writer.write(answer)
+            await writer.drain()
+        writer.close()
+
+    async def run() -> Answer:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        endpoint = Endpoint(f"http://127.0.0.1:{port}", ApiKey(settings), timeout_s, ())
+        try:
+            return await endpoint.send("/v1/completions", {"prompt": "x"})
+        finally:
+            await endpoint.close()
+            server.close()
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (None, "no answer within the time limit"),
+        (b"", "ServerDisconnectedError"),
+        (b"\x00\x01 garbage \xff\r\n\r\n", "ClientResponseError|ClientConnectionError|ServerDisconnectedError"),
+        (HEAD + b"Content-Length: 100\r\n\r\n" + b'{"choices": [', "ClientPayloadError"),
+        (HEAD + b'Transfer-Encoding: chunked\r\n\r\n5\r\n{"cho\r\n', "ClientPayloadError"),
+        (HEAD + b"Content-Length: 5000\r\n\r\n" + b"x" * 5000, "the answer has more than 1000 bytes"),
+    ],
+    ids=["hangs", "closes", "garbage", "half an answer", "half a stream", "endless"],
+)
+def test_an_answer_that_does_not_arrive_whole_is_none(
+    answer: bytes | None, reason: str, batch_settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint_module, "_MAX_ANSWER_BYTES", 1000)
+    with pytest.raises(NoAnswer, match=reason):
+        send(answer, batch_settings, timeout_s=0.3 if answer is None else 5.0)
+
+
+def test_a_whole_answer_arrives(batch_settings: Any) -> None:
+    """The control of the test above."""
+    body = json.dumps({"choices": []}).encode()
+    answer = send(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body, batch_settings)
+    assert (answer.status, answer.body) == (200, {"choices": []})
+
+
+def test_an_endpoint_that_is_not_there_got_nothing(batch_settings: Any) -> None:
+    port = processes.claim_free_ports(1)[0]
+
+    async def ask() -> bool:
+        endpoint = Endpoint(f"http://127.0.0.1:{port}", ApiKey(batch_settings), 5.0, ())
+        try:
+            with pytest.raises(EndpointAway):
+                await endpoint.send("/v1/completions", {})
+            return await endpoint.is_up()
+        finally:
+            await endpoint.close()
+
+    assert asyncio.run(ask()) is False

@@ -1,0 +1,150 @@
+"""A worker where S3 throttles or denies it, and where its machine's clock jumps."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import boto3
+import pytest
+from batch import layout, rows, worker
+from batch.chunk import ChunkState
+from batch.jobs import BadSubmission, Jobs
+from batch.queue import Message
+from batch.resources import Queues
+from batch.settings import WorkerSettings
+from batch.steps import Steps
+from batch.store import Store, create_client
+from batch.worker import OpenChunk, Worker
+from botocore.awsrequest import AWSResponse
+from botocore.config import Config
+
+KEYS = layout.Layout("batch/mine")
+DENIED = "User: worker is not authorized to perform: {} because no identity-based policy allows it"
+
+OWN = WorkerSettings(
+    worker="w", ready_file="", metrics=(), is_shared=False, min_concurrency=1, max_concurrency=8, long_inputs="reject",
+    engine_priorities={}, attempts=3, request_timeout_s=1.0, cache=None,
+)  # fmt: skip
+
+
+class Refusing:
+    """Answers calls of a client as S3 would: of an operation, so many, with a status and a code."""
+
+    def __init__(self, client: Any, operation: str, status: int, code: str, message: str, times: int) -> None:
+        self.left, self.refused = times, 0
+        self._answer = (status, f"<Error><Code>{code}</Code><Message>{message}</Message></Error>".encode())
+        client.meta.events.register(f"before-send.s3.{operation}", self._refuse)
+
+    def _refuse(self, request: Any, **_: Any) -> AWSResponse | None:
+        if self.left <= 0:
+            return None
+        self.left -= 1
+        self.refused += 1
+        status, body = self._answer
+        raw = SimpleNamespace(stream=lambda *_args, **_more: iter(()))
+        response = AWSResponse(request.url, status, {}, raw)
+        response._content = b"" if request.method == "HEAD" else body
+        return response
+
+
+@pytest.fixture
+def client(embedded_client_env: None, request: pytest.FixtureRequest) -> Any:
+    """The programs' own client of S3; with a parameter it tries each call so often, as if it had waited in vain."""
+    client = create_client("s3")
+    if attempts := getattr(request, "param", None):
+        config = Config(retries={"mode": "standard", "total_max_attempts": attempts})
+        client = boto3.client("s3", config=client.meta.config.merge(config))
+    return client
+
+
+@pytest.fixture
+def opened(client: Any, batch_settings: Any, write_input: Any) -> tuple[Worker, OpenChunk, list[Any]]:
+    """A worker with a chunk of four answered rows that are not saved, and what it answers the state machine."""
+    lines = [
+        {"custom_id": f"row-{number}", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}
+        for number in range(4)
+    ]
+    job = write_input("\n".join(map(json.dumps, lines)).encode())
+    own = Worker(batch_settings, OWN)
+    own._store = own._steps._store = Store(batch_settings.bucket, client)
+    steps = Steps(own._store, batch_settings, now=lambda: 100.0)
+    steps.plan(job["id"])
+    steps.scan(job["id"], 0)
+    steps.check(job["id"])
+    state = ChunkState.open(own._store, KEYS, job, steps._read_chunk(job["id"], 0), "w")
+    while state.pending:
+        row = rows.parse(state.pending.popleft().content)
+        state.add_output(rows.format_output(row.custom_id, 200, b'{"choices": []}'), 1, 1)
+    chunk = OpenChunk(state, Message("queue", "receipt", {"task": "run", "job": job["id"], "chunk": 0}), job)
+    own._chunks.append(chunk)
+    answers: list[Any] = []
+    own._mailbox = SimpleNamespace(  # type: ignore[assignment]
+        succeed=lambda _, output: answers.append(output), fail=lambda _, code, cause: answers.append((code, cause))
+    )
+    return own, chunk, answers
+
+
+def test_a_throttled_save_is_repeated(opened: Any, client: Any) -> None:
+    own, chunk, answers = opened
+    s3 = Refusing(client, "PutObject", 503, "SlowDown", "Please reduce your request rate.", times=2)
+    asyncio.run(own._commit_all())
+    assert s3.refused == 2
+    assert (answers[0]["completed"], own._chunks) == (4, [])
+
+
+@pytest.mark.parametrize("client", [1], indirect=True)
+def test_rows_wait_for_s3_as_long_as_it_throttles_and_count_once(opened: Any, client: Any) -> None:
+    own, chunk, answers = opened
+    Refusing(client, "PutObject", 503, "SlowDown", "Please reduce your request rate.", times=2)
+    for _ in range(2):
+        with pytest.raises(Exception, match="SlowDown"):
+            asyncio.run(own._commit_all())
+        assert (answers, own._chunks) == ([], [chunk])
+    asyncio.run(own._commit_all())
+    assert (answers[0]["completed"], own._chunks) == (4, [])
+    head = own._store.read_json(KEYS.get_head_key(chunk.job["id"], 0))
+    assert [part["completed"] for part in head.value["parts"]] == [4]
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "message"),
+    [
+        (403, "AccessDenied", DENIED.format("s3:PutObject")),
+        (403, "AccessDenied", DENIED.format("kms:GenerateDataKey")),
+        (400, "KMS.DisabledException", "The key is disabled."),
+    ],
+    ids=["bucket", "KMS", "key disabled"],
+)
+@pytest.mark.parametrize("times", [1, 99], ids=["results alone", "job.json too"])
+def test_a_denied_save_fails_the_chunk_with_its_reason(
+    opened: Any, client: Any, status: int, code: str, message: str, times: int
+) -> None:
+    own, chunk, answers = opened
+    Refusing(client, "PutObject", status, code, message, times=times)
+    asyncio.run(own._commit_all())
+    ((name, cause),) = answers
+    assert (name, cause["code"], own._chunks) == (code, code, [])
+    assert message in cause["message"]
+    if times == 1:
+        assert own._steps._read_job(chunk.job["id"])["errors"][0]["message"] == cause["message"]
+
+
+def test_an_input_that_may_not_be_read_is_refused(client: Any, batch_settings: Any) -> None:
+    Refusing(client, "HeadObject", 403, "403", "Forbidden", times=99)
+    jobs = Jobs(Store(batch_settings.bucket, client), batch_settings, None, "", Queues("", {}))
+    with pytest.raises(BadSubmission, match="s3://other/rows.jsonl may not be read; the blueprint's `inputs` names"):
+        jobs.submit("rows.jsonl", bucket="other", team="search")
+
+
+@pytest.mark.parametrize("jump_s", [-86_400.0, 86_400.0])
+def test_a_clock_that_jumps_moves_no_deadline(jump_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock: Callable[[], float] = worker.start_clock()
+    before, real = clock(), time.time
+    monkeypatch.setattr(time, "time", lambda: real() + jump_s)
+    assert abs(worker.start_clock()() - before) > 86_000  # the control: a worker that starts now
+    assert 0 <= clock() - before < 60
