@@ -90,7 +90,7 @@ def opened(client: Any, batch_settings: Any, write_input: Any) -> tuple[Worker, 
 
 
 def test_a_throttled_save_is_repeated(opened: Any, client: Any) -> None:
-    own, chunk, answers = opened
+    own, _, answers = opened
     s3 = Refusing(client, "PutObject", 503, "SlowDown", "Please reduce your request rate.", times=2)
     asyncio.run(own._commit_all())
     assert s3.refused == 2
@@ -137,7 +137,7 @@ def test_a_denied_save_fails_the_chunk_with_its_reason(
 def test_an_input_that_may_not_be_read_is_refused(client: Any, batch_settings: Any) -> None:
     Refusing(client, "HeadObject", 403, "403", "Forbidden", times=99)
     jobs = Jobs(Store(batch_settings.bucket, client), batch_settings, None, "", Queues("", {}))
-    with pytest.raises(BadSubmission, match="s3://other/rows.jsonl may not be read; the blueprint's `inputs` names"):
+    with pytest.raises(BadSubmission, match=r"s3://other/rows.jsonl may not be read; the blueprint's `inputs` names"):
         jobs.submit("rows.jsonl", bucket="other", team="search")
 
 
