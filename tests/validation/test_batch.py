@@ -15,6 +15,7 @@ from llm_serving.validation.base import Validator
 from llm_serving.validation.batch import Moment, Reference
 from llm_serving.workloads.batch.blueprint import BatchSlo
 from llm_serving.workloads.batch.deployment import BatchDeployment
+from tests.validation.test_batch_shares import build_fair_share
 from tests.workloads.batch.test_blueprint import MINIMAL, resolve
 
 
@@ -86,7 +87,7 @@ def build_report(deployment: BatchDeployment, **changes: Any) -> batch.BatchRepo
     ]
     arguments: dict[str, Any] = {
         "job": JOB, "rows": [(custom_id, b"") for custom_id in EXPECTED], "output": GOOD, "errors": BAD,
-        "moments": moments, "seconds": 9.0, "references": (), "teams": [team], **changes,
+        "moments": moments, "seconds": 9.0, "references": (), "fair_share": None, "teams": [team], **changes,
     }  # fmt: skip
     return batch.build_report(deployment, "2026-11-23T00:00:00+00:00", **arguments)
 
@@ -143,3 +144,17 @@ def test_the_endpoints_use_is_held_against_its_best_rate(
     assert f"{100 / best:.0%}" in batch_page.render(report)
     unmeasured = build_report(strict)
     assert [miss.metric for miss in unmeasured.missed] == ["endpoint_use"]
+
+
+@pytest.mark.parametrize(("limit_s", "missed"), [(None, []), (3.0, []), (2.5, ["urgent_row"])])
+def test_the_page_shows_how_teams_share_and_a_late_urgent_job_is_missed(
+    deployment: BatchDeployment, limit_s: float | None, missed: list[str]
+) -> None:
+    limited = deployment.model_copy(update={"slo": BatchSlo(urgent_row=limit_s)})
+    report = build_report(limited, fair_share=build_fair_share())
+    assert [miss.metric for miss in report.missed] == missed
+    page = batch_page.render(report)
+    assert "its first row had a result after 2.6 s" in page
+    assert "<td>b</td><td>30.0%</td><td>30.0%</td><td>3</td>" in page
+    assert ">urgent job submitted</text>" in page
+    assert "Fair share" not in batch_page.render(build_report(deployment))

@@ -2,7 +2,8 @@
 
 The job has rows that can run and rows that cannot. Each must be in the results exactly once, the first with an answer,
 the second in the errors file. With `slo.endpoint_use`, the same rows go to the endpoint at several fixed concurrencies
-afterwards, in the same run: the best of them is what the job is measured against.
+afterwards, in the same run: the best of them is what the job is measured against. With several teams, jobs of all of
+them run at once after that (batch_shares.py).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from rich.text import Text
 
 from llm_serving import console, processes
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
-from llm_serving.validation import batch_page, run_folder
+from llm_serving.validation import batch_page, batch_shares, run_folder
 from llm_serving.validation.base import LoadSource
 from llm_serving.validation.gate import MissedObjective
 from llm_serving.validation.prompts import VOCABULARY
@@ -39,6 +40,9 @@ CONCURRENCIES = (8, 32, 128)
 
 _REFERENCE_S = 15.0
 """How long each sends requests; its rate is over the time to the last answer."""
+
+SHARED_S = 60.0
+"""How long the jobs of all teams take together, at the sample's rate."""
 
 _POLL_S = 0.5
 _GRACE_S = 120.0
@@ -137,6 +141,9 @@ class BatchReport(_Part):
     """Of the best reference; null where it was not measured."""
 
     references: tuple[Reference, ...]
+    fair_share: batch_shares.FairShare | None
+    """Null with one team alone."""
+
     moments: tuple[Moment, ...]
     error_kinds: dict[str, int]
     settings: dict[str, Any]
@@ -185,10 +192,11 @@ def validate(
         (work / "input.jsonl").write_bytes(b"".join(line for _, line in rows))
         job, moments, seconds = run_job(deployment, client, work)
         output, errors = _download(client, job, work)
-        teams = client.list_teams()
         references = _measure_references(deployment, rows) if deployment.slo.endpoint_use else ()
+        fair_share = _measure_shares(deployment, client, work, job, moments) if len(deployment.teams) > 1 else None
+        teams = client.list_teams()
     report = build_report(
-        deployment, started.isoformat(), job, rows, output, errors, moments, seconds, references, teams
+        deployment, started.isoformat(), job, rows, output, errors, moments, seconds, references, fair_share, teams
     )
     return report, run_folder.publish(runs / deployment.name, started, lambda path: _write_run(report, work, path))
 
@@ -300,6 +308,26 @@ def _download(client: BatchClient, job: Mapping[str, Any], work: Path) -> tuple[
     return lines[0], lines[1]
 
 
+def _measure_shares(
+    deployment: BatchDeployment, client: BatchClient, work: Path, job: Mapping[str, Any], moments: Sequence[Moment]
+) -> batch_shares.FairShare:
+    """Run jobs of all teams at once, of rows as the sample's, as many of each team as its weight."""
+    weights = {name: team.weight for name, team in deployment.teams.items()}
+    row_tokens = job["tokens"]["output"] / max(1, job["request_counts"]["completed"])
+    shared_rows = max(deployment.sample.rows, int(SHARED_S * compute_rate(moments) / max(1.0, row_tokens)))
+    counts = {team: max(1, shared_rows * weight // sum(weights.values())) for team, weight in weights.items()}
+    files = {name: _write_rows(deployment, work / f"team-{name}.jsonl", count) for name, count in counts.items()}
+    urgent = _write_rows(deployment, work / "urgent.jsonl", max(1, shared_rows // 100))
+    return batch_shares.measure(client, weights, files, urgent, deployment.slo.deadline + _GRACE_S)
+
+
+def _write_rows(deployment: BatchDeployment, file: Path, count: int) -> Path:
+    """Write so many rows that can run."""
+    rows = build_rows(deployment, count, secrets.token_hex(4))
+    file.write_bytes(b"".join(line for custom_id, line in rows if custom_id))
+    return file
+
+
 def _measure_references(deployment: BatchDeployment, rows: Sequence[tuple[str | None, bytes]]) -> tuple[Reference, ...]:
     """Send the sample's rows to the endpoint at fixed concurrencies."""
     bodies = [json.dumps(json.loads(line)["body"]).encode() for custom_id, line in rows if custom_id]
@@ -346,6 +374,7 @@ def build_report(
     moments: Sequence[Moment],
     seconds: float,
     references: Sequence[Reference],
+    fair_share: batch_shares.FairShare | None,
     teams: Sequence[Mapping[str, Any]],
 ) -> BatchReport:
     """Count the rows, and hold the job against its SLO."""
@@ -353,7 +382,8 @@ def build_report(
     rate = compute_rate(moments)
     best = max((reference.output_tokens_per_s for reference in references), default=0.0)
     use = rate / best if best else None
-    missed = tuple(_judge(deployment, job, counts, sum(1 for custom_id, _ in rows if custom_id), seconds, use))
+    runnable = sum(1 for custom_id, _ in rows if custom_id)
+    missed = tuple(_judge(deployment, job, counts, runnable, seconds, use, fair_share))
     return BatchReport(
         name=deployment.name,
         verdict="fail" if missed else "pass",
@@ -371,6 +401,7 @@ def build_report(
         teams=tuple(_build_team_use(team) for team in teams),
         endpoint_use=None if use is None else round(use, 4),
         references=tuple(references),
+        fair_share=fair_share,
         moments=tuple(moments),
         error_kinds=dict(Counter(line["error"]["code"] for line in errors)),
         settings={
@@ -442,6 +473,7 @@ def _judge(
     runnable: int,
     seconds: float,
     use: float | None,
+    fair_share: batch_shares.FairShare | None,
 ) -> Iterator[MissedObjective]:
     slo = deployment.slo
     if job["status"] != "completed":
@@ -461,6 +493,10 @@ def _judge(
         shown = "nothing was measured" if use is None else f"{use:.0%} of the endpoint's best rate"
         reason = f"{shown}; the least is {slo.endpoint_use:.0%}"
         yield MissedObjective(metric="endpoint_use", value=use, limit=slo.endpoint_use, why=reason)
+    if fair_share and slo.urgent_row is not None and fair_share.urgent.first_row_s > slo.urgent_row:
+        first_row_s = fair_share.urgent.first_row_s
+        reason = f"{first_row_s:.1f} s to the first row of the urgent job; the limit is {slo.urgent_row:g} s"
+        yield MissedObjective(metric="urgent_row", value=first_row_s, limit=slo.urgent_row, why=reason)
 
 
 def _write_run(report: BatchReport, work: Path, folder: Path) -> None:

@@ -3,47 +3,59 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+import itertools
+from typing import TYPE_CHECKING
 
-from llm_serving.validation import html_report
+from markupsafe import Markup
+
+from llm_serving.validation import batch_shares, charts, html_report
 
 if TYPE_CHECKING:
-    from llm_serving.validation.batch import BatchReport, Moment
+    from llm_serving.validation.batch import BatchReport
 
-WIDTH, HEIGHT = 640, 160
-
-
-class Curve(NamedTuple):
-    """A picture of one value over time."""
-
-    title: str
-    points: str
-    """Of an SVG polyline."""
-
-    top: str
-    """The largest value."""
-
-    seconds: str
+_POINTS = 40
+"""Most points of a curve."""
 
 
 def render(report: BatchReport) -> str:
     """Return the page as HTML."""
     started = datetime.datetime.fromisoformat(report.started_at).strftime("%d %B %Y, %H:%M:%S UTC")
     template = html_report.create_environment().get_template("batch.html.j2")
-    curves = list(_draw(report.moments))
-    return template.render(report=report, started=started, curves=curves, width=WIDTH, height=HEIGHT)
-
-
-def _draw(moments: Sequence[Moment]) -> Iterator[Curve]:
-    values: tuple[tuple[str, Callable[[Moment], int]], ...] = (
-        ("Rows with a result", lambda moment: moment.completed + moment.failed),
-        ("Requests in flight, as the workers said", lambda moment: moment.in_flight),
+    return template.render(
+        report=report, started=started, pictures=_render_pictures(report), shares=_render_shares(report)
     )
-    for title, get_value in values:
-        end = max((moment.seconds for moment in moments), default=0.0) or 1.0
-        top = max((get_value(moment) for moment in moments), default=0) or 1
-        points = " ".join(
-            f"{WIDTH * moment.seconds / end:.1f},{HEIGHT - HEIGHT * get_value(moment) / top:.1f}" for moment in moments
-        )
-        yield Curve(title, points, f"{top:,}", f"{end:.0f} s")
+
+
+def _render_pictures(report: BatchReport) -> dict[str, Markup]:
+    """The job over time, by title."""
+    moments = report.moments[:: len(report.moments) // _POINTS + 1]
+    values = {
+        "Rows with a result": ("rows", [(moment.seconds, moment.completed + moment.failed) for moment in moments]),
+        "Requests in flight, as the workers said": (
+            "requests",
+            [(moment.seconds, moment.in_flight) for moment in moments],
+        ),
+    }
+    return {
+        title: Markup(charts.render_curves(title, "s", unit, {"": points}, {}, {}))
+        for title, (unit, points) in values.items()
+    }
+
+
+def _render_shares(report: BatchReport) -> Markup:
+    """Each team's share of the output tokens over time; empty where it was not measured."""
+    if report.fair_share is None:
+        return Markup()
+    width_s, bands = batch_shares.compute_bands(report.fair_share)
+    picture = charts.render_bands(
+        "Share of the output tokens",
+        bands,
+        width_s,
+        levels=[100 * level for level in itertools.accumulate(share.expected for share in report.fair_share.teams)][
+            :-1
+        ],
+        marks={"urgent job submitted": report.fair_share.urgent.submitted_s},
+        highlight=batch_shares.URGENT,
+        caption=f"In each {width_s:g} s, by team.",
+    )
+    return Markup(picture)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -20,6 +20,9 @@ LETTER_WIDTH, ROW_HEIGHT = 7.2, 14
 BINS = 40
 COLUMNS = 240
 """Columns of a time line: a longer run shows minimum, median and maximum of each."""
+
+WIDE_BAND = 0.8
+"""Share of a band's largest width that has room for its name."""
 
 TAIL = 1.5
 """Upper end of a distribution, as a multiple of its 99th percentile; samples above are counted at its side."""
@@ -179,13 +182,7 @@ def render_curves(
     for name, limit in visible_limits.items():
         body.append(f'<line class="limit" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(limit)}" y2="{y(limit)}"/>')
         body.append(_render_text(LEFT + 6, y(limit) + 14, f"{name} limit {format_number(limit)}", "start", "limit"))
-    for name, position in marks.items():
-        body.append(
-            f'<line class="mark" x1="{x(position)}" x2="{x(position)}" y1="{LOW_TOP - 8}" y2="{HEIGHT - BOTTOM}"/>'
-        )
-        is_left = x(position) + 4 + len(name) * LETTER_WIDTH > WIDTH
-        shift, anchor = (-4, "end") if is_left else (4, "start")
-        body.append(_render_text(x(position) + shift, LOW_TOP - 10, name, anchor, "mark"))
+    body += _render_positions(x, marks)
     for number, (name, curve) in enumerate(curves.items()):
         path = "L".join(f"{x(position)},{y(value)}" for position, value in curve)
         body.append(f'<path class="line curve-{number}" d="M{path}"/>')
@@ -193,6 +190,60 @@ def render_curves(
         position, value = curve[-1]
         body.append(_render_text(x(position), y(value) - 6, name, "end", "mark"))
     return _render_svg(title, f"{len(points)} points of {len(curves)} curves.", body)
+
+
+def _render_positions(x: Scale, marks: Mapping[str, float]) -> Iterator[str]:
+    """Render vertical lines, each named at its top."""
+    for name, position in marks.items():
+        yield f'<line class="mark" x1="{x(position)}" x2="{x(position)}" y1="{LOW_TOP - 8}" y2="{HEIGHT - BOTTOM}"/>'
+        is_left = x(position) + 4 + len(name) * LETTER_WIDTH > WIDTH
+        shift, anchor = (-4, "end") if is_left else (4, "start")
+        yield _render_text(x(position) + shift, LOW_TOP - 10, name, anchor, "mark")
+
+
+def render_bands(
+    title: str,
+    bands: Mapping[str, Sequence[float]],
+    width_s: float,
+    levels: Sequence[float],
+    marks: Mapping[str, float],
+    highlight: str,
+    caption: str,
+) -> str:
+    """Render percentages of a whole over time as bands on top of each other, each named where it is wide.
+
+    Args:
+        bands: one value for each `width_s` seconds, by name, the lowest band first.
+        levels: horizontal lines, in percent.
+        marks: vertical lines in seconds, by name.
+        highlight: name of the band in another color.
+    """
+    count = len(next(iter(bands.values()), ()))
+    if not count:
+        return _render_empty(title)
+    x, y = Scale(0, count * width_s, LEFT, WIDTH - RIGHT), Scale(0, 100, HEIGHT - BOTTOM, LOW_TOP)
+    areas, names, below = [], [], [0.0] * count
+    for number, (name, values) in enumerate(bands.items()):
+        above = [low + value for low, value in zip(below, values, strict=True)]
+        top = "L".join(
+            f"{x(index * width_s)},{y(end)}L{x((index + 1) * width_s)},{y(end)}" for index, end in enumerate(above)
+        )
+        bottom = "L".join(
+            f"{x((index + 1) * width_s)},{y(below[index])}L{x(index * width_s)},{y(below[index])}"
+            for index in reversed(range(count))
+        )
+        kind = "highlight" if name == highlight else f"band-{number}"
+        areas.append(f'<path class="band {kind}" d="M{top}L{bottom}Z"/>')
+        wide = [index for index, value in enumerate(values) if value >= WIDE_BAND * max(values)]
+        place = min(wide, key=lambda index: abs(index + 0.5 - count / 2))
+        middle = (below[place] + above[place]) / 2
+        names.append(_render_text(x((place + 0.5) * width_s), y(middle) + 4, name, "middle", "mark"))
+        below = above
+    lines = [
+        f'<line class="mark" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(level)}" y2="{y(level)}"/>' for level in levels
+    ]
+    axes = [*_render_x_axis(x, "s"), *_render_y_axis(y, "%")]
+    return _render_svg(title, caption, [*areas, *axes, *lines, *_render_positions(x, marks), *names])
 
 
 def render_steps(title: str, values: Sequence[float], width_s: float, unit: str, caption: str) -> str:

@@ -140,6 +140,13 @@ def test_the_sample_needs_a_model_and_a_team_that_are_there(tmp_path: Path) -> N
         resolve(tmp_path / "mine", MINIMAL.replace("{model: m}", "{model: m, team: nobody}"))
 
 
+def test_an_urgent_job_is_limited_among_several_teams_alone(tmp_path: Path) -> None:
+    text = MINIMAL + "slo: {urgent_row: 5s}\n"
+    with pytest.raises(InputError, match="an urgent job is measured among jobs of several teams, and there is one"):
+        resolve(tmp_path / "mine", text)
+    assert resolve(tmp_path / "mine", text + "teams: {ads: {}, search: {}}\n").slo.urgent_row == 5
+
+
 def test_a_target_without_a_workflow_refuses_it() -> None:
     for target in registry.list_targets():
         registry.load_target(target).check_kind("batch")

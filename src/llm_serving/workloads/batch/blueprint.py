@@ -290,6 +290,9 @@ class BatchSlo(Settings):
     failed_rows: Share = parse_default("0%")
     """Most rows that could run and failed."""
 
+    urgent_row: Duration | None = None
+    """Longest time from the submission of a job of `priority: high` to its first result while jobs of all teams run."""
+
 
 class Blueprint(BaseBlueprint):
     """A user's copy of a pattern that runs batches."""
@@ -330,7 +333,12 @@ class Blueprint(BaseBlueprint):
     """What the sample job must be like."""
 
     def find_conflicts(self) -> Iterable[Iterator[Conflict]]:
-        return (self._check_sample(), self._check_schedules())
+        return (self._check_sample(), self._check_schedules(), self._check_urgent_row())
+
+    def _check_urgent_row(self) -> Iterator[Conflict]:
+        if self.slo.urgent_row is not None and len(self.teams) == 1:
+            reason = "an urgent job is measured among jobs of several teams, and there is one"
+            yield Conflict(("slo", "urgent_row"), reason, "no urgent_row")
 
     def _check_schedules(self) -> Iterator[Conflict]:
         for name, schedule in self.schedules.items():
