@@ -383,6 +383,7 @@ def _format_batch(job: Job) -> dict[str, Any]:
         "priority": job["priority"],
         "tokens": job["tokens"],
         "endpoint_s": round(job.get("endpoint_s", 0.0), 3),
+        "failures": job.get("failures", {}),
     }
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from batch import reader, rows
+from batch import layout, reader, rows
 from batch.layout import COUNTS, Chunk, Head, Job, Layout
 from batch.store import Conflict, Store
 
@@ -35,6 +35,9 @@ class Results:
     output: bytearray = field(default_factory=bytearray)
     errors: bytearray = field(default_factory=bytearray)
     counts: dict[str, float] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
+    failures: Counter[str] = field(default_factory=Counter)
+    """Rows that failed, by code."""
+
     faults: bool = False
     saved: bool = False
     """Whether they count, whoever waited for that."""
@@ -98,11 +101,11 @@ class ChunkState:
         self._results.counts["completed"] += 1
         self._add_tokens(input_tokens, output_tokens)
 
-    def add_error(self, line: bytes, input_tokens: int = 0, output_tokens: int = 0, *, expired: bool = False) -> None:
+    def add_error(self, line: bytes, code: str, input_tokens: int = 0, output_tokens: int = 0) -> None:
         """Add a row that failed for good, with the tokens of what was answered of it."""
         self._results.errors += line
         self._results.counts["failed"] += 1
-        self._results.counts["expired"] += expired
+        self._results.failures[code] += 1
         self._add_tokens(input_tokens, output_tokens)
 
     def _add_tokens(self, input_tokens: int, output_tokens: int) -> None:
@@ -113,12 +116,12 @@ class ChunkState:
         """Add the endpoint's time that the chunk's rows took; it is saved with the next row."""
         self._results.counts["endpoint_s"] += seconds
 
-    def fail_rest(self, code: str, message: str, *, expired: bool = False) -> None:
+    def fail_rest(self, code: str, message: str) -> None:
         """Fail all rows that have not started."""
         while self.pending:
             row = self.pending.popleft()
             custom_id = json.loads(row.content)["custom_id"]
-            self.add_error(rows.format_error(custom_id, code, message, line=row.line), expired=expired)
+            self.add_error(rows.format_error(custom_id, code, message, line=row.line), code)
 
     def collect(self) -> Results:
         """Take the results that are not in S3 yet."""
@@ -141,6 +144,7 @@ class ChunkState:
     def _write_part(self, results: Results) -> None:
         number = len(self.head["parts"])
         part: dict[str, Any] = {"output": "", "errors": "", "faults": results.faults, **results.counts}
+        part["failures"] = results.failures
         for kind, body, size in (("output", results.output, "output_bytes"), ("errors", results.errors, "error_bytes")):
             part[size] = len(body)
             if body:
@@ -159,9 +163,7 @@ class ChunkState:
         parts = self.head["parts"]
         joined = parts
         if len(parts) > 1:
-            part: dict[str, Any] = {"output": "", "errors": "", "faults": False}
-            for name in COUNTS:
-                part[name] = sum(entry[name] for entry in parts)
+            part: dict[str, Any] = {"output": "", "errors": "", "faults": False, **layout.add_counts(parts)}
             for kind, size in (("output", "output_bytes"), ("errors", "error_bytes")):
                 part[size] = sum(entry[size] for entry in parts)
                 if part[size]:
@@ -217,7 +219,7 @@ class ChunkState:
 
     def _add_fault(self, custom_id: str | None, code: str, message: str, line: int) -> None:
         self._results.faults = True
-        self.add_error(rows.format_error(custom_id, code, message, line=line))
+        self.add_error(rows.format_error(custom_id, code, message, line=line), code)
 
     def _read_done_ids(self) -> Iterator[str]:
         """The ids of the rows with results that count."""

@@ -204,7 +204,8 @@ class Jobs:
         counted = layout.add_counts(counts for _, counts in known.values())
         counts = {**job["request_counts"], "completed": counted["completed"], "failed": counted["failed"]}
         tokens = {"input": counted["input_tokens"], "output": counted["output_tokens"]}
-        return cast(Job, {**job, "request_counts": counts, "tokens": tokens, "endpoint_s": counted["endpoint_s"]})
+        more = {name: counted[name] for name in ("endpoint_s", "failures")}
+        return cast(Job, {**job, "request_counts": counts, "tokens": tokens, **more})
 
     def cancel(self, job_id: str) -> Job | None:
         """Cancel a job: rows that have not started fail as `batch_cancelled`; None where there is no such job."""

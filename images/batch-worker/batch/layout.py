@@ -24,6 +24,7 @@ write of the head by the worker before is refused, whatever that worker believes
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypedDict
 
@@ -66,8 +67,12 @@ MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 64 * 2**10, 16 * 2**20
 """Smallest and usual largest chunk: a worker holds a few of them in memory, with their results."""
 
 
-COUNTS = ("completed", "failed", "expired", "input_tokens", "output_tokens", "endpoint_s")
-"""What is counted of each part: rows, those of `failed` that expired, tokens, and the endpoint's time, in seconds."""
+COUNTS = ("completed", "failed", "input_tokens", "output_tokens", "endpoint_s")
+"""What is counted of each part: rows, tokens, and the endpoint's time, in seconds. `failures` has those of `failed` by
+code."""
+
+EXPIRED_CODE = "batch_expired"
+"""Of rows that ran out of time, in OpenAI's words."""
 
 
 class Chunk(TypedDict):
@@ -129,6 +134,9 @@ class Job(TypedDict, total=False):
     """The endpoint's time that its rows took, shared with the rows of other jobs by requests in flight; jobs of earlier
     versions lack it."""
 
+    failures: dict[str, int]
+    """Rows that failed, by code; jobs of earlier versions lack it."""
+
     errors: list[dict[str, Any]]
     """Why the job failed, or the first rows that cannot run: code, message, line."""
 
@@ -157,7 +165,7 @@ class Head(TypedDict):
     worker: str
     parts: list[dict[str, Any]]
     """Results that count, in order: `output` and `errors` (keys, empty for none), `output_bytes`, `error_bytes`,
-    COUNTS; `faults`: whether it has the rows that never run."""
+    COUNTS, `failures`; `faults`: whether it has the rows that never run."""
 
     done: bool
     fruitless: int
@@ -343,14 +351,15 @@ def advance(job: Job, new_state: str, now: float) -> Job | None:
 
 
 def count_rows(heads: Iterable[Head]) -> dict[str, Any]:
-    """COUNTS of all parts that count."""
+    """COUNTS and failures of all parts that count."""
     return add_counts(part for head in heads for part in head["parts"])
 
 
 def add_counts(counts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Sums of COUNTS; a part of an earlier version lacks some."""
-    total: dict[str, Any] = dict.fromkeys(COUNTS, 0)
+    """Sums of COUNTS and failures; a part of an earlier version lacks some."""
+    total: dict[str, Any] = {**dict.fromkeys(COUNTS, 0), "failures": Counter()}
     for each in counts:
+        total["failures"].update(each.get("failures", {}))
         for name in COUNTS:
             total[name] += each.get(name, 0)
     return total

@@ -11,12 +11,12 @@ from typing import Any
 from batch import long_inputs, rows
 from batch.chunk import PendingRow
 from batch.endpoint import BUSY_STATUSES, UNAUTHORIZED, Answer, Endpoint, EndpointAway, NoAnswer
-from batch.layout import Job
+from batch.layout import EXPIRED_CODE, Job
 from batch.settings import WorkerSettings
 
 MAX_BACKOFF_S = 30.0
 
-EXPIRED = ("batch_expired", "This request could not be executed before the completion window expired.")
+EXPIRED = (EXPIRED_CODE, "This request could not be executed before the completion window expired.")
 """Code and message of rows that ran out of time, in OpenAI's words."""
 
 

@@ -259,10 +259,11 @@ class Steps:
             },
             "tokens": {"input": counted["input_tokens"], "output": counted["output_tokens"]},
             "endpoint_s": counted["endpoint_s"],
+            "failures": counted["failures"],
             "output_key": self._keys.get_output_key(job_id),
             "error_key": self._keys.get_error_key(job_id),
         }
-        job = self._change_job(job_id, lambda job: self._finish(job, result, counted["expired"] > 0))
+        job = self._change_job(job_id, lambda job: self._finish(job, result))
         return {"state": job["state"], **result["request_counts"]}
 
     def _read_heads(self, job: Job) -> Iterator[Head]:
@@ -305,12 +306,12 @@ class Steps:
 
         return {"state": self._change_job(job_id, change)["state"]}
 
-    def _finish(self, job: Job, result: dict[str, Any], expired: bool) -> Any:
+    def _finish(self, job: Job, result: dict[str, Any]) -> Any:
         """The job in its last state, with its results."""
         now = self._now()
         if job["state"] == layout.CANCELLING:
             state = layout.CANCELLED
-        elif expired:
+        elif result["failures"].get(layout.EXPIRED_CODE):
             state = layout.EXPIRED
         else:
             state = layout.COMPLETED

@@ -381,7 +381,7 @@ class Worker:
         if job["state"] in (layout.CANCELLING, layout.CANCELLED, layout.FAILED):
             chunk.state.fail_rest("batch_cancelled", "the batch was cancelled before this row ran")
         elif self._clock() > job["deadline_at"]:
-            chunk.state.fail_rest(*EXPIRED, expired=True)
+            chunk.state.fail_rest(*EXPIRED)
 
     # Rows
 
@@ -455,7 +455,7 @@ class Worker:
     def _record(self, chunk: OpenChunk, outcome: Outcome) -> None:
         tokens = (outcome.input_tokens, outcome.output_tokens)
         if outcome.failure:
-            chunk.state.add_error(outcome.line, *tokens, expired=outcome.failure == EXPIRED[0])
+            chunk.state.add_error(outcome.line, outcome.failure, *tokens)
             self._counters.failed += 1
         else:
             chunk.state.add_output(outcome.line, *tokens)

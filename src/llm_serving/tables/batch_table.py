@@ -53,7 +53,7 @@ def render_job(job: Mapping[str, Any], workers: Sequence[Mapping[str, Any]]) -> 
     done = counts["completed"] + counts["failed"]
     lines = [
         Text(f"{job['id']}  {job['state']}  team {job['team']}, priority {job['priority']}"),
-        Text(f"rows     {done:,} of {counts['total']:,}, {counts['failed']:,} failed"),
+        Text(f"rows     {done:,} of {counts['total']:,}{_format_share(done, counts['total'])}{_describe_failed(job)}"),
         Text(f"tokens   {tokens['input']:,} in, {tokens['output']:,} out"),
     ]
     if rate := _describe_rate(job, done):
@@ -71,6 +71,17 @@ def render_job(job: Mapping[str, Any], workers: Sequence[Mapping[str, Any]]) -> 
     if len(job["errors"]) > _SHOWN_ERRORS:
         lines.append(Text(f"         and {len(job['errors']) - _SHOWN_ERRORS} more: see errors.jsonl"))
     return Group(*lines)
+
+
+def _format_share(done: int, total: int) -> str:
+    return f" ({100 * done // total}%)" if total else ""
+
+
+def _describe_failed(job: Mapping[str, Any]) -> str:
+    """How many rows failed, by kind, the most frequent first."""
+    kinds = sorted(job["failures"].items(), key=lambda kind: -kind[1])
+    by_kind = ", ".join(f"{count:,} {code}" for code, count in kinds)
+    return f", {job['request_counts']['failed']:,} failed{f': {by_kind}' if by_kind else ''}"
 
 
 def _format_line(error: Mapping[str, Any]) -> str:

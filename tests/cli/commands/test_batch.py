@@ -57,3 +57,39 @@ def test_a_deployment_of_another_kind_has_no_jobs(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(registry, "load_target", lambda _: target)
     result = CliRunner().invoke(batch.app, ["list", "mine"])
     assert str(result.exception) == "mine: now kind: serving: it has no jobs. Fix: a batch blueprint."
+
+
+def build_job(status: str, completed: int, **failures: int) -> dict[str, Any]:
+    ended = {"completed_at": 1_795_000_020} if status == "completed" else {}
+    counts = {"total": 40, "completed": completed, "failed": sum(failures.values())}
+    return {
+        "id": "batch_1", "status": status, "team": "ads", "priority": "high", "request_counts": counts,
+        "failures": failures, "tokens": {"input": 900, "output": 600}, "endpoint_s": 12.0, "cost_usd": 0.5,
+        "created_at": 1_795_000_000, "in_progress_at": 1_795_000_010, "expires_at": 1_795_090_000, "errors": None,
+        **ended,
+    }  # fmt: skip
+
+
+def test_a_job_is_watched_until_it_ends_with_its_failures_by_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = Target(BatchDeployment.model_construct(kind="batch", url=""))
+    shown = [build_job("in_progress", 10), build_job("completed", 36, no_answer=1, context_length_exceeded=3)]
+    monkeypatch.setattr(registry, "load_target", lambda _: target)
+    monkeypatch.setattr(batch, "WATCH_INTERVAL_S", 0.0)
+    monkeypatch.setattr(batch.BatchClient, "read", lambda *_: shown.pop(0))
+    monkeypatch.setattr(batch.BatchClient, "list_workers", lambda _: [])
+    result = CliRunner().invoke(batch.app, ["status", "mine", "batch_1", "--watch"])
+    assert result.exit_code == 0, result.output
+    assert not shown
+    assert result.stdout.splitlines() == [
+        "batch_1  completed  team ads, priority high",
+        "rows     40 of 40 (100%), 4 failed: 3 context_length_exceeded, 1 no_answer",
+        "tokens   900 in, 600 out",
+        "rate     4.0 rows/s, 60 output tokens/s",
+        "endpoint 12.0 s of its time, 0.50 USD",
+    ]
+
+
+@pytest.mark.parametrize("words", [["mine", "--watch"], ["mine", "batch_1", "--watch", "--json"]])
+def test_what_cannot_be_watched_is_refused(words: list[str]) -> None:
+    result = CliRunner().invoke(batch.app, ["status", *words])
+    assert str(result.exception) == "--watch: it shows one job to a person. Fix: an ID, and no --json."

@@ -137,6 +137,8 @@ def test_failed_rows_run_again_and_no_other_row_does(url: str, client: openai.Op
     options: Any = {"endpoint": ENDPOINT, "completion_window": "24h", "metadata": {"team": "ads"}}
     ended = wait_for_end(client, client.batches.create(input_file_id=file.id, **options).id)
     assert ended.request_counts.model_dump() == {"total": 5, "completed": 1, "failed": 4}
+    kinds = {"request_refused": 2, "duplicate_custom_id": 1, "invalid_json_line": 1}
+    assert BatchClient(url).read(ended.id)["failures"] == kinds
     retry = BatchClient(url).retry(ended.id)
     assert (retry["team"], retry["metadata"]) == ("ads", {"team": "ads"})
     input_rows = client.files.content(retry["input_file_id"]).text.splitlines()

@@ -253,6 +253,8 @@ def test_rows_that_cannot_run_are_reported_once_with_their_lines(store: Store, s
         ("missing_custom_id", 6, None),
     ]
     assert errors[1]["error"]["message"] == "line 1 has this custom_id already"
+    kinds = {"invalid_json_line": 1, "duplicate_custom_id": 1, "missing_custom_id": 1}
+    assert steps._read_job(job["id"])["failures"] == kinds
 
 
 def test_a_doubled_id_is_found_in_another_chunk(store: Store, steps: Steps, write_input: Any) -> None:
@@ -328,13 +330,14 @@ def test_rows_of_a_cancelled_or_late_job_are_in_the_errors(store: Store, steps: 
     (chunk,) = prepare(steps, job)
     state = ChunkState.open(store, KEYS, job, chunk, "worker")
     answer(state, 2)
-    state.fail_rest("batch_expired", "too late", expired=True)
+    state.fail_rest("batch_expired", "too late")
     state.commit(state.collect())
     state.finish()
     assert steps.merge(job["id"]) == {"state": layout.EXPIRED, "total": 5, "completed": 2, "failed": 3}
     output, errors = read_results(store, job["id"])
     assert len(output) == 2
     assert {line["error"]["code"] for line in errors} == {"batch_expired"}
+    assert steps._read_job(job["id"])["failures"] == {"batch_expired": 3}
 
 
 def test_a_chunk_that_is_given_up_has_its_rows_in_the_errors(store: Store, steps: Steps, write_input: Any) -> None:

@@ -28,7 +28,7 @@ DENIED = "User: worker is not authorized to perform: {} because no identity-base
 
 OWN = WorkerSettings(
     worker="w", ready_file="", metrics=(), is_shared=False, min_concurrency=1, max_concurrency=8, long_inputs="reject",
-    engine_priorities={}, attempts=3, request_timeout_s=1.0, cache=None,
+    engine_priorities={}, attempts=3, request_timeout_s=1.0, cache=None, objectives=(),
 )  # fmt: skip
 
 

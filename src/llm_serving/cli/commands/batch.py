@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from pydantic import TypeAdapter, ValidationError
+from rich.live import Live
 
 from llm_serving import console
 from llm_serving.cli.arguments import FLEET, TARGET, AsJson, Fleet, Folder, Target
@@ -22,6 +24,8 @@ from llm_serving.workloads.batch.client import FINAL_STATES, BatchClient
 from llm_serving.workloads.batch.deployment import BatchDeployment
 
 app = typer.Typer(help="Submit files of rows to a batch deployment.", no_args_is_help=True)
+
+WATCH_INTERVAL_S = 1.0
 
 JobId = Annotated[str, typer.Argument(metavar="ID", help="The job's id, as `submit` prints it.")]
 To = Annotated[Path, typer.Option("--to", metavar="FOLDER", help="Folder for output.jsonl and errors.jsonl.")]
@@ -98,14 +102,22 @@ def status(
     job_id: Annotated[
         str | None, typer.Argument(metavar="[ID]", help="The job's id; what each team took if left out.")
     ] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it again every second until it ends.")] = False,
     fleet: Fleet = FLEET,
     target: Target = TARGET,
     as_json: AsJson = False,
 ) -> None:
-    """Show a job: its state, rows, tokens, rate, cost, and the time that is left; or what each team took so far."""
+    """Show a job: its state, rows, failures by kind, tokens, rate, cost, and the time that is left; or what each team
+    took so far.
+    """
+    if watch and (as_json or job_id is None):
+        raise InputError("--watch: it shows one job to a person. Fix: an ID, and no --json.")
     with _open_deployment(folder, fleet, target) as (_, client):
         if job_id is None:
             _print_teams(client.list_teams(), as_json)
+            return
+        if watch:
+            _watch(client, job_id)
             return
         payload, workers = _build_payload(client.read(job_id)), [] if as_json else client.list_workers()
     if as_json:
@@ -170,6 +182,17 @@ def _open_deployment(folder: Path, fleet: Path, target: str) -> Iterator[tuple[B
         if not isinstance(deployment, BatchDeployment):
             raise InputError(f"{folder}: now kind: {deployment.kind}: it has no jobs. Fix: a batch blueprint.")
         yield deployment, BatchClient(inputs.url or deployment.url)
+
+
+def _watch(client: BatchClient, job_id: str) -> None:
+    """Show a job in place until it ends; where the output is no terminal, its end alone."""
+    with Live(console=console.out, auto_refresh=False) as live:
+        while True:
+            payload = _build_payload(client.read(job_id))
+            live.update(batch_table.render_job(payload, client.list_workers()), refresh=True)
+            if payload["state"] in FINAL_STATES:
+                return
+            time.sleep(WATCH_INTERVAL_S)
 
 
 def _print_teams(teams: list[dict[str, Any]], as_json: bool) -> None:
@@ -255,7 +278,7 @@ def _download_results(client: BatchClient, job: dict[str, Any], folder: Path) ->
 
 def _build_payload(job: dict[str, Any]) -> dict[str, Any]:
     """A job as `--json` shows it."""
-    names = ("id", "team", "priority", "request_counts", "tokens", "endpoint_s", "cost_usd", "created_at",
+    names = ("id", "team", "priority", "request_counts", "failures", "tokens", "endpoint_s", "cost_usd", "created_at",
              "in_progress_at", "expires_at")  # fmt: skip
     ended = next((job[f"{state}_at"] for state in FINAL_STATES if job.get(f"{state}_at")), None)
     errors = job["errors"]["data"] if job["errors"] else []
