@@ -49,6 +49,7 @@ WATCH_INTERVAL_S = 2.0
 REPORT_INTERVAL_S = 5.0
 REPAIR_INTERVAL_S = 20.0
 POLL_INTERVAL_S = 0.3
+IDLE_POLL_INTERVAL_S = 2.0
 LONG_POLL_S = 10
 QUEUE_INTERVAL_S = 1.0
 
@@ -126,6 +127,7 @@ class Worker:
         self._row_tokens = FIRST_TOKENS
         self._wake = asyncio.Event()
         self._stopping = asyncio.Event()
+        self._arrived, self._arrived_at = asyncio.Event(), time.monotonic()
         self._last_answers = self._last_tokens = self._last_refusals = 0
         self._last_preemptions, self._last_time = -1.0, time.monotonic()
         self._shared_at = time.monotonic()
@@ -231,7 +233,7 @@ class Worker:
                 continue
             message = await self._receive(queue)
             if message is None:
-                await self._rest()
+                await self._rest(IDLE_POLL_INTERVAL_S)
                 continue
             if message.task == "run":
                 await self._open_chunk(message)
@@ -262,11 +264,20 @@ class Worker:
             return None
         if message:
             self._held.add(message)
+            self._arrived_at = time.monotonic()
+            self._arrived.set()  # wakes who rests now
+            self._arrived.clear()
         return message
 
-    async def _rest(self) -> None:
+    async def _rest(self, longest_s: float = POLL_INTERVAL_S) -> None:
+        """Pause before the next look into an embedded AWS's queue, longer the longer none had a message.
+
+        AWS waits for a message itself; the embedded AWS, which shares this machine with the engines, polls for it.
+        """
         if self._settings.is_emulated:
-            await asyncio.sleep(POLL_INTERVAL_S)
+            idle_s = time.monotonic() - self._arrived_at
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._arrived.wait(), min(longest_s, POLL_INTERVAL_S + idle_s / 10))
 
     async def _do_step(self, message: Message) -> None:
         """Do a step, and answer the state machine."""
