@@ -270,6 +270,7 @@ def _read_load(run: BatchRun) -> tuple[float, float]:
 
     with urllib.request.urlopen(f"{run.endpoint}/metrics", timeout=30) as page:
         load = parse_load(page.read().decode())
+    assert load
     return load.running, load.waiting
 
 

@@ -64,11 +64,18 @@ def test_programs_reach_the_endpoint_and_aws_and_nobody_reaches_the_workers(
     assert is_allowed(policies, "ingress", api, (SERVING, engine), 8080), "clients are the namespace's pods"
     assert not is_allowed(policies, "ingress", api, STRANGER, 8080)
     assert not is_allowed(policies, "ingress", worker, (SERVING, api), 8080)
-    # The page says so: workers see no metrics of engines, whose release lets in its own pods and Prometheus.
+    # Workers alone read the engines' metrics, by a Service with an address for each.
+    assert is_allowed(policies, "egress", worker, (SERVING, engine), 8000)
+    assert not is_allowed(policies, "egress", worker, (SERVING, router), 8000)
+    assert not is_allowed(policies, "egress", api, (SERVING, engine), 8000)
     engine["app.kubernetes.io/instance"] = router["app.kubernetes.io/instance"] = "mine"
     client = (SERVING, {**worker, "app.kubernetes.io/instance": "batch"})
     assert is_allowed(serving_policies, "ingress", router, client, 8000)
-    assert not is_allowed(serving_policies, "ingress", engine, client, 8000)
+    assert is_allowed(serving_policies, "ingress", engine, client, 8000)
+    assert not is_allowed(serving_policies, "ingress", engine, (SERVING, {**client[1], **api}), 8000)
+    [service] = [item for item in filter_by_kind(serving, "Service") if item["metadata"]["name"] == "mine-engines"]
+    assert service["spec"]["clusterIP"] == "None"
+    assert [service["spec"]["selector"].items() <= labels.items() for labels in (engine, router)] == [True, False]
     assert is_allowed(filter_by_kind(outside, "NetworkPolicy"), "egress", worker, "203.0.113.9", 6379), "the cache"
     assert not is_allowed(filter_by_kind(outside, "NetworkPolicy"), "egress", api, "203.0.113.9", 6379)
 

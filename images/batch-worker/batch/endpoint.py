@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
+import urllib.parse
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -144,21 +146,41 @@ class Endpoint:
             return False
 
     async def read_metrics(self) -> dict[str, str]:
-        """Read the engines' metrics pages, by URL; those that answer."""
-        pages = await asyncio.gather(*(self._read_page(url) for url in self._metrics))
-        return {url: page for url, page in zip(self._metrics, pages, strict=True) if page}
+        """Read the engines' metrics pages, by URL with the engine's address; those that answer."""
+        found = await asyncio.gather(*(_find_pages(url) for url in self._metrics))
+        hosts = {url: host for urls, host in found for url in urls}
+        pages = await asyncio.gather(*(self._read_page(url, host) for url, host in hosts.items()))
+        return {url: page for url, page in zip(hosts, pages, strict=True) if page}
 
-    async def _read_page(self, url: str) -> str:
+    async def _read_page(self, url: str, host: str) -> str:
+        timeout = aiohttp.ClientTimeout(total=_PROBE_TIMEOUT_S)
         try:
-            async with self._session.get(url, timeout=aiohttp.ClientTimeout(total=_PROBE_TIMEOUT_S)) as response:
+            async with self._session.get(url, headers={"Host": host}, timeout=timeout) as response:
                 return await response.text() if response.status == 200 else ""
         except (TimeoutError, aiohttp.ClientError, OSError):
             return ""
 
 
+async def _find_pages(url: str) -> tuple[list[str], str]:
+    """The page at each address of a URL's host, and the host: the name of a headless Service has one for each engine.
+
+    With TLS the page by its name alone, to which the certificate belongs.
+    """
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme != "http":
+        return [url], parts.netloc
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)
+    except OSError:  # nobody has the name: no engine runs
+        return [], parts.netloc
+    addresses = {entry[4][0]: None for entry in found if entry[0] == found[0][0]}  # of one family: engines have both
+    hosts = [f"[{address}]" if ":" in address else address for address in map(str, addresses)]
+    return [parts._replace(netloc=f"{host}:{parts.port or 80}").geturl() for host in hosts], parts.netloc
+
+
 def sum_load(pages: Iterable[str]) -> EngineLoad | None:
-    """Add up the load of engines by their metrics pages; None without any."""
-    loads = [parse_load(page) for page in pages]
+    """Add up the load of engines by their metrics pages; None without any of vLLM."""
+    loads = [load for page in pages if (load := parse_load(page))]
     if not loads:
         return None
     return EngineLoad(
@@ -169,12 +191,14 @@ def sum_load(pages: Iterable[str]) -> EngineLoad | None:
     )
 
 
-def parse_load(page: str) -> EngineLoad:
-    """Parse vLLM's metrics page; a metric that it lacks is 0."""
+def parse_load(page: str) -> EngineLoad | None:
+    """Parse vLLM's metrics page; None for a page of others, and 0 for a single metric that it lacks."""
     values: dict[str, list[float]] = {}
     for line in page.splitlines():
         if match := _METRIC.match(line):
             values.setdefault(match[1], []).append(float(line.rsplit(" ", 1)[1]))
+    if not values:
+        return None
     return EngineLoad(
         running=sum(values.get("num_requests_running", [0.0])),
         waiting=sum(values.get("num_requests_waiting", [0.0])),

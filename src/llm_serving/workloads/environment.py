@@ -171,6 +171,10 @@ class Conventions(ResolvedData):
     url: str
     """Base URL for clients, with {deployment}, {namespace} and {port}."""
 
+    engines_url: str = ""
+    """Base URL of the engines, with {deployment}, {namespace} and {port}: a name with an address for each; empty where
+    they have no such name."""
+
     rank: str = ""
     """Expression that the target replaces by a node's rank; empty where each node's command holds its number."""
 

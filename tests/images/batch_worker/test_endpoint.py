@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from typing import Any
 
 import pytest
+from aiohttp import web
 from batch import endpoint as endpoint_module
-from batch.endpoint import Answer, Endpoint, EndpointAway, NoAnswer
+from batch.endpoint import Answer, Endpoint, EndpointAway, NoAnswer, sum_load
 from batch.secrets import ApiKey
 
 from llm_serving import processes
@@ -66,6 +68,59 @@ def test_a_whole_answer_arrives(batch_settings: Any) -> None:
     body = json.dumps({"choices": []}).encode()
     answer = send(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body, batch_settings)
     assert (answer.status, answer.body) == (200, {"choices": []})
+
+
+def test_the_load_of_all_engines_behind_a_name_is_read(batch_settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A headless Service: one name, an address for each engine; one of three does not answer."""
+    asked: list[str] = []
+
+    async def show(request: web.Request) -> web.Response:
+        asked.append(request.host)
+        return web.Response(text="vllm:num_requests_running 3.0\nvllm:num_requests_waiting 1.0\n")
+
+    async def run() -> Any:
+        app = web.Application()
+        app.router.add_get("/metrics", show)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        port = processes.claim_free_ports(1)[0]
+        for address in ("127.0.0.1", "127.0.0.2"):
+            await web.TCPSite(runner, address, port).start()
+        loop = asyncio.get_running_loop()
+        found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"127.0.0.{last}", port)) for last in (1, 2, 3, 1)]
+        found.append((socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", port, 0, 0)))
+
+        async def resolve(host: str, *_: Any, **__: Any) -> Any:
+            assert host == "chat-engines.serving.svc"
+            return found
+
+        monkeypatch.setattr(loop, "getaddrinfo", resolve)
+        url = f"http://chat-engines.serving.svc:{port}/metrics"
+        endpoint = Endpoint("http://127.0.0.1:1", ApiKey(batch_settings), 5.0, (url,))
+        try:
+            pages = await endpoint.read_metrics()
+        finally:
+            await endpoint.close()
+            await runner.cleanup()
+        assert sorted(pages) == [f"http://127.0.0.{last}:{port}/metrics" for last in (1, 2)]
+        assert set(asked) == {f"chat-engines.serving.svc:{port}"}
+        return sum_load(pages.values())
+
+    load = asyncio.run(run())
+    assert (load.running, load.waiting) == (6.0, 2.0)
+
+
+def test_without_engines_or_with_others_pages_no_load_is_known(batch_settings: Any) -> None:
+    async def run() -> dict[str, str]:
+        endpoint = Endpoint("http://127.0.0.1:1", ApiKey(batch_settings), 5.0, ("http://127.0.0.1:1/metrics",))
+        try:
+            return await endpoint.read_metrics()
+        finally:
+            await endpoint.close()
+
+    assert asyncio.run(run()) == {}
+    assert sum_load([]) is None
+    assert sum_load(["llamacpp:requests_processing 3\n"]) is None  # 0 of vLLM's would read as an idle engine
 
 
 def test_an_endpoint_that_is_not_there_got_nothing(batch_settings: Any) -> None:

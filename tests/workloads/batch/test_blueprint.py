@@ -251,6 +251,15 @@ def test_a_pool_that_workers_cannot_run_on_is_refused(tmp_path: Path, target: st
     )
 
 
+def test_on_eks_workers_read_the_metrics_of_all_engines_behind_one_name(tmp_path: Path) -> None:
+    text = MINIMAL.replace("url: http://127.0.0.1:8000", "deployment: chat")
+    deployment = resolve_on("eks", tmp_path / "mine", text)
+    metrics = "http://chat-engines.serving.svc:8000/metrics"
+    assert {worker.env["BATCH_METRICS"] for worker in deployment.workers} == {metrics}
+    assert "Rows give way to a queue at chat alone: on EKS a batch does not know its SLO." in deployment.notes
+    assert {worker.env["BATCH_METRICS"] for worker in resolve_on_ecs(tmp_path / "other", text).workers} == {""}
+
+
 def test_on_eks_workers_bear_the_taints_of_their_pool_and_wait_in_its_queue(tmp_path: Path) -> None:
     text = MINIMAL.replace("url: http://127.0.0.1:8000", "deployment: chat")
     cloud = resolve_on("eks", tmp_path / "mine", text).cloud

@@ -17,6 +17,7 @@ CONVENTIONS = Conventions(
     selector_labels={"app.kubernetes.io/instance": "{deployment}", "app.kubernetes.io/component": "{role}"},
     leader_labels={"inference/listens": "true"},
     url="http://{deployment}.{namespace}.svc:{port}",
+    engines_url="http://{deployment}-engines.{namespace}.svc:{port}",
     # Kubernetes fills in the variables that a LeaderWorkerSet gives its pods.
     rank="$(LWS_WORKER_INDEX)",
     leader_address="$(LWS_LEADER_ADDRESS)",

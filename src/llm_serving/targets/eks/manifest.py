@@ -8,7 +8,7 @@ from pathlib import Path
 from llm_serving.fleet.model import Fleet, Name
 from llm_serving.settings.document import Conflict, Document, Settings, load
 from llm_serving.settings.errors import InputError
-from llm_serving.targets.on_aws.rendered import BatchManifest, ZeroOrMore
+from llm_serving.targets.on_aws.rendered import BatchManifest, Port, ZeroOrMore
 
 FILE = "eks.yaml"
 """The rendered file. Of other kinds it holds values of charts/inference alone."""
@@ -28,6 +28,9 @@ class EksBatch(BatchManifest):
     ORCHESTRATOR = "eks"
 
     namespace: Name
+    metrics_port: Port
+    """Port of the metrics of a deployment's engines."""
+
     node_labels: dict[str, str]
     """Labels of the nodes that workers run on; empty for any without taints."""
 

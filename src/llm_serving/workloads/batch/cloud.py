@@ -18,6 +18,7 @@ from llm_serving.workloads.batch import secrets
 from llm_serving.workloads.batch.blueprint import Blueprint, Priority, Schedule
 from llm_serving.workloads.environment import Environment, ResolvedData
 from llm_serving.workloads.serving.deployment import Toleration
+from llm_serving.workloads.serving.processes import ENGINE_PORT
 
 MAX_QUEUE_NAME = 80
 """Most characters of a queue's name, as of a state machine's. Sources: SQS API reference, CreateQueue; Step Functions
@@ -80,6 +81,9 @@ class CloudParts(ResolvedData):
     endpoint_deployment: str
     """The deployment that answers the rows, in the fleet's network; empty where what does may be anywhere."""
 
+    metrics_port: int
+    """Of the engines of such a deployment."""
+
     cache_port: int | None
     """Port of the cache in the fleet's network; None where there is none."""
 
@@ -130,6 +134,7 @@ def resolve(
         inputs=settings.inputs,
         endpoint_port=endpoint.port or (443 if endpoint.scheme == "https" else 80),
         endpoint_deployment=settings.endpoint.deployment or "",
+        metrics_port=ENGINE_PORT,
         cache_port=(urlsplit(cache.url).port or CACHE_PORT) if cache else None,
         worker_secrets=secrets.list_read(api_key, login),
         api_secrets=secrets.list_read(api_key),

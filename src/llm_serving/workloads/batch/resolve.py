@@ -25,7 +25,7 @@ from llm_serving.workloads.serving import blueprint as serving_blueprints
 from llm_serving.workloads.serving import resolve as serving
 from llm_serving.workloads.serving.deployment import Deployment
 from llm_serving.workloads.serving.price import price_deployment
-from llm_serving.workloads.serving.processes import ROUTER_PORT
+from llm_serving.workloads.serving.processes import ENGINE_PORT, ROUTER_PORT
 from llm_serving.workloads.serving.roles import EngineRole, Roles
 from llm_serving.workloads.serving.traffic import Percentiles, Slo, Traffic
 
@@ -40,6 +40,9 @@ API_BYTES = 200_000_000
 API_DEADLINE_S = 120.0
 RESTART_S = 1
 """A worker that ran this long has started: it may be killed at any time, and starts again."""
+
+METRICS_PATH = "/metrics"
+"""Of vLLM, whose metrics workers read."""
 
 ENGINE_PRIORITIES = "high:1,normal:2,low:3"
 """`priority` of requests by that of their job: the engine runs the lowest first, and requests without one have 0."""
@@ -169,8 +172,10 @@ def _list_notes(settings: Blueprint, environment: Environment, answering: _Answe
 
 def _describe_back_off(fed: str, environment: Environment, answering: _Answering) -> Iterator[str]:
     """What makes rows give way to the requests of the deployment that is fed."""
-    if environment.conventions.containers:
-        title = environment.conventions.title
+    title = environment.conventions.title
+    if environment.conventions.containers and answering.metrics_urls:
+        yield f"Rows give way to a queue at {fed} alone: on {title} a batch does not know its SLO."
+    elif environment.conventions.containers:
         yield f"On {title} workers see no metrics of {fed}: rows give way to its answers 429 and 503, not to its SLO."
     elif answering.limits:
         limits = ", ".join(f"{limit.name} < {limit.ms:g} ms" for limit in answering.limits)
@@ -276,10 +281,11 @@ def _find_endpoint(
         url = endpoint.url.rstrip("/").removesuffix("/v1")
         return _Answering(url, endpoint.metrics, is_shared=endpoint.priority, has_priority=endpoint.priority)
     if environment.conventions.containers:
-        url = environment.conventions.url.format(
-            deployment=endpoint.deployment, namespace=environment.namespace, port=ROUTER_PORT
-        )
-        return _Answering(url, (), is_shared=True, has_priority=False)
+        names = {"deployment": endpoint.deployment, "namespace": environment.namespace}
+        url = environment.conventions.url.format(**names, port=ROUTER_PORT)
+        engines_url = environment.conventions.engines_url.format(**names, port=ENGINE_PORT)
+        metrics_urls = (f"{engines_url}{METRICS_PATH}",) if engines_url else ()
+        return _Answering(url, metrics_urls, is_shared=True, has_priority=False)
     if not environment.data_folder:  # only checked: nothing is asked
         url = environment.conventions.url.format(deployment=endpoint.deployment, namespace="", port=0)
         return _Answering(url, (), is_shared=True, has_priority=False)
