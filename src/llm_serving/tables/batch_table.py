@@ -59,11 +59,7 @@ def render_job(job: Mapping[str, Any], workers: Sequence[Mapping[str, Any]]) -> 
     if rate := _describe_rate(job, done):
         lines.append(Text(rate))
     lines.append(Text(f"endpoint {_describe_cost(job)}"))
-    lines += [
-        Text(f"worker   {worker['worker']}: {worker['in_flight']} in flight of at most {worker['concurrency']}")
-        for worker in workers
-        if not job["ended_at"]
-    ]
+    lines += [Text(_describe_worker(worker)) for worker in workers if not job["ended_at"]]
     lines += [
         Text(f"error    {_format_line(error)}{error['code']}: {error['message']}")
         for error in job["errors"][:_SHOWN_ERRORS]
@@ -71,6 +67,11 @@ def render_job(job: Mapping[str, Any], workers: Sequence[Mapping[str, Any]]) -> 
     if len(job["errors"]) > _SHOWN_ERRORS:
         lines.append(Text(f"         and {len(job['errors']) - _SHOWN_ERRORS} more: see errors.jsonl"))
     return Group(*lines)
+
+
+def _describe_worker(worker: Mapping[str, Any]) -> str:
+    burn = f"; people's SLO burns at {worker['burn']:g}" if worker.get("burn") else ""
+    return f"worker   {worker['worker']}: {worker['in_flight']} in flight of at most {worker['concurrency']}{burn}"
 
 
 def _format_share(done: int, total: int) -> str:

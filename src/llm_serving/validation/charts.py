@@ -21,7 +21,7 @@ BINS = 40
 COLUMNS = 240
 """Columns of a time line: a longer run shows minimum, median and maximum of each."""
 
-WIDE_BAND = 0.8
+WIDE_BAND = 0.3
 """Share of a band's largest width that has room for its name."""
 
 TAIL = 1.5
