@@ -21,9 +21,6 @@ BINS = 40
 COLUMNS = 240
 """Columns of a time line: a longer run shows minimum, median and maximum of each."""
 
-WIDE_BAND = 0.3
-"""Share of a band's largest width that has room for its name."""
-
 TAIL = 1.5
 """Upper end of a distribution, as a multiple of its 99th percentile; samples above are counted at its side."""
 
@@ -210,18 +207,20 @@ def render_bands(
     highlight: str,
     caption: str,
 ) -> str:
-    """Render percentages of a whole over time as bands on top of each other, each named where it is wide.
+    """Render percentages of a whole over time as bands on top of each other, named where the narrowest has most room.
 
     Args:
         bands: one value for each `width_s` seconds, by name, the lowest band first.
         levels: horizontal lines, in percent.
         marks: vertical lines in seconds, by name.
-        highlight: name of the band in another color.
+        highlight: name of the band in another color, which is named where it is widest.
     """
     count = len(next(iter(bands.values()), ()))
     if not count:
         return _render_empty(title)
     x, y = Scale(0, count * width_s, LEFT, WIDTH - RIGHT), Scale(0, 100, HEIGHT - BOTTOM, LOW_TOP)
+    others = [values for name, values in bands.items() if name != highlight]
+    named_at = max(range(count), key=lambda index: min(values[index] for values in others))
     areas, names, below = [], [], [0.0] * count
     for number, (name, values) in enumerate(bands.items()):
         above = [low + value for low, value in zip(below, values, strict=True)]
@@ -234,8 +233,7 @@ def render_bands(
         )
         kind = "highlight" if name == highlight else f"band-{number}"
         areas.append(f'<path class="band {kind}" d="M{top}L{bottom}Z"/>')
-        wide = [index for index, value in enumerate(values) if value >= WIDE_BAND * max(values)]
-        place = min(wide, key=lambda index: abs(index + 0.5 - count / 2))
+        place = max(range(count), key=values.__getitem__) if name == highlight else named_at
         middle = (below[place] + above[place]) / 2
         names.append(_render_text(x((place + 0.5) * width_s), y(middle) + 4, name, "middle", "mark"))
         below = above
