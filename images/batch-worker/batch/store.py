@@ -31,6 +31,10 @@ class Conflict(Exception):
     """Somebody else wrote the object first."""
 
 
+class Incomplete(Exception):
+    """S3 said that it joined an object, and has it not, or not all of it."""
+
+
 @dataclass(frozen=True)
 class Stored:
     """An object as it was read."""
@@ -185,6 +189,9 @@ class Writer:
         self._etags: list[str | Future[str]] = []
         """Of the parts, in order; of a part that is being copied, what will have it."""
 
+        self._bytes = 0
+        """Of the parts."""
+
         self._copiers = ThreadPoolExecutor(_COPIES, thread_name_prefix="copy")
 
     def __enter__(self) -> Writer:
@@ -222,7 +229,11 @@ class Writer:
         self._copy(key, 0, size)
 
     def close(self) -> None:
-        """Write the rest; from then on readers see the object. After an error nothing is left."""
+        """Write the rest; from then on readers see the object. After an error nothing is left.
+
+        Raises:
+            Incomplete: the object is not what was written.
+        """
         try:
             if not self._upload:
                 self._store.write(self._key, bytes(self._buffer))
@@ -235,8 +246,13 @@ class Writer:
                 Bucket=self._store.bucket, Key=self._key, UploadId=self._upload, MultipartUpload={"Parts": parts}
             )
             self._upload = ""
+            # An S3 server that joins for longer than the client waits may answer the repeated request with 200, and
+            # then fail.
+            stored = self._store.read_head(self._key)
+            if stored is None or stored["bytes"] != self._bytes:
+                raise Incomplete(f"{self._key} has {stored['bytes'] if stored else 'no'} bytes, not {self._bytes}")
         finally:
-            self.abort()  # drops nothing once the object is there
+            self.abort()  # drops nothing once S3 has joined the object
 
     def abort(self) -> None:
         """Drop what was written and did not appear yet."""
@@ -253,6 +269,7 @@ class Writer:
             Bucket=self._store.bucket, Key=self._key, UploadId=self._upload, PartNumber=number, Body=bytes(self._buffer)
         )
         self._etags.append(response["ETag"])
+        self._bytes += len(self._buffer)
         self._buffer.clear()
 
     def _copy(self, key: str, start: int, end: int) -> None:
@@ -277,6 +294,7 @@ class Writer:
             return str(response["CopyPartResult"]["ETag"])
 
         self._etags.append(self._copiers.submit(copy))
+        self._bytes += end - start
 
     def _begin_part(self) -> int:
         if not self._upload:

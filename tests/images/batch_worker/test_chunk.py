@@ -13,7 +13,7 @@ from batch import steps as steps_module
 from batch import store as store_module
 from batch.chunk import ChunkState
 from batch.steps import Permanent, Steps
-from batch.store import MIN_PART_BYTES, Conflict, Store
+from batch.store import MIN_PART_BYTES, Conflict, Incomplete, Store
 from botocore.exceptions import ClientError
 
 KEYS = layout.Layout("batch/mine")
@@ -133,6 +133,17 @@ def test_an_object_that_cannot_be_joined_leaves_nothing(store: Store, moment: st
         join()
     assert list_uploads(store) == []
     assert store.read_head(key) is None
+
+
+def test_an_object_that_s3_did_not_join_is_an_error(store: Store, monkeypatch: Any) -> None:
+    def forget(MultipartUpload: Any, **upload: Any) -> Any:  # noqa: N803 - as botocore names it
+        return store.client.abort_multipart_upload(**upload)
+
+    monkeypatch.setattr(store.client, "complete_multipart_upload", forget)
+    writer = store.open_writer("said-and-not-done")
+    writer.write(b"x" * 2 * MIN_PART_BYTES)
+    with pytest.raises(Incomplete, match="said-and-not-done has no bytes, not 10485760"):
+        writer.close()
 
 
 def list_uploads(store: Store) -> list[str]:
