@@ -12,7 +12,7 @@ import pytest
 from llm_serving.settings.errors import CheckFailed
 from llm_serving.validation import batch, batch_page
 from llm_serving.validation.base import Validator
-from llm_serving.validation.batch import Moment, Reference
+from llm_serving.validation.batch_report import BatchReport, Moment, Reference
 from llm_serving.workloads.batch.blueprint import BatchSlo
 from llm_serving.workloads.batch.deployment import BatchDeployment
 from tests.validation.test_batch_shares import build_fair_share
@@ -79,7 +79,7 @@ JOB = {"id": "batch_1", "status": "completed", "tokens": {"input": 30, "output":
        "cost_usd": None}  # fmt: skip
 
 
-def build_report(deployment: BatchDeployment, **changes: Any) -> batch.BatchReport:
+def build_report(deployment: BatchDeployment, **changes: Any) -> BatchReport:
     team = {"team": "ads", "jobs": 2, "tokens": {"input": 60, "output": 600}, "endpoint_s": 6.0, "cost_usd": None}
     moments = [
         Moment(seconds=seconds, completed=done, failed=0, output_tokens=tokens, in_flight=4)

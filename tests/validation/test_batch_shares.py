@@ -11,7 +11,7 @@ import pytest
 
 from llm_serving.settings.errors import Unavailable
 from llm_serving.validation import batch_shares, charts
-from llm_serving.validation.batch_shares import FairShare, ShareMoment
+from llm_serving.validation.batch_report import FairShare, ShareMoment, UrgentJob
 
 WEIGHTS = {"a": 50, "b": 30, "c": 20}
 
@@ -51,7 +51,7 @@ def test_a_teams_share_is_of_the_tokens_while_all_had_rows() -> None:
 
 def build_fair_share() -> FairShare:
     moments = build_moments()
-    urgent = batch_shares.UrgentJob(team="c", rows=4, submitted_s=17.5, first_row_s=2.6)
+    urgent = UrgentJob(team="c", rows=4, submitted_s=17.5, first_row_s=2.6)
     shares = tuple(batch_shares.compute_shares(WEIGHTS, {"a": 5, "b": 3, "c": 2}, moments))
     return FairShare(teams=shares, urgent=urgent, moments=tuple(moments))
 

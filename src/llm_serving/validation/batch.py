@@ -20,9 +20,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -30,6 +29,7 @@ from llm_serving import console, processes
 from llm_serving.settings.errors import CheckFailed, InputError, Unavailable
 from llm_serving.validation import batch_page, batch_shares, run_folder
 from llm_serving.validation.base import LoadSource
+from llm_serving.validation.batch_report import BatchReport, FairShare, Moment, Reference, RowCounts, TeamUse
 from llm_serving.validation.gate import MissedObjective
 from llm_serving.validation.prompts import VOCABULARY
 from llm_serving.workloads.batch.client import FINAL_STATES, BatchClient
@@ -49,106 +49,6 @@ _GRACE_S = 120.0
 """How long after its deadline the job may end before the validation gives up."""
 
 _REQUEST_TIMEOUT_S = 120.0
-
-
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-
-class RowCounts(_Part):
-    """The rows of the sample job."""
-
-    total: int
-    completed: int
-    """With an answer."""
-
-    failed: int
-    """In the errors file, those that could not run among them."""
-
-    lost: int
-    """In neither file."""
-
-    duplicated: int
-    """Results beyond the first of a row."""
-
-    misplaced: int
-    """Rows that could not run and have an answer, and rows that could run and failed."""
-
-
-class Moment(_Part):
-    """The job at one time."""
-
-    seconds: float
-    """Since it was submitted."""
-
-    completed: int
-    failed: int
-    output_tokens: int
-    in_flight: int
-    """Of all workers, as each last said."""
-
-
-class Reference(_Part):
-    """What the endpoint gives at a fixed concurrency."""
-
-    concurrency: int
-    output_tokens_per_s: float
-
-
-class TeamUse(_Part):
-    """What the jobs of a team took since the deployment began, the sample job among them."""
-
-    team: str
-    jobs: int
-    input_tokens: int
-    output_tokens: int
-    endpoint_s: float
-    """Of the endpoint's time, shared by requests in flight."""
-
-    cost_usd: float | None
-    """Of that time; null on a target without prices."""
-
-
-class BatchReport(_Part):
-    """One validation of a batch deployment: report.json."""
-
-    kind: Literal["batch"] = "batch"
-    name: str
-    verdict: Literal["pass", "fail"]
-    missed: tuple[MissedObjective, ...]
-    started_at: str
-    """UTC, ISO 8601."""
-
-    job: str
-    state: str
-    rows: RowCounts
-    seconds: float
-    """From submission to results."""
-
-    input_tokens: int
-    output_tokens: int
-    output_tokens_per_s: float
-    """While rows ran."""
-
-    endpoint_s: float
-    """Of the endpoint's time that the job took."""
-
-    cost_usd: float | None
-    """Of that time; null on a target without prices."""
-
-    teams: tuple[TeamUse, ...]
-    endpoint_use: float | None
-    """Of the best reference; null where it was not measured."""
-
-    references: tuple[Reference, ...]
-    fair_share: batch_shares.FairShare | None
-    """Null with one team alone."""
-
-    moments: tuple[Moment, ...]
-    error_kinds: dict[str, int]
-    settings: dict[str, Any]
-    versions: dict[str, str]
-    emulated: tuple[str, ...]
 
 
 def validate(
@@ -310,7 +210,7 @@ def _download(client: BatchClient, job: Mapping[str, Any], work: Path) -> tuple[
 
 def _measure_shares(
     deployment: BatchDeployment, client: BatchClient, work: Path, job: Mapping[str, Any], moments: Sequence[Moment]
-) -> batch_shares.FairShare:
+) -> FairShare:
     """Run jobs of all teams at once, of rows as the sample's, as many of each team as its weight."""
     weights = {name: team.weight for name, team in deployment.teams.items()}
     row_tokens = job["tokens"]["output"] / max(1, job["request_counts"]["completed"])
@@ -374,7 +274,7 @@ def build_report(
     moments: Sequence[Moment],
     seconds: float,
     references: Sequence[Reference],
-    fair_share: batch_shares.FairShare | None,
+    fair_share: FairShare | None,
     teams: Sequence[Mapping[str, Any]],
 ) -> BatchReport:
     """Count the rows, and hold the job against its SLO."""
@@ -473,7 +373,7 @@ def _judge(
     runnable: int,
     seconds: float,
     use: float | None,
-    fair_share: batch_shares.FairShare | None,
+    fair_share: FairShare | None,
 ) -> Iterator[MissedObjective]:
     slo = deployment.slo
     if job["status"] != "completed":

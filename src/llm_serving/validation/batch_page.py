@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import datetime
 import itertools
-from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
 from llm_serving.validation import batch_shares, charts, html_report
-
-if TYPE_CHECKING:
-    from llm_serving.validation.batch import BatchReport
+from llm_serving.validation.batch_report import BatchReport
 
 _POINTS = 40
 """Most points of a curve."""

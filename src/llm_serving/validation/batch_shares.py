@@ -9,11 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
 from llm_serving import console
 from llm_serving.settings.errors import Unavailable
 from llm_serving.validation import time_series
+from llm_serving.validation.batch_report import FairShare, ShareMoment, TeamShare, UrgentJob
 from llm_serving.workloads.batch.client import FINAL_STATES, BatchClient
 
 _POLL_S = 0.25
@@ -29,54 +28,6 @@ began earlier are still in flight, the last when some worker has no more of that
 
 _INTERVALS = 24
 """Most intervals of the picture."""
-
-
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-
-class ShareMoment(_Part):
-    """The jobs at one time."""
-
-    seconds: float
-    """Since the first was submitted."""
-
-    output_tokens: dict[str, int]
-    """By team, without the urgent job's."""
-
-    urgent_tokens: int
-    """Output tokens of the urgent job."""
-
-
-class TeamShare(_Part):
-    """What a team got of the output tokens while all teams had rows."""
-
-    team: str
-    expected: float
-    """By its weight, 0 to 1."""
-
-    measured: float
-    rows: int
-
-
-class UrgentJob(_Part):
-    """A job of `priority: high` that was submitted while the others ran."""
-
-    team: str
-    rows: int
-    submitted_s: float
-    """Since the first job was submitted."""
-
-    first_row_s: float
-    """From its submission to the first row with a result."""
-
-
-class FairShare(_Part):
-    """Jobs of all teams at once, each with as many rows as its weight."""
-
-    teams: tuple[TeamShare, ...]
-    urgent: UrgentJob
-    moments: tuple[ShareMoment, ...]
 
 
 def measure(
