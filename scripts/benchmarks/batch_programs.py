@@ -17,6 +17,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from llm_serving import program
 from llm_serving.rehearsal import emulator
 from scripts.benchmarks.batch_kills import IMAGE, REGION
 
@@ -68,9 +69,9 @@ def main() -> int:
         worker.Store = MirroringStore  # type: ignore[attr-defined]
     if os.environ.get("BATCH_INSTANT"):
         worker.Endpoint = InstantEndpoint  # type: ignore[attr-defined, assignment]
-    program: Any = importlib.import_module(sys.argv[1])
-    return int(program.main())
+    image_program: Any = importlib.import_module(sys.argv[1])
+    return int(image_program.main())
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(program.run(main))

@@ -189,7 +189,18 @@ def wait_until_scheduler_knows(cluster: ControlPlane, nodes: Sequence[str]) -> N
     cluster.check_output("delete", "pods", *names, *NAMESPACE, "--now")
 
 
-def test_pods_go_to_different_nodes_apart_from_the_engines(cluster: ControlPlane, plan: DeploymentPlan) -> None:
+def test_pods_go_to_different_nodes_apart_from_the_engines(
+    cluster: ControlPlane, plan: DeploymentPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_job = load_job.build_job
+
+    def build_lasting_job(*values: Any, **named: Any) -> dict[str, Any]:
+        """The scheduler counts a pod as its neighbour's for as long as it runs."""
+        job = build_job(*values, **named)
+        job["spec"]["template"]["metadata"]["annotations"]["play"] = "stay"
+        return job
+
+    monkeypatch.setattr(load_job, "build_job", build_lasting_job)
     wait_until_scheduler_knows(cluster, ["plain-1", "plain-2"])
     with load_job.run(plan, ["http://x/0", "http://x/1"], limit_s=600):
         pods = wait_for_nodes(cluster, 2)
