@@ -134,10 +134,10 @@ def require_build(version: str) -> None:
     Raises:
         Unavailable: it has none of that version, or does not answer.
     """
-    found = _resolve(f"{PACKAGE}=={version}")
-    if found.returncode == 0:
+    result = _resolve(f"{PACKAGE}=={version}")
+    if result.returncode == 0:
         return
-    cause = found.stderr.strip()
+    cause = result.stderr.strip()
     if "no version of" not in cause and "no wheel" not in cause:
         raise Unavailable(f"the package index does not answer:\n{cause}\n{engine_env.NETWORK_HINT}")
     newest = _resolve(PACKAGE).stdout.strip().partition("==")[2]
@@ -225,8 +225,8 @@ def _describe(before: EngineOption | None, after: EngineOption | None) -> str:
         if getattr(before, field) != getattr(after, field)
     ]
     lost, gained = (
-        [str(each) for each in one.choices if each not in other.choices]
-        for one, other in ((before, after), (after, before))
+        [str(each) for each in option.choices if each not in other.choices]
+        for option, other in ((before, after), (after, before))
     )
     parts += [f"choices lost: {', '.join(lost)}"] if lost else []
     parts += [f"choices gained: {', '.join(gained)}"] if gained else []
@@ -305,7 +305,7 @@ def require_uses(changes: list[Change]) -> None:
 
 def print_mentions(earlier: set[str], root: Path) -> None:
     """Print the lines that still name the earlier version: statements about it that a person reads again."""
-    found = subprocess.run(
+    result = subprocess.run(
         [
             "git",
             "grep",
@@ -322,7 +322,7 @@ def print_mentions(earlier: set[str], root: Path) -> None:
         text=True,
         check=False,
     )
-    lines = found.stdout.splitlines()
+    lines = result.stdout.splitlines()
     console.out.print(
         f"{len(lines)} lines name vLLM {', '.join(sorted(earlier))}: read them again, and its images' row."
     )

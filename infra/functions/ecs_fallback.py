@@ -102,12 +102,12 @@ def compute_counts(choices: Sequence[Choice]) -> list[int]:
     What is beyond its limit of waiting tasks is stuck at once.
     """
     desired_counts = [choices[0].desired_count]
-    wanted, passed_on = choices[0].desired_count, 0
+    needed, passed_on = choices[0].desired_count, 0
     for previous, following in itertools.pairwise(choices):
-        missing = max(0, wanted - previous.serving_count)
-        wanted = min(missing, max(previous.stuck_count + passed_on, following.desired_count))
-        desired_counts.append(min(wanted, following.started_count + MAX_WAITING))
-        passed_on = wanted - desired_counts[-1]
+        missing = max(0, needed - previous.serving_count)
+        needed = min(missing, max(previous.stuck_count + passed_on, following.desired_count))
+        desired_counts.append(min(needed, following.started_count + MAX_WAITING))
+        passed_on = needed - desired_counts[-1]
     return desired_counts
 
 

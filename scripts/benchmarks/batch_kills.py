@@ -83,14 +83,14 @@ class BatchRun:
 
         batch_settings = settings.read(self.env)
         sqs = emulator.create_client("sqs", self.aws, REGION)
-        found: list[Any] = []
+        queues: list[Any] = []
 
         def has_queues() -> bool:
-            found.append(resources.find_queues(sqs, batch_settings))
-            return found[-1] is not None
+            queues.append(resources.find_queues(sqs, batch_settings))
+            return queues[-1] is not None
 
         processes.wait_until(has_queues, "the queues", START_LIMIT_S)
-        return Jobs(Store(BUCKET, self.s3), batch_settings, self.stepfunctions, STATE_MACHINE, found[-1])
+        return Jobs(Store(BUCKET, self.s3), batch_settings, self.stepfunctions, STATE_MACHINE, queues[-1])
 
     def abort_execution(self, job: Mapping[str, Any]) -> None:
         """Abort the execution that carries a job."""

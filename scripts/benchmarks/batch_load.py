@@ -214,12 +214,12 @@ def measure_split(arguments: argparse.Namespace, _: Path) -> dict[str, Any]:
             yield piece
             position += len(piece)
 
-    process, peak, found = psutil.Process(), 0, 0
+    process, peak, row_count = psutil.Process(), 0, 0
     before, start = process.memory_info().rss, time.process_time()
     for begin, end in ranges[: arguments.chunks]:
         for line in reader.read_range_lines(read, begin, end, size):
             rows.parse(line.content)
-            found += 1
+            row_count += 1
         peak = max(peak, process.memory_info().rss - before)
     cpu_s = time.process_time() - start
     scanned = sum(end - begin for begin, end in ranges[: arguments.chunks])
@@ -228,7 +228,7 @@ def measure_split(arguments: argparse.Namespace, _: Path) -> dict[str, Any]:
         "chunks": len(ranges),
         "plan_ms": round(1000 * plan_s, 1),
         "scanned_bytes": scanned,
-        "rows": found,
+        "rows": row_count,
         "rows_as_reckoned": -(-scanned // len(row)),
         "scan_mb_per_cpu_s": round(scanned / 1e6 / cpu_s, 1),
         "scan_cpu_min_of_the_whole": round(size / scanned * cpu_s / 60, 1),

@@ -67,11 +67,11 @@ def measure(rng: np.random.Generator, runs: int, count: int, share: float, draw:
     """Return the share of runs whose bound lies at or above the truth."""
     rank = sample_statistics.compute_upper_rank(count, share)
     assert rank is not None
-    held = 0
+    hits = 0
     for start in range(0, runs, BLOCK):
         values = draw(rng, (min(BLOCK, runs - start), count))
-        held += int((np.partition(values, rank, axis=1)[:, rank] >= truth).sum())
-    return held / runs
+        hits += int((np.partition(values, rank, axis=1)[:, rank] >= truth).sum())
+    return hits / runs
 
 
 def measure_tokens(rng: np.random.Generator, runs: int, count: int, share: float) -> float:
@@ -80,20 +80,20 @@ def measure_tokens(rng: np.random.Generator, runs: int, count: int, share: float
     The logarithm of a gap is the sum of the answer's and its own normal deviation: over all tokens a lognormal one.
     """
     truth = math.exp(math.sqrt(2) * ANSWER_SPREAD * NormalDist().inv_cdf(share))
-    held = 0
+    hits = 0
     for _ in range(runs):
         answers = rng.normal(0, ANSWER_SPREAD, (count, 1))
         gaps = np.exp(answers + rng.normal(0, ANSWER_SPREAD, (count, ANSWER_TOKENS)))
         bound = sample_statistics.compute_clustered_bound(gaps.tolist(), share)
-        held += bound is not None and bound >= truth
-    return held / runs
+        hits += bound is not None and bound >= truth
+    return hits / runs
 
 
 def measure_share(rng: np.random.Generator, runs: int, count: int, truth: float) -> float:
     """Return the share of runs whose lower bound of a share, such as goodput, lies below the truth."""
     good, times = np.unique(rng.binomial(count, truth, runs), return_counts=True)
-    held = [sample_statistics.compute_share_bounds(value, count)[0] <= truth for value in good.tolist()]
-    return float(times[held].sum()) / runs
+    is_below = [sample_statistics.compute_share_bounds(value, count)[0] <= truth for value in good.tolist()]
+    return float(times[is_below].sum()) / runs
 
 
 def simulate(runs: int) -> Iterator[Coverage]:
@@ -103,8 +103,8 @@ def simulate(runs: int) -> Iterator[Coverage]:
         for percentile, share in sample_statistics.PERCENTILES.items():
             for count in COUNTS:
                 if sample_statistics.compute_upper_rank(count, share) is not None:
-                    held = measure(rng, runs, count, share, draw, find_truth(share))
-                    yield Coverage(name, percentile, count, held, sample_statistics.compute_coverage(count, share))
+                    hit_share = measure(rng, runs, count, share, draw, find_truth(share))
+                    yield Coverage(name, percentile, count, hit_share, sample_statistics.compute_coverage(count, share))
     for truth in SHARES:
         for count in COUNTS[1:]:
             yield Coverage("goodput", f"{truth:.1%}", count, measure_share(rng, runs, count, truth), None)

@@ -114,9 +114,9 @@ def measure(name: str, behaviour: Behaviour, traffic: dict[str, Any], folder: Pa
         )
         cpu_s = _read_children_cpu_s() - before
         with urllib.request.urlopen(f"{url}/known", timeout=30) as response:
-            known = json.load(response)
+            server_record = json.load(response)
     answered = report.requests.total - report.requests.failed
-    times = [value * 1000 for value in known["ttft_s"][-answered:]]
+    times = [value * 1000 for value in server_record["ttft_s"][-answered:]]
     truth = sample_statistics.summarize_latency(times)
     good = sum(value <= LIMIT_MS for value in times) / max(1, report.requests.total)
     return Outcome(report, cpu_s, truth.p50 or 0.0, truth.p99 or 0.0, good)

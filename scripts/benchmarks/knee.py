@@ -50,13 +50,13 @@ def measure_sweep(inputs: ValidationInputs, folder: Path, point_s: float) -> tup
     return result.kept.load, {"kept": result.kept.load, "seconds": seconds, "loads": loads}
 
 
-def measure_grid(loader: Loader, found: float) -> dict[str, Any]:
+def measure_grid(loader: Loader, knee_load: float) -> dict[str, Any]:
     """Send every load of the grid; return the highest below the first that is not kept."""
     start = time.monotonic()
-    points = [loader.measure(knee.round_load(found * factor)) for factor in GRID]
-    kept = [point.load for point in itertools.takewhile(lambda point: point.kept, points)]
+    points = [loader.measure(knee.round_load(knee_load * factor)) for factor in GRID]
+    passed = [point.load for point in itertools.takewhile(lambda point: point.kept, points)]
     loads = [(point.load, point.verdict, point.ttft_p95_ms) for point in points]
-    return {"kept": max(kept, default=None), "seconds": round(time.monotonic() - start, 1), "loads": loads}
+    return {"kept": max(passed, default=None), "seconds": round(time.monotonic() - start, 1), "loads": loads}
 
 
 def measure_equal(loader: Loader, results: Path, load: float, pairs: int) -> dict[str, Any]:
@@ -99,11 +99,11 @@ def main() -> None:
     point_s = quantities.parse("--point-time", args.point_time, Duration)
     target = registry.load_target(args.target)
     with target.open_validation(args.folder, args.fleet, None) as inputs, make_folder() as results:
-        found, swept = measure_sweep(inputs, args.folder, point_s)
+        knee_load, swept = measure_sweep(inputs, args.folder, point_s)
         arguments = inputs.build_arguments(args.folder)
         loader = Loader(inputs.deployment, "rate", point_s, results=results, arguments=arguments)
-        grid = measure_grid(loader, found)
-        load = knee.round_load(found * LIGHT)
+        grid = measure_grid(loader, knee_load)
+        load = knee.round_load(knee_load * LIGHT)
         point_s = max(point_s, comparison.MIN_REQUESTS / load)
         loader = Loader(inputs.deployment, "rate", point_s, results=results, arguments=arguments)
         equal = measure_equal(loader, results, load, args.pairs)

@@ -41,7 +41,7 @@ def test_a_value_becomes_the_words_of_the_command_line(
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "wanted"),
+    ("option", "value", "description"),
     [
         (EngineOption(type="int"), "64", "a whole number"),
         (EngineOption(type="int"), True, "a whole number"),
@@ -54,8 +54,8 @@ def test_a_value_becomes_the_words_of_the_command_line(
         (EngineOption(type="text", choices=("a", "b")), "c", "one of a, b"),
     ],
 )
-def test_a_value_of_another_type_is_named(option: EngineOption, value: Any, wanted: str) -> None:
-    assert option.describe_mismatch(value) == wanted
+def test_a_value_of_another_type_is_named(option: EngineOption, value: Any, description: str) -> None:
+    assert option.describe_mismatch(value) == description
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -43,11 +43,11 @@ def test_a_header_has_the_files_own_numbers(tiny_gguf: Path) -> None:
     assert {tensor.name: tensor.bytes for tensor in header.tensors} == {
         tensor.name: int(tensor.n_bytes) for tensor in package.tensors
     }
-    found = models.find(str(tiny_gguf))
-    assert found.formats == ("gguf",)
-    assert found.weight_bytes == header.weight_bytes
+    model = models.find(str(tiny_gguf))
+    assert model.formats == ("gguf",)
+    assert model.weight_bytes == header.weight_bytes
     for field in ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim", "vocabulary", "max_context"):
-        assert getattr(found, field) == getattr(row, field), field
+        assert getattr(model, field) == getattr(row, field), field
 
 
 def test_a_file_that_was_cut_short_is_refused(tiny_gguf: Path, tmp_path: Path) -> None:

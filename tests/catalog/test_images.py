@@ -73,14 +73,14 @@ def find_fault(image: str) -> str | None:
 
 
 def test_every_image_is_pinned_and_has_a_source() -> None:
-    found = {entry: find_fault(entry[1]) for entry in list_settings_images() if "catalog/engines" not in entry[0]}
-    found |= {
+    faults = {entry: find_fault(entry[1]) for entry in list_settings_images() if "catalog/engines" not in entry[0]}
+    faults |= {
         (f"engine {name}", images.pin(image)): find_fault(images.pin(image))
         for name, engine in engines.load_engines().items()
         for image in (engine.image, engine.fleet_image, *(platform.image for platform in engine.platforms.values()))
     }
-    assert len(found) >= 10
-    assert {entry: fault for entry, fault in found.items() if fault} == {}
+    assert len(faults) >= 10
+    assert {entry: fault for entry, fault in faults.items() if fault} == {}
 
 
 def test_no_text_of_the_product_names_an_image_that_moves_or_is_unknown() -> None:

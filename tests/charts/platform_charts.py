@@ -148,12 +148,12 @@ def main(charts: Path) -> int:
             print(f"{name}: not in {charts}")
             continue
         objects = render(selected, chart)
-        known = yaml.safe_load(file.read_text()) if file.exists() else {}
+        previous = yaml.safe_load(file.read_text()) if file.exists() else {}
         facts = {
             "chart": selected.add_on.chart,
             "version": selected.add_on.version,
-            "source": known.get("source", "FILL IN"),
-            "architectures": known.get("architectures", {"of": [], "source": "FILL IN"}),
+            "source": previous.get("source", "FILL IN"),
+            "architectures": previous.get("architectures", {"of": [], "source": "FILL IN"}),
             "names": read_names(selected.values, _read_values(chart)),
             "values": dict(selected.values),
             "guards_pods": guards_pods(objects),

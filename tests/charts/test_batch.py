@@ -37,8 +37,8 @@ def values(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Values]:
 
 def find_labels(manifests: list[dict[str, Any]], service: str) -> dict[str, str]:
     labels = [pod["metadata"]["labels"] for pod in list_pods(manifests)]
-    [found] = [entry for entry in labels if entry["app.kubernetes.io/component"] == service]
-    return dict(found)
+    [selected] = [entry for entry in labels if entry["app.kubernetes.io/component"] == service]
+    return dict(selected)
 
 
 def test_programs_reach_the_endpoint_and_aws_and_nobody_reaches_the_workers(
@@ -106,17 +106,20 @@ def test_pods_are_told_where_secrets_are_and_no_object_has_their_values(
 ) -> None:
     manifests = render_chart(values["pods-outside"], CHART)
     assert not {"Secret", "ConfigMap"} & {manifest["kind"] for manifest in manifests}
-    told = {}
+    secrets_by_container = {}
     for pod in list_pods(manifests):
         [container] = pod["spec"]["containers"]
         assert "envFrom" not in container
         variables = {entry["name"]: entry["value"] for entry in container["env"]}  # none is of a Secret
-        told[container["name"]] = {
+        secrets_by_container[container["name"]] = {
             name: value for name, value in variables.items() if "_KEY" in name or "LOGIN" in name
         }
     api_key = {"BATCH_API_KEY_SECRET": "llm/keys", "BATCH_API_KEY_FIELD": "batch"}
     login = "arn:aws:secretsmanager:us-west-2:210987654321:secret:cache/login-AbCdEf"
-    assert told == {"batch-api": api_key, "batch-worker": {**api_key, "BATCH_CACHE_LOGIN_SECRET": login}}
+    assert secrets_by_container == {
+        "batch-api": api_key,
+        "batch-worker": {**api_key, "BATCH_CACHE_LOGIN_SECRET": login},
+    }
 
 
 def test_a_stopped_worker_has_time_to_hand_back_its_rows_before_a_spot_node_goes(

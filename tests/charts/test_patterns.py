@@ -115,9 +115,9 @@ def test_a_route_to_the_release_lets_requests_take_as_long_as_its_router_does(
     assert "7200" in values["roles"]["router"]["command"]
 
 
-@pytest.mark.parametrize("place", ["node", "claim:compiled"])
+@pytest.mark.parametrize("setting", ["node", "claim:compiled"])
 def test_compiled_programs_outlive_a_pod_where_the_blueprint_says_so(
-    render_chart: Render, tmp_path: Path, place: str
+    render_chart: Render, tmp_path: Path, setting: str
 ) -> None:
     shutil.copytree(paths.PATTERNS / "aggregated", tmp_path / "mine")
     file = tmp_path / "mine" / "blueprint.yaml"
@@ -125,7 +125,7 @@ def test_compiled_programs_outlive_a_pod_where_the_blueprint_says_so(
     for image in ("vllm/vllm-openai:v0.32.0", "vllm/vllm-openai:v0.32.1"):
         if image not in file.read_text():
             base = (paths.PATTERNS / "aggregated" / "blueprint.yaml").read_text()
-            file.write_text(f"{base}image: {image}\ntuning: {{compile_cache: '{place}'}}\n")
+            file.write_text(f"{base}image: {image}\ntuning: {{compile_cache: '{setting}'}}\n")
         fleet = paths.PATTERNS.parent / "fleet.yaml"
         plan = planning.plan(file.parent, fleet, target="eks", root=tmp_path, account="123456789012")
         manifests = render_chart(yaml.safe_load(planning.write_rendered(plan).read_text()))
@@ -135,7 +135,7 @@ def test_compiled_programs_outlive_a_pod_where_the_blueprint_says_so(
         [volume] = [row for row in spec["volumes"] if row["name"] == "mount-compile-cache"]
         [mount] = [row for row in spec["containers"][0]["volumeMounts"] if row["name"] == "mount-compile-cache"]
         assert mount["mountPath"] == "/compile-cache"
-        if place == "node":
+        if setting == "node":
             assert volume["hostPath"]["type"] == "DirectoryOrCreate"
             assert volume["hostPath"]["path"].startswith("/mnt/k8s-disks/0/compile-cache/mine/")
             assert spec["securityContext"]["runAsUser"] == 0, "the folder is root's"

@@ -161,13 +161,13 @@ def test_a_fleet_without_enough_addresses_is_refused(fleet: Fleet) -> None:
     document = strategies.build_document(fleet)
     catalogue = instances.load()
     fleet_capacity = capacity.compute(fleet, catalogue)
-    short_subnets = [subnet for subnet in fleet_capacity.subnets if subnet.needed > subnet.there]
+    short_subnets = [subnet for subnet in fleet_capacity.subnets if subnet.needed > subnet.available]
     mistakes = [mistake for mistake in capacity.find_mistakes(document, catalogue) if mistake.field == "network.cidr"]
     assert bool(short_subnets) == bool(mistakes)
     if mistakes and mistakes[0].fix.startswith("cidr: "):
         wider_network = NewNetwork(cidr=mistakes[0].fix.removeprefix("cidr: "))
         wider_capacity = capacity.compute(fleet.model_copy(update={"network": wider_network}), catalogue)
-        assert all(subnet.needed <= subnet.there for subnet in wider_capacity.subnets), (
+        assert all(subnet.needed <= subnet.available for subnet in wider_capacity.subnets), (
             "what is offered instead is enough"
         )
 

@@ -116,7 +116,7 @@ def test_what_stands_without_instances_is_in_the_least_and_the_most(
     assert costs.standing_usd_h == pytest.approx(usd_h)
     assert costs.min_usd_h == pytest.approx(usd_h)
     assert costs.max_usd_h == pytest.approx(usd_h + 1.861)
-    assert all(item.known for item in costs.standing)
+    assert all(item.is_regional_price for item in costs.standing)
     assert all(item.source.name and item.source.date for item in costs.standing)
 
 
@@ -132,8 +132,13 @@ def test_an_existing_network_is_its_owners_cost() -> None:
 def test_a_region_without_prices_of_its_own_is_estimated_and_says_so() -> None:
     pools: dict[str, Any] = {"aa": {"types": "g6e.xlarge", "size": 0}}
     fleet = Fleet(name="demo", region="eu-west-1", zones=("eu-west-1a",), orchestrator="ecs", pools=pools)
-    known = {item.name: item.known for item in cost.estimate(fleet, CATALOGUE).standing}
-    assert known == {"NAT gateways": False, "public addresses": True, "endpoints in zones": False, "KMS keys": True}
+    is_regional = {item.name: item.is_regional_price for item in cost.estimate(fleet, CATALOGUE).standing}
+    assert is_regional == {
+        "NAT gateways": False,
+        "public addresses": True,
+        "endpoints in zones": False,
+        "KMS keys": True,
+    }
 
 
 def test_extended_support_costs_six_times_as_much() -> None:

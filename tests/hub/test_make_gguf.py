@@ -21,9 +21,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_file_has_the_numbers_and_the_tokenizer_of_the_safetensors(source: Path, tmp_path: Path) -> None:
-    made = gguf.GGUFReader(make_gguf.make("tiny", tmp_path / "made") / "model.gguf")
+    reader = gguf.GGUFReader(make_gguf.make("tiny", tmp_path / "made") / "model.gguf")
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, 4)
-    tensors = {tensor.name: tensor for tensor in made.tensors}
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
     for shard in source.glob("*.safetensors"):
         for name, tensor in deserialize(shard.read_bytes()):  # type: ignore[no-untyped-call]
             converted = tensors.pop(names.get_name(name, (".weight",)) or "")
@@ -33,11 +33,11 @@ def test_the_file_has_the_numbers_and_the_tokenizer_of_the_safetensors(source: P
             assert np.array_equal(halves if len(tensor["shape"]) > 1 else halves[1::2], expected), name
     assert not tensors
     settings = json.loads((source / "tokenizer_config.json").read_text())
-    assert made.fields["tokenizer.chat_template"].contents() == settings["chat_template"]
-    words = made.fields["tokenizer.ggml.tokens"].contents()
+    assert reader.fields["tokenizer.chat_template"].contents() == settings["chat_template"]
+    words = reader.fields["tokenizer.ggml.tokens"].contents()
     vocabulary = json.loads((source / "tokenizer.json").read_text())["model"]["vocab"]
     assert all(words[number] == word for word, number in vocabulary.items())
-    assert words[made.fields["tokenizer.ggml.eos_token_id"].contents()] == settings["eos_token"]
+    assert words[reader.fields["tokenizer.ggml.eos_token_id"].contents()] == settings["eos_token"]
 
 
 def test_a_file_that_embeds_says_how_its_vectors_are_pooled(tmp_path: Path) -> None:

@@ -218,7 +218,7 @@ def list_permissions(stacks: Stacks, policy: ControllerPolicy) -> Iterator[RoleP
     for (_, name), stack in stacks.items():
         if name == policy.stack:
             permissions = (read_permissions(stack, role, _get_cluster(stack)) for role in policy.roles)
-            yield from (found for found in permissions if found)
+            yield from (entry for entry in permissions if entry)
 
 
 def _get_cluster(stack: Stack) -> str:

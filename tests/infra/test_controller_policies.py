@@ -25,7 +25,7 @@ OWN_ROLES = {"eks": {"engines", "cluster", "node-groups"}, "ecs": {"ecs-fallback
 def compare_all(stacks: Stacks, name: str) -> Comparison:
     """All differences in any fleet."""
     policy = POLICIES[name]
-    comparisons = [compare(policy, found) for found in controller_policies.list_permissions(stacks, policy)]
+    comparisons = [compare(policy, permissions) for permissions in controller_policies.list_permissions(stacks, policy)]
     assert comparisons, f"no fleet has the role of {name}"
     return Comparison(
         missing={action for comparison in comparisons for action in comparison.missing},

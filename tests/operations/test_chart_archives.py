@@ -181,8 +181,8 @@ def test_a_repository_s_chart_is_pulled_if_its_archive_has_the_digest(charts: Ch
     digest = compute_digest(published.read_bytes())
     index = yaml.safe_load((charts.folder / "index.yaml").read_text())
     assert f"sha256:{index['entries']['tiny'][0]['digest']}" == digest, "what the table takes from an index"
-    found, file = fetch(build_row("tiny", digest, repository=charts.url), tmp_path)
-    assert (found, file.read_bytes()) == (digest, published.read_bytes())
+    fetched, file = fetch(build_row("tiny", digest, repository=charts.url), tmp_path)
+    assert (fetched, file.read_bytes()) == (digest, published.read_bytes())
 
 
 def test_a_changed_archive_is_refused_even_if_its_index_was_changed_with_it(charts: Charts, tmp_path: Path) -> None:
@@ -205,8 +205,8 @@ def test_a_registry_s_chart_is_pulled_if_its_manifest_has_the_digest(
     published = charts.publish("tiny")
     digest = content.put("charts/tiny", published)
     row = build_row("renamed", digest, chart=f"oci://{address}/charts/tiny")
-    found, file = fetch(row, tmp_path)
-    assert (found, file.read_bytes()) == (digest, published.read_bytes())
+    fetched, file = fetch(row, tmp_path)
+    assert (fetched, file.read_bytes()) == (digest, published.read_bytes())
     moved = content.put("charts/tiny", charts.publish("tiny", "changed"))
     with pytest.raises(CheckFailed, match=f"renamed:{VERSION}: its archive has the digest {moved}, not {digest} as"):
         fetch(row, tmp_path)
@@ -235,13 +235,13 @@ def test_an_archive_of_an_earlier_run_is_not_taken(charts: Charts, tmp_path: Pat
 
 
 def test_the_table_s_digest_comes_before_the_lock_file_s_and_that_is_of_one_version(tmp_path: Path) -> None:
-    fleet_file, kept = tmp_path / "fleet.yaml", f"sha256:{'1' * 64}"
+    fleet_file, locked = tmp_path / "fleet.yaml", f"sha256:{'1' * 64}"
     image_pins.write(fleet_file, {"quay.io/other:1": OTHER_DIGEST})
-    image_pins.write_charts(fleet_file, {f"tiny:{VERSION}": kept})
+    image_pins.write_charts(fleet_file, {f"tiny:{VERSION}": locked})
     assert image_pins.read(fleet_file) == {"quay.io/other:1": OTHER_DIGEST}, "charts are no images"
     image_pins.write(fleet_file, {"quay.io/more:1": OTHER_DIGEST})
     row = build_row("tiny", None, repository="http://127.0.0.1:9")
-    assert chart_archives.plan(row, tmp_path, fleet_file).digest == kept
+    assert chart_archives.plan(row, tmp_path, fleet_file).digest == locked
     newer = row.model_copy(update={"version": "1.0.1"})
     assert chart_archives.plan(newer, tmp_path, fleet_file).digest is None
     pinned = row.model_copy(update={"digest": OTHER_DIGEST})

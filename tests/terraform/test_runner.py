@@ -95,10 +95,10 @@ def test_a_warning_before_the_version_is_read_over(tmp_path: Path, path_folder: 
     assert runner.find_terraform(tmp_path / "data", VERSION).version == "1.11.4"
 
 
-@pytest.mark.parametrize("place", ["opt", "opt/tf-plugins", "opt/terraform/plugins", "home/.local/share/x", "home/x"])
-def test_a_mirror_below_the_usual_prefixes_is_found(tmp_path: Path, path_folder: Path, place: str) -> None:
+@pytest.mark.parametrize("folder", ["opt", "opt/tf-plugins", "opt/terraform/plugins", "home/.local/share/x", "home/x"])
+def test_a_mirror_below_the_usual_prefixes_is_found(tmp_path: Path, path_folder: Path, folder: str) -> None:
     write_program(path_folder)
-    mirror_folder = write_mirror(tmp_path / place)
+    mirror_folder = write_mirror(tmp_path / folder)
     detected = runner.find_terraform(tmp_path / "data", VERSION)
     config_file = Path(detected.environment["TF_CLI_CONFIG_FILE"])
     assert detected.provider_from == str(mirror_folder)

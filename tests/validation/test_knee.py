@@ -23,55 +23,55 @@ def _keep_up_to(capacity: float) -> Callable[[float], Point]:
 
 
 def _find(capacity: float, search: Search) -> tuple[Knee, list[float]]:
-    found, points = knee.find_knee(_keep_up_to(capacity), search)
-    return found, [point.load for point in points]
+    bracket, points = knee.find_knee(_keep_up_to(capacity), search)
+    return bracket, [point.load for point in points]
 
 
 @pytest.mark.parametrize("capacity", [0.7, 3.3, 20.0, 47.0, 380.0])
 @pytest.mark.parametrize("start", [1.0, 20.0, 300.0])
 def test_the_knee_is_found_within_the_precision_from_wherever_the_search_starts(capacity: float, start: float) -> None:
-    found, loads = _find(capacity, Search(start, 0.1, 1000, 0.1))
-    assert found.kept and found.missed
-    assert found.kept.load <= capacity < found.missed.load
-    assert found.missed.load <= found.kept.load * 1.11, "the precision, and the rounding to three figures"
+    bracket, loads = _find(capacity, Search(start, 0.1, 1000, 0.1))
+    assert bracket.kept and bracket.missed
+    assert bracket.kept.load <= capacity < bracket.missed.load
+    assert bracket.missed.load <= bracket.kept.load * 1.11, "the precision, and the rounding to three figures"
     assert len(loads) == len(set(loads)), "no load is sent twice"
     assert len(loads) <= 14, "a grid of that precision from 0.1 to 1,000 has 97 loads"
 
 
 def test_users_are_whole_numbers() -> None:
-    found, loads = _find(5, Search(4, 1, 100, 0.01, whole=True))
-    assert found.kept and found.missed
-    assert (found.kept.load, found.missed.load) == (5, 6)
+    bracket, loads = _find(5, Search(4, 1, 100, 0.01, whole=True))
+    assert bracket.kept and bracket.missed
+    assert (bracket.kept.load, bracket.missed.load) == (5, 6)
     assert all(load == int(load) for load in loads)
 
 
 def test_a_lowest_load_that_fails_ends_the_search_without_a_knee() -> None:
-    found, loads = _find(0.5, Search(8, 1, 100, 0.1))
-    assert found.kept is None
-    assert found.missed and found.missed.load == loads[-1] == 1
+    bracket, loads = _find(0.5, Search(8, 1, 100, 0.1))
+    assert bracket.kept is None
+    assert bracket.missed and bracket.missed.load == loads[-1] == 1
 
 
 def test_a_highest_load_that_is_kept_ends_the_search_there() -> None:
-    found, loads = _find(1000, Search(8, 1, 20, 0.1))
-    assert found.kept and found.kept.load == loads[-1] == 20
-    assert found.missed is None
+    bracket, loads = _find(1000, Search(8, 1, 20, 0.1))
+    assert bracket.kept and bracket.kept.load == loads[-1] == 20
+    assert bracket.missed is None
 
 
 def test_a_load_that_shows_nothing_does_not_keep_the_slo() -> None:
-    found, _ = knee.find_knee(
+    bracket, _ = knee.find_knee(
         lambda load: build_point(load, "pass" if load < 10 else "not shown"), Search(8, 1, 100, 0.5)
     )
-    assert found.kept and found.kept.load < 10
+    assert bracket.kept and bracket.kept.load < 10
 
 
-@pytest.mark.parametrize(("loads", "kept", "missed"), [(1, 4, None), (3, 8, 16), (4, 11.3, 16)])
-def test_a_search_that_is_over_ends_with_what_is_known(loads: int, kept: float, missed: float | None) -> None:
+@pytest.mark.parametrize(("loads", "highest", "missed"), [(1, 4, None), (3, 8, 16), (4, 11.3, 16)])
+def test_a_search_that_is_over_ends_with_what_is_known(loads: int, highest: float, missed: float | None) -> None:
     sent: list[float] = []
 
     def measure(load: float) -> Point:
         sent.append(load)
         return build_point(load, "pass" if load <= 13 else "fail")
 
-    found, points = knee.find_knee(measure, Search(4, 1, 64, 0.1), lambda: len(sent) >= loads)
+    bracket, points = knee.find_knee(measure, Search(4, 1, 64, 0.1), lambda: len(sent) >= loads)
     assert len(points) == loads
-    assert found.kept and (found.kept.load, found.missed and found.missed.load) == (kept, missed)
+    assert bracket.kept and (bracket.kept.load, bracket.missed and bracket.missed.load) == (highest, missed)

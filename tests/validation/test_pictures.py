@@ -117,12 +117,12 @@ def test_prompts_that_wait_hold_a_bounded_memory() -> None:
 
 def test_a_server_that_counts_no_tokens_of_pictures_shows_nothing() -> None:
     traffic = _build_plan().traffic
-    found = [
+    doubts = [
         soundness.find_doubts(traffic, DriverResult(picture_tokens=tokens), [], shared=None, cached=None)
         for tokens in (None, 64, 0)
     ]
-    assert found[:2] == [[], []]
-    assert found[2] == [
+    assert doubts[:2] == [[], []]
+    assert doubts[2] == [
         "a picture has no tokens in the server's usage: the model may not see it; needs a server that counts them"
     ]
 

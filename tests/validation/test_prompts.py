@@ -92,12 +92,12 @@ def test_prompts_of_a_trace_share_the_text_of_the_blocks_that_they_share(maker: 
 
 
 def test_the_tokens_of_recorded_answers_are_measured_by_one_request() -> None:
-    asked: list[str] = []
+    texts: list[str] = []
 
     def count(text: str) -> int:
-        asked.append(text)
+        texts.append(text)
         return 7 + len(text) // 4
 
     rate = prompts.measure_tokens_per_character(count, ["word " * 100, "more " * 5000])
     assert rate == pytest.approx(0.25, rel=0.01)
-    assert [len(text) <= prompts.MEASURED_CHARACTERS + 10 for text in asked] == [True, True]
+    assert [len(text) <= prompts.MEASURED_CHARACTERS + 10 for text in texts] == [True, True]

@@ -59,10 +59,10 @@ def build_report(make_deployment: Callable[..., Deployment]) -> Any:
 
 
 def test_a_load_through_a_tunnel_says_so(build_report: Any) -> None:
-    said = "The load came through one tunnel to one router."
+    remark = "The load came through one tunnel to one router."
     samples = [_build_sample(number) for number in range(60)]
-    assert build_report(samples, source=LoadSource(said, is_limit=True)).remarks == [said]
-    assert said not in build_report(samples).remarks
+    assert build_report(samples, source=LoadSource(remark, is_limit=True)).remarks == [remark]
+    assert remark not in build_report(samples).remarks
 
 
 def test_replicas_and_routers_have_the_names_that_the_cluster_gave_them(build_report: Any) -> None:

@@ -52,6 +52,6 @@ def test_replicas_from_zero_cost_at_least_one_where_requests_are_answered(deploy
     engine, router = deployment.roles
     scaled = engine.model_copy(update={"replicas": Bounds(0, 4)})
     cost = serving_cost.estimate(deployment.model_copy(update={"roles": (scaled, router)}), ANSWERED, 100.0)
-    one = engine.model_copy(update={"replicas": Bounds(1, 4)})
-    assert cost == serving_cost.estimate(deployment.model_copy(update={"roles": (one, router)}), ANSWERED, 100.0)
+    from_one = engine.model_copy(update={"replicas": Bounds(1, 4)})
+    assert cost == serving_cost.estimate(deployment.model_copy(update={"roles": (from_one, router)}), ANSWERED, 100.0)
     assert cost and cost.usd_h > 0

@@ -81,13 +81,13 @@ def test_the_search_starts_at_the_blueprints_own_load(deployment: Deployment) ->
 def test_replicas_that_come_and_go_have_no_capacity(deployment: Deployment) -> None:
     import datetime
 
-    now, found = datetime.datetime.now(datetime.UTC), Knee(build_point(24), build_point(26, "fail"))
-    capacity = sweep._build_capacity(deployment, found, "rate", now)
+    now, bracket = datetime.datetime.now(datetime.UTC), Knee(build_point(24), build_point(26, "fail"))
+    capacity = sweep._build_capacity(deployment, bracket, "rate", now)
     assert capacity and (capacity.requests_per_s, capacity.replicas) == (24, {"worker": 1})
     engine, router = deployment.roles
     scaled = deployment.model_copy(update={"roles": (engine.model_copy(update={"replicas": Bounds(1, 4)}), router)})
-    assert sweep._build_capacity(scaled, found, "rate", now) is None
-    assert "come and go" in sweep._list_notes(scaled, found, "rate")[0]
+    assert sweep._build_capacity(scaled, bracket, "rate", now) is None
+    assert "come and go" in sweep._list_notes(scaled, bracket, "rate")[0]
 
 
 def test_a_sweep_without_a_kept_load_names_what_the_lowest_missed() -> None:

@@ -78,7 +78,7 @@ def get_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int,
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (
             ["--target", "eks"],
@@ -98,10 +98,10 @@ def get_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int,
     ],
 )
 def test_an_impossible_request_is_refused_in_one_line_before_a_start(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, line = get_error(capsys, *arguments)
-    assert (code, line[: len(said)]) == (2, said)
+    assert (code, line[: len(message)]) == (2, message)
     assert not Path(".blueprint").exists()
 
 

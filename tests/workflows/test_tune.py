@@ -83,9 +83,9 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KnownTarget:
     shutil.copytree(paths.PATTERNS / "aggregated", tmp_path / "mine")
     shutil.copy(paths.ROOT / "fleet.yaml", tmp_path)
     Path("mine/blueprint.yaml").write_text(BLUEPRINT)
-    known = KnownTarget()
-    monkeypatch.setattr(registry, "load_target", lambda _: known)
-    return known
+    target_double = KnownTarget()
+    monkeypatch.setattr(registry, "load_target", lambda _: target_double)
+    return target_double
 
 
 class KnownLoader:

@@ -79,8 +79,8 @@ class ResultReader:
         """
         names = list(custom_ids)
         values = self._redis.run([("GET", build_key(self._deployment, self._team, name)) for name in names])
-        found = zip(names, values, strict=True)
-        results = {name: Result(**json.loads(value)) for name, value in found if value is not None}
+        pairs = zip(names, values, strict=True)
+        results = {name: Result(**json.loads(value)) for name, value in pairs if value is not None}
         return {name: result for name, result in results.items() if self._counts(result)}
 
     def _counts(self, result: Result) -> bool:

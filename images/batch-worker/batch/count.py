@@ -148,16 +148,16 @@ def _read_parquet(store: Store, key: str, size: int, template: str, endpoint: st
 
 def _read_blocks(lines: Iterable[batch_rows.Line], endpoint: str) -> Iterator[Block]:
     """Blocks of lines that follow each other."""
-    held: list[batch_rows.Line] = []
+    pending: list[batch_rows.Line] = []
     length = 0
     for line in lines:
-        held.append(line)
+        pending.append(line)
         length += len(line.content or b"") + 1
         if length >= BLOCK_BYTES:
-            yield _read_block(length, held, endpoint)
-            held, length = [], 0
-    if held:
-        yield _read_block(length, held, endpoint)
+            yield _read_block(length, pending, endpoint)
+            pending, length = [], 0
+    if pending:
+        yield _read_block(length, pending, endpoint)
 
 
 def _read_block(length: int, lines: Iterable[batch_rows.Line], endpoint: str) -> Block:
@@ -220,15 +220,16 @@ async def estimate(sample: Sample, endpoint: Endpoint, model: str) -> dict[str, 
     clusters = []
     for block in examples:
         counted = [(size, next(answers)) for size, _ in block]
-        known = [(size, tokens) for size, tokens in counted if tokens is not None]
-        if known:
-            clusters.append((sum(size for size, _ in known), sum(tokens for _, tokens in known)))
-    asked = sum(len(block) for block in examples)
-    return _summarize(sample, clusters, asked, is_every_row=asked == sum(len(b.examples) for b in sample.blocks))
+        answered = [(size, tokens) for size, tokens in counted if tokens is not None]
+        if answered:
+            clusters.append((sum(size for size, _ in answered), sum(tokens for _, tokens in answered)))
+    rows_asked = sum(len(block) for block in examples)
+    row_count = sum(len(block.examples) for block in sample.blocks)
+    return _summarize(sample, clusters, rows_asked, is_every_row=rows_asked == row_count)
 
 
 def _summarize(
-    sample: Sample, clusters: Sequence[tuple[int, int]], asked: int, *, is_every_row: bool
+    sample: Sample, clusters: Sequence[tuple[int, int]], rows_asked: int, *, is_every_row: bool
 ) -> dict[str, Any]:
     """Scale what was counted to the whole file.
 
@@ -256,7 +257,7 @@ def _summarize(
     return {
         "is_whole": sample.is_whole,
         "bytes_read": sum(block.row_bytes for block in sample.blocks),
-        "rows_asked": asked,
+        "rows_asked": rows_asked,
         "input_tokens": None,
         **{name: {"value": round(number.value), "error": math.ceil(number.error)} for name, number in numbers.items()},
     }

@@ -147,8 +147,8 @@ class Endpoint:
 
     async def read_metrics(self) -> dict[str, str]:
         """Read the engines' metrics pages, by URL with the engine's address; those that answer."""
-        found = await asyncio.gather(*(_find_pages(url) for url in self._metrics))
-        hosts = {url: host for urls, host in found for url in urls}
+        resolved = await asyncio.gather(*(_find_pages(url) for url in self._metrics))
+        hosts = {url: host for urls, host in resolved for url in urls}
         pages = await asyncio.gather(*(self._read_page(url, host) for url, host in hosts.items()))
         return {url: page for url, page in zip(hosts, pages, strict=True) if page}
 
@@ -170,10 +170,12 @@ async def _find_pages(url: str) -> tuple[list[str], str]:
     if parts.scheme != "http":
         return [url], parts.netloc
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)
+        loop = asyncio.get_running_loop()
+        entries = await loop.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)
     except OSError:  # nobody has the name: no engine runs
         return [], parts.netloc
-    addresses = {entry[4][0]: None for entry in found if entry[0] == found[0][0]}  # of one family: engines have both
+    family = entries[0][0]  # of one family: engines have addresses of both
+    addresses = {entry[4][0]: None for entry in entries if entry[0] == family}
     hosts = [f"[{address}]" if ":" in address else address for address in map(str, addresses)]
     return [parts._replace(netloc=f"{host}:{parts.port or 80}").geturl() for host in hosts], parts.netloc
 

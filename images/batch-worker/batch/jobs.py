@@ -193,15 +193,15 @@ class Jobs:
         if job["state"] in layout.FINAL_STATES:
             self._counts.pop(job["id"], None)
             return job
-        known = self._counts.setdefault(job["id"], {})
+        by_chunk = self._counts.setdefault(job["id"], {})
         heads = self._store.list_objects(self._keys.get_heads_prefix(job["id"]))
         listed = {entry["key"]: entry["etag"] for entry in heads}
-        changed = [key for key, etag in listed.items() if key not in known or known[key][0] != etag]
+        changed = [key for key, etag in listed.items() if key not in by_chunk or by_chunk[key][0] != etag]
         with ThreadPoolExecutor(_READERS) as pool:
             for key, stored in zip(changed, pool.map(self._store.read_json, changed), strict=True):
                 if stored:
-                    known[key] = (stored.etag, layout.count_rows([stored.value]))
-        counted = layout.add_counts(counts for _, counts in known.values())
+                    by_chunk[key] = (stored.etag, layout.count_rows([stored.value]))
+        counted = layout.add_counts(counts for _, counts in by_chunk.values())
         counts = {**job["request_counts"], "completed": counted["completed"], "failed": counted["failed"]}
         tokens = {"input": counted["input_tokens"], "output": counted["output_tokens"]}
         more = {name: counted[name] for name in ("endpoint_s", "failures")}

@@ -113,7 +113,7 @@ def _cut_pieces(text: str, length: int) -> Iterator[str]:
     while start < len(text):
         end = start + length
         if end < len(text):
-            end = next((place for place in range(end, start + length // 2, -1) if text[place - 1].isspace()), end)
+            end = next((cut for cut in range(end, start + length // 2, -1) if text[cut - 1].isspace()), end)
         yield text[start:end]
         start = end
 

@@ -141,10 +141,10 @@ def read_rows(file: pq.ParquetFile, template: Template, groups: Iterable[int] | 
         BadTemplate: the file lacks a column.
         CorruptFile: it is damaged.
     """
-    known = file.schema_arrow.names
-    missing = [name for name in template.columns if name not in known]
+    columns = file.schema_arrow.names
+    missing = [name for name in template.columns if name not in columns]
     if missing:
-        raise BadTemplate(f"the template names {missing[0]}, and the file has the columns {', '.join(known)}")
+        raise BadTemplate(f"the template names {missing[0]}, and the file has the columns {', '.join(columns)}")
     batches = file.iter_batches(
         BATCH_ROWS, row_groups=None if groups is None else list(groups), columns=template.columns, use_threads=False
     )

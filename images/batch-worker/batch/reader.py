@@ -85,15 +85,15 @@ def split_blocks(blocks: Iterable[bytes], get_chunk_bytes: Callable[[int], int])
     rest = [next(source, b"")]
 
     def take(chunk_bytes: int) -> Iterator[bytes]:
-        taken, block = 0, rest.pop()
+        length, block = 0, rest.pop()
         while block:
-            if taken + len(block) >= chunk_bytes:
-                cut = block.find(b"\n", max(0, chunk_bytes - taken - 1)) + 1
+            if length + len(block) >= chunk_bytes:
+                cut = block.find(b"\n", max(0, chunk_bytes - length - 1)) + 1
                 if cut:
                     rest.append(block[cut:] or next(source, b""))
                     yield block[:cut]
                     return
-            taken += len(block)
+            length += len(block)
             yield block
             block = next(source, b"")
 

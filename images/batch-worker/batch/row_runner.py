@@ -194,8 +194,8 @@ def _is_whole(body: Any, url: str) -> bool:
 
 def _compute_backoff(waits: int, answer: Answer | None) -> float:
     """Seconds before the next attempt: full jitter, at least what the endpoint asks for."""
-    asked = answer.retry_after_s if answer else 0.0
-    return max(asked, random.uniform(0.05, min(MAX_BACKOFF_S, 0.5 * 2 ** min(waits, 10))))
+    retry_after_s = answer.retry_after_s if answer else 0.0
+    return max(retry_after_s, random.uniform(0.05, min(MAX_BACKOFF_S, 0.5 * 2 ** min(waits, 10))))
 
 
 def _describe_answer(answer: Answer) -> str:

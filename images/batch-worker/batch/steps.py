@@ -190,9 +190,9 @@ class Steps:
             def write(chunk: Chunk, first_line: int) -> tuple[int, list[dict[str, Any]]]:
                 return self._write_plan(job_id, chunk["index"], first_line, doubled.get(chunk["index"], {}))
 
-            for count, found in pool.map(write, chunks, first_lines):
+            for count, chunk_errors in pool.map(write, chunks, first_lines):
                 fault_count += count
-                errors += found[: MAX_ERRORS - len(errors)]
+                errors += chunk_errors[: MAX_ERRORS - len(errors)]
         self._change_job(job_id, lambda job: {**job, "errors": errors})
         if total == 0:
             raise Permanent("empty_file", "the input has no row")
@@ -290,8 +290,8 @@ class Steps:
         """Put the reason why the job is about to fail before its other errors."""
 
         def change(job: Job) -> Any:
-            known = job["errors"][:1]
-            if known and known[0]["code"] == error["code"]:
+            first = job["errors"][:1]
+            if first and first[0]["code"] == error["code"]:
                 return None
             return {**job, "errors": [{"line": None, **error}, *job["errors"]][:MAX_ERRORS]}
 

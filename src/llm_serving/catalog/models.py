@@ -139,12 +139,12 @@ def find(name: str, *, fetch: Callable[[str], ModelRecord] | None = None, unchec
 
 
 def _build_recorded(name: str, record: ModelRecord, *, unchecked: bool) -> Model:
-    place = f"{name} at {record.commit[:12]}" if record.commit else name
+    origin = f"{name} at {record.commit[:12]}" if record.commit else name
     hub_id = record.source.partition(":")[0] if record.commit else None
     if record.gguf:
-        return _build_gguf(record.gguf, name, f"header of {place}", hub_id)
+        return _build_gguf(record.gguf, name, f"header of {origin}", hub_id)
     embeds, config = MODULES_FILE in record.files, record.config
-    source = f"{CONFIG_FILE} of {place}"
+    source = f"{CONFIG_FILE} of {origin}"
     return _build_checked(name, config, source, hub_id, record.weight_bytes, embeds=embeds, unchecked=unchecked)
 
 
@@ -385,8 +385,8 @@ def build_quantized(repository: str, quantization: str) -> Model:
     """
     row = load_repositories()[repository]
     if quantization not in row.weight_bytes:
-        known = " or ".join(f"{repository}:{name}" for name in row.weight_bytes)
-        raise ModelError(f"{repository}: the catalog has no file of the type {quantization}", known)
+        choices = " or ".join(f"{repository}:{name}" for name in row.weight_bytes)
+        raise ModelError(f"{repository}: the catalog has no file of the type {quantization}", choices)
     base = load()[row.of]
     return base.model_copy(
         update={

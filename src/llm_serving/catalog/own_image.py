@@ -52,8 +52,8 @@ class OwnImage:
     def list_files(self) -> list[Path]:
         """Return the files of the code that the Dockerfile copies, in one order."""
         lines = re.findall(rf"(?m)^COPY {re.escape(self.copy_options)}((?!--).+) \S+$", self._read_dockerfile())
-        found = [self.sources / word for words in lines for word in words.split()]
-        files = [file for source in found for file in (source.rglob("*") if source.is_dir() else [source])]
+        sources = [self.sources / word for words in lines for word in words.split()]
+        files = [file for source in sources for file in (source.rglob("*") if source.is_dir() else [source])]
         return sorted(file for file in files if file.is_file() and "__pycache__" not in file.parts)
 
     def _read_dockerfile(self) -> str:

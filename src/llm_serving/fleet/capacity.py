@@ -74,7 +74,7 @@ class Subnet:
     zone: str
     cidr: str
     needed: int
-    there: int
+    available: int
     """Without those that AWS keeps."""
 
 
@@ -327,11 +327,11 @@ def _collect_zones(machine_groups: Sequence[Group], pool: str) -> set[str]:
 def _check_subnet_sizes(document: Document[Fleet], subnets: Sequence[Subnet]) -> Iterator[Mistake]:
     network = document.value.network
     largest = max(subnets, key=lambda subnet: subnet.needed, default=None)
-    if largest is None or largest.needed <= largest.there or not isinstance(network, NewNetwork):
+    if largest is None or largest.needed <= largest.available or not isinstance(network, NewNetwork):
         return
     reason = (
         f"at full size the fleet takes {largest.needed:,} addresses in {largest.zone}, "
-        f"and its subnet, an eighth of the range, has {largest.there:,}"
+        f"and its subnet, an eighth of the range, has {largest.available:,}"
     )
     yield document.build_mistake(("network", "cidr"), network.cidr, reason, _suggest_cidr(network.cidr, largest.needed))
 

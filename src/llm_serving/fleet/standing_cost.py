@@ -25,7 +25,7 @@ class StandingItem:
     unit_usd_h: float
     source: Source
 
-    known: bool
+    is_regional_price: bool
     """Whether the price is the region's own, and not that of us-east-1."""
 
     @property

@@ -111,23 +111,23 @@ def select_gguf(snapshot: Snapshot, quantization: str) -> RepoFile:
     Raises:
         InputError: there is none, or it is split into parts.
     """
-    found = {file.name: file for file in snapshot.files if file.name.lower().endswith(".gguf")}
+    files = {file.name: file for file in snapshot.files if file.name.lower().endswith(".gguf")}
     ends = tuple(f"{sign}{quantization}.gguf".lower() for sign in "-._")
-    matches = [file for name, file in found.items() if name.lower().endswith(ends) or f"/{name}".lower().endswith(ends)]
+    matches = [file for name, file in files.items() if name.lower().endswith(ends) or f"/{name}".lower().endswith(ends)]
     if len(matches) == 1:
         return matches[0]
     if any(
-        re.search(rf"[-._]{re.escape(quantization)}-\d{{5}}-of-\d{{5}}\.gguf$", name, re.IGNORECASE) for name in found
+        re.search(rf"[-._]{re.escape(quantization)}-\d{{5}}-of-\d{{5}}\.gguf$", name, re.IGNORECASE) for name in files
     ):
         raise InputError(
             f"{snapshot.id}: {quantization} is split into parts, and llama.cpp is given one file. Fix: another "
             "quantization, or a folder with the file that `llama-gguf-split --merge FIRST-PART model.gguf` makes."
         )
-    if not found:
+    if not files:
         raise InputError(
             f"{snapshot.id}: it has no GGUF file. Fix: a repository that has, usually ORGANIZATION/MODEL-GGUF."
         )
-    types = _list_quantizations(found)
+    types = _list_quantizations(files)
     raise InputError(
         f"{snapshot.id}: it has {len(matches) or 'no'} GGUF files of {quantization}. Fix: {' or '.join(types)}."
     )
@@ -390,8 +390,8 @@ def _translate_errors(name: str, revision: str, file: str = "") -> Iterator[None
         ) from None
     except OSError as error:
         if error.errno is not None:
-            place = error.filename or "the staging folder"
-            raise Unavailable(f"{place}: {error.strerror}. Fix: make it writable, or free disk space.") from None
+            path = error.filename or "the staging folder"
+            raise Unavailable(f"{path}: {error.strerror}. Fix: make it writable, or free disk space.") from None
         # From the client's own check of sizes.
         raise Unavailable(
             f"{name}: a download from {resolve_endpoint()} ended early. Fix: run the same command again."

@@ -155,12 +155,12 @@ def find_gguf(folder: Path) -> Path:
     Raises:
         InputError: there are several, or the file is not all of a model that llama.cpp runs.
     """
-    found = sorted(folder.glob(f"*{gguf.SUFFIX}"))
-    if len(found) > 1:
-        names = ", ".join(path.name for path in found[:4])
-        raise InputError(f"{folder}: it holds {len(found)} GGUF files, {names}. Fix: a folder with one of them.")
-    gguf.check_known(gguf.read_file(found[0]), str(found[0]))
-    return found[0]
+    files = sorted(folder.glob(f"*{gguf.SUFFIX}"))
+    if len(files) > 1:
+        names = ", ".join(path.name for path in files[:4])
+        raise InputError(f"{folder}: it holds {len(files)} GGUF files, {names}. Fix: a folder with one of them.")
+    gguf.check_known(gguf.read_file(files[0]), str(files[0]))
+    return files[0]
 
 
 def _require_inside(path: Path, folder: Path) -> None:

@@ -77,24 +77,24 @@ def require_key(option: str, model: type[BaseModel], data: Any, key: str, reserv
     current = data
     for index, (step, settings) in enumerate(diagnostics.walk_models(model, steps)):
         if settings is not None:
-            known = [name for name in diagnostics.get_fields(settings) if index or name not in reserved]
+            names = [name for name in diagnostics.get_fields(settings) if index or name not in reserved]
         elif isinstance(current, Mapping):
-            known = list(current)
+            names = list(current)
         else:
-            known = []
-        if step not in known:
+            names = []
+        if step not in names:
             parent = ".".join(steps[:index])
             reason = f"{parent or 'the file'} has no key {step} to vary"
-            raise InputError(f"{option}: now {key!r}: {reason}. Fix: {_suggest(parent, str(step), known)}.")
+            raise InputError(f"{option}: now {key!r}: {reason}. Fix: {_suggest(parent, str(step), names)}.")
         current = current.get(step) if isinstance(current, Mapping) else None
 
 
-def _suggest(parent: str, step: str, known: list[str]) -> str:
-    matches = difflib.get_close_matches(step, known, n=1)
+def _suggest(parent: str, step: str, names: list[str]) -> str:
+    matches = difflib.get_close_matches(step, names, n=1)
     prefix = f"{parent}." if parent else ""
     if matches:
         return f"{prefix}{matches[0]}"
-    return f"one of {', '.join(f'{prefix}{name}' for name in known)}" if known else f"{parent} itself"
+    return f"one of {', '.join(f'{prefix}{name}' for name in names)}" if names else f"{parent} itself"
 
 
 def apply(text: str, changes: Mapping[str, str]) -> str:

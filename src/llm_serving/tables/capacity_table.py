@@ -81,7 +81,7 @@ def _render_limit(limit: Limit) -> Text:
 
 
 def _render_subnet(subnet: Subnet) -> Text:
-    return _render_share(f"{subnet.zone}, {subnet.cidr}", subnet.needed, subnet.there)
+    return _render_share(f"{subnet.zone}, {subnet.cidr}", subnet.needed, subnet.available)
 
 
 def _render_share(name: str, amount: int, maximum: int) -> Text:

@@ -50,7 +50,7 @@ def _build_standing_payload(item: StandingItem) -> dict[str, Any]:
         "name": item.name,
         "count": item.count,
         "usd_h": item.usd_h,
-        "price_of_region": item.known,
+        "price_of_region": item.is_regional_price,
         "price_source": item.source.model_dump(),
     }
 
@@ -284,7 +284,7 @@ def _render_standing(fleet: Fleet, costs: cost.Cost) -> Iterator[Text]:
     ]
     dates = join_words(sorted({item.source.date for item in costs.standing}))
     yield _render_note("without instances: ", f"{join_words(items)} USD/h; prices of {dates}")
-    if foreign := [item.name for item in costs.standing if not item.known]:
+    if foreign := [item.name for item in costs.standing if not item.is_regional_price]:
         yield _render_note(
             "estimated: ", f"{join_words(foreign)}, at us-east-1's prices: those of {fleet.region} are not known here"
         )

@@ -72,7 +72,7 @@ def _render_result(result: CheckResult, name_width: int, gauge_width: int) -> Re
 def _render_gauge(result: CheckResult, width: int) -> Text:
     """Render the share of a quota or capacity that the fleet uses."""
     if result.usage_ratio is None:
-        return Text("?" if not result.known else "", "yellow")
+        return Text("?" if not result.is_known else "", "yellow")
     filled = min(width, math.ceil(min(result.usage_ratio, 1.0) * width))
     return Text.assemble(("█" * filled, _MARKS[result.status][1]), ("░" * (width - filled), "dim"))
 
@@ -109,7 +109,7 @@ def _group_options(words: Sequence[str]) -> Iterator[str]:
 
 def _render_totals(report: PreflightReport) -> Text:
     counts = report.counts
-    unknown_count = sum(not result.known for result in report.results)
+    unknown_count = sum(not result.is_known for result in report.results)
     text = Text("\n")
     for status, count in counts.items():
         mark, colour = _MARKS[status]

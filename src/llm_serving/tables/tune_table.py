@@ -47,13 +47,13 @@ def _render_trials(state: Tuning) -> Table:
 
 
 def _format_cells(trial: Trial, priced: bool) -> Iterator[str]:
-    kept = trial.kept
-    yield f"{kept.load:g}" if kept else "–"
+    point = trial.kept
+    yield f"{point.load:g}" if point else "–"
     if priced:
         yield format_optional(trial.usd_h)
-        yield format_optional(kept.usd_per_thousand_requests if kept else None)
-    yield format_optional(kept.ttft_p95_ms if kept else None)
-    yield format_optional(kept.itl_p95_ms if kept else None)
+        yield format_optional(point.usd_per_thousand_requests if point else None)
+    yield format_optional(point.ttft_p95_ms if point else None)
+    yield format_optional(point.itl_p95_ms if point else None)
 
 
 def _list_result(state: Tuning, folder: Path) -> Iterator[RenderableType]:

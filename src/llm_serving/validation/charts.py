@@ -233,9 +233,9 @@ def render_bands(
         )
         kind = "highlight" if name == highlight else f"band-{number}"
         areas.append(f'<path class="band {kind}" d="M{top}L{bottom}Z"/>')
-        place = max(range(count), key=values.__getitem__) if name == highlight else named_at
-        middle = (below[place] + above[place]) / 2
-        names.append(_render_text(x((place + 0.5) * width_s), y(middle) + 4, name, "middle", "mark"))
+        label_index = max(range(count), key=values.__getitem__) if name == highlight else named_at
+        middle = (below[label_index] + above[label_index]) / 2
+        names.append(_render_text(x((label_index + 0.5) * width_s), y(middle) + 4, name, "middle", "mark"))
         below = above
     lines = [
         f'<line class="mark" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(level)}" y2="{y(level)}"/>' for level in levels

@@ -46,7 +46,7 @@ def summarize(answered: Sequence[Sample]) -> dict[str, Latency]:
     for sample in answered:
         for name, value in _measure(sample):
             values[name].append(value)
-    return {name: sample_statistics.summarize_latency(found) for name, found in values.items()}
+    return {name: sample_statistics.summarize_latency(series) for name, series in values.items()}
 
 
 def _measure(sample: Sample) -> Iterator[tuple[str, float]]:

@@ -101,8 +101,8 @@ def judge(
         reason = f"no token for {stall_s:.1f} s while requests were in flight; the limit is {slo.stall:g} s"
         judgement.missed.append(MissedObjective(metric="stall", value=round(stall_s, 3), limit=slo.stall, why=reason))
     if slo.score is not None and (score is None or score < slo.score):
-        found = "no answer was expected" if score is None else f"{score:.2%} on average"
-        reason = f"{found}; the minimum is {slo.score * 100:g}%"
+        outcome = "no answer was expected" if score is None else f"{score:.2%} on average"
+        reason = f"{outcome}; the minimum is {slo.score * 100:g}%"
         judgement.missed.append(MissedObjective(metric="score", value=score, limit=slo.score, why=reason))
     if slo.goodput is not None and total:
         _judge_goodput(judgement, slo.goodput, goodput)

@@ -97,11 +97,11 @@ def _challenge(trial: Trial, best: Trial | None, search: Search) -> Search:
 
 
 def _run(trial: Trial, measure: MeasureTrial, search: Search, best: Trial | None) -> None:
-    found, _ = knee.find_knee(lambda load: measure(trial, load), search)
-    trial.kept = found.kept
-    if found.kept:
+    bracket, _ = knee.find_knee(lambda load: measure(trial, load), search)
+    trial.kept = bracket.kept
+    if bracket.kept:
         trial.state, trial.why = "kept", ""
     else:
-        assert found.missed, "a search ends with a load that is kept or missed"
+        assert bracket.missed, "a search ends with a load that is kept or missed"
         trial.state = "dropped" if best else "kept nothing"
-        trial.why = "; ".join(found.missed.reasons)
+        trial.why = "; ".join(bracket.missed.reasons)

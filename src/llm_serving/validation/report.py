@@ -491,8 +491,8 @@ def _is_missed_without_driver(miss: MissedObjective, delay_ms: float) -> bool:
 
 def _summarize_further(answered: Sequence[Sample], unmeasured: Mapping[str, str]) -> dict[str, Latency]:
     """Latencies by other tools' definitions, without those that the driver does not measure."""
-    found = further_latencies.summarize(answered)
-    return {name: Latency(count=0) if name in unmeasured else latency for name, latency in found.items()}
+    latencies = further_latencies.summarize(answered)
+    return {name: Latency(count=0) if name in unmeasured else latency for name, latency in latencies.items()}
 
 
 def _drop_unmeasured(metric: Metric, latency: Latency, unmeasured: Mapping[str, str]) -> Latency:
@@ -633,9 +633,9 @@ def _group_by_input(answered: Sequence[Sample]) -> list[InputLength]:
         if sample.input_tokens is not None and sample.e2e_ms is not None
     )
     groups: dict[int, list[tuple[int, float]]] = {}
-    first_places: dict[int, int] = {}
-    for place, (tokens, e2e_ms) in enumerate(measured):
-        first = first_places.setdefault(tokens, place)
+    first_indexes: dict[int, int] = {}
+    for index, (tokens, e2e_ms) in enumerate(measured):
+        first = first_indexes.setdefault(tokens, index)
         groups.setdefault(first * INPUT_GROUPS // len(measured), []).append((tokens, e2e_ms))
     return [_summarize_group(group) for group in groups.values()]
 
@@ -656,8 +656,8 @@ def _count_tokens(answered: Sequence[Sample]) -> Tokens:
         return round(sum(counts) / len(counts), 1) if counts else None
 
     def compute_exact_share(pairs: list[tuple[int | None, int | None]]) -> float | None:
-        known = [(requested, actual) for requested, actual in pairs if requested is not None and actual is not None]
-        return sum(requested == actual for requested, actual in known) / len(known) if known else None
+        counted = [(requested, actual) for requested, actual in pairs if requested is not None and actual is not None]
+        return sum(requested == actual for requested, actual in counted) / len(counted) if counted else None
 
     return Tokens(
         input_mean=compute_mean([sample.input_tokens for sample in answered if sample.input_tokens is not None]),

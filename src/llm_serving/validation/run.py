@@ -312,8 +312,8 @@ def _compute_timeout(deployment: Deployment, rows: Sequence[TraceRow]) -> float:
 
 def _read_progress(driver_plan: LoadPlan) -> Progress | None:
     """Return the progress of all processes together; None before the first has any."""
-    found = (driver_result.read_progress(Path(driver_plan.folder), index) for index in range(driver_plan.processes))
-    parts = [part for part in found if part]
+    readings = (driver_result.read_progress(Path(driver_plan.folder), index) for index in range(driver_plan.processes))
+    parts = [part for part in readings if part]
     return driver_result.merge_progress(parts, driver_plan.traffic.requests) if parts else None
 
 

@@ -92,8 +92,8 @@ def sweep(deployment: Deployment, options: Options, *, runs: Path, arguments: Ma
         loader = Loader(deployment, axis, options.point_s, results=collected, arguments=arguments)
         deadline = time.monotonic() + (math.inf if options.limit_s is None else options.limit_s)
         search = build_search(deployment.traffic, axis, options)
-        found, points = knee.find_knee(loader.measure, search, lambda: time.monotonic() >= deadline)
-        capacity = _build_capacity(deployment, found, axis, started)
+        bracket, points = knee.find_knee(loader.measure, search, lambda: time.monotonic() >= deadline)
+        capacity = _build_capacity(deployment, bracket, axis, started)
         result = Sweep(
             name=deployment.name,
             target=deployment.target,
@@ -101,13 +101,13 @@ def sweep(deployment: Deployment, options: Options, *, runs: Path, arguments: Ma
             precision=options.precision,
             started_at=started.isoformat(timespec="seconds"),
             seconds=round((datetime.datetime.now(datetime.UTC) - started).total_seconds(), 1),
-            kept=found.kept,
-            missed=found.missed,
+            kept=bracket.kept,
+            missed=bracket.missed,
             capacity=capacity,
             per_replica=_divide_by_replicas(capacity),
             points=knee.sort_points(points),
             settings=loader.settings,
-            notes=[*_list_notes(deployment, found, axis), *_describe_limit(options, time.monotonic() >= deadline)],
+            notes=[*_list_notes(deployment, bracket, axis), *_describe_limit(options, time.monotonic() >= deadline)],
         )
         (collected / measured_capacity.SWEEP_FILE).write_text(result.model_dump_json(indent=2) + "\n", encoding="utf-8")
         (collected / PAGE_FILE).write_text(sweep_page.render(result), encoding="utf-8")
@@ -246,17 +246,17 @@ def build_point(report: Report, load: float, seconds: float, folder: str) -> Poi
 
 
 def _build_capacity(
-    deployment: Deployment, found: Knee, axis: Axis, started: datetime.datetime
+    deployment: Deployment, bracket: Knee, axis: Axis, started: datetime.datetime
 ) -> MeasuredCapacity | None:
     """What the planner goes by; None where no load was kept, and where replicas may have come or gone meanwhile.
 
     In the open loop it is the offered rate: the answered one has the ramp and the end of the load in it.
     """
-    if found.kept is None or _list_scaled(deployment):
+    if bracket.kept is None or _list_scaled(deployment):
         return None
     return MeasuredCapacity(
         key=measured_capacity.compute_key(deployment),
-        requests_per_s=found.kept.load if axis == "rate" else found.kept.requests_per_s,
+        requests_per_s=bracket.kept.load if axis == "rate" else bracket.kept.requests_per_s,
         replicas={role.name: role.replicas.min for role in deployment.engine_roles},
         measured_at=started.isoformat(timespec="seconds"),
         source=measured_capacity.SWEEP_FILE,
@@ -273,10 +273,10 @@ def _list_scaled(deployment: Deployment) -> list[str]:
     return [role.name for role in deployment.engine_roles if role.replicas.min != role.replicas.max]
 
 
-def _list_notes(deployment: Deployment, found: Knee, axis: Axis) -> list[str]:
+def _list_notes(deployment: Deployment, bracket: Knee, axis: Axis) -> list[str]:
     notes = []
-    if found.kept and found.missed is None:
-        notes.append(f"The highest load, {format_load(found.kept.load, axis)}, is kept: the knee lies above it.")
+    if bracket.kept and bracket.missed is None:
+        notes.append(f"The highest load, {format_load(bracket.kept.load, axis)}, is kept: the knee lies above it.")
     if scaled := _list_scaled(deployment):
         names = ", ".join(scaled)
         notes.append(f"Replicas of {names} come and go by load: no capacity of one replica follows from it.")

@@ -62,7 +62,7 @@ def read(path: Path, limit: int) -> list[TraceRow]:
 
 def _read_rows(path: Path, lines: Iterator[str], limit: int) -> list[TraceRow]:
     first = next(lines, "")
-    trace_format = next((known for known in _FORMATS if known.matches(first)), None)
+    trace_format = next((candidate for candidate in _FORMATS if candidate.matches(first)), None)
     if trace_format is None:
         raise _build_error(path, 1, first, "it is no trace of Azure LLM inference, Mooncake or BurstGPT")
     try:

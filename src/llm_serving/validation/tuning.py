@@ -54,5 +54,5 @@ def describe(trial: Trial) -> str:
 
 def find_best(trials: Iterable[Trial]) -> Trial | None:
     """Return the configuration that carries the most, for its price where it has one; None where none keeps the SLO."""
-    kept = [trial for trial in trials if trial.kept]
-    return max(kept, key=lambda trial: trial.worth) if kept else None
+    passed = [trial for trial in trials if trial.kept]
+    return max(passed, key=lambda trial: trial.worth) if passed else None

@@ -272,9 +272,9 @@ class _Session:
 
     def _measure(self, trial: Trial, load: float) -> Point:
         """Send a load to a configuration, unless an earlier run did."""
-        known = next((point for point in trial.points if point.load == load), None)
-        if known:
-            return known
+        measured = next((point for point in trial.points if point.load == load), None)
+        if measured:
+            return measured
         self._raise_if_exceeded()
         if self.deployed is not trial:
             self._end_trial()

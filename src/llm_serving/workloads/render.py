@@ -51,10 +51,10 @@ def list_targets(folder: Path) -> list[str]:
 
 def find_own_templates(folder: Path, target: str) -> list[Path]:
     """The templates that a deploy of `folder` can use and that are not copies of this repository's."""
-    known = {path.read_bytes() for path in paths.PATTERNS.rglob(f"*{SUFFIX}")}
+    shipped = {path.read_bytes() for path in paths.PATTERNS.rglob(f"*{SUFFIX}")}
     # Those of this repository include others from templates/ alone, where the folder's own come first.
     used = [find_template(folder, target), *sorted((folder / "templates").rglob(f"*{SUFFIX}"))]
-    return [path for path in used if path.read_bytes() not in known]
+    return [path for path in used if path.read_bytes() not in shipped]
 
 
 def render_text(deployment: Deployment, source: Path) -> str:

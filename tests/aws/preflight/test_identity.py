@@ -89,7 +89,7 @@ def test_a_permission_on_some_names_alone_is_doubted_and_not_refused(simulate_pe
 def test_who_is_neither_user_nor_role_is_not_judged(stubbed_aws: Any, read_fleet: Any) -> None:
     federated = Identity("123456789012", "arn:aws:sts::123456789012:federated-user/anna")
     (line,) = identity.check_permissions(stubbed_aws, read_fleet(POOL).value, federated)
-    assert (line.status, line.known) == ("warn", False)
+    assert (line.status, line.is_known) == ("warn", False)
     assert line.unknown_reason == "IAM's simulator takes users and roles, and this is federated-user/anna"
 
 

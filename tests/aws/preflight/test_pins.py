@@ -147,4 +147,4 @@ def test_an_ami_of_the_users_own_is_not_looked_up(stubbed_aws: Any, read_fleet: 
 
 def test_the_embedded_aws_is_not_blamed_for_amis_that_only_aws_has(shared_account: Any, read_fleet: Any) -> None:
     lines = _execute(shared_account, read_fleet(POOL).value, "AMIs")
-    assert {(line.status, line.known) for line in lines.values()} == {("warn", False)}
+    assert {(line.status, line.is_known) for line in lines.values()} == {("warn", False)}

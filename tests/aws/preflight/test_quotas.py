@@ -101,7 +101,7 @@ def test_an_account_without_a_value_of_its_own_has_the_default(stubbed_aws: Any,
 def test_a_role_without_quota_rights_gets_the_need_and_the_action_to_allow(stubbed_aws: Any, read_fleet: Any) -> None:
     stubbed_aws.stub("service-quotas").add_client_error("get_service_quota", "AccessDeniedException", "not authorized")
     line = _check_quota(stubbed_aws, read_fleet, P)
-    assert (line.status, line.known) == ("warn", False)
+    assert (line.status, line.is_known) == ("warn", False)
     assert line.unknown_reason == "no permission for GetServiceQuota"
     assert line.message == "needs up to 768 vCPUs (prefill 4 × p5.48xlarge); a new account has 0"
     assert line.fix.startswith("allow servicequotas:GetServiceQuota, ")

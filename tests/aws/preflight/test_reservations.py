@@ -61,7 +61,7 @@ def test_a_missing_reservation_fails_with_the_command_that_lists_them(stubbed_aw
 
 
 @pytest.mark.parametrize(
-    ("change", "said", "remedy"),
+    ("change", "message", "remedy"),
     [
         (
             {"InstanceType": "p5en.48xlarge"},
@@ -86,10 +86,10 @@ def test_a_missing_reservation_fails_with_the_command_that_lists_them(stubbed_aw
     ],
 )
 def test_another_reservation_than_the_pool_takes_it_for_fails(
-    stubbed_aws: Any, read_fleet: Any, change: dict[str, Any], said: str, remedy: str
+    stubbed_aws: Any, read_fleet: Any, change: dict[str, Any], message: str, remedy: str
 ) -> None:
     line = _check_reservation(stubbed_aws, read_fleet(_format_pool("reservation", "4")), {**VALID, **change})
-    assert (line.status, line.message, line.fix) == ("fail", said, remedy)
+    assert (line.status, line.message, line.fix) == ("fail", message, remedy)
 
 
 def test_an_on_demand_reservation_instead_of_a_block_fails(stubbed_aws: Any, read_fleet: Any) -> None:

@@ -55,7 +55,7 @@ def test_questions_are_put_at_the_same_time() -> None:
     groups = runner.run_checks(
         [Check("group", str(number), wait_for_others) for number in range(4)], console.Step("asking")
     )
-    assert [line.known for line in groups[0].results] == [True] * 4
+    assert [line.is_known for line in groups[0].results] == [True] * 4
 
 
 def test_a_check_without_a_timely_answer_is_reported_and_the_rest_counts() -> None:
@@ -78,7 +78,7 @@ def test_a_check_without_a_timely_answer_is_reported_and_the_rest_counts() -> No
 
 def test_a_refusal_names_what_to_allow() -> None:
     line = _run_only_check(_make_failing_check(_make_client_error("UnauthorizedOperation")))
-    assert (line.status, line.known, line.message) == ("warn", False, "not known")
+    assert (line.status, line.is_known, line.message) == ("warn", False, "not known")
     assert line.unknown_reason == "no permission for DescribeVpcs"
     assert line.fix == "allow ec2:DescribeVpcs for this identity"
 

@@ -149,8 +149,8 @@ def test_what_a_cache_missed_while_it_was_away_is_repaired_and_no_newer_answer_i
         {"answer": "newer", "model": "m", "prompt_version": "", "batch": newer["id"], "at": 2.0}))  # fmt: skip
     assert cache.repair() == 1
     assert list(store.list_objects(KEYS.uncached_prefix)) == []
-    found = read(port).get_many(["row-0", "row-1"])
-    assert (found["row-0"].answer, found["row-1"].answer) == ("newer", "row-1 at 1.0")
+    results = read(port).get_many(["row-0", "row-1"])
+    assert (results["row-0"].answer, results["row-1"].answer) == ("newer", "row-1 at 1.0")
 
 
 def test_a_password_that_changes_in_its_secret_is_taken_by_the_next_connection(
@@ -211,8 +211,8 @@ def test_a_cache_in_cluster_mode_has_answers_on_all_nodes(
     open_cache(store, batch_settings, port, cluster=True).publish(old, 0)
     assert list(store.list_objects(KEYS.uncached_prefix)) == []
     names = [f"row-{number}" for number in range(5)]
-    found = read(port, cluster=True).get_many(names)
-    assert [found[name].answer for name in names] == [f"{name} at 2.0" for name in names]
+    results = read(port, cluster=True).get_many(names)
+    assert [results[name].answer for name in names] == [f"{name} at 2.0" for name in names]
     assert sum(bool(redis.Redis(port=each, password=PASSWORD).dbsize()) for each in cluster_ports) > 1
     # The negative control: a client of one node is sent elsewhere.
     with pytest.raises(redis.exceptions.MovedError):

@@ -174,14 +174,14 @@ TOO_LONG = {
 
 
 @pytest.mark.parametrize(
-    ("rule", "kept"),
+    ("rule", "matches"),
     [
         ("truncate-head", lambda text: text.endswith("z")),
         ("truncate-tail", lambda text: text.startswith("a")),
         ("truncate-middle", lambda text: text.startswith("a") and text.endswith("z")),
     ],
 )
-def test_a_row_is_cut_where_the_rule_says(rule: str, kept: object) -> None:
+def test_a_row_is_cut_where_the_rule_says(rule: str, matches: object) -> None:
     text = "a" + "m" * 998 + "z"
     body = {"messages": [{"role": "system", "content": "short"}, {"role": "user", "content": text}], "max_tokens": 8}
     assert long_inputs.is_too_long(400, TOO_LONG)
@@ -189,8 +189,8 @@ def test_a_row_is_cut_where_the_rule_says(rule: str, kept: object) -> None:
     assert result is not None
     shortened, left_out = result
     content = shortened["messages"][1]["content"]
-    assert callable(kept)
-    assert kept(content)
+    assert callable(matches)
+    assert matches(content)
     assert len(content) + left_out == 1000
     assert 350 < len(content) < 460  # 92 of 208 tokens, and a little less
     assert shortened["messages"][0]["content"] == "short"

@@ -72,10 +72,10 @@ def test_a_whole_answer_arrives(batch_settings: Any) -> None:
 
 def test_the_load_of_all_engines_behind_a_name_is_read(batch_settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A headless Service: one name, an address for each engine; one of three does not answer."""
-    asked: list[str] = []
+    hosts: list[str] = []
 
     async def show(request: web.Request) -> web.Response:
-        asked.append(request.host)
+        hosts.append(request.host)
         return web.Response(text="vllm:num_requests_running 3.0\nvllm:num_requests_waiting 1.0\n")
 
     async def run() -> Any:
@@ -87,12 +87,12 @@ def test_the_load_of_all_engines_behind_a_name_is_read(batch_settings: Any, monk
         for address in ("127.0.0.1", "127.0.0.2"):
             await web.TCPSite(runner, address, port).start()
         loop = asyncio.get_running_loop()
-        found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"127.0.0.{last}", port)) for last in (1, 2, 3, 1)]
-        found.append((socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", port, 0, 0)))
+        entries = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"127.0.0.{last}", port)) for last in (1, 2, 3, 1)]
+        entries.append((socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", port, 0, 0)))
 
         async def resolve(host: str, *_: Any, **__: Any) -> Any:
             assert host == "chat-engines.serving.svc"
-            return found
+            return entries
 
         monkeypatch.setattr(loop, "getaddrinfo", resolve)
         url = f"http://chat-engines.serving.svc:{port}/metrics"
@@ -103,7 +103,7 @@ def test_the_load_of_all_engines_behind_a_name_is_read(batch_settings: Any, monk
             await endpoint.close()
             await runner.cleanup()
         assert sorted(pages) == [f"http://127.0.0.{last}:{port}/metrics" for last in (1, 2)]
-        assert set(asked) == {f"chat-engines.serving.svc:{port}"}
+        assert set(hosts) == {f"chat-engines.serving.svc:{port}"}
         return sum_load(pages.values())
 
     load = asyncio.run(run())

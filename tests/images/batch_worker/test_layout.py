@@ -75,7 +75,7 @@ def test_ranges_cover_a_file_without_gap_or_overlap(size: int, chunk_bytes: int)
 
 def test_no_two_things_of_a_job_have_the_same_key() -> None:
     keys = layout.Layout("/batch/mine/")
-    found = [
+    all_keys = [
         keys.get_job_key("j"),
         keys.get_chunks_key("j"),
         keys.get_output_key("j"),
@@ -95,5 +95,5 @@ def test_no_two_things_of_a_job_have_the_same_key() -> None:
             )
         ),
     ]
-    assert len(set(found)) == len(found)
-    assert all(key.startswith("batch/mine/jobs/j/") for key in found)
+    assert len(set(all_keys)) == len(all_keys)
+    assert all(key.startswith("batch/mine/jobs/j/") for key in all_keys)

@@ -54,13 +54,13 @@ def read_rows(content: bytes, template: str = TEMPLATE) -> list[Any]:
 
 
 def test_each_record_becomes_a_row_by_the_template() -> None:
-    found = read_rows(build_file(120))
-    assert [row["custom_id"] for row in found] == [str(number) for number in range(120)]
-    assert found[0]["body"]["messages"][0]["content"] == 'Describe {shortly} thing 0: a "quote"\nand a line'
-    assert found[1]["body"] == {
+    parsed = read_rows(build_file(120))
+    assert [row["custom_id"] for row in parsed] == [str(number) for number in range(120)]
+    assert parsed[0]["body"]["messages"][0]["content"] == 'Describe {shortly} thing 0: a "quote"\nand a line'
+    assert parsed[1]["body"] == {
         "model": "m", "messages": [{"role": "user", "content": "Describe {shortly} thing 1: "}], "max_tokens": 2,
     }  # fmt: skip
-    for row in found:
+    for row in parsed:
         rows.parse(json.dumps(row).encode())
 
 
@@ -141,8 +141,8 @@ def test_results_lie_in_partitions_that_readers_know(tmp_path: Any) -> None:
             parquet.write_results("batch_1", lines, lambda number, folder=folder: (folder / f"{number}").open("wb"))
             == 1
         )
-    found = pyarrow.dataset.dataset(tmp_path / "p/results", partitioning="hive").to_table().to_pylist()
-    assert sorted((row["team"], row["answer"], row["output_tokens"]) for row in found) == [
+    records = pyarrow.dataset.dataset(tmp_path / "p/results", partitioning="hive").to_table().to_pylist()
+    assert sorted((row["team"], row["answer"], row["output_tokens"]) for row in records) == [
         ("ads", "[0.5, 1.0]", None), ("ads", "yes", 2), ("search", "[0.5, 1.0]", None), ("search", "yes", 2),
     ]  # fmt: skip
 

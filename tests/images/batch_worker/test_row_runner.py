@@ -130,10 +130,10 @@ def test_a_long_row_that_may_not_be_changed_fails_with_the_engines_words(url: st
 def test_a_row_is_cut_to_the_context_however_long_it_is_and_says_by_how_much(words: int) -> None:
     outcome, endpoint, _ = run(answer_with_its_ends, words=words, long_inputs="truncate-tail")
     assert outcome.failure == ""
-    kept, whole = (body["messages"][0]["content"] for body in (endpoint.bodies[-1], endpoint.bodies[0]))
-    assert whole.startswith(kept)
+    cut, whole = (body["messages"][0]["content"] for body in (endpoint.bodies[-1], endpoint.bodies[0]))
+    assert whole.startswith(cut)
     note = json.loads(outcome.line)["truncated"]
-    assert note == {"characters": len(whole) - len(kept), "rule": "truncate-tail"}
+    assert note == {"characters": len(whole) - len(cut), "rule": "truncate-tail"}
 
 
 def test_requests_have_the_priority_of_their_job_where_the_engines_schedule_by_it() -> None:

@@ -37,13 +37,13 @@ def test_every_line_is_in_exactly_one_range_whatever_the_ranges(lines: list[byte
     def read(start: int, end: int) -> list[bytes]:
         return split(content[start:end], [3])
 
-    found = [
+    lines_of_ranges = [
         line
         for start in range(0, size, step)
         for line in reader.read_range_lines(read, start, min(size, start + step), size)
     ]
     whole = list(rows.read_lines([content]))
-    assert [(line.offset, line.content) for line in found] == [(line.offset, line.content) for line in whole]
+    assert [(line.offset, line.content) for line in lines_of_ranges] == [(line.offset, line.content) for line in whole]
 
 
 @given(st.binary(max_size=200), st.lists(st.integers(0, 9), max_size=20))

@@ -147,12 +147,12 @@ def test_a_key_that_the_endpoint_refuses_is_read_again(
     """An endpoint that takes one key alone, as vLLM does with `--api-key`."""
     name = save_secret('{"batch": "first"}')
     key = ApiKey(replace(batch_settings, api_key_secret=name, api_key_field="batch"))
-    taken, asked = ["first"], list[str]()
+    valid_key, sent_keys = ["first"], list[str]()
 
     async def answer(request: web.Request) -> web.Response:
-        asked.append(request.headers["Authorization"])
-        is_taken = asked[-1] == f"Bearer {taken[0]}"
-        return web.json_response({}, status=200 if is_taken else 401)
+        sent_keys.append(request.headers["Authorization"])
+        is_valid = sent_keys[-1] == f"Bearer {valid_key[0]}"
+        return web.json_response({}, status=200 if is_valid else 401)
 
     async def run() -> None:
         app = web.Application()
@@ -168,21 +168,21 @@ def test_a_key_that_the_endpoint_refuses_is_read_again(
 
         other = Endpoint(f"http://127.0.0.1:{runner.addresses[0][1]}", key, 5, ())
         assert (await send(), await endpoint.is_up()) == (200, True)
-        taken[0] = "second"
+        valid_key[0] = "second"
         save_secret('{"batch": "second"}')
         assert await send() == 401, "read a moment ago: not yet again"
         monkeypatch.setattr(secrets, "RENEW_INTERVAL_S", 0.0)
         assert await send() == 200
-        assert asked[-2:] == ["Bearer first", "Bearer second"], "the same request once more"
+        assert sent_keys[-2:] == ["Bearer first", "Bearer second"], "the same request once more"
         assert (await other.send("/v1/embeddings", {})).status == 200, "whoever shares the key has the new one"
-        taken[0] = "third"
+        valid_key[0] = "third"
         assert await send() == 401, "the secret says no other key yet"
         save_secret('{"batch": "third"}')
         assert [await endpoint.is_up(), await endpoint.is_up()] == [False, True], (
             "what waits for the endpoint looks too"
         )
         save_secret("no JSON any more")
-        taken[0] = "fourth"
+        valid_key[0] = "fourth"
         assert await send() == 401, "a secret that cannot be read ends nothing"
         await endpoint.close()
         await other.close()

@@ -62,8 +62,8 @@ def test_fewer_would_be_found_without_asking_for_as_many(
 ) -> None:
     register(cloud_map, [f"10.0.0.{number}" for number in range(1, 13)])
     monkeypatch.setattr(program, "MAX_INSTANCES", 8)
-    found = program.build_cloud_map_resolver(REGION, cloud_map)("mine-worker.fabric.internal")
-    assert len(found) == 8
+    addresses = program.build_cloud_map_resolver(REGION, cloud_map)("mine-worker.fabric.internal")
+    assert len(addresses) == 8
 
 
 def test_an_unknown_service_has_no_tasks_and_a_silent_cloud_map_changes_nothing(

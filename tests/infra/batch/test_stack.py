@@ -59,20 +59,20 @@ LOGIN = "arn:aws:secretsmanager:us-west-2:210987654321:secret:cache/login-AbCdEf
 
 def list_modules(program: str) -> list[str]:
     """The code of a program's modules on AWS, found by its imports."""
-    found: dict[Path, str] = {}
+    sources: dict[Path, str] = {}
     pending = [IMAGE / f"{program}.py"]
     while pending:
         file = pending.pop()
-        if file in found or file.stem == "emulated":
+        if file in sources or file.stem == "emulated":
             continue
-        found[file] = file.read_text()
-        for node in ast.walk(ast.parse(found[file])):
+        sources[file] = file.read_text()
+        for node in ast.walk(ast.parse(sources[file])):
             names = []
             if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "batch":
                 names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
             files = [IMAGE.joinpath(*name.split(".")).with_suffix(".py") for name in names]
             pending += [module for module in files if module.is_file()]
-    return list(found.values())
+    return list(sources.values())
 
 
 def list_statements(stack: Stack, part: str) -> list[dict[str, Any]]:
@@ -178,10 +178,10 @@ def test_a_batch_that_is_rendered_for_both_targets_is_refused(
     serving = tmp_path / "rendered" / "chat" / "eks" / "eks.yaml"
     serving.parent.mkdir(parents=True)
     serving.write_text("# chat on EKS: values of charts/inference.\nfleet: cotton\n")
-    found = main.find_rendered(document.value, tmp_path)
-    assert found == files, "a chart's values alone are no stack"
+    rendered = main.find_rendered(document.value, tmp_path)
+    assert rendered == files, "a chart's values alone are no stack"
     with pytest.raises(InputError) as refusal:
-        main.synthesize(document, tmp_path / "out", found)
+        main.synthesize(document, tmp_path / "out", rendered)
     assert str(refusal.value) == (
         f"{files[1]}: mine is rendered for another target too, and both have the stack batch-mine. Fix: delete the folder "
         "of the one that does not run, or give it another name."
@@ -251,11 +251,11 @@ def test_the_programs_find_what_the_stack_makes_by_its_names(
     from batch import layout, settings
 
     value = reader.read(batch_manifests[shape], loading.load_fleet(batch_fleet)).value
-    told = settings.read(value.entry.environment)
+    batch_settings = settings.read(value.entry.environment)
     looked_for = {
-        layout.get_control_queue_name(told.name),
-        layout.get_inbox_queue_name(told.name),
-        *layout.get_queue_names(told.name, list(told.teams)).values(),
+        layout.get_control_queue_name(batch_settings.name),
+        layout.get_inbox_queue_name(batch_settings.name),
+        *layout.get_queue_names(batch_settings.name, list(batch_settings.teams)).values(),
     }
     queues = {queue["name"]: queue for queue in batch_stacks[shape]["resource"]["aws_sqs_queue"].values()}
     assert set(queues) == {*looked_for, f"cotton-{shape}-undelivered"}
@@ -355,12 +355,12 @@ def test_each_program_may_read_the_secrets_that_it_is_told_of(
     stack = batch_stacks[shape]
     named = {"llm/keys": "${data.aws_secretsmanager_secret.secret-0.arn}", LOGIN: LOGIN}
     assert stack["data"]["aws_secretsmanager_secret"]["secret-0"]["name"] == "llm/keys"
-    told = {
+    environments = {
         service["name"]: service["environment"]
         for service in yaml.safe_load(batch_manifests[shape].read_text())["services"]
     }
-    worker, api = (settings.read(told[program]) for program in ("batch-worker", "batch-api"))
-    cache = settings.read_worker(told["batch-worker"]).cache
+    worker, api = (settings.read(environments[program]) for program in ("batch-worker", "batch-api"))
+    cache = settings.read_worker(environments["batch-worker"]).cache
     assert cache is not None
     assert (worker.api_key_secret, worker.api_key_field, api.api_key_secret) == ("llm/keys", "batch", "llm/keys")
     for part, secrets in (("work", [worker.api_key_secret, cache.login_secret]), ("api", [api.api_key_secret])):

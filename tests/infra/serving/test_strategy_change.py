@@ -32,13 +32,13 @@ OFFLINE = {
 def build_config(stack: dict[str, Any]) -> dict[str, Any]:
     """The stack's variable and one service of it, in so far as the strategy goes."""
     service = stack["resource"]["aws_ecs_service"]["worker-0"]
-    kept = {key: service[key] for key in ("name", "capacity_provider_strategy", "force_new_deployment")}
+    settings = {key: service[key] for key in ("name", "capacity_provider_strategy", "force_new_deployment")}
     literals = {"cluster": "fabric", "task_definition": "worker:1", "desired_count": 1}
     return {
         "terraform": {"required_providers": {"aws": stack["terraform"]["required_providers"]["aws"]}},
         "provider": {"aws": OFFLINE},
         "variable": stack["variable"],
-        "resource": {"aws_ecs_service": {"worker": {**kept, **literals}}},
+        "resource": {"aws_ecs_service": {"worker": {**settings, **literals}}},
     }
 
 

@@ -52,7 +52,7 @@ def test_any_valid_fleet_follows_every_rule(fleet: Fleet) -> None:
         IPv4Network(item["cidr_block"]) for item in stack_documents["network"]["resource"]["aws_subnet"].values()
     ]
     assert sum(item.num_addresses for item in subnets) <= IPv4Network(fleet.network.cidr).num_addresses
-    assert all(item.needed <= item.there for item in capacity.compute(fleet, instances.load()).subnets)
+    assert all(item.needed <= item.available for item in capacity.compute(fleet, instances.load()).subnets)
     assert "[{}]" not in json.dumps(stack_documents)
 
 

@@ -17,12 +17,12 @@ class KnownLoader:
         self.capacity, self.unlucky = capacity, unlucky
 
     def measure(self, load: float) -> Point:
-        kept = load <= self.capacity and load != pytest.approx(self.unlucky, rel=0.01)
-        return build_point(load, "pass" if kept else "fail")
+        passed = load <= self.capacity and load != pytest.approx(self.unlucky, rel=0.01)
+        return build_point(load, "pass" if passed else "fail")
 
 
-def _measure_grid(loader: KnownLoader, found: float) -> dict[str, Any]:
-    return benchmark.measure_grid(cast(Any, loader), found)
+def _measure_grid(loader: KnownLoader, knee_load: float) -> dict[str, Any]:
+    return benchmark.measure_grid(cast(Any, loader), knee_load)
 
 
 def test_the_grid_covers_the_knee_in_steps_as_fine_as_the_sweeps() -> None:

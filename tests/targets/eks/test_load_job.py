@@ -84,9 +84,9 @@ def cluster(control_plane: ControlPlane) -> Iterator[ControlPlane]:
 
 def is_ready(cluster: ControlPlane, node: dict[str, Any]) -> bool:
     """Whether a node is ready, and has lost the taint of one that is not yet."""
-    found = cluster.read("node", node["metadata"]["name"])
-    conditions = {condition["type"]: condition["status"] for condition in found["status"].get("conditions", ())}
-    return conditions.get("Ready") == "True" and "taints" not in found["spec"]
+    current = cluster.read("node", node["metadata"]["name"])
+    conditions = {condition["type"]: condition["status"] for condition in current["status"].get("conditions", ())}
+    return conditions.get("Ready") == "True" and "taints" not in current["spec"]
 
 
 def list_pods(cluster: ControlPlane) -> list[dict[str, Any]]:

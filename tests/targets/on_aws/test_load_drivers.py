@@ -25,8 +25,8 @@ def test_the_load_comes_from_inside_where_the_registry_has_the_image() -> None:
 
 def test_without_the_image_it_comes_from_here_and_says_what_to_push(capsys: pytest.CaptureFixture[str]) -> None:
     assert load_drivers.choose_origin(build_plan(Ecr()), None, None) is LoadOrigin.HERE
-    said = " ".join(capsys.readouterr().err.split())
-    assert said == f"The load goes through a tunnel, which suits trials: {FIX}"
+    message = " ".join(capsys.readouterr().err.split())
+    assert message == f"The load goes through a tunnel, which suits trials: {FIX}"
 
 
 def test_a_load_that_must_come_from_inside_is_refused_without_the_image() -> None:

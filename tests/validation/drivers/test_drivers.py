@@ -34,10 +34,10 @@ def _build_job(folder: Path, due: list[float] | None = None, **traffic: Any) -> 
 def _read(name: str, folder: Path) -> list[Sample]:
     """The samples of a recorded result."""
     driver = registry.load_driver(name)
-    made = _build_job(folder, [index / 20 for index in range(40)])
+    job = _build_job(folder, [index / 20 for index in range(40)])
     recorded = next(DATA.glob(f"{name}.json*"))
-    shutil.copy(recorded, made.result.with_suffix(recorded.suffix))
-    return driver.read(made)
+    shutil.copy(recorded, job.result.with_suffix(recorded.suffix))
+    return driver.read(job)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -67,15 +67,15 @@ def test_a_run_of_guidellm_without_a_schedule_is_refused(tmp_path: Path) -> None
     recorded = json.loads((DATA / "guidellm.json").read_text())
     rows = recorded["benchmarks"][0]["requests"]["successful"]
     rows[0]["info"]["timings"]["targeted_start"] = -0.9
-    made = _build_job(tmp_path)
-    made.result.with_suffix(".json").write_text(json.dumps(recorded))
+    job = _build_job(tmp_path)
+    job.result.with_suffix(".json").write_text(json.dumps(recorded))
     with pytest.raises(CheckFailed, match=r"GuideLLM sent all requests at once: .* Fix: run it again"):
-        registry.load_driver("guidellm").read(made)
+        registry.load_driver("guidellm").read(job)
 
 
 def test_aiperf_sends_our_own_requests_at_our_own_times(tmp_path: Path) -> None:
-    made = _build_job(tmp_path, [index / 20 for index in range(40)])
-    command = registry.load_driver("aiperf").build_command(made, Path("bin"))
+    job = _build_job(tmp_path, [index / 20 for index in range(40)])
+    command = registry.load_driver("aiperf").build_command(job, Path("bin"))
     assert "--fixed-schedule" in command
     rows = [json.loads(line) for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
     assert [row["timestamp"] for row in rows[:3]] == [0, 50, 100]
@@ -86,8 +86,8 @@ def test_aiperf_sends_our_own_requests_at_our_own_times(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("traffic", [{}, {"arrivals": None, "users": 4}])
 def test_a_command_names_the_server_the_model_and_the_load(name: str, traffic: dict[str, Any], tmp_path: Path) -> None:
-    made = _build_job(tmp_path, [0.0] * 40 if not traffic else None, **traffic)
-    command = registry.load_driver(name).build_command(made, Path("bin"))
+    job = _build_job(tmp_path, [0.0] * 40 if not traffic else None, **traffic)
+    command = registry.load_driver(name).build_command(job, Path("bin"))
     text = " ".join(command) + "".join(file.read_text() for file in tmp_path.glob("*") if file.is_file())
     assert "http://127.0.0.1:1" in text
     assert "tiny" in text

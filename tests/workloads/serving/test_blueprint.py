@@ -247,7 +247,7 @@ def test_a_path_without_a_blueprint_is_refused_with_a_fix() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "two", "message"),
+    ("first", "second", "message"),
     [
         (
             "served_name: a/b",
@@ -260,10 +260,10 @@ def test_a_path_without_a_blueprint_is_refused_with_a_fix() -> None:
         ("served_name: a b", "context: 2k", "served_name: now 'a b': it is not a model's name for clients"),
     ],
 )
-def test_every_model_has_a_name_of_its_own_for_clients(tmp_path: Path, one: str, two: str, message: str) -> None:
+def test_every_model_has_a_name_of_its_own_for_clients(tmp_path: Path, first: str, second: str, message: str) -> None:
     text = (
-        f"pattern: multi-model\nroles:\n  models:\n    one: {{model: tiny, pool: general, {one}}}\n"
-        f"    two: {{model: tiny, pool: general, {two}}}\ntraffic: {{users: 2}}\nslo: {{}}\n"
+        f"pattern: multi-model\nroles:\n  models:\n    one: {{model: tiny, pool: general, {first}}}\n"
+        f"    two: {{model: tiny, pool: general, {second}}}\ntraffic: {{users: 2}}\nslo: {{}}\n"
     )
     (tmp_path / "blueprint.yaml").write_text(text)
     with pytest.raises(InputError) as error:

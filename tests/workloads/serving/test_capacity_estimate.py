@@ -33,10 +33,10 @@ def _estimate(root: Path, target: str = "eks", **values: object) -> float | None
 
 
 def test_more_accelerators_and_larger_batches_promise_more(tmp_path: Path) -> None:
-    one, four = (_estimate(tmp_path, accelerators=count) for count in (1, 4))
-    assert one and four and one < four < 8 * one
+    single, four = (_estimate(tmp_path, accelerators=count) for count in (1, 4))
+    assert single and four and single < four < 8 * single
     small = _estimate(tmp_path, sequences=4)
-    assert small and small < one
+    assert small and small < single
 
 
 def test_a_larger_model_promises_less(tmp_path: Path) -> None:

@@ -227,12 +227,12 @@ def test_arithmetic_counts_all_texts_of_a_request_and_no_answer(tmp_path: Path) 
         deployment = resolve_text(tmp_path, text, "eks")
         return capacity_estimate.estimate_requests_per_s(deployment) or 0
 
-    one = estimate(input_tokens=500)
-    assert one > 0
-    assert estimate(input_tokens=500, inputs=4) == pytest.approx(one / 4)
-    assert estimate(input_tokens=500, output_tokens=64) == one
+    single = estimate(input_tokens=500)
+    assert single > 0
+    assert estimate(input_tokens=500, inputs=4) == pytest.approx(single / 4)
+    assert estimate(input_tokens=500, output_tokens=64) == single
 
 
 def test_every_task_that_answers_numbers_is_a_choice_and_has_a_made_model() -> None:
-    made = {row.task for row in models.load().values() if row.random}
-    assert made == {tasks.GENERATE, *tasks.POOLED}
+    task_names = {row.task for row in models.load().values() if row.random}
+    assert task_names == {tasks.GENERATE, *tasks.POOLED}

@@ -33,7 +33,7 @@ class CheckResult:
     """Share of the quota that the fleet uses, 1 being all; infinite for a quota of 0, None where nothing is counted."""
 
     @property
-    def known(self) -> bool:
+    def is_known(self) -> bool:
         """Whether AWS gave an answer."""
         return not self.unknown_reason
 
@@ -42,7 +42,7 @@ class CheckResult:
         return {
             "about": self.name,
             "status": self.status,
-            "known": self.known,
+            "known": self.is_known,
             "unanswered": self.unknown_reason,
             "said": self.message,
             "share": None if self.usage_ratio is None or math.isinf(self.usage_ratio) else round(self.usage_ratio, 4),

@@ -51,7 +51,7 @@ class PreflightReport:
             "identity": self.caller.arn,
             "answered_by": self.endpoint,
             "ok": not self.counts["fail"],
-            "counts": {**self.counts, "unknown": sum(not result.known for result in self.results)},
+            "counts": {**self.counts, "unknown": sum(not result.is_known for result in self.results)},
             "groups": [
                 {"title": group.title, "lines": [result.build_payload() for result in group.results]}
                 for group in self.groups

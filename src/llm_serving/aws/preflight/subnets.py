@@ -27,9 +27,9 @@ def list_checks(aws: AwsSession, fleet: Fleet, catalogue: Catalogue, requirement
 
 
 def _check_new(subnet: Subnet) -> CheckResult:
-    check_name, usage_ratio = f"private {subnet.zone}", subnet.needed / subnet.there
-    if subnet.needed > subnet.there:
-        message = f"{subnet.cidr} has {subnet.there:,} addresses; the fleet needs up to {subnet.needed:,} there"
+    check_name, usage_ratio = f"private {subnet.zone}", subnet.needed / subnet.available
+    if subnet.needed > subnet.available:
+        message = f"{subnet.cidr} has {subnet.available:,} addresses; the fleet needs up to {subnet.needed:,} there"
         return CheckResult(
             check_name,
             "fail",
@@ -37,9 +37,8 @@ def _check_new(subnet: Subnet) -> CheckResult:
             "a wider network.cidr, smaller pools, or pools over more zones",
             usage_ratio=usage_ratio,
         )
-    return CheckResult(
-        check_name, "pass", f"{subnet.cidr}: {subnet.needed:,} of {subnet.there:,} addresses", usage_ratio=usage_ratio
-    )
+    message = f"{subnet.cidr}: {subnet.needed:,} of {subnet.available:,} addresses"
+    return CheckResult(check_name, "pass", message, usage_ratio=usage_ratio)
 
 
 def _check_existing(

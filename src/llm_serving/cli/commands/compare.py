@@ -57,16 +57,16 @@ def compare(
         raise CheckFailed(f"worse than {baseline.title}: {', '.join(worse)}")
 
 
-def _find_runs(given: list[Path]) -> list[Path]:
+def _find_runs(folders: list[Path]) -> list[Path]:
     """The folders of the validations, the baseline first.
 
     Raises:
         InputError: there is only one, or a blueprint has none.
     """
-    found = [run for folder in given for run in _find_newest(folder, 2 if len(given) == 1 else 1)]
-    if len(found) < 2:
+    runs = [run for folder in folders for run in _find_newest(folder, 2 if len(folders) == 1 else 1)]
+    if len(runs) < 2:
         raise InputError("RUN: now one: a comparison takes two or more. Fix: blueprint compare RUN RUN.")
-    return found
+    return runs
 
 
 def _find_newest(folder: Path, count: int) -> list[Path]:
@@ -76,12 +76,12 @@ def _find_newest(folder: Path, count: int) -> list[Path]:
     document = inputs.read_blueprint(folder)
     name = workloads.resolve_name(document)
     runs = Path(measured_prompts.RUNS) / name
-    found = sorted(report.parent for report in runs.glob(f"[0-9]*/{run_folder.REPORT_FILE}"))[-count:]
-    if len(found) < count:
-        have = "no validation" if not found else "one validation, and two are compared"
+    newest = sorted(report.parent for report in runs.glob(f"[0-9]*/{run_folder.REPORT_FILE}"))[-count:]
+    if len(newest) < count:
+        have = "no validation" if not newest else "one validation, and two are compared"
         fix = f"blueprint validate {console.shorten_path(folder)}"
         raise InputError(f"RUN: now {console.shorten_path(folder)}: {runs} has {have}. Fix: {fix}.")
-    return found
+    return newest
 
 
 def read_run(folder: Path) -> ValidationRun:

@@ -132,11 +132,9 @@ def _check_revision(bucket: s3.Bucket, weights: Weights) -> None:
         return
     record = source.find(lambda: bucket)
     if record is None or not record.is_revision(weights.revision):
-        found = (
-            f"a copy of {record.source} at commit {(record.commit or 'none')[:12]}" if record else "no recorded copy"
-        )
+        copy = f"a copy of {record.source} at commit {(record.commit or 'none')[:12]}" if record else "no recorded copy"
         raise Unavailable(
-            f"{weights.uri}: revision: now {weights.revision!r}: {found} is there. "
+            f"{weights.uri}: revision: now {weights.revision!r}: {copy} is there. "
             f"Fix: `blueprint model copy MODEL --to {weights.uri} --revision {weights.revision}`."
         )
 

@@ -77,9 +77,9 @@ def _plan_rate(serving: Deployment, lengths: tuple[float, float]) -> Rate | None
 def estimate_seconds(rate: Rate, input_tokens: float, output_tokens: float) -> tuple[float, float | None]:
     """Least and most seconds; no most by arithmetic alone, which nothing reaches."""
     ratios = [
-        tokens / known
-        for tokens, known in ((input_tokens, rate.input_tokens), (output_tokens, rate.output_tokens))
-        if known
+        tokens / per_s
+        for tokens, per_s in ((input_tokens, rate.input_tokens), (output_tokens, rate.output_tokens))
+        if per_s
     ]
     least, most = min(ratios) * rate.seconds, max(ratios) * rate.seconds
     return (most, None) if rate.source == "planned" else (least, most)

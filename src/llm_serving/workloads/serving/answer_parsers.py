@@ -48,10 +48,10 @@ def find_row(engine: str, model: Model) -> AnswerParsers:
     return next(by_name, None) or next(by_architecture, None) or AnswerParsers()
 
 
-def _choose(written: str, known: tuple[str, ...]) -> str:
+def _choose(written: str, defaults: tuple[str, ...]) -> str:
     if written == OFF:
         return ""
-    return next(iter(known), "") if written == AUTO else written
+    return next(iter(defaults), "") if written == AUTO else written
 
 
 def check(
@@ -60,7 +60,7 @@ def check(
     """Parsers that the engine does not have, or that read the answers of other models."""
     settings, recorded = blueprint.value, engine_options.load(blueprint.value.engine)
     model_settings, row = settings.select_model_settings(role), find_row(settings.engine, model)
-    for key, written, known in (
+    for key, written, defaults in (
         ("tools", model_settings.tools, row.tools),
         ("reasoning", model_settings.reasoning, row.reasoning),
     ):
@@ -72,6 +72,6 @@ def check(
             nearest = engine_options.find_nearest(written, names)
             reason = f"{settings.engine} has no such parser"
             yield blueprint.build_mistake(path, written, reason, f"{nearest or AUTO}, or {OFF}")
-        elif (row.models or model.name in models.load()) and written not in known:
+        elif (row.models or model.name in models.load()) and written not in defaults:
             reason = f"it does not read the answers of {model.name}"
-            yield blueprint.build_mistake(path, written, reason, f"{' or '.join(known) or AUTO}, or {OFF}")
+            yield blueprint.build_mistake(path, written, reason, f"{' or '.join(defaults) or AUTO}, or {OFF}")

@@ -41,11 +41,11 @@ def estimate_for_lengths(deployment: Deployment, input_tokens: float, output_tok
     if not deployment.environment.conventions.real_accelerators:
         return None
     estimates = [_estimate_role(deployment, role, lengths) for role in deployment.engine_roles]
-    known = [estimate for estimate in estimates if estimate is not None]
-    if not known or len(known) < len(estimates):
+    rates = [estimate for estimate in estimates if estimate is not None]
+    if not rates or len(rates) < len(estimates):
         return None
     # Of prefill and decode the slower one decides; each of several models has its share of the requests.
-    return min(known) * (len(known) if _are_models(deployment) else 1)
+    return min(rates) * (len(rates) if _are_models(deployment) else 1)
 
 
 def _are_models(deployment: Deployment) -> bool:

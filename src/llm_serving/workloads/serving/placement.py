@@ -353,8 +353,8 @@ class _PlacementSearch:
         types_by_reason = {fit.why: [name for name in fits if fits[name].why == fit.why] for fit in fits.values()}
         misfits = "; ".join(f"on {' and '.join(names)} {misfit}" for misfit, names in types_by_reason.items())
         unit = "accelerator" if self.role.accelerators == 1 else "accelerators"
-        place = "a node" if self._runs_on_cpu_pools else f"{self.role.accelerators} {unit}"
-        reason = f"it does not fit into {place} of the pool {self.role.pool}: {misfits}"
+        capacity = "a node" if self._runs_on_cpu_pools else f"{self.role.accelerators} {unit}"
+        reason = f"it does not fit into {capacity} of the pool {self.role.pool}: {misfits}"
         key_path = self.blueprint.value.find_model_key_path(self.key_path, self.role, "model")
         raise PlacementError(
             self.blueprint.build_mistake(key_path, self.model.name, reason, self._describe_alternatives())

@@ -12,10 +12,10 @@ def price_deployment(deployment: Deployment) -> tuple[float, str] | None:
     if environment.conventions.shared_host:
         return None
     priced = [_price_role(role, environment.region) for role in deployment.engine_roles]
-    known = [entry for entry in priced if entry is not None]
-    if not known or len(known) < len(priced):
+    prices = [entry for entry in priced if entry is not None]
+    if not prices or len(prices) < len(priced):
         return None
-    return sum(usd_h for usd_h, _ in known), "; ".join(text for _, text in known)
+    return sum(usd_h for usd_h, _ in prices), "; ".join(text for _, text in prices)
 
 
 def _price_role(role: Role, region: str) -> tuple[float, str] | None:

@@ -310,10 +310,10 @@ def _describe_task(settings: Blueprint, model: Model) -> tuple[str, str]:
 
 def _describe_format(engine: str, model: Model) -> tuple[str, str]:
     """Why the engine cannot load the model's weights, and the fix."""
-    wanted = engines.load_engines()[engine].weights_format
-    reason = f"the engine {engine} reads {FORMAT_NAMES[wanted]}, and this model is {FORMAT_NAMES[model.formats[0]]}"
+    form = engines.load_engines()[engine].weights_format
+    reason = f"the engine {engine} reads {FORMAT_NAMES[form]}, and this model is {FORMAT_NAMES[model.formats[0]]}"
     others = [name for name, row in engines.load_engines().items() if row.weights_format in model.formats]
-    copies = models.list_copies(model, wanted)
+    copies = models.list_copies(model, form)
     return reason, " or ".join([*(f"model: {name}" for name in copies[:1]), *(f"engine: {name}" for name in others)])
 
 
@@ -365,8 +365,8 @@ def _select_image(context: Context, role_placement: Placement, uses_efa: bool) -
 def _build_compile_cache(
     context: Context, role_placement: Placement, served_model: ServedModel, uses_efa: bool
 ) -> CompileCache | None:
-    place = context.blueprint.tuning.compile_cache
-    if place is None or not context.conventions.containers:
+    setting = context.blueprint.tuning.compile_cache
+    if setting is None or not context.conventions.containers:
         return None
     accelerators = role_placement.instances[0].accelerators
     parts = (
@@ -375,7 +375,7 @@ def _build_compile_cache(
         accelerators.name if accelerators else "",
     )
     key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-    claim = place.partition(":")[2]
+    claim = setting.partition(":")[2]
     node_path = f"{context.conventions.node_disk}/compile-cache/{context.name}/{key}"
     return CompileCache(path=processes.COMPILE_CACHE_FOLDER, key=key, node_path="" if claim else node_path, claim=claim)
 

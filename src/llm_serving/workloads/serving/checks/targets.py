@@ -76,10 +76,10 @@ def _check_load_balancer(blueprint: Document[Blueprint], fleet: Fleet, environme
 
 
 def _check_compile_cache(blueprint: Document[Blueprint], conventions: Conventions) -> Iterator[Mistake]:
-    place = blueprint.value.tuning.compile_cache
-    if place and place != "node" and not conventions.claims:
+    cache = blueprint.value.tuning.compile_cache
+    if cache and cache != "node" and not conventions.claims:
         reason = f"{conventions.title} has no PersistentVolumeClaims"
-        yield blueprint.build_mistake(["tuning", "compile_cache"], place, reason, "compile_cache: node")
+        yield blueprint.build_mistake(["tuning", "compile_cache"], cache, reason, "compile_cache: node")
 
 
 def _check_offload(blueprint: Document[Blueprint]) -> Iterator[Mistake]:
