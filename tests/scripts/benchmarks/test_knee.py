@@ -26,7 +26,7 @@ def _measure_grid(loader: KnownLoader, knee_load: float) -> dict[str, Any]:
 
 
 def test_the_grid_covers_the_knee_in_steps_as_fine_as_the_sweeps() -> None:
-    grid = _measure_grid(KnownLoader(20), found=20)
+    grid = _measure_grid(KnownLoader(20), knee_load=20)
     assert grid["kept"] == 20
     loads = [load for load, *_ in grid["loads"]]
     assert min(loads) < 12 and max(loads) > 34
@@ -34,8 +34,8 @@ def test_the_grid_covers_the_knee_in_steps_as_fine_as_the_sweeps() -> None:
 
 
 def test_a_sweep_that_found_too_much_or_too_little_differs_from_the_grid() -> None:
-    assert _measure_grid(KnownLoader(20), found=30)["kept"] < 20.1
-    assert _measure_grid(KnownLoader(20), found=14)["kept"] > 18
-    assert _measure_grid(KnownLoader(20, unlucky=20 / 1.1**3), found=20)["kept"] < 20 / 1.1**3, (
+    assert _measure_grid(KnownLoader(20), knee_load=30)["kept"] < 20.1
+    assert _measure_grid(KnownLoader(20), knee_load=14)["kept"] > 18
+    assert _measure_grid(KnownLoader(20, unlucky=20 / 1.1**3), knee_load=20)["kept"] < 20 / 1.1**3, (
         "a load missed by chance"
     )
