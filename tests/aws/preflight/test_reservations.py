@@ -120,10 +120,19 @@ def test_a_block_says_until_when(stubbed_aws: Any, read_fleet: Any) -> None:
     assert line.message.endswith(f", until {BLOCK['EndDate']:%Y-%m-%d %H:%M UTC}")
 
 
-def test_a_block_that_is_to_come_says_when_it_begins(stubbed_aws: Any, read_fleet: Any) -> None:
+@pytest.mark.parametrize("size", ["4", "0..4"])
+@pytest.mark.parametrize("orchestrator", ["eks", "ecs"])
+def test_a_block_that_is_not_active_stops_the_preflight_and_says_when_it_begins(
+    stubbed_aws: Any, read_fleet: Any, orchestrator: str, size: str
+) -> None:
     coming = {**BLOCK, "State": "scheduled", "StartDate": datetime.datetime(2026, 12, 1, 11, 30, tzinfo=datetime.UTC)}
-    line = _check_reservation(stubbed_aws, read_fleet(_format_pool("capacity-block", "4")), coming)
-    assert (line.status, line.message) == ("warn", "it is scheduled, and begins 2026-12-01 11:30 UTC")
+    fleet = read_fleet(_format_pool("capacity-block", size), f"{HEAD}orchestrator: {orchestrator}\n")
+    line = _check_reservation(stubbed_aws, fleet, coming)
+    assert (line.status, line.message) == (
+        "fail",
+        "it is scheduled, and begins 2026-12-01 11:30 UTC: until then the pool starts no machine",
+    )
+    assert line.fix == "run it again then; `blueprint fleet apply` can create the stacks before"
 
 
 @pytest.mark.parametrize(("orchestrator", "margin_min"), [("eks", 40), ("ecs", 30)])
@@ -199,10 +208,9 @@ def test_a_reservation_to_come_fails_where_the_apply_would_wait_for_its_machines
     assert line.fix == "size: 0..4 until it is active"
 
 
-@pytest.mark.parametrize(("size", "kind"), [("0..4", "default"), ("4", "capacity-block")])
-def test_a_reservation_to_come_is_waited_for_where_no_machine_starts_before_it(
-    stubbed_aws: Any, read_fleet: Any, size: str, kind: str
+def test_a_reservation_to_come_is_waited_for_where_the_apply_starts_no_machine(
+    stubbed_aws: Any, read_fleet: Any
 ) -> None:
-    key = "capacity-block" if kind == "capacity-block" else "reservation"
-    coming = {**VALID, "ReservationType": kind, "State": "scheduled"}
-    assert _check_reservation(stubbed_aws, read_fleet(_format_pool(key, size)), coming).status == "warn"
+    coming = {**VALID, "State": "scheduled"}
+    line = _check_reservation(stubbed_aws, read_fleet(_format_pool("reservation", "0..4")), coming)
+    assert (line.status, line.message) == ("warn", "it is scheduled")

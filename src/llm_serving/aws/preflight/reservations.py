@@ -135,21 +135,24 @@ def _find_mismatch(
 
 
 def _check_start(fleet: Fleet, pool: Pool, reservation: Mapping[str, Any], check_name: str) -> CheckResult | None:
-    """A reservation to come, for a node group that has nodes from the apply on; a Capacity Block starts its own."""
-    is_block = reservation.get("ReservationType") == "capacity-block"
+    """A reservation to come: no machine starts before it, so an apply or a deployment would wait for one."""
     state, least = reservation["State"], pool.size.min
-    if is_block or not least or state not in _UPCOMING_STATES or fleet.get_orchestrator(pool) != "eks":
+    if state not in _UPCOMING_STATES:
         return None
-    message = f"it is {state}, and the apply would wait for {format_count(least, 'node')} in vain"
-    return CheckResult(check_name, "fail", message, f"size: 0..{pool.size.max} until it is active")
+    start = reservation.get("StartDate")
+    message = f"it is {state}{f', and begins {_format_date(start)}' if start else ''}"
+    if reservation.get("ReservationType") == "capacity-block":
+        # A block's node group is made without nodes and starts them at the block's start.
+        fix = "run it again then; `blueprint fleet apply` can create the stacks before"
+        return CheckResult(check_name, "fail", f"{message}: until then the pool starts no machine", fix)
+    if least and fleet.get_orchestrator(pool) == "eks":
+        message = f"{message}, and the apply would wait for {format_count(least, 'node')} in vain"
+        return CheckResult(check_name, "fail", message, f"size: 0..{pool.size.max} until it is active")
+    return CheckResult(check_name, "warn", message, "wait: machines come when it is active")
 
 
 def _check_state(fleet: Fleet, pool: Pool, reservation: Mapping[str, Any], check_name: str) -> CheckResult:
     state, total, free = reservation["State"], reservation["TotalInstanceCount"], reservation["AvailableInstanceCount"]
-    if state in _UPCOMING_STATES:
-        start = reservation.get("StartDate")
-        start_note = f", and begins {_format_date(start)}" if start else ""
-        return CheckResult(check_name, "warn", f"it is {state}{start_note}", "wait: machines come when it is active")
     if state != "active":
         since_note = f" since {_format_date(reservation['EndDate'])}" if reservation.get("EndDate") else ""
         return CheckResult(
