@@ -14,6 +14,15 @@ def test_a_closed_network_has_the_endpoints_that_others_reach_by_the_internet() 
         assert closed - list_services(orchestrator) == services
 
 
+def test_drivers_of_file_systems_reach_their_service_from_a_closed_network() -> None:
+    def list_added(*, closed: bool) -> set[str]:
+        rows = endpoints.list_required("eks", closed=closed, csi_drivers=("efs", "fsx", "s3"))
+        return {row.service for row in rows} - {row.service for row in endpoints.list_required("eks", closed=closed)}
+
+    assert list_added(closed=True) == {"elasticfilesystem", "fsx"}
+    assert list_added(closed=False) == set()
+
+
 def test_both_orchestrators_need_endpoints_for_images_and_credentials() -> None:
     assert {"ecr.api", "ecr.dkr", "logs", "sts", "ssm", "ssmmessages"} == list_services("eks") & list_services("ecs")
 

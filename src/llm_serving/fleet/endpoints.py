@@ -13,9 +13,11 @@ Sources, read 2026-11: EKS user guide, "Deploy private clusters with limited int
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
+from llm_serving.catalog.eks import CsiDriver
 from llm_serving.fleet.model import Fleet, NewNetwork
 from llm_serving.fleet.pool import Orchestrator
 
@@ -37,6 +39,9 @@ class Endpoint:
     closed_only: bool = False
     """Whether only networks without NAT gateways have it; elsewhere the few calls go by the internet."""
 
+    csi_driver: CsiDriver | None = None
+    """The driver of volumes that calls it; None where no driver does."""
+
 
 ENDPOINTS = (
     Endpoint("ecr.api", _BOTH, "asks for the right to pull an image"),
@@ -57,6 +62,8 @@ ENDPOINTS = (
     Endpoint("states", _BOTH, "batch workers tell Step Functions which steps are done", closed_only=True),
     Endpoint("secretsmanager", _BOTH, "batch programs read keys and passwords that they log in with", closed_only=True),
     Endpoint("kms", _ECS, "ECS Exec encrypts its sessions with the cluster's key", closed_only=True),
+    Endpoint("elasticfilesystem", _EKS, "EFS's driver asks for file systems", closed_only=True, csi_driver="efs"),
+    Endpoint("fsx", _EKS, "FSx's driver asks for file systems", closed_only=True, csi_driver="fsx"),
     Endpoint("data-servicediscovery", _ECS, "routers ask Cloud Map for the addresses of engines", closed_only=True),
 )
 
@@ -65,17 +72,22 @@ def list_own(fleet: Fleet) -> tuple[Endpoint, ...]:
     """The rows that a fleet makes: none in a network that it does not make."""
     if not isinstance(fleet.network, NewNetwork):
         return ()
-    return list_required(fleet.orchestrator, closed=fleet.is_closed)
+    return list_required(fleet.orchestrator, closed=fleet.is_closed, csi_drivers=fleet.eks.csi_drivers)
 
 
-def list_required(orchestrator: Literal["eks", "ecs", "both"], *, closed: bool = False) -> tuple[Endpoint, ...]:
+def list_required(
+    orchestrator: Literal["eks", "ecs", "both"], *, closed: bool = False, csi_drivers: Collection[CsiDriver] = ()
+) -> tuple[Endpoint, ...]:
     """The rows that nodes of an orchestrator call.
 
     Args:
         closed: the network has no way to the internet.
+        csi_drivers: drivers of volumes beside EBS's.
     """
     return tuple(
         row
         for row in ENDPOINTS
-        if (orchestrator == "both" or orchestrator in row.needed_by) and (closed or not row.closed_only)
+        if (orchestrator == "both" or orchestrator in row.needed_by)
+        and (closed or not row.closed_only)
+        and (row.csi_driver is None or row.csi_driver in csi_drivers)
     )

@@ -69,6 +69,11 @@ def _check_load_balancer(blueprint: Document[Blueprint], fleet: Fleet, environme
     if row.public and fleet.is_closed:
         reason = "the fleet's network has no way to the internet"
         yield blueprint.build_mistake([key, "public"], True, reason, "public: off, or network: {nat: on} in the fleet")
+    if row.web_acl and fleet.is_closed and environment.conventions.gateways:
+        # A controller in the cluster makes the load balancer, and would leave the web ACL out without a word.
+        reason = "the load balancer controller does not reach AWS WAF from a network without NAT gateways"
+        fix = "no web_acl, or network: {nat: on} in the fleet"
+        yield blueprint.build_mistake([key, "web_acl"], row.web_acl, reason, fix)
     if row.gateway and not environment.conventions.gateways:
         reason = f"on {environment.conventions.title} the load balancer calls the routers alone"
         fix = "no gateway, an internal load balancer, and a public gateway of your own that calls it"
