@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from llm_serving.settings.errors import InputError, Unavailable
-from llm_serving.validation import data_rows, on_demand, scoring
+from llm_serving.validation import data_rows, scoring
 from llm_serving.validation.answer import Sample
 from llm_serving.workloads.serving.traffic import Judge, Traffic
 
@@ -126,10 +126,8 @@ def test_a_judges_key_does_not_leave_this_machine_without_tls(monkeypatch: pytes
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(900, func_only=True)  # installs the model once; the engine's environment has most of its packages
 def test_similarity_is_that_of_a_real_embedding_model(tmp_path: Path) -> None:
-    if not any(on_demand.locate_cache().glob("similarity-*/.complete")):
-        pytest.skip("2.4 GiB to download: a validation with score_by: similarity makes the environment")
     samples = [
         _build_sample("A cat sits on the rug.", "There is a cat on the carpet."),
         _build_sample("Interest rates rose in March.", "There is a cat on the carpet."),
