@@ -26,8 +26,8 @@ Origin = Annotated[
     LoadOrigin | None,
     typer.Option(
         "--load-from",
-        help="From where the load is sent on AWS: from inside the fleet's network, the default where its registry "
-        "has the image load-driver, or from here through a tunnel to one router.",
+        help="Where the load comes from on AWS: the fleet's network (default if its registry has the image "
+        "load-driver), or this machine, through a tunnel to one router.",
     ),
 ]
 Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Directory of the synthesized stacks.")]

@@ -30,7 +30,7 @@ WATCH_INTERVAL_S = 1.0
 JobId = Annotated[str, typer.Argument(metavar="ID", help="The job's id, as `submit` prints it.")]
 To = Annotated[Path, typer.Option("--to", metavar="FOLDER", help="Folder for output.jsonl and errors.jsonl.")]
 Again = Annotated[
-    str | None, typer.Option(metavar="WORD", help="Run the same file once more: any word that was not used for it yet.")
+    str | None, typer.Option(metavar="WORD", help="Run the same file again, under a word not yet used for it.")
 ]
 
 
@@ -40,20 +40,20 @@ def submit(
     file: Annotated[
         str, typer.Argument(metavar="FILE", help="Rows, plain, gzip, zstd or Parquet, or s3://BUCKET/KEY.")
     ],
-    team: Annotated[str | None, typer.Option(metavar="TEAM", help="Who submits it; the first if left out.")] = None,
+    team: Annotated[str | None, typer.Option(metavar="TEAM", help="Team that submits it; default: the first.")] = None,
     priority: Annotated[
-        str | None, typer.Option(metavar="PRIORITY", help="high, normal or low; the team's own if left out.")
+        str | None, typer.Option(metavar="PRIORITY", help="high, normal or low; default is the team's.")
     ] = None,
     deadline: Annotated[
-        str | None, typer.Option(metavar="DEADLINE", help="Such as 8h; the blueprint's own if left out.")
+        str | None, typer.Option(metavar="DEADLINE", help="Such as 8h; default is the blueprint's.")
     ] = None,
     model: Annotated[str | None, typer.Option(metavar="MODEL", help="Replaces `model` of every row.")] = None,
     again: Again = None,
     template: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="For Parquet: a row whose texts name columns, such as {title}.")
+        Path | None, typer.Option(metavar="FILE", help="For Parquet: a row with columns in braces, such as {title}.")
     ] = None,
     prompt_version: Annotated[
-        str | None, typer.Option(metavar="WORD", help="Kept beside each answer in the results cache.")
+        str | None, typer.Option(metavar="WORD", help="Stored with each answer in the results cache.")
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Count rows and tokens, and estimate time and cost; submit nothing.")
@@ -100,15 +100,16 @@ def list_(folder: Folder, fleet: Fleet = FLEET, target: Target = TARGET, as_json
 def status(
     folder: Folder,
     job_id: Annotated[
-        str | None, typer.Argument(metavar="[ID]", help="The job's id; what each team took if left out.")
+        str | None, typer.Argument(metavar="[ID]", help="The job's id; without it, the usage of each team.")
     ] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Show it again every second until it ends.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh every second until the job ends.")] = False,
     fleet: Fleet = FLEET,
     target: Target = TARGET,
     as_json: AsJson = False,
 ) -> None:
-    """Show a job: its state, rows, failures by kind, tokens, rate, cost, and the time that is left; or what each team
-    took so far.
+    """Show a job, or the usage of each team.
+
+    A job has its state, rows, failures by kind, tokens, rate, cost and remaining time.
     """
     if watch and (as_json or job_id is None):
         raise InputError("--watch: it shows one job to a person. Fix: an ID, and no --json.")
@@ -130,7 +131,7 @@ def status(
 def cancel(
     folder: Folder, job_id: JobId, fleet: Fleet = FLEET, target: Target = TARGET, as_json: AsJson = False
 ) -> None:
-    """Cancel a job: rows in flight finish, the others are in the errors file."""
+    """Cancel a job: rows in flight finish, the errors file lists the others."""
     with _open_deployment(folder, fleet, target) as (_, client):
         payload = _build_payload(client.cancel(job_id))
     if as_json:
@@ -142,7 +143,7 @@ def cancel(
 
 @app.command()
 def results(folder: Folder, job_id: JobId, to: To = Path(), fleet: Fleet = FLEET, target: Target = TARGET) -> None:
-    """Download the results of a job that has ended to output.jsonl and errors.jsonl."""
+    """Download the results of a finished job to output.jsonl and errors.jsonl."""
     with _open_deployment(folder, fleet, target) as (_, client):
         job = client.read(job_id)
         _download_results(client, job, to)
@@ -163,7 +164,7 @@ def retry_errors(
     target: Target = TARGET,
     as_json: AsJson = False,
 ) -> None:
-    """Submit the rows of an ended job that failed and can run as a job of their own."""
+    """Submit the failed rows of a finished job as a new job, except those that can never run."""
     with _open_deployment(folder, fleet, target) as (_, client):
         job = client.retry(job_id, again or "")
     _print_submitted(job, folder, target, as_json)

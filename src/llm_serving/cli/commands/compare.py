@@ -24,12 +24,12 @@ Runs = Annotated[
     list[Path],
     typer.Argument(
         metavar="RUN...",
-        help="Folders of validations, or of blueprints for their newest; the first is the baseline. A blueprint alone "
-        "is compared with its validation before.",
+        help="Folders of validations, or of blueprints for their newest; the first is the baseline. With one "
+        "blueprint, its two newest.",
     ),
 ]
-Margin = Annotated[float, typer.Option(min=0, max=100, metavar="PERCENT", help="Least change that counts.")]
-Page = Annotated[Path | None, typer.Option("--page", metavar="FILE.html", help="Write the comparison as a page.")]
+Margin = Annotated[float, typer.Option(min=0, max=100, metavar="PERCENT", help="Smallest change to report.")]
+Page = Annotated[Path | None, typer.Option("--page", metavar="FILE.html", help="Also write an HTML page.")]
 Gate = Annotated[bool, typer.Option("--gate", help="Exit 1 if a run is worse than the baseline.")]
 
 
@@ -40,7 +40,7 @@ def compare(
     gate: Gate = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compare validations with the first of them.
+    """Compare validations with a baseline.
 
     Better, worse, or no difference shown: each change comes with its interval.
     """

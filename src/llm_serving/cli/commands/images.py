@@ -23,12 +23,12 @@ def main() -> None:
 def pin(
     image: Annotated[
         list[str] | None,
-        typer.Argument(help="REPOSITORY:TAG; all images of the catalog without a digest if left out."),
+        typer.Argument(help="REPOSITORY:TAG; default is every image of the catalog without a digest."),
     ] = None,
     fleet: Fleet = FLEET,
     as_json: AsJson = False,
 ) -> None:
-    """Ask registries for the digests of images, and write them to images.lock.yaml beside the fleet file.
+    """Read the digests of images from their registries, and write them to images.lock.yaml beside the fleet file.
 
     Deployments then pull these images by digest.
     """

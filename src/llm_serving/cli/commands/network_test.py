@@ -27,9 +27,9 @@ _MINUTE_S = 60
 
 Pool = Annotated[str, typer.Argument(metavar="POOL", help="A pool with `efa: on`.")]
 Nodes = Annotated[int, typer.Option("--nodes", min=MIN_NODES, help="Instances to run on.")]
-Minutes = Annotated[int, typer.Option("--minutes", min=5, help="Limit, with the start of the instances.")]
+Minutes = Annotated[int, typer.Option("--minutes", min=5, help="Time limit, including the start of the instances.")]
 OutputFile = Annotated[
-    Path | None, typer.Option("--output", metavar="FILE", help="Judge this output of all_reduce_perf; runs nothing.")
+    Path | None, typer.Option("--output", metavar="FILE", help="Evaluate an output of all_reduce_perf; run nothing.")
 ]
 
 

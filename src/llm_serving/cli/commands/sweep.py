@@ -22,7 +22,7 @@ from llm_serving.workloads import inputs
 
 Precision = Annotated[
     float,
-    typer.Option(min=0.5, max=100, metavar="PERCENT", help="How close a kept load and a missed one are in the end."),
+    typer.Option(min=0.5, max=100, metavar="PERCENT", help="Largest gap between the passing and the failing load."),
 ]
 
 
@@ -34,7 +34,7 @@ def sweep(
         str | None, typer.Option(metavar="URL", help="Another endpoint of the deployment, such as a gateway's.")
     ] = None,
     by: Annotated[
-        str | None, typer.Option(metavar="rate|users", help="What grows; by default what the blueprint's traffic has.")
+        str | None, typer.Option(metavar="rate|users", help="What to increase; default: as in `traffic`.")
     ] = None,
     from_: Annotated[
         float | None, typer.Option("--from", min=0, metavar="LOAD", help="Lowest load: requests/s, or users.")
@@ -42,13 +42,13 @@ def sweep(
     to: Annotated[float | None, typer.Option("--to", min=0, metavar="LOAD", help="Highest load.")] = None,
     precision: Precision = 10,
     point_time: Annotated[
-        str, typer.Option(metavar="TIME", help="Least time at one load; a longer one if that shows nothing.")
+        str, typer.Option(metavar="TIME", help="Minimum time per load; longer if that is inconclusive.")
     ] = "30s",
-    time_limit: Annotated[str, typer.Option(metavar="TIME", help="No further load starts after this time.")] = "1h",
+    time_limit: Annotated[str, typer.Option(metavar="TIME", help="Start no load after this time.")] = "1h",
     origin: Origin = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find the highest load that keeps the SLO.
+    """Find the highest load that meets the SLO.
 
     Sends one load after the other to a running deployment and saves its capacity, which `check` and `deploy` use.
     """

@@ -16,13 +16,13 @@ def switch(
     folder: Folder,
     fleet: Fleet = FLEET,
     target: Target = TARGET,
-    engine: Annotated[str | None, typer.Option(metavar="NAME", help="What runs the model.")] = None,
-    framework: Annotated[str | None, typer.Option(metavar="NAME", help="What keeps replicas running.")] = None,
+    engine: Annotated[str | None, typer.Option(metavar="NAME", help="Engine that runs the model.")] = None,
+    framework: Annotated[str | None, typer.Option(metavar="NAME", help="Framework that runs the replicas.")] = None,
 ) -> None:
     """Change a blueprint's engine or framework.
 
-    Rewrites the line in blueprint.yaml, keeps its comments, and shows what of the rendered file changes. Refuses what
-    cannot work, with every reason; nothing is changed then, and nothing is deployed.
+    Rewrites the line in blueprint.yaml, keeps its comments, and shows how the rendered file changes; deploys nothing.
+    A change that cannot work is refused with every reason, and the file stays as it is.
     """
     values = {key: value for key, value in (("engine", engine), ("framework", framework)) if value is not None}
     if not values:

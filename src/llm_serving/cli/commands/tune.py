@@ -28,19 +28,19 @@ def tune(
     ] = None,
     fleet: Fleet = FLEET,
     target: Target = TARGET,
-    time_limit: Annotated[str, typer.Option(metavar="TIME", help="No load starts after this time.")] = "1h",
+    time_limit: Annotated[str, typer.Option(metavar="TIME", help="Start no load after this time.")] = "1h",
     spend_limit: Annotated[
-        float | None, typer.Option(min=0.01, metavar="USD", help="No load starts after the engines cost this much.")
+        float | None, typer.Option(min=0.01, metavar="USD", help="Start no load after the engines have cost this much.")
     ] = None,
     precision: Precision = 10,
-    point_time: Annotated[str, typer.Option(metavar="TIME", help="Least time at one load.")] = "20s",
+    point_time: Annotated[str, typer.Option(metavar="TIME", help="Minimum time per load.")] = "20s",
     origin: Origin = None,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Try configurations and name the best one.
+    """Try configurations and show the best one.
 
-    Deploys each combination under a name of its own and drops losers early. After an interruption, run it again.
+    Deploys each combination as NAME-tune and drops those that cannot win early. After an interruption, run it again.
     """
     if not over:
         raise InputError("--over: now none: there is nothing to try. Fix: --over tuning.batch_tokens=2k,8k.")

@@ -25,7 +25,7 @@ def validate(
         typer.Option(
             metavar="URL",
             help="Another endpoint of the deployment, such as a gateway's. BLUEPRINT_API_KEY is its bearer token, sent "
-            "by https or on this machine alone.",
+            "only by https or to this machine.",
         ),
     ] = None,
     requests: Annotated[
@@ -39,7 +39,7 @@ def validate(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Another load driver, which sends the same prompts: aiperf, guidellm, inference-perf or vllm-bench. "
+            help="Another load generator for the same prompts: aiperf, guidellm, inference-perf or vllm-bench. "
             "Installed on demand.",
         ),
     ] = None,
@@ -48,7 +48,7 @@ def validate(
 ) -> None:
     """Load-test a deployment against its SLO.
 
-    Sends the blueprint's traffic and writes a report to runs/NAME/; exits 1 and names each objective that is missed.
+    Sends the blueprint's traffic and writes a report to runs/NAME/; exits 1 and lists the objectives that were missed.
     """
     validate_blueprint(
         folder,

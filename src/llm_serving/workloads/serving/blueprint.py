@@ -158,7 +158,7 @@ class Blueprint(BaseBlueprint, ModelSettings):
     /v1/score, `classify` /classify."""
 
     engine: Annotated[str, OneOf(_list_engines)] = engines.get_default(engines.load_engines())
-    """What runs the model."""
+    """Engine that runs the model."""
 
     framework: Annotated[str, OneOf(_list_frameworks)] = engines.get_default(engines.load_frameworks())
     """What keeps the replicas running: `plain` uses what the target has, such as Deployments on EKS."""
