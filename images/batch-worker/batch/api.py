@@ -1,8 +1,8 @@
 """The Batch API: OpenAI's `/v1/files` and `/v1/batches` over the jobs of a deployment, and the executions they need.
 
 Clients of OpenAI work unchanged (https://platform.openai.com/docs/api-reference/batch, read 2026-11). What OpenAI has
-no word for travels in `metadata`: `team`, `priority` and `deadline` (seconds) of a batch, and in calls of our own:
-`GET /workers`, what the workers last said of themselves, `GET /teams`, what each team took, `POST /v1/batches/count`
+no field for is in `metadata`: `team`, `priority` and `deadline` (seconds) of a batch, and in calls of our own:
+`GET /workers` (latest reports of the workers), `GET /teams` (usage of each team), `POST /v1/batches/count`
 and `POST /v1/batches/ID/retry`.
 """
 
@@ -36,7 +36,7 @@ from batch.store import Store, create_client
 log = logging.getLogger("batch-api")
 
 RECONCILE_INTERVAL_S = 5.0
-"""How soon an execution that was lost is started again."""
+"""Seconds between checks for lost executions, which are started again."""
 
 MAX_FILE_BYTES = 50 * 2**30
 """Largest upload; larger files go to S3 themselves, and are submitted by their URI."""
@@ -44,7 +44,7 @@ MAX_FILE_BYTES = 50 * 2**30
 _COUNT_TIMEOUT_S = 30.0
 
 PAGE = 100
-"""Most entries of a list."""
+"""Maximum number of entries of a list."""
 
 _BLOCK_BYTES = 2**20
 _FILE_ID = re.compile(r"file-[0-9a-f]{24}(?:-(?:output|errors))?")
@@ -53,7 +53,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class BatchApi:
-    """The handlers."""
+    """Handlers of the Batch API's routes."""
 
     def __init__(self, settings: Settings, api_key: ApiKey, store: Store, jobs: Jobs, inbox: Inbox) -> None:
         self._settings, self._store, self._jobs, self._inbox = settings, store, jobs, inbox
@@ -85,22 +85,22 @@ class BatchApi:
         return app
 
     async def show_health(self, _: web.Request) -> web.Response:
-        """Whether it serves."""
+        """Answer a health check."""
         return web.json_response({"status": "ok"})
 
     async def list_workers(self, _: web.Request) -> web.Response:
-        """What the workers last said of themselves."""
+        """List the latest reports of the workers."""
         return web.json_response({"data": await asyncio.to_thread(lambda: list(self._jobs.list_workers()))})
 
     async def list_teams(self, _: web.Request) -> web.Response:
-        """What each team's jobs took so far."""
+        """List the usage of each team."""
         teams = await asyncio.to_thread(self._jobs.list_teams)
         return web.json_response({"data": [self._price(team) for team in teams]})
 
     # Files
 
     async def upload_file(self, request: web.Request) -> web.Response:
-        """Take a file, block by block; the same content is the same file."""
+        """Store an uploaded file block by block; the same content is the same file."""
         name, purpose, upload = "input.jsonl", "", None
         async for part in await request.multipart():
             if not isinstance(part, BodyPartReader):
@@ -187,7 +187,7 @@ class BatchApi:
     # Batches
 
     async def create_batch(self, request: web.Request) -> web.Response:
-        """Make a batch of a file, or of `input_uri`, an object of S3."""
+        """Create a batch from a file, or from `input_uri`, an object in S3."""
         body = await _read_json(request)
         metadata = body.get("metadata") or {}
         if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
@@ -208,7 +208,7 @@ class BatchApi:
         return await self._show(job)
 
     def _find_input(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Bucket, key and id of the file that a batch is made of.
+        """Return bucket, key and id of the input file of a batch.
 
         Raises:
             web.HTTPNotFound: there is no such file.
@@ -220,7 +220,7 @@ class BatchApi:
         return {"bucket": self._settings.bucket, "key": self._find_file(file_id)["key"], "file_id": file_id}
 
     async def count_input(self, request: web.Request) -> web.Response:
-        """Count rows and tokens of what would become a batch; no call of OpenAI's."""
+        """Estimate rows and tokens of an input before it is submitted; not part of OpenAI's API."""
         body = await _read_json(request)
         source = await asyncio.to_thread(self._find_input, body)
         store = Store(source["bucket"], self._store.client)
@@ -256,7 +256,7 @@ class BatchApi:
         return await self._show(job)
 
     async def retry_batch(self, request: web.Request) -> web.Response:
-        """Make a batch of the rows of a batch that failed; no call of OpenAI's."""
+        """Create a batch from the failed rows of a batch; not part of OpenAI's API."""
         job = await asyncio.to_thread(self._read_job, request.match_info["id"])
         again = str((await _read_json(request)).get("again") or "")
         retry = await asyncio.to_thread(self._jobs.retry_errors, job, self._files.start_upload(), again)
@@ -272,12 +272,12 @@ class BatchApi:
         return self._price(_format_batch(job))
 
     def _price(self, entry: dict[str, Any]) -> dict[str, Any]:
-        """An entry with what its `endpoint_s` cost; null where nobody knows."""
+        """Add the cost of `endpoint_s` to an entry; null if no price is known."""
         usd_h = self._settings.usd_h
         return {**entry, "cost_usd": None if usd_h is None else round(usd_h * entry["endpoint_s"] / 3600, 4)}
 
     async def _run_background(self, _: web.Application) -> AsyncIterator[None]:
-        """Start lost executions again, and take files from the inboxes, for as long as the server runs."""
+        """Restart lost executions and take files from the inboxes, as long as the server runs."""
         tasks = [
             asyncio.create_task(_repeat(self._jobs.reconcile, RECONCILE_INTERVAL_S)),
             asyncio.create_task(_repeat(self._inbox.take, 0.5)),
@@ -299,7 +299,7 @@ async def _repeat(work: Callable[[], Any], interval_s: float) -> None:
 
 @web.middleware
 async def _report_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer errors as OpenAI does."""
+    """Answer errors in OpenAI's format."""
     try:
         return await handler(request)
     except BadSubmission as error:
@@ -331,7 +331,7 @@ async def _read_json(request: web.Request) -> dict[str, Any]:
 
 
 def _parse_seconds(seconds: str | None, window: Any) -> float:
-    """The deadline of a batch in seconds; 0 for the deployment's own."""
+    """Parse the deadline of a batch in seconds; 0 for the deployment's own."""
     if seconds:
         try:
             return max(1.0, float(seconds))
@@ -342,7 +342,7 @@ def _parse_seconds(seconds: str | None, window: Any) -> float:
 
 
 def _format_file(entry: dict[str, Any]) -> dict[str, Any]:
-    """A file as OpenAI shows it."""
+    """Format a file as OpenAI does."""
     names = ("id", "bytes", "created_at", "filename", "purpose")
     return {"object": "file", "status": "processed", **{name: entry[name] for name in names}}
 
@@ -388,7 +388,7 @@ def _format_batch(job: Job) -> dict[str, Any]:
 
 
 def _paginate(entries: list[dict[str, Any]], request: web.Request) -> dict[str, Any]:
-    """A page of a list, after the entry that the client had last."""
+    """Return a page of a list, after the last entry that the client has."""
     after = request.query.get("after")
     limit = min(PAGE, int(request.query.get("limit") or 20)) if (request.query.get("limit") or "20").isdigit() else 20
     ids = [entry["id"] for entry in entries]

@@ -1,8 +1,8 @@
-"""How fast a deployment's answers use up what its SLO allows, by its engines' histograms. Pure.
+"""Burn rate of a deployment's SLO, from its engines' histograms. Pure functions.
 
-Burn is the share of samples above a limit, divided by the share that the limit's percentile leaves: at 1 the SLO is
-just kept. Two windows, as in "Alerting on SLOs" of Google's SRE workbook: a short one says that something is late now,
-a long one how much was.
+Burn is the share of samples above a limit, divided by the share that the limit's percentile allows: at 1 the SLO is
+just met. There are two windows, as in "Alerting on SLOs" of Google's SRE workbook: the short one shows that answers are
+late now, the long one how many were.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 RECENT_S, BUDGET_S = 5.0, 60.0
-"""Lengths of the two windows."""
+"""Lengths of the two windows, in seconds."""
 
 _BOUND = re.compile(r'le="([^"]+)"')
 
@@ -59,7 +59,7 @@ class BurnMeter:
         return frozenset(objective.metric for objective in self._objectives)
 
     def observe(self, scrape: Scrape, now: float) -> Burn:
-        """Add a scrape and measure. A recent burn above 1 is told once: what was late counts for one step back."""
+        """Add a scrape and return the burn. A recent burn above 1 is reported once: it causes one step back."""
         self._scrapes.append((now, scrape))
         while now - self._scrapes[0][0] > BUDGET_S:
             self._scrapes.popleft()
@@ -75,15 +75,15 @@ class BurnMeter:
 
 
 def compute_burn(objectives: Iterable[Objective], before: Scrape, after: Scrape) -> float:
-    """The largest burn of all objectives between two scrapes; 0 where nothing was answered."""
+    """Return the largest burn of all objectives between two scrapes; 0 without answers."""
     burns = (compute_late_share(objective, before, after) / objective.allowed for objective in objectives)
     return max(burns, default=0.0)
 
 
 def compute_late_share(objective: Objective, before: Scrape, after: Scrape) -> float:
-    """Share of the samples between two scrapes that are above an objective's limit.
+    """Return the share of samples between two scrapes that are above an objective's limit.
 
-    A page that either scrape lacks counts nothing, nor does an engine that restarted in between.
+    Pages that are missing from either scrape, and engines that restarted in between, are ignored.
     """
     count = late = 0.0
     for page, histograms in after.items():
@@ -98,7 +98,7 @@ def compute_late_share(objective: Objective, before: Scrape, after: Scrape) -> f
 
 
 def estimate_in_time(histogram: Histogram, limit_s: float) -> float:
-    """Samples at or below a limit; between two bounds in proportion, as Prometheus' histogram_quantile has it."""
+    """Estimate the samples at or below a limit, linearly between two bounds, like Prometheus' histogram_quantile."""
     low = below = 0.0
     for bound in sorted(histogram):
         if bound > limit_s:

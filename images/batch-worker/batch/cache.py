@@ -1,7 +1,7 @@
-"""Answers in Valkey or Redis, for servers that look them up; S3 keeps the truth.
+"""Answers in Valkey or Redis, for servers that look them up; S3 is the source of truth.
 
-A finished chunk's answers are written by pipelines, before the state machine hears that the chunk is done. Where the
-cache is away, the chunk is noted below PREFIX/uncached/ in S3, and a worker fills it in later.
+A finished chunk's answers are written by pipelines, before the state machine gets the end of the chunk. If the cache is
+down, the chunk is recorded below PREFIX/uncached/ in S3, and a worker writes it later.
 
     NAME:TEAM:CUSTOM_ID -> {"answer", "model", "prompt_version", "batch", "at"}      see batch/cache_reader.py
 """
@@ -29,7 +29,7 @@ PIPELINE_ROWS = 500
 
 
 class _SecretLogin(redis.CredentialProvider):
-    """User and password of a secret, read for each new connection: a new password is taken without a restart."""
+    """User and password of a secret, read for each new connection, so that a new password needs no restart."""
 
     def __init__(self, secret: str) -> None:
         self._secret = Secret(secret)
@@ -50,7 +50,7 @@ class ResultCache:
     """The cache of one deployment. Every call blocks."""
 
     def __init__(self, store: Store, settings: Settings, own: CacheSettings) -> None:
-        """Open the cache; only its secret is asked for yet.
+        """Open the cache; reads its secret, but connects later.
 
         Raises:
             Unreadable: the secret cannot be read.
@@ -61,7 +61,7 @@ class ResultCache:
         self._redis = Client(own.url, login, own.ca_file, cluster=own.cluster)
 
     def publish(self, job: Job, index: int) -> None:
-        """Write the answers of a chunk that is done, or note that they are to be written."""
+        """Write the answers of a finished chunk, or record that they are missing."""
         try:
             self._fill(job, index)
         except redis.RedisError as error:
@@ -70,7 +70,7 @@ class ResultCache:
             self._store.write_json(self._keys.get_uncached_key(job["id"], index), note)
 
     def repair(self) -> int:
-        """Write the answers of chunks that were noted; returns how many chunks."""
+        """Write the answers of recorded chunks; returns the number of chunks."""
         repaired = 0
         for entry in list(self._store.list_objects(self._keys.uncached_prefix)):
             note = self._store.read_json(entry["key"])
@@ -92,7 +92,7 @@ class ResultCache:
                     self._write(job, [json.loads(line) for line in lines])
 
     def _write(self, job: Job, results: list[dict[str, Any]]) -> None:
-        """Write answers, but for keys that a later job has written."""
+        """Write answers, except to keys that a later job has written."""
         keys = [build_key(self._name, job["team"], result["custom_id"]) for result in results]
         present = self._redis.run([("GET", key) for key in keys])
         self._redis.run(
@@ -105,7 +105,7 @@ class ResultCache:
 
 
 def build_value(job: Job, result: dict[str, Any]) -> bytes:
-    """What the cache holds of an answer."""
+    """Build the value of an answer in the cache."""
     body = result["response"]["body"]
     if choices := body.get("choices"):
         answer = (choices[0].get("message") or {}).get("content") or choices[0].get("text")

@@ -1,7 +1,7 @@
-"""Reads answers of batches from Valkey or Redis. Servers copy this file: it needs the package `redis` alone.
+"""Reads answers of batches from Valkey or Redis. Servers copy this file; it needs only the package `redis`.
 
 reader = ResultReader("rediss://cache.example:6379", "mine", "ads", password=..., prompt_version="3")
-result = reader.get("sku-1")          # None: not there, not any more, or of another model or prompt
+result = reader.get("sku-1")          # None: missing, expired, or of another model or prompt
 results = reader.get_many(["sku-1", "sku-2"])
 """
 
@@ -24,11 +24,11 @@ class Result:
     """An answer."""
 
     answer: Any
-    """Text, or of an embedding a list of vectors."""
+    """Text; a list of vectors for an embedding."""
 
     model: str | None
     prompt_version: str
-    """As the job's metadata had it."""
+    """`prompt_version` in the metadata of the job."""
 
     batch: str
     at: float
@@ -51,13 +51,13 @@ class ResultReader:
         model: str | None = None,
         prompt_version: str | None = None,
     ) -> None:
-        """Open a cache; nothing is asked yet.
+        """Open a cache; connects later.
 
         Args:
             url: redis://HOST:PORT, or with TLS rediss://HOST:PORT.
             ca_file: certificates to trust in place of the system's.
             cluster: whether the cache is in cluster mode, as ElastiCache Serverless always is.
-            model: what alone counts; any if None, as with `prompt_version`.
+            model: return only its answers; None for any, as with `prompt_version`.
         """
         self._redis = Client(url, build_login(username, password), ca_file, cluster=cluster)
         self._deployment, self._team = deployment, team
@@ -67,15 +67,15 @@ class ResultReader:
         """Read one answer.
 
         Raises:
-            redis.RedisError: the cache is away.
+            redis.RedisError: the cache is down.
         """
         return self.get_many([custom_id]).get(custom_id)
 
     def get_many(self, custom_ids: Iterable[str]) -> dict[str, Result]:
-        """Read answers in one round trip to each node; those that are not there are left out.
+        """Read answers in one round trip to each node; missing ones are left out.
 
         Raises:
-            redis.RedisError: the cache is away.
+            redis.RedisError: the cache is down.
         """
         names = list(custom_ids)
         values = self._redis.run([("GET", build_key(self._deployment, self._team, name)) for name in names])
@@ -93,14 +93,14 @@ def build_key(deployment: str, team: str, custom_id: str) -> str:
 
 
 def build_login(username: str, password: str) -> redis.CredentialProvider | None:
-    """What logs in; nothing where both are empty."""
+    """Build the arguments that log in; none if both are empty."""
     return redis.UsernamePasswordCredentialProvider(username, password) if username or password else None
 
 
 class Client:
-    """A client that gives up after seconds, and checks the server's certificate where there is TLS.
+    """A client that times out after seconds, and verifies the server's certificate with TLS.
 
-    It connects when it is first asked: a cache that is away then is asked again the next time.
+    It connects on the first command; after a failure, the next command connects again.
     """
 
     def __init__(self, url: str, login: redis.CredentialProvider | None, ca_file: str, *, cluster: bool) -> None:
@@ -118,7 +118,7 @@ class Client:
         """Send commands on one key each, and return their answers in this order.
 
         Raises:
-            redis.RedisError: the cache is away.
+            redis.RedisError: the cache is down.
         """
         try:
             if self._open is None:

@@ -1,7 +1,7 @@
-"""A chunk while a worker has it: what is left to run, and results that survive the worker.
+"""A chunk while a worker owns it: its remaining rows, and results that survive the worker.
 
-Results go to S3 in parts. A part counts once the chunk's head names it, and the head is written on the condition that
-nobody else wrote it since. So a worker that lost its chunk to another, and does not know, can add nothing any more.
+Results go to S3 in parts. A part counts once the chunk's head names it, and the head is written only if it has not
+changed. A worker that lost its chunk to another without knowing can therefore add nothing.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from batch.store import Conflict, Store
 
 @dataclass(frozen=True, slots=True)
 class PendingRow:
-    """A row that is to run."""
+    """A row that has yet to run."""
 
     line: int
-    """In the file, from 1."""
+    """Line in the file, from 1."""
 
     content: bytes
 
@@ -36,15 +36,15 @@ class Results:
     errors: bytearray = field(default_factory=bytearray)
     counts: dict[str, float] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
     failures: Counter[str] = field(default_factory=Counter)
-    """Rows that failed, by code."""
+    """Number of failed rows, by code."""
 
     faults: bool = False
     saved: bool = False
-    """Whether they count, whoever waited for that."""
+    """Whether a commit has saved them; also true for a writer that waited for it."""
 
     @property
     def rows(self) -> float:
-        """Rows in it."""
+        """Number of rows."""
         return self.counts["completed"] + self.counts["failed"]
 
 
@@ -64,10 +64,10 @@ class ChunkState:
 
     @classmethod
     def open(cls, store: Store, keys: Layout, job: Job, chunk: Chunk, worker: str) -> ChunkState:
-        """Take a chunk over: read what earlier workers finished, and what is left.
+        """Take a chunk over: read the results of earlier workers and the remaining rows.
 
         Raises:
-            Conflict: another worker takes it at this moment.
+            Conflict: another worker is taking it.
         """
         head_key = keys.get_head_key(job["id"], chunk["index"])
         stored = store.read_json(head_key)
@@ -102,7 +102,7 @@ class ChunkState:
         self._add_tokens(input_tokens, output_tokens)
 
     def add_error(self, line: bytes, code: str, input_tokens: int = 0, output_tokens: int = 0) -> None:
-        """Add a row that failed for good, with the tokens of what was answered of it."""
+        """Add a row that failed for good, with the tokens of its answered requests."""
         self._results.errors += line
         self._results.counts["failed"] += 1
         self._results.failures[code] += 1
@@ -113,7 +113,7 @@ class ChunkState:
         self._results.counts["output_tokens"] += output_tokens
 
     def add_time(self, seconds: float) -> None:
-        """Add the endpoint's time that the chunk's rows took; it is saved with the next row."""
+        """Add the endpoint's time for the chunk's rows, in seconds; it is saved with the next row."""
         self._results.counts["endpoint_s"] += seconds
 
     def fail_rest(self, code: str, message: str) -> None:
@@ -183,7 +183,7 @@ class ChunkState:
         try:
             self._etag = self._store.write_json(key, head, etag=self._etag)
         except Conflict:
-            # The answer to a write may have been lost, and the repeat then meets what it wrote itself.
+            # If the answer to a write was lost, the retry finds its own write.
             stored = self._store.read_json(key)
             if stored is None or stored.value != head:
                 raise
@@ -191,7 +191,7 @@ class ChunkState:
         self.head = head
 
     def _read_rows(self, chunk: Chunk) -> None:
-        """Read what is left to run; rows that never run get their error lines, once."""
+        """Read the remaining rows; rows that cannot run get their error lines, once."""
         stored = self._store.read_json(self._keys.get_rows_key(self.job["id"], self.index))
         plan: dict[str, Any] = stored.value if stored else {"first_line": 0, "faults": [], "repeats": {}}
         first_line: int = plan["first_line"]
@@ -222,7 +222,7 @@ class ChunkState:
         self.add_error(rows.format_error(custom_id, code, message, line=line), code)
 
     def _read_done_ids(self) -> Iterator[str]:
-        """The ids of the rows with results that count."""
+        """Read the ids of the rows with results that count."""
         for part in self.head["parts"]:
             for kind in ("output", "errors"):
                 if part[kind] and not part["faults"]:

@@ -1,9 +1,8 @@
-"""How many requests a worker keeps in flight: enough that the endpoint is never idle, no more than it can use.
+"""The number of requests that a worker keeps in flight: enough to keep the endpoint busy, and no more.
 
-With the engines' metrics: a short queue at the engine is what is wanted, since a batch that is full takes the next row
-without a pause; a long one brings nothing, and preemptions cost work that was done. Without metrics: more requests as
-long as that brings more tokens a second (`_Climb`). Where the engines answer people too, nothing waits there, and
-their SLO comes first.
+With the engines' metrics, the goal is a short queue at each engine: a full batch then takes the next row without a
+pause. A longer queue gains nothing, and preemptions waste work. Without metrics, the number of requests grows while
+tokens per second do (`_Climb`). If the engines also serve people, no row waits there, and their SLO comes first.
 """
 
 from __future__ import annotations
@@ -29,24 +28,24 @@ ROOMY_CACHE = 0.5
 """Share of the KV cache in use below which twice as many requests may fit."""
 
 MIN_ANSWERS = 32
-"""Fewest answers that say something of a rate."""
+"""Minimum number of answers for a rate."""
 
 FEW = 32
-"""Requests in flight below which twice as many are tried: so few say little of what a third more would bring."""
+"""Requests in flight below which twice as many are tried: with so few, a third more shows no difference."""
 
 LOST = 0.6
-"""Share of the former rate below which the endpoint itself must take less: chance alone does not do that."""
+"""Share of the previous rate below which the endpoint must have slowed down: chance does not explain it."""
 
 RETURN = 0.95
-"""Factor of a step back from a number that brought nothing more."""
+"""Factor of a step back from a number that did not raise the rate."""
 
 SPARE_BUDGET = 0.5
-"""Burn of the last minute above which there are no more requests: the rest of what the SLO allows is people's own."""
+"""Burn of the last minute above which no requests are added: the rest of the SLO's allowance is for people."""
 
 
 @dataclass(frozen=True)
 class EngineLoad:
-    """Sums over the engines at one moment; `kv_usage` is the fullest one's."""
+    """Sums over the engines at one moment; `kv_usage` is that of the fullest."""
 
     running: float
     waiting: float
@@ -62,10 +61,10 @@ class Window:
     seconds: float
     answers: int
     tokens: float
-    """Of these answers and their prompts; 0 where the endpoint counts none."""
+    """Tokens of these answers and their prompts; 0 if the endpoint does not count them."""
 
     is_full: bool
-    """Whether as many requests were in flight as allowed: if not, the rows were the limit."""
+    """Whether all allowed requests were in flight; if not, there were too few rows."""
 
     refusals: int
     """Answers 429 and 503."""
@@ -75,18 +74,18 @@ class Window:
     """Within the window."""
 
     burn: Burn = field(default_factory=Burn)
-    """Of the deployment's SLO that the engines are shared with."""
+    """Burn of the SLO of the deployment that shares the engines."""
 
 
 class ConcurrencyLimit:
     """A number of requests in flight that follows the endpoint."""
 
     def __init__(self, least: int, most: int, *, is_shared: bool = False) -> None:
-        """Begin at the least number.
+        """Start with the lowest number.
 
         Args:
-            is_shared: whether the engines answer people too. Nothing may wait there then, whosever it is: a queue is
-                what people notice first.
+            is_shared: whether the engines also serve people. No request may wait there then: people notice a queue
+                first.
         """
         self._least, self._most, self._is_shared = least, most, is_shared
         self._value = float(least)
@@ -94,11 +93,11 @@ class ConcurrencyLimit:
 
     @property
     def value(self) -> int:
-        """Most requests in flight."""
+        """Maximum number of requests in flight."""
         return int(self._value)
 
     def observe(self, window: Window) -> None:
-        """Adapt to what happened."""
+        """Adapt to the last window."""
         if window.refusals or window.burn.recent > 1:
             self._change(BACK_OFF)
             self._climb = _Climb(self._least, self._most)
@@ -127,10 +126,10 @@ class ConcurrencyLimit:
 
 
 class _Climb:
-    """Finds a number in flight by what it brings.
+    """Finds the number of requests in flight with the best rate.
 
-    What a change brings shows once the requests from before it are answered. So a trial begins after as many answers as
-    there were requests in flight, and lasts as many again: an endpoint whose answers take a minute is given minutes.
+    The effect of a change shows once the earlier requests are answered. So a trial begins after as many answers as
+    there were requests in flight, and lasts for as many again: an endpoint whose answers take a minute gets minutes.
     """
 
     def __init__(self, least: int, most: int) -> None:
@@ -139,15 +138,15 @@ class _Climb:
         """The number to beat, and tokens a second with it."""
 
         self._is_growing = True
-        """Whether the last step up brought something."""
+        """Whether the last step up raised the rate."""
 
         self._unsettled = 0.0
-        """Answers that are still those of requests from before the last change."""
+        """Number of answers still to come for requests from before the last change."""
 
         self._tokens = self._answers = self._seconds = 0.0
 
     def observe(self, value: float, window: Window) -> float:
-        """The next number in flight: `value` itself while a trial lasts."""
+        """Return the next number in flight; `value` during a trial."""
         if self._unsettled > 0:
             self._unsettled -= window.answers
             return value
@@ -167,7 +166,7 @@ class _Climb:
         return min(float(self._most), max(float(self._least), value))
 
     def _choose(self, value: float, rate: float) -> float:
-        """Go on while more requests bring at least half of what they promise; go back where the rate does."""
+        """Continue while more requests gain at least half of their share; step back when the rate falls."""
         if not self._best:
             self._best, self._best_rate = value, rate
             return value * DOUBLE
@@ -175,10 +174,10 @@ class _Climb:
         if tried > 1 and gain >= 1 + (tried - 1) / 2:
             self._is_growing, self._best = True, value
             chosen = value * DOUBLE
-        elif gain < LOST:  # requests in flight are rate times answer time: as much less is enough
+        elif gain < LOST:  # requests in flight = rate x answer time: reduce in proportion
             self._is_growing = False
             chosen = self._best = self._best * max(gain, BACK_OFF / 2)
-        elif tried > 1:  # the surplus only waited
+        elif tried > 1:  # the additional requests only waited
             self._is_growing = False
             chosen = self._best = self._best * min(tried, max(gain, BACK_OFF)) * RETURN
         else:

@@ -1,8 +1,8 @@
 """Counts the rows and the tokens of an input before it is submitted: all of a small one, a sample of a large one.
 
-Rows and bytes of a large file come from blocks at even distances; of a compressed one from its beginning, since its
-format has no place to begin in its middle. The endpoint counts the tokens of some rows, with the model's own tokenizer
-and template; the others follow by their bytes. Errors are half the width of 95% intervals of these ratio estimates
+Rows and bytes of a large file come from evenly spaced blocks; of a compressed one from its beginning, because it cannot
+be unpacked from the middle. The endpoint counts the tokens of some rows, with the model's own tokenizer and template;
+those of the others are estimated by their bytes. Errors are half the width of 95% intervals of these ratio estimates
 (W. G. Cochran, "Sampling Techniques", 3rd edition 1977, chapter 6), each block a cluster.
 """
 
@@ -24,23 +24,23 @@ WHOLE_BYTES = 32 * 2**20
 """Files up to this size are read whole; of compressed ones, as much is unpacked."""
 
 BLOCKS, BLOCK_BYTES = 64, 128 * 2**10
-"""Of the sample of a larger file."""
+"""Number and size of the blocks that sample a larger file."""
 
 TOKEN_ROWS = 256
 """Rows whose tokens the endpoint counts."""
 
 TOKEN_REQUESTS = 16
-"""Such requests in flight."""
+"""Maximum number of these requests in flight."""
 
 _PACKED_BYTES = 8 * 2**10
-"""Of a compressed file, unpacked at a time."""
+"""Bytes of a compressed file that are unpacked at a time."""
 
 _Z = 1.96
-"""Of a 95% interval."""
+"""Standard deviations of half a 95% interval."""
 
 
 class Estimate(NamedTuple):
-    """A number and half of its 95% interval; 0 where it was counted."""
+    """A number and half of its 95% interval; 0 if it was counted exactly."""
 
     value: float
     error: float
@@ -48,14 +48,14 @@ class Estimate(NamedTuple):
 
 @dataclass
 class Block:
-    """Rows that lie beside each other."""
+    """Consecutive rows of a file."""
 
     bytes: int
     rows: int = 0
     bad_rows: int = 0
     row_bytes: int = 0
     output_tokens: int = 0
-    """Most tokens of the answers, by the rows' `max_tokens`."""
+    """Maximum tokens of the answers, by the rows' `max_tokens`."""
 
     open_rows: int = 0
     """Rows without `max_tokens`."""
@@ -66,11 +66,11 @@ class Block:
 
 @dataclass(frozen=True)
 class Sample:
-    """What was read of a file."""
+    """The part of a file that was read."""
 
     blocks: Sequence[Block]
     bytes: int
-    """Of the file, in the unit of the blocks' bytes."""
+    """Size of the file, in the unit of the blocks' bytes."""
 
     is_whole: bool
 
@@ -112,7 +112,7 @@ def _read_beginning(store: Store, key: str, size: int, compression: str, endpoin
     def read() -> Iterator[bytes]:
         nonlocal packed
         for block in store.read_range(key, 0, size):
-            for start in range(0, len(block), _PACKED_BYTES):  # small, so that few unpacked bytes are on their way
+            for start in range(0, len(block), _PACKED_BYTES):  # small, so that few unpacked bytes are held
                 piece = block[start : start + _PACKED_BYTES]
                 packed += len(piece)
                 yield piece
@@ -132,7 +132,7 @@ def _read_beginning(store: Store, key: str, size: int, compression: str, endpoin
 
 
 def _read_parquet(store: Store, key: str, size: int, template: str, endpoint: str) -> Sample:
-    """Read the first rows of row groups at even distances; its bytes are rows, which the file says itself."""
+    """Read the first rows of evenly spaced row groups; counts rows, not bytes, since the file has their number."""
     from batch import parquet  # pyarrow takes seconds to import, and memory
 
     blocks = []
@@ -147,7 +147,7 @@ def _read_parquet(store: Store, key: str, size: int, template: str, endpoint: st
 
 
 def _read_blocks(lines: Iterable[batch_rows.Line], endpoint: str) -> Iterator[Block]:
-    """Blocks of lines that follow each other."""
+    """Group consecutive lines into blocks."""
     pending: list[batch_rows.Line] = []
     length = 0
     for line in lines:
@@ -181,7 +181,7 @@ def _read_block(length: int, lines: Iterable[batch_rows.Line], endpoint: str) ->
 
 
 def choose_examples(sample: Sample) -> list[list[tuple[int, batch_rows.Row]]]:
-    """Rows for the endpoint: as many of each block, or of fewer blocks at even distances."""
+    """Choose rows for the endpoint: equally many of each block, or of fewer, evenly spaced blocks."""
     blocks = [block for block in sample.blocks if block.examples]
     chosen = _spread(blocks, TOKEN_ROWS)
     each = max(1, TOKEN_ROWS // max(1, len(chosen)))
@@ -189,7 +189,7 @@ def choose_examples(sample: Sample) -> list[list[tuple[int, batch_rows.Row]]]:
 
 
 def _spread(items: Sequence[Any], count: int) -> list[Any]:
-    """At most `count` of the items, at even distances."""
+    """Select at most `count` evenly spaced items."""
     if len(items) <= count:
         return list(items)
     return [items[len(items) * number // count] for number in range(count)]
@@ -208,7 +208,7 @@ async def count_tokens(endpoint: Endpoint, row: batch_rows.Row, model: str) -> i
 
 
 async def estimate(sample: Sample, endpoint: Endpoint, model: str) -> dict[str, Any]:
-    """Rows and tokens of the whole file, as the Batch API shows them."""
+    """Estimate rows and tokens of the whole file, as the Batch API shows them."""
     room = asyncio.Semaphore(TOKEN_REQUESTS)
 
     async def ask(row: batch_rows.Row) -> int | None:
@@ -231,7 +231,7 @@ async def estimate(sample: Sample, endpoint: Endpoint, model: str) -> dict[str, 
 def _summarize(
     sample: Sample, clusters: Sequence[tuple[int, int]], rows_asked: int, *, is_every_row: bool
 ) -> dict[str, Any]:
-    """Scale what was counted to the whole file.
+    """Scale the counted sample to the whole file.
 
     Args:
         clusters: bytes and tokens of the rows that the endpoint counted, by block.
@@ -264,17 +264,17 @@ def _summarize(
 
 
 def _widen(estimate: Estimate, base: Estimate) -> Estimate:
-    """An estimate with the relative error of what it was scaled by."""
+    """Add the relative error of the scale to an estimate."""
     share = base.error / base.value if base.value else 0.0
     return Estimate(estimate.value, math.hypot(estimate.error, estimate.value * share))
 
 
 def scale_ratio(clusters: Sequence[tuple[float, float]], total: float) -> Estimate:
-    """Estimate the sum of y over all clusters from some of them, by the sum of x that is known of all.
+    """Estimate the sum of y over all clusters from a sample of them and the total of x.
 
     Args:
-        clusters: x and y of each that was read.
-        total: x of all.
+        clusters: x and y of each sampled cluster.
+        total: the sum of x over all clusters.
     """
     x, y, n = sum(pair[0] for pair in clusters), sum(pair[1] for pair in clusters), len(clusters)
     if not x:

@@ -1,4 +1,4 @@
-"""Which team's row is next: by priority, then by the teams' weights, then by deadline. Pure.
+"""Chooses the team whose row is next: by priority, then by the teams' weights, then by deadline. Pure functions.
 
 Start-time fair queueing over tokens: a team's clock runs by its tokens divided by its weight, and the team whose clock
 is behind is next. A team that comes back after a pause starts at the others' time: it gets its share, no arrears.
@@ -16,7 +16,7 @@ class Candidate(NamedTuple):
     """A chunk with rows to run."""
 
     key: int
-    """Position in the list that it was made from."""
+    """Position in the list of chunks."""
 
     team: str
     priority: str
@@ -32,7 +32,7 @@ class FairShare:
         self._active: frozenset[str] = frozenset()
 
     def choose(self, candidates: Sequence[Candidate]) -> Candidate | None:
-        """Choose whose row is next; None where there is none."""
+        """Choose the candidate whose row is next; None if there is none."""
         if not candidates:
             return None
         self._admit(frozenset(candidate.team for candidate in candidates))
@@ -46,11 +46,11 @@ class FairShare:
         )
 
     def charge(self, team: str, tokens: float) -> None:
-        """Let a team's clock run; negative where less was used than was charged."""
+        """Advance a team's clock; negative if it used less than it was charged."""
         self._clocks[team] += tokens / self._weights[team]
 
     def _admit(self, teams: frozenset[str]) -> None:
-        """Bring the clocks of teams that had no row up to the slowest of those that had."""
+        """Advance the clocks of teams that had no rows to the slowest clock of the others."""
         stayed = teams & self._active
         now = min((self._clocks[team] for team in stayed), default=0.0)
         for team in teams - self._active:

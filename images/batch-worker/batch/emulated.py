@@ -1,6 +1,6 @@
-"""What the Batch API creates in an embedded AWS, which begins empty: queues, the state machine, S3's events.
+"""Resources that the Batch API creates in an embedded AWS, which starts empty: queues, the state machine, S3's events.
 
-On AWS the stack `batch` has all of it, and nothing here runs there.
+On AWS the stack `batch` creates them, and this module is not used.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from batch import layout
 from batch.settings import Settings
 
 EMULATED_ROLE = "arn:aws:iam::123456789012:role/batch"
-"""The emulator wants the name of a role and enforces none."""
+"""The emulator requires the name of a role, and enforces none."""
 
 
 def create_resources(sqs: Any, stepfunctions: Any, s3: Any, settings: Settings, definition: Path, endpoint: str) -> str:
-    """Create queues and state machine, unless they are there; returns the state machine's ARN."""
+    """Create queues and state machine unless they exist; returns the state machine's ARN."""
     enable_interpreter(endpoint)
     attributes = {"VisibilityTimeout": str(round(settings.takeover_s)), "MessageRetentionPeriod": "1209600"}
     names = layout.get_queue_names(settings.name, list(settings.teams)).values()
     for name in (layout.get_inbox_queue_name(settings.name), *names):
         sqs.create_queue(QueueName=name, Attributes=attributes)
     _watch_inboxes(sqs, s3, settings)
-    # Last, since workers take it for the sign that all are there.
+    # Last, because it tells the workers that all queues exist.
     control = sqs.create_queue(QueueName=layout.get_control_queue_name(settings.name), Attributes=attributes)
     machines = stepfunctions.list_state_machines()["stateMachines"]
     arn = next((machine["stateMachineArn"] for machine in machines if machine["name"] == settings.name), "")
@@ -38,7 +38,7 @@ def create_resources(sqs: Any, stepfunctions: Any, s3: Any, settings: Settings, 
 
 
 def _watch_inboxes(sqs: Any, s3: Any, settings: Settings) -> None:
-    """Have S3 tell the inbox queue of new files."""
+    """Send S3's events of new files to the inbox queue."""
     queue = sqs.get_queue_url(QueueName=layout.get_inbox_queue_name(settings.name))["QueueUrl"]
     arn = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
     prefix = layout.Layout(settings.prefix).get_inbox_prefix("")
@@ -53,7 +53,7 @@ def _watch_inboxes(sqs: Any, s3: Any, settings: Settings) -> None:
 
 
 def render_definition(text: str, settings: Settings, control_queue: str) -> str:
-    """Put what only the deployment knows into the state machine's definition, as the stack does."""
+    """Insert the deployment's values into the state machine's definition, as the stack does."""
     return text.replace("${control_queue}", control_queue).replace("${deployment}", settings.name)
 
 

@@ -17,10 +17,10 @@ from batch.concurrency import EngineLoad
 from batch.secrets import ApiKey
 
 UNAUTHORIZED = 401
-"""The endpoint does not take the key."""
+"""Statuses of an endpoint that refuses the key."""
 
 BUSY_STATUSES = (429, 503)
-"""The endpoint is there and takes no more: the row waits, and its attempt does not count."""
+"""Statuses of an overloaded endpoint: the row waits, and its attempt does not count."""
 
 _METRIC = re.compile(
     r"^vllm:(num_requests_running|num_requests_waiting|kv_cache_usage_perc|num_preemptions_total)(?=[{ ])"
@@ -39,7 +39,7 @@ class Answer:
     status: int
     raw: bytes
     body: Any
-    """Parsed; None where it is not JSON."""
+    """Parsed; None if it is not JSON."""
 
     retry_after_s: float = 0.0
 
@@ -60,7 +60,7 @@ class Answer:
 
 
 class EndpointAway(Exception):
-    """Nobody listens: nothing was sent."""
+    """The endpoint does not accept connections: nothing was sent."""
 
 
 class NoAnswer(Exception):
@@ -89,7 +89,7 @@ class Endpoint:
         await self._session.close()
 
     async def send(self, path: str, body: Mapping[str, Any]) -> Answer:
-        """Send a request; once more where the key was refused, and there is another one by now.
+        """Send a request, and again if the key was refused and has changed since.
 
         Raises:
             EndpointAway: nothing was sent.
@@ -102,7 +102,7 @@ class Endpoint:
         return answer
 
     async def _renew_key(self, refused: str) -> bool:
-        """Look for another key than the one that was refused; returns whether there is one."""
+        """Read the key again after a refusal; returns whether it changed."""
         is_renewed = await asyncio.to_thread(self._api_key.renew, refused)
         self._set_key()
         return is_renewed
@@ -125,7 +125,7 @@ class Endpoint:
             raise NoAnswer(f"{type(error).__name__}: {error}") from None
 
     async def count_tokens(self, body: Mapping[str, Any]) -> int | None:
-        """Have vLLM count the tokens of a prompt or of messages, with its template; None where it cannot."""
+        """Count the tokens of a prompt or of messages by vLLM, with its template; None if that fails."""
         try:
             answer = await self.send("/tokenize", body)
         except (EndpointAway, NoAnswer):
@@ -134,7 +134,7 @@ class Endpoint:
         return count if isinstance(count, int) else None
 
     async def is_up(self) -> bool:
-        """Whether it lists its models: it is there, takes the key, and has an engine."""
+        """Return whether it lists its models: it is running, accepts the key, and has an engine."""
         key, timeout = self._key, aiohttp.ClientTimeout(total=_PROBE_TIMEOUT_S)
         try:
             async with self._session.get(f"{self._base}/v1/models", timeout=timeout) as response:
@@ -162,9 +162,9 @@ class Endpoint:
 
 
 async def _find_pages(url: str) -> tuple[list[str], str]:
-    """The page at each address of a URL's host, and the host: the name of a headless Service has one for each engine.
+    """Resolve a URL to the page at each address of its host, and the host: a headless Service has one for each engine.
 
-    With TLS the page by its name alone, to which the certificate belongs.
+    With TLS, return only the URL itself, because the certificate is for its name.
     """
     parts = urllib.parse.urlsplit(url)
     if parts.scheme != "http":
@@ -172,7 +172,7 @@ async def _find_pages(url: str) -> tuple[list[str], str]:
     try:
         loop = asyncio.get_running_loop()
         entries = await loop.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)
-    except OSError:  # nobody has the name: no engine runs
+    except OSError:  # the name does not exist: no engine runs
         return [], parts.netloc
     family = entries[0][0]  # of one family: engines have addresses of both
     addresses = {entry[4][0]: None for entry in entries if entry[0] == family}
@@ -181,7 +181,7 @@ async def _find_pages(url: str) -> tuple[list[str], str]:
 
 
 def sum_load(pages: Iterable[str]) -> EngineLoad | None:
-    """Add up the load of engines by their metrics pages; None without any of vLLM."""
+    """Add up the load of engines by their metrics pages; None without a page of vLLM."""
     loads = [load for page in pages if (load := parse_load(page))]
     if not loads:
         return None
@@ -194,7 +194,7 @@ def sum_load(pages: Iterable[str]) -> EngineLoad | None:
 
 
 def parse_load(page: str) -> EngineLoad | None:
-    """Parse vLLM's metrics page; None for a page of others, and 0 for a single metric that it lacks."""
+    """Parse vLLM's metrics page; None for other pages, and 0 for a missing metric."""
     values: dict[str, list[float]] = {}
     for line in page.splitlines():
         if match := _METRIC.match(line):

@@ -1,4 +1,4 @@
-"""Files that clients upload: an object below PREFIX/files/, and a JSON object beside it that describes it."""
+"""Files that clients upload: an object below PREFIX/files/, and a JSON object that describes it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Files:
         self._store, self._keys = store, keys
 
     def start_upload(self) -> Upload:
-        """Begin a file whose content, and with it its id, is not known yet."""
+        """Start a file; its content, and so its id, is not known yet."""
         return Upload(self._store, self._keys)
 
     def find(self, file_id: str) -> dict[str, Any] | None:
@@ -38,7 +38,7 @@ class Files:
         return sorted((entry.value for entry in stored if entry), key=lambda entry: -entry["created_at"])
 
     def delete(self, file_id: str) -> None:
-        """Delete a file; its description first, so that nobody finds one without content."""
+        """Delete a file; first its description, so that no description lacks its content."""
         key = self._keys.get_file_key(file_id)
         for name in (f"{key}.json", key):
             self._store.delete(name)
@@ -61,7 +61,7 @@ class Upload:
         self._writer.write(block)
 
     def finish(self, name: str, now: float) -> dict[str, Any]:
-        """Give the file its id; where the content is there already, that object stays as it is."""
+        """Give the file its id; an existing object with the same content is kept."""
         self._writer.close()
         file_id = layout.build_file_id(self._digest.hexdigest())
         key = self._keys.get_file_key(file_id)
@@ -74,5 +74,5 @@ class Upload:
         return entry
 
     def abort(self) -> None:
-        """Drop what was written."""
+        """Discard the upload."""
         self._writer.abort()

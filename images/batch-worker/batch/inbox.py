@@ -1,5 +1,5 @@
-"""Files that are put into a team's inbox become jobs: S3 tells a queue, by EventBridge on AWS. So do files of a
-schedule, of which EventBridge Scheduler tells the same queue.
+"""Turns files in a team's inbox into jobs: S3 sends events to a queue, on AWS through EventBridge. EventBridge
+Scheduler sends the files of schedules to the same queue.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Inbox:
         self._queue = ""
 
     def take(self) -> list[str]:
-        """Make jobs of the files that arrived; returns their ids."""
+        """Create jobs from the files that arrived; returns their ids."""
         name = layout.get_inbox_queue_name(self._settings.name)
         self._queue = self._queue or self._sqs.get_queue_url(QueueName=name)["QueueUrl"]
         wait_s = 0 if self._settings.is_emulated else 10
@@ -49,7 +49,7 @@ class Inbox:
                     log.warning("s3://%s/%s: %s", bucket, key, error.message)
 
     def _submit_scheduled(self, schedule: dict[str, str]) -> Iterator[str]:
-        """Make a job of a schedule's file; the same moment of the same schedule is the same job."""
+        """Create a job from a schedule's file; the same time of the same schedule is the same job."""
         try:
             yield self._jobs.submit(
                 self._keys.get_scheduled_key(schedule["file"]),
@@ -63,7 +63,7 @@ class Inbox:
 
 
 def parse_schedule(text: str) -> dict[str, str]:
-    """What EventBridge Scheduler sent for a schedule: name, file, team and time; empty for other messages."""
+    """Parse a message of EventBridge Scheduler: name, file, team and time; empty for other messages."""
     try:
         message = json.loads(text)
     except ValueError:
@@ -73,7 +73,7 @@ def parse_schedule(text: str) -> dict[str, str]:
 
 
 def parse_event(text: str) -> list[tuple[str, str]]:
-    """Buckets and keys of an event: EventBridge's, or S3's own notification, which quotes keys."""
+    """Parse buckets and keys of an event: EventBridge's, or S3's own notification, which quotes keys."""
     try:
         event = json.loads(text)
     except ValueError:

@@ -1,7 +1,7 @@
-"""Jobs as their users see them: submitted, listed, cancelled; and executions that are started, and started again.
+"""Submits, lists and cancels jobs, and starts their executions, again if one is lost.
 
-job.json is the truth. An execution only carries a job through its steps: where one was lost, as with the machine that
-interpreted it, the next one goes on from what is in S3.
+job.json is the source of truth. An execution only runs the steps of a job: if one is lost, for example with the machine
+that interpreted it, the next one continues from S3.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from batch.store import Conflict, Store
 
 RUNNING = "RUNNING"
 MAX_EXECUTIONS = 100
-"""Of a job: after so many lost ones something else is wrong."""
+"""Maximum number of executions of a job: after so many lost ones something else is wrong."""
 
 _READERS = 8
 
@@ -58,10 +58,10 @@ class Jobs:
         self._queues = queues
         self.now = now
         self._counts: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {}
-        """Of jobs that have not ended: by the key of each chunk's head its ETag, and what it counts."""
+        """For each unfinished job: ETag and counts of each chunk's head, by its key."""
 
         self._ended: set[str] = set()
-        """Jobs that `reconcile` saw at their end."""
+        """Finished jobs, which `reconcile` skips."""
 
     def submit(
         self,
@@ -79,14 +79,14 @@ class Jobs:
         metadata: Mapping[str, str] | None = None,
         again: str = "",
     ) -> Job:
-        """Make a job of an object; the same submission of the same content is the same job.
+        """Create a job from an object; the same submission of the same content is the same job.
 
         Args:
-            bucket: the deployment's own where left out.
+            bucket: default is the deployment's.
             file_id: of an uploaded file.
-            template: of a Parquet file's rows; where left out, template.json of its folder.
-            priority: the team's own where left out, as with `deadline_s` and `bad_rows` the deployment's.
-            again: any text, to run the same file once more.
+            template: of a Parquet file's rows; default is template.json of its folder.
+            priority: default is the team's; defaults of `deadline_s` and `bad_rows` are the deployment's.
+            again: any text, to run the same file again.
 
         Raises:
             BadSubmission: it cannot become a job.
@@ -126,10 +126,10 @@ class Jobs:
         return job
 
     def _read_input_head(self, bucket: str, key: str) -> dict[str, Any]:
-        """Size and ETag of an input.
+        """Read size and ETag of an input.
 
         Raises:
-            BadSubmission: there is none, it is empty, or the Batch API may not read it.
+            BadSubmission: it is missing or empty, or the Batch API may not read it.
         """
         try:
             head = Store(bucket, self._store.client).read_head(key)
@@ -145,7 +145,7 @@ class Jobs:
         return head
 
     def _read_template_beside(self, bucket: str, key: str) -> str:
-        """The template of the folder that a Parquet file lies in, as an inbox; empty where there is none."""
+        """Read template.json of a Parquet file's folder, such as an inbox; empty if there is none."""
         if not key.endswith(".parquet"):
             return ""
         stored = Store(bucket, self._store.client).read_json(key.rpartition("/")[0] + layout.TEMPLATE_FILE)
@@ -165,7 +165,7 @@ class Jobs:
             return sorted((job for job in jobs if job), key=lambda job: -job["created_at"])
 
     def list_teams(self) -> list[dict[str, Any]]:
-        """What each team's jobs took so far, and its tokens of today."""
+        """List the usage of each team's jobs, and its tokens of today."""
         date = usage.format_date(self.now())
         teams: dict[str, dict[str, Any]] = {
             name: {
@@ -189,7 +189,7 @@ class Jobs:
         return list(teams.values())
 
     def count(self, job: Job) -> Job:
-        """The job with the rows and tokens counted so far; only heads that changed since the last call are read."""
+        """Add the rows and tokens counted so far to a job; reads only heads that changed since the last call."""
         if job["state"] in layout.FINAL_STATES:
             self._counts.pop(job["id"], None)
             return job
@@ -208,7 +208,7 @@ class Jobs:
         return cast(Job, {**job, "request_counts": counts, "tokens": tokens, **more})
 
     def cancel(self, job_id: str) -> Job | None:
-        """Cancel a job: rows that have not started fail as `batch_cancelled`; None where there is no such job."""
+        """Cancel a job: rows that have not started fail as `batch_cancelled`; None if there is no such job."""
         if self.read(job_id) is None:
             return None
         return cast(
@@ -219,10 +219,10 @@ class Jobs:
         )
 
     def retry_errors(self, job: Job, upload: Upload, again: str = "") -> Job:
-        """Make a job of the rows of a job that failed and can run; `upload` becomes its input.
+        """Create a job from the failed rows of a job that can run; `upload` becomes its input.
 
         Args:
-            again: any text, to retry them once more.
+            again: any text, to retry them again.
 
         Raises:
             BadSubmission: the job has not ended, or no row that failed can run.
@@ -252,7 +252,7 @@ class Jobs:
         )
 
     def _read_failed_rows(self, job: Job) -> Iterator[bytes]:
-        """The rows that failed and can run, chunk by chunk. By their lines, since a doubled row shares its id."""
+        """Read the failed rows that can run, chunk by chunk; by line, because duplicate rows share their id."""
         chunks = self._store.read_json(self._keys.get_chunks_key(job["id"]))
         for chunk in chunks.value if chunks else ():
             head = self._store.read_json(self._keys.get_head_key(job["id"], chunk["index"]))
@@ -278,20 +278,20 @@ class Jobs:
                 yield line.content
 
     def list_workers(self) -> Iterator[dict[str, Any]]:
-        """What each worker last said of itself."""
+        """List the latest report of each worker."""
         for entry in self._store.list_objects(self._keys.workers_prefix):
             if stored := self._store.read_json(entry["key"]):
                 yield stored.value
 
     def reconcile(self) -> list[str]:
-        """Start executions of jobs that have none and are not at their end; returns the ids of those jobs."""
+        """Start executions of unfinished jobs that have none; returns the ids of these jobs."""
         started = []
         for job_id in self._store.list_folders(self._keys.jobs_prefix):
             job = None if job_id in self._ended else self.read(job_id)
             if job is None:
                 continue
             if job["state"] in layout.FINAL_STATES:
-                self._ended.add(job_id)  # no later look reads it again: an object of S3 each
+                self._ended.add(job_id)  # later calls skip it, and save a read of S3 each
             elif self.ensure_execution(job):
                 started.append(job_id)
         return started
@@ -311,7 +311,7 @@ class Jobs:
         except ClientError as error:
             if error.response.get("Error", {}).get("Code") != "ExecutionAlreadyExists":
                 raise
-        # After the start: a name that is missing here is found again by the same number, and not started twice.
+        # After the start: if the name is not saved, the next call gets the same name, and starts nothing twice.
         self._store.change_json(
             self._keys.get_job_key(job["id"]),
             lambda job: None if name in job["executions"] else {**job, "executions": [*job["executions"], name]},

@@ -1,24 +1,24 @@
-"""Where everything of a batch lies in S3, and what a job is. Pure: no input and no output.
+"""The layout of a batch in S3, and the records of jobs and chunks. Pure functions.
 
     PREFIX/files/FILE                         an uploaded file, as it came; FILE.json beside it describes it
-    PREFIX/inbox/TEAM/...                     a file that is put here becomes a job of the team
-    PREFIX/scheduled/...                      files of which a schedule makes jobs
-    PREFIX/jobs/JOB/job.json                  the job and its state; changed by conditional writes alone
-    PREFIX/jobs/JOB/input/CHUNK.jsonl         a chunk of a compressed input, unpacked; a plain input stays in one piece
-    PREFIX/jobs/JOB/chunks.json               what the state machine maps over
-    PREFIX/jobs/JOB/chunks/CHUNK/scan.json    what is in the chunk: rows, and those that cannot run
+    PREFIX/inbox/TEAM/...                     a file that becomes a job of the team
+    PREFIX/scheduled/...                      files that a schedule turns into jobs
+    PREFIX/jobs/JOB/job.json                  the job and its state; changed only by conditional writes
+    PREFIX/jobs/JOB/input/CHUNK.jsonl         an unpacked chunk of a compressed input; a plain input is not copied
+    PREFIX/jobs/JOB/chunks.json               the list of chunks that the state machine maps over
+    PREFIX/jobs/JOB/chunks/CHUNK/scan.json    the number of rows, and the rows that cannot run
     PREFIX/jobs/JOB/chunks/CHUNK/ids.bin      digests of its custom_ids, sorted
-    PREFIX/jobs/JOB/chunks/CHUNK/rows.json    its first line, and rows that do not run; after all chunks were scanned
-    PREFIX/jobs/JOB/heads/CHUNK.json          who works on it, and which parts count; by conditional writes alone
-    PREFIX/jobs/JOB/chunks/CHUNK/parts/...    results since the part before; no part counts that the head does not name
+    PREFIX/jobs/JOB/chunks/CHUNK/rows.json    its first line, and rows that do not run; written after all scans
+    PREFIX/jobs/JOB/heads/CHUNK.json          its worker, and the parts that count; changed only by conditional writes
+    PREFIX/jobs/JOB/chunks/CHUNK/parts/...    results since the previous part; a part counts if the head names it
     PREFIX/jobs/JOB/output.jsonl, errors.jsonl   the results
-    PREFIX/results/team=T/date=D/batch=JOB/   the results as Parquet, where asked
-    PREFIX/uncached/JOB-CHUNK.json            a chunk whose answers are not in the cache yet, where there is one
-    PREFIX/workers/WORKER.json                what a worker last said of itself
+    PREFIX/results/team=T/date=D/batch=JOB/   the results as Parquet, if requested
+    PREFIX/uncached/JOB-CHUNK.json            a chunk whose answers are not in the cache yet
+    PREFIX/workers/WORKER.json                the latest report of a worker
     PREFIX/usage/TEAM/DATE/WORKER.json        tokens of a team on a day, by worker
 
-A chunk's head is its lock: who takes the chunk over raises its epoch with a conditional write, and from then on every
-write of the head by the worker before is refused, whatever that worker believes.
+A chunk's head is its lock: a worker takes the chunk by raising the epoch with a conditional write. After that, S3
+refuses every write of the head by the previous worker.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ PRIORITIES = ("high", "normal", "low")
 Priority = Literal["high", "normal", "low"]
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
-"""What a row can ask for, in its `url`."""
+"""Paths that a row may have in its `url`."""
 
 TEMPLATE_FILE = "/template.json"
-"""Beside a Parquet file: the template of its rows, where a submission brings none."""
+"""Name of the template beside a Parquet file, used if the submission has none."""
 
 MAX_CHUNKS = 10_000
 """Chunks of a job: S3 joins at most 10,000 parts into one object (AWS, S3 multipart upload limits, 2026-11)."""
@@ -72,7 +72,7 @@ COUNTS = ("completed", "failed", "input_tokens", "output_tokens", "endpoint_s")
 code."""
 
 EXPIRED_CODE = "batch_expired"
-"""Of rows that ran out of time, in OpenAI's words."""
+"""Code of rows that ran out of time, as OpenAI names it."""
 
 
 class Chunk(TypedDict):
@@ -88,10 +88,10 @@ class RowFault(TypedDict):
     """A row that cannot run."""
 
     line: int
-    """In the file, from 1; in the chunk while it is scanned."""
+    """Line in the file, from 1; during a scan, in the chunk."""
 
     offset: int
-    """Of its first byte in the chunk's object."""
+    """Offset of its first byte in the chunk's object."""
 
     custom_id: str | None
     code: str
@@ -99,43 +99,43 @@ class RowFault(TypedDict):
 
 
 class Job(TypedDict, total=False):
-    """job.json. Times are seconds since 1970; null where it has not happened."""
+    """job.json. Times are seconds since 1970; null if it has not happened."""
 
     id: str
     name: str
-    """Of the deployment."""
+    """Name of the deployment."""
 
     team: str
     priority: Priority
     endpoint: str
-    """Path of every row, such as /v1/chat/completions; empty where each row may have its own."""
+    """Path of every row, such as /v1/chat/completions; empty if each row has its own."""
 
     model: str
-    """Replaces `model` of every row; empty where the rows name it."""
+    """Replaces `model` of every row; empty to keep theirs."""
 
     bad_rows: Literal["skip", "refuse"]
-    """Whether rows that cannot run fail alone, or the whole job."""
+    """`skip`: invalid rows fail; `refuse`: they fail the whole job."""
 
     template: str
-    """JSON of the row that is made of each record of a Parquet file; empty for a file of rows."""
+    """JSON of the template for the records of a Parquet file; empty for a file of rows."""
 
     input: dict[str, Any]
-    """bucket, key, bytes, etag, and `file`, the id of the uploaded file; null where it was not uploaded."""
+    """bucket, key, bytes, etag, and `file`: the id of the uploaded file, or null."""
 
     metadata: dict[str, str]
     state: str
     request_counts: dict[str, int]
-    """total, completed, failed; final once the state is."""
+    """Number of rows: total, completed, failed; final once the state is final."""
 
     tokens: dict[str, int]
-    """input and output, of all answers."""
+    """Tokens of all answers: input, output."""
 
     endpoint_s: float
-    """The endpoint's time that its rows took, shared with the rows of other jobs by requests in flight; jobs of earlier
-    versions lack it."""
+    """The endpoint's time for its rows in seconds, divided among jobs by requests in flight; missing in jobs of earlier
+    versions."""
 
     failures: dict[str, int]
-    """Rows that failed, by code; jobs of earlier versions lack it."""
+    """Number of failed rows, by code; missing in jobs of earlier versions."""
 
     errors: list[dict[str, Any]]
     """Why the job failed, or the first rows that cannot run: code, message, line."""
@@ -160,7 +160,7 @@ class Head(TypedDict):
     """Head of a chunk."""
 
     epoch: int
-    """Raised by each worker that takes the chunk."""
+    """Number that each worker raises when it takes the chunk."""
 
     worker: str
     parts: list[dict[str, Any]]
@@ -169,7 +169,7 @@ class Head(TypedDict):
 
     done: bool
     fruitless: int
-    """Times it was taken since a part was last added: a chunk that ends every worker is given up."""
+    """How often it was taken since the last part: a chunk that ends every worker is given up."""
 
 
 class Layout:
@@ -183,7 +183,7 @@ class Layout:
         return f"{self.prefix}/files/{file_id}"
 
     def get_scheduled_key(self, file: str) -> str:
-        """Of a file of which a schedule makes jobs."""
+        """Key of a file that a schedule turns into jobs."""
         return f"{self.prefix}/scheduled/{file}"
 
     def get_inbox_prefix(self, team: str) -> str:
@@ -196,7 +196,7 @@ class Layout:
         return f"{self.prefix}/jobs/"
 
     def get_job_prefix(self, job_id: str) -> str:
-        """Prefix of all that a job has."""
+        """Prefix of all objects of a job."""
         return f"{self.jobs_prefix}{job_id}/"
 
     def get_job_key(self, job_id: str) -> str:
@@ -212,7 +212,7 @@ class Layout:
         return f"{self.get_job_prefix(job_id)}input/{index:05d}.jsonl"
 
     def get_chunk_prefix(self, job_id: str, index: int) -> str:
-        """Prefix of all that a chunk has."""
+        """Prefix of all objects of a chunk."""
         return f"{self.get_job_prefix(job_id)}chunks/{index:05d}/"
 
     def get_scan_key(self, job_id: str, index: int) -> str:
@@ -228,7 +228,7 @@ class Layout:
         return f"{self.get_chunk_prefix(job_id, index)}rows.json"
 
     def get_heads_prefix(self, job_id: str) -> str:
-        """Prefix of the heads of all chunks, and of nothing else: who counts rows lists it again and again."""
+        """Prefix of the heads of all chunks, and of nothing else, because counting rows lists it often."""
         return f"{self.get_job_prefix(job_id)}heads/"
 
     def get_head_key(self, job_id: str, index: int) -> str:
@@ -249,20 +249,20 @@ class Layout:
 
     @property
     def uncached_prefix(self) -> str:
-        """Prefix of the notes of chunks whose answers are not in the cache yet."""
+        """Prefix of the records of chunks whose answers are not in the cache yet."""
         return f"{self.prefix}/uncached/"
 
     def get_uncached_key(self, job_id: str, index: int) -> str:
-        """Key of such a note."""
+        """Key of such a record."""
         return f"{self.uncached_prefix}{job_id}-{index:05d}.json"
 
     @property
     def workers_prefix(self) -> str:
-        """Prefix of what workers last said of themselves."""
+        """Prefix of the workers' latest reports."""
         return f"{self.prefix}/workers/"
 
     def get_worker_key(self, worker: str) -> str:
-        """Key of what a worker last said of itself."""
+        """Key of a worker's latest report."""
         return f"{self.workers_prefix}{worker}.json"
 
     def get_usage_prefix(self, team: str, date: str) -> str:
@@ -271,17 +271,17 @@ class Layout:
 
 
 def build_job_id(team: str, key: str, etag: str, options: Mapping[str, str]) -> str:
-    """The id of a job: the same submission of the same content is the same job.
+    """Build the id of a job: the same submission of the same content is the same job.
 
     Args:
-        options: what else makes it another job, such as the model.
+        options: other values that make it a different job, such as the model.
     """
     words = [team, key, etag.strip('"'), *(f"{name}={options[name]}" for name in sorted(options))]
     return f"batch_{hashlib.sha256(chr(10).join(words).encode()).hexdigest()[:24]}"
 
 
 def build_file_id(content_digest: str) -> str:
-    """The id of an uploaded file, by the SHA-256 of its content in hex."""
+    """Build the id of an uploaded file from the SHA-256 of its content in hex."""
     return f"file-{content_digest[:24]}"
 
 
@@ -300,7 +300,7 @@ def build_job(
     template: str = "",
     metadata: Mapping[str, str] | None = None,
 ) -> Job:
-    """A new job.
+    """Build a new job.
 
     Args:
         source: `input` of the job.
@@ -338,12 +338,12 @@ def build_job(
 
 
 def can_advance(state: str, new_state: str) -> bool:
-    """Whether a job may go from one state to another."""
+    """Return whether a job may go from one state to another."""
     return new_state in _NEXT_STATES.get(state, ())
 
 
 def advance(job: Job, new_state: str, now: float) -> Job | None:
-    """The job in another state, with its time; None where it cannot go there, as from a final state."""
+    """Return the job in another state, with its time; None if that is not allowed, as from a final state."""
     if not can_advance(job["state"], new_state):
         return None
     changes: dict[str, Any] = {"state": new_state, f"{new_state}_at": now}
@@ -351,12 +351,12 @@ def advance(job: Job, new_state: str, now: float) -> Job | None:
 
 
 def count_rows(heads: Iterable[Head]) -> dict[str, Any]:
-    """COUNTS and failures of all parts that count."""
+    """Sum COUNTS and failures of all parts that count."""
     return add_counts(part for head in heads for part in head["parts"])
 
 
 def add_counts(counts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Sums of COUNTS and failures; a part of an earlier version lacks some."""
+    """Sum COUNTS and failures; parts of an earlier version lack some."""
     total: dict[str, Any] = {**dict.fromkeys(COUNTS, 0), "failures": Counter()}
     for each in counts:
         total["failures"].update(each.get("failures", {}))
@@ -366,7 +366,7 @@ def add_counts(counts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def get_queue_names(name: str, teams: list[str]) -> dict[tuple[str, str], str]:
-    """Names of the queues with chunks, by team and priority."""
+    """Return the names of the queues with chunks, by team and priority."""
     return {(team, priority): f"{name}-{team}-{priority}" for team in teams for priority in PRIORITIES}
 
 
@@ -381,11 +381,11 @@ def get_inbox_queue_name(name: str) -> str:
 
 
 def compute_chunk_bytes(size: int, workers: int, largest: int = MAX_CHUNK_BYTES) -> int:
-    """Bytes of a chunk: enough chunks to keep all workers busy to the end, and never more than MAX_CHUNKS."""
+    """Compute the bytes of a chunk: enough chunks to keep all workers busy, at most MAX_CHUNKS."""
     usual = min(largest, max(MIN_CHUNK_BYTES, size // (8 * max(1, workers))))
     return max(usual, -(-size // MAX_CHUNKS))
 
 
 def split_ranges(size: int, chunk_bytes: int) -> list[tuple[int, int]]:
-    """Ranges of an object of `size` bytes. A row belongs to the range that its first byte is in."""
+    """Split an object of `size` bytes into ranges. A row belongs to the range of its first byte."""
     return [(start, min(start + chunk_bytes, size)) for start in range(0, size, chunk_bytes)]

@@ -1,4 +1,4 @@
-"""Rows that are longer than the model's context: found by the endpoint's own refusal, and cut by a stated rule.
+"""Rows that are longer than the model's context: detected by the endpoint's refusal, and shortened by a rule.
 
 The endpoint counts the tokens, with the model's own tokenizer and template. A worker has neither: it cuts the longest
 text of the row by the share that the refusal names, and a little more, until the endpoint takes it; or it splits that
@@ -18,10 +18,10 @@ TRUNCATE_HEAD, TRUNCATE_MIDDLE, TRUNCATE_TAIL, SPLIT = (
     "truncate-tail",
     "split-and-reduce",
 )
-"""What becomes of such a row; any other word rejects it."""
+"""Rules that shorten such a row; any other rejects it."""
 
 MAX_CUTS = 6
-"""Times that a text is cut, or split again, before the row fails."""
+"""How often a text is cut or split before the row fails."""
 
 MAX_PIECES = 256
 
@@ -41,14 +41,14 @@ _Location = tuple[str | int, ...]
 
 _MARGIN = 0.97
 _BLIND_SHARE = 0.7
-"""What is kept where the refusal does not say how long the row is: vLLM 0.32 says \"at least\" one token too many."""
+"""Share to keep if the refusal does not state the length: vLLM 0.32 says \"at least\" one token too many."""
 
 _TOKEN_CHARACTERS = 4
-"""Of English text, about: the first guess for a text that is many times as long as the context."""
+"""Characters per token of English text: the first guess for a text many times longer than the context."""
 
 
 def is_too_long(status: int, body: Any) -> bool:
-    """Whether an answer says that the row is longer than the context."""
+    """Return whether an answer says that the row is longer than the context."""
     if status not in (400, 413, 422):
         return False
     error = _get_error(body)
@@ -56,11 +56,11 @@ def is_too_long(status: int, body: Any) -> bool:
 
 
 def cut(body: dict[str, Any], refusal: Any, rule: str) -> tuple[dict[str, Any], int] | None:
-    """Cut the longest text of a row; returns the row and the number of characters left out, None where there is none.
+    """Cut the longest text of a row; returns the row and the number of removed characters, None without a text.
 
     Args:
         refusal: the endpoint's answer.
-        rule: where the text that is left out lies.
+        rule: which part of the text to remove.
     """
     if rule not in (TRUNCATE_HEAD, TRUNCATE_MIDDLE, TRUNCATE_TAIL):
         return None
@@ -75,13 +75,13 @@ def cut(body: dict[str, Any], refusal: Any, rule: str) -> tuple[dict[str, Any], 
 
 
 def split(body: dict[str, Any], refusal: Any) -> list[dict[str, Any]]:
-    """Split a row into rows with a piece each of its longest text, at white space; none where it has no answer's text.
+    """Split a row into rows with one piece of its longest text each, at white space; none if its answer has no text.
 
     Args:
         refusal: the endpoint's answer.
     """
     location = _find_longest(body)
-    if location is None or "input" in body:  # an embedding of pieces is no embedding of the whole
+    if location is None or "input" in body:  # embeddings of pieces do not add up to one of the whole
         return []
     text = _read(body, location)
     length = _compute_length(text, body, refusal)
@@ -91,7 +91,7 @@ def split(body: dict[str, Any], refusal: Any) -> list[dict[str, Any]]:
 
 
 def reduce(body: dict[str, Any], answers: list[str]) -> dict[str, Any] | None:
-    """The row with the numbered answers to its pieces in the place of its longest text; None if that is no shorter."""
+    """Replace the longest text of a row by the numbered answers to its pieces; None if that is not shorter."""
     location = _find_longest(body)
     text = "\n\n".join(f"[{number}/{len(answers)}] {answer}" for number, answer in enumerate(answers, 1))
     if location is None or len(text) >= len(_read(body, location)):
@@ -100,7 +100,7 @@ def reduce(body: dict[str, Any], answers: list[str]) -> dict[str, Any] | None:
 
 
 def read_answer(body: Any) -> str:
-    """The text of an answer to a chat or a completion; empty where it has none."""
+    """Read the text of an answer to a chat or a completion; empty if it has none."""
     choices = body.get("choices") if isinstance(body, dict) else None
     choice = choices[0] if isinstance(choices, list) and choices else {}
     text = (choice.get("message") or {}).get("content") or choice.get("text")
@@ -108,7 +108,7 @@ def read_answer(body: Any) -> str:
 
 
 def _cut_pieces(text: str, length: int) -> Iterator[str]:
-    """Pieces of at most `length` characters; each ends at white space, where there is some in its second half."""
+    """Cut a text into pieces of at most `length` characters, at white space if a piece's second half has any."""
     start = 0
     while start < len(text):
         end = start + length
@@ -128,7 +128,7 @@ def _keep(text: str, length: int, rule: str) -> str:
 
 
 def _compute_length(text: str, body: dict[str, Any], refusal: Any) -> int:
-    """Characters of a text that the context may hold."""
+    """Estimate how many characters of a text fit into the context."""
     message = str(_get_error(refusal).get("message", ""))
     limit, actual = _LIMIT.search(message), [int(count) for count in _ACTUAL.findall(message)]
     room = int(limit[1]) - int(body.get("max_tokens") or 0) if limit else 0
@@ -139,7 +139,7 @@ def _compute_length(text: str, body: dict[str, Any], refusal: Any) -> int:
 
 
 def _find_longest(body: dict[str, Any]) -> _Location | None:
-    """Where the longest text of a row is."""
+    """Find the keys that lead to the longest text of a row."""
     return max(_find_texts(body), key=lambda location: len(_read(body, location)), default=None)
 
 
@@ -166,7 +166,7 @@ def _read(body: Any, location: _Location) -> str:
 
 
 def _replace(body: dict[str, Any], location: _Location, text: str) -> dict[str, Any]:
-    """A copy of a row with another text at a place."""
+    """Copy a row and replace one of its texts."""
     changed = copy.deepcopy(body)
     holder: Any = changed
     for key in location[:-1]:

@@ -1,11 +1,11 @@
-"""Parquet in and out, some rows at a time: rows by a template over the columns of a file, and results as a table.
+"""Reads rows from Parquet files by a template over their columns, and writes results as Parquet, some rows at a time.
 
 A template is a row in OpenAI's format whose texts name columns in braces:
 
     {"custom_id": "{sku}", "url": "/v1/chat/completions", "method": "POST",
      "body": {"model": "m", "messages": [{"role": "user", "content": "Describe {title}: {text}"}], "max_tokens": "{n}"}}
 
-A text that is one column and nothing else becomes the column's value, whatever its type. `{{` and `}}` are braces.
+A text that consists of one column becomes the column's value, with its type. `{{` and `}}` are braces.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ import pyarrow.parquet as pq
 from batch.reader import BadTemplate, CorruptFile, ReadRange
 
 BATCH_ROWS = 1024
-"""Rows that are read at a time."""
+"""Number of rows that are read at a time."""
 
 _BUFFER_BYTES = 2**20
-"""Of a column that is read at a time, however large the file's row groups are."""
+"""Bytes of a column that are read at a time, however large the row groups are."""
 
 GROUP_ROWS, FILE_ROWS = 4096, 262_144
-"""Rows of a row group and of a file that are written."""
+"""Rows per row group and per file that is written."""
 
 _NAME = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")
 
 _TYPES = {"string": pa.string(), "bigint": pa.int64()}
-"""By Athena's names. Source: Athena user guide, "Data types in Amazon Athena", 2026-11."""
+"""Types by Athena's names. Source: Athena user guide, "Data types in Amazon Athena", 2026-11."""
 
 SCHEMA = pa.schema(
     [
@@ -44,7 +44,7 @@ SCHEMA = pa.schema(
         for column in json.loads(Path(__file__).with_name("result_columns.json").read_text(encoding="utf-8"))
     ]
 )
-"""Of results; the stack `batch` makes its table of the same file."""
+"""Columns of results; the stack `batch` creates its table from the same file."""
 
 
 class Template:
@@ -64,7 +64,7 @@ class Template:
             raise BadTemplate("the template names no column, such as {title}")
 
     def render(self, values: Mapping[str, Any]) -> bytes:
-        """The row of a record, as a line without its end."""
+        """Render the row of a record, as a line without its end."""
         row = _fill(self._row, values)
         row["custom_id"] = str(row.get("custom_id"))
         return json.dumps(row, ensure_ascii=False, default=str).encode()
@@ -95,7 +95,7 @@ def _format(value: Any) -> str:
 
 
 class _RangeFile(io.RawIOBase):
-    """An object as a file that can be read anywhere."""
+    """A seekable file over an object."""
 
     def __init__(self, read: ReadRange, size: int) -> None:
         self._read, self._size, self._position = read, size, 0
@@ -125,17 +125,17 @@ def open_file(read: ReadRange, size: int) -> pq.ParquetFile:
     """Open an object.
 
     Raises:
-        CorruptFile: it is no Parquet file, or a damaged one.
+        CorruptFile: it is not a Parquet file, or damaged.
     """
     with _report_damage():
         return pq.ParquetFile(_RangeFile(read, size), buffer_size=_BUFFER_BYTES, pre_buffer=False)
 
 
 def read_rows(file: pq.ParquetFile, template: Template, groups: Iterable[int] | None = None) -> Iterator[bytes]:
-    """The rows of a file, as lines with their ends, some at a time.
+    """Read the rows of a file, as lines with their ends, some at a time.
 
     Args:
-        groups: row groups to read; all where left out.
+        groups: row groups to read; default is all.
 
     Raises:
         BadTemplate: the file lacks a column.
@@ -166,7 +166,7 @@ def _report_damage() -> Iterator[None]:
 
 
 def get_result_prefix(prefix: str, team: str, job_id: str, created_at: float) -> str:
-    """Where a job's table lies: partitions in Hive's form, which Athena, Glue and Spark read."""
+    """Build the prefix of a job's table: Hive partitions, which Athena, Glue and Spark read."""
     date = datetime.datetime.fromtimestamp(created_at, datetime.UTC).strftime("%Y-%m-%d")
     return f"{prefix}/results/team={team}/date={date}/batch={job_id}/"
 
@@ -175,7 +175,7 @@ def write_results(job_id: str, lines: Iterable[bytes], open_sink: Callable[[int]
     """Write result lines of both kinds as Parquet files; returns how many files.
 
     Args:
-        open_sink: opens the file of a number, with `write(bytes)` and `close()`.
+        open_sink: opens the file with a number; has `write(bytes)` and `close()`.
     """
     writer: pq.ParquetWriter | None = None
     sink: Any = None
@@ -198,7 +198,7 @@ def write_results(job_id: str, lines: Iterable[bytes], open_sink: Callable[[int]
 
 
 class _Sink(io.RawIOBase):
-    """What pyarrow writes to; it stays open when pyarrow is done."""
+    """A sink for pyarrow that stays open when pyarrow closes it."""
 
     def __init__(self, sink: Any) -> None:
         self._sink, self._position = sink, 0
@@ -228,7 +228,7 @@ def _group(lines: Iterable[bytes], count: int) -> Iterator[list[bytes]]:
 
 
 def _flatten(job_id: str, line: bytes) -> dict[str, Any]:
-    """A result line as a record of SCHEMA."""
+    """Convert a result line to a record of SCHEMA."""
     result = json.loads(line)
     response, error = result["response"] or {}, result["error"] or {}
     body = response.get("body") or {}
@@ -248,7 +248,7 @@ def _flatten(job_id: str, line: bytes) -> dict[str, Any]:
 
 
 def read_answer(body: Any) -> Any:
-    """The text of an answer, or its embedding as JSON."""
+    """Read the text of an answer, or its embedding as JSON."""
     if body.get("choices"):
         choice = body["choices"][0]
         return (choice.get("message") or {}).get("content") or choice.get("text")

@@ -10,12 +10,12 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 _GONE = ("TaskTimedOut", "TaskDoesNotExist", "InvalidToken")
-"""The execution ended or gave the step to another: nobody waits for the answer."""
+"""Errors of an execution that ended or passed the step to another: no answer is expected."""
 
 
-@dataclass(frozen=True, eq=False)  # each delivery is itself, whatever it says
+@dataclass(frozen=True, eq=False)  # deliveries are compared by identity, not by content
 class Message:
-    """A step that somebody must do."""
+    """A step of a job that a worker must do."""
 
     queue: str
     receipt: str
@@ -28,7 +28,7 @@ class Message:
 
 
 class Mailbox:
-    """The queues as a worker uses them. Every call blocks: call it in a thread."""
+    """The queues from a worker's side. Every call blocks: call it in a thread."""
 
     def __init__(self, sqs: Any, stepfunctions: Any, takeover_s: float) -> None:
         self._sqs = sqs
@@ -36,7 +36,7 @@ class Mailbox:
         self._takeover_s = max(1, round(takeover_s))
 
     def receive(self, queue: str, wait_s: int) -> Message | None:
-        """Receive a message; None where there is none within `wait_s` seconds."""
+        """Receive a message; None if there is none within `wait_s` seconds."""
         response = self._sqs.receive_message(QueueUrl=queue, MaxNumberOfMessages=1, WaitTimeSeconds=wait_s)
         for message in response.get("Messages", ()):
             try:
@@ -46,11 +46,11 @@ class Mailbox:
         return None
 
     def keep(self, message: Message) -> None:
-        """Keep a message from others for another while."""
+        """Extend the visibility timeout of a message."""
         self._set_visibility(message, self._takeover_s)
 
     def hand_back(self, message: Message) -> None:
-        """Let others have a message at once."""
+        """Return a message to the queue at once."""
         self._set_visibility(message, 0)
 
     def succeed(self, message: Message, output: dict[str, Any]) -> None:
@@ -79,5 +79,5 @@ class Mailbox:
                 QueueUrl=message.queue, ReceiptHandle=message.receipt, VisibilityTimeout=seconds
             )
         except ClientError:
-            # Its time had passed, and others have it: the chunk's head decides whose results count.
+            # It timed out, and another worker has it: the chunk's head decides whose results count.
             return

@@ -14,10 +14,10 @@ ReadRange = Callable[[int, int], Iterable[bytes]]
 """Reads bytes [start, end) of an object in blocks."""
 
 _READ_ON_BYTES = 256 * 2**10
-"""Read at a time behind a range, where its last line goes on."""
+"""Bytes read at a time after a range, to complete its last line."""
 
 _UNPACKED_BYTES, _PACKED_BYTES = 2**20, 16 * 2**10
-"""Most bytes that are unpacked at a time, and that are read for it."""
+"""Maximum bytes that are unpacked at a time, and read for that."""
 
 GZIP, ZSTD = "gzip", "zstd"
 _MAGIC = {b"\x1f\x8b": GZIP, b"\x28\xb5\x2f\xfd": ZSTD}
@@ -32,11 +32,11 @@ class CorruptFile(Exception):
 
 
 class BadTemplate(Exception):
-    """A Parquet file's template is missing, cannot be used, or not with this file."""
+    """A Parquet file's template is missing or invalid, or does not match the file."""
 
 
 def detect_compression(first_bytes: bytes) -> str:
-    """The compression of a file by its first four bytes; empty for none."""
+    """Detect the compression of a file by its first four bytes; empty for none."""
     return next((name for magic, name in _MAGIC.items() if first_bytes.startswith(magic)), "")
 
 
@@ -45,9 +45,9 @@ def read_range_lines(
 ) -> Iterator[Line]:
     """Read the lines whose first byte lies in [start, end) of an object of `size` bytes.
 
-    The last one may go on behind the range. Line numbers count from the first line of the range.
+    The last line may end after the range. Line numbers count from the first line of the range.
     """
-    # One byte earlier: where it ends a line, the next one belongs to this range.
+    # One byte earlier: if it ends a line, the next line belongs to this range.
     first = max(0, start - 1)
     for line in read_lines(_read_on(read, first, end, size), first, skip_first=start > 0, max_bytes=max_bytes):
         if line.offset >= end:
@@ -64,10 +64,10 @@ def _read_on(read: ReadRange, first: int, end: int, size: int) -> Iterator[bytes
 
 
 def unpack(blocks: Iterable[bytes], compression: str) -> Iterator[bytes]:
-    """Unpack a file block by block; of several gzip members or zstd frames, all.
+    """Unpack a file block by block, including all gzip members or zstd frames.
 
     Raises:
-        CorruptFile: it is damaged, or ends too early.
+        CorruptFile: it is damaged or truncated.
     """
     try:
         yield from (_gunzip(blocks) if compression == GZIP else _unzstd(blocks))
@@ -79,7 +79,7 @@ def split_blocks(blocks: Iterable[bytes], get_chunk_bytes: Callable[[int], int])
     """Cut a stream into chunks, each at the end of a line; consume each before the next.
 
     Args:
-        get_chunk_bytes: least bytes of the chunk with an index.
+        get_chunk_bytes: minimum bytes of the chunk with an index.
     """
     source = iter(blocks)
     rest = [next(source, b"")]
@@ -108,7 +108,7 @@ def _gunzip(blocks: Iterable[bytes]) -> Iterator[bytes]:
     for block in blocks:
         while block:
             if unpacker is None:
-                block = block.lstrip(b"\x00")  # padding between and behind members
+                block = block.lstrip(b"\x00")  # padding between and after members
                 if not block:
                     break
                 unpacker = zlib.decompressobj(wbits=31)
@@ -124,7 +124,7 @@ def _gunzip(blocks: Iterable[bytes]) -> Iterator[bytes]:
 def _unzstd(blocks: Iterable[bytes]) -> Iterator[bytes]:
     unpacker: Any = None
     for block in blocks:
-        # A little at a time, since what comes out cannot be limited.
+        # A little at a time, because the output cannot be limited.
         for start in range(0, len(block), _PACKED_BYTES):
             piece = block[start : start + _PACKED_BYTES]
             while piece:

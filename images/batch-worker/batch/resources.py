@@ -17,11 +17,11 @@ class Queues:
 
     control: str
     runs: dict[tuple[str, str], str]
-    """By team and priority."""
+    """URLs of the queues with chunks, by team and priority."""
 
 
 def find_queues(sqs: Any, settings: Settings) -> Queues | None:
-    """Find the queues; None while they are not there yet."""
+    """Find the queues; None until they exist."""
     try:
         return Queues(
             sqs.get_queue_url(QueueName=layout.get_control_queue_name(settings.name))["QueueUrl"],

@@ -1,4 +1,4 @@
-"""Sends one row until it has a result: attempts and waits, and what becomes of inputs longer than the context."""
+"""Sends one row until it has a result: retries, waits, and inputs longer than the context."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from batch.settings import WorkerSettings
 MAX_BACKOFF_S = 30.0
 
 EXPIRED = (EXPIRED_CODE, "This request could not be executed before the completion window expired.")
-"""Code and message of rows that ran out of time, in OpenAI's words."""
+"""Code and message of rows that ran out of time, as OpenAI names it."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a row."""
+    """The result of a row."""
 
     line: bytes
-    """Of the output, or of the errors."""
+    """Line of the output or of the errors file."""
 
     failure: str
-    """Code; empty for an answer."""
+    """Error code; empty for an answer."""
 
     input_tokens: int
-    """Of all that was sent for the row and answered."""
+    """Tokens of all answered requests of the row."""
 
     output_tokens: int
 
@@ -49,14 +49,14 @@ class _RowFailed(Exception):
 
 @dataclass
 class _Request:
-    """What is sent for one row."""
+    """The request of one row."""
 
     url: str
     deadline_at: float
     input_tokens: int = 0
     output_tokens: int = 0
     notes: dict[str, Any] = field(default_factory=dict)
-    """Further keys of the answer's line: what was cut or split."""
+    """Additional keys of the answer's line, about cut or split texts."""
 
 
 class RowRunner:
@@ -65,13 +65,13 @@ class RowRunner:
     def __init__(self, endpoint: Endpoint, own: WorkerSettings, clock: Callable[[], float]) -> None:
         self._endpoint, self._own, self._clock = endpoint, own, clock
         self.refusals = 0
-        """Answers 429 and 503 since the worker started."""
+        """Number of answers 429 and 503 since the worker started."""
 
         self.is_suspect = False
-        """Whether the endpoint was away, broke or refused the key: nothing more should be sent before it answers."""
+        """Whether the endpoint was down, failed or refused the key: send nothing before it answers again."""
 
     async def run(self, pending: PendingRow, job: Job) -> Outcome:
-        """Send a row as often as it may be sent; returns its result."""
+        """Send a row until it has a result or its attempts are used up; returns the result."""
         row = rows.parse(pending.content)
         request = _Request(row.url, job["deadline_at"])
         failure = ""
@@ -87,17 +87,17 @@ class RowRunner:
         return Outcome(line, failure, request.input_tokens, request.output_tokens)
 
     def _build_body(self, body: dict[str, Any], job: Job) -> dict[str, Any]:
-        """The row's body with what the job and the deployment say of it."""
+        """Build the row's body, with the settings of the job and the deployment."""
         changes: dict[str, Any] = {"model": job["model"]} if job["model"] else {}
         if self._own.engine_priorities:
             changes["priority"] = self._own.engine_priorities[job["priority"]]
         return {**body, **changes}
 
     async def _ask(self, request: _Request, body: dict[str, Any], cuts: int) -> Answer:
-        """Send until there is an answer, shortening what the context does not hold as the blueprint says.
+        """Send until there is an answer, and shorten inputs that exceed the context by the blueprint's rule.
 
         Args:
-            cuts: how often this body was cut or split already.
+            cuts: how often this body was cut or split before.
 
         Raises:
             _RowFailed: there is none.
@@ -124,13 +124,13 @@ class RowRunner:
         return await self._ask(request, body, cuts + 1)
 
     async def _split(self, request: _Request, body: dict[str, Any], too_long: _RowFailed, cuts: int) -> Answer:
-        """Ask for each piece of the longest text by itself, then once more with the answers in the text's place."""
+        """Send each piece of the longest text, then once more with the answers in place of the text."""
         pieces = long_inputs.split(body, too_long.answer.body if too_long.answer else None)
         if not pieces:
             raise too_long
         note = request.notes.setdefault("split", {"requests": 0})
         texts = []
-        for piece in pieces:  # one after the other: a row is one request in flight
+        for piece in pieces:  # sequentially: a row is one request in flight
             answer = await self._ask(request, piece, cuts + 1)
             texts.append(long_inputs.read_answer(answer.body))
             note["requests"] += 1
@@ -143,10 +143,10 @@ class RowRunner:
         return answer
 
     async def _send(self, request: _Request, body: dict[str, Any]) -> Answer:
-        """Send until there is an answer, or a refusal that no repetition changes.
+        """Send until there is an answer, or a refusal that is final.
 
         Raises:
-            _RowFailed: it was sent as often as it may be, or its job's time is over.
+            _RowFailed: its attempts are used up, or its job's time is over.
         """
         attempts = waits = 0
         while True:
@@ -171,14 +171,14 @@ class RowRunner:
             await asyncio.sleep(_compute_backoff(waits, answer))
 
     def _judge(self, answer: Answer, url: str) -> _RowFailed | None:
-        """What is wrong with an answer that may be right the next time; None for any other answer."""
+        """Describe an answer that is worth a retry; None for any other answer."""
         if answer.status in BUSY_STATUSES:
             self.refusals += 1
         elif answer.status >= 500:
             self.is_suspect = True
             return _RowFailed("server_error", _describe_answer(answer), answer)
         elif answer.status == UNAUTHORIZED:
-            # The key is no fault of the row: with the next one it may be answered.
+            # A refused key is not the row's fault: with the next key it may be answered.
             self.is_suspect = True
             return _RowFailed("request_refused", _describe_answer(answer), answer)
         elif answer.status == 200 and not _is_whole(answer.body, url):
@@ -187,13 +187,13 @@ class RowRunner:
 
 
 def _is_whole(body: Any, url: str) -> bool:
-    """Whether an answer has what was asked for: a proxy may answer 200 with a page or a message of its own."""
+    """Return whether an answer has the requested result: a proxy may answer 200 with its own page or message."""
     content = "data" if url.endswith("/embeddings") else "choices"
     return isinstance(body, dict) and isinstance(body.get(content), list)
 
 
 def _compute_backoff(waits: int, answer: Answer | None) -> float:
-    """Seconds before the next attempt: full jitter, at least what the endpoint asks for."""
+    """Compute the seconds before the next attempt: full jitter, at least the endpoint's Retry-After."""
     retry_after_s = answer.retry_after_s if answer else 0.0
     return max(retry_after_s, random.uniform(0.05, min(MAX_BACKOFF_S, 0.5 * 2 ** min(waits, 10))))
 

@@ -1,4 +1,4 @@
-"""Rows: lines of a file in OpenAI's batch format, what is wrong with them, and the lines of results.
+"""Rows: parses lines of a file in OpenAI's batch format, and formats the lines of results.
 
 Format: https://platform.openai.com/docs/api-reference/batch/request-input (read 2026-11).
 """
@@ -15,32 +15,32 @@ from typing import Any
 from batch.layout import ENDPOINTS
 
 MAX_ROW_BYTES = 8 * 2**20
-"""Longest row that is read; a longer one is reported, and skipped without being held in memory."""
+"""Maximum bytes of a row; a longer one is reported, and skipped without being held in memory."""
 
 MAX_ID_CHARACTERS = 512
 
 REPEATED = "duplicate_custom_id"
-"""Code of a row whose id an earlier row has."""
+"""Code of a row with the id of an earlier row."""
 
 _BOM = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line; a blank one is no row."""
+    """A line; blank lines are not rows."""
 
     number: int
-    """In the range it was read from, from 1."""
+    """Number in its range, from 1."""
 
     offset: int
-    """Of its first byte in the object."""
+    """Offset of its first byte in the object."""
 
     content: bytes | None
-    """Without the line's end; None where it is longer than it may be."""
+    """Without the line's end; None if it is too long."""
 
     @property
     def is_blank(self) -> bool:
-        """Whether there is nothing in it."""
+        """Whether it is blank."""
         return self.content is not None and not self.content.strip()
 
 
@@ -66,11 +66,11 @@ class RowError(Exception):
 def read_lines(
     blocks: Iterable[bytes], offset: int = 0, *, skip_first: bool = False, max_bytes: int = MAX_ROW_BYTES
 ) -> Iterator[Line]:
-    """Split blocks of bytes into lines, in flat memory.
+    """Split blocks of bytes into lines, in constant memory.
 
     Args:
-        offset: of the first byte in the object.
-        skip_first: whether to leave out the first line: it belongs to the range before.
+        offset: position of the first byte in the object.
+        skip_first: whether to skip the first line, which belongs to the previous range.
     """
     buffer = bytearray()
     number, start, length, is_skipping = 0, offset, 0, skip_first
@@ -106,7 +106,7 @@ def parse(content: bytes | None, endpoint: str = "", max_bytes: int = MAX_ROW_BY
     """Parse a row.
 
     Args:
-        endpoint: what the whole job asks for; empty where each row may ask for another.
+        endpoint: path of the whole job; empty if each row has its own.
 
     Raises:
         RowError: it cannot run.
@@ -144,21 +144,21 @@ def parse(content: bytes | None, endpoint: str = "", max_bytes: int = MAX_ROW_BY
 
 
 def describe_repeat(first_line: int) -> str:
-    """The message of a row whose id the row of another line has."""
+    """Describe a row with the id of the row in another line."""
     return f"line {first_line} has this custom_id already"
 
 
 def digest_id(custom_id: str) -> bytes:
-    """The 16 bytes by which two equal custom_ids are found."""
+    """Hash a custom_id to 16 bytes, to find duplicates."""
     return hashlib.blake2b(custom_id.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def format_output(custom_id: str, status: int, body: bytes, **more: Any) -> bytes:
-    """The line of an answer.
+    """Format the line of an answer.
 
     Args:
         body: as the endpoint sent it, JSON.
-        more: further keys, such as `truncated`.
+        more: additional keys, such as `truncated`.
     """
     if b"\n" in body or b"\r" in body:
         body = json.dumps(json.loads(body)).encode()
@@ -171,11 +171,11 @@ def format_output(custom_id: str, status: int, body: bytes, **more: Any) -> byte
 def format_error(
     custom_id: str | None, code: str, message: str, *, line: int = 0, status: int = 0, body: Any = None
 ) -> bytes:
-    """The line of a row that failed.
+    """Format the line of a failed row.
 
     Args:
-        line: in the input, where it shows what is meant.
-        status: of the endpoint's answer, with its body; 0 where there was none.
+        line: number in the input, if that identifies the row.
+        status: of the endpoint's answer, with its body; 0 without an answer.
     """
     response = {"status_code": status, "request_id": uuid.uuid4().hex, "body": body} if status else None
     error: dict[str, Any] = {"code": code, "message": message}
@@ -184,5 +184,5 @@ def format_error(
     result = {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": custom_id, "response": response, "error": error}
     try:
         return json.dumps(result, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
-    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can hold and UTF-8 cannot
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON allows and UTF-8 does not
         return json.dumps(result, separators=(",", ":")).encode() + b"\n"

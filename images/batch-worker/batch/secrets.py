@@ -1,7 +1,7 @@
-"""What the programs log in with on AWS: secrets of AWS Secrets Manager, which they read themselves.
+"""Credentials of the programs on AWS: secrets of AWS Secrets Manager, which they read themselves.
 
-A secret is read when a program starts, and again where its value is refused: a new value needs no restart. Values stay
-in memory: no state, task definition, Kubernetes object or log has them.
+A secret is read when a program starts, and again when its value is refused, so a new value needs no restart. Values
+stay in memory: no state, task definition, Kubernetes object or log has them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from batch.store import create_client
 log = logging.getLogger("batch-secrets")
 
 RENEW_INTERVAL_S = 10.0
-"""How soon a key that is refused is read again."""
+"""Minimum seconds between two reads of a refused key."""
 
 _FIXES = {
     "ResourceNotFoundException": "create it in the region of the fleet, and deploy again",
@@ -30,18 +30,18 @@ _FIXES = {
         "KMS key of your own encrypts it"
     ),
 }
-"""By the code of AWS's error."""
+"""Reason and fix, by the code of AWS's error."""
 
 
 class Unreadable(Exception):
-    """A secret cannot be read; its text says why, and what to do."""
+    """A secret cannot be read; the text has the reason and the fix."""
 
 
 class Secret:
     """A secret of AWS Secrets Manager."""
 
     def __init__(self, name: str) -> None:
-        """Name a secret; nothing is asked yet.
+        """Name a secret; it is read later.
 
         Args:
             name: or its ARN.
@@ -52,7 +52,7 @@ class Secret:
         """Read the text of its current version.
 
         Raises:
-            Unreadable: it is not there, or not for this program, or no text.
+            Unreadable: it is missing, forbidden for this program, or not a text.
 
         Source: Secrets Manager API reference, GetSecretValue, 2026-11.
         """
@@ -72,7 +72,7 @@ class Secret:
         return str(text)
 
     def read_fields(self, *fields: str) -> tuple[str, ...]:
-        """Read fields of its JSON, all of one version.
+        """Read fields of its JSON, all from the same version.
 
         Raises:
             Unreadable: as `read`, or it lacks one.
@@ -93,10 +93,10 @@ class Secret:
 
 
 class ApiKey:
-    """The endpoint's bearer token: of a secret, or of the environment; empty where there is none."""
+    """The endpoint's bearer token, from a secret or the environment; empty for none."""
 
     def __init__(self, settings: Settings) -> None:
-        """Read it.
+        """Read the token.
 
         Raises:
             Unreadable: its secret cannot be read.
@@ -107,10 +107,10 @@ class ApiKey:
         self._read_at = time.monotonic()
 
     def renew(self, refused: str) -> bool:
-        """Read its secret again, though not at once after the last time; returns whether it says another key.
+        """Read the secret again, at most every RENEW_INTERVAL_S; returns whether the key changed.
 
         Args:
-            refused: the key that the endpoint did not take.
+            refused: the key that the endpoint refused.
         """
         with self._lock:
             is_due = time.monotonic() - self._read_at >= RENEW_INTERVAL_S
@@ -123,5 +123,5 @@ class ApiKey:
             return self.value != refused
 
     def _read(self, secret: Secret) -> str:
-        # A text from a file ends in a line break, which no header takes.
+        # A text from a file ends in a line break, which headers do not allow.
         return secret.read_fields(self._field)[0] if self._field else secret.read().strip()

@@ -1,4 +1,4 @@
-"""What the worker and the Batch API are told by environment variables; `blueprint render` shows them."""
+"""Settings of the worker and the Batch API, from environment variables; `blueprint render` shows them."""
 
 from __future__ import annotations
 
@@ -16,72 +16,72 @@ class TeamSettings:
 
     weight: int
     priority: str
-    """Of its jobs, where a submission names none."""
+    """Priority of its jobs if the submission has none."""
 
     tokens_per_day: int
-    """Most tokens a day (UTC); 0 without a limit."""
+    """Maximum tokens per day (UTC); 0 for no limit."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What both programs are told."""
+    """Settings of both programs."""
 
     name: str
-    """Of the deployment; queues and the state machine have it in their names."""
+    """Name of the deployment, part of the names of queues and state machine."""
 
     bucket: str
     prefix: str
     teams: Mapping[str, TeamSettings]
     workers: int
     deadline_s: float
-    """Of a job, where a submission names none."""
+    """Deadline of a job if the submission has none."""
 
     bad_rows: str
-    """`skip` or `refuse`, where a submission names none."""
+    """`skip` or `refuse`, if the submission has none."""
 
     chunk_bytes: int
     failed_chunks: float
     """Share of chunks that may be given up before the job fails, 0 to 1."""
 
     takeover_s: float
-    """Visibility timeout of the queues: how long after a worker's last sign of life another one takes its chunks."""
+    """Visibility timeout of the queues: another worker takes the chunks of one that was silent for so long."""
 
     endpoint: str
-    """Base URL of what answers the rows, without /v1."""
+    """Base URL of the endpoint, without /v1."""
 
     api_key: str
-    """Its bearer token; empty where a secret has it, or there is none."""
+    """Its bearer token; empty if it is in a secret, or if there is none."""
 
     api_key_secret: str
-    """Name or ARN of the secret with the bearer token; empty where there is none."""
+    """Name or ARN of the secret with the bearer token; empty for none."""
 
     api_key_field: str
-    """Of the secret's JSON; empty where its whole text is the token."""
+    """Field of the secret's JSON; empty if its whole text is the token."""
 
     has_parquet: bool
     """Whether results are written as Parquet too."""
 
     usd_h: float | None
-    """What the endpoint costs an hour; None where nobody knows."""
+    """Cost of the endpoint per hour; None if unknown."""
 
     region: str
     is_emulated: bool
-    """Whether AWS is an emulator: queues are then polled without waiting, since it answers one request at a time."""
+    """Whether AWS is an emulator, which answers one request at a time: queues are then polled without waiting."""
 
 
 @dataclass(frozen=True)
 class CacheSettings:
-    """Where answers go besides S3."""
+    """The cache that gets the answers besides S3."""
 
     url: str
     ttl_s: float
     username: str
     password: str
     login_secret: str
-    """Name or ARN of the secret with both in its JSON; empty where there is none."""
+    """Name or ARN of the secret with both in its JSON; empty for none."""
 
     ca_file: str
-    """Certificates to trust in place of the system's; empty for these."""
+    """File of certificates to trust instead of the system's; empty for the system's."""
 
     cluster: bool
     """Whether it is in cluster mode."""
@@ -89,30 +89,30 @@ class CacheSettings:
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """What the worker alone is told."""
+    """Settings of the worker only."""
 
     worker: str
-    """Its name among all workers: the host's where none is given, which each container has of its own."""
+    """Its unique name; default is the host's name, which is unique for each container."""
 
     ready_file: str
-    """File that is there while it takes steps; empty where nobody looks for one."""
+    """File that exists while it takes steps; empty for none."""
 
     metrics: tuple[str, ...]
     """Pages with vLLM's metrics."""
 
     is_shared: bool
-    """Whether the engines answer others too: then no row may wait at them."""
+    """Whether the engines also serve others: then no row may wait there."""
 
     objectives: tuple[Objective, ...]
-    """Of the deployment's SLO that the engines are shared with: rows give way where it is missed."""
+    """Objectives of the deployment that shares the engines: the worker sends fewer rows if they are missed."""
 
     min_concurrency: int
     max_concurrency: int
     long_inputs: str
-    """What becomes of rows longer than the context (batch/long_inputs.py)."""
+    """Rule for rows longer than the context (batch/long_inputs.py)."""
 
     engine_priorities: Mapping[str, int]
-    """`priority` of requests by that of their job, where the engines schedule by it: the lowest goes first."""
+    """`priority` of requests by the class of their job, if the engines schedule by it: the lowest goes first."""
 
     attempts: int
     request_timeout_s: float
@@ -120,7 +120,7 @@ class WorkerSettings:
 
 
 def read(env: Mapping[str, str] = os.environ) -> Settings:
-    """Read what both programs are told.
+    """Read the settings of both programs.
 
     Raises:
         KeyError: a variable is missing.
@@ -148,7 +148,7 @@ def read(env: Mapping[str, str] = os.environ) -> Settings:
 
 
 def read_worker(env: Mapping[str, str] = os.environ) -> WorkerSettings:
-    """Read what the worker alone is told.
+    """Read the settings of the worker only.
 
     Raises:
         KeyError: a variable is missing.
@@ -171,7 +171,7 @@ def read_worker(env: Mapping[str, str] = os.environ) -> WorkerSettings:
 
 
 def parse_teams(text: str) -> dict[str, TeamSettings]:
-    """Parse NAME:WEIGHT:PRIORITY:TOKENS_PER_DAY, by commas."""
+    """Parse NAME:WEIGHT:PRIORITY:TOKENS_PER_DAY, separated by commas."""
     teams = {}
     for entry in text.split(","):
         name, weight, priority, tokens = entry.split(":")
@@ -180,7 +180,7 @@ def parse_teams(text: str) -> dict[str, TeamSettings]:
 
 
 def read_cache(env: Mapping[str, str]) -> CacheSettings | None:
-    """Read what the worker is told of the cache; None where there is none."""
+    """Read the settings of the cache; None if there is none."""
     if not env.get("BATCH_CACHE_URL"):
         return None
     return CacheSettings(
@@ -195,12 +195,12 @@ def read_cache(env: Mapping[str, str]) -> CacheSettings | None:
 
 
 def parse_priorities(text: str) -> dict[str, int]:
-    """Parse NAME:NUMBER, by commas; empty for none."""
+    """Parse NAME:NUMBER, separated by commas; empty for none."""
     return {name: int(number) for name, number in (entry.split(":") for entry in text.split(",") if entry)}
 
 
 def parse_objectives(text: str) -> tuple[Objective, ...]:
-    """Parse METRIC=LIMIT_S:ALLOWED, by commas; empty for none."""
+    """Parse METRIC=LIMIT_S:ALLOWED, separated by commas; empty for none."""
     objectives = []
     for entry in filter(None, text.split(",")):
         metric, _, limit = entry.partition("=")

@@ -1,4 +1,4 @@
-"""The steps of a job beside its rows: plan, scan, check, merge, fail. Each can be done twice: it writes the same again.
+"""The steps of a job besides its rows: plan, scan, check, merge, fail. Each is idempotent.
 
 A step's message names the job; what it decides is in S3, and its answer to the state machine is small.
 """
@@ -23,7 +23,7 @@ from batch.settings import Settings
 from batch.store import Store
 
 MAX_ERRORS = 1000
-"""Errors that job.json holds; the errors file has all."""
+"""Maximum number of errors in job.json; the errors file has all."""
 
 _ID_RECORD = struct.Struct("<16sQ")
 """A digest and the line of its row in the chunk, as ids.bin holds them, sorted."""
@@ -32,15 +32,14 @@ _MERGE_BYTES = 32 * 2**20
 """Memory for the digests of all chunks while they are compared."""
 
 MAX_FAULTS, MAX_REPEATS = 50_000, 200_000
-"""Rows of a chunk that cannot run, and rows of a job with a doubled id, that a process notes: a job with more fails
-before they fill the memory."""
+"""Maximum invalid rows of a chunk, and duplicate ids of a job: a job with more fails before they fill the memory."""
 
 _READERS, _GROUP = 8, 64
-"""Objects of a job's chunks that are read at a time, and how many are held."""
+"""How many objects of a job's chunks are read, and held, at a time."""
 
 
 class Permanent(Exception):
-    """The job cannot go on, however often the step is repeated."""
+    """The job cannot continue; a retry of the step would fail too."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -58,10 +57,10 @@ class Steps:
         self._now = now
 
     def run(self, task: str, message: dict[str, Any]) -> dict[str, Any]:
-        """Do the step that a message names; returns its answer.
+        """Run the step of a message; returns its answer.
 
         Raises:
-            Permanent: the job cannot go on.
+            Permanent: the job cannot continue.
         """
         job_id = str(message["job"])
         if task == "plan":
@@ -101,7 +100,7 @@ class Steps:
         return {"chunks": len(chunks)}
 
     def _open_packed(self, job: Job, store: Store, first_bytes: bytes, size: int) -> Iterator[bytes] | None:
-        """The lines of an input that is compressed, or Parquet, in blocks; None for a plain one."""
+        """Read the lines of a compressed or Parquet input in blocks; None for a plain input."""
         key = job["input"]["key"]
         if compression := reader.detect_compression(first_bytes):
             return reader.unpack(store.read_range(key, 0, size), compression)
@@ -112,8 +111,8 @@ class Steps:
         return None
 
     def _unpack(self, job_id: str, unpacked: Iterator[bytes], size: int) -> list[Chunk]:
-        """Unpack an input: one process reads it, in flat memory, since a compressed one has no place to begin."""
-        # A text shrinks to a fifth or so; of what shrank more, later chunks are larger, rather than too many.
+        """Unpack an input in one process, in constant memory: a compressed file can only be read from its beginning."""
+        # Texts shrink to about a fifth. If one shrank more, later chunks are larger, rather than too many.
         usual = layout.compute_chunk_bytes(5 * size, self._settings.workers, self._settings.chunk_bytes)
         chunks: list[Chunk] = []
         try:
@@ -172,10 +171,10 @@ class Steps:
         return {"rows": count, "faults": len(faults)}
 
     def check(self, job_id: str) -> dict[str, Any]:
-        """Number the lines over all chunks and find doubled ids; writes rows.json of each chunk.
+        """Number the lines over all chunks and find duplicate ids; writes rows.json of each chunk.
 
         Raises:
-            Permanent: there is no row, or one that cannot run and the job refuses such.
+            Permanent: there is no row, or an invalid row and the job refuses these.
         """
         job = self._read_job(job_id)
         chunks = self._read_chunks(job_id)
@@ -208,14 +207,14 @@ class Steps:
         return {"rows": total, "faults": fault_count}
 
     def _read_counts(self, job_id: str, index: int) -> tuple[int, int]:
-        """Lines and rows of a chunk, as its scan found them."""
+        """Read the number of lines and rows of a chunk from its scan."""
         summary = self._read_existing(self._keys.get_scan_key(job_id, index))
         return summary["lines"], summary["rows"]
 
     def _write_plan(
         self, job_id: str, index: int, first_line: int, repeats: dict[str, int]
     ) -> tuple[int, list[dict[str, Any]]]:
-        """Write rows.json of a chunk; returns how many of its rows cannot run, and the first of them in order."""
+        """Write rows.json of a chunk; returns the number of invalid rows, and the first of them."""
         summary = self._read_existing(self._keys.get_scan_key(job_id, index))
         faults = [{**fault, "line": first_line + fault["line"]} for fault in summary["faults"]]
         self._store.write_json(
@@ -231,7 +230,7 @@ class Steps:
         return len(errors), errors[:MAX_ERRORS]
 
     def merge(self, job_id: str) -> dict[str, Any]:
-        """Join the results of all chunks; the job gets its last state."""
+        """Join the results of all chunks; the job gets its final state."""
         job = self._read_job(job_id)
         if job["state"] in layout.FINAL_STATES:
             return {"state": job["state"]}
@@ -267,7 +266,7 @@ class Steps:
         return {"state": job["state"], **result["request_counts"]}
 
     def _read_heads(self, job: Job) -> Iterator[Head]:
-        """The heads of all chunks, in order; chunks without results that count are given up."""
+        """Read the heads of all chunks, in order; chunks without saved results are given up."""
         chunks = self._read_chunks(job["id"])
         with ThreadPoolExecutor(_READERS) as pool:
             for start in range(0, len(chunks), _GROUP):
@@ -287,7 +286,7 @@ class Steps:
         )
 
     def note_error(self, job_id: str, error: dict[str, Any]) -> None:
-        """Put the reason why the job is about to fail before its other errors."""
+        """Put the reason of the job's failure before its other errors."""
 
         def change(job: Job) -> Any:
             first = job["errors"][:1]
@@ -298,7 +297,7 @@ class Steps:
         self._change_job(job_id, change)
 
     def fail(self, job_id: str, cause: Any) -> dict[str, Any]:
-        """Give the job the state failed; whoever gave up the step has noted the reason, unless it was a time limit."""
+        """Set the job's state to failed. The step that failed has recorded the reason, unless it was a time limit."""
         self.note_error(job_id, _describe_cause(cause))
 
         def change(job: Job) -> Any:
@@ -307,7 +306,7 @@ class Steps:
         return {"state": self._change_job(job_id, change)["state"]}
 
     def _finish(self, job: Job, result: dict[str, Any]) -> Any:
-        """The job in its last state, with its results."""
+        """Return the job in its final state, with its results."""
         now = self._now()
         if job["state"] == layout.CANCELLING:
             state = layout.CANCELLED
@@ -319,7 +318,7 @@ class Steps:
         return {**finished, **result} if finished else None
 
     def _give_up(self, job: Job, chunk: Chunk) -> Head:
-        """Write error lines for the rows of a chunk that ended every worker, and that the job tolerates."""
+        """Write error lines for the rows of a chunk that ended every worker, if the job tolerates it."""
         state = ChunkState.open(self._store, self._keys, job, chunk, "merge")
         state.fail_rest("worker_lost", "each attempt at this row's chunk ended the worker")
         state.commit(state.collect())
@@ -327,7 +326,7 @@ class Steps:
         return state.head
 
     def _find_doubled(self, job_id: str, chunks: list[Chunk], first_lines: list[int]) -> dict[int, dict[str, int]]:
-        """Lines whose id an earlier line has: by chunk and line within it, with the line in the file that was first."""
+        """Find lines with the id of an earlier line: by chunk and line in it, with the first line in the file."""
         step = _ID_RECORD.size * max(256, _MERGE_BYTES // (_ID_RECORD.size * len(chunks)))
         streams = [
             self._read_records(self._keys.get_ids_key(job_id, chunk["index"]), chunk["index"], first, step)
@@ -347,7 +346,7 @@ class Steps:
         return doubled
 
     def _read_records(self, key: str, index: int, first: int, step: int) -> Iterator[tuple[bytes, int, int, int]]:
-        """Digest, line in the file, chunk, and line in the chunk: sorted, read block by block."""
+        """Read digest, line in the file, chunk, and line in the chunk: sorted, block by block."""
         head = self._store.read_head(key)
         size = (head or {"bytes": 0})["bytes"]
         for start in range(0, size, step):
@@ -378,7 +377,7 @@ class Steps:
 
 
 def _read_parquet(store: Store, key: str, size: int, template: str) -> Iterator[bytes]:
-    """The rows of a Parquet file, in blocks of lines.
+    """Read the rows of a Parquet file, in blocks of lines.
 
     Raises:
         CorruptFile: it cannot be read.
@@ -391,13 +390,13 @@ def _read_parquet(store: Store, key: str, size: int, template: str) -> Iterator[
 
 
 def _grow_chunk(usual: int, index: int) -> int:
-    """Bytes of a chunk whose number nobody knows beforehand: twice as many for each further thousand."""
+    """Compute the bytes of a chunk if the number of chunks is unknown: double for each further thousand."""
     half = layout.MAX_CHUNKS // 2
     return usual if index < half else usual * 2 ** (1 + (index - half) // 1000)
 
 
 def _describe_cause(cause: Any) -> dict[str, Any]:
-    """The code and the message of what the state machine caught."""
+    """Read code and message of the error that the state machine caught."""
     data = cause if isinstance(cause, dict) else {}
     text = str(data.get("Cause") or data.get("Error") or "unknown")
     try:

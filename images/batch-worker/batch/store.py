@@ -15,36 +15,36 @@ import botocore.config
 from botocore.exceptions import BotoCoreError, ClientError
 
 MIN_PART_BYTES = 5 * 2**20
-"""Smallest part of an object that S3 joins, but for the last (AWS, S3 multipart upload limits, 2026-11)."""
+"""Minimum bytes of a part that S3 joins, except the last (AWS, S3 multipart upload limits, 2026-11)."""
 
 _READ_BYTES = 2**20
 
 _COPIES = 8
-"""Parts that S3 copies at a time: one by one, an object of 50 GB would wait for thousands of answers in turn."""
+"""Number of parts that S3 copies at a time: sequentially, an object of 50 GB would wait for thousands of answers."""
 
 _MAX_COPY_BYTES = 512 * 2**20
-"""Of a part that is copied: S3 copies 5 GiB at most (AWS, S3 multipart upload limits, 2026-11), and smaller ones beside
-each other sooner."""
+"""Bytes of a part to copy: S3 copies 5 GiB at most (AWS, S3 multipart upload limits, 2026-11), and smaller parts faster
+in parallel."""
 
 
 class Conflict(Exception):
-    """Somebody else wrote the object first."""
+    """Another process wrote the object first."""
 
 
 class Incomplete(Exception):
-    """S3 said that it joined an object, and has it not, or not all of it."""
+    """S3 reported an object as joined, but it is missing or incomplete."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """An object as it was read."""
+    """An object with its ETag."""
 
     value: Any
     etag: str
 
 
 def create_client(service: str) -> Any:
-    """Create a boto3 client that repeats what AWS throttles."""
+    """Create a boto3 client that retries throttled calls."""
     config = botocore.config.Config(
         retries={"mode": "adaptive", "total_max_attempts": 10},
         connect_timeout=10,
@@ -63,7 +63,7 @@ class Store:
         self.client = client or create_client("s3")
 
     def read_json(self, key: str) -> Stored | None:
-        """Read a JSON object; None where there is none."""
+        """Read a JSON object; None if there is none."""
         try:
             response = self.client.get_object(Bucket=self.bucket, Key=key)
         except ClientError as error:
@@ -77,10 +77,10 @@ class Store:
 
         Args:
             etag: of the object that it replaces.
-            new: whether there must be none yet.
+            new: whether it must not exist yet.
 
         Raises:
-            Conflict: somebody else wrote it first.
+            Conflict: another process wrote it first.
         """
         return self.write(key, json.dumps(value, separators=(",", ":")).encode(), etag=etag, new=new)
 
@@ -94,13 +94,13 @@ class Store:
         try:
             return str(self.client.put_object(Bucket=self.bucket, Key=key, Body=body, **condition)["ETag"])
         except ClientError as error:
-            # 409: S3 saw two writes of the key at once; 404: what If-Match names was deleted.
+            # 409: two simultaneous writes of the key; 404: the object of If-Match was deleted.
             if _get_code(error) in ("PreconditionFailed", "ConditionalRequestConflict", "412", "409", "NoSuchKey"):
                 raise Conflict(key) from None
             raise
 
     def change_json(self, key: str, change: Callable[[Any], Any], attempts: int = 20) -> Any:
-        """Replace a JSON object by what `change` makes of it; None from `change` leaves it. Returns what is there then.
+        """Replace a JSON object by the result of `change`, unless that is None. Returns the current object.
 
         Raises:
             KeyError: there is no such object.
@@ -124,7 +124,7 @@ class Store:
         """Read bytes [start, end) in blocks.
 
         Args:
-            etag: of the object that is meant; another one that took its place is an error (412).
+            etag: expected ETag; a replaced object is an error (412).
         """
         if end <= start:
             return
@@ -139,11 +139,11 @@ class Store:
         return bytes(self.client.get_object(Bucket=self.bucket, Key=key)["Body"].read())
 
     def read_lines(self, key: str) -> Iterator[bytes]:
-        """Read the lines of an object, in flat memory."""
+        """Read the lines of an object, in constant memory."""
         yield from self.client.get_object(Bucket=self.bucket, Key=key)["Body"].iter_lines(_READ_BYTES)
 
     def read_head(self, key: str) -> dict[str, Any] | None:
-        """Read size and ETag of an object; None where there is none."""
+        """Read size and ETag of an object; None if there is none."""
         try:
             response = self.client.head_object(Bucket=self.bucket, Key=key)
         except ClientError as error:
@@ -176,9 +176,9 @@ class Store:
 
 
 class Writer:
-    """An object that is written piece by piece, in flat memory; it appears when it is closed.
+    """An object that is written piece by piece, in constant memory; it appears when it is closed.
 
-    A `with` block closes it at its end, or drops what was written when an error ends it.
+    A `with` block closes it at its end, and discards it after an error.
     """
 
     def __init__(self, store: Store, key: str) -> None:
@@ -187,7 +187,7 @@ class Writer:
         self._buffer = bytearray()
         self._upload = ""
         self._etags: list[str | Future[str]] = []
-        """Of the parts, in order; of a part that is being copied, what will have it."""
+        """ETags of the parts, in order; a future for a part that is being copied."""
 
         self._bytes = 0
         """Of the parts."""
@@ -210,12 +210,12 @@ class Writer:
             self._flush()
 
     def append_object(self, key: str, size: int) -> None:
-        """Append another object of the bucket; S3 copies what is large enough for a part."""
+        """Append another object of the bucket; S3 copies it if it is large enough for a part."""
         if size < MIN_PART_BYTES:
             self.write(self._store.read(key))
             return
         if self._buffer:
-            # A part of its own needs the smallest size: take what lacks from the object's beginning.
+            # The buffer must reach the minimum size of a part: fill it from the object's beginning.
             lacking = max(0, MIN_PART_BYTES - len(self._buffer))
             if size - lacking < MIN_PART_BYTES:
                 for block in self._store.read_range(key, 0, size):
@@ -229,10 +229,10 @@ class Writer:
         self._copy(key, 0, size)
 
     def close(self) -> None:
-        """Write the rest; from then on readers see the object. After an error nothing is left.
+        """Write the rest and make the object visible. After an error nothing is left.
 
         Raises:
-            Incomplete: the object is not what was written.
+            Incomplete: the object differs from the written data.
         """
         try:
             if not self._upload:
@@ -252,14 +252,14 @@ class Writer:
             if stored is None or stored["bytes"] != self._bytes:
                 raise Incomplete(f"{self._key} has {stored['bytes'] if stored else 'no'} bytes, not {self._bytes}")
         finally:
-            self.abort()  # drops nothing once S3 has joined the object
+            self.abort()  # no effect once S3 has joined the object
 
     def abort(self) -> None:
-        """Drop what was written and did not appear yet."""
+        """Discard the data that is not visible yet."""
         self._copiers.shutdown(cancel_futures=True)
         upload, self._upload = self._upload, ""
         if upload:
-            # The error that led here is what counts; the bucket deletes what is left of uploads after some days.
+            # Keep the original error; the bucket deletes unfinished uploads after some days.
             with contextlib.suppress(BotoCoreError, ClientError):
                 self._store.client.abort_multipart_upload(Bucket=self._store.bucket, Key=self._key, UploadId=upload)
 
@@ -273,7 +273,7 @@ class Writer:
         self._buffer.clear()
 
     def _copy(self, key: str, start: int, end: int) -> None:
-        """Have bytes [start, end) of an object copied, in parts of about the same size."""
+        """Copy bytes [start, end) of an object, in parts of about the same size."""
         count = -(-(end - start) // _MAX_COPY_BYTES)
         bounds = [start + (end - start) * index // count for index in range(count + 1)]
         for first, last in itertools.pairwise(bounds):

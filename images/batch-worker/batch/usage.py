@@ -1,4 +1,4 @@
-"""Tokens of teams by day, of all workers together: each worker writes its own object."""
+"""Tokens of teams by day, over all workers: each worker writes its own object."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from batch.store import Store
 
 
 class Usage:
-    """What teams used today (UTC). Every call but `add` and `is_spent` blocks: call it in a thread."""
+    """Tokens that teams used today (UTC). Every call except `add` and `is_spent` blocks: call it in a thread."""
 
     def __init__(
         self, store: Store, keys: Layout, worker: str, quotas: dict[str, int], now: Callable[[], float]
@@ -28,7 +28,7 @@ class Usage:
         self._own[team] += tokens
 
     def is_spent(self, team: str) -> bool:
-        """Whether a team has used what it may use today."""
+        """Return whether a team has used its tokens of today."""
         quota = self._quotas.get(team)
         return quota is not None and self._own[team] + self._others.get(team, 0) >= quota
 
@@ -51,7 +51,7 @@ class Usage:
         self._own.clear()
         for team, tokens in counted.items():
             self._own[team] = tokens
-        if is_first:  # a worker that was restarted goes on with what it counted before
+        if is_first:  # a restarted worker continues its earlier counts
             for team in self._quotas:
                 stored = self._store.read_json(self._get_own_key(team))
                 self._own[team] += stored.value["tokens"] if stored else 0
@@ -65,12 +65,12 @@ class Usage:
 
 
 def format_date(now: float) -> str:
-    """The day (UTC) of a moment, as keys have it."""
+    """Format the day (UTC) of a time, as in keys."""
     return datetime.datetime.fromtimestamp(now, datetime.UTC).strftime("%Y-%m-%d")
 
 
 def read_day(store: Store, keys: Layout, team: str, date: str) -> Iterator[tuple[str, int]]:
-    """Tokens of a team on a day, with the key of each worker's object."""
+    """Read the tokens of a team on a day, by the key of each worker's object."""
     for entry in store.list_objects(keys.get_usage_prefix(team, date)):
         stored = store.read_json(entry["key"])
         yield entry["key"], stored.value["tokens"] if stored else 0

@@ -1,8 +1,8 @@
 """The worker: takes steps of jobs from the queues, and sends the rows of chunks to the endpoint.
 
-One event loop sends the rows; whatever blocks (S3, SQS, Step Functions) runs in threads. A worker may be killed at any
-moment: what it had taken becomes visible to others after the takeover time, and only rows without a saved result run
-again. SIGTERM hands everything back at once.
+One event loop sends the rows; blocking calls (S3, SQS, Step Functions) run in threads. A worker may be killed at any
+time: its messages become visible to others after the takeover time, and only rows without a saved result run again.
+SIGTERM hands everything back at once.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from batch.usage import Usage
 log = logging.getLogger("batch-worker")
 
 COMMIT_INTERVAL_S = 1.0
-"""How often finished rows are saved: what a killed worker loses at most, and then runs again."""
+"""Interval of saving finished rows: the most that a killed worker loses, and that runs again."""
 
 ADAPT_INTERVAL_S = 1.0
 WATCH_INTERVAL_S = 2.0
@@ -54,16 +54,16 @@ LONG_POLL_S = 10
 QUEUE_INTERVAL_S = 1.0
 
 MAX_FRUITLESS = 10
-"""Times that a chunk may be taken without a single row saved: then it is what ends the workers."""
+"""How often a chunk may be taken without a saved row before it is given up: it must be what ends the workers."""
 
 DRAIN_S = float(os.environ.get("BATCH_DRAIN_S", "12"))
 """How long rows in flight may finish after SIGTERM."""
 
 DENIED_CODES = ("AccessDenied", "403", "AllAccessDisabled", "InvalidBucketName", "NoSuchBucket")
-"""Of S3, as those of KMS: no repetition helps. A request of headers alone has the status in place of a code."""
+"""Codes of S3 and KMS for which a retry is useless. A HEAD request has the status instead of a code."""
 
 FIRST_TOKENS = 256.0
-"""Tokens that a row is taken for until answers say what rows take."""
+"""Assumed tokens of a row until the first answers."""
 
 
 @dataclass
@@ -76,7 +76,7 @@ class OpenChunk:
     in_flight: int = 0
     is_lost: bool = False
     unsaved: Results | None = None
-    """Taken from the state, and not in S3 yet."""
+    """Results that are not in S3 yet."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -88,7 +88,7 @@ class OpenChunk:
 
 @dataclass
 class Counters:
-    """Since the worker started."""
+    """Counters since the worker started."""
 
     completed: int = 0
     failed: int = 0
@@ -100,14 +100,14 @@ class Worker:
     """One worker process."""
 
     def __init__(self, settings: Settings, own: WorkerSettings, clock: Callable[[], float] | None = None) -> None:
-        """Open what it works with.
+        """Open queues, store, endpoint and cache.
 
         Raises:
             Unreadable: a secret that it logs in with cannot be read.
         """
         self._settings, self._own, self._clock = settings, own, clock or start_clock()
         if own.ready_file:
-            Path(own.ready_file).unlink(missing_ok=True)  # of a process before this one
+            Path(own.ready_file).unlink(missing_ok=True)  # left over from an earlier process
         self._keys = layout.Layout(settings.prefix)
         self._store = Store(settings.bucket)
         self._steps = Steps(self._store, settings, self._clock)
@@ -131,7 +131,7 @@ class Worker:
         self._last_answers = self._last_tokens = self._last_refusals = 0
         self._last_preemptions, self._last_time = -1.0, time.monotonic()
         self._shared_at = time.monotonic()
-        self._is_busy, self._busy_workers = True, 1  # the first report says that it is there
+        self._is_busy, self._busy_workers = True, 1  # the first report announces the worker
         self._threads = ThreadPoolExecutor(16 + 3 * len(settings.teams) * 2, thread_name_prefix="aws")
 
     async def run(self) -> None:
@@ -171,7 +171,7 @@ class Worker:
         self._wake.set()
 
     async def _shut_down(self, tasks: list[asyncio.Task[None]]) -> None:
-        """Let rows in flight finish for a while, save what there is, and hand the rest back."""
+        """Wait for rows in flight for a while, save the results, and hand the rest back."""
         log.info("stopping: %d rows in flight", len(self._requests))
         for task in tasks:
             task.cancel()
@@ -180,7 +180,7 @@ class Worker:
         for request in self._requests:
             request.cancel()
         await asyncio.gather(*tasks, *self._requests, return_exceptions=True)
-        await self._commit_all()  # what an interrupted save still writes counts once
+        await self._commit_all()  # results of an interrupted save count once
         for message in list(self._held):
             await self._call(self._mailbox.hand_back, message)
         await self._endpoint.close()
@@ -200,12 +200,12 @@ class Worker:
         return None
 
     async def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call what blocks, in a thread."""
+        """Call a blocking function in a thread."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, functools.partial(function, *arguments))
 
     async def _repeat(self, work: Callable[[], Any], interval_s: float) -> None:
-        """Do something again and again, whatever goes wrong."""
+        """Run a task at an interval, also after errors."""
         while not self._stopping.is_set():
             try:
                 await work()
@@ -241,7 +241,7 @@ class Worker:
                 await self._do_step(message)
 
     def _wants(self, key: tuple[str, str]) -> bool:
-        """Whether another chunk of this queue would be run soon: rows of its own or of higher priority are few."""
+        """Return whether another chunk of this queue would run soon: few rows of its own or higher priority remain."""
         team, priority = key
         if self._usage.is_spent(team):
             return False
@@ -265,14 +265,14 @@ class Worker:
         if message:
             self._held.add(message)
             self._arrived_at = time.monotonic()
-            self._arrived.set()  # wakes who rests now
+            self._arrived.set()  # wakes the pollers that rest
             self._arrived.clear()
         return message
 
     async def _rest(self, longest_s: float = POLL_INTERVAL_S) -> None:
-        """Pause before the next look into an embedded AWS's queue, longer the longer none had a message.
+        """Pause before the next poll of an embedded AWS's queue, longer if queues stay empty.
 
-        AWS waits for a message itself; the embedded AWS, which shares this machine with the engines, polls for it.
+        AWS supports long polling. The embedded AWS would poll for it, and it shares this machine with the engines.
         """
         if self._settings.is_emulated:
             idle_s = time.monotonic() - self._arrived_at
@@ -280,7 +280,7 @@ class Worker:
                 await asyncio.wait_for(self._arrived.wait(), min(longest_s, POLL_INTERVAL_S + idle_s / 10))
 
     async def _do_step(self, message: Message) -> None:
-        """Do a step, and answer the state machine."""
+        """Run a step, and answer the state machine."""
         start = time.monotonic()
         try:
             output = await self._call(self._steps.run, message.task, message.body)
@@ -298,16 +298,16 @@ class Worker:
         if is_final:
             try:
                 await self._call(self._steps.note_error, str(message.body.get("job")), cause)
-            except (BotoCoreError, ClientError, Conflict, KeyError) as failure:  # the bucket may be what is denied
+            except (BotoCoreError, ClientError, Conflict, KeyError) as failure:  # maybe the bucket is denied
                 log.warning("job.json: %s", failure)
         try:
             await self._call(self._mailbox.fail, message, code if is_final else "Transient", cause)
         except (BotoCoreError, ClientError) as failure:
-            log.warning("answer: %s", failure)  # the message comes back by itself
+            log.warning("answer: %s", failure)  # the message becomes visible again
         self._held.discard(message)
 
     async def _keep_messages(self) -> None:
-        """Renew the hold on every message that is being worked on."""
+        """Extend the visibility timeout of every message in progress."""
         await asyncio.gather(*(self._call(self._mailbox.keep, message) for message in list(self._held)))
 
     # Chunks
@@ -317,7 +317,7 @@ class Worker:
         try:
             chunk = await self._call(self._read_chunk, job_id, index)
         except Conflict:
-            self._held.discard(message)  # another worker takes it right now; the message comes back later
+            self._held.discard(message)  # another worker is taking it; the message becomes visible later
             return
         except Exception as error:  # noqa: BLE001 - goes to the state machine
             await self._fail_step(message, error)
@@ -372,14 +372,14 @@ class Worker:
             self._wake.set()
 
     async def _save(self, chunk: OpenChunk) -> None:
-        """Save all finished rows; what an error left unsaved comes first, and unchanged."""
+        """Save all finished rows; results left by a failed save come first, unchanged."""
         while chunk.unsaved or chunk.state.unsaved_rows:
             chunk.unsaved = chunk.unsaved or chunk.state.collect()
             await self._call(chunk.state.commit, chunk.unsaved)
             chunk.unsaved = None
 
     async def _watch_jobs(self) -> None:
-        """See whether jobs were cancelled or failed, and exchange the teams' counts."""
+        """Check for cancelled and failed jobs, and exchange the teams' counts."""
         await self._call(self._usage.exchange)
         for job_id in {chunk.job["id"] for chunk in self._chunks}:
             stored = await self._call(self._store.read_json, self._keys.get_job_key(job_id))
@@ -397,7 +397,7 @@ class Worker:
     # Rows
 
     async def _dispatch(self) -> None:
-        """Send rows as long as there are some, and the endpoint takes more."""
+        """Send rows while there are any and the endpoint accepts more."""
         while not self._stopping.is_set():
             chunk = self._choose() if len(self._requests) < self._limit.value and not self._runner.is_suspect else None
             if chunk is None:
@@ -415,7 +415,7 @@ class Worker:
             self._requests.add(request)
             request.add_done_callback(self._forget)
             if len(self._requests) % 64 == 0:
-                await asyncio.sleep(0)  # let answers in
+                await asyncio.sleep(0)  # let answers arrive
 
     def _forget(self, request: asyncio.Task[None]) -> None:
         self._requests.discard(request)
@@ -439,7 +439,7 @@ class Worker:
         self._runner.is_suspect = False
 
     def _share_time(self) -> None:
-        """Give this worker's share of the endpoint's time since the last call to the chunks, by requests in flight."""
+        """Divide this worker's share of the endpoint's time since the last call among chunks, by requests in flight."""
         now = time.monotonic()
         seconds, self._shared_at = (now - self._shared_at) / self._busy_workers, now
         requests = sum(chunk.in_flight for chunk in self._chunks)
@@ -448,12 +448,12 @@ class Worker:
                 chunk.state.add_time(seconds * chunk.in_flight / requests)
 
     async def _run_row(self, chunk: OpenChunk, row: PendingRow, charged: float) -> None:
-        """Send a row until it has a result; an interruption leaves it without one."""
+        """Send a row until it has a result; none after an interruption."""
         used = 0
         try:
             outcome = await self._runner.run(row, chunk.job)
             used = outcome.tokens
-            self._share_time()  # before the row counts, with which it is saved
+            self._share_time()  # before the row is added: both are saved together
             self._record(chunk, outcome)
         finally:
             self._share_time()
@@ -475,7 +475,7 @@ class Worker:
         self._counters.output_tokens += tokens[1]
 
     async def _repair_cache(self) -> None:
-        """Fill the cache with what it lacks since it was away."""
+        """Write the answers that the cache missed while it was down."""
         if self._cache and (chunks := await self._call(self._cache.repair)):
             log.info("cache: %d chunks repaired", chunks)
 
@@ -509,7 +509,7 @@ class Worker:
         self._wake.set()
 
     async def _report(self) -> None:
-        """Say what is going on, in the log and to whoever asks for the workers' state; while idle, once."""
+        """Write the state to the log and to this worker's report; while idle, once."""
         was_busy, self._is_busy = self._is_busy, bool(self._requests or self._chunks)
         if not (was_busy or self._is_busy):
             return
@@ -532,7 +532,7 @@ class Worker:
         self._busy_workers = await self._call(self._count_busy_workers)
 
     def _count_busy_workers(self) -> int:
-        """Workers that said something lately, this one among them; by S3's clock, since idle ones say nothing."""
+        """Count the workers with a recent report, including this one; by S3's clock."""
         written = {entry["key"]: entry["modified"] for entry in self._store.list_objects(self._keys.workers_prefix)}
         own = written.get(self._keys.get_worker_key(self._own.worker))
         busy = [key for key, moment in written.items() if own is not None and own - moment <= 3 * REPORT_INTERVAL_S]
@@ -540,13 +540,13 @@ class Worker:
 
 
 def start_clock() -> Callable[[], float]:
-    """Seconds since 1970 by the time of now: deadlines and days do not move where the machine's clock jumps later."""
+    """Start a monotonic clock of seconds since 1970: later jumps of the machine's clock move no deadline."""
     began = time.time() - time.monotonic()
     return lambda: began + time.monotonic()
 
 
 def _open_cache(store: Store, settings: Settings, own: WorkerSettings) -> Any:
-    """The results cache; None where there is none, whose client then costs no memory."""
+    """Open the results cache; None without one, which saves the memory of its client."""
     if own.cache is None:
         return None
     from batch.cache import ResultCache
@@ -559,7 +559,7 @@ def _is_aws(error: Exception) -> bool:
 
 
 def _classify(error: Exception) -> tuple[str, str, bool]:
-    """Code and text of an error, and whether no repetition helps."""
+    """Return code and text of an error, and whether a retry is useless."""
     if isinstance(error, Permanent):
         return error.code, error.message, True
     if isinstance(error, ClientError):
