@@ -19,6 +19,7 @@ from llm_serving.workloads import base as workloads
 from llm_serving.workloads.batch import cloud as cloud_parts
 from llm_serving.workloads.batch import secrets
 from llm_serving.workloads.batch.blueprint import Blueprint, Cache, Endpoint
+from llm_serving.workloads.batch.cloud import CloudParts
 from llm_serving.workloads.batch.deployment import BatchDeployment
 from llm_serving.workloads.environment import Environment, Probe, Process
 from llm_serving.workloads.serving import blueprint as serving_blueprints
@@ -58,17 +59,17 @@ _SERVING_KEYS: Mapping[str, str] = {
     "roles.worker": "endpoint",
     "roles": "endpoint",
 }
-"""Where the replicas' settings stand in the file of a batch blueprint."""
+"""Keys of the replicas' settings in a batch blueprint, by their key in a serving blueprint."""
 
 
 def list_port_names(blueprint: Blueprint) -> list[str]:
-    """Names of the ports that a target must choose where processes share one machine."""
+    """List the ports that a target must choose if processes share one machine."""
     own_serving = _build_serving_settings(blueprint.endpoint, "batch")
     return [API, *(serving.list_port_names(own_serving) if own_serving else [])]
 
 
 def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment) -> BatchDeployment:
-    """The blueprint on the fleet, in the environment of its target.
+    """Resolve the blueprint on the fleet, in the environment of its target.
 
     Raises:
         InputError: it cannot work; with every reason at its line of the blueprint.
@@ -80,14 +81,56 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
     own_serving = _resolve_serving(blueprint, fleet, environment, name)
     answering = _find_endpoint(blueprint, own_serving, environment)
     price = price_deployment(own_serving) if own_serving else None
+    usd_h = price and price[0]
     cloud = cloud_parts.resolve(blueprint, fleet, environment, name, answering.url) if in_containers else None
-    bucket, prefix = environment.results_bucket or environment.bucket, f"batch/{name}"
-    model = own_serving.served_models[0].name if own_serving else ""
-    variables = {
+    variables = _build_variables(settings, environment, name, cloud, answering.url)
+    port = environment.ports.get(API, cloud_parts.API_PORT)
+    return BatchDeployment(
+        name=name,
+        pattern=settings.pattern,
+        target=environment.target,
+        fleet=fleet.value.name,
+        environment=environment,
+        url=_format_url(environment, name, port),
+        endpoint_url=answering.url,
+        model=own_serving.served_models[0].name if own_serving else "",
+        metrics_urls=answering.metrics_urls,
+        serving=own_serving,
+        usd_h=usd_h,
+        bucket=_choose_bucket(environment),
+        prefix=_build_prefix(name),
+        teams=dict(settings.teams),
+        limits=settings.limits,
+        sample=settings.sample,
+        slo=settings.slo,
+        workers=tuple(
+            _build_worker(settings, environment, variables, None if cloud else index, answering)
+            for index in range(settings.workers.count)
+        ),
+        api=_build_api(environment, variables, port, usd_h, cloud),
+        cloud=cloud,
+        notes=(*(own_serving.notes if own_serving else ()), *_list_notes(settings, environment, answering)),
+        emulated=own_serving.emulated if own_serving else environment.emulated,
+    )
+
+
+def _choose_bucket(environment: Environment) -> str:
+    return environment.results_bucket or environment.bucket
+
+
+def _build_prefix(name: str) -> str:
+    return f"batch/{name}"
+
+
+def _build_variables(
+    settings: Blueprint, environment: Environment, name: str, cloud: CloudParts | None, endpoint_url: str
+) -> dict[str, str]:
+    """Build the variables of workers and Batch API."""
+    return {
         **environment.env,
         "BATCH_NAME": cloud.workflow if cloud else name,
-        "BATCH_BUCKET": bucket,
-        "BATCH_PREFIX": prefix,
+        "BATCH_BUCKET": _choose_bucket(environment),
+        "BATCH_PREFIX": _build_prefix(name),
         "BATCH_TEAMS": ",".join(
             f"{team_name}:{team.weight}:{team.priority}:{team.tokens_per_day or 0}"
             for team_name, team in settings.teams.items()
@@ -98,55 +141,33 @@ def resolve(blueprint: Document[Blueprint], fleet: Document[Fleet], environment:
         "BATCH_CHUNK_BYTES": str(settings.limits.chunk),
         "BATCH_FAILED_CHUNKS": f"{settings.limits.failed_chunks:g}",
         "BATCH_TAKEOVER_S": f"{settings.limits.takeover:g}",
-        "BATCH_ENDPOINT": answering.url,
+        "BATCH_ENDPOINT": endpoint_url,
         "BATCH_PARQUET": "1" if settings.results.parquet else "",
         **(secrets.build_key_variables(settings.endpoint.api_key) if cloud else {}),
     }
-    port = environment.ports.get(API, cloud_parts.API_PORT)
-    return BatchDeployment(
-        name=name,
-        pattern=settings.pattern,
-        target=environment.target,
-        fleet=fleet.value.name,
-        environment=environment,
-        url=_format_url(environment, name, port),
-        endpoint_url=answering.url,
-        model=model,
-        metrics_urls=answering.metrics_urls,
-        serving=own_serving,
-        usd_h=price and price[0],
-        bucket=bucket,
-        prefix=prefix,
-        teams=dict(settings.teams),
-        limits=settings.limits,
-        sample=settings.sample,
-        slo=settings.slo,
-        workers=tuple(
-            _build_worker(settings, environment, variables, None if cloud else index, answering)
-            for index in range(settings.workers.count)
-        ),
-        api=Process(
-            name=API,
-            command=_build_command(environment, API),
-            env={
-                **variables,
-                "BATCH_USD_PER_HOUR": f"{price[0]:g}" if price else "",
-                "BATCH_API_HOST": environment.conventions.bind_host,
-                "BATCH_API_PORT": str(port),
-                **(
-                    {"BATCH_STATE_MACHINE": cloud.state_machine}
-                    if cloud
-                    else {"BATCH_STATE_MACHINE_FILE": str(STATE_MACHINE_FILE)}
-                ),
-            },
-            port=port,
-            probe=Probe(path="/health", body={}, deadline_s=API_DEADLINE_S),
-            start_s=RESTART_S,
-            memory_bytes=API_BYTES,
-        ),
-        cloud=cloud,
-        notes=(*(own_serving.notes if own_serving else ()), *_list_notes(settings, environment, answering)),
-        emulated=own_serving.emulated if own_serving else environment.emulated,
+
+
+def _build_api(
+    environment: Environment, variables: Mapping[str, str], port: int, usd_h: float | None, cloud: CloudParts | None
+) -> Process:
+    if cloud:
+        state_machine = {"BATCH_STATE_MACHINE": cloud.state_machine}
+    else:
+        state_machine = {"BATCH_STATE_MACHINE_FILE": str(STATE_MACHINE_FILE)}
+    return Process(
+        name=API,
+        command=_build_command(environment, API),
+        env={
+            **variables,
+            "BATCH_USD_PER_HOUR": "" if usd_h is None else f"{usd_h:g}",
+            "BATCH_API_HOST": environment.conventions.bind_host,
+            "BATCH_API_PORT": str(port),
+            **state_machine,
+        },
+        port=port,
+        probe=Probe(path="/health", body={}, deadline_s=API_DEADLINE_S),
+        start_s=RESTART_S,
+        memory_bytes=API_BYTES,
     )
 
 
@@ -171,7 +192,7 @@ def _list_notes(settings: Blueprint, environment: Environment, answering: _Answe
 
 
 def _describe_back_off(fed: str, environment: Environment, answering: _Answering) -> Iterator[str]:
-    """What makes rows give way to the requests of the deployment that is fed."""
+    """Describe what slows rows down in favor of the shared deployment's own requests."""
     title = environment.conventions.title
     if environment.conventions.containers and answering.metrics_urls:
         yield f"Rows give way to a queue at {fed} alone: on {title} a batch does not know its SLO."
@@ -191,7 +212,7 @@ def _build_worker(
     index: int | None,
     answering: _Answering,
 ) -> Process:
-    """A worker; without an index one of several containers alike, which take their hosts' names for theirs."""
+    """Build a worker; without an index, one of several equal containers, which are named after their hosts."""
     limits, concurrency = settings.limits, settings.workers.concurrency
     name = WORKER if index is None else f"{WORKER}-{index}"
     return Process(
@@ -220,7 +241,7 @@ def _build_worker(
 
 
 _CONTAINER_VARIABLES = {"BATCH_DRAIN_S": str(cloud_parts.DRAIN_S), "BATCH_READY_FILE": cloud_parts.READY_FILE}
-"""Of a worker that is alone in its container."""
+"""Variables of a worker with its own container."""
 
 
 def _build_cache_variables(cache: Cache | None, environment: Environment) -> dict[str, str]:
@@ -236,7 +257,7 @@ def _build_command(environment: Environment, program: str) -> tuple[str, ...]:
 
 
 class _Limit(NamedTuple):
-    """A limit of the SLO of the deployment that is fed."""
+    """A limit of the SLO of the deployment that answers the rows."""
 
     name: str
     """Such as `ttft p95`."""
@@ -246,31 +267,31 @@ class _Limit(NamedTuple):
 
     ms: float
     allowed: float
-    """Share that may be above: what the percentile leaves, 0 to 1."""
+    """Share of samples that may be above, 0 to 1: what the percentile allows."""
 
 
 class _Answering(NamedTuple):
-    """What answers the rows."""
+    """The endpoint that answers the rows."""
 
     url: str
     metrics_urls: tuple[str, ...]
     is_shared: bool
-    """Whether others than the workers send requests there."""
+    """Whether it also gets other requests than the workers'."""
 
     has_priority: bool
     """Whether it schedules by `priority` of a request."""
 
     limits: tuple[_Limit, ...] = ()
-    """Of its SLO: rows give way where these are missed."""
+    """Limits of its SLO: workers send fewer rows if these are missed."""
 
 
 def _find_endpoint(
     blueprint: Document[Blueprint], own_serving: Deployment | None, environment: Environment
 ) -> _Answering:
-    """What answers the rows.
+    """Find the endpoint that answers the rows.
 
     Raises:
-        InputError: the deployment that it names is not up.
+        InputError: the deployment that it names does not run.
     """
     endpoint = blueprint.value.endpoint
     if own_serving:
@@ -286,18 +307,10 @@ def _find_endpoint(
         engines_url = environment.conventions.engines_url.format(**names, port=ENGINE_PORT)
         metrics_urls = (f"{engines_url}{METRICS_PATH}",) if engines_url else ()
         return _Answering(url, metrics_urls, is_shared=True, has_priority=False)
-    if not environment.data_folder:  # only checked: nothing is asked
+    if not environment.data_folder:  # a check contacts nothing
         url = environment.conventions.url.format(deployment=endpoint.deployment, namespace="", port=0)
         return _Answering(url, (), is_shared=True, has_priority=False)
-    file = Path(environment.data_folder).parent / str(endpoint.deployment) / "deployment.json"
-    try:
-        deployment = Deployment.model_validate_json(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        reason = "no serving deployment of this name is up here"
-        fix = f"blueprint deploy {endpoint.deployment} first, from this directory"
-        raise InputError(
-            [blueprint.build_mistake(("endpoint", "deployment"), endpoint.deployment, reason, fix)]
-        ) from None
+    deployment = _read_deployment(blueprint, Path(environment.data_folder).parent)
     return _Answering(
         deployment.url,
         tuple(deployment.metrics_urls.values()),
@@ -307,11 +320,26 @@ def _find_endpoint(
     )
 
 
-def _list_limits(deployment: Deployment) -> Iterator[_Limit]:
-    """The limits by percentile on latencies that its engines' metrics show.
+def _read_deployment(blueprint: Document[Blueprint], data: Path) -> Deployment:
+    """Read the serving deployment on this machine that the endpoint names.
 
-    With prefill and decode apart no engine sees all of the time to a first token. End-to-end latency is left out: a row
-    takes as long as its answer is, and people's answers are no slower for that.
+    Raises:
+        InputError: it does not run.
+    """
+    name = blueprint.value.endpoint.deployment
+    try:
+        return Deployment.model_validate_json((data / str(name) / "deployment.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        reason = "no serving deployment of this name is up here"
+        fix = f"blueprint deploy {name} first, from this directory"
+        raise InputError([blueprint.build_mistake(("endpoint", "deployment"), name, reason, fix)]) from None
+
+
+def _list_limits(deployment: Deployment) -> Iterator[_Limit]:
+    """List the percentile limits on latencies in the engines' metrics.
+
+    With disaggregation no engine sees the whole time to a first token. End-to-end latency is left out: it depends on
+    the length of a row's answer, which does not slow down people's answers.
     """
     metrics = engines.load_engines()[deployment.engine].metrics
     sees_all = deployment.answering_roles == deployment.engine_roles
@@ -327,7 +355,7 @@ def _list_limits(deployment: Deployment) -> Iterator[_Limit]:
 def _resolve_serving(
     blueprint: Document[Blueprint], fleet: Document[Fleet], environment: Environment, name: str
 ) -> Deployment | None:
-    """The replicas of its own, as the workload `serving` resolves them.
+    """Resolve the batch's own replicas, as the workload `serving` does; None if it has none.
 
     Raises:
         InputError: they cannot work; at the lines of this blueprint.
@@ -347,14 +375,14 @@ def _resolve_serving(
 
 
 def _move_mistake(blueprint: Document[Blueprint], mistake: Mistake) -> Mistake:
-    """A mistake of the replicas' settings, at the key of the batch blueprint that they come from."""
+    """Move a mistake of the replicas' settings to its key in the batch blueprint."""
     key = next((_SERVING_KEYS[name] for name in _SERVING_KEYS if mistake.field.startswith(name)), mistake.field)
     moved = blueprint.build_mistake(key.split("."), None, mistake.reason, mistake.fix)
     return replace(moved, value=mistake.value)
 
 
 def _build_serving_settings(endpoint: Endpoint, name: str) -> serving_blueprints.Blueprint | None:
-    """The blueprint of the replicas of its own; None where it has none."""
+    """Build the blueprint of the batch's own replicas; None if it has none."""
     if not endpoint.model:
         return None
     role = EngineRole(
