@@ -13,7 +13,8 @@ the order from 0. Whoever scales a role scales choice 0 alone, and whoever makes
 
 ECS lets 500 tasks of a cluster wait for an instance (PROVISIONING), and starts no other task beyond that. So a choice
 that finds no instance has MAX_WAITING tasks waiting at the most, and passes the rest on. The first choice has as many
-as the role wants, for that number is its scaling's: the metric `provisioning`, which is logged here, has an alarm.
+as the role wants, for that number is its scaling's. Where many wait in first choices, all others share what is left, so
+that the last choice of each role can always start tasks. The metric `provisioning`, which is logged here, has an alarm.
 
 It runs each minute, and at once when an Auto Scaling group could not start an instance. Events:
     {"cluster": NAME}
@@ -40,8 +41,9 @@ A new instance takes about five minutes: a minute until managed scaling asks, th
 """
 
 
-MAX_WAITING = 50
-"""Most tasks that wait for an instance in a choice after the first.
+MAX_WAITING, MAX_CLUSTER_WAITING = 50, 450
+"""Most tasks that wait for an instance in a choice after the first, and of the cluster: a tenth less than ECS allows,
+since tasks come and go between two calls.
 
 Source: ECS developer guide, "Amazon ECS service quotas", "Tasks in the PROVISIONING state per cluster: 500", not
 adjustable, 2026-11.
@@ -80,33 +82,46 @@ def handler(event: Mapping[str, Any], _context: Any = None) -> list[dict[str, An
     ecs = boto3.client("ecs")
     now = datetime.datetime.now(datetime.UTC)
     failed_provider = f"cp-{event['failed_group']}" if event.get("failed_group") else None
+    roles: list[list[Choice]] = []
     changed: list[dict[str, Any]] = []
-    waiting_count, failure = 0, None
+    failure = None
     for services in _group_by_role(_list_services(ecs, event["cluster"])):
         try:
-            choices = [_read_choice(ecs, event["cluster"], service, failed_provider, now) for service in services]
-            waiting_count += sum(choice.waiting_count for choice in choices)
-            changed += _move_tasks(ecs, event["cluster"], choices)
+            roles.append([_read_choice(ecs, event["cluster"], service, failed_provider, now) for service in services])
         except ClientError as error:
             failure = error
-    _log_metric(event["cluster"], waiting_count, now)
+    max_waiting = compute_max_waiting(roles)
+    for choices in roles:
+        try:
+            changed += _move_tasks(ecs, event["cluster"], choices, max_waiting)
+        except ClientError as error:
+            failure = error
+    _log_metric(event["cluster"], sum(choice.waiting_count for choices in roles for choice in choices), now)
     if failure:
         raise failure
     return changed
 
 
-def compute_counts(choices: Sequence[Choice]) -> list[int]:
+def compute_max_waiting(roles: Sequence[Sequence[Choice]]) -> int:
+    """Most tasks that wait in a choice after the first: what the first choices leave, shared among all others."""
+    first_count = sum(choices[0].waiting_count for choices in roles)
+    other_count = sum(len(choices) - 1 for choices in roles)
+    share = (MAX_CLUSTER_WAITING - first_count) // max(1, other_count)
+    return min(MAX_WAITING, max(1, share))
+
+
+def compute_counts(choices: Sequence[Choice], max_waiting: int = MAX_WAITING) -> list[int]:
     """Desired counts of a role's services, in order.
 
     A choice has no more than the one before it lacks; it grows by what is stuck there, and shrinks as that one serves.
-    What is beyond its limit of waiting tasks is stuck at once.
+    What is beyond `max_waiting` tasks that wait is stuck at once.
     """
     desired_counts = [choices[0].desired_count]
     needed, passed_on = choices[0].desired_count, 0
     for previous, following in itertools.pairwise(choices):
         missing = max(0, needed - previous.serving_count)
         needed = min(missing, max(previous.stuck_count + passed_on, following.desired_count))
-        desired_counts.append(min(needed, following.started_count + MAX_WAITING))
+        desired_counts.append(min(needed, following.started_count + max_waiting))
         passed_on = needed - desired_counts[-1]
     return desired_counts
 
@@ -140,8 +155,8 @@ def _group_by_role(services: Iterable[dict[str, Any]]) -> Iterator[list[dict[str
         yield from [ordered] if 0 in services_by_choice else ([service] for service in ordered)
 
 
-def _move_tasks(ecs: Any, cluster: str, choices: Sequence[Choice]) -> Iterator[dict[str, Any]]:
-    for choice, count in zip(choices, compute_counts(choices), strict=True):
+def _move_tasks(ecs: Any, cluster: str, choices: Sequence[Choice], max_waiting: int) -> Iterator[dict[str, Any]]:
+    for choice, count in zip(choices, compute_counts(choices, max_waiting), strict=True):
         if count != choice.desired_count:
             ecs.update_service(cluster=cluster, service=choice.arn, desiredCount=count)
             change = {"service": choice.arn, "from": choice.desired_count, "to": count}

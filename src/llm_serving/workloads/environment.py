@@ -128,6 +128,10 @@ class Conventions(ResolvedData):
     max_replicas: int = 0
     """Most replicas of a role that clients and routers can find; 0 where there is no such limit."""
 
+    max_waiting: int = 0
+    """Most replicas, all roles together, that may wait for nodes of their pools' first choice so that others start in
+    the next; 0 where nothing limits them."""
+
     fargate: bool = False
     """Containers without accelerators run on Fargate, which has no nodes."""
 

@@ -65,6 +65,60 @@ def test_a_choice_without_machines_has_a_limited_number_of_tasks_waiting_and_pas
     assert ecs_fallback.compute_counts(third_has_machines) == [400, 50, 400]
 
 
+def _build_stuck_role(wanted: int, *others: int) -> list[Choice]:
+    """A role whose first choice has all of its tasks waiting, as have the given ones of the others."""
+    return [
+        Choice("first", wanted, wanted, 0, 0, wanted),
+        *(Choice("other", count, count, 0, 0, count) for count in others),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("roles", "max_waiting"),
+    [
+        ([_build_stuck_role(40, 0)], 50),  # far from the limit
+        ([_build_stuck_role(200, 50, 0), _build_stuck_role(200, 50, 0)], 12),  # four choices share what is left
+        ([_build_stuck_role(400, *[50] * 9)], 5),  # many choices
+        ([_build_stuck_role(480, 50, 0)], 1),  # and each goes on trying
+        ([[Choice("alone", 500, 500, 0, 0, 500)]], 1),
+        ([], 50),
+    ],
+)
+def test_choices_after_the_first_share_what_ecs_lets_wait(roles: list[list[Choice]], max_waiting: int) -> None:
+    assert ecs_fallback.compute_max_waiting(roles) == max_waiting
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 200), min_size=1, max_size=6), min_size=1, max_size=8).filter(
+        lambda roles: sum(role[0] for role in roles) <= 400
+    )
+)
+def test_tasks_without_machines_stay_below_what_ecs_lets_wait(wanted: list[list[int]]) -> None:
+    roles = [_build_stuck_role(*role) for role in wanted]
+    max_waiting = ecs_fallback.compute_max_waiting(roles)
+    assert sum(sum(ecs_fallback.compute_counts(role, max_waiting)) for role in roles) <= 450
+
+
+def test_a_large_role_without_machines_leaves_room_for_the_last_choice_of_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    large = [
+        build_service(f"prefill-{choice}", count, **names.build_fallback_tags("prefill", choice))
+        for choice, count in enumerate((400, 50))
+    ]
+    ecs = Ecs(monkeypatch, [FIRST, {**SECOND, "desiredCount": 50}, *large])
+    stuck = [build_task(number, "PROVISIONING") for number in range(100)]
+    ecs.add_tasks("decode-0", *stuck[:2])
+    ecs.add_tasks("decode-1")
+    ecs.add_tasks("prefill-0", *stuck[:99])
+    ecs.add_tasks("prefill-1")
+    monkeypatch.setattr(ecs_fallback, "MAX_CLUSTER_WAITING", 111)
+    ecs.expect_update("decode-1", 2)
+    ecs.expect_update("prefill-1", 5)
+    ecs_fallback.handler({"cluster": "demo"})
+    ecs.stub.assert_no_pending_responses()
+
+
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=6))
 def test_the_first_choice_is_unchanged_and_each_other_covers_at_most_the_previous_shortfall(
     rows: list[tuple[int, int, int]],

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from llm_serving.fleet import interfaces
+from llm_serving.catalog import instances
+from llm_serving.fleet import groups, interfaces
 from llm_serving.fleet.aws_limits import build_bucket_name
 from llm_serving.fleet.model import Fleet, parse_arn_region
 from llm_serving.settings.document import Document
 from llm_serving.settings.errors import Mistake
+from llm_serving.settings.units import format_count
 from llm_serving.workloads.environment import Conventions, Environment
 from llm_serving.workloads.serving import patterns
 from llm_serving.workloads.serving.blueprint import Blueprint
@@ -48,6 +50,8 @@ def check(
         yield from _check_group_scaling(blueprint, conventions.title, placed_roles)
     if conventions.max_replicas:
         yield from _check_max_replicas(blueprint, conventions, placed_roles)
+    if conventions.max_waiting:
+        yield from _check_waiting_replicas(blueprint, fleet.value, conventions, placed_roles)
     if conventions.task_interfaces:
         yield from _check_task_interfaces(blueprint, conventions.title, placed_roles)
 
@@ -268,6 +272,31 @@ def _check_max_replicas(
             reason = f"{conventions.title} lists at most {conventions.max_replicas} replicas of a role to the router"
             fix = f"{conventions.max_replicas} or fewer, and a second deployment for the rest"
             yield blueprint.build_mistake([*key_path, "replicas"], format_bounds(role.replicas), reason, fix)
+
+
+def _check_waiting_replicas(
+    blueprint: Document[Blueprint], fleet: Fleet, conventions: Conventions, placed_roles: Sequence[PlacedRole]
+) -> Iterator[Mistake]:
+    """Roles that fall back, and are so large that their first choice without instances would stop all others."""
+    roles = [placed_role for placed_role in placed_roles if _has_choices(fleet, placed_role)]
+    total, most = sum(role.replicas.max for _, role, _ in roles), conventions.max_waiting
+    if total <= most:
+        return
+    key_path, role, _ = max(roles, key=lambda placed_role: placed_role[1].replicas.max)
+    others = f" of {format_count(total, 'replica')} in this deployment" if len(roles) > 1 else ""
+    reason = (
+        f"where the first choice of {role.pool} has no instances, all{others} could wait there; {conventions.title} "
+        f"then starts no task in the next choice, with more than {most} waiting"
+    )
+    fix = f"{most} or fewer in all, and a deployment in another fleet for the rest; or a pool with one choice"
+    yield blueprint.build_mistake([*key_path, "replicas"], format_bounds(role.replicas), reason, fix)
+
+
+def _has_choices(fleet: Fleet, placed_role: PlacedRole) -> bool:
+    """Whether the role's tasks move between choices of its pool; a replica of several nodes keeps to the first."""
+    _, role, role_placement = placed_role
+    pool_groups = groups.resolve_pool(fleet, role.pool, instances.load())
+    return role_placement.nodes == 1 and len(groups.group_by_choice(pool_groups)) > 1
 
 
 def _check_task_interfaces(
