@@ -11,46 +11,67 @@ from collections.abc import Iterator, Mapping
 from llm_serving.fleet.model import Fleet, NewNetwork, Reservation
 
 _KEY = ("kms:CreateKey", "kms:CreateAlias", "kms:EnableKeyRotation", "kms:TagResource", "kms:ScheduleKeyDeletion")
-_ROLE = ("iam:CreateRole", "iam:PutRolePolicy", "iam:AttachRolePolicy", "iam:PassRole", "iam:DeleteRole")
+_ROLE = (
+    *("iam:CreateRole", "iam:TagRole", "iam:PutRolePolicy", "iam:AttachRolePolicy", "iam:PassRole", "iam:DeleteRole"),
+)
+_BUCKET = (
+    *("s3:CreateBucket", "s3:PutBucketTagging", "s3:PutBucketVersioning", "s3:PutEncryptionConfiguration"),
+    *("s3:PutBucketPolicy", "s3:PutBucketPublicAccessBlock", "s3:PutBucketOwnershipControls"),
+    *("s3:PutLifecycleConfiguration", "s3:DeleteBucket"),
+)
+_LOG_GROUP = ("logs:CreateLogGroup", "logs:TagResource", "logs:PutRetentionPolicy", "logs:DeleteLogGroup")
 
 _NEW_NETWORK = (
-    *("ec2:CreateVpc", "ec2:CreateSubnet", "ec2:CreateRouteTable", "ec2:CreateRoute", "ec2:CreateSecurityGroup"),
-    *("ec2:AuthorizeSecurityGroupIngress", "ec2:RevokeSecurityGroupEgress", "ec2:CreateVpcEndpoint"),
-    *("ec2:CreateFlowLogs", "ec2:CreateTags", "ec2:DeleteVpc", "ec2:DeleteSubnet", "ec2:DeleteVpcEndpoints"),
-    *("logs:CreateLogDelivery", "logs:DeleteLogDelivery", "s3:CreateBucket", "s3:PutBucketPolicy", *_KEY),
+    *("ec2:CreateVpc", "ec2:ModifyVpcAttribute", "ec2:CreateSubnet", "ec2:CreateRouteTable", "ec2:CreateRoute"),
+    *("ec2:AssociateRouteTable", "ec2:CreateSecurityGroup", "ec2:AuthorizeSecurityGroupIngress"),
+    *("ec2:RevokeSecurityGroupIngress", "ec2:RevokeSecurityGroupEgress", "ec2:CreateVpcEndpoint"),
+    *("ec2:CreateTags", "ec2:DeleteVpc", "ec2:DeleteSubnet", "ec2:DeleteVpcEndpoints"),
+)
+_FLOW_LOGS = (
+    *("ec2:CreateFlowLogs", "ec2:DeleteFlowLogs", "logs:CreateLogDelivery", "logs:DeleteLogDelivery"),
+    *(*_BUCKET, *_KEY),
 )
 _NAT = (
     *("ec2:CreateInternetGateway", "ec2:AttachInternetGateway", "ec2:AllocateAddress", "ec2:CreateNatGateway"),
     *("ec2:DeleteNatGateway", "ec2:ReleaseAddress"),
 )
 _STORAGE = (
-    *("s3:CreateBucket", "s3:PutBucketVersioning", "s3:PutEncryptionConfiguration", "s3:PutBucketPolicy"),
-    *("s3:PutBucketPublicAccessBlock", "s3:PutBucketOwnershipControls", "s3:PutLifecycleConfiguration"),
-    *("s3:DeleteBucket", "ecr:CreateRepository", "ecr:PutLifecyclePolicy", "ecr:DeleteRepository", *_KEY),
+    *(*_BUCKET, "s3:PutBucketNotification", *_KEY),
+    *("ecr:CreateRepository", "ecr:TagResource", "ecr:PutLifecyclePolicy", "ecr:DeleteRepository"),
+)
+_IMAGE_CACHE = (
+    *("ecr:CreatePullThroughCacheRule", "ecr:CreateRepositoryCreationTemplate", "ecr:DeletePullThroughCacheRule"),
+    *("ecr:DeleteRepositoryCreationTemplate", "iam:CreateServiceLinkedRole"),
 )
 # Terraform's lock file is an object beside the state: it is written, and deleted when the work is done.
 _STATE = ("s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:DeleteObject")
 _MACHINES = (
     *("ec2:CreateLaunchTemplate", "ec2:CreateLaunchTemplateVersion", "ec2:DeleteLaunchTemplate", "ec2:RunInstances"),
     *("ec2:CreateSecurityGroup", "ec2:AuthorizeSecurityGroupIngress", "ec2:AuthorizeSecurityGroupEgress"),
-    *("ec2:CreateTags", "iam:CreateInstanceProfile", "iam:AddRoleToInstanceProfile", "iam:CreateServiceLinkedRole"),
-    *_ROLE,
+    *("ec2:CreateTags", "iam:CreateInstanceProfile", "iam:TagInstanceProfile", "iam:AddRoleToInstanceProfile"),
+    *("iam:CreateServiceLinkedRole", *_ROLE),
 )
 _FUNCTION = (
-    *("lambda:CreateFunction", "lambda:UpdateFunctionCode", "lambda:AddPermission", "lambda:DeleteFunction"),
-    *("events:PutRule", "events:PutTargets", "events:RemoveTargets", "events:DeleteRule"),
+    *("lambda:CreateFunction", "lambda:TagResource", "lambda:UpdateFunctionCode", "lambda:AddPermission"),
+    *("lambda:DeleteFunction", *_LOG_GROUP),
+    *("events:PutRule", "events:TagResource", "events:PutTargets", "events:RemoveTargets", "events:DeleteRule"),
 )
 _EKS = (
     *("eks:CreateCluster", "eks:UpdateClusterConfig", "eks:CreateNodegroup", "eks:CreateAddon"),
     *("eks:CreateAccessEntry", "eks:AssociateAccessPolicy", "eks:CreatePodIdentityAssociation"),
-    *("eks:DeleteCluster", "eks:DeleteNodegroup", "sqs:CreateQueue", "lambda:InvokeFunction", *_FUNCTION),
-    *_KEY,
+    *("eks:TagResource", "eks:DeleteCluster", "eks:DeleteNodegroup", "sqs:CreateQueue", "sqs:SetQueueAttributes"),
+    *("sqs:TagQueue", "lambda:InvokeFunction", *_FUNCTION, *_KEY),
+    "kms:CreateGrant",  # by which EKS encrypts secrets with the fleet's key
 )
 _ECS = (
     *("ecs:CreateCluster", "ecs:CreateCapacityProvider", "ecs:PutClusterCapacityProviders"),
     *("ecs:RegisterTaskDefinition", "ecs:CreateService", "ecs:DeleteService", "ecs:DeleteCluster"),
     *("autoscaling:CreateAutoScalingGroup", "autoscaling:UpdateAutoScalingGroup", "autoscaling:DeleteAutoScalingGroup"),
-    *("servicediscovery:CreateHttpNamespace", "logs:CreateLogGroup", *_FUNCTION, *_KEY),
+    *("ecs:TagResource", "autoscaling:CreateOrUpdateTags", "cloudwatch:PutMetricAlarm", "cloudwatch:DeleteAlarms"),
+    *("servicediscovery:CreateHttpNamespace", "servicediscovery:CreatePrivateDnsNamespace"),
+    # Cloud Map makes the private namespace's zone in the caller's name.
+    *("servicediscovery:TagResource", "servicediscovery:DeleteNamespace", "route53:CreateHostedZone"),
+    *(*_FUNCTION, *_KEY),
 )
 
 
@@ -66,8 +87,12 @@ def list_actions_by_part(fleet: Fleet) -> Mapping[str, tuple[str, ...]]:
     """Actions by part of the fleet, each once."""
     parts: dict[str, tuple[str, ...]] = {}
     if isinstance(fleet.network, NewNetwork):
-        parts["network"] = _NEW_NETWORK + (_NAT if fleet.network.nat else ())
-    parts["storage"] = _STORAGE + (("budgets:ModifyBudget",) if fleet.budget_to else ())
+        parts["network"] = (
+            _NEW_NETWORK + (_NAT if fleet.network.nat else ()) + (_FLOW_LOGS if fleet.network.flow_logs else ())
+        )
+    parts["storage"] = (
+        _STORAGE + (_IMAGE_CACHE if fleet.image_cache else ()) + (("budgets:ModifyBudget",) if fleet.budget_to else ())
+    )
     if fleet.state != "local":
         parts["state"] = _STATE
     parts["instances"] = _MACHINES + tuple(_list_reservation_actions(fleet))
