@@ -14,18 +14,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from llm_serving import paths, processes
-from llm_serving.aws.session import AwsSession
 from llm_serving.fleet.model import Fleet
-from llm_serving.operations import context
 from llm_serving.rehearsal import emulator
 from llm_serving.settings.document import Document
 from llm_serving.targets import planning
 from llm_serving.targets.ecs import manifest, stack
-from llm_serving.workloads import inputs
 from llm_serving.workloads.batch.client import FINAL_STATES, BatchClient
 from scripts.benchmarks import batch_kills
 from tests.infra.batch.conftest import FLEET, write_blueprint
-from tests.targets.ecs.test_workflow import REGION, create_fleet_resources
+from tests.targets.ecs.applied_fleet import REGION, AppliedFleet, apply_fleet
 
 pytestmark = [pytest.mark.terraform, pytest.mark.timeout(600)]
 
@@ -35,15 +32,9 @@ ROWS = {f"row-{number}": f"answer {number}" for number in range(20)}
 
 
 @pytest.fixture
-def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Document[Fleet], AwsSession]]:
-    """The fleet's file, and an embedded AWS with the resources of its stacks."""
-    monkeypatch.chdir(tmp_path)
-    Path("fleet.yaml").write_text(FLEET)
-    document = inputs.read_fleet(Path("fleet.yaml"))
-    with context.use_emulator(document) as aws:
-        endpoint = str(aws.emulator)
-        create_fleet_resources(endpoint, document.value)
-        s3 = emulator.create_client("s3", endpoint, REGION)
+def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AppliedFleet]:
+    with apply_fleet(tmp_path, monkeypatch, FLEET) as (document, aws):
+        s3 = emulator.create_client("s3", str(aws.emulator), REGION)
         s3.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
         s3.put_bucket_notification_configuration(
             Bucket=BUCKET, NotificationConfiguration={"EventBridgeConfiguration": {}}
@@ -51,9 +42,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Doc
         yield document, aws
 
 
-def test_a_batch_is_created_runs_a_job_and_is_destroyed(
-    fleet: tuple[Document[Fleet], AwsSession], tmp_path: Path
-) -> None:
+def test_a_batch_is_created_runs_a_job_and_is_destroyed(fleet: AppliedFleet, tmp_path: Path) -> None:
     document, aws = fleet
     endpoint = str(aws.emulator)
     plan = planning.plan(write_blueprint(tmp_path, "catalogue"), document.path, target="ecs", aws=aws)
