@@ -21,7 +21,6 @@ import openai
 import pytest
 
 from llm_serving import processes
-from llm_serving.catalog import models
 from llm_serving.hub import make_tiny
 from llm_serving.settings.units import Bounds
 from llm_serving.targets.deployment_plan import DeploymentPlan
@@ -83,7 +82,7 @@ def client(plan: DeploymentPlan) -> openai.OpenAI:
 @pytest.fixture(scope="module")
 def forced() -> Forced:
     """The fields of a request whose answer matches a regular expression, written as a trained model writes its marks."""
-    tokenizer = make_tiny.train_tokenizer(models.find("tiny").vocabulary)
+    tokenizer = make_tiny.train_tokenizer("tiny")
     tokens = range(tokenizer.get_vocab_size())
     marks = {
         token for token in tokens if re.fullmatch(r"</?(think|tool_call)>|<\|im_end\|>", tokenizer.id_to_token(token))

@@ -11,12 +11,15 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import openai
 import psutil
 import pytest
 
 from llm_serving import processes
 from llm_serving.catalog import gguf
+from llm_serving.hub import make_tiny
 from llm_serving.rehearsal import emulator
 from llm_serving.settings.errors import Unavailable
 from llm_serving.targets import planning
@@ -61,6 +64,58 @@ def test_the_router_answers_chat_streams_usage_and_spreads_requests(plan: Deploy
     chunks = [json.loads(line.removeprefix("data: ")) for line in stream.splitlines() if line.startswith("data: {")]
     assert [chunk["usage"]["completion_tokens"] for chunk in chunks if chunk.get("usage")] == [5]
     assert stream.rstrip().endswith("data: [DONE]")
+
+
+TOOL: Any = {
+    "type": "function",
+    "function": {
+        "name": "find_city",
+        "parameters": {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]},
+    },
+}
+CALL_BEGIN, LINE_END = "<tool_call>", "Ċ"  # the byte-level tokenizer's line feed
+
+
+@pytest.fixture(scope="module")
+def client(plan: DeploymentPlan) -> openai.OpenAI:
+    """Through the router, as clients come."""
+    return openai.OpenAI(base_url=f"{plan.deployment.url}/v1", api_key="none", timeout=START_LIMIT_S, max_retries=0)
+
+
+def _ask(client: openai.OpenAI, **body: Any) -> Any:
+    return client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "Where?"}], **body)
+
+
+@pytest.fixture(scope="module")
+def forced_call() -> dict[str, Any]:
+    """The fields of a request whose answer begins with a call; the server's own grammar forces all that follows.
+
+    The model never chooses a mark by itself, so both tokens are far ahead of all others until each was written once.
+    """
+    tokenizer = make_tiny.train_tokenizer("tiny")
+    bias = {str(tokenizer.token_to_id(CALL_BEGIN)): 5000, str(tokenizer.token_to_id(LINE_END)): 4500}
+    return {"tools": [TOOL], "logit_bias": bias, "presence_penalty": 1000, "max_tokens": 150}
+
+
+def test_a_call_of_a_tool_is_read_from_the_answer_and_from_a_stream(
+    client: openai.OpenAI, forced_call: dict[str, Any]
+) -> None:
+    call = _ask(client, **forced_call).choices[0].message.tool_calls[0].function
+    assert call.name == "find_city"
+    assert json.loads(call.arguments)["city"] in ("Rome", "Oslo")
+    chunks = _ask(client, **forced_call, stream=True)
+    calls = [call.function for chunk in chunks for choice in chunk.choices for call in choice.delta.tool_calls or ()]
+    assert calls[0].name == "find_city"
+    assert re.search(r'"city"\s*:\s*"(Rome|Oslo)"', "".join(call.arguments or "" for call in calls))
+
+
+def test_what_the_model_thinks_comes_apart_from_its_answer(client: openai.OpenAI) -> None:
+    grammar = {"grammar": 'root ::= "<think>so</think>" ("yes" | "no")'}
+    message = _ask(client, extra_body=grammar).choices[0].message
+    assert message.reasoning_content == "so"
+    assert message.content in ("yes", "no")
+    deltas = [choice.delta for chunk in _ask(client, extra_body=grammar, stream=True) for choice in chunk.choices]
+    assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) == "so"
 
 
 def test_the_patterns_load_is_answered_and_reported(plan: DeploymentPlan) -> None:

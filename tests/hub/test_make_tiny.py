@@ -11,11 +11,14 @@ import sys
 import time
 from collections import namedtuple
 from pathlib import Path
+from typing import Any
 
+import jinja2
 import pytest
+from tokenizers import Tokenizer
 
 from llm_serving.catalog import models
-from llm_serving.hub import make_tiny
+from llm_serving.hub import make_tiny, make_vision
 from llm_serving.settings.errors import InputError, Unavailable
 
 
@@ -88,8 +91,6 @@ def test_the_generated_folder_matches_the_catalogue_and_is_random(tiny_folder: P
 
 
 def test_the_tokenizer_round_trips_any_text(tiny_folder: Path) -> None:
-    from tokenizers import Tokenizer
-
     tokenizer = Tokenizer.from_file(str(tiny_folder / "tokenizer.json"))
     for text in ("What is prefill?", "Größe: 漢字 🙂\n\ttab", make_tiny.CORPUS.read_text()):
         assert tokenizer.decode(tokenizer.encode(text).ids) == text
@@ -98,8 +99,6 @@ def test_the_tokenizer_round_trips_any_text(tiny_folder: Path) -> None:
 
 
 def test_the_tokenizer_fills_the_vocabulary_with_the_special_tokens_last(tiny_folder: Path) -> None:
-    from tokenizers import Tokenizer
-
     tokenizer = Tokenizer.from_file(str(tiny_folder / "tokenizer.json"))
     config = json.loads((tiny_folder / "config.json").read_text())
     assert tokenizer.get_vocab_size() == config["vocab_size"]
@@ -107,17 +106,51 @@ def test_the_tokenizer_fills_the_vocabulary_with_the_special_tokens_last(tiny_fo
     assert tokenizer.token_to_id("<|endoftext|>") == config["vocab_size"] - 9
 
 
-def test_the_chat_template_writes_turns_as_qwen_does(tiny_folder: Path) -> None:
-    import jinja2
+def _render(messages: list[dict[str, Any]], **arguments: Any) -> str:
+    environment = jinja2.Environment()
+    environment.filters["tojson"] = json.dumps  # as transformers has it, without HTML's escapes
+    template = environment.from_string(make_tiny.CHAT_TEMPLATE.read_text())
+    return template.render(messages=messages, add_generation_prompt=True, **arguments)
 
-    template = json.loads((tiny_folder / "tokenizer_config.json").read_text())["chat_template"]
-    text = jinja2.Template(template).render(messages=[{"role": "user", "content": "hi"}], add_generation_prompt=True)
-    assert text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+
+def test_the_chat_template_writes_turns_as_qwen_does() -> None:
+    asked, begun = "<|im_start|>user\nhi<|im_end|>\n", "<|im_start|>assistant\n"
+    messages = [{"role": "user", "content": "hi"}]
+    assert _render(messages) == asked + begun
+    assert _render(messages, enable_thinking=False) == f"{asked}{begun}<think>\n\n</think>\n\n"
+    parts = [{"type": "text", "text": "hi"}, {"type": "image"}]
+    picture = make_vision.TOKENS["vision_start"] + make_vision.TOKENS["image"] + make_vision.TOKENS["vision_end"]
+    assert _render([{"role": "user", "content": parts}]) == asked.replace("hi", f"hi{picture}") + begun
+
+
+def test_the_chat_template_writes_tools_calls_and_their_results() -> None:
+    call = {"function": {"name": "find", "arguments": {"city": "Oslo"}}}
+    messages = [{"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": "north"}]
+    text = _render(messages, tools=[{"type": "function", "function": {"name": "find"}}])
+    assert '<tools>\n{"type": "function", "function": {"name": "find"}}\n</tools>' in text
+    assert '<tool_call>\n{"name": "find", "arguments": {"city": "Oslo"}}\n</tool_call><|im_end|>' in text
+    assert "<|im_start|>user\n<tool_response>\nnorth\n</tool_response><|im_end|>" in text
+
+
+def test_a_model_that_sees_has_the_tokens_and_the_sizes_of_pictures(tmp_path: Path) -> None:
+    folder = make_tiny.make("tiny-vision", tmp_path / "tiny-vision")
+    model, row = models.find(str(folder)), models.find("tiny-vision")
+    assert (model.random, model.vision, model.list_tensors()) == (True, row.vision, row.list_tensors())
+    config = json.loads((folder / "config.json").read_text())
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert {
+        name: tokenizer.id_to_token(config[f"{name}_token_id"]) for name in make_vision.TOKENS
+    } == make_vision.TOKENS
+    processor = json.loads((folder / "preprocessor_config.json").read_text())
+    assert row.vision
+    side = row.vision.token_side
+    assert processor["size"]["longest_edge"] == row.vision.image_tokens * side**2
+    assert row.vision.count_tokens(5000, 5000) == row.vision.image_tokens
 
 
 def test_only_tokens_that_print_nothing_are_suppressed(tiny_folder: Path) -> None:
     output = _load_tensor(tiny_folder, "lm_head.weight")
-    silent_tokens = make_tiny.find_silent_tokens(make_tiny.train_tokenizer(1280))
+    silent_tokens = make_tiny.find_silent_tokens(make_tiny.train_tokenizer("tiny"))
     ordinary = sorted(set(range(1280)) - set(silent_tokens))
     assert (output[silent_tokens, 0] == -64).all()
     assert (output[ordinary, 0] == 0).all()

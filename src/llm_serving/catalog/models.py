@@ -53,6 +53,8 @@ class _Row(BaseModel):
     read: str
 
 
+_GGUF_TASKS: tuple[Task, ...] = ("generate", "embed")
+
 WeightsFormat = Literal["safetensors", "gguf"]
 """Forms of weights: Hugging Face's files, or llama.cpp's one file with tokenizer and chat template."""
 
@@ -440,8 +442,9 @@ def _build_model(
         weight_bytes=weight_bytes or computed_bytes,
         random=bool(config.get(RANDOM_KEY, False)),
         architectures=architecture.read_names(config),
-        # What is made here is made in either form; llama.cpp has no head that ranks or classifies with Qwen3.
-        formats=("safetensors", "gguf") if is_made and task in ("generate", "embed") else ("safetensors",),
+        # What is made here is made in either form; llama.cpp has no head that ranks or classifies with Qwen3, and its
+        # row takes one file, where a model that sees has two.
+        formats=("safetensors", "gguf") if is_made and not arch.vision and task in _GGUF_TASKS else ("safetensors",),
         source=source,
         read_on=read_on,
     )

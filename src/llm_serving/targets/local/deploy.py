@@ -27,7 +27,6 @@ from llm_serving.targets.local import (
     readiness,
     resource_check,
     supervisor,
-    vision,
     weights,
 )
 from llm_serving.targets.local.engine_setups import EngineSetup
@@ -56,7 +55,6 @@ def check_machine(plan: DeploymentPlan, starting: list[Process] | None = None) -
     Raises:
         Unavailable: something is missing; in one line.
     """
-    vision.check(served_model.model for served_model in getattr(plan.deployment, "served_models", ()))
     resource_check.check(
         plan.directory, plan.deployment, list(plan.deployment.processes) if starting is None else starting
     )

@@ -13,7 +13,7 @@ import importlib
 import os
 import sys
 
-ARCHITECTURES = ("Qwen3ForCausalLM",)  # of the generated models `tiny` and `mid`
+ARCHITECTURES = ("Qwen3ForCausalLM", "Qwen3VLForConditionalGeneration")  # of generated models: `tiny`, `tiny-vision`
 MODULES = (
     "vllm.entrypoints.cli.main",
     "vllm.entrypoints.openai.api_server",

@@ -60,7 +60,7 @@ def resolve_environment(
     ports = _choose_ports(directory, [AWS, *workloads.get(blueprint.kind).list_port_names(blueprint)], own_ports, port)
     endpoint = f"http://127.0.0.1:{ports[AWS]}"
     # vLLM prepares a picture in several threads before its further processes start: a fork would wait for them forever.
-    has_pictures = isinstance(blueprint, Blueprint) and vision.sees(vision.list_models(blueprint))
+    has_pictures = isinstance(blueprint, Blueprint) and vision.sees(blueprint)
     has_shortcuts = os.environ.get(SHORTCUTS_VARIABLE) != "off" and not has_pictures
     return Environment(
         target=NAME,
