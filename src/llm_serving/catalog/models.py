@@ -334,10 +334,11 @@ def _read_gguf(folder: Path, files: Sequence[Path]) -> Model:
     Raises:
         ModelError: there are several, or the file cannot be used.
     """
+    header = gguf.read_file(files[0])  # first, since one of a split model's files says what to do with them
     if len(files) > 1:
         names = ", ".join(file.name for file in files[:4])
         raise ModelError(f"{folder}: it holds {len(files)} GGUF files, {names}", "a folder with one of them")
-    return _build_gguf(gguf.read_file(files[0]), str(folder), str(files[0]), None)
+    return _build_gguf(header, str(folder), str(files[0]), None)
 
 
 def _build_gguf(header: gguf.Header, name: str, source: str, hub_id: str | None) -> Model:

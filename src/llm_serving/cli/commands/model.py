@@ -41,7 +41,8 @@ def make_tiny(
     size: Annotated[
         str,
         typer.Option(
-            help="tiny (a few MB), mid (0.9 GB, to measure weight streaming), tiny-embed, tiny-rerank or tiny-classify."
+            help="tiny (a few MB), mid (0.9 GB, to measure weight streaming), tiny-vision, tiny-embed, tiny-rerank or "
+            "tiny-classify."
         ),
     ] = "tiny",
     format_: Annotated[
@@ -51,7 +52,7 @@ def make_tiny(
         bool, typer.Option("--adapter", help="Create a LoRA adapter of tiny instead of the model.")
     ] = False,
 ) -> None:
-    """Create a Qwen3 with random weights and a real tokenizer.
+    """Create a Qwen3 or Qwen3-VL with random weights and a real tokenizer.
 
     The files are the same bytes each time.
     """

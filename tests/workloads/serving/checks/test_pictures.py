@@ -28,7 +28,7 @@ REFUSALS = {
     "a text model": (
         {"model": "Qwen/Qwen3-8B"},
         "traffic.images: now '640 x 480': Qwen/Qwen3-8B reads text alone as vllm runs it. Fix: no images, or a model that "
-        "sees, such as Qwen/Qwen2.5-VL-7B-Instruct.",
+        "sees, such as tiny-vision or Qwen/Qwen2.5-VL-7B-Instruct.",
     ),
     "more than the context": (
         {"traffic": ", turns: 5"},

@@ -40,7 +40,7 @@ def check(blueprint: Document[Blueprint], placed_roles: Sequence[PlacedRole]) ->
         shown = f"{images.width} x {images.height}"
         if model.vision is None:
             reason = f"{model.name} reads text alone as {settings.engine} runs it"
-            fix = "no images, or a model that sees, such as Qwen/Qwen2.5-VL-7B-Instruct"
+            fix = "no images, or a model that sees, such as tiny-vision or Qwen/Qwen2.5-VL-7B-Instruct"
             yield blueprint.build_mistake(_KEY_PATH, shown, reason, fix)
             continue
         yield from _check_context(blueprint, role, model, images)
