@@ -26,6 +26,7 @@ def main() -> int:
     except Unreadable as error:
         print(f"batch-worker: {error}", file=sys.stderr)
         return 3
+    memory.collect_garbage_rarely()
     asyncio.run(worker.run())
     return 0
 

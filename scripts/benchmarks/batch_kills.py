@@ -120,6 +120,7 @@ def start_run(
     slots: int = 32,
     takeover_s: float = 3,
     s3_url: str = "",
+    endpoint_is_static: bool = False,
     **variables: str,
 ) -> Iterator[BatchRun]:
     """Start everything; ends it after the block.
@@ -129,6 +130,7 @@ def start_run(
         slots: requests that the endpoint serves at a time.
         takeover_s: how long after a worker's end another one takes its chunks.
         s3_url: of an S3 server that is up; the embedded AWS's own where left out.
+        endpoint_is_static: whether nginx answers (static_endpoint.py), which shows no metrics and is never the limit.
         variables: further settings of workers and Batch API.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -158,7 +160,9 @@ def start_run(
             "BATCH_STATE_MACHINE_FILE": str(STATE_MACHINE_FILE),
             **variables,
         }
-        server = [sys.executable, "-m", "scripts.benchmarks.batch_endpoint", "--port", str(endpoint_port)]
+        server = ["batch_endpoint", "--delay-ms", f"{delay_ms:g}", "--slots", str(slots)]
+        if endpoint_is_static:
+            server = ["static_endpoint"]
         python_path = {"PYTHONPATH": str(paths.ROOT)}
         is_changed = s3_url or "BATCH_INSTANT" in variables
 
@@ -170,7 +174,7 @@ def start_run(
         worker, worker_env = build_program("batch_worker")
         commands: dict[str, tuple[Sequence[str], Mapping[str, str]]] = {
             "endpoint": (
-                [*server, "--delay-ms", f"{delay_ms:g}", "--slots", str(slots)],
+                [sys.executable, "-m", f"scripts.benchmarks.{server[0]}", *server[1:], "--port", str(endpoint_port)],
                 python_path,
             ),
             "batch-api": build_program("batch_api"),

@@ -8,21 +8,20 @@
     python -m scripts.benchmarks.batch_load share                   teams of 50/30/20 and an urgent job
     python -m scripts.benchmarks.batch_load clients                 aiohttp against httpx
 
-CPU time is that of the worker's process alone, so that other work on the machine changes it little. S3, SQS and Step
-Functions are the embedded AWS; its own time is not measured. It holds all objects in memory: for more than some hundred
-thousand rows start another S3 server, and name it:
+CPU time is that of the worker's process alone, so that other work on the machine changes it little. SQS and Step
+Functions are the embedded AWS; its own time is not measured. It would hold all objects in memory, and copy each byte.
+So S3 of `worker` and `merge` is a server that keeps them in a file and copies by reference (s3_server.py), or the one
+at `--s3 URL`. `merge --copy-ms 100` delays each copy, as S3 would.
 
-    versitygw --port 127.0.0.1:7070 --region us-west-2 --access rehearsal --secret rehearsal posix FOLDER
-    python -m scripts.benchmarks.batch_load worker --rows 1000000 --s3 http://127.0.0.1:7070
-    python -m scripts.benchmarks.batch_load worker --rows 10000000 --s3 http://127.0.0.1:7070 --instant 1
-
-With `--instant 1` the answers come from within the worker's process (batch_programs.py), at once.
+With `worker --static 1` the endpoint is nginx, which is never the limit. With `--instant 1` the answers come from
+within the worker's process (batch_programs.py), at once.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import sys
@@ -39,7 +38,7 @@ import psutil
 from llm_serving import processes, program
 from llm_serving.settings.errors import Unavailable
 from llm_serving.workloads.batch.client import BatchClient
-from scripts.benchmarks import batch_kills
+from scripts.benchmarks import batch_kills, s3_server
 from scripts.benchmarks.batch_kills import BUCKET, FINAL_STATES, IMAGE, BatchRun
 
 if str(IMAGE) not in sys.path:
@@ -57,6 +56,11 @@ def format_row(number: int, words: int = 20) -> bytes:
     return json.dumps(row).encode() + b"\n"
 
 
+def open_s3(url: str, folder: Path, copy_ms: float = 0) -> contextlib.AbstractContextManager[str]:
+    """The S3 server at a URL; one of its own where there is none."""
+    return contextlib.nullcontext(url) if url else s3_server.run_server(folder, copy_ms)
+
+
 def submit(run: BatchRun, jobs: Any, name: str, rows: int, **options: Any) -> Any:
     """Submit so many rows."""
     body = b"".join(format_row(number) for number in range(rows))
@@ -69,15 +73,20 @@ def measure_worker(arguments: argparse.Namespace, folder: Path) -> dict[str, Any
     settings: dict[str, Any] = {
         "BATCH_CONCURRENCY": arguments.concurrency,
         "BATCH_CHUNK_BYTES": str(arguments.chunk * 2**20),
-        "s3_url": arguments.s3,
         "takeover_s": 30,
     }
     if arguments.instant:
-        settings |= {"BATCH_INSTANT": "1", "BATCH_METRICS": ""}
-    with batch_kills.start_run(folder, workers=1, delay_ms=20, slots=4096, **settings) as run:
+        settings |= {"BATCH_INSTANT": "1"}
+    if arguments.instant or arguments.static:
+        settings |= {"BATCH_METRICS": "", "endpoint_is_static": True}
+    with (
+        open_s3(arguments.s3, folder) as s3_url,
+        batch_kills.start_run(folder, workers=1, delay_ms=20, slots=4096, s3_url=s3_url, **settings) as run,
+    ):
         run.open_jobs()
         client = BatchClient(f"http://127.0.0.1:{run.env['BATCH_API_PORT']}")
         worker, api = (psutil.Process(run.running[name].pid) for name in ("batch-worker-0", "batch-api"))
+        endpoint = psutil.Process(run.running["endpoint"].pid)
         time.sleep(SETTLE_S)
         idle = {"worker": worker.memory_info().rss, "api": api.memory_info().rss}
         peaks: dict[str, dict[str, int]] = {}
@@ -91,7 +100,8 @@ def measure_worker(arguments: argparse.Namespace, folder: Path) -> dict[str, Any
         with file.open("wb") as sink:
             sink.writelines(format_row(number) for number in range(arguments.rows))
         file_id = client.upload(file, lambda _done, _all: sample("upload"))
-        before, start = worker.cpu_times(), time.monotonic()
+        start = time.monotonic()
+        worker_cpu_s, endpoint_cpu_s = read_cpu_s(worker), read_cpu_s(endpoint)
         job = client.create(file_id=file_id)
         while job["status"] not in FINAL_STATES:
             if time.monotonic() > start + arguments.limit:
@@ -99,9 +109,9 @@ def measure_worker(arguments: argparse.Namespace, folder: Path) -> dict[str, Any
             time.sleep(SAMPLE_S)
             job = client.read(job["id"])
             sample(job["status"])
-        seconds, after = time.monotonic() - start, worker.cpu_times()
+        seconds = time.monotonic() - start
+        worker_cpu_s, endpoint_cpu_s = read_cpu_s(worker) - worker_cpu_s, read_cpu_s(endpoint) - endpoint_cpu_s
         client.download(job["output_file_id"], folder / "output.jsonl", lambda _done, _all: sample("download"))
-    cpu_s = after.user + after.system - before.user - before.system
     return {
         "rows": arguments.rows,
         "input_mb": round(file.stat().st_size / 1e6),
@@ -109,11 +119,18 @@ def measure_worker(arguments: argparse.Namespace, folder: Path) -> dict[str, Any
         "chunk_mib": arguments.chunk,
         "completed": job["request_counts"]["completed"],
         "seconds": round(seconds, 1),
-        "worker_cpu_s": round(cpu_s, 1),
-        "rows_per_cpu_s": round(arguments.rows / cpu_s),
+        "worker_cpu_s": round(worker_cpu_s, 1),
+        "rows_per_cpu_s": round(arguments.rows / worker_cpu_s),
+        "endpoint_cpu_s": round(endpoint_cpu_s, 1),
         "idle_mb": _format_memory(idle),
         "peak_mb": {step: _format_memory(peak) for step, peak in peaks.items()},
     }
+
+
+def read_cpu_s(process: psutil.Process) -> float:
+    """CPU time of a process and its children so far."""
+    times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
+    return sum(each.user + each.system for each in times)
 
 
 def _format_memory(memory: Mapping[str, int]) -> dict[str, int]:
@@ -122,7 +139,10 @@ def _format_memory(memory: Mapping[str, int]) -> dict[str, int]:
 
 def measure_merge(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Time and memory of a process that joins the results of chunks that are done; all are the same object."""
-    with batch_kills.start_run(folder, workers=0, s3_url=arguments.s3) as run:
+    with (
+        open_s3(arguments.s3, folder, arguments.copy_ms) as s3_url,
+        batch_kills.start_run(folder, workers=0, s3_url=s3_url) as run,
+    ):
         from batch import layout, settings
         from batch.steps import Steps
         from batch.store import Store
@@ -387,11 +407,19 @@ def main() -> None:
     measurements: dict[str, tuple[Callable[[Any, Path], dict[str, Any]], dict[str, Any]]] = {
         "worker": (
             measure_worker,
-            {"rows": 10_000, "chunk": 16, "concurrency": "256..1024", "s3": "", "instant": 0, "limit": 590},
+            {
+                "rows": 10_000,
+                "chunk": 16,
+                "concurrency": "256..1024",
+                "s3": "",
+                "instant": 0,
+                "static": 0,
+                "limit": 590,
+            },
         ),
         "checkpoint": (measure_checkpoint, {"rows": 500, "repeats": 40}),
         "split": (measure_split, {"gigabytes": 50.0, "chunks": 32}),
-        "merge": (measure_merge, {"gigabytes": 1.0, "part": 16, "s3": ""}),
+        "merge": (measure_merge, {"gigabytes": 1.0, "part": 16, "s3": "", "copy_ms": 0.0}),
         "change": (measure_change, {"rows": 30_000, "metrics": "on"}),
         "share": (measure_share, {"rows": 6000}),
         "clients": (measure_clients, {"rows": 4000}),
@@ -400,7 +428,7 @@ def main() -> None:
     for name, (_, options) in measurements.items():
         command = commands.add_parser(name)
         for option, default in options.items():
-            command.add_argument(f"--{option}", type=type(default), default=default)
+            command.add_argument(f"--{option.replace('_', '-')}", type=type(default), default=default)
     arguments = parser.parse_args()
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:

@@ -75,6 +75,7 @@ class Endpoint:
         self._metrics = metrics
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=10),
+            cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=10),
         )
         self._set_key()

@@ -1,4 +1,4 @@
-"""Threads share heaps, where the C library can be told so."""
+"""Threads share heaps, where the C library can be told so, and garbage is collected less often."""
 
 from __future__ import annotations
 
@@ -48,3 +48,23 @@ def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(ctypes, "CDLL", open_library)
     memory.limit_arenas()
+
+
+def test_what_is_imported_is_looked_at_no_more_and_cycles_are_still_collected() -> None:
+    program = """
+import gc, sys, weakref
+sys.path.insert(0, sys.argv[1])
+from batch import memory
+memory.collect_garbage_rarely()
+class Node: pass
+def make_cycle():
+    node = Node()
+    node.itself = node
+    return weakref.ref(node)
+first = make_cycle()
+nodes = [[] for _ in range(30_000)]
+print(gc.get_freeze_count() > 5_000, first() is None)
+"""
+    command = [sys.executable, "-c", program, str(IMAGE)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    assert result.stdout == "True True\n"

@@ -119,3 +119,11 @@ def test_an_error_line_can_hold_what_utf_8_cannot() -> None:
     assert json.loads(line)["custom_id"] == "\ud800"
     assert json.loads(line)["error"] == {"code": "code", "message": "text", "line": 3}
     rows.digest_id("\ud800")
+
+
+def test_no_two_results_have_the_same_id() -> None:
+    answers = [rows.format_output("a", 200, b"{}") for _ in range(100)]
+    answers += [rows.format_error("a", "code", "text", status=500) for _ in range(100)]
+    for result in map(json.loads, answers):
+        assert result["id"] == f"batch_req_{result['response']['request_id']}"
+    assert len({json.loads(line)["id"] for line in answers}) == 200
